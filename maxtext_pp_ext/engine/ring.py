@@ -1,0 +1,178 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The activation ring: how microbatches enter, move from stage to stage, wait, and leave.
+
+Layout of an activation that all stages hold at once: [S, microbatch, sequence, embed], the first axis sharded over
+the mesh axis `stage`. Two buffers exist:
+
+  shift: [S, microbatch, sequence, embed]     what each stage reads next; `rotate` of the previous outputs.
+  store: [S, M, microbatch, sequence, embed]  only stage 0's part matters. Slot m holds microbatch m whenever it waits
+                                              for stage 0: as an input, between two repeats, and as an output.
+
+So the one rotation per iteration carries everything: stage to stage, and from the last stage back to stage 0's store.
+Inputs are brought to stage 0 before the first iteration and outputs are spread after the last one, M microbatches
+each way in S − 1 point-to-point transfers. One program runs on every device, so the other stages hold a store too;
+nothing reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec as P
+import jax.numpy as jnp
+
+from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.sharding import constrain, divisible_spec
+
+STAGE_AXIS = "stage"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ring:
+  """Moves activations for a schedule. All methods are pure.
+
+  Attributes:
+    schedule: who works on what when.
+    mesh: device mesh; its `stage` axis has size S, or S = 1 or the axis is absent.
+    activation_spec: PartitionSpec of one microbatch [microbatch, sequence, embed].
+    bubble_fill: what a stage computes on in a bubble. Results of bubbles reach neither outputs nor gradients, whatever
+      this is; tests set it to NaN.
+  """
+
+  schedule: CircularSchedule
+  mesh: Mesh
+  activation_spec: P
+  bubble_fill: float = 0.0
+
+  @property
+  def _is_sharded(self) -> bool:
+    return self.mesh.shape.get(STAGE_AXIS, 1) > 1
+
+  def spec(self, *leading: Any) -> P:
+    """PartitionSpec of a microbatch with these leading axes."""
+    return P(*leading, *self.activation_spec)
+
+  @property
+  def stages_spec(self) -> P:
+    return self.spec(STAGE_AXIS if self._is_sharded else None)
+
+  def constrain(self, x: jax.Array) -> jax.Array:
+    """Lays an array [S, microbatch, sequence, embed] out over the stages."""
+    return constrain(x, self.stages_spec, self.mesh)
+
+  def _stage_index(self, ndim: int) -> jax.Array:
+    """[S, 1, …]: the number of each stage, to mask an array of this rank."""
+    return jnp.arange(self.schedule.stages, dtype=jnp.int32).reshape((-1,) + (1,) * (ndim - 1))
+
+  def is_bubble(self, t: jax.Array, ndim: int) -> jax.Array:
+    """[S, 1, …]: which stages have nothing to do at iteration t."""
+    return self.schedule.is_bubble(t, self._stage_index(ndim))
+
+  def _on_stage_axis(self, fn, in_spec: P, out_spec: P, x: jax.Array) -> jax.Array:
+    return jax.shard_map(fn, mesh=self.mesh, in_specs=in_spec, out_specs=out_spec, check_vma=False)(x)
+
+  def _permute(self, x: jax.Array, step: int) -> jax.Array:
+    """Moves [S, …] around the ring: stage s's part to stage s + step."""
+    stages = self.schedule.stages
+    if stages == 1:
+      return x
+    if not self._is_sharded:
+      return jnp.roll(x, step, axis=0)
+    spec = divisible_spec(self.stages_spec, x.shape, self.mesh)
+    pairs = [(s, (s + step) % stages) for s in range(stages)]
+    return self._on_stage_axis(lambda a: jax.lax.ppermute(a, STAGE_AXIS, pairs), spec, spec, x)
+
+  def rotate(self, x: jax.Array) -> jax.Array:
+    """Each stage's output to the next stage, the last one's to the first. [S, microbatch, sequence, embed]."""
+    return self._permute(x, 1)
+
+  def rotate_back(self, x: jax.Array) -> jax.Array:
+    """The transpose of `rotate`."""
+    return self._permute(x, -1)
+
+  def enter(self, inputs: jax.Array) -> jax.Array:
+    """Brings all microbatches to stage 0: [M, microbatch, sequence, embed] -> store. Its transpose is `leave`."""
+    stages, microbatches = self.schedule.stages, self.schedule.microbatches
+    if not self._is_sharded:
+      return jnp.broadcast_to(inputs[None], (stages, *inputs.shape))
+    in_spec = divisible_spec(self.spec(STAGE_AXIS), inputs.shape, self.mesh)
+    out_spec = P(STAGE_AXIS, None, *in_spec[1:])
+
+    def collect(part):  # [M / S, …], this stage's share
+      parts = [part] + [jax.lax.ppermute(part, STAGE_AXIS, [(s, 0)]) for s in range(1, stages)]
+      return jnp.concatenate(parts, axis=0).reshape((1, microbatches) + part.shape[1:])
+
+    return self._on_stage_axis(collect, in_spec, out_spec, constrain(inputs, in_spec, self.mesh))
+
+  def leave(self, store: jax.Array) -> jax.Array:
+    """Spreads stage 0's store over the stages: store -> [M, microbatch, sequence, embed], M sharded over `stage`."""
+    stages, microbatches = self.schedule.stages, self.schedule.microbatches
+    if not self._is_sharded:
+      return store[0]
+    share = microbatches // stages
+    out_spec = divisible_spec(self.spec(STAGE_AXIS), store.shape[1:], self.mesh)
+    in_spec = P(STAGE_AXIS, None, *out_spec[1:])
+
+    def spread(part):  # [1, M, …]
+      part = part[0].reshape((stages, share) + part.shape[2:])
+      received = [jax.lax.ppermute(part[s], STAGE_AXIS, [(0, s)]) for s in range(1, stages)]
+      # A device that is not addressed receives zeros, so the sum is the one part that was sent here.
+      return jnp.where(jax.lax.axis_index(STAGE_AXIS) == 0, part[0], sum(received[1:], received[0]))
+
+    return self._on_stage_axis(spread, in_spec, out_spec, store)
+
+  def buffers(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(shift, store) before the first iteration, for inputs [M, microbatch, sequence, embed]."""
+    store = self.enter(inputs)
+    shift = jnp.zeros((self.schedule.stages, *inputs.shape[1:]), inputs.dtype)
+    return self.constrain(shift), store
+
+  def constrain_iterations(self, x: jax.Array) -> jax.Array:
+    """Lays a buffer with a value per iteration, [T, S, …], out over the stages; the rest follows what is written."""
+    stage = STAGE_AXIS if self._is_sharded else None
+    return constrain(x, P(None, stage, *(P.UNCONSTRAINED,) * (x.ndim - 2)), self.mesh)
+
+  def read(self, t: jax.Array, shift: jax.Array, store: jax.Array, *, bubbles: bool) -> jax.Array:
+    """The stages' inputs at iteration t: stage 0 reads its store, the others what was shifted to them.
+
+    Args:
+      t: iteration.
+      shift: [S, microbatch, sequence, embed].
+      store: [S, M, microbatch, sequence, embed].
+      bubbles: whether iteration t may hold bubbles; if not, masking is left out.
+    """
+    slot = jax.lax.dynamic_index_in_dim(store, t % self.schedule.microbatches, axis=1, keepdims=False)
+    x = jnp.where(self._stage_index(shift.ndim) == 0, slot, shift)
+    if bubbles:
+      x = jnp.where(self.is_bubble(t, x.ndim), jnp.asarray(self.bubble_fill, x.dtype), x)
+    return self.constrain(x)
+
+  def write(self, t: jax.Array, shift: jax.Array, store: jax.Array) -> jax.Array:
+    """Puts what arrived at stage 0 at the end of iteration t into its store slot."""
+    item = self.schedule.arrival(t)
+    slot = item % self.schedule.microbatches
+    # Before the first arrival the slots still hold inputs.
+    kept = jax.lax.dynamic_index_in_dim(store, slot, axis=1, keepdims=False)
+    return jax.lax.dynamic_update_index_in_dim(store, jnp.where(item >= 0, shift, kept), slot, axis=1)
+
+  def write_back(self, t: jax.Array, dshift: jax.Array, dstore: jax.Array) -> jax.Array:
+    """The transpose of `write` in its first argument: cotangent of the shift that was produced at iteration t.
+
+    The slot itself needs no clearing: each value in it is read once, by the `read` whose transpose overwrites it.
+    """
+    item = self.schedule.arrival(t)
+    slot = jax.lax.dynamic_index_in_dim(dstore, item % self.schedule.microbatches, axis=1, keepdims=False)
+    return dshift + jnp.where((self._stage_index(dshift.ndim) == 0) & (item >= 0), slot, jnp.zeros_like(slot))
+
+  def read_back(self, t: jax.Array, dx: jax.Array, dstore: jax.Array, *, bubbles: bool) -> tuple[jax.Array, jax.Array]:
+    """The transpose of `read`: (dshift, dstore) from the cotangent of the stages' inputs."""
+    slot = t % self.schedule.microbatches
+    dshift = jnp.where(self._stage_index(dx.ndim) == 0, jnp.zeros_like(dx), dx)
+    if bubbles:  # stage 0 reads nothing in a bubble: the slot holds an output's cotangent
+      kept = jax.lax.dynamic_index_in_dim(dstore, slot, axis=1, keepdims=False)
+      dx = jnp.where(self.is_bubble(t, dx.ndim), kept, dx)
+      dshift = jnp.where(self.is_bubble(t, dx.ndim), jnp.zeros_like(dshift), dshift)
+    return dshift, jax.lax.dynamic_update_index_in_dim(dstore, dx, slot, axis=1)

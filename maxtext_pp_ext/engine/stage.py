@@ -1,0 +1,161 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One pipeline stage as a pure program: traced once, then run forward, forward with residuals, and backward."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+from jax.interpreters import partial_eval as pe
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+# (weights, aux, x) -> (y, intermediates); see StageProgram.
+StageFn = Callable[[PyTree, PyTree, jax.Array], tuple[jax.Array, PyTree]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageProgram:
+  """All S stages of one iteration, traced once.
+
+  A stage maps (weights, aux, x) to (y, intermediates), where `weights` are differentiated, `aux` (segment ids,
+  positions, random keys) are not, and x and y are activations [S, microbatch, sequence, embed]. The layer's Python code
+  runs during `trace` only. Later it would run outside Flax's module scope and count random numbers twice.
+
+  What backward needs is split by what it depends on. Residuals that depend on x, such as the stage input itself and
+  whatever the remat policy saves, are returned by `save` and have to be stored per iteration. The others (weights,
+  their casts and transposes, masks, dropout keys) are computed again by `backward` from the weights and aux it is
+  given, so that no gathered weight is ever stored.
+  """
+
+  weights_and_aux: jax.tree_util.PyTreeDef
+  outputs: jax.tree_util.PyTreeDef
+  output_avals: tuple[Any, ...]
+  primal: jex_core.ClosedJaxpr  # (weights, aux, x) -> outputs
+  saving: jex_core.ClosedJaxpr  # (weights, aux, x) -> outputs + saved
+  rebuilding: jex_core.ClosedJaxpr  # (weights, aux, x) -> the residuals that do not depend on x
+  saved_avals: tuple[Any, ...]
+  assemble: Callable[[Sequence, Sequence], Callable]  # (saved, rebuilt) -> vjp function
+
+  @classmethod
+  def trace(cls, fn: StageFn, weights: PyTree, aux: PyTree, x: jax.Array, checkpoint: Callable | None) -> StageProgram:
+    """Traces `fn` on example arguments (only their types matter).
+
+    Args:
+      fn: the stages; its Python side effects happen here, once.
+      weights: weights of the stages, leaves [S, …].
+      aux: pytree of arrays that are not differentiated.
+      x: activations [S, microbatch, sequence, embed].
+      checkpoint: wraps a function of (weights, x) in `jax.checkpoint` with the remat policy; None stores every residual.
+    """
+    structure = {}
+
+    def with_residuals(weights, aux, x):
+      stage = lambda w, x: fn(w, aux, x)
+      outputs, vjp_fn = jax.vjp(checkpoint(stage) if checkpoint else stage, weights, x)
+      flat, structure["outputs"] = jax.tree.flatten(outputs)
+      leaves, structure["vjp"] = jax.tree.flatten(vjp_fn)
+      structure["static"] = [None if _is_array(leaf) else leaf for leaf in leaves]
+      return flat, [leaf for leaf in leaves if _is_array(leaf)]
+
+    closed = jax.make_jaxpr(with_residuals)(weights, aux, x)
+    jaxpr = closed.jaxpr
+    num_outputs = structure["outputs"].num_leaves
+    is_x = [False] * (len(jaxpr.invars) - 1) + [True]
+    depends = [_depends(jaxpr, i, is_x) for i in range(num_outputs, len(jaxpr.outvars))]
+    # The same value is often a residual of several operations: store it once.
+    saved_index, saved_outs = _unique(jaxpr.outvars[num_outputs:], depends)
+    rebuilt_index, rebuilt_outs = _unique(jaxpr.outvars[num_outputs:], [not d for d in depends])
+
+    def assemble(saved, rebuilt):
+      arrays = iter([saved[saved_index[k]] if k in saved_index else rebuilt[rebuilt_index[k]] for k in range(len(depends))])
+      return jax.tree.unflatten(structure["vjp"], [next(arrays) if s is None else s for s in structure["static"]])
+
+    take = lambda outs: _select_outputs(closed, outs)
+    saved_positions = [num_outputs + i for i in saved_outs]
+    return cls(
+        weights_and_aux=jax.tree.structure((weights, aux)),
+        outputs=structure["outputs"],
+        output_avals=tuple(v.aval for v in jaxpr.outvars[:num_outputs]),
+        primal=take(range(num_outputs)),
+        saving=take([*range(num_outputs), *saved_positions]),
+        rebuilding=take([num_outputs + i for i in rebuilt_outs]),
+        saved_avals=tuple(jaxpr.outvars[i].aval for i in saved_positions),
+        assemble=assemble,
+    )
+
+  def _run(self, closed: jex_core.ClosedJaxpr, weights: PyTree, aux: PyTree, x: jax.Array) -> list[jax.Array]:
+    leaves, structure = jax.tree.flatten((weights, aux))
+    if structure != self.weights_and_aux:
+      raise TypeError(f"The stage was traced for {self.weights_and_aux} and is run on {structure}.")
+    return jex_core.jaxpr_as_fun(closed)(*leaves, x)
+
+  def run(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree]:
+    """Forward without residuals: (y, intermediates)."""
+    return jax.tree.unflatten(self.outputs, self._run(self.primal, weights, aux, x))
+
+  def save(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree, list[jax.Array]]:
+    """Forward with residuals: (y, intermediates, saved)."""
+    out = self._run(self.saving, weights, aux, x)
+    n = self.outputs.num_leaves
+    y, intermediates = jax.tree.unflatten(self.outputs, out[:n])
+    return y, intermediates, out[n:]
+
+  def backward(self, weights, aux, saved, dy: jax.Array, dintermediates: PyTree) -> tuple[PyTree, jax.Array]:
+    """Cotangents (dweights, dx). Recomputes what the remat policy did not save; leaves keep the weights' dtypes."""
+    # No x is needed for what does not depend on x; a placeholder completes the argument list and is never read.
+    rebuilt = self._run(self.rebuilding, weights, aux, jnp.zeros(dy.shape, dy.dtype))
+    return self.assemble(saved, rebuilt)((dy, dintermediates))
+
+  @property
+  def intermediates_avals(self) -> PyTree:
+    """Shapes and dtypes of one iteration's intermediates, leaves [S, …]."""
+    return jax.tree.unflatten(self.outputs, self.output_avals)[1]
+
+
+def zero_cotangents(avals: PyTree) -> PyTree:
+  """Zero cotangents for values of these types; float0 for integers, as JAX wants it."""
+
+  def zero(aval):
+    if jnp.issubdtype(aval.dtype, jnp.inexact):
+      return jnp.zeros(aval.shape, aval.dtype)
+    return np.zeros(aval.shape, jax.dtypes.float0)
+
+  return jax.tree.map(zero, avals)
+
+
+def _is_array(leaf: Any) -> bool:
+  return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+
+
+def _depends(jaxpr, out: int, candidates: list[bool]) -> bool:
+  """Whether output number `out` is computed from one of the candidate inputs, looking into loops and calls."""
+  used_outputs = [i == out for i in range(len(jaxpr.outvars))]
+  _, used_inputs = pe.dce_jaxpr(jaxpr, used_outputs)
+  return any(u and c for u, c in zip(used_inputs, candidates, strict=True))
+
+
+def _unique(outvars: Sequence, wanted: Sequence[bool]) -> tuple[dict[int, int], list[int]]:
+  """Numbers the wanted outputs, equal variables getting one number: ({output: number}, [output of each number])."""
+  numbers, by_var, first = {}, {}, []
+  for i, (var, want) in enumerate(zip(outvars, wanted, strict=True)):
+    if not want:
+      continue
+    key = var if isinstance(var, jex_core.Var) else id(var)
+    if key not in by_var:
+      by_var[key] = len(first)
+      first.append(i)
+    numbers[i] = by_var[key]
+  return numbers, first
+
+
+def _select_outputs(closed: jex_core.ClosedJaxpr, outs: Sequence[int]) -> jex_core.ClosedJaxpr:
+  """The part of a program that computes these outputs (numbers in ascending order), with all its inputs kept."""
+  wanted = set(outs)
+  jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, [i in wanted for i in range(len(closed.jaxpr.outvars))], instantiate=True)
+  return jex_core.ClosedJaxpr(jaxpr, closed.consts)

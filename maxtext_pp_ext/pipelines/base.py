@@ -1,0 +1,237 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The NNX module behind every circular `pipeline_impl`; subclasses name a residency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import math
+from typing import Any, ClassVar
+
+from flax import nnx
+from flax.linen import spmd
+import jax
+from jax.sharding import Mesh, PartitionSpec as P
+import jax.numpy as jnp
+
+from maxtext_pp_ext.engine import Engine, Residency, Ring, WeightLayout, Weights
+from maxtext_pp_ext.engine.precision import cast_on_first_use
+from maxtext_pp_ext.pipelines.stages import StageModule
+from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.sharding import gathered_spec, logical_axes, resolve
+from maxtext_pp_ext.sharding.resolve import mesh_axes
+
+ACTIVATION_AXES = ("activation_batch", "activation_length", "activation_embed")
+# A mesh axis bound to one of these shards the batch or the sequence that a stage computes on.
+DATA_AXES = (
+    "activation_batch",
+    "activation_length",
+    "activation_batch_attn",
+    "activation_length_attn",
+    "activation_batch_moe",
+    "activation_length_moe",
+)
+STAGE_AXES = ("circular_repeats", "layers")
+
+
+class CircularPipelineBase(nnx.Module):
+  """Circular pipeline over a stack of decoder layers.
+
+  Holds the layers stacked as `[repeat, stage, …]` (`[stage, …]` with one repeat) under `layers`, with the tree paths
+  and logical axis names of MaxText's own pipeline, so that checkpoints are interchangeable. Called like one decoder
+  layer. The computation is in `engine`; this class maps config and modules to it.
+
+  Attributes:
+    residency: how long gathered weights stay, named by the subclass.
+    bubble_fill: what stages compute on in bubbles; see `Ring`.
+    layers: the stacked stages.
+  """
+
+  residency: ClassVar[Residency]
+  bubble_fill: ClassVar[float] = 0.0
+
+  def __init__(
+      self,
+      config: Any,
+      stage_factory: Callable[[nnx.Rngs], nnx.Module],
+      mesh: Mesh,
+      remat_policy: Any = None,
+      *,
+      rngs: nnx.Rngs,
+  ):
+    """Builds the stages.
+
+    Args:
+      config: MaxText's config.
+      stage_factory: builds one stage's module from random streams.
+      mesh: device mesh with a `stage` axis.
+      remat_policy: the host's rematerialisation policy for decoder layers.
+      rngs: random streams; each stage of each repeat gets its own keys, split as the host splits them.
+
+    Raises:
+      ValueError: if stages, microbatches and repeats do not fit together.
+    """
+    self.config = config
+    self.mesh = mesh
+    self.remat_policy = remat_policy
+    self.schedule = CircularSchedule(
+        stages=config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism,
+        microbatches=config.num_pipeline_microbatches,
+        repeats=config.num_pipeline_repeats,
+        delay=2 if config.pipeline_delay_activation_forwarding else 1,
+    )
+    self.layers = self._stack(stage_factory, rngs)
+
+  def _stack(self, stage_factory: Callable, rngs: nnx.Rngs) -> nnx.Module:
+    """Stacks the stages along `circular_repeats` and `layers`, as the host does."""
+    schedule = self.schedule
+    create = lambda r: nnx.split(stage_factory(r), nnx.Param, ...)
+    shape: tuple[int, ...] = ()
+    sizes = (schedule.stages,) if schedule.repeats == 1 else (schedule.repeats, schedule.stages)
+    for size, name in zip(reversed(sizes), ("layers", "circular_repeats")):
+      on_stages = {"spmd_axis_name": "stage"} if name == "layers" and not _is_explicit(self.mesh) else {}
+      create = nnx.vmap(
+          create, in_axes=0, out_axes=(None, 0, 0), transform_metadata={nnx.PARTITION_NAME: name}, **on_stages
+      )
+      shape = (size, *shape)
+    graphdef, params, rest = create(_split_keys(rngs, shape))
+    return nnx.merge(graphdef, params, rest)
+
+  def get_weight_sharding(self, *init_args: Any) -> Any:
+    """Logical PartitionSpecs of the parameters, in the tree of `layers`' parameter state (the host's contract)."""
+    del init_args
+    params = nnx.state(self.layers, nnx.Param)
+    return jax.tree.map(lambda v: P(*(logical_axes(v) or ())), params, is_leaf=lambda v: isinstance(v, nnx.Variable))
+
+  def __call__(
+      self,
+      inputs: jax.Array,
+      segment_ids: jax.Array | None,
+      positions: jax.Array | None,
+      deterministic: bool,
+      model_mode: str = "train",
+      logical_partition_spec: Any = None,
+  ) -> jax.Array:
+    """Runs the decoder layers of the pipeline on a batch.
+
+    Args:
+      inputs: activations [batch, sequence, embed].
+      segment_ids: [batch, sequence] int, or None.
+      positions: [batch, sequence] int, or None.
+      deterministic: no dropout.
+      model_mode: must be `train`; a pipeline keeps no decoding state.
+      logical_partition_spec: ignored; layouts come from the parameters' own metadata.
+
+    Returns:
+      Activations [batch, sequence, embed].
+
+    Raises:
+      NotImplementedError: for another model mode, or state that the stages would have to carry.
+      ValueError: if the batch is not divisible by the microbatches.
+    """
+    del logical_partition_spec
+    if model_mode != "train":
+      raise NotImplementedError(f"Pipelines run training and evaluation only, got model_mode={model_mode!r}.")
+    if not isinstance(deterministic, bool):
+      raise TypeError(f"deterministic must be a Python bool, got {type(deterministic).__name__}.")
+    stage = StageModule.of(self.layers, self.schedule, deterministic=deterministic, model_mode=model_mode)
+    microbatched = self._split_batch(inputs)
+    aux = stage.aux(self._split_batch(segment_ids, "segment_ids"), self._split_batch(positions, "positions"))
+    outputs, intermediates = self._engine(stage, aux, microbatched)(stage.weights, aux, microbatched)
+    stage.store_back(self.layers, intermediates)
+    return outputs.reshape(inputs.shape)
+
+  def _split_batch(self, x: jax.Array | None, name: str = "inputs") -> jax.Array | None:
+    """[batch, …] -> [M, batch / M, …]."""
+    if x is None:
+      return None
+    microbatches = self.schedule.microbatches
+    if x.shape[0] % microbatches:
+      raise ValueError(
+          f"The batch of {name} ({x.shape[0]}) must be divisible by num_pipeline_microbatches ({microbatches})."
+      )
+    return x.reshape((microbatches, x.shape[0] // microbatches) + x.shape[1:])
+
+  def _engine(self, stage: StageModule, aux: Any, inputs: jax.Array) -> Engine:
+    rules = spmd.get_logical_axis_rules() or self.config.logical_axis_rules
+    ring = Ring(
+        schedule=self.schedule,
+        mesh=self.mesh,
+        activation_spec=resolve(ACTIVATION_AXES, self.mesh, rules),
+        bubble_fill=self.bubble_fill,
+    )
+    layouts = self._layouts(stage, aux, inputs, rules)
+    return Engine(
+        schedule=self.schedule,
+        ring=ring,
+        weights=Weights(residency=self.residency, mesh=self.mesh, layouts=layouts),
+        stages=stage.over_stages(None if _is_explicit(self.mesh) else "stage"),
+        aux_at=stage.aux_at,
+        checkpoint=self._checkpoint(),
+        loop_iterations=self.config.scan_pipeline_iterations,
+        loop_repeats=self.config.scan_pipeline_repeats,
+    )
+
+  def _checkpoint(self) -> Callable | None:
+    """Wraps one iteration's stages as the host wraps its iterations; None if the config says not to."""
+    if not self.config.set_remat_policy_on_pipeline_iterations:
+      return None
+    # Unrolled, forward and backward share a computation, in which the compiler would merge them again.
+    prevent_cse = not (self.config.scan_pipeline_iterations and self.config.scan_pipeline_repeats)
+    return lambda fn: jax.checkpoint(fn, policy=self._policy(), prevent_cse=prevent_cse)
+
+  def _policy(self) -> Any:
+    """What an iteration keeps for backward: the host's policy, and always the stages' inputs."""
+    if self.config.remat_policy == "custom":
+      return self.remat_policy
+    inputs = jax.checkpoint_policies.save_only_these_names("iteration_input", "decoder_layer_input")
+    if self.remat_policy is None:
+      return inputs
+    return jax.checkpoint_policies.save_from_both_policies(self.remat_policy, inputs)
+
+  def _layouts(self, stage: StageModule, aux: Any, inputs: jax.Array, rules: Any) -> list[WeightLayout]:
+    data_axes = {a for name in DATA_AXES for a in mesh_axes(resolve((name,), self.mesh, rules)[0])}
+    computes_in = self._compute_dtypes(stage, aux, inputs)
+    accumulate_in = self.config.pipeline_grad_accum_dtype
+    layouts = []
+    for axes, weight, compute_dtype in zip(stage.weight_axes, stage.weights, computes_in, strict=True):
+      # Without annotation a weight is replicated over all but its stages.
+      axes = axes or STAGE_AXES + (None,) * (weight.ndim - 2)
+      sharded = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *resolve(axes, self.mesh, rules)[2:])
+      layouts.append(
+          WeightLayout(
+              sharded=sharded,
+              gathered=gathered_spec(sharded, axes[1:], data_axes),
+              compute_dtype=compute_dtype,
+              accumulation_dtype=weight.dtype if accumulate_in == "auto" else jnp.dtype(accumulate_in),
+          )
+      )
+    return layouts
+
+  def _compute_dtypes(self, stage: StageModule, aux: Any, inputs: jax.Array) -> list[jnp.dtype]:
+    """The dtype in which each weight is gathered, by `pipeline_gather_dtype`."""
+    choice = self.config.pipeline_gather_dtype
+    own = [w.dtype for w in stage.weights]
+    if choice == "weight":
+      return own
+    if choice == "compute":
+      return [jnp.dtype(self.config.dtype) if jnp.issubdtype(d, jnp.floating) else d for d in own]
+    stages = lambda weights: stage.over_stages(None)(
+        [w[0] for w in weights], stage.aux_at(aux, 0), jnp.broadcast_to(inputs[:1], (self.schedule.stages, *inputs.shape[1:]))
+    )
+    casts = cast_on_first_use(stages, stage.weights)
+    return [d if cast is None else cast for d, cast in zip(own, casts, strict=True)]
+
+
+def _is_explicit(mesh: Mesh) -> bool:
+  return jax.sharding.AxisType.Explicit in mesh.axis_types
+
+
+def _split_keys(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Rngs:
+  """Random streams with one key per stage of each repeat, split from each stream's key as the host splits them."""
+  streams = {}
+  for path, key in jax.tree_util.tree_leaves_with_path(nnx.state(rngs, nnx.RngState)):
+    if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+      key = jax.random.key(key)  # a stream's counter, which the host turns into a key too
+    streams[getattr(path[0], "key", str(path[0]))] = jax.random.split(key, math.prod(shape)).reshape(shape + key.shape)
+  return nnx.Rngs(**streams)

@@ -1,0 +1,12 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Circular pipeline that gathers all weights once per step: most memory, least traffic."""
+
+from maxtext_pp_ext.engine import Residency
+from maxtext_pp_ext.pipelines.base import CircularPipelineBase
+
+
+class CircularAllGatherOncePipeline(CircularPipelineBase):
+  """Circular pipeline that gathers all weights once per step: most memory, least traffic. See `CircularPipelineBase`."""
+
+  residency = Residency.ONCE

@@ -1,0 +1,12 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Circular pipeline with a Buffer Sliding Window: weights of two successive repeats are held gathered."""
+
+from maxtext_pp_ext.engine import Residency
+from maxtext_pp_ext.pipelines.base import CircularPipelineBase
+
+
+class CircularBswPipeline(CircularPipelineBase):
+  """Circular pipeline with a Buffer Sliding Window: weights of two successive repeats are held gathered. See `CircularPipelineBase`."""
+
+  residency = Residency.REPEAT

@@ -1,0 +1,154 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A stacked NNX stage module as arrays and a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+from flax import nnx
+import jax
+from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
+
+from maxtext_pp_ext.pipelines.intermediates import per_layer, per_microbatch
+from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.sharding import logical_axes
+from maxtext_pp_ext.sharding.resolve import LogicalAxes
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageModule:
+  """The state of stacked stages `[repeat, stage, …]`, taken apart, and the function of one stage.
+
+  Attributes:
+    schedule: the pipeline's schedule.
+    graphdef: structure of one stage's module.
+    weights: trained arrays, leaves [R, S, …] (a repeat axis is added where there is one repeat).
+    weight_axes: logical axes of each weight, or None.
+    weight_structure: puts weights back into the module's state.
+    keys: random keys as raw data and the other random state, leaves [R, S, …].
+    rest_structure: puts them back.
+    call: the stage's call, (module, x, segment_ids, positions) -> output.
+  """
+
+  schedule: CircularSchedule
+  graphdef: Any
+  weights: list[jax.Array]
+  weight_axes: list[LogicalAxes | None]
+  weight_structure: Any
+  rest: list[jax.Array]
+  rest_structure: Any
+  key_impls: list[Any]
+  call: Callable
+
+  @classmethod
+  def of(cls, layers: nnx.Module, schedule: CircularSchedule, *, deterministic: bool, model_mode: str) -> StageModule:
+    """Takes a stacked module apart.
+
+    Raises:
+      NotImplementedError: if a stage has state other than parameters and random streams.
+    """
+    nnx.pop(layers, nnx.Intermediate)  # of an earlier call; this one must not add to them
+    graphdef, params, rest = nnx.split(layers, nnx.Param, ...)
+    is_variable = lambda x: isinstance(x, nnx.Variable)
+    for path, variable in jax.tree_util.tree_leaves_with_path(rest, is_leaf=is_variable):
+      if not isinstance(variable, nnx.RngState):
+        raise NotImplementedError(
+            f"A pipelined stage has the state variable {jax.tree_util.keystr(path)} of type {type(variable).__name__};"
+            " circular pipelines carry parameters and random streams only."
+        )
+    with_repeats = lambda x: x if schedule.repeats > 1 else x[None]
+    weights, weight_structure = jax.tree.flatten(params)
+    axes = []
+    for variable in jax.tree.leaves(params, is_leaf=is_variable):
+      names = logical_axes(variable)
+      if names is not None and schedule.repeats == 1:
+        names = ("circular_repeats", *names)
+      axes += [names] * len(jax.tree.leaves(variable))
+    rest, rest_structure = jax.tree.flatten(rest)
+    is_key = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in rest]
+    call = lambda module, x, segment_ids, positions: module(x, segment_ids, positions, deterministic, model_mode)
+    return cls(
+        schedule=schedule,
+        graphdef=graphdef,
+        weights=[with_repeats(w) for w in weights],
+        weight_axes=axes,
+        weight_structure=weight_structure,
+        rest=[with_repeats(jax.random.key_data(x) if k else x) for x, k in zip(rest, is_key)],
+        rest_structure=rest_structure,
+        key_impls=[jax.random.key_impl(x) if k else None for x, k in zip(rest, is_key)],
+        call=call,
+    )
+
+  def aux(self, segment_ids: jax.Array | None, positions: jax.Array | None) -> PyTree:
+    """What stages read and nothing differentiates. Segment ids and positions are [M, microbatch, sequence] or None."""
+    return {"rest": self.rest, "segment_ids": segment_ids, "positions": positions}
+
+  def aux_at(self, aux: PyTree, t: jax.Array) -> PyTree:
+    """`aux` of iteration t, leaves [S, …]: each stage's random state, and its microbatch's ids."""
+    stages = jnp.arange(self.schedule.stages, dtype=jnp.int32)
+    microbatch = self.schedule.microbatch(t, stages)
+    repeat = jnp.clip(self.schedule.repeat(t, stages), 0, self.schedule.repeats - 1)
+    of_microbatch = lambda x: None if x is None else jnp.take(x, microbatch, axis=0)
+    return {
+        "rest": [x[repeat, stages] for x in aux["rest"]],
+        "segment_ids": of_microbatch(aux["segment_ids"]),
+        "positions": of_microbatch(aux["positions"]),
+        "microbatch": microbatch,
+    }
+
+  def over_stages(self, spmd_axis_name: str | None) -> Callable:
+    """All stages of an iteration: (weights [S, …], aux [S, …], x [S, …]) -> (y, intermediates)."""
+    return jax.vmap(self._one_stage, spmd_axis_name=spmd_axis_name)
+
+  def _one_stage(self, weights: list[jax.Array], aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree]:
+    rest = [
+        # A key per layer and microbatch: the stage's own key, folded with the microbatch.
+        r if impl is None else _fold(jax.random.wrap_key_data(r, impl=impl), aux["microbatch"])
+        for r, impl in zip(aux["rest"], self.key_impls, strict=True)
+    ]
+    module = nnx.merge(
+        self.graphdef, jax.tree.unflatten(self.weight_structure, weights), jax.tree.unflatten(self.rest_structure, rest)
+    )
+    x = checkpoint_name(x, "iteration_input")
+    out = self.call(module, x, aux["segment_ids"], aux["positions"])
+    # MaxText's layers return (activations, what a scan over layers would stack).
+    y = out[0] if isinstance(out, tuple) else out
+    if y.shape != x.shape or y.dtype != x.dtype:
+      raise NotImplementedError(
+          f"A pipelined stage must keep the shape and dtype of its input {x.dtype}{list(x.shape)}, it returned"
+          f" {y.dtype}{list(y.shape)}."
+      )
+    intermediates = nnx.pop(module, nnx.Intermediate)
+    counts = jax.tree.leaves(nnx.state(module, nnx.RngCount))
+    return y, (intermediates, counts)
+
+  def store_back(self, layers: nnx.Module, sown: PyTree) -> None:
+    """Leaves the intermediates in the module, and random counters as one call of each layer leaves them.
+
+    Args:
+      layers: the stacked module.
+      sown: (intermediates, random counters), leaves [T, S, …] as the engine returns them.
+    """
+    intermediates, counts = sown
+    if jax.tree.leaves(intermediates):
+      nnx.update(layers, per_layer(intermediates, self.schedule))
+    if counts:
+      # Every microbatch starts from the same counters; its key tells it apart.
+      structure = jax.tree.structure(nnx.state(layers, nnx.RngCount))
+      counts = [c[:, :, 0] for c in per_microbatch(counts, self.schedule)]
+      without_repeats = [c if self.schedule.repeats > 1 else c[0] for c in counts]
+      nnx.update(layers, jax.tree.unflatten(structure, without_repeats))
+
+
+def _fold(keys: jax.Array, data: jax.Array) -> jax.Array:
+  """`jax.random.fold_in` over keys of any shape."""
+  fold = jax.random.fold_in
+  for _ in range(keys.ndim):
+    fold = jax.vmap(fold, in_axes=(0, None))
+  return fold(keys, data)

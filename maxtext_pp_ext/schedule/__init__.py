@@ -1,0 +1,7 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Who works on what when: integer arithmetic, no JAX."""
+
+from maxtext_pp_ext.schedule.circular import CircularSchedule
+
+__all__ = ["CircularSchedule"]

@@ -1,0 +1,110 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The circular (breadth-first) pipeline schedule.
+
+Symbols, used everywhere in this package: S stages, M microbatches, R repeats, D forwarding delay, t iteration.
+
+All microbatches of a repeat enter the pipeline before the next repeat begins, so a weight is needed in one run of
+consecutive iterations only, and at any iteration the stages use at most two successive repeats. See Lamy-Poirier,
+"Breadth-First Pipeline Parallelism" (2022), https://arxiv.org/abs/2211.05953.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+# A Python int, a NumPy array or a traced JAX integer: the arithmetic below is the same for all of them.
+Int = Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CircularSchedule:
+  """Circular schedule of M·R items over S stages.
+
+  An item n in [0, M·R) is one microbatch in one repeat: microbatch `n mod M`, repeat `n div M`. Item n is on stage s
+  at iteration `n + D·s`. The last stage's result of repeat r is the first stage's input of repeat r + 1, M iterations
+  after that microbatch entered repeat r, so M ≥ D·S must hold.
+
+  Window r is the M iterations `r·M … r·M + M − 1`, in which stage 0 works on repeat r. At offset i of window r stage s
+  uses the weights of repeat r if `i ≥ D·s`, else those of repeat r − 1. After the last window, D·(S − 1) drain
+  iterations use the last repeat's weights only.
+
+  Attributes:
+    stages: S ≥ 1, number of pipeline stages.
+    microbatches: M, a multiple of S and at least D·S.
+    repeats: R ≥ 1, how often a microbatch passes through the ring of stages.
+    delay: D, iterations from a stage's output to its use by the next stage; 2 hides the transfer behind compute.
+
+  Raises:
+    ValueError: if a value is out of range, naming it and what to set.
+  """
+
+  stages: int
+  microbatches: int
+  repeats: int
+  delay: int = 1
+
+  def __post_init__(self):
+    for name in ("stages", "microbatches", "repeats", "delay"):
+      value = getattr(self, name)
+      if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+    if self.delay > 2:
+      raise ValueError(f"delay must be 1 or 2 (pipeline_delay_activation_forwarding), got {self.delay}.")
+    if self.microbatches % self.stages:
+      raise ValueError(
+          f"microbatches ({self.microbatches}) must be a multiple of stages ({self.stages}); the nearest are"
+          f" {max(self.microbatches // self.stages, 1) * self.stages} and"
+          f" {(self.microbatches // self.stages + 1) * self.stages}."
+      )
+    if self.microbatches < self.delay * self.stages:
+      raise ValueError(
+          f"microbatches ({self.microbatches}) must be at least delay × stages = {self.delay} × {self.stages} ="
+          f" {self.delay * self.stages}: a microbatch needs that many iterations to come back to stage 0."
+      )
+
+  @property
+  def items(self) -> int:
+    """M·R: what each stage has to work on."""
+    return self.microbatches * self.repeats
+
+  @property
+  def bubble_iterations(self) -> int:
+    """D·(S − 1): iterations that a stage idles; also the mixed offsets of a window and the length of the drain."""
+    return self.delay * (self.stages - 1)
+
+  @property
+  def iterations(self) -> int:
+    """T = M·R + D·(S − 1)."""
+    return self.items + self.bubble_iterations
+
+  @property
+  def bubble_fraction(self) -> float:
+    """D·(S − 1) / T: the share of a stage's iterations that is idle."""
+    return self.bubble_iterations / self.iterations
+
+  def item(self, t: Int, s: Int) -> Int:
+    """The item that stage s works on at iteration t; outside [0, M·R) it is a bubble."""
+    return t - self.delay * s
+
+  def is_bubble(self, t: Int, s: Int) -> Int:
+    """Whether stage s has nothing to do at iteration t."""
+    n = self.item(t, s)
+    return (n < 0) | (n >= self.items)
+
+  def microbatch(self, t: Int, s: Int) -> Int:
+    """The microbatch of stage s at iteration t, in [0, M) also where it is a bubble."""
+    return self.item(t, s) % self.microbatches
+
+  def repeat(self, t: Int, s: Int) -> Int:
+    """The repeat of stage s at iteration t; −1 or R where it is a bubble."""
+    return self.item(t, s) // self.microbatches
+
+  def uses_current(self, offset: Int, s: Int) -> Int:
+    """Whether stage s uses the window's own repeat at this offset of a window, rather than the previous one."""
+    return offset >= self.delay * s
+
+  def arrival(self, t: Int) -> Int:
+    """The item that the last stage finishes at iteration t − D + 1 and stage 0 has at the end of iteration t."""
+    return t - self.delay * self.stages + 1

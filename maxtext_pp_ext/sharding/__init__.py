@@ -1,0 +1,8 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Logical axes to mesh axes to NamedSharding, for Flax NNX."""
+
+from maxtext_pp_ext.sharding.constrain import constrain, divisible_spec
+from maxtext_pp_ext.sharding.resolve import gathered_spec, logical_axes, resolve
+
+__all__ = ["constrain", "divisible_spec", "gathered_spec", "logical_axes", "resolve"]

@@ -1,0 +1,151 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Pipelines of MaxText's own layers compute what a loop over the same layers computes, parameter by parameter.
+
+Bound. In float32 (unit roundoff u = 2⁻²⁴ ≈ 6e-8) a layer's matrix products of inner size K round with a relative error
+of about √K·u, and the errors of L layers in a row, forward and backward, add up to at most about 2·L times that. Here
+K ≤ 32 and L ≤ 32, so 2·32·√32·u ≈ 2e-5 at the very most; measured errors are random and grow like √L. The bound is
+1e-5 for all of them, so that a wrong microbatch, weight or reduction (relative error of order 1) cannot hide.
+"""
+
+import math
+
+import pytest
+
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
+from maxtext_pp_ext.testing import parity
+from tests.parity.common import LAYERS, make_config, make_mesh, make_pipeline
+
+BOUND = 1e-5
+
+
+def check(implementation, layer, *, bound=BOUND, **keys):
+  config = make_config(**keys)
+  mesh = make_mesh(config)
+  cls = implementation if isinstance(implementation, type) else registry.get(implementation).load()
+  pipeline = make_pipeline(cls, config, layer, mesh)
+  reference = parity.sequential(config, LAYERS[layer], mesh)
+  batch = parity.Batch.random(config)
+  result = parity.compare(pipeline, reference, batch, mesh, config.logical_axis_rules)
+  result.check(bound)
+
+
+# Stages, repeats, microbatches / stages, delay: every value of each, and the corners where schedules go wrong.
+SCHEDULES = [
+    (1, 1, 1, 1),
+    (1, 3, 2, 1),
+    (2, 1, 1, 1),
+    (2, 2, 2, 1),
+    (2, 3, 2, 2),
+    (3, 1, 2, 1),
+    (3, 2, 1, 1),
+    (3, 3, 2, 2),
+    (4, 1, 4, 1),
+    (4, 2, 1, 1),
+    (4, 2, 2, 2),
+    (4, 3, 2, 1),
+    (4, 4, 1, 1),
+    (8, 2, 1, 1),
+    (8, 2, 2, 2),
+]
+
+
+@pytest.mark.parametrize("stages, repeats, rounds, delay", SCHEDULES)
+def test_bsw_of_simple_layers_equals_a_loop_over_them(stages, repeats, rounds, delay):
+  check(
+      "circular_bsw",
+      "simple",
+      stages=stages,
+      repeats=repeats,
+      microbatches=rounds * stages,
+      pipeline_delay_activation_forwarding=delay == 2,
+  )
+
+
+# What the schedules above do not vary, one at a time, where three stages and a wait between repeats hide the least.
+VARIATIONS = {
+    "several layers per stage": {"layers_per_stage": 2},
+    "layers per stage in a scan": {"layers_per_stage": 2, "scan_layers_per_stage": True},
+    "layers per stage in a scan over the first axis": {
+        "layers_per_stage": 2,
+        "scan_layers_per_stage": True,
+        "param_scan_axis": 0,
+    },
+    "no scan over layers": {"scan_layers": False},
+    "no scan over layers, several per stage": {"scan_layers": False, "layers_per_stage": 2},
+    "unrolled iterations": {"scan_pipeline_iterations": False},
+    "scanned repeats": {"scan_pipeline_repeats": True},
+    "unrolled iterations, scanned repeats": {"scan_pipeline_iterations": False, "scan_pipeline_repeats": True},
+    "no remat of iterations": {"set_remat_policy_on_pipeline_iterations": False},
+}
+
+
+@pytest.mark.parametrize("keys", VARIATIONS.values(), ids=VARIATIONS.keys())
+def test_bsw_of_llama_layers_equals_a_loop_over_them_with(keys):
+  check("circular_bsw", "llama", stages=3, repeats=2, microbatches=6, **keys)
+
+
+@pytest.mark.parametrize("stages, repeats, rounds", [(1, 2, 2), (2, 3, 1), (3, 3, 1), (4, 2, 2), (8, 1, 1)])
+def test_bsw_of_llama_layers_equals_a_loop_over_them(stages, repeats, rounds):
+  check("circular_bsw", "llama", stages=stages, repeats=repeats, microbatches=rounds * stages)
+
+
+@pytest.mark.parametrize("implementation", ["circular", "circular_ag_once"])
+@pytest.mark.parametrize("stages, repeats, rounds, delay", [(2, 1, 2, 1), (3, 3, 2, 1), (4, 2, 2, 2)])
+def test_other_residencies_equal_a_loop_over_the_layers(implementation, stages, repeats, rounds, delay):
+  check(
+      implementation,
+      "llama",
+      stages=stages,
+      repeats=repeats,
+      microbatches=rounds * stages,
+      pipeline_delay_activation_forwarding=delay == 2,
+  )
+
+
+class NaNInBubbles(CircularBswPipeline):
+  bubble_fill = math.nan
+
+
+@pytest.mark.parametrize("stages, repeats, rounds, delay", [(2, 1, 1, 1), (3, 2, 2, 2), (4, 3, 1, 1), (8, 1, 1, 1)])
+def test_a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients(stages, repeats, rounds, delay):
+  check(
+      NaNInBubbles,
+      "llama",
+      stages=stages,
+      repeats=repeats,
+      microbatches=rounds * stages,
+      pipeline_delay_activation_forwarding=delay == 2,
+  )
+
+
+@pytest.mark.parametrize("accumulation", ["auto", "bfloat16"])
+def test_in_bfloat16_the_difference_is_that_of_its_rounding(accumulation):
+  """Unit roundoff u = 2⁻⁹. L layers round a few times each, independently: 4·√L·u. Gradients that are also summed over
+  M microbatches in bfloat16 round another M times: √M·u more."""
+  layers, microbatches, u = 8, 8, 2.0**-9
+  bound = 4 * math.sqrt(layers) * u + (math.sqrt(microbatches) * u if accumulation == "bfloat16" else 0)
+  check(
+      "circular_bsw",
+      "llama",
+      bound=bound,
+      stages=4,
+      repeats=2,
+      microbatches=microbatches,
+      dtype="bfloat16",
+      matmul_precision="default",
+      pipeline_grad_accum_dtype=accumulation,
+  )
+
+
+def test_the_comparison_notices_a_wrong_layer_order():
+  """A reference that runs the layers stage by stage instead of repeat by repeat must not pass."""
+  config = make_config(stages=2, repeats=2, microbatches=2)
+  mesh = make_mesh(config)
+  pipeline = make_pipeline(CircularBswPipeline, config, "simple", mesh)
+  in_order = parity.sequential(config, LAYERS["simple"], mesh)
+  swapped = lambda params, batch: in_order(parity.jax.tree.map(lambda w: w.swapaxes(0, 1), params), batch)
+  result = parity.compare(pipeline, swapped, parity.Batch.random(config), mesh, config.logical_axis_rules)
+  with pytest.raises(AssertionError, match="outputs"):
+    result.check(BOUND)

@@ -1,0 +1,112 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The schedule's arithmetic, without devices: closed forms against counting."""
+
+import collections
+
+from hypothesis import given, strategies as st
+import numpy as np
+import pytest
+
+from maxtext_pp_ext.schedule import CircularSchedule
+
+
+@st.composite
+def schedules(draw):
+  stages, delay = draw(st.integers(1, 9)), draw(st.integers(1, 2))
+  microbatches = stages * draw(st.integers(delay, 4))
+  return CircularSchedule(stages=stages, microbatches=microbatches, repeats=draw(st.integers(1, 5)), delay=delay)
+
+
+def work(schedule):
+  """(iteration, stage, microbatch, repeat) of everything that is not a bubble."""
+  return [
+      (t, s, schedule.microbatch(t, s), schedule.repeat(t, s))
+      for t in range(schedule.iterations)
+      for s in range(schedule.stages)
+      if not schedule.is_bubble(t, s)
+  ]
+
+
+@given(schedules())
+def test_every_stage_does_every_microbatch_of_every_repeat_once(schedule):
+  counts = collections.Counter((s, m, r) for _, s, m, r in work(schedule))
+  everything = schedule.stages * schedule.microbatches * schedule.repeats
+  assert len(counts) == everything and set(counts.values()) == {1}
+
+
+@given(schedules())
+def test_a_stage_starts_after_its_input_is_there(schedule):
+  done = {(s, m, r): t for t, s, m, r in work(schedule)}
+  for (s, m, r), t in done.items():
+    if s > 0:
+      assert t == done[s - 1, m, r] + schedule.delay
+    elif r > 0:
+      assert t >= done[schedule.stages - 1, m, r - 1] + schedule.delay
+
+
+@given(schedules())
+def test_bubbles_counted_equal_the_closed_form(schedule):
+  slots = schedule.iterations * schedule.stages
+  bubbles = slots - len(work(schedule))
+  assert bubbles == schedule.bubble_iterations * schedule.stages
+  assert schedule.bubble_fraction == pytest.approx(bubbles / slots)
+
+
+@given(schedules())
+def test_a_window_uses_its_own_repeat_and_the_previous_one_only(schedule):
+  for t, s, _, r in work(schedule):
+    window, offset = divmod(t, schedule.microbatches)
+    assert r == (window if schedule.uses_current(offset, s) else window - 1)
+
+
+@given(schedules())
+def test_only_the_first_offsets_of_a_window_are_mixed(schedule):
+  used = collections.defaultdict(set)
+  for t, _, _, r in work(schedule):
+    used[t].add(r)
+  for t, repeats in used.items():
+    if t % schedule.microbatches >= schedule.bubble_iterations:
+      assert len(repeats) == 1
+    assert len(repeats) <= 2
+
+
+@given(schedules())
+def test_bubbles_are_in_the_warm_up_and_after_the_last_input_only(schedule):
+  for t in range(schedule.bubble_iterations, schedule.items):
+    assert not any(schedule.is_bubble(t, s) for s in range(schedule.stages))
+
+
+@given(schedules())
+def test_arrivals_are_the_last_stages_results_in_time_for_the_first_stage(schedule):
+  finished = {schedule.item(t, s): t for t, s, _, _ in work(schedule) if s == schedule.stages - 1}
+  for item, t in finished.items():
+    arrives = t + schedule.delay - 1
+    assert schedule.arrival(arrives) == item
+    assert arrives < item + schedule.microbatches  # before stage 0 reads the microbatch's slot again
+
+
+@given(schedules())
+def test_arrays_and_integers_give_the_same(schedule):
+  t, s = np.ogrid[: schedule.iterations, : schedule.stages]
+  for name in ("item", "is_bubble", "microbatch", "repeat"):
+    array = getattr(schedule, name)(t, s)
+    assert array.tolist() == [
+        [getattr(schedule, name)(t, s) for s in range(schedule.stages)] for t in range(schedule.iterations)
+    ]
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"stages": 0, "microbatches": 4, "repeats": 1}, "stages must be a positive integer, got 0"),
+        ({"stages": 2, "microbatches": 4.0, "repeats": 1}, "microbatches must be a positive integer"),
+        ({"stages": 2, "microbatches": 4, "repeats": True}, "repeats must be a positive integer"),
+        ({"stages": 3, "microbatches": 4, "repeats": 1}, r"multiple of stages \(3\); the nearest are 3 and 6"),
+        ({"stages": 4, "microbatches": 4, "repeats": 1, "delay": 2}, "2 × 4 = 8"),
+        ({"stages": 4, "microbatches": 16, "repeats": 1, "delay": 3}, "delay must be 1 or 2"),
+    ],
+)
+def test_a_schedule_that_cannot_be_says_what_to_set(values, message):
+  with pytest.raises(ValueError, match=message):
+    CircularSchedule(**values)
