@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.forward import _uses_current, get
-from maxtext_pp_ext.engine.stage import zero_cotangents
 
 PyTree = Any
 
@@ -47,56 +46,61 @@ def backward(engine, program, loaded, params, aux, saved, doutputs: jax.Array, d
   mixed = schedule.bubble_iterations
   step = lambda *args: _step(engine, program, aux, saved, dintermediates, *args)
 
-  def single(state, first, count, slot, *, bubbles):
-    """Iterations that use one slot: (state, its gradient)."""
+  def single(state, total, first, count, slot, *, bubbles):
+    """Iterations that use one slot; adds to the gradient of that slot."""
 
     def iteration(t, carry):
       state, total = carry
       state, gradient = step(state, t, weights.use(slot), bubbles)
-      where = ~_bubbles(schedule, t) if bubbles else None
-      return state, weights.accumulate(total, gradient, where)
+      return state, weights.accumulate(total, gradient, ~_bubbles(schedule, t) if bubbles else None)
 
-    return engine.loop_over_iterations(iteration, first, count, (state, weights.zero_gradient(slot)), reverse=True)
+    return engine.loop_over_iterations(iteration, first, count, (state, total), reverse=True)
 
-  def double(state, first, count, current, previous):
-    """Iterations that use two slots: (state, gradient of the current one, of the previous one)."""
+  def double(state, current_total, previous_total, first, count, current, previous):
+    """Iterations that use two slots; adds to the gradients of both."""
 
     def iteration(t, carry):
-      state, dcurrent, dprevious = carry
+      state, current_total, previous_total = carry
       is_current = _uses_current(schedule, t - first)
       chosen = weights.select(is_current, weights.use(current), weights.use(previous))
       state, gradient = step(state, t, chosen, False)
-      return state, weights.accumulate(dcurrent, gradient, is_current), weights.accumulate(dprevious, gradient, ~is_current)
+      # Computed once and added twice. Without the barrier the compiler fuses each matrix product with both additions,
+      # which it cannot do in place: two more accumulators.
+      gradient = [jax.lax.optimization_barrier(g) for g in gradient]
+      current_total = weights.accumulate(current_total, gradient, is_current)
+      return state, current_total, weights.accumulate(previous_total, gradient, ~is_current)
 
-    zeros = weights.zero_gradient(current), weights.zero_gradient(previous)
-    return engine.loop_over_iterations(iteration, first, count, (state, *zeros), reverse=True)
+    carry = (state, current_total, previous_total)
+    return engine.loop_over_iterations(iteration, first, count, carry, reverse=True)
 
   state = _initial_state(engine, doutputs)
+  dparams = weights.empty_gradient(params)
   slot = weights.fetch(loaded, schedule.repeats - 1)
+  total = weights.zero_gradient(slot)
   if schedule.repeats == 1:
-    state, total = single(state, 0, schedule.iterations, slot, bubbles=True)
-    dparams = weights.write_gradient(weights.empty_gradient(params), 0, weights.reduce(total))
+    state, total = single(state, total, 0, schedule.iterations, slot, bubbles=True)
   else:
     last = (schedule.repeats - 1) * schedule.microbatches + mixed
-    state, total = single(state, last, schedule.microbatches, slot, bubbles=True)
-    dparams, pending = weights.empty_gradient(params), weights.reduce(total)
+    state, total = single(state, total, last, schedule.microbatches, slot, bubbles=True)
 
     def window(r, carry):
-      state, slot, dparams, pending = carry
+      state, slot, total, dparams = carry
       previous = weights.fetch(loaded, r)
       start = r * schedule.microbatches
       end = start + schedule.microbatches
-      state, dslot, dmixed = double(state, end, mixed, slot, previous)
-      dparams = weights.write_gradient(dparams, r + 1, weights.add(pending, weights.reduce(dslot)))
-      state, dsteady = single(state, start + mixed, schedule.microbatches - mixed, previous, bubbles=False)
-      # Merged before the reduction: two loops' partial sums, one reduce-scatter.
-      return state, previous, dparams, weights.reduce(weights.add(dmixed, dsteady))
+      state, total, previous_total = double(state, total, weights.zero_gradient(slot), end, mixed, slot, previous)
+      reduced = weights.reduce(total)
+      # The barrier has the reduction done, and its accumulator free, before the iterations that follow.
+      state, previous_total, reduced = jax.lax.optimization_barrier((state, previous_total, reduced))
+      dparams = weights.write_gradient(dparams, r + 1, reduced)
+      steady = schedule.microbatches - mixed
+      state, total = single(state, previous_total, start + mixed, steady, previous, bubbles=False)
+      return state, previous, total, dparams
 
-    carry = (state, slot, dparams, pending)
-    state, slot, dparams, pending = engine.loop_over_repeats(window, schedule.repeats - 1, carry, reverse=True)
-    state, total = single(state, 0, mixed, slot, bubbles=True)
-    dparams = weights.write_gradient(dparams, 0, weights.add(pending, weights.reduce(total)))
-  return dparams, engine.ring.leave(state.dstore)
+    carry = (state, slot, total, dparams)
+    state, slot, total, dparams = engine.loop_over_repeats(window, schedule.repeats - 1, carry, reverse=True)
+    state, total = single(state, total, 0, mixed, slot, bubbles=True)
+  return weights.write_gradient(dparams, 0, weights.reduce(total)), engine.ring.leave(state.dstore)
 
 
 def _initial_state(engine, doutputs: jax.Array) -> BackwardState:
@@ -109,7 +113,7 @@ def _initial_state(engine, doutputs: jax.Array) -> BackwardState:
 
 
 def _step(engine, program, aux, saved, dintermediates, state, t, weights, bubbles: bool):
-  """One iteration in reverse: (state, gradient of the stages' weights [S, …])."""
+  """One iteration in reverse: (state, gradient of the stages' weights [F, S, …])."""
   ring = engine.ring
   dleaving = ring.rotate_back(ring.write_back(t, state.dshift, state.dstore))
   dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
@@ -120,16 +124,14 @@ def _step(engine, program, aux, saved, dintermediates, state, t, weights, bubble
       engine.aux_at(aux, t),
       [get(all_, t) for all_ in saved],
       ring.constrain(dy),
-      _intermediate_cotangents(program, dintermediates, t),
+      jax.tree.map(lambda all_: _cotangent_at(all_, t), dintermediates),
   )
   dshift, dstore = ring.read_back(t, ring.constrain(dx), state.dstore, bubbles=bubbles)
   return BackwardState(dshift, dstore, dheld), gradient
 
 
-def _intermediate_cotangents(program, dintermediates: PyTree, t: jax.Array) -> PyTree:
-  zeros = zero_cotangents(program.intermediates_avals)
-  is_float0 = lambda d: d.dtype == jax.dtypes.float0
-  return jax.tree.map(lambda all_, zero: zero if is_float0(all_) else get(all_, t), dintermediates, zeros)
+def _cotangent_at(all_: jax.Array, t: jax.Array) -> jax.Array:
+  return all_[0] if all_.dtype == jax.dtypes.float0 else get(all_, t)
 
 
 def _bubbles(schedule, t: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ Pseudo-code (S, M, R, D, t as in `schedule.circular`; B = D·(S − 1), the mixe
       iterations (r+1)·M … (r+1)·M + B − 1:                  -> gradient of r + 1, part 2: done; of r, part 1
         stage s with next if offset ≥ D·s else slot        iterations (r+1)·M − 1 … r·M + B -> gradient of r, part 1
       slot = next                                          slot = previous
-    iterations (R−1)·M + B … T − 1 with slot             iterations B − 1 … 0               -> gradient of 0, part 2: done
+    iterations (R−1)·M + B … T − 1 with slot             iterations B − 1 … 0               -> gradient of 0: done
 
 `fetch(r + 1)` does not depend on the steady iterations that follow it, and the slot it fills was last read before
 them: the gather has that much compute to hide behind, without a third slot. Only the mixed iterations choose between
@@ -76,20 +76,21 @@ class Engine:
       Outputs like the inputs, and the intermediates of each iteration, leaves [T, S, …], bubbles included.
     """
     program = self._trace(params, aux, inputs)
+    engine = dataclasses.replace(self, weights=self.weights.with_partials(program.gradients.parts))
 
     @jax.custom_vjp
     def pipeline(params, aux, inputs):
-      outputs, intermediates, _ = forward(self, program, self.weights.load(params), aux, inputs, save=False)
+      outputs, intermediates, _ = forward(engine, program, engine.weights.load(params), aux, inputs, save=False)
       return outputs, intermediates
 
     def pipeline_fwd(params, aux, inputs):
-      loaded = self.weights.load(params)
-      outputs, intermediates, saved = forward(self, program, loaded, aux, inputs, save=True)
-      return (outputs, intermediates), (self.weights.keep(params, loaded), params, aux, saved)
+      loaded = engine.weights.load(params)
+      outputs, intermediates, saved = forward(engine, program, loaded, aux, inputs, save=True)
+      return (outputs, intermediates), (engine.weights.keep(params, loaded), params, aux, saved)
 
     def pipeline_bwd(residuals, cotangents):
       kept, params, aux, saved = residuals
-      dparams, dinputs = backward(self, program, kept, params, aux, saved, *cotangents)
+      dparams, dinputs = backward(engine, program, kept, params, aux, saved, *cotangents)
       return dparams, None, dinputs
 
     pipeline.defvjp(pipeline_fwd, pipeline_bwd)
@@ -99,7 +100,8 @@ class Engine:
     """Traces the stages once, on the values of iteration 0 (unused, so the compiler drops them)."""
     slot = self.weights.use(self.weights.fetch(self.weights.load(params), 0))
     x = self.ring.read(0, *self.ring.buffers(inputs), bubbles=True)
-    return StageProgram.trace(self.stages, slot, self.aux_at(aux, 0), x, self.checkpoint)
+    splits = self.weights.splits(self.ring.batch_axes(inputs))
+    return StageProgram.trace(self.stages, slot, self.aux_at(aux, 0), x, self.checkpoint, splits)
 
   def loop_over_iterations(self, body: Callable, first: Any, count: int, carry: PyTree, *, reverse: bool = False) -> PyTree:
     """`carry = body(t, carry)` for the iterations first … first + count − 1, or from the last to the first."""

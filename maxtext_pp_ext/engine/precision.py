@@ -68,16 +68,19 @@ def _casts_of_use(jaxpr: Any, eqn: Any, position: int) -> set[jnp.dtype]:
     return {jnp.dtype(eqn.params["new_dtype"])}
   if name in _MOVES or (name == "dynamic_slice" and position == 0):
     return _casts(jaxpr, eqn.outvars[0])
+  inner = _inner(eqn)
   if name in _CALLS:
-    inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    inner = getattr(inner, "jaxpr", inner)
     return _casts(inner, inner.invars[position])
-  if name == "scan" and not _is_carry(eqn, position):
-    inner = eqn.params["jaxpr"].jaxpr
+  if name == "scan" and _is_scanned_over(eqn.invars[position], inner.invars[position]):
     return _casts(inner, inner.invars[position])
   raise _UsedOtherwise
 
 
-def _is_carry(eqn: Any, position: int) -> bool:
-  first = eqn.params["num_consts"]
-  return first <= position < first + eqn.params["num_carry"]
+def _inner(eqn: Any) -> Any:
+  inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+  return getattr(inner, "jaxpr", inner)
+
+
+def _is_scanned_over(outer: Any, inner: Any) -> bool:
+  """Whether a loop reads one slice of this operand per iteration; constants and carries keep their shape."""
+  return outer.aval.shape[1:] == inner.aval.shape and outer.aval.ndim == inner.aval.ndim + 1

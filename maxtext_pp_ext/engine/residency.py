@@ -11,15 +11,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
 import enum
+import math
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
 
+from maxtext_pp_ext.engine.partial import BatchSplit
 from maxtext_pp_ext.sharding import constrain
+from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 PyTree = Any
 
@@ -39,12 +43,15 @@ class WeightLayout:
   Attributes:
     sharded: PartitionSpec [S, …] as stored.
     gathered: PartitionSpec [S, …] as a stage computes with it.
+    partial_axes: mesh axes over which an iteration's gradient is left as a partial sum, with one part per device along a
+      leading axis (see `partial.py`); empty if it is complete.
     compute_dtype: dtype in which it is gathered and handed to the stage.
     accumulation_dtype: dtype in which its gradient is summed over the microbatches of a window.
   """
 
   sharded: P
   gathered: P
+  partial_axes: tuple[str, ...]
   compute_dtype: jnp.dtype
   accumulation_dtype: jnp.dtype
 
@@ -98,43 +105,78 @@ class Weights:
     """Per stage one of two slots. `use_first` is a bool [S]."""
     return jax.tree.map(lambda a, b: jnp.where(_over(use_first, a), a, b), first, second)
 
+  def splits(self, batch: Sequence[tuple[int, tuple[str, ...]]]) -> list[list[BatchSplit]]:
+    """Into how many parts each weight's gradient is to be left, for batch axes of these sizes and mesh axes."""
+    parts = lambda layout, axes: math.prod(self.mesh.shape[a] for a in axes if a in layout.partial_axes)
+    return self._map(lambda layout: [BatchSplit(size, parts(layout, axes)) for size, axes in batch])
+
+  def with_partials(self, parts: list[int]) -> Weights:
+    """The same with `partial_axes` only where a gradient has more than one part."""
+    leaves = self._map(lambda layout, n: layout if n > 1 else dataclasses.replace(layout, partial_axes=()), parts)
+    return dataclasses.replace(self, layouts=leaves)
+
+  def _parts(self, layout: WeightLayout) -> int:
+    return math.prod(self.mesh.shape[a] for a in layout.partial_axes)
+
+  def _accumulator_spec(self, layout: WeightLayout) -> P:
+    """Layout of an accumulator [F, S, …]."""
+    kept = layout.sharded if self.residency is Residency.ITERATION else layout.gathered
+    return P(layout.partial_axes or None, *kept)
+
   def zero_gradient(self, slot: PyTree) -> PyTree:
-    """Zero accumulators [S, …] for one slot."""
-    return self._map(lambda layout, w: jnp.zeros(w.shape, layout.accumulation_dtype), slot)
+    """Zero accumulators [F, S, …] for one slot."""
+
+    def zero(layout, w):
+      acc = jnp.zeros((self._parts(layout), *w.shape), layout.accumulation_dtype)
+      return constrain(acc, self._accumulator_spec(layout), self.mesh) if layout.partial_axes else acc
+
+    return self._map(zero, slot)
 
   def accumulate(self, total: PyTree, gradient: PyTree, where: jax.Array | None = None) -> PyTree:
-    """Adds one iteration's gradient, of the stages in the bool [S] `where` only (a NaN elsewhere stays out)."""
+    """Adds one iteration's gradient [F, S, …], of the stages in the bool [S] `where` only (a NaN elsewhere stays out)."""
 
     def add(layout, acc, g):
-      if self.residency is Residency.ITERATION:
-        g = constrain(g, layout.sharded, self.mesh)
+      if layout.partial_axes or self.residency is Residency.ITERATION:
+        g = constrain(g, self._accumulator_spec(layout), self.mesh)
       if where is not None:
-        g = jnp.where(_over(where, g), g, jnp.zeros_like(g))
+        g = jnp.where(where.reshape((1, -1) + (1,) * (g.ndim - 2)), g, jnp.zeros_like(g))
       return acc + g.astype(acc.dtype)
 
     return self._map(add, total, gradient)
 
   def reduce(self, total: PyTree) -> PyTree:
-    """Sums accumulators over the data-like mesh axes into the stored layout [S, …], in the accumulation dtype.
+    """Sums accumulators [F, S, …] over parts and data-like mesh axes into the stored layout [S, …].
 
-    The layout is first pinned as gathered, then as sharded. With the sharded layout alone the compiler propagates it
-    into the loop and reduces at every iteration; this way it moves the reduction out of the loop and makes it one
-    reduce-scatter.
+    The sum travels in the dtype in which each iteration's gradient was computed, as in the host's own reductions.
     """
+    return self._map(self._reduce, total)
 
-    def one(layout, acc):
-      # Travels in the dtype in which each iteration's gradient was computed, as the host's own reductions do.
-      wire = acc.astype(layout.compute_dtype)
-      if self.residency is not Residency.ITERATION:
-        wire = constrain(wire, layout.gathered, self.mesh)
-      return constrain(wire, layout.sharded, self.mesh).astype(layout.accumulation_dtype)
+  def _reduce(self, layout: WeightLayout, acc: jax.Array) -> jax.Array:
+    wire = acc.astype(layout.compute_dtype)
+    if layout.partial_axes:
+      return constrain(self._reduce_scatter(layout, wire), layout.sharded, self.mesh)
+    if self.residency is not Residency.ITERATION:
+      # With the stored layout alone the compiler would propagate it into the loops and reduce at every iteration.
+      wire = constrain(wire, P(None, *layout.gathered), self.mesh)
+    return constrain(wire[0], layout.sharded, self.mesh)
 
-    return self._map(one, total)
+  def _reduce_scatter(self, layout: WeightLayout, wire: jax.Array) -> jax.Array:
+    """[F, S, …] in the accumulators' layout to [S, …], sharded over the partial axes that shard the weight as stored."""
+    scattered = [tuple(a for a in mesh_axes(stored) if a in layout.partial_axes) for stored in layout.sharded]
+    rest = tuple(a for a in layout.partial_axes if not any(a in axes for axes in scattered))
 
+    def body(part):  # [1, S / stages, …]
+      x = part[0]
+      for dimension, axes in enumerate(scattered):
+        if axes:
+          x = jax.lax.psum_scatter(x, axes, scatter_dimension=dimension, tiled=True)
+      return jax.lax.psum(x, rest) if rest else x
 
-  def add(self, a: PyTree, b: PyTree) -> PyTree:
-    """Sum of two gradients in the same layout."""
-    return jax.tree.map(jnp.add, a, b)
+    out_spec = P(*((*mesh_axes(kept), *axes) or None for kept, axes in zip(layout.gathered, scattered, strict=True)))
+    spec = self._accumulator_spec(layout)
+    return jax.shard_map(body, mesh=self.mesh, in_specs=spec, out_specs=out_spec, check_vma=False)(
+        constrain(wire, spec, self.mesh)
+    )
 
   def empty_gradient(self, params: PyTree) -> PyTree:
     """A gradient buffer [R, S, …] like the parameters, in their stored layout."""

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding import constrain, divisible_spec
+from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 STAGE_AXIS = "stage"
 
@@ -58,6 +59,11 @@ class Ring:
   @property
   def stages_spec(self) -> P:
     return self.spec(STAGE_AXIS if self._is_sharded else None)
+
+  def batch_axes(self, inputs: jax.Array) -> list[tuple[int, tuple[str, ...]]]:
+    """(size, mesh axes) of the microbatch and sequence axes, for inputs [M, microbatch, sequence, embed]."""
+    spec = divisible_spec(self.activation_spec, inputs.shape[1:], self.mesh)
+    return [(size, mesh_axes(entry)) for size, entry in zip(inputs.shape[1:3], spec[:2], strict=True)]
 
   def constrain(self, x: jax.Array) -> jax.Array:
     """Lays an array [S, microbatch, sequence, embed] out over the stages."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from jax.extend import core as jex_core
 from jax.interpreters import partial_eval as pe
 import jax.numpy as jnp
 import numpy as np
+
+from maxtext_pp_ext.engine.partial import BatchSplit, GradientProgram
 
 PyTree = Any
 # (weights, aux, x) -> (y, intermediates); see StageProgram.
@@ -40,10 +43,18 @@ class StageProgram:
   saving: jex_core.ClosedJaxpr  # (weights, aux, x) -> outputs + saved
   rebuilding: jex_core.ClosedJaxpr  # (weights, aux, x) -> the residuals that do not depend on x
   saved_avals: tuple[Any, ...]
-  assemble: Callable[[Sequence, Sequence], Callable]  # (saved, rebuilt) -> vjp function
+  gradients: GradientProgram  # (rebuilt, saved, cotangents) -> (weight gradients, dx)
 
   @classmethod
-  def trace(cls, fn: StageFn, weights: PyTree, aux: PyTree, x: jax.Array, checkpoint: Callable | None) -> StageProgram:
+  def trace(
+      cls,
+      fn: StageFn,
+      weights: PyTree,
+      aux: PyTree,
+      x: jax.Array,
+      checkpoint: Callable | None,
+      splits: Sequence[Sequence[BatchSplit]],
+  ) -> StageProgram:
     """Traces `fn` on example arguments (only their types matter).
 
     Args:
@@ -52,6 +63,7 @@ class StageProgram:
       aux: pytree of arrays that are not differentiated.
       x: activations [S, microbatch, sequence, embed].
       checkpoint: wraps a function of (weights, x) in `jax.checkpoint` with the remat policy; None stores every residual.
+      splits: for each weight, the batch axes over whose parts its gradient is left as a partial sum.
     """
     structure = {}
 
@@ -72,21 +84,33 @@ class StageProgram:
     saved_index, saved_outs = _unique(jaxpr.outvars[num_outputs:], depends)
     rebuilt_index, rebuilt_outs = _unique(jaxpr.outvars[num_outputs:], [not d for d in depends])
 
-    def assemble(saved, rebuilt):
-      arrays = iter([saved[saved_index[k]] if k in saved_index else rebuilt[rebuilt_index[k]] for k in range(len(depends))])
-      return jax.tree.unflatten(structure["vjp"], [next(arrays) if s is None else s for s in structure["static"]])
-
-    take = lambda outs: _select_outputs(closed, outs)
     saved_positions = [num_outputs + i for i in saved_outs]
+    rebuilt_positions = [num_outputs + i for i in rebuilt_outs]
+    avals = lambda positions: [_struct(jaxpr.outvars[i].aval) for i in positions]
+    outputs = [_struct(v.aval) for v in jaxpr.outvars[:num_outputs]]
+
+    def pull_back(rebuilt, saved, cotangents):
+      arrays = iter([saved[saved_index[k]] if k in saved_index else rebuilt[rebuilt_index[k]] for k in range(len(depends))])
+      vjp_fn = jax.tree.unflatten(structure["vjp"], [next(arrays) if s is None else s for s in structure["static"]])
+      given = iter(cotangents)
+      dweights, dx = vjp_fn(
+          jax.tree.unflatten(structure["outputs"], [next(given) if _is_float(o) else _float0(o) for o in outputs])
+      )
+      return [*jax.tree.leaves(dweights), dx]
+
+    backward = jax.make_jaxpr(pull_back)(
+        avals(rebuilt_positions), avals(saved_positions), [o for o in outputs if _is_float(o)]
+    )
+    take = functools.partial(_select_outputs, closed)
     return cls(
         weights_and_aux=jax.tree.structure((weights, aux)),
         outputs=structure["outputs"],
-        output_avals=tuple(v.aval for v in jaxpr.outvars[:num_outputs]),
+        output_avals=tuple(outputs),
         primal=take(range(num_outputs)),
         saving=take([*range(num_outputs), *saved_positions]),
-        rebuilding=take([num_outputs + i for i in rebuilt_outs]),
-        saved_avals=tuple(jaxpr.outvars[i].aval for i in saved_positions),
-        assemble=assemble,
+        rebuilding=take(rebuilt_positions),
+        saved_avals=tuple(avals(saved_positions)),
+        gradients=GradientProgram.plan(backward, splits),
     )
 
   def _run(self, closed: jex_core.ClosedJaxpr, weights: PyTree, aux: PyTree, x: jax.Array) -> list[jax.Array]:
@@ -106,11 +130,19 @@ class StageProgram:
     y, intermediates = jax.tree.unflatten(self.outputs, out[:n])
     return y, intermediates, out[n:]
 
-  def backward(self, weights, aux, saved, dy: jax.Array, dintermediates: PyTree) -> tuple[PyTree, jax.Array]:
-    """Cotangents (dweights, dx). Recomputes what the remat policy did not save; leaves keep the weights' dtypes."""
+  def backward(self, weights, aux, saved, dy: jax.Array, dintermediates: PyTree) -> tuple[list[jax.Array], jax.Array]:
+    """Cotangents of the weights, each [F, S, …] to be summed over F, and of x. Recomputes what was not saved.
+
+    F is 1 for a weight whose gradient could not be left as a partial sum (`gradients.parts`). Intermediates that are not
+    floating point have no cotangent; theirs is ignored.
+    """
     # No x is needed for what does not depend on x; a placeholder completes the argument list and is never read.
     rebuilt = self._run(self.rebuilding, weights, aux, jnp.zeros(dy.shape, dy.dtype))
-    return self.assemble(saved, rebuilt)((dy, dintermediates))
+    cotangents = [
+        d for d, o in zip(jax.tree.leaves((dy, dintermediates)), self.output_avals, strict=True) if _is_float(o)
+    ]
+    dweights, (dx,) = self.gradients.run(*rebuilt, *saved, *cotangents)
+    return dweights, dx
 
   @property
   def intermediates_avals(self) -> PyTree:
@@ -118,15 +150,17 @@ class StageProgram:
     return jax.tree.unflatten(self.outputs, self.output_avals)[1]
 
 
-def zero_cotangents(avals: PyTree) -> PyTree:
-  """Zero cotangents for values of these types; float0 for integers, as JAX wants it."""
+def _is_float(aval: Any) -> bool:
+  return jnp.issubdtype(aval.dtype, jnp.inexact)
 
-  def zero(aval):
-    if jnp.issubdtype(aval.dtype, jnp.inexact):
-      return jnp.zeros(aval.shape, aval.dtype)
-    return np.zeros(aval.shape, jax.dtypes.float0)
 
-  return jax.tree.map(zero, avals)
+def _float0(aval: Any) -> np.ndarray:
+  """The cotangent that JAX wants for integers."""
+  return np.zeros(aval.shape, jax.dtypes.float0)
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -18,7 +18,7 @@ from maxtext_pp_ext.engine import Engine, Residency, Ring, WeightLayout, Weights
 from maxtext_pp_ext.engine.precision import cast_on_first_use
 from maxtext_pp_ext.pipelines.stages import StageModule
 from maxtext_pp_ext.schedule import CircularSchedule
-from maxtext_pp_ext.sharding import gathered_spec, logical_axes, resolve
+from maxtext_pp_ext.sharding import divisible_spec, gathered_spec, logical_axes, resolve
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 ACTIVATION_AXES = ("activation_batch", "activation_length", "activation_embed")
@@ -160,7 +160,7 @@ class CircularPipelineBase(nnx.Module):
         activation_spec=resolve(ACTIVATION_AXES, self.mesh, rules),
         bubble_fill=self.bubble_fill,
     )
-    layouts = self._layouts(stage, aux, inputs, rules)
+    layouts = self._layouts(stage, aux, inputs, rules, [a for _, axes in ring.batch_axes(inputs) for a in axes])
     return Engine(
         schedule=self.schedule,
         ring=ring,
@@ -169,7 +169,8 @@ class CircularPipelineBase(nnx.Module):
         aux_at=stage.aux_at,
         checkpoint=self._checkpoint(),
         loop_iterations=self.config.scan_pipeline_iterations,
-        loop_repeats=self.config.scan_pipeline_repeats,
+        # As in the host, one key suffices to keep all iterations of all repeats out of the program text.
+        loop_repeats=self.config.scan_pipeline_iterations or self.config.scan_pipeline_repeats,
     )
 
   def _checkpoint(self) -> Callable | None:
@@ -177,7 +178,7 @@ class CircularPipelineBase(nnx.Module):
     if not self.config.set_remat_policy_on_pipeline_iterations:
       return None
     # Unrolled, forward and backward share a computation, in which the compiler would merge them again.
-    prevent_cse = not (self.config.scan_pipeline_iterations and self.config.scan_pipeline_repeats)
+    prevent_cse = not self.config.scan_pipeline_iterations
     return lambda fn: jax.checkpoint(fn, policy=self._policy(), prevent_cse=prevent_cse)
 
   def _policy(self) -> Any:
@@ -189,7 +190,9 @@ class CircularPipelineBase(nnx.Module):
       return inputs
     return jax.checkpoint_policies.save_from_both_policies(self.remat_policy, inputs)
 
-  def _layouts(self, stage: StageModule, aux: Any, inputs: jax.Array, rules: Any) -> list[WeightLayout]:
+  def _layouts(
+      self, stage: StageModule, aux: Any, inputs: jax.Array, rules: Any, batch_axes: list[str]
+  ) -> list[WeightLayout]:
     data_axes = {a for name in DATA_AXES for a in mesh_axes(resolve((name,), self.mesh, rules)[0])}
     computes_in = self._compute_dtypes(stage, aux, inputs)
     accumulate_in = self.config.pipeline_grad_accum_dtype
@@ -197,11 +200,17 @@ class CircularPipelineBase(nnx.Module):
     for axes, weight, compute_dtype in zip(stage.weight_axes, stage.weights, computes_in, strict=True):
       # Without annotation a weight is replicated over all but its stages.
       axes = axes or STAGE_AXES + (None,) * (weight.ndim - 2)
-      sharded = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *resolve(axes, self.mesh, rules)[2:])
+      stored = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *resolve(axes, self.mesh, rules)[2:])
+      stored = divisible_spec(stored, weight.shape[1:], self.mesh)
+      gathered = gathered_spec(stored, axes[1:], data_axes)
+      kept = {a for entry in gathered for a in mesh_axes(entry)}
+      # Gathered at each use, a weight's gradient is also complete at each use.
+      partial = self.residency is not Residency.ITERATION
       layouts.append(
           WeightLayout(
-              sharded=sharded,
-              gathered=gathered_spec(sharded, axes[1:], data_axes),
+              sharded=stored,
+              gathered=gathered,
+              partial_axes=tuple(a for a in batch_axes if a not in kept) if partial else (),
               compute_dtype=compute_dtype,
               accumulation_dtype=weight.dtype if accumulate_in == "auto" else jnp.dtype(accumulate_in),
           )

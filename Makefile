@@ -1,0 +1,63 @@
+# `make demo` and `make test` are all one needs to know; each builds what it needs. `make help` lists the rest.
+# PYTHON=/path/to/python3.12 chooses the interpreter, PYTEST_ARGS="..." goes to pytest.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+# Of the caller's environment only what would mix other packages in is taken away; indexes, proxies, caches stay.
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE VIRTUAL_ENV CONDA_PREFIX MAXTEXT_PP_EXT
+
+PYTHON ?=
+PYTEST_ARGS ?=
+SOURCES := $(wildcard maxtext_pp_ext tests benchmarks)
+VENV_PYTHON := .venv/bin/python
+
+# An environment whose interpreter is gone (moved folder, removed Python) is built again.
+ifneq ($(wildcard .venv/installed),)
+  ifneq ($(shell $(VENV_PYTHON) -c 'print(1)' 2>/dev/null),1)
+    $(shell rm -f .venv/installed)
+  endif
+endif
+
+.PHONY: help demo test test-all lint format constraints wheel clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
+
+# host/build.py writes the start-up hook, so a change of it needs a new installation; other sources are used in place.
+.venv/installed: setup.cfg pyproject.toml .ci/constraints-cpu.txt .ci/environment maxtext_pp_ext/host/build.py
+	@.ci/environment $(PYTHON)
+
+demo: .venv/installed ## train a small model with a pipeline and without, compare the loss curves (4 minutes on 2 cores)
+	@$(VENV_PYTHON) -m maxtext_pp_ext.demo
+
+test: .venv/installed ## the tests (25 minutes on 2 cores at most)
+	@$(VENV_PYTHON) -m pytest -m 'not slow' $(PYTEST_ARGS)
+
+test-all: .venv/installed ## the tests and the slow tests
+	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+lint: .venv/installed ## what ruff objects to
+	@$(VENV_PYTHON) -m ruff check $(SOURCES)
+
+format: .venv/installed ## rewrite the sources in MaxText's formatting
+	@$(VENV_PYTHON) -m pyink --quiet $(SOURCES)
+
+constraints: .venv/installed ## newest versions that fit setup.cfg into .ci/constraints-cpu.txt (needs uv)
+	@{ sed -n 1p .ci/constraints-cpu.txt && \
+	  uv pip compile --quiet --python $(VENV_PYTHON) --no-header --no-annotate \
+	    --extra cpu --extra tools --extra test --extra lint setup.cfg; } >.ci/constraints.new
+	@mv .ci/constraints.new .ci/constraints-cpu.txt
+
+wheel: .venv/installed ## the wheel, in dist/
+	@rm -rf build
+	@if uv --version >/dev/null 2>&1; then uv build --quiet --python $(VENV_PYTHON) --wheel; \
+	  else $(VENV_PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .; fi
+	@ls dist/*.whl
+
+clean: ## remove what builds, tests and the demo leave
+	@rm -rf build dist *.egg-info demo-output .cache .pytest_cache .ruff_cache .hypothesis
+	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv as well
+	@rm -rf .venv

@@ -1,0 +1,283 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The keys that this package adds to MaxText's config, and what is wrong with a bad combination of values.
+
+`problems` reads any object that has MaxText's keys as attributes, so that it can be tested, and reused by tools, without
+MaxText. It wants the values as MaxText has derived them: -1 and None that are left mean "not derived (yet)" and are not
+judged. What only the insides of MaxText's decoder explain is judged in `host.pipelined_path`.
+
+Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding delay; P layers per stage, L pipelined layers.
+"""
+
+from collections.abc import Iterator
+import math
+from typing import Any
+
+from maxtext_pp_ext import registry
+from pydantic import BaseModel, Field
+
+_WAY_OUT = "Leave out pipeline_impl, or set pipeline_impl=host, for MaxText's own pipeline."
+
+# Host key -> what it is asked for instead. They choose how long gathered weights stay, as pipeline_impl does.
+_CONTRADICTING_HOST_KEYS = {"pipeline_fsdp_ag_once": "circular_ag_once", "pipeline_fsdp_ag_per_repeat": "circular_bsw"}
+_CHOICES = {
+    "pipeline_grad_accum_dtype": ("auto", "float32", "bfloat16"),
+    "pipeline_gather_dtype": ("auto", "weight", "compute"),
+}
+
+
+class PipelineConfigError(ValueError):
+  """A configuration cannot be trained with the chosen implementation; the message lists every problem at once."""
+
+  def __init__(self, found: list[str]):
+    self.problems = tuple(found)
+    count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
+    super().__init__("\n".join([f"{count} with the pipeline configuration:", *(f"  - {text}" for text in found)]))
+
+  def __reduce__(self):
+    return (type(self), (list(self.problems),))
+
+
+class PipelineKeys(BaseModel):
+  """The keys, as a mixin for MaxText's config class.
+
+  Their types are loose: `problems` refuses bad values, together with everything else that is wrong, instead of pydantic
+  one by one. None is what MaxText makes of `none` in a yml file or on the command line.
+  """
+
+  pipeline_impl: None | str = Field(
+      registry.HOST,
+      description="Who runs the pipeline: 'host' (MaxText itself), 'circular', 'circular_bsw', 'circular_ag_once', or the"
+      " name of an entry point in the group maxtext_pp_ext.pipelines.",
+  )
+  pipeline_grad_accum_dtype: None | str = Field(
+      "auto",
+      description="In which dtype weight gradients are summed over microbatches: 'float32', 'bfloat16', or 'auto', the"
+      " parameter's own dtype, as MaxText's plain pipeline does.",
+  )
+  pipeline_gather_dtype: None | str = Field(
+      "auto",
+      description="In which dtype weights are gathered: 'weight' (as they are stored), 'compute' (the dtype key), or"
+      " 'auto', the compute dtype where the layer's first use of a weight is that cast, so that nothing changes.",
+  )
+
+
+def problems(config: Any) -> list[str]:
+  """Everything that is wrong with our keys, and with MaxText's keys under an implementation of ours; [] if nothing."""
+  found = list(_bad_choices(config))
+  if config.pipeline_impl == registry.HOST:
+    return found + list(_keys_without_effect(config))
+  return [
+      *_unknown_implementation(config),
+      *found,
+      *_contradicting_host_keys(config),
+      *_stages(config),
+      *_layers(config),
+      *_microbatches(config),
+      *_batch(config),
+      *_mesh(config),
+  ]
+
+
+def _bad_choices(config: Any) -> Iterator[str]:
+  for key, choices in _CHOICES.items():
+    value = getattr(config, key)
+    if value not in choices:
+      yield f"{key}={value!r} must be one of {', '.join(map(repr, choices))}. Set {key}=auto unless you know better."
+
+
+def _keys_without_effect(config: Any) -> Iterator[str]:
+  for key, choices in _CHOICES.items():
+    value = getattr(config, key)
+    if value != "auto" and value in choices:
+      yield (
+          f"{key}={value} has no effect with pipeline_impl=host. Set pipeline_impl to one of "
+          f"{', '.join(name for name in registry.names() if name != registry.HOST)}, or leave {key} out."
+      )
+
+
+def _unknown_implementation(config: Any) -> Iterator[str]:
+  try:
+    registry.get(config.pipeline_impl)
+  except registry.UnknownImplementationError as error:
+    yield f"{error} {_WAY_OUT}"
+
+
+def _contradicting_host_keys(config: Any) -> Iterator[str]:
+  for key, instead in _CONTRADICTING_HOST_KEYS.items():
+    if getattr(config, key):
+      yield (
+          f"{key}=True together with pipeline_impl={config.pipeline_impl}: both say how long gathered weights stay. Set "
+          f"{key}=False; pipeline_impl={instead} does what {key} is for."
+      )
+
+
+def _stages(config: Any) -> Iterator[str]:
+  for key in ("ici_pipeline_parallelism", "dcn_pipeline_parallelism"):
+    value = getattr(config, key)
+    if value < 1:
+      yield f"{key}={value}: MaxText does not derive the number of stages. Set {key} to a number of at least 1."
+  if num_stages(config) == 1:
+    layers = _pipelined_layers(config)
+    per_stage = max(config.num_layers_per_pipeline_stage, 1)
+    fitting = [s for s in range(2, 1 + (layers or 0) // per_stage) if layers % (s * per_stage) == 0]
+    example = f", for example {fitting[0]}," if fitting else ""
+    yield (
+        f"pipeline_impl={config.pipeline_impl} without a pipeline: ici_pipeline_parallelism=1 × "
+        f"dcn_pipeline_parallelism=1 = 1 stage. Set ici_pipeline_parallelism (stages within a slice) or "
+        f"dcn_pipeline_parallelism (stages on different slices) to the number of stages{example} or set "
+        "pipeline_impl=host."
+    )
+
+
+def num_stages(config: Any) -> int | None:
+  """S = ici_pipeline_parallelism × dcn_pipeline_parallelism, or None if one of them is no number of stages."""
+  ici, dcn = config.ici_pipeline_parallelism, config.dcn_pipeline_parallelism
+  return ici * dcn if ici >= 1 and dcn >= 1 else None
+
+
+def forwarding_delay(config: Any) -> int:
+  """D: 2 with pipeline_delay_activation_forwarding, else 1."""
+  return 2 if config.pipeline_delay_activation_forwarding else 1
+
+
+def _stages_text(config: Any) -> str:
+  return (
+      f"{num_stages(config)} stages (ici_pipeline_parallelism={config.ici_pipeline_parallelism} × "
+      f"dcn_pipeline_parallelism={config.dcn_pipeline_parallelism})"
+  )
+
+
+def _layers_to_choose_from(config: Any) -> int | None:
+  """How many layers of the model could be in the pipeline: DeepSeek's leading dense layers run before it."""
+  if config.num_decoder_layers is None:
+    return None
+  return config.num_decoder_layers - (config.first_num_dense_layers if _is_deepseek(config) else 0)
+
+
+def _is_deepseek(config: Any) -> bool:
+  return getattr(config.decoder_block, "value", config.decoder_block) == "deepseek"
+
+
+def _pipelined_layers(config: Any) -> int | None:
+  layers = config.pipeline_parallel_layers
+  return _layers_to_choose_from(config) if layers == -1 else layers
+
+
+def _layers_text(config: Any) -> str:
+  available = f"num_decoder_layers={config.num_decoder_layers}"
+  if _is_deepseek(config):
+    available += f" − first_num_dense_layers={config.first_num_dense_layers}"
+  return f"{_pipelined_layers(config)} pipelined layers (pipeline_parallel_layers, by default {available})"
+
+
+def _layers(config: Any) -> Iterator[str]:
+  stages, layers, available = num_stages(config), _pipelined_layers(config), _layers_to_choose_from(config)
+  per_stage = config.num_layers_per_pipeline_stage
+  if per_stage < 1:
+    yield f"num_layers_per_pipeline_stage={per_stage} must be at least 1. Set num_layers_per_pipeline_stage=1."
+    return
+  if layers is None or available is None or stages is None or stages == 1:
+    return
+  group = stages * per_stage
+  group_text = f"{_stages_text(config)} × num_layers_per_pipeline_stage={per_stage} = {group}"
+  if layers > available:
+    yield (
+        f"pipeline_parallel_layers={layers} is more than the model has: {available}. Set pipeline_parallel_layers to at "
+        f"most {available // group * group or group}, or -1 for all layers."
+    )
+  elif layers < group:
+    yield (
+        f"{_layers_text(config)} are fewer than {group_text}. Set ici_pipeline_parallelism × dcn_pipeline_parallelism × "
+        f"num_layers_per_pipeline_stage to at most {layers}, or base_num_decoder_layers so that {group} layers result."
+    )
+  elif layers % group:
+    kept = layers // group * group
+    yield (
+        f"{_layers_text(config)} cannot be divided among {group_text}. Set pipeline_parallel_layers={kept} (the other "
+        f"{available - kept} then run outside the pipeline on every stage), or change one factor so that the product "
+        f"divides {layers}."
+    )
+  elif config.num_pipeline_repeats not in (-1, layers // group):
+    repeats = config.num_pipeline_repeats
+    yield (
+        f"num_pipeline_repeats={repeats} × {group_text} is {repeats * group}, not the {_layers_text(config)}. Set "
+        f"num_pipeline_repeats={layers // group}, or -1 to have it derived."
+    )
+
+
+def _microbatches(config: Any) -> Iterator[str]:
+  stages, microbatches = num_stages(config), config.num_pipeline_microbatches
+  if stages is None or stages == 1 or microbatches == -1:
+    return
+  delay, least = forwarding_delay(config), _least_microbatches(config)
+  fitting = _fitting_microbatches(config)
+  nearest = (
+      min(fitting, key=lambda m: abs(m - microbatches)) if fitting else max(-(-microbatches // stages) * stages, least)
+  )
+  if microbatches % stages or microbatches < 1:
+    yield (
+        f"num_pipeline_microbatches={microbatches} is not a multiple of {_stages_text(config)}, as it must be for every "
+        f"stage to keep equally many. Set num_pipeline_microbatches={nearest}, or -1 for {least}."
+    )
+  if microbatches < least:
+    why = " with pipeline_delay_activation_forwarding=True" if delay == 2 else ""
+    yield (
+        f"num_pipeline_microbatches={microbatches} is fewer than {least} = {delay} × {_stages_text(config)}{why}: a "
+        f"microbatch needs that many iterations to come back to the first stage. Set "
+        f"num_pipeline_microbatches={nearest}, or -1 for {least}."
+    )
+
+
+def _least_microbatches(config: Any) -> int:
+  """D·S, which is also what MaxText takes for -1."""
+  return forwarding_delay(config) * num_stages(config)
+
+
+def _fitting_microbatches(config: Any) -> list[int]:
+  """All M that are multiples of S, at least D·S, and divide the batch."""
+  batch, stages = config.micro_batch_size_to_train_on or 0, num_stages(config)
+  return [m for m in range(_least_microbatches(config), batch + 1, stages) if batch % m == 0]
+
+
+def _batch(config: Any) -> Iterator[str]:
+  batch, stages = config.micro_batch_size_to_train_on, num_stages(config)
+  if batch is None or batch < 0 or stages is None or stages == 1:
+    return
+  least, fitting = _least_microbatches(config), _fitting_microbatches(config)
+  microbatches = least if config.num_pipeline_microbatches == -1 else config.num_pipeline_microbatches
+  if microbatches % stages or microbatches < least:
+    if fitting:
+      return  # `_microbatches` names one of those
+    microbatches = least
+  elif batch > 0 and batch % microbatches == 0:
+    return
+  devices = config.num_target_devices
+  ways = [f"num_pipeline_microbatches={min(fitting, key=lambda m: abs(m - microbatches))}"] if fitting else []
+  if devices:
+    ways.append(f"per_device_batch_size={_per_device_batch_size(batch, microbatches, devices)}")
+  yield (
+      f"a batch of {batch} rows (int(num_target_devices={devices} × per_device_batch_size="
+      f"{config.per_device_batch_size})) cannot be divided into {microbatches} microbatches "
+      f"(num_pipeline_microbatches, by default {least}). Set {' or '.join(ways)}."
+  )
+
+
+def _per_device_batch_size(batch: int, microbatches: int, devices: int) -> str:
+  """What to set for the least batch that is a multiple of the microbatches and not smaller than this one."""
+  rows = max(-(-batch // microbatches), 1) * microbatches
+  text = f"{rows / devices:g}"
+  if int(devices * float(text)) != rows:  # the host truncates; a fraction such as 1/3 would lose a row
+    multiple = math.lcm(microbatches, devices)
+    text = f"{-(-rows // multiple) * multiple // devices}"
+  return text
+
+
+def _mesh(config: Any) -> Iterator[str]:
+  stages = num_stages(config)
+  if stages is not None and stages > 1 and "stage" not in config.mesh_axes:
+    yield (
+        f"{_stages_text(config)}, but mesh_axes={list(config.mesh_axes)} has no axis 'stage' (custom_mesh_and_rule="
+        f"{getattr(config.custom_mesh_and_rule, 'value', config.custom_mesh_and_rule)!r}), so nothing would be "
+        "pipelined over devices. Use mesh_axes with 'stage', as base.yml has them, or pipeline_impl=host."
+    )

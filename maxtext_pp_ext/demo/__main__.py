@@ -1,0 +1,125 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trains one small model on real text, with a pipeline and without, and fails if the loss curves differ.
+
+Both runs are MaxText's own trainer, started by its usual command in a process of its own. They share the text (the
+language reference inside every CPython), its order, the initial weights and every key that is not about the mesh or the
+pipeline.
+"""
+
+import argparse
+import importlib.util
+import pathlib
+import sys
+import time
+
+from maxtext_pp_ext.demo import report, runs, settings as demo_settings
+
+
+def main(argv: list[str] | None = None) -> int:
+  settings = _parse(argv)
+  if missing := [
+      name for name in ("maxtext", "jax", "grain", "rich", "matplotlib") if not importlib.util.find_spec(name)
+  ]:
+    print(f"Missing: {', '.join(missing)}. Install maxtext-pp-ext[cpu,tools].", file=sys.stderr)
+    return 1
+  started = time.monotonic()
+  settings.output.mkdir(parents=True, exist_ok=True)
+  try:
+    _prepare(settings)
+    active = None if settings.pipeline_impl == "host" else f"pipeline_impl={settings.pipeline_impl} is active"
+    pipelined = _train(settings, "pipelined", settings.pipelined_keys(), active)
+    sequential = _train(settings, "sequential", settings.sequential_keys(), None)
+  except runs.RunFailedError as error:
+    print(error, file=sys.stderr)
+    return 1
+  agree = _compare(settings, pipelined, sequential)
+  print(f"{time.monotonic() - started:.0f} s")
+  return 0 if agree else 1
+
+
+def _parse(argv: list[str] | None) -> demo_settings.Settings:
+  parser = argparse.ArgumentParser(prog="python -m maxtext_pp_ext.demo", description=__doc__)
+  parser.add_argument("--steps", type=int, default=40, help="training steps of each run (default: %(default)s)")
+  parser.add_argument(
+      "--output", type=pathlib.Path, default="demo-output", help="folder for everything it writes (default: %(default)s)"
+  )
+  parser.add_argument(
+      "--pipeline-impl", default="circular_bsw", help="`host` is MaxText's own pipeline (default: %(default)s)"
+  )
+  parser.add_argument("extra_keys", nargs="*", metavar="KEY=VALUE", help="more MaxText keys for the pipelined run")
+  arguments = parser.parse_args(argv)
+  if arguments.steps < 1:
+    parser.error(f"--steps {arguments.steps}: give at least 1")
+  if wrong := [key for key in arguments.extra_keys if "=" not in key]:
+    parser.error(f"not KEY=VALUE: {' '.join(wrong)}")
+  return demo_settings.Settings(
+      output=arguments.output.resolve(),
+      steps=arguments.steps,
+      pipeline_impl=arguments.pipeline_impl,
+      extra_keys=tuple(arguments.extra_keys),
+  )
+
+
+def _prepare(settings: demo_settings.Settings) -> None:
+  print("Preparing text and initial weights ...", flush=True)
+  sizes = runs.prepare(settings)
+  print(
+      f"text:       Python's language reference, {sizes['topics']} topics, {sizes['characters']} characters\n"
+      f"model:      Llama-type, {demo_settings.LAYERS} layers, {sizes['parameters'] / 1e6:.1f} M parameters, float32\n"
+      f"devices:    {demo_settings.DEVICES} virtual CPU devices",
+      flush=True,
+  )
+
+
+def _train(settings: demo_settings.Settings, name: str, keys: list[str], expect: str | None) -> list[float]:
+  """One run under a progress bar, or with a line every ten steps where there is no terminal."""
+  from rich import console, progress  # pylint: disable=import-outside-toplevel
+
+  print(f"{name + ':':11} {' '.join(keys)}", flush=True)
+  screen = console.Console()
+  bar = progress.Progress(
+      progress.SpinnerColumn(),
+      progress.TextColumn("{task.description:24}"),
+      progress.BarColumn(),
+      progress.MofNCompleteColumn(),
+      progress.TimeElapsedColumn(),
+      console=screen,
+      disable=not screen.is_terminal,
+  )
+  with bar:
+    task = bar.add_task("starting and compiling", total=settings.steps)
+
+    def show(step: int, loss: float) -> None:
+      bar.update(task, completed=step + 1, description=f"loss {loss:.3f}")
+      if bar.disable and (step % 10 == 0 or step == settings.steps - 1):
+        print(f"  step {step:3d}  loss {loss:.3f}", flush=True)
+
+    return runs.train(settings, name, keys, show, expect=expect)
+
+
+def _compare(settings: demo_settings.Settings, pipelined: list[float], sequential: list[float]) -> bool:
+  """Prints both curves, writes their picture, and returns whether they agree."""
+  layers = demo_settings.LAYERS
+  differences = [abs(ours - reference) for ours, reference in zip(pipelined, sequential, strict=True)]
+  print("\nstep   pipelined  sequential  difference   allowed")
+  for step in sorted({*range(0, settings.steps, max(1, settings.steps // 10)), settings.steps - 1}):
+    allowed = report.tolerance(sequential[step], step, layers)
+    print(f"{step:4d} {pipelined[step]:11.6f} {sequential[step]:11.6f} {differences[step]:11.1e} {allowed:9.1e}")
+  excess = report.excess_steps(pipelined, sequential, layers)
+  largest = max(range(settings.steps), key=differences.__getitem__)
+  print(f"Largest difference: {differences[largest]:.1e}, at step {largest}.")
+
+  picture = settings.output / "loss.png"
+  title = f"pipeline_impl={settings.pipeline_impl}, {demo_settings.STAGES} stages × {demo_settings.FSDP} FSDP"
+  report.write_picture(picture, pipelined, sequential, layers, title)
+  print(f"Both curves: {picture}")
+  if excess:
+    print(f"They differ by more than float32 explains: at {len(excess)} steps, first at step {excess[0]}.")
+  else:
+    print("They agree within float32.")
+  return not excess
+
+
+if __name__ == "__main__":
+  sys.exit(main())

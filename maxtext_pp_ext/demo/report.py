@@ -1,0 +1,57 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the two loss curves: table, picture, and how far apart float32 lets them be."""
+
+from collections.abc import Sequence
+import math
+import pathlib
+
+# float32: the distance from 1 to the next number.
+EPSILON = 2.0**-23
+# Matrix products, normalisations and the softmax on the path through one layer, forward and backward.
+ROUNDED_OPERATIONS_PER_LAYER = 16
+
+
+def tolerance(loss: float, step: int, layers: int) -> float:
+  """How far two float32 runs of the same computation may be apart at `step`, counted from 0.
+
+  Summing in another order changes a result by about one rounding error per operation in the chain, relative to its
+  size: `EPSILON` times the layers times the operations in a layer. Each optimizer step starts from the differences of
+  all steps before and adds its own, so the bound grows with their number.
+  """
+  return EPSILON * layers * ROUNDED_OPERATIONS_PER_LAYER * (step + 1) * abs(loss)
+
+
+def excess_steps(pipelined: Sequence[float], sequential: Sequence[float], layers: int) -> list[int]:
+  """The steps at which the curves are further apart than `tolerance`, or at which one of them is not finite."""
+  return [
+      step
+      for step, (ours, reference) in enumerate(zip(pipelined, sequential, strict=True))
+      # Negated, so that a NaN counts as too far apart.
+      if not abs(ours - reference) <= tolerance(reference, step, layers) or not math.isfinite(ours)
+  ]
+
+
+def write_picture(
+    path: pathlib.Path, pipelined: Sequence[float], sequential: Sequence[float], layers: int, title: str
+) -> None:
+  """A PNG with both curves, and below them, on a logarithmic scale, their difference and what `tolerance` allows."""
+  import matplotlib  # pylint: disable=import-outside-toplevel
+
+  matplotlib.use("Agg")
+  from matplotlib import pyplot  # pylint: disable=import-outside-toplevel
+
+  figure, (curves, gap) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 6), height_ratios=(3, 1), layout="constrained")
+  curves.plot(sequential, color="tab:orange", linewidth=4, alpha=0.5, label="without a pipeline")
+  curves.plot(pipelined, color="tab:blue", linewidth=1.5, label="pipeline")
+  curves.set(ylabel="loss", title=title)
+  curves.legend()
+  differences = [abs(ours - reference) for ours, reference in zip(pipelined, sequential, strict=True)]
+  allowed = [tolerance(loss, step, layers) for step, loss in enumerate(sequential)]
+  gap.plot(differences, color="tab:red", label="difference")
+  gap.plot(allowed, color="tab:gray", linestyle="--", label="allowed")
+  gap.set(xlabel="step", ylabel="loss")
+  gap.set_yscale("symlog", linthresh=EPSILON)  # logarithmic, but with a zero: most steps have the same loss
+  gap.legend()
+  figure.savefig(path, dpi=120)
+  pyplot.close(figure)

@@ -1,0 +1,123 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo trains: the MaxText keys that both runs share, and those in which they differ."""
+
+from collections.abc import Mapping
+import dataclasses
+import importlib.util
+import os
+import pathlib
+
+STAGES = 4
+FSDP = 2
+MICROBATCHES = 8
+LAYERS = 8
+DEVICES = STAGES * FSDP
+DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+
+# A Llama-type decoder of 4.5 million parameters, nearly all of them in the two vocabulary tables: MaxText's wheel
+# carries no tokenizer with fewer than 32000 tokens.
+MODEL_KEYS = {
+    "decoder_block": "llama2",
+    "base_emb_dim": 64,
+    "base_num_query_heads": 4,
+    "base_num_kv_heads": 2,
+    "head_dim": 16,
+    "base_mlp_dim": 192,
+    "base_num_decoder_layers": LAYERS,
+    "vocab_size": 32000,
+    # float32 throughout, so that the two runs differ by the order of additions and by nothing else.
+    "dtype": "float32",
+    "weight_dtype": "float32",
+    "attention": "dot_product",
+}
+
+PIPELINED_KEYS = {
+    "ici_pipeline_parallelism": STAGES,
+    "ici_fsdp_parallelism": FSDP,
+    "num_pipeline_microbatches": MICROBATCHES,
+}
+SEQUENTIAL_KEYS = {"ici_fsdp_parallelism": DEVICES}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """One demo. Everything it writes lies under `output`."""
+
+  output: pathlib.Path
+  steps: int
+  pipeline_impl: str = "circular_bsw"  # "host" is MaxText's own pipeline: the key is then not given at all
+  extra_keys: tuple[str, ...] = ()  # more MaxText keys, `key=value`, for the pipelined run only
+
+  @property
+  def data_file(self) -> pathlib.Path:
+    return self.output / "data" / "topics.array_record"
+
+  @property
+  def summary_file(self) -> pathlib.Path:
+    return self.output / "data" / "summary.json"
+
+  def weights(self, layout: str) -> pathlib.Path:
+    return self.output / "initial-weights" / layout
+
+  def metrics_file(self, name: str) -> pathlib.Path:
+    return self.output / f"{name}.metrics.jsonl"
+
+  def log_file(self, name: str) -> pathlib.Path:
+    return self.output / f"{name}.log"
+
+  def pipelined_keys(self) -> list[str]:
+    chosen = {} if self.pipeline_impl == "host" else {"pipeline_impl": self.pipeline_impl}
+    return as_arguments(chosen | PIPELINED_KEYS) + list(self.extra_keys)
+
+  def sequential_keys(self) -> list[str]:
+    return as_arguments(SEQUENTIAL_KEYS)
+
+  def shared_keys(self) -> list[str]:
+    """The keys of both runs: model, text, optimizer, and nothing written outside `output`."""
+    return as_arguments(
+        MODEL_KEYS
+        | {
+            "hardware": "cpu",
+            "skip_jax_distributed_system": True,
+            "dataset_type": "grain",
+            "grain_file_type": "arrayrecord",
+            "grain_train_files": self.data_file,
+            "grain_worker_count": 0,  # 0.5 MB of text needs no process of its own
+            "tokenizer_type": "sentencepiece",
+            "tokenizer_path": maxtext_folder() / "assets" / "tokenizers" / "tokenizer.llama2",
+            "use_truncation": False,  # long topics become several sequences instead of losing their end
+            "num_epoch": 1 + self.steps // 32,  # one pass over the text is about 75 steps; this never runs dry
+            "per_device_batch_size": 2,
+            "max_target_length": 128,
+            "steps": self.steps,
+            "learning_rate": 3e-3,
+            "enable_checkpointing": False,
+            "enable_tensorboard": False,
+            "log_config": False,
+            "base_output_directory": self.output / "maxtext",
+            "jax_cache_dir": self.output / "jax-cache",
+        }
+    )
+
+
+def as_arguments(keys: Mapping[str, object]) -> list[str]:
+  return [f"{key}={value}" for key, value in keys.items()]
+
+
+def maxtext_folder() -> pathlib.Path:
+  """Where MaxText is installed, without importing it. Raises ModuleNotFoundError if it is not."""
+  spec = importlib.util.find_spec("maxtext")
+  if spec is None or spec.origin is None:
+    raise ModuleNotFoundError("No module named 'maxtext'", name="maxtext")
+  return pathlib.Path(spec.origin).parent
+
+
+def environment() -> dict[str, str]:
+  """This process's environment, with virtual CPU devices for JAX and no Google Cloud packages for MaxText."""
+  kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(DEVICE_COUNT_FLAG)]
+  return os.environ | {
+      "XLA_FLAGS": " ".join([*kept, f"{DEVICE_COUNT_FLAG}={DEVICES}"]),
+      "JAX_PLATFORMS": "cpu",
+      "DECOUPLE_GCLOUD": "TRUE",
+  }

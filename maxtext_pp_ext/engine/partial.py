@@ -1,0 +1,230 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Weight gradients as explicit partial sums, so that they cross device boundaries once per repeat.
+
+A weight's gradient is a sum over the batch, which is sharded over the data-like mesh axes. Left to itself the compiler
+completes the sum (an all-reduce) wherever the gradient leaves the operation that made it: at every iteration, or, where
+it manages to move the reduction out of a loop, at the end of that loop. A partial sum cannot cross a loop's boundary,
+because automatic sharding has no layout for "not yet added up".
+
+Here it gets one: a leading axis. The operation at the root of each gradient (a matrix product or a sum that contracts
+the batch) is rewritten to contract within each of F equal parts of the batch, with the parts as a leading axis of the
+result, sharded over the data-like axes. On each device that is the product it computed anyway, and adding such values up
+over iterations, windows and loops needs no communication. What is left to do once is to add up the leading axis.
+
+The rewrite is algebra, true whatever the layouts are: Σ_b = Σ_f Σ_{b in part f}. Layouts decide only how fast it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core as jex_core
+import jax.numpy as jnp
+
+# Inlined, so that gradients inside of them are seen.
+_CALLS = frozenset({"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
+# Linear, acts on each part alone: may stand between the root and the gradient.
+_LINEAR = frozenset({"transpose", "reshape", "convert_element_type", "squeeze", "broadcast_in_dim", "add_any", "neg", "copy"})
+
+
+class BatchSplit(NamedTuple):
+  """An axis of the activations, by its size, and into how many parts the devices hold it."""
+
+  size: int
+  parts: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GradientProgram:
+  """A backward program whose first outputs are weight gradients, taken apart at their roots.
+
+  Attributes:
+    body: everything else; (inputs) -> the roots' operands, then the outputs that have no root.
+    roots: for each gradient its root operations, or None if it has none that can be split.
+    tails: for each gradient with roots what follows them, (results of the roots) -> gradient.
+    parts: F of each gradient; 1 without roots.
+  """
+
+  body: jex_core.ClosedJaxpr
+  roots: tuple[tuple[Any, ...] | None, ...]
+  tails: tuple[Any, ...]
+  splits: tuple[tuple[BatchSplit, ...], ...]
+  num_rest: int
+
+  @property
+  def parts(self) -> list[int]:
+    return [math.prod(s.parts for s in split) if roots else 1 for roots, split in zip(self.roots, self.splits)]
+
+  @classmethod
+  def plan(cls, closed: jex_core.ClosedJaxpr, splits: Sequence[Sequence[BatchSplit]]) -> GradientProgram:
+    """Finds the roots of the first `len(splits)` outputs.
+
+    Args:
+      closed: the backward program.
+      splits: for each gradient the batch axes to split. An empty one, or one that no axis of the root's contraction
+        fits, leaves the gradient whole.
+    """
+    whole = _inline(closed)
+    jaxpr = whole.jaxpr
+    uses = _count_uses(jaxpr)
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    splits = tuple(tuple(s for s in split if s.parts > 1) for split in splits)
+    found = [_find(out, makers, uses, split) if split else None for out, split in zip(jaxpr.outvars, splits)]
+    taken = {id(eqn) for one in found if one for eqn in (*one.roots, *one.tail)}
+    operands = [v for one in found if one for eqn in one.roots for v in eqn.invars]
+    rest = [out for k, out in enumerate(jaxpr.outvars) if k >= len(found) or found[k] is None]
+    kept = [eqn for eqn in jaxpr.eqns if id(eqn) not in taken]
+    return cls(
+        body=_sub_program(whole, kept, jaxpr.invars, [*operands, *rest], consts=True),
+        roots=tuple(tuple(one.roots) if one else None for one in found),
+        tails=tuple(
+            _sub_program(whole, one.tail, [e.outvars[0] for e in one.roots], [out], consts=False) if one else None
+            for one, out in zip(found, jaxpr.outvars)
+        ),
+        splits=splits,
+        num_rest=len(rest),
+    )
+
+  def run(self, *args: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+    """(gradients, each [F, …] with its own F, other outputs)."""
+    values = jex_core.jaxpr_as_fun(self.body)(*args)
+    operands, rest = iter(values[: len(values) - self.num_rest]), iter(values[len(values) - self.num_rest :])
+    gradients = []
+    for roots, tail, split in zip(self.roots, self.tails, self.splits, strict=True):
+      if roots is None:
+        gradients.append(next(rest)[None])
+        continue
+      results = [_run_root(eqn, [next(operands) for _ in eqn.invars], split) for eqn in roots]
+      gradients += jax.vmap(jex_core.jaxpr_as_fun(tail))(*results)
+    return gradients, list(rest)
+
+
+class _Found(NamedTuple):
+  roots: list[Any]
+  tail: list[Any]  # in program order
+
+
+def _find(out: Any, makers: dict, uses: dict, split: Sequence[BatchSplit]) -> _Found | None:
+  """Walks from a gradient back to its roots, through linear operations whose results go nowhere else."""
+  roots, tail, todo = [], [], [out]
+  while todo:
+    var = todo.pop()
+    eqn = makers.get(var) if isinstance(var, jex_core.Var) else None
+    if eqn is None or uses[var] != 1:
+      return None
+    if _can_split(eqn, split):
+      roots.append(eqn)
+    elif eqn.primitive.name in _LINEAR:
+      tail.append(eqn)
+      todo += eqn.invars
+    else:
+      return None
+  return _Found(roots, tail[::-1])
+
+
+def _can_split(eqn: Any, split: Sequence[BatchSplit]) -> bool:
+  return _split_axes(eqn, split) is not None
+
+
+def _split_axes(eqn: Any, split: Sequence[BatchSplit]) -> list[tuple[tuple[int, ...], int]] | None:
+  """For each part of a split ((axis of each operand), parts), or None if the operation does not contract all of them.
+
+  The axis is the first contracted one of that size, or else of a multiple of it: an axis that the batch was merged into
+  as its slower part. Axes are distinct.
+  """
+  if eqn.primitive.name == "dot_general":
+    (left, right), _ = eqn.params["dimension_numbers"]
+    axes = list(zip(left, right))
+  elif eqn.primitive.name == "reduce_sum":
+    axes = [(axis,) for axis in eqn.params["axes"]]
+  else:
+    return None
+  shape = eqn.invars[0].aval.shape
+  axes.sort()
+  chosen = []
+  for size, parts in split:
+    free = [a for a in axes if a not in [c for c, _ in chosen]]
+    same = [a for a in free if shape[a[0]] == size] or [a for a in free if shape[a[0]] % size == 0]
+    if not same or shape[same[0][0]] % parts:
+      return None
+    chosen.append((same[0], parts))
+  return chosen
+
+
+def _run_root(eqn: Any, operands: list[jax.Array], split: Sequence[BatchSplit]) -> jax.Array:
+  """The root with a leading axis of parts [F, …]."""
+  chosen = _split_axes(eqn, split)
+  is_dot = eqn.primitive.name == "dot_general"
+  split_operands = []
+  for k, x in enumerate(operands[: 2 if is_dot else 1]):
+    shape, moved = list(x.shape), []
+    for axes, parts in sorted(chosen, key=lambda c: -c[0][k]):
+      shape[axes[k] : axes[k] + 1] = [parts, shape[axes[k]] // parts]
+    x = x.reshape(shape)
+    order = [axes[k] for axes, _ in chosen]
+    moved = [axis + sum(other < axis for other in order) for axis in order]
+    split_operands.append(jnp.moveaxis(x, moved, range(len(moved))))
+  one = functools.partial(eqn.primitive.bind, **eqn.params)
+  for _ in chosen:
+    one = jax.vmap(one)
+  result = one(*split_operands)
+  return result.reshape((-1,) + result.shape[len(chosen) :])
+
+
+def _count_uses(jaxpr: Any) -> dict:
+  uses: dict = {}
+  for var in [v for eqn in jaxpr.eqns for v in eqn.invars] + list(jaxpr.outvars):
+    if isinstance(var, jex_core.Var):
+      uses[var] = uses.get(var, 0) + 1
+  return uses
+
+
+def _sub_program(closed: jex_core.ClosedJaxpr, eqns: list, invars: Sequence, outvars: Sequence, *, consts: bool):
+  """A program of these equations only, with the constants of the whole or with none."""
+  given = {} if consts else {"constvars": []}
+  jaxpr = closed.jaxpr.replace(eqns=eqns, invars=list(invars), outvars=list(outvars), **given)
+  return jex_core.ClosedJaxpr(jaxpr, closed.consts if consts else [])
+
+
+def _inline(closed: jex_core.ClosedJaxpr) -> Any:
+  """The same program without calls."""
+  return jax.make_jaxpr(functools.partial(_run_inlined, closed.jaxpr, closed.consts))(*closed.in_avals)
+
+
+def _run_inlined(jaxpr: Any, consts: Sequence, *args: Any) -> list:
+  env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args]))
+  read = lambda v: v.val if isinstance(v, jex_core.Literal) else env[v]
+  for eqn in jaxpr.eqns:
+    values = [read(v) for v in eqn.invars]
+    if eqn.primitive.name in _CALLS and not _has_shardings(eqn):
+      inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+      values = _keep_from_merging(eqn, values)
+      results = _run_inlined(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), *values)
+    else:
+      variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, jex_core.Var)))
+      single = jaxpr.replace(constvars=[], eqns=[eqn], invars=variables, outvars=list(eqn.outvars))
+      results = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(single, []))(*(env[v] for v in variables))
+    env.update(zip(eqn.outvars, results))
+  return [read(v) for v in jaxpr.outvars]
+
+
+def _has_shardings(eqn: Any) -> bool:
+  """Whether a call lays its operands or results out; then it is left alone."""
+  given = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+  return any(isinstance(s, jax.sharding.Sharding) for s in given)
+
+
+def _keep_from_merging(eqn: Any, values: list) -> list:
+  """What lowering a rematerialised call does: a barrier, or the compiler would merge it with the forward pass."""
+  prevent = eqn.params.get("prevent_cse", False) if eqn.params.get("differentiated", False) else False
+  flags = [prevent] * len(values) if isinstance(prevent, bool) else list(prevent)
+  if not any(flags):
+    return values
+  behind = iter(jax.lax.optimization_barrier([v for v, f in zip(values, flags) if f]))
+  return [next(behind) if f else v for v, f in zip(values, flags)]

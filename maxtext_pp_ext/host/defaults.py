@@ -1,0 +1,94 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A `pipeline_impl` for every pipelined config of this process that does not name one itself.
+
+Nothing is changed until somebody calls `set_default_pipeline_impl` (or the context manager `override_pipeline_impl`):
+the normal way to choose an implementation is the config key. The default is for code whose configs one cannot edit,
+such as MaxText's own tests (`maxtext_pp_ext.testing.plugin`).
+
+The config class calls `apply_default_pipeline_impl` on its raw keys, before any of them is validated. A key counts as
+set by the config itself if it is there at all: `pipeline_impl` stands in none of MaxText's yml files. Standard library
+only, so that the config class costs nothing extra.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import dataclasses
+from typing import Any
+
+# Modes of the host's own pipelines. They say how long gathered weights stay, as an implementation of ours does by its
+# name, so a config may not have both (`maxtext_pp_ext.config` refuses it).
+HOST_RESIDENCY_KEYS = ("pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConfigReport:
+  """What was decided for one pipelined config while a default was set."""
+
+  pipeline_impl: str  # the implementation that the config ends up with
+  explicit: bool  # the config named it itself, so nothing was changed
+  switched_off: tuple[str, ...] = ()  # host keys that were on and contradict the implementation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Default:
+  pipeline_impl: str
+  observer: Callable[[ConfigReport], None] | None
+
+
+_default: _Default | None = None
+
+
+def set_default_pipeline_impl(name: str | None, observer: Callable[[ConfigReport], None] | None = None) -> None:
+  """Gives `pipeline_impl=name` to each config with a pipeline that is built from now on and has no `pipeline_impl`.
+
+  With an implementation other than `host`, `pipeline_fsdp_ag_once` and `pipeline_fsdp_ag_per_repeat` are turned off in
+  those configs, since they ask for one of the host's own pipelines.
+
+  Args:
+    name: a name known to `maxtext_pp_ext.registry`; the config class checks it. None ends the default.
+    observer: called once per pipelined config with what was decided, so that no change goes unreported.
+  """
+  global _default
+  _default = None if name is None else _Default(pipeline_impl=name, observer=observer)
+
+
+@contextlib.contextmanager
+def override_pipeline_impl(name: str, observer: Callable[[ConfigReport], None] | None = None) -> Iterator[None]:
+  """`set_default_pipeline_impl` for the duration of a `with` block; the default before it comes back afterwards."""
+  global _default
+  before = _default
+  set_default_pipeline_impl(name, observer)
+  try:
+    yield
+  finally:
+    _default = before
+
+
+def apply_default_pipeline_impl(values: Any) -> Any:
+  """Returns the raw keys of a config with the process's default in them; `values` itself if there is nothing to do."""
+  default = _default
+  if default is None or not isinstance(values, Mapping) or not _uses_pipeline(values):
+    return values
+  if "pipeline_impl" in values:
+    report = ConfigReport(pipeline_impl=values["pipeline_impl"], explicit=True)
+  else:
+    contradicting = HOST_RESIDENCY_KEYS if default.pipeline_impl != "host" else ()
+    switched_off = tuple(key for key in contradicting if values.get(key))
+    values = {**values, "pipeline_impl": default.pipeline_impl, **dict.fromkeys(switched_off, False)}
+    report = ConfigReport(pipeline_impl=default.pipeline_impl, explicit=False, switched_off=switched_off)
+  if default.observer is not None:
+    default.observer(report)
+  return values
+
+
+def _uses_pipeline(values: Mapping[str, Any]) -> bool:
+  """Whether the host will pipeline this config: its own rule, on keys that pydantic has not converted yet."""
+  return any(_as_int(values.get(key, 1)) > 1 for key in ("ici_pipeline_parallelism", "dcn_pipeline_parallelism"))
+
+
+def _as_int(value: Any) -> int:
+  try:
+    return int(value)
+  except (TypeError, ValueError):
+    return 1  # not a number: the config class will say so, better than we could here

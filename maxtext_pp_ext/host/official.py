@@ -1,0 +1,22 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the entry points of our wheel name, for a MaxText that has the seams itself (`patches/`).
+
+maxtext.config_class    extend_config_class(cls) -> cls
+maxtext.pipeline_class  pipeline_class(config) -> NNX module class or None
+maxtext.decoder_call    check_decoder_call(config, **arguments) -> None
+"""
+
+from typing import Any
+
+from maxtext_pp_ext.host import config_class
+from maxtext_pp_ext.host import decoder_call
+from maxtext_pp_ext.host import factory
+
+extend_config_class = config_class.extend_config_class
+pipeline_class = factory.pipeline_class
+
+
+def check_decoder_call(config: Any, **arguments: Any) -> None:
+  """Raises NotImplementedError if the pipelined path would drop an argument that matters."""
+  decoder_call.refuse_lost_arguments(config, arguments)

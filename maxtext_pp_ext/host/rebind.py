@@ -1,0 +1,89 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Replaces objects of MaxText where they are bound, and puts them back."""
+
+from collections.abc import Iterator
+import dataclasses
+import sys
+from types import FunctionType, ModuleType
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Swap:
+  """An object that stands for another one wherever MaxText has bound that: it is imported by name in many modules."""
+
+  home: Any  # the module or class that defines it
+  name: str
+  old: Any
+  new: Any
+
+
+class Rebinding:
+  """Replacements that can be undone together."""
+
+  def __init__(self) -> None:
+    self._swaps: list[_Swap] = []
+
+  @property
+  def touched(self) -> tuple[str, ...]:
+    """Qualified names of what is bound to our objects now, those that were imported by name since included."""
+    found = []
+    for swap in self._swaps:
+      if isinstance(swap.home, ModuleType):
+        found += [f"{module.__name__}.{name}" for module, name in _names_of(swap.new)]
+        found += [f"{f.__module__}.{f.__qualname__}'s default" for f in _functions_with_default(swap.new)]
+      else:
+        found.append(f"{swap.home.__module__}.{swap.home.__qualname__}.{swap.name}")
+    return tuple(found)
+
+  def module_level(self, module: ModuleType, name: str, new: Any) -> None:
+    """Replaces `module.name`, and the same object in other modules of MaxText and in defaults of its functions."""
+    self._swaps.append(_Swap(home=module, name=name, old=getattr(module, name), new=new))
+    _bind_everywhere(getattr(module, name), new)
+
+  def class_level(self, cls: type, name: str, new: Any) -> None:
+    """Replaces `cls.name`, which is defined in `cls` itself."""
+    self._swaps.append(_Swap(home=cls, name=name, old=vars(cls)[name], new=new))
+    setattr(cls, name, new)
+
+  def changed_since(self) -> list[str]:
+    """What somebody else has replaced after us, so that undoing ours would undo theirs."""
+    changed = [swap for swap in self._swaps if vars(swap.home).get(swap.name) is not swap.new]
+    return [f"{getattr(swap.home, '__qualname__', swap.home.__name__)}.{swap.name}" for swap in changed]
+
+  def undo(self) -> None:
+    """Puts everything back that is still ours."""
+    while self._swaps:
+      swap = self._swaps.pop()
+      if isinstance(swap.home, ModuleType):
+        _bind_everywhere(swap.new, swap.old)
+      elif vars(swap.home).get(swap.name) is swap.new:
+        setattr(swap.home, swap.name, swap.old)
+
+
+def _bind_everywhere(old: Any, new: Any) -> None:
+  for module, name in list(_names_of(old)):
+    setattr(module, name, new)
+  for function in list(_functions_with_default(old)):
+    function.__defaults__ = tuple(new if value is old else value for value in function.__defaults__)
+
+
+def _modules() -> list[ModuleType]:
+  named = sorted(sys.modules.items())
+  return [module for name, module in named if module is not None and name.split(".")[0] == "maxtext"]
+
+
+def _names_of(target: Any) -> Iterator[tuple[ModuleType, str]]:
+  for module in _modules():
+    for name in [name for name, value in list(vars(module).items()) if value is target]:
+      yield module, name
+
+
+def _functions_with_default(target: Any) -> Iterator[FunctionType]:
+  seen = set()
+  for module in _modules():
+    for function in [value for value in list(vars(module).values()) if isinstance(value, FunctionType)]:
+      if id(function) not in seen and any(value is target for value in function.__defaults__ or ()):
+        seen.add(id(function))
+        yield function

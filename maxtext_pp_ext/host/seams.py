@@ -1,0 +1,185 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The seams: for each MaxText module that we touch, what it must look like and what is replaced in it.
+
+  maxtext.configs.types        MaxTextConfig and RLConfig gain our keys
+  maxtext.layers.pipeline      create_nnx_pipeline and create_pipeline ask our registry first
+  maxtext.layers.nnx_decoders  NNXDecoder.__call__ refuses arguments that its pipelined path drops
+
+With `pipeline_impl=host` each of them does what MaxText does, by calling it.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import importlib.metadata
+import inspect
+import sys
+from types import ModuleType
+
+from maxtext_pp_ext.host import rebind
+from maxtext_pp_ext.host import version
+
+CREATE_NNX_PIPELINE = "(config, stage_factory, mesh, remat_policy=None, *, rngs)"
+CREATE_PIPELINE = "(config, layers=None, mesh=None, remat_policy=None)"
+# A parameter that we do not know could be one more that the pipelined path drops.
+DECODER_PARAMETERS = (
+    "self",
+    "shared_embedding",
+    "decoder_input_tokens",
+    "decoder_positions",
+    "decoder_segment_ids",
+    "deterministic",
+    "model_mode",
+    "previous_chunk",
+    "slot",
+    "kv_caches",
+    "attention_metadata",
+    "deepstack_visual_embeds",
+    "multimodal_input",
+)
+DECODER_PARAMETERS_SINCE_0_2_5 = ("forced_routed_experts", "decoder_input_embeddings")
+# What `config.problems` and `host.pipelined_path.problems` read.
+CONFIG_KEYS = (
+    "ici_pipeline_parallelism",
+    "dcn_pipeline_parallelism",
+    "num_layers_per_pipeline_stage",
+    "num_pipeline_repeats",
+    "pipeline_parallel_layers",
+    "num_pipeline_microbatches",
+    "pipeline_delay_activation_forwarding",
+    "pipeline_fsdp_ag_once",
+    "pipeline_fsdp_ag_per_repeat",
+    "using_pipeline_parallelism",
+    "num_decoder_layers",
+    "first_num_dense_layers",
+    "decoder_block",
+    "scan_layers",
+    "inhomogeneous_layer_cycle_interval",
+    "nope_layer_interval",
+    "interleave_moe_layer_step",
+    "micro_batch_size_to_train_on",
+    "num_target_devices",
+    "per_device_batch_size",
+    "mesh_axes",
+    "custom_mesh_and_rule",
+    "engram_layers",
+    "use_batch_split_schedule",
+    "mhc_expansion_rate",
+    "use_multimodal",
+    "use_mrope",
+    "deepstack_visual_indexes_for_vit",
+)
+_PYCONFIG = "maxtext.configs.pyconfig"
+_PYCONFIG_FUNCTIONS = ("initialize", "initialize_pydantic", "_initialize_pydantic", "_prepare_for_pydantic")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seam:
+  """One module's seam.
+
+  Attributes:
+    check: raises HostVersionError unless the module looks as expected; touches nothing.
+    apply: replaces what is to be replaced, everywhere in MaxText where it is bound already.
+  """
+
+  check: Callable[[ModuleType], None]
+  apply: Callable[[ModuleType, rebind.Rebinding], None]
+
+
+def official(module: ModuleType) -> bool:
+  """Whether this MaxText has the seam itself (`patches/`) and finds our entry point: then there is nothing to do."""
+  group = getattr(module, "EXTENSION_GROUP", None)
+  if group is None:
+    return False
+  return any(ep.value.startswith("maxtext_pp_ext.") for ep in importlib.metadata.entry_points(group=group))
+
+
+def _check_types(module: ModuleType) -> None:
+  from maxtext_pp_ext.host import config_class  # pylint: disable=import-outside-toplevel
+
+  for name, validator in config_class.VALIDATORS.items():
+    cls = version.attribute(module, name)
+    version.check_signature(cls, validator, "(self)")
+    if validator not in cls.__pydantic_decorators__.model_validators:
+      raise version.HostVersionError(f"expected {module.__name__}.{name}.{validator} to be a pydantic validator.")
+  fields = module.MaxTextConfig.model_fields
+  missing = [key for key in CONFIG_KEYS if key not in fields]
+  if missing:
+    raise version.HostVersionError(f"expected the config keys {', '.join(missing)} in {module.__name__}.MaxTextConfig.")
+  taken = [key for key in config_class.keys.PipelineKeys.model_fields if key in fields]
+  if taken:
+    raise version.HostVersionError(f"{module.__name__}.MaxTextConfig has the key {', '.join(taken)} of its own.")
+  for function in _pyconfig_functions():
+    if module.MaxTextConfig not in (function.__defaults__ or ()):
+      raise version.HostVersionError(f"expected {_PYCONFIG}.{function.__name__} to have MaxTextConfig as a default.")
+
+
+def _apply_types(module: ModuleType, rebinding: rebind.Rebinding) -> None:
+  from maxtext_pp_ext.host import config_class  # pylint: disable=import-outside-toplevel
+
+  for name in config_class.VALIDATORS:
+    rebinding.module_level(module, name, config_class.extend_config_class(getattr(module, name)))
+
+
+def _pyconfig_functions() -> list:
+  """The functions that have bound MaxTextConfig as a default, if MaxText was imported before us; none while pyconfig is
+  being imported, since it imports types first."""
+  pyconfig = sys.modules.get(_PYCONFIG)
+  return [getattr(pyconfig, name) for name in _PYCONFIG_FUNCTIONS if hasattr(pyconfig, name)]
+
+
+def _check_pipeline(module: ModuleType) -> None:
+  version.check_signature(module, "create_nnx_pipeline", CREATE_NNX_PIPELINE)
+  version.check_signature(module, "create_pipeline", CREATE_PIPELINE)
+
+
+def _apply_pipeline(module: ModuleType, rebinding: rebind.Rebinding) -> None:
+  from maxtext_pp_ext.host import factory  # pylint: disable=import-outside-toplevel
+
+  host_nnx, host_linen = module.create_nnx_pipeline, module.create_pipeline
+
+  @functools.wraps(host_nnx)
+  def create_nnx_pipeline(config, stage_factory, mesh, remat_policy=None, *, rngs):
+    cls = factory.pipeline_class(config)
+    if cls is None:
+      return host_nnx(config, stage_factory, mesh, remat_policy, rngs=rngs)
+    return cls(config=config, stage_factory=stage_factory, mesh=mesh, remat_policy=remat_policy, rngs=rngs)
+
+  @functools.wraps(host_linen)
+  def create_pipeline(config, layers=None, mesh=None, remat_policy=None):
+    cls = factory.pipeline_class(config)
+    if cls is None:
+      return host_linen(config, layers, mesh, remat_policy)
+    return factory.linen_class(cls)(config=config, stage_factory=layers, mesh=mesh, remat_policy=remat_policy)
+
+  rebinding.module_level(module, "create_nnx_pipeline", create_nnx_pipeline)
+  rebinding.module_level(module, "create_pipeline", create_pipeline)
+
+
+def _check_decoders(module: ModuleType) -> None:
+  decoder = version.attribute(module, "NNXDecoder")
+  known = (*DECODER_PARAMETERS, *DECODER_PARAMETERS_SINCE_0_2_5)
+  version.check_parameters(decoder, "__call__", DECODER_PARAMETERS, known)
+
+
+def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
+  from maxtext_pp_ext.host import decoder_call  # pylint: disable=import-outside-toplevel
+
+  host_call = module.NNXDecoder.__call__
+  signature = inspect.signature(host_call)
+
+  @functools.wraps(host_call)
+  def __call__(self, *args, **kwargs):
+    # bind_partial: what is missing is the host's own error.
+    decoder_call.refuse_lost_arguments(self.config, signature.bind_partial(self, *args, **kwargs).arguments)
+    return host_call(self, *args, **kwargs)
+
+  rebinding.class_level(module.NNXDecoder, "__call__", __call__)
+
+
+SEAMS = {
+    "maxtext.configs.types": Seam(check=_check_types, apply=_apply_types),
+    "maxtext.layers.pipeline": Seam(check=_check_pipeline, apply=_apply_pipeline),
+    "maxtext.layers.nnx_decoders": Seam(check=_check_decoders, apply=_apply_decoders),
+}

@@ -1,0 +1,93 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Guards: is this the MaxText that our seams were written for? Every seam asks here before it touches anything."""
+
+from collections.abc import Iterable
+import inspect
+import re
+from types import ModuleType
+from typing import Any
+
+import maxtext_pp_ext
+
+SUPPORTED = ">=0.2.4,<0.3"
+_LEAST, _BELOW = (0, 2, 4), (0, 3)
+
+_WAYS_OUT = (
+    "Install a MaxText that is supported or a maxtext-pp-ext that supports this one; or set MAXTEXT_PP_EXT=off, or "
+    "uninstall maxtext-pp-ext, to use this MaxText without it."
+)
+
+
+class HostVersionError(RuntimeError):
+  """This MaxText is not one that our seams fit; the message gives both versions and what differs."""
+
+  def __init__(self, difference: str):
+    super().__init__(
+        f"maxtext-pp-ext {maxtext_pp_ext.__version__} supports MaxText {SUPPORTED}, found MaxText {found_version()}: "
+        f"{difference} {_WAYS_OUT}"
+    )
+
+
+def found_version() -> str:
+  """The version that MaxText itself gives, 'unknown' if it gives none."""
+  try:
+    from maxtext import version  # pylint: disable=import-outside-toplevel
+
+    return str(version.__version__)
+  except (ImportError, AttributeError):
+    return "unknown"
+
+
+def check_version() -> None:
+  """Raises HostVersionError unless MaxText's version is in the supported range; a development version counts as its
+  release."""
+  found = found_version()
+  match = re.match(r"\d+(\.\d+)*", found)
+  number = tuple(map(int, match.group().split("."))) if match else ()
+  if not _LEAST <= number < _BELOW:
+    raise HostVersionError("the version is outside that range.")
+
+
+def attribute(owner: ModuleType | type, name: str) -> Any:
+  """`owner.name`, or HostVersionError that says where it was expected."""
+  try:
+    return getattr(owner, name)
+  except AttributeError:
+    raise HostVersionError(f"expected {_qualified(owner)}.{name}, found nothing of that name.") from None
+
+
+def check_signature(owner: ModuleType | type, name: str, expected: str) -> None:
+  """Raises HostVersionError unless `owner.name` takes the expected parameters.
+
+  Args:
+    owner: the module or class.
+    name: the function's name in it.
+    expected: the signature without annotations, as in "(config, mesh, remat_policy=None, *, rngs)".
+  """
+  found = signature_text(attribute(owner, name))
+  if found != expected:
+    raise HostVersionError(f"expected {_qualified(owner)}.{name}{expected}, found {name}{found}.")
+
+
+def check_parameters(owner: ModuleType | type, name: str, required: Iterable[str], known: Iterable[str]) -> None:
+  """Raises HostVersionError unless `owner.name` takes all `required` parameters and none that is not `known`."""
+  found = list(inspect.signature(attribute(owner, name)).parameters)
+  missing = [parameter for parameter in required if parameter not in found]
+  unknown = [parameter for parameter in found if parameter not in known]
+  if missing or unknown:
+    raise HostVersionError(
+        f"expected {_qualified(owner)}.{name} with the parameters {', '.join(required)}, and none but "
+        f"{', '.join(known)}, found {name}{signature_text(attribute(owner, name))}."
+    )
+
+
+def signature_text(function: Any) -> str:
+  """A function's signature without annotations."""
+  signature = inspect.signature(function)
+  bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+  return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+def _qualified(owner: ModuleType | type) -> str:
+  return owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"

@@ -1,0 +1,194 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Implementations of the pipeline by name: the values that the config key `pipeline_impl` takes.
+
+The built-in ones are listed below. An installed package adds its own with an entry point
+
+  [options.entry_points]
+  maxtext_pp_ext.pipelines =
+    my_pipeline = my_package.my_module:MyPipeline
+
+whose name is the value of `pipeline_impl` and whose object is an NNX module class with the contract of MaxText's
+`NNXPipeline`: `__init__(config, stage_factory, mesh, remat_policy=None, *, rngs)`, `__call__(inputs, segment_ids,
+positions, deterministic, model_mode, logical_partition_spec)`, `get_weight_sharding(*init_args)` and `layers`.
+
+Names are collected once, when they are first asked for, and do not change after that. An implementation is imported when
+it is loaded, not before. Standard library only.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import difflib
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import types
+
+ENTRY_POINT_GROUP = "maxtext_pp_ext.pipelines"
+HOST = "host"
+
+# What a class must take and have to stand in for the host's pipeline module.
+_CONSTRUCTOR_PARAMETERS = ("config", "stage_factory", "mesh", "remat_policy", "rngs")
+_METHODS = ("__call__", "get_weight_sharding")
+
+
+class UnknownImplementationError(ValueError):
+  """No implementation has this name; the message lists those that there are, and the nearest match."""
+
+
+class PluginError(RuntimeError):
+  """An installed package's entry point cannot be used; the message names the package, the entry point and the reason."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Implementation:
+  """A named implementation.
+
+  Attributes:
+    name: the value of `pipeline_impl`.
+    summary: one line for a person who has to choose.
+    load: imports and returns the NNX module class. For `host` it raises ValueError, since MaxText chooses among its own.
+  """
+
+  name: str
+  summary: str
+  load: Callable[[], type]
+
+
+def names() -> tuple[str, ...]:
+  """All names, the built-in ones first.
+
+  Raises:
+    PluginError: an installed package claims a name that is taken.
+  """
+  return tuple(_implementations())
+
+
+def get(name: str) -> Implementation:
+  """The implementation of that name.
+
+  Raises:
+    UnknownImplementationError: there is none.
+    PluginError: an installed package claims a name that is taken.
+  """
+  try:
+    return _implementations()[name]
+  except (KeyError, TypeError):  # TypeError: not even hashable
+    raise UnknownImplementationError(unknown_name_message(name, names())) from None
+
+
+def unknown_name_message(name: object, known: tuple[str, ...]) -> str:
+  """The text for a name that nobody knows."""
+  nearest = difflib.get_close_matches(str(name).lower().replace("-", "_"), known, n=1, cutoff=0.5)
+  suggestion = f"; did you mean {nearest[0]!r}?" if nearest else "."
+  return f"pipeline_impl={name!r} is not known. Known are {', '.join(map(repr, known))}{suggestion}"
+
+
+def reset() -> None:
+  """Forgets what was collected, so that the next call sees packages that were installed in between. For tests."""
+  _implementations.cache_clear()
+
+
+@functools.cache
+def _implementations() -> Mapping[str, Implementation]:
+  found = {implementation.name: implementation for implementation in _BUILT_IN}
+  origins = dict.fromkeys(found, "maxtext_pp_ext itself")
+  seen = set()
+  for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+    key = (entry_point.name, entry_point.value)
+    if key in seen:
+      continue  # one package found twice on sys.path, as with an editable install beside a build folder
+    seen.add(key)
+    if entry_point.name in found:
+      raise PluginError(
+          f"{_describe(entry_point)} claims the name {entry_point.name!r}, which belongs to "
+          f"{origins[entry_point.name]}. Rename that entry point or uninstall its package."
+      )
+    origins[entry_point.name] = _describe(entry_point)
+    found[entry_point.name] = Implementation(
+        name=entry_point.name,
+        summary=f"from {_distribution(entry_point)}",
+        load=functools.cache(functools.partial(_load_plugin, entry_point)),
+    )
+  return types.MappingProxyType(found)
+
+
+def _load_plugin(entry_point: importlib.metadata.EntryPoint) -> type:
+  try:
+    loaded = entry_point.load()
+  except Exception as error:
+    raise PluginError(
+        f"{_describe(entry_point)} cannot be imported: {type(error).__name__}: {error}. Repair or uninstall its "
+        "package, or choose another pipeline_impl."
+    ) from error
+  problem = contract_problem(loaded)
+  if problem is not None:
+    raise PluginError(f"{_describe(entry_point)} cannot be used as a pipeline: {problem}.")
+  return loaded
+
+
+def contract_problem(loaded: object) -> str | None:
+  """What keeps an object from being a pipeline module class, or None."""
+  if not isinstance(loaded, type):
+    return f"it is {_kind(loaded)}, expected a class derived from flax.nnx.Module"
+  from flax import nnx  # pylint: disable=import-outside-toplevel
+
+  if not issubclass(loaded, nnx.Module):
+    return f"class {loaded.__name__} is not derived from flax.nnx.Module"
+  missing = [method for method in _METHODS if not callable(getattr(loaded, method, None))]
+  if missing:
+    return f"class {loaded.__name__} has no method {' and no method '.join(missing)}"
+  parameters = inspect.signature(loaded.__init__).parameters
+  takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+  absent = [name for name in _CONSTRUCTOR_PARAMETERS if name not in parameters]
+  if absent and not takes_any:
+    return (
+        f"{loaded.__name__}.__init__{inspect.signature(loaded.__init__)} takes no {', '.join(absent)}; expected "
+        "__init__(self, config, stage_factory, mesh, remat_policy=None, *, rngs)"
+    )
+  return None
+
+
+def _kind(loaded: object) -> str:
+  return "None" if loaded is None else f"an object of type {type(loaded).__name__}"
+
+
+def _distribution(entry_point: importlib.metadata.EntryPoint) -> str:
+  dist = entry_point.dist
+  return "an unnamed distribution" if dist is None else f"{dist.name} {dist.version}"
+
+
+def _describe(entry_point: importlib.metadata.EntryPoint) -> str:
+  return (
+      f"The entry point '{entry_point.name} = {entry_point.value}' ({ENTRY_POINT_GROUP}) of {_distribution(entry_point)}"
+  )
+
+
+def _built_in(name: str, summary: str, module: str, cls: str) -> Implementation:
+  def load() -> type:
+    return getattr(importlib.import_module(f"maxtext_pp_ext.pipelines.{module}"), cls)
+
+  return Implementation(name=name, summary=summary, load=load)
+
+
+def _load_host() -> type:
+  raise ValueError("pipeline_impl='host' names no class: MaxText chooses among its own pipelines.")
+
+
+_BUILT_IN = (
+    Implementation(name=HOST, summary="MaxText's own pipelines, untouched (the default)", load=_load_host),
+    _built_in("circular", "gathers weights at every iteration; least memory", "circular", "CircularPipeline"),
+    _built_in(
+        "circular_bsw",
+        "gathers each weight once per repeat and direction (Buffer Sliding Window); two repeats' weights held",
+        "circular_bsw",
+        "CircularBswPipeline",
+    ),
+    _built_in(
+        "circular_ag_once",
+        "gathers all weights once per step; most memory",
+        "circular_ag_once",
+        "CircularAllGatherOncePipeline",
+    ),
+)

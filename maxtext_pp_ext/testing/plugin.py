@@ -1,0 +1,218 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A pytest plugin that runs tests written for MaxText, upstream's own among them, with this extension.
+
+  pytest -p maxtext_pp_ext.testing.plugin --pipeline-impl circular_bsw --virtual-devices 4 MAXTEXT/tests/...
+
+`--pipeline-impl NAME` installs the seams and gives NAME to every config with a pipeline that names no implementation
+itself. Tests of the host's own modes (`pipeline_fsdp_ag_once`, `pipeline_fsdp_ag_per_repeat`) have these two keys turned
+off, and the terminal summary lists them. Configs without a pipeline are not touched.
+
+`--virtual-devices N` lets N CPU devices stand in for TPUs: it sets XLA_FLAGS, and DECOUPLE_GCLOUD=TRUE and
+JAX_PLATFORMS=cpu unless they are set, before anything can initialise JAX; and it lifts the mark `tpu_only`, so that
+tests that run on TPUs upstream run here. A test that really needs a TPU fails then.
+
+Each option works without the other. Without both the plugin does nothing; it is loaded into every pytest of an
+environment, so nothing outside pytest and the standard library is imported before an option asks for it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+import importlib.metadata
+import os
+import sys
+
+import maxtext_pp_ext
+import pytest
+
+TPU_ONLY = "tpu_only"
+_DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+# Keys of the properties through which a test's reports carry what happened to its configs (also from xdist's workers).
+_IMPL_PROPERTY = "maxtext_pp_ext.pipeline_impl"
+_EXPLICIT_PROPERTY = "maxtext_pp_ext.explicit_pipeline_impl"
+_SWITCHED_OFF_PROPERTY = "maxtext_pp_ext.switched_off"
+_LIFTED_PROPERTY = "maxtext_pp_ext.lifted"
+
+_prepared = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+  group = parser.getgroup("maxtext_pp_ext", "MaxText with the pipelines of maxtext_pp_ext")
+  group.addoption(
+      "--pipeline-impl",
+      metavar="NAME",
+      help="give this pipeline_impl to every MaxText config that has a pipeline and names no implementation itself",
+  )
+  group.addoption(
+      "--virtual-devices",
+      metavar="N",
+      type=int,
+      help="run on N virtual CPU devices, and run tests marked tpu_only on them",
+  )
+
+
+# First of its kind, because conftest files (MaxText's own among them) import jax, and some initialise it.
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+  _prepare(early_config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+  # A conftest's `pytest_plugins` loads this module too late for the hook above.
+  _prepare(config)
+  if _pipeline_impl(config) is not None or _virtual_devices(config) is not None:
+    config.pluginmanager.register(_Session(config), "maxtext_pp_ext.testing.session")
+
+
+def _pipeline_impl(config: pytest.Config) -> str | None:
+  return _option(config, "pipeline_impl")
+
+
+def _virtual_devices(config: pytest.Config) -> int | None:
+  return _option(config, "virtual_devices")
+
+
+def _option(config: pytest.Config, name: str):
+  # `config.option` is filled after the first conftests are loaded; before, only the known arguments are there.
+  value = getattr(config.option, name, None)
+  return getattr(config.known_args_namespace, name, None) if value is None else value
+
+
+def _prepare(config: pytest.Config) -> None:
+  """Does once what has to happen before a test module can import MaxText."""
+  if config.stash.get(_prepared, False):
+    return
+  config.stash[_prepared] = True
+  count, name = _virtual_devices(config), _pipeline_impl(config)
+  if count is not None:
+    _use_virtual_devices(count)
+  if name is not None:
+    _install(name)
+
+
+def _use_virtual_devices(count: int) -> None:
+  if count < 1:
+    raise pytest.UsageError(f"--virtual-devices must be at least 1, got {count}")
+  platforms = os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  if platforms.split(",")[0] != "cpu":
+    raise pytest.UsageError(
+        f"--virtual-devices {count} means CPU devices, but JAX_PLATFORMS={platforms}: unset it, set it to cpu, "
+        "or leave out --virtual-devices to run on real devices"
+    )
+  os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
+  flag = f"{_DEVICE_COUNT_FLAG}={count}"
+  flags = os.environ.get("XLA_FLAGS", "").split()
+  others = [word for word in flags if word.split("=")[0] != _DEVICE_COUNT_FLAG]
+  if [word for word in flags if word not in others] != [flag]:
+    if _jax_backend_initialized():
+      raise pytest.UsageError(
+          f"--virtual-devices {count} comes too late: JAX's backend was initialised before pytest loaded its first "
+          "conftest, and its devices cannot change after that. Find what calls jax.devices() or computes that early "
+          f"(another plugin, or -p), or start pytest with XLA_FLAGS={flag} in the environment"
+      )
+    os.environ["XLA_FLAGS"] = " ".join([*others, flag])
+  if "JAX_NUM_CPU_DEVICES" in os.environ:
+    os.environ["JAX_NUM_CPU_DEVICES"] = str(count)  # JAX prefers it to XLA_FLAGS
+  jax = sys.modules.get("jax")
+  if jax is not None and not jax.config.jax_platforms:
+    jax.config.update("jax_platforms", platforms)  # JAX reads JAX_PLATFORMS only when it is imported
+
+
+def _jax_backend_initialized() -> bool:
+  xla_bridge = sys.modules.get("jax._src.xla_bridge")
+  return xla_bridge is not None and xla_bridge.backends_are_initialized()
+
+
+def _install(name: str) -> None:
+  from maxtext_pp_ext import registry  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host import version  # pylint: disable=import-outside-toplevel
+
+  try:
+    registry.get(name)
+    # The wheel's start-up hook has normally done this; without the hook, or with MAXTEXT_PP_EXT=off, it has not.
+    maxtext_pp_ext.install()
+  except (registry.UnknownImplementationError, registry.PluginError, version.HostVersionError) as error:
+    raise pytest.UsageError(f"--pipeline-impl: {error}") from error
+
+
+def _maxtext_version() -> str:
+  try:
+    return importlib.metadata.version("maxtext")
+  except importlib.metadata.PackageNotFoundError:
+    return "of unknown version"  # run from a source tree
+
+
+def _tests(tests: set[str]) -> str:
+  return f"{len(tests)} test{'' if len(tests) == 1 else 's'}"
+
+
+class _Session:
+  """What an active plugin does during one pytest run."""
+
+  def __init__(self, config: pytest.Config) -> None:
+    self.pipeline_impl = _pipeline_impl(config)
+    self.virtual_devices = _virtual_devices(config)
+    self.item: pytest.Item | None = None
+    self.properties: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))  # key -> value -> node ids
+    if self.pipeline_impl is not None:
+      from maxtext_pp_ext.host import defaults  # pylint: disable=import-outside-toplevel
+
+      self.override = defaults.override_pipeline_impl(self.pipeline_impl, self._on_config)
+      self.override.__enter__()
+      config.add_cleanup(lambda: self.override.__exit__(None, None, None))
+
+  def pytest_report_header(self) -> str:
+    devices = f"{self.virtual_devices} virtual CPU devices" if self.virtual_devices else "devices as JAX finds them"
+    impl = f"pipeline_impl={self.pipeline_impl}" if self.pipeline_impl else "pipelines untouched"
+    return f"maxtext_pp_ext {maxtext_pp_ext.__version__}: {impl}, MaxText {_maxtext_version()}, {devices}"
+
+  # Last, so that `-m tpu_only` still selects, and a conftest that sorts tests by mark still sees it.
+  @pytest.hookimpl(trylast=True)
+  def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    if self.virtual_devices is None:
+      return
+    marked = [item for item in items if item.get_closest_marker(TPU_ONLY) is not None]
+    for item in marked:
+      item.user_properties.append((_LIFTED_PROPERTY, TPU_ONLY))
+    # A mark may stand at the test, its class or its module.
+    for node in {node for item in marked for node in item.listchain()}:
+      node.own_markers[:] = [mark for mark in node.own_markers if mark.name != TPU_ONLY]
+
+  @pytest.hookimpl(wrapper=True)
+  def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+    self.item = item
+    try:
+      return (yield)
+    finally:
+      self.item = None
+
+  def _on_config(self, report) -> None:
+    """Notes at the running test what `maxtext_pp_ext.host.defaults` decided for a config it built."""
+    key = _EXPLICIT_PROPERTY if report.explicit else _IMPL_PROPERTY
+    properties = [(key, report.pipeline_impl), *((_SWITCHED_OFF_PROPERTY, host_key) for host_key in report.switched_off)]
+    if self.item is not None:
+      self.item.user_properties.extend(p for p in properties if p not in self.item.user_properties)
+    else:
+      for key, value in properties:
+        self.properties[key][value].add("(module level)")  # while test modules are imported no test is running
+
+  def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    for key, value in report.user_properties:
+      if isinstance(key, str) and key.startswith("maxtext_pp_ext."):
+        self.properties[key][value].add(report.nodeid)
+
+  def pytest_terminal_summary(self, terminalreporter) -> None:
+    terminalreporter.section("maxtext_pp_ext")
+    for mark, tests in self.properties[_LIFTED_PROPERTY].items():
+      terminalreporter.line(f"the mark {mark} was lifted from {_tests(tests)}")
+    for impl, tests in sorted(self.properties[_IMPL_PROPERTY].items()):
+      terminalreporter.line(f"{_tests(tests)} built a config with a pipeline and got pipeline_impl={impl}")
+    for impl, tests in sorted(self.properties[_EXPLICIT_PROPERTY].items()):
+      terminalreporter.line(f"{_tests(tests)} chose pipeline_impl={impl} themselves")
+    for key, tests in sorted(self.properties[_SWITCHED_OFF_PROPERTY].items()):
+      terminalreporter.line(f"{key}=True, a mode of MaxText's own pipelines, was turned off for {_tests(tests)}:")
+      for test in sorted(tests):
+        terminalreporter.line(f"  {test}")
+    if self.pipeline_impl is not None and not self.properties[_IMPL_PROPERTY]:
+      terminalreporter.line(f"no config in this run got pipeline_impl={self.pipeline_impl}")

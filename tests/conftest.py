@@ -1,0 +1,33 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The machine that tests run on: 8 virtual CPU devices, no Google Cloud, compiled programs kept between runs.
+
+The settings are environment variables, set before anything imports JAX, so that processes started by tests have them
+too. A caller's own choice wins.
+"""
+
+import os
+import pathlib
+import sys
+
+VIRTUAL_DEVICES = 8
+
+if "jax" in sys.modules:
+  raise RuntimeError(
+      "JAX was imported before tests/conftest.py could set its devices: a pytest plugin or PYTHONSTARTUP imports it. "
+      "Switch that plugin off with -p no:NAME."
+  )
+
+_cache = pathlib.Path(__file__).resolve().parent.parent / ".cache" / "jax"
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
+if "--xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+  os.environ["XLA_FLAGS"] = (
+      f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={VIRTUAL_DEVICES}".strip()
+  )
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_cache))
+# The default is 1 s: most of our programs are smaller, and there are many.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+# MaxText sets its own cache folder, ~/jax_cache, for every config; its own way to say otherwise is M_ and the key.
+os.environ.setdefault("M_JAX_CACHE_DIR", os.environ["JAX_COMPILATION_CACHE_DIR"])

@@ -1,0 +1,171 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of MaxText's config with our keys: where a key may be set, what is refused, what stays as it is."""
+
+import copy
+import pickle
+
+from maxtext_pp_ext import config as keys
+import pytest
+
+PIPELINED = {"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 2, "pipeline_impl": "circular_bsw"}
+
+
+def test_the_keys_have_defaults_that_change_nothing(make_config):
+  config = make_config()
+  assert (config.pipeline_impl, config.pipeline_grad_accum_dtype, config.pipeline_gather_dtype) == (
+      "host",
+      "auto",
+      "auto",
+  )
+
+
+def test_a_key_from_the_command_line_reaches_the_config(make_config):
+  config = make_config(**PIPELINED)
+  assert config.pipeline_impl == "circular_bsw" and config.num_pipeline_repeats == 2
+
+
+def test_a_key_as_keyword_argument_reaches_the_config(installed):
+  from maxtext.configs import pyconfig
+
+  config = pyconfig.initialize([""], run_name="x", log_config=False, pipeline_gather_dtype="auto", pipeline_impl="host")
+  assert config.pipeline_impl == "host"
+  assert "pipeline_impl" in config._pydantic_config.__pydantic_fields_set__
+
+
+def test_a_key_from_a_yml_file_reaches_the_config(installed, tmp_path):
+  from maxtext.configs import pyconfig
+
+  file = tmp_path / "my.yml"
+  file.write_text(
+      "base_config: base.yml\nrun_name: x\nlog_config: false\nbase_num_decoder_layers: 4\nici_pipeline_parallelism: 2\n"
+      "pipeline_impl: circular\n"
+  )
+  assert pyconfig.initialize(["", str(file)]).pipeline_impl == "circular"
+
+
+def test_a_key_from_the_environment_reaches_the_config_and_gives_way_to_none(make_config, monkeypatch):
+  monkeypatch.setenv("M_PIPELINE_IMPL", "circular")
+  assert make_config(**(PIPELINED | {"pipeline_impl": None})).pipeline_impl == "circular"
+  with pytest.raises(ValueError, match="overridden by both CLI/kwargs and environment"):
+    make_config(**PIPELINED)
+
+
+def test_the_environment_wins_over_a_yml_file_as_it_does_for_the_hosts_keys(installed, tmp_path, monkeypatch):
+  from maxtext.configs import pyconfig
+
+  monkeypatch.setenv("M_PIPELINE_GATHER_DTYPE", "weight")
+  file = tmp_path / "my.yml"
+  file.write_text(
+      "base_config: base.yml\nrun_name: x\nlog_config: false\nbase_num_decoder_layers: 4\nici_pipeline_parallelism: 2\n"
+      "pipeline_impl: circular\npipeline_gather_dtype: compute\n"
+  )
+  assert pyconfig.initialize(["", str(file)]).pipeline_gather_dtype == "weight"
+
+
+def test_the_process_wide_default_reaches_configs_with_a_pipeline_only(make_config):
+  from maxtext_pp_ext.host import defaults
+
+  with defaults.override_pipeline_impl("circular"):
+    assert make_config(ici_pipeline_parallelism=2).pipeline_impl == "circular"
+    assert make_config().pipeline_impl == "host"
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"pipeline_impl": "circular_bws"}, "did you mean 'circular_bsw'"),
+        ({"pipeline_impl": "none"}, "pipeline_impl=None is not known"),
+        ({"ici_pipeline_parallelism": 1}, "without a pipeline"),
+        ({"base_num_decoder_layers": 5}, "cannot be divided"),
+        ({"num_pipeline_repeats": 3}, "Set num_pipeline_repeats=2"),
+        ({"num_pipeline_microbatches": 3}, "not a multiple of 2 stages"),
+        ({"pipeline_delay_activation_forwarding": "True"}, "fewer than 4"),
+        ({"rows": 7}, "a batch of 7 rows"),
+        ({"pipeline_fsdp_ag_once": "True"}, "Set pipeline_fsdp_ag_once=False"),
+        ({"pipeline_fsdp_ag_per_repeat": "True"}, "Set pipeline_fsdp_ag_per_repeat=False"),
+        ({"decoder_block": "gemma4"}, "bypasses the pipeline"),
+        ({"decoder_block": "gpt_oss", "scan_layers": "False"}, "without attention_type"),
+        ({"mhc_expansion_rate": 2}, "mhc_expansion_rate=2"),
+        ({"custom_mesh_and_rule": "pure-fsdp"}, "no axis 'stage'"),
+        ({"pipeline_gather_dtype": "fp4"}, "'compute'"),
+    ],
+)
+def test_a_bad_configuration_stops_with_our_error_and_not_with_an_assert_of_the_host(make_config, wrong, words):
+  with pytest.raises(keys.PipelineConfigError) as error:
+    make_config(**(PIPELINED | wrong))
+  assert words in str(error.value)
+  assert "input_value" not in str(error.value)  # pydantic's dump of the whole configuration
+
+
+def test_several_problems_are_reported_at_once_even_if_the_host_stops_at_the_first(make_config):
+  with pytest.raises(keys.PipelineConfigError) as error:
+    make_config(**(PIPELINED | {"base_num_decoder_layers": 5, "num_pipeline_microbatches": 3, "pipeline_impl": "x"}))
+  assert len(error.value.problems) == 3
+  assert isinstance(error.value.__cause__, AssertionError)  # the host's own, kept
+
+
+def test_the_host_keeps_its_own_errors_for_its_own_pipeline(make_config):
+  with pytest.raises(ValueError, match="must be divisible by the number of stages") as error:
+    make_config(**(PIPELINED | {"pipeline_impl": "host", "num_pipeline_microbatches": 3}))
+  assert not isinstance(error.value, keys.PipelineConfigError)
+
+
+def test_an_error_of_the_host_that_is_not_about_pipelines_is_passed_on(make_config):
+  with pytest.raises(ValueError, match="should be a power of two") as error:
+    make_config(**PIPELINED, global_parameter_scale=3)
+  assert not isinstance(error.value, keys.PipelineConfigError)
+
+
+def test_the_config_can_be_copied_dumped_and_pickled(make_config):
+  config = make_config(**PIPELINED)
+  for again in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+    assert again.get_keys() == config.get_keys() and again.pipeline_impl == "circular_bsw"
+  assert config.get_keys()["pipeline_gather_dtype"] == "auto"
+
+
+def test_the_class_keeps_its_name_and_is_a_subclass_of_the_hosts(installed):
+  from maxtext.configs import types
+
+  assert types.MaxTextConfig.__qualname__ == "MaxTextConfig" and types.MaxTextConfig.__module__ == types.__name__
+  assert types.MaxTextConfig.__mro__[2].__name__ == "MaxTextConfig"
+
+
+def test_an_unknown_key_is_still_refused(make_config):
+  with pytest.raises(ValueError, match="pipeline_implementation"):
+    make_config(pipeline_implementation="circular")
+
+
+@pytest.mark.parametrize("file", ["post_train/sft.yml", "post_train/dpo.yml", "post_train/distillation.yml"])
+def test_the_configs_of_other_trainers_take_the_key_and_are_judged_alike(installed, file):
+  from maxtext.configs import pyconfig
+
+  keys_of_a_run = {"run_name": "x", "log_config": False, "base_num_decoder_layers": 4, "ici_pipeline_parallelism": 2}
+  keys_of_a_run["override_model_config"] = True
+  assert pyconfig.initialize(["", *_yml(file)], **keys_of_a_run, pipeline_impl="circular").pipeline_impl == "circular"
+  with pytest.raises(keys.PipelineConfigError, match="Set num_pipeline_repeats=2"):
+    pyconfig.initialize(["", *_yml(file)], **keys_of_a_run, pipeline_impl="circular", num_pipeline_repeats=3)
+
+
+def _yml(file):
+  from maxtext.utils import globals as paths
+
+  return [f"{paths.MAXTEXT_CONFIGS_DIR}/{file}"]
+
+
+def test_the_rl_config_takes_the_key_and_refuses_all_but_the_host(installed):
+  from maxtext.configs import types
+
+  fields = {"model_name": "llama2-7b", "tokenizer_path": "x"}
+  assert types.RLConfig(**fields).pipeline_impl == "host"
+  with pytest.raises(keys.PipelineConfigError, match="never run a pipeline"):
+    types.RLConfig(**fields, pipeline_impl="circular_bsw")
+
+
+def test_trainers_that_compile_for_a_topology_are_judged_by_its_devices(make_config):
+  # 16 chips: 32 rows, whatever this machine has.
+  topology = {"compile_topology": "v5e-16", "compile_topology_num_slices": 1, "per_device_batch_size": 2}
+  config = make_config(**PIPELINED, **topology)
+  assert config.micro_batch_size_to_train_on == 32
+  with pytest.raises(keys.PipelineConfigError, match="num_target_devices=16"):
+    make_config(**(PIPELINED | {"num_pipeline_microbatches": 6}), **topology)

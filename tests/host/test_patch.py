@@ -1,0 +1,104 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The patch for MaxText: it applies, and with it MaxText finds our package by itself, hook or not."""
+
+import importlib.util
+import pathlib
+import shutil
+import subprocess
+
+from tests.host.common import HOOK, ROOT, TINY, write_package
+import pytest
+
+PATCH = ROOT / "patches" / "maxtext-0.2.5" / "extension-points.patch"
+# What setup.cfg declares, for a checkout that is not installed.
+ENTRY_POINTS = {
+    "maxtext.config_class": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:extend_config_class"},
+    "maxtext.pipeline_class": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:pipeline_class"},
+    "maxtext.decoder_call": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_decoder_call"},
+}
+RUN_TRAINER = ("-m", "maxtext.trainers.pre_train.train", *TINY, "steps=2", "base_output_directory=out")
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory):
+  """A copy of the installed MaxText with the patch."""
+  from maxtext import version
+
+  if version.__version__ != "0.2.5":
+    pytest.skip(f"the patch is for MaxText 0.2.5, installed is {version.__version__}")
+  folder = tmp_path_factory.mktemp("patched")
+  source = pathlib.Path(importlib.util.find_spec("maxtext").origin).parent
+  shutil.copytree(source, folder / "maxtext", ignore=shutil.ignore_patterns("__pycache__"))
+  program = ["git", "apply"] if shutil.which("git") else ["patch", "-p1", "-i"]
+  subprocess.run([*program, str(PATCH)], cwd=folder, check=True, capture_output=True, timeout=60)
+  assert "EXTENSION_GROUP" in (folder / "maxtext/configs/types.py").read_text()
+  return folder
+
+
+@pytest.fixture
+def ours(tmp_path):
+  """A folder that makes this checkout an installed package with the entry points of setup.cfg."""
+  folder = tmp_path / "ours"
+  folder.mkdir()
+  write_package(folder, "maxtext_pp_ext", entry_points=ENTRY_POINTS)  # takes the place of an installed one
+  return folder
+
+
+def test_setup_cfg_declares_the_entry_points():
+  text = (ROOT / "setup.cfg").read_text()
+  for group, points in ENTRY_POINTS.items():
+    assert group in text and all(value in text for value in points.values())
+
+
+def test_patched_maxtext_trains_through_an_installed_implementation_with_the_hook_off(
+    run_python, patched, ours, fake_package
+):
+  keys = ("ici_pipeline_parallelism=2", "num_pipeline_microbatches=2", "pipeline_impl=fake")
+  done = run_python(*RUN_TRAINER, *keys, path=[patched, ours, fake_package])
+  text = done.stdout + done.stderr
+  assert "FakePipeline was built" in text and "completed step: 1" in text
+  assert "pipeline_impl=fake is active: 2 stages" in text
+
+
+CHECKS = """
+import maxtext, sys
+from maxtext.configs import pyconfig, types
+from maxtext.layers import nnx_decoders, pipeline
+import maxtext_pp_ext, types as t
+from maxtext_pp_ext.config import PipelineConfigError
+
+import pytest  # pyconfig exits the interpreter without it
+report = maxtext_pp_ext.install()
+assert report.touched == () and report.pending == () and len(report.stood_aside) == 3, report
+assert not hasattr(pipeline.create_nnx_pipeline, "__wrapped__")
+with pytest.raises(PipelineConfigError, match="without a pipeline"):
+  pyconfig.initialize([""], run_name="x", pipeline_impl="circular")
+decoder = object.__new__(nnx_decoders.NNXDecoder)
+assert types.RLConfig.model_fields["pipeline_impl"].default == "host"
+assert len(nnx_decoders.extensions.load("maxtext.decoder_call")) == 1
+print(maxtext.__file__)
+"""
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_the_hook_stands_aside_where_maxtext_is_patched(run_python, patched, ours, hooked):
+  code = (HOOK + CHECKS) if hooked else CHECKS
+  done = run_python("-c", code, path=[patched, ours], env={"MAXTEXT_PP_EXT": "" if hooked else "off"})
+  assert done.stdout.strip().endswith(str(patched / "maxtext" / "__init__.py"))
+
+
+def test_the_hook_does_its_work_in_a_patched_maxtext_that_does_not_find_our_entry_points(run_python, patched):
+  code = f"""{HOOK}
+import importlib.metadata
+from maxtext.layers import nnx_decoders
+import maxtext_pp_ext
+if any(ep.value.startswith("maxtext_pp_ext.") for ep in importlib.metadata.entry_points(group="maxtext.config_class")):
+  print("installed")
+else:
+  report = maxtext_pp_ext.install()
+  print(len(report.stood_aside), "maxtext.layers.nnx_decoders.create_nnx_pipeline" in report.touched)
+"""
+  assert (
+      run_python("-c", code, path=[patched], env={"MAXTEXT_PP_EXT": ""}).stdout.strip().endswith(("0 True", "installed"))
+  )

@@ -1,0 +1,144 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of what MaxText's pipelined path would lose: which models are refused, and the facts that this rests on."""
+
+import inspect
+import types
+
+from maxtext_pp_ext.host import pipelined_path
+import pytest
+
+
+def make(**overrides):
+  values = {
+      "decoder_block": "llama2",
+      "num_decoder_layers": 8,
+      "scan_layers": True,
+      "inhomogeneous_layer_cycle_interval": 1,
+      "nope_layer_interval": -1,
+      "interleave_moe_layer_step": 1,
+      "engram_layers": [],
+      "use_batch_split_schedule": False,
+      "mhc_expansion_rate": 1,
+      "use_multimodal": False,
+      "use_mrope": False,
+      "deepstack_visual_indexes_for_vit": [],
+  }
+  assert set(overrides) <= {*values, "use_lineage", "pure_nnx_decoder"}
+  return types.SimpleNamespace(**(values | overrides))
+
+
+@pytest.mark.parametrize("block", sorted(pipelined_path.UNIFORM_BLOCKS))
+@pytest.mark.parametrize("scan", [True, False])
+def test_blocks_with_equal_layers_are_accepted(block, scan):
+  assert pipelined_path.problems(make(decoder_block=block, scan_layers=scan)) == []
+
+
+@pytest.mark.parametrize(
+    "model, reason",
+    [
+        ({"decoder_block": "gemma3", "num_decoder_layers": 6}, "every 6th has global attention"),
+        ({"decoder_block": "gemma4"}, "bypasses the pipeline"),
+        ({"decoder_block": "gemma4_small"}, "share keys and values"),
+        ({"decoder_block": "deepseek4"}, "differ by index"),
+        ({"decoder_block": "gpt_oss", "inhomogeneous_layer_cycle_interval": 2}, "would become 16 layers"),
+        ({"decoder_block": "olmo3", "inhomogeneous_layer_cycle_interval": 4}, "would become 32 layers"),
+        ({"decoder_block": "qwen3_next", "inhomogeneous_layer_cycle_interval": 4}, "would become 32 layers"),
+        ({"decoder_block": "qwen3_5", "inhomogeneous_layer_cycle_interval": 4}, "would become 32 layers"),
+        ({"decoder_block": "gpt_oss", "scan_layers": False}, "without attention_type"),
+        ({"decoder_block": "qwen3_next", "scan_layers": False}, "without layer_idx"),
+        ({"decoder_block": "llama4", "inhomogeneous_layer_cycle_interval": 4}, "would become 32 layers"),
+        ({"decoder_block": "llama4", "nope_layer_interval": 4}, "nope_layer_interval=4"),
+        ({"decoder_block": "llama4", "scan_layers": False}, "without MoE"),
+        ({"decoder_block": "envy", "inhomogeneous_layer_cycle_interval": 2, "interleave_moe_layer_step": 2}, "16 layers"),
+        ({"decoder_block": "envy", "scan_layers": False, "interleave_moe_layer_step": 2}, "without MoE"),
+        ({"decoder_block": "not_invented_yet"}, "does not know it"),
+    ],
+)
+def test_blocks_whose_layers_differ_by_index_are_refused_with_the_reason(model, reason):
+  [problem] = pipelined_path.problems(make(**model))
+  assert reason in problem and f"decoder_block={model['decoder_block']}" in problem
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"decoder_block": "gemma3", "num_decoder_layers": 5},
+        {"decoder_block": "gpt_oss"},
+        {"decoder_block": "qwen3_5"},
+        {"decoder_block": "llama4", "nope_layer_interval": 1, "interleave_moe_layer_step": 1},
+        {"decoder_block": "llama4", "scan_layers": False, "interleave_moe_layer_step": 9},
+        {"decoder_block": "envy", "scan_layers": False, "interleave_moe_layer_step": 9},
+    ],
+)
+def test_what_is_built_alike_with_and_without_a_pipeline_is_not_refused(model):
+  assert pipelined_path.problems(make(**model)) == []
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        {"engram_layers": [1, 3]},
+        {"use_batch_split_schedule": True},
+        {"use_lineage": True},
+        {"mhc_expansion_rate": 4},
+        {"pure_nnx_decoder": False},
+        {"use_multimodal": True, "deepstack_visual_indexes_for_vit": [1]},
+        {"use_multimodal": True, "use_mrope": True},
+        {"use_multimodal": True, "decoder_block": "gemma3", "num_decoder_layers": 4},
+    ],
+)
+def test_features_that_the_pipelined_path_does_not_have_are_refused_by_name(feature):
+  [problem] = pipelined_path.problems(make(**feature))
+  assert any(f"{key}=" in problem for key in feature)
+
+
+@pytest.mark.parametrize(
+    "feature", [{"use_mrope": True}, {"use_multimodal": True}, {"deepstack_visual_indexes_for_vit": [1]}]
+)
+def test_features_that_lose_nothing_by_themselves_are_not_refused(feature):
+  assert pipelined_path.problems(make(**feature)) == []
+
+
+def test_every_decoder_block_of_maxtext_is_judged():
+  from maxtext.common.common_types import DecoderBlockType
+
+  for block in DecoderBlockType:
+    assert not any("does not know it" in problem for problem in pipelined_path.problems(make(decoder_block=block))), block
+
+
+def test_layers_of_maxtext_take_their_index_as_this_module_says():
+  """If MaxText changes these, the judgement above has to be read again."""
+  from maxtext.models import deepseek4, envy, gemma3, gemma4, gpt_oss, llama4, olmo3, qwen3, qwen3_5
+
+  def default(cls, name):
+    return inspect.signature(cls.__init__).parameters[name].default
+
+  required = inspect.Parameter.empty
+  assert default(gpt_oss.GptOssDecoderLayer, "attention_type") is required
+  assert default(olmo3.Olmo3DecoderLayer, "attention_type") is required
+  assert default(qwen3.Qwen3NextDecoderLayer, "layer_idx") is required
+  assert default(qwen3_5.Qwen3_5DecoderLayer, "layer_idx") is required
+  assert default(gemma3.Gemma3DecoderLayer, "attention_type").name == "LOCAL_SLIDING"
+  pattern = [kind.name for kind in gemma3.GEMMA3_ATTENTION_PATTERN]
+  assert pattern == ["LOCAL_SLIDING"] * 5 + ["GLOBAL"]
+  assert default(gemma4.Gemma4ScannableBlock, "num_of_layers") == 6
+  assert default(llama4.Llama4DecoderLayer, "is_nope_layer") is False
+  assert default(llama4.Llama4DecoderLayer, "is_moe_layer") is False
+  assert default(llama4.Llama4ScannableBlock, "nope_layer_interval") == 1
+  assert default(llama4.Llama4ScannableBlock, "interleave_moe_layer_step") == 1
+  assert default(envy.EnvyDecoderLayer, "is_moe_layer") is False
+  assert default(envy.EnvyScannableBlock, "interleave_moe_layer_step") == 2
+  assert default(deepseek4.DeepSeek4DecoderLayer, "layer_idx") == -1
+
+
+def test_blocks_with_equal_layers_take_no_index():
+  from maxtext.layers import nnx_decoders
+
+  known = {"config", "mesh", "model_mode", "quant", "rngs", "name", "self", "layer_idx"}
+  for block in pipelined_path.UNIFORM_BLOCKS:
+    config = make(decoder_block=nnx_decoders.DecoderBlockType(block))
+    decoder = types.SimpleNamespace(config=config)
+    for cls in nnx_decoders.NNXDecoder.get_decoder_layers(decoder):
+      taken = set(inspect.signature(cls.__init__).parameters)
+      assert taken <= known and ("layer_idx" not in taken or block == "deepseek"), (block, taken)

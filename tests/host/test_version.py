@@ -1,0 +1,101 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the guards: which MaxText they let through, and what they say about another one."""
+
+import types
+
+import maxtext_pp_ext
+from maxtext_pp_ext.host import seams
+from maxtext_pp_ext.host import version
+import pytest
+
+
+@pytest.mark.parametrize("found", ["0.2.4", "0.2.5", "0.2.10", "0.2.5.post1", "0.2.6.dev3+g123", "0.2.4rc1"])
+def test_supported_versions_pass(found, monkeypatch):
+  monkeypatch.setattr(version, "found_version", lambda: found)
+  version.check_version()
+
+
+@pytest.mark.parametrize("found", ["0.2.3", "0.3", "0.3.0", "1.0", "0.2", "unknown", ""])
+def test_other_versions_stop_with_both_versions(found, monkeypatch):
+  monkeypatch.setattr(version, "found_version", lambda: found)
+  with pytest.raises(version.HostVersionError) as error:
+    version.check_version()
+  message = str(error.value)
+  assert f"maxtext-pp-ext {maxtext_pp_ext.__version__} supports MaxText >=0.2.4,<0.3, found MaxText {found}" in message
+
+
+def test_a_signature_that_differs_stops_with_the_expected_and_the_found_one():
+  module = types.ModuleType("maxtext.layers.pipeline")
+  module.create_nnx_pipeline = lambda config, stage_factory, mesh, *, remat_policy, rngs: None
+  with pytest.raises(version.HostVersionError) as error:
+    seams.SEAMS["maxtext.layers.pipeline"].check(module)
+  message = str(error.value)
+  assert (
+      "expected maxtext.layers.pipeline.create_nnx_pipeline(config, stage_factory, mesh, remat_policy=None, *, rngs)"
+      in message
+  )
+  assert "found create_nnx_pipeline(config, stage_factory, mesh, *, remat_policy, rngs)" in message
+
+
+def test_annotations_are_no_part_of_a_signature():
+  def function(a: int, b: str = "x", *, c: float) -> None:
+    del a, b, c
+
+  assert version.signature_text(function) == "(a, b='x', *, c)"
+
+
+@pytest.mark.parametrize("name", ["maxtext.configs.types", "maxtext.layers.pipeline", "maxtext.layers.nnx_decoders"])
+def test_a_module_without_what_the_seam_needs_stops_with_its_name(name):
+  with pytest.raises(version.HostVersionError, match=f"expected {name}.*found nothing of that name"):
+    seams.SEAMS[name].check(types.ModuleType(name))
+
+
+def test_a_decoder_with_a_parameter_that_we_do_not_know_is_refused():
+  class NNXDecoder:
+
+    def __call__(self, shared_embedding, decoder_input_tokens, new_thing=None):
+      pass
+
+  module = types.ModuleType("maxtext.layers.nnx_decoders")
+  module.NNXDecoder = NNXDecoder
+  with pytest.raises(version.HostVersionError, match=r"found __call__\(self, shared_embedding, .*new_thing=None\)"):
+    seams.SEAMS[module.__name__].check(module)
+
+
+def _types_module(**changes):
+  """A stand-in for `maxtext.configs.types` whose classes have all that the seam needs, but for `changes`."""
+  import pydantic
+
+  def build(name, validator, fields):
+    def derive(self):
+      return self
+
+    decorated = pydantic.model_validator(mode="after")(derive) if changes.get("decorated", True) else derive
+    namespace = {
+        "__annotations__": dict.fromkeys(fields, int),
+        "__module__": "maxtext.configs.types",
+        validator: decorated,
+    }
+    return type(pydantic.BaseModel)(name, (pydantic.BaseModel,), namespace)
+
+  module = types.ModuleType("maxtext.configs.types")
+  fields = [key for key in seams.CONFIG_KEYS if key != changes.get("missing")] + list(changes.get("more", ()))
+  module.MaxTextConfig = build("MaxTextConfig", "set_derived_and_validate_values", fields)
+  module.RLConfig = build("RLConfig", "set_derived_values_and_validate", fields)
+  return module
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"missing": "num_pipeline_repeats"}, "expected the config keys num_pipeline_repeats"),
+        ({"more": ["pipeline_impl"]}, "has the key pipeline_impl of its own"),
+        ({"decorated": False}, "to be a pydantic validator"),
+    ],
+)
+def test_a_config_class_that_differs_is_refused_with_what_differs(changes, words, monkeypatch):
+  monkeypatch.setattr(seams, "_pyconfig_functions", lambda: [])
+  seams.SEAMS["maxtext.configs.types"].check(_types_module())
+  with pytest.raises(version.HostVersionError, match=words):
+    seams.SEAMS["maxtext.configs.types"].check(_types_module(**changes))

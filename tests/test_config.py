@@ -1,0 +1,252 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `maxtext_pp_ext.config` on plain objects: what is refused, and that what a message says to set is right.
+
+That MaxText's config class asks it is tested in `tests/host/test_config_class.py`.
+"""
+
+import pickle
+import re
+import types
+
+from hypothesis import given
+from hypothesis import strategies as st
+from maxtext_pp_ext import config as keys
+import pytest
+
+
+def make(**overrides):
+  """8 layers on 4 stages, 8 microbatches, 2 repeats: nothing is wrong with it."""
+  values = {
+      "pipeline_impl": "circular_bsw",
+      "pipeline_grad_accum_dtype": "auto",
+      "pipeline_gather_dtype": "auto",
+      "ici_pipeline_parallelism": 4,
+      "dcn_pipeline_parallelism": 1,
+      "num_layers_per_pipeline_stage": 1,
+      "num_pipeline_repeats": 2,
+      "pipeline_parallel_layers": 8,
+      "num_decoder_layers": 8,
+      "first_num_dense_layers": 0,
+      "decoder_block": "llama2",
+      "num_pipeline_microbatches": 8,
+      "pipeline_delay_activation_forwarding": False,
+      "pipeline_fsdp_ag_once": False,
+      "pipeline_fsdp_ag_per_repeat": False,
+      "micro_batch_size_to_train_on": 16,
+      "num_target_devices": 8,
+      "per_device_batch_size": 2.0,
+      "mesh_axes": ["data", "stage", "fsdp"],
+      "custom_mesh_and_rule": "",
+  }
+  assert not set(overrides) - set(values)
+  return types.SimpleNamespace(**(values | overrides))
+
+
+def only_problem(config):
+  [problem] = keys.problems(config)
+  return problem
+
+
+def test_a_sound_configuration_has_no_problems():
+  assert keys.problems(make()) == []
+
+
+@pytest.mark.parametrize(
+    "sound",
+    [
+        {"ici_pipeline_parallelism": 2, "dcn_pipeline_parallelism": 2},
+        {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1},
+        {"num_pipeline_repeats": -1, "pipeline_parallel_layers": -1, "num_pipeline_microbatches": -1},
+        {"num_decoder_layers": 10},  # two layers outside the pipeline
+        {"pipeline_delay_activation_forwarding": True},
+        {"decoder_block": "deepseek", "num_decoder_layers": 11, "first_num_dense_layers": 3},
+        {"pipeline_impl": "circular", "pipeline_gather_dtype": "weight", "pipeline_grad_accum_dtype": "float32"},
+        {"num_decoder_layers": None, "micro_batch_size_to_train_on": None, "pipeline_parallel_layers": -1},  # not derived
+    ],
+)
+def test_what_is_sound_is_not_refused(sound):
+  assert keys.problems(make(**sound)) == []
+
+
+def test_the_hosts_own_keys_are_not_judged_for_the_hosts_own_pipeline():
+  wrong = {"ici_pipeline_parallelism": 3, "num_pipeline_microbatches": 7, "pipeline_fsdp_ag_per_repeat": True}
+  assert keys.problems(make(pipeline_impl="host", **wrong)) == []
+
+
+@pytest.mark.parametrize("key, value", [("pipeline_gather_dtype", "compute"), ("pipeline_grad_accum_dtype", "float32")])
+def test_a_key_of_ours_that_would_have_no_effect_is_refused(key, value):
+  assert f"{key}={value} has no effect with pipeline_impl=host" in only_problem(
+      make(pipeline_impl="host", **{key: value})
+  )
+
+
+@pytest.mark.parametrize("value", ["float16", "", None])
+@pytest.mark.parametrize("key", ["pipeline_gather_dtype", "pipeline_grad_accum_dtype"])
+@pytest.mark.parametrize("impl", ["host", "circular"])
+def test_a_bad_value_is_refused_with_the_good_ones(impl, key, value):
+  problem = only_problem(make(pipeline_impl=impl, **{key: value}))
+  assert f"{key}={value!r}" in problem and "'auto'" in problem
+
+
+def test_an_unknown_implementation_is_refused_with_the_nearest():
+  assert "did you mean 'circular_bsw'" in only_problem(make(pipeline_impl="circular_bws"))
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_no_implementation_at_all_is_refused_with_the_known_ones(name):
+  assert "'host', 'circular'" in only_problem(make(pipeline_impl=name))
+
+
+def test_an_implementation_without_a_pipeline_is_refused_with_a_number_of_stages_that_works():
+  problem = only_problem(make(ici_pipeline_parallelism=1))
+  assert "ici_pipeline_parallelism=1 × dcn_pipeline_parallelism=1 = 1 stage" in problem
+  stages = int(re.search(r"for example (\d+)", problem).group(1))
+  fixed = make(ici_pipeline_parallelism=stages, num_pipeline_repeats=-1)
+  assert keys.problems(fixed) == []
+
+
+@pytest.mark.parametrize("key", ["ici_pipeline_parallelism", "dcn_pipeline_parallelism"])
+@pytest.mark.parametrize("value", [-1, 0])
+def test_a_number_of_stages_that_is_to_be_derived_is_refused(key, value):
+  assert f"{key}={value}" in only_problem(make(**{key: value}))
+
+
+@pytest.mark.parametrize("key", ["pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat"])
+def test_a_host_key_that_contradicts_is_refused(key):
+  problem = only_problem(make(**{key: True}))
+  assert f"{key}=True" in problem and f"Set {key}=False" in problem
+  assert keys.problems(make(**{key: False})) == []
+
+
+def test_layers_that_cannot_be_divided_are_refused_with_how_many_can():
+  config = make(num_decoder_layers=10, pipeline_parallel_layers=10, num_pipeline_repeats=-1)
+  problem = only_problem(config)
+  assert "num_decoder_layers=10" in problem and "ici_pipeline_parallelism=4" in problem
+  assert "Set pipeline_parallel_layers=8 (the other 2" in problem
+  assert keys.problems(make(num_decoder_layers=10, pipeline_parallel_layers=8, num_pipeline_repeats=-1)) == []
+
+
+def test_fewer_layers_than_stages_are_refused():
+  assert "are fewer than" in only_problem(make(num_decoder_layers=2, pipeline_parallel_layers=2, num_pipeline_repeats=-1))
+
+
+def test_more_pipelined_layers_than_the_model_has_are_refused():
+  assert "more than the model has: 4" in only_problem(make(num_decoder_layers=4))
+
+
+def test_layers_of_deepseek_count_without_the_dense_ones():
+  problem = only_problem(make(decoder_block="deepseek", num_decoder_layers=8, first_num_dense_layers=3))
+  assert "more than the model has: 5" in problem
+
+
+def test_repeats_that_do_not_give_the_layers_are_refused_with_the_right_number():
+  problem = only_problem(make(num_pipeline_repeats=3))
+  assert "num_pipeline_repeats=3" in problem and "is 12" in problem and "Set num_pipeline_repeats=2" in problem
+
+
+def test_less_than_one_layer_per_stage_is_refused():
+  assert "num_layers_per_pipeline_stage=0" in only_problem(make(num_layers_per_pipeline_stage=0))
+
+
+def test_microbatches_that_are_no_multiple_of_the_stages_are_refused_with_the_nearest_that_fits():
+  problem = only_problem(make(num_pipeline_microbatches=7))
+  assert "num_pipeline_microbatches=7" in problem and "4 stages" in problem
+  assert "Set num_pipeline_microbatches=8" in problem
+
+
+def test_fewer_microbatches_than_the_delay_needs_are_refused():
+  config = make(num_pipeline_microbatches=4, pipeline_delay_activation_forwarding=True)
+  problem = only_problem(config)
+  assert "fewer than 8 = 2 × 4 stages" in problem and "pipeline_delay_activation_forwarding=True" in problem
+  assert "Set num_pipeline_microbatches=8" in problem
+
+
+@pytest.mark.parametrize("microbatches", [0, -4])
+def test_no_microbatches_are_refused(microbatches):
+  assert any(
+      "num_pipeline_microbatches" in problem for problem in keys.problems(make(num_pipeline_microbatches=microbatches))
+  )
+
+
+def test_a_batch_that_cannot_be_divided_is_refused_with_how_it_was_derived():
+  problem = only_problem(make(micro_batch_size_to_train_on=20, per_device_batch_size=2.5))
+  assert "a batch of 20 rows (int(num_target_devices=8 × per_device_batch_size=2.5))" in problem
+  assert "num_pipeline_microbatches=4 or per_device_batch_size=3" in problem
+
+
+def test_an_empty_batch_is_refused():
+  assert "a batch of 0 rows" in only_problem(make(micro_batch_size_to_train_on=0, per_device_batch_size=0.1))
+
+
+def test_a_mesh_without_a_stage_axis_is_refused():
+  assert "no axis 'stage'" in only_problem(make(mesh_axes=["data", "fsdp"]))
+
+
+def test_all_problems_are_reported_at_once():
+  wrong = {
+      "num_pipeline_microbatches": 7,
+      "pipeline_fsdp_ag_once": True,
+      "pipeline_gather_dtype": "x",
+      "pipeline_impl": "y",
+  }
+  error = keys.PipelineConfigError(keys.problems(make(**wrong)))
+  assert len(error.problems) == 4 and str(error).startswith("4 problems")
+  assert all(f"{key}=" in str(error) for key in wrong)
+
+
+def test_the_error_survives_pickling():
+  error = keys.PipelineConfigError(["a", "b"])
+  again = pickle.loads(pickle.dumps(error))
+  assert str(again) == str(error) and again.problems == ("a", "b")
+
+
+@given(
+    stages=st.integers(2, 9),
+    microbatches=st.integers(-2, 40),
+    delay=st.booleans(),
+    devices=st.sampled_from([1, 4, 6, 8, 96]),
+    rows=st.integers(0, 64),
+)
+def test_setting_the_first_thing_that_a_message_about_the_batch_names_leaves_no_problem(
+    stages, microbatches, delay, devices, rows
+):
+  config = make(
+      ici_pipeline_parallelism=stages,
+      num_decoder_layers=stages,
+      pipeline_parallel_layers=stages,
+      num_pipeline_repeats=1,
+      num_pipeline_microbatches=microbatches,
+      pipeline_delay_activation_forwarding=delay,
+      micro_batch_size_to_train_on=rows,
+      num_target_devices=devices,
+      per_device_batch_size=rows / devices,
+  )
+  for _ in range(3):  # one for the microbatches, one for the batch
+    found = keys.problems(config)
+    if not found:
+      break
+    key, value = re.search(r"Set (\w+)=(\d+(?:\.\d+)?)", found[0]).groups()
+    setattr(config, key, type(getattr(config, key))(float(value)))
+    config.micro_batch_size_to_train_on = int(devices * config.per_device_batch_size)
+  assert keys.problems(config) == []
+
+
+@given(layers=st.integers(1, 30), stages=st.integers(2, 5), per_stage=st.integers(1, 3), repeats=st.integers(-1, 6))
+def test_layers_are_refused_exactly_if_stages_repeats_and_layers_per_stage_do_not_give_them(
+    layers, stages, per_stage, repeats
+):
+  config = make(
+      ici_pipeline_parallelism=stages,
+      num_decoder_layers=layers,
+      pipeline_parallel_layers=layers,
+      num_layers_per_pipeline_stage=per_stage,
+      num_pipeline_repeats=repeats,
+      num_pipeline_microbatches=-1,
+      micro_batch_size_to_train_on=stages,
+  )
+  if repeats == -1:
+    sound = layers % (stages * per_stage) == 0
+  else:
+    sound = layers == stages * per_stage * repeats
+  assert (keys.problems(config) == []) == sound
