@@ -76,6 +76,7 @@ def problems(config: Any) -> list[str]:
       *_microbatches(config),
       *_batch(config),
       *_mesh(config),
+      *_not_supported(config),
   ]
 
 
@@ -281,3 +282,21 @@ def _mesh(config: Any) -> Iterator[str]:
         f"{getattr(config.custom_mesh_and_rule, 'value', config.custom_mesh_and_rule)!r}), so nothing would be "
         "pipelined over devices. Use mesh_axes with 'stage', as base.yml has them, or pipeline_impl=host."
     )
+
+
+def _not_supported(config: Any) -> Iterator[str]:
+  """What MaxText can do and our implementations cannot."""
+  if config.quantization:
+    yield (
+        f"quantization={config.quantization}: pipelines of maxtext-pp-ext do not carry quantization state yet. Set "
+        f'quantization="". {_WAY_OUT}'
+    )
+  if getattr(config.shard_mode, "value", config.shard_mode) != "auto":
+    yield f"shard_mode=explicit is not supported yet. Set shard_mode=auto. {_WAY_OUT}"
+  if config.routed_bias and config.routed_bias_update_rate > 0:
+    yield (
+        f"routed_bias=True with routed_bias_update_rate={config.routed_bias_update_rate}: the update is of the whole "
+        "batch, and a pipeline sees one microbatch at a time. Set routed_bias_update_rate=0."
+    )
+  if config.parameter_memory_host_offload:
+    yield "parameter_memory_host_offload=True is not supported yet. Set parameter_memory_host_offload=False."

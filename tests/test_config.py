@@ -38,6 +38,11 @@ def make(**overrides):
       "per_device_batch_size": 2.0,
       "mesh_axes": ["data", "stage", "fsdp"],
       "custom_mesh_and_rule": "",
+      "quantization": "",
+      "shard_mode": "auto",
+      "routed_bias": False,
+      "routed_bias_update_rate": 0.0,
+      "parameter_memory_host_offload": False,
   }
   assert not set(overrides) - set(values)
   return types.SimpleNamespace(**(values | overrides))
@@ -250,3 +255,17 @@ def test_layers_are_refused_exactly_if_stages_repeats_and_layers_per_stage_do_no
   else:
     sound = layers == stages * per_stage * repeats
   assert (keys.problems(config) == []) == sound
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"quantization": "fp8"}, 'quantization=fp8.*Set quantization=""'),
+        ({"shard_mode": "explicit"}, "shard_mode=explicit.*Set shard_mode=auto"),
+        ({"routed_bias": True, "routed_bias_update_rate": 0.1}, "Set routed_bias_update_rate=0"),
+        ({"parameter_memory_host_offload": True}, "Set parameter_memory_host_offload=False"),
+    ],
+)
+def test_what_the_implementations_cannot_do_is_refused_with_what_to_set(values, message):
+  assert re.search(message, only_problem(make(**values)))
+  assert keys.problems(make(**values, pipeline_impl="host")) == []

@@ -26,13 +26,14 @@ class BackwardState(NamedTuple):
   dheld: jax.Array | None
 
 
-def backward(engine, program, loaded, params, aux, saved, doutputs: jax.Array, dintermediates: PyTree):
+def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Array, dintermediates: PyTree):
   """Runs all iterations in reverse.
 
   Args:
     engine: the Engine.
     program: its traced stages.
     loaded: weights to fetch from, leaves [R, S, …].
+    slot: the last repeat's weights, which forward had fetched last.
     params: the parameters, for the types of their gradients.
     aux: pytree for `engine.aux_at`.
     saved: what forward kept, leaves [T, S, …].
@@ -56,26 +57,34 @@ def backward(engine, program, loaded, params, aux, saved, doutputs: jax.Array, d
 
     return engine.loop_over_iterations(iteration, first, count, (state, total), reverse=True)
 
-  def double(state, current_total, previous_total, first, count, current, previous):
-    """Iterations that use two slots; adds to the gradients of both."""
+  def double(state, total, first, count, current, previous):
+    """Iterations in which each stage goes from its current slot to the previous one.
+
+    A stage that does so has no more to add to the current slot's gradient. That moves out of the accumulators, and the
+    stage goes on with the previous slot's gradient in its place: two repeats, one accumulator.
+
+    Args:
+      total: accumulators of the current slot's gradient [F, S, …].
+
+    Returns:
+      (state, accumulators of the previous slot's gradient, sums of the current slot's gradient).
+    """
 
     def iteration(t, carry):
-      state, current_total, previous_total = carry
-      is_current = _uses_current(schedule, t - first)
+      state, total, done = carry
+      is_current, was_current = _uses_current(schedule, t - first), _uses_current(schedule, t - first + 1)
+      total, done = weights.flush(total, done, was_current & ~is_current)
       chosen = weights.select(is_current, weights.use(current), weights.use(previous))
       state, gradient = step(state, t, chosen, False)
-      # Computed once and added twice. Without the barrier the compiler fuses each matrix product with both additions,
-      # which it cannot do in place: two more accumulators.
-      gradient = [jax.lax.optimization_barrier(g) for g in gradient]
-      current_total = weights.accumulate(current_total, gradient, is_current)
-      return state, current_total, weights.accumulate(previous_total, gradient, ~is_current)
+      return state, weights.accumulate(total, gradient), done
 
-    carry = (state, current_total, previous_total)
-    return engine.loop_over_iterations(iteration, first, count, carry, reverse=True)
+    carry = (state, total, weights.no_sums(total))
+    state, total, done = engine.loop_over_iterations(iteration, first, count, carry, reverse=True)
+    total, done = weights.flush(total, done, _uses_current(schedule, 0))
+    return state, total, done
 
   state = _initial_state(engine, doutputs)
   dparams = weights.empty_gradient(params)
-  slot = weights.fetch(loaded, schedule.repeats - 1)
   total = weights.zero_gradient(slot)
   if schedule.repeats == 1:
     state, total = single(state, total, 0, schedule.iterations, slot, bubbles=True)
@@ -88,13 +97,12 @@ def backward(engine, program, loaded, params, aux, saved, doutputs: jax.Array, d
       previous = weights.fetch(loaded, r)
       start = r * schedule.microbatches
       end = start + schedule.microbatches
-      state, total, previous_total = double(state, total, weights.zero_gradient(slot), end, mixed, slot, previous)
-      reduced = weights.reduce(total)
-      # The barrier has the reduction done, and its accumulator free, before the iterations that follow.
-      state, previous_total, reduced = jax.lax.optimization_barrier((state, previous_total, reduced))
+      state, total, done = double(state, total, end, mixed, slot, previous)
+      # The barrier has the reduction done, and its operand free, before the iterations that follow.
+      state, total, reduced = jax.lax.optimization_barrier((state, total, weights.reduce(done)))
       dparams = weights.write_gradient(dparams, r + 1, reduced)
       steady = schedule.microbatches - mixed
-      state, total = single(state, previous_total, start + mixed, steady, previous, bubbles=False)
+      state, total = single(state, total, start + mixed, steady, previous, bubbles=False)
       return state, previous, total, dparams
 
     carry = (state, slot, total, dparams)

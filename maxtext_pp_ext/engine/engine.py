@@ -5,13 +5,13 @@
 Pseudo-code (S, M, R, D, t as in `schedule.circular`; B = D·(S − 1), the mixed offsets of a window):
 
   forward                                              backward, the same in reverse
-    slot = fetch(0)                                      slot = fetch(R − 1)
-    iterations 0 … B − 1 with slot          (warm-up)    iterations T − 1 … (R−1)·M + B     -> gradient of R − 1, part 1
+    slot = fetch(0)                                      slot: forward's last
+    iterations 0 … B − 1 with slot          (warm-up)    iterations T − 1 … (R−1)·M + B     -> gradient of R − 1
     for r = 0 … R − 2:                                   for r = R − 2 … 0:
       next = fetch(r + 1)                                  previous = fetch(r)
       iterations r·M + B … (r+1)·M − 1 with slot           iterations (r+1)·M + B − 1 … (r+1)·M
-      iterations (r+1)·M … (r+1)·M + B − 1:                  -> gradient of r + 1, part 2: done; of r, part 1
-        stage s with next if offset ≥ D·s else slot        iterations (r+1)·M − 1 … r·M + B -> gradient of r, part 1
+      iterations (r+1)·M … (r+1)·M + B − 1:                  -> gradient of r + 1: done, reduce it; and of r
+        stage s with next if offset ≥ D·s else slot        iterations (r+1)·M − 1 … r·M + B -> gradient of r
       slot = next                                          slot = previous
     iterations (R−1)·M + B … T − 1 with slot             iterations B − 1 … 0               -> gradient of 0: done
 
@@ -89,8 +89,8 @@ class Engine:
       return (outputs, intermediates), (engine.weights.keep(params, loaded), params, aux, saved)
 
     def pipeline_bwd(residuals, cotangents):
-      kept, params, aux, saved = residuals
-      dparams, dinputs = backward(engine, program, kept, params, aux, saved, *cotangents)
+      loaded, params, aux, (slot, saved) = residuals
+      dparams, dinputs = backward(engine, program, loaded, slot, params, aux, saved, *cotangents)
       return dparams, None, dinputs
 
     pipeline.defvjp(pipeline_fwd, pipeline_bwd)
@@ -103,7 +103,9 @@ class Engine:
     splits = self.weights.splits(self.ring.batch_axes(inputs))
     return StageProgram.trace(self.stages, slot, self.aux_at(aux, 0), x, self.checkpoint, splits)
 
-  def loop_over_iterations(self, body: Callable, first: Any, count: int, carry: PyTree, *, reverse: bool = False) -> PyTree:
+  def loop_over_iterations(
+      self, body: Callable, first: Any, count: int, carry: PyTree, *, reverse: bool = False
+  ) -> PyTree:
     """`carry = body(t, carry)` for the iterations first … first + count − 1, or from the last to the first."""
     if reverse:
       at = lambda k: first + (count - 1 - k)

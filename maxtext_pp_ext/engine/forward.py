@@ -40,7 +40,8 @@ def forward(engine, program, loaded: PyTree, aux: PyTree, inputs: jax.Array, *, 
     save: whether to keep what backward needs.
 
   Returns:
-    (outputs [M, microbatch, sequence, embed], intermediates [T, S, …], saved residuals [T, S, …]).
+    (outputs [M, microbatch, sequence, embed], intermediates [T, S, …], (the last repeat's weights, saved residuals
+    [T, S, …])): backward begins with the weights that forward ended with.
   """
   schedule, weights = engine.schedule, engine.weights
   mixed = schedule.bubble_iterations
@@ -66,7 +67,7 @@ def forward(engine, program, loaded: PyTree, aux: PyTree, inputs: jax.Array, *, 
     state, slot = engine.loop_over_repeats(window, schedule.repeats - 1, (state, slot))
     last = (schedule.repeats - 1) * schedule.microbatches + mixed
     state = run(state, last, schedule.microbatches, lambda t: weights.use(slot), bubbles=True)
-  return _outputs(engine, state), state.intermediates, state.saved
+  return _outputs(engine, state), state.intermediates, (slot, state.saved)
 
 
 def _initial_state(engine, program, inputs: jax.Array, *, save: bool) -> ForwardState:

@@ -30,7 +30,9 @@ import jax.numpy as jnp
 # Inlined, so that gradients inside of them are seen.
 _CALLS = frozenset({"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
 # Linear, acts on each part alone: may stand between the root and the gradient.
-_LINEAR = frozenset({"transpose", "reshape", "convert_element_type", "squeeze", "broadcast_in_dim", "add_any", "neg", "copy"})
+_LINEAR = frozenset(
+    {"transpose", "reshape", "convert_element_type", "squeeze", "broadcast_in_dim", "add_any", "neg", "copy"}
+)
 
 
 class BatchSplit(NamedTuple):
@@ -59,7 +61,9 @@ class GradientProgram:
 
   @property
   def parts(self) -> list[int]:
-    return [math.prod(s.parts for s in split) if roots else 1 for roots, split in zip(self.roots, self.splits)]
+    return [
+        math.prod(s.parts for s in split) if roots else 1 for roots, split in zip(self.roots, self.splits, strict=False)
+    ]
 
   @classmethod
   def plan(cls, closed: jex_core.ClosedJaxpr, splits: Sequence[Sequence[BatchSplit]]) -> GradientProgram:
@@ -75,7 +79,9 @@ class GradientProgram:
     uses = _count_uses(jaxpr)
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     splits = tuple(tuple(s for s in split if s.parts > 1) for split in splits)
-    found = [_find(out, makers, uses, split) if split else None for out, split in zip(jaxpr.outvars, splits)]
+    found = [
+        _find(out, makers, uses, split) if split else None for out, split in zip(jaxpr.outvars, splits, strict=False)
+    ]
     taken = {id(eqn) for one in found if one for eqn in (*one.roots, *one.tail)}
     operands = [v for one in found if one for eqn in one.roots for v in eqn.invars]
     rest = [out for k, out in enumerate(jaxpr.outvars) if k >= len(found) or found[k] is None]
@@ -85,7 +91,7 @@ class GradientProgram:
         roots=tuple(tuple(one.roots) if one else None for one in found),
         tails=tuple(
             _sub_program(whole, one.tail, [e.outvars[0] for e in one.roots], [out], consts=False) if one else None
-            for one, out in zip(found, jaxpr.outvars)
+            for one, out in zip(found, jaxpr.outvars, strict=False)
         ),
         splits=splits,
         num_rest=len(rest),
@@ -140,7 +146,7 @@ def _split_axes(eqn: Any, split: Sequence[BatchSplit]) -> list[tuple[tuple[int, 
   """
   if eqn.primitive.name == "dot_general":
     (left, right), _ = eqn.params["dimension_numbers"]
-    axes = list(zip(left, right))
+    axes = list(zip(left, right, strict=False))
   elif eqn.primitive.name == "reduce_sum":
     axes = [(axis,) for axis in eqn.params["axes"]]
   else:
@@ -198,7 +204,7 @@ def _inline(closed: jex_core.ClosedJaxpr) -> Any:
 
 
 def _run_inlined(jaxpr: Any, consts: Sequence, *args: Any) -> list:
-  env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args]))
+  env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=False))
   read = lambda v: v.val if isinstance(v, jex_core.Literal) else env[v]
   for eqn in jaxpr.eqns:
     values = [read(v) for v in eqn.invars]
@@ -210,7 +216,7 @@ def _run_inlined(jaxpr: Any, consts: Sequence, *args: Any) -> list:
       variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, jex_core.Var)))
       single = jaxpr.replace(constvars=[], eqns=[eqn], invars=variables, outvars=list(eqn.outvars))
       results = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(single, []))(*(env[v] for v in variables))
-    env.update(zip(eqn.outvars, results))
+    env.update(zip(eqn.outvars, results, strict=False))
   return [read(v) for v in jaxpr.outvars]
 
 
@@ -226,5 +232,5 @@ def _keep_from_merging(eqn: Any, values: list) -> list:
   flags = [prevent] * len(values) if isinstance(prevent, bool) else list(prevent)
   if not any(flags):
     return values
-  behind = iter(jax.lax.optimization_barrier([v for v, f in zip(values, flags) if f]))
-  return [next(behind) if f else v for v, f in zip(values, flags)]
+  behind = iter(jax.lax.optimization_barrier([v for v, f in zip(values, flags, strict=False) if f]))
+  return [next(behind) if f else v for v, f in zip(values, flags, strict=False)]

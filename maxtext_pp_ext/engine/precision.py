@@ -16,7 +16,17 @@ import jax.numpy as jnp
 _CALLS = frozenset({"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
 # Move or lay out elements without computing with them, so they commute with a cast.
 _MOVES = frozenset(
-    {"sharding_constraint", "reshard", "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "copy"}
+    {
+        "sharding_constraint",
+        "reshard",
+        "reshape",
+        "transpose",
+        "squeeze",
+        "expand_dims",
+        "broadcast_in_dim",
+        "slice",
+        "copy",
+    }
 )
 
 

@@ -86,7 +86,9 @@ class Weights:
     """One repeat's weights [S, …] for a slot of the window; gathered unless they are gathered at each use."""
 
     def one(layout, w):
-      w = jax.lax.dynamic_index_in_dim(w, repeat, axis=0, keepdims=False).astype(layout.compute_dtype)
+      # The barrier keeps the compiler from casting all repeats before the loop instead of one repeat in it.
+      w = jax.lax.optimization_barrier(jax.lax.dynamic_index_in_dim(w, repeat, axis=0, keepdims=False))
+      w = w.astype(layout.compute_dtype)
       if self.residency is Residency.ITERATION:
         return constrain(w, layout.sharded, self.mesh)
       if self.residency is Residency.REPEAT:
@@ -139,10 +141,19 @@ class Weights:
       if layout.partial_axes or self.residency is Residency.ITERATION:
         g = constrain(g, self._accumulator_spec(layout), self.mesh)
       if where is not None:
-        g = jnp.where(where.reshape((1, -1) + (1,) * (g.ndim - 2)), g, jnp.zeros_like(g))
+        g = jnp.where(_of_stages(where, g), g, jnp.zeros_like(g))
       return acc + g.astype(acc.dtype)
 
     return self._map(add, total, gradient)
+
+  def no_sums(self, total: PyTree) -> PyTree:
+    """A buffer for `flush`, like accumulators but in the dtype that travels."""
+    return self._map(lambda layout, acc: jnp.zeros(acc.shape, layout.compute_dtype), total)
+
+  def flush(self, total: PyTree, done: PyTree, where: jax.Array) -> tuple[PyTree, PyTree]:
+    """Moves the sums of the stages in the bool [S] `where` from the accumulators to `done`: (total, done)."""
+    moved = jax.tree.map(lambda acc, d: jnp.where(_of_stages(where, acc), acc.astype(d.dtype), d), total, done)
+    return jax.tree.map(lambda acc: jnp.where(_of_stages(where, acc), jnp.zeros_like(acc), acc), total), moved
 
   def reduce(self, total: PyTree) -> PyTree:
     """Sums accumulators [F, S, …] over parts and data-like mesh axes into the stored layout [S, …].
@@ -191,6 +202,11 @@ class Weights:
         dparams,
         gradient,
     )
+
+
+def _of_stages(mask: jax.Array, x: jax.Array) -> jax.Array:
+  """A mask [S] shaped to broadcast against x [F, S, …]."""
+  return mask.reshape((1, -1) + (1,) * (x.ndim - 2))
 
 
 def _over(mask: jax.Array, x: jax.Array) -> jax.Array:

@@ -10,9 +10,8 @@ the mesh axis `stage`. Two buffers exist:
                                               for stage 0: as an input, between two repeats, and as an output.
 
 So the one rotation per iteration carries everything: stage to stage, and from the last stage back to stage 0's store.
-Inputs are brought to stage 0 before the first iteration and outputs are spread after the last one, M microbatches
-each way in S − 1 point-to-point transfers. One program runs on every device, so the other stages hold a store too;
-nothing reads it.
+Inputs are gathered before the first iteration and outputs scattered after the last one: M microbatches each way. One
+program runs on every device, so the other stages hold a store too; nothing reads it.
 """
 
 from __future__ import annotations
@@ -100,35 +99,24 @@ class Ring:
     return self._permute(x, -1)
 
   def enter(self, inputs: jax.Array) -> jax.Array:
-    """Brings all microbatches to stage 0: [M, microbatch, sequence, embed] -> store. Its transpose is `leave`."""
-    stages, microbatches = self.schedule.stages, self.schedule.microbatches
+    """Brings all microbatches to stage 0: [M, microbatch, sequence, embed] -> store."""
     if not self._is_sharded:
-      return jnp.broadcast_to(inputs[None], (stages, *inputs.shape))
+      return jnp.broadcast_to(inputs[None], (self.schedule.stages, *inputs.shape))
     in_spec = divisible_spec(self.spec(STAGE_AXIS), inputs.shape, self.mesh)
-    out_spec = P(STAGE_AXIS, None, *in_spec[1:])
-
-    def collect(part):  # [M / S, …], this stage's share
-      parts = [part] + [jax.lax.ppermute(part, STAGE_AXIS, [(s, 0)]) for s in range(1, stages)]
-      return jnp.concatenate(parts, axis=0).reshape((1, microbatches) + part.shape[1:])
-
-    return self._on_stage_axis(collect, in_spec, out_spec, constrain(inputs, in_spec, self.mesh))
+    collect = lambda part: jax.lax.all_gather(part, STAGE_AXIS, tiled=True)[None]
+    return self._on_stage_axis(collect, in_spec, P(STAGE_AXIS, None, *in_spec[1:]), constrain(inputs, in_spec, self.mesh))
 
   def leave(self, store: jax.Array) -> jax.Array:
     """Spreads stage 0's store over the stages: store -> [M, microbatch, sequence, embed], M sharded over `stage`."""
-    stages, microbatches = self.schedule.stages, self.schedule.microbatches
     if not self._is_sharded:
       return store[0]
-    share = microbatches // stages
     out_spec = divisible_spec(self.spec(STAGE_AXIS), store.shape[1:], self.mesh)
-    in_spec = P(STAGE_AXIS, None, *out_spec[1:])
 
-    def spread(part):  # [1, M, …]
-      part = part[0].reshape((stages, share) + part.shape[2:])
-      received = [jax.lax.ppermute(part[s], STAGE_AXIS, [(0, s)]) for s in range(1, stages)]
-      # A device that is not addressed receives zeros, so the sum is the one part that was sent here.
-      return jnp.where(jax.lax.axis_index(STAGE_AXIS) == 0, part[0], sum(received[1:], received[0]))
+    def spread(part):  # [1, M, …]; x + 0 is exact, so a sum with zeros is a transfer
+      part = jnp.where(jax.lax.axis_index(STAGE_AXIS) == 0, part[0], jnp.zeros_like(part[0]))
+      return jax.lax.psum_scatter(part, STAGE_AXIS, tiled=True)
 
-    return self._on_stage_axis(spread, in_spec, out_spec, store)
+    return self._on_stage_axis(spread, P(STAGE_AXIS, None, *out_spec[1:]), out_spec, store)
 
   def buffers(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(shift, store) before the first iteration, for inputs [M, microbatch, sequence, embed]."""

@@ -90,7 +90,9 @@ class StageProgram:
     outputs = [_struct(v.aval) for v in jaxpr.outvars[:num_outputs]]
 
     def pull_back(rebuilt, saved, cotangents):
-      arrays = iter([saved[saved_index[k]] if k in saved_index else rebuilt[rebuilt_index[k]] for k in range(len(depends))])
+      arrays = iter(
+          [saved[saved_index[k]] if k in saved_index else rebuilt[rebuilt_index[k]] for k in range(len(depends))]
+      )
       vjp_fn = jax.tree.unflatten(structure["vjp"], [next(arrays) if s is None else s for s in structure["static"]])
       given = iter(cotangents)
       dweights, dx = vjp_fn(

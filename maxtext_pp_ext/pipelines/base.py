@@ -88,7 +88,7 @@ class CircularPipelineBase(nnx.Module):
     create = lambda r: nnx.split(stage_factory(r), nnx.Param, ...)
     shape: tuple[int, ...] = ()
     sizes = (schedule.stages,) if schedule.repeats == 1 else (schedule.repeats, schedule.stages)
-    for size, name in zip(reversed(sizes), ("layers", "circular_repeats")):
+    for size, name in zip(reversed(sizes), ("layers", "circular_repeats"), strict=False):
       on_stages = {"spmd_axis_name": "stage"} if name == "layers" and not _is_explicit(self.mesh) else {}
       create = nnx.vmap(
           create, in_axes=0, out_axes=(None, 0, 0), transform_metadata={nnx.PARTITION_NAME: name}, **on_stages
@@ -226,7 +226,9 @@ class CircularPipelineBase(nnx.Module):
     if choice == "compute":
       return [jnp.dtype(self.config.dtype) if jnp.issubdtype(d, jnp.floating) else d for d in own]
     stages = lambda weights: stage.over_stages(None)(
-        [w[0] for w in weights], stage.aux_at(aux, 0), jnp.broadcast_to(inputs[:1], (self.schedule.stages, *inputs.shape[1:]))
+        [w[0] for w in weights],
+        stage.aux_at(aux, 0),
+        jnp.broadcast_to(inputs[:1], (self.schedule.stages, *inputs.shape[1:])),
     )
     casts = cast_on_first_use(stages, stage.weights)
     return [d if cast is None else cast for d, cast in zip(own, casts, strict=True)]

@@ -7,6 +7,9 @@ from maxtext_pp_ext.pipelines.base import CircularPipelineBase
 
 
 class CircularBswPipeline(CircularPipelineBase):
-  """Circular pipeline with a Buffer Sliding Window: weights of two successive repeats are held gathered. See `CircularPipelineBase`."""
+  """Circular pipeline with a Buffer Sliding Window; see `CircularPipelineBase`.
+
+  The gathered weights of two successive repeats are held: a window that slides over the buffer of all repeats.
+  """
 
   residency = Residency.REPEAT

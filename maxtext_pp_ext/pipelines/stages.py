@@ -79,9 +79,9 @@ class StageModule:
         weights=[with_repeats(w) for w in weights],
         weight_axes=axes,
         weight_structure=weight_structure,
-        rest=[with_repeats(jax.random.key_data(x) if k else x) for x, k in zip(rest, is_key)],
+        rest=[with_repeats(jax.random.key_data(x) if k else x) for x, k in zip(rest, is_key, strict=True)],
         rest_structure=rest_structure,
-        key_impls=[jax.random.key_impl(x) if k else None for x, k in zip(rest, is_key)],
+        key_impls=[jax.random.key_impl(x) if k else None for x, k in zip(rest, is_key, strict=True)],
         call=call,
     )
 

@@ -47,13 +47,11 @@ TINY = {
 
 
 def make_config(*, stages: int, repeats: int, microbatches: int, layers_per_stage: int = 1, **overrides: Any) -> Any:
-  """A config whose pipeline keys are given directly, so that a single stage is possible too.
-
-  `pipeline_impl` stays `host`: the tests build the pipeline module themselves.
-  """
+  """A config for a pipeline module that the tests build themselves, of one stage too, which `pipeline_impl` refuses."""
   microbatch_size = overrides.pop("microbatch_size", 8 // stages)
   keys = {
       **TINY,
+      "pipeline_impl": "circular_bsw" if stages > 1 else "host",
       "ici_pipeline_parallelism": stages,
       "base_num_decoder_layers": stages * repeats * layers_per_stage,
       "num_pipeline_repeats": repeats,
@@ -79,7 +77,9 @@ def make_pipeline(cls: type, config: Any, layer: str, mesh: Mesh, *, seed: int =
   def stage(rngs):
     if config.num_layers_per_pipeline_stage == 1:
       return layer_class(config=config, mesh=mesh, quant=None, model_mode="train", rngs=rngs)
-    kind = nnx_decoders.NNXScannedPipelineStage if config.scan_layers_per_stage else nnx_decoders.NNXSequentialPipelineStage
+    kind = (
+        nnx_decoders.NNXScannedPipelineStage if config.scan_layers_per_stage else nnx_decoders.NNXSequentialPipelineStage
+    )
     return kind(layer_class, config.num_layers_per_pipeline_stage, config, mesh, None, "train", rngs=rngs)
 
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):

@@ -93,14 +93,16 @@ def test_maxtext_tests_run_on_virtual_devices_with_the_implementation_where_ther
   pytester.makepyfile(MAXTEXT_TESTS)
   result = pytester.runpytest_subprocess("-p", PLUGIN, "--pipeline-impl", "circular_bsw", "--virtual-devices", "4")
   result.assert_outcomes(passed=5)
-  result.stdout.fnmatch_lines([
-      "maxtext_pp_ext *: pipeline_impl=circular_bsw, MaxText *, 4 virtual CPU devices",
-      "the mark tpu_only was lifted from 5 tests",
-      "2 tests built a config with a pipeline and got pipeline_impl=circular_bsw",
-      "1 test chose pipeline_impl=host themselves",
-      "pipeline_fsdp_ag_once=True, * was turned off for 1 test:",
-      "  *::test_host_mode",
-  ])
+  result.stdout.fnmatch_lines(
+      [
+          "maxtext_pp_ext *: pipeline_impl=circular_bsw, MaxText *, 4 virtual CPU devices",
+          "the mark tpu_only was lifted from 5 tests",
+          "2 tests built a config with a pipeline and got pipeline_impl=circular_bsw",
+          "1 test chose pipeline_impl=host themselves",
+          "pipeline_fsdp_ag_once=True, * was turned off for 1 test:",
+          "  *::test_host_mode",
+      ]
+  )
 
 
 def test_an_unknown_implementation_is_a_usage_error_that_lists_the_known_ones(pytester):
