@@ -57,11 +57,12 @@ def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Ar
 
     return engine.loop_over_iterations(iteration, first, count, (state, total), reverse=True)
 
-  def double(state, total, first, count, current, previous):
-    """Iterations in which each stage goes from its current slot to the previous one.
+  def double(state, total, first, current, previous):
+    """Offsets mixed − 1 … −1 of the window that begins at `first`: each stage goes from its current slot to the previous.
 
     A stage that does so has no more to add to the current slot's gradient. That moves out of the accumulators, and the
-    stage goes on with the previous slot's gradient in its place: two repeats, one accumulator.
+    stage goes on with the previous slot's gradient in its place: two repeats, one accumulator. Stage 0 does so after
+    offset 0, so one iteration more is included: what a loop carries can change in place.
 
     Args:
       total: accumulators of the current slot's gradient [F, S, …].
@@ -79,9 +80,7 @@ def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Ar
       return state, weights.accumulate(total, gradient), done
 
     carry = (state, total, weights.no_sums(total))
-    state, total, done = engine.loop_over_iterations(iteration, first, count, carry, reverse=True)
-    total, done = weights.flush(total, done, _uses_current(schedule, 0))
-    return state, total, done
+    return engine.loop_over_iterations(iteration, first - 1, mixed + 1, carry, reverse=True)
 
   state = _initial_state(engine, doutputs)
   dparams = weights.empty_gradient(params)
@@ -97,11 +96,11 @@ def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Ar
       previous = weights.fetch(loaded, r)
       start = r * schedule.microbatches
       end = start + schedule.microbatches
-      state, total, done = double(state, total, end, mixed, slot, previous)
+      state, total, done = double(state, total, end, slot, previous)
       # The barrier has the reduction done, and its operand free, before the iterations that follow.
       state, total, reduced = jax.lax.optimization_barrier((state, total, weights.reduce(done)))
       dparams = weights.write_gradient(dparams, r + 1, reduced)
-      steady = schedule.microbatches - mixed
+      steady = schedule.microbatches - mixed - 1
       state, total = single(state, total, start + mixed, steady, previous, bubbles=False)
       return state, previous, total, dparams
 

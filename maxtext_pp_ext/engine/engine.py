@@ -4,16 +4,17 @@
 
 Pseudo-code (S, M, R, D, t as in `schedule.circular`; B = D·(S − 1), the mixed offsets of a window):
 
-  forward                                              backward, the same in reverse
+  forward                                              backward, in reverse
     slot = fetch(0)                                      slot: forward's last
-    iterations 0 … B − 1 with slot          (warm-up)    iterations T − 1 … (R−1)·M + B     -> gradient of R − 1
+    iterations 0 … B − 1 with slot           (warm-up)   iterations T − 1 … (R−1)·M + B: add to gradient
     for r = 0 … R − 2:                                   for r = R − 2 … 0:
       next = fetch(r + 1)                                  previous = fetch(r)
-      iterations r·M + B … (r+1)·M − 1 with slot           iterations (r+1)·M + B − 1 … (r+1)·M
-      iterations (r+1)·M … (r+1)·M + B − 1:                  -> gradient of r + 1: done, reduce it; and of r
-        stage s with next if offset ≥ D·s else slot        iterations (r+1)·M − 1 … r·M + B -> gradient of r
+      iterations r·M + B … (r+1)·M − 1 with slot           iterations (r+1)·M + B − 1 … (r+1)·M − 1:
+      iterations (r+1)·M … (r+1)·M + B − 1:                  stages go from slot to previous one by one,
+        stage s with next if offset ≥ D·s else slot          and leave the gradient of r + 1 behind: reduce it
       slot = next                                          slot = previous
-    iterations (R−1)·M + B … T − 1 with slot             iterations B − 1 … 0               -> gradient of 0: done
+                                                           iterations (r+1)·M − 2 … r·M + B: add to gradient
+    iterations (R−1)·M + B … T − 1 with slot             iterations B − 1 … 0: add to gradient; reduce it
 
 `fetch(r + 1)` does not depend on the steady iterations that follow it, and the slot it fills was last read before
 them: the gather has that much compute to hide behind, without a third slot. Only the mixed iterations choose between

@@ -152,8 +152,10 @@ class Weights:
 
   def flush(self, total: PyTree, done: PyTree, where: jax.Array) -> tuple[PyTree, PyTree]:
     """Moves the sums of the stages in the bool [S] `where` from the accumulators to `done`: (total, done)."""
-    moved = jax.tree.map(lambda acc, d: jnp.where(_of_stages(where, acc), acc.astype(d.dtype), d), total, done)
-    return jax.tree.map(lambda acc: jnp.where(_of_stages(where, acc), jnp.zeros_like(acc), acc), total), moved
+    done = jax.tree.map(lambda acc, d: jnp.where(_of_stages(where, acc), acc.astype(d.dtype), d), total, done)
+    # Moved before it is cleared, so that the accumulators can be cleared in place.
+    total, done = jax.lax.optimization_barrier((total, done))
+    return jax.tree.map(lambda acc: jnp.where(_of_stages(where, acc), jnp.zeros_like(acc), acc), total), done
 
   def reduce(self, total: PyTree) -> PyTree:
     """Sums accumulators [F, S, …] over parts and data-like mesh axes into the stored layout [S, …].
