@@ -77,7 +77,7 @@ class Engine:
       Outputs like the inputs, and the intermediates of each iteration, leaves [T, S, …], bubbles included.
     """
     program = self._trace(params, aux, inputs)
-    engine = dataclasses.replace(self, weights=self.weights.with_partials(program.gradients.parts))
+    engine = dataclasses.replace(self, weights=self.weights.with_partials(list(program.gradients.parts)))
 
     @jax.custom_vjp
     def pipeline(params, aux, inputs):
@@ -101,8 +101,11 @@ class Engine:
     """Traces the stages once, on the values of iteration 0 (unused, so the compiler drops them)."""
     slot = self.weights.use(self.weights.fetch(self.weights.load(params), 0))
     x = self.ring.read(0, *self.ring.buffers(inputs), bubbles=True)
-    splits = self.weights.splits(self.ring.batch_axes(inputs))
-    return StageProgram.trace(self.stages, slot, self.aux_at(aux, 0), x, self.checkpoint, splits)
+    batch = self.ring.batch_axes(inputs)
+    axes = [a for _, axes in batch for a in axes]
+    return StageProgram.trace(
+        self.stages, slot, self.aux_at(aux, 0), x, self.checkpoint, self.weights.splits(batch), axes
+    )
 
   def loop_over_iterations(
       self, body: Callable, first: Any, count: int, carry: PyTree, *, reverse: bool = False

@@ -72,9 +72,12 @@ def forward(engine, program, loaded: PyTree, aux: PyTree, inputs: jax.Array, *, 
 
 def _initial_state(engine, program, inputs: jax.Array, *, save: bool) -> ForwardState:
   shift, store = engine.ring.buffers(inputs)
-  per_iteration = lambda aval: engine.ring.constrain_iterations(
-      jnp.zeros((engine.schedule.iterations, *aval.shape), aval.dtype)
-  )
+
+  def per_iteration(aval):
+    buffer = engine.ring.constrain_iterations(jnp.zeros((engine.schedule.iterations, *aval.shape), aval.dtype))
+    # What a remat policy offloads arrives in host memory.
+    return buffer if aval.memory_space == jax.memory.Space.Device else jax.device_put(buffer, aval.memory_space)
+
   return ForwardState(
       shift=shift,
       store=store,

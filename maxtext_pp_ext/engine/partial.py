@@ -25,13 +25,24 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core as jex_core
+from jax.sharding import PartitionSpec as P
 import jax.numpy as jnp
 
 # Inlined, so that gradients inside of them are seen.
 _CALLS = frozenset({"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
 # Linear, acts on each part alone: may stand between the root and the gradient.
 _LINEAR = frozenset(
-    {"transpose", "reshape", "convert_element_type", "squeeze", "broadcast_in_dim", "add_any", "neg", "copy"}
+    {
+        "transpose",
+        "reshape",
+        "convert_element_type",
+        "squeeze",
+        "broadcast_in_dim",
+        "reduce_sum",
+        "add_any",
+        "neg",
+        "copy",
+    }
 )
 
 
@@ -42,58 +53,70 @@ class BatchSplit(NamedTuple):
   parts: int
 
 
+class Root(NamedTuple):
+  """An operation that sums over the batch, at the root of a gradient.
+
+  axes: for each part of the split the summed axis in each operand, and the number of parts; None if the operands' first
+    axis already is the axis of parts (see `_expose_sums`).
+  """
+
+  eqn: Any
+  axes: list[tuple[tuple[int, ...], int]] | None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GradientProgram:
   """A backward program whose first outputs are weight gradients, taken apart at their roots.
 
   Attributes:
     body: everything else; (inputs) -> the roots' operands, then the outputs that have no root.
-    roots: for each gradient its root operations, or None if it has none that can be split.
+    roots: for each gradient its roots, or None if it has none that can be split.
     tails: for each gradient with roots what follows them, (results of the roots) -> gradient.
-    parts: F of each gradient; 1 without roots.
+    parts: for each gradient F; 1 without roots.
+    num_rest: how many outputs have no root.
   """
 
   body: jex_core.ClosedJaxpr
-  roots: tuple[tuple[Any, ...] | None, ...]
+  roots: tuple[tuple[Root, ...] | None, ...]
   tails: tuple[Any, ...]
-  splits: tuple[tuple[BatchSplit, ...], ...]
+  parts: tuple[int, ...]
   num_rest: int
 
-  @property
-  def parts(self) -> list[int]:
-    return [
-        math.prod(s.parts for s in split) if roots else 1 for roots, split in zip(self.roots, self.splits, strict=False)
-    ]
-
   @classmethod
-  def plan(cls, closed: jex_core.ClosedJaxpr, splits: Sequence[Sequence[BatchSplit]]) -> GradientProgram:
+  def plan(
+      cls, closed: jex_core.ClosedJaxpr, splits: Sequence[Sequence[BatchSplit]], batch_axes: Sequence[str]
+  ) -> GradientProgram:
     """Finds the roots of the first `len(splits)` outputs.
 
     Args:
       closed: the backward program.
       splits: for each gradient the batch axes to split. An empty one, or one that no axis of the root's contraction
         fits, leaves the gradient whole.
+      batch_axes: the mesh axes that shard the batch, in the order in which a leading axis of parts is sharded.
     """
-    whole = _inline(closed)
+    splits = [tuple(s for s in split if s.parts > 1) for split in splits]
+    whole = _inline(closed, tuple(batch_axes) if any(splits) else ())
     jaxpr = whole.jaxpr
     uses = _count_uses(jaxpr)
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    splits = tuple(tuple(s for s in split if s.parts > 1) for split in splits)
     found = [
-        _find(out, makers, uses, split) if split else None for out, split in zip(jaxpr.outvars, splits, strict=False)
+        _find(out, makers, uses, split) if split else None
+        for out, split in zip(jaxpr.outvars[: len(splits)], splits, strict=True)
     ]
-    taken = {id(eqn) for one in found if one for eqn in (*one.roots, *one.tail)}
-    operands = [v for one in found if one for eqn in one.roots for v in eqn.invars]
+    taken = {id(eqn) for one in found if one for eqn in one.taken}
+    operands = [v for one in found if one for root in one.roots for v in root.eqn.invars]
     rest = [out for k, out in enumerate(jaxpr.outvars) if k >= len(found) or found[k] is None]
     kept = [eqn for eqn in jaxpr.eqns if id(eqn) not in taken]
     return cls(
         body=_sub_program(whole, kept, jaxpr.invars, [*operands, *rest], consts=True),
         roots=tuple(tuple(one.roots) if one else None for one in found),
         tails=tuple(
-            _sub_program(whole, one.tail, [e.outvars[0] for e in one.roots], [out], consts=False) if one else None
-            for one, out in zip(found, jaxpr.outvars, strict=False)
+            _sub_program(whole, one.tail, [root.eqn.outvars[0] for root in one.roots], [one.out], consts=False)
+            if one
+            else None
+            for one in found
         ),
-        splits=splits,
+        parts=tuple(math.prod(s.parts for s in split) if one else 1 for one, split in zip(found, splits, strict=True)),
         num_rest=len(rest),
     )
 
@@ -102,40 +125,59 @@ class GradientProgram:
     values = jex_core.jaxpr_as_fun(self.body)(*args)
     operands, rest = iter(values[: len(values) - self.num_rest]), iter(values[len(values) - self.num_rest :])
     gradients = []
-    for roots, tail, split in zip(self.roots, self.tails, self.splits, strict=True):
+    for roots, tail in zip(self.roots, self.tails, strict=True):
       if roots is None:
         gradients.append(next(rest)[None])
         continue
-      results = [_run_root(eqn, [next(operands) for _ in eqn.invars], split) for eqn in roots]
+      results = [_run_root(root, [next(operands) for _ in root.eqn.invars]) for root in roots]
       gradients += jax.vmap(jex_core.jaxpr_as_fun(tail))(*results)
     return gradients, list(rest)
 
 
 class _Found(NamedTuple):
-  roots: list[Any]
-  tail: list[Any]  # in program order
+  roots: list[Root]
+  tail: list[Any]  # in program order, without layout constraints
+  out: Any  # the variable that the tail ends in
+  taken: list[Any]  # every equation that roots and tail replace
 
 
 def _find(out: Any, makers: dict, uses: dict, split: Sequence[BatchSplit]) -> _Found | None:
   """Walks from a gradient back to its roots, through linear operations whose results go nowhere else."""
-  roots, tail, todo = [], [], [out]
+  roots, tail, taken, same, todo = [], [], [], {}, [out]
   while todo:
     var = todo.pop()
     eqn = makers.get(var) if isinstance(var, jex_core.Var) else None
     if eqn is None or uses[var] != 1:
       return None
-    if _can_split(eqn, split):
-      roots.append(eqn)
+    root = _root(eqn, makers, split)
+    taken.append(eqn)
+    if root is not None:
+      roots.append(root)
+      continue
+    if eqn.primitive.name == "sharding_constraint":  # about the whole sum; the parts have a layout of their own
+      same[var] = eqn.invars[0]
     elif eqn.primitive.name in _LINEAR:
       tail.append(eqn)
-      todo += eqn.invars
     else:
       return None
-  return _Found(roots, tail[::-1])
+    todo += eqn.invars
+
+  def original(var):
+    return original(same[var]) if var in same else var
+
+  tail = [eqn.replace(invars=[original(v) for v in eqn.invars]) for eqn in reversed(tail)]
+  return _Found(roots, tail, original(out), taken)
 
 
-def _can_split(eqn: Any, split: Sequence[BatchSplit]) -> bool:
-  return _split_axes(eqn, split) is not None
+def _root(eqn: Any, makers: dict, split: Sequence[BatchSplit]) -> Root | None:
+  """The operation as a root that can be split so, or None."""
+  parts = math.prod(s.parts for s in split)
+  if eqn.primitive.name == "reduce_sum" and eqn.params["axes"] == (0,):
+    maker = makers.get(eqn.invars[0])
+    if maker is not None and maker.primitive.name == "shard_map" and eqn.invars[0].aval.shape[0] == parts:
+      return Root(eqn, None)
+  axes = _split_axes(eqn, split)
+  return None if axes is None else Root(eqn, axes)
 
 
 def _split_axes(eqn: Any, split: Sequence[BatchSplit]) -> list[tuple[tuple[int, ...], int]] | None:
@@ -146,7 +188,7 @@ def _split_axes(eqn: Any, split: Sequence[BatchSplit]) -> list[tuple[tuple[int, 
   """
   if eqn.primitive.name == "dot_general":
     (left, right), _ = eqn.params["dimension_numbers"]
-    axes = list(zip(left, right, strict=False))
+    axes = list(zip(left, right, strict=True))
   elif eqn.primitive.name == "reduce_sum":
     axes = [(axis,) for axis in eqn.params["axes"]]
   else:
@@ -163,24 +205,23 @@ def _split_axes(eqn: Any, split: Sequence[BatchSplit]) -> list[tuple[tuple[int, 
   return chosen
 
 
-def _run_root(eqn: Any, operands: list[jax.Array], split: Sequence[BatchSplit]) -> jax.Array:
+def _run_root(root: Root, operands: list[jax.Array]) -> jax.Array:
   """The root with a leading axis of parts [F, …]."""
-  chosen = _split_axes(eqn, split)
-  is_dot = eqn.primitive.name == "dot_general"
+  if root.axes is None:
+    return operands[0]
   split_operands = []
-  for k, x in enumerate(operands[: 2 if is_dot else 1]):
-    shape, moved = list(x.shape), []
-    for axes, parts in sorted(chosen, key=lambda c: -c[0][k]):
+  for k, x in enumerate(operands):
+    shape = list(x.shape)
+    for axes, parts in sorted(root.axes, key=lambda c: -c[0][k]):
       shape[axes[k] : axes[k] + 1] = [parts, shape[axes[k]] // parts]
-    x = x.reshape(shape)
-    order = [axes[k] for axes, _ in chosen]
+    order = [axes[k] for axes, _ in root.axes]
     moved = [axis + sum(other < axis for other in order) for axis in order]
-    split_operands.append(jnp.moveaxis(x, moved, range(len(moved))))
-  one = functools.partial(eqn.primitive.bind, **eqn.params)
-  for _ in chosen:
+    split_operands.append(jnp.moveaxis(x.reshape(shape), moved, range(len(moved))))
+  one = functools.partial(root.eqn.primitive.bind, **root.eqn.params)
+  for _ in root.axes:
     one = jax.vmap(one)
   result = one(*split_operands)
-  return result.reshape((-1,) + result.shape[len(chosen) :])
+  return result.reshape((-1,) + result.shape[len(root.axes) :])
 
 
 def _count_uses(jaxpr: Any) -> dict:
@@ -198,26 +239,70 @@ def _sub_program(closed: jex_core.ClosedJaxpr, eqns: list, invars: Sequence, out
   return jex_core.ClosedJaxpr(jaxpr, closed.consts if consts else [])
 
 
-def _inline(closed: jex_core.ClosedJaxpr) -> Any:
-  """The same program without calls."""
-  return jax.make_jaxpr(functools.partial(_run_inlined, closed.jaxpr, closed.consts))(*closed.in_avals)
+def _inline(closed: jex_core.ClosedJaxpr, batch_axes: tuple[str, ...]) -> Any:
+  """The same program without calls, and with sums over batch axes outside of shard_maps."""
+  run = functools.partial(_run_inlined, closed.jaxpr, closed.consts, batch_axes)
+  return jax.make_jaxpr(run)(*closed.in_avals)
 
 
-def _run_inlined(jaxpr: Any, consts: Sequence, *args: Any) -> list:
-  env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=False))
+def _run_inlined(jaxpr: Any, consts: Sequence, batch_axes: tuple[str, ...], *args: Any) -> list:
+  env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
   read = lambda v: v.val if isinstance(v, jex_core.Literal) else env[v]
   for eqn in jaxpr.eqns:
     values = [read(v) for v in eqn.invars]
-    if eqn.primitive.name in _CALLS and not _has_shardings(eqn):
+    sums = _sums_of(eqn, batch_axes)
+    if sums:
+      results = _expose_sums(eqn, values, sums)
+    elif eqn.primitive.name in _CALLS and not _has_shardings(eqn):
       inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
       values = _keep_from_merging(eqn, values)
-      results = _run_inlined(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), *values)
+      results = _run_inlined(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), batch_axes, *values)
     else:
       variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, jex_core.Var)))
       single = jaxpr.replace(constvars=[], eqns=[eqn], invars=variables, outvars=list(eqn.outvars))
       results = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(single, []))(*(env[v] for v in variables))
-    env.update(zip(eqn.outvars, results, strict=False))
+    env.update(zip(eqn.outvars, results, strict=True))
   return [read(v) for v in jaxpr.outvars]
+
+
+def _sums_of(eqn: Any, batch_axes: tuple[str, ...]) -> dict[int, tuple[Any, tuple[str, ...]]]:
+  """Outputs of a shard_map that end in a sum over batch axes only: {output: (what is summed, mesh axes)}."""
+  if eqn.primitive.name != "shard_map" or not batch_axes:
+    return {}
+  inner, mesh = eqn.params["jaxpr"], eqn.params["mesh"]
+  inner = getattr(inner, "jaxpr", inner)
+  uses = _count_uses(inner)
+  makers = {v: e for e in inner.eqns for v in e.outvars}
+  sums = {}
+  for k, out in enumerate(inner.outvars):
+    maker = makers.get(out) if isinstance(out, jex_core.Var) else None
+    if maker is None or uses[out] != 1 or maker.primitive.name != "psum" or maker.params["axis_index_groups"] is not None:
+      continue
+    axes = {a for a in maker.params["axes"] if mesh.shape[a] > 1}
+    if axes and axes <= set(batch_axes):
+      sums[k] = (maker.invars[maker.outvars.index(out)], tuple(a for a in batch_axes if a in axes))
+  return sums
+
+
+def _expose_sums(eqn: Any, values: list, sums: dict[int, tuple[Any, tuple[str, ...]]]) -> list:
+  """Runs a shard_map whose sums over batch axes are done outside of it, over a leading axis of parts."""
+  inner = eqn.params["jaxpr"]
+  consts, inner = getattr(inner, "consts", ()), getattr(inner, "jaxpr", inner)
+  outvars = [sums[k][0] if k in sums else out for k, out in enumerate(inner.outvars)]
+  program = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(inner.replace(outvars=outvars), consts))
+
+  def body(*args):
+    return tuple(out[None] if k in sums else out for k, out in enumerate(program(*args)))
+
+  results = jax.shard_map(
+      body,
+      mesh=eqn.params["mesh"],
+      in_specs=tuple(eqn.params["in_specs"]),
+      out_specs=tuple(P(sums[k][1], *spec) if k in sums else spec for k, spec in enumerate(eqn.params["out_specs"])),
+      check_vma=eqn.params["check_vma"],
+      axis_names=set(eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))),
+  )(*values)
+  return [jax.lax.reduce_sum(out, (0,)) if k in sums else out for k, out in enumerate(results)]
 
 
 def _has_shardings(eqn: Any) -> bool:

@@ -152,10 +152,16 @@ class Weights:
 
   def flush(self, total: PyTree, done: PyTree, where: jax.Array) -> tuple[PyTree, PyTree]:
     """Moves the sums of the stages in the bool [S] `where` from the accumulators to `done`: (total, done)."""
-    done = jax.tree.map(lambda acc, d: jnp.where(_of_stages(where, acc), acc.astype(d.dtype), d), total, done)
-    # Moved before it is cleared, so that the accumulators can be cleared in place.
-    total, done = jax.lax.optimization_barrier((total, done))
-    return jax.tree.map(lambda acc: jnp.where(_of_stages(where, acc), jnp.zeros_like(acc), acc), total), done
+
+    def move(acc, moved):
+      mask = _of_stages(where, acc)
+      moved = jnp.where(mask, acc.astype(moved.dtype), moved)
+      # Moved before it is cleared, so that the accumulator can be cleared in place.
+      acc, moved = jax.lax.optimization_barrier((acc, moved))
+      return jnp.where(mask, jnp.zeros_like(acc), acc), moved
+
+    pairs = jax.tree.map(move, total, done)
+    return jax.tree.transpose(jax.tree.structure(total), None, pairs)
 
   def reduce(self, total: PyTree) -> PyTree:
     """Sums accumulators [F, S, …] over parts and data-like mesh axes into the stored layout [S, …].

@@ -54,6 +54,7 @@ class StageProgram:
       x: jax.Array,
       checkpoint: Callable | None,
       splits: Sequence[Sequence[BatchSplit]],
+      batch_axes: Sequence[str],
   ) -> StageProgram:
     """Traces `fn` on example arguments (only their types matter).
 
@@ -64,6 +65,7 @@ class StageProgram:
       x: activations [S, microbatch, sequence, embed].
       checkpoint: wraps a function of (weights, x) in `jax.checkpoint` with the remat policy; None stores every residual.
       splits: for each weight, the batch axes over whose parts its gradient is left as a partial sum.
+      batch_axes: the mesh axes that shard the batch and the sequence.
     """
     structure = {}
 
@@ -112,7 +114,7 @@ class StageProgram:
         saving=take([*range(num_outputs), *saved_positions]),
         rebuilding=take(rebuilt_positions),
         saved_avals=tuple(avals(saved_positions)),
-        gradients=GradientProgram.plan(backward, splits),
+        gradients=GradientProgram.plan(backward, splits, batch_axes),
     )
 
   def _run(self, closed: jex_core.ClosedJaxpr, weights: PyTree, aux: PyTree, x: jax.Array) -> list[jax.Array]:
@@ -161,8 +163,9 @@ def _float0(aval: Any) -> np.ndarray:
   return np.zeros(aval.shape, jax.dtypes.float0)
 
 
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+def _struct(aval: Any) -> Any:
+  """The type of an array to trace with. It includes the memory an array is in: a policy may offload what it saves."""
+  return aval.strip_weak_type()
 
 
 def _is_array(leaf: Any) -> bool:

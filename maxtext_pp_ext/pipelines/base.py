@@ -188,7 +188,7 @@ class CircularPipelineBase(nnx.Module):
     inputs = jax.checkpoint_policies.save_only_these_names("iteration_input", "decoder_layer_input")
     if self.remat_policy is None:
       return inputs
-    return jax.checkpoint_policies.save_from_both_policies(self.remat_policy, inputs)
+    return _save_also(inputs, self.remat_policy)
 
   def _layouts(
       self, stage: StageModule, aux: Any, inputs: jax.Array, rules: Any, batch_axes: list[str]
@@ -232,6 +232,14 @@ class CircularPipelineBase(nnx.Module):
     )
     casts = cast_on_first_use(stages, stage.weights)
     return [d if cast is None else cast for d, cast in zip(own, casts, strict=True)]
+
+
+def _save_also(names: Callable, policy: Callable) -> Callable:
+  """`policy`, but what the policy `names` saves is saved.
+
+  `jax.checkpoint_policies.save_from_both_policies`, which the host uses here, refuses policies that offload.
+  """
+  return lambda *args, **params: names(*args, **params) or policy(*args, **params)
 
 
 def _is_explicit(mesh: Mesh) -> bool:

@@ -1,0 +1,92 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Weight gradients left as partial sums add up to the gradients, and are left so where they can be."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec as P
+from maxtext_pp_ext.engine.partial import BatchSplit, GradientProgram
+import numpy as np
+import pytest
+
+BATCH, LENGTH, EMBED = 4, 6, 8
+F32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+
+
+def check(layer, weight_shape, split, parts, *, batch_axes=("fsdp",)):
+  """Plans the gradient of `layer(weight, x)` and compares it with JAX's own."""
+  weight = jax.random.normal(jax.random.key(0), weight_shape)
+  x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, EMBED))
+  cotangent = jax.random.normal(jax.random.key(2), jax.eval_shape(layer, weight, x).shape)
+  backward = lambda w, x, d: jax.vjp(layer, w, x)[1](d)
+  program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, cotangent), [split], batch_axes)
+  assert program.parts == (parts,)
+  (gradient,), (dx,) = jax.jit(program.run)(weight, x, cotangent)
+  expected, expected_dx = backward(weight, x, cotangent)
+  assert gradient.shape == (parts, *weight_shape)
+  np.testing.assert_allclose(gradient.sum(0), expected, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(dx, expected_dx, rtol=1e-5, atol=1e-5)
+  return gradient
+
+
+def dense(weight, x):
+  return jnp.tanh(jnp.einsum("ble,ef->blf", x, weight))
+
+
+def test_a_matrix_product_is_left_in_parts_of_the_batch():
+  gradient = check(dense, (EMBED, 5), [BatchSplit(BATCH, 2)], 2)
+  x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, EMBED))
+  assert not np.allclose(gradient[0], gradient[1]) and x.shape[0] == BATCH
+
+
+def test_parts_of_batch_and_sequence_multiply():
+  check(dense, (EMBED, 5), [BatchSplit(BATCH, 2), BatchSplit(LENGTH, 3)], 6)
+
+
+def test_a_part_is_what_that_part_of_the_batch_contributes():
+  gradient = check(dense, (EMBED, 5), [BatchSplit(BATCH, 4)], 4)
+  weight = jax.random.normal(jax.random.key(0), (EMBED, 5))
+  x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, EMBED))
+  cotangent = jax.random.normal(jax.random.key(2), (BATCH, LENGTH, 5))
+  for k in range(4):
+    of_part = jax.vjp(lambda w, k=k: dense(w, x[k : k + 1]), weight)[1](cotangent[k : k + 1])[0]
+    np.testing.assert_allclose(gradient[k], of_part, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "layer, shape",
+    [
+        (lambda w, x: x * w, (EMBED,)),
+        (lambda w, x: jnp.einsum("ble,hde->blhd", x, w), (2, 3, EMBED)),
+        (lambda w, x: (x.reshape(BATCH * LENGTH, EMBED) @ w).reshape(BATCH, LENGTH, 5), (EMBED, 5)),
+        (lambda w, x: x @ w + jnp.tanh(x) @ w, (EMBED, 5)),
+        (jax.checkpoint(dense, prevent_cse=True), (EMBED, 5)),
+        (lambda w, x: jax.jit(dense)(w, x), (EMBED, 5)),
+    ],
+    ids=["scale", "transposed", "flattened batch", "used twice", "rematerialised", "called"],
+)
+def test_other_uses_are_left_in_parts_too(layer, shape):
+  check(layer, shape, [BatchSplit(BATCH, 2)], 2)
+
+
+@pytest.mark.parametrize(
+    "layer, split",
+    [
+        (dense, [BatchSplit(BATCH, 3)]),
+        (dense, []),
+        (lambda w, x: jax.lax.scan(lambda c, xi: (c, xi @ w), 0.0, x)[1], [BatchSplit(BATCH, 2)]),
+        (lambda w, x: x @ jnp.sin(w), [BatchSplit(BATCH, 2)]),
+    ],
+    ids=["parts do not divide", "nothing asked for", "inside a loop", "not linear in what was summed"],
+)
+def test_what_cannot_be_split_is_left_whole_and_right(layer, split):
+  check(layer, (EMBED, 5), split, 1)
+
+
+def test_a_sum_inside_a_shard_map_is_done_outside_of_it():
+  mesh = Mesh(np.array(jax.devices()[:4]), ("fsdp",))
+  layer = jax.shard_map(dense, mesh=mesh, in_specs=(P(), P("fsdp")), out_specs=P("fsdp"), check_vma=False)
+  check(layer, (EMBED, 5), [BatchSplit(BATCH, 4)], 4)
+  check(layer, (EMBED, 5), [BatchSplit(BATCH, 4)], 1, batch_axes=("data",))
