@@ -47,9 +47,12 @@ _LINEAR = frozenset(
 
 
 class BatchSplit(NamedTuple):
-  """An axis of the activations, by its size, and into how many parts the devices hold it."""
+  """An axis of the activations, by its size, and into how many parts the devices hold it.
 
-  size: int
+  Without a size no operation is split; only sums that a shard_map does itself are left in parts.
+  """
+
+  size: int | None
   parts: int
 
 
@@ -197,6 +200,8 @@ def _split_axes(eqn: Any, split: Sequence[BatchSplit]) -> list[tuple[tuple[int, 
   axes.sort()
   chosen = []
   for size, parts in split:
+    if size is None:
+      return None
     free = [a for a in axes if a not in [c for c, _ in chosen]]
     same = [a for a in free if shape[a[0]] == size] or [a for a in free if shape[a[0]] % size == 0]
     if not same or shape[same[0][0]] % parts:

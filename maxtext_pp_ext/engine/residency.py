@@ -109,8 +109,16 @@ class Weights:
 
   def splits(self, batch: Sequence[tuple[int, tuple[str, ...]]]) -> list[list[BatchSplit]]:
     """Into how many parts each weight's gradient is to be left, for batch axes of these sizes and mesh axes."""
-    parts = lambda layout, axes: math.prod(self.mesh.shape[a] for a in axes if a in layout.partial_axes)
-    return self._map(lambda layout: [BatchSplit(size, parts(layout, axes)) for size, axes in batch])
+
+    def of(layout):
+      owned = {a for entry in layout.gathered for a in mesh_axes(entry)}
+      parts = [math.prod(self.mesh.shape[a] for a in axes if a in layout.partial_axes) for _, axes in batch]
+      # Where the weight keeps an axis that shards the batch too (experts), an operation outside of a shard_map sums over
+      # that axis as well, and the compiler has to be free to choose how.
+      whole = any(a in owned for _, axes in batch for a in axes)
+      return [BatchSplit(None if whole else size, n) for (size, _), n in zip(batch, parts, strict=True)]
+
+    return self._map(of)
 
   def with_partials(self, parts: list[int]) -> Weights:
     """The same with `partial_axes` only where a gradient has more than one part."""
@@ -120,17 +128,25 @@ class Weights:
   def _parts(self, layout: WeightLayout) -> int:
     return math.prod(self.mesh.shape[a] for a in layout.partial_axes)
 
+  def _constrain_accumulator(self, layout: WeightLayout, acc: jax.Array) -> jax.Array:
+    """Lays [F, S, …] out like the weights that a stage computes with, and one part per device."""
+    return constrain(acc, self._accumulator_spec(layout), self.mesh)
+
   def _accumulator_spec(self, layout: WeightLayout) -> P:
-    """Layout of an accumulator [F, S, …]."""
-    kept = layout.sharded if self.residency is Residency.ITERATION else layout.gathered
-    return P(layout.partial_axes or None, *kept)
+    if self.residency is Residency.ITERATION:
+      return P(None, *layout.sharded)
+    if layout.partial_axes:
+      return P(layout.partial_axes, *layout.gathered)
+    # Where the sum over the batch is the compiler's to complete, pinning the gathered dimensions would have it do so,
+    # and gather the result, at every iteration. What is not gathered stays as it is in the weights.
+    return P(None, *(P.UNCONSTRAINED if entry is None else entry for entry in layout.gathered))
 
   def zero_gradient(self, slot: PyTree) -> PyTree:
     """Zero accumulators [F, S, …] for one slot."""
 
     def zero(layout, w):
       acc = jnp.zeros((self._parts(layout), *w.shape), layout.accumulation_dtype)
-      return constrain(acc, self._accumulator_spec(layout), self.mesh) if layout.partial_axes else acc
+      return self._constrain_accumulator(layout, acc)
 
     return self._map(zero, slot)
 
@@ -138,8 +154,7 @@ class Weights:
     """Adds one iteration's gradient [F, S, …], of the stages in the bool [S] `where` only (a NaN elsewhere stays out)."""
 
     def add(layout, acc, g):
-      if layout.partial_axes or self.residency is Residency.ITERATION:
-        g = constrain(g, self._accumulator_spec(layout), self.mesh)
+      g = self._constrain_accumulator(layout, g)
       if where is not None:
         g = jnp.where(_of_stages(where, g), g, jnp.zeros_like(g))
       return acc + g.astype(acc.dtype)
@@ -148,7 +163,8 @@ class Weights:
 
   def no_sums(self, total: PyTree) -> PyTree:
     """A buffer for `flush`, like accumulators but in the dtype that travels."""
-    return self._map(lambda layout, acc: jnp.zeros(acc.shape, layout.compute_dtype), total)
+    zeros = lambda layout, acc: self._constrain_accumulator(layout, jnp.zeros(acc.shape, layout.compute_dtype))
+    return self._map(zeros, total)
 
   def flush(self, total: PyTree, done: PyTree, where: jax.Array) -> tuple[PyTree, PyTree]:
     """Moves the sums of the stages in the bool [S] `where` from the accumulators to `done`: (total, done)."""

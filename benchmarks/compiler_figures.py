@@ -1,0 +1,115 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Memory, traffic and compile time of MaxText's pipelines and ours, from the TPU compiler on a machine without a TPU.
+
+  python -m benchmarks.compiler_figures                                    every shape and implementation
+  python -m benchmarks.compiler_figures --shape llama3-70b --impl circular_bsw host-plain
+
+Needs the extra `tools` (libtpu) and about 6 GiB per row. Rows that are computed replace those of an earlier run in
+`results/compiler_figures.{json,md}`; the others stay. A row that cannot be computed says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from typing import Any
+
+from benchmarks import compile_step
+from benchmarks import limits
+from benchmarks import shapes
+from benchmarks import tables
+from benchmarks import traffic
+from rich import console as rich_console
+
+SHAPES = ("llama3-70b", "llama3-8b-dcn", "mixtral-8x7b")
+_HEADER = ("pipeline", "temp GB", "peak GB", "arg GB", "GB on the wire", "gather", "reduce-scatter", "all-reduce")
+_HEADER += ("permute", "all-to-all", "between slices", "weight gathers", "compile s")
+_INTRODUCTION = """# Compiler figures
+
+`python -m benchmarks.compiler_figures` printed this. All figures are per chip and step; in parentheses the ratio to \
+MaxText's plain pipeline. The TPU compiler reports them without a TPU, so they do not depend on the machine, compile \
+time excepted.
+
+- temp: the compiler's temporary buffers summed up without their reuse of one another's memory, arguments not included. \
+peak: what has to fit into a chip at once, arguments included. arg: weights, optimizer state and batch.
+- GB on the wire: what a chip sends, by collective and in total (with what goes between slices). Gather, \
+reduce-scatter and all-to-all send (g−1)/g of the whole array in a group of g, all-reduce twice that, a permute its \
+operand. A gather that the compiler turned into permutes inside a matrix multiplication counts as permutes.
+- weight gathers: all-gathers of floating-point arrays of 1 MiB and more that run in a step.
+- host BSW (`pipeline_fsdp_ag_per_repeat=true`) computes wrong values with 3 or more stages in MaxText 0.2.5; its \
+figures are those of a program that is not right.
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+  options = _parse(argv)
+  console = rich_console.Console()
+  bounds = limits.Limits(seconds=options.minutes * 60, memory_bytes=int(options.memory_gib * limits.GIB))
+  results = tables.read(options.output.with_suffix(".json"))
+  for name in options.shape:
+    for impl in options.impl:
+      arguments = shapes.arguments(shapes.SHAPES[name], impl)
+      hlo_file = options.hlo / f"{name}-{impl.replace(' ', '_')}.hlo" if options.hlo else None
+      figures = compile_step.compile_step(
+          arguments, label=f"{name}, {impl}", bounds=bounds, console=console, hlo_file=hlo_file
+      )
+      row = {**figures, "arguments": arguments, "versions": compile_step.versions()}
+      results.setdefault(name, {})[impl] = row
+      tables.write(options.output.with_suffix(".json"), results)
+      options.output.with_suffix(".md").write_text(report(results), encoding="utf-8")
+  for name in options.shape:
+    console.print(_section(name, results[name]), markup=False, highlight=False, soft_wrap=True)
+
+
+def report(results: dict[str, dict[str, Any]]) -> str:
+  """The Markdown file: a table for each shape that there are rows of."""
+  return "\n".join([_INTRODUCTION, *(_section(name, results[name]) for name in shapes.SHAPES if name in results)])
+
+
+def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
+  base = rows.get(shapes.PLAIN, {})
+  computed = [impl for impl in shapes.IMPLEMENTATIONS if impl in rows and "failure" not in rows[impl]]
+  table = tables.markdown(_HEADER, [_row(impl, rows[impl], base) for impl in computed])
+  failures = [f"- {impl}: {rows[impl]['failure']}" for impl in shapes.IMPLEMENTATIONS if "failure" in rows.get(impl, {})]
+  parts = [f"## {shapes.SHAPES[name].title}", f"`python -m benchmarks.compiler_figures --shape {name}`"]
+  parts += [table] if computed else []
+  parts += ["Not computed:\n\n" + "\n".join(failures)] if failures else []
+  keys = " ".join(f"{key}={value}" for key, value in shapes.SHAPES[name].keys.items())
+  used = {", ".join(f"{package} {version}" for package, version in row["versions"].items()) for row in rows.values()}
+  return "\n\n".join([*parts, f"MaxText's keys: `{keys}`. Versions: {'; '.join(sorted(used))}."]) + "\n"
+
+
+def _row(impl: str, row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...]:
+  wire = row["wire_GB"]
+  kinds = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all", traffic.BETWEEN_SLICES)
+  return (
+      impl,
+      tables.with_ratio(row["temp_GB"], base.get("temp_GB")),
+      tables.with_ratio(row["peak_GB"], base.get("peak_GB")),
+      tables.number(row["arg_GB"]),
+      tables.with_ratio(row["wire_total_GB"], base.get("wire_total_GB")),
+      *(tables.number(wire.get(kind, 0.0), 2 if kind == traffic.BETWEEN_SLICES else 1) for kind in kinds),
+      str(row["weight_gathers"]),
+      tables.with_ratio(row["compile_s"], base.get("compile_s"), 0),
+  )
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(prog="python -m benchmarks.compiler_figures", description=__doc__.splitlines()[0])
+  parser.add_argument("--shape", nargs="+", choices=sorted(shapes.SHAPES), default=list(SHAPES), metavar="NAME")
+  parser.add_argument(
+      "--impl", nargs="+", type=shapes.implementation, default=list(shapes.IMPLEMENTATIONS), metavar="NAME"
+  )
+  parser.add_argument("--minutes", type=float, default=30.0, help="wall time for a row (default: %(default)s)")
+  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for a row (default: %(default)s)")
+  parser.add_argument("--hlo", type=pathlib.Path, help="folder to keep the optimised HLO in")
+  parser.add_argument("--output", type=pathlib.Path, default=compile_step.RESULTS / "compiler_figures")
+  options = parser.parse_args(argv)
+  if options.hlo:
+    options.hlo.mkdir(parents=True, exist_ok=True)
+  return options
+
+
+if __name__ == "__main__":
+  main()

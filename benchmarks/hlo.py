@@ -1,0 +1,194 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads optimised HLO text, as `compiled.as_text()` gives it, into computations of instructions.
+
+Only what the figures need: names, opcodes, shapes, operands and which computations an instruction runs. In scheduled
+HLO (TPU) the instructions of a computation stand in the order of execution.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+
+_BITS = {"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32}
+_BITS |= {"s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128}
+# f8e4m3fn, f8e5m2 and the like; f4e2m1fn.
+_ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+(?:e\d+m\d+\w*)?|c64|c128)\[([0-9,]*)\]")
+_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*\(.*->.*\{\s*$")
+# An asynchronous computation's last line names its thread. Kernels have lines of their own that start with a brace.
+_END = re.compile(r"^\}(?:\s*$|, execution_thread=)")
+_INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+) = (.*)$")
+_CALLED = re.compile(
+    r"\b(calls|to_apply|called_computations|branch_computations|true_computation|false_computation|body)="
+    r"(\{[^}]*\}|%?[\w.\-]+)"
+)
+# Their to_apply combines two elements: it runs as part of the operation, not as a step of the program.
+_COMBINERS = frozenset({"all-reduce", "all-reduce-start", "reduce", "reduce-scatter", "reduce-window", "scatter"})
+_COMBINERS |= {"select-and-scatter", "sort"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+  """An array type, for example f32[8,128]."""
+
+  dtype: str
+  dims: tuple[int, ...]
+
+  @property
+  def elements(self) -> int:
+    return math.prod(self.dims)
+
+  @property
+  def bytes(self) -> int:
+    bits = _BITS.get(self.dtype) or (4 if self.dtype.startswith("f4") else 8)
+    return math.ceil(self.elements * bits / 8)
+
+  @property
+  def is_floating(self) -> bool:
+    return self.dtype.startswith(("f", "bf"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Instruction:
+  """One line `name = type opcode(operands), attributes` of a computation."""
+
+  name: str
+  type: str
+  opcode: str
+  operands: str
+  attributes: str
+
+  @functools.cached_property
+  def arrays(self) -> tuple[Array, ...]:
+    """The arrays of the result, of a tuple all of them."""
+    return arrays_in(self.type)
+
+  @functools.cached_property
+  def operand_names(self) -> tuple[str, ...]:
+    named = re.findall(r"%([\w.\-]+)", self.operands)
+    return tuple(named) or tuple(re.findall(r"([\w.\-]+)\s*(?:,|$)", self.operands))
+
+  @functools.cached_property
+  def called(self) -> tuple[str, ...]:
+    """Names of the computations that it runs as steps of the program; of a loop the body, of a reduction none."""
+    if self.opcode in _COMBINERS:
+      return ()
+    found = [names for _, names in _CALLED.findall(self.attributes)]
+    return tuple(name.strip().lstrip("%") for names in found for name in names.strip("{}").split(",") if name.strip())
+
+  @property
+  def op_name(self) -> str:
+    """Where it comes from in the program, as JAX wrote it down: `jit(train_step)/transpose(jvp())/…`."""
+    match = re.search(r'op_name="([^"]*)"', self.attributes)
+    return match[1] if match else ""
+
+  def attribute(self, pattern: str) -> re.Match[str] | None:
+    return re.search(pattern, self.attributes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Computation:
+  """A named list of instructions, in the order of the text."""
+
+  name: str
+  instructions: tuple[Instruction, ...]
+
+  @functools.cached_property
+  def by_name(self) -> dict[str, Instruction]:
+    return {instruction.name: instruction for instruction in self.instructions}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Module:
+  """An HLO module.
+
+  Attributes:
+    computations: by name.
+    entry: name of the one that the program starts with.
+    partitions: devices that the program is divided over.
+  """
+
+  computations: dict[str, Computation]
+  entry: str
+  partitions: int
+
+  def trip_count(self, loop: Instruction) -> int | None:
+    """How often the body of a `while` runs: the compiler's own note, else the bound that its condition compares with."""
+    for pattern in (r'known_trip_count"?[=:]\{"?n"?[=:]"?(\d+)', r'estimated_trip_count"?[=:]"?(\d+)'):
+      if match := loop.attribute(pattern):
+        return int(match[1])
+    condition = loop.attribute(r"condition=%?([\w.\-]+)")
+    if condition is None or condition[1] not in self.computations:
+      return None
+    steps = self.computations[condition[1]].instructions
+    bounds = [int(step.operands) for step in steps if step.opcode == "constant" and step.operands.isdigit()]
+    return max(bounds, default=None)
+
+  def callees(self, instruction: Instruction) -> tuple[Computation, ...]:
+    return tuple(self.computations[name] for name in instruction.called if name in self.computations)
+
+
+def arrays_in(text: str) -> tuple[Array, ...]:
+  """All array types in the text, in order."""
+  return tuple(Array(dtype, tuple(int(d) for d in dims.split(",") if d)) for dtype, dims in _ARRAY.findall(text))
+
+
+def parse(text: str) -> Module:
+  """Parses the text of one HLO module. Raises ValueError if it has no entry computation."""
+  computations: dict[str, Computation] = {}
+  entry = None
+  name: str | None = None
+  instructions: list[Instruction] = []
+  for line in text.splitlines():
+    if start := _COMPUTATION.match(line):
+      name, instructions = start[2], []
+      entry = name if start[1] else entry
+    elif name is None:
+      continue
+    elif _END.match(line):
+      computations[name] = Computation(name=name, instructions=tuple(instructions))
+      name = None
+    elif instruction := _parse_instruction(line):
+      instructions.append(instruction)
+  if entry is None:
+    raise ValueError("No ENTRY computation: not the text of an HLO module.")
+  partitions = re.search(r"num_partitions=(\d+)", text)
+  return Module(computations=computations, entry=entry, partitions=int(partitions[1]) if partitions else 1)
+
+
+def _parse_instruction(line: str) -> Instruction | None:
+  match = _INSTRUCTION.match(line)
+  if not match:
+    return None
+  rest = match[3]
+  end_of_type = _closing(rest, 0) + 1 if rest.startswith("(") else _end_of_array_type(rest)
+  opcode = _OPCODE.match(rest, end_of_type)
+  if not opcode:
+    return None
+  end = _closing(rest, opcode.end() - 1)
+  return Instruction(
+      name=match[2],
+      type=rest[:end_of_type],
+      opcode=opcode[1],
+      operands=rest[opcode.end() : end],
+      attributes=rest[end + 1 :],
+  )
+
+
+def _end_of_array_type(text: str) -> int:
+  end = text.find(" ")
+  return len(text) if end < 0 else end
+
+
+def _closing(text: str, start: int) -> int:
+  """Index of the parenthesis that closes the one at start."""
+  depth = 0
+  for match in re.compile(r"[()]").finditer(text, start):
+    depth += 1 if match[0] == "(" else -1
+    if depth == 0:
+      return match.start()
+  return len(text)

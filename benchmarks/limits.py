@@ -1,0 +1,129 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a command that may want more time or memory than there is, and says how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import pathlib
+import re
+import subprocess
+import time
+
+import psutil
+
+GIB = 1 << 30
+# Stop before the operating system does: it might choose another process.
+_KEEP_FREE_BYTES = GIB // 2
+_ERROR_LINE = re.compile(r"^(?:[\w.]*(?:Error|Exception|Interrupt)\b.*|.*RESOURCE_EXHAUSTED.*|.*Check fail(?:ure|ed).*)$")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+  """Attributes: seconds of wall time; bytes of resident memory, of the command and its children together."""
+
+  seconds: float = 1800.0
+  memory_bytes: int = 24 * GIB
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+  """How a command ended.
+
+  Attributes:
+    failure: why there is no result; None if it succeeded.
+    seconds: wall time.
+    peak_memory_bytes: largest resident memory seen.
+  """
+
+  failure: str | None
+  seconds: float
+  peak_memory_bytes: int
+
+
+def run(
+    command: list[str],
+    *,
+    log: pathlib.Path,
+    limits: Limits,
+    environment: dict[str, str] | None = None,
+    on_tick: Callable[[float, int], None] = lambda seconds, memory: None,
+    tick: float = 0.25,
+) -> Outcome:
+  """Runs a command with its output in a log file.
+
+  Args:
+    command: program and arguments.
+    log: file for output and errors, replaced.
+    limits: what stops it.
+    environment: of the process; the caller's by default.
+    on_tick: called every `tick` seconds with seconds so far and resident bytes now.
+    tick: seconds between looks at the process.
+  """
+  start, peak, failure = time.monotonic(), 0, None
+  with open(log, "wb") as output:
+    process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    try:
+      while process.poll() is None and failure is None:
+        seconds, memory = time.monotonic() - start, _resident_bytes(process.pid)
+        peak = max(peak, memory)
+        on_tick(seconds, memory)
+        failure = _over(limits, seconds, memory)
+        time.sleep(tick)
+    finally:
+      if process.poll() is None:
+        _kill(process)
+  if failure is None and process.returncode != 0:
+    failure = _why(process.returncode, log)
+  return Outcome(failure=failure, seconds=time.monotonic() - start, peak_memory_bytes=peak)
+
+
+def _over(limits: Limits, seconds: float, memory: int) -> str | None:
+  if memory > limits.memory_bytes:
+    return f"stopped after {seconds:.0f} s: more than {limits.memory_bytes / GIB:.0f} GiB of host memory"
+  if psutil.virtual_memory().available < _KEEP_FREE_BYTES:
+    return f"stopped after {seconds:.0f} s: it had taken {memory / GIB:.1f} GiB and the machine had none left"
+  if seconds > limits.seconds:
+    return f"stopped: more than {limits.seconds:.0f} s"
+  return None
+
+
+def _resident_bytes(pid: int) -> int:
+  total = 0
+  try:
+    process = psutil.Process(pid)
+    for each in [process, *process.children(recursive=True)]:
+      try:
+        total += each.memory_info().rss
+      except psutil.NoSuchProcess:
+        pass
+  except psutil.NoSuchProcess:
+    pass
+  return total
+
+
+def _kill(process: subprocess.Popen) -> None:
+  try:
+    children = psutil.Process(process.pid).children(recursive=True)
+  except psutil.NoSuchProcess:
+    children = []
+  for child in children:
+    try:
+      child.kill()
+    except psutil.NoSuchProcess:
+      pass
+  process.kill()
+  process.wait()
+
+
+def _why(returncode: int, log: pathlib.Path) -> str:
+  """The error that a failed command's log ends with, in one line of at most 200 characters."""
+  lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+  at = [index for index, line in enumerate(lines) if _ERROR_LINE.match(line.strip())]
+  if at:
+    text = lines[at[-1]].strip()
+    if text.endswith(":"):  # a list of reasons follows
+      text = " ".join([text, *(line.strip() for line in lines[at[-1] + 1 : at[-1] + 2])])
+    return text if len(text) <= 200 else f"{text[:199]}…"
+  return f"killed by signal {-returncode}" if returncode < 0 else f"exit status {returncode}, see {log.name}"

@@ -1,0 +1,188 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which share of the weight gathers and gradient reductions has stage compute to hide behind, from the TPU's schedule.
+
+  python -m benchmarks.overlap                                compile Llama 3 8B for a v6e-64, circular_bsw and host BSW
+  python -m benchmarks.overlap --impl circular_bsw --hlo DIR  keep the HLO
+  python -m benchmarks.overlap --read FILE.hlo                only read HLO that was kept
+  python -m benchmarks.overlap --details …                    print every collective too
+
+The default flags move collectives to the SparseCores, which makes them asynchronous: without them the compiler emits
+synchronous gathers. A byte counts as overlapped if a dot, a convolution, a Pallas kernel or a loop with one of them
+stands between start and done. That can be less compute than the transfer takes: the second figure asks for as much as
+a v6e does while it sends those bytes, 918 TFLOP/s over 448 GB/s on all its links.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+import pathlib
+import tempfile
+from typing import Any
+
+from benchmarks import compile_step
+from benchmarks import hlo
+from benchmarks import limits
+from benchmarks import shapes
+from benchmarks import spans
+from benchmarks import tables
+from benchmarks import traffic
+from rich import console as rich_console
+
+SHAPE = "llama3-8b-v6e"
+FLOPS_PER_BYTE = 918e12 / 448e9
+_OFFLOADED = ("all_gather", "reduce_scatter", "all_reduce")
+SPARSE_CORE_FLAGS = " ".join(
+    [
+        *(f"--xla_tpu_enable_async_collective_fusion_fuse_{kind}=false" for kind in _OFFLOADED),
+        *(f"--xla_tpu_enable_sparse_core_collective_offload_{kind}=true" for kind in _OFFLOADED),
+        *(f"--xla_tpu_enable_{kind}_offload_tracing=true" for kind in _OFFLOADED),
+        "--xla_tpu_use_tc_device_shape_on_sc=true",
+        "--xla_sc_disable_megacore_partitioning=true",
+    ]
+)
+# The embedding and the output projection are no stage's weights.
+_VOCABULARY = 128256
+_FSDP = 16
+_HEADER = ("pipeline", "transfer", "collectives", "GB on the wire", "asynchronous", "compute meanwhile", "enough of it")
+_INTRODUCTION = f"""# Overlap of transfers with compute
+
+`python -m benchmarks.overlap` printed this: Llama 3 8B on a v6e-64, 4 stages × FSDP {_FSDP}, 8 microbatches, the \
+collectives on the SparseCores. Shares of the bytes that a chip sends for the stages' weights and their gradients. \
+Asynchronous: started by one instruction and awaited by another. Compute meanwhile: with a matrix multiplication, a \
+Pallas kernel, or a loop with one of them, between the two in the schedule. Enough of it: with as many FLOPs between \
+the two as the chip can do while it sends those bytes ({FLOPS_PER_BYTE:.0f} per byte).
+"""
+
+
+def transfers(module: hlo.Module, *, group: int, exclude_dim: int) -> dict[str, list[spans.Span]]:
+  """The stages' weight gathers of both directions and their gradients' reductions.
+
+  Args:
+    module: scheduled HLO of a train step.
+    group: the number of devices that a weight is sharded over; what is gathered over another number is an activation.
+    exclude_dim: arrays with a dimension of that size belong to the embedding or the output projection.
+  """
+  found: dict[str, list[spans.Span]] = {"forward gathers": [], "backward gathers": [], "gradient reductions": []}
+  for span in spans.spans(module):
+    is_large = span.collective.wire_bytes >= traffic.WEIGHT_BYTES and span.array.is_floating
+    if not is_large or span.group != group or exclude_dim in span.array.dims:
+      continue
+    if span.collective.kind == "all-gather":
+      found["backward gathers" if span.backward else "forward gathers"].append(span)
+    elif span.collective.kind in ("reduce-scatter", "all-reduce"):
+      found["gradient reductions"].append(span)
+  return found
+
+
+def summary(found: Iterable[spans.Span]) -> dict[str, Any]:
+  """Collectives per step, their GB, and the shares of the bytes."""
+  found = list(found)
+  total = sum(span.wire_bytes for span in found)
+
+  def share(chosen):
+    return round(sum(span.wire_bytes for span in chosen) / total, 3) if total else None
+
+  return {
+      "collectives": sum(span.executions for span in found),
+      "wire_GB": round(total / 1e9, 3),
+      "asynchronous": share(span for span in found if span.asynchronous),
+      "compute_meanwhile": share(span for span in found if span.meanwhile),
+      "enough_compute": share(
+          span for span in found if span.meanwhile.dot_flops >= FLOPS_PER_BYTE * span.collective.wire_bytes
+      ),
+  }
+
+
+def details(found: dict[str, list[spans.Span]]) -> str:
+  """One line for every collective in the text: where it stands and what runs meanwhile."""
+  lines = []
+  for kind, each in found.items():
+    for span in each:
+      state = "synchronous"
+      if span.asynchronous:
+        kernels = " and kernels" if span.meanwhile.kernels else ""
+        state = f"{span.instructions} instructions, {span.meanwhile.dot_flops / 1e9:.1f} GFLOP{kernels} meanwhile"
+      dims = ",".join(map(str, span.array.dims))
+      size = f"{span.collective.wire_bytes / 1e6:.1f} MB"
+      lines.append(
+          f"{kind}: {span.collective.kind} {span.array.dtype}[{dims}] {size} ×{span.executions} in {span.where}: {state}"
+      )
+  return "\n".join(lines)
+
+
+def report(rows: dict[str, dict[str, Any]]) -> str:
+  cells = []
+  for impl, kinds in rows.items():
+    if "failure" in kinds:
+      cells.append((impl, kinds["failure"], *[tables.MISSING] * 5))
+      continue
+    for kind, row in kinds["transfers"].items():
+      shares = (row["asynchronous"], row["compute_meanwhile"], row["enough_compute"])
+      cells.append((impl, kind, str(row["collectives"]), tables.number(row["wire_GB"], 2), *(_share(s) for s in shares)))
+  return f"{_INTRODUCTION}\n{tables.markdown(_HEADER, cells)}\n"
+
+
+def _share(value: float | None) -> str:
+  return tables.MISSING if value is None else f"{value:.0%}"
+
+
+def _read(file: pathlib.Path) -> dict[str, list[spans.Span]]:
+  module = hlo.parse(file.read_text(encoding="utf-8"))
+  return transfers(module, group=_FSDP, exclude_dim=_VOCABULARY)
+
+
+def main(argv: list[str] | None = None) -> None:
+  options = _parse(argv)
+  console = rich_console.Console()
+  if options.read:
+    _print(console, {file.stem: _read(file) for file in options.read}, options.details)
+    return
+  bounds = limits.Limits(seconds=options.minutes * 60, memory_bytes=int(options.memory_gib * limits.GIB))
+  json_file = options.output.with_suffix(".json")
+  rows, found = tables.read(json_file), {}
+  with tempfile.TemporaryDirectory() as temporary:
+    folder = options.hlo or pathlib.Path(temporary)
+    for impl in options.impl:
+      arguments = shapes.arguments(shapes.SHAPES[SHAPE], impl, {"compile_xla_flags": SPARSE_CORE_FLAGS})
+      file = folder / f"{SHAPE}-{impl.replace(' ', '_')}.hlo"
+      figures = compile_step.compile_step(
+          arguments, label=f"{SHAPE}, {impl}", bounds=bounds, console=console, hlo_file=file
+      )
+      rows[impl] = {**figures, "arguments": arguments, "versions": compile_step.versions()}
+      if "failure" not in figures:
+        found[impl] = _read(file)
+        rows[impl]["transfers"] = {kind: summary(each) for kind, each in found[impl].items()}
+      tables.write(json_file, rows)
+      options.output.with_suffix(".md").write_text(report(rows), encoding="utf-8")
+  _print(console, found, options.details)
+
+
+def _print(console: rich_console.Console, found: dict[str, dict[str, list[spans.Span]]], with_details: bool) -> None:
+  for name, kinds in found.items():
+    if with_details:
+      console.print(f"{name}\n{details(kinds)}\n", markup=False, highlight=False, soft_wrap=True)
+  rows = {name: {"transfers": {kind: summary(each) for kind, each in kinds.items()}} for name, kinds in found.items()}
+  console.print(report(rows), markup=False, highlight=False, soft_wrap=True)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.splitlines()[0])
+  parser.add_argument(
+      "--impl", nargs="+", type=shapes.implementation, default=["circular_bsw", "host BSW"], metavar="NAME"
+  )
+  parser.add_argument("--read", nargs="+", type=pathlib.Path, metavar="FILE", help="HLO that was kept; compiles nothing")
+  parser.add_argument("--details", action="store_true", help="print every collective and what runs meanwhile")
+  parser.add_argument("--minutes", type=float, default=30.0, help="wall time for a compilation (default: %(default)s)")
+  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for it (default: %(default)s)")
+  parser.add_argument("--hlo", type=pathlib.Path, help="folder to keep the optimised HLO in")
+  parser.add_argument("--output", type=pathlib.Path, default=compile_step.RESULTS / "overlap")
+  options = parser.parse_args(argv)
+  if options.hlo:
+    options.hlo.mkdir(parents=True, exist_ok=True)
+  return options
+
+
+if __name__ == "__main__":
+  main()

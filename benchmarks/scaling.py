@@ -1,0 +1,169 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How memory, traffic and compile time grow with stages, repeats, microbatches and model size.
+
+  python -m benchmarks.scaling [--series stages …] [--impl …]
+
+Small Llama models are compiled for a v5p-32 (16 chips), one number changed at a time. Writes
+`results/scaling.{json,md,svg}`; points that are computed replace those of an earlier run, the others stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from typing import Any
+
+from benchmarks import compile_step
+from benchmarks import limits
+from benchmarks import shapes
+from benchmarks import tables
+from rich import console as rich_console
+
+_CHIPS = 16
+_BASE = {"stages": 4, "repeats": 4, "microbatches": 8, "embed": 2048}
+# What changes, the values, and what happens to the rest.
+SERIES: dict[str, tuple[str, list[dict[str, int]]]] = {
+    "stages": (
+        "stages (16 layers; the other chips are FSDP)",
+        [{"stages": stages, "repeats": 16 // stages} for stages in (2, 4, 8)],
+    ),
+    "repeats": ("repeats (4 layers each)", [{"repeats": repeats} for repeats in (2, 4, 8)]),
+    "microbatches": ("microbatches (same batch)", [{"microbatches": microbatches} for microbatches in (4, 8, 16)]),
+    "embed": ("embedding (MLP four times that)", [{"embed": embed} for embed in (1024, 2048, 4096)]),
+}
+_FIGURES = {"temp_GB": "temp GB per chip", "wire_total_GB": "GB on the wire per chip", "compile_s": "compile s"}
+_HEADER = ("series", "value", "pipeline", "temp GB", "peak GB", "GB on the wire", "weight gathers", "compile s")
+_IMPLEMENTATIONS = (shapes.PLAIN, "host BSW", "circular_bsw")
+_INTRODUCTION = f"""# Scaling
+
+`python -m benchmarks.scaling` printed this: Llama layers on a v5p-32 ({_CHIPS} chips), sequence 1024, 4 sequences per \
+chip. Where nothing else is said: {_BASE["stages"]} stages × FSDP {_CHIPS // _BASE["stages"]}, {_BASE["repeats"]} \
+repeats, {_BASE["microbatches"]} microbatches, embedding {_BASE["embed"]}. Per chip and step, from the TPU compiler; \
+columns as in `compiler_figures.md`.
+
+![Memory, traffic and compile time](scaling.svg)
+"""
+
+
+def shape(point: dict[str, int]) -> shapes.Shape:
+  """The shape of a point, which names what differs from the base."""
+  values = {**_BASE, **point}
+  embed = values["embed"]
+  keys = {
+      "compile_topology": "v5p-32",
+      "ici_pipeline_parallelism": values["stages"],
+      "ici_fsdp_parallelism": _CHIPS // values["stages"],
+      "base_num_decoder_layers": values["stages"] * values["repeats"],
+      "num_pipeline_repeats": values["repeats"],
+      "num_pipeline_microbatches": values["microbatches"],
+      "per_device_batch_size": 4,
+      "max_target_length": 1024,
+      "base_emb_dim": embed,
+      "base_mlp_dim": 4 * embed,
+      "base_num_query_heads": embed // 128,
+      "base_num_kv_heads": embed // 128,
+      "head_dim": 128,
+      "vocab_size": 32000,
+  }
+  return shapes.Shape(title="", keys=keys)
+
+
+def label(point: dict[str, int]) -> str:
+  """The same for the same shape, so that a point that several series share is compiled once."""
+  return " ".join(f"{key}={value}" for key, value in {**_BASE, **point}.items())
+
+
+def main(argv: list[str] | None = None) -> None:
+  options = _parse(argv)
+  console = rich_console.Console()
+  bounds = limits.Limits(seconds=options.minutes * 60, memory_bytes=int(options.memory_gib * limits.GIB))
+  points = tables.read(options.output.with_suffix(".json"))
+  done = set()
+  for series in options.series:
+    for point in SERIES[series][1]:
+      for impl in options.impl:
+        if (label(point), impl) in done:
+          continue
+        done.add((label(point), impl))
+        figures = compile_step.compile_step(
+            shapes.arguments(shape(point), impl),
+            label=f"{series}, {label(point)}, {impl}",
+            bounds=bounds,
+            console=console,
+        )
+        points.setdefault(label(point), {})[impl] = {**figures, "versions": compile_step.versions()}
+        write(points, options.output)
+  console.print(report(points), markup=False, highlight=False, soft_wrap=True)
+
+
+def write(points: dict[str, dict[str, Any]], output: pathlib.Path) -> None:
+  """After every point, so that an interrupted run leaves what it has."""
+  tables.write(output.with_suffix(".json"), points)
+  output.with_suffix(".md").write_text(report(points), encoding="utf-8")
+  plot(points, output.with_suffix(".svg"))
+
+
+def report(points: dict[str, dict[str, Any]]) -> str:
+  rows, failures = [], []
+  for series, (_, each) in SERIES.items():
+    for point in each:
+      for impl, row in points.get(label(point), {}).items():
+        if "failure" in row:
+          failures.append(f"- {series} {point[series]}, {impl}: {row['failure']}")
+          continue
+        figures = (tables.number(row[key], 2) for key in ("temp_GB", "peak_GB", "wire_total_GB"))
+        rows.append(
+            (series, str(point[series]), impl, *figures, str(row["weight_gathers"]), tables.number(row["compile_s"], 0))
+        )
+  parts = [_INTRODUCTION, tables.markdown(_HEADER, rows)]
+  return "\n".join(parts + (["\nNot computed:\n", *failures] if failures else [])) + "\n"
+
+
+def plot(points: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
+  """A row for each figure, a column for each series, a line for each pipeline. Points without a result are left out."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  matplotlib.rcParams["svg.hashsalt"] = "maxtext_pp_ext"  # the same picture is the same file
+  from matplotlib import pyplot
+
+  figure, axes = pyplot.subplots(
+      len(_FIGURES), len(SERIES), figsize=(3.2 * len(SERIES), 2.6 * len(_FIGURES)), squeeze=False
+  )
+  for column, (series, (title, each)) in enumerate(SERIES.items()):
+    for row, (key, name) in enumerate(_FIGURES.items()):
+      axis = axes[row][column]
+      for impl in shapes.IMPLEMENTATIONS:
+        found = [(point[series], points.get(label(point), {}).get(impl, {}).get(key)) for point in each]
+        found = [(x, y) for x, y in found if y is not None]
+        if found:
+          axis.plot(*zip(*found, strict=True), marker="o", markersize=4, label=impl)
+      axis.set_xscale("log", base=2)
+      axis.set_xticks([point[series] for point in each], [str(point[series]) for point in each])
+      axis.minorticks_off()
+      axis.set_ylim(bottom=0)
+      axis.grid(alpha=0.3)
+      if column == 0:
+        axis.set_ylabel(name)
+      if row == len(_FIGURES) - 1:
+        axis.set_xlabel(title, fontsize=8)
+  handles, labels = axes[0][0].get_legend_handles_labels()
+  figure.legend(handles, labels, loc="upper center", ncols=max(len(labels), 1), frameon=False)
+  figure.tight_layout(rect=(0, 0, 1, 0.95))
+  figure.savefig(file, metadata={"Date": None})
+  pyplot.close(figure)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__.splitlines()[0])
+  parser.add_argument("--series", nargs="+", choices=list(SERIES), default=list(SERIES), metavar="NAME")
+  parser.add_argument("--impl", nargs="+", type=shapes.implementation, default=list(_IMPLEMENTATIONS), metavar="NAME")
+  parser.add_argument("--minutes", type=float, default=15.0, help="wall time for a point (default: %(default)s)")
+  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for a point (default: %(default)s)")
+  parser.add_argument("--output", type=pathlib.Path, default=compile_step.RESULTS / "scaling")
+  return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,114 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is compiled: models on TPU topologies, and the pipelines that are compared on them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+PLAIN = "host plain"
+# MaxText's default attention kernel on TPU, and nothing that needs storage or data.
+_COMMON = {
+    "attention": "flash",
+    "compile_topology_num_slices": 1,
+    "dataset_type": "synthetic",
+    "enable_checkpointing": False,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+  """A model on a topology.
+
+  Attributes:
+    title: for a table's heading.
+    keys: MaxText's keys.
+  """
+
+  title: str
+  keys: dict[str, object]
+
+
+SHAPES = {
+    "llama3-70b": Shape(
+        title="Llama 3 70B, v5p-256 (128 chips), 4 stages × FSDP 32",
+        keys={
+            "model_name": "llama3-70b",
+            "compile_topology": "v5p-256",
+            "ici_pipeline_parallelism": 4,
+            "ici_fsdp_parallelism": 32,
+            "num_pipeline_microbatches": 8,
+            "per_device_batch_size": 2,
+            "max_target_length": 4096,
+        },
+    ),
+    "llama3-8b-dcn": Shape(
+        title="Llama 3 8B, 4 slices of v6e-16, 4 stages over DCN × FSDP 16",
+        keys={
+            "model_name": "llama3-8b",
+            "compile_topology": "v6e-16",
+            "compile_topology_num_slices": 4,
+            "dcn_pipeline_parallelism": 4,
+            "ici_fsdp_parallelism": 16,
+            "num_pipeline_microbatches": 8,
+            "per_device_batch_size": 2,
+            "max_target_length": 4096,
+        },
+    ),
+    "mixtral-8x7b": Shape(
+        title="Mixtral 8x7B, v5p-64 (32 chips), 4 stages × expert 4 × FSDP 2",
+        keys={
+            "model_name": "mixtral-8x7b",
+            "compile_topology": "v5p-64",
+            "ici_pipeline_parallelism": 4,
+            "ici_expert_parallelism": 4,
+            "ici_fsdp_parallelism": 2,
+            "num_pipeline_microbatches": 8,
+            "per_device_batch_size": 2,
+            "max_target_length": 2048,
+            # Dense dispatch with a capacity: the path of MaxText that every pipeline of its own can trace.
+            "sparse_matmul": False,
+            "megablox": False,
+            "capacity_factor": 1.25,
+        },
+    ),
+    # A v6e whose SparseCores run collectives, so that overlap can be read off the schedule.
+    "llama3-8b-v6e": Shape(
+        title="Llama 3 8B, v6e-64, 4 stages × FSDP 16",
+        keys={
+            "model_name": "llama3-8b",
+            "compile_topology": "v6e-64",
+            "allow_split_physical_axes": True,
+            "ici_pipeline_parallelism": 4,
+            "ici_fsdp_parallelism": 16,
+            "num_pipeline_microbatches": 8,
+            "per_device_batch_size": 2,
+            "max_target_length": 4096,
+        },
+    ),
+}
+
+# By the name that rows have and `--impl` takes (with - for the space).
+IMPLEMENTATIONS: dict[str, dict[str, object]] = {
+    PLAIN: {"pipeline_impl": "host"},
+    "host BSW": {"pipeline_impl": "host", "pipeline_fsdp_ag_per_repeat": True},
+    "host ag_once": {"pipeline_impl": "host", "pipeline_fsdp_ag_once": True},
+    "circular": {"pipeline_impl": "circular"},
+    "circular_bsw": {"pipeline_impl": "circular_bsw"},
+    "circular_ag_once": {"pipeline_impl": "circular_ag_once"},
+}
+
+
+def implementation(name: str) -> str:
+  """The implementation that a command line means, `host-plain` for `host plain`. Raises ValueError with the choices."""
+  for known in IMPLEMENTATIONS:
+    if name.replace("-", " ").casefold() == known.casefold():
+      return known
+  choices = ", ".join(known.replace(" ", "-") for known in IMPLEMENTATIONS)
+  raise ValueError(f"unknown implementation {name!r}; there are {choices}")
+
+
+def arguments(shape: Shape, impl: str, extra: dict[str, object] | None = None) -> list[str]:
+  """MaxText's command-line arguments for a shape and an implementation."""
+  keys = {**_COMMON, **shape.keys, **IMPLEMENTATIONS[impl], **(extra or {})}
+  return [f"{key}={value}" for key, value in keys.items()]

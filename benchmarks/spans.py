@@ -1,0 +1,183 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What runs while a collective is under way, read off scheduled HLO.
+
+A collective is asynchronous if one instruction starts it and another waits for it. In scheduled HLO those in between
+run meanwhile. The TPU compiler's SparseCore collectives are in three parts: `call-start` loads the program,
+`call-update` hands it its operands, `call-done` waits. Bytes can move from `call-update` on, so that is where a span
+begins here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+
+from benchmarks import hlo
+from benchmarks import traffic
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compute:
+  """Work of some instructions: dot FLOPs without padding, and whether a Pallas kernel runs; loops taken in full."""
+
+  dot_flops: float = 0.0
+  kernels: bool = False
+
+  def __bool__(self) -> bool:
+    return self.dot_flops > 0 or self.kernels
+
+  def __add__(self, other: Compute) -> Compute:
+    return Compute(dot_flops=self.dot_flops + other.dot_flops, kernels=self.kernels or other.kernels)
+
+  def __mul__(self, times: int) -> Compute:
+    return Compute(dot_flops=self.dot_flops * times, kernels=self.kernels and times > 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Span:
+  """One collective of the program and what runs while it is under way.
+
+  Attributes:
+    name: of the instruction that starts it.
+    where: of the computation that it stands in.
+    collective: kind and bytes of one execution.
+    array: the result's type; of several arrays the largest.
+    group: participants.
+    backward: whether it belongs to the backward pass.
+    executions: per step.
+    asynchronous: whether anything can run meanwhile.
+    meanwhile: compute between start and done.
+    instructions: how many instructions stand between start and done.
+  """
+
+  name: str
+  where: str
+  collective: traffic.Collective
+  array: hlo.Array
+  group: int
+  backward: bool
+  executions: int
+  asynchronous: bool
+  meanwhile: Compute
+  instructions: int
+
+  @property
+  def wire_bytes(self) -> float:
+    """Per step."""
+    return self.collective.wire_bytes * self.executions
+
+
+def spans(module: hlo.Module) -> list[Span]:
+  """All collectives of a step, in the order of the program's computations."""
+  analysis = _Analysis(module)
+  return [span for name, executions in analysis.executions().items() for span in analysis.spans_in(name, executions)]
+
+
+class _Analysis:
+  """One module's loops and compute, each computation looked at once."""
+
+  def __init__(self, module: hlo.Module):
+    self.module = module
+
+  def executions(self) -> dict[str, int]:
+    """How often every computation runs in a step, callers before callees. Threads of collectives are not in it."""
+    counts: dict[str, int] = {}
+
+    def visit(computation: hlo.Computation, times: int) -> None:
+      counts[computation.name] = counts.get(computation.name, 0) + times
+      for instruction in computation.instructions:
+        if self.collective_inside(instruction) is None:
+          for callee in self.module.callees(instruction):
+            visit(callee, times * self.trips(instruction))
+
+    visit(self.module.computations[self.module.entry], 1)
+    return counts
+
+  def trips(self, instruction: hlo.Instruction) -> int:
+    if instruction.opcode != "while":
+      return 1
+    count = self.module.trip_count(instruction)
+    return 1 if count is None else count
+
+  def spans_in(self, name: str, executions: int) -> Iterator[Span]:
+    """The collectives that stand in a computation, or that it starts on another thread."""
+    computation = self.module.computations[name]
+    for index, instruction in enumerate(computation.instructions):
+      found = self.collective_inside(instruction) or self.collective_itself(computation, instruction)
+      if found is None:
+        continue
+      source, collective = found
+      between = self.between(computation, index)
+      arrays = source.arrays or instruction.arrays
+      yield Span(
+          name=instruction.name,
+          where=name,
+          collective=collective,
+          array=max(arrays, key=lambda array: array.bytes),
+          group=traffic.group_size(self.module, source),
+          backward="transpose(" in (source.op_name or instruction.op_name) or self.is_backward(name),
+          executions=executions,
+          asynchronous=between is not None,
+          meanwhile=sum((self.compute_of(computation, step) for step in between or ()), Compute()),
+          instructions=len(between or ()),
+      )
+
+  def collective_itself(
+      self, computation: hlo.Computation, instruction: hlo.Instruction
+  ) -> tuple[hlo.Instruction, traffic.Collective] | None:
+    collective = traffic.collective_of(self.module, computation, instruction)
+    return (instruction, collective) if collective else None
+
+  def collective_inside(self, instruction: hlo.Instruction) -> tuple[hlo.Instruction, traffic.Collective] | None:
+    """The collective that an asynchronous call, or a fused reduce-scatter, consists of."""
+    is_fused = instruction.opcode == "fusion" and any("all-reduce-scatter" in name for name in instruction.called)
+    if not is_fused and instruction.opcode not in ("call-start", "async-start"):
+      return None
+    for callee in self.module.callees(instruction):
+      for step in callee.instructions:
+        if collective := traffic.collective_of(self.module, callee, step):
+          return step, collective
+        if inside := self.collective_inside(step):
+          return inside
+    return None
+
+  def between(self, computation: hlo.Computation, index: int) -> tuple[hlo.Instruction, ...] | None:
+    """The instructions from the start at index, or from its update, to its done; None if it is synchronous."""
+    instructions = computation.instructions
+    start = instructions[index]
+    if not start.opcode.endswith("-start"):
+      return None
+    current, begin = start.name, index
+    for at in range(index + 1, len(instructions)):
+      step = instructions[at]
+      if current in step.operand_names and step.opcode.endswith("-update"):
+        current, begin = step.name, at
+      elif current in step.operand_names and step.opcode.endswith("-done"):
+        return instructions[begin + 1 : at]
+    return None
+
+  def compute_of(self, computation: hlo.Computation, instruction: hlo.Instruction) -> Compute:
+    """Of one execution of an instruction, what it calls included."""
+    own = Compute(
+        dot_flops=traffic.dot_flops(computation, instruction, padding=False),
+        kernels=instruction.opcode == "custom-call" and "tpu_custom_call" in instruction.attributes,
+    )
+    return (
+        sum((self.compute_in(callee.name) for callee in self.module.callees(instruction)), Compute())
+        * self.trips(instruction)
+        + own
+    )
+
+  @functools.cache  # noqa: B019 - an analysis lives as long as its module
+  def compute_in(self, name: str) -> Compute:
+    computation = self.module.computations[name]
+    return sum((self.compute_of(computation, step) for step in computation.instructions), Compute())
+
+  @functools.cache  # noqa: B019
+  def is_backward(self, name: str) -> bool:
+    """Whether a loop's body, as a whole, comes from the transposed program. The entry computation has both."""
+    if name == self.module.entry:
+      return False
+    return any("transpose(" in step.op_name for step in self.module.computations[name].instructions)

@@ -1,0 +1,228 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What one step of a compiled program sends and multiplies, per device, from its optimised HLO.
+
+Every instruction counts as often as the loops around it run. Bytes on the wire are those that a device has to send in
+a group of g, whatever the algorithm: of an array of b bytes, (g−1)/g·b for its all-gather and all-to-all, (g−1)/g of
+the summed array for a reduce-scatter, twice that for an all-reduce, b for a permute.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import re
+from typing import Any
+
+from benchmarks import hlo
+
+BETWEEN_SLICES = "between slices"
+COLLECTIVES = (
+    "all-gather",
+    "reduce-scatter",
+    "all-reduce",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+)
+# A collective that another execution thread runs keeps its opcode inside the computation that call-start names.
+_STARTS = {f"{kind}-start": kind for kind in COLLECTIVES}
+# The TPU compiler's fused reduce-scatter: an all-reduce in a computation of this name, followed by a slice.
+_FUSED_REDUCE_SCATTER = "all-reduce-scatter"
+# A gather of scales, norms or routing indices is smaller than this; a weight matrix that matters is larger.
+WEIGHT_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collective:
+  """One collective of the program, for one execution.
+
+  Attributes:
+    kind: one of COLLECTIVES, or BETWEEN_SLICES for a transfer over the data-centre network.
+    wire_bytes: what a device sends.
+    weights: how many of its result arrays are as large as a weight matrix and floating-point.
+  """
+
+  kind: str
+  wire_bytes: float
+  weights: int
+
+
+@dataclasses.dataclass
+class Traffic:
+  """Sums over a step, per device.
+
+  Attributes:
+    wire_bytes: sent, by kind of collective.
+    count: executed, by kind of collective.
+    weight_gathers: all-gathers executed, counted per array of at least WEIGHT_BYTES.
+    dot_flops: of matrix multiplications and convolutions, two per multiply-add. Pallas kernels are not in it.
+    loops_without_trip_count: loops whose number of iterations could not be read; counted as one.
+  """
+
+  wire_bytes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+  count: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+  weight_gathers: int = 0
+  dot_flops: float = 0.0
+  loops_without_trip_count: list[str] = dataclasses.field(default_factory=list)
+
+  @property
+  def total_wire_bytes(self) -> float:
+    return sum(self.wire_bytes.values())
+
+  def add(self, other: Traffic, times: int = 1) -> None:
+    for kind, value in other.wire_bytes.items():
+      self.wire_bytes[kind] += times * value
+    for kind, value in other.count.items():
+      self.count[kind] += times * value
+    self.weight_gathers += times * other.weight_gathers
+    self.dot_flops += times * other.dot_flops
+    self.loops_without_trip_count += other.loops_without_trip_count
+
+  def to_json(self) -> dict[str, Any]:
+    return {
+        "wire_GB": {kind: round(value / 1e9, 3) for kind, value in sorted(self.wire_bytes.items())},
+        "wire_total_GB": round(self.total_wire_bytes / 1e9, 3),
+        "count": dict(sorted(self.count.items())),
+        "weight_gathers": self.weight_gathers,
+        "dot_flops": self.dot_flops,
+        "loops_without_trip_count": self.loops_without_trip_count,
+    }
+
+
+def analyse(module: hlo.Module) -> Traffic:
+  """Traffic and dot FLOPs of one run of the module."""
+  known: dict[str, Traffic] = {}
+
+  def of_computation(computation: hlo.Computation) -> Traffic:
+    if computation.name not in known:
+      total = Traffic()
+      for instruction in computation.instructions:
+        total.add(_of_instruction(module, computation, instruction))
+        times = 1
+        if instruction.opcode == "while":
+          times = module.trip_count(instruction)
+          if times is None:
+            total.loops_without_trip_count.append(instruction.name)
+            times = 1
+        for callee in module.callees(instruction):
+          total.add(of_computation(callee), times)
+      known[computation.name] = total
+    return known[computation.name]
+
+  return of_computation(module.computations[module.entry])
+
+
+def _of_instruction(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction) -> Traffic:
+  result = Traffic()
+  if collective := collective_of(module, computation, instruction):
+    result.wire_bytes[collective.kind] = collective.wire_bytes
+    result.count[collective.kind] = 1
+    result.weight_gathers = collective.weights if collective.kind == "all-gather" else 0
+  result.dot_flops = dot_flops(computation, instruction)
+  return result
+
+
+def collective_of(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction) -> Collective | None:
+  """The instruction as a collective; None if it is none. A `-done` is none: its `-start` counts."""
+  if instruction.opcode == "send":
+    return Collective(kind=BETWEEN_SLICES, wire_bytes=max((a.bytes for a in instruction.arrays), default=0), weights=0)
+  kind = _STARTS.get(instruction.opcode, instruction.opcode)
+  if kind not in COLLECTIVES:
+    return None
+  arrays = instruction.arrays
+  if instruction.opcode != kind and kind != "all-reduce":
+    # The result of a start has operands, results and context side by side; the result of a gather is the largest. An
+    # all-reduce-start has only its results.
+    arrays = (max(arrays, key=lambda array: array.bytes),)
+  size = sum(array.bytes for array in arrays)
+  group = group_size(module, instruction)
+  share = (group - 1) / group
+  if kind == "all-reduce" and computation.name.startswith(_FUSED_REDUCE_SCATTER):
+    kind, wire = "reduce-scatter", size * share
+  elif kind == "all-reduce":
+    wire = 2 * size * share
+  elif kind == "reduce-scatter":
+    wire = size * (group - 1)  # the result is a shard
+  elif kind in ("all-gather", "all-to-all"):
+    wire = size * share
+  else:
+    wire = size
+  weights = sum(array.is_floating and array.bytes >= WEIGHT_BYTES for array in arrays)
+  return Collective(kind=kind, wire_bytes=wire, weights=weights)
+
+
+def group_size(module: hlo.Module, instruction: hlo.Instruction) -> int:
+  """How many devices take part in one group of a collective, from any of the notations of HLO."""
+  if match := instruction.attribute(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}"):
+    sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
+    return math.prod(sizes[axis] for axis in re.findall(r"'([^']+)'", match[2]))
+  if match := instruction.attribute(r"replica_groups=\[\d+,(\d+)\]"):
+    return int(match[1])
+  if match := instruction.attribute(r"replica_groups=\{\{([0-9,]*)\}"):
+    return len(match[1].split(","))
+  return module.partitions
+
+
+def dot_flops(computation: hlo.Computation, instruction: hlo.Instruction, *, padding: bool = True) -> float:
+  """Two per multiply-add of a dot or convolution; 0 for anything else.
+
+  The TPU compiler writes dots as convolutions, some with a window that lies mostly on padding.
+
+  Args:
+    computation: where the instruction stands.
+    instruction: any instruction.
+    padding: whether multiplications with padding count. Without them it is what the program asked for.
+  """
+  if instruction.opcode == "dot":
+    dims = instruction.attribute(r"lhs_contracting_dims=\{([0-9,]*)\}")
+    lhs = _operand(computation, instruction, 0)
+    contracted = math.prod(lhs.dims[int(i)] for i in dims[1].split(",") if i) if dims and lhs else 1
+    return 2.0 * instruction.arrays[0].elements * contracted
+  if instruction.opcode != "convolution":
+    return 0.0
+  labels = instruction.attribute(r"dim_labels=(\w+)_(\w+)->(\w+)")
+  operand, kernel = _operand(computation, instruction, 0), _operand(computation, instruction, 1)
+  result = instruction.arrays[0]
+  if not (labels and operand and kernel):
+    return 2.0 * result.elements
+  # Every dimension of the kernel but its output features is summed over.
+  flops = 2.0 * result.elements * math.prod(d for label, d in zip(labels[2], kernel.dims, strict=True) if label != "o")
+  return flops if padding else flops * _share_inside(instruction, labels, operand, kernel, result)
+
+
+def _share_inside(
+    instruction: hlo.Instruction, labels: re.Match[str], operand: hlo.Array, kernel: hlo.Array, result: hlo.Array
+) -> float:
+  """Share of a convolution's multiplications whose operand is neither padding nor a hole of a dilation."""
+  window = instruction.attribute(r"window=\{([^}]*)\}")
+  fields = dict(field.split("=") for field in window[1].split()) if window else {}
+  spatial = sorted(label for label in labels[2] if label.isdigit())
+
+  def values(name: str, default: str) -> list[list[int]]:
+    texts = fields[name].split("x") if name in fields else [default] * len(spatial)
+    return [[int(value) for value in text.split("_")] for text in texts]
+
+  strides, pads = values("stride", "1"), values("pad", "0_0")
+  holes, spread = values("lhs_dilate", "1"), values("rhs_dilate", "1")
+  share = 1.0
+  for i, label in enumerate(spatial):
+    size = operand.dims[labels[1].index(label)]
+    taps, positions = kernel.dims[labels[2].index(label)], result.dims[labels[3].index(label)]
+    inside = 0
+    for position in range(positions):
+      for tap in range(taps):
+        at = position * strides[i][0] + tap * spread[i][0] - pads[i][0]
+        inside += at % holes[i][0] == 0 and 0 <= at < size * holes[i][0]
+    share *= inside / (positions * taps)
+  return share
+
+
+def _operand(computation: hlo.Computation, instruction: hlo.Instruction, index: int) -> hlo.Array | None:
+  """The type of an operand: written with it, or looked up by its name."""
+  if len(written := hlo.arrays_in(instruction.operands)) > index:
+    return written[index]
+  names = instruction.operand_names
+  source = computation.by_name.get(names[index]) if len(names) > index else None
+  return source.arrays[0] if source and source.arrays else None

@@ -1,0 +1,64 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Command lines and tables, without compiling anything."""
+
+from benchmarks import compiler_figures
+from benchmarks import shapes
+from benchmarks import tables
+import pytest
+
+
+def row(**figures):
+  return {
+      "temp_GB": 10.0,
+      "peak_GB": 8.0,
+      "arg_GB": 2.0,
+      "wire_GB": {"all-gather": 3.0, "between slices": 0.5},
+      "wire_total_GB": 3.5,
+      "weight_gathers": 280,
+      "compile_s": 60.0,
+      "versions": {"jax": "1"},
+      **figures,
+  }
+
+
+def test_a_table_has_ratios_to_the_hosts_plain_pipeline_and_says_what_was_not_computed():
+  rows = {
+      shapes.PLAIN: row(),
+      "circular_bsw": row(temp_GB=9.0, wire_total_GB=1.75),
+      "host ag_once": {"failure": "stopped after 90 s: more than 24 GiB of host memory", "versions": {"jax": "1"}},
+  }
+  text = compiler_figures.report({"llama3-70b": rows})
+  (line,) = [line for line in text.splitlines() if line.startswith("| circular_bsw")]
+  cells = [cell.strip() for cell in line.strip("|").split("|")]
+  assert cells[1:5] == ["9.0 (0.90×)", "8.0 (1.00×)", "2.0", "1.8 (0.50×)"]
+  assert cells[10:12] == ["0.50", "280"]
+  assert "- host ag_once: stopped after 90 s: more than 24 GiB of host memory" in text
+  assert "python -m benchmarks.compiler_figures --shape llama3-70b" in text
+
+
+def test_without_the_hosts_plain_pipeline_there_are_no_ratios():
+  text = compiler_figures.report({"mixtral-8x7b": {"circular": row()}})
+  assert "10.0" in text
+  assert "×)" not in text.split("## ")[1]
+
+
+@pytest.mark.parametrize("name", ["host-plain", "host plain", "HOST-BSW", "circular_bsw"])
+def test_an_implementation_is_known_by_what_one_can_type(name):
+  assert shapes.implementation(name) in shapes.IMPLEMENTATIONS
+
+
+def test_an_unknown_implementation_is_refused_with_the_choices():
+  with pytest.raises(ValueError, match="circular_bsw"):
+    shapes.implementation("zero-bubble")
+
+
+def test_configurations_of_a_shape_differ_only_in_what_chooses_the_pipeline():
+  plain, ours = (set(shapes.arguments(shapes.SHAPES["llama3-70b"], impl)) for impl in (shapes.PLAIN, "circular_bsw"))
+  assert plain ^ ours == {"pipeline_impl=host", "pipeline_impl=circular_bsw"}
+
+
+def test_columns_of_a_table_line_up():
+  lines = tables.markdown(("a", "number"), [("long name", "1"), ("b", "22.5")]).splitlines()
+  assert len({len(line) for line in lines}) == 1
+  assert lines[1] == "| :-------- | -----: |"

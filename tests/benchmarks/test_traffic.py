@@ -1,0 +1,153 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Traffic and FLOPs of a step, on hand-made HLO and on programs compiled here."""
+
+from benchmarks import hlo
+from benchmarks import traffic
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+# A whole array of 1024 float32; groups of 4 of 8 devices.
+SIZE, GROUP = 4096, 4
+
+
+def of(line: str, *, computation: str = "main", more: str = "") -> traffic.Traffic:
+  """Traffic of one instruction in the entry computation, or in a computation that the entry calls."""
+  if computation == "main":
+    text = f"ENTRY %main (a: f32[]) -> f32[] {{\n  {line}\n}}\n"
+  else:
+    text = f"%{computation} (a: f32[]) -> f32[] {{\n  {line}\n}}\n\n"
+    text += f"ENTRY %main (a: f32[]) -> f32[] {{\n  %f = f32[] fusion(%a), calls=%{computation}\n}}\n"
+  return traffic.analyse(hlo.parse(f"HloModule m, num_partitions=8\n{more}{text}"))
+
+
+@pytest.mark.parametrize(
+    "kind, line, wire",
+    [
+        ("all-gather", "%g = f32[1024] all-gather(%a), GROUPS, dimensions={0}", SIZE * 3 / 4),
+        ("all-gather", "%g = (f32[256], f32[1024]) all-gather-start(%a), GROUPS, dimensions={0}", SIZE * 3 / 4),
+        ("all-gather", "%g = (f32[512], f32[512]) all-gather(%a, %b), GROUPS, dimensions={0}", SIZE * 3 / 4),
+        ("reduce-scatter", "%g = f32[256] reduce-scatter(%a), GROUPS, to_apply=%add", SIZE * 3 / 4),
+        ("all-reduce", "%g = f32[1024] all-reduce(%a), GROUPS, to_apply=%add", 2 * SIZE * 3 / 4),
+        ("all-reduce", "%g = (f32[512], f32[512]) all-reduce-start(%a, %b), GROUPS, to_apply=%add", 2 * SIZE * 3 / 4),
+        ("all-to-all", "%g = f32[1024] all-to-all(%a), GROUPS", SIZE * 3 / 4),
+        ("ragged-all-to-all", "%g = f32[1024] ragged-all-to-all(%a), GROUPS", SIZE),
+        ("collective-permute", "%g = f32[1024] collective-permute(%a), source_target_pairs={{0,1}}", SIZE),
+        (
+            "collective-permute",
+            "%g = (f32[1024], f32[1024], u32[], u32[]) collective-permute-start(%a), source_target_pairs={{0,1}}",
+            SIZE,
+        ),
+        (traffic.BETWEEN_SLICES, "%g = (f32[1024], u32[], token[]) send(%a, %t), channel_id=1", SIZE),
+    ],
+)
+def test_a_collective_puts_on_the_wire_what_a_device_has_to_send(kind, line, wire):
+  found = of(line.replace("GROUPS", "replica_groups=[2,4]<=[8]"))
+  assert dict(found.wire_bytes) == {kind: wire}
+  assert dict(found.count) == {kind: 1}
+
+
+@pytest.mark.parametrize(
+    "notation, size",
+    [
+        ("replica_groups=[2,4]<=[8]", 4),
+        ("replica_groups={{0,1},{2,3}}", 2),
+        ("replica_groups=mesh['stage'=4,'fsdp'=2,'data'=8] {'stage','fsdp'}", 8),
+        ("replica_groups={}", 8),  # all
+    ],
+)
+def test_the_size_of_a_group_is_read_in_every_notation(notation, size):
+  module = hlo.parse(
+      f"HloModule m, num_partitions=8\nENTRY %main (a: f32[]) -> f32[] {{\n  %g = f32[8] all-gather(%a), {notation}\n}}\n"
+  )
+  assert traffic.group_size(module, module.computations["main"].instructions[0]) == size
+
+
+def test_waiting_for_a_collective_does_not_count_again():
+  assert not of("%g = f32[1024] all-gather-done(%s)").count
+
+
+def test_an_all_reduce_that_the_tpu_compiler_fused_with_a_slice_is_a_reduce_scatter():
+  line = "%g = f32[1024] all-reduce(%a), replica_groups=[2,4]<=[8], to_apply=%add"
+  assert dict(of(line, computation="all-reduce-scatter.3").wire_bytes) == {"reduce-scatter": SIZE * 3 / 4}
+
+
+def test_loops_multiply_what_their_bodies_do():
+  text = """HloModule m, num_partitions=4
+%inner (p: f32[8]) -> f32[8] {
+  ROOT %permute = f32[8] collective-permute(%p), source_target_pairs={{0,1}}
+}
+
+%outer (p: f32[8]) -> f32[8] {
+  %w = f32[8] while(%p), condition=%c, body=%inner, backend_config={"known_trip_count":{"n":"3"}}
+  ROOT %permute.1 = f32[8] collective-permute(%w), source_target_pairs={{0,1}}
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  ROOT %w.1 = f32[8] while(%a), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"5"}}
+}
+"""
+  found = traffic.analyse(hlo.parse(text))
+  assert found.count["collective-permute"] == 5 * (3 + 1)
+  assert found.total_wire_bytes == 20 * 32
+  unknown = traffic.analyse(hlo.parse(text.replace('"known_trip_count":{"n":"3"}', "")))
+  assert (unknown.count["collective-permute"], unknown.loops_without_trip_count) == (5 * 2, ["w"])
+
+
+def test_gathers_of_weights_are_counted_by_array_and_small_or_integer_ones_are_not():
+  groups = "replica_groups=[2,4]<=[8]"
+  assert of(f"%g = (bf16[1024,1024], f32[1024,1024]) all-gather(%a, %b), {groups}").weight_gathers == 2
+  assert of(f"%g = bf16[1024] all-gather(%a), {groups}").weight_gathers == 0
+  assert of(f"%g = s32[1024,1024] all-gather(%a), {groups}").weight_gathers == 0
+
+
+def test_a_convolution_that_lies_mostly_on_padding_has_the_flops_of_the_dot_it_stands_for():
+  # [4096, 8192] × [8192, 64, 128], the 64 heads as a window over an operand of width 1.
+  text = """ENTRY %main (x: bf16[4096,8192,1], w: bf16[64,8192,128]) -> bf16[4096,64,128] {
+  %x = bf16[4096,8192,1] parameter(0)
+  %w = bf16[64,8192,128] parameter(1)
+  ROOT %c = bf16[4096,64,128] convolution(%x, %w), window={size=64 pad=63_63 rhs_reversal=1}, dim_labels=bf0_0io->b0f
+}
+"""
+  computation = hlo.parse(text).computations["main"]
+  dot = 2 * 4096 * 8192 * 64 * 128
+  assert traffic.dot_flops(computation, computation.by_name["c"], padding=False) == dot
+  assert traffic.dot_flops(computation, computation.by_name["c"]) == 64 * dot
+
+
+@pytest.fixture(name="mesh")
+def _mesh():
+  return Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("stage", "fsdp"))
+
+
+def test_flops_of_a_compiled_loop_of_matrix_products_are_counted_per_device(mesh):
+  def program(x, w):
+    return jax.lax.fori_loop(0, 6, lambda _, x: jnp.tanh(x @ w), x)
+
+  sharded, whole = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
+  compiled = jax.jit(program, in_shardings=(sharded, whole), out_shardings=sharded).lower(
+      jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((32, 32), jnp.float32)
+  )
+  found = traffic.analyse(hlo.parse(compiled.compile().as_text()))
+  assert found.dot_flops == 6 * 2 * (64 // 4) * 32 * 32
+  assert not found.loops_without_trip_count
+
+
+def test_traffic_of_a_compiled_program_is_that_of_the_collectives_it_asks_for(mesh):
+  def program(x):
+    gathered = jax.lax.all_gather(x, "fsdp", tiled=True)
+    summed = jax.lax.psum_scatter(gathered, "fsdp", tiled=True)
+    return jax.lax.ppermute(summed, "stage", [(0, 1), (1, 0)])
+
+  mapped = jax.jit(jax.shard_map(program, mesh=mesh, in_specs=P("fsdp"), out_specs=P("fsdp"), check_vma=False))
+  text = mapped.lower(jax.ShapeDtypeStruct((4096, 8), jnp.float32)).compile().as_text()
+  found = traffic.analyse(hlo.parse(text))
+  whole = 4096 * 8 * 4
+  assert dict(found.wire_bytes) == {
+      "all-gather": whole * 3 / 4,
+      "reduce-scatter": whole * 3 / 4,
+      "collective-permute": whole / 4,
+  }

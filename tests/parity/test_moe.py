@@ -1,0 +1,224 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Mixture of experts in a pipeline: the load-balance loss is the layers' own, and expert weights stay where they are.
+
+The reference runs MaxText's Mixtral layers one after the other, microbatch by microbatch, since the load-balance loss of
+a layer is not linear in the batch. Bound: as in `test_layers.py`; routing is the same on both sides unless two experts'
+logits agree to within rounding, which random numbers do not.
+"""
+
+import math
+import re
+
+from flax import linen as nn
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from maxtext.models.mixtral import MixtralDecoderLayer
+import pytest
+
+from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
+from maxtext_pp_ext.pipelines.stages import StageModule
+from maxtext_pp_ext.sharding.resolve import mesh_axes
+from maxtext_pp_ext.testing import parity
+from tests.parity.common import LAYERS, make_config, make_mesh, make_pipeline
+
+BOUND = 1e-5
+LOSS_WEIGHT = 3.0  # heavy enough for its gradient to matter in every parameter of the router
+MOE = {
+    "decoder_block": "mixtral",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "base_moe_mlp_dim": 32,
+    "load_balance_loss_weight": 0.01,
+    "capacity_factor": -1.0,
+    "megablox": False,
+}
+DENSE, SPARSE = {"sparse_matmul": False}, {"sparse_matmul": True}
+MESHES = {
+    "stage 2, expert 4": {"stages": 2, "ici_expert_parallelism": 4},
+    "stage 4, expert 2": {"stages": 4, "ici_expert_parallelism": 2, "microbatch_size": 4},
+    "stage 2, fsdp 2, expert 2": {"stages": 2, "ici_fsdp_parallelism": 2, "ici_expert_parallelism": 2},
+    "stage 4, context 2": {"stages": 4, "ici_context_parallelism": 2},
+    "stage 4, tensor 2": {"stages": 4, "ici_tensor_parallelism": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def mixtral(monkeypatch):
+  monkeypatch.setitem(LAYERS, "mixtral", MixtralDecoderLayer)
+
+
+def build(**keys):
+  config = make_config(**({"repeats": 2, "microbatches": 4} | MOE | keys))
+  mesh = make_mesh(config)
+  return config, mesh, make_pipeline(CircularBswPipeline, config, "mixtral", mesh)
+
+
+def pipelined(pipeline, batch):
+  """(params, inputs) -> (outputs, load-balance losses of all layers)."""
+  graphdef, _, rest = nnx.split(pipeline, nnx.Param, ...)
+
+  def run(params, x):
+    module = nnx.merge(graphdef, params, rest, copy=True)
+    outputs = module(x, batch.segment_ids, batch.positions, True, "train")
+    return outputs, load_balance_losses(module)
+
+  return run
+
+
+def load_balance_losses(module):
+  losses = [
+      x
+      for path, x in jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(module, nnx.Intermediate)))
+      if "moe_lb_loss" in jax.tree_util.keystr(path)
+  ]
+  assert len(losses) == 1
+  return losses[0]
+
+
+def sequential(config, mesh, batch):
+  """(params, inputs) -> (outputs, load-balance losses [repeat, stage], each the mean over microbatches)."""
+  rngs = nnx.Rngs(params=0, dropout=1)
+  layer = MixtralDecoderLayer(config=config, mesh=mesh, quant=None, model_mode="train", rngs=rngs)
+  graphdef, layer_params, rest = nnx.split(layer, nnx.Param, ...)
+  structure = jax.tree.structure(layer_params)
+  repeats, stages, microbatches = (
+      config.num_pipeline_repeats,
+      config.ici_pipeline_parallelism,
+      config.num_pipeline_microbatches,
+  )
+
+  def one(params, x, ids, positions):
+    losses = []
+    for repeat in range(repeats):
+      for stage in range(stages):
+        weights = [w[repeat, stage] for w in jax.tree.leaves(nnx.to_pure_dict(params["layers"]))]
+        module = nnx.merge(graphdef, jax.tree.unflatten(structure, weights), rest, copy=True)
+        out = module(x, ids, positions, True, "train")
+        x = out[0] if isinstance(out, tuple) else out
+        losses.append(load_balance_losses(module))
+    return x, jnp.stack([jnp.reshape(loss, ()) for loss in losses]).reshape(repeats, stages)
+
+  def run(params, x):
+    parts = [a.reshape(microbatches, -1, *a.shape[1:]) for a in (x, batch.segment_ids, batch.positions)]
+    outputs, losses = jax.lax.map(lambda part: one(params, *part), tuple(parts))
+    return outputs.reshape(x.shape), losses.mean(axis=0)
+
+  return run
+
+
+def with_gradients(fn, cotangent):
+  def loss(params, x):
+    outputs, losses = fn(params, x)
+    return jnp.vdot(outputs, cotangent) + LOSS_WEIGHT * losses.mean() * cotangent.size**0.5, (outputs, losses)
+
+  return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+
+
+def check(**keys):
+  config, mesh, pipeline = build(**keys)
+  batch = parity.Batch.random(config)
+  params = nnx.state(pipeline, nnx.Param)
+  with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
+    (_, actual), gradients = with_gradients(pipelined(pipeline, batch), batch.cotangent)(params, batch.inputs)
+    (_, expected), expected_gradients = with_gradients(sequential(config, mesh, batch), batch.cotangent)(
+        params, batch.inputs
+    )
+  assert expected[1].min() > 0
+  losses = jnp.reshape(actual[1], expected[1].shape)  # sown in a tuple: one axis more
+  errors = jax.tree_util.tree_leaves_with_path(
+      jax.tree.map(
+          parity.relative_error,
+          {"losses": losses, "params": nnx.to_pure_dict(gradients[0]), "inputs": gradients[1]},
+          {"losses": expected[1], "params": nnx.to_pure_dict(expected_gradients[0]), "inputs": expected_gradients[1]},
+      )
+  )
+  by_path = {jax.tree_util.keystr(path): error for path, error in errors}
+  parity.Parity(outputs=parity.relative_error(actual[0], expected[0]), gradients=by_path).check(BOUND)
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES.keys())
+def test_dense_experts_train_as_the_layers_do_without_a_pipeline(mesh):
+  check(**DENSE, **mesh)
+
+
+@pytest.mark.parametrize("mesh", [m for m in MESHES.values() if "ici_expert_parallelism" not in m], ids=str)
+def test_sparse_experts_train_as_the_layers_do_without_a_pipeline(mesh):
+  """Sparse experts on an expert axis exchange tokens with ragged-all-to-all, which XLA has not on CPUs."""
+  check(**SPARSE, **mesh)
+
+
+def layouts(pipeline, config, mesh):
+  """(logical axes, WeightLayout) of each parameter."""
+  batch = parity.Batch.random(config)
+  stage = StageModule.of(pipeline.layers, pipeline.schedule, deterministic=True, model_mode="train")
+  split = lambda x: x.reshape(config.num_pipeline_microbatches, -1, *x.shape[1:])
+  aux = stage.aux(split(batch.segment_ids), split(batch.positions))
+  with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
+    engine = pipeline._engine(stage, aux, split(batch.inputs))
+  return list(zip(stage.weight_axes, stage.weights, engine.weights.layouts, strict=True))
+
+
+@pytest.mark.parametrize("mesh", [m for m in MESHES.values() if "ici_expert_parallelism" in m], ids=str)
+def test_expert_weights_stay_sharded_over_the_experts_and_nothing_else_does(mesh):
+  config, devices, pipeline = build(**DENSE, **mesh)
+  experts = 0
+  for axes, _, layout in layouts(pipeline, config, devices):
+    for name, stored, gathered in zip(axes[1:], layout.sharded, layout.gathered, strict=True):
+      if name in ("exp", "exp_with_fsdp"):
+        experts += 1
+        assert "expert" in mesh_axes(stored) and gathered == stored
+      else:
+        assert not {"expert", "fsdp"} & set(mesh_axes(gathered))
+  assert experts == 3  # two inputs and one output projection
+
+
+def per_device(shape, spec, mesh):
+  """What a device holds of an array: its dimensions without ones, sorted."""
+  parts = [math.prod(mesh.shape[a] for a in mesh_axes(entry)) for entry in spec]
+  return tuple(sorted(d // n for d, n in zip(shape, parts, strict=True) if d != n))
+
+
+def gathers_by_depth(text):
+  """Results of all-gathers in optimised HLO as (loop depth, dimensions without ones, sorted)."""
+  computation, callers, found = "", {}, []
+  for line in text.splitlines():
+    if header := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
+      computation = header[1]
+    for kind, callee in re.findall(r"(body|condition|calls|to_apply)=%?([\w.\-]+)", line):
+      callers[callee] = (computation, int(kind == "body"))
+    if re.search(r" all-gather(-start)?\(", line):
+      result = line.split(" all-gather")[0].split("=", 1)[1]
+      for dims in re.findall(r"\w+\[([\d,]*)\]", result):
+        found.append((computation, tuple(sorted(int(d) for d in dims.split(",") if d not in ("", "1")))))
+
+  def depth(name):
+    if name not in callers:
+      return 0
+    outer, loop = callers[name]
+    return loop + depth(outer)
+
+  return [(depth(name), dims) for name, dims in found]
+
+
+@pytest.mark.parametrize("mesh", [m for m in MESHES.values() if "tensor" not in str(m)], ids=str)
+def test_weights_are_gathered_once_per_repeat_and_direction_and_never_in_the_inner_loop(mesh):
+  # With these sizes no activation has the dimensions of a weight.
+  config, devices, pipeline = build(**DENSE, **mesh, repeats=3, microbatches=8, head_dim=12, base_emb_dim=24)
+  batch = parity.Batch.random(config)
+  params = nnx.state(pipeline, nnx.Param)
+  gathered = [
+      per_device(w.shape[1:], layout.gathered, devices)
+      for _, w, layout in layouts(pipeline, config, devices)
+      if layout.gathered != layout.sharded
+  ]
+  with jax.set_mesh(devices), nn.logical_axis_rules(config.logical_axis_rules):
+    step = with_gradients(pipelined(pipeline, batch), batch.cotangent)
+    text = step.lower(params, batch.inputs).compile().as_text()
+  found = gathers_by_depth(text)
+  of_weights = [(depth, dims) for depth, dims in found if dims in gathered]
+  assert gathered and of_weights
+  assert not [x for x in of_weights if x[0] > 1]
+  # Before the loop, in the forward loop, in the backward loop.
+  assert len(of_weights) <= 3 * len(gathered), of_weights
