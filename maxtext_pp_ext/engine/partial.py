@@ -27,9 +27,8 @@ import jax
 from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec as P
 import jax.numpy as jnp
+from maxtext_pp_ext.engine.calls import CALLS, inner_program
 
-# Inlined, so that gradients inside of them are seen.
-_CALLS = frozenset({"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
 # Linear, acts on each part alone: may stand between the root and the gradient.
 _LINEAR = frozenset(
     {
@@ -258,10 +257,9 @@ def _run_inlined(jaxpr: Any, consts: Sequence, batch_axes: tuple[str, ...], *arg
     sums = _sums_of(eqn, batch_axes)
     if sums:
       results = _expose_sums(eqn, values, sums)
-    elif eqn.primitive.name in _CALLS and not _has_shardings(eqn):
-      inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-      values = _keep_from_merging(eqn, values)
-      results = _run_inlined(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), batch_axes, *values)
+    elif eqn.primitive.name in CALLS and not _has_shardings(eqn):
+      inner, inner_consts = inner_program(eqn)
+      results = _run_inlined(inner, inner_consts, batch_axes, *_keep_from_merging(eqn, values))
     else:
       variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, jex_core.Var)))
       single = jaxpr.replace(constvars=[], eqns=[eqn], invars=variables, outvars=list(eqn.outvars))
@@ -274,8 +272,7 @@ def _sums_of(eqn: Any, batch_axes: tuple[str, ...]) -> dict[int, tuple[Any, tupl
   """Outputs of a shard_map that end in a sum over batch axes only: {output: (what is summed, mesh axes)}."""
   if eqn.primitive.name != "shard_map" or not batch_axes:
     return {}
-  inner, mesh = eqn.params["jaxpr"], eqn.params["mesh"]
-  inner = getattr(inner, "jaxpr", inner)
+  (inner, _), mesh = inner_program(eqn), eqn.params["mesh"]
   uses = _count_uses(inner)
   makers = {v: e for e in inner.eqns for v in e.outvars}
   sums = {}
@@ -291,8 +288,7 @@ def _sums_of(eqn: Any, batch_axes: tuple[str, ...]) -> dict[int, tuple[Any, tupl
 
 def _expose_sums(eqn: Any, values: list, sums: dict[int, tuple[Any, tuple[str, ...]]]) -> list:
   """Runs a shard_map whose sums over batch axes are done outside of it, over a leading axis of parts."""
-  inner = eqn.params["jaxpr"]
-  consts, inner = getattr(inner, "consts", ()), getattr(inner, "jaxpr", inner)
+  inner, consts = inner_program(eqn)
   outvars = [sums[k][0] if k in sums else out for k, out in enumerate(inner.outvars)]
   program = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(inner.replace(outvars=outvars), consts))
 

@@ -10,10 +10,8 @@ from typing import Any
 import jax
 from jax.extend import core as jex_core
 import jax.numpy as jnp
+from maxtext_pp_ext.engine.calls import CALLS, inner_program
 
-# Calls whose operands are the inner program's inputs, one to one. Functions with their own derivative rule are not
-# among them: the rule may use the weight in another way than the function does.
-_CALLS = frozenset({"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
 # Move or lay out elements without computing with them, so they commute with a cast.
 _MOVES = frozenset(
     {
@@ -78,17 +76,11 @@ def _casts_of_use(jaxpr: Any, eqn: Any, position: int) -> set[jnp.dtype]:
     return {jnp.dtype(eqn.params["new_dtype"])}
   if name in _MOVES or (name == "dynamic_slice" and position == 0):
     return _casts(jaxpr, eqn.outvars[0])
-  inner = _inner(eqn)
-  if name in _CALLS:
-    return _casts(inner, inner.invars[position])
-  if name == "scan" and _is_scanned_over(eqn.invars[position], inner.invars[position]):
-    return _casts(inner, inner.invars[position])
+  if name in CALLS or name == "scan":
+    inner, _ = inner_program(eqn)
+    if name in CALLS or _is_scanned_over(eqn.invars[position], inner.invars[position]):
+      return _casts(inner, inner.invars[position])
   raise _UsedOtherwise
-
-
-def _inner(eqn: Any) -> Any:
-  inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-  return getattr(inner, "jaxpr", inner)
 
 
 def _is_scanned_over(outer: Any, inner: Any) -> bool:
