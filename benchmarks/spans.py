@@ -177,7 +177,8 @@ class _Analysis:
 
   @functools.cache  # noqa: B019
   def is_backward(self, name: str) -> bool:
-    """Whether a loop's body, as a whole, comes from the transposed program. The entry computation has both."""
+    """Whether most of a loop's body comes from the transposed program. The entry computation has both."""
     if name == self.module.entry:
       return False
-    return any("transpose(" in step.op_name for step in self.module.computations[name].instructions)
+    named = [step.op_name for step in self.module.computations[name].instructions if step.op_name]
+    return 2 * sum("transpose(" in op_name for op_name in named) > len(named)

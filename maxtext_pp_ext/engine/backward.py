@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.forward import _uses_current, get
+from maxtext_pp_ext.engine.forward import get
 
 PyTree = Any
 
@@ -44,70 +46,54 @@ def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Ar
     (dparams [R, S, …] in the parameters' dtypes and stored layout, dinputs [M, microbatch, sequence, embed]).
   """
   schedule, weights = engine.schedule, engine.weights
-  mixed = schedule.bubble_iterations
-  step = lambda *args: _step(engine, program, aux, saved, dintermediates, *args)
+  gradients = engine.gradients(program, params)
 
-  def single(state, total, first, count, slot, *, bubbles):
-    """Iterations that use one slot; adds to the gradient of that slot."""
+  def iteration(t, carry, *, moving_on: bool, reducing: bool):
+    state, window, sums = carry
+    item, repeat, before = engine.item(t), engine.repeat(t), engine.repeat(t, after=-1)
+    piece = schedule.microbatches - 1 - item % schedule.microbatches
+    dleaving = engine.ring.rotate_back(engine.ring.write_back(t, state.dshift, state.dstore))
+    if reducing:
+      sums = gradients.reduce(sums, engine.repeat(t, after=1), piece)
+    if moving_on:
+      # What is reduced goes on while the forward is computed again and the cotangents arrive; what is gathered goes on
+      # from there until each weight's own gradient is computed. Left alone, both would go on at the same time.
+      dleaving, piece = jax.lax.optimization_barrier((dleaving, piece))
+      window = weights.bring(window, loaded, before, piece)
+    slot = weights.at(window.slot, loaded, repeat)
+    state, gradient, spare = _iteration(
+        engine, program, aux, saved, dintermediates, t, state, dleaving, slot, window.spare
+    )
+    window = window._replace(spare=spare)
+    works = ~schedule.is_bubble(t, engine.stage_numbers)
+    sums = gradients.add(sums, gradient, repeat, works, works & schedule.ends_repeat(item))
+    if moving_on:
+      finishes = works & schedule.begins_repeat(item) & (item > 0)
+      window, sums = weights.turn(window, loaded, before, finishes), gradients.finish_repeat(sums, finishes)
+    return state, window, sums
 
-    def iteration(t, carry):
-      state, total = carry
-      state, gradient = step(state, t, weights.use(slot), bubbles)
-      return state, weights.accumulate(total, gradient, ~_bubbles(schedule, t) if bubbles else None)
+  carry = _initial_state(engine, doutputs), weights.window(slot), gradients.zeros()
+  for first, count, flags in _phases(engine, gradients):
+    carry = engine.loop_over_iterations(functools.partial(iteration, **flags), first, count, carry, reverse=True)
+  state, _, sums = carry
+  return gradients.finish(sums), engine.ring.leave(state.dstore)
 
-    return engine.loop_over_iterations(iteration, first, count, (state, total), reverse=True)
 
-  def double(state, total, first, current, previous):
-    """Offsets mixed − 1 … −1 of the window that begins at `first`: each stage goes from its current slot to the previous.
+def _phases(engine, gradients):
+  """(first iteration, number of iterations, what happens beside the computation), from the last iterations on.
 
-    A stage that does so has no more to add to the current slot's gradient. That moves out of the accumulators, and the
-    stage goes on with the previous slot's gradient in its place: two repeats, one accumulator. Stage 0 does so after
-    offset 0, so one iteration more is included: what a loop carries can change in place.
-
-    Args:
-      total: accumulators of the current slot's gradient [F, S, …].
-
-    Returns:
-      (state, accumulators of the previous slot's gradient, sums of the current slot's gradient).
-    """
-
-    def iteration(t, carry):
-      state, total, done = carry
-      is_current, was_current = _uses_current(schedule, t - first), _uses_current(schedule, t - first + 1)
-      total, done = weights.flush(total, done, was_current & ~is_current)
-      chosen = weights.select(is_current, weights.use(current), weights.use(previous))
-      state, gradient = step(state, t, chosen, False)
-      return state, weights.accumulate(total, gradient), done
-
-    carry = (state, total, weights.no_sums(total))
-    return engine.loop_over_iterations(iteration, first - 1, mixed + 1, carry, reverse=True)
-
-  state = _initial_state(engine, doutputs)
-  dparams = weights.empty_gradient(params)
-  total = weights.zero_gradient(slot)
-  if schedule.repeats == 1:
-    state, total = single(state, total, 0, schedule.iterations, slot, bubbles=True)
-  else:
-    last = (schedule.repeats - 1) * schedule.microbatches + mixed
-    state, total = single(state, total, last, schedule.microbatches, slot, bubbles=True)
-
-    def window(r, carry):
-      state, slot, total, dparams = carry
-      previous = weights.fetch(loaded, r)
-      start = r * schedule.microbatches
-      end = start + schedule.microbatches
-      state, total, done = double(state, total, end, slot, previous)
-      # The barrier has the reduction done, and its operand free, before the iterations that follow.
-      state, total, reduced = jax.lax.optimization_barrier((state, total, weights.reduce(done)))
-      dparams = weights.write_gradient(dparams, r + 1, reduced)
-      steady = schedule.microbatches - mixed - 1
-      state, total = single(state, total, start + mixed, steady, previous, bubbles=False)
-      return state, previous, total, dparams
-
-    carry = (state, slot, total, dparams)
-    state, slot, total, dparams = engine.loop_over_repeats(window, schedule.repeats - 1, carry, reverse=True)
-    state, total = single(state, total, 0, mixed, slot, bubbles=True)
-  return weights.write_gradient(dparams, 0, weights.reduce(total)), engine.ring.leave(state.dstore)
+  A stage has reached repeat 0 in the last M of its items, and finished no repeat in the first M.
+  """
+  schedule = engine.schedule
+  total, window = schedule.iterations, schedule.microbatches
+  several = schedule.repeats > 1
+  moves = window if several and (engine.weights.has_slots or gradients.any_partial) else total
+  reduces = total - window if several and gradients.any_partial else 0
+  bounds = sorted({0, moves, reduces, total}, reverse=True)
+  return [
+      (low, high - low, {"moving_on": low >= moves, "reducing": high <= reduces})
+      for high, low in itertools.pairwise(bounds)
+  ]
 
 
 def _initial_state(engine, doutputs: jax.Array) -> BackwardState:
@@ -119,28 +105,26 @@ def _initial_state(engine, doutputs: jax.Array) -> BackwardState:
   return BackwardState(dshift, dstore, ring.rotate_back(ring.write_back(schedule.iterations, dshift, dstore)))
 
 
-def _step(engine, program, aux, saved, dintermediates, state, t, weights, bubbles: bool):
-  """One iteration in reverse: (state, gradient of the stages' weights [F, S, …])."""
+def _iteration(engine, program, aux, saved, dintermediates, t, state, dleaving, weights, beside):
+  """One iteration in reverse, from the cotangent of what leaves the stages at its end.
+
+  Returns:
+    (state, gradients of the stages' weights [F, S, …], `beside`, each computed before its weight's gradient).
+  """
   ring = engine.ring
-  dleaving = ring.rotate_back(ring.write_back(t, state.dshift, state.dstore))
   dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
-  if bubbles:
-    dy = jnp.where(ring.is_bubble(t, dy.ndim), jnp.zeros_like(dy), dy)
-  gradient, dx = program.backward(
+  dy = jnp.where(ring.is_bubble(t, dy.ndim), jnp.zeros_like(dy), dy)
+  gradient, dx, beside = program.backward(
       weights,
       engine.aux_at(aux, t),
       [get(all_, t) for all_ in saved],
       ring.constrain(dy),
       jax.tree.map(lambda all_: _cotangent_at(all_, t), dintermediates),
+      beside,
   )
-  dshift, dstore = ring.read_back(t, ring.constrain(dx), state.dstore, bubbles=bubbles)
-  return BackwardState(dshift, dstore, dheld), gradient
+  dshift, dstore = ring.read_back(t, ring.constrain(dx), state.dstore)
+  return BackwardState(dshift, dstore, dheld), gradient, beside
 
 
 def _cotangent_at(all_: jax.Array, t: jax.Array) -> jax.Array:
   return all_[0] if all_.dtype == jax.dtypes.float0 else get(all_, t)
-
-
-def _bubbles(schedule, t: jax.Array) -> jax.Array:
-  """Bool [S]: which stages have nothing to do at iteration t."""
-  return schedule.is_bubble(t, jnp.arange(schedule.stages, dtype=jnp.int32))

@@ -2,23 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The circular pipeline as one differentiable function with a hand-written VJP.
 
-Pseudo-code (S, M, R, D, t as in `schedule.circular`; B = D·(S − 1), the mixed offsets of a window):
+Symbols as in `schedule.circular`. At iteration t stage s is at item n = t − D·s, which is microbatch n mod M of repeat
+r = ⌊n / M⌋. Each stage keeps its own time, so this is the program of every stage:
 
-  forward                                              backward, in reverse
-    slot = fetch(0)                                      slot: forward's last
-    iterations 0 … B − 1 with slot           (warm-up)   iterations T − 1 … (R−1)·M + B: add to gradient
-    for r = 0 … R − 2:                                   for r = R − 2 … 0:
-      next = fetch(r + 1)                                  previous = fetch(r)
-      iterations r·M + B … (r+1)·M − 1 with slot           iterations (r+1)·M + B − 1 … (r+1)·M − 1:
-      iterations (r+1)·M … (r+1)·M + B − 1:                  stages go from slot to previous one by one,
-        stage s with next if offset ≥ D·s else slot          and leave the gradient of r + 1 behind: reduce it
-      slot = next                                          slot = previous
-                                                           iterations (r+1)·M − 2 … r·M + B: add to gradient
-    iterations (R−1)·M + B … T − 1 with slot             iterations B − 1 … 0: add to gradient; reduce it
+  forward                                        backward, in reverse
+    slot = repeat 0                                slot: forward's last; total = 0
+    for t = 0 … T − 1:                             for t = T − 1 … 0:
+      piece n mod M of repeat r + 1 → spare          piece −1 − n mod M of repeat r − 1 → spare
+                                                     piece −1 − n mod M of done is reduced → gradient of repeat r + 1
+      y = stage(slot, x)                             total += gradient of stage(slot, x)
+      after the last item of r: slot = spare         after the first item of r: slot = spare; done = total; total = 0
+      y → next stage                                 cotangent of x → stage before
+                                                   total is reduced → gradient of repeat 0
 
-`fetch(r + 1)` does not depend on the steady iterations that follow it, and the slot it fills was last read before
-them: the gather has that much compute to hide behind, without a third slot. Only the mixed iterations choose between
-two slots. Bubbles exist in the warm-up and in the last window only, so nothing is masked in between.
+What crosses device boundaries in an iteration, a piece of a weight, a piece of a gradient and an activation, depends on
+nothing else in it: all of it has the iteration's computation to hide behind. The pieces of a repeat add up to one gather
+in each direction and one reduction. While the last repeat is in work there is nothing to gather (and while the first one
+finished is not yet there, nothing to reduce), so each direction runs a few loops with the same body, less those lines.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.backward import backward
 from maxtext_pp_ext.engine.forward import forward
+from maxtext_pp_ext.engine.gradients import Gradients, splits
 from maxtext_pp_ext.engine.residency import Weights
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.stage import StageFn, StageProgram
@@ -53,7 +55,7 @@ class Engine:
     aux_at: (aux, t) -> the stages' aux of iteration t: what is not differentiated, such as segment ids and random keys.
     checkpoint: wraps a stage in `jax.checkpoint`; None keeps all residuals.
     loop_iterations: run iterations in a compiled loop (True) or unroll them.
-    loop_repeats: run windows in a compiled loop (True) or unroll them.
+    loop_repeats: if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop.
   """
 
   schedule: CircularSchedule
@@ -77,21 +79,20 @@ class Engine:
       Outputs like the inputs, and the intermediates of each iteration, leaves [T, S, …], bubbles included.
     """
     program = self._trace(params, aux, inputs)
-    engine = dataclasses.replace(self, weights=self.weights.with_partials(list(program.gradients.parts)))
 
     @jax.custom_vjp
     def pipeline(params, aux, inputs):
-      outputs, intermediates, _ = forward(engine, program, engine.weights.load(params), aux, inputs, save=False)
+      outputs, intermediates, _ = forward(self, program, self.weights.load(params), aux, inputs, save=False)
       return outputs, intermediates
 
     def pipeline_fwd(params, aux, inputs):
-      loaded = engine.weights.load(params)
-      outputs, intermediates, saved = forward(engine, program, loaded, aux, inputs, save=True)
-      return (outputs, intermediates), (engine.weights.keep(params, loaded), params, aux, saved)
+      loaded = self.weights.load(params)
+      outputs, intermediates, saved = forward(self, program, loaded, aux, inputs, save=True)
+      return (outputs, intermediates), (self.weights.keep(params, loaded), params, aux, saved)
 
     def pipeline_bwd(residuals, cotangents):
       loaded, params, aux, (slot, saved) = residuals
-      dparams, dinputs = backward(engine, program, loaded, slot, params, aux, saved, *cotangents)
+      dparams, dinputs = backward(self, program, loaded, slot, params, aux, saved, *cotangents)
       return dparams, None, dinputs
 
     pipeline.defvjp(pipeline_fwd, pipeline_bwd)
@@ -99,34 +100,61 @@ class Engine:
 
   def _trace(self, params: PyTree, aux: PyTree, inputs: jax.Array) -> StageProgram:
     """Traces the stages once, on the values of iteration 0 (unused, so the compiler drops them)."""
-    slot = self.weights.use(self.weights.fetch(self.weights.load(params), 0))
-    x = self.ring.read(0, *self.ring.buffers(inputs), bubbles=True)
+    loaded = self.weights.load(params)
+    slot = self.weights.at(self.weights.first(loaded), loaded, self.repeat(0))
+    x = self.ring.read(0, *self.ring.buffers(inputs))
     batch = self.ring.batch_axes(inputs)
     axes = [a for _, axes in batch for a in axes]
     return StageProgram.trace(
-        self.stages, slot, self.aux_at(aux, 0), x, self.checkpoint, self.weights.splits(batch), axes
+        self.stages,
+        slot,
+        self.aux_at(aux, 0),
+        x,
+        self.checkpoint,
+        splits(self.weights.mesh, self.weights.layouts, batch),
+        axes,
     )
 
+  def gradients(self, program: StageProgram, params: PyTree) -> Gradients:
+    """What adds the weights' gradients up."""
+    weights = self.weights
+    return Gradients.of(weights.mesh, weights.layouts, params, program.gradients.parts, self.schedule.microbatches)
+
+  @property
+  def stage_numbers(self) -> jax.Array:
+    """[S]: 0 … S − 1."""
+    return jnp.arange(self.schedule.stages, dtype=jnp.int32)
+
+  def item(self, t: jax.Array | int) -> jax.Array:
+    """The item that each stage is at, [S]; outside 0 … M·R − 1 in bubbles."""
+    return self.schedule.item(t, self.stage_numbers)
+
+  def repeat(self, t: jax.Array | int, after: int = 0) -> jax.Array:
+    """The repeat that each stage is at, or that many after it, [S]; the nearest there is where there is none."""
+    repeats = self.schedule.repeat(t, self.stage_numbers) + after
+    return jnp.clip(repeats, 0, self.schedule.repeats - 1)
+
   def loop_over_iterations(
-      self, body: Callable, first: Any, count: int, carry: PyTree, *, reverse: bool = False
+      self, body: Callable, first: int, count: int, carry: PyTree, *, reverse: bool = False
   ) -> PyTree:
     """`carry = body(t, carry)` for the iterations first … first + count − 1, or from the last to the first."""
     if reverse:
       at = lambda k: first + (count - 1 - k)
     else:
       at = lambda k: first + k
-    return loop(count, lambda k, carry: body(at(k), carry), carry, compiled=self.loop_iterations)
-
-  def loop_over_repeats(self, body: Callable, count: int, carry: PyTree, *, reverse: bool = False) -> PyTree:
-    """`carry = body(r, carry)` for r = 0 … count − 1, or from the last to the first."""
-    at = (lambda k: count - 1 - k) if reverse else (lambda k: k)
-    return loop(count, lambda k, carry: body(at(k), carry), carry, compiled=self.loop_repeats)
+    step = lambda k, carry: body(at(k), carry)
+    if self.loop_iterations:
+      return loop(count, step, carry, compiled=True)
+    # Unrolled, and if repeats are to be looped over, then only as many iterations as a repeat has.
+    window = self.schedule.microbatches
+    repeats, rest = divmod(count, window) if self.loop_repeats else (0, count)
+    in_window = lambda r, carry: loop(window, lambda k, carry: step(r * window + k, carry), carry, compiled=False)
+    carry = loop(repeats, in_window, carry, compiled=True)
+    return loop(rest, lambda k, carry: step(repeats * window + k, carry), carry, compiled=False)
 
 
 def loop(count: int, body: Callable, carry: PyTree, *, compiled: bool) -> PyTree:
   """`carry = body(k, carry)` for k = 0 … count − 1, as one compiled loop or unrolled."""
-  if count <= 0:
-    return carry
   if compiled and count > 1:
     return jax.lax.fori_loop(0, count, body, carry)
-  return functools.reduce(lambda c, k: body(k, c), range(count), carry)
+  return functools.reduce(lambda carry, k: body(k, carry), range(count), carry)

@@ -40,33 +40,28 @@ def forward(engine, program, loaded: PyTree, aux: PyTree, inputs: jax.Array, *, 
     save: whether to keep what backward needs.
 
   Returns:
-    (outputs [M, microbatch, sequence, embed], intermediates [T, S, …], (the last repeat's weights, saved residuals
+    (outputs [M, microbatch, sequence, embed], intermediates [T, S, …], (the slot of the last repeat, saved residuals
     [T, S, …])): backward begins with the weights that forward ended with.
   """
   schedule, weights = engine.schedule, engine.weights
-  mixed = schedule.bubble_iterations
-  run = lambda *args, **kwargs: _iterations(engine, program, aux, *args, save=save, **kwargs)
 
-  state = _initial_state(engine, program, inputs, save=save)
-  slot = weights.fetch(loaded, 0)
-  if schedule.repeats == 1:
-    state = run(state, 0, schedule.iterations, lambda t: weights.use(slot), bubbles=True)
-  else:
-    state = run(state, 0, mixed, lambda t: weights.use(slot), bubbles=True)
+  def run(t, state, slot, beside):
+    return _iteration(engine, program, aux, t, state, weights.at(slot, loaded, engine.repeat(t)), beside, save=save)
 
-    def window(r, carry):
-      state, slot = carry
-      following = weights.fetch(loaded, r + 1)
-      start = r * schedule.microbatches
-      end = start + schedule.microbatches
-      state = run(state, start + mixed, schedule.microbatches - mixed, lambda t: weights.use(slot), bubbles=False)
-      choose = lambda t: weights.select(_uses_current(schedule, t - end), weights.use(following), weights.use(slot))
-      state = run(state, end, mixed, choose, bubbles=False)
-      return state, following
+  def moving_on(t, carry):
+    state, window = carry
+    item, following = engine.item(t), engine.repeat(t, after=1)
+    window = weights.bring(window, loaded, following, item % schedule.microbatches)
+    state, spare = run(t, state, window.slot, window.spare)
+    window = window._replace(spare=spare)
+    return state, weights.turn(window, loaded, following, (item >= 0) & schedule.ends_repeat(item))
 
-    state, slot = engine.loop_over_repeats(window, schedule.repeats - 1, (state, slot))
-    last = (schedule.repeats - 1) * schedule.microbatches + mixed
-    state = run(state, last, schedule.microbatches, lambda t: weights.use(slot), bubbles=True)
+  # From here on all stages are at the last repeat.
+  last = schedule.iterations - schedule.microbatches if weights.has_slots and schedule.repeats > 1 else 0
+  carry = _initial_state(engine, program, inputs, save=save), weights.window(weights.first(loaded))
+  state, (slot, _) = engine.loop_over_iterations(moving_on, 0, last, carry)
+  finishing = lambda t, state: run(t, state, slot, None)[0]
+  state = engine.loop_over_iterations(finishing, last, schedule.iterations - last, state)
   return _outputs(engine, state), state.intermediates, (slot, state.saved)
 
 
@@ -87,29 +82,29 @@ def _initial_state(engine, program, inputs: jax.Array, *, save: bool) -> Forward
   )
 
 
-def _iterations(engine, program, aux, state, first, count, weights_at, *, save: bool, bubbles: bool) -> ForwardState:
-  """Runs `count` iterations from `first` on; `weights_at(t)` gives the stages' weights."""
+def _iteration(engine, program, aux, t, state: ForwardState, weights, beside: PyTree, *, save: bool):
+  """One iteration: (state, `beside`, which has been computed before the outputs leave).
+
+  The compiler's scheduler lays a program out from its end and would have all that is independent of the stages, such as
+  a transfer of weights, go on while the outputs move. Tied to the outputs it goes on while they are computed.
+  """
   ring = engine.ring
-
-  def iteration(t, state):
-    x = ring.read(t, state.shift, state.store, bubbles=bubbles)
-    weights, stage_aux = weights_at(t), engine.aux_at(aux, t)
-    if save:
-      y, intermediates, residuals = program.save(weights, stage_aux, x)
-    else:
-      (y, intermediates), residuals = program.run(weights, stage_aux, x), []
-    y = ring.constrain(y)
-    leaving, held = (y, None) if state.held is None else (state.held, y)
-    shift = ring.rotate(leaving)
-    return ForwardState(
-        shift=shift,
-        store=ring.write(t, shift, state.store),
-        held=held,
-        intermediates=jax.tree.map(lambda all_, one: put(all_, one, t), state.intermediates, intermediates),
-        saved=[put(all_, one, t) for all_, one in zip(state.saved, residuals, strict=True)],
-    )
-
-  return engine.loop_over_iterations(iteration, first, count, state)
+  x, stage_aux = ring.read(t, state.shift, state.store), engine.aux_at(aux, t)
+  if save:
+    y, intermediates, residuals = program.save(weights, stage_aux, x)
+  else:
+    (y, intermediates), residuals = program.run(weights, stage_aux, x), []
+  y, beside = jax.lax.optimization_barrier((ring.constrain(y), beside))
+  leaving, held = (y, None) if state.held is None else (state.held, y)
+  shift = ring.rotate(leaving)
+  state = ForwardState(
+      shift=shift,
+      store=ring.write(t, shift, state.store),
+      held=held,
+      intermediates=jax.tree.map(lambda all_, one: put(all_, one, t), state.intermediates, intermediates),
+      saved=[put(all_, one, t) for all_, one in zip(state.saved, residuals, strict=True)],
+  )
+  return state, beside
 
 
 def _outputs(engine, state: ForwardState) -> jax.Array:
@@ -117,11 +112,6 @@ def _outputs(engine, state: ForwardState) -> jax.Array:
   if state.held is not None:  # with D = 2 the last output is still on its way
     store = engine.ring.write(engine.schedule.iterations, engine.ring.rotate(state.held), store)
   return engine.ring.leave(store)
-
-
-def _uses_current(schedule, offset: jax.Array) -> jax.Array:
-  """Bool [S]: which stages use the window's own repeat at this offset."""
-  return schedule.uses_current(offset, jnp.arange(schedule.stages, dtype=jnp.int32))
 
 
 def put(all_: jax.Array, one: jax.Array, t: jax.Array) -> jax.Array:

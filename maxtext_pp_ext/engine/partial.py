@@ -29,6 +29,8 @@ from jax.sharding import PartitionSpec as P
 import jax.numpy as jnp
 from maxtext_pp_ext.engine.calls import CALLS, inner_program
 
+PyTree = Any
+
 # Linear, acts on each part alone: may stand between the root and the gradient.
 _LINEAR = frozenset(
     {
@@ -122,18 +124,35 @@ class GradientProgram:
         num_rest=len(rest),
     )
 
-  def run(self, *args: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-    """(gradients, each [F, …] with its own F, other outputs)."""
+  def run(
+      self, args: Sequence[jax.Array], beside: Sequence[PyTree]
+  ) -> tuple[list[jax.Array], list[jax.Array], list[PyTree]]:
+    """Runs the program.
+
+    Args:
+      args: its inputs.
+      beside: for each gradient arrays, or None, that are to be computed before it is.
+
+    Returns:
+      (gradients, each [F, …] with its own F, other outputs, `beside`).
+    """
     values = jex_core.jaxpr_as_fun(self.body)(*args)
     operands, rest = iter(values[: len(values) - self.num_rest]), iter(values[len(values) - self.num_rest :])
-    gradients = []
-    for roots, tail in zip(self.roots, self.tails, strict=True):
+    gradients, after = [], []
+    for roots, tail, before in zip(self.roots, self.tails, beside, strict=True):
       if roots is None:
         gradients.append(next(rest)[None])
-        continue
-      results = [_run_root(root, [next(operands) for _ in root.eqn.invars]) for root in roots]
-      gradients += jax.vmap(jex_core.jaxpr_as_fun(tail))(*results)
-    return gradients, list(rest)
+      else:
+        results = []
+        for root in roots:
+          given = [next(operands) for _ in root.eqn.invars]
+          # Tied to the smallest operand: what makes a larger one may be part of the same kernel as its product.
+          smallest = min(range(len(given)), key=[x.size for x in given].__getitem__)
+          given[smallest], before = jax.lax.optimization_barrier((given[smallest], before))
+          results.append(_run_root(root, given))
+        gradients += jax.vmap(jex_core.jaxpr_as_fun(tail))(*results)
+      after.append(before)
+    return gradients, list(rest), after
 
 
 class _Found(NamedTuple):

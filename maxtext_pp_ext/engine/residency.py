@@ -7,25 +7,29 @@
 | `iteration` | at every iteration, both directions  | none                       |
 | `repeat`    | once forward, once backward          | two repeats of a stage     |
 | `once`      | once                                 | all repeats of a stage     |
+
+With `repeat`, weights are in a window of two slots that slides over the repeats, on each stage in its own time. A stage
+computes with `slot` while its next repeat comes into `spare`, a piece per iteration; when the repeat begins, the spare
+becomes the slot. No stage waits for a gather and none holds a third repeat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 import dataclasses
 import enum
 import math
-from typing import Any
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.partial import BatchSplit
+from maxtext_pp_ext.engine.per_stage import Layout, per_stage
+from maxtext_pp_ext.engine.transfer import Transfer
 from maxtext_pp_ext.sharding import constrain
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
-PyTree = Any
+Arrays = list[jax.Array]
 
 
 class Residency(enum.Enum):
@@ -38,15 +42,15 @@ class Residency(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightLayout:
-  """Layouts and dtypes of one parameter; leaves of the tree that `Weights` works on. Specs are without the repeat axis.
+  """Layouts and dtypes of one parameter [R, S, …]. Specs are those of one repeat, [S, …].
 
   Attributes:
-    sharded: PartitionSpec [S, …] as stored.
-    gathered: PartitionSpec [S, …] as a stage computes with it.
+    sharded: PartitionSpec as stored; in an entry of several mesh axes, those to be gathered come last.
+    gathered: PartitionSpec as a stage computes with it.
     partial_axes: mesh axes over which an iteration's gradient is left as a partial sum, with one part per device along a
       leading axis (see `partial.py`); empty if it is complete.
     compute_dtype: dtype in which it is gathered and handed to the stage.
-    accumulation_dtype: dtype in which its gradient is summed over the microbatches of a window.
+    accumulation_dtype: dtype in which its gradient is summed over the microbatches of a repeat.
   """
 
   sharded: P
@@ -55,184 +59,154 @@ class WeightLayout:
   compute_dtype: jnp.dtype
   accumulation_dtype: jnp.dtype
 
+  @property
+  def gathered_axes(self) -> tuple[tuple[str, ...], ...]:
+    """For each dimension but the stages' the mesh axes over which the weight is gathered."""
+    pairs = zip(self.sharded[1:], self.gathered[1:], strict=True)
+    return tuple(tuple(a for a in mesh_axes(all_) if a not in mesh_axes(kept)) for all_, kept in pairs)
+
+  @property
+  def moves(self) -> bool:
+    """Whether there is anything to gather."""
+    return any(self.gathered_axes)
+
+  def transfer(self, mesh: Mesh, shape: tuple[int, ...], pieces: int) -> Transfer:
+    """How a parameter of this shape, [R, S, …], moves in so many pieces."""
+    sizes = zip(shape[2:], self.sharded[1:], strict=True)
+    shard = tuple(size // math.prod(mesh.shape[a] for a in mesh_axes(entry)) for size, entry in sizes)
+    return Transfer(axes=self.gathered_axes, shard=shard, pieces=pieces)
+
+
+class Window(NamedTuple):
+  """Gathered weights, leaves [S, …].
+
+  slot: what the stages compute with.
+  spare: what becomes the slot next; None for weights that need not be gathered.
+  """
+
+  slot: Arrays
+  spare: list[jax.Array | None]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights:
-  """Fetches repeats of the weights [R, S, …] and reduces their gradients, as a residency says.
+  """The weights of the repeat that each stage is at, as a residency says.
 
-  `layouts` has the parameters' tree with a WeightLayout at each leaf.
+  Indices such as `repeat` are arrays [S]: each stage has its own.
+
+  Attributes:
+    residency: how long gathered weights stay.
+    mesh: the device mesh.
+    layouts: one per parameter.
+    pieces: in how many pieces a repeat's weights come.
   """
 
   residency: Residency
   mesh: Mesh
-  layouts: PyTree
+  layouts: list[WeightLayout]
+  pieces: int
 
-  def _map(self, fn, *trees: PyTree) -> PyTree:
-    return jax.tree.map(fn, self.layouts, *trees, is_leaf=lambda x: isinstance(x, WeightLayout))
+  @property
+  def has_slots(self) -> bool:
+    """Whether weights stay from one iteration to the next."""
+    return self.residency is not Residency.ITERATION
 
-  def load(self, params: PyTree) -> PyTree:
-    """What the loops fetch from: [R, S, …]. Gathers here if weights stay gathered for the whole step."""
+  def load(self, params: Arrays) -> Arrays:
+    """What slots are filled from: [R, S, …]. Gathers here if weights stay gathered for the whole step."""
     if self.residency is not Residency.ONCE:
-      return params
-    return self._map(
-        lambda layout, w: constrain(w.astype(layout.compute_dtype), P(None, *layout.gathered), self.mesh), params
-    )
+      return [constrain(w, P(None, *each.sharded), self.mesh) for each, w in self._with_layouts(params)]
+    return [
+        constrain(w.astype(each.compute_dtype), P(None, *each.gathered), self.mesh)
+        for each, w in self._with_layouts(params)
+    ]
 
-  def keep(self, params: PyTree, loaded: PyTree) -> PyTree:
-    """What backward fetches from: the gathered weights if they stay for the whole step, else the parameters."""
+  def keep(self, params: Arrays, loaded: Arrays) -> Arrays:
+    """What backward fills slots from: what is gathered if that stays for the whole step, else the parameters."""
     return loaded if self.residency is Residency.ONCE else params
 
-  def fetch(self, loaded: PyTree, repeat: jax.Array | int) -> PyTree:
-    """One repeat's weights [S, …] for a slot of the window; gathered unless they are gathered at each use."""
+  def first(self, loaded: Arrays) -> Arrays:
+    """The slot of repeat 0, on all stages; empty without slots."""
+    if not self.has_slots:
+      return []
+    stored = [constrain(w[0], each.spec, self.mesh) for each, w in zip(self._loaded(0), loaded, strict=True)]
+    return [constrain(w.astype(each.compute_dtype), each.gathered, self.mesh) for each, w in self._with_layouts(stored)]
 
-    def one(layout, w):
-      # The barrier keeps the compiler from casting all repeats before the loop instead of one repeat in it.
-      w = jax.lax.optimization_barrier(jax.lax.dynamic_index_in_dim(w, repeat, axis=0, keepdims=False))
-      w = w.astype(layout.compute_dtype)
-      if self.residency is Residency.ITERATION:
-        return constrain(w, layout.sharded, self.mesh)
-      if self.residency is Residency.REPEAT:
-        w = constrain(w, layout.sharded, self.mesh)  # slice first, so that only one repeat is gathered
-      return constrain(w, layout.gathered, self.mesh)
-
-    return self._map(one, loaded)
-
-  def use(self, slot: PyTree) -> PyTree:
-    """The weights of an iteration, gathered."""
-    if self.residency is Residency.ITERATION:
-      return self._map(lambda layout, w: constrain(w, layout.gathered, self.mesh), slot)
-    return slot
-
-  def select(self, use_first: jax.Array, first: PyTree, second: PyTree) -> PyTree:
-    """Per stage one of two slots. `use_first` is a bool [S]."""
-    return jax.tree.map(lambda a, b: jnp.where(_over(use_first, a), a, b), first, second)
-
-  def splits(self, batch: Sequence[tuple[int, tuple[str, ...]]]) -> list[list[BatchSplit]]:
-    """Into how many parts each weight's gradient is to be left, for batch axes of these sizes and mesh axes."""
-
-    def of(layout):
-      owned = {a for entry in layout.gathered for a in mesh_axes(entry)}
-      parts = [math.prod(self.mesh.shape[a] for a in axes if a in layout.partial_axes) for _, axes in batch]
-      # Where the weight keeps an axis that shards the batch too (experts), an operation outside of a shard_map sums over
-      # that axis as well, and the compiler has to be free to choose how.
-      whole = any(a in owned for _, axes in batch for a in axes)
-      return [BatchSplit(None if whole else size, n) for (size, _), n in zip(batch, parts, strict=True)]
-
-    return self._map(of)
-
-  def with_partials(self, parts: list[int]) -> Weights:
-    """The same with `partial_axes` only where a gradient has more than one part."""
-    leaves = self._map(lambda layout, n: layout if n > 1 else dataclasses.replace(layout, partial_axes=()), parts)
-    return dataclasses.replace(self, layouts=leaves)
-
-  def _parts(self, layout: WeightLayout) -> int:
-    return math.prod(self.mesh.shape[a] for a in layout.partial_axes)
-
-  def _constrain_accumulator(self, layout: WeightLayout, acc: jax.Array) -> jax.Array:
-    """Lays [F, S, …] out like the weights that a stage computes with, and one part per device."""
-    return constrain(acc, self._accumulator_spec(layout), self.mesh)
-
-  def _accumulator_spec(self, layout: WeightLayout) -> P:
-    if self.residency is Residency.ITERATION:
-      return P(None, *layout.sharded)
-    if layout.partial_axes:
-      return P(layout.partial_axes, *layout.gathered)
-    # Where the sum over the batch is the compiler's to complete, pinning the gathered dimensions would have it do so,
-    # and gather the result, at every iteration. What is not gathered stays as it is in the weights.
-    return P(None, *(P.UNCONSTRAINED if entry is None else entry for entry in layout.gathered))
-
-  def zero_gradient(self, slot: PyTree) -> PyTree:
-    """Zero accumulators [F, S, …] for one slot."""
-
-    def zero(layout, w):
-      acc = jnp.zeros((self._parts(layout), *w.shape), layout.accumulation_dtype)
-      return self._constrain_accumulator(layout, acc)
-
-    return self._map(zero, slot)
-
-  def accumulate(self, total: PyTree, gradient: PyTree, where: jax.Array | None = None) -> PyTree:
-    """Adds one iteration's gradient [F, S, …], of the stages in the bool [S] `where` only (a NaN elsewhere stays out)."""
-
-    def add(layout, acc, g):
-      g = self._constrain_accumulator(layout, g)
-      if where is not None:
-        g = jnp.where(_of_stages(where, g), g, jnp.zeros_like(g))
-      return acc + g.astype(acc.dtype)
-
-    return self._map(add, total, gradient)
-
-  def no_sums(self, total: PyTree) -> PyTree:
-    """A buffer for `flush`, like accumulators but in the dtype that travels."""
-    zeros = lambda layout, acc: self._constrain_accumulator(layout, jnp.zeros(acc.shape, layout.compute_dtype))
-    return self._map(zeros, total)
-
-  def flush(self, total: PyTree, done: PyTree, where: jax.Array) -> tuple[PyTree, PyTree]:
-    """Moves the sums of the stages in the bool [S] `where` from the accumulators to `done`: (total, done)."""
-
-    def move(acc, moved):
-      mask = _of_stages(where, acc)
-      moved = jnp.where(mask, acc.astype(moved.dtype), moved)
-      # Moved before it is cleared, so that the accumulator can be cleared in place.
-      acc, moved = jax.lax.optimization_barrier((acc, moved))
-      return jnp.where(mask, jnp.zeros_like(acc), acc), moved
-
-    pairs = jax.tree.map(move, total, done)
-    return jax.tree.transpose(jax.tree.structure(total), None, pairs)
-
-  def reduce(self, total: PyTree) -> PyTree:
-    """Sums accumulators [F, S, …] over parts and data-like mesh axes into the stored layout [S, …].
-
-    The sum travels in the dtype in which each iteration's gradient was computed, as in the host's own reductions.
-    """
-    return self._map(self._reduce, total)
-
-  def _reduce(self, layout: WeightLayout, acc: jax.Array) -> jax.Array:
-    wire = acc.astype(layout.compute_dtype)
-    if layout.partial_axes:
-      return constrain(self._reduce_scatter(layout, wire), layout.sharded, self.mesh)
-    if self.residency is not Residency.ITERATION:
-      # With the stored layout alone the compiler would propagate it into the loops and reduce at every iteration.
-      wire = constrain(wire, P(None, *layout.gathered), self.mesh)
-    return constrain(wire[0], layout.sharded, self.mesh)
-
-  def _reduce_scatter(self, layout: WeightLayout, wire: jax.Array) -> jax.Array:
-    """[F, S, …] in the accumulators' layout to [S, …], sharded over the partial axes that shard the weight as stored."""
-    scattered = [tuple(a for a in mesh_axes(stored) if a in layout.partial_axes) for stored in layout.sharded]
-    rest = tuple(a for a in layout.partial_axes if not any(a in axes for axes in scattered))
-
-    def body(part):  # [1, S / stages, …]
-      x = part[0]
-      for dimension, axes in enumerate(scattered):
-        if axes:
-          x = jax.lax.psum_scatter(x, axes, scatter_dimension=dimension, tiled=True)
-      return jax.lax.psum(x, rest) if rest else x
-
-    out_spec = P(*((*mesh_axes(kept), *axes) or None for kept, axes in zip(layout.gathered, scattered, strict=True)))
-    spec = self._accumulator_spec(layout)
-    return jax.shard_map(body, mesh=self.mesh, in_specs=spec, out_specs=out_spec, check_vma=False)(
-        constrain(wire, spec, self.mesh)
+  def window(self, slot: Arrays) -> Window:
+    """A window with an empty spare."""
+    if not self.has_slots:
+      return Window([], [None] * len(self.layouts))
+    return Window(
+        slot, [jnp.zeros_like(w) if self._comes_in_pieces(each) else None for each, w in self._with_layouts(slot)]
     )
 
-  def empty_gradient(self, params: PyTree) -> PyTree:
-    """A gradient buffer [R, S, …] like the parameters, in their stored layout."""
-    return self._map(
-        lambda layout, w: constrain(jnp.zeros(w.shape, w.dtype), P(None, *layout.sharded), self.mesh), params
+  def at(self, slot: Arrays, loaded: Arrays, repeat: jax.Array) -> Arrays:
+    """The weights of an iteration, gathered, leaves [S, …]."""
+    if self.has_slots:
+      return slot
+    own = lambda repeat, *stored: [jax.lax.dynamic_index_in_dim(w, repeat, keepdims=False) for w in stored]
+    results = [Layout(each.sharded, 0) for each in self.layouts]
+    shards = per_stage(own, self.mesh, [repeat, *loaded], [self._indices, *self._loaded(1)], results)
+    shards = [constrain(w.astype(each.compute_dtype), each.sharded, self.mesh) for each, w in self._with_layouts(shards)]
+    return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(shards)]
+
+  def bring(self, window: Window, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Window:
+    """Gathers one piece of a repeat into the spare."""
+    moving = [i for i, spare in enumerate(window.spare) if spare is not None]
+    if not moving:
+      return window
+    transfers = [self.layouts[i].transfer(self.mesh, loaded[i].shape, self.pieces) for i in moving]
+
+    def gather(repeat, piece, *arrays):
+      stored, spare = arrays[: len(moving)], arrays[len(moving) :]
+      return [t.gather(w, repeat, slot, piece) for t, w, slot in zip(transfers, stored, spare, strict=True)]
+
+    stored = [Layout(P(None, *self.layouts[i].sharded), 1) for i in moving]
+    gathered = [Layout(self.layouts[i].gathered, 0) for i in moving]
+    args = [repeat, piece, *(loaded[i] for i in moving), *(window.spare[i] for i in moving)]
+    brought = per_stage(gather, self.mesh, args, [self._indices, self._indices, *stored, *gathered], gathered)
+    spare = list(window.spare)
+    for i, w in zip(moving, brought, strict=True):
+      spare[i] = w
+    return window._replace(spare=spare)
+
+  def turn(self, window: Window, loaded: Arrays, repeat: jax.Array, where: jax.Array) -> Window:
+    """Goes over to a repeat, which is in the spare, on the stages in the bool [S] `where`."""
+    if not self.has_slots:
+      return window
+    in_spare = [spare is not None for spare in window.spare]
+    slots = [Layout(each.gathered, 0) for each in self.layouts]
+    sources = [spare if spare is not None else w for spare, w in zip(window.spare, loaded, strict=True)]
+    layouts = [slot if i else stored for i, slot, stored in zip(in_spare, slots, self._loaded(1), strict=True)]
+
+    def replace(where, repeat, *arrays):
+      new, old = list(arrays[: len(slots)]), list(arrays[len(slots) :])
+
+      def take(new, old):
+        own = [
+            w if i else jax.lax.dynamic_index_in_dim(w, repeat, keepdims=False)
+            for i, w in zip(in_spare, new, strict=True)
+        ]
+        return [w.astype(slot.dtype) for w, slot in zip(own, old, strict=True)]
+
+      # A condition and not a choice: the slot is copied once per repeat and not at every iteration.
+      return jax.lax.cond(where, take, lambda new, old: old, new, old)
+
+    args = [where, repeat, *sources, *window.slot]
+    return window._replace(
+        slot=per_stage(replace, self.mesh, args, [self._indices, self._indices, *layouts, *slots], slots)
     )
 
-  def write_gradient(self, dparams: PyTree, repeat: jax.Array | int, gradient: PyTree) -> PyTree:
-    """Writes one repeat's reduced gradient [S, …] into the buffer, in the parameters' dtypes."""
-    return jax.tree.map(
-        lambda all_, one: jax.lax.dynamic_update_index_in_dim(all_, one.astype(all_.dtype), repeat, axis=0),
-        dparams,
-        gradient,
-    )
+  def _comes_in_pieces(self, layout: WeightLayout) -> bool:
+    return self.residency is Residency.REPEAT and layout.moves
 
+  def _with_layouts(self, arrays: Arrays):
+    return zip(self.layouts, arrays, strict=True)
 
-def _of_stages(mask: jax.Array, x: jax.Array) -> jax.Array:
-  """A mask [S] shaped to broadcast against x [F, S, …]."""
-  return mask.reshape((1, -1) + (1,) * (x.ndim - 2))
+  @property
+  def _indices(self) -> Layout:
+    return Layout(P(self.layouts[0].sharded[0]), 0)
 
-
-def _over(mask: jax.Array, x: jax.Array) -> jax.Array:
-  """A mask [S] shaped to broadcast against x [S, …]."""
-  return mask.reshape(mask.shape + (1,) * (x.ndim - 1))
+  def _loaded(self, stages: int) -> list[Layout]:
+    """How `load` lays weights out, with `stages` dimensions before that of the stages."""
+    once = self.residency is Residency.ONCE
+    return [Layout(P(*(None,) * stages, *(each.gathered if once else each.sharded)), stages) for each in self.layouts]

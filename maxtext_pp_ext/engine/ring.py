@@ -129,19 +129,17 @@ class Ring:
     stage = STAGE_AXIS if self._is_sharded else None
     return constrain(x, P(None, stage, *(P.UNCONSTRAINED,) * (x.ndim - 2)), self.mesh)
 
-  def read(self, t: jax.Array, shift: jax.Array, store: jax.Array, *, bubbles: bool) -> jax.Array:
+  def read(self, t: jax.Array, shift: jax.Array, store: jax.Array) -> jax.Array:
     """The stages' inputs at iteration t: stage 0 reads its store, the others what was shifted to them.
 
     Args:
       t: iteration.
       shift: [S, microbatch, sequence, embed].
       store: [S, M, microbatch, sequence, embed].
-      bubbles: whether iteration t may hold bubbles; if not, masking is left out.
     """
     slot = jax.lax.dynamic_index_in_dim(store, t % self.schedule.microbatches, axis=1, keepdims=False)
     x = jnp.where(self._stage_index(shift.ndim) == 0, slot, shift)
-    if bubbles:
-      x = jnp.where(self.is_bubble(t, x.ndim), jnp.asarray(self.bubble_fill, x.dtype), x)
+    x = jnp.where(self.is_bubble(t, x.ndim), jnp.asarray(self.bubble_fill, x.dtype), x)
     return self.constrain(x)
 
   def write(self, t: jax.Array, shift: jax.Array, store: jax.Array) -> jax.Array:
@@ -161,12 +159,12 @@ class Ring:
     slot = jax.lax.dynamic_index_in_dim(dstore, item % self.schedule.microbatches, axis=1, keepdims=False)
     return dshift + jnp.where((self._stage_index(dshift.ndim) == 0) & (item >= 0), slot, jnp.zeros_like(slot))
 
-  def read_back(self, t: jax.Array, dx: jax.Array, dstore: jax.Array, *, bubbles: bool) -> tuple[jax.Array, jax.Array]:
+  def read_back(self, t: jax.Array, dx: jax.Array, dstore: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The transpose of `read`: (dshift, dstore) from the cotangent of the stages' inputs."""
     slot = t % self.schedule.microbatches
     dshift = jnp.where(self._stage_index(dx.ndim) == 0, jnp.zeros_like(dx), dx)
-    if bubbles:  # stage 0 reads nothing in a bubble: the slot holds an output's cotangent
-      kept = jax.lax.dynamic_index_in_dim(dstore, slot, axis=1, keepdims=False)
-      dx = jnp.where(self.is_bubble(t, dx.ndim), kept, dx)
-      dshift = jnp.where(self.is_bubble(t, dx.ndim), jnp.zeros_like(dshift), dshift)
+    # Stage 0 reads nothing in a bubble: the slot holds an output's cotangent.
+    kept = jax.lax.dynamic_index_in_dim(dstore, slot, axis=1, keepdims=False)
+    dx = jnp.where(self.is_bubble(t, dx.ndim), kept, dx)
+    dshift = jnp.where(self.is_bubble(t, dx.ndim), jnp.zeros_like(dshift), dshift)
     return dshift, jax.lax.dynamic_update_index_in_dim(dstore, dx, slot, axis=1)

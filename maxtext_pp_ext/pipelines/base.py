@@ -18,7 +18,7 @@ from maxtext_pp_ext.engine import Engine, Residency, Ring, WeightLayout, Weights
 from maxtext_pp_ext.engine.precision import cast_on_first_use
 from maxtext_pp_ext.pipelines.stages import StageModule
 from maxtext_pp_ext.schedule import CircularSchedule
-from maxtext_pp_ext.sharding import divisible_spec, gathered_spec, logical_axes, resolve
+from maxtext_pp_ext.sharding import divisible_spec, gathered_last, gathered_spec, logical_axes, resolve
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 ACTIVATION_AXES = ("activation_batch", "activation_length", "activation_embed")
@@ -164,7 +164,7 @@ class CircularPipelineBase(nnx.Module):
     return Engine(
         schedule=self.schedule,
         ring=ring,
-        weights=Weights(residency=self.residency, mesh=self.mesh, layouts=layouts),
+        weights=Weights(residency=self.residency, mesh=self.mesh, layouts=layouts, pieces=self.schedule.microbatches),
         stages=stage.over_stages(None if _is_explicit(self.mesh) else "stage"),
         aux_at=stage.aux_at,
         checkpoint=self._checkpoint(),
@@ -203,6 +203,7 @@ class CircularPipelineBase(nnx.Module):
       stored = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *resolve(axes, self.mesh, rules)[2:])
       stored = divisible_spec(stored, weight.shape[1:], self.mesh)
       gathered = gathered_spec(stored, axes[1:], data_axes)
+      stored = gathered_last(stored, gathered)
       kept = {a for entry in gathered for a in mesh_axes(entry)}
       # Gathered at each use, a weight's gradient is also complete at each use.
       partial = self.residency is not Residency.ITERATION

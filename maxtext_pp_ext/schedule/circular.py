@@ -101,9 +101,13 @@ class CircularSchedule:
     """The repeat of stage s at iteration t; −1 or R where it is a bubble."""
     return self.item(t, s) // self.microbatches
 
-  def uses_current(self, offset: Int, s: Int) -> Int:
-    """Whether stage s uses the window's own repeat at this offset of a window, rather than the previous one."""
-    return offset >= self.delay * s
+  def begins_repeat(self, item: Int) -> Int:
+    """Whether an item is the first of its repeat."""
+    return item % self.microbatches == 0
+
+  def ends_repeat(self, item: Int) -> Int:
+    """Whether an item is the last of its repeat."""
+    return item % self.microbatches == self.microbatches - 1
 
   def arrival(self, t: Int) -> Int:
     """The item that the last stage finishes at iteration t − D + 1 and stage 0 has at the end of iteration t."""

@@ -3,6 +3,6 @@
 """Logical axes to mesh axes to NamedSharding, for Flax NNX."""
 
 from maxtext_pp_ext.sharding.constrain import constrain, divisible_spec
-from maxtext_pp_ext.sharding.resolve import gathered_spec, logical_axes, resolve
+from maxtext_pp_ext.sharding.resolve import gathered_last, gathered_spec, logical_axes, resolve
 
-__all__ = ["constrain", "divisible_spec", "gathered_spec", "logical_axes", "resolve"]
+__all__ = ["constrain", "divisible_spec", "gathered_last", "gathered_spec", "logical_axes", "resolve"]

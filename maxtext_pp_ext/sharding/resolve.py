@@ -79,5 +79,18 @@ def gathered_spec(spec: P, axes: Sequence | None, data_axes: Collection[str]) ->
   return P(*kept)
 
 
+def gathered_last(spec: P, gathered: P) -> P:
+  """`spec` with the mesh axes that `gathered` lacks behind the others of their entry.
+
+  Only then does gathering over them give each device one block of the dimension. Where the order changes, shards change
+  places once, which is as many bytes as a device holds.
+  """
+  entries = []
+  for entry, kept in zip(spec, gathered, strict=True):
+    axes = mesh_axes(entry)
+    entries.append(_collapse(tuple(sorted(axes, key=lambda a: a not in mesh_axes(kept)))))  # pylint: disable=cell-var-from-loop
+  return P(*entries)
+
+
 def _collapse(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
   return None if not axes else axes[0] if len(axes) == 1 else axes

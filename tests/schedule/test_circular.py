@@ -3,6 +3,7 @@
 """The schedule's arithmetic, without devices: closed forms against counting."""
 
 import collections
+import itertools
 
 from hypothesis import given, strategies as st
 import numpy as np
@@ -54,10 +55,24 @@ def test_bubbles_counted_equal_the_closed_form(schedule):
 
 
 @given(schedules())
-def test_a_window_uses_its_own_repeat_and_the_previous_one_only(schedule):
-  for t, s, _, r in work(schedule):
-    window, offset = divmod(t, schedule.microbatches)
-    assert r == (window if schedule.uses_current(offset, s) else window - 1)
+def test_a_stage_begins_and_ends_each_repeat_once_and_in_order(schedule):
+  for s in range(schedule.stages):
+    items = [(schedule.item(t, s), r) for t, stage, _, r in work(schedule) if stage == s]
+    assert [n for n, _ in items] == sorted(n for n, _ in items)
+    repeats = list(range(schedule.repeats))
+    assert [r for n, r in items if schedule.begins_repeat(n)] == repeats
+    assert [r for n, r in items if schedule.ends_repeat(n)] == repeats
+    for (n, r), (_, following) in itertools.pairwise(items):
+      assert (following != r) == schedule.ends_repeat(n)
+
+
+@given(schedules())
+def test_all_stages_are_at_the_last_repeat_in_the_last_iterations_only(schedule):
+  """So much of a loop needs no weights of another repeat; the same holds of the first repeat, from the other end."""
+  first_of_last = max(t for t, _, m, r in work(schedule) if m == 0 and r == schedule.repeats - 1)
+  last_of_first = min(t for t, _, m, r in work(schedule) if m == schedule.microbatches - 1 and r == 0)
+  assert first_of_last == schedule.iterations - schedule.microbatches
+  assert last_of_first == schedule.microbatches - 1
 
 
 @given(schedules())

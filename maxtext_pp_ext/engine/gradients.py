@@ -1,0 +1,215 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of the weights' gradients: over the microbatches of a repeat, then over the devices, then in the stored layout.
+
+A gradient that an iteration leaves as a partial sum (see `partial.py`) is added up on each device over the M items of a
+repeat. When a stage has finished a repeat its sum moves on to `done`, in the dtype that travels, and is reduced from
+there a piece per iteration while the stage works on the repeat before. A gradient that comes complete is added to its
+place in the stored layout at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh, PartitionSpec as P
+import jax.numpy as jnp
+
+from maxtext_pp_ext.engine.partial import BatchSplit
+from maxtext_pp_ext.engine.per_stage import Layout, per_stage
+from maxtext_pp_ext.engine.residency import Arrays, WeightLayout
+from maxtext_pp_ext.sharding import constrain
+from maxtext_pp_ext.sharding.resolve import mesh_axes
+
+
+class Sums(NamedTuple):
+  """Sums so far.
+
+  total: of the repeat that each stage is at; only of gradients that come as partial sums. [F, S, …].
+  done: of the repeat that it has finished, like `total` in the dtype that travels.
+  stored: what is complete, leaves [R, S, …] as the parameters are stored.
+  """
+
+  total: Arrays
+  done: Arrays
+  stored: Arrays
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gradients:
+  """Adds up the gradients of parameters.
+
+  Indices such as `repeat` are arrays [S]: each stage has its own.
+
+  Attributes:
+    mesh: the device mesh.
+    layouts: one per parameter.
+    params: the parameters' shapes and dtypes, [R, S, …].
+    pieces: in how many pieces a repeat's sums are reduced.
+  """
+
+  mesh: Mesh
+  layouts: list[WeightLayout]
+  params: list[jax.ShapeDtypeStruct]
+  pieces: int
+
+  @classmethod
+  def of(cls, mesh: Mesh, layouts: list[WeightLayout], params: Arrays, parts: Sequence[int], pieces: int):
+    """For gradients that come in so many parts each; 1 is complete."""
+    layouts = [
+        each if n > 1 else dataclasses.replace(each, partial_axes=()) for each, n in zip(layouts, parts, strict=True)
+    ]
+    return cls(mesh=mesh, layouts=layouts, params=[jax.ShapeDtypeStruct(w.shape, w.dtype) for w in params], pieces=pieces)
+
+  @property
+  def _partial(self) -> list[int]:
+    return [i for i, each in enumerate(self.layouts) if each.partial_axes]
+
+  @property
+  def any_partial(self) -> bool:
+    return bool(self._partial)
+
+  def zeros(self) -> Sums:
+    """Before the first item."""
+    total = [self._zeros(i, self.layouts[i].accumulation_dtype) for i in self._partial]
+    done = [self._zeros(i, self.layouts[i].compute_dtype) for i in self._partial] if self._repeats > 1 else []
+    stored = [
+        constrain(
+            jnp.zeros(w.shape, w.dtype if each.partial_axes else each.accumulation_dtype),
+            P(None, *each.sharded),
+            self.mesh,
+        )
+        for each, w in zip(self.layouts, self.params, strict=True)
+    ]
+    return Sums(total, done, stored)
+
+  @property
+  def _repeats(self) -> int:
+    return self.params[0].shape[0]
+
+  def _zeros(self, i: int, dtype: jnp.dtype) -> jax.Array:
+    layout, param = self.layouts[i], self.params[i]
+    parts = math.prod(self.mesh.shape[a] for a in layout.partial_axes)
+    return constrain(jnp.zeros((parts, *param.shape[1:]), dtype), self._spec(layout), self.mesh)
+
+  def _spec(self, layout: WeightLayout) -> P:
+    """[F, S, …] like the weights that a stage computes with, and one part per device."""
+    return P(layout.partial_axes, *layout.gathered)
+
+  def add(self, sums: Sums, gradients: Arrays, repeat: jax.Array, where: jax.Array, begins: jax.Array) -> Sums:
+    """Adds an iteration's gradients, each [F, S, …].
+
+    Args:
+      sums: those so far.
+      gradients: in any float dtype; those of stages that have nothing to do may be anything, NaN included.
+      repeat: the repeat that each stage is at.
+      where: the stages that have something to do.
+      begins: those that begin a repeat.
+    """
+    total, stored = iter(sums.total), list(sums.stored)
+    totals, complete = [], []
+    for i, (layout, g) in enumerate(zip(self.layouts, gradients, strict=True)):
+      if not layout.partial_axes:
+        complete.append((i, constrain(g[0], layout.sharded, self.mesh)))
+        continue
+      acc, g = next(total), constrain(g, self._spec(layout), self.mesh)
+      acc = jnp.where(_of_stages(begins, acc), jnp.zeros_like(acc), acc)
+      totals.append(acc + jnp.where(_of_stages(where, g), g, jnp.zeros_like(g)).astype(acc.dtype))
+    for (i, _), new in zip(complete, self._add_complete(sums, complete, repeat, where), strict=True):
+      stored[i] = new
+    return sums._replace(total=totals, stored=stored)
+
+  def _add_complete(self, sums: Sums, gradients, repeat: jax.Array, where: jax.Array) -> Arrays:
+    if not gradients:
+      return []
+
+    def add(repeat, where, *arrays):
+      def one(all_, g):
+        old = jax.lax.dynamic_index_in_dim(all_, repeat, keepdims=False)
+        new = old + jnp.where(where, g, jnp.zeros_like(g)).astype(old.dtype)
+        return jax.lax.dynamic_update_index_in_dim(all_, new, repeat, 0)
+
+      half = len(arrays) // 2
+      return [one(all_, g) for all_, g in zip(arrays[:half], arrays[half:], strict=True)]
+
+    stored = [Layout(P(None, *self.layouts[i].sharded), 1) for i, _ in gradients]
+    shards = [Layout(self.layouts[i].sharded, 0) for i, _ in gradients]
+    args = [repeat, where, *(sums.stored[i] for i, _ in gradients), *(g for _, g in gradients)]
+    return per_stage(add, self.mesh, args, [self._indices, self._indices, *stored, *shards], stored)
+
+  def finish_repeat(self, sums: Sums, where: jax.Array) -> Sums:
+    """Moves the totals of the stages in the bool [S] `where` on, to be reduced."""
+    if not sums.done:
+      return sums
+
+    def move(where, *arrays):
+      half = len(arrays) // 2
+      take = lambda total, done: [t.astype(d.dtype) for t, d in zip(total, done, strict=True)]
+      # A condition and not a choice: the sums are copied once per repeat and not at every iteration.
+      return jax.lax.cond(where, take, lambda total, done: done, list(arrays[:half]), list(arrays[half:]))
+
+    layouts = [Layout(self._spec(self.layouts[i]), 1) for i in self._partial]
+    done = per_stage(move, self.mesh, [where, *sums.total, *sums.done], [self._indices, *layouts, *layouts], layouts)
+    return sums._replace(done=done)
+
+  def reduce(self, sums: Sums, repeat: jax.Array, piece: jax.Array) -> Sums:
+    """Reduces one piece of what is done into its repeat's place."""
+    return self._reduce(sums, sums.done, repeat, piece, self.pieces)
+
+  def finish(self, sums: Sums) -> Arrays:
+    """The gradients [R, S, …] in the parameters' dtypes, once repeat 0 is all that is left in `total`."""
+    zeros = jnp.zeros((self.params[0].shape[1],), jnp.int32)
+    summands = [t.astype(self.layouts[i].compute_dtype) for i, t in zip(self._partial, sums.total, strict=True)]
+    stored = self._reduce(sums, summands, zeros, zeros, pieces=1).stored
+    return [g.astype(w.dtype) for g, w in zip(stored, self.params, strict=True)]
+
+  def _reduce(self, sums: Sums, summands: Arrays, repeat: jax.Array, piece: jax.Array, pieces: int) -> Sums:
+    if not self._partial:
+      return sums
+    layouts = [self.layouts[i] for i in self._partial]
+    transfers = [self.layouts[i].transfer(self.mesh, self.params[i].shape, pieces) for i in self._partial]
+
+    def reduce(repeat, piece, *arrays):
+      half = len(arrays) // 2
+      return [
+          transfer.reduce(summand[0], layout.partial_axes, all_, repeat, piece)
+          for transfer, layout, summand, all_ in zip(transfers, layouts, arrays[:half], arrays[half:], strict=True)
+      ]
+
+    parts = [Layout(self._spec(each), 1) for each in layouts]
+    places = [Layout(P(None, *each.sharded), 1) for each in layouts]
+    args = [repeat, piece, *summands, *(sums.stored[i] for i in self._partial)]
+    reduced = per_stage(reduce, self.mesh, args, [self._indices, self._indices, *parts, *places], places)
+    stored = list(sums.stored)
+    for i, new in zip(self._partial, reduced, strict=True):
+      stored[i] = new
+    return sums._replace(stored=stored)
+
+  @property
+  def _indices(self) -> Layout:
+    return Layout(P(self.layouts[0].sharded[0]), 0)
+
+
+def splits(
+    mesh: Mesh, layouts: Sequence[WeightLayout], batch: Sequence[tuple[int, tuple[str, ...]]]
+) -> list[list[BatchSplit]]:
+  """Into how many parts each weight's gradient is to be left, for batch axes of these sizes and mesh axes."""
+
+  def of(layout: WeightLayout) -> list[BatchSplit]:
+    owned = {a for entry in layout.gathered for a in mesh_axes(entry)}
+    parts = [math.prod(mesh.shape[a] for a in axes if a in layout.partial_axes) for _, axes in batch]
+    # Where the weight keeps an axis that shards the batch too (experts), an operation outside of a shard_map sums over
+    # that axis as well, and the compiler has to be free to choose how.
+    whole = any(a in owned for _, axes in batch for a in axes)
+    return [BatchSplit(None if whole else size, n) for (size, _), n in zip(batch, parts, strict=True)]
+
+  return [of(layout) for layout in layouts]
+
+
+def _of_stages(mask: jax.Array, x: jax.Array) -> jax.Array:
+  """A mask [S] shaped to broadcast against x [F, S, …]."""
+  return mask.reshape((1, -1) + (1,) * (x.ndim - 2))

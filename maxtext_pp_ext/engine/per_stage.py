@@ -1,0 +1,53 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a function on every stage by itself: stages are at different items, so each has its own indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh, PartitionSpec as P
+import jax.numpy as jnp
+
+from maxtext_pp_ext.sharding import constrain
+
+
+class Layout(NamedTuple):
+  """A PartitionSpec and which dimension of the array is that of the stages."""
+
+  spec: P
+  stages: int
+
+
+def per_stage(
+    fn: Callable[..., Sequence[jax.Array]],
+    mesh: Mesh,
+    args: Sequence[jax.Array],
+    layouts: Sequence[Layout],
+    results: Sequence[Layout],
+) -> list[jax.Array]:
+  """`fn(*args)` on each device's arrays, for each stage by itself.
+
+  Args:
+    fn: (arrays of one stage on one device, without the dimension of the stages) -> the same. May communicate over mesh
+      axes other than `stage`.
+    mesh: the device mesh.
+    args: arrays with a dimension of the stages.
+    layouts: those of the arguments.
+    results: those of the results.
+  """
+  dims, result_dims = [each.stages for each in layouts], [each.stages for each in results]
+
+  def body(*local):
+    if all(x.shape[dim] == 1 for x, dim in zip(local, dims, strict=True)):
+      out = fn(*(jnp.squeeze(x, dim) for x, dim in zip(local, dims, strict=True)))
+      return [jnp.expand_dims(x, dim) for x, dim in zip(out, result_dims, strict=True)]
+    return jax.vmap(lambda *a: list(fn(*a)), in_axes=dims, out_axes=result_dims)(*local)
+
+  args = [constrain(x, layout.spec, mesh) for x, layout in zip(args, layouts, strict=True)]
+  specs = [each.spec for each in layouts]
+  return jax.shard_map(
+      body, mesh=mesh, in_specs=tuple(specs), out_specs=[each.spec for each in results], check_vma=False
+  )(*args)

@@ -1,0 +1,153 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A weight's way from its shards to its gathered form and its gradient's way back, in pieces.
+
+While a stage works on one repeat, M iterations pass. In each of them one of M pieces of another repeat is gathered, or
+reduced and scattered, beside the computation. Everything here acts on the local arrays of one stage on one device,
+inside a `shard_map`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+
+# The shape of a TPU tile of 16-bit values: pieces of such sizes are copied without shifting rows or columns.
+_TILE = (16, 128)
+# By which share all pieces together may be larger than the whole, if they are copied more easily for it.
+_SLACK = 1 / 16
+
+
+class Cut(NamedTuple):
+  """Pieces along one dimension of the shard. If they do not divide it, the last one overlaps the one before."""
+
+  dim: int
+  size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+  """How one weight moves.
+
+  Attributes:
+    axes: for each dimension the mesh axes over which it is sharded and has to be gathered.
+    shard: shape of a device's shard of one stage, [a, b, …]; gathered it is [A, B, …].
+    pieces: into how many pieces it is cut.
+  """
+
+  axes: tuple[tuple[str, ...], ...]
+  shard: tuple[int, ...]
+  pieces: int
+
+  def whole(self) -> Transfer:
+    """The same in one piece."""
+    return dataclasses.replace(self, pieces=1)
+
+  @functools.cached_property
+  def cut(self) -> Cut | None:
+    """The dimension that wastes least and is copied most easily; None for a scalar, which always moves whole."""
+
+    def cost(dim: int) -> tuple:
+      size = self._piece_size(dim)
+      waste = size * self.pieces / self.shard[dim] - 1
+      from_end = len(self.shard) - dim
+      is_tiled = from_end <= len(_TILE)
+      shifts = is_tiled and size % _TILE[-from_end] != 0
+      return waste > _SLACK, shifts, is_tiled and self._is_gathered(dim), waste, dim
+
+    if not self.shard:
+      return None
+    dim = min(range(len(self.shard)), key=cost)
+    return Cut(dim, self._piece_size(dim))
+
+  def _piece_size(self, dim: int) -> int:
+    return -(-self.shard[dim] // self.pieces)
+
+  def _is_gathered(self, dim: int) -> bool:
+    return bool(self.axes[dim])
+
+  def gather(self, stored: jax.Array, repeat: jax.Array | int, slot: jax.Array, piece: jax.Array | int) -> jax.Array:
+    """Puts one piece of a repeat, gathered, into a slot, in the slot's dtype.
+
+    Args:
+      stored: shards of all repeats, [R, a, b, …].
+      repeat: which one.
+      slot: what is gathered of the weight so far, [A, B, …].
+      piece: which piece, 0 … pieces − 1.
+    """
+    if self.cut is None:
+      return jax.lax.dynamic_index_in_dim(stored, repeat, keepdims=False).astype(slot.dtype)
+    first = self._first(piece)
+    sizes = [self.cut.size if dim == self.cut.dim else size for dim, size in enumerate(self.shard)]
+    part = jax.lax.dynamic_slice(stored, self._starts(repeat, first), (1, *sizes))[0].astype(slot.dtype)
+    for dim, axes in enumerate(self.axes):
+      if axes and dim != self.cut.dim:
+        part = jax.lax.all_gather(part, axes, axis=dim, tiled=True)
+    if not self._is_gathered(self.cut.dim):
+      return jax.lax.dynamic_update_slice_in_dim(slot, part, first, self.cut.dim)
+    part = jax.lax.all_gather(part, self.axes[self.cut.dim], axis=self.cut.dim)
+    by_device = jax.lax.dynamic_update_slice_in_dim(self._by_device(slot), part, first, self.cut.dim + 1)
+    return by_device.reshape(slot.shape)
+
+  def reduce(
+      self,
+      summand: jax.Array,
+      sum_over: Collection[str],
+      stored: jax.Array,
+      repeat: jax.Array | int,
+      piece: jax.Array | int,
+  ) -> jax.Array:
+    """Adds one piece of a gradient up over devices and puts each device's shard of it into a repeat's place.
+
+    Args:
+      summand: this device's, [A, B, …].
+      sum_over: the mesh axes whose devices hold summands; over the others they hold the same.
+      stored: shards of all repeats, [R, a, b, …].
+      repeat: which one.
+      piece: which piece, 0 … pieces − 1.
+    """
+    first, part = 0, summand
+    if self.cut is not None:
+      first = self._first(piece)
+      if self._is_gathered(self.cut.dim):
+        part = jax.lax.dynamic_slice_in_dim(self._by_device(summand), first, self.cut.size, self.cut.dim + 1)
+        part = _scatter(part, self.axes[self.cut.dim], self.cut.dim, sum_over, tiled=False)
+      else:
+        part = jax.lax.dynamic_slice_in_dim(summand, first, self.cut.size, self.cut.dim)
+    for dim, axes in enumerate(self.axes):
+      if axes and dim != self.cut.dim:
+        part = _scatter(part, axes, dim, sum_over, tiled=True)
+    scattered = {a for axes in self.axes for a in axes}
+    rest = tuple(a for a in sum_over if a not in scattered)
+    part = jax.lax.psum(part, rest) if rest else part
+    return jax.lax.dynamic_update_slice(stored, part[None].astype(stored.dtype), self._starts(repeat, first))
+
+  def _first(self, piece: jax.Array | int) -> jax.Array | int:
+    """Where a piece begins in the shard."""
+    last = self.shard[self.cut.dim] - self.cut.size
+    return min(piece * self.cut.size, last) if isinstance(piece, int) else jax.numpy.minimum(piece * self.cut.size, last)
+
+  def _starts(self, repeat: jax.Array | int, first: jax.Array | int) -> list[jax.Array | int]:
+    return [repeat, *(first if self.cut and dim == self.cut.dim else 0 for dim in range(len(self.shard)))]
+
+  def _by_device(self, gathered: jax.Array) -> jax.Array:
+    """[…, devices · a, …] -> […, devices, a, …] at the cut dimension."""
+    dim = self.cut.dim
+    return gathered.reshape(*gathered.shape[:dim], -1, self.shard[dim], *gathered.shape[dim + 1 :])
+
+
+def _scatter(x: jax.Array, axes: tuple[str, ...], dim: int, sum_over: Collection[str], *, tiled: bool) -> jax.Array:
+  """This device's share of a dimension: of the sum over those axes that hold summands, of the value over the others."""
+  summed = tuple(a for a in axes if a in sum_over)
+  if summed == axes:
+    return jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=tiled)
+  x = jax.lax.psum(x, summed) if summed else x
+  index = jax.lax.axis_index(axes)
+  if not tiled:
+    return jax.lax.dynamic_index_in_dim(x, index, dim, keepdims=False)
+  size = x.shape[dim] // jax.lax.axis_size(axes)
+  return jax.lax.dynamic_slice_in_dim(x, index * size, size, dim)
