@@ -11,11 +11,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import enum
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, PartitionSpec as P
@@ -36,6 +36,25 @@ class Residency(enum.Enum):
   ONCE = "once"
 
 
+class Combination(NamedTuple):
+  """How the gradients that a weight gets from several microbatches become one.
+
+  Attributes:
+    add: (a, b) -> both, elementwise, associative and commutative.
+    nothing: the value that adds nothing; what accumulators begin with and what a bubble contributes.
+  """
+
+  add: Callable[[jax.Array, jax.Array], jax.Array]
+  nothing: float
+
+
+SUM = Combination(jnp.add, 0.0)
+# For state whose "gradient" is its next value, found from the largest element of an activation: the next value for all
+# microbatches together is the largest of theirs. (Flax's fp8 scales and amax histories; its own dtype for them, fm32,
+# adds so.)
+MAX = Combination(jnp.maximum, -math.inf)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightLayout:
   """Layouts and dtypes of one parameter; leaves of the tree that `Weights` works on. Specs are without the repeat axis.
@@ -47,6 +66,7 @@ class WeightLayout:
       leading axis (see `partial.py`); empty if it is complete.
     compute_dtype: dtype in which it is gathered and handed to the stage.
     accumulation_dtype: dtype in which its gradient is summed over the microbatches of a window.
+    combine: what takes the place of that sum. Other than SUM there are no partial sums: `partial_axes` must be empty.
   """
 
   sharded: P
@@ -54,6 +74,7 @@ class WeightLayout:
   partial_axes: tuple[str, ...]
   compute_dtype: jnp.dtype
   accumulation_dtype: jnp.dtype
+  combine: Combination = SUM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,10 +163,10 @@ class Weights:
     return P(None, *(P.UNCONSTRAINED if entry is None else entry for entry in layout.gathered))
 
   def zero_gradient(self, slot: PyTree) -> PyTree:
-    """Zero accumulators [F, S, …] for one slot."""
+    """Empty accumulators [F, S, …] for one slot."""
 
     def zero(layout, w):
-      acc = jnp.zeros((self._parts(layout), *w.shape), layout.accumulation_dtype)
+      acc = jnp.full((self._parts(layout), *w.shape), layout.combine.nothing, layout.accumulation_dtype)
       return self._constrain_accumulator(layout, acc)
 
     return self._map(zero, slot)
@@ -156,8 +177,8 @@ class Weights:
     def add(layout, acc, g):
       g = self._constrain_accumulator(layout, g)
       if where is not None:
-        g = jnp.where(_of_stages(where, g), g, jnp.zeros_like(g))
-      return acc + g.astype(acc.dtype)
+        g = jnp.where(_of_stages(where, g), g, jnp.full_like(g, layout.combine.nothing))
+      return layout.combine.add(acc, g.astype(acc.dtype))
 
     return self._map(add, total, gradient)
 
@@ -169,14 +190,14 @@ class Weights:
   def flush(self, total: PyTree, done: PyTree, where: jax.Array) -> tuple[PyTree, PyTree]:
     """Moves the sums of the stages in the bool [S] `where` from the accumulators to `done`: (total, done)."""
 
-    def move(acc, moved):
+    def move(layout, acc, moved):
       mask = _of_stages(where, acc)
       moved = jnp.where(mask, acc.astype(moved.dtype), moved)
       # Moved before it is cleared, so that the accumulator can be cleared in place.
       acc, moved = jax.lax.optimization_barrier((acc, moved))
-      return jnp.where(mask, jnp.zeros_like(acc), acc), moved
+      return jnp.where(mask, jnp.full_like(acc, layout.combine.nothing), acc), moved
 
-    pairs = jax.tree.map(move, total, done)
+    pairs = self._map(move, total, done)
     return jax.tree.transpose(jax.tree.structure(total), None, pairs)
 
   def reduce(self, total: PyTree) -> PyTree:
