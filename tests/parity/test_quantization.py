@@ -172,7 +172,7 @@ def _next(variable, gradient):
 
 
 # Stages, repeats, microbatches / stages, delay.
-SCHEDULES = [(1, 2, 2, 1), (2, 1, 1, 1), (2, 3, 2, 2), (3, 1, 2, 1), (3, 2, 1, 1), (4, 2, 2, 2)]
+SCHEDULES = [(1, 2, 2, 1), (2, 3, 2, 2), (3, 1, 2, 1), (4, 2, 1, 1)]
 
 
 @pytest.mark.parametrize("stages, repeats, rounds, delay", SCHEDULES)
@@ -200,6 +200,7 @@ VARIATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", VARIATIONS.values(), ids=VARIATIONS.keys())
 def test_fp8_layers_learn_so_with(keys):
   check(parts=1, steps=2, **FP8, **keys)
@@ -225,26 +226,36 @@ def test_the_comparison_notices_histories_that_were_added_up(monkeypatch):
     check(parts=1, **FP8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", CALIBRATED.values(), ids=CALIBRATED.keys())
 def test_quantizers_that_calibrate_see_one_microbatch_of_one_layer(keys):
   check(parts=3, stages=3, repeats=2, microbatches=3, microbatch_size=4, **keys)
 
 
+def test_quantizers_that_calibrate_see_one_microbatch():
+  check(parts=4, **CALIBRATED["qwix int8"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["circular", "circular_bsw", "circular_ag_once"])
 @pytest.mark.parametrize("keys", [CALIBRATED["aqt int8"], CALIBRATED["qwix int8"]], ids=["aqt", "qwix"])
 def test_they_do_so_with_weights_sharded_over_fsdp(implementation, keys):
   check(implementation, parts=2, stages=2, repeats=2, microbatches=2, ici_fsdp_parallelism=4, **keys)
 
 
-@pytest.mark.parametrize(
-    "keys", [FP8, CALIBRATED["qwix int8"], CALIBRATED["qwix fp8_full"]], ids=["fp8", "qwix int8", "qwix fp8_full"]
-)
-def test_gathering_in_the_compute_dtype_changes_no_bit_of_quantized_training(keys):
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [FP8, CALIBRATED["qwix fp8_full"]], ids=["fp8", "qwix fp8_full"])
+def test_gathering_in_the_compute_dtype_changes_no_bit_of_what_quantized_layers_compute(keys):
+  """Weights' gradients differ by the rounding to the dtype in which they travel."""
   results = []
   for dtype in ("weight", "auto"):
-    given = {"pipeline_gather_dtype": dtype, "dtype": "bfloat16", "ici_fsdp_parallelism": 4}
+    given = {"pipeline_gather_dtype": dtype, "dtype": "bfloat16", "ici_fsdp_parallelism": 4, "microbatches": 2}
     config, mesh, batch, model, _ = build("circular_bsw", parts=1, **keys, **given)
     with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
       results.append(with_gradients(model, batch)(nnx.state(model, Differentiated), batch.inputs))
-  for a, b in zip(*map(jax.tree.leaves, results), strict=True):
-    assert (a == b).all()
+  (outputs, (params, inputs)), (other_outputs, (other_params, other_inputs)) = results
+  assert (outputs == other_outputs).all() and (inputs == other_inputs).all()
+  is_variable = lambda v: isinstance(v, nnx.Variable)
+  for a, b in zip(*(jax.tree.leaves(p, is_leaf=is_variable) for p in (params, other_params)), strict=True):
+    error = parity.relative_error(a[...], b[...])
+    assert error <= (0 if isinstance(a, Overwritten) else 2**-8)
