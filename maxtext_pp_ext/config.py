@@ -336,6 +336,6 @@ def _parts_of_microbatch(config: Any) -> Iterator[str]:
     fitting = max(p for p in range(1, rows + 1) if rows % p == 0 and p <= parts)
     yield (
         f"quantization=int8 divides a microbatch of {rows} rows ({batch} / num_pipeline_microbatches={microbatches}) "
-        f"into quantization_local_shard_count={parts} parts (by default the number of local devices), which does not divide "
-        f"it. Set quantization_local_shard_count={fitting}, or use_qwix_quantization=True."
+        f"into quantization_local_shard_count={parts} parts (by default the number of local devices), which does not "
+        f"divide it. Set quantization_local_shard_count={fitting}, or use_qwix_quantization=True."
     )
