@@ -125,6 +125,7 @@ class StageModule:
     module = nnx.merge(
         self.graphdef, jax.tree.unflatten(self.weight_structure, weights), jax.tree.unflatten(self.rest_structure, rest)
     )
+    counters = [path for path, _ in jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount))]
     x = checkpoint_name(x, "iteration_input")
     out = self.call(module, x, aux["segment_ids"], aux["positions"])
     # MaxText's layers return (activations, what a scan over layers would stack).
@@ -135,8 +136,9 @@ class StageModule:
           f" {y.dtype}{list(y.shape)}."
       )
     intermediates = nnx.pop(module, nnx.Intermediate)
-    counts = jax.tree.leaves(nnx.state(module, nnx.RngCount))
-    return y, (intermediates, counts)
+    # Without those of modules that a layer makes anew in each call, as MoE layers do with AQT.
+    counts = dict(jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount)))
+    return y, (intermediates, [counts[path] for path in counters])
 
   def store_back(self, layers: nnx.Module, sown: PyTree) -> None:
     """Leaves the intermediates in the module, and random counters as one call of each layer leaves them.

@@ -21,6 +21,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 from maxtext.layers import quantizations
+from maxtext.models.mixtral import MixtralDecoderLayer
 import pytest
 import qwix
 from qwix._src.core import numerics
@@ -30,7 +31,7 @@ from maxtext_pp_ext.pipelines import base
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.pipelines.stages import Differentiated, Overwritten
 from maxtext_pp_ext.testing import parity
-from tests.parity.common import make_config, make_mesh, make_pipeline
+from tests.parity.common import LAYERS, make_config, make_mesh, make_pipeline
 
 BOUND = 2e-2
 FP8 = {"quantization": "fp8"}
@@ -114,12 +115,12 @@ def quantized(module, config, batch):
   return qwix.quantize_model(Model(module), quantizations.get_qt_provider(config), *arguments, skip_nnx_init=True)
 
 
-def build(implementation, *, parts, **keys):
+def build(implementation, *, parts, layer="llama", **keys):
   """(config, mesh, batch, the pipeline in a model, the loop in a model, with the same weights)."""
   config = make_config(**({"stages": 2, "repeats": 2, "microbatches": 4} | keys))
   mesh = make_mesh(config)
   cls = implementation if isinstance(implementation, type) else registry.get(implementation).load()
-  pipeline = make_pipeline(cls, config, "llama", mesh)
+  pipeline = make_pipeline(cls, config, layer, mesh)
   loop = Loop(nnx.clone(pipeline.layers), config.num_pipeline_repeats, parts)
   batch = parity.Batch.random(config)
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
@@ -204,6 +205,25 @@ VARIATIONS = {
 @pytest.mark.parametrize("keys", VARIATIONS.values(), ids=VARIATIONS.keys())
 def test_fp8_layers_learn_so_with(keys):
   check(parts=1, steps=2, **FP8, **keys)
+
+
+MOE = {
+    "layer": "mixtral",
+    "decoder_block": "mixtral",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "base_moe_mlp_dim": 32,
+    "capacity_factor": -1.0,
+    "megablox": False,
+    "sparse_matmul": False,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts, keys", [(1, FP8), (4, AQT["aqt int8"])], ids=["fp8", "aqt int8"])
+def test_experts_do_so_too(monkeypatch, parts, keys):
+  monkeypatch.setitem(LAYERS, "mixtral", MixtralDecoderLayer)
+  check(parts=parts, microbatch_size=4, **MOE, **keys)
 
 
 class HugeInBubbles(CircularBswPipeline):
