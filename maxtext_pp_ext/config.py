@@ -286,11 +286,7 @@ def _mesh(config: Any) -> Iterator[str]:
 
 def _not_supported(config: Any) -> Iterator[str]:
   """What MaxText can do and our implementations cannot."""
-  if config.quantization:
-    yield (
-        f"quantization={config.quantization}: pipelines of maxtext-pp-ext do not carry quantization state yet. Set "
-        f'quantization="". {_WAY_OUT}'
-    )
+  yield from _quantization(config)
   if getattr(config.shard_mode, "value", config.shard_mode) != "auto":
     yield f"shard_mode=explicit is not supported yet. Set shard_mode=auto. {_WAY_OUT}"
   if config.routed_bias and config.routed_bias_update_rate > 0:
@@ -300,3 +296,46 @@ def _not_supported(config: Any) -> Iterator[str]:
     )
   if config.parameter_memory_host_offload:
     yield "parameter_memory_host_offload=True is not supported yet. Set parameter_memory_host_offload=False."
+
+
+# Scales that qwix makes when a layer is first called, and the same operations with scales that a layer is built with.
+_SCALES_OF_FIRST_CALL = {"fp8_gpu": "fp8", "fp8_nanoo": "nanoo_fp8"}
+
+
+def _quantization(config: Any) -> Iterator[str]:
+  """Of what `quantization` names; values that MaxText itself does not train with are left to MaxText."""
+  name = getattr(config.quantization, "value", config.quantization) or ""
+  if name in _SCALES_OF_FIRST_CALL:
+    yield (
+        f"quantization={name}: qwix makes its scales when a layer is first called, which in a pipeline is where they are "
+        f"lost (MaxText's own pipeline fails, too). Set quantization={_SCALES_OF_FIRST_CALL[name]} and "
+        "use_qwix_quantization=False for the same operations."
+    )
+  if name.startswith("te_"):
+    yield (
+        f"quantization={name}: operations of NVIDIA's Transformer Engine have not been tried in pipelines of "
+        f"maxtext-pp-ext. Set quantization=fp8 and use_qwix_quantization=False for fp8 on NVIDIA GPUs. {_WAY_OUT}"
+    )
+  if name == "serve_fp8_weight":
+    yield f'quantization={name} is for serving, a pipeline is for training. Set quantization="" or another value.'
+  if name == "int8" and not config.use_qwix_quantization:
+    yield from _parts_of_microbatch(config)
+
+
+def _parts_of_microbatch(config: Any) -> Iterator[str]:
+  """AQT's int8 quantizes a weight's gradient in equal parts of a microbatch, and has a bare assertion for others."""
+  batch, microbatches, parts = (
+      config.micro_batch_size_to_train_on,
+      config.num_pipeline_microbatches,
+      config.quantization_local_shard_count,
+  )
+  if batch is None or batch < 0 or microbatches < 1 or batch % microbatches or parts < 1:
+    return
+  rows = batch // microbatches
+  if rows % parts:
+    fitting = max(p for p in range(1, rows + 1) if rows % p == 0 and p <= parts)
+    yield (
+        f"quantization=int8 divides a microbatch of {rows} rows ({batch} / num_pipeline_microbatches={microbatches}) "
+        f"into quantization_local_shard_count={parts} parts (by default the number of local devices), which does not "
+        f"divide it. Set quantization_local_shard_count={fitting}, or use_qwix_quantization=True."
+    )

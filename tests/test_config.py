@@ -39,6 +39,8 @@ def make(**overrides):
       "mesh_axes": ["data", "stage", "fsdp"],
       "custom_mesh_and_rule": "",
       "quantization": "",
+      "use_qwix_quantization": False,
+      "quantization_local_shard_count": 8,
       "shard_mode": "auto",
       "routed_bias": False,
       "routed_bias_update_rate": 0.0,
@@ -67,6 +69,11 @@ def test_a_sound_configuration_has_no_problems():
         {"pipeline_delay_activation_forwarding": True},
         {"decoder_block": "deepseek", "num_decoder_layers": 11, "first_num_dense_layers": 3},
         {"pipeline_impl": "circular", "pipeline_gather_dtype": "weight", "pipeline_grad_accum_dtype": "float32"},
+        {"quantization": "fp8"},
+        {"quantization": "nanoo_fp8"},
+        {"quantization": "int8", "use_qwix_quantization": True},
+        {"quantization": "int8", "quantization_local_shard_count": 2},
+        {"quantization": "int8", "quantization_local_shard_count": 0},
         {"num_decoder_layers": None, "micro_batch_size_to_train_on": None, "pipeline_parallel_layers": -1},  # not derived
     ],
 )
@@ -260,7 +267,11 @@ def test_layers_are_refused_exactly_if_stages_repeats_and_layers_per_stage_do_no
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"quantization": "fp8"}, 'quantization=fp8.*Set quantization=""'),
+        ({"quantization": "int8"}, "microbatch of 2 rows .16 / .*Set quantization_local_shard_count=2"),
+        ({"quantization": "fp8_gpu", "use_qwix_quantization": True}, "Set quantization=fp8 and use_qwix_quantization=F"),
+        ({"quantization": "fp8_nanoo", "use_qwix_quantization": True}, "Set quantization=nanoo_fp8 and use_qwix_quant"),
+        ({"quantization": "te_mxfp8"}, "Transformer Engine.*Set quantization=fp8"),
+        ({"quantization": "serve_fp8_weight"}, 'is for serving.*Set quantization=""'),
         ({"shard_mode": "explicit"}, "shard_mode=explicit.*Set shard_mode=auto"),
         ({"routed_bias": True, "routed_bias_update_rate": 0.1}, "Set routed_bias_update_rate=0"),
         ({"parameter_memory_host_offload": True}, "Set parameter_memory_host_offload=False"),

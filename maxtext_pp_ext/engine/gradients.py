@@ -77,14 +77,7 @@ class Gradients:
     """Before the first item."""
     total = [self._zeros(i, self.layouts[i].accumulation_dtype) for i in self._partial]
     done = [self._zeros(i, self.layouts[i].compute_dtype) for i in self._partial] if self._repeats > 1 else []
-    stored = [
-        constrain(
-            jnp.zeros(w.shape, w.dtype if each.partial_axes else each.accumulation_dtype),
-            P(None, *each.sharded),
-            self.mesh,
-        )
-        for each, w in zip(self.layouts, self.params, strict=True)
-    ]
+    stored = [self._empty(*each) for each in zip(self.layouts, self.params, strict=True)]
     return Sums(total, done, stored)
 
   @property
@@ -95,6 +88,10 @@ class Gradients:
     layout, param = self.layouts[i], self.params[i]
     parts = math.prod(self.mesh.shape[a] for a in layout.partial_axes)
     return constrain(jnp.zeros((parts, *param.shape[1:]), dtype), self._spec(layout), self.mesh)
+
+  def _empty(self, layout: WeightLayout, param: jax.ShapeDtypeStruct) -> jax.Array:
+    dtype = param.dtype if layout.partial_axes else layout.accumulation_dtype
+    return constrain(jnp.full(param.shape, layout.combine.nothing, dtype), P(None, *layout.sharded), self.mesh)
 
   def _spec(self, layout: WeightLayout) -> P:
     """[F, S, …] like the weights that a stage computes with, and one part per device."""
@@ -128,14 +125,15 @@ class Gradients:
       return []
 
     def add(repeat, where, *arrays):
-      def one(all_, g):
+      def one(combine, all_, g):
         old = jax.lax.dynamic_index_in_dim(all_, repeat, keepdims=False)
-        new = old + jnp.where(where, g, jnp.zeros_like(g)).astype(old.dtype)
-        return jax.lax.dynamic_update_index_in_dim(all_, new, repeat, 0)
+        g = jnp.where(where, g.astype(old.dtype), jnp.full_like(old, combine.nothing))
+        return jax.lax.dynamic_update_index_in_dim(all_, combine.add(old, g), repeat, 0)
 
       half = len(arrays) // 2
-      return [one(all_, g) for all_, g in zip(arrays[:half], arrays[half:], strict=True)]
+      return [one(*each) for each in zip(combines, arrays[:half], arrays[half:], strict=True)]
 
+    combines = [self.layouts[i].combine for i, _ in gradients]
     stored = [Layout(P(None, *self.layouts[i].sharded), 1) for i, _ in gradients]
     shards = [Layout(self.layouts[i].sharded, 0) for i, _ in gradients]
     args = [repeat, where, *(sums.stored[i] for i, _ in gradients), *(g for _, g in gradients)]

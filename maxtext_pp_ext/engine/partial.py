@@ -73,9 +73,10 @@ class GradientProgram:
   """A backward program whose first outputs are weight gradients, taken apart at their roots.
 
   Attributes:
-    body: everything else; (inputs) -> the roots' operands, then the outputs that have no root.
+    body: everything else; (inputs) -> each gradient's operands of roots and factors, then the outputs that have no root.
     roots: for each gradient its roots, or None if it has none that can be split.
-    tails: for each gradient with roots what follows them, (results of the roots) -> gradient.
+    tails: for each gradient with roots what follows them, (results of the roots, factors) -> gradient.
+    num_factors: for each gradient how many values its tail takes that do not come from its roots.
     parts: for each gradient F; 1 without roots.
     num_rest: how many outputs have no root.
   """
@@ -83,6 +84,7 @@ class GradientProgram:
   body: jex_core.ClosedJaxpr
   roots: tuple[tuple[Root, ...] | None, ...]
   tails: tuple[Any, ...]
+  num_factors: tuple[int, ...]
   parts: tuple[int, ...]
   num_rest: int
 
@@ -108,18 +110,21 @@ class GradientProgram:
         for out, split in zip(jaxpr.outvars[: len(splits)], splits, strict=True)
     ]
     taken = {id(eqn) for one in found if one for eqn in one.taken}
-    operands = [v for one in found if one for root in one.roots for v in root.eqn.invars]
+    operands = [v for one in found if one for v in (*(v for root in one.roots for v in root.eqn.invars), *one.factors)]
     rest = [out for k, out in enumerate(jaxpr.outvars) if k >= len(found) or found[k] is None]
     kept = [eqn for eqn in jaxpr.eqns if id(eqn) not in taken]
     return cls(
         body=_sub_program(whole, kept, jaxpr.invars, [*operands, *rest], consts=True),
         roots=tuple(tuple(one.roots) if one else None for one in found),
         tails=tuple(
-            _sub_program(whole, one.tail, [root.eqn.outvars[0] for root in one.roots], [one.out], consts=False)
+            _sub_program(
+                whole, one.tail, [*(root.eqn.outvars[0] for root in one.roots), *one.factors], [one.out], consts=False
+            )
             if one
             else None
             for one in found
         ),
+        num_factors=tuple(len(one.factors) if one else 0 for one in found),
         parts=tuple(math.prod(s.parts for s in split) if one else 1 for one, split in zip(found, splits, strict=True)),
         num_rest=len(rest),
     )
@@ -139,7 +144,7 @@ class GradientProgram:
     values = jex_core.jaxpr_as_fun(self.body)(*args)
     operands, rest = iter(values[: len(values) - self.num_rest]), iter(values[len(values) - self.num_rest :])
     gradients, after = [], []
-    for roots, tail, before in zip(self.roots, self.tails, beside, strict=True):
+    for roots, tail, num_factors, before in zip(self.roots, self.tails, self.num_factors, beside, strict=True):
       if roots is None:
         gradients.append(next(rest)[None])
       else:
@@ -150,7 +155,9 @@ class GradientProgram:
           smallest = min(range(len(given)), key=[x.size for x in given].__getitem__)
           given[smallest], before = jax.lax.optimization_barrier((given[smallest], before))
           results.append(_run_root(root, given))
-        gradients += jax.vmap(jex_core.jaxpr_as_fun(tail))(*results)
+        factors = [next(operands) for _ in range(num_factors)]
+        in_axes = (0,) * len(results) + (None,) * num_factors
+        gradients += jax.vmap(jex_core.jaxpr_as_fun(tail), in_axes=in_axes)(*results, *factors)
       after.append(before)
     return gradients, list(rest), after
 
@@ -158,54 +165,92 @@ class GradientProgram:
 class _Found(NamedTuple):
   roots: list[Root]
   tail: list[Any]  # in program order, without layout constraints
+  factors: list[Any]  # variables that the tail takes beside the roots' results
   out: Any  # the variable that the tail ends in
   taken: list[Any]  # every equation that roots and tail replace
 
 
-def _find(out: Any, makers: dict, uses: dict, split: Sequence[BatchSplit]) -> _Found | None:
+def _find(out: Any, makers: dict, uses: dict, split: Sequence[BatchSplit], *, exact: bool = False) -> _Found | None:
   """Walks from a gradient back to its roots, through linear operations whose results go nowhere else."""
-  roots, tail, taken, same, todo = [], [], [], {}, [out]
+  roots, tail, factors, taken, same, todo = [], [], [], [], {}, [out]
   while todo:
     var = todo.pop()
     eqn = makers.get(var) if isinstance(var, jex_core.Var) else None
     if eqn is None or uses[var] != 1:
       return None
-    root = _root(eqn, makers, split)
+    root = _root(eqn, makers, split, exact)
+    # A sum over parts of the batch, whose products are scaled part by part (as quantizers do), is not the batch's.
+    if root is not None and eqn.primitive.name == "reduce_sum" and root.axes is not None and not exact:
+      deeper = _find(eqn.invars[0], makers, uses, split, exact=True)
+      root = None if deeper is not None and deeper.factors else root
     taken.append(eqn)
     if root is not None:
       roots.append(root)
       continue
     if eqn.primitive.name == "sharding_constraint":  # about the whole sum; the parts have a layout of their own
       same[var] = eqn.invars[0]
-    elif eqn.primitive.name in _LINEAR:
-      tail.append(eqn)
-    else:
+      todo.append(eqn.invars[0])
+      continue
+    linear = _linear_operands(eqn, makers)
+    if not linear:
       return None
-    todo += eqn.invars
+    tail.append(eqn)
+    todo += [v for k, v in enumerate(eqn.invars) if k in linear]
+    factors += [v for k, v in enumerate(eqn.invars) if k not in linear and isinstance(v, jex_core.Var)]
 
   def original(var):
     return original(same[var]) if var in same else var
 
   tail = [eqn.replace(invars=[original(v) for v in eqn.invars]) for eqn in reversed(tail)]
-  return _Found(roots, tail, original(out), taken)
+  return _Found(roots, tail, list(dict.fromkeys(factors)), original(out), taken)
 
 
-def _root(eqn: Any, makers: dict, split: Sequence[BatchSplit]) -> Root | None:
+def _linear_operands(eqn: Any, makers: dict) -> set[int]:
+  """The operands that the operation is linear in, jointly, while it acts on each part alone; empty if there are none."""
+  name = eqn.primitive.name
+  if name in _LINEAR:
+    return set(range(len(eqn.invars)))
+  if name == "mul":
+    scales = [k for k, v in enumerate(eqn.invars) if _source(v, makers).aval.size < eqn.outvars[0].aval.size]
+    return {1 - scales[0]} if scales else set()
+  if name == "div" and _source(eqn.invars[1], makers).aval.size < eqn.outvars[0].aval.size:
+    return {0}
+  if name == "select_n":  # a value or zero
+    values = [k for k, v in enumerate(eqn.invars[1:], start=1) if not _is_zero(_source(v, makers))]
+    return set(values) if len(values) == 1 else set()
+  return set()
+
+
+def _source(var: Any, makers: dict) -> Any:
+  """What a variable repeats or converts. A scale has fewer elements than what it scales, unlike an activation."""
+  while isinstance(var, jex_core.Var) and var in makers:
+    eqn = makers[var]
+    if eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type", "reshape", "copy"):
+      break
+    var = eqn.invars[0]
+  return var
+
+
+def _is_zero(var: Any) -> bool:
+  return isinstance(var, jex_core.Literal) and var.val == 0
+
+
+def _root(eqn: Any, makers: dict, split: Sequence[BatchSplit], exact: bool) -> Root | None:
   """The operation as a root that can be split so, or None."""
   parts = math.prod(s.parts for s in split)
   if eqn.primitive.name == "reduce_sum" and eqn.params["axes"] == (0,):
     maker = makers.get(eqn.invars[0])
     if maker is not None and maker.primitive.name == "shard_map" and eqn.invars[0].aval.shape[0] == parts:
       return Root(eqn, None)
-  axes = _split_axes(eqn, split)
+  axes = _split_axes(eqn, split, exact)
   return None if axes is None else Root(eqn, axes)
 
 
-def _split_axes(eqn: Any, split: Sequence[BatchSplit]) -> list[tuple[tuple[int, ...], int]] | None:
+def _split_axes(eqn: Any, split: Sequence[BatchSplit], exact: bool) -> list[tuple[tuple[int, ...], int]] | None:
   """For each part of a split ((axis of each operand), parts), or None if the operation does not contract all of them.
 
-  The axis is the first contracted one of that size, or else of a multiple of it: an axis that the batch was merged into
-  as its slower part. Axes are distinct.
+  The axis is the first contracted one of that size, or else, unless it has to be exact, of a multiple of it: an axis that
+  the batch was merged into as its slower part. Axes are distinct.
   """
   if eqn.primitive.name == "dot_general":
     (left, right), _ = eqn.params["dimension_numbers"]
@@ -221,7 +266,7 @@ def _split_axes(eqn: Any, split: Sequence[BatchSplit]) -> list[tuple[tuple[int, 
     if size is None:
       return None
     free = [a for a in axes if a not in [c for c, _ in chosen]]
-    same = [a for a in free if shape[a[0]] == size] or [a for a in free if shape[a[0]] % size == 0]
+    same = [a for a in free if shape[a[0]] == size] or [a for a in free if shape[a[0]] % size == 0 and not exact]
     if not same or shape[same[0][0]] % parts:
       return None
     chosen.append((same[0], parts))

@@ -15,6 +15,7 @@ becomes the slot. No stage waits for a gather and none holds a third repeat.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import dataclasses
 import enum
 import math
@@ -40,6 +41,25 @@ class Residency(enum.Enum):
   ONCE = "once"
 
 
+class Combination(NamedTuple):
+  """How the gradients that a weight gets from several microbatches become one.
+
+  Attributes:
+    add: (a, b) -> both, elementwise, associative and commutative.
+    nothing: the value that adds nothing; what accumulators begin with and what a bubble contributes.
+  """
+
+  add: Callable[[jax.Array, jax.Array], jax.Array]
+  nothing: float
+
+
+SUM = Combination(jnp.add, 0.0)
+# For state whose "gradient" is its next value, found from the largest element of an activation: the next value for all
+# microbatches together is the largest of theirs. (Flax's fp8 scales and amax histories; its own dtype for them, fm32,
+# adds so.)
+MAX = Combination(jnp.maximum, -math.inf)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightLayout:
   """Layouts and dtypes of one parameter [R, S, …]. Specs are those of one repeat, [S, …].
@@ -51,6 +71,7 @@ class WeightLayout:
       leading axis (see `partial.py`); empty if it is complete.
     compute_dtype: dtype in which it is gathered and handed to the stage.
     accumulation_dtype: dtype in which its gradient is summed over the microbatches of a repeat.
+    combine: what takes the place of that sum. Other than SUM there are no partial sums: `partial_axes` must be empty.
   """
 
   sharded: P
@@ -58,6 +79,7 @@ class WeightLayout:
   partial_axes: tuple[str, ...]
   compute_dtype: jnp.dtype
   accumulation_dtype: jnp.dtype
+  combine: Combination = SUM
 
   @property
   def gathered_axes(self) -> tuple[tuple[str, ...], ...]:

@@ -14,9 +14,9 @@ import jax
 from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine import Engine, Residency, Ring, WeightLayout, Weights
+from maxtext_pp_ext.engine import MAX, SUM, Engine, Residency, Ring, WeightLayout, Weights
 from maxtext_pp_ext.engine.precision import cast_on_first_use
-from maxtext_pp_ext.pipelines.stages import StageModule
+from maxtext_pp_ext.pipelines.stages import Differentiated, StageModule
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding import divisible_spec, gathered_last, gathered_spec, logical_axes, resolve
 from maxtext_pp_ext.sharding.resolve import mesh_axes
@@ -100,7 +100,7 @@ class CircularPipelineBase(nnx.Module):
   def get_weight_sharding(self, *init_args: Any) -> Any:
     """Logical PartitionSpecs of the parameters, in the tree of `layers`' parameter state (the host's contract)."""
     del init_args
-    params = nnx.state(self.layers, nnx.Param)
+    params = nnx.state(self.layers, Differentiated)
     return jax.tree.map(lambda v: P(*(logical_axes(v) or ())), params, is_leaf=lambda v: isinstance(v, nnx.Variable))
 
   def __call__(
@@ -197,7 +197,8 @@ class CircularPipelineBase(nnx.Module):
     computes_in = self._compute_dtypes(stage, aux, inputs)
     accumulate_in = self.config.pipeline_grad_accum_dtype
     layouts = []
-    for axes, weight, compute_dtype in zip(stage.weight_axes, stage.weights, computes_in, strict=True):
+    weights = zip(stage.weight_axes, stage.weights, stage.overwritten, computes_in, strict=True)
+    for axes, weight, overwritten, compute_dtype in weights:
       # Without annotation a weight is replicated over all but its stages.
       axes = axes or STAGE_AXES + (None,) * (weight.ndim - 2)
       stored = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *resolve(axes, self.mesh, rules)[2:])
@@ -205,34 +206,39 @@ class CircularPipelineBase(nnx.Module):
       gathered = gathered_spec(stored, axes[1:], data_axes)
       stored = gathered_last(stored, gathered)
       kept = {a for entry in gathered for a in mesh_axes(entry)}
-      # Gathered at each use, a weight's gradient is also complete at each use.
-      partial = self.residency is not Residency.ITERATION
+      # Gathered at each use, a weight's gradient is also complete at each use. A next value is no sum.
+      partial = self.residency is not Residency.ITERATION and not overwritten
       layouts.append(
           WeightLayout(
               sharded=stored,
               gathered=gathered,
               partial_axes=tuple(a for a in batch_axes if a not in kept) if partial else (),
               compute_dtype=compute_dtype,
-              accumulation_dtype=weight.dtype if accumulate_in == "auto" else jnp.dtype(accumulate_in),
+              accumulation_dtype=weight.dtype if overwritten or accumulate_in == "auto" else jnp.dtype(accumulate_in),
+              combine=MAX if overwritten else SUM,
           )
       )
     return layouts
 
   def _compute_dtypes(self, stage: StageModule, aux: Any, inputs: jax.Array) -> list[jnp.dtype]:
-    """The dtype in which each weight is gathered, by `pipeline_gather_dtype`."""
+    """The dtype in which each weight is gathered, by `pipeline_gather_dtype`; what is overwritten keeps its own."""
     choice = self.config.pipeline_gather_dtype
     own = [w.dtype for w in stage.weights]
     if choice == "weight":
       return own
     if choice == "compute":
-      return [jnp.dtype(self.config.dtype) if jnp.issubdtype(d, jnp.floating) else d for d in own]
+      is_cast = [jnp.issubdtype(d, jnp.floating) and not o for d, o in zip(own, stage.overwritten, strict=True)]
+      return [jnp.dtype(self.config.dtype) if cast else d for d, cast in zip(own, is_cast, strict=True)]
     stages = lambda weights: stage.over_stages(None)(
         [w[0] for w in weights],
         stage.aux_at(aux, 0),
         jnp.broadcast_to(inputs[:1], (self.schedule.stages, *inputs.shape[1:])),
     )
     casts = cast_on_first_use(stages, stage.weights)
-    return [d if cast is None else cast for d, cast in zip(own, casts, strict=True)]
+    return [
+        d if cast is None or overwritten else cast
+        for d, cast, overwritten in zip(own, casts, stage.overwritten, strict=True)
+    ]
 
 
 def _save_also(names: Callable, policy: Callable) -> Callable:

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from flax import nnx
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
@@ -20,6 +21,11 @@ from maxtext_pp_ext.sharding.resolve import LogicalAxes
 
 PyTree = Any
 
+# State whose "gradient" is its next value, such as the scales and histories of Flax's fp8 operations.
+Overwritten = nnx.variable_type_from_name(OVERWRITE_WITH_GRADIENT, allow_register=True)
+# What a training step differentiates.
+Differentiated = nnx.Any(nnx.Param, Overwritten)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageModule:
@@ -28,8 +34,9 @@ class StageModule:
   Attributes:
     schedule: the pipeline's schedule.
     graphdef: structure of one stage's module.
-    weights: trained arrays, leaves [R, S, …] (a repeat axis is added where there is one repeat).
+    weights: differentiated arrays, leaves [R, S, …] (a repeat axis is added where there is one repeat).
     weight_axes: logical axes of each weight, or None.
+    overwritten: whether each weight is overwritten with its gradient instead of stepped along it.
     weight_structure: puts weights back into the module's state.
     keys: random keys as raw data and the other random state, leaves [R, S, …].
     rest_structure: puts them back.
@@ -40,6 +47,7 @@ class StageModule:
   graphdef: Any
   weights: list[jax.Array]
   weight_axes: list[LogicalAxes | None]
+  overwritten: list[bool]
   weight_structure: Any
   rest: list[jax.Array]
   rest_structure: Any
@@ -54,7 +62,7 @@ class StageModule:
       NotImplementedError: if a stage has state other than parameters and random streams.
     """
     nnx.pop(layers, nnx.Intermediate)  # of an earlier call; this one must not add to them
-    graphdef, params, rest = nnx.split(layers, nnx.Param, ...)
+    graphdef, params, rest = nnx.split(layers, Differentiated, ...)
     is_variable = lambda x: isinstance(x, nnx.Variable)
     for path, variable in jax.tree_util.tree_leaves_with_path(rest, is_leaf=is_variable):
       if not isinstance(variable, nnx.RngState):
@@ -64,12 +72,13 @@ class StageModule:
         )
     with_repeats = lambda x: x if schedule.repeats > 1 else x[None]
     weights, weight_structure = jax.tree.flatten(params)
-    axes = []
+    axes, overwritten = [], []
     for variable in jax.tree.leaves(params, is_leaf=is_variable):
       names = logical_axes(variable)
       if names is not None and schedule.repeats == 1:
         names = ("circular_repeats", *names)
       axes += [names] * len(jax.tree.leaves(variable))
+      overwritten += [isinstance(variable, Overwritten)] * len(jax.tree.leaves(variable))
     rest, rest_structure = jax.tree.flatten(rest)
     is_key = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in rest]
     call = lambda module, x, segment_ids, positions: module(x, segment_ids, positions, deterministic, model_mode)
@@ -78,6 +87,7 @@ class StageModule:
         graphdef=graphdef,
         weights=[with_repeats(w) for w in weights],
         weight_axes=axes,
+        overwritten=overwritten,
         weight_structure=weight_structure,
         rest=[with_repeats(jax.random.key_data(x) if k else x) for x, k in zip(rest, is_key, strict=True)],
         rest_structure=rest_structure,
@@ -115,6 +125,7 @@ class StageModule:
     module = nnx.merge(
         self.graphdef, jax.tree.unflatten(self.weight_structure, weights), jax.tree.unflatten(self.rest_structure, rest)
     )
+    counters = [path for path, _ in jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount))]
     x = checkpoint_name(x, "iteration_input")
     out = self.call(module, x, aux["segment_ids"], aux["positions"])
     # MaxText's layers return (activations, what a scan over layers would stack).
@@ -125,8 +136,9 @@ class StageModule:
           f" {y.dtype}{list(y.shape)}."
       )
     intermediates = nnx.pop(module, nnx.Intermediate)
-    counts = jax.tree.leaves(nnx.state(module, nnx.RngCount))
-    return y, (intermediates, counts)
+    # Without those of modules that a layer makes anew in each call, as MoE layers do with AQT.
+    counts = dict(jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount)))
+    return y, (intermediates, [counts[path] for path in counters])
 
   def store_back(self, layers: nnx.Module, sown: PyTree) -> None:
     """Leaves the intermediates in the module, and random counters as one call of each layer leaves them.

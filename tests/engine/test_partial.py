@@ -73,6 +73,60 @@ def test_other_uses_are_left_in_parts_too(layer, shape):
   check(layer, shape, [BatchSplit(BATCH, 2)], 2)
 
 
+def scaled(weight, x):
+  """Its gradient is a product with a scale for each output, as of quantized operands, and zero where it is clipped."""
+
+  @jax.custom_vjp
+  def product(weight, x):
+    return x @ weight
+
+  def backward(operands, d):
+    weight, x = operands
+    scale = jnp.max(jnp.abs(d), axis=(0, 1))
+    dweight = jnp.einsum("ble,blf->ef", x, d / scale) * scale[None, :] / jnp.max(scale)
+    return jnp.where(jnp.abs(weight) < 1, dweight, 0), d @ weight.T
+
+  product.defvjp(lambda weight, x: (x @ weight, (weight, x)), backward)
+  return product(weight, x)
+
+
+def scaled_in_tiles(weight, x):
+  """The same with a scale for each part of the sequence, of which there are as many as rows in the batch."""
+
+  @jax.custom_vjp
+  def product(weight, x):
+    return x @ weight
+
+  def backward(operands, d):
+    weight, x = operands
+    x, tiles = (a.reshape(BATCH, BATCH, -1, a.shape[-1]) for a in (x, d))  # [row, tile, …]
+    scale = jnp.max(jnp.abs(tiles), axis=(0, 2))
+    dweight = jnp.einsum("btle,btlf->tef", x, tiles / scale[:, None]) * scale[:, None, :]
+    return dweight.sum(0), d @ weight.T
+
+  product.defvjp(lambda weight, x: (x @ weight, (weight, x)), backward)
+  return product(weight, x)
+
+
+def test_what_is_scaled_afterwards_is_left_in_parts():
+  check(scaled, (EMBED, 5), [BatchSplit(BATCH, 2)], 2)
+
+
+def test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch():
+  # BATCH tiles of the sequence, whose length is therefore a multiple of it.
+  weight, x = jnp.ones((EMBED, 5)), jax.random.normal(jax.random.key(1), (BATCH, 2 * BATCH, EMBED))
+  d = jax.random.normal(jax.random.key(2), (BATCH, 2 * BATCH, 5))
+  backward = lambda w, x, d: jax.vjp(scaled_in_tiles, w, x)[1](d)
+  program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, d), [[BatchSplit(BATCH, 4)]], ("fsdp",))
+  assert program.parts == (4,)
+  [root] = program.roots[0]
+  assert root.eqn.primitive.name == "dot_general"
+  (gradient,), (dx,), _ = program.run([weight, x, d], [None])
+  expected, expected_dx = backward(weight, x, d)
+  np.testing.assert_allclose(gradient.sum(0), expected, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(dx, expected_dx, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "layer, split",
     [

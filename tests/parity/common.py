@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 import maxtext
 from maxtext.configs import pyconfig
 from maxtext.layers import nnx_decoders
+from maxtext.layers import quantizations
 from maxtext.models.llama2 import LlamaDecoderLayer
 from maxtext.models.simple_layer import SimpleDecoderLayer
 from maxtext.utils import maxtext_utils
@@ -72,15 +73,15 @@ def make_mesh(config: Any) -> Mesh:
 
 def make_pipeline(cls: type, config: Any, layer: str, mesh: Mesh, *, seed: int = 0) -> nnx.Module:
   """A pipeline of MaxText layers, built as MaxText's decoder builds it."""
-  layer_class = LAYERS[layer]
+  layer_class, quant = LAYERS[layer], quantizations.configure_quantization(config)
 
   def stage(rngs):
     if config.num_layers_per_pipeline_stage == 1:
-      return layer_class(config=config, mesh=mesh, quant=None, model_mode="train", rngs=rngs)
+      return layer_class(config=config, mesh=mesh, quant=quant, model_mode="train", rngs=rngs)
     kind = (
         nnx_decoders.NNXScannedPipelineStage if config.scan_layers_per_stage else nnx_decoders.NNXSequentialPipelineStage
     )
-    return kind(layer_class, config.num_layers_per_pipeline_stage, config, mesh, None, "train", rngs=rngs)
+    return kind(layer_class, config.num_layers_per_pipeline_stage, config, mesh, quant, "train", rngs=rngs)
 
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
     return cls(config, stage, mesh, None, rngs=nnx.Rngs(params=seed, dropout=seed + 1))
