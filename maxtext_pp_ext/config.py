@@ -76,6 +76,7 @@ def problems(config: Any) -> list[str]:
       *_microbatches(config),
       *_batch(config),
       *_mesh(config),
+      *_expert_bias(config),
       *_not_supported(config),
   ]
 
@@ -284,19 +285,31 @@ def _mesh(config: Any) -> Iterator[str]:
     )
 
 
+def _expert_bias(config: Any) -> Iterator[str]:
+  """MaxText's train step adds one update to the bias of one module (0.2.5); see `pipelines.expert_bias`."""
+  if not config.routed_bias or config.routed_bias_update_rate <= 0:
+    return
+  rate = f"routed_bias_update_rate={config.routed_bias_update_rate}"
+  layers, available = _pipelined_layers(config), _layers_to_choose_from(config)
+  if layers is not None and available is not None and layers < available:
+    yield (
+        f"{rate} with {available - layers} layers outside the pipeline (pipeline_parallel_layers={layers} of {available}): "
+        "MaxText's train step moves the biases of one stack of layers only. Set pipeline_parallel_layers=-1, or "
+        "routed_bias_update_rate=0."
+    )
+  if config.num_layers_per_pipeline_stage > 1 and not config.scan_layers_per_stage:
+    yield (
+        f"{rate} with num_layers_per_pipeline_stage={config.num_layers_per_pipeline_stage}: MaxText's train step moves the "
+        "biases of one layer of a stage only. Set scan_layers_per_stage=True, which stacks them."
+    )
+
+
 def _not_supported(config: Any) -> Iterator[str]:
   """What MaxText can do and our implementations cannot."""
   if config.quantization:
     yield (
         f"quantization={config.quantization}: pipelines of maxtext-pp-ext do not carry quantization state yet. Set "
         f'quantization="". {_WAY_OUT}'
-    )
-  if getattr(config.shard_mode, "value", config.shard_mode) != "auto":
-    yield f"shard_mode=explicit is not supported yet. Set shard_mode=auto. {_WAY_OUT}"
-  if config.routed_bias and config.routed_bias_update_rate > 0:
-    yield (
-        f"routed_bias=True with routed_bias_update_rate={config.routed_bias_update_rate}: the update is of the whole "
-        "batch, and a pipeline sees one microbatch at a time. Set routed_bias_update_rate=0."
     )
   if config.parameter_memory_host_offload:
     yield "parameter_memory_host_offload=True is not supported yet. Set parameter_memory_host_offload=False."

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 import math
 from typing import Any, ClassVar
 
@@ -16,9 +17,10 @@ import jax.numpy as jnp
 
 from maxtext_pp_ext.engine import Engine, Residency, Ring, WeightLayout, Weights
 from maxtext_pp_ext.engine.precision import cast_on_first_use
+from maxtext_pp_ext.pipelines.expert_bias import updates_from_counts
 from maxtext_pp_ext.pipelines.stages import StageModule
 from maxtext_pp_ext.schedule import CircularSchedule
-from maxtext_pp_ext.sharding import divisible_spec, gathered_spec, logical_axes, resolve
+from maxtext_pp_ext.sharding import automatic, divisible_spec, gathered_spec, is_explicit, logical_axes, resolve, run_automatic, spec_of
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 ACTIVATION_AXES = ("activation_batch", "activation_length", "activation_embed")
@@ -89,7 +91,7 @@ class CircularPipelineBase(nnx.Module):
     shape: tuple[int, ...] = ()
     sizes = (schedule.stages,) if schedule.repeats == 1 else (schedule.repeats, schedule.stages)
     for size, name in zip(reversed(sizes), ("layers", "circular_repeats"), strict=False):
-      on_stages = {"spmd_axis_name": "stage"} if name == "layers" and not _is_explicit(self.mesh) else {}
+      on_stages = {"spmd_axis_name": "stage"} if name == "layers" and not is_explicit(self.mesh) else {}
       create = nnx.vmap(
           create, in_axes=0, out_axes=(None, 0, 0), transform_metadata={nnx.PARTITION_NAME: name}, **on_stages
       )
@@ -135,11 +137,23 @@ class CircularPipelineBase(nnx.Module):
     if not isinstance(deterministic, bool):
       raise TypeError(f"deterministic must be a Python bool, got {type(deterministic).__name__}.")
     stage = StageModule.of(self.layers, self.schedule, deterministic=deterministic, model_mode=model_mode)
-    microbatched = self._split_batch(inputs)
-    aux = stage.aux(self._split_batch(segment_ids, "segment_ids"), self._split_batch(positions, "positions"))
-    outputs, intermediates = self._engine(stage, aux, microbatched)(stage.weights, aux, microbatched)
-    stage.store_back(self.layers, intermediates)
-    return outputs.reshape(inputs.shape)
+
+    def run(weights, rest, inputs, segment_ids, positions):
+      run_stage = dataclasses.replace(stage, weights=weights, rest=rest)
+      microbatched = self._split_batch(inputs)
+      aux = run_stage.aux(self._split_batch(segment_ids, "segment_ids"), self._split_batch(positions, "positions"))
+      outputs, sown = self._engine(run_stage, aux, microbatched)(weights, aux, microbatched)
+      return outputs.reshape(inputs.shape), *run_stage.per_layer(sown)
+
+    # Under explicit sharding, too, layouts within the pipeline are ours and the compiler's matter; the stages' layers are
+    # built for that (`host.stage_modules`).
+    counters = jax.tree.leaves(nnx.state(self.layers, nnx.RngCount))
+    out_specs = (spec_of(inputs), P(), [spec_of(c) for c in counters]) if is_explicit(self.mesh) else None
+    run = run_automatic(run, self.mesh, out_specs)
+    outputs, intermediates, counts = run(stage.weights, stage.rest, inputs, segment_ids, positions)
+    stage.store_back(self.layers, intermediates, counts)
+    updates_from_counts(self.layers, self.config)
+    return outputs
 
   def _split_batch(self, x: jax.Array | None, name: str = "inputs") -> jax.Array | None:
     """[batch, …] -> [M, batch / M, …]."""
@@ -154,18 +168,19 @@ class CircularPipelineBase(nnx.Module):
 
   def _engine(self, stage: StageModule, aux: Any, inputs: jax.Array) -> Engine:
     rules = spmd.get_logical_axis_rules() or self.config.logical_axis_rules
+    mesh = automatic(self.mesh)
     ring = Ring(
         schedule=self.schedule,
-        mesh=self.mesh,
-        activation_spec=resolve(ACTIVATION_AXES, self.mesh, rules),
+        mesh=mesh,
+        activation_spec=resolve(ACTIVATION_AXES, mesh, rules),
         bubble_fill=self.bubble_fill,
     )
     layouts = self._layouts(stage, aux, inputs, rules, [a for _, axes in ring.batch_axes(inputs) for a in axes])
     return Engine(
         schedule=self.schedule,
         ring=ring,
-        weights=Weights(residency=self.residency, mesh=self.mesh, layouts=layouts),
-        stages=stage.over_stages(None if _is_explicit(self.mesh) else "stage"),
+        weights=Weights(residency=self.residency, mesh=mesh, layouts=layouts),
+        stages=stage.over_stages("stage"),
         aux_at=stage.aux_at,
         checkpoint=self._checkpoint(),
         loop_iterations=self.config.scan_pipeline_iterations,
@@ -240,10 +255,6 @@ def _save_also(names: Callable, policy: Callable) -> Callable:
   `jax.checkpoint_policies.save_from_both_policies`, which the host uses here, refuses policies that offload.
   """
   return lambda *args, **params: names(*args, **params) or policy(*args, **params)
-
-
-def _is_explicit(mesh: Mesh) -> bool:
-  return jax.sharding.AxisType.Explicit in mesh.axis_types
 
 
 def _split_keys(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Rngs:
