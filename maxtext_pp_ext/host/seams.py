@@ -4,8 +4,8 @@
 
   maxtext.configs.types        MaxTextConfig and RLConfig gain our keys
   maxtext.layers.pipeline      create_nnx_pipeline and create_pipeline ask our registry first
-  maxtext.layers.nnx_decoders  NNXDecoder.__call__ refuses arguments that its pipelined path drops, and stages are built
-                               for automatic sharding
+  maxtext.layers.nnx_decoders  NNXDecoder.__call__ refuses arguments that its pipelined path drops, and the stages
+                               of our pipelines are built our way (`stage_modules`)
 
 With `pipeline_impl=host` each of them does what MaxText does, by calling it.
 """
@@ -57,6 +57,7 @@ CONFIG_KEYS = (
     "first_num_dense_layers",
     "decoder_block",
     "scan_layers",
+    "set_remat_policy_on_layers_per_stage",
     "shard_mode",
     "inhomogeneous_layer_cycle_interval",
     "nope_layer_interval",
@@ -64,6 +65,12 @@ CONFIG_KEYS = (
     "micro_batch_size_to_train_on",
     "num_target_devices",
     "per_device_batch_size",
+    "gradient_accumulation_steps",
+    "parameter_memory_host_offload",
+    "rope_type",
+    "routed_bias",
+    "routed_bias_update_rate",
+    "scan_layers_per_stage",
     "mesh_axes",
     "custom_mesh_and_rule",
     "engram_layers",
@@ -168,7 +175,7 @@ def _check_decoders(module: ModuleType) -> None:
 
 
 def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
-  from maxtext_pp_ext.host import decoder_call, stage_modules  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host import decoder_call  # pylint: disable=import-outside-toplevel
 
   host_call = module.NNXDecoder.__call__
   host_stage_module = module.NNXDecoder._get_pipeline_stage_module
@@ -182,7 +189,10 @@ def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
 
   @functools.wraps(host_stage_module)
   def _get_pipeline_stage_module(self, decoder_blocks, rngs):
-    return host_stage_module(stage_modules.for_automatic_sharding(self), decoder_blocks, rngs)
+    # Imports Flax, which has been imported by the time a model is built.
+    from maxtext_pp_ext.host import stage_modules  # pylint: disable=import-outside-toplevel
+
+    return stage_modules.build(host_stage_module, self, decoder_blocks, rngs)
 
   rebinding.class_level(module.NNXDecoder, "__call__", __call__)
   rebinding.class_level(module.NNXDecoder, "_get_pipeline_stage_module", _get_pipeline_stage_module)

@@ -20,7 +20,16 @@ from maxtext_pp_ext.engine.precision import cast_on_first_use
 from maxtext_pp_ext.pipelines.expert_bias import updates_from_counts
 from maxtext_pp_ext.pipelines.stages import StageModule
 from maxtext_pp_ext.schedule import CircularSchedule
-from maxtext_pp_ext.sharding import automatic, divisible_spec, gathered_spec, is_explicit, logical_axes, resolve, run_automatic, spec_of
+from maxtext_pp_ext.sharding import (
+    automatic,
+    divisible_spec,
+    gathered_spec,
+    is_explicit,
+    logical_axes,
+    resolve,
+    run_automatic,
+    spec_of,
+)
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 ACTIVATION_AXES = ("activation_batch", "activation_length", "activation_embed")
@@ -45,11 +54,14 @@ class CircularPipelineBase(nnx.Module):
 
   Attributes:
     residency: how long gathered weights stay, named by the subclass.
+    shards_automatically: tells `host.stage_modules` to build layers for automatic sharding, also in a model with explicit
+      sharding: layouts within the pipeline are ours and the compiler's matter.
     bubble_fill: what stages compute on in bubbles; see `Ring`.
     layers: the stacked stages.
   """
 
   residency: ClassVar[Residency]
+  shards_automatically: ClassVar[bool] = True
   bubble_fill: ClassVar[float] = 0.0
 
   def __init__(
@@ -72,6 +84,7 @@ class CircularPipelineBase(nnx.Module):
 
     Raises:
       ValueError: if stages, microbatches and repeats do not fit together.
+      NotImplementedError: if the stage's layers are built for explicit sharding.
     """
     self.config = config
     self.mesh = mesh
@@ -83,6 +96,11 @@ class CircularPipelineBase(nnx.Module):
         delay=2 if config.pipeline_delay_activation_forwarding else 1,
     )
     self.layers = self._stack(stage_factory, rngs)
+    if any(_names_layouts(node) for _, node in nnx.iter_graph(self.layers)):
+      raise NotImplementedError(
+          "shard_mode=explicit: the layers of a stage are built for explicit sharding, and would name layouts where the"
+          " pipeline shards automatically. Build them with a config that has shard_mode=auto, or set shard_mode=auto."
+      )
 
   def _stack(self, stage_factory: Callable, rngs: nnx.Rngs) -> nnx.Module:
     """Stacks the stages along `circular_repeats` and `layers`, as the host does."""
@@ -145,8 +163,6 @@ class CircularPipelineBase(nnx.Module):
       outputs, sown = self._engine(run_stage, aux, microbatched)(weights, aux, microbatched)
       return outputs.reshape(inputs.shape), *run_stage.per_layer(sown)
 
-    # Under explicit sharding, too, layouts within the pipeline are ours and the compiler's matter; the stages' layers are
-    # built for that (`host.stage_modules`).
     counters = jax.tree.leaves(nnx.state(self.layers, nnx.RngCount))
     out_specs = (spec_of(inputs), P(), [spec_of(c) for c in counters]) if is_explicit(self.mesh) else None
     run = run_automatic(run, self.mesh, out_specs)
@@ -255,6 +271,11 @@ def _save_also(names: Callable, policy: Callable) -> Callable:
   `jax.checkpoint_policies.save_from_both_policies`, which the host uses here, refuses policies that offload.
   """
   return lambda *args, **params: names(*args, **params) or policy(*args, **params)
+
+
+def _names_layouts(module: Any) -> bool:
+  mode = getattr(getattr(module, "config", None), "shard_mode", None)
+  return getattr(mode, "value", mode) == "explicit"
 
 
 def _split_keys(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Rngs:

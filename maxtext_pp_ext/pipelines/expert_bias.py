@@ -67,8 +67,8 @@ def _update(counts: jax.Array, bias: jax.Array, config: Any) -> jax.Array:
     )
   if not config.defer_small_all_reduces and counts.shape != bias.shape:
     raise NotImplementedError(
-        f"{rate}: the update has the shape {list(counts.shape)} and the bias {list(bias.shape)}; MaxText's train step adds"
-        " them as they are. Set scan_layers_per_stage=False with num_layers_per_pipeline_stage=1, or param_scan_axis=0."
+        f"{rate}: the update has the shape {list(counts.shape)} and the bias {list(bias.shape)}; MaxText's train step"
+        " adds them as they are. Set scan_layers_per_stage=False, num_layers_per_pipeline_stage=1, or param_scan_axis=0."
     )
   # MaxText makes updates of these itself: of counts that are still in parts, or are to be added up over further batches.
   if config.defer_small_all_reduces or config.gradient_accumulation_steps > 1:

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Balancing experts by their routers' biases: MaxText's train step gives a pipelined model the biases it gives a plain one.
+"""Balancing experts by routers' biases: MaxText's train step gives a pipelined model the biases it gives a plain one.
 
 Both models start from the same weights and see the same batches; the plain one sees each batch as a whole. Biases move by
 multiples of the rate, so they are equal to the bit or wrong, as long as no token's choice of experts hangs on rounding.
@@ -100,7 +100,9 @@ def steps(config, mesh, graph, state, batches):
   """Parameters and biases after MaxText's train steps, and the losses."""
   losses = []
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
-    params_shardings = jax.tree.map(lambda x: NamedSharding(mesh, P()), nnx.state(nnx.merge(graph, state).model, nnx.Param))
+    params_shardings = jax.tree.map(
+        lambda x: NamedSharding(mesh, P()), nnx.state(nnx.merge(graph, state).model, nnx.Param)
+    )
     step = jax.jit(functools.partial(train.train_step, graph, config, None, params_shardings))
     for batch in batches:
       state, metrics = step(state, batch)
