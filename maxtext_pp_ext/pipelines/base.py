@@ -273,8 +273,8 @@ def _save_also(names: Callable, policy: Callable) -> Callable:
   return lambda *args, **params: names(*args, **params) or policy(*args, **params)
 
 
-def _names_layouts(module: Any) -> bool:
-  mode = getattr(getattr(module, "config", None), "shard_mode", None)
+def _names_layouts(node: Any) -> bool:
+  mode = getattr(getattr(node, "config", None), "shard_mode", None) if isinstance(node, nnx.Module) else None
   return getattr(mode, "value", mode) == "explicit"
 
 
