@@ -76,6 +76,8 @@ def problems(config: Any) -> list[str]:
       *_microbatches(config),
       *_batch(config),
       *_mesh(config),
+      *_expert_bias(config),
+      *_explicit_sharding(config),
       *_not_supported(config),
   ]
 
@@ -284,18 +286,48 @@ def _mesh(config: Any) -> Iterator[str]:
     )
 
 
-def _not_supported(config: Any) -> Iterator[str]:
-  """What MaxText can do and our implementations cannot."""
-  yield from _quantization(config)
-  if getattr(config.shard_mode, "value", config.shard_mode) != "auto":
-    yield f"shard_mode=explicit is not supported yet. Set shard_mode=auto. {_WAY_OUT}"
-  if config.routed_bias and config.routed_bias_update_rate > 0:
+def _explicit_sharding(config: Any) -> Iterator[str]:
+  """MaxText's YaRN embedding fixes a layout when it is built that its layers outside a pipeline do not use (0.2.5)."""
+  rope_type = getattr(config.rope_type, "value", config.rope_type)
+  if getattr(config.shard_mode, "value", config.shard_mode) != "explicit" or not rope_type.startswith("yarn"):
+    return
+  layers, total = _pipelined_layers(config), config.num_decoder_layers
+  if layers is not None and total is not None and layers < total:
     yield (
-        f"routed_bias=True with routed_bias_update_rate={config.routed_bias_update_rate}: the update is of the whole "
-        "batch, and a pipeline sees one microbatch at a time. Set routed_bias_update_rate=0."
+        f"shard_mode=explicit with rope_type={rope_type} and {total - layers} layers outside the pipeline: MaxText's own"
+        " layers fail there, since they shard the batch over stages and their rotary embeddings do not. Set"
+        " shard_mode=auto."
     )
-  if config.parameter_memory_host_offload:
-    yield "parameter_memory_host_offload=True is not supported yet. Set parameter_memory_host_offload=False."
+
+
+def _expert_bias(config: Any) -> Iterator[str]:
+  """MaxText's train step adds one update to the bias of one module (0.2.5); see `pipelines.expert_bias`."""
+  if not config.routed_bias or config.routed_bias_update_rate <= 0:
+    return
+  rate = f"routed_bias_update_rate={config.routed_bias_update_rate}"
+  layers, available = _pipelined_layers(config), _layers_to_choose_from(config)
+  if layers is not None and available is not None and layers < available:
+    yield (
+        f"{rate} with {available - layers} layers outside the pipeline (pipeline_parallel_layers={layers}):"
+        " MaxText's train step moves the biases of one stack of layers only. Set pipeline_parallel_layers=-1, or "
+        "routed_bias_update_rate=0."
+    )
+  if config.num_layers_per_pipeline_stage > 1 and not config.scan_layers_per_stage:
+    yield (
+        f"{rate} with num_layers_per_pipeline_stage={config.num_layers_per_pipeline_stage}: MaxText's train step moves"
+        " the biases of one layer of a stage only. Set scan_layers_per_stage=True, which stacks them."
+    )
+
+
+def _not_supported(config: Any) -> Iterator[str]:
+  """What our implementations cannot do, and what MaxText itself cannot and says less clearly."""
+  yield from _quantization(config)
+  if config.parameter_memory_host_offload and config.gradient_accumulation_steps > 1:
+    yield (
+        f"parameter_memory_host_offload=True with gradient_accumulation_steps={config.gradient_accumulation_steps}:"
+        " MaxText brings parameters to the device only in a step without accumulation; it fails without a pipeline, too."
+        " Set gradient_accumulation_steps=1, or parameter_memory_host_offload=False."
+    )
 
 
 # Scales that qwix makes when a layer is first called, and the same operations with scales that a layer is built with.

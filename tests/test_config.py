@@ -45,6 +45,9 @@ def make(**overrides):
       "routed_bias": False,
       "routed_bias_update_rate": 0.0,
       "parameter_memory_host_offload": False,
+      "gradient_accumulation_steps": 1,
+      "scan_layers_per_stage": False,
+      "rope_type": "default",
   }
   assert not set(overrides) - set(values)
   return types.SimpleNamespace(**(values | overrides))
@@ -264,6 +267,24 @@ def test_layers_are_refused_exactly_if_stages_repeats_and_layers_per_stage_do_no
   assert (keys.problems(config) == []) == sound
 
 
+BALANCED = {"routed_bias": True, "routed_bias_update_rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        BALANCED,
+        BALANCED | {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1, "scan_layers_per_stage": True},
+        {"shard_mode": "explicit", "num_decoder_layers": 10},
+        {"shard_mode": "explicit", "rope_type": "yarn"},
+        {"parameter_memory_host_offload": True},
+    ],
+    ids=str,
+)
+def test_what_the_implementations_can_do_is_not_refused(values):
+  assert keys.problems(make(**values)) == []
+
+
 @pytest.mark.parametrize(
     "values, message",
     [
@@ -272,9 +293,22 @@ def test_layers_are_refused_exactly_if_stages_repeats_and_layers_per_stage_do_no
         ({"quantization": "fp8_nanoo", "use_qwix_quantization": True}, "Set quantization=nanoo_fp8 and use_qwix_quant"),
         ({"quantization": "te_mxfp8"}, "Transformer Engine.*Set quantization=fp8"),
         ({"quantization": "serve_fp8_weight"}, 'is for serving.*Set quantization=""'),
-        ({"shard_mode": "explicit"}, "shard_mode=explicit.*Set shard_mode=auto"),
-        ({"routed_bias": True, "routed_bias_update_rate": 0.1}, "Set routed_bias_update_rate=0"),
-        ({"parameter_memory_host_offload": True}, "Set parameter_memory_host_offload=False"),
+        (
+            BALANCED | {"pipeline_parallel_layers": 8, "num_decoder_layers": 10},
+            "2 layers outside the pipeline .*Set pipeline_parallel_layers=-1",
+        ),
+        (
+            BALANCED | {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1},
+            "num_layers_per_pipeline_stage=2.*Set scan_layers_per_stage=True",
+        ),
+        (
+            {"shard_mode": "explicit", "rope_type": "yarn", "num_decoder_layers": 10},
+            "shard_mode=explicit with rope_type=yarn and 2 layers outside.*Set shard_mode=auto",
+        ),
+        (
+            {"parameter_memory_host_offload": True, "gradient_accumulation_steps": 2},
+            "gradient_accumulation_steps=2.*Set gradient_accumulation_steps=1",
+        ),
     ],
 )
 def test_what_the_implementations_cannot_do_is_refused_with_what_to_set(values, message):

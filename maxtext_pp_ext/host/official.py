@@ -5,8 +5,10 @@
 maxtext.config_class    extend_config_class(cls) -> cls
 maxtext.pipeline_class  pipeline_class(config) -> NNX module class or None
 maxtext.decoder_call    check_decoder_call(config, **arguments) -> None
+maxtext.pipeline_stage  build_pipeline_stage(build, decoder, layer_classes, rngs) -> NNX module
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from maxtext_pp_ext.host import config_class
@@ -15,6 +17,13 @@ from maxtext_pp_ext.host import factory
 
 extend_config_class = config_class.extend_config_class
 pipeline_class = factory.pipeline_class
+
+
+def build_pipeline_stage(build: Callable, decoder: Any, layer_classes: list[type], rngs: Any) -> Any:
+  """Builds the module of one stage with MaxText's own `build(decoder, layer_classes, rngs)`."""
+  from maxtext_pp_ext.host import stage_modules  # pylint: disable=import-outside-toplevel
+
+  return stage_modules.build(build, decoder, layer_classes, rngs)
 
 
 def check_decoder_call(config: Any, **arguments: Any) -> None:

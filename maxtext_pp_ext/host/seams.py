@@ -4,7 +4,8 @@
 
   maxtext.configs.types        MaxTextConfig and RLConfig gain our keys
   maxtext.layers.pipeline      create_nnx_pipeline and create_pipeline ask our registry first
-  maxtext.layers.nnx_decoders  NNXDecoder.__call__ refuses arguments that its pipelined path drops
+  maxtext.layers.nnx_decoders  NNXDecoder.__call__ refuses arguments that its pipelined path drops, and the stages
+                               of our pipelines are built our way (`stage_modules`)
 
 With `pipeline_impl=host` each of them does what MaxText does, by calling it.
 """
@@ -22,6 +23,7 @@ from maxtext_pp_ext.host import version
 
 CREATE_NNX_PIPELINE = "(config, stage_factory, mesh, remat_policy=None, *, rngs)"
 CREATE_PIPELINE = "(config, layers=None, mesh=None, remat_policy=None)"
+STAGE_MODULE = "(self, decoder_blocks, rngs)"
 # A parameter that we do not know could be one more that the pipelined path drops.
 DECODER_PARAMETERS = (
     "self",
@@ -55,12 +57,20 @@ CONFIG_KEYS = (
     "first_num_dense_layers",
     "decoder_block",
     "scan_layers",
+    "set_remat_policy_on_layers_per_stage",
+    "shard_mode",
     "inhomogeneous_layer_cycle_interval",
     "nope_layer_interval",
     "interleave_moe_layer_step",
     "micro_batch_size_to_train_on",
     "num_target_devices",
     "per_device_batch_size",
+    "gradient_accumulation_steps",
+    "parameter_memory_host_offload",
+    "rope_type",
+    "routed_bias",
+    "routed_bias_update_rate",
+    "scan_layers_per_stage",
     "mesh_axes",
     "custom_mesh_and_rule",
     "engram_layers",
@@ -161,12 +171,14 @@ def _check_decoders(module: ModuleType) -> None:
   decoder = version.attribute(module, "NNXDecoder")
   known = (*DECODER_PARAMETERS, *DECODER_PARAMETERS_SINCE_0_2_5)
   version.check_parameters(decoder, "__call__", DECODER_PARAMETERS, known)
+  version.check_signature(decoder, "_get_pipeline_stage_module", STAGE_MODULE)
 
 
 def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
   from maxtext_pp_ext.host import decoder_call  # pylint: disable=import-outside-toplevel
 
   host_call = module.NNXDecoder.__call__
+  host_stage_module = module.NNXDecoder._get_pipeline_stage_module
   signature = inspect.signature(host_call)
 
   @functools.wraps(host_call)
@@ -175,7 +187,15 @@ def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
     decoder_call.refuse_lost_arguments(self.config, signature.bind_partial(self, *args, **kwargs).arguments)
     return host_call(self, *args, **kwargs)
 
+  @functools.wraps(host_stage_module)
+  def _get_pipeline_stage_module(self, decoder_blocks, rngs):
+    # Imports Flax, which has been imported by the time a model is built.
+    from maxtext_pp_ext.host import stage_modules  # pylint: disable=import-outside-toplevel
+
+    return stage_modules.build(host_stage_module, self, decoder_blocks, rngs)
+
   rebinding.class_level(module.NNXDecoder, "__call__", __call__)
+  rebinding.class_level(module.NNXDecoder, "_get_pipeline_stage_module", _get_pipeline_stage_module)
 
 
 SEAMS = {

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 import math
 from typing import Any, ClassVar
 
@@ -16,9 +17,21 @@ import jax.numpy as jnp
 
 from maxtext_pp_ext.engine import MAX, SUM, Engine, Residency, Ring, WeightLayout, Weights
 from maxtext_pp_ext.engine.precision import cast_on_first_use
+from maxtext_pp_ext.pipelines.expert_bias import updates_from_counts
 from maxtext_pp_ext.pipelines.stages import Differentiated, StageModule
 from maxtext_pp_ext.schedule import CircularSchedule
-from maxtext_pp_ext.sharding import divisible_spec, gathered_last, gathered_spec, logical_axes, resolve
+from maxtext_pp_ext.sharding import (
+    automatic,
+    constrain,
+    divisible_spec,
+    gathered_last,
+    gathered_spec,
+    is_explicit,
+    logical_axes,
+    resolve,
+    run_automatic,
+    spec_of,
+)
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 ACTIVATION_AXES = ("activation_batch", "activation_length", "activation_embed")
@@ -43,11 +56,14 @@ class CircularPipelineBase(nnx.Module):
 
   Attributes:
     residency: how long gathered weights stay, named by the subclass.
+    shards_automatically: tells `host.stage_modules` to build layers for automatic sharding, also in a model with explicit
+      sharding: layouts within the pipeline are ours and the compiler's matter.
     bubble_fill: what stages compute on in bubbles; see `Ring`.
     layers: the stacked stages.
   """
 
   residency: ClassVar[Residency]
+  shards_automatically: ClassVar[bool] = True
   bubble_fill: ClassVar[float] = 0.0
 
   def __init__(
@@ -70,6 +86,7 @@ class CircularPipelineBase(nnx.Module):
 
     Raises:
       ValueError: if stages, microbatches and repeats do not fit together.
+      NotImplementedError: if the stage's layers are built for explicit sharding.
     """
     self.config = config
     self.mesh = mesh
@@ -81,6 +98,11 @@ class CircularPipelineBase(nnx.Module):
         delay=2 if config.pipeline_delay_activation_forwarding else 1,
     )
     self.layers = self._stack(stage_factory, rngs)
+    if any(_names_layouts(node) for _, node in nnx.iter_graph(self.layers)):
+      raise NotImplementedError(
+          "shard_mode=explicit: the layers of a stage are built for explicit sharding, and would name layouts where the"
+          " pipeline shards automatically. Build them with a config that has shard_mode=auto, or set shard_mode=auto."
+      )
 
   def _stack(self, stage_factory: Callable, rngs: nnx.Rngs) -> nnx.Module:
     """Stacks the stages along `circular_repeats` and `layers`, as the host does."""
@@ -89,7 +111,7 @@ class CircularPipelineBase(nnx.Module):
     shape: tuple[int, ...] = ()
     sizes = (schedule.stages,) if schedule.repeats == 1 else (schedule.repeats, schedule.stages)
     for size, name in zip(reversed(sizes), ("layers", "circular_repeats"), strict=False):
-      on_stages = {"spmd_axis_name": "stage"} if name == "layers" and not _is_explicit(self.mesh) else {}
+      on_stages = {"spmd_axis_name": "stage"} if name == "layers" and not is_explicit(self.mesh) else {}
       create = nnx.vmap(
           create, in_axes=0, out_axes=(None, 0, 0), transform_metadata={nnx.PARTITION_NAME: name}, **on_stages
       )
@@ -135,11 +157,21 @@ class CircularPipelineBase(nnx.Module):
     if not isinstance(deterministic, bool):
       raise TypeError(f"deterministic must be a Python bool, got {type(deterministic).__name__}.")
     stage = StageModule.of(self.layers, self.schedule, deterministic=deterministic, model_mode=model_mode)
-    microbatched = self._split_batch(inputs)
-    aux = stage.aux(self._split_batch(segment_ids, "segment_ids"), self._split_batch(positions, "positions"))
-    outputs, intermediates = self._engine(stage, aux, microbatched)(stage.weights, aux, microbatched)
-    stage.store_back(self.layers, intermediates)
-    return outputs.reshape(inputs.shape)
+
+    def run(weights, rest, inputs, segment_ids, positions):
+      run_stage = dataclasses.replace(stage, weights=weights, rest=rest)
+      microbatched = self._split_batch(inputs)
+      aux = run_stage.aux(self._ids(segment_ids, "segment_ids"), self._ids(positions, "positions"))
+      outputs, sown = self._engine(run_stage, aux, microbatched)(weights, aux, microbatched)
+      return outputs.reshape(inputs.shape), *run_stage.per_layer(sown)
+
+    counters = jax.tree.leaves(nnx.state(self.layers, nnx.RngCount))
+    out_specs = (spec_of(inputs), P(), [spec_of(c) for c in counters]) if is_explicit(self.mesh) else None
+    run = run_automatic(run, self.mesh, out_specs)
+    outputs, intermediates, counts = run(stage.weights, stage.rest, inputs, segment_ids, positions)
+    stage.store_back(self.layers, intermediates, counts)
+    updates_from_counts(self.layers, self.config)
+    return outputs
 
   def _split_batch(self, x: jax.Array | None, name: str = "inputs") -> jax.Array | None:
     """[batch, …] -> [M, batch / M, …]."""
@@ -152,20 +184,32 @@ class CircularPipelineBase(nnx.Module):
       )
     return x.reshape((microbatches, x.shape[0] // microbatches) + x.shape[1:])
 
+  def _ids(self, x: jax.Array | None, name: str) -> jax.Array | None:
+    """[batch, sequence] -> [M, microbatch, sequence], laid out so that every stage has those of every microbatch."""
+    if x is None:
+      return None
+    mesh = automatic(self.mesh)
+    spec = resolve(ACTIVATION_AXES[: x.ndim], mesh, self._rules)
+    return constrain(self._split_batch(x, name), P(None, *spec), mesh)
+
+  @property
+  def _rules(self) -> Any:
+    return spmd.get_logical_axis_rules() or self.config.logical_axis_rules
+
   def _engine(self, stage: StageModule, aux: Any, inputs: jax.Array) -> Engine:
-    rules = spmd.get_logical_axis_rules() or self.config.logical_axis_rules
+    rules, mesh = self._rules, automatic(self.mesh)
     ring = Ring(
         schedule=self.schedule,
-        mesh=self.mesh,
-        activation_spec=resolve(ACTIVATION_AXES, self.mesh, rules),
+        mesh=mesh,
+        activation_spec=resolve(ACTIVATION_AXES, mesh, rules),
         bubble_fill=self.bubble_fill,
     )
     layouts = self._layouts(stage, aux, inputs, rules, [a for _, axes in ring.batch_axes(inputs) for a in axes])
     return Engine(
         schedule=self.schedule,
         ring=ring,
-        weights=Weights(residency=self.residency, mesh=self.mesh, layouts=layouts, pieces=self.schedule.microbatches),
-        stages=stage.over_stages(None if _is_explicit(self.mesh) else "stage"),
+        weights=Weights(residency=self.residency, mesh=mesh, layouts=layouts, pieces=self.schedule.microbatches),
+        stages=stage.over_stages("stage"),
         aux_at=stage.aux_at,
         checkpoint=self._checkpoint(),
         loop_iterations=self.config.scan_pipeline_iterations,
@@ -249,8 +293,9 @@ def _save_also(names: Callable, policy: Callable) -> Callable:
   return lambda *args, **params: names(*args, **params) or policy(*args, **params)
 
 
-def _is_explicit(mesh: Mesh) -> bool:
-  return jax.sharding.AxisType.Explicit in mesh.axis_types
+def _names_layouts(node: Any) -> bool:
+  mode = getattr(getattr(node, "config", None), "shard_mode", None) if isinstance(node, nnx.Module) else None
+  return getattr(mode, "value", mode) == "explicit"
 
 
 def _split_keys(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Rngs:

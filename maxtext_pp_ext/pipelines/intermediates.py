@@ -23,6 +23,7 @@ PyTree = Any
 _mean = lambda x: jnp.mean(x, axis=2)
 _max = lambda x: jnp.max(x, axis=2)
 _any = lambda x: jnp.any(x, axis=2)
+_sum = lambda x: jnp.sum(x, axis=2)
 
 COMBINE: dict[str, Callable] = {
     # Means over tokens: microbatches have equally many, so the mean of means is the mean.
@@ -37,6 +38,8 @@ COMBINE: dict[str, Callable] = {
     "moe_max_load_ratio": _max,
     "moe_has_overflow": _any,
     "moe_dropless_fallback": _any,
+    # Counts of tokens; see `expert_bias`.
+    "moe_bias_updates": _sum,
 }
 
 

@@ -14,6 +14,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
+from maxtext_pp_ext.pipelines.expert_bias import READ_ONLY_STATE, sow_counts
 from maxtext_pp_ext.pipelines.intermediates import per_layer, per_microbatch
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding import logical_axes
@@ -38,7 +39,7 @@ class StageModule:
     weight_axes: logical axes of each weight, or None.
     overwritten: whether each weight is overwritten with its gradient instead of stepped along it.
     weight_structure: puts weights back into the module's state.
-    keys: random keys as raw data and the other random state, leaves [R, S, …].
+    rest: random keys as raw data, other random state, and state that no call changes, leaves [R, S, …].
     rest_structure: puts them back.
     call: the stage's call, (module, x, segment_ids, positions) -> output.
   """
@@ -59,13 +60,13 @@ class StageModule:
     """Takes a stacked module apart.
 
     Raises:
-      NotImplementedError: if a stage has state other than parameters and random streams.
+      NotImplementedError: if a stage has state other than parameters, random streams, and what no call changes.
     """
     nnx.pop(layers, nnx.Intermediate)  # of an earlier call; this one must not add to them
     graphdef, params, rest = nnx.split(layers, Differentiated, ...)
     is_variable = lambda x: isinstance(x, nnx.Variable)
     for path, variable in jax.tree_util.tree_leaves_with_path(rest, is_leaf=is_variable):
-      if not isinstance(variable, nnx.RngState):
+      if not isinstance(variable, nnx.RngState) and type(variable).__name__ not in READ_ONLY_STATE:
         raise NotImplementedError(
             f"A pipelined stage has the state variable {jax.tree_util.keystr(path)} of type {type(variable).__name__};"
             " circular pipelines carry parameters and random streams only."
@@ -126,6 +127,7 @@ class StageModule:
         self.graphdef, jax.tree.unflatten(self.weight_structure, weights), jax.tree.unflatten(self.rest_structure, rest)
     )
     counters = [path for path, _ in jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount))]
+    sow_counts(module)
     x = checkpoint_name(x, "iteration_input")
     out = self.call(module, x, aux["segment_ids"], aux["positions"])
     # MaxText's layers return (activations, what a scan over layers would stack).
@@ -140,22 +142,24 @@ class StageModule:
     counts = dict(jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount)))
     return y, (intermediates, [counts[path] for path in counters])
 
-  def store_back(self, layers: nnx.Module, sown: PyTree) -> None:
-    """Leaves the intermediates in the module, and random counters as one call of each layer leaves them.
+  def per_layer(self, sown: PyTree) -> tuple[PyTree, list[jax.Array]]:
+    """Intermediates of each layer, and its random counters after one call, from what the engine returns.
 
     Args:
-      layers: the stacked module.
-      sown: (intermediates, random counters), leaves [T, S, …] as the engine returns them.
+      sown: (intermediates, random counters), leaves [T, S, …].
     """
     intermediates, counts = sown
+    # Every microbatch starts from the same counters; its key tells it apart.
+    counts = [c[:, :, 0] for c in per_microbatch(counts, self.schedule)]
+    return per_layer(intermediates, self.schedule), [c if self.schedule.repeats > 1 else c[0] for c in counts]
+
+  def store_back(self, layers: nnx.Module, intermediates: PyTree, counts: list[jax.Array]) -> None:
+    """Leaves the results of `per_layer` in the stacked module."""
     if jax.tree.leaves(intermediates):
-      nnx.update(layers, per_layer(intermediates, self.schedule))
+      nnx.update(layers, intermediates)
     if counts:
-      # Every microbatch starts from the same counters; its key tells it apart.
       structure = jax.tree.structure(nnx.state(layers, nnx.RngCount))
-      counts = [c[:, :, 0] for c in per_microbatch(counts, self.schedule)]
-      without_repeats = [c if self.schedule.repeats > 1 else c[0] for c in counts]
-      nnx.update(layers, jax.tree.unflatten(structure, without_repeats))
+      nnx.update(layers, jax.tree.unflatten(structure, counts))
 
 
 def _fold(keys: jax.Array, data: jax.Array) -> jax.Array:

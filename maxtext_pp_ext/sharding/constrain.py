@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Puts an array into a layout, under automatic and explicit sharding alike."""
+"""Puts an array into a layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
@@ -31,8 +31,5 @@ def divisible_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 def constrain(x: Any, spec: P, mesh: Mesh) -> Any:
-  """Lays `x` out as `spec` over `mesh`: a sharding constraint on automatic meshes, a reshard on explicit ones."""
-  sharding = NamedSharding(mesh, divisible_spec(spec, x.shape, mesh))
-  if AxisType.Explicit in mesh.axis_types:
-    return jax.sharding.reshard(x, sharding)
-  return jax.lax.with_sharding_constraint(x, sharding)
+  """Lays `x` out as `spec` over `mesh`."""
+  return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, divisible_spec(spec, x.shape, mesh)))

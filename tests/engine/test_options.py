@@ -47,9 +47,25 @@ SAME_KEYS = {
     "delayed_forwarding": ("pipeline_delay_activation_forwarding=True",),
     "tensor_parallelism": ("ici_fsdp_parallelism=1", "ici_tensor_parallelism=2"),
     "context_parallelism": ("ici_fsdp_parallelism=1", "ici_context_parallelism=2"),
+    "optimizer_on_the_host": ("optimizer_memory_host_offload=True", "log_step_diagnostics=True"),
+    "parameters_on_the_host": ("parameter_memory_host_offload=True", "param_scan_axis=0"),
 }
 # name: (keys of ours, keys of MaxText's plain pipeline), where plain fails with ours' keys.
 OTHER_KEYS = {
+    # ShardingTypeError: Use `.at[...].get(out_sharding=)` … for the gather indexing (0.2.5).
+    "explicit_sharding": (("shard_mode=explicit",), ()),
+    "explicit_sharding_of_tensors": (
+        ("shard_mode=explicit", "ici_fsdp_parallelism=1", "ici_tensor_parallelism=2"),
+        ("ici_fsdp_parallelism=1", "ici_tensor_parallelism=2"),
+    ),
+    "explicit_sharding_with_layers_outside": (
+        ("shard_mode=explicit", "base_num_decoder_layers=10", "pipeline_parallel_layers=8"),
+        ("base_num_decoder_layers=10", "pipeline_parallel_layers=8"),
+    ),
+    "explicit_sharding_and_gradient_accumulation": (
+        ("shard_mode=explicit", "ici_fsdp_parallelism=1", "ici_data_parallelism=2", "gradient_accumulation_steps=2"),
+        ("ici_fsdp_parallelism=1", "ici_data_parallelism=2", "gradient_accumulation_steps=2"),
+    ),
     # TypeError: zeros_like requires ndarray … got tuple (0.2.5).
     "no_scan_over_layers": (("scan_layers=False",), ()),
     # ValueError: The return value of the policies should be a boolean (0.2.5).

@@ -16,6 +16,7 @@ ENTRY_POINTS = {
     "maxtext.config_class": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:extend_config_class"},
     "maxtext.pipeline_class": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:pipeline_class"},
     "maxtext.decoder_call": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_decoder_call"},
+    "maxtext.pipeline_stage": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:build_pipeline_stage"},
 }
 RUN_TRAINER = ("-m", "maxtext.trainers.pre_train.train", *TINY, "steps=2", "base_output_directory=out")
 
@@ -59,6 +60,17 @@ def test_patched_maxtext_trains_through_an_installed_implementation_with_the_hoo
   text = done.stdout + done.stderr
   assert "FakePipeline was built" in text and "completed step: 1" in text
   assert "pipeline_impl=fake is active: 2 stages" in text
+
+
+def test_patched_maxtext_builds_stages_for_explicit_sharding_with_the_hook_off(run_python, patched, ours):
+  keys = (
+      "ici_pipeline_parallelism=2",
+      "num_pipeline_microbatches=2",
+      "pipeline_impl=circular_bsw",
+      "shard_mode=explicit",
+  )
+  done = run_python(*RUN_TRAINER, *keys, path=[patched, ours])
+  assert "completed step: 1" in done.stdout + done.stderr
 
 
 CHECKS = """

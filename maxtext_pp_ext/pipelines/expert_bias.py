@@ -1,0 +1,82 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Load balancing of experts without an auxiliary loss (`routed_bias_update_rate`), from stages that see microbatches.
+
+After each step the bias of an expert's router logit moves by rate · sign(mean count − count), where the counts are of the
+tokens that the whole batch sent to each expert (Wang et al., 2024, https://arxiv.org/abs/2408.15664). Signs of
+microbatches do not add up to the sign of the batch, counts do. So stages sow counts, as MaxText's layers do themselves
+under gradient accumulation; the pipeline adds them up over microbatches, and takes the sign once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from maxtext_pp_ext.config_view import ConfigView
+
+NAME = "moe_bias_updates"  # under which MaxText's layers sow updates or counts
+# Variables that are neither trained by gradient nor changed by a layer's call.
+READ_ONLY_STATE = frozenset({"MoEBiasVar"})
+
+
+def sow_counts(stage: nnx.Module) -> None:
+  """Has the routed experts of a stage sow counts, int [..., experts], where they would sow updates.
+
+  Gradient accumulation is all that MaxText's routed experts look at to do so.
+  """
+  for _, node in nnx.iter_graph(stage):
+    if _updates_bias(node):
+      node.config = ConfigView(node.config, (("gradient_accumulation_steps", 2),))
+
+
+def _updates_bias(node: Any) -> bool:
+  return isinstance(node, nnx.Module) and getattr(node, "should_update_load_balance", lambda: False)()
+
+
+def updates_from_counts(layers: nnx.Module, config: Any) -> None:
+  """Replaces the batch's counts that stacked layers hold by what MaxText's train step adds to their biases.
+
+  Args:
+    layers: the stacked stages, after `StageModule.store_back`.
+    config: MaxText's config.
+
+  Raises:
+    NotImplementedError: if the train step could not add the updates: it takes one value for the bias of one module.
+  """
+  balanced = [node for _, node in nnx.iter_graph(layers) if isinstance(node, nnx.Module) and hasattr(node, NAME)]
+  if len(balanced) > 1:
+    raise NotImplementedError(
+        f"routed_bias_update_rate={config.routed_bias_update_rate}: a stage has {len(balanced)} layers with experts, and"
+        " MaxText's train step updates one. Set scan_layers_per_stage=True, or num_layers_per_pipeline_stage=1."
+    )
+  for layer in balanced:
+    sown = getattr(layer, NAME)
+    sown.set_value(tuple(_update(counts, _bias(layer), config) for counts in sown.get_value()))
+
+
+def _update(counts: jax.Array, bias: jax.Array, config: Any) -> jax.Array:
+  rate = f"routed_bias_update_rate={config.routed_bias_update_rate}"
+  if not jnp.issubdtype(counts.dtype, jnp.integer):
+    raise NotImplementedError(
+        f"{rate}: the layers of this version of MaxText give updates of microbatches, not the counts that the update of a"
+        " batch is made of. Set routed_bias_update_rate=0."
+    )
+  if not config.defer_small_all_reduces and counts.shape != bias.shape:
+    raise NotImplementedError(
+        f"{rate}: the update has the shape {list(counts.shape)} and the bias {list(bias.shape)}; MaxText's train step"
+        " adds them as they are. Set scan_layers_per_stage=False, num_layers_per_pipeline_stage=1, or param_scan_axis=0."
+    )
+  # MaxText makes updates of these itself: of counts that are still in parts, or are to be added up over further batches.
+  if config.defer_small_all_reduces or config.gradient_accumulation_steps > 1:
+    return counts
+  from maxtext.layers.moe import load_balance_updates_from_counts  # pylint: disable=import-outside-toplevel
+
+  return load_balance_updates_from_counts(counts, config.num_experts, config.routed_bias_update_rate)
+
+
+def _bias(layer: nnx.Module) -> jax.Array:
+  return next(node.gate.bias for _, node in nnx.iter_graph(layer) if _updates_bias(node)).get_value()

@@ -1,0 +1,38 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Automatic sharding within a program whose arrays carry their shardings in their types (explicit mesh axes)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
+
+PyTree = Any
+
+
+def is_explicit(mesh: Mesh) -> bool:
+  """Whether an axis of the mesh is part of array types."""
+  return AxisType.Explicit in mesh.axis_types
+
+
+def automatic(mesh: Mesh) -> Mesh:
+  """The same devices under the same names, with shardings that are the compiler's matter."""
+  return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def spec_of(x: jax.Array) -> P:
+  """The PartitionSpec in an array's type."""
+  return jax.typeof(x).sharding.spec
+
+
+def run_automatic(fn: Callable, mesh: Mesh, out_specs: PyTree) -> Callable:
+  """`fn`, but traced with `automatic(mesh)`; its results have these PartitionSpecs (a prefix of its results' tree).
+
+  Without explicit axes in the mesh it is `fn` itself.
+  """
+  if not is_explicit(mesh):
+    return fn
+  return jax.sharding.auto_axes(fn, axes=mesh.axis_names, out_sharding=out_specs)
