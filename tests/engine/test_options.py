@@ -105,7 +105,7 @@ def trained(tmp_path_factory):
       "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
   }
   command = [sys.executable, str(ROOT / "tests/engine/train_all.py"), json.dumps(_runs())]
-  done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment, cwd=folder, check=False)
+  done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment, cwd=folder, check=False)
   assert done.returncode == 0, done.stderr[-8000:]
   return folder
 
