@@ -83,7 +83,10 @@ class Transfer:
       return jax.lax.dynamic_index_in_dim(stored, repeat, keepdims=False).astype(slot.dtype)
     first = self._first(piece)
     sizes = [self.cut.size if dim == self.cut.dim else size for dim, size in enumerate(self.shard)]
-    part = jax.lax.dynamic_slice(stored, self._starts(repeat, first), (1, *sizes))[0].astype(slot.dtype)
+    part = jax.lax.dynamic_slice(stored, self._starts(repeat, first), (1, *sizes))[0]
+    if part.dtype != slot.dtype:
+      # The factor is one. Without it the TPU compiler (libtpu 0.0.48.1) casts all repeats before the loop and keeps them.
+      part = (part * jax.numpy.greater_equal(repeat, 0).astype(part.dtype)).astype(slot.dtype)
     for dim, axes in enumerate(self.axes):
       if axes and dim != self.cut.dim:
         part = jax.lax.all_gather(part, axes, axis=dim, tiled=True)
