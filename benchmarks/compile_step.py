@@ -12,6 +12,7 @@ sums up the temporary buffers without their reuse of one another's memory, and w
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -24,6 +25,7 @@ from typing import Any
 
 from benchmarks import hlo
 from benchmarks import limits
+from benchmarks import shapes
 from benchmarks import traffic
 from rich import console as rich_console
 
@@ -77,6 +79,22 @@ def compile_step(
   line = f"{label}: {ending} ({figures['host_memory_GiB']} GiB of host memory)"
   console.print(line, markup=False, highlight=False, soft_wrap=True)
   return figures
+
+
+def parse(
+    parser: argparse.ArgumentParser, argv: list[str] | None, *, output: str, impl: list[str], minutes: float = 30.0
+) -> argparse.Namespace:
+  """Parses the options that all commands have which compile train steps: what, within which limits, and where to."""
+  parser.add_argument("--impl", nargs="+", type=shapes.implementation, default=impl, metavar="NAME")
+  parser.add_argument("--minutes", type=float, default=minutes, help="wall time for a compilation (default: %(default)s)")
+  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for it (default: %(default)s)")
+  parser.add_argument("--hlo", type=pathlib.Path, help="folder to keep the optimised HLO in")
+  parser.add_argument("--output", type=pathlib.Path, default=RESULTS / output)
+  options = parser.parse_args(argv)
+  options.limits = limits.Limits(seconds=options.minutes * 60, memory_bytes=int(options.memory_gib * limits.GIB))
+  if options.hlo:
+    options.hlo.mkdir(parents=True, exist_ok=True)
+  return options
 
 
 def versions() -> dict[str, str]:

@@ -12,11 +12,9 @@ Needs the extra `tools` (libtpu) and about 6 GiB per row. Rows that are computed
 from __future__ import annotations
 
 import argparse
-import pathlib
 from typing import Any
 
 from benchmarks import compile_step
-from benchmarks import limits
 from benchmarks import shapes
 from benchmarks import tables
 from benchmarks import traffic
@@ -36,7 +34,8 @@ peak: what has to fit into a chip at once, arguments included. arg: weights, opt
 - GB on the wire: what a chip sends, by collective and in total (with what goes between slices). Gather, \
 reduce-scatter and all-to-all send (g−1)/g of the whole array in a group of g, all-reduce twice that, a permute its \
 operand. A gather that the compiler turned into permutes inside a matrix multiplication counts as permutes.
-- weight gathers: all-gathers of floating-point arrays of 1 MiB and more that run in a step.
+- weight gathers: all-gathers of floating-point arrays of 1 MiB and more that run in a \
+step; where weights come in pieces, each piece counts.
 - host BSW (`pipeline_fsdp_ag_per_repeat=true`) computes wrong values with 3 or more stages in MaxText 0.2.5; its \
 figures are those of a program that is not right.
 """
@@ -45,14 +44,13 @@ figures are those of a program that is not right.
 def main(argv: list[str] | None = None) -> None:
   options = _parse(argv)
   console = rich_console.Console()
-  bounds = limits.Limits(seconds=options.minutes * 60, memory_bytes=int(options.memory_gib * limits.GIB))
   results = tables.read(options.output.with_suffix(".json"))
   for name in options.shape:
     for impl in options.impl:
       arguments = shapes.arguments(shapes.SHAPES[name], impl)
       hlo_file = options.hlo / f"{name}-{impl.replace(' ', '_')}.hlo" if options.hlo else None
       figures = compile_step.compile_step(
-          arguments, label=f"{name}, {impl}", bounds=bounds, console=console, hlo_file=hlo_file
+          arguments, label=f"{name}, {impl}", bounds=options.limits, console=console, hlo_file=hlo_file
       )
       row = {**figures, "arguments": arguments, "versions": compile_step.versions()}
       results.setdefault(name, {})[impl] = row
@@ -98,17 +96,7 @@ def _row(impl: str, row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...
 def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.compiler_figures", description=__doc__.splitlines()[0])
   parser.add_argument("--shape", nargs="+", choices=sorted(shapes.SHAPES), default=list(SHAPES), metavar="NAME")
-  parser.add_argument(
-      "--impl", nargs="+", type=shapes.implementation, default=list(shapes.IMPLEMENTATIONS), metavar="NAME"
-  )
-  parser.add_argument("--minutes", type=float, default=30.0, help="wall time for a row (default: %(default)s)")
-  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for a row (default: %(default)s)")
-  parser.add_argument("--hlo", type=pathlib.Path, help="folder to keep the optimised HLO in")
-  parser.add_argument("--output", type=pathlib.Path, default=compile_step.RESULTS / "compiler_figures")
-  options = parser.parse_args(argv)
-  if options.hlo:
-    options.hlo.mkdir(parents=True, exist_ok=True)
-  return options
+  return compile_step.parse(parser, argv, output="compiler_figures", impl=list(shapes.IMPLEMENTATIONS))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from typing import Any
 
 from benchmarks import compile_step
 from benchmarks import hlo
-from benchmarks import limits
 from benchmarks import shapes
 from benchmarks import spans
 from benchmarks import tables
@@ -139,7 +138,6 @@ def main(argv: list[str] | None = None) -> None:
   if options.read:
     _print(console, {file.stem: _read(file) for file in options.read}, options.details)
     return
-  bounds = limits.Limits(seconds=options.minutes * 60, memory_bytes=int(options.memory_gib * limits.GIB))
   json_file = options.output.with_suffix(".json")
   rows, found = tables.read(json_file), {}
   with tempfile.TemporaryDirectory() as temporary:
@@ -148,7 +146,7 @@ def main(argv: list[str] | None = None) -> None:
       arguments = shapes.arguments(shapes.SHAPES[SHAPE], impl, {"compile_xla_flags": SPARSE_CORE_FLAGS})
       file = folder / f"{SHAPE}-{impl.replace(' ', '_')}.hlo"
       figures = compile_step.compile_step(
-          arguments, label=f"{SHAPE}, {impl}", bounds=bounds, console=console, hlo_file=file
+          arguments, label=f"{SHAPE}, {impl}", bounds=options.limits, console=console, hlo_file=file
       )
       rows[impl] = {**figures, "arguments": arguments, "versions": compile_step.versions()}
       if "failure" not in figures:
@@ -169,19 +167,9 @@ def _print(console: rich_console.Console, found: dict[str, dict[str, list[spans.
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.splitlines()[0])
-  parser.add_argument(
-      "--impl", nargs="+", type=shapes.implementation, default=["circular_bsw", "host BSW"], metavar="NAME"
-  )
   parser.add_argument("--read", nargs="+", type=pathlib.Path, metavar="FILE", help="HLO that was kept; compiles nothing")
   parser.add_argument("--details", action="store_true", help="print every collective and what runs meanwhile")
-  parser.add_argument("--minutes", type=float, default=30.0, help="wall time for a compilation (default: %(default)s)")
-  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for it (default: %(default)s)")
-  parser.add_argument("--hlo", type=pathlib.Path, help="folder to keep the optimised HLO in")
-  parser.add_argument("--output", type=pathlib.Path, default=compile_step.RESULTS / "overlap")
-  options = parser.parse_args(argv)
-  if options.hlo:
-    options.hlo.mkdir(parents=True, exist_ok=True)
-  return options
+  return compile_step.parse(parser, argv, output="overlap", impl=["circular_bsw", "host BSW"])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import pathlib
 from typing import Any
 
 from benchmarks import compile_step
-from benchmarks import limits
 from benchmarks import shapes
 from benchmarks import tables
 from rich import console as rich_console
@@ -77,7 +76,6 @@ def label(point: dict[str, int]) -> str:
 def main(argv: list[str] | None = None) -> None:
   options = _parse(argv)
   console = rich_console.Console()
-  bounds = limits.Limits(seconds=options.minutes * 60, memory_bytes=int(options.memory_gib * limits.GIB))
   points = tables.read(options.output.with_suffix(".json"))
   done = set()
   for series in options.series:
@@ -89,8 +87,9 @@ def main(argv: list[str] | None = None) -> None:
         figures = compile_step.compile_step(
             shapes.arguments(shape(point), impl),
             label=f"{series}, {label(point)}, {impl}",
-            bounds=bounds,
+            bounds=options.limits,
             console=console,
+            hlo_file=options.hlo / f"{label(point)}-{impl}.hlo".replace(" ", "_") if options.hlo else None,
         )
         points.setdefault(label(point), {})[impl] = {**figures, "versions": compile_step.versions()}
         write(points, options.output)
@@ -158,11 +157,7 @@ def plot(points: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__.splitlines()[0])
   parser.add_argument("--series", nargs="+", choices=list(SERIES), default=list(SERIES), metavar="NAME")
-  parser.add_argument("--impl", nargs="+", type=shapes.implementation, default=list(_IMPLEMENTATIONS), metavar="NAME")
-  parser.add_argument("--minutes", type=float, default=15.0, help="wall time for a point (default: %(default)s)")
-  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for a point (default: %(default)s)")
-  parser.add_argument("--output", type=pathlib.Path, default=compile_step.RESULTS / "scaling")
-  return parser.parse_args(argv)
+  return compile_step.parse(parser, argv, output="scaling", impl=list(_IMPLEMENTATIONS), minutes=15.0)
 
 
 if __name__ == "__main__":
