@@ -1,0 +1,111 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that come in pieces are the weights, gradients that leave in pieces are their sum, wherever each stage is."""
+
+import jax
+from jax.sharding import Mesh, PartitionSpec as P
+import jax.numpy as jnp
+from maxtext_pp_ext.engine.gradients import Gradients, Sums
+from maxtext_pp_ext.engine.residency import Residency, WeightLayout, Weights
+from maxtext_pp_ext.engine.transfer import Cut, Transfer
+from maxtext_pp_ext.sharding import constrain, gathered_last
+import numpy as np
+import pytest
+
+REPEATS, STAGES = 3, 2
+F32 = jnp.dtype(jnp.float32)
+
+# shape of one stage's weight, how it is stored, and how a stage computes with it
+WEIGHTS = {
+    "pieces divide": ((8, 5), P("stage", "a", None), P("stage", None, None)),
+    "pieces do not divide": ((6, 5), P("stage", "a", None), P("stage", None, None)),
+    "fewer rows than pieces": ((4,), P("stage", "a"), P("stage", None)),
+    "a vector over both axes": ((24,), P("stage", ("a", "b")), P("stage", None)),
+    "two gathered dimensions": ((6, 4, 10), P("stage", "a", None, "b"), P("stage", None, None, None)),
+    "one dimension is kept": ((6, 10), P("stage", "a", "b"), P("stage", None, "b")),
+    "the first of two axes is kept": ((24, 3), P("stage", ("b", "a"), None), P("stage", "b", None)),
+    "the second of two axes is kept": ((24, 3), P("stage", ("a", "b"), None), P("stage", "b", None)),
+    "nothing is sharded": ((3, 5), P("stage", None, None), P("stage", None, None)),
+    "a scalar": ((), P("stage"), P("stage")),
+}
+
+
+@pytest.fixture(name="mesh", scope="module")
+def _mesh():
+  return Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("stage", "a", "b"))
+
+
+def layout(stored, gathered, partial_axes=("a", "b")):
+  return WeightLayout(
+      sharded=gathered_last(stored, gathered),
+      gathered=gathered,
+      partial_axes=tuple(a for a in partial_axes if a not in jax.tree.leaves(tuple(gathered))),
+      compute_dtype=F32,
+      accumulation_dtype=F32,
+  )
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 4])
+@pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
+def test_all_pieces_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored, gathered, pieces):
+  params = constrain(jax.random.normal(jax.random.key(0), (REPEATS, STAGES, *shape)), P(None, *stored), mesh)
+  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[layout(stored, gathered)], pieces=pieces)
+  repeat = jnp.array([2, 1])  # each stage is at another one
+
+  @jax.jit
+  def bring(params):
+    loaded = weights.load([params])
+    window = weights.window(weights.first(loaded))
+    for k in range(pieces):
+      window = weights.bring(window, loaded, repeat, jnp.array([k, pieces - 1 - k]))
+    turned = weights.turn(window, loaded, repeat, jnp.array([True, True]))
+    half = weights.turn(window, loaded, repeat, jnp.array([False, True]))
+    return window.slot[0], turned.slot[0], half.slot[0]
+
+  first, turned, half = bring(params)
+  np.testing.assert_array_equal(first, params[0])
+  np.testing.assert_array_equal(turned, [params[2, 0], params[1, 1]])
+  np.testing.assert_array_equal(half, [params[0, 0], params[1, 1]])
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 4])
+@pytest.mark.parametrize("partial_axes", [("a", "b"), ("a",), ("b",)])
+@pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
+def test_all_pieces_of_a_sum_are_the_sum_in_its_repeats_place(mesh, shape, stored, gathered, partial_axes, pieces):
+  each = layout(stored, gathered, partial_axes)
+  if not each.partial_axes:
+    pytest.skip("the gradient is complete")
+  params = [jnp.zeros((REPEATS, STAGES, *shape))]
+  parts = 2 ** len(each.partial_axes)
+  gradients = Gradients.of(mesh, [each], params, [parts], pieces)
+  done = jax.random.normal(jax.random.key(1), (parts, STAGES, *shape))
+  total = jax.random.normal(jax.random.key(2), (parts, STAGES, *shape))
+  repeat = jnp.array([2, 1])
+
+  @jax.jit
+  def reduce(done, total):
+    sums = Sums([total], [done], gradients.zeros().stored)
+    for k in range(pieces):
+      sums = gradients.reduce(sums, repeat, jnp.array([k, pieces - 1 - k]))
+    return gradients.finish(sums)[0]
+
+  expected = np.zeros((REPEATS, STAGES, *shape), np.float32)
+  expected[0] = total.sum(0)
+  expected[2, 0], expected[1, 1] = done.sum(0)
+  np.testing.assert_allclose(reduce(done, total), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "axes, shard, pieces, cut",
+    [
+        ((("a",), ()), (256, 28672), 8, Cut(1, 3584)),  # columns of whole tiles, no view by device
+        (((), ("a",)), (28672, 256), 8, Cut(0, 3584)),
+        ((("a",), (), ()), (256, 64, 128), 8, Cut(0, 32)),  # a dimension that no tile has
+        ((("a",), ()), (256, 40), 8, Cut(0, 32)),  # five columns would shift
+        (((), ("a",)), (5, 512), 4, Cut(1, 128)),  # eight rows for five would waste too much
+        (((),), (3,), 8, Cut(0, 1)),
+        ((), (), 8, None),
+    ],
+)
+def test_weights_are_cut_where_pieces_are_copied_easily(axes, shard, pieces, cut):
+  assert Transfer(axes=axes, shard=shard, pieces=pieces).cut == cut
