@@ -52,6 +52,14 @@ collectives on the SparseCores. Shares of the bytes that a chip sends for the st
 Asynchronous: started by one instruction and awaited by another. Compute meanwhile: with a matrix multiplication, a \
 Pallas kernel, or a loop with one of them, between the two in the schedule. Enough of it: with as many FLOPs between \
 the two as the chip can do while it sends those bytes ({FLOPS_PER_BYTE:.0f} per byte).
+
+With R repeats at most (R − 1) / R of the forward gathers and of the reductions can hide: no stage computes before the \
+first repeat's weights are there, or after the last gradient is. Llama 3 8B has 8 repeats on 4 stages. What is below \
+that is the scheduler's choice. It has one transfer of the SparseCores under way at a time, lays a loop's body out from \
+its end, and takes a short time for enough, so a transfer often gets the few small operations that stand next to it. \
+Spanning a loop with a whole gather, as host BSW does, lets at most one of a repeat's gathers hide; tying transfers to \
+the activations or gradients next to which they should go on (`optimization_barrier` in `engine/`) is what moved the \
+shares from nothing to those below.
 """
 
 

@@ -52,8 +52,9 @@ class PipelineKeys(BaseModel):
   )
   pipeline_grad_accum_dtype: None | str = Field(
       "auto",
-      description="In which dtype weight gradients are summed over microbatches: 'float32', 'bfloat16', or 'auto', the"
-      " parameter's own dtype, as MaxText's plain pipeline does.",
+      description="In which dtype weight gradients are summed over microbatches on each device: 'float32', 'bfloat16',"
+      " or 'auto', the parameter's own dtype. Sums over devices travel in the dtype of one microbatch's gradient,"
+      " as MaxText's plain pipeline's do.",
   )
   pipeline_gather_dtype: None | str = Field(
       "auto",

@@ -17,7 +17,7 @@ PyTree = Any
 
 
 class BackwardState(NamedTuple):
-  """Cotangents of the forward state's activations, and what backward fills.
+  """Cotangents of the forward state's activations.
 
   dshift, dstore: as `ring.py` lays shift and store out.
   dheld: with D = 2 the cotangent of the outputs that the forward held back; None with D = 1.
@@ -82,13 +82,14 @@ def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Ar
 def _phases(engine, gradients):
   """(first iteration, number of iterations, what happens beside the computation), from the last iterations on.
 
-  A stage has reached repeat 0 in the last M of its items, and finished no repeat in the first M.
+  Stage s is at item n = t − D·s. The first M iterations are, for every stage, at items of repeat 0 or before: there is
+  no repeat to move on to. In the last M, items are of the last repeat or after it: none has been finished yet.
   """
   schedule = engine.schedule
-  total, window = schedule.iterations, schedule.microbatches
+  total, per_repeat = schedule.iterations, schedule.microbatches
   several = schedule.repeats > 1
-  moves = window if several and (engine.weights.has_slots or gradients.any_partial) else total
-  reduces = total - window if several and gradients.any_partial else 0
+  moves = per_repeat if several and (engine.weights.has_slots or gradients.any_partial) else total
+  reduces = total - per_repeat if several and gradients.any_partial else 0
   bounds = sorted({0, moves, reduces, total}, reverse=True)
   return [
       (low, high - low, {"moving_on": low >= moves, "reducing": high <= reduces})
@@ -105,7 +106,7 @@ def _initial_state(engine, doutputs: jax.Array) -> BackwardState:
   return BackwardState(dshift, dstore, ring.rotate_back(ring.write_back(schedule.iterations, dshift, dstore)))
 
 
-def _iteration(engine, program, aux, saved, dintermediates, t, state, dleaving, weights, beside):
+def _iteration(engine, program, aux, saved, dintermediates, t, state, dleaving, slot, beside):
   """One iteration in reverse, from the cotangent of what leaves the stages at its end.
 
   Returns:
@@ -115,7 +116,7 @@ def _iteration(engine, program, aux, saved, dintermediates, t, state, dleaving, 
   dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
   dy = jnp.where(ring.is_bubble(t, dy.ndim), jnp.zeros_like(dy), dy)
   gradient, dx, beside = program.backward(
-      weights,
+      slot,
       engine.aux_at(aux, t),
       [get(all_, t) for all_ in saved],
       ring.constrain(dy),

@@ -146,11 +146,11 @@ class Engine:
     if self.loop_iterations:
       return loop(count, step, carry, compiled=True)
     # Unrolled, and if repeats are to be looped over, then only as many iterations as a repeat has.
-    window = self.schedule.microbatches
-    repeats, rest = divmod(count, window) if self.loop_repeats else (0, count)
-    in_window = lambda r, carry: loop(window, lambda k, carry: step(r * window + k, carry), carry, compiled=False)
-    carry = loop(repeats, in_window, carry, compiled=True)
-    return loop(rest, lambda k, carry: step(repeats * window + k, carry), carry, compiled=False)
+    per_repeat = self.schedule.microbatches
+    repeats, rest = divmod(count, per_repeat) if self.loop_repeats else (0, count)
+    in_repeat = lambda r, carry: loop(per_repeat, lambda k, carry: step(r * per_repeat + k, carry), carry, compiled=False)
+    carry = loop(repeats, in_repeat, carry, compiled=True)
+    return loop(rest, lambda k, carry: step(repeats * per_repeat + k, carry), carry, compiled=False)
 
 
 def loop(count: int, body: Callable, carry: PyTree, *, compiled: bool) -> PyTree:

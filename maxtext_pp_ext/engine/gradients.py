@@ -97,7 +97,7 @@ class Gradients:
     """[F, S, …] like the weights that a stage computes with, and one part per device."""
     return P(layout.partial_axes, *layout.gathered)
 
-  def add(self, sums: Sums, gradients: Arrays, repeat: jax.Array, where: jax.Array, begins: jax.Array) -> Sums:
+  def add(self, sums: Sums, gradients: Arrays, repeat: jax.Array, where: jax.Array, first: jax.Array) -> Sums:
     """Adds an iteration's gradients, each [F, S, …].
 
     Args:
@@ -105,7 +105,7 @@ class Gradients:
       gradients: in any float dtype; those of stages that have nothing to do may be anything, NaN included.
       repeat: the repeat that each stage is at.
       where: the stages that have something to do.
-      begins: those that begin a repeat.
+      first: those that add the first gradient of a repeat: that of its last item, as backward goes.
     """
     total, stored = iter(sums.total), list(sums.stored)
     totals, complete = [], []
@@ -114,7 +114,7 @@ class Gradients:
         complete.append((i, constrain(g[0], layout.sharded, self.mesh)))
         continue
       acc, g = next(total), constrain(g, self._spec(layout), self.mesh)
-      acc = jnp.where(_of_stages(begins, acc), jnp.zeros_like(acc), acc)
+      acc = jnp.where(_of_stages(first, acc), jnp.zeros_like(acc), acc)
       totals.append(acc + jnp.where(_of_stages(where, g), g, jnp.zeros_like(g)).astype(acc.dtype))
     for (i, _), new in zip(complete, self._add_complete(sums, complete, repeat, where), strict=True):
       stored[i] = new

@@ -10,7 +10,7 @@ because automatic sharding has no layout for "not yet added up".
 Here it gets one: a leading axis. The operation at the root of each gradient (a matrix product or a sum that contracts
 the batch) is rewritten to contract within each of F equal parts of the batch, with the parts as a leading axis of the
 result, sharded over the data-like axes. On each device that is the product it computed anyway, and adding such values up
-over iterations, windows and loops needs no communication. What is left to do once is to add up the leading axis.
+over iterations and loops needs no communication. What is left to do once is to add up the leading axis.
 
 The rewrite is algebra, true whatever the layouts are: Σ_b = Σ_f Σ_{b in part f}. Layouts decide only how fast it is.
 """
@@ -199,7 +199,7 @@ def _find(out: Any, makers: dict, uses: dict, split: Sequence[BatchSplit], *, ex
     factors += [v for k, v in enumerate(eqn.invars) if k not in linear and isinstance(v, jex_core.Var)]
 
   def original(var):
-    return original(same[var]) if var in same else var
+    return original(same[var]) if isinstance(var, jex_core.Var) and var in same else var
 
   tail = [eqn.replace(invars=[original(v) for v in eqn.invars]) for eqn in reversed(tail)]
   return _Found(roots, tail, list(dict.fromkeys(factors)), original(out), taken)

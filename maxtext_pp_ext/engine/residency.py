@@ -143,7 +143,10 @@ class Weights:
     ]
 
   def keep(self, params: Arrays, loaded: Arrays) -> Arrays:
-    """What backward fills slots from: what is gathered if that stays for the whole step, else the parameters."""
+    """What backward fills slots from: what is gathered if that stays for the whole step, else the parameters.
+
+    Where `load` changes the order of shards, backward does so again, and nothing of it is held in between.
+    """
     return loaded if self.residency is Residency.ONCE else params
 
   def first(self, loaded: Arrays) -> Arrays:
@@ -164,7 +167,8 @@ class Weights:
   def at(self, slot: Arrays, loaded: Arrays, repeat: jax.Array) -> Arrays:
     """The weights of an iteration, gathered, leaves [S, …]."""
     if self.has_slots:
-      return slot
+      # Pinned at each use, so that a loop carries them as they are used, and not in a layout of the compiler's choice.
+      return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(slot)]
     own = lambda repeat, *stored: [jax.lax.dynamic_index_in_dim(w, repeat, keepdims=False) for w in stored]
     results = [Layout(each.sharded, 0) for each in self.layouts]
     shards = per_stage(own, self.mesh, [repeat, *loaded], [self._indices, *self._loaded(1)], results)

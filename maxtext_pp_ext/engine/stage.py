@@ -145,7 +145,7 @@ class StageProgram:
   ) -> tuple[list[jax.Array], jax.Array, list[PyTree]]:
     """Cotangents of the weights, each [F, S, …] to be summed over F, and of x. Recomputes what was not saved.
 
-    F is 1 for a weight whose gradient could not be left as a partial sum (`gradients.parts`). Intermediates that are not
+    F is 1 for a weight whose gradient is not left as a partial sum (`gradients.parts`). Intermediates that are not
     floating point have no cotangent; theirs is ignored. `beside` holds for each weight arrays, or None, that are to be
     computed before its cotangent is; they are returned.
     """

@@ -43,10 +43,6 @@ class Transfer:
   shard: tuple[int, ...]
   pieces: int
 
-  def whole(self) -> Transfer:
-    """The same in one piece."""
-    return dataclasses.replace(self, pieces=1)
-
   @functools.cached_property
   def cut(self) -> Cut | None:
     """The dimension that wastes least and is copied most easily; None for a scalar, which always moves whole."""

@@ -188,8 +188,10 @@ class CircularPipelineBase(nnx.Module):
     """[batch, sequence] -> [M, microbatch, sequence], laid out so that every stage has those of every microbatch."""
     if x is None:
       return None
+    if x.ndim != 2:
+      raise NotImplementedError(f"A pipeline takes {name} of the shape [batch, sequence], got {list(x.shape)}.")
     mesh = automatic(self.mesh)
-    spec = resolve(ACTIVATION_AXES[: x.ndim], mesh, self._rules)
+    spec = resolve(ACTIVATION_AXES[:2], mesh, self._rules)
     return constrain(self._split_batch(x, name), P(None, *spec), mesh)
 
   @property

@@ -26,9 +26,8 @@ class CircularSchedule:
   at iteration `n + D·s`. The last stage's result of repeat r is the first stage's input of repeat r + 1, M iterations
   after that microbatch entered repeat r, so M ≥ D·S must hold.
 
-  Window r is the M iterations `r·M … r·M + M − 1`, in which stage 0 works on repeat r. At offset i of window r stage s
-  uses the weights of repeat r if `i ≥ D·s`, else those of repeat r − 1. After the last window, D·(S − 1) drain
-  iterations use the last repeat's weights only.
+  Each stage works through the items in order, so it is at repeat r for M iterations, from `r·M + D·s` on; at any time the
+  stages are at two successive repeats at most. Stage s idles in the first D·s iterations, and in the last D·(S − 1 − s).
 
   Attributes:
     stages: S ≥ 1, number of pipeline stages.
@@ -71,7 +70,7 @@ class CircularSchedule:
 
   @property
   def bubble_iterations(self) -> int:
-    """D·(S − 1): iterations that a stage idles; also the mixed offsets of a window and the length of the drain."""
+    """D·(S − 1): iterations that a stage idles; the length of the warm-up and of the drain."""
     return self.delay * (self.stages - 1)
 
   @property

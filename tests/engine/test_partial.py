@@ -61,13 +61,14 @@ def test_a_part_is_what_that_part_of_the_batch_contributes():
     "layer, shape",
     [
         (lambda w, x: x * w, (EMBED,)),
+        (lambda w, x: x * (1 + 0.1 * w), (EMBED,)),
         (lambda w, x: jnp.einsum("ble,hde->blhd", x, w), (2, 3, EMBED)),
         (lambda w, x: (x.reshape(BATCH * LENGTH, EMBED) @ w).reshape(BATCH, LENGTH, 5), (EMBED, 5)),
         (lambda w, x: x @ w + jnp.tanh(x) @ w, (EMBED, 5)),
         (jax.checkpoint(dense, prevent_cse=True), (EMBED, 5)),
         (lambda w, x: jax.jit(dense)(w, x), (EMBED, 5)),
     ],
-    ids=["scale", "transposed", "flattened batch", "used twice", "rematerialised", "called"],
+    ids=["scale", "scaled by a constant", "transposed", "flattened batch", "used twice", "rematerialised", "called"],
 )
 def test_other_uses_are_left_in_parts_too(layer, shape):
   check(layer, shape, [BatchSplit(BATCH, 2)], 2)
