@@ -10,9 +10,13 @@ K ≤ 32 and L ≤ 32, so 2·32·√32·u ≈ 2e-5 at the very most; measured er
 
 import math
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from maxtext_pp_ext import registry
+from maxtext_pp_ext.engine.gradients import Gradients, Sums
+from maxtext_pp_ext.engine.residency import Weights
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import LAYERS, make_config, make_mesh, make_pipeline
@@ -110,6 +114,36 @@ class NaNInBubbles(CircularBswPipeline):
 
 @pytest.mark.parametrize("stages, repeats, rounds, delay", [(2, 1, 1, 1), (3, 2, 2, 2), (4, 3, 1, 1), (8, 1, 1, 1)])
 def test_a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients(stages, repeats, rounds, delay):
+  check(
+      NaNInBubbles,
+      "llama",
+      stages=stages,
+      repeats=repeats,
+      microbatches=rounds * stages,
+      pipeline_delay_activation_forwarding=delay == 2,
+  )
+
+
+@pytest.mark.parametrize("stages, repeats, rounds, delay", [(1, 2, 2, 1), (2, 3, 1, 1), (3, 3, 1, 1), (3, 2, 2, 2)])
+def test_neither_does_a_nan_in_what_has_not_come_yet(monkeypatch, stages, repeats, rounds, delay):
+  """In the spare, and in sums before their first summand and before their first piece."""
+  window, zeros = Weights.window, Gradients.zeros
+  nan = lambda arrays: jax.tree.map(lambda x: jnp.full_like(x, math.nan), arrays)
+
+  def empty_sums(self):
+    sums = zeros(self)
+    comes_in_pieces = [bool(each.partial_axes) for each in self.layouts]
+    assert any(comes_in_pieces)
+    stored = [nan(x) if pieces else x for x, pieces in zip(sums.stored, comes_in_pieces, strict=True)]
+    return Sums(nan(sums.total), nan(sums.done), stored)
+
+  def empty_window(self, slot):
+    made = window(self, slot)
+    assert any(w is not None for w in made.spare)
+    return made._replace(spare=nan(made.spare))
+
+  monkeypatch.setattr(Weights, "window", empty_window)
+  monkeypatch.setattr(Gradients, "zeros", empty_sums)
   check(
       NaNInBubbles,
       "llama",
