@@ -136,8 +136,8 @@ class Gradients:
     combines = [self.layouts[i].combine for i, _ in gradients]
     stored = [Layout(P(None, *self.layouts[i].sharded), 1) for i, _ in gradients]
     shards = [Layout(self.layouts[i].sharded, 0) for i, _ in gradients]
-    args = [repeat, where, *(sums.stored[i] for i, _ in gradients), *(g for _, g in gradients)]
-    return per_stage(add, self.mesh, args, [self._indices, self._indices, *stored, *shards], stored)
+    args = [*(sums.stored[i] for i, _ in gradients), *(g for _, g in gradients)]
+    return per_stage(add, self.mesh, [repeat, where], args, [*stored, *shards], stored)
 
   def finish_repeat(self, sums: Sums, where: jax.Array) -> Sums:
     """Moves the totals of the stages in the bool [S] `where` on, to be reduced."""
@@ -151,7 +151,7 @@ class Gradients:
       return jax.lax.cond(where, take, lambda total, done: done, list(arrays[:half]), list(arrays[half:]))
 
     layouts = [Layout(self._spec(self.layouts[i]), 1) for i in self._partial]
-    done = per_stage(move, self.mesh, [where, *sums.total, *sums.done], [self._indices, *layouts, *layouts], layouts)
+    done = per_stage(move, self.mesh, [where], [*sums.total, *sums.done], [*layouts, *layouts], layouts)
     return sums._replace(done=done)
 
   def reduce(self, sums: Sums, repeat: jax.Array, piece: jax.Array) -> Sums:
@@ -180,16 +180,12 @@ class Gradients:
 
     parts = [Layout(self._spec(each), 1) for each in layouts]
     places = [Layout(P(None, *each.sharded), 1) for each in layouts]
-    args = [repeat, piece, *summands, *(sums.stored[i] for i in self._partial)]
-    reduced = per_stage(reduce, self.mesh, args, [self._indices, self._indices, *parts, *places], places)
+    args = [*summands, *(sums.stored[i] for i in self._partial)]
+    reduced = per_stage(reduce, self.mesh, [repeat, piece], args, [*parts, *places], places)
     stored = list(sums.stored)
     for i, new in zip(self._partial, reduced, strict=True):
       stored[i] = new
     return sums._replace(stored=stored)
-
-  @property
-  def _indices(self) -> Layout:
-    return Layout(P(self.layouts[0].sharded[0]), 0)
 
 
 def splits(

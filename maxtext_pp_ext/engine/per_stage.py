@@ -24,20 +24,24 @@ class Layout(NamedTuple):
 def per_stage(
     fn: Callable[..., Sequence[jax.Array]],
     mesh: Mesh,
+    indices: Sequence[jax.Array],
     args: Sequence[jax.Array],
     layouts: Sequence[Layout],
     results: Sequence[Layout],
 ) -> list[jax.Array]:
-  """`fn(*args)` on each device's arrays, for each stage by itself.
+  """`fn(*indices, *args)` on each device's arrays, for each stage by itself.
 
   Args:
     fn: (arrays of one stage on one device, without the dimension of the stages) -> the same. May communicate over mesh
       axes other than `stage`.
     mesh: the device mesh.
+    indices: arrays [S], one number for each stage.
     args: arrays with a dimension of the stages.
     layouts: those of the arguments.
     results: those of the results.
   """
+  stage = layouts[0].spec[layouts[0].stages]
+  args, layouts = [*indices, *args], [*(Layout(P(stage), 0) for _ in indices), *layouts]
   dims, result_dims = [each.stages for each in layouts], [each.stages for each in results]
 
   def body(*local):

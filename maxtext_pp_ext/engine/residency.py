@@ -171,7 +171,7 @@ class Weights:
       return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(slot)]
     own = lambda repeat, *stored: [jax.lax.dynamic_index_in_dim(w, repeat, keepdims=False) for w in stored]
     results = [Layout(each.sharded, 0) for each in self.layouts]
-    shards = per_stage(own, self.mesh, [repeat, *loaded], [self._indices, *self._loaded(1)], results)
+    shards = per_stage(own, self.mesh, [repeat], loaded, self._loaded(1), results)
     shards = [constrain(w.astype(each.compute_dtype), each.sharded, self.mesh) for each, w in self._with_layouts(shards)]
     return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(shards)]
 
@@ -188,8 +188,8 @@ class Weights:
 
     stored = [Layout(P(None, *self.layouts[i].sharded), 1) for i in moving]
     gathered = [Layout(self.layouts[i].gathered, 0) for i in moving]
-    args = [repeat, piece, *(loaded[i] for i in moving), *(window.spare[i] for i in moving)]
-    brought = per_stage(gather, self.mesh, args, [self._indices, self._indices, *stored, *gathered], gathered)
+    args = [*(loaded[i] for i in moving), *(window.spare[i] for i in moving)]
+    brought = per_stage(gather, self.mesh, [repeat, piece], args, [*stored, *gathered], gathered)
     spare = list(window.spare)
     for i, w in zip(moving, brought, strict=True):
       spare[i] = w
@@ -217,20 +217,14 @@ class Weights:
       # A condition and not a choice: the slot is copied once per repeat and not at every iteration.
       return jax.lax.cond(where, take, lambda new, old: old, new, old)
 
-    args = [where, repeat, *sources, *window.slot]
-    return window._replace(
-        slot=per_stage(replace, self.mesh, args, [self._indices, self._indices, *layouts, *slots], slots)
-    )
+    args = [*sources, *window.slot]
+    return window._replace(slot=per_stage(replace, self.mesh, [where, repeat], args, [*layouts, *slots], slots))
 
   def _comes_in_pieces(self, layout: WeightLayout) -> bool:
     return self.residency is Residency.REPEAT and layout.moves
 
   def _with_layouts(self, arrays: Arrays):
     return zip(self.layouts, arrays, strict=True)
-
-  @property
-  def _indices(self) -> Layout:
-    return Layout(P(self.layouts[0].sharded[0]), 0)
 
   def _loaded(self, stages: int) -> list[Layout]:
     """How `load` lays weights out, with `stages` dimensions before that of the stages."""

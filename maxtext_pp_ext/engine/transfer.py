@@ -15,6 +15,7 @@ import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 # The shape of a TPU tile of 16-bit values: pieces of such sizes are copied without shifting rows or columns.
 _TILE = (16, 128)
@@ -66,7 +67,7 @@ class Transfer:
   def _is_gathered(self, dim: int) -> bool:
     return bool(self.axes[dim])
 
-  def gather(self, stored: jax.Array, repeat: jax.Array | int, slot: jax.Array, piece: jax.Array | int) -> jax.Array:
+  def gather(self, stored: jax.Array, repeat: jax.Array, slot: jax.Array, piece: jax.Array) -> jax.Array:
     """Puts one piece of a repeat, gathered, into a slot, in the slot's dtype.
 
     Args:
@@ -82,7 +83,7 @@ class Transfer:
     part = jax.lax.dynamic_slice(stored, self._starts(repeat, first), (1, *sizes))[0]
     if part.dtype != slot.dtype:
       # The factor is one. Without it the TPU compiler (libtpu 0.0.48.1) casts all repeats before the loop and keeps them.
-      part = (part * jax.numpy.greater_equal(repeat, 0).astype(part.dtype)).astype(slot.dtype)
+      part = (part * (repeat >= 0).astype(part.dtype)).astype(slot.dtype)
     for dim, axes in enumerate(self.axes):
       if axes and dim != self.cut.dim:
         part = jax.lax.all_gather(part, axes, axis=dim, tiled=True)
@@ -97,8 +98,8 @@ class Transfer:
       summand: jax.Array,
       sum_over: Collection[str],
       stored: jax.Array,
-      repeat: jax.Array | int,
-      piece: jax.Array | int,
+      repeat: jax.Array,
+      piece: jax.Array,
   ) -> jax.Array:
     """Adds one piece of a gradient up over devices and puts each device's shard of it into a repeat's place.
 
@@ -125,12 +126,12 @@ class Transfer:
     part = jax.lax.psum(part, rest) if rest else part
     return jax.lax.dynamic_update_slice(stored, part[None].astype(stored.dtype), self._starts(repeat, first))
 
-  def _first(self, piece: jax.Array | int) -> jax.Array | int:
+  def _first(self, piece: jax.Array) -> jax.Array:
     """Where a piece begins in the shard."""
     last = self.shard[self.cut.dim] - self.cut.size
-    return min(piece * self.cut.size, last) if isinstance(piece, int) else jax.numpy.minimum(piece * self.cut.size, last)
+    return jnp.minimum(piece * self.cut.size, last)
 
-  def _starts(self, repeat: jax.Array | int, first: jax.Array | int) -> list[jax.Array | int]:
+  def _starts(self, repeat: jax.Array, first: jax.Array | int) -> list[jax.Array | int]:
     return [repeat, *(first if self.cut and dim == self.cut.dim else 0 for dim in range(len(self.shard)))]
 
   def _by_device(self, gathered: jax.Array) -> jax.Array:

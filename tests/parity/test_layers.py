@@ -55,16 +55,20 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize("stages, repeats, rounds, delay", SCHEDULES)
-def test_bsw_of_simple_layers_equals_a_loop_over_them(stages, repeats, rounds, delay):
+def check_schedule(implementation, layer, stages, repeats, rounds, delay):
   check(
-      "circular_bsw",
-      "simple",
+      implementation,
+      layer,
       stages=stages,
       repeats=repeats,
       microbatches=rounds * stages,
       pipeline_delay_activation_forwarding=delay == 2,
   )
+
+
+@pytest.mark.parametrize("stages, repeats, rounds, delay", SCHEDULES)
+def test_bsw_of_simple_layers_equals_a_loop_over_them(stages, repeats, rounds, delay):
+  check_schedule("circular_bsw", "simple", stages, repeats, rounds, delay)
 
 
 # What the schedules above do not vary, one at a time, where three stages and a wait between repeats hide the least.
@@ -98,14 +102,7 @@ def test_bsw_of_llama_layers_equals_a_loop_over_them(stages, repeats, rounds):
 @pytest.mark.parametrize("implementation", ["circular", "circular_ag_once"])
 @pytest.mark.parametrize("stages, repeats, rounds, delay", [(2, 1, 2, 1), (3, 3, 2, 1), (4, 2, 2, 2)])
 def test_other_residencies_equal_a_loop_over_the_layers(implementation, stages, repeats, rounds, delay):
-  check(
-      implementation,
-      "llama",
-      stages=stages,
-      repeats=repeats,
-      microbatches=rounds * stages,
-      pipeline_delay_activation_forwarding=delay == 2,
-  )
+  check_schedule(implementation, "llama", stages, repeats, rounds, delay)
 
 
 class NaNInBubbles(CircularBswPipeline):
@@ -114,14 +111,7 @@ class NaNInBubbles(CircularBswPipeline):
 
 @pytest.mark.parametrize("stages, repeats, rounds, delay", [(2, 1, 1, 1), (3, 2, 2, 2), (4, 3, 1, 1), (8, 1, 1, 1)])
 def test_a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients(stages, repeats, rounds, delay):
-  check(
-      NaNInBubbles,
-      "llama",
-      stages=stages,
-      repeats=repeats,
-      microbatches=rounds * stages,
-      pipeline_delay_activation_forwarding=delay == 2,
-  )
+  check_schedule(NaNInBubbles, "llama", stages, repeats, rounds, delay)
 
 
 @pytest.mark.parametrize("stages, repeats, rounds, delay", [(1, 2, 2, 1), (2, 3, 1, 1), (3, 3, 1, 1), (3, 2, 2, 2)])
@@ -144,14 +134,7 @@ def test_neither_does_a_nan_in_what_has_not_come_yet(monkeypatch, stages, repeat
 
   monkeypatch.setattr(Weights, "window", empty_window)
   monkeypatch.setattr(Gradients, "zeros", empty_sums)
-  check(
-      NaNInBubbles,
-      "llama",
-      stages=stages,
-      repeats=repeats,
-      microbatches=rounds * stages,
-      pipeline_delay_activation_forwarding=delay == 2,
-  )
+  check_schedule(NaNInBubbles, "llama", stages, repeats, rounds, delay)
 
 
 @pytest.mark.parametrize("accumulation", ["auto", "bfloat16"])
