@@ -4,12 +4,15 @@
 
 Read in `maxtext/layers/nnx_decoders.py` and `maxtext/models/` of MaxText 0.2.4 and 0.2.5. The pipelined path builds each
 stage's layers as `decoder_blocks[0](config, mesh, model_mode, quant, rngs)` (`decoder_blocks[1]` for DeepSeek), without
-the arguments by which the path without a pipeline tells a layer its index; and it calls the pipeline module with inputs,
+the arguments by which the path without a pipeline tells a layer its index (of blocks of a whole cycle of layers `cycles`
+makes stages that are right); and it calls the pipeline module with inputs,
 segment ids, positions, deterministic and model mode, nothing else.
 """
 
 from collections.abc import Iterator
 from typing import Any
+
+from maxtext_pp_ext.host import cycles
 
 # Every layer is the same, whatever its index. DeepSeek's dense layers differ, and the host runs them before the pipeline.
 UNIFORM_BLOCKS = frozenset(
@@ -38,7 +41,6 @@ _INDEX_ARGUMENT = {
     "qwen3_next": "layer_idx",
     "qwen3_5": "layer_idx",
 }
-_GEMMA3_PERIOD = 6  # five local layers, then a global one
 
 
 def problems(config: Any) -> list[str]:
@@ -51,28 +53,53 @@ def _block(config: Any) -> str:
 
 
 def _decoder_block(config: Any) -> Iterator[str]:
-  reason = _block_problem(config)
+  block = _block(config)
+  if block in UNIFORM_BLOCKS or config.num_decoder_layers is None:
+    return
+  if config.scan_layers and (block in cycles.CONFIGURED or block == "gemma3"):
+    yield from _whole_cycles(config, block)
+    return
+  reason = _block_problem(config, block)
   if reason is not None:
     yield (
-        f"decoder_block={_block(config)} cannot be pipelined: {reason}. Set ici_pipeline_parallelism=1, "
+        f"decoder_block={block} cannot be pipelined: {reason}. Set ici_pipeline_parallelism=1, "
         "dcn_pipeline_parallelism=1 and pipeline_impl=host, and shard over FSDP or tensor axes instead."
     )
 
 
-def _block_problem(config: Any) -> str | None:
+def _whole_cycles(config: Any, block: str) -> Iterator[str]:
+  """A stage has to begin where a cycle of different layers begins; see `cycles`."""
+  cycle, per_stage = cycles.length(config), config.num_layers_per_pipeline_stage
+  if cycle == 1:
+    return
+  key = "" if block == "gemma3" else "inhomogeneous_layer_cycle_interval="
+  if per_stage < cycle or per_stage % cycle:
+    yield (
+        f"decoder_block={block} cannot be pipelined with num_layers_per_pipeline_stage={per_stage}: its layers come in "
+        f"cycles of {key}{cycle}, and a stage has to hold whole cycles. Set num_layers_per_pipeline_stage={cycle} or a "
+        "multiple of it, and so many stages that num_decoder_layers is a multiple of the layers of all stages."
+    )
+  layers, total = config.pipeline_parallel_layers, config.num_decoder_layers
+  if layers not in (-1, total):
+    yield (
+        f"decoder_block={block} cannot be pipelined with pipeline_parallel_layers={layers} of {total} layers: "
+        f"its layers come in cycles of {key}{cycle}, and MaxText would take each of the {total - layers} layers outside "
+        "the pipeline for a cycle. Set pipeline_parallel_layers=-1."
+    )
+
+
+def _block_problem(config: Any, block: str) -> str | None:
   """Why the pipelined path builds another model from this block than the path without a pipeline, or None."""
-  block, layers = _block(config), config.num_decoder_layers
-  if block in UNIFORM_BLOCKS or layers is None:
-    return None
-  if block in _INDEX_ARGUMENT:
-    return _cyclic_block_problem(config, block)
+  unscanned = "its layers differ by index, and with scan_layers=False MaxText builds each stage"
   match block:
-    case "gemma3" if layers < _GEMMA3_PERIOD:
+    case _ if block in _INDEX_ARGUMENT:
+      return f"{unscanned} without {_INDEX_ARGUMENT[block]} (with scan_layers=True stages of whole cycles are possible)"
+    case "gemma3" if config.num_decoder_layers < cycles.GEMMA3_PERIOD:
       return None
     case "gemma3":
       return (
-          f"MaxText would build all {layers} layers with local attention, where every {_GEMMA3_PERIOD}th has global "
-          "attention"
+          f"{unscanned} with local attention, where every {cycles.GEMMA3_PERIOD}th layer has global attention (with "
+          "scan_layers=True stages of whole cycles are possible)"
       )
     case "gemma4":
       return "MaxText bypasses the pipeline for it (it calls _apply_gemma4_scanned_blocks)"
@@ -84,60 +111,31 @@ def _block_problem(config: Any) -> str | None:
           "build every stage alike"
       )
     case "llama4":
-      return _llama4_problem(config)
+      return _unscanned_llama4_problem(config)
     case "envy":
-      return _envy_problem(config)
+      return _unscanned_envy_problem(config)
     case _:
       return "this version of maxtext-pp-ext does not know it, so it cannot tell whether every layer is the same"
 
 
-def _cyclic_block_problem(config: Any, block: str) -> str | None:
-  cycle = config.inhomogeneous_layer_cycle_interval
-  if not config.scan_layers:
-    argument = _INDEX_ARGUMENT[block]
-    return f"its layers differ by index, and with scan_layers=False MaxText builds each stage without {argument}"
-  if cycle == 1:
+def _unscanned_llama4_problem(config: Any) -> str | None:
+  nope, moe = config.nope_layer_interval, config.interleave_moe_layer_step
+  if not 0 < nope <= config.num_decoder_layers and not 0 < moe <= config.num_decoder_layers:
     return None
-  return _deeper_model(config, cycle)
-
-
-def _deeper_model(config: Any, cycle: int) -> str:
   return (
-      f"with scan_layers=True what MaxText takes for one layer is a block of inhomogeneous_layer_cycle_interval={cycle} "
-      f"different layers, so that num_decoder_layers={config.num_decoder_layers} would become "
-      f"{config.num_decoder_layers * cycle} layers"
+      f"with scan_layers=False MaxText would build every layer with RoPE and without MoE, whatever nope_layer_interval="
+      f"{nope} and interleave_moe_layer_step={moe} (with scan_layers=True stages of whole cycles are possible)"
   )
 
 
-def _llama4_problem(config: Any) -> str | None:
-  cycle, nope, moe = (
-      config.inhomogeneous_layer_cycle_interval,
-      config.nope_layer_interval,
-      config.interleave_moe_layer_step,
-  )
-  if config.scan_layers:
-    if cycle != 1:
-      return _deeper_model(config, cycle)
-    if (nope, moe) == (1, 1):  # what the block's constructor takes if it is told nothing
-      return None
-    built = "without RoPE and with MoE"
-  else:
-    if not 0 < nope <= config.num_decoder_layers and not 0 < moe <= config.num_decoder_layers:
-      return None
-    built = "with RoPE and without MoE"
-  return (
-      f"MaxText would build every layer {built}, whatever nope_layer_interval={nope} and interleave_moe_layer_step={moe}"
-  )
-
-
-def _envy_problem(config: Any) -> str | None:
-  cycle, moe = config.inhomogeneous_layer_cycle_interval, config.interleave_moe_layer_step
-  if config.scan_layers and cycle != 1:
-    return _deeper_model(config, cycle)
-  # Built without MoE: right only if no layer is due to have it.
-  if moe > (1 if config.scan_layers else config.num_decoder_layers):
+def _unscanned_envy_problem(config: Any) -> str | None:
+  moe = config.interleave_moe_layer_step
+  if moe > config.num_decoder_layers:  # Built without MoE: right only if no layer is due to have it.
     return None
-  return f"MaxText would build every layer without MoE, whatever interleave_moe_layer_step={moe}"
+  return (
+      f"with scan_layers=False MaxText would build every layer without MoE, whatever interleave_moe_layer_step={moe} "
+      "(with scan_layers=True stages of whole cycles are possible)"
+  )
 
 
 def _features(config: Any) -> Iterator[str]:

@@ -7,6 +7,7 @@ Read in MaxText 0.2.4 and 0.2.5:
   pipelines run them under automatic sharding, in a model with explicit sharding as well.
 - `set_remat_policy_on_layers_per_stage` is read nowhere since the Linen decoder went. Here it means what it meant there:
   the remat policy applies to each layer of a stage.
+- Layers that differ by index in cycles come in blocks of a cycle, see `cycles`. The remat policy applies to such a block.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from flax import nnx
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config_view import ConfigView
+from maxtext_pp_ext.host import cycles
 from maxtext_pp_ext.host import factory
 
 
@@ -47,11 +49,20 @@ def build(host_build: Callable, decoder: Any, layer_classes: list[type], rngs: n
   config = decoder.config
   if factory.pipeline_impl(config) == registry.HOST:
     return host_build(decoder, layer_classes, rngs)
+  layer_classes = [cycles.block_class(config, layer_class) for layer_class in layer_classes]
   if config.set_remat_policy_on_layers_per_stage and config.remat_policy != "none":
     policy = _RematPolicy(config, decoder.get_remat_policy())
     layer_classes = [rematerialised(layer_class, policy) for layer_class in layer_classes]
+  mesh, replaced = decoder.mesh, []
+  if (cycle := cycles.length(config)) > 1:
+    replaced.append(("num_layers_per_pipeline_stage", config.num_layers_per_pipeline_stage // cycle))
   if config.shard_mode.value == "explicit" and _shards_automatically(config):
-    decoder = _for_automatic_sharding(decoder)
+    from maxtext_pp_ext.sharding import automatic  # pylint: disable=import-outside-toplevel
+
+    mesh = automatic(mesh)
+    replaced.append(("shard_mode", type(config.shard_mode)("auto")))
+  if replaced:
+    decoder = _DecoderView(decoder, ConfigView(config, tuple(replaced)), mesh)
   return host_build(decoder, layer_classes, rngs)
 
 
@@ -81,11 +92,3 @@ def rematerialised(layer_class: type, remat: _RematPolicy) -> type:
 
 def _shards_automatically(config: Any) -> bool:
   return getattr(registry.get(factory.pipeline_impl(config)).load(), "shards_automatically", False)
-
-
-def _for_automatic_sharding(decoder: Any) -> Any:
-  from maxtext_pp_ext.sharding import automatic  # pylint: disable=import-outside-toplevel
-
-  config = decoder.config
-  auto = ConfigView(config, (("shard_mode", type(config.shard_mode)("auto")),))
-  return _DecoderView(decoder, auto, automatic(decoder.mesh))

@@ -1,3 +1,19 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Help for tests: `plugin` runs MaxText's own tests with one of our pipelines. Importing this package imports nothing."""
+"""Help for tests. Importing this package imports neither JAX nor MaxText.
+
+`assert_pipeline_parity` compares pipelines with their layers, also with those that are not MaxText's (docs/parity.md);
+`plugin` runs MaxText's own tests with one of our pipelines.
+"""
+
+from typing import Any
+
+__all__ = ["assert_pipeline_parity", "tolerance"]
+
+
+def __getattr__(name: str) -> Any:
+  if name not in __all__:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  from maxtext_pp_ext.testing import parity  # pylint: disable=import-outside-toplevel
+
+  return getattr(parity, name)

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import dataclasses
+import math
 from typing import Any
 
 from flax import linen as nn
@@ -13,8 +14,19 @@ from flax import nnx
 import jax
 from jax.sharding import Mesh
 import jax.numpy as jnp
+from maxtext.utils import maxtext_utils
+import numpy as np
+
+from maxtext_pp_ext.host import decoder_layers
+from maxtext_pp_ext.testing.loop import Loop
 
 PyTree = Any
+# (params, inputs, segment ids, positions) -> (activations, what layers have sown, by path).
+Function = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+
+# Of which part of the mean gradient an array's error is measured against, if its own gradient is smaller. Some gradients
+# are zero but for rounding, such as that of a bias of keys, which softmax takes out.
+LEAST_GRADIENT = 0.01
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,106 +55,222 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parity:
-  """Relative errors ‖pipeline − sequential‖ / ‖sequential‖, in float32, per array.
+  """Relative errors ‖pipeline − layers‖ / ‖layers‖, in float32, per array.
 
   Attributes:
     outputs: of the activations [batch, sequence, embed].
     gradients: of each parameter's gradient, by its path in the pipeline, and of the inputs' (`inputs`).
+    sown: of what the layers sow, by path in a stage: load-balance losses, updates of experts' biases, statistics.
+    without_gradient: arrays that the layers' outputs do not depend on, so that their gradients are zero.
   """
 
   outputs: float
   gradients: dict[str, float]
+  sown: dict[str, float] = dataclasses.field(default_factory=dict)
+  without_gradient: tuple[str, ...] = ()
+
+  @property
+  def errors(self) -> list[tuple[str, float]]:
+    """All arrays with their errors, the largest first; NaN is the largest."""
+    errors = [("outputs", self.outputs), *self.gradients.items(), *((f"sown{k}", v) for k, v in self.sown.items())]
+    return sorted(errors, key=lambda item: -math.inf if math.isnan(item[1]) else -item[1])
 
   @property
   def worst(self) -> tuple[str, float]:
     """The array with the largest error."""
-    return max([("outputs", self.outputs), *self.gradients.items()], key=lambda item: item[1])
+    return self.errors[0]
 
   def check(self, bound: float) -> None:
     """Raises AssertionError naming every array whose error is above the bound, worst first (NaN counts as above)."""
-    errors = sorted([("outputs", self.outputs), *self.gradients.items()], key=lambda item: -item[1])
-    bad = [f"  {name}: {error:.3e}" for name, error in errors if not error <= bound]
+    bad = [f"  {name}: {error:.3e}" for name, error in self.errors if not error <= bound]
     if bad:
-      raise AssertionError("\n".join([f"Relative error above {bound:.1e} in {len(bad)} of {len(errors)} arrays:", *bad]))
+      count = f"{len(bad)} of {len(self.errors)} arrays"
+      raise AssertionError("\n".join([f"Relative error above {bound:.1e} in {count}:", *bad]))
 
 
-def sequential(config: Any, layer_class: type, mesh: Mesh) -> Callable[[PyTree, Batch], jax.Array]:
-  """The reference: `f(params, batch)` runs one layer after the other, with no pipeline code of anybody's.
+def assert_pipeline_parity(
+    layer_class: type | None,
+    config: Any,
+    *,
+    implementations: str | type | Iterable[str | type] | None = None,
+    mesh: Mesh | None = None,
+    batch: Batch | None = None,
+    deterministic: bool = True,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> dict[str, Parity]:
+  """Asserts that pipelines compute what their layers compute one after another, and learn the same.
 
-  `params` is the parameter state of a pipeline's `layers`, leaves [repeat, stage, …] ([stage, …] with one repeat).
+  Compares outputs, the gradient of every parameter and of the inputs, and what the layers sow, whose gradients are part
+  of the others: the function that is differentiated is ⟨cotangent, outputs⟩ plus what was sown, each value with a random
+  weight. The reference is a Python loop over microbatches and layers, `testing.loop`.
+
+  Args:
+    layer_class: the decoder layer, an NNX module class that is called like MaxText's: made as `layer_class(config=…,
+      mesh=…, model_mode=…, quant=…, rngs=…)`, called with (inputs, segment_ids, positions, deterministic, model_mode), it
+      returns activations or a tuple of which they are the first. None stands for the layers of the config's
+      `decoder_block`, each as MaxText without a pipeline makes it for its index.
+    config: MaxText's config, with the sizes of the pipeline.
+    implementations: values of `pipeline_impl` or pipeline classes; by default the config's own.
+    mesh: by default as many of the devices as the stages divide.
+    batch: by default random activations, and packed sequences that differ by example.
+    deterministic: False for dropout; the loop then uses the same random keys.
+    tolerance: bound of relative errors, by default that of the function `tolerance`.
+    seed: of weights, dropout and the batch.
+
+  Returns:
+    The errors, by name of the implementation.
+
+  Raises:
+    AssertionError: naming the arrays whose error is above the tolerance, the worst first.
   """
+  mesh = mesh_of(config) if mesh is None else mesh
+  batch = Batch.random(config, seed) if batch is None else batch
+  bound = _tolerance(config) if tolerance is None else tolerance
+  if implementations is None:
+    implementations = config.pipeline_impl
+  if isinstance(implementations, (str, type)):
+    implementations = [implementations]
+  expected, found = None, {}
+  for implementation in implementations:
+    name = implementation if isinstance(implementation, str) else implementation.__name__
+    pipeline = decoder_layers.pipeline(config, mesh, implementation, layer_class, seed=seed)
+    if expected is None:  # one for all: with the same seed they have the same weights, and the same dropout
+      expected = reference(pipeline, layer_class, config, mesh, batch, deterministic=deterministic)
+    found[name] = compare(pipeline, expected, batch, mesh, config.logical_axis_rules, deterministic=deterministic)
+    try:
+      found[name].check(bound)
+    except AssertionError as error:
+      raise AssertionError(f"pipeline_impl={name}: {error}") from None
+  return found
+
+
+def tolerance(config: Any) -> float:
+  """How far a pipeline may be from the layers, as a relative error, for rounding is all that may differ.
+
+  Each of L layers rounds forward and backward: 2·L times. Matrix products add up K numbers in float32, with unit
+  roundoff v = 2⁻²⁴, so that sums in another order differ by √K·v. Elementary functions such as exp are approximated to a
+  few units, 8·v, in another way in another loop. Results are rounded to the dtype of activations, with unit roundoff u.
+  Errors are independent and add up to √(2·L) times one, and a layer makes a few, for which there is a factor of 4:
+  4·√(2·L)·(u + (√K + 8)·v). Gradients that are added up over M microbatches in bfloat16 (w = 2⁻⁹) round another M times:
+  √M·w more.
+
+  A wrong weight, microbatch or reduction is an error of the order of 1.
+  """
+  unit = lambda dtype: float(jnp.finfo(dtype).eps) / 2
+  layers = decoder_layers.pipelined_layers(config)
+  inner = max(config.emb_dim, config.mlp_dim, config.moe_mlp_dim, config.num_query_heads * config.head_dim)
+  bound = 4 * math.sqrt(2 * layers) * (unit(config.dtype) + (math.sqrt(inner) + 8) * unit(jnp.float32))
+  if getattr(config, "pipeline_grad_accum_dtype", "auto") == "bfloat16":
+    bound += math.sqrt(config.num_pipeline_microbatches) * unit(jnp.bfloat16)
+  return bound
+
+
+_tolerance = tolerance
+
+
+def mesh_of(config: Any) -> Mesh:
+  """The config's mesh, of as many devices as the stages divide."""
   stages = config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism
-  layer = layer_class(config=config, mesh=mesh, quant=None, model_mode="train", rngs=nnx.Rngs(params=0, dropout=1))
-  graphdef, layer_params, rest = nnx.split(layer, nnx.Param, ...)
-  structure = jax.tree.structure(layer_params)
-
-  def run(params, batch):
-    x = batch.inputs
-    for repeat in range(config.num_pipeline_repeats):
-      for stage in range(stages):
-        at = (repeat, stage) if config.num_pipeline_repeats > 1 else (stage,)
-        of_stage = jax.tree.map(lambda w, at=at: w[at], nnx.to_pure_dict(params))
-        for index in range(config.num_layers_per_pipeline_stage):
-          weights = jax.tree.leaves(_layer_of_stage(config, of_stage, index))
-          module = nnx.merge(graphdef, jax.tree.unflatten(structure, weights), rest, copy=True)
-          out = module(x, batch.segment_ids, batch.positions, True, "train")
-          x = out[0] if isinstance(out, tuple) else out
-    return x
-
-  return run
+  devices = jax.devices()[: jax.device_count() // stages * stages]
+  return Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
 
 
-def _layer_of_stage(config: Any, stage: PyTree, index: int) -> PyTree:
-  """One layer's parameters out of a stage's, which MaxText keeps in one of three forms."""
-  if config.num_layers_per_pipeline_stage == 1:
-    return stage
-  if config.scan_layers_per_stage:
-    axis = config.param_scan_axis
-    return jax.tree.map(lambda w: jnp.take(w, index, axis=min(axis, w.ndim - 1)), stage["scanned_layers"])
-  return stage[f"layers_{index}"]
+def function_of(pipeline: nnx.Module, *, deterministic: bool = True) -> tuple[Function, PyTree]:
+  """A pipeline as a function of the parameters of its `layers`, and these."""
+  graphdef, params, rest = nnx.split(pipeline, nnx.Param, ...)
+
+  def run(of_layers, inputs, segment_ids, positions):
+    module = nnx.merge(graphdef, nnx.State({"layers": of_layers}), rest, copy=True)
+    outputs = module(inputs, segment_ids, positions, deterministic, "train")
+    sown = nnx.to_pure_dict(nnx.state(module.layers, nnx.Intermediate))
+    return outputs, {jax.tree_util.keystr(path): value for path, value in jax.tree_util.tree_leaves_with_path(sown)}
+
+  return run, params["layers"]
 
 
-def compare(pipeline: nnx.Module, reference: Callable, batch: Batch, mesh: Mesh, rules: Any) -> Parity:
-  """Runs both forward and backward under one jit each, and compares outputs and every gradient.
+def reference(
+    pipeline: nnx.Module,
+    layer_class: type | None,
+    config: Any,
+    mesh: Mesh,
+    batch: Batch,
+    *,
+    deterministic: bool = True,
+) -> Callable:
+  """What a pipeline of such layers should compute, for `compare`; arguments as in `assert_pipeline_parity`."""
+  layers = decoder_layers.without_pipeline(config, mesh, layer_class)
+  return with_gradients(Loop.of(pipeline, layers, config, deterministic=deterministic), batch, compiled=False)
+
+
+def compare(
+    pipeline: nnx.Module, expected: Callable, batch: Batch, mesh: Mesh, rules: Any, *, deterministic: bool = True
+) -> Parity:
+  """Runs both forward and backward, and compares outputs, every gradient, and what layers sow.
 
   Args:
     pipeline: a pipeline module, called like a decoder layer.
-    reference: (params, batch) -> activations, such as `sequential` returns.
+    expected: what it should compute, of the parameters of its `layers` and inputs, `with_gradients`; see `reference`.
     batch: inputs and the outputs' cotangent.
     mesh: device mesh.
     rules: logical axis rules.
+    deterministic: no dropout.
   """
-  graphdef, params, rest = nnx.split(pipeline, nnx.Param, ...)
-
-  def pipelined(params, batch):
-    module = nnx.merge(graphdef, params, rest, copy=True)
-    return module(batch.inputs, batch.segment_ids, batch.positions, True, "train")
-
-  def of_layers(params, batch):
-    return reference(params["layers"], batch)
-
-  def with_gradients(fn):
-    def run(params, inputs):
-      outputs, vjp_fn = jax.vjp(lambda p, x: fn(p, dataclasses.replace(batch, inputs=x)), params, inputs)
-      return outputs, vjp_fn(batch.cotangent)
-
-    return jax.jit(run)
-
+  pipelined, params = function_of(pipeline, deterministic=deterministic)
   with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-    outputs, gradients = with_gradients(pipelined)(params, batch.inputs)
-    expected_outputs, expected_gradients = with_gradients(of_layers)(params, batch.inputs)
-  errors = jax.tree.map(relative_error, nnx.to_pure_dict(gradients[0]), nnx.to_pure_dict(expected_gradients[0]))
-  by_path = {jax.tree_util.keystr(path): error for path, error in jax.tree_util.tree_leaves_with_path(errors)}
+    (outputs, sown), gradients = with_gradients(pipelined, batch)(params, batch.inputs)
+    (expected_outputs, expected_sown), expected_gradients = expected(params, batch.inputs)
+  if sown.keys() != expected_sown.keys():
+    raise AssertionError(f"The pipeline sows {sorted(sown)}, its layers sow {sorted(expected_sown)}.")
+  actual, wanted = _by_path(gradients), _by_path(expected_gradients)
+  mean = math.sqrt(sum(np.sum(g**2) for g in wanted.values()) / sum(g.size for g in wanted.values()))
+  least = {name: LEAST_GRADIENT * mean * math.sqrt(g.size) for name, g in wanted.items()}
+  # A pipeline has a repeat and a stage axis where the loop has one.
+  stacked = lambda actual, like: actual.reshape(like.shape) if actual.size == like.size else actual
   return Parity(
       outputs=relative_error(outputs, expected_outputs),
-      gradients={**by_path, "inputs": relative_error(gradients[1], expected_gradients[1])},
+      gradients={name: relative_error(actual[name], wanted[name], least[name]) for name in wanted},
+      sown={name: relative_error(stacked(sown[name], value), value) for name, value in expected_sown.items()},
+      without_gradient=tuple(name for name, g in wanted.items() if not np.any(g)),
   )
 
 
-def relative_error(actual: jax.Array, expected: jax.Array) -> float:
-  """‖actual − expected‖ / ‖expected‖ in float32; 0 if both are zero."""
+def with_gradients(fn: Function, batch: Batch, *, compiled: bool = True) -> Callable:
+  """(params, inputs) -> ((outputs, sown), gradients of both) of what is differentiated in a comparison.
+
+  Not compiled as a whole, a loop compiles one stage and calls it many times.
+  """
+
+  def loss(params, inputs):
+    outputs, sown = fn(params, inputs, batch.segment_ids, batch.positions)
+    total = jnp.vdot(outputs.astype(jnp.float32), batch.cotangent.astype(jnp.float32))
+    for index, (_, value) in enumerate(sorted(sown.items())):
+      if jnp.issubdtype(value.dtype, jnp.floating):
+        weights = jax.random.normal(jax.random.key(index), (value.size,))
+        total += math.sqrt(outputs.size) * jnp.vdot(weights, value.astype(jnp.float32).reshape(-1))
+    return total, (outputs, sown)
+
+  def run(params, inputs):
+    (_, results), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, inputs)
+    return results, gradients
+
+  return jax.jit(run) if compiled else run
+
+
+def _by_path(gradients: tuple[PyTree, jax.Array]) -> dict[str, np.ndarray]:
+  params, inputs = gradients
+  leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(params))
+  return {jax.tree_util.keystr(path): np.asarray(g, np.float32) for path, g in leaves} | {
+      "inputs": np.asarray(inputs, np.float32)
+  }
+
+
+def relative_error(actual: jax.Array, expected: jax.Array, least: float = 0.0) -> float:
+  """‖actual − expected‖ / max(‖expected‖, least) in float32; ‖actual‖ if both are zero."""
   actual, expected = jnp.asarray(actual, jnp.float32), jnp.asarray(expected, jnp.float32)
-  norm = float(jnp.linalg.norm(expected))
+  if actual.shape != expected.shape:
+    raise AssertionError(f"Shape {actual.shape} instead of {expected.shape}.")
+  norm = max(float(jnp.linalg.norm(expected)), least)
   difference = float(jnp.linalg.norm(actual - expected))
   return difference / norm if norm else difference
 

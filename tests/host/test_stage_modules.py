@@ -13,7 +13,6 @@ from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import LAYERS, make_config, make_mesh, make_pipeline
 
-BOUND = 1e-5  # as in tests/parity/test_layers.py
 TWO_LAYERS = {"stages": 2, "repeats": 2, "microbatches": 4, "layers_per_stage": 2}
 
 
@@ -29,8 +28,9 @@ def test_layers_with_remat_have_the_gradients_of_layers_without(monkeypatch, sca
   mesh = make_mesh(config)
   monkeypatch.setitem(LAYERS, "with remat", rematerialised(config))
   pipeline = make_pipeline(CircularBswPipeline, config, "with remat", mesh)
-  reference = parity.sequential(config, LlamaDecoderLayer, mesh)
-  parity.compare(pipeline, reference, parity.Batch.random(config), mesh, config.logical_axis_rules).check(BOUND)
+  batch = parity.Batch.random(config)
+  reference = parity.reference(pipeline, LlamaDecoderLayer, config, mesh, batch)
+  parity.compare(pipeline, reference, batch, mesh, config.logical_axis_rules).check(parity.tolerance(config))
 
 
 def residuals(config, mesh, layer_class):

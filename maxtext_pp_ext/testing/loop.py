@@ -1,0 +1,167 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The reference of `parity`: decoder layers called one after the other, by no pipeline code of anybody's.
+
+The loop runs over microbatches, then over layers. It has to be microbatches, since a load-balance loss is not linear in
+the batch, and experts with a capacity drop tokens of a microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from maxtext_pp_ext.host import decoder_layers
+
+PyTree = Any
+
+# What a value for the batch is, of values for its microbatches, by the name that layers sow it under. Other names have no
+# value for the batch: a pipeline keeps one per microbatch.
+OF_THE_BATCH: dict[str, Callable] = {
+    "moe_lb_loss": jnp.mean,
+    "indexer_loss": jnp.mean,
+    "activation_mean": jnp.mean,
+    "activation_stdev": jnp.mean,
+    "activation_fraction_zero": jnp.mean,
+    "max_logits": jnp.max,
+    "moe_required_rbf": jnp.max,
+    "moe_max_load_ratio": jnp.max,
+    "moe_has_overflow": jnp.any,
+    "moe_dropless_fallback": jnp.any,
+}
+# What takes the whole batch at once: an update's sign is that of counts over all tokens.
+OF_THE_WHOLE_BATCH = ("moe_bias_updates",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loop:
+  """Calls layers one after the other, with the weights and random streams of a pipeline.
+
+  Attributes:
+    graphdef: of the pipeline's stacked stages.
+    rest: what they have besides parameters, leaves [repeat, stage, …] ([stage, …] with one repeat).
+    layers: structures of the layers to call, in order.
+    repeats: of the pipeline.
+    stages: of the pipeline.
+    microbatches: into which the batch is divided.
+    deterministic: no dropout.
+  """
+
+  graphdef: nnx.GraphDef
+  rest: PyTree
+  layers: list[decoder_layers.Structure]
+  repeats: int
+  stages: int
+  microbatches: int
+  deterministic: bool
+  _compiled: dict = dataclasses.field(default_factory=dict, init=False, compare=False)
+
+  @classmethod
+  def of(
+      cls, pipeline: nnx.Module, layers: list[decoder_layers.Structure], config: Any, *, deterministic: bool = True
+  ) -> Loop:
+    """The loop for a pipeline's stages, from the structures of the layers without one (`decoder_layers`)."""
+    graphdef, _, rest = nnx.split(pipeline.layers, nnx.Param, ...)
+    return cls(
+        graphdef=graphdef,
+        rest=rest,
+        layers=layers,
+        repeats=config.num_pipeline_repeats,
+        stages=config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism,
+        microbatches=config.num_pipeline_microbatches,
+        deterministic=deterministic,
+    )
+
+  def __call__(self, params: PyTree, inputs: jax.Array, *ids: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Runs the batch.
+
+    Args:
+      params: parameters of the stacked stages, leaves [repeat, stage, …] ([stage, …] with one repeat).
+      inputs: [batch, sequence, embed].
+      *ids: segment ids and positions, [batch, sequence].
+
+    Returns:
+      Activations [batch, sequence, embed], and what layers have sown, by path in the stage: [repeat · stage, …].
+    """
+    outputs, sown = self._run(params, self.microbatches, inputs, *ids)
+    if any(_is_named(path, OF_THE_WHOLE_BATCH) for path in sown):
+      _, of_whole = self._run(jax.lax.stop_gradient(params), 1, jax.lax.stop_gradient(inputs), *ids)
+      sown |= {path: values for path, values in of_whole.items() if _is_named(path, OF_THE_WHOLE_BATCH)}
+    return outputs, {path: _of_the_batch(path, values) for path, values in sown.items()}
+
+  def _run(self, params: PyTree, parts: int, *batch: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Activations, and sown values by path, [repeat · stage, part, (layer of a stack), …]."""
+    outputs, sown = [], []
+    for part, (x, *ids) in enumerate(zip(*(jnp.split(x, parts) for x in batch), strict=True)):
+      of_stages = []
+      for number in range(self.repeats * self.stages):
+        x, values = self._stage(params, number, part, x, *ids)
+        of_stages.append(values)
+      outputs.append(x)
+      sown.append({path: jnp.stack([values[path] for values in of_stages]) for path in of_stages[0]})
+    return jnp.concatenate(outputs), {path: jnp.stack([values[path] for values in sown], axis=1) for path in sown[0]}
+
+  def _stage(self, params: PyTree, number: int, part: int, x: jax.Array, *ids: jax.Array):
+    """Calls the layers of a stage, in one compiled function for all stages whose layers are alike."""
+    count = len(self.layers) // (self.repeats * self.stages)
+    layers = self.layers[number * count : (number + 1) * count]
+    key = tuple(map(id, layers))
+    if key not in self._compiled:
+      self._compiled[key] = jax.jit(functools.partial(self._run_stage, layers))
+    at = divmod(number, self.stages) if self.repeats > 1 else (number,)
+    return self._compiled[key](params, at, part, x, *ids)
+
+  def _run_stage(self, layers: list, params: PyTree, at: tuple, part: jax.Array, x: jax.Array, *ids: jax.Array):
+    take = lambda leaf: _of_part(leaf[at], part)
+    module = nnx.merge(self.graphdef, jax.tree.map(take, params), jax.tree.map(take, self.rest))
+    sown: dict[str, list] = {}
+    for structure, layer in zip(layers, decoder_layers.layers_of(module), strict=True):
+      x, values = self._layer(structure, layer.module, x, *ids)
+      for path, value in values.items():
+        path = "".join(f"['{name}']" for name in layer.path) + path
+        sown.setdefault(path, []).append(value if layer.index is None else value[None])
+    # Layers in a stack have one path, others have each their own.
+    return x, {path: jnp.concatenate(values) if len(values) > 1 else values[0] for path, values in sown.items()}
+
+  def _layer(self, structure: decoder_layers.Structure, of_stage: nnx.Module, x: jax.Array, *ids: jax.Array):
+    """Calls a layer without a pipeline with the state of a stage's: (activations, sown values by path)."""
+    state = nnx.state(of_stage)
+    found = decoder_layers.paths(state)
+    if found != structure.paths:
+      raise AssertionError(
+          "The layers of a stage have other state than those without a pipeline. Only in a stage: "
+          f"{sorted(found - structure.paths)}; only without a pipeline: {sorted(structure.paths - found)}."
+      )
+    layer = nnx.merge(structure.graphdef, state)
+    out = layer(x, *ids, self.deterministic, "train")
+    sown = nnx.to_pure_dict(nnx.pop(layer, nnx.Intermediate))
+    nnx.update(of_stage, nnx.state(layer, nnx.RngState))  # streams that layers share have moved on
+    values = {jax.tree_util.keystr(path): value for path, value in jax.tree_util.tree_leaves_with_path(sown)}
+    return out[0] if isinstance(out, tuple) else out, values
+
+
+def _of_part(leaf: jax.Array, part: jax.Array) -> jax.Array:
+  """Every microbatch has random keys of its own: a layer's, folded with the microbatch's number."""
+  if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    return leaf
+  return jax.vmap(lambda key: jax.random.fold_in(key, part))(leaf.reshape(-1)).reshape(leaf.shape)
+
+
+def _is_named(path: str, names: Any) -> bool:
+  return any(f"['{name}']" in path for name in names)
+
+
+def _of_the_batch(path: str, values: jax.Array) -> jax.Array:
+  """[repeat · stage, microbatch, …] -> [repeat · stage, …], or as it is for names that are not listed."""
+  if _is_named(path, OF_THE_WHOLE_BATCH):
+    return values[:, 0]
+  for name, combine in OF_THE_BATCH.items():
+    if _is_named(path, [name]):
+      return combine(values, axis=1)
+  return values

@@ -1,0 +1,355 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Small models of every decoder block of MaxText, those that can be pipelined and those that are refused.
+
+`python -m tests.parity.blocks` compares each of the former with its layers, and writes docs/blocks.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import importlib.metadata
+import pathlib
+from typing import Any
+
+from maxtext.common.common_types import DecoderBlockType
+
+from maxtext_pp_ext.testing import parity
+from tests.parity.common import make_config
+
+Keys = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """A model that is pipelined, or refused.
+
+  Attributes:
+    block: value of `decoder_block`.
+    keys: of the model.
+    condition: what a model of this block has to fulfil to be pipelined; "" if every one can be.
+    attention: kinds of attention in it.
+    experts: mixture of experts in it; "" if none.
+    cycle: how many layers make a cycle; a stage has whole cycles.
+    most_layers: the most layers of which `keys` make a model that can be pipelined.
+    refused: a part of the reason, if it is refused.
+    unused: parameters that have no gradient, for a reason that has nothing to do with pipelines.
+  """
+
+  block: str
+  keys: Keys = dataclasses.field(default_factory=dict)
+  condition: str = ""
+  attention: str = "global"
+  experts: str = ""
+  cycle: int = 1
+  most_layers: int | None = None
+  refused: str = ""
+  unused: tuple[str, ...] = ()
+
+  @property
+  def name(self) -> str:
+    return f"{self.block}: {self.condition}" if self.condition else self.block
+
+  def takes(self, stages: int, repeats: int, layers_per_stage: int = 1) -> bool:
+    """Whether a model of so many layers can be pipelined."""
+    return self.most_layers is None or stages * repeats * layers_per_stage <= self.most_layers
+
+  def config(self, **sizes: Any) -> Any:
+    """A config of a pipeline of these sizes."""
+    keys = {"decoder_block": self.block, **self.keys, **sizes}
+    keys["layers_per_stage"] = keys.get("layers_per_stage", 1) * self.cycle
+    dense = keys.get("first_num_dense_layers", 0)
+    if dense:
+      pipelined = keys["stages"] * keys["repeats"] * keys["layers_per_stage"]
+      keys["base_num_decoder_layers"] = dense + pipelined
+    return make_config(**keys)
+
+
+NORMS = {"use_post_attn_norm": True, "use_post_ffw_norm": True}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "base_moe_mlp_dim": 32,
+    "load_balance_loss_weight": 0.1,
+    "megablox": False,
+    "sparse_matmul": False,
+}
+YARN = {
+    "rope_type": "yarn",
+    "max_position_embeddings": 64,
+    "original_max_position_embeddings": 16,
+    "rope_factor": 4,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+DEEPSEEK = {
+    "attention_type": "mla",
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_num_dense_layers": 1,
+    "shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "routed_score_func": "sigmoid",
+    **EXPERTS,
+    **YARN,
+}
+LLAMA4 = {"shared_experts": 1, "use_qk_norm": True, "chunk_attn_window_size": 4, **EXPERTS, "num_experts_per_tok": 1}
+DELTA_NET = {
+    "gdn_conv_kernel_dim": 2,
+    "gdn_key_head_dim": 8,
+    "gdn_value_head_dim": 8,
+    "gdn_num_key_heads": 2,
+    "gdn_num_value_heads": 2,
+    "gdn_chunk_size": 4,
+    "partial_rotary_factor": 0.5,
+    "shared_experts": 1,
+    "norm_topk_prob": True,
+    **EXPERTS,
+}
+GPT_OSS = {
+    "sliding_window_size": 4,
+    "attention_bias": True,
+    "attention_sink": True,
+    "rope_interleave": False,
+    "rope_truncate": False,
+    "rope_attention_scaling": True,
+    "mlp_activations": ["sigmoid", "linear"],
+    "mlp_activations_limit": 7.0,
+    "routed_bias": True,
+    "mlp_bias": True,
+    **EXPERTS,
+    **YARN,
+}
+OLMO3 = {"use_qk_norm": True, "sliding_window_size": 4, "rope_interleave": False, **YARN}
+ENVY = {"use_qk_norm": True, "use_post_ffw_norm": True, **EXPERTS, "num_experts_per_tok": 1}
+GEMMA3 = {
+    "model_name": "gemma3-4b",  # decides the scale of queries
+    "override_model_config": True,
+    "sliding_window_size": 4,
+    "mlp_activations": ["gelu", "linear"],
+    **NORMS,
+}
+CYCLIC = {
+    "gpt_oss": GPT_OSS,
+    "olmo3": OLMO3,
+    "qwen3_next": DELTA_NET,
+    "qwen3_5": DELTA_NET,
+    "llama4": LLAMA4,
+    "envy": ENVY,
+}
+CYCLE = "scan_layers, whole cycles of inhomogeneous_layer_cycle_interval layers in a stage"
+
+PIPELINED = [
+    Case(block="default"),
+    Case(block="simple", attention="none"),
+    Case(block="simple_mlp", attention="none"),
+    Case(block="llama2"),
+    Case(block="mistral"),
+    Case(block="mixtral", keys=EXPERTS, experts="top 2 of 4, load-balance loss"),
+    Case(block="gemma", keys={"base_num_kv_heads": 1, "mlp_activations": ["gelu", "linear"]}),
+    Case(
+        block="gemma2",
+        keys={"sliding_window_size": 4, "attn_logits_soft_cap": 50.0, "mlp_activations": ["gelu", "linear"], **NORMS},
+        attention="local sliding window and global",
+    ),
+    Case(
+        block="gemma3",
+        keys=GEMMA3,
+        condition="fewer than 6 layers",
+        attention="local sliding window",
+        most_layers=5,
+    ),
+    Case(
+        block="gemma3",
+        keys=GEMMA3,
+        cycle=6,
+        condition="scan_layers, a multiple of 6 layers in a stage",
+        attention="local sliding window and global",
+    ),
+    Case(block="gpt3", keys={"fused_qkv": True, "mlp_activations": ["gelu"], "trainable_position_size": 16}),
+    Case(
+        block="gpt_oss",
+        keys={**GPT_OSS, "inhomogeneous_layer_cycle_interval": 2},
+        cycle=2,
+        condition=CYCLE,
+        attention="local sliding window and global, sinks",
+        experts="top 2 of 4, biases",
+    ),
+    Case(block="qwen2", keys={"attention_bias": True}),
+    Case(block="qwen3", keys={"use_qk_norm": True}),
+    Case(block="qwen3_moe", keys={"use_qk_norm": True, "norm_topk_prob": True, **EXPERTS}, experts="top 2 of 4"),
+    Case(
+        block="qwen3_custom_moe",
+        keys={
+            "use_qk_norm": True,
+            "norm_topk_prob": True,
+            "attention_output_dim": 8,
+            "moe_expert_input_dim": 8,
+            **EXPERTS,
+        },
+        experts="top 2 of 4",
+        unused=("post_self_attention_layer_norm",),  # made, and not called
+    ),
+    Case(
+        block="qwen3_next",
+        keys={**DELTA_NET, "inhomogeneous_layer_cycle_interval": 2},
+        cycle=2,
+        condition=CYCLE,
+        attention="gated delta net and global",
+        experts="top 2 of 4, shared",
+    ),
+    Case(
+        block="qwen3_5",
+        keys={**DELTA_NET, "inhomogeneous_layer_cycle_interval": 2},
+        cycle=2,
+        condition=CYCLE,
+        attention="gated delta net and global",
+        experts="top 2 of 4, shared",
+    ),
+    Case(
+        block="llama4",
+        keys={
+            **LLAMA4,
+            "inhomogeneous_layer_cycle_interval": 4,
+            "nope_layer_interval": 4,
+            "interleave_moe_layer_step": 2,
+        },
+        cycle=4,
+        condition=CYCLE,
+        attention="chunk and global",
+        experts="top 1 of 4 in every 2nd layer, shared",
+    ),
+    Case(
+        block="llama4",
+        keys={**LLAMA4, "scan_layers": False, "nope_layer_interval": -1, "interleave_moe_layer_step": -1},
+        condition="every layer with RoPE and without experts, no scan_layers",
+        attention="chunk",
+    ),
+    Case(
+        block="deepseek",
+        keys={**DEEPSEEK, "routed_bias": True, "routed_bias_update_rate": 0.01},
+        attention="MLA",
+        experts="top 2 of 4, shared, load-balance loss, updates of biases",
+    ),
+    Case(
+        block="olmo3",
+        keys={**OLMO3, "inhomogeneous_layer_cycle_interval": 4},
+        cycle=4,
+        condition=CYCLE,
+        attention="local sliding window and global",
+    ),
+    Case(
+        block="envy",
+        keys={**ENVY, "inhomogeneous_layer_cycle_interval": 2, "interleave_moe_layer_step": 2},
+        cycle=2,
+        condition=CYCLE,
+        experts="top 1 of 4 in every 2nd layer",
+    ),
+]
+
+REFUSED = [
+    Case(
+        block="gemma3",
+        keys=GEMMA3,
+        condition="a part of 6 layers in a stage",
+        refused="its layers come in cycles of 6",
+    ),
+    Case(
+        block="gemma3",
+        keys={**GEMMA3, "scan_layers": False},
+        condition="6 layers or more, no scan_layers",
+        refused="every 6th layer has global attention",
+    ),
+    Case(block="gemma4", refused="bypasses the pipeline"),
+    Case(block="gemma4_small", keys={"scan_layers": False}, refused="share keys and values"),
+    Case(block="deepseek4", refused="differ by index"),
+    *(
+        Case(
+            block=block,
+            keys={**keys, "inhomogeneous_layer_cycle_interval": 2},
+            condition="a part of a cycle in a stage",
+            refused="its layers come in cycles of inhomogeneous_layer_cycle_interval=2",
+        )
+        for block, keys in CYCLIC.items()
+    ),
+    *(
+        Case(block=block, keys={**keys, "scan_layers": False}, condition="no scan_layers", refused="differ by index")
+        for block, keys in CYCLIC.items()
+        if block not in ("llama4", "envy")
+    ),
+    Case(
+        block="llama4",
+        keys={**LLAMA4, "scan_layers": False, "interleave_moe_layer_step": 2},
+        condition="some layers with experts or without RoPE, no scan_layers",
+        refused="without MoE",
+    ),
+    Case(
+        block="envy",
+        keys={**ENVY, "scan_layers": False, "interleave_moe_layer_step": 2},
+        condition="some layers with experts, no scan_layers",
+        refused="without MoE",
+    ),
+]
+
+IMPLEMENTATIONS = ("circular", "circular_bsw", "circular_ag_once")
+TABLE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "blocks.md"
+HEAD = """# Which decoder blocks of MaxText can be pipelined
+
+Written by `python -m tests.parity.blocks` with MaxText {maxtext}; do not edit. Every decoder block of MaxText is listed.
+A model that cannot be pipelined is refused before anything compiles, with the reason that its row names.
+
+The error is the largest relative one ‖pipeline − layers‖ / ‖layers‖ among outputs, the gradients of all parameters and of
+the inputs, and what layers sow (load-balance losses, updates of experts' biases), with `pipeline_impl=circular_bsw`, in
+float32, with 3 stages and 2 repeats (1 where there have to be fewer than 6 layers), packed sequences, and small sizes.
+Rounding explains errors up to {tolerance:.0e} with one layer per stage. `pytest tests/parity/test_blocks.py` runs the
+other implementations and sizes; [parity.md](parity.md) has the comparison, and how to run it on layers of your own.
+
+| decoder_block | pipelined | condition or reason | largest error (of) | attention | experts |
+|---|---|---|---|---|---|
+"""
+
+
+def measure(case: Case) -> tuple[str, float]:
+  """The array with the largest error, and that error."""
+  config = case.config(stages=3, repeats=2 if case.takes(3, 2) else 1, microbatches=3)
+  [result] = parity.assert_pipeline_parity(None, config).values()
+  return result.worst
+
+
+def row(case: Case, measured: tuple[str, float] | None = None) -> str:
+  """A line of the table."""
+  cells = [f"`{case.block}`", "no" if case.refused else "yes", case.condition]
+  if measured is None:
+    cells[2] = f"{case.condition}: {case.refused}" if case.condition else case.refused
+    cells += ["", "", ""]
+  else:
+    name, error = measured
+    cells += [
+        f"{error:.1e} ({name.replace('][', '.').strip('[]')})".replace("'", ""),
+        case.attention,
+        case.experts or "none",
+    ]
+  return f"| {' | '.join(cells)} |\n"
+
+
+def main() -> None:
+  order = [block.value for block in DecoderBlockType]
+  rows = {}
+  for case in PIPELINED:
+    rows[case.name] = row(case, measure(case))
+    print(rows[case.name], end="", flush=True)
+  cases = sorted([*PIPELINED, *REFUSED], key=lambda case: order.index(case.block))
+  lines = [rows[case.name] if case in PIPELINED else row(case) for case in cases]
+  head = HEAD.format(
+      maxtext=importlib.metadata.version("maxtext"),
+      tolerance=parity.tolerance(PIPELINED[0].config(stages=3, repeats=2, microbatches=3)),
+  )
+  TABLE.write_text(head + "".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+  main()

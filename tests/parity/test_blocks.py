@@ -1,0 +1,116 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every decoder block of MaxText: pipelined as its layers compute without a pipeline, or refused for a reason.
+
+Stages are built by MaxText's stage builder; the layers they are compared with by its path without a pipeline, each for
+its index (`host.decoder_layers`).
+"""
+
+import re
+
+from maxtext.common.common_types import DecoderBlockType
+import pytest
+
+from maxtext_pp_ext.host import pipelined_path
+from maxtext_pp_ext.testing import parity
+from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED, REFUSED, TABLE
+
+BLOCKS = {block.value for block in DecoderBlockType}
+
+
+def check(case, implementations, **sizes):
+  config = case.config(microbatches=sizes["stages"], **sizes)
+  found = parity.assert_pipeline_parity(None, config, implementations=implementations)
+  for result in found.values():
+    unused = [name for name in result.without_gradient if not any(known in name for known in case.unused)]
+    assert not unused
+    assert any("moe_lb_loss" in name for name in result.sown) == bool(case.experts)
+    assert any("moe_bias_updates" in name for name in result.sown) == ("updates of biases" in case.experts)
+
+
+def quick(case):
+  """Blocks of one kind of layer each, of which others are variations."""
+  return pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow)
+
+
+QUICK = ("gemma2", "gpt3", "qwen3_moe", "deepseek", "llama4: every layer with RoPE and without experts, no scan_layers")
+
+
+@pytest.mark.parametrize("case", [quick(case) for case in PIPELINED])
+def test_a_pipeline_computes_and_learns_what_the_layers_do(case):
+  check(case, "circular_bsw", stages=3, repeats=2 if case.takes(3, 2) else 1)
+
+
+# Stages, repeats, layers per stage, in a scan.
+SIZES = [(2, 2, 1, False), (3, 1, 2, False), (2, 1, 2, True), (4, 1, 1, False)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages, repeats, layers_per_stage, scanned", SIZES)
+@pytest.mark.parametrize("case", PIPELINED, ids=lambda case: case.name)
+def test_every_implementation_does_so_at_every_size(case, stages, repeats, layers_per_stage, scanned):
+  if not case.takes(stages, repeats, layers_per_stage):
+    pytest.skip(f"at most {case.most_layers} layers of this block can be pipelined")
+  keys = {"layers_per_stage": layers_per_stage, "scan_layers_per_stage": scanned}
+  if layers_per_stage > 1 and not scanned and case.keys.get("routed_bias_update_rate"):
+    keys["routed_bias_update_rate"] = 0  # refused: MaxText updates the biases of one module
+    case = type(case)(**{**vars(case), "experts": case.experts.replace(", updates of biases", "")})
+  check(case, IMPLEMENTATIONS, stages=stages, repeats=repeats, **keys)
+
+
+@pytest.mark.slow
+def test_deepseek_without_biases_of_experts_does_so():
+  [case] = [case for case in PIPELINED if case.block == "deepseek"]
+  keys = {**case.keys, "routed_bias": False, "routed_bias_update_rate": 0}
+  check(
+      type(case)(block="deepseek", keys=keys, experts="top 2 of 4, shared, load-balance loss"),
+      IMPLEMENTATIONS,
+      stages=3,
+      repeats=2,
+  )
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def test_a_block_whose_layers_would_be_built_differently_is_refused_by_its_config(case):
+  with pytest.raises(ValueError, match=f"decoder_block={case.block} cannot be pipelined.*{re.escape(case.refused)}"):
+    case.config(stages=3, repeats=2, microbatches=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["gemma3: 6 layers or more, no scan_layers", "llama4: some layers with experts or without RoPE, no scan_layers"],
+)
+def test_what_is_refused_would_be_another_model(monkeypatch, name):
+  [case] = [case for case in REFUSED if case.name == name]
+  monkeypatch.setattr(pipelined_path, "problems", lambda config: [])
+  config = case.config(stages=3, repeats=2, microbatches=3)
+  with pytest.raises(AssertionError, match="outputs|other state"):
+    parity.assert_pipeline_parity(None, config)
+
+
+def test_the_cases_are_all_blocks_of_maxtext():
+  assert {case.block for case in [*PIPELINED, *REFUSED]} == BLOCKS
+  names = [case.name for case in [*PIPELINED, *REFUSED]]
+  assert len(names) == len(set(names))
+
+
+def test_the_table_in_the_documentation_lists_every_case():
+  rows = re.findall(r"^\| `(\w+)` \| (yes|no) \| (.*?) \| (.*?) \|", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
+  reason = lambda case: f"{case.condition}: {case.refused}" if case.condition else case.refused
+  expected = [(case.block, "yes", case.condition) for case in PIPELINED]
+  expected += [(case.block, "no", reason(case)) for case in REFUSED]
+  assert sorted(row[:3] for row in rows) == sorted(expected)
+  assert all(bool(re.match(r"\d\.\de-\d\d \(", error)) == (answer == "yes") for _, answer, _, error in rows)
+
+
+def test_a_wrong_gradient_of_the_load_balance_loss_is_noticed(monkeypatch):
+  import jax
+
+  from maxtext_pp_ext.pipelines import intermediates
+
+  [case] = [case for case in PIPELINED if case.block == "mixtral"]
+  right = intermediates.COMBINE["moe_lb_loss"]
+  monkeypatch.setitem(intermediates.COMBINE, "moe_lb_loss", lambda x: jax.lax.stop_gradient(right(x)))
+  with pytest.raises(AssertionError, match=r"(?s)Relative error above.*gate"):
+    parity.assert_pipeline_parity(None, case.config(stages=2, repeats=1, microbatches=2))

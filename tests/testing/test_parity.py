@@ -1,0 +1,84 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison that is offered to people with layers of their own: its example runs, and it finds mistakes."""
+
+import math
+import pathlib
+import re
+
+from flax import nnx
+import jax.numpy as jnp
+from maxtext.models.simple_layer import SimpleDecoderLayer
+import pytest
+
+from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
+from maxtext_pp_ext.testing import assert_pipeline_parity, parity
+from tests.parity.common import make_config
+
+DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "parity.md"
+SIZES = {"stages": 3, "repeats": 2, "microbatches": 3}
+
+
+def test_the_example_in_the_documentation_runs(capsys):
+  [code] = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+  scope = {"__name__": "example"}
+  exec(compile(code, str(DOCUMENT), "exec"), scope)  # pylint: disable=exec-used
+  assert len(capsys.readouterr().out.splitlines()) == 3
+  for result in scope["errors"].values():
+    assert result.sown and len(result.gradients) == 3 and not result.without_gradient
+
+
+class SwapsStages(CircularBswPipeline):
+  """Runs the stages of each repeat in another order."""
+
+  def __call__(self, *args, **kwargs):
+    params = nnx.state(self.layers, nnx.Param)
+    nnx.update(self.layers, nnx.State.map(params, lambda path, w: w.replace(jnp.roll(w[...], 1, axis=1))))
+    return super().__call__(*args, **kwargs)
+
+
+def test_layers_in_another_order_are_noticed_and_the_worst_array_is_named_first():
+  with pytest.raises(AssertionError) as error:
+    assert_pipeline_parity(SimpleDecoderLayer, make_config(**SIZES), implementations=SwapsStages)
+  found = [float(line.rsplit(": ", 1)[1]) for line in str(error.value).splitlines()[1:]]
+  assert "SwapsStages" in str(error.value) and len(found) == 3  # outputs, the one parameter, inputs
+  assert found == sorted(found, reverse=True) and found[0] > 0.1
+
+
+def test_a_custom_layer_that_is_not_alike_in_the_loop_is_noticed():
+  class Drifts(SimpleDecoderLayer):
+    """Another layer each time that it is made."""
+
+    made = 0
+
+    def __init__(self, *args, **kwargs):
+      super().__init__(*args, **kwargs)
+      type(self).made += 1
+      self.factor = type(self).made
+
+    def __call__(self, inputs, *args, **kwargs):
+      return super().__call__(inputs * self.factor, *args, **kwargs)
+
+  with pytest.raises(AssertionError, match="outputs"):
+    assert_pipeline_parity(Drifts, make_config(**SIZES))
+
+
+def test_nan_is_the_worst_error():
+  result = parity.Parity(outputs=0.5, gradients={"a": math.nan, "b": 0.0})
+  assert result.worst[0] == "a"
+  with pytest.raises(AssertionError, match="above 1.0e\\+00 in 1 of 3 arrays:\n  a: nan"):
+    result.check(1.0)
+
+
+def test_the_tolerance_grows_with_depth_and_with_the_rounding_of_the_dtype():
+  config = make_config(**SIZES)
+  deeper = make_config(**{**SIZES, "repeats": 8})
+  halves = make_config(**SIZES, dtype="bfloat16")
+  assert 5e-6 < parity.tolerance(config) < 2e-5
+  assert parity.tolerance(deeper) == pytest.approx(2 * parity.tolerance(config))
+  assert 0.01 < parity.tolerance(halves) < 0.1
+
+
+def test_gradients_that_are_zero_but_for_rounding_are_measured_against_the_others():
+  assert parity.relative_error(jnp.array([1e-9]), jnp.array([0.0]), least=1e-2) < 1e-6
+  assert parity.relative_error(jnp.array([1e-9]), jnp.array([0.0])) > 0
