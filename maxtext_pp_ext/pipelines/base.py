@@ -245,8 +245,10 @@ class CircularPipelineBase(nnx.Module):
     layouts = []
     weights = zip(stage.weight_axes, stage.weights, stage.overwritten, computes_in, strict=True)
     for axes, weight, overwritten, compute_dtype in weights:
-      # Without annotation a weight is replicated over all but its stages.
-      axes = axes or STAGE_AXES + (None,) * (weight.ndim - 2)
+      # Without annotation a weight is replicated over all but its stages. As in a PartitionSpec, names may be missing at
+      # the end: MaxText's scans within a layer name their axis of a weight whose own axes have no names.
+      axes = axes or STAGE_AXES
+      axes = (*axes, *(None,) * (weight.ndim - len(axes)))
       stored = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *resolve(axes, self.mesh, rules)[2:])
       stored = divisible_spec(stored, weight.shape[1:], self.mesh)
       gathered = gathered_spec(stored, axes[1:], data_axes)

@@ -103,7 +103,7 @@ def assert_pipeline_parity(
 
   Compares outputs, the gradient of every parameter and of the inputs, and what the layers sow, whose gradients are part
   of the others: the function that is differentiated is ⟨cotangent, outputs⟩ plus what was sown, each value with a random
-  weight. The reference is a Python loop over microbatches and layers, `testing.loop`.
+  weight. The reference is a Python loop over microbatches and layers on one device, `testing.loop`.
 
   Args:
     layer_class: the decoder layer, an NNX module class that is called like MaxText's: made as `layer_class(config=…,
@@ -199,8 +199,17 @@ def reference(
     deterministic: bool = True,
 ) -> Callable:
   """What a pipeline of such layers should compute, for `compare`; arguments as in `assert_pipeline_parity`."""
-  layers = decoder_layers.without_pipeline(config, mesh, layer_class)
-  return with_gradients(Loop.of(pipeline, layers, config, deterministic=deterministic), batch, compiled=False)
+  # Sharding is a part of what is to be compared. Nor can it be relied upon in a reference: on a mesh of more devices than
+  # the batch is divided among, XLA multiplies the gradient of a depthwise convolution's kernel (jax 0.11.2, CPU).
+  one = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(mesh.axis_names)), mesh.axis_names)
+  layers = decoder_layers.without_pipeline(config, one, layer_class)
+  run = with_gradients(Loop.of(pipeline, layers, config, deterministic=deterministic), batch, compiled=False)
+
+  def on_one_device(params, inputs):
+    with jax.set_mesh(one), nn.logical_axis_rules(config.logical_axis_rules):
+      return run(*jax.device_put((params, inputs), jax.devices()[0]))
+
+  return on_one_device
 
 
 def compare(
@@ -219,7 +228,7 @@ def compare(
   pipelined, params = function_of(pipeline, deterministic=deterministic)
   with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
     (outputs, sown), gradients = with_gradients(pipelined, batch)(params, batch.inputs)
-    (expected_outputs, expected_sown), expected_gradients = expected(params, batch.inputs)
+  (expected_outputs, expected_sown), expected_gradients = expected(params, batch.inputs)
   if sown.keys() != expected_sown.keys():
     raise AssertionError(f"The pipeline sows {sorted(sown)}, its layers sow {sorted(expected_sown)}.")
   actual, wanted = _by_path(gradients), _by_path(expected_gradients)
@@ -227,6 +236,8 @@ def compare(
   least = {name: LEAST_GRADIENT * mean * math.sqrt(g.size) for name, g in wanted.items()}
   # A pipeline has a repeat and a stage axis where the loop has one.
   stacked = lambda actual, like: actual.reshape(like.shape) if actual.size == like.size else actual
+  outputs, sown = jax.device_get((outputs, sown))
+  expected_outputs, expected_sown = jax.device_get((expected_outputs, expected_sown))
   return Parity(
       outputs=relative_error(outputs, expected_outputs),
       gradients={name: relative_error(actual[name], wanted[name], least[name]) for name in wanted},
