@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks whose layers differ by index in cycles: MaxText's train step learns with a pipeline what it learns without."""
 
+import functools
+
 from flax import nnx, traverse_util
 import jax
 from jax.sharding import Mesh
@@ -75,5 +77,6 @@ def test_a_block_of_a_cycle_is_told_what_the_path_without_a_pipeline_tells_it():
     assert issubclass(made, cls) and made is cycles.block_class(config, cls)
     assert cycles.length(config) == case.cycle
     mesh = make_mesh(config)
-    module = nnx.eval_shape(lambda: made(config=config, mesh=mesh, model_mode="train", rngs=nnx.Rngs(0)))
+    build = functools.partial(made, config=config, mesh=mesh, model_mode="train")
+    module = nnx.eval_shape(build, rngs=nnx.Rngs(0))
     assert {key: getattr(module, key) for key in arguments} == arguments
