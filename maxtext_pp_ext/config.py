@@ -76,6 +76,7 @@ def problems(config: Any) -> list[str]:
       *_layers(config),
       *_microbatches(config),
       *_batch(config),
+      *_other_batches(config),
       *_mesh(config),
       *_expert_bias(config),
       *_explicit_sharding(config),
@@ -265,6 +266,46 @@ def _batch(config: Any) -> Iterator[str]:
       f"{config.per_device_batch_size})) cannot be divided into {microbatches} microbatches "
       f"(num_pipeline_microbatches, by default {least}). Set {' or '.join(ways)}."
   )
+
+
+def _other_batches(config: Any) -> Iterator[str]:
+  """The batches of evaluations and of a growing batch size, which the pipeline divides into as many microbatches."""
+  batch, stages, devices = config.micro_batch_size_to_train_on, num_stages(config), config.num_target_devices
+  microbatches = config.num_pipeline_microbatches
+  if batch is None or batch < 1 or stages is None or stages == 1 or microbatches < 1 or batch % microbatches:
+    return  # `_batch` or `_microbatches` has something to say first
+  if config.eval_interval > 0:
+    rows = config.micro_batch_size_to_eval_on
+    if rows < 1 or rows % microbatches:
+      ways = [f"eval_per_device_batch_size={_per_device_batch_size(rows, microbatches, devices)}"] if devices else []
+      ways += [
+          f"num_pipeline_microbatches={m}" for m in _fitting_microbatches(config)[::-1] if 0 < rows and rows % m == 0
+      ][:1]
+      yield (
+          f"an evaluation's batch of {rows} rows (int(num_target_devices={devices} × eval_per_device_batch_size="
+          f"{config.eval_per_device_batch_size})) cannot be divided into {microbatches} microbatches "
+          f"(num_pipeline_microbatches), as evaluations are, too. Set {' or '.join([*ways, 'eval_interval=-1'])}."
+      )
+  if config.enable_rampup_batch_size:
+    yield from _growing_batch(config, microbatches)
+
+
+def _growing_batch(config: Any, microbatches: int) -> Iterator[str]:
+  devices, accumulated = config.num_target_devices, config.gradient_accumulation_steps
+  start, increment = config.per_device_batch_size_start, config.per_device_batch_size_increment
+  if not devices or start <= 0 or increment <= 0:
+    return
+  rows = {"per_device_batch_size_start": (start, int(devices * start))}
+  if start + increment < config.per_device_batch_size:
+    rows["per_device_batch_size_increment"] = (increment, int(devices * increment))
+  for key, (value, count) in rows.items():
+    if count < 1 or count % (microbatches * accumulated):
+      fitting = _per_device_batch_size(count, microbatches * accumulated, devices)
+      yield (
+          f"enable_rampup_batch_size=True with {key}={value}: {count} rows (int(num_target_devices={devices} × {value})) "
+          f"cannot be divided into gradient_accumulation_steps={accumulated} × num_pipeline_microbatches={microbatches} "
+          f"microbatches. Set {key}={fitting}, or enable_rampup_batch_size=False."
+      )
 
 
 def _per_device_batch_size(batch: int, microbatches: int, devices: int) -> str:
