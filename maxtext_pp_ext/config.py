@@ -11,6 +11,7 @@ Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding dela
 
 from collections.abc import Iterator
 import math
+import re
 from typing import Any
 
 from maxtext_pp_ext import registry
@@ -20,6 +21,8 @@ _WAY_OUT = "Leave out pipeline_impl, or set pipeline_impl=host, for MaxText's ow
 
 # Host key -> what it is asked for instead. They choose how long gathered weights stay, as pipeline_impl does.
 _CONTRADICTING_HOST_KEYS = {"pipeline_fsdp_ag_once": "circular_ag_once", "pipeline_fsdp_ag_per_repeat": "circular_bsw"}
+# Where a parameter's path has the layers that in a pipeline are in decoder/pipeline_module/layers.
+_LAYERS_WITHOUT_PIPELINE = r"decoder/(moe_)?layers(?!_outside_pipeline)"
 _CHOICES = {
     "pipeline_grad_accum_dtype": ("auto", "float32", "bfloat16"),
     "pipeline_gather_dtype": ("auto", "weight", "compute"),
@@ -80,6 +83,7 @@ def problems(config: Any) -> list[str]:
       *_mesh(config),
       *_expert_bias(config),
       *_explicit_sharding(config),
+      *_optimizer(config),
       *_not_supported(config),
   ]
 
@@ -358,6 +362,44 @@ def _expert_bias(config: Any) -> Iterator[str]:
     yield (
         f"{rate} with num_layers_per_pipeline_stage={config.num_layers_per_pipeline_stage}: MaxText's train step moves"
         " the biases of one layer of a stage only. Set scan_layers_per_stage=True, which stacks them."
+    )
+
+
+def _optimizer(config: Any) -> Iterator[str]:
+  """What MaxText's train step does to parameters by their path and shape, which a pipeline changes (0.2.5)."""
+  if getattr(config.opt_type, "value", config.opt_type) == "muon":
+    yield (
+        "opt_type=muon: MaxText counts the axes of the matrices that Muon orthogonalizes from a parameter's first axis, "
+        "which in a pipeline is its repeats or stages, so that layers are mixed. Set opt_type=adamw, adam_pax or sgd, or "
+        "train without a pipeline."
+    )
+  if config.use_qk_clip:
+    yield from _qk_clip(config)
+  for key in ("adamw_mask", "trainable_parameters_mask"):
+    for pattern in getattr(config, key) or ():
+      there = re.sub(_LAYERS_WITHOUT_PIPELINE, "decoder/pipeline_module/layers", pattern)
+      if there != pattern:
+        yield (
+            f"{key} has the pattern {pattern!r}, which matches no layer of a pipeline: they are in "
+            f"decoder/pipeline_module/layers. Set {key} with {there!r} in its place."
+        )
+
+
+def _qk_clip(config: Any) -> Iterator[str]:
+  """MaxText clips all layers of one stacked parameter by their largest logit: all layers, without a pipeline."""
+  layers, available = _pipelined_layers(config), _layers_to_choose_from(config)
+  apart = []
+  if layers is not None and available is not None and layers < available:
+    apart.append(f"pipeline_parallel_layers={layers} of {available}: set pipeline_parallel_layers=-1")
+  if config.num_layers_per_pipeline_stage > 1 and not config.scan_layers_per_stage:
+    per_stage = config.num_layers_per_pipeline_stage
+    apart.append(f"num_layers_per_pipeline_stage={per_stage}: set scan_layers_per_stage=True")
+  if not config.scan_layers:
+    apart.append("scan_layers=False: set scan_layers=True")
+  for what in apart:
+    yield (
+        f"use_qk_clip=True with {what}. MaxText clips layers that are stacked in one parameter by their common largest "
+        "logit, and would clip other layers together than without a pipeline."
     )
 
 

@@ -54,6 +54,11 @@ def make(**overrides):
       "gradient_accumulation_steps": 1,
       "scan_layers_per_stage": False,
       "rope_type": "default",
+      "opt_type": "adamw",
+      "use_qk_clip": False,
+      "scan_layers": True,
+      "adamw_mask": [],
+      "trainable_parameters_mask": [],
   }
   assert not set(overrides) - set(values)
   return types.SimpleNamespace(**(values | overrides))
@@ -328,6 +333,12 @@ BALANCED = {"routed_bias": True, "routed_bias_update_rate": 0.1}
         {"shard_mode": "explicit", "num_decoder_layers": 10},
         {"shard_mode": "explicit", "rope_type": "yarn"},
         {"parameter_memory_host_offload": True},
+        {"use_qk_clip": True},
+        {"use_qk_clip": True}
+        | {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1}
+        | {"scan_layers_per_stage": True},
+        {"adamw_mask": [".*norm.*", "decoder/layers_outside_pipeline", "decoder/pipeline_module/layers/.*bias"]},
+        {"opt_type": "sgd"},
     ],
     ids=str,
 )
@@ -341,6 +352,18 @@ def test_what_the_implementations_can_do_is_not_refused(values):
         ({"quantization": "int8"}, "microbatch of 2 rows .16 / .*Set quantization_local_shard_count=2"),
         ({"quantization": "fp8_gpu", "use_qwix_quantization": True}, "Set quantization=fp8 and use_qwix_quantization=F"),
         ({"quantization": "fp8_nanoo", "use_qwix_quantization": True}, "Set quantization=nanoo_fp8 and use_qwix_quant"),
+        ({"opt_type": "muon"}, "layers are mixed.*Set opt_type=adamw, adam_pax or sgd"),
+        (
+            {"use_qk_clip": True, "num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1},
+            "num_layers_per_pipeline_stage=2: set scan_layers_per_stage=True",
+        ),
+        ({"use_qk_clip": True, "num_decoder_layers": 10}, "8 of 10: set pipeline_parallel_layers=-1"),
+        ({"use_qk_clip": True, "scan_layers": False}, "scan_layers=False: set scan_layers=True"),
+        (
+            {"trainable_parameters_mask": [".*norm.*", "decoder/layers/mlp/.*"]},
+            "'decoder/layers/mlp/.*'.*Set trainable_parameters_mask with 'decoder/pipeline_module/layers/mlp/",
+        ),
+        ({"adamw_mask": ["^decoder/moe_layers/.*bias"]}, "Set adamw_mask with .*decoder/pipeline_module/layers/.*bias"),
         ({"quantization": "te_mxfp8"}, "Transformer Engine.*Set quantization=fp8"),
         ({"quantization": "serve_fp8_weight"}, 'is for serving.*Set quantization=""'),
         (
