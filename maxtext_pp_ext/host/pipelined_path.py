@@ -186,7 +186,7 @@ def _batch_split(config: Any) -> Iterator[str]:
         "have that schedule. Set use_batch_split_schedule=False."
     )
   for key, off, reason in _NOT_WITH_BATCH_SPLIT:
-    value = getattr(config, key)
+    value = getattr(config, key, None)  # MaxText 0.2.4 has no te_moe_block
     if getattr(value, "value", value):
       yield f"{given} with {key}={getattr(value, 'value', value)}: {reason}. Set {key}={off}, {without}."
   factor, batch, microbatches = (

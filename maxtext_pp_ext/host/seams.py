@@ -92,7 +92,6 @@ CONFIG_KEYS = (
     "quantization",
     "quantization_local_shard_count",
     "use_qwix_quantization",
-    "te_moe_block",
     "use_qk_clip",
     "mhc_expansion_rate",
     "use_multimodal",

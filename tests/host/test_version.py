@@ -108,4 +108,4 @@ def test_a_config_class_that_differs_is_refused_with_what_differs(changes, words
 def test_every_key_that_is_read_to_judge_a_configuration_is_looked_for():
   sources = "".join(inspect.getsource(module) for module in (config, pipelined_path))
   read = set(re.findall(r"\bconfig\.(\w+)", sources)) | {key for key, _, _ in pipelined_path._NOT_WITH_BATCH_SPLIT}
-  assert read - set(seams.CONFIG_KEYS) == {"pipeline_impl"}
+  assert read - set(seams.CONFIG_KEYS) == {"pipeline_impl", "te_moe_block"}
