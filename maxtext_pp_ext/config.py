@@ -11,6 +11,7 @@ Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding dela
 
 from collections.abc import Iterator
 import math
+import re
 from typing import Any
 
 from maxtext_pp_ext import registry
@@ -20,6 +21,8 @@ _WAY_OUT = "Leave out pipeline_impl, or set pipeline_impl=host, for MaxText's ow
 
 # Host key -> what it is asked for instead. They choose how long gathered weights stay, as pipeline_impl does.
 _CONTRADICTING_HOST_KEYS = {"pipeline_fsdp_ag_once": "circular_ag_once", "pipeline_fsdp_ag_per_repeat": "circular_bsw"}
+# Where a parameter's path has the layers that in a pipeline are in decoder/pipeline_module/layers.
+_LAYERS_WITHOUT_PIPELINE = r"decoder/(moe_)?layers(?!_outside_pipeline)"
 _CHOICES = {
     "pipeline_grad_accum_dtype": ("auto", "float32", "bfloat16"),
     "pipeline_gather_dtype": ("auto", "weight", "compute"),
@@ -76,9 +79,11 @@ def problems(config: Any) -> list[str]:
       *_layers(config),
       *_microbatches(config),
       *_batch(config),
+      *_other_batches(config),
       *_mesh(config),
       *_expert_bias(config),
       *_explicit_sharding(config),
+      *_optimizer(config),
       *_not_supported(config),
   ]
 
@@ -267,6 +272,46 @@ def _batch(config: Any) -> Iterator[str]:
   )
 
 
+def _other_batches(config: Any) -> Iterator[str]:
+  """The batches of evaluations and of a growing batch size, which the pipeline divides into as many microbatches."""
+  batch, stages, devices = config.micro_batch_size_to_train_on, num_stages(config), config.num_target_devices
+  microbatches = config.num_pipeline_microbatches
+  if batch is None or batch < 1 or stages is None or stages == 1 or microbatches < 1 or batch % microbatches:
+    return  # `_batch` or `_microbatches` has something to say first
+  if config.eval_interval > 0:
+    rows = config.micro_batch_size_to_eval_on
+    if rows < 1 or rows % microbatches:
+      ways = [f"eval_per_device_batch_size={_per_device_batch_size(rows, microbatches, devices)}"] if devices else []
+      ways += [
+          f"num_pipeline_microbatches={m}" for m in _fitting_microbatches(config)[::-1] if 0 < rows and rows % m == 0
+      ][:1]
+      yield (
+          f"an evaluation's batch of {rows} rows (int(num_target_devices={devices} × eval_per_device_batch_size="
+          f"{config.eval_per_device_batch_size})) cannot be divided into {microbatches} microbatches "
+          f"(num_pipeline_microbatches), as evaluations are, too. Set {' or '.join([*ways, 'eval_interval=-1'])}."
+      )
+  if config.enable_rampup_batch_size:
+    yield from _growing_batch(config, microbatches)
+
+
+def _growing_batch(config: Any, microbatches: int) -> Iterator[str]:
+  devices, accumulated = config.num_target_devices, config.gradient_accumulation_steps
+  start, increment = config.per_device_batch_size_start, config.per_device_batch_size_increment
+  if not devices or start <= 0 or increment <= 0:
+    return
+  rows = {"per_device_batch_size_start": (start, int(devices * start))}
+  if start + increment < config.per_device_batch_size:
+    rows["per_device_batch_size_increment"] = (increment, int(devices * increment))
+  for key, (value, count) in rows.items():
+    if count < 1 or count % (microbatches * accumulated):
+      fitting = _per_device_batch_size(count, microbatches * accumulated, devices)
+      yield (
+          f"enable_rampup_batch_size=True with {key}={value}: {count} rows (int(num_target_devices={devices} × {value})) "
+          f"cannot be divided into gradient_accumulation_steps={accumulated} × num_pipeline_microbatches={microbatches} "
+          f"microbatches. Set {key}={fitting}, or enable_rampup_batch_size=False."
+      )
+
+
 def _per_device_batch_size(batch: int, microbatches: int, devices: int) -> str:
   """What to set for the least batch that is a multiple of the microbatches and not smaller than this one."""
   rows = max(-(-batch // microbatches), 1) * microbatches
@@ -317,6 +362,44 @@ def _expert_bias(config: Any) -> Iterator[str]:
     yield (
         f"{rate} with num_layers_per_pipeline_stage={config.num_layers_per_pipeline_stage}: MaxText's train step moves"
         " the biases of one layer of a stage only. Set scan_layers_per_stage=True, which stacks them."
+    )
+
+
+def _optimizer(config: Any) -> Iterator[str]:
+  """What MaxText's train step does to parameters by their path and shape, which a pipeline changes (0.2.5)."""
+  if getattr(config.opt_type, "value", config.opt_type) == "muon":
+    yield (
+        "opt_type=muon: MaxText counts the axes of the matrices that Muon orthogonalizes from a parameter's first axis, "
+        "which in a pipeline is its repeats or stages, so that layers are mixed. Set opt_type=adamw, adam_pax or sgd, or "
+        "train without a pipeline."
+    )
+  if config.use_qk_clip:
+    yield from _qk_clip(config)
+  for key in ("adamw_mask", "trainable_parameters_mask"):
+    for pattern in getattr(config, key) or ():
+      there = re.sub(_LAYERS_WITHOUT_PIPELINE, "decoder/pipeline_module/layers", pattern)
+      if there != pattern:
+        yield (
+            f"{key} has the pattern {pattern!r}, which matches no layer of a pipeline: they are in "
+            f"decoder/pipeline_module/layers. Set {key} with {there!r} in its place."
+        )
+
+
+def _qk_clip(config: Any) -> Iterator[str]:
+  """MaxText clips all layers of one stacked parameter by their largest logit: all layers, without a pipeline."""
+  layers, available = _pipelined_layers(config), _layers_to_choose_from(config)
+  apart = []
+  if layers is not None and available is not None and layers < available:
+    apart.append(f"pipeline_parallel_layers={layers} of {available}: set pipeline_parallel_layers=-1")
+  if config.num_layers_per_pipeline_stage > 1 and not config.scan_layers_per_stage:
+    per_stage = config.num_layers_per_pipeline_stage
+    apart.append(f"num_layers_per_pipeline_stage={per_stage}: set scan_layers_per_stage=True")
+  if not config.scan_layers:
+    apart.append("scan_layers=False: set scan_layers=True")
+  for what in apart:
+    yield (
+        f"use_qk_clip=True with {what}. MaxText clips layers that are stacked in one parameter by their common largest "
+        "logit, and would clip other layers together than without a pipeline."
     )
 
 

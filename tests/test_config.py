@@ -36,6 +36,12 @@ def make(**overrides):
       "micro_batch_size_to_train_on": 16,
       "num_target_devices": 8,
       "per_device_batch_size": 2.0,
+      "eval_interval": -1,
+      "eval_per_device_batch_size": 2.0,
+      "micro_batch_size_to_eval_on": 16,
+      "enable_rampup_batch_size": False,
+      "per_device_batch_size_start": 4.0,
+      "per_device_batch_size_increment": 2.0,
       "mesh_axes": ["data", "stage", "fsdp"],
       "custom_mesh_and_rule": "",
       "quantization": "",
@@ -48,6 +54,11 @@ def make(**overrides):
       "gradient_accumulation_steps": 1,
       "scan_layers_per_stage": False,
       "rope_type": "default",
+      "opt_type": "adamw",
+      "use_qk_clip": False,
+      "scan_layers": True,
+      "adamw_mask": [],
+      "trainable_parameters_mask": [],
   }
   assert not set(overrides) - set(values)
   return types.SimpleNamespace(**(values | overrides))
@@ -194,6 +205,45 @@ def test_an_empty_batch_is_refused():
   assert "a batch of 0 rows" in only_problem(make(micro_batch_size_to_train_on=0, per_device_batch_size=0.1))
 
 
+EVALUATION = {"eval_interval": 10, "eval_per_device_batch_size": 1.5, "micro_batch_size_to_eval_on": 12}
+GROWING = {"enable_rampup_batch_size": True, "per_device_batch_size": 4.0, "micro_batch_size_to_train_on": 32}
+
+
+def test_an_evaluation_whose_batch_cannot_be_divided_is_refused_with_what_can():
+  problem = only_problem(make(**EVALUATION))
+  assert "batch of 12 rows (int(num_target_devices=8 × eval_per_device_batch_size=1.5))" in problem
+  assert "Set eval_per_device_batch_size=2 or num_pipeline_microbatches=4 or eval_interval=-1." in problem
+  for sound in ({"num_pipeline_microbatches": 4}, {"eval_interval": -1}):
+    assert keys.problems(make(**(EVALUATION | sound))) == []
+
+
+def test_an_evaluation_with_another_batch_that_can_be_divided_is_not_refused():
+  assert keys.problems(make(**(EVALUATION | {"micro_batch_size_to_eval_on": 24}))) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "increment", "key"),
+    [(0.5, 0.5, "per_device_batch_size_start"), (1.0, 1.5, "per_device_batch_size_increment"), (1.0, 1.0, None)],
+)
+def test_a_growing_batch_that_cannot_be_divided_at_some_size_is_refused(start, increment, key):
+  sizes = {"per_device_batch_size_start": start, "per_device_batch_size_increment": increment}
+  found = keys.problems(make(**GROWING, **sizes))
+  if key is None:
+    assert found == []
+  else:
+    assert key in found[0]
+    repaired = sizes | {key: float(re.search(rf"Set {key}=(\d+(?:\.\d+)?)", found[0])[1])}
+    assert not any(key in problem for problem in keys.problems(make(**GROWING, **repaired)))
+  assert keys.problems(make(**(GROWING | {"enable_rampup_batch_size": False}), **sizes)) == []
+
+
+def test_each_size_of_a_growing_batch_is_accumulated_in_parts_that_can_be_divided():
+  sizes = {"per_device_batch_size_start": 1.0, "per_device_batch_size_increment": 3.0}
+  problem = only_problem(make(**GROWING, **sizes, gradient_accumulation_steps=2))
+  assert "8 rows" in problem and "gradient_accumulation_steps=2 × num_pipeline_microbatches=8" in problem
+  assert "Set per_device_batch_size_start=2" in problem
+
+
 def test_a_mesh_without_a_stage_axis_is_refused():
   assert "no axis 'stage'" in only_problem(make(mesh_axes=["data", "fsdp"]))
 
@@ -222,9 +272,10 @@ def test_the_error_survives_pickling():
     delay=st.booleans(),
     devices=st.sampled_from([1, 4, 6, 8, 96]),
     rows=st.integers(0, 64),
+    eval_rows=st.integers(0, 64),
 )
 def test_setting_the_first_thing_that_a_message_about_the_batch_names_leaves_no_problem(
-    stages, microbatches, delay, devices, rows
+    stages, microbatches, delay, devices, rows, eval_rows
 ):
   config = make(
       ici_pipeline_parallelism=stages,
@@ -236,14 +287,18 @@ def test_setting_the_first_thing_that_a_message_about_the_batch_names_leaves_no_
       micro_batch_size_to_train_on=rows,
       num_target_devices=devices,
       per_device_batch_size=rows / devices,
+      eval_interval=1,
+      micro_batch_size_to_eval_on=eval_rows,
+      eval_per_device_batch_size=eval_rows / devices,
   )
-  for _ in range(3):  # one for the microbatches, one for the batch
+  for _ in range(4):  # one for the microbatches, one for the batch, one for that of evaluations
     found = keys.problems(config)
     if not found:
       break
     key, value = re.search(r"Set (\w+)=(\d+(?:\.\d+)?)", found[0]).groups()
     setattr(config, key, type(getattr(config, key))(float(value)))
     config.micro_batch_size_to_train_on = int(devices * config.per_device_batch_size)
+    config.micro_batch_size_to_eval_on = int(devices * config.eval_per_device_batch_size)
   assert keys.problems(config) == []
 
 
@@ -278,6 +333,12 @@ BALANCED = {"routed_bias": True, "routed_bias_update_rate": 0.1}
         {"shard_mode": "explicit", "num_decoder_layers": 10},
         {"shard_mode": "explicit", "rope_type": "yarn"},
         {"parameter_memory_host_offload": True},
+        {"use_qk_clip": True},
+        {"use_qk_clip": True}
+        | {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1}
+        | {"scan_layers_per_stage": True},
+        {"adamw_mask": [".*norm.*", "decoder/layers_outside_pipeline", "decoder/pipeline_module/layers/.*bias"]},
+        {"opt_type": "sgd"},
     ],
     ids=str,
 )
@@ -291,6 +352,18 @@ def test_what_the_implementations_can_do_is_not_refused(values):
         ({"quantization": "int8"}, "microbatch of 2 rows .16 / .*Set quantization_local_shard_count=2"),
         ({"quantization": "fp8_gpu", "use_qwix_quantization": True}, "Set quantization=fp8 and use_qwix_quantization=F"),
         ({"quantization": "fp8_nanoo", "use_qwix_quantization": True}, "Set quantization=nanoo_fp8 and use_qwix_quant"),
+        ({"opt_type": "muon"}, "layers are mixed.*Set opt_type=adamw, adam_pax or sgd"),
+        (
+            {"use_qk_clip": True, "num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1},
+            "num_layers_per_pipeline_stage=2: set scan_layers_per_stage=True",
+        ),
+        ({"use_qk_clip": True, "num_decoder_layers": 10}, "8 of 10: set pipeline_parallel_layers=-1"),
+        ({"use_qk_clip": True, "scan_layers": False}, "scan_layers=False: set scan_layers=True"),
+        (
+            {"trainable_parameters_mask": [".*norm.*", "decoder/layers/mlp/.*"]},
+            "'decoder/layers/mlp/.*'.*Set trainable_parameters_mask with 'decoder/pipeline_module/layers/mlp/",
+        ),
+        ({"adamw_mask": ["^decoder/moe_layers/.*bias"]}, "Set adamw_mask with .*decoder/pipeline_module/layers/.*bias"),
         ({"quantization": "te_mxfp8"}, "Transformer Engine.*Set quantization=fp8"),
         ({"quantization": "serve_fp8_weight"}, 'is for serving.*Set quantization=""'),
         (

@@ -14,6 +14,7 @@ import sys
 import time
 
 from maxtext_pp_ext.demo import report, runs, settings as demo_settings
+from maxtext_pp_ext.testing import trainer
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     active = None if settings.pipeline_impl == "host" else f"pipeline_impl={settings.pipeline_impl} is active"
     pipelined = _train(settings, "pipelined", settings.pipelined_keys(), active)
     sequential = _train(settings, "sequential", settings.sequential_keys(), None)
-  except runs.RunFailedError as error:
+  except trainer.RunFailedError as error:
     print(error, file=sys.stderr)
     return 1
   agree = _compare(settings, pipelined, sequential)

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m maxtext_pp_ext.demo.prepare OUTPUT STEPS`: the text and the initial weights of both runs.
+"""`python -m maxtext_pp_ext.demo.prepare OUTPUT STEPS PIPELINE_IMPL KEY=VALUE…`: text and initial weights of both runs.
 
 A process of its own, so that what MaxText logs while it is imported goes to a file instead of over the demo's output.
 """
@@ -9,15 +9,26 @@ import json
 import pathlib
 import sys
 
-from maxtext_pp_ext.demo import settings as demo_settings, text, weights
+import maxtext_pp_ext
+from maxtext_pp_ext.demo import settings as demo_settings, text
+from maxtext_pp_ext.testing import trainer, weights
 
 
-def main(output: str, steps: str) -> None:
-  settings = demo_settings.Settings(output=pathlib.Path(output), steps=int(steps))
+def main(output: str, steps: str, pipeline_impl: str, *extra_keys: str) -> None:
+  maxtext_pp_ext.install()
+  settings = demo_settings.Settings(
+      output=pathlib.Path(output), steps=int(steps), pipeline_impl=pipeline_impl, extra_keys=extra_keys
+  )
   topics, characters = text.write_language_reference(settings.data_file)
-  parameters = weights.write_initial_weights(settings)
-  summary = {"topics": topics, "characters": characters, "parameters": parameters}
+  drawn = weights.draw(_arguments(settings, settings.sequential_keys()))
+  for layout, keys in {"sequential": settings.sequential_keys(), "pipelined": settings.pipelined_keys()}.items():
+    weights.save(settings.weights(layout), weights.in_layout_of(drawn, _arguments(settings, keys)))
+  summary = {"topics": topics, "characters": characters, "parameters": drawn.size}
   settings.summary_file.write_text(json.dumps(summary), encoding="utf-8")
+
+
+def _arguments(settings: demo_settings.Settings, keys: list[str]) -> list[str]:
+  return ["", str(trainer.base_yml()), "run_name=initial-weights", *settings.shared_keys(), *keys]
 
 
 if __name__ == "__main__":

@@ -2,18 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the demo trains: the MaxText keys that both runs share, and those in which they differ."""
 
-from collections.abc import Mapping
 import dataclasses
-import importlib.util
-import os
 import pathlib
+
+from maxtext_pp_ext.testing.trainer import as_arguments, maxtext_folder
 
 STAGES = 4
 FSDP = 2
 MICROBATCHES = 8
 LAYERS = 8
 DEVICES = STAGES * FSDP
-DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 # A Llama-type decoder of 4.5 million parameters, nearly all of them in the two vocabulary tables: MaxText's wheel
 # carries no tokenizer with fewer than 32000 tokens.
@@ -99,25 +97,3 @@ class Settings:
             "jax_cache_dir": self.output / "jax-cache",
         }
     )
-
-
-def as_arguments(keys: Mapping[str, object]) -> list[str]:
-  return [f"{key}={value}" for key, value in keys.items()]
-
-
-def maxtext_folder() -> pathlib.Path:
-  """Where MaxText is installed, without importing it. Raises ModuleNotFoundError if it is not."""
-  spec = importlib.util.find_spec("maxtext")
-  if spec is None or spec.origin is None:
-    raise ModuleNotFoundError("No module named 'maxtext'", name="maxtext")
-  return pathlib.Path(spec.origin).parent
-
-
-def environment() -> dict[str, str]:
-  """This process's environment, with virtual CPU devices for JAX and no Google Cloud packages for MaxText."""
-  kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(DEVICE_COUNT_FLAG)]
-  return os.environ | {
-      "XLA_FLAGS": " ".join([*kept, f"{DEVICE_COUNT_FLAG}={DEVICES}"]),
-      "JAX_PLATFORMS": "cpu",
-      "DECOUPLE_GCLOUD": "TRUE",
-  }

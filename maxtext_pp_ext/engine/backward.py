@@ -54,7 +54,7 @@ def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Ar
     piece = schedule.microbatches - 1 - item % schedule.microbatches
     dleaving = engine.ring.rotate_back(engine.ring.write_back(t, state.dshift, state.dstore))
     if reducing:
-      sums = gradients.reduce(sums, engine.repeat(t, after=1), piece)
+      sums = gradients.reduce(sums, window.spare, engine.repeat(t, after=1), piece)
     if moving_on:
       # What is reduced goes on while the forward is computed again and the cotangents arrive; what is gathered goes on
       # from there until each weight's own gradient is computed. Left alone, both would go on at the same time.
@@ -69,7 +69,9 @@ def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Ar
     sums = gradients.add(sums, gradient, repeat, works, works & schedule.ends_repeat(item))
     if moving_on:
       finishes = works & schedule.begins_repeat(item) & (item > 0)
-      window, sums = weights.turn(window, loaded, before, finishes), gradients.finish_repeat(sums, finishes)
+      window = weights.turn(window, loaded, before, finishes)
+      sums, spare = gradients.finish_repeat(sums, window.spare, finishes)
+      window = window._replace(spare=spare)
     return state, window, sums
 
   carry = _initial_state(engine, doutputs), weights.window(slot), gradients.zeros()

@@ -3,9 +3,10 @@
 """Sums of the weights' gradients: over the microbatches of a repeat, then over the devices, then in the stored layout.
 
 A gradient that an iteration leaves as a partial sum (see `partial.py`) is added up on each device over the M items of a
-repeat. When a stage has finished a repeat its sum moves on to `done`, in the dtype that travels, and is reduced from
-there a piece per iteration while the stage works on the repeat before. A gradient that comes complete is added to its
-place in the stored layout at once.
+repeat. When a stage has finished a repeat its sum moves on, in the dtype that travels, and is reduced a piece per
+iteration while the stage works on the repeat before. In the same iterations a piece of the weight comes into the window's
+spare, of the same shape. So the sum waits in the spare, and every piece of the weight comes in where a piece of the sum
+has just left. A gradient that comes complete is added to its place in the stored layout at once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.partial import BatchSplit
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
-from maxtext_pp_ext.engine.residency import Arrays, WeightLayout
+from maxtext_pp_ext.engine.residency import Arrays, Spare, WeightLayout, Weights
 from maxtext_pp_ext.sharding import constrain
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
@@ -30,12 +31,12 @@ class Sums(NamedTuple):
   """Sums so far.
 
   total: of the repeat that each stage is at; only of gradients that come as partial sums. [F, S, …].
-  done: of the repeat that it has finished, like `total` in the dtype that travels.
+  done: of the repeat that it has finished, like `total` in the dtype that travels; None for what waits in the spare.
   stored: what is complete, leaves [R, S, …] as the parameters are stored.
   """
 
   total: Arrays
-  done: Arrays
+  done: Spare
   stored: Arrays
 
 
@@ -49,21 +50,30 @@ class Gradients:
     mesh: the device mesh.
     layouts: one per parameter.
     params: the parameters' shapes and dtypes, [R, S, …].
+    in_spare: whose finished sums wait in the window's spare.
     pieces: in how many pieces a repeat's sums are reduced.
   """
 
   mesh: Mesh
   layouts: list[WeightLayout]
   params: list[jax.ShapeDtypeStruct]
+  in_spare: list[bool]
   pieces: int
 
   @classmethod
-  def of(cls, mesh: Mesh, layouts: list[WeightLayout], params: Arrays, parts: Sequence[int], pieces: int):
-    """For gradients that come in so many parts each; 1 is complete."""
+  def of(cls, weights: Weights, params: Arrays, parts: Sequence[int]):
+    """For gradients of those weights, which come in so many parts each; 1 is complete."""
     layouts = [
-        each if n > 1 else dataclasses.replace(each, partial_axes=()) for each, n in zip(layouts, parts, strict=True)
+        each if n > 1 else dataclasses.replace(each, partial_axes=())
+        for each, n in zip(weights.layouts, parts, strict=True)
     ]
-    return cls(mesh=mesh, layouts=layouts, params=[jax.ShapeDtypeStruct(w.shape, w.dtype) for w in params], pieces=pieces)
+    params = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in params]
+    # Where pieces overlap, one that comes in would take the place of what has not left.
+    in_spare = [
+        weights.fills_spare(each) and each.transfer(weights.mesh, w.shape, weights.pieces).moves_once
+        for each, w in zip(layouts, params, strict=True)
+    ]
+    return cls(mesh=weights.mesh, layouts=layouts, params=params, in_spare=in_spare, pieces=weights.pieces)
 
   @property
   def _partial(self) -> list[int]:
@@ -76,7 +86,8 @@ class Gradients:
   def zeros(self) -> Sums:
     """Before the first item."""
     total = [self._zeros(i, self.layouts[i].accumulation_dtype) for i in self._partial]
-    done = [self._zeros(i, self.layouts[i].compute_dtype) for i in self._partial] if self._repeats > 1 else []
+    own = lambda i: None if self.in_spare[i] or self._repeats == 1 else self._zeros(i, self.layouts[i].compute_dtype)
+    done = [own(i) for i in self._partial]
     stored = [self._empty(*each) for each in zip(self.layouts, self.params, strict=True)]
     return Sums(total, done, stored)
 
@@ -85,17 +96,11 @@ class Gradients:
     return self.params[0].shape[0]
 
   def _zeros(self, i: int, dtype: jnp.dtype) -> jax.Array:
-    layout, param = self.layouts[i], self.params[i]
-    parts = math.prod(self.mesh.shape[a] for a in layout.partial_axes)
-    return constrain(jnp.zeros((parts, *param.shape[1:]), dtype), self._spec(layout), self.mesh)
+    return self.layouts[i].by_device_like(self.mesh, self.params[i].shape[1:], dtype)
 
   def _empty(self, layout: WeightLayout, param: jax.ShapeDtypeStruct) -> jax.Array:
     dtype = param.dtype if layout.partial_axes else layout.accumulation_dtype
     return constrain(jnp.full(param.shape, layout.combine.nothing, dtype), P(None, *layout.sharded), self.mesh)
-
-  def _spec(self, layout: WeightLayout) -> P:
-    """[F, S, …] like the weights that a stage computes with, and one part per device."""
-    return P(layout.partial_axes, *layout.gathered)
 
   def add(self, sums: Sums, gradients: Arrays, repeat: jax.Array, where: jax.Array, first: jax.Array) -> Sums:
     """Adds an iteration's gradients, each [F, S, …].
@@ -113,7 +118,7 @@ class Gradients:
       if not layout.partial_axes:
         complete.append((i, constrain(g[0], layout.sharded, self.mesh)))
         continue
-      acc, g = next(total), constrain(g, self._spec(layout), self.mesh)
+      acc, g = next(total), constrain(g, layout.by_device.spec, self.mesh)
       acc = jnp.where(_of_stages(first, acc), jnp.zeros_like(acc), acc)
       totals.append(acc + jnp.where(_of_stages(where, g), g, jnp.zeros_like(g)).astype(acc.dtype))
     for (i, _), new in zip(complete, self._add_complete(sums, complete, repeat, where), strict=True):
@@ -139,10 +144,10 @@ class Gradients:
     args = [*(sums.stored[i] for i, _ in gradients), *(g for _, g in gradients)]
     return per_stage(add, self.mesh, [repeat, where], args, [*stored, *shards], stored)
 
-  def finish_repeat(self, sums: Sums, where: jax.Array) -> Sums:
-    """Moves the totals of the stages in the bool [S] `where` on, to be reduced."""
-    if not sums.done:
-      return sums
+  def finish_repeat(self, sums: Sums, spare: Spare, where: jax.Array) -> tuple[Sums, Spare]:
+    """Moves the totals of the stages in the bool [S] `where` on, to be reduced: (sums, spare) with them."""
+    if not self._partial:
+      return sums, spare
 
     def move(where, *arrays):
       half = len(arrays) // 2
@@ -150,13 +155,23 @@ class Gradients:
       # A condition and not a choice: the sums are copied once per repeat and not at every iteration.
       return jax.lax.cond(where, take, lambda total, done: done, list(arrays[:half]), list(arrays[half:]))
 
-    layouts = [Layout(self._spec(self.layouts[i]), 1) for i in self._partial]
-    done = per_stage(move, self.mesh, [where], [*sums.total, *sums.done], [*layouts, *layouts], layouts)
-    return sums._replace(done=done)
+    layouts = [self.layouts[i].by_device for i in self._partial]
+    arrays = [*sums.total, *self._done(sums, spare)]
+    moved = per_stage(move, self.mesh, [where], arrays, [*layouts, *layouts], layouts)
+    done, spare = list(sums.done), list(spare)
+    for k, (i, new) in enumerate(zip(self._partial, moved, strict=True)):
+      if self.in_spare[i]:
+        spare[i] = new
+      else:
+        done[k] = new
+    return sums._replace(done=done), spare
 
-  def reduce(self, sums: Sums, repeat: jax.Array, piece: jax.Array) -> Sums:
+  def reduce(self, sums: Sums, spare: Spare, repeat: jax.Array, piece: jax.Array) -> Sums:
     """Reduces one piece of what is done into its repeat's place."""
-    return self._reduce(sums, sums.done, repeat, piece, self.pieces)
+    return self._reduce(sums, self._done(sums, spare), repeat, piece, self.pieces)
+
+  def _done(self, sums: Sums, spare: Spare) -> Arrays:
+    return [spare[i] if self.in_spare[i] else own for i, own in zip(self._partial, sums.done, strict=True)]
 
   def finish(self, sums: Sums) -> Arrays:
     """The gradients [R, S, …] in the parameters' dtypes, once repeat 0 is all that is left in `total`."""
@@ -178,7 +193,7 @@ class Gradients:
           for transfer, layout, summand, all_ in zip(transfers, layouts, arrays[:half], arrays[half:], strict=True)
       ]
 
-    parts = [Layout(self._spec(each), 1) for each in layouts]
+    parts = [each.by_device for each in layouts]
     places = [Layout(P(None, *each.sharded), 1) for each in layouts]
     args = [*summands, *(sums.stored[i] for i in self._partial)]
     reduced = per_stage(reduce, self.mesh, [repeat, piece], args, [*parts, *places], places)

@@ -31,6 +31,7 @@ from maxtext_pp_ext.sharding import constrain
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 Arrays = list[jax.Array]
+Spare = list[jax.Array | None]
 
 
 class Residency(enum.Enum):
@@ -92,6 +93,16 @@ class WeightLayout:
     """Whether there is anything to gather."""
     return any(self.gathered_axes)
 
+  @property
+  def by_device(self) -> Layout:
+    """[F, S, …]: like `gathered`, but with a part of its own on each of the F devices along `partial_axes`."""
+    return Layout(P(self.partial_axes, *self.gathered), 1)
+
+  def by_device_like(self, mesh: Mesh, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    """Zeros laid out `by_device` for a weight of the shape [S, …]."""
+    parts = math.prod(mesh.shape[a] for a in self.partial_axes)
+    return constrain(jnp.zeros((parts, *shape), dtype), self.by_device.spec, mesh)
+
   def transfer(self, mesh: Mesh, shape: tuple[int, ...], pieces: int) -> Transfer:
     """How a parameter of this shape, [R, S, …], moves in so many pieces."""
     sizes = zip(shape[2:], self.sharded[1:], strict=True)
@@ -100,14 +111,16 @@ class WeightLayout:
 
 
 class Window(NamedTuple):
-  """Gathered weights, leaves [S, …].
+  """Gathered weights.
 
-  slot: what the stages compute with.
-  spare: what becomes the slot next; None for weights that need not be gathered.
+  slot: what the stages compute with, leaves [S, …].
+  spare: what becomes the slot next, leaves [F, S, …] laid out `by_device`; None for weights that need not be gathered.
+    Once a weight has come, its F parts are the same. Where it has not, they may be anything: in backward summands of a
+    gradient wait there for their reduction (see `Gradients`).
   """
 
   slot: Arrays
-  spare: list[jax.Array | None]
+  spare: Spare
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,9 +173,8 @@ class Weights:
     """A window with an empty spare."""
     if not self.has_slots:
       return Window([], [None] * len(self.layouts))
-    return Window(
-        slot, [jnp.zeros_like(w) if self._comes_in_pieces(each) else None for each, w in self._with_layouts(slot)]
-    )
+    empty = lambda layout, w: layout.by_device_like(self.mesh, w.shape, w.dtype) if self.fills_spare(layout) else None
+    return Window(slot, [empty(each, w) for each, w in self._with_layouts(slot)])
 
   def at(self, slot: Arrays, loaded: Arrays, repeat: jax.Array) -> Arrays:
     """The weights of an iteration, gathered, leaves [S, …]."""
@@ -184,10 +196,10 @@ class Weights:
 
     def gather(repeat, piece, *arrays):
       stored, spare = arrays[: len(moving)], arrays[len(moving) :]
-      return [t.gather(w, repeat, slot, piece) for t, w, slot in zip(transfers, stored, spare, strict=True)]
+      return [t.gather(w, repeat, new[0], piece)[None] for t, w, new in zip(transfers, stored, spare, strict=True)]
 
     stored = [Layout(P(None, *self.layouts[i].sharded), 1) for i in moving]
-    gathered = [Layout(self.layouts[i].gathered, 0) for i in moving]
+    gathered = [self.layouts[i].by_device for i in moving]
     args = [*(loaded[i] for i in moving), *(window.spare[i] for i in moving)]
     brought = per_stage(gather, self.mesh, [repeat, piece], args, [*stored, *gathered], gathered)
     spare = list(window.spare)
@@ -202,14 +214,16 @@ class Weights:
     in_spare = [spare is not None for spare in window.spare]
     slots = [Layout(each.gathered, 0) for each in self.layouts]
     sources = [spare if spare is not None else w for spare, w in zip(window.spare, loaded, strict=True)]
-    layouts = [slot if i else stored for i, slot, stored in zip(in_spare, slots, self._loaded(1), strict=True)]
+    layouts = [
+        each.by_device if i else stored for i, each, stored in zip(in_spare, self.layouts, self._loaded(1), strict=True)
+    ]
 
     def replace(where, repeat, *arrays):
       new, old = list(arrays[: len(slots)]), list(arrays[len(slots) :])
 
       def take(new, old):
         own = [
-            w if i else jax.lax.dynamic_index_in_dim(w, repeat, keepdims=False)
+            w[0] if i else jax.lax.dynamic_index_in_dim(w, repeat, keepdims=False)
             for i, w in zip(in_spare, new, strict=True)
         ]
         return [w.astype(slot.dtype) for w, slot in zip(own, old, strict=True)]
@@ -220,7 +234,8 @@ class Weights:
     args = [*sources, *window.slot]
     return window._replace(slot=per_stage(replace, self.mesh, [where, repeat], args, [*layouts, *slots], slots))
 
-  def _comes_in_pieces(self, layout: WeightLayout) -> bool:
+  def fills_spare(self, layout: WeightLayout) -> bool:
+    """Whether a weight comes into the spare, in pieces, before it goes into the slot."""
     return self.residency is Residency.REPEAT and layout.moves
 
   def _with_layouts(self, arrays: Arrays):

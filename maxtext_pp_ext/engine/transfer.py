@@ -61,6 +61,11 @@ class Transfer:
     dim = min(range(len(self.shard)), key=cost)
     return Cut(dim, self._piece_size(dim))
 
+  @property
+  def moves_once(self) -> bool:
+    """Whether pieces do not overlap, so that nothing is moved twice."""
+    return self.cut is not None and self.cut.size * self.pieces == self.shard[self.cut.dim]
+
   def _piece_size(self, dim: int) -> int:
     return -(-self.shard[dim] // self.pieces)
 

@@ -5,6 +5,7 @@
 maxtext.config_class    extend_config_class(cls) -> cls
 maxtext.pipeline_class  pipeline_class(config) -> NNX module class or None
 maxtext.decoder_call    check_decoder_call(config, **arguments) -> None
+maxtext.decoder_layers  decoder_layers(config, layer_classes) -> layer_classes
 maxtext.pipeline_stage  build_pipeline_stage(build, decoder, layer_classes, rngs) -> NNX module
 """
 
@@ -17,6 +18,13 @@ from maxtext_pp_ext.host import factory
 
 extend_config_class = config_class.extend_config_class
 pipeline_class = factory.pipeline_class
+
+
+def decoder_layers(config: Any, layer_classes: list[type]) -> list[type]:
+  """The classes of a decoder's layers, given MaxText's own."""
+  from maxtext_pp_ext.host import stage_modules  # pylint: disable=import-outside-toplevel
+
+  return stage_modules.layer_classes(config, layer_classes)
 
 
 def build_pipeline_stage(build: Callable, decoder: Any, layer_classes: list[type], rngs: Any) -> Any:

@@ -45,7 +45,13 @@ _INDEX_ARGUMENT = {
 
 def problems(config: Any) -> list[str]:
   """Everything about the model that MaxText's pipelined path does not carry out; [] if nothing."""
-  return [*_decoder_block(config), *_features(config), *_multimodal(config), *_linen_decoder(config)]
+  return [
+      *_decoder_block(config),
+      *_features(config),
+      *_batch_split(config),
+      *_multimodal(config),
+      *_linen_decoder(config),
+  ]
 
 
 def _block(config: Any) -> str:
@@ -144,17 +150,55 @@ def _features(config: Any) -> Iterator[str]:
         f"engram_layers={list(config.engram_layers)}: MaxText's pipelined path gives layers neither their index nor the "
         "tokens that engram needs. Set engram_layers=[]."
     )
-  if config.use_batch_split_schedule:
-    yield (
-        "use_batch_split_schedule=True: MaxText uses that schedule only on the path without a pipeline. Set "
-        "use_batch_split_schedule=False."
-    )
   if getattr(config, "use_lineage", False):
     yield "use_lineage=True: MaxText uses it only on the path without a pipeline. Set use_lineage=False."
   if config.mhc_expansion_rate > 1:
     yield (
         f"mhc_expansion_rate={config.mhc_expansion_rate}: activations have four axes [batch, sequence, stream, embed], "
         "a pipeline passes on three. Set mhc_expansion_rate=1."
+    )
+
+
+# What does not go together with the batch-split schedule, what to set it to, and why.
+_NOT_WITH_BATCH_SPLIT = (
+    ("load_balance_loss_weight", "0", "the loss of a batch is not the mean of its parts'"),
+    (
+        "mtp_num_layers",
+        "0",
+        "MaxText has the layers of multi-token prediction use its own schedule, outside of pipelines",
+    ),
+    ("quantization", '""', "MaxText quantizes its own schedule only"),
+    ("te_moe_block", "False", "it reports how full the buffers of a whole batch are"),
+    ("use_qk_clip", "False", "it needs the largest logit of a whole batch"),
+)
+
+
+def _batch_split(config: Any) -> Iterator[str]:
+  """See `host.batch_split`."""
+  if not config.use_batch_split_schedule:
+    return
+  given, without = "use_batch_split_schedule=True", "or use_batch_split_schedule=False"
+  if _block(config) != "deepseek" or config.num_experts <= 1:
+    yield (
+        f"{given} with decoder_block={_block(config)} and num_experts={config.num_experts}: only DeepSeek's MoE layers "
+        "have that schedule. Set use_batch_split_schedule=False."
+    )
+  for key, off, reason in _NOT_WITH_BATCH_SPLIT:
+    value = getattr(config, key, None)  # MaxText 0.2.4 has no te_moe_block
+    if getattr(value, "value", value):
+      yield f"{given} with {key}={getattr(value, 'value', value)}: {reason}. Set {key}={off}, {without}."
+  factor, batch, microbatches = (
+      config.batch_split_factor,
+      config.micro_batch_size_to_train_on,
+      config.num_pipeline_microbatches,
+  )
+  if factor < 1:
+    yield f"{given} with batch_split_factor={factor}. Set batch_split_factor to at least 1 (2 is usual), {without}."
+  elif batch and batch > 0 and microbatches > 0 and batch % microbatches == 0 and batch // microbatches % factor:
+    yield (
+        f"{given}: a microbatch of {batch // microbatches} rows ({batch} / num_pipeline_microbatches={microbatches}) "
+        f"cannot be divided into batch_split_factor={factor} parts. Set per_device_batch_size="
+        f"{config.per_device_batch_size * factor:g}, or another batch_split_factor, {without}."
     )
 
 

@@ -5,7 +5,8 @@
   maxtext.configs.types        MaxTextConfig and RLConfig gain our keys
   maxtext.layers.pipeline      create_nnx_pipeline and create_pipeline ask our registry first
   maxtext.layers.nnx_decoders  NNXDecoder.__call__ refuses arguments that its pipelined path drops, and the stages
-                               of our pipelines are built our way (`stage_modules`)
+                               of our pipelines are built our way (`stage_modules`), of layers that MaxText has
+                               outside of pipelines only (`batch_split`)
 
 With `pipeline_impl=host` each of them does what MaxText does, by calling it.
 """
@@ -67,6 +68,15 @@ CONFIG_KEYS = (
     "per_device_batch_size",
     "gradient_accumulation_steps",
     "parameter_memory_host_offload",
+    "eval_interval",
+    "eval_per_device_batch_size",
+    "micro_batch_size_to_eval_on",
+    "enable_rampup_batch_size",
+    "per_device_batch_size_start",
+    "per_device_batch_size_increment",
+    "opt_type",
+    "adamw_mask",
+    "trainable_parameters_mask",
     "rope_type",
     "routed_bias",
     "routed_bias_update_rate",
@@ -75,6 +85,14 @@ CONFIG_KEYS = (
     "custom_mesh_and_rule",
     "engram_layers",
     "use_batch_split_schedule",
+    "batch_split_factor",
+    "load_balance_loss_weight",
+    "mtp_num_layers",
+    "num_experts",
+    "quantization",
+    "quantization_local_shard_count",
+    "use_qwix_quantization",
+    "use_qk_clip",
     "mhc_expansion_rate",
     "use_multimodal",
     "use_mrope",
@@ -172,6 +190,7 @@ def _check_decoders(module: ModuleType) -> None:
   known = (*DECODER_PARAMETERS, *DECODER_PARAMETERS_SINCE_0_2_5)
   version.check_parameters(decoder, "__call__", DECODER_PARAMETERS, known)
   version.check_signature(decoder, "_get_pipeline_stage_module", STAGE_MODULE)
+  version.check_signature(decoder, "get_decoder_layers", "(self)")
 
 
 def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
@@ -179,6 +198,7 @@ def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
 
   host_call = module.NNXDecoder.__call__
   host_stage_module = module.NNXDecoder._get_pipeline_stage_module
+  host_layers = module.NNXDecoder.get_decoder_layers
   signature = inspect.signature(host_call)
 
   @functools.wraps(host_call)
@@ -194,7 +214,14 @@ def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
 
     return stage_modules.build(host_stage_module, self, decoder_blocks, rngs)
 
+  @functools.wraps(host_layers)
+  def get_decoder_layers(self):
+    from maxtext_pp_ext.host import stage_modules  # pylint: disable=import-outside-toplevel
+
+    return stage_modules.layer_classes(self.config, host_layers(self))
+
   rebinding.class_level(module.NNXDecoder, "__call__", __call__)
+  rebinding.class_level(module.NNXDecoder, "get_decoder_layers", get_decoder_layers)
   rebinding.class_level(module.NNXDecoder, "_get_pipeline_stage_module", _get_pipeline_stage_module)
 
 

@@ -20,6 +20,7 @@ from flax import nnx
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config_view import ConfigView
+from maxtext_pp_ext.host import batch_split
 from maxtext_pp_ext.host import cycles
 from maxtext_pp_ext.host import factory
 
@@ -35,6 +36,13 @@ class _DecoderView:
     if isinstance(method, types.FunctionType):
       return types.MethodType(method, self)
     return getattr(self._decoder, name)
+
+
+def layer_classes(config: Any, classes: list[type]) -> list[type]:
+  """The classes of a decoder's layers, in the pipeline and outside, instead of those that MaxText would build."""
+  if factory.pipeline_impl(config) == registry.HOST or not config.use_batch_split_schedule:
+    return classes
+  return [*classes[:-1], batch_split.batch_split(classes[-1])]  # DeepSeek's: dense, MoE
 
 
 def build(host_build: Callable, decoder: Any, layer_classes: list[type], rngs: nnx.Rngs) -> nnx.Module:

@@ -8,14 +8,10 @@ with a learning rate of 0.01 may multiply a few times. The bound is 2e-5; the st
 than 1e-2.
 """
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.host.common import ROOT, TINY
+from maxtext_pp_ext.testing.train_runs import Run, run_all
+from tests.host.common import TINY
 
 STEPS = 3
 BOUND = 2e-5
@@ -77,15 +73,15 @@ SAME_RESULT = {
 }
 
 
-def _runs() -> dict[str, list[str]]:
+def _runs() -> dict[str, Run]:
   evaluation = ("eval_interval=1", "eval_steps=1")
   cases = {name: (keys, keys) for name, keys in (SAME_KEYS | {"evaluation": evaluation}).items()} | OTHER_KEYS
   runs = {}
   for name, (ours, plain) in cases.items():
-    runs[f"{name}_ours"] = [*_merged(ours), OURS]
-    runs[f"{name}_plain"] = [*_merged(plain), PLAIN]
+    runs[f"{name}_ours"] = Run(keys=[*_merged(ours), OURS])
+    runs[f"{name}_plain"] = Run(keys=[*_merged(plain), PLAIN])
   for name, cases in SAME_RESULT.items():
-    runs |= {f"{name}_{k}": [*_merged(keys), OURS] for k, keys in enumerate(cases)}
+    runs |= {f"{name}_{k}": Run(keys=[*_merged(keys), OURS]) for k, keys in enumerate(cases)}
   return runs
 
 
@@ -96,50 +92,36 @@ def _merged(keys) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-  """Trains all cases in one process; returns the folder with their metrics."""
-  folder = tmp_path_factory.mktemp("trained")
-  environment = {
-      **os.environ,
-      "PYTHONPATH": str(ROOT),
-      "MAXTEXT_PP_EXT": "off",
-      "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-  }
-  command = [sys.executable, str(ROOT / "tests/engine/train_all.py"), json.dumps(_runs())]
-  done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment, cwd=folder, check=False)
-  assert done.returncode == 0, done.stderr[-8000:]
-  return folder
-
-
-def _metrics(folder, run: str) -> list[dict[str, float]]:
-  error = folder / f"{run}.error"
-  assert not error.exists(), error.read_text()
-  return [json.loads(line) for line in (folder / f"{run}.jsonl").read_text().splitlines()]
+  return run_all(tmp_path_factory.mktemp("trained"), _runs(), devices=8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*SAME_KEYS, *OTHER_KEYS])
 def test_training_goes_as_with_the_hosts_plain_pipeline(trained, name):
-  _check(_metrics(trained, f"{name}_ours"), _metrics(trained, f"{name}_plain"))
+  _check(trained, f"{name}_ours", f"{name}_plain")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAME_RESULT)
 def test_training_with_delayed_scaling_does_not_depend_on_the_number_of_microbatches(trained, name):
-  _check(_metrics(trained, f"{name}_0"), _metrics(trained, f"{name}_1"))
+  _check(trained, f"{name}_0", f"{name}_1")
 
 
-def _check(ours, plain) -> None:
+def _check(trained, ours: str, plain: str) -> None:
   for key in ("learning/loss", "learning/raw_grad_norm"):
-    actual, expected = [m[key] for m in ours], [m[key] for m in plain]
+    actual, expected = _values(trained, ours, key), _values(trained, plain, key)
     assert len(expected) == STEPS and abs(expected[0] - expected[-1]) > 1e-2 * abs(expected[0])
     assert _difference(actual, expected) < BOUND, (key, actual, expected)
 
 
 @pytest.mark.slow
 def test_evaluation_gives_the_loss_of_the_hosts_plain_pipeline(trained):
-  ours, plain = _metrics(trained, "evaluation_ours"), _metrics(trained, "evaluation_plain")
-  of_evaluation = lambda metrics: [m["eval/avg_loss"] for m in metrics if "eval/avg_loss" in m]
-  assert of_evaluation(plain) and _difference(of_evaluation(ours), of_evaluation(plain)) < BOUND
+  ours, plain = (_values(trained, f"evaluation_{side}", "eval/avg_loss") for side in ("ours", "plain"))
+  assert plain and _difference(ours, plain) < BOUND
+
+
+def _values(trained, run: str, metric: str) -> list[float]:
+  return [m[metric] for m in trained.metrics(run, metric)]
 
 
 def _difference(actual: list[float], expected: list[float]) -> float:

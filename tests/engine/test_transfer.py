@@ -5,7 +5,7 @@
 import jax
 from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
-from maxtext_pp_ext.engine.gradients import Gradients, Sums
+from maxtext_pp_ext.engine.gradients import Gradients
 from maxtext_pp_ext.engine.residency import Residency, WeightLayout, Weights
 from maxtext_pp_ext.engine.transfer import Cut, Transfer
 from maxtext_pp_ext.sharding import constrain, gathered_last
@@ -71,28 +71,38 @@ def test_all_pieces_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored
 @pytest.mark.parametrize("pieces", [1, 3, 4])
 @pytest.mark.parametrize("partial_axes", [("a", "b"), ("a",), ("b",)])
 @pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
-def test_all_pieces_of_a_sum_are_the_sum_in_its_repeats_place(mesh, shape, stored, gathered, partial_axes, pieces):
+def test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_come_in(
+    mesh, shape, stored, gathered, partial_axes, pieces
+):
   each = layout(stored, gathered, partial_axes)
   if not each.partial_axes:
     pytest.skip("the gradient is complete")
-  params = [jnp.zeros((REPEATS, STAGES, *shape))]
+  params = jax.random.normal(jax.random.key(0), (REPEATS, STAGES, *shape))
   parts = 2 ** len(each.partial_axes)
-  gradients = Gradients.of(mesh, [each], params, [parts], pieces)
+  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[each], pieces=pieces)
+  gradients = Gradients.of(weights, [params], [parts])
   done = jax.random.normal(jax.random.key(1), (parts, STAGES, *shape))
   total = jax.random.normal(jax.random.key(2), (parts, STAGES, *shape))
-  repeat = jnp.array([2, 1])
+  repeat, following, everywhere = jnp.array([2, 1]), jnp.array([1, 0]), jnp.array([True, True])
 
   @jax.jit
-  def reduce(done, total):
-    sums = Sums([total], [done], gradients.zeros().stored)
+  def reduce(params, done, total):
+    loaded = weights.load([params])
+    window = weights.window(weights.first(loaded))
+    sums, spare = gradients.finish_repeat(gradients.zeros()._replace(total=[done]), window.spare, everywhere)
+    sums, window = sums._replace(total=[total]), window._replace(spare=spare)
     for k in range(pieces):
-      sums = gradients.reduce(sums, repeat, jnp.array([k, pieces - 1 - k]))
-    return gradients.finish(sums)[0]
+      piece = jnp.array([k, pieces - 1 - k])
+      sums = gradients.reduce(sums, window.spare, repeat, piece)
+      window = weights.bring(window, loaded, following, piece)
+    return gradients.finish(sums)[0], weights.turn(window, loaded, following, everywhere).slot[0]
 
+  reduced, slot = reduce(params, done, total)
   expected = np.zeros((REPEATS, STAGES, *shape), np.float32)
   expected[0] = total.sum(0)
   expected[2, 0], expected[1, 1] = done.sum(0)
-  np.testing.assert_allclose(reduce(done, total), expected, rtol=1e-6, atol=1e-6)
+  np.testing.assert_allclose(reduced, expected, rtol=1e-6, atol=1e-6)
+  np.testing.assert_array_equal(slot, [params[1, 0], params[0, 1]])
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ TOUCHED = {
     "maxtext.layers.pipeline.create_pipeline",
     "maxtext.layers.nnx_decoders.create_nnx_pipeline",
     "maxtext.layers.nnx_decoders.NNXDecoder.__call__",
+    "maxtext.layers.nnx_decoders.NNXDecoder.get_decoder_layers",
     "maxtext.layers.nnx_decoders.NNXDecoder._get_pipeline_stage_module",
 }
 

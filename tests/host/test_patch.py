@@ -16,6 +16,7 @@ ENTRY_POINTS = {
     "maxtext.config_class": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:extend_config_class"},
     "maxtext.pipeline_class": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:pipeline_class"},
     "maxtext.decoder_call": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_decoder_call"},
+    "maxtext.decoder_layers": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:decoder_layers"},
     "maxtext.pipeline_stage": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:build_pipeline_stage"},
 }
 RUN_TRAINER = ("-m", "maxtext.trainers.pre_train.train", *TINY, "steps=2", "base_output_directory=out")

@@ -21,6 +21,16 @@ def make(**overrides):
       "interleave_moe_layer_step": 1,
       "engram_layers": [],
       "use_batch_split_schedule": False,
+      "batch_split_factor": 2,
+      "num_experts": 1,
+      "load_balance_loss_weight": 0.0,
+      "mtp_num_layers": 0,
+      "quantization": "",
+      "te_moe_block": False,
+      "use_qk_clip": False,
+      "micro_batch_size_to_train_on": 16,
+      "num_pipeline_microbatches": 4,
+      "per_device_batch_size": 2.0,
       "mhc_expansion_rate": 1,
       "use_multimodal": False,
       "use_mrope": False,
@@ -112,7 +122,6 @@ def test_what_is_built_alike_with_and_without_a_pipeline_is_not_refused(model):
     "feature",
     [
         {"engram_layers": [1, 3]},
-        {"use_batch_split_schedule": True},
         {"use_lineage": True},
         {"mhc_expansion_rate": 4},
         {"pure_nnx_decoder": False},
@@ -131,6 +140,33 @@ def test_features_that_the_pipelined_path_does_not_have_are_refused_by_name(feat
 )
 def test_features_that_lose_nothing_by_themselves_are_not_refused(feature):
   assert pipelined_path.problems(make(**feature)) == []
+
+
+BATCH_SPLIT = {"decoder_block": "deepseek", "num_experts": 8, "use_batch_split_schedule": True}
+
+
+@pytest.mark.parametrize("keys", [{}, {"batch_split_factor": 4}, {"num_pipeline_microbatches": -1}])
+def test_the_batch_split_schedule_of_deepseek_is_accepted(keys):
+  assert pipelined_path.problems(make(**BATCH_SPLIT, **keys)) == []
+
+
+@pytest.mark.parametrize(
+    "keys, named",
+    [
+        ({"decoder_block": "mixtral"}, "decoder_block=mixtral"),
+        ({"num_experts": 1}, "num_experts=1"),
+        ({"load_balance_loss_weight": 0.1}, "Set load_balance_loss_weight=0,"),
+        ({"mtp_num_layers": 1}, "Set mtp_num_layers=0,"),
+        ({"quantization": "fp8_full"}, 'Set quantization="",'),
+        ({"te_moe_block": True}, "Set te_moe_block=False,"),
+        ({"use_qk_clip": True}, "Set use_qk_clip=False,"),
+        ({"batch_split_factor": 0}, "batch_split_factor=0"),
+        ({"batch_split_factor": 3}, "a microbatch of 4 rows"),
+    ],
+)
+def test_what_does_not_go_together_with_it_is_refused_by_name(keys, named):
+  (problem,) = pipelined_path.problems(make(**(BATCH_SPLIT | keys)))
+  assert named in problem and "use_batch_split_schedule=True" in problem and "use_batch_split_schedule=False" in problem
 
 
 def test_every_decoder_block_of_maxtext_is_judged():

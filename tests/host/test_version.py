@@ -2,9 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the guards: which MaxText they let through, and what they say about another one."""
 
+import inspect
+import re
 import types
 
 import maxtext_pp_ext
+from maxtext_pp_ext import config
+from maxtext_pp_ext.host import pipelined_path
 from maxtext_pp_ext.host import seams
 from maxtext_pp_ext.host import version
 import pytest
@@ -99,3 +103,9 @@ def test_a_config_class_that_differs_is_refused_with_what_differs(changes, words
   seams.SEAMS["maxtext.configs.types"].check(_types_module())
   with pytest.raises(version.HostVersionError, match=words):
     seams.SEAMS["maxtext.configs.types"].check(_types_module(**changes))
+
+
+def test_every_key_that_is_read_to_judge_a_configuration_is_looked_for():
+  sources = "".join(inspect.getsource(module) for module in (config, pipelined_path))
+  read = set(re.findall(r"\bconfig\.(\w+)", sources)) | {key for key, _, _ in pipelined_path._NOT_WITH_BATCH_SPLIT}
+  assert read - set(seams.CONFIG_KEYS) == {"pipeline_impl", "te_moe_block"}

@@ -1,0 +1,133 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Many runs of MaxText's trainers in one process, since importing them takes longer than training a tiny model.
+
+`python -m maxtext_pp_ext.testing.train_runs PLAN`, started by `run_all`; PLAN is the JSON that `run_all` writes.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import importlib
+import json
+import pathlib
+import sys
+import traceback
+from typing import Any
+
+from maxtext_pp_ext.testing import trainer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+  """One training.
+
+  Attributes:
+    keys: MaxText's `key=value` arguments; without a yml file in front, base.yml is read.
+    trainer: the module whose `main` trains.
+    weights: name of the `Weights` to start from, or None for those that MaxText draws.
+    rounding: if not 0, each weight is first moved by this fraction of itself, up or down at random.
+  """
+
+  keys: Sequence[str]
+  trainer: str = trainer.PRE_TRAIN
+  weights: str | None = None
+  rounding: float = 0.0
+
+
+class Results:
+  """What runs left in a folder."""
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
+
+  def error(self, run: str) -> str | None:
+    """The traceback of a run that failed, or None."""
+    file = self.folder / f"{run}.error"
+    return file.read_text(encoding="utf-8") if file.exists() else None
+
+  def metrics(self, run: str, *having: str) -> list[dict[str, float]]:
+    """The run's metrics, of steps and evaluations in their order; see `trainer.read_metrics`.
+
+    Raises:
+      RunFailedError: if the run failed.
+    """
+    if error := self.error(run):
+      raise trainer.RunFailedError(f"{run}: {error}")
+    file = self.folder / f"{run}.jsonl"
+    if not file.exists():
+      raise trainer.RunFailedError(f"{run} has trained no step; its log: {self.folder / 'runs.log'}")
+    return trainer.read_metrics(file, *having)
+
+
+def run_all(
+    folder: pathlib.Path, runs: Mapping[str, Run], *, devices: int, weights: Mapping[str, Sequence[str]] | None = None
+) -> Results:
+  """Trains all runs, one after the other, in one new process with this many virtual CPU devices.
+
+  Args:
+    folder: where everything is written.
+    runs: name -> run. A run that fails leaves its error and does not stop the others.
+    devices: number of virtual devices.
+    weights: name -> MaxText's keys of the model, without a pipeline, whose initial weights bear this name. A run with
+      them gets the same numbers in the layout that its own keys ask for.
+  """
+  plan = {"weights": weights or {}, "runs": {name: dataclasses.asdict(run) for name, run in runs.items()}}
+  (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+  arguments = ["-m", "maxtext_pp_ext.testing.train_runs", "plan.json"]
+  trainer.run_python(arguments, folder / "runs.log", devices=devices, cwd=folder)
+  return Results(folder)
+
+
+def main(plan_file: str) -> None:
+  import maxtext_pp_ext  # pylint: disable=import-outside-toplevel
+
+  maxtext_pp_ext.install()
+  from absl import logging  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.testing import weights as initial  # pylint: disable=import-outside-toplevel
+
+  logging.use_absl_handler()  # as absl's app.run does
+  logging.set_verbosity(logging.INFO)
+  _keep_metrics_of_training()
+  plan = json.loads(pathlib.Path(plan_file).read_text(encoding="utf-8"))
+  drawn = {name: initial.draw(_argv(keys, "weights")) for name, keys in plan["weights"].items()}
+  for name, fields in plan["runs"].items():
+    try:
+      _train(name, Run(**fields), drawn)
+    except Exception:  # pylint: disable=broad-exception-caught
+      pathlib.Path(f"{name}.error").write_text(traceback.format_exc(), encoding="utf-8")
+
+
+def _train(name: str, run: Run, drawn: Mapping[str, Any]) -> None:
+  from maxtext_pp_ext.testing import weights as initial  # pylint: disable=import-outside-toplevel
+
+  print(f"== {name}", flush=True)
+  argv = _argv(run.keys, name)
+  if run.weights is not None:
+    path = pathlib.Path("weights", name).resolve()
+    initial.save(path, initial.in_layout_of(initial.moved(drawn[run.weights], run.rounding), argv))
+    argv.append(f"load_parameters_path={trainer.parameters_path(path)}")
+  importlib.import_module(run.trainer).main([*argv, f"metrics_file={name}.jsonl"])
+
+
+def _argv(keys: Sequence[str], name: str) -> list[str]:
+  return ["", str(trainer.base_yml()), *keys, f"run_name={name}", "base_output_directory=out"]
+
+
+def _keep_metrics_of_training() -> None:
+  """MaxText 0.2.5 empties its metrics file at step 0 of every evaluation, not of training alone."""
+  from maxtext.common import metric_logger  # pylint: disable=import-outside-toplevel
+
+  write = metric_logger.MetricLogger.write_metrics_locally
+
+  def keep(self, metrics, step):
+    file = pathlib.Path(self.config.metrics_file)
+    before = file.read_text(encoding="utf-8") if step == 0 and file.exists() else None
+    write(self, metrics, step)
+    if before is not None:
+      file.write_text(before + file.read_text(encoding="utf-8"), encoding="utf-8")
+
+  metric_logger.MetricLogger.write_metrics_locally = keep
+
+
+if __name__ == "__main__":
+  main(sys.argv[1])

@@ -1,0 +1,53 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSeek's MoE layers with the batch-split schedule compute in a pipeline what they compute without either."""
+
+import pytest
+
+from maxtext_pp_ext.config_view import ConfigView
+from maxtext_pp_ext.host import decoder_layers
+from maxtext_pp_ext.testing import parity
+from tests.parity.common import make_config
+from tests.parity.test_expert_bias import DEEPSEEK, check
+
+LAYER = DEEPSEEK | {"routed_bias_update_rate": 0.0}
+SCHEDULE = {"use_batch_split_schedule": True, "batch_split_factor": 2}
+# name: stages, and keys
+LAYOUTS = {
+    "3 stages": (3, {}),
+    "several layers in a scan": (2, {"layers_per_stage": 2, "scan_layers_per_stage": True}),
+    "several layers": (2, {"layers_per_stage": 2}),
+    "four parts": (2, {"batch_split_factor": 4}),
+    "dropless experts": (2, {"sparse_matmul": True}),
+    # Not dropless, for which XLA:CPU has no ragged all-to-all.
+    "experts on several devices": (2, {"ici_expert_parallelism": 2}),
+    "weights and batch on several devices": (2, {"ici_fsdp_parallelism": 4}),
+}
+
+QUICK = ("3 stages", "experts on several devices")
+
+
+@pytest.mark.parametrize(
+    "stages, keys", [pytest.param(*v, id=k, marks=[] if k in QUICK else pytest.mark.slow) for k, v in LAYOUTS.items()]
+)
+def test_layers_equal_a_loop_over_layers_without_the_schedule(stages, keys):
+  layers = DEEPSEEK["first_num_dense_layers"] + stages * 2 * keys.get("layers_per_stage", 1)
+  config = make_config(
+      stages=stages,
+      repeats=2,
+      **({"microbatches": stages, "microbatch_size": 8} | LAYER | {"base_num_decoder_layers": layers} | SCHEDULE | keys),
+  )
+  mesh, batch = parity.mesh_of(config), parity.Batch.random(config)
+  pipeline = decoder_layers.pipeline(config, mesh, "circular_bsw", None)
+  plain = ConfigView(config, (("use_batch_split_schedule", False),))
+  expected = parity.reference(pipeline, None, plain, mesh, batch)
+  parity.compare(pipeline, expected, batch, mesh, config.logical_axis_rules).check(parity.tolerance(config))
+
+
+def test_maxtexts_train_step_gives_a_model_with_the_schedule_what_it_gives_a_plain_one():
+  check(stages=2, repeats=2, microbatches=4, **SCHEDULE)
+
+
+@pytest.mark.slow
+def test_so_it_does_with_layers_outside_the_pipeline():
+  check(stages=2, repeats=2, microbatches=4, outside=2, routed_bias_update_rate=0.0, **SCHEDULE)

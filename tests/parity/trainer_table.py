@@ -1,0 +1,87 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m tests.parity.trainer_table`: trains every case of `trainer_cases` for docs/trainer-parity.md.
+
+Takes half an hour on two cores. With `--folder F` the runs stay in F; `--table-only` reads what an earlier run left
+there.
+"""
+
+import argparse
+import itertools
+import pathlib
+import sys
+import tempfile
+
+from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
+from maxtext_pp_ext.testing.train_runs import Results, run_all
+from tests.parity import trainer_cases as cases
+
+DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "trainer-parity.md"
+BEGIN, END = "<!-- table begins -->\n", "<!-- table ends -->\n"
+NAMES = {
+    cases.PRETRAIN: "pre-training",
+    cases.SFT: "SFT",
+    cases.ACCUMULATION: "pre-training, `gradient_accumulation_steps=2`",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+  parser = argparse.ArgumentParser(prog="python -m tests.parity.trainer_table", description=__doc__)
+  parser.add_argument("--folder", type=pathlib.Path)
+  parser.add_argument("--table-only", action="store_true")
+  arguments = parser.parse_args(argv)
+  if arguments.table_only and arguments.folder is None:
+    parser.error("--table-only: say with --folder where the runs are")
+  with tempfile.TemporaryDirectory() as temporary:
+    folder = (arguments.folder or pathlib.Path(temporary)).resolve()
+    results = Results(folder) if arguments.table_only else train(folder)
+    lines, agree = table(results)
+  before, rest = DOCUMENT.read_text(encoding="utf-8").split(BEGIN)
+  after = rest.split(END)[1]
+  DOCUMENT.write_text("".join([before, BEGIN, *(f"{line}\n" for line in lines), END, after]), encoding="utf-8")
+  print("\n".join(lines))
+  return 0 if agree else 1
+
+
+def train(folder: pathlib.Path) -> Results:
+  folder.mkdir(parents=True, exist_ok=True)
+  cases.write_data(folder)
+  chosen = cases.all_cases()
+  return run_all(folder, cases.runs_of(chosen), devices=cases.DEVICES, weights=cases.weights_of(chosen))
+
+
+def table(results: Results) -> tuple[list[str], bool]:
+  """One line per model, mode and number of stages; and whether all cases agree."""
+  heads = [f"`{name}`" for name in cases.IMPLEMENTATIONS]
+  lines = [
+      f"| model | training | stages × repeats × layers per stage | {' | '.join(heads)} | allowed |",
+      "|---|---|---" + "|---" * (len(heads) + 1) + "|",
+  ]
+  agree, chosen = True, cases.all_cases()
+  for model, mode, stages in itertools.product(cases.MODELS, cases.MODES, cases.PIPELINES):
+    cells, allowed = [], ""
+    for name in cases.IMPLEMENTATIONS:
+      case = cases.Case(model, mode, stages, name)
+      if case not in chosen:
+        cells.append("")
+        continue
+      compared = list(cases.compare(results, case.name, case.reference))
+      agree = agree and all(c.agrees for c in compared)
+      cells.append(_cell([max(c.difference) for c in compared], all(c.agrees for c in compared)))
+      allowed = _cell([max(c.allowed) for c in compared], True)
+    lines.append(f"| {model} | {NAMES[mode]} | {_layout(stages)} | {' | '.join(cells)} | {allowed} |")
+  return lines, agree
+
+
+def _cell(numbers: list[float], agrees: bool) -> str:
+  text = " / ".join(f"{number:.1e}" for number in numbers)
+  return text if agrees else f"**{text}**"
+
+
+def _layout(stages: int) -> str:
+  per_stage = cases.PIPELINES[stages]["num_layers_per_pipeline_stage"]
+  return f"{stages} × {cases.LAYERS // stages // per_stage} × {per_stage}"
+
+
+if __name__ == "__main__":
+  sys.exit(main())
