@@ -206,7 +206,7 @@ PIPELINED = [
         keys={**DELTA_NET, "inhomogeneous_layer_cycle_interval": 2},
         cycle=2,
         condition=CYCLE,
-        amplification=10.0,  # the delta rule solves a triangular system for each chunk of the sequence
+        amplification=10.0,  # inputs changed by one unit of rounding change gradients of the loop itself by 1.5e-4
         attention="gated delta net and global",
         experts="top 2 of 4, shared",
     ),
@@ -215,7 +215,7 @@ PIPELINED = [
         keys={**DELTA_NET, "inhomogeneous_layer_cycle_interval": 2},
         cycle=2,
         condition=CYCLE,
-        amplification=10.0,  # the delta rule solves a triangular system for each chunk of the sequence
+        amplification=10.0,  # inputs changed by one unit of rounding change gradients of the loop itself by 1.5e-4
         attention="gated delta net and global",
         experts="top 2 of 4, shared",
     ),
@@ -313,9 +313,10 @@ A model that cannot be pipelined is refused before anything compiles, with the r
 
 The error is the largest relative one ‖pipeline − layers‖ / ‖layers‖ among outputs, the gradients of all parameters and of
 the inputs, and what layers sow (load-balance losses, updates of experts' biases), with `pipeline_impl=circular_bsw`, in
-float32, with 3 stages and 2 repeats (Gemma 3: 1), packed sequences, and small sizes.
-Rounding explains errors up to {tolerance:.0e} with one layer per stage, and ten times that where there are delta nets. `pytest tests/parity/test_blocks.py` runs the
-other implementations and sizes; [parity.md](parity.md) has the comparison, and how to run it on layers of your own.
+float32, with 3 stages and 2 repeats (Gemma 3: 1), packed sequences, and small sizes. Rounding explains errors up to
+{tolerance:.0e} with one layer per stage, and ten times that where there are delta nets.
+`pytest tests/parity/test_blocks.py` runs the other implementations and sizes; [parity.md](parity.md) has the comparison,
+and how to run it on layers of your own.
 
 | decoder_block | pipelined | condition or reason | largest error (of) | attention | experts |
 |---|---|---|---|---|---|
