@@ -70,7 +70,7 @@ class Loop:
     graphdef, _, rest = nnx.split(pipeline.layers, nnx.Param, ...)
     return cls(
         graphdef=graphdef,
-        rest=jax.device_put(rest, jax.devices()[0]),
+        rest=rest,
         layers=layers,
         repeats=config.num_pipeline_repeats,
         stages=config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism,

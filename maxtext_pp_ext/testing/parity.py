@@ -12,7 +12,7 @@ from typing import Any
 from flax import linen as nn
 from flax import nnx
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import jax.numpy as jnp
 from maxtext.utils import maxtext_utils
 import numpy as np
@@ -94,6 +94,7 @@ def assert_pipeline_parity(
     *,
     implementations: str | type | Iterable[str | type] | None = None,
     mesh: Mesh | None = None,
+    reference_mesh: Mesh | None = None,
     batch: Batch | None = None,
     deterministic: bool = True,
     tolerance: float | None = None,
@@ -113,6 +114,10 @@ def assert_pipeline_parity(
     config: MaxText's config, with the sizes of the pipeline.
     implementations: values of `pipeline_impl` or pipeline classes; by default the config's own.
     mesh: by default as many of the devices as the stages divide.
+    reference_mesh: where the loop runs, by default on one device, for sharding is a part of what is compared. Nor can it
+      be relied upon: on a mesh of more devices than divide the batch, XLA multiplies the gradient of a depthwise
+      convolution's kernel (jax 0.11.2, CPU). Layers that compute something else where they are sharded need the
+      pipeline's mesh, as MaxText's sparse experts do, which have a load-balance loss for each part of the tokens.
     batch: by default random activations, and packed sequences that differ by example.
     deterministic: False for dropout; the loop then uses the same random keys.
     tolerance: bound of relative errors, by default that of the function `tolerance`.
@@ -136,7 +141,7 @@ def assert_pipeline_parity(
     name = implementation if isinstance(implementation, str) else implementation.__name__
     pipeline = decoder_layers.pipeline(config, mesh, implementation, layer_class, seed=seed)
     if expected is None:  # one for all: with the same seed they have the same weights, and the same dropout
-      expected = reference(pipeline, layer_class, config, mesh, batch, deterministic=deterministic)
+      expected = reference(pipeline, layer_class, config, batch, mesh=reference_mesh, deterministic=deterministic)
     found[name] = compare(pipeline, expected, batch, mesh, config.logical_axis_rules, deterministic=deterministic)
     try:
       found[name].check(bound)
@@ -193,23 +198,34 @@ def reference(
     pipeline: nnx.Module,
     layer_class: type | None,
     config: Any,
-    mesh: Mesh,
     batch: Batch,
     *,
+    mesh: Mesh | None = None,
     deterministic: bool = True,
 ) -> Callable:
-  """What a pipeline of such layers should compute, for `compare`; arguments as in `assert_pipeline_parity`."""
-  # Sharding is a part of what is to be compared. Nor can it be relied upon in a reference: on a mesh of more devices than
-  # the batch is divided among, XLA multiplies the gradient of a depthwise convolution's kernel (jax 0.11.2, CPU).
-  one = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(mesh.axis_names)), mesh.axis_names)
-  layers = decoder_layers.without_pipeline(config, one, layer_class)
-  run = with_gradients(Loop.of(pipeline, layers, config, deterministic=deterministic), batch, compiled=False)
+  """What a pipeline of such layers should compute, for `compare`.
 
-  def on_one_device(params, inputs):
-    with jax.set_mesh(one), nn.logical_axis_rules(config.logical_axis_rules):
-      return run(*jax.device_put((params, inputs), jax.devices()[0]))
+  Args:
+    pipeline: the pipeline, whose random streams the layers get.
+    layer_class: as in `assert_pipeline_parity`.
+    config: MaxText's config.
+    batch: inputs and the outputs' cotangent.
+    mesh: where the layers run, by default on one device.
+    deterministic: no dropout.
+  """
+  if mesh is None:
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(config.mesh_axes)), config.mesh_axes)
+  everywhere = NamedSharding(mesh, P())
+  layers = decoder_layers.without_pipeline(config, mesh, layer_class)
+  loop = Loop.of(pipeline, layers, config, deterministic=deterministic)
+  loop = dataclasses.replace(loop, rest=jax.device_put(loop.rest, everywhere))
+  run = with_gradients(loop, batch, compiled=False)
 
-  return on_one_device
+  def on_mesh(params, inputs):
+    with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
+      return run(*jax.device_put((params, inputs), everywhere))
+
+  return on_mesh
 
 
 def compare(

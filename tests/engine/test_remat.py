@@ -117,6 +117,6 @@ BOUND = 1e-5
 )
 def test_gradients_under_a_policy_equal_those_of_a_loop_over_the_layers(keys):
   built = build(pipeline_impl="circular_bsw", **SHAPE, **keys)
-  reference = parity.reference(built.module, LAYERS["llama"], built.config, built.mesh, built.batch)
+  reference = parity.reference(built.module, LAYERS["llama"], built.config, built.batch)
   result = parity.compare(built.module, reference, built.batch, built.mesh, built.config.logical_axis_rules)
   result.check(BOUND)

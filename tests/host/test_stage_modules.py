@@ -29,7 +29,7 @@ def test_layers_with_remat_have_the_gradients_of_layers_without(monkeypatch, sca
   monkeypatch.setitem(LAYERS, "with remat", rematerialised(config))
   pipeline = make_pipeline(CircularBswPipeline, config, "with remat", mesh)
   batch = parity.Batch.random(config)
-  reference = parity.reference(pipeline, LlamaDecoderLayer, config, mesh, batch)
+  reference = parity.reference(pipeline, LlamaDecoderLayer, config, batch)
   parity.compare(pipeline, reference, batch, mesh, config.logical_axis_rules).check(parity.tolerance(config))
 
 

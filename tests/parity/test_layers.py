@@ -151,7 +151,7 @@ def test_the_comparison_notices_a_wrong_layer_order():
   config = make_config(stages=2, repeats=2, microbatches=2)
   mesh, batch = make_mesh(config), parity.Batch.random(config)
   pipeline = decoder_layers.pipeline(config, mesh, "circular_bsw", LAYERS["simple"])
-  in_order = parity.reference(pipeline, LAYERS["simple"], config, mesh, batch)
+  in_order = parity.reference(pipeline, LAYERS["simple"], config, batch)
   swapped = lambda params, inputs: in_order(jax.tree.map(lambda w: w.swapaxes(0, 1), params), inputs)
   result = parity.compare(pipeline, swapped, batch, mesh, config.logical_axis_rules)
   with pytest.raises(AssertionError, match="outputs"):
