@@ -40,7 +40,7 @@ def test_layers_equal_a_loop_over_layers_without_the_schedule(stages, keys):
   mesh, batch = parity.mesh_of(config), parity.Batch.random(config)
   pipeline = decoder_layers.pipeline(config, mesh, "circular_bsw", None)
   plain = ConfigView(config, (("use_batch_split_schedule", False),))
-  expected = parity.reference(pipeline, None, plain, mesh, batch)
+  expected = parity.reference(pipeline, None, plain, batch)
   parity.compare(pipeline, expected, batch, mesh, config.logical_axis_rules).check(parity.tolerance(config))
 
 
