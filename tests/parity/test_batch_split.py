@@ -24,7 +24,7 @@ LAYOUTS = {
     "weights and batch on several devices": (2, {"ici_fsdp_parallelism": 4}),
 }
 
-QUICK = ("3 stages", "experts on several devices")
+QUICK = ("3 stages",)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def test_layers_equal_a_loop_over_layers_without_the_schedule(stages, keys):
   parity.compare(pipeline, expected, batch, mesh, config.logical_axis_rules).check(parity.tolerance(config))
 
 
+@pytest.mark.slow
 def test_maxtexts_train_step_gives_a_model_with_the_schedule_what_it_gives_a_plain_one():
   check(stages=2, repeats=2, microbatches=4, **SCHEDULE)
 

@@ -163,7 +163,9 @@ def check(**overrides):
   return moved
 
 
-@pytest.mark.parametrize("stages, repeats", [(2, 1), (3, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "stages, repeats", [(3, 2), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((2, 1), (4, 2)))]
+)
 def test_biases_move_as_without_a_pipeline(stages, repeats):
   check(stages=stages, repeats=repeats, microbatches=2 * stages)
 
