@@ -1,5 +1,5 @@
 # `make demo` and `make test` are all one needs to know; each builds what it needs. `make help` lists the rest.
-# PYTHON=/path/to/python3.12 chooses the interpreter, PYTEST_ARGS="..." goes to pytest.
+# PYTHON=/path/to/python3.12 chooses the interpreter, PYTEST_ARGS="..." goes to pytest (-n 0: one test after the other).
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -9,6 +9,8 @@ unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE VIRTUAL_ENV CONDA_PREFIX 
 
 PYTHON ?=
 PYTEST_ARGS ?=
+# A file's tests stay together: some share what takes long to make. Each process may take 2 GiB.
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 SOURCES := $(wildcard maxtext_pp_ext tests benchmarks)
 VENV_PYTHON := .venv/bin/python
 
@@ -32,10 +34,10 @@ demo: .venv/installed ## train a small model with a pipeline and without, compar
 	@$(VENV_PYTHON) -m maxtext_pp_ext.demo
 
 test: .venv/installed ## the tests (25 minutes on 2 cores at most)
-	@$(VENV_PYTHON) -m pytest -m 'not slow' $(PYTEST_ARGS)
+	@$(VENV_PYTHON) -m pytest $(PARALLEL) -m 'not slow' $(PYTEST_ARGS)
 
 test-all: .venv/installed ## the tests and the slow tests
-	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+	@$(VENV_PYTHON) -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 lint: .venv/installed ## what ruff objects to
 	@$(VENV_PYTHON) -m ruff check $(SOURCES)
