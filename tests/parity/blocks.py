@@ -201,23 +201,18 @@ PIPELINED = [
         experts="top 2 of 4",
         unused=("post_self_attention_layer_norm",),  # made, and not called
     ),
-    Case(
-        block="qwen3_next",
-        keys={**DELTA_NET, "inhomogeneous_layer_cycle_interval": 2},
-        cycle=2,
-        condition=CYCLE,
-        amplification=10.0,  # inputs changed by one unit of rounding change gradients of the loop itself by 1.5e-4
-        attention="gated delta net and global",
-        experts="top 2 of 4, shared",
-    ),
-    Case(
-        block="qwen3_5",
-        keys={**DELTA_NET, "inhomogeneous_layer_cycle_interval": 2},
-        cycle=2,
-        condition=CYCLE,
-        amplification=10.0,  # inputs changed by one unit of rounding change gradients of the loop itself by 1.5e-4
-        attention="gated delta net and global",
-        experts="top 2 of 4, shared",
+    *(
+        Case(
+            block=block,
+            keys={**DELTA_NET, "inhomogeneous_layer_cycle_interval": 2},
+            cycle=2,
+            condition=CYCLE,
+            # Of qwen3_next: inputs changed by one unit of rounding change gradients of the loop itself by 1.5e-4.
+            amplification=10.0,
+            attention="gated delta net and global",
+            experts="top 2 of 4, shared",
+        )
+        for block in ("qwen3_next", "qwen3_5")
     ),
     Case(
         block="llama4",
