@@ -205,8 +205,8 @@ def _indivisible(resolution: Resolution, dimension: Dimension) -> Iterator[_Foun
       (dimension.rule,) if dimension.rule else (),
       f"{by} shards dimension {dimension.index} over {_axes_text(wanted, sizes)}, and its size {dimension.size} is not a"
       f" multiple of {product}, so it is not sharded over {_and(dropped)}",
-      f"Make it {-(-dimension.size // product) * product}, or bind {_entry_text(dimension.name)!r} to mesh axes that divide"
-      f" {dimension.size}.",
+      f"Make it {-(-dimension.size // product) * product}, or bind {_entry_text(dimension.name)!r} to mesh axes that"
+      f" divide {dimension.size}.",
   )
 
 

@@ -100,7 +100,8 @@ def _read_rule(index: int, pair: Any, *, own: bool) -> Rule:
         raise TypeError
   except (TypeError, ValueError):
     raise ValueError(
-        f"Rule {index}, {pair!r}, is not a pair of a logical name and a mesh axis, several of them, None or UNCONSTRAINED."
+        f"Rule {index}, {pair!r}, is not a pair of a logical name and a mesh axis, several of them, None or"
+        " UNCONSTRAINED."
     ) from None
   if binds is not P.UNCONSTRAINED and len(set(binds)) < len(binds):
     raise ValueError(f"Rule {index}, {pair!r}, names a mesh axis twice.")
@@ -126,6 +127,12 @@ class PassedOver:
 
   rule: Rule
   taken: Mapping[str, int]
+
+  @property
+  def why(self) -> str:
+    if not self.taken:
+      return "an earlier rule has bound the dimension"
+    return ", ".join(f"{axis} is bound to dimension {i}" for axis, i in self.taken.items())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
