@@ -6,7 +6,6 @@ Read in MaxText 0.2.5; in 0.2.4 models may need flags to be NNX.
 """
 
 from collections.abc import Sequence
-import contextlib
 import os
 from typing import Any
 
@@ -19,7 +18,10 @@ import numpy as np
 def read_config(arguments: Sequence[str]) -> Any:
   """MaxText's config for the arguments of its trainers: a yml file, then key=value.
 
-  The file may be left out, for base.yml. No process is connected with others, nothing is written, and nothing printed.
+  The file may be left out, for base.yml. No process is connected with others, and nothing is written.
+
+  Raises:
+    ValueError: MaxText refuses the config.
   """
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
 
@@ -64,5 +66,5 @@ def abstract_model(config: Any, mesh: AbstractMesh) -> nnx.State:
   """The variables of a config's model, with ShapeDtypeStructs for values."""
   from maxtext.utils import model_creation_utils  # pylint: disable=import-outside-toplevel
 
-  with logical_axis_rules(config.logical_axis_rules), contextlib.redirect_stdout(None):
+  with logical_axis_rules(config.logical_axis_rules):
     return nnx.state(nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh)))

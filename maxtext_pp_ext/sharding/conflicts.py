@@ -71,7 +71,7 @@ class ShardingConflictError(ValueError):
 
   def __init__(self, conflicts: Sequence[Conflict]):
     self.conflicts = tuple(conflicts)
-    super().__init__(_text(self.conflicts))
+    super().__init__(conflicts_text(self.conflicts))
 
   def __reduce__(self):
     return type(self), (self.conflicts,)
@@ -96,7 +96,7 @@ def settle(conflicts: Iterable[Conflict], on_conflict: OnConflict) -> None:
   if conflicts and on_conflict == "error":
     raise ShardingConflictError(conflicts)
   if conflicts:
-    warnings.warn(_text(conflicts), ShardingConflictWarning, stacklevel=3)
+    warnings.warn(conflicts_text(conflicts), ShardingConflictWarning, stacklevel=3)
 
 
 def conflicts(resolution: Resolution, path: str = "") -> list[Conflict]:
@@ -248,7 +248,7 @@ def _and(items: Iterable[Any]) -> str:
   return " and ".join(map(str, items))
 
 
-def _text(found: Sequence[Conflict]) -> str:
+def conflicts_text(found: Sequence[Conflict]) -> str:
   """Every conflict once, with the arrays that have it."""
   groups: dict[tuple, list[Conflict]] = {}
   for conflict in found:

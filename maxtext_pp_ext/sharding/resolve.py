@@ -111,8 +111,8 @@ def _read_rule(index: int, pair: Any, *, own: bool) -> Rule:
 class Dropped(enum.Enum):
   """Why a mesh axis of the rule that bound a dimension is not in the PartitionSpec."""
 
-  ONE_DEVICE = "has one device"
-  MISSING = "is not in the mesh"
+  ONE_DEVICE = "one device"
+  MISSING = "not in the mesh"
   INDIVISIBLE = "does not divide the dimension"
 
 

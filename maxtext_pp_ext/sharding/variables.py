@@ -35,8 +35,8 @@ class Layout:
     dtype: its dtype.
     sharding: its sharding.
     resolution: how that came about; None if the array came with a PartitionSpec or a sharding, or without annotation.
-    component: whether it is a smaller part of a composite value, such as the scales of quantized weights. Its layout
-      follows from the whole's annotation as far as it goes.
+    follows: whether it has another array's annotation, which fits it as far as it goes: a smaller part of a composite
+      value, such as the scales of quantized weights, or an optimizer's state.
   """
 
   path: str
@@ -44,12 +44,12 @@ class Layout:
   dtype: Any
   sharding: NamedSharding
   resolution: Resolution | None
-  component: bool = False
+  follows: bool = False
 
   @property
   def conflicts(self) -> list[Conflict]:
     """The conflicts of its resolution."""
-    return [] if self.resolution is None or self.component else conflicts(self.resolution, self.path)
+    return [] if self.resolution is None or self.follows else conflicts(self.resolution, self.path)
 
 
 def annotation(variable: nnx.Variable) -> Any:
@@ -161,7 +161,7 @@ def _layouts(path: str, leaf: Any, mesh: Mesh | AbstractMesh, rules: Rules) -> P
             dtype=getattr(array, "dtype", type(array)),
             sharding=sharding,
             resolution=how,
-            component=size < max(sizes),
+            follows=size < max(sizes) or isinstance(leaf, nnx.OptState),
         )
     )
   return jax.tree.unflatten(jax.tree.structure(value), found)
