@@ -7,6 +7,8 @@ import functools
 from typing import Any
 
 FALLBACK = "fallback"
+# Names of DeepSeek 4's dimensions for which base.yml has no rule (MaxText 0.2.5): they are replicated, and meant to be.
+_WITHOUT_RULE = ("scanned_blocks", "o_groups", "o_lora_up_proj", "indexer_q", "indexer_weights")
 _WAY_OUT = (
     "This is what sharding_conflicts=error is for. With sharding_conflicts=warn or fallback MaxText goes on; "
     "`maxtext-pp sharding` with the same arguments shows the shardings."
@@ -40,21 +42,21 @@ def judge(config: Any, model: Any, mesh: Any) -> None:
 
 
 def rules_in_play(rules: Iterable) -> list:
-  """A config's rules, and an empty one for each name of base.yml that they leave out.
+  """A config's rules, and an empty one for each name of MaxText's that they leave out.
 
-  MaxText's rules for custom meshes list only what is sharded on them. That a name which base.yml knows has no rule there
+  MaxText's rules for custom meshes list only what is sharded on them. That a name which MaxText knows has no rule there
   is thus no mistake, while one that nobody knows is.
   """
   rules = list(rules)
   named = {rule[0] for rule in rules}
-  return rules + [(name, ()) for name in _names_of_base_yml() if name not in named]
+  return rules + [(name, ()) for name in _names_of_maxtext() if name not in named]
 
 
 @functools.cache
-def _names_of_base_yml() -> tuple[str, ...]:
+def _names_of_maxtext() -> tuple[str, ...]:
   import omegaconf  # pylint: disable=import-outside-toplevel
 
   from maxtext_pp_ext.host import abstract_model  # pylint: disable=import-outside-toplevel
 
   rules = omegaconf.OmegaConf.load(abstract_model.base_yml()).logical_axis_rules
-  return tuple(dict.fromkeys(rule[0] for rule in rules))
+  return tuple(dict.fromkeys([*(rule[0] for rule in rules), *_WITHOUT_RULE]))

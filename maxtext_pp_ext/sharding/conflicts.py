@@ -23,6 +23,7 @@ from maxtext_pp_ext.sharding.resolve import Dimension, Dropped, Resolution, Rule
 
 OnConflict = Literal["fallback", "warn", "error"]
 ON_CONFLICT = ("fallback", "warn", "error")
+_MOST_ARRAYS = 20  # in the text of one conflict; `conflicts` of an error has all of them
 
 
 class Kind(enum.Enum):
@@ -145,12 +146,12 @@ def _without_rule(resolution: Resolution, dimension: Dimension) -> Iterator[_Fou
   if not isinstance(name, str) or dimension.rule or dimension.passed:
     return
   alike = difflib.get_close_matches(name, {rule.name for rule in resolution.rules}, n=1)
-  meant = f"Is {alike[0]!r} meant? Otherwise add" if alike else "Add"
+  meant = f"Is {alike[0]!r} meant? Otherwise" if alike else "Either"
   yield (
       Kind.UNKNOWN,
       (),
-      f"no rule is for {name!r}, so dimension {dimension.index} is replicated",
-      f"{meant} {_suggested(resolution, dimension)}.",
+      f"no rule is for {name!r}, which is replicated",
+      f"{meant} add the rule ({name!r}, None) to replicate it, or one for the mesh axis to shard it over.",
   )
 
 
@@ -163,6 +164,7 @@ def _taken(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
   if not passed:
     return
   taken = {axis: i for p in passed for axis, i in p.taken.items()}
+  taken = {axis: i for axis, i in taken.items() if sizes.get(axis, 1) > 1} or taken
   holders = sorted(set(taken.values()))
   held = [resolution.dimensions[i] for i in holders]
   lost = spec_entry(tuple(dict.fromkeys(a for p in passed for a in p.rule.axes if sizes.get(a, 1) > 1)))
@@ -175,7 +177,7 @@ def _taken(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
   yield (
       Kind.TAKEN,
       (*(d.rule for d in held if d.rule), *rules),
-      f"{problem}, so {_and(rules)} was passed over, and dimension {dimension.index} is not sharded over {lost!r}",
+      f"{problem}, so {_and(rules)} was passed over, and {dimension.name!r} is not sharded over {lost!r}",
       f"Behind it, add {_suggested(resolution, dimension)}, or take the common axis out of one of the rules.",
   )
 
@@ -203,8 +205,8 @@ def _indivisible(resolution: Resolution, dimension: Dimension) -> Iterator[_Foun
   yield (
       Kind.INDIVISIBLE,
       (dimension.rule,) if dimension.rule else (),
-      f"{by} shards dimension {dimension.index} over {_axes_text(wanted, sizes)}, and its size {dimension.size} is not a"
-      f" multiple of {product}, so it is not sharded over {_and(dropped)}",
+      f"{by} shards {_entry_text(dimension.name)!r} over {_axes_text(wanted, sizes)}, and its size {dimension.size} is"
+      f" not a multiple of {product}, so it is not sharded over {_and(dropped)}",
       f"Make it {-(-dimension.size // product) * product}, or bind {_entry_text(dimension.name)!r} to mesh axes that"
       f" divide {dimension.size}.",
   )
@@ -249,11 +251,13 @@ def _and(items: Iterable[Any]) -> str:
 
 
 def conflicts_text(found: Sequence[Conflict]) -> str:
-  """Every conflict once, with the arrays that have it."""
-  groups: dict[tuple, list[Conflict]] = {}
+  """Every conflict once, with the arrays that have it, or the first of many."""
+  groups: dict[tuple, list[str]] = {}
   for conflict in found:
-    groups.setdefault((conflict.kind, conflict.problem, conflict.remedy), []).append(conflict)
+    groups.setdefault((conflict.kind, conflict.problem, conflict.remedy), []).append(conflict.array)
   lines = [f"{len(groups)} sharding conflict{'s' if len(groups) > 1 else ''}:"]
-  for (kind, problem, remedy), group in groups.items():
-    lines += [f"  - {kind.value}: {problem}. {remedy}", *(f"      {array}" for array in sorted({c.array for c in group}))]
+  for (kind, problem, remedy), arrays in groups.items():
+    lines += [f"  - {kind.value}: {problem}. {remedy}", *(f"      {array}" for array in arrays[:_MOST_ARRAYS])]
+    if len(arrays) > _MOST_ARRAYS:
+      lines.append(f"      and {len(arrays) - _MOST_ARRAYS} more")
   return "\n".join(lines)

@@ -73,7 +73,7 @@ def test_a_picture_of_a_parameter(command):
   assert "| 512:1024 " in out and "10752:14336" in out
 
 
-@pytest.mark.parametrize("name, words", [("kernel", "9 parameters"), ("nothing", "0 parameters")])
+@pytest.mark.parametrize("name, words", [("kernel", "8 parameters"), ("nothing", "0 parameters")])
 def test_a_picture_of_no_one_parameter_lists_those_there_are(command, name, words):
   status, out, err = command(*SMALL, "--picture", name)
   assert status == 2 and out == "" and words in err and "decoder/layers/mlp/wo/kernel\n" in err
@@ -83,7 +83,11 @@ def test_conflicts_are_shown_and_are_no_failure(command):
   status, out, _ = command(*SMALL, 'logical_axis_rules=[["embed", "fsdp"], ["mlp", ["fsdp", "tensor"]]]', "--limit", "3")
   text = " ".join(out.split())
   assert status == 0 and "! two dimensions want the same mesh axis" in text
-  assert "conflicts:" in text and "Behind it, add the rule ('mlp', None)" in text and "9 more, without --limit" in text
+  assert (
+      "1 sharding conflict:" in text
+      and "Behind it, add the rule ('mlp', None)" in text
+      and "9 more, without --limit" in text
+  )
 
 
 def test_a_parallelism_that_does_not_fit_the_topology_is_said_so(command):

@@ -75,7 +75,7 @@ def test_the_trainer_stops_before_it_compiles(tmp_path):
   assert "create_nnx_abstract_model" in done.stderr and "completed step" not in done.stdout + done.stderr
 
 
-def test_names_that_base_yml_knows_may_be_left_out_and_others_may_not():
+def test_names_that_maxtext_knows_may_be_left_out_and_others_may_not():
   rules = sharding_conflicts.rules_in_play([("embed", "fsdp")])
   assert rules[0] == ("embed", "fsdp") and ("mlp", ()) in rules and "embed" not in dict(rules[1:])
   from maxtext_pp_ext.sharding import conflicts, resolution

@@ -84,7 +84,7 @@ MESSAGES = {
     Kind.TAKEN: (
         (("embed", "mlp"), [("embed", "fsdp"), ("mlp", "fsdp")], (8, 16)),
         "'embed' has fsdp (4 devices) by rule 0 ('embed', 'fsdp'), so rule 1 ('mlp', 'fsdp') was passed over, and"
-        " dimension 1 is not sharded over 'fsdp'. Behind it, add the rule ('mlp', None) to replicate it, or"
+        " 'mlp' is not sharded over 'fsdp'. Behind it, add the rule ('mlp', None) to replicate it, or"
         " ('mlp', 'data') to shard it,",
     ),
     Kind.MISSING: (
@@ -94,7 +94,7 @@ MESSAGES = {
     ),
     Kind.INDIVISIBLE: (
         (("embed", "mlp"), [("embed", ("data", "fsdp")), ("mlp", None)], (12, 16)),
-        "rule 0 ('embed', ('data', 'fsdp')) shards dimension 0 over data (2 devices) and fsdp (4 devices), and its"
+        "rule 0 ('embed', ('data', 'fsdp')) shards 'embed' over data (2 devices) and fsdp (4 devices), and its"
         " size 12 is not a multiple of 8, so it is not sharded over fsdp. Make it 16, or bind 'embed' to mesh axes that"
         " divide 12",
     ),
@@ -105,7 +105,7 @@ MESSAGES = {
     ),
     Kind.UNKNOWN: (
         (("embed", "mpl"), [("embed", "fsdp"), ("mlp", "data")], (8, 16)),
-        "no rule is for 'mpl', so dimension 1 is replicated. Is 'mlp' meant? Otherwise add the rule ('mpl', None)",
+        "no rule is for 'mpl', which is replicated. Is 'mlp' meant? Otherwise add the rule ('mpl', None)",
     ),
     Kind.RANK: ((("embed", "mlp"), [("embed", "fsdp"), ("mlp", None)], (8,)), "2 logical axes for 1 dimensions"),
 }
@@ -133,6 +133,13 @@ def test_one_error_has_all_conflicts_and_groups_the_arrays_of_each():
   assert text.count("was passed over") == 1 and "x [8, 8] (a, b)" in text and "y [8, 8] (a, b)" in text
   assert "z [8] (c)" in text
   assert str(pickle.loads(pickle.dumps(raised.value))) == text
+
+
+def test_of_many_arrays_with_one_conflict_the_text_has_the_first():
+  tree = nnx.State({"layers": {i: param((8, 8), ("a", "b")) for i in range(30)}})
+  with pytest.raises(ShardingConflictError, match="and 10 more") as raised:
+    named_shardings(tree, MESH, [("a", "fsdp"), ("b", "fsdp")], on_conflict="error")
+  assert len(raised.value.conflicts) == 30 and str(raised.value).count("\n") == 1 + 20 + 1
 
 
 def test_warn_says_the_same_and_goes_on_and_fallback_is_silent():
