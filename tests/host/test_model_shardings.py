@@ -59,8 +59,9 @@ def _misplaced(state):
   for path, variable in jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda x: isinstance(x, nnx.Variable)):
     metadata = variable.get_metadata()
     names, stacked = metadata.get("out_sharding"), metadata.get(nnx.PARTITION_NAME)
-    if names and stacked in names and names.index(stacked) != metadata["param_scan_axis"]:
-      assert names == (stacked,) and metadata["param_scan_axis"] == 1 and variable.get_value().ndim > 1
+    axis = metadata.get("param_scan_axis")
+    if names and axis is not None and stacked in names and names.index(stacked) != axis:
+      assert names == (stacked,) and axis == 1 and variable.get_value().ndim > 1
       found.add(jax.tree_util.keystr(path, simple=True, separator="/"))
   return found
 
