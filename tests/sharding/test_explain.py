@@ -8,7 +8,7 @@ import math
 from flax import nnx
 import jax
 from jax.sharding import PartitionSpec as P
-from maxtext_pp_ext.sharding import explain
+from maxtext_pp_ext.sharding import create_sharded, explain
 import pytest
 from tests.sharding.common import mesh_of, param
 
@@ -82,8 +82,8 @@ def test_the_dict_is_json_and_has_what_the_text_has():
 
 def test_a_mesh_of_devices_and_a_module_will_do_and_an_unknown_path_is_a_key_error():
   mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
-  with jax.set_mesh(mesh), nnx.logical_axis_rules([("embed", "fsdp")]):
-    model = nnx.Linear(8, 4, rngs=nnx.Rngs(0), kernel_metadata={"out_sharding": ("embed", None)})
+  init = lambda: nnx.Linear(8, 4, rngs=nnx.Rngs(0), kernel_metadata={"out_sharding": ("embed", None)})
+  model = create_sharded(init, mesh, [("embed", "fsdp")])
   explanation = explain(model, mesh, [("embed", "fsdp")])
   assert explanation["kernel"].layout.sharding == model.kernel.get_value().sharding
   with pytest.raises(KeyError, match="nothing"):
