@@ -27,6 +27,7 @@ _CHOICES = {
     "pipeline_grad_accum_dtype": ("auto", "float32", "bfloat16"),
     "pipeline_gather_dtype": ("auto", "weight", "compute"),
 }
+_ON_SHARDING_CONFLICT = ("fallback", "warn", "error")
 
 
 class PipelineConfigError(ValueError):
@@ -64,6 +65,12 @@ class PipelineKeys(BaseModel):
       description="In which dtype weights are gathered: 'weight' (as they are stored), 'compute' (the dtype key), or"
       " 'auto', the compute dtype where the layer's first use of a weight is that cast, so that nothing changes.",
   )
+  sharding_conflicts: None | str = Field(
+      "fallback",
+      description="What to do, at set-up, about parameters whose logical axes cannot all be sharded as the rules say:"
+      " 'fallback' (what MaxText does, without a word), 'warn', or 'error'. It acts with every pipeline_impl, and without"
+      " a pipeline.",
+  )
 
 
 def problems(config: Any) -> list[str]:
@@ -89,10 +96,11 @@ def problems(config: Any) -> list[str]:
 
 
 def _bad_choices(config: Any) -> Iterator[str]:
-  for key, choices in _CHOICES.items():
+  for key, choices in (_CHOICES | {"sharding_conflicts": _ON_SHARDING_CONFLICT}).items():
     value = getattr(config, key)
     if value not in choices:
-      yield f"{key}={value!r} must be one of {', '.join(map(repr, choices))}. Set {key}=auto unless you know better."
+      default = PipelineKeys.model_fields[key].default
+      yield f"{key}={value!r} must be one of {', '.join(map(repr, choices))}. Set {key}={default} unless you know better."
 
 
 def _keys_without_effect(config: Any) -> Iterator[str]:

@@ -21,6 +21,7 @@ def make(**overrides):
       "pipeline_impl": "circular_bsw",
       "pipeline_grad_accum_dtype": "auto",
       "pipeline_gather_dtype": "auto",
+      "sharding_conflicts": "fallback",
       "ici_pipeline_parallelism": 4,
       "dcn_pipeline_parallelism": 1,
       "num_layers_per_pipeline_stage": 1,

@@ -7,6 +7,7 @@ maxtext.pipeline_class  pipeline_class(config) -> NNX module class or None
 maxtext.decoder_call    check_decoder_call(config, **arguments) -> None
 maxtext.decoder_layers  decoder_layers(config, layer_classes) -> layer_classes
 maxtext.pipeline_stage  build_pipeline_stage(build, decoder, layer_classes, rngs) -> NNX module
+maxtext.abstract_model  check_abstract_model(config, model, mesh) -> None
 """
 
 from collections.abc import Callable
@@ -15,9 +16,11 @@ from typing import Any
 from maxtext_pp_ext.host import config_class
 from maxtext_pp_ext.host import decoder_call
 from maxtext_pp_ext.host import factory
+from maxtext_pp_ext.host import sharding_conflicts
 
 extend_config_class = config_class.extend_config_class
 pipeline_class = factory.pipeline_class
+check_abstract_model = sharding_conflicts.judge
 
 
 def decoder_layers(config: Any, layer_classes: list[type]) -> list[type]:

@@ -7,8 +7,11 @@
   maxtext.layers.nnx_decoders  NNXDecoder.__call__ refuses arguments that its pipelined path drops, and the stages
                                of our pipelines are built our way (`stage_modules`), of layers that MaxText has
                                outside of pipelines only (`batch_split`)
+  maxtext.utils.model_creation_utils
+                               create_nnx_abstract_model, with which every set-up starts, judges the model's parameter
+                               shardings (`sharding_conflicts`)
 
-With `pipeline_impl=host` each of them does what MaxText does, by calling it.
+With `pipeline_impl=host` and `sharding_conflicts=fallback` each of them does what MaxText does, by calling it.
 """
 
 from collections.abc import Callable
@@ -25,6 +28,7 @@ from maxtext_pp_ext.host import version
 CREATE_NNX_PIPELINE = "(config, stage_factory, mesh, remat_policy=None, *, rngs)"
 CREATE_PIPELINE = "(config, layers=None, mesh=None, remat_policy=None)"
 STAGE_MODULE = "(self, decoder_blocks, rngs)"
+ABSTRACT_MODEL = ("config", "mesh", "devices", "model_mode", "rng_key", "quant_mode_str")
 # A parameter that we do not know could be one more that the pipelined path drops.
 DECODER_PARAMETERS = (
     "self",
@@ -225,8 +229,27 @@ def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
   rebinding.class_level(module.NNXDecoder, "_get_pipeline_stage_module", _get_pipeline_stage_module)
 
 
+def _check_model_creation(module: ModuleType) -> None:
+  version.check_parameters(module, "create_nnx_abstract_model", ABSTRACT_MODEL[:2], ABSTRACT_MODEL)
+
+
+def _apply_model_creation(module: ModuleType, rebinding: rebind.Rebinding) -> None:
+  from maxtext_pp_ext.host import sharding_conflicts  # pylint: disable=import-outside-toplevel
+
+  host_create = module.create_nnx_abstract_model
+
+  @functools.wraps(host_create)
+  def create_nnx_abstract_model(config, mesh=None, *args, **kwargs):
+    create_model, model = host_create(config, mesh, *args, **kwargs)
+    sharding_conflicts.judge(config, model, mesh)
+    return create_model, model
+
+  rebinding.module_level(module, "create_nnx_abstract_model", create_nnx_abstract_model)
+
+
 SEAMS = {
     "maxtext.configs.types": Seam(check=_check_types, apply=_apply_types),
     "maxtext.layers.pipeline": Seam(check=_check_pipeline, apply=_apply_pipeline),
     "maxtext.layers.nnx_decoders": Seam(check=_check_decoders, apply=_apply_decoders),
+    "maxtext.utils.model_creation_utils": Seam(check=_check_model_creation, apply=_apply_model_creation),
 }

@@ -1,20 +1,45 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Logical axes to mesh axes to NamedSharding, for Flax NNX."""
+"""Logical axes to mesh axes to NamedSharding, for Flax NNX. Imports neither MaxText nor the rest of this package."""
 
+from maxtext_pp_ext.sharding.conflicts import Conflict, Kind, ShardingConflictError, ShardingConflictWarning, conflicts
 from maxtext_pp_ext.sharding.constrain import constrain, divisible_spec
+from maxtext_pp_ext.sharding.create import create_sharded, shard_batch
+from maxtext_pp_ext.sharding.explain import Explanation, explain
 from maxtext_pp_ext.sharding.explicit import automatic, is_explicit, run_automatic, spec_of
-from maxtext_pp_ext.sharding.resolve import gathered_last, gathered_spec, logical_axes, resolve
+from maxtext_pp_ext.sharding.gathered import gathered_last, gathered_spec
+from maxtext_pp_ext.sharding.picture import picture
+from maxtext_pp_ext.sharding.resolve import Resolution, resolution, resolve
+from maxtext_pp_ext.sharding.restore import CheckpointMismatchError, restore_sharded
+from maxtext_pp_ext.sharding.variables import Layout, layouts, logical_axes, named_shardings, unwrap
 
 __all__ = [
+    "CheckpointMismatchError",
+    "Conflict",
+    "Explanation",
+    "Kind",
+    "Layout",
+    "Resolution",
+    "ShardingConflictError",
+    "ShardingConflictWarning",
     "automatic",
+    "conflicts",
     "constrain",
+    "create_sharded",
     "divisible_spec",
+    "explain",
     "gathered_last",
     "gathered_spec",
     "is_explicit",
+    "layouts",
     "logical_axes",
+    "named_shardings",
+    "picture",
+    "resolution",
     "resolve",
+    "restore_sharded",
     "run_automatic",
+    "shard_batch",
     "spec_of",
+    "unwrap",
 ]

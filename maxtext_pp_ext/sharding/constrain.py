@@ -4,30 +4,26 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from maxtext_pp_ext.sharding.resolve import mesh_axes
+from maxtext_pp_ext.sharding.resolve import divisible, mesh_axes, spec_entry
 
 
 def divisible_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
   """`spec` without the mesh axes that do not divide their dimension; the array is replicated over those.
 
-  Mesh axes of a compound entry are dropped from the right until the rest divides.
+  Of a compound entry the axes are tried in order, and those that fit are kept.
   """
-  entries = []
-  for size, entry in zip(shape, tuple(spec) + (None,) * (len(shape) - len(spec)), strict=True):
-    if entry is P.UNCONSTRAINED:
-      entries.append(entry)
-      continue
-    axes = mesh_axes(entry)
-    while axes and size % math.prod(mesh.shape[a] for a in axes):
-      axes = axes[:-1]
-    entries.append(None if not axes else axes[0] if len(axes) == 1 else axes)
-  return P(*entries)
+  padded = tuple(spec) + (None,) * (len(shape) - len(spec))
+  return P(
+      *(
+          entry if entry is P.UNCONSTRAINED else spec_entry(divisible(mesh_axes(entry), size, mesh.shape))
+          for size, entry in zip(shape, padded, strict=True)
+      )
+  )
 
 
 def constrain(x: Any, spec: P, mesh: Mesh) -> Any:

@@ -1,19 +1,24 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Logical axes of an NNX variable, the PartitionSpec they resolve to, and what of it a pipeline gathers."""
+"""Logical axes, rules and a mesh to a PartitionSpec, with a record of what each rule did.
+
+The algorithm is that of `flax.linen.logical_to_mesh_axes`: rules in order, the first that fits binds a dimension, and a
+mesh axis is bound to at most one dimension of an array. What it bound, and which rules it passed over and why, is kept in
+a `Resolution`; `resolve` gives its PartitionSpec, `conflicts` judges it, and `explain` shows it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import enum
+import math
 from typing import Any
 
-from flax import linen as nn
-from jax.sharding import Mesh, PartitionSpec as P
+from flax.core.spmd import get_logical_axis_rules
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
-# Logical axes along which a weight's shards are themselves the unit of work: each device computes with its own
-# experts, so a mesh axis bound to one of these is never gathered, although it may shard the batch elsewhere.
-OWNED_LOGICAL_AXES = frozenset({"exp", "exp_with_fsdp"})
-
+# A logical name, mesh axes (a tuple, as in a PartitionSpec), None, or PartitionSpec.UNCONSTRAINED, per dimension.
 LogicalAxes = tuple[str | tuple[str, ...] | None, ...]
 
 
@@ -24,73 +29,221 @@ def mesh_axes(entry: Any) -> tuple[str, ...]:
   return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
-def logical_axes(variable: Any) -> LogicalAxes | None:
-  """The logical axis names that an nnx.Variable carries in its metadata, or None if it has none.
+def spec_entry(axes: Sequence[str]) -> str | tuple[str, ...] | None:
+  """The entry of a PartitionSpec for these mesh axes."""
+  return None if not axes else axes[0] if len(axes) == 1 else tuple(axes)
 
-  Flax has kept them under three names over time (`out_sharding`, `sharding_names`, `sharding`); the first one wins.
+
+def divisible(axes: Iterable[str], size: int, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
+  """The mesh axes, in order, that divide a dimension of this size together with those before them that do."""
+  kept: tuple[str, ...] = ()
+  for axis in axes:
+    if size % math.prod(mesh_shape[a] for a in (*kept, axis)) == 0:
+      kept = (*kept, axis)
+  return kept
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule:
+  """A pair of a logical name and what it is bound to.
+
+  Attributes:
+    index: its place among the rules it came with.
+    name: the logical name.
+    binds: mesh axes, () for none of them, or PartitionSpec.UNCONSTRAINED.
+    own: whether it is one of a variable's own rules, which come before all others.
   """
-  metadata = variable.get_metadata()
-  for key in ("out_sharding", "sharding_names", "sharding"):
-    names = metadata.get(key)
-    if names is not None:
-      return tuple(getattr(names, "spec", names))
-  return None
+
+  index: int
+  name: str
+  binds: Any
+  own: bool = False
+
+  @property
+  def axes(self) -> tuple[str, ...]:
+    return mesh_axes(self.binds)
+
+  def __str__(self) -> str:
+    binds = "UNCONSTRAINED" if self.binds is P.UNCONSTRAINED else repr(spec_entry(self.binds))
+    return f"{'own ' if self.own else ''}rule {self.index} ({self.name!r}, {binds})"
 
 
-def resolve(axes: Sequence | None, mesh: Mesh, rules: Sequence | None) -> P:
-  """Binds logical axes to mesh axes: rules in order, first match wins, mesh axes of size one removed.
+class Rules(tuple[Rule, ...]):
+  """Rules that have been read once, so that a tree's variables need not read them each."""
+
+
+def read_rules(rules: Iterable | None, own: Iterable = ()) -> Rules:
+  """Reads (logical name, mesh axis or axes or None or UNCONSTRAINED) pairs; own rules come first.
 
   Args:
-    axes: logical names, one per dimension; None for an array without annotation.
+    rules: the pairs; None for those of the context, `flax.linen.logical_axis_rules`.
+    own: a variable's own pairs.
+
+  Raises:
+    ValueError: a rule that is no such pair, or that names a mesh axis twice.
+  """
+  if rules is None:
+    rules = get_logical_axis_rules() or ()
+  if not isinstance(rules, Rules):
+    rules = Rules(_read_rule(index, pair, own=False) for index, pair in enumerate(rules))
+  if not own:
+    return rules
+  return Rules((*(_read_rule(index, pair, own=True) for index, pair in enumerate(own)), *rules))
+
+
+def _read_rule(index: int, pair: Any, *, own: bool) -> Rule:
+  try:
+    name, binds = pair
+    if binds is not P.UNCONSTRAINED:
+      binds = mesh_axes(binds)
+      if not all(isinstance(axis, str) for axis in binds):
+        raise TypeError
+  except (TypeError, ValueError):
+    raise ValueError(
+        f"Rule {index}, {pair!r}, is not a pair of a logical name and a mesh axis, several of them, None or"
+        " UNCONSTRAINED."
+    ) from None
+  if binds is not P.UNCONSTRAINED and len(set(binds)) < len(binds):
+    raise ValueError(f"Rule {index}, {pair!r}, names a mesh axis twice.")
+  return Rule(index=index, name=name, binds=binds, own=own)
+
+
+class Dropped(enum.Enum):
+  """Why a mesh axis of the rule that bound a dimension is not in the PartitionSpec."""
+
+  ONE_DEVICE = "one device"
+  MISSING = "not in the mesh"
+  INDIVISIBLE = "does not divide the dimension"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PassedOver:
+  """A rule for a dimension that did not bind it.
+
+  Attributes:
+    rule: the rule.
+    taken: its mesh axes that were bound already, and to which dimension; empty if this dimension was bound already.
+  """
+
+  rule: Rule
+  taken: Mapping[str, int]
+
+  @property
+  def why(self) -> str:
+    if not self.taken:
+      return "an earlier rule has bound the dimension"
+    return ", ".join(f"{axis} is bound to dimension {i}" for axis, i in self.taken.items())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dimension:
+  """One dimension of an array.
+
+  Attributes:
+    index: which.
+    size: its size, None if the array's shape was not given.
+    name: its annotation; only a str is a logical name.
+    rule: the rule that bound it, None if none did.
+    passed: the other rules for its name, in order.
+    dropped: mesh axes that it was bound to, and that the spec does not have.
+    entry: its entry of the PartitionSpec.
+  """
+
+  index: int
+  size: int | None
+  name: Any
+  rule: Rule | None
+  passed: tuple[PassedOver, ...]
+  dropped: Mapping[str, Dropped]
+  entry: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resolution:
+  """What became of an array's logical axes.
+
+  Attributes:
+    names: its annotation, one per dimension.
+    shape: its shape, if given. An annotation may be shorter, and by mistake longer.
+    mesh_shape: the size of each mesh axis.
+    rules: all rules.
+    dimensions: one per name.
+  """
+
+  names: LogicalAxes
+  shape: tuple[int, ...] | None
+  mesh_shape: Mapping[str, int]
+  rules: Rules
+  dimensions: tuple[Dimension, ...]
+
+  @property
+  def spec(self) -> P:
+    return P(*(dimension.entry for dimension in self.dimensions[: None if self.shape is None else len(self.shape)]))
+
+
+def resolution(
+    names: Sequence | None, mesh: Mesh | AbstractMesh, rules: Iterable | None = None, shape: Sequence[int] | None = None
+) -> Resolution:
+  """Binds an array's logical axes to mesh axes.
+
+  Args:
+    names: per dimension a logical name, None, UNCONSTRAINED, or a tuple of mesh axes; None without annotation.
     mesh: the device mesh.
-    rules: (logical name, mesh axis or axes) pairs.
+    rules: (logical name, mesh axes) pairs; None for those of the context.
+    shape: the array's shape. With it, mesh axes that do not divide their dimension are dropped, one after the other.
 
-  Returns:
-    A PartitionSpec with one entry per dimension; P() if there is no annotation.
+  Raises:
+    ValueError: a name occurs twice, or a rule is none.
   """
-  if axes is None:
-    return P()
-  spec = nn.logical_to_mesh_axes(tuple(axes), rules=rules)
-  return P(*(_collapse(tuple(a for a in mesh_axes(entry) if mesh.shape.get(a, 1) > 1)) for entry in spec or ()))
-
-
-def gathered_spec(spec: P, axes: Sequence | None, data_axes: Collection[str]) -> P:
-  """The layout of a weight when a stage computes with it: sharded as `spec`, less what has to be gathered.
-
-  A mesh axis that shards the activations' batch or sequence cannot stay on a weight's dimension while the stage
-  multiplies the two, so it is gathered. It stays where the logical axis is one of `OWNED_LOGICAL_AXES`. The decision
-  depends on this weight's logical axes only: not on its name, not on the order of the parameter tree.
-
-  Args:
-    spec: resolved PartitionSpec of the weight.
-    axes: its logical axes (same length), or None.
-    data_axes: mesh axes over which the activations' batch and sequence are sharded.
-
-  Returns:
-    `spec` with the gathered mesh axes removed.
-  """
-  names = tuple(axes) if axes is not None else (None,) * len(spec)
-  kept = []
-  for entry, name in zip(spec, names, strict=True):
-    if name in OWNED_LOGICAL_AXES or entry is P.UNCONSTRAINED:
-      kept.append(entry)
+  names, rules = tuple(names or ()), read_rules(rules)
+  logical = [name for name in names if isinstance(name, str)]
+  if len(set(logical)) < len(logical):
+    twice = sorted({name for name in logical if logical.count(name) > 1})
+    raise ValueError(f"The logical axes {names} have {', '.join(map(repr, twice))} more than once.")
+  bound: dict[int, Rule] = {}
+  passed: dict[int, list[PassedOver]] = {}
+  holder = {axis: i for i, name in enumerate(names) if not isinstance(name, str) for axis in mesh_axes(name)}
+  for rule in rules:
+    if rule.name not in logical:
+      continue
+    i = names.index(rule.name)
+    taken = {} if i in bound else {axis: holder[axis] for axis in rule.axes if axis in holder}
+    if i in bound or taken:
+      passed.setdefault(i, []).append(PassedOver(rule=rule, taken=taken))
     else:
-      kept.append(_collapse(tuple(a for a in mesh_axes(entry) if a not in data_axes)))
-  return P(*kept)
+      bound[i] = rule
+      holder |= dict.fromkeys(rule.axes, i)
+  mesh_shape = dict(mesh.shape)
+  sizes = None if shape is None else (*shape, *(None,) * (len(names) - len(shape)))
+  dimensions = []
+  for i, name in enumerate(names):
+    rule, size = bound.get(i), None if sizes is None else sizes[i]
+    binds = (rule.binds if rule else ()) if isinstance(name, str) else name
+    entry, dropped = _entry(binds, size, mesh_shape)
+    dimensions.append(
+        Dimension(index=i, size=size, name=name, rule=rule, passed=tuple(passed.get(i, ())), dropped=dropped, entry=entry)
+    )
+  return Resolution(
+      names=names,
+      shape=None if shape is None else tuple(shape),
+      mesh_shape=mesh_shape,
+      rules=rules,
+      dimensions=tuple(dimensions),
+  )
 
 
-def gathered_last(spec: P, gathered: P) -> P:
-  """`spec` with the mesh axes that `gathered` lacks behind the others of their entry.
-
-  Only then does gathering over them give each device one block of the dimension. Where the order changes, shards change
-  places once, which is as many bytes as a device holds.
-  """
-  entries = []
-  for entry, kept in zip(spec, gathered, strict=True):
-    axes = mesh_axes(entry)
-    entries.append(_collapse(tuple(sorted(axes, key=lambda a: a not in mesh_axes(kept)))))  # pylint: disable=cell-var-from-loop
-  return P(*entries)
+def _entry(binds: Any, size: int | None, mesh_shape: Mapping[str, int]) -> tuple[Any, dict[str, Dropped]]:
+  if binds is P.UNCONSTRAINED:
+    return binds, {}
+  axes = mesh_axes(binds)
+  dropped = {a: Dropped.MISSING if a not in mesh_shape else Dropped.ONE_DEVICE for a in axes if mesh_shape.get(a, 1) == 1}
+  axes = tuple(a for a in axes if a not in dropped)
+  kept = axes if size is None else divisible(axes, size, mesh_shape)
+  return spec_entry(kept), dropped | {a: Dropped.INDIVISIBLE for a in axes if a not in kept}
 
 
-def _collapse(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
-  return None if not axes else axes[0] if len(axes) == 1 else axes
+def resolve(
+    names: Sequence | None, mesh: Mesh | AbstractMesh, rules: Iterable | None = None, shape: Sequence[int] | None = None
+) -> P:
+  """The PartitionSpec of `resolution`: one entry per dimension, P() without annotation."""
+  return resolution(names, mesh, rules, shape).spec

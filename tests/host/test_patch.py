@@ -18,6 +18,7 @@ ENTRY_POINTS = {
     "maxtext.decoder_call": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_decoder_call"},
     "maxtext.decoder_layers": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:decoder_layers"},
     "maxtext.pipeline_stage": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:build_pipeline_stage"},
+    "maxtext.abstract_model": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_abstract_model"},
 }
 RUN_TRAINER = ("-m", "maxtext.trainers.pre_train.train", *TINY, "steps=2", "base_output_directory=out")
 
@@ -63,6 +64,12 @@ def test_patched_maxtext_trains_through_an_installed_implementation_with_the_hoo
   assert "pipeline_impl=fake is active: 2 stages" in text
 
 
+def test_patched_maxtext_refuses_conflicting_shardings_with_the_hook_off(run_python, patched, ours):
+  keys = ("ici_fsdp_parallelism=2", "base_emb_dim=15", "sharding_conflicts=error")
+  done = run_python(*RUN_TRAINER, *keys, path=[patched, ours], check=False)
+  assert done.returncode and "ShardingConflictError" in done.stderr and "'embed'" in done.stderr
+
+
 def test_patched_maxtext_builds_stages_for_explicit_sharding_with_the_hook_off(run_python, patched, ours):
   keys = (
       "ici_pipeline_parallelism=2",
@@ -78,13 +85,15 @@ CHECKS = """
 import maxtext, sys
 from maxtext.configs import pyconfig, types
 from maxtext.layers import nnx_decoders, pipeline
+from maxtext.utils import model_creation_utils
 import maxtext_pp_ext, types as t
 from maxtext_pp_ext.config import PipelineConfigError
 
 import pytest  # pyconfig exits the interpreter without it
 report = maxtext_pp_ext.install()
-assert report.touched == () and report.pending == () and len(report.stood_aside) == 3, report
+assert report.touched == () and report.pending == () and len(report.stood_aside) == 4, report
 assert not hasattr(pipeline.create_nnx_pipeline, "__wrapped__")
+assert not hasattr(model_creation_utils.create_nnx_abstract_model, "__wrapped__")
 with pytest.raises(PipelineConfigError, match="without a pipeline"):
   pyconfig.initialize([""], run_name="x", pipeline_impl="circular")
 decoder = object.__new__(nnx_decoders.NNXDecoder)

@@ -1,0 +1,263 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What of an annotation's intent a resolution lost, and what would resolve it.
+
+Rules that cannot all be followed are resolved without a word, in Flax as in MaxText. Most of that is intended: a rule for
+a mesh axis that has one device, or a rule with another one behind it for when it does not fit. A conflict is what nobody
+has said anything about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+import difflib
+import enum
+import math
+from typing import Any, Literal
+import warnings
+
+from jax.sharding import PartitionSpec as P
+
+from maxtext_pp_ext.sharding.resolve import Dimension, Dropped, Resolution, Rule, mesh_axes, spec_entry
+
+OnConflict = Literal["fallback", "warn", "error"]
+ON_CONFLICT = ("fallback", "warn", "error")
+_MOST_ARRAYS = 20  # in the text of one conflict; `conflicts` of an error has all of them
+
+
+class Kind(enum.Enum):
+  """What is in conflict."""
+
+  TAKEN = "two dimensions want the same mesh axis"
+  MISSING = "a rule for a mesh axis that the mesh lacks"
+  INDIVISIBLE = "a dimension that its mesh axes do not divide"
+  SHADOWED = "a rule that can never apply"
+  UNKNOWN = "a logical name without a rule"
+  RANK = "more logical axes than dimensions"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conflict:
+  """One conflict of one array.
+
+  Attributes:
+    kind: which of the six.
+    path: the array's path, "" if it has none.
+    names: its logical axes.
+    shape: its shape, None if unknown.
+    rules: the rules in play, in order.
+    problem: what is wrong, and what became of it.
+    remedy: what would resolve it.
+  """
+
+  kind: Kind
+  path: str
+  names: Sequence
+  shape: tuple[int, ...] | None
+  rules: tuple[Rule, ...]
+  problem: str
+  remedy: str
+
+  @property
+  def array(self) -> str:
+    """The array: its path, shape and logical axes."""
+    shape = "" if self.shape is None else f" {list(self.shape)}"
+    names = ", ".join(_entry_text(name) for name in self.names)
+    return f"{self.path or 'an array'}{shape} ({names})"
+
+
+class ShardingConflictError(ValueError):
+  """Conflicts of `on_conflict="error"`; the message has all of them, each with every array that has it."""
+
+  def __init__(self, conflicts: Sequence[Conflict]):
+    self.conflicts = tuple(conflicts)
+    super().__init__(conflicts_text(self.conflicts))
+
+  def __reduce__(self):
+    return type(self), (self.conflicts,)
+
+
+class ShardingConflictWarning(UserWarning):
+  """Conflicts of `on_conflict="warn"`."""
+
+
+def settle(conflicts: Iterable[Conflict], on_conflict: OnConflict) -> None:
+  """Raises, warns or lets be, as the caller of a function has chosen with its `on_conflict`.
+
+  Raises:
+    ShardingConflictError: with "error", if there are conflicts.
+    ValueError: `on_conflict` is none of the three.
+  """
+  if on_conflict not in ON_CONFLICT:
+    raise ValueError(f"on_conflict={on_conflict!r} must be one of {', '.join(map(repr, ON_CONFLICT))}.")
+  if on_conflict == "fallback":
+    return
+  conflicts = tuple(conflicts)
+  if conflicts and on_conflict == "error":
+    raise ShardingConflictError(conflicts)
+  if conflicts:
+    warnings.warn(conflicts_text(conflicts), ShardingConflictWarning, stacklevel=3)
+
+
+def conflicts(resolution: Resolution, path: str = "") -> list[Conflict]:
+  """All conflicts of one array's resolution."""
+  return [
+      Conflict(
+          kind=kind,
+          path=path,
+          names=resolution.names,
+          shape=resolution.shape,
+          rules=rules,
+          problem=problem,
+          remedy=remedy,
+      )
+      for find in (_rank, _of_dimensions)
+      for kind, rules, problem, remedy in find(resolution)
+  ]
+
+
+_Found = tuple[Kind, tuple[Rule, ...], str, str]
+
+
+def _rank(resolution: Resolution) -> Iterator[_Found]:
+  names, shape = resolution.names, resolution.shape
+  if shape is not None and len(names) > len(shape):
+    yield (
+        Kind.RANK,
+        (),
+        f"{len(names)} logical axes for {len(shape)} dimensions; the last {len(names) - len(shape)} are ignored",
+        "Annotate each dimension once.",
+    )
+
+
+def _of_dimensions(resolution: Resolution) -> Iterator[_Found]:
+  rank = None if resolution.shape is None else len(resolution.shape)
+  for dimension in resolution.dimensions[:rank]:
+    yield from _without_rule(resolution, dimension)
+    yield from _taken(resolution, dimension)
+    yield from _missing(resolution, dimension)
+    yield from _indivisible(resolution, dimension)
+    yield from _shadowed(resolution, dimension)
+
+
+def _without_rule(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
+  name = dimension.name
+  if not isinstance(name, str) or dimension.rule or dimension.passed:
+    return
+  alike = difflib.get_close_matches(name, {rule.name for rule in resolution.rules}, n=1)
+  meant = f"Is {alike[0]!r} meant? Otherwise" if alike else "Either"
+  yield (
+      Kind.UNKNOWN,
+      (),
+      f"no rule is for {name!r}, which is replicated",
+      f"{meant} add the rule ({name!r}, None) to replicate it, or one for the mesh axis to shard it over.",
+  )
+
+
+def _taken(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
+  """Only a dimension that no rule binds: one more rule behind the one that does not fit is how to say what then."""
+  if dimension.rule or not isinstance(dimension.name, str):
+    return
+  sizes = resolution.mesh_shape
+  passed = [passed for passed in dimension.passed if any(sizes.get(a, 1) > 1 for a in passed.rule.axes)]
+  if not passed:
+    return
+  taken = {axis: i for p in passed for axis, i in p.taken.items()}
+  taken = {axis: i for axis, i in taken.items() if sizes.get(axis, 1) > 1} or taken
+  holders = sorted(set(taken.values()))
+  held = [resolution.dimensions[i] for i in holders]
+  lost = spec_entry(tuple(dict.fromkeys(a for p in passed for a in p.rule.axes if sizes.get(a, 1) > 1)))
+  problem = " and ".join(
+      f"{_entry_text(d.name)!r} has {_axes_text([a for a, i in taken.items() if i == d.index], sizes)}"
+      + (f" by {d.rule}" if d.rule else "")
+      for d in held
+  )
+  rules = tuple(p.rule for p in passed)
+  yield (
+      Kind.TAKEN,
+      (*(d.rule for d in held if d.rule), *rules),
+      f"{problem}, so {_and(rules)} was passed over, and {dimension.name!r} is not sharded over {lost!r}",
+      f"Behind it, add {_suggested(resolution, dimension)}, or take the common axis out of one of the rules.",
+  )
+
+
+def _missing(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
+  missing = [axis for axis, why in dimension.dropped.items() if why is Dropped.MISSING]
+  if missing:
+    where = str(dimension.rule) if dimension.rule else f"the annotation {_entry_text(dimension.name)}"
+    yield (
+        Kind.MISSING,
+        (dimension.rule,) if dimension.rule else (),
+        f"{where} names {_and(missing)}, which the mesh ({', '.join(resolution.mesh_shape)}) does not have",
+        f"Add {_and(missing)} to the mesh, or take it out of the rule.",
+    )
+
+
+def _indivisible(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
+  dropped = [axis for axis, why in dimension.dropped.items() if why is Dropped.INDIVISIBLE]
+  if not dropped:
+    return
+  sizes = resolution.mesh_shape
+  by = str(dimension.rule) if dimension.rule else "its annotation"
+  wanted = [a for a in (dimension.rule.axes if dimension.rule else dimension.name) if sizes.get(a, 1) > 1]
+  product = math.prod(sizes[a] for a in wanted)
+  yield (
+      Kind.INDIVISIBLE,
+      (dimension.rule,) if dimension.rule else (),
+      f"{by} shards {_entry_text(dimension.name)!r} over {_axes_text(wanted, sizes)}, and its size {dimension.size} is"
+      f" not a multiple of {product}, so it is not sharded over {_and(dropped)}",
+      f"Make it {-(-dimension.size // product) * product}, or bind {_entry_text(dimension.name)!r} to mesh axes that"
+      f" divide {dimension.size}.",
+  )
+
+
+def _shadowed(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
+  """A rule whose mesh axes include all those of an earlier one: where they are free, the earlier one has bound."""
+  rules = [passed.rule for passed in dimension.passed] + ([dimension.rule] if dimension.rule else [])
+  rules.sort(key=lambda rule: (not rule.own, rule.index))
+  for i, rule in enumerate(rules):
+    # A variable's own rules are there to come before those of the context.
+    earlier = next((r for r in rules[:i] if r.own == rule.own and set(r.axes) <= set(rule.axes)), None)
+    if earlier:
+      yield (
+          Kind.SHADOWED,
+          (earlier, rule),
+          f"{rule} can never apply: whenever its mesh axes are free, {earlier} has bound {rule.name!r}",
+          f"Put it before {earlier}, or remove it.",
+      )
+
+
+def _suggested(resolution: Resolution, dimension: Dimension) -> str:
+  """A rule that could be added for a dimension."""
+  used = {axis for d in resolution.dimensions if d.rule for axis in d.rule.axes}
+  used |= {axis for d in resolution.dimensions if not isinstance(d.name, str) for axis in mesh_axes(d.name)}
+  free = [axis for axis, size in resolution.mesh_shape.items() if size > 1 and axis not in used]
+  free = [axis for axis in free if dimension.size is None or dimension.size % resolution.mesh_shape[axis] == 0]
+  replicated = f"the rule ({dimension.name!r}, None) to replicate it"
+  return f"{replicated}, or ({dimension.name!r}, {free[0]!r}) to shard it" if free else replicated
+
+
+def _axes_text(axes: Iterable[str], sizes: dict[str, int]) -> str:
+  return _and(f"{axis} ({sizes[axis]} devices)" if sizes.get(axis, 1) > 1 else f"{axis} (1 device)" for axis in axes)
+
+
+def _entry_text(name: Any) -> str:
+  return "UNCONSTRAINED" if name is P.UNCONSTRAINED else str(spec_entry(name) if isinstance(name, tuple) else name)
+
+
+def _and(items: Iterable[Any]) -> str:
+  return " and ".join(map(str, items))
+
+
+def conflicts_text(found: Sequence[Conflict]) -> str:
+  """Every conflict once, with the arrays that have it, or the first of many."""
+  groups: dict[tuple, list[str]] = {}
+  for conflict in found:
+    groups.setdefault((conflict.kind, conflict.problem, conflict.remedy), []).append(conflict.array)
+  lines = [f"{len(groups)} sharding conflict{'s' if len(groups) > 1 else ''}:"]
+  for (kind, problem, remedy), arrays in groups.items():
+    lines += [f"  - {kind.value}: {problem}. {remedy}", *(f"      {array}" for array in arrays[:_MOST_ARRAYS])]
+    if len(arrays) > _MOST_ARRAYS:
+      lines.append(f"      and {len(arrays) - _MOST_ARRAYS} more")
+  return "\n".join(lines)

@@ -1,0 +1,207 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Shows how a model is sharded, by which rules, and what replication costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+import dataclasses
+import math
+from typing import Any
+
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
+
+from maxtext_pp_ext.sharding.conflicts import Conflict
+from maxtext_pp_ext.sharding.resolve import Dimension, mesh_axes
+from maxtext_pp_ext.sharding.variables import Layout, PyTree, layouts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """One array of the model.
+
+  Attributes:
+    layout: where it is, and why.
+    devices: how many devices the mesh has.
+  """
+
+  layout: Layout
+  devices: int
+
+  @property
+  def shards(self) -> int:
+    """How many different parts the array has."""
+    sharding = self.layout.sharding
+    return math.prod(dict(sharding.mesh.shape)[axis] for entry in sharding.spec for axis in mesh_axes(entry))
+
+  @property
+  def replication(self) -> int:
+    """How many devices hold the same part."""
+    return self.devices // self.shards
+
+  @property
+  def bytes(self) -> int:
+    """The whole array's."""
+    return math.prod(self.layout.shape) * self.layout.dtype.itemsize
+
+  @property
+  def bytes_per_device(self) -> int:
+    return -(-self.bytes // self.shards)
+
+  @property
+  def bytes_of_replication(self) -> int:
+    """What a device would hold less if the array were sharded over all devices."""
+    return self.bytes_per_device - -(-self.bytes // self.devices)
+
+  def to_dict(self) -> dict[str, Any]:
+    layout = self.layout
+    resolution = layout.resolution
+    return {
+        "path": layout.path,
+        "shape": list(layout.shape),
+        "dtype": str(layout.dtype),
+        "logical_axes": None if resolution is None else [_name(name) for name in resolution.names],
+        "spec": [_name(entry) for entry in layout.sharding.spec],
+        "bytes": self.bytes,
+        "bytes_per_device": self.bytes_per_device,
+        "replication": self.replication,
+        "dimensions": [] if resolution is None else [_dimension_dict(d) for d in resolution.dimensions],
+        "conflicts": [_conflict_dict(c) for c in layout.conflicts],
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Explanation:
+  """How a model is sharded.
+
+  Attributes:
+    mesh_shape: the size of each mesh axis.
+    rows: its arrays, the one whose replication costs a device most first.
+  """
+
+  mesh_shape: dict[str, int]
+  rows: tuple[Row, ...]
+
+  @property
+  def devices(self) -> int:
+    return math.prod(self.mesh_shape.values())
+
+  @property
+  def conflicts(self) -> list[Conflict]:
+    return [conflict for row in self.rows for conflict in row.layout.conflicts]
+
+  @property
+  def totals(self) -> dict[str, int]:
+    """Sums over all arrays: elements, bytes, bytes per device, and of these what is replicated."""
+    return {
+        "arrays": len(self.rows),
+        "elements": sum(math.prod(row.layout.shape) for row in self.rows),
+        "bytes": sum(row.bytes for row in self.rows),
+        "bytes_per_device": sum(row.bytes_per_device for row in self.rows),
+        "bytes_of_replication": sum(row.bytes_of_replication for row in self.rows),
+    }
+
+  def to_dict(self) -> dict[str, Any]:
+    """All of it, of strings, numbers, lists and dicts."""
+    mesh = {axis: size for axis, size in self.mesh_shape.items() if size > 1}
+    return {
+        "mesh": mesh,
+        "devices": self.devices,
+        "totals": self.totals,
+        "parameters": [row.to_dict() for row in self.rows],
+    }
+
+  def __getitem__(self, path: str) -> Row:
+    for row in self.rows:
+      if row.layout.path == path:
+        return row
+    raise KeyError(path)
+
+  def __str__(self) -> str:
+    lines = [mesh_text(self.mesh_shape)]
+    for row in self.rows:
+      layout = row.layout
+      lines.append(
+          f"{layout.path} {layout.dtype}{list(layout.shape)} {spec_text(layout.sharding.spec)}:"
+          f" {bytes_text(row.bytes_per_device)} per device, {row.replication}x"
+      )
+      lines += [f"  {line}" for line in dimension_lines(layout)]
+      lines += [f"  ! {conflict.kind.value}" for conflict in layout.conflicts]
+    totals = self.totals
+    return "\n".join([*lines, totals_text(totals)])
+
+
+def explain(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Iterable | None = None) -> Explanation:
+  """How a tree of NNX variables is sharded; arguments as those of `named_shardings`, values are not read."""
+  mesh_shape = dict(mesh.shape)
+  devices = math.prod(mesh_shape.values())
+  rows = [Row(layout=layout, devices=devices) for layout in layouts(tree, mesh, rules)]
+  rows.sort(key=lambda row: (-row.bytes_of_replication, -row.bytes, row.layout.path))
+  return Explanation(mesh_shape=mesh_shape, rows=tuple(rows))
+
+
+def dimension_lines(layout: Layout) -> Iterator[str]:
+  """A line per annotated dimension: what it is bound to by which rule, and what was passed over and why."""
+  if layout.resolution is None:
+    return
+  for d in layout.resolution.dimensions:
+    parts = [f"{d.index} {_name(d.name)}: {_bound_text(d)}"]
+    for why in dict.fromkeys(d.dropped.values()):
+      parts.append(f"{', '.join(axis for axis, reason in d.dropped.items() if reason is why)}: {why.value}")
+    parts += [f"passed over {passed.rule}: {passed.why}" for passed in d.passed]
+    yield "; ".join(parts)
+
+
+def mesh_text(mesh_shape: dict[str, int]) -> str:
+  sizes = ", ".join(f"{axis}={size}" for axis, size in mesh_shape.items() if size > 1)
+  count = math.prod(mesh_shape.values())
+  return f"mesh of {count} device{'s' if count > 1 else ''}: {sizes or 'one device'}"
+
+
+def totals_text(totals: dict[str, int]) -> str:
+  return (
+      f"{totals['arrays']} arrays, {totals['elements']:,} elements, {bytes_text(totals['bytes'])};"
+      f" {bytes_text(totals['bytes_per_device'])} per device, of which {bytes_text(totals['bytes_of_replication'])} would"
+      " not be there if all were sharded over all devices"
+  )
+
+
+def bytes_text(count: int) -> str:
+  for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    if count >= size:
+      return f"{count / size:.2f} {unit}"
+  return f"{count} B"
+
+
+def spec_text(spec: P) -> str:
+  return f"P({', '.join('UNCONSTRAINED' if entry is P.UNCONSTRAINED else repr(entry) for entry in spec)})"
+
+
+def _bound_text(d: Dimension) -> str:
+  if d.entry is P.UNCONSTRAINED:
+    return "left to the compiler" + (f" by {d.rule}" if d.rule else "")
+  to = " and ".join(mesh_axes(d.entry)) or "replicated"
+  if d.rule:
+    return f"{to} by {d.rule}"
+  return f"{to}, no rule" if isinstance(d.name, str) and not d.passed else to
+
+
+def _name(name: Any) -> Any:
+  if name is P.UNCONSTRAINED:
+    return "UNCONSTRAINED"
+  return name if name is None or isinstance(name, str) else list(name)
+
+
+def _dimension_dict(d: Dimension) -> dict[str, Any]:
+  return {
+      "name": _name(d.name),
+      "size": d.size,
+      "mesh_axes": list(mesh_axes(d.entry)),
+      "rule": None if d.rule is None else str(d.rule),
+      "dropped": {axis: why.value for axis, why in d.dropped.items()},
+      "passed_over": [{"rule": str(passed.rule), "why": passed.why} for passed in d.passed],
+  }
+
+
+def _conflict_dict(conflict: Conflict) -> dict[str, str]:
+  return {"kind": conflict.kind.value, "problem": conflict.problem, "remedy": conflict.remedy}

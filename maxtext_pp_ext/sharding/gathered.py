@@ -1,0 +1,53 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What of a weight's layout a pipeline gathers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from jax.sharding import PartitionSpec as P
+
+from maxtext_pp_ext.sharding.resolve import mesh_axes, spec_entry
+
+# Logical axes along which a weight's shards are themselves the unit of work: each device computes with its own
+# experts, so a mesh axis bound to one of these is never gathered, although it may shard the batch elsewhere.
+OWNED_LOGICAL_AXES = frozenset({"exp", "exp_with_fsdp"})
+
+
+def gathered_spec(spec: P, axes: Sequence | None, data_axes: Collection[str]) -> P:
+  """The layout of a weight when a stage computes with it: sharded as `spec`, less what has to be gathered.
+
+  A mesh axis that shards the activations' batch or sequence cannot stay on a weight's dimension while the stage
+  multiplies the two, so it is gathered. It stays where the logical axis is one of `OWNED_LOGICAL_AXES`. The decision
+  depends on this weight's logical axes only: not on its name, not on the order of the parameter tree.
+
+  Args:
+    spec: resolved PartitionSpec of the weight.
+    axes: its logical axes (same length), or None.
+    data_axes: mesh axes over which the activations' batch and sequence are sharded.
+
+  Returns:
+    `spec` with the gathered mesh axes removed.
+  """
+  names = tuple(axes) if axes is not None else (None,) * len(spec)
+  kept = []
+  for entry, name in zip(spec, names, strict=True):
+    if name in OWNED_LOGICAL_AXES or entry is P.UNCONSTRAINED:
+      kept.append(entry)
+    else:
+      kept.append(spec_entry(tuple(a for a in mesh_axes(entry) if a not in data_axes)))
+  return P(*kept)
+
+
+def gathered_last(spec: P, gathered: P) -> P:
+  """`spec` with the mesh axes that `gathered` lacks behind the others of their entry.
+
+  Only then does gathering over them give each device one block of the dimension. Where the order changes, shards change
+  places once, which is as many bytes as a device holds.
+  """
+  entries = []
+  for entry, kept in zip(spec, gathered, strict=True):
+    axes = mesh_axes(entry)
+    entries.append(spec_entry(tuple(sorted(axes, key=lambda a: a not in mesh_axes(kept)))))  # pylint: disable=cell-var-from-loop
+  return P(*entries)

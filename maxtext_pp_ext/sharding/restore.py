@@ -1,0 +1,184 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""From an Orbax checkpoint straight into a sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+import os
+from typing import Any
+
+from flax import nnx
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from maxtext_pp_ext.sharding.conflicts import OnConflict
+from maxtext_pp_ext.sharding.create import abstract_state, creation
+from maxtext_pp_ext.sharding.variables import named_shardings, unwrap
+
+Path = tuple[str, ...]
+# Where Orbax finds a variable's value if an nnx.State was saved, rather than its pure dict.
+_VALUE = ("value",)
+
+
+class CheckpointMismatchError(ValueError):
+  """A checkpoint is not one of this model; the message has every array that differs.
+
+  Attributes:
+    problems: a line per array.
+  """
+
+  def __init__(self, path: str, problems: Sequence[str]):
+    self.path, self.problems = path, tuple(problems)
+    count = f"{len(self.problems)} array{'s' if len(self.problems) > 1 else ''}"
+    super().__init__("\n".join([f"{count} of {path} and the model differ:", *(f"  - {text}" for text in self.problems)]))
+
+  def __reduce__(self):
+    return type(self), (self.path, self.problems)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Wanted:
+  """An array of the model: where it is in the checkpoint, if it is, and what it has to be."""
+
+  name: str
+  places: tuple[Path, ...]
+  value: jax.ShapeDtypeStruct
+  sharding: NamedSharding
+
+  @property
+  def is_key(self) -> bool:
+    return jax.dtypes.issubdtype(self.value.dtype, jax.dtypes.prng_key)
+
+  @property
+  def stored(self) -> jax.ShapeDtypeStruct:
+    """What is in the checkpoint: of random keys, their data."""
+    value = jax.eval_shape(jax.random.key_data, self.value) if self.is_key else self.value
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=self.sharding)
+
+  def restored(self, array: jax.Array) -> jax.Array:
+    if not self.is_key or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+      return array
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(self.value))
+
+
+def restore_sharded(
+    path: str | os.PathLike,
+    init_fn: Callable[[], Any],
+    mesh: Mesh,
+    rules: Iterable | None = None,
+    *,
+    at: str = "",
+    created: Any = (),
+    on_conflict: OnConflict = "fallback",
+) -> Any:
+  """Restores a model from a checkpoint of Orbax, each device reading its own part.
+
+  The checkpoint may have been written from another mesh, with other rules. Only what `created` says is initialised.
+
+  Args:
+    path: the checkpoint's folder; what was saved is an `nnx.state` or `nnx.to_pure_dict` of what `init_fn` makes.
+    init_fn: makes the model, or a tuple of a model and its optimizer, as for `create_sharded`.
+    mesh: the device mesh.
+    rules: (logical name, mesh axes) pairs; None for those of the context.
+    at: where in the checkpoint that state is, as "model" or "params/params"; by default it is the whole.
+    created: an NNX filter for variables that `init_fn` makes instead: `nnx.RngState` for a checkpoint of parameters only.
+      What the checkpoint has of them is not read.
+    on_conflict: "fallback", "warn" or "error"; see `conflicts`.
+
+  Returns:
+    What `init_fn` returns, with the checkpoint's values.
+
+  Raises:
+    CheckpointMismatchError: an array is missing in the checkpoint or in the model, or has another shape or dtype.
+    ShardingConflictError: with on_conflict="error".
+    FileNotFoundError: there is no checkpoint.
+  """
+  from orbax import checkpoint as ocp  # pylint: disable=import-outside-toplevel
+
+  path = str(path) if "://" in str(path) else os.path.abspath(path)
+  graphdef, abstract = abstract_state(init_fn)
+  shardings = named_shardings(abstract, mesh, rules, on_conflict=on_conflict)
+  made, abstract = nnx.split_state(abstract, created, ...)
+  made_shardings, shardings = nnx.split_state(shardings, created, ...)
+  wanted = list(_wanted(abstract, unwrap(shardings)))
+  not_read = {place for want in _wanted(made, unwrap(made_shardings)) for place in want.places}
+
+  checkpointer = ocp.PyTreeCheckpointer()
+  whole = checkpointer.metadata(path)
+  whole = getattr(whole.item_metadata, "tree", whole.item_metadata)
+  if whole is None:
+    raise FileNotFoundError(f"{path} is no checkpoint of Orbax. With ocp.CheckpointManager the folder is STEP/default.")
+  root = tuple(part for part in at.split("/") if part)
+  stored = {keys[len(root) :]: leaf for keys, leaf in _leaves(whole) if keys[: len(root)] == root}
+  places = _match(path, wanted, stored, not_read)
+
+  targets = {(*root, *place): want.stored for place, want in places.items()}
+  target = jax.tree_util.tree_map_with_path(
+      lambda keys, _: targets.get(_keys(keys), ocp.PLACEHOLDER), whole, is_leaf=_is_leaf
+  )
+  restore_args = ocp.checkpoint_utils.construct_restore_args(target)
+  arrays = checkpointer.restore(path, args=ocp.args.PyTreeRestore(item=target, restore_args=restore_args))
+  arrays = dict(_leaves(arrays))
+  values = {want.name: want.restored(arrays[*root, *place]) for place, want in places.items()}
+  state = jax.tree.unflatten(jax.tree.structure(abstract), [values[want.name] for want in wanted])
+  if jax.tree.leaves(made):
+    which = lambda state: nnx.split_state(state, created, ...)[0]
+    with jax.set_mesh(mesh):
+      state = nnx.merge_state(creation(init_fn, mesh, unwrap(made_shardings), which)(), state)
+  return nnx.merge(graphdef, state)
+
+
+def _wanted(state: nnx.State, shardings: Any) -> Iterator[_Wanted]:
+  """The arrays of a state, in the order of its leaves."""
+  of = iter(jax.tree.leaves(shardings))
+  is_variable = lambda x: isinstance(x, nnx.Variable)
+  for path, variable in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_variable):
+    value = variable.get_value() if is_variable(variable) else variable
+    for inner, array in jax.tree_util.tree_leaves_with_path(value):
+      above, below = _keys(path), _keys(inner)
+      places = ((*above, *_VALUE, *below), (*above, *below))
+      yield _Wanted(name="/".join(places[1]), places=places, value=array, sharding=next(of))
+
+
+def _match(path: str, wanted: list[_Wanted], stored: dict[Path, Any], not_read: set[Path]) -> dict[Path, _Wanted]:
+  """Finds each array in the checkpoint.
+
+  Raises:
+    CheckpointMismatchError: for all that differ.
+  """
+  problems, places = [], {}
+  for want in wanted:
+    place = next((place for place in want.places if place in stored), None)
+    if place is None:
+      problems.append(f"{want.name} {_text(want.stored)} is not in the checkpoint")
+      continue
+    places[place] = want
+    have = stored[place]
+    if tuple(have.shape) != want.stored.shape:
+      problems.append(f"{want.name} is {_text(have)} in the checkpoint, {_text(want.stored)} in the model: another shape")
+    elif have.dtype != want.stored.dtype:
+      problems.append(f"{want.name} is {_text(have)} in the checkpoint, {_text(want.stored)} in the model: another dtype")
+  for place, have in stored.items():
+    if place not in places and place not in not_read:
+      problems.append(f"{'/'.join(place)} {_text(have)} is in the checkpoint only")
+  if problems:
+    raise CheckpointMismatchError(path, problems)
+  return places
+
+
+def _text(array: Any) -> str:
+  return f"{array.dtype}{list(array.shape)}"
+
+
+def _is_leaf(x: Any) -> bool:
+  return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def _leaves(tree: Any) -> list[tuple[Path, Any]]:
+  return [(_keys(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_leaf)]
+
+
+def _keys(path: Any) -> Path:
+  return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)

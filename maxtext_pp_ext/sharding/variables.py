@@ -1,0 +1,183 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trees of NNX variables to trees of shardings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+import dataclasses
+import math
+from typing import Any
+
+from flax import nnx
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
+import numpy as np
+
+from maxtext_pp_ext.sharding.conflicts import Conflict, OnConflict, conflicts, settle
+from maxtext_pp_ext.sharding.resolve import LogicalAxes, Resolution, Rules, mesh_axes, read_rules, resolution
+
+PyTree = Any
+
+# Flax has kept annotations under these names over time; the first one that says something wins.
+_ANNOTATIONS = ("out_sharding", "sharding_names", "sharding")
+# With it, MaxText's scans over layers say at which dimension they have stacked a variable.
+_SCAN_AXIS = "param_scan_axis"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+  """Where one array is, or is to be.
+
+  Attributes:
+    path: the array's path in its tree.
+    shape: its shape.
+    dtype: its dtype.
+    sharding: its sharding.
+    resolution: how that came about; None if the array came with a PartitionSpec or a sharding, or without annotation.
+    follows: whether it has another array's annotation, which fits it as far as it goes: a smaller part of a composite
+      value, such as the scales of quantized weights, or an optimizer's state.
+  """
+
+  path: str
+  shape: tuple[int, ...]
+  dtype: Any
+  sharding: NamedSharding
+  resolution: Resolution | None
+  follows: bool = False
+
+  @property
+  def conflicts(self) -> list[Conflict]:
+    """The conflicts of its resolution."""
+    return [] if self.resolution is None or self.follows else conflicts(self.resolution, self.path)
+
+
+def annotation(variable: nnx.Variable) -> Any:
+  """What a variable's metadata say of its sharding: names, a PartitionSpec, a sharding, or None."""
+  metadata = variable.get_metadata()
+  return next((metadata[key] for key in _ANNOTATIONS if metadata.get(key)), None)
+
+
+def logical_axes(variable: nnx.Variable) -> LogicalAxes | None:
+  """The axis names that a variable carries in its metadata, with that of a scan over layers; None if it has none."""
+  names = annotation(variable)
+  if names is None:
+    return None
+  names = getattr(names, "spec", names)
+  if isinstance(names, P):
+    return tuple(names)
+  return _with_scan_axis((names,) if isinstance(names, str) else tuple(names), variable)
+
+
+def _with_scan_axis(names: LogicalAxes, variable: nnx.Variable) -> LogicalAxes:
+  """Adds the name of the dimension along which layers are stacked, if the names lack it.
+
+  MaxText 0.2.5 puts it first where a variable's own dimensions have no names, whichever dimension it is: the names are
+  then fewer than the dimensions, and its place is known from the metadata.
+  """
+  metadata = variable.get_metadata()
+  if _SCAN_AXIS not in metadata or nnx.PARTITION_NAME not in metadata:
+    return names
+  stacked, place = metadata[nnx.PARTITION_NAME], metadata[_SCAN_AXIS]
+  rank = getattr(variable.get_value(), "ndim", len(names))
+  if stacked in names:
+    if len(names) >= rank:
+      return names
+    names = tuple(name for name in names if name != stacked)
+  return (*names[:place], *(None,) * (place - len(names)), stacked, *names[place:])
+
+
+def layouts(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Iterable | None = None) -> list[Layout]:
+  """The layouts of all arrays of a tree of NNX variables, an NNX module included; see `named_shardings`."""
+  rules = read_rules(rules)
+  if isinstance(tree, nnx.Module):
+    tree = nnx.state(tree)
+  found = jax.tree.leaves(
+      [_layouts(path, leaf, mesh, rules) for path, leaf in _variables(tree)], is_leaf=lambda x: isinstance(x, Layout)
+  )
+  return found
+
+
+def named_shardings(
+    tree: PyTree, mesh: Mesh | AbstractMesh, rules: Iterable | None = None, *, on_conflict: OnConflict = "fallback"
+) -> PyTree:
+  """Resolves the logical axes of a tree of NNX variables.
+
+  Args:
+    tree: variables with arrays or ShapeDtypeStructs, as in `nnx.state(nnx.eval_shape(init_fn))`. Values may be trees of
+      arrays (quantized weights), or have no array (optax's MaskedNode). An array that is no variable is replicated.
+    mesh: the device mesh; an AbstractMesh does where nothing is placed.
+    rules: (logical name, mesh axes) pairs; None for those of the context. A variable's own `sharding_rules` come first.
+      Where there are no rules at all, names are those of mesh axes.
+    on_conflict: "fallback", "warn" or "error"; see `conflicts`.
+
+  Returns:
+    The tree with a NamedSharding in the place of each array, in the same nnx.Variables. A sharding or PartitionSpec that
+    a variable came with is taken as it is. `unwrap` takes the variables off.
+
+  Raises:
+    ShardingConflictError: with on_conflict="error", for all conflicts of the tree.
+  """
+  rules = read_rules(rules)
+  settle((c for layout in layouts(tree, mesh, rules) for c in layout.conflicts), on_conflict)
+
+  def shardings(path: Any, leaf: Any) -> Any:
+    found = _layouts(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, mesh, rules)
+    found = jax.tree.map(lambda layout: layout.sharding, found, is_leaf=lambda x: isinstance(x, Layout))
+    if not isinstance(leaf, nnx.Variable):
+      return found
+    return leaf.replace(found) if jax.tree.leaves(found) else leaf
+
+  return jax.tree_util.tree_map_with_path(shardings, tree, is_leaf=_is_variable)
+
+
+def unwrap(tree: PyTree) -> PyTree:
+  """The tree with each nnx.Variable replaced by its value: shardings as `jax.jit` takes them."""
+  return jax.tree.map(lambda x: x.get_value() if _is_variable(x) else x, tree, is_leaf=_is_variable)
+
+
+def _is_variable(x: Any) -> bool:
+  return isinstance(x, nnx.Variable)
+
+
+def _variables(tree: PyTree) -> Iterator[tuple[str, Any]]:
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_variable):
+    yield jax.tree_util.keystr(path, simple=True, separator="/"), leaf
+
+
+def _layouts(path: str, leaf: Any, mesh: Mesh | AbstractMesh, rules: Rules) -> PyTree:
+  """The layouts of one variable's arrays, in the tree of its value."""
+  value = leaf.get_value() if _is_variable(leaf) else leaf
+  arrays = jax.tree_util.tree_leaves_with_path(value)
+  sizes = [math.prod(np.shape(array)) for _, array in arrays]
+  found = []
+  for (below, array), size in zip(arrays, sizes, strict=True):
+    inner = jax.tree_util.keystr(below, simple=True, separator="/")
+    sharding, how = _sharding(leaf, array, mesh, rules)
+    found.append(
+        Layout(
+            path=f"{path}/{inner}" if inner else path,
+            shape=np.shape(array),
+            dtype=getattr(array, "dtype", type(array)),
+            sharding=sharding,
+            resolution=how,
+            follows=size < max(sizes) or isinstance(leaf, nnx.OptState),
+        )
+    )
+  return jax.tree.unflatten(jax.tree.structure(value), found)
+
+
+def _sharding(leaf: Any, array: Any, mesh: Mesh | AbstractMesh, rules: Rules) -> tuple[NamedSharding, Resolution | None]:
+  given = annotation(leaf) if _is_variable(leaf) else None
+  if given is None:
+    return NamedSharding(mesh, P()), None
+  if isinstance(given, jax.sharding.Sharding):
+    return given, None
+  if isinstance(given, P):
+    return NamedSharding(mesh, given), None
+  names = logical_axes(leaf)
+  rules = read_rules(rules, own=leaf.get_metadata().get("sharding_rules") or ())
+  if not rules:
+    names = tuple(mesh_axes(name) if isinstance(name, str) else name for name in names)
+  how = resolution(names, mesh, rules, np.shape(array))
+  return NamedSharding(mesh, how.spec), how
