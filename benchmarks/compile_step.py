@@ -52,7 +52,7 @@ def compile_step(
   """Compiles in a process of its own, with a line of progress, and returns the figures, or `failure` with the reason.
 
   Args:
-    arguments: MaxText's, without the yml.
+    arguments: MaxText's, without the yml, or with the name of a preset in front.
     label: for the line of progress.
     bounds: wall time and host memory.
     console: where progress goes.
@@ -144,6 +144,7 @@ def _compile(arguments: list[str]) -> tuple[Any, dict[str, float]]:
   `compile_s` is wall time; `compile_cpu_s` that of all processors together, which depends less on what else they do.
   """
   import maxtext
+  from maxtext_pp_ext import presets
   from maxtext.trainers.pre_train import train_compile
 
   caught: dict[str, Any] = {}
@@ -159,8 +160,9 @@ def _compile(arguments: list[str]) -> tuple[Any, dict[str, float]]:
     return caught["compiled"]
 
   train_compile.jit_and_compile = catching
+  preset = [] if "=" in arguments[0] else [arguments.pop(0)]
   base = pathlib.Path(maxtext.__file__).parent / "configs" / "base.yml"
-  train_compile.main([None, str(base), *arguments])
+  train_compile.main([None, presets.path(*preset) if preset else str(base), *arguments])
   return caught["compiled"], caught["times"]
 
 

@@ -75,6 +75,8 @@ def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
   parts += ["Not computed:\n\n" + "\n".join(failures)] if failures else []
   keys = " ".join(f"{key}={value}" for key, value in shapes.SHAPES[name].keys.items())
   used = {", ".join(f"{package} {version}" for package, version in row["versions"].items()) for row in rows.values()}
+  preset = shapes.SHAPES[name].preset
+  keys = f"{keys}`, in the place of base.yml the preset `{preset}" if preset else keys
   return "\n\n".join([*parts, f"MaxText's keys: `{keys}`. Versions: {'; '.join(sorted(used))}."]) + "\n"
 
 

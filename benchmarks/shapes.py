@@ -16,6 +16,15 @@ _COMMON = {
 }
 
 
+_DEEPSEEK = {
+    "compile_topology": "v5p-1024",
+    "allow_split_physical_axes": True,
+    "ici_expert_parallelism": 8,
+    "per_device_batch_size": 4,
+    "max_target_length": 2048,
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
   """A model on a topology.
@@ -23,10 +32,12 @@ class Shape:
   Attributes:
     title: for a table's heading.
     keys: MaxText's keys.
+    preset: the preset that takes the place of MaxText's base.yml.
   """
 
   title: str
   keys: dict[str, object]
+  preset: str | None = None
 
 
 SHAPES = {
@@ -72,6 +83,17 @@ SHAPES = {
             "capacity_factor": 1.25,
         },
     ),
+    # Sequences of 2048 keep the compilation short: memory grows with them, the rest of the program stays.
+    "deepseek3-671b-batch-split": Shape(
+        title="DeepSeek-V3 671B, v5p-1024 (512 chips), 4 stages × expert 8 × FSDP 16, batch-split schedule",
+        preset="deepseek3-671b-batch-split",
+        keys=_DEEPSEEK,
+    ),
+    "deepseek3-671b": Shape(
+        title="The same without the batch-split schedule",
+        preset="deepseek3-671b-batch-split",
+        keys=_DEEPSEEK | {"use_batch_split_schedule": False},
+    ),
     # A v6e whose SparseCores run collectives, so that overlap can be read off the schedule.
     "llama3-8b-v6e": Shape(
         title="Llama 3 8B, v6e-64, 4 stages × FSDP 16",
@@ -109,6 +131,6 @@ def implementation(name: str) -> str:
 
 
 def arguments(shape: Shape, impl: str, extra: dict[str, object] | None = None) -> list[str]:
-  """MaxText's command-line arguments for a shape and an implementation."""
+  """MaxText's command-line arguments for a shape and an implementation; a preset's name comes first."""
   keys = {**_COMMON, **shape.keys, **IMPLEMENTATIONS[impl], **(extra or {})}
-  return [f"{key}={value}" for key, value in keys.items()]
+  return [*filter(None, [shape.preset]), *(f"{key}={value}" for key, value in keys.items())]
