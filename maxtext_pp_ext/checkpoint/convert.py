@@ -93,7 +93,8 @@ def convert(
           shape=entry.shape,
           dtype=source.arrays[entry.like].dtype,
           chunk=_chunk(entry, todo, source),
-          kind=source.arrays[entry.like].kind,
+          # Orbax would want to know on which devices a jax.Array has been, where none is said to be wanted.
+          kind="scalar" if source.arrays[entry.like].kind == "scalar" else "np.ndarray",
       )
       for entry in todo.entries
   }
@@ -218,20 +219,24 @@ def _copy(
     in_flight, done = in_flight - size, done + size
     on_bytes(done)
 
-  for path, box, pieces in _chunks(source, todo, old):
-    size = math.prod(part.stop - part.start for part in box) * source.arrays[path].dtype.itemsize
-    while pending and in_flight + size > IN_FLIGHT:
+  try:
+    for path, box, pieces in _chunks(source, todo, old):
+      size = math.prod(part.stop - part.start for part in box) * source.arrays[path].dtype.itemsize
+      while pending and in_flight + size > IN_FLIGHT:
+        finish()
+      values = source.arrays[path].store[box].read().result()
+      pending.append((size, []))
+      in_flight += size
+      for piece in pieces:
+        part = np.asarray(values[piece.source], order="C")
+        _add(checksums, piece, part)
+        pending[-1][1].append(stores[piece.path][piece.target].write(part))
+    while pending:
       finish()
-    values = source.arrays[path].store[box].read().result()
-    futures = []
-    for piece in pieces:
-      part = np.asarray(values[piece.source], order="C")
-      _add(checksums, piece, part)
-      futures.append(stores[piece.path][piece.target].write(part))
-    pending.append((size, futures))
-    in_flight += size
-  while pending:
-    finish()
+  except BaseException:
+    for future in itertools.chain.from_iterable(futures for _, futures in pending):
+      future.exception()  # waits: what is still being written would come back after it is removed
+    raise
 
 
 def _read_back(

@@ -45,8 +45,9 @@ def _pipelines(shapes: Mapping[Path, Shape], layers: int) -> Iterator[dict[str, 
   left, remainder = divmod(layers * size_outside, size_inside + size_outside)
   if remainder:
     return
-  shape = max(inside.values(), key=len)
-  for repeats, stages in ((shape[0], shape[1]), (1, shape[0])):
+  leading = {shape[:2] for shape in inside.values()}
+  several = leading if len(leading) == 1 and len(min(leading)) == 2 else set()
+  for repeats, stages in [*several, *((1, size) for size in {shape[0] for shape in leading})]:
     per_stage, remainder = divmod(layers - left, repeats * stages)
     if per_stage and not remainder and stages > 1:
       yield {

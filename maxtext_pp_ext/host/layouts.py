@@ -164,10 +164,9 @@ def of_checkpoint(
   Raises:
     LayoutError: the checkpoint is not one of this model, or keys have to be given.
   """
-  config = config_of_layout(argv)
-  dense = config.first_num_dense_layers if _block(config) == "deepseek" else 0
+  layers = layers_of_pipelined_kind(config_of_layout(argv))
   wrong, found = [], {}
-  for guessed in guess.candidates(shapes, layers=config.num_decoder_layers - dense, scan_layers=scan_layers):
+  for guessed in guess.candidates(shapes, layers=layers, scan_layers=scan_layers):
     values = guessed | dict(given)
     try:
       config = config_of_layout(argv, **values)
@@ -183,6 +182,12 @@ def of_checkpoint(
     several = "; ".join(layout.description for _, layout in found.values())
     raise LayoutError(f"The checkpoint may have one of several layouts ({several}): give its keys with --from.")
   raise LayoutError("\n".join(["The checkpoint is not of this model in any layout:", *(f"  {text}" for text in wrong)]))
+
+
+def layers_of_pipelined_kind(config: Any) -> int:
+  """How many of the decoder's layers are of the kind that is in pipelines: all but the dense ones of DeepSeek."""
+  dense = config.first_num_dense_layers if _block(config) == "deepseek" else 0
+  return config.num_decoder_layers - dense
 
 
 def _assignments(values: Mapping[str, Any]) -> str:

@@ -7,8 +7,9 @@
   maxtext.layers.nnx_decoders  NNXDecoder.__call__ refuses arguments that its pipelined path drops, and the stages
                                of our pipelines are built our way (`stage_modules`), of layers that MaxText has
                                outside of pipelines only (`batch_split`)
+  maxtext.common.checkpointing load_state_if_possible refuses checkpoints of another layout
 
-With `pipeline_impl=host` each of them does what MaxText does, by calling it.
+With `pipeline_impl=host` each of them but the last does what MaxText does, by calling it.
 """
 
 from collections.abc import Callable
@@ -25,6 +26,16 @@ from maxtext_pp_ext.host import version
 CREATE_NNX_PIPELINE = "(config, stage_factory, mesh, remat_policy=None, *, rngs)"
 CREATE_PIPELINE = "(config, layers=None, mesh=None, remat_policy=None)"
 STAGE_MODULE = "(self, decoder_blocks, rngs)"
+# What is read of the arguments with which a checkpoint is loaded.
+LOAD_PARAMETERS = (
+    "checkpoint_manager",
+    "load_parameters_from_path",
+    "load_full_state_from_path",
+    "abstract_unboxed_pre_state",
+    "step",
+    "source_checkpoint_layout",
+    "maxtext_config",
+)
 # A parameter that we do not know could be one more that the pipelined path drops.
 DECODER_PARAMETERS = (
     "self",
@@ -225,8 +236,30 @@ def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
   rebinding.class_level(module.NNXDecoder, "_get_pipeline_stage_module", _get_pipeline_stage_module)
 
 
+def _check_checkpointing(module: ModuleType) -> None:
+  found = inspect.signature(version.attribute(module, "load_state_if_possible")).parameters
+  version.check_parameters(module, "load_state_if_possible", LOAD_PARAMETERS, (*LOAD_PARAMETERS, *found))
+
+
+def _apply_checkpointing(module: ModuleType, rebinding: rebind.Rebinding) -> None:
+  from maxtext_pp_ext.host import checkpoint_load  # pylint: disable=import-outside-toplevel
+
+  host_load = module.load_state_if_possible
+  signature = inspect.signature(host_load)
+
+  @functools.wraps(host_load)
+  def load_state_if_possible(*args, **kwargs):
+    bound = signature.bind_partial(*args, **kwargs)  # what is missing is the host's own error
+    bound.apply_defaults()
+    checkpoint_load.refuse_other_layouts(**bound.arguments)
+    return host_load(*args, **kwargs)
+
+  rebinding.module_level(module, "load_state_if_possible", load_state_if_possible)
+
+
 SEAMS = {
     "maxtext.configs.types": Seam(check=_check_types, apply=_apply_types),
     "maxtext.layers.pipeline": Seam(check=_check_pipeline, apply=_apply_pipeline),
     "maxtext.layers.nnx_decoders": Seam(check=_check_decoders, apply=_apply_decoders),
+    "maxtext.common.checkpointing": Seam(check=_check_checkpointing, apply=_apply_checkpointing),
 }

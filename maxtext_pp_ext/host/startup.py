@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All that runs at interpreter start-up: `maxtext_pp_ext.pth` in site-packages calls `at_startup()`.
 
-It adds one finder to `sys.meta_path`. The finder answers for the three module names below, and for no other; for
+It adds one finder to `sys.meta_path`. The finder answers for the module names below, and for no other; for
 those it lets the usual finders find the module, and calls `host.install.apply` right after the module has executed. No
 file is read, nothing is started, and nothing else is imported until then. `MAXTEXT_PP_EXT=off` switches it off.
 """
@@ -14,6 +14,7 @@ SEAM_MODULES = (
     "maxtext.configs.types",
     "maxtext.layers.pipeline",
     "maxtext.layers.nnx_decoders",
+    "maxtext.common.checkpointing",
 )
 
 

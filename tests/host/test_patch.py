@@ -18,6 +18,7 @@ ENTRY_POINTS = {
     "maxtext.decoder_call": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_decoder_call"},
     "maxtext.decoder_layers": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:decoder_layers"},
     "maxtext.pipeline_stage": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:build_pipeline_stage"},
+    "maxtext.checkpoint_load": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_checkpoint_load"},
 }
 RUN_TRAINER = ("-m", "maxtext.trainers.pre_train.train", *TINY, "steps=2", "base_output_directory=out")
 
@@ -76,6 +77,7 @@ def test_patched_maxtext_builds_stages_for_explicit_sharding_with_the_hook_off(r
 
 CHECKS = """
 import maxtext, sys
+from maxtext.common import checkpointing
 from maxtext.configs import pyconfig, types
 from maxtext.layers import nnx_decoders, pipeline
 import maxtext_pp_ext, types as t
@@ -83,8 +85,9 @@ from maxtext_pp_ext.config import PipelineConfigError
 
 import pytest  # pyconfig exits the interpreter without it
 report = maxtext_pp_ext.install()
-assert report.touched == () and report.pending == () and len(report.stood_aside) == 3, report
+assert report.touched == () and report.pending == () and len(report.stood_aside) == 4, report
 assert not hasattr(pipeline.create_nnx_pipeline, "__wrapped__")
+assert not hasattr(checkpointing.load_state_if_possible, "__wrapped__")
 with pytest.raises(PipelineConfigError, match="without a pipeline"):
   pyconfig.initialize([""], run_name="x", pipeline_impl="circular")
 decoder = object.__new__(nnx_decoders.NNXDecoder)
