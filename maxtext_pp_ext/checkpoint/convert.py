@@ -30,7 +30,7 @@ from maxtext_pp_ext.checkpoint.moves import Move, Plan, plan
 
 UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax neither loads nor counts a folder whose name ends so
 # Small pieces are on their way together, up to so many bytes; a larger one is alone.
-IN_FLIGHT = 128 * 2**20
+IN_FLIGHT = 32 * 2**20
 _MODULUS = 2**128
 
 Checksums = dict[tuple[str, int | None], int]
@@ -208,33 +208,32 @@ def _copy(
     on_bytes: Callable[[int], None],
 ) -> None:
   """Copies everything, and adds up checksums of it."""
-  pending: deque[tuple[int, list[Any]]] = deque()
+  pending: deque[tuple[int, Any]] = deque()
   in_flight = done = 0
 
   def finish():
     nonlocal in_flight, done
-    size, futures = pending.popleft()
-    for future in futures:
-      future.result()
+    size, future = pending[0]
+    future.result()
+    pending.popleft()
     in_flight, done = in_flight - size, done + size
     on_bytes(done)
 
   try:
     for path, box, pieces in _chunks(source, todo, old):
-      size = math.prod(part.stop - part.start for part in box) * source.arrays[path].dtype.itemsize
-      while pending and in_flight + size > IN_FLIGHT:
-        finish()
       values = source.arrays[path].store[box].read().result()
-      pending.append((size, []))
-      in_flight += size
       for piece in pieces:
         part = np.asarray(values[piece.source], order="C")
         _add(checksums, piece, part)
-        pending[-1][1].append(stores[piece.path][piece.target].write(part))
+        while pending and in_flight + part.nbytes > IN_FLIGHT:
+          finish()
+        pending.append((part.nbytes, stores[piece.path][piece.target].write(part)))
+        in_flight += part.nbytes
+      del values, part  # before the next chunk is read
     while pending:
       finish()
   except BaseException:
-    for future in itertools.chain.from_iterable(futures for _, futures in pending):
+    for _, future in pending:
       future.exception()  # waits: what is still being written would come back after it is removed
     raise
 
