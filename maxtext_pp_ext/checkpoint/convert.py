@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+import ctypes
 import dataclasses
 import hashlib
 import itertools
@@ -32,8 +33,20 @@ UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax neither loads nor counts a folder 
 # Small pieces are on their way together, up to so many bytes; a larger one is alone.
 IN_FLIGHT = 32 * 2**20
 _MODULUS = 2**128
+_M_MMAP_THRESHOLD = -3  # in glibc's malloc.h
 
 Checksums = dict[tuple[str, int | None], int]
+
+
+def hold_no_freed_memory() -> None:
+  """Has the C library give large blocks back when they are freed; it affects the whole process.
+
+  Without it glibc, which learns from each block that was freed, soon serves all of them from heaps that do not shrink.
+  """
+  try:
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
+  except (AttributeError, OSError):
+    pass  # another C library
 
 
 class VerificationError(RuntimeError):

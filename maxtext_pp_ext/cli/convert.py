@@ -102,6 +102,7 @@ def _convert(opened, destination: pathlib.Path, old, new, config) -> dict[str, o
   from maxtext_pp_ext.checkpoint import convert  # pylint: disable=import-outside-toplevel
 
   logging.set_verbosity(logging.ERROR)  # Orbax's
+  convert.hold_no_freed_memory()
   with output.progress("converting") as show:
     # Writing and reading back are each half of the way.
     on_bytes = lambda phase, done, total: show(done + (total if phase == "verifying" else 0), 2 * total)

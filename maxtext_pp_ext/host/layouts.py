@@ -22,6 +22,7 @@ from maxtext_pp_ext.checkpoint import guess
 from maxtext_pp_ext.checkpoint import moves
 from maxtext_pp_ext.checkpoint.layout import LayerAxis, Layout, LayoutError, Leaf, Path, axes_of_stack
 from maxtext_pp_ext.host import install
+from maxtext_pp_ext.schedule import CircularSchedule
 
 # What a layout depends on beside the model. All other parallelism shards arrays, and changes none.
 STAGES, DCN_STAGES = "ici_pipeline_parallelism", "dcn_pipeline_parallelism"
@@ -118,6 +119,27 @@ def _given(argv: Sequence[str]) -> dict[str, Any]:
   file = pyconfig._load_config(path)  # pylint: disable=protected-access
   merged = omegaconf.OmegaConf.merge(file, omegaconf.OmegaConf.from_cli(list(assignments)))
   return omegaconf.OmegaConf.to_container(merged, resolve=True)
+
+
+def schedule_of_run(argv: Sequence[str]) -> CircularSchedule:
+  """The schedule of a run with these arguments, on a machine that need not have its devices.
+
+  Raises:
+    ValueError: it has no pipeline, or its sizes do not fit.
+  """
+  config = config_of_layout(argv)
+  given = _given(argv)
+  if not config.using_pipeline_parallelism:
+    raise ValueError("These arguments ask for no pipeline: set ici_pipeline_parallelism.")
+  stages = keys.num_stages(config)
+  delay = 2 if given.get("pipeline_delay_activation_forwarding") else 1
+  microbatches = int(given.get("num_pipeline_microbatches", -1))
+  return CircularSchedule(
+      stages=stages,
+      microbatches=delay * stages if microbatches == -1 else microbatches,  # MaxText's own default
+      repeats=config.num_pipeline_repeats,
+      delay=delay,
+  )
 
 
 def of_config(config: Any) -> Layout:

@@ -235,6 +235,7 @@ pipeline = [
 ]
 old = Layout(leaves=tuple(stacked), description="stacked")
 new = Layout(leaves=tuple(pipeline), description="pipeline")
+convert.hold_no_freed_memory()
 opened = files.open_checkpoint(root / "old")
 status = lambda key: 1024 * int(re.search(key + r":\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 pathlib.Path("/proc/self/clear_refs").write_text("5")  # the largest size begins anew
@@ -249,7 +250,7 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path):
   """Up to 8 parameters of 64 MiB each, written whole as one device does."""
   parameter, random = 2**26, np.random.default_rng(0)
   peaks = {}
-  for many in (2, 8, 16):
+  for many in (2, 8):
     root = tmp_path / str(many)
     layers = {f"w{i}": random.standard_normal((1024, 16, 1024), np.float32) for i in range(many)}
     save(root / "old", {"params": {"params": {"decoder": {"layers": layers}}}}, shard=False)
@@ -259,5 +260,4 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path):
     assert done.returncode == 0, done.stderr
     peaks[many] = int(done.stdout.split()[-1])
   print({many: f"{peak / parameter:.2f} parameters" for many, peak in peaks.items()})
-  assert peaks[8] > parameter  # or it was not measured
-  assert peaks[8] < peaks[2] + 2 * parameter
+  assert parameter < peaks[8] < 2 * parameter
