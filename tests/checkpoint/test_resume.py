@@ -17,8 +17,8 @@ DEVICES, BEFORE, AFTER = 6, 3, 5
 # float32 through a few layers and two updates; the loss moves by a hundred times as much from step to step.
 BOUND = 2e-5
 KEYS = (
-    *("base_emb_dim=16", "base_num_query_heads=2", "base_num_kv_heads=2", "head_dim=8", "base_mlp_dim=32"),
-    *("vocab_size=64", "max_target_length=8", "per_device_batch_size=2", "dataset_type=synthetic"),
+    *("base_emb_dim=24", "base_num_query_heads=2", "base_num_kv_heads=2", "head_dim=8", "base_mlp_dim=48"),
+    *("vocab_size=48", "max_target_length=8", "per_device_batch_size=2", "dataset_type=synthetic"),
     *("dtype=float32", "matmul_precision=highest", "attention=dot_product", "learning_rate=0.02"),
     *("learning_rate_schedule_steps=10", "enable_checkpointing=True", "async_checkpointing=False"),
     *("checkpoint_period=1000", "enable_goodput_recording=False", "enable_tensorboard=False", "log_config=False"),
@@ -39,7 +39,7 @@ def pipeline(stages, per_stage=1, *more):
 SCANNED = ("pipeline_impl=circular", "scan_layers_per_stage=True")
 OUTSIDE = ("pipeline_impl=circular_ag_once", "pipeline_parallel_layers=3")
 DEEPSEEK = (
-    *("model_name=deepseek3-tiny", "base_num_decoder_layers=7", "first_num_dense_layers=1", "base_moe_mlp_dim=16"),
+    *("model_name=deepseek3-tiny", "base_num_decoder_layers=7", "first_num_dense_layers=1", "base_moe_mlp_dim=24"),
     *("q_lora_rank=8", "kv_lora_rank=8", "qk_nope_head_dim=8", "qk_rope_head_dim=8", "v_head_dim=8", "num_experts=4"),
     *("num_experts_per_tok=2", "megablox=False", "routed_bias_update_rate=0.01"),
 )
@@ -120,9 +120,10 @@ def test_a_checkpoint_that_has_the_layout_already_is_not_written_anew(tmp_path, 
   convert = lambda *more: cli.main(["convert", *places, str(trainer.base_yml()), *keys, *more])
   assert convert() == 2
   assert "has the layout that these arguments ask for already" in capsys.readouterr().err
-  assert convert("base_mlp_dim=48") == 2 or convert("base_num_decoder_layers=8") == 2
-  assert convert(*pipeline(4)) == 2
-  assert "MaxText" not in capsys.readouterr().out and not (tmp_path / "new").exists()
+  assert convert("base_mlp_dim=64") == 2
+  assert "has the shape" in capsys.readouterr().err
+  assert convert(*pipeline(4)) == 2  # 6 layers
+  assert capsys.readouterr().out == "" and not (tmp_path / "new").exists()
   assert convert(*pipeline(3), "--dry-run", "--json") == 0
   assert json.loads(capsys.readouterr().out)["to"] == "pipeline of 3 stages × 2 repeats × 1 layer"
   assert not (tmp_path / "new").exists()
