@@ -22,7 +22,7 @@ BLOCKS = {
     "llama": ((), 12, 1, True),
     "gemma 3": (("model_name=gemma3-4b",), 24, 6, True),
     "deepseek": (DEEPSEEK, 13, 1, True),
-    "mixtral": (("decoder_block=mixtral", *MOE), 12, 1, True),
+    "mixtral": (("decoder_block=mixtral", *MOE[:2], "base_moe_mlp_dim=32"), 12, 1, True),
     "qwen 3 next": (("model_name=qwen3-next-80b-a3b", *MOE), 16, 4, True),
 }
 # Without random state, which stages share.
@@ -58,7 +58,7 @@ def test_each_block_has_its_layers_in_every_layout(keys, layers, per_stage, has_
     assert not there.dropped and not back.dropped
 
 
-@pytest.mark.parametrize("scan_axis", [0, 1, 2])
+@pytest.mark.parametrize("scan_axis", [0, 1])
 def test_layers_of_a_stage_run_one_after_the_other(scan_axis):
   keys = ("base_num_decoder_layers=12", f"param_scan_axis={scan_axis}", "scan_layers_per_stage=True")
   of = layout(*keys, ici_pipeline_parallelism=3, num_layers_per_pipeline_stage=2)
