@@ -40,7 +40,7 @@ SCANNED = ("pipeline_impl=circular", "scan_layers_per_stage=True")
 OUTSIDE = ("pipeline_impl=circular_ag_once", "pipeline_parallel_layers=3")
 DEEPSEEK = (
     *("model_name=deepseek3-tiny", "base_num_decoder_layers=7", "first_num_dense_layers=1", "base_moe_mlp_dim=24"),
-    *("q_lora_rank=8", "kv_lora_rank=8", "qk_nope_head_dim=8", "qk_rope_head_dim=8", "v_head_dim=8", "num_experts=4"),
+    *("q_lora_rank=12", "kv_lora_rank=12", "qk_nope_head_dim=8", "qk_rope_head_dim=8", "v_head_dim=8", "num_experts=4"),
     *("num_experts_per_tok=2", "megablox=False", "routed_bias_update_rate=0.01"),
 )
 # name: (the model's keys, the layout that is trained first, layouts in which it goes on).
