@@ -1,3 +1,106 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The subcommands of `maxtext-pp`."""
+"""`maxtext-pp`: questions and chores around pipelines, one subcommand per file.
+
+A subcommand is a module of this package with `add_arguments(parser)` and `run(args) -> exit code`. What it needs is
+imported within `run`, so that help is instant. MaxText's own arguments are in `args.maxtext_args`, and `args.json` asks
+for output for programs, without either being declared; a subcommand that wants them otherwise declares them itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+import importlib
+import importlib.util
+import sys
+
+import maxtext_pp_ext
+from maxtext_pp_ext.cli.errors import FAILED, INTERRUPTED, UNUSABLE, CommandError
+
+# name: what it is for. The module has the same name.
+SUBCOMMANDS = {
+    "convert": "write a checkpoint anew in the layout of another pipeline, or of none",
+    "draw": "draw a schedule: which stage works on what when",
+    "sharding": "how each parameter is sharded, and by which rule",
+}
+
+_EPILOG = f"""exit codes:
+  0  done
+  {FAILED}  it was tried, and failed
+  {UNUSABLE}  arguments, configuration or files that cannot work; nothing was done
+  {INTERRUPTED}  interrupted
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs one subcommand and returns the exit code."""
+  argv = list(sys.argv[1:] if argv is None else argv)
+  if not argv or argv[0] not in SUBCOMMANDS:
+    return _without_subcommand(argv)
+  name = argv[0]
+  module = importlib.import_module(f"{__name__}.{name}")
+  parser = argparse.ArgumentParser(
+      prog=f"maxtext-pp {name}",
+      description=module.__doc__,
+      epilog=_EPILOG,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
+  )
+  module.add_arguments(parser)
+  _add_common(parser)
+  # Intermixed: options may stand between MaxText's arguments.
+  return _run(module, parser.parse_intermixed_args(argv[1:]))
+
+
+def _run(module, args: argparse.Namespace) -> int:
+  try:
+    return module.run(args) or 0
+  except CommandError as error:
+    print(f"maxtext-pp: {error}", file=sys.stderr)
+    return error.code
+  except ModuleNotFoundError as error:
+    if error.name is None or error.name.split(".")[0] == "maxtext_pp_ext":
+      raise
+    print(
+        f"maxtext-pp: {error.name} is not installed. maxtext-pp-ext[tools] has what tables and pictures need, and "
+        "maxtext-pp-ext[cpu] what MaxText needs on a machine without accelerators.",
+        file=sys.stderr,
+    )
+    return UNUSABLE
+  except KeyboardInterrupt:
+    print("maxtext-pp: interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _without_subcommand(argv: Sequence[str]) -> int:
+  width = max(map(len, SUBCOMMANDS))
+  commands = "\n".join(f"  {name:<{width}}  {text}" for name, text in SUBCOMMANDS.items())
+  parser = argparse.ArgumentParser(
+      prog="maxtext-pp",
+      usage="maxtext-pp SUBCOMMAND [--help] ...",
+      description=f"Pipelines of MaxText, planned, seen and kept.\n\nsubcommands:\n{commands}",
+      epilog=_EPILOG,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
+  )
+  parser.add_argument("--version", action="version", version=f"maxtext-pp-ext {maxtext_pp_ext.__version__}")
+  parser.add_argument("subcommand", nargs="?", help=argparse.SUPPRESS)
+  given, _ = parser.parse_known_args(argv)
+  if given.subcommand is None and not argv:
+    parser.print_help()
+    return 0
+  parser.error(f"no subcommand {given.subcommand or argv[0]!r}: choose from {', '.join(SUBCOMMANDS)}")
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+  declared = {action.dest for action in parser._actions}  # pylint: disable=protected-access
+  if "maxtext_args" not in declared:
+    parser.add_argument(
+        "maxtext_args",
+        nargs="*",
+        metavar="CONFIG key=value",
+        help="the arguments of a run of MaxText: a yml file, then keys",
+    )
+  if "json" not in declared:
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")

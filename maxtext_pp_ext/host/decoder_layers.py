@@ -168,22 +168,35 @@ def layers_of(module: nnx.Module) -> Iterator[Layer]:
 
   Layers that are in no stack are the module's own: state that they change stays changed.
   """
-  if isinstance(module, nnx_decoders.NNXScannedPipelineStage):
-    yield from _of_stack(module.scanned_layers, module.config, ("scanned_layers",))
-  elif isinstance(module, nnx_decoders.NNXSequentialPipelineStage) or type(module).__name__.endswith("ScannableBlock"):
-    if getattr(module, "local_layers", None) is not None:
-      yield from _of_stack(module.local_layers, module.config, ("local_layers",))
-    for name in _children(module):
-      yield from (dataclasses.replace(layer, path=(name, *layer.path)) for layer in layers_of(getattr(module, name)))
-  else:
+  if not holds_layers(module):
     yield Layer(module=module)
+    return
+  for name, is_stack in children(module):
+    child = getattr(module, name)
+    if is_stack:
+      yield from _of_stack(child, module.config, (name,))
+    else:
+      yield from (dataclasses.replace(layer, path=(name, *layer.path)) for layer in layers_of(child))
 
 
-def _children(module: nnx.Module) -> list[str]:
-  """Names of the layers in a module that are in no stack."""
+def holds_layers(module: nnx.Module) -> bool:
+  """Whether it is a stage, or a block of layers, instead of a layer."""
+  stages = (nnx_decoders.NNXScannedPipelineStage, nnx_decoders.NNXSequentialPipelineStage)
+  return isinstance(module, stages) or type(module).__name__.endswith("ScannableBlock")
+
+
+def children(module: nnx.Module) -> list[tuple[str, bool]]:
+  """(name, whether it is a stack) of what holds a stage's or block's layers, in the order they run in."""
+  if isinstance(module, nnx_decoders.NNXScannedPipelineStage):
+    return [("scanned_layers", True)]
+  there = lambda name: getattr(module, name, None) is not None
   numbered = [name for name in vars(module) if re.fullmatch(r"layers?_\d+", name)]
-  is_one = getattr(module, "global_layer", None) is not None
-  return sorted(numbered, key=lambda name: int(name.split("_")[1])) + (["global_layer"] if is_one else [])
+  numbered.sort(key=lambda name: int(name.split("_")[1]))
+  return [
+      *((name, True) for name in ("local_layers",) if there(name)),
+      *((name, False) for name in numbered),
+      *((name, False) for name in ("global_layer",) if there(name)),
+  ]
 
 
 def _of_stack(stack: nnx.Module, config: Any, path: tuple[str, ...] = ()) -> Iterator[Layer]:

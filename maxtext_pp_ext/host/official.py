@@ -8,6 +8,7 @@ maxtext.decoder_call    check_decoder_call(config, **arguments) -> None
 maxtext.decoder_layers  decoder_layers(config, layer_classes) -> layer_classes
 maxtext.pipeline_stage  build_pipeline_stage(build, decoder, layer_classes, rngs) -> NNX module
 maxtext.abstract_model  check_abstract_model(config, model, mesh) -> None
+maxtext.checkpoint_load  check_checkpoint_load(**arguments) -> None
 """
 
 from collections.abc import Callable
@@ -35,6 +36,13 @@ def build_pipeline_stage(build: Callable, decoder: Any, layer_classes: list[type
   from maxtext_pp_ext.host import stage_modules  # pylint: disable=import-outside-toplevel
 
   return stage_modules.build(build, decoder, layer_classes, rngs)
+
+
+def check_checkpoint_load(**arguments: Any) -> None:
+  """Raises a ValueError if the checkpoint has another layout. The arguments are load_state_if_possible's."""
+  from maxtext_pp_ext.host import checkpoint_load  # pylint: disable=import-outside-toplevel
+
+  checkpoint_load.refuse_other_layouts(**arguments)
 
 
 def check_decoder_call(config: Any, **arguments: Any) -> None:

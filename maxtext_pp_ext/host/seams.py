@@ -10,8 +10,10 @@
   maxtext.utils.model_creation_utils
                                create_nnx_abstract_model, with which every set-up starts, judges the model's parameter
                                shardings (`sharding_conflicts`)
+  maxtext.common.checkpointing load_state_if_possible refuses checkpoints of another layout
 
-With `pipeline_impl=host` and `sharding_conflicts=fallback` each of them does what MaxText does, by calling it.
+With `pipeline_impl=host` and `sharding_conflicts=fallback` each of them but the last does what MaxText does, by calling
+it.
 """
 
 from collections.abc import Callable
@@ -29,6 +31,16 @@ CREATE_NNX_PIPELINE = "(config, stage_factory, mesh, remat_policy=None, *, rngs)
 CREATE_PIPELINE = "(config, layers=None, mesh=None, remat_policy=None)"
 STAGE_MODULE = "(self, decoder_blocks, rngs)"
 ABSTRACT_MODEL = ("config", "mesh", "devices", "model_mode", "rng_key", "quant_mode_str")
+# What is read of the arguments with which a checkpoint is loaded.
+LOAD_PARAMETERS = (
+    "checkpoint_manager",
+    "load_parameters_from_path",
+    "load_full_state_from_path",
+    "abstract_unboxed_pre_state",
+    "step",
+    "source_checkpoint_layout",
+    "maxtext_config",
+)
 # A parameter that we do not know could be one more that the pipelined path drops.
 DECODER_PARAMETERS = (
     "self",
@@ -247,9 +259,31 @@ def _apply_model_creation(module: ModuleType, rebinding: rebind.Rebinding) -> No
   rebinding.module_level(module, "create_nnx_abstract_model", create_nnx_abstract_model)
 
 
+def _check_checkpointing(module: ModuleType) -> None:
+  found = inspect.signature(version.attribute(module, "load_state_if_possible")).parameters
+  version.check_parameters(module, "load_state_if_possible", LOAD_PARAMETERS, (*LOAD_PARAMETERS, *found))
+
+
+def _apply_checkpointing(module: ModuleType, rebinding: rebind.Rebinding) -> None:
+  from maxtext_pp_ext.host import checkpoint_load  # pylint: disable=import-outside-toplevel
+
+  host_load = module.load_state_if_possible
+  signature = inspect.signature(host_load)
+
+  @functools.wraps(host_load)
+  def load_state_if_possible(*args, **kwargs):
+    bound = signature.bind_partial(*args, **kwargs)  # what is missing is the host's own error
+    bound.apply_defaults()
+    checkpoint_load.refuse_other_layouts(**bound.arguments)
+    return host_load(*args, **kwargs)
+
+  rebinding.module_level(module, "load_state_if_possible", load_state_if_possible)
+
+
 SEAMS = {
     "maxtext.configs.types": Seam(check=_check_types, apply=_apply_types),
     "maxtext.layers.pipeline": Seam(check=_check_pipeline, apply=_apply_pipeline),
     "maxtext.layers.nnx_decoders": Seam(check=_check_decoders, apply=_apply_decoders),
     "maxtext.utils.model_creation_utils": Seam(check=_check_model_creation, apply=_apply_model_creation),
+    "maxtext.common.checkpointing": Seam(check=_check_checkpointing, apply=_apply_checkpointing),
 }

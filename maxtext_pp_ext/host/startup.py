@@ -15,6 +15,7 @@ SEAM_MODULES = (
     "maxtext.layers.pipeline",
     "maxtext.layers.nnx_decoders",
     "maxtext.utils.model_creation_utils",
+    "maxtext.common.checkpointing",
 )
 
 

@@ -110,7 +110,8 @@ def _train(name: str, run: Run, drawn: Mapping[str, Any]) -> None:
 
 
 def _argv(keys: Sequence[str], name: str) -> list[str]:
-  return ["", str(trainer.base_yml()), *keys, f"run_name={name}", "base_output_directory=out"]
+  output = pathlib.Path("out").absolute()  # Orbax wants to know exactly
+  return ["", str(trainer.base_yml()), *keys, f"run_name={name}", f"base_output_directory={output}"]
 
 
 def _keep_metrics_of_training() -> None:

@@ -19,6 +19,7 @@ ENTRY_POINTS = {
     "maxtext.decoder_layers": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:decoder_layers"},
     "maxtext.pipeline_stage": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:build_pipeline_stage"},
     "maxtext.abstract_model": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_abstract_model"},
+    "maxtext.checkpoint_load": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_checkpoint_load"},
 }
 RUN_TRAINER = ("-m", "maxtext.trainers.pre_train.train", *TINY, "steps=2", "base_output_directory=out")
 
@@ -83,6 +84,7 @@ def test_patched_maxtext_builds_stages_for_explicit_sharding_with_the_hook_off(r
 
 CHECKS = """
 import maxtext, sys
+from maxtext.common import checkpointing
 from maxtext.configs import pyconfig, types
 from maxtext.layers import nnx_decoders, pipeline
 from maxtext.utils import model_creation_utils
@@ -91,9 +93,10 @@ from maxtext_pp_ext.config import PipelineConfigError
 
 import pytest  # pyconfig exits the interpreter without it
 report = maxtext_pp_ext.install()
-assert report.touched == () and report.pending == () and len(report.stood_aside) == 4, report
+assert report.touched == () and report.pending == () and len(report.stood_aside) == 5, report
 assert not hasattr(pipeline.create_nnx_pipeline, "__wrapped__")
 assert not hasattr(model_creation_utils.create_nnx_abstract_model, "__wrapped__")
+assert not hasattr(checkpointing.load_state_if_possible, "__wrapped__")
 with pytest.raises(PipelineConfigError, match="without a pipeline"):
   pyconfig.initialize([""], run_name="x", pipeline_impl="circular")
 decoder = object.__new__(nnx_decoders.NNXDecoder)

@@ -22,6 +22,8 @@ import numpy as np
 import optax
 import pytest
 
+from maxtext_pp_ext.checkpoint.layout import converted
+from maxtext_pp_ext.host import layouts
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import BASE_YML, TINY, make_config, make_mesh
 
@@ -72,27 +74,10 @@ def make(stages, repeats, layers_per_stage=1, outside=0, **overrides):
   return pipelined, plain
 
 
-def without_pipeline(state, config):
-  """A pipelined model's state as a plain one has it, by path: layers one after the other instead of [repeat, stage]."""
-  moved, outside = {}, {}
-  for path, leaf in traverse_util.flatten_dict(nnx.to_pure_dict(state)).items():
-    if "pipeline_module" in path:
-      scanned = "scanned_layers" in path
-      is_bias = path[-2:] == ("gate", "bias")
-      path = ("decoder", "moe_layers", *(name for name in path[3:] if name != "scanned_layers"))
-      leading = 1 + (config.num_pipeline_repeats > 1)
-      if scanned and not is_bias:  # biases are no parameters, and stacked along their first axis always
-        leaf = jnp.moveaxis(leaf, leading + config.param_scan_axis, leading)
-      leaf = leaf.reshape(-1, *leaf.shape[leading + scanned :])
-      leaf = leaf if is_bias else jnp.moveaxis(leaf, 0, config.param_scan_axis)
-    elif "moe_layers_outside_pipeline" in path:
-      outside[("decoder", "moe_layers", *path[2:])] = leaf
-      continue
-    moved[path] = np.asarray(leaf)
-  for path, leaf in outside.items():  # these come first
-    axis = 0 if path[-2:] == ("gate", "bias") else config.param_scan_axis
-    moved[path] = np.concatenate([leaf, moved[path]], axis)
-  return moved
+def without_pipeline(state, pipelined, plain):
+  """A pipelined model's state as a plain one has it, by path."""
+  arrays = traverse_util.flatten_dict(nnx.to_pure_dict(state))
+  return converted(arrays, layouts.of_config(pipelined), layouts.of_config(plain))
 
 
 def create(config, mesh):
@@ -146,12 +131,12 @@ def check(**overrides):
   graph, state = create(pipelined, mesh)
   plain_mesh = Mesh(maxtext_utils.create_device_mesh(plain, jax.devices()), plain.mesh_axes)
   plain_graph, plain_state = create(plain, plain_mesh)
-  start = without_pipeline(nnx.filter_state(state["model"], TRAINED), pipelined)
+  start = without_pipeline(nnx.filter_state(state["model"], TRAINED), pipelined, plain)
   nnx.replace_by_pure_dict(plain_state["model"], traverse_util.unflatten_dict(start))
 
   found, losses = steps(pipelined, mesh, graph, state, batches)
   expected, expected_losses = steps(plain, plain_mesh, plain_graph, plain_state, batches)
-  found = without_pipeline(nnx.filter_state(found, TRAINED), pipelined)
+  found = without_pipeline(nnx.filter_state(found, TRAINED), pipelined, plain)
   expected = traverse_util.flatten_dict(nnx.to_pure_dict(nnx.filter_state(expected, TRAINED)))
   (bias,) = [path for path in found if path[-2:] == ("gate", "bias")]
   moved = np.asarray(found[bias]) - start[bias]

@@ -1,0 +1,155 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which layer is where in which array of a model.
+
+Layers are numbered in the order in which they run, whatever the model calls them, so that two layouts of one model
+describe the same layers by the same numbers. An array holds one layer or several; the axes that count them may be
+anywhere: the host's pipelines have `[repeat, stage, …]`, scanned layers are along `param_scan_axis`, and both occur in
+one array, as in `[repeat, stage, embed, layer of the stage, mlp]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+
+Path = tuple[str, ...]
+Shape = tuple[int, ...]
+# An integer for each axis that counts layers, a full slice for each other axis.
+Index = tuple[Any, ...]
+
+
+class LayoutError(ValueError):
+  """Two layouts, or a layout and a checkpoint, do not belong to the same model; the message names where they differ."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerAxis:
+  """An axis that counts layers.
+
+  Attributes:
+    axis: where it is in the array.
+    stride: by how many layers successive entries are apart.
+  """
+
+  axis: int
+  stride: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Leaf:
+  """One array of a model.
+
+  Attributes:
+    path: where it is in the model.
+    shape: its shape.
+    name: what it is within a layer; None for an array that belongs to no decoder layer.
+    first: number of the first layer in it.
+    axes: the axes that count layers; none where it is one layer's own.
+    is_random_state: a random key or counter. MaxText draws it anew where a checkpoint has none.
+  """
+
+  path: Path
+  shape: Shape
+  name: Path | None = None
+  first: int = 0
+  axes: tuple[LayerAxis, ...] = ()
+  is_random_state: bool = False
+
+  @property
+  def of_layer(self) -> Shape:
+    """Shape of what it holds of each layer."""
+    counting = {axis.axis for axis in self.axes}
+    return tuple(size for axis, size in enumerate(self.shape) if axis not in counting)
+
+  def layers(self) -> Iterator[tuple[int, Index]]:
+    """Each layer's number, and its place in the array."""
+    for at in itertools.product(*(range(self.shape[axis.axis]) for axis in self.axes)):
+      yield self.layer(at), self.index(at)
+
+  def layer(self, at: Shape) -> int:
+    """The number of the layer at these indices, one for each of `axes`."""
+    return self.first + sum(i * axis.stride for i, axis in zip(at, self.axes, strict=True))
+
+  def index(self, at: Shape) -> Index:
+    """The place of the layer at these indices."""
+    index = [slice(None)] * len(self.shape)
+    for i, axis in zip(at, self.axes, strict=True):
+      index[axis.axis] = i
+    return tuple(index)
+
+  def fits(self, shape: Shape) -> bool:
+    """Whether an array of this shape can be this one: random keys are stored as words along one more axis."""
+    return shape == self.shape or (self.is_random_state and shape[: len(self.shape)] == self.shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+  """All arrays of a model.
+
+  Attributes:
+    leaves: its arrays.
+    description: the layout in words, for messages.
+  """
+
+  leaves: tuple[Leaf, ...]
+  description: str
+
+  def __post_init__(self):
+    seen = set()
+    for leaf in self.leaves:
+      for layer, _ in leaf.layers() if leaf.name is not None else ():
+        if (layer, leaf.name) in seen:
+          raise LayoutError(f"{self.description}: layer {layer} has {'/'.join(leaf.name)} more than once.")
+        seen.add((layer, leaf.name))
+
+  @functools.cached_property
+  def by_path(self) -> Mapping[Path, Leaf]:
+    return {leaf.path: leaf for leaf in self.leaves}
+
+  @functools.cached_property
+  def roots(self) -> frozenset[str]:
+    """The names of the model's parts."""
+    return frozenset(leaf.path[0] for leaf in self.leaves)
+
+  @property
+  def number_of_layers(self) -> int:
+    """How many layers there are."""
+    return 1 + max((layer for leaf in self.leaves if leaf.name is not None for layer, _ in leaf.layers()), default=-1)
+
+
+def axes_of_stack(stacks: Sequence[int | None], ndim: int) -> tuple[int, ...]:
+  """Where the axes of nested stacks are in an array.
+
+  Args:
+    stacks: from the outermost to the innermost, the axis along which it stacks, or None for the first.
+    ndim: rank of the array, with all these axes.
+
+  Returns:
+    The axis of each stack. One that is asked for beyond the array's end is its last, as in MaxText.
+  """
+  places: list[int] = []
+  rank = ndim - len(stacks)
+  for axis in reversed(stacks):
+    at = 0 if axis is None else min(axis, rank)
+    places = [at, *(p + (p >= at) for p in places)]
+    rank += 1
+  return tuple(places)
+
+
+def converted(arrays: Mapping[Path, np.ndarray], source: Layout, target: Layout) -> dict[Path, np.ndarray]:
+  """A model's arrays, by path, in another layout; see `moves` for what is refused."""
+  from maxtext_pp_ext.checkpoint import moves  # pylint: disable=import-outside-toplevel
+
+  shapes = {path: tuple(array.shape) for path, array in arrays.items()}
+  plan = moves.plan(shapes, source, target)
+  result = {entry.path: np.empty(entry.shape, arrays[entry.like].dtype) for entry in plan.entries}
+  for path, array in arrays.items():
+    for move in plan.moves[path]:
+      result[move.path][move.target] = np.asarray(array)[move.source]
+  return result

@@ -1,0 +1,166 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What of which array of a checkpoint goes where in a checkpoint of another layout.
+
+A checkpoint has a model's arrays several times, below different prefixes: `params/params` has the parameters,
+`nnx_aux/model` biases of experts, scales of fp8 and random state, and `opt_state/0/mu/params` a moment of each parameter.
+An array is recognised by the end of its path, so the kind of optimizer does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+
+from maxtext_pp_ext.checkpoint.layout import Index, Layout, LayoutError, Leaf, Path, Shape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+  """An array of the new checkpoint.
+
+  Attributes:
+    path: where it is.
+    shape: its shape.
+    like: an array of the old checkpoint of the same dtype.
+    leaf: the model's array that it is, or belongs to; None if it is no model's.
+  """
+
+  path: Path
+  shape: Shape
+  like: Path
+  leaf: Leaf | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Move:
+  """One layer of an array of the old checkpoint, or all of it, on its way.
+
+  Attributes:
+    path: where it goes.
+    source: its place in the old array.
+    target: its place in the new one.
+    layer: the layer's number; None for what belongs to none.
+  """
+
+  path: Path
+  source: Index
+  target: Index
+  layer: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """What becomes of a checkpoint.
+
+  Attributes:
+    entries: arrays of the new checkpoint.
+    moves: path in the old checkpoint -> where its parts go.
+    dropped: random state of layers that the new model has nowhere.
+  """
+
+  entries: tuple[Entry, ...]
+  moves: Mapping[Path, tuple[Move, ...]]
+  dropped: tuple[Path, ...]
+
+
+def plan(shapes: Mapping[Path, Shape], source: Layout, target: Layout) -> Plan:
+  """Finds for all of a checkpoint where it goes.
+
+  Args:
+    shapes: the checkpoint's arrays.
+    source: the layout of the model that it is of.
+    target: the layout that it is to have.
+
+  Raises:
+    LayoutError: an array is not of the source's model, or the two are not layouts of one model.
+  """
+  of_prefix: dict[Path, dict[Path, Leaf]] = {}
+  moves: dict[Path, tuple[Move, ...]] = {}
+  entries: list[Entry] = []
+  for path, shape in shapes.items():
+    prefix, leaf = _recognise(path, shape, source)
+    if leaf is None:
+      everything = (slice(None),) * len(shape)
+      entries.append(Entry(path=path, shape=shape, like=path, leaf=None))
+      moves[path] = (Move(path=path, source=everything, target=everything, layer=None),)
+    else:
+      of_prefix.setdefault(prefix, {})[leaf.path] = leaf
+  if not of_prefix:
+    raise LayoutError(f"The checkpoint has no array of this model ({source.description}).")
+  dropped: list[Path] = []
+  for prefix, leaves in of_prefix.items():
+    added, moved, lost = _plan_of_prefix(prefix, leaves, shapes, source, target)
+    entries += added
+    moves |= moved
+    dropped += lost
+  return Plan(entries=tuple(entries), moves=moves, dropped=tuple(dropped))
+
+
+def _recognise(path: Path, shape: Shape, source: Layout) -> tuple[Path, Leaf | None]:
+  """Splits a checkpoint's path into a prefix and a path in the model."""
+  for start in range(len(path)):
+    leaf = source.by_path.get(path[start:])
+    if leaf is not None:
+      if not leaf.fits(shape):
+        raise LayoutError(
+            f"{'/'.join(path)} has the shape {list(shape)} in the checkpoint, the model has {list(leaf.shape)} there "
+            f"({source.description})."
+        )
+      return path[:start], leaf
+  if any(part in source.roots for part in path):
+    raise LayoutError(f"{'/'.join(path)} is nothing that the model has ({source.description}).")
+  return path, None
+
+
+def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[Path, Shape], source, target):
+  """Entries, moves, and what is dropped, of all arrays below one prefix."""
+  places = {}  # (layer, name) or path -> (leaf, index)
+  for leaf in leaves.values():
+    if leaf.name is None:
+      places[leaf.path] = leaf, (slice(None),) * len(leaf.shape)
+    else:
+      places |= {(layer, leaf.name): (leaf, index) for layer, index in leaf.layers()}
+  entries = []
+  moves: dict[Path, list[Move]] = {(*prefix, *path): [] for path in leaves}
+  used = set()
+  for leaf in target.leaves:
+    wanted = [(None, leaf.path, (slice(None),) * len(leaf.shape))]
+    if leaf.name is not None:
+      wanted = [(layer, (layer, leaf.name), index) for layer, index in leaf.layers()]
+    there = [key in places for _, key, _ in wanted]
+    if not any(there):
+      continue
+    if not all(there):
+      if leaf.is_random_state:
+        continue
+      missing = [str(layer) for (layer, _, _), has in zip(wanted, there, strict=True) if not has]
+      raise LayoutError(
+          f"{'/'.join((*prefix, *leaf.path))} is to hold the layers {', '.join(missing)}, which the checkpoint has not "
+          f"(checkpoint: {source.description}; wanted: {target.description})."
+      )
+    path = (*prefix, *leaf.path)
+    like = (*prefix, *places[wanted[0][1]][0].path)
+    words = shapes[like][len(places[wanted[0][1]][0].shape) :]  # of random keys
+    for layer, key, index in wanted:
+      from_leaf, from_index = places[key]
+      if from_leaf.of_layer != leaf.of_layer:
+        raise LayoutError(
+            f"{'/'.join((*prefix, *from_leaf.path))} has {list(from_leaf.of_layer)} for each layer, the model that is to "
+            f"load it {list(leaf.of_layer)} ({'/'.join(leaf.path)}): these are not two layouts of one model."
+        )
+      used.add(key)
+      rest = (slice(None),) * len(words)
+      moves[(*prefix, *from_leaf.path)].append(
+          Move(path=path, source=(*from_index, *rest), target=(*index, *rest), layer=layer)
+      )
+    entries.append(Entry(path=path, shape=(*leaf.shape, *words), like=like, leaf=leaf))
+  unused = {(*prefix, *leaf.path): leaf for key, (leaf, _) in places.items() if key not in used}
+  lost = [path for path, leaf in unused.items() if leaf.is_random_state]
+  if kept := sorted("/".join(path) for path in unused if path not in lost):
+    more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
+    raise LayoutError(
+        f"The model that is to load the checkpoint has no place for all of {', '.join(kept[:3])}{more} (checkpoint: "
+        f"{source.description}; wanted: {target.description})."
+    )
+  return entries, {path: tuple(parts) for path, parts in moves.items()}, lost

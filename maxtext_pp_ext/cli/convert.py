@@ -1,0 +1,136 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a checkpoint of MaxText anew in the layout of another pipeline, or of none.
+
+  maxtext-pp convert SRC DST CONFIG key=value ...
+
+CONFIG and keys are those of the run that is to load DST. How SRC was trained, with or without a pipeline, is told from
+its arrays and compared with MaxText's own model; keys that cannot be told can be given with --from. Parameters,
+optimizer state, biases of experts and scales of fp8 are carried over, bit by bit; what belongs to no layer passes
+unchanged. SRC is not touched, DST must not exist; it is there when it is whole and has been read back. No accelerators
+are needed, and memory for a few chunks of one parameter.
+
+SRC is a checkpoint (.../checkpoints/100, with or without /items) or a run's checkpoints folder, of which the last one
+is taken (--step: another); DST is the same kind of folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+from maxtext_pp_ext.cli import maxtext, output
+from maxtext_pp_ext.cli.errors import FAILED, CommandError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument("source", metavar="SRC", help="checkpoint, or folder of checkpoints")
+  parser.add_argument("destination", metavar="DST", help="where to write; must not exist")
+  parser.add_argument("--step", type=int, help="which checkpoint of a folder (default: the last)")
+  parser.add_argument(
+      "--from",
+      dest="source_keys",
+      metavar="key=value",
+      action="append",
+      default=[],
+      help="a key that the run which wrote SRC had otherwise, e.g. param_scan_axis=0; may be repeated",
+  )
+  parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+  maxtext.check_arguments(args.maxtext_args)
+  source, destination = _paths(args)
+  maxtext.on_cpu()
+  given = _keys(args.source_keys)
+  try:
+    with output.waiting("reading the checkpoint, building MaxText's model without arrays"), output.quiet():
+      opened, config, old, new = _layouts(source, args.maxtext_args, given)
+  except (ValueError, NotImplementedError, OSError) as error:
+    raise CommandError(str(error)) from error
+  result = {
+      "source": str(source),
+      "destination": str(destination),
+      "from": old.description,
+      "to": new.description,
+  }
+  if not args.dry_run:
+    result |= _convert(opened, destination, old, new, config)
+  if args.json:
+    output.print_json(result)
+  else:
+    _print(result)
+  return 0
+
+
+def _paths(args: argparse.Namespace) -> tuple[pathlib.Path, pathlib.Path]:
+  """The checkpoint's folder, and the new one's."""
+  from maxtext_pp_ext.checkpoint import places  # pylint: disable=import-outside-toplevel
+
+  try:
+    return places.source_and_destination(args.source, args.destination, args.step)
+  except (OSError, ValueError) as error:
+    raise CommandError(str(error)) from error
+
+
+def _keys(assignments: list[str]) -> dict[str, object]:
+  import yaml  # pylint: disable=import-outside-toplevel
+
+  if wrong := [text for text in assignments if "=" not in text]:
+    raise CommandError(f"--from {wrong[0]}: not key=value")
+  return {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in assignments)}
+
+
+def _layouts(source: pathlib.Path, maxtext_args: list[str], given: dict[str, object]):
+  """The opened checkpoint, the config of the run that is to load its successor, the layout it has and the one it gets."""
+  from maxtext_pp_ext.checkpoint import convert, files  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host import layouts  # pylint: disable=import-outside-toplevel
+
+  opened = files.open_checkpoint(source)
+  config = layouts.config_of_layout(maxtext_args)
+  new = layouts.of_config(config)
+  old_config, old = layouts.of_checkpoint(
+      maxtext_args, opened.shapes, scan_layers=opened.scan_layers, given=given, wanted=new
+  )
+  if convert.is_same(opened, old, new) and old_config.scan_layers == config.scan_layers:
+    raise ValueError(f"{source} has the layout that these arguments ask for already: {new.description}.")
+  return opened, config, old, new
+
+
+def _convert(opened, destination: pathlib.Path, old, new, config) -> dict[str, object]:
+  from absl import logging  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.checkpoint import convert  # pylint: disable=import-outside-toplevel
+
+  logging.set_verbosity(logging.ERROR)  # Orbax's
+  convert.hold_no_freed_memory()
+  with output.progress("converting") as show:
+    # Writing and reading back are each half of the way.
+    on_bytes = lambda phase, done, total: show(done + (total if phase == "verifying" else 0), 2 * total)
+    try:
+      report = convert.convert(opened, destination, old, new, scan_layers=config.scan_layers, on_bytes=on_bytes)
+    except FileExistsError as error:
+      raise CommandError(str(error)) from error
+    except (convert.VerificationError, OSError) as error:
+      raise CommandError(f"{error} Nothing is left at {destination}.", FAILED) from error
+  return {
+      "arrays": report.arrays,
+      "bytes": report.nbytes,
+      "verified": True,
+      "checksums": {"layers": list(report.layers), "rest": report.rest},
+      "drawn_anew": list(report.dropped),
+  }
+
+
+def _print(result: dict) -> None:
+  print(f"from  {result['source']}\n      {result['from']}")
+  print(f"to    {result['destination']}\n      {result['to']}")
+  if "arrays" not in result:
+    print("Nothing was written (--dry-run).")
+    return
+  layers = len(result["checksums"]["layers"])
+  print(
+      f"{result['arrays']} arrays, {output.bytes_text(result['bytes'])}; {layers} layers and all else read back from "
+      "disk, checksums agree."
+  )
+  if result["drawn_anew"]:
+    print(f"Random state that the new model has nowhere, and draws anew: {', '.join(result['drawn_anew'])}")

@@ -1,0 +1,103 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Draws a schedule: which stage works on what when, and what is in the window of weights.
+
+  maxtext-pp draw --stages 4 --microbatches 8 --repeats 2 [--output schedule.svg]
+  maxtext-pp draw CONFIG key=value ... [--output schedule.png]
+
+The terminal gets the picture as text; --output writes it as SVG or PNG. Colours are repeats, and bubbles are empty. The
+window is drawn of one stage, as circular_bsw keeps it: circular_ag_once has all repeats, circular has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import shutil
+import sys
+
+from maxtext_pp_ext.cli import maxtext, output
+from maxtext_pp_ext.cli.errors import CommandError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument("--stages", type=int)
+  parser.add_argument("--microbatches", type=int, help="(default: as many as stages, times the delay)")
+  parser.add_argument("--repeats", type=int, help="(default: 1)")
+  parser.add_argument("--delay", type=int, help="2 with pipeline_delay_activation_forwarding (default: 1)")
+  parser.add_argument("--stage", type=int, default=0, help="whose window of weights to draw (default: 0)")
+  parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="write a picture: .svg or .png")
+
+
+def run(args: argparse.Namespace) -> int:
+  from maxtext_pp_ext.draw import text  # pylint: disable=import-outside-toplevel
+
+  schedule = _schedule(args)
+  if not 0 <= args.stage < schedule.stages:
+    raise CommandError(f"--stage {args.stage}: the stages are 0 to {schedule.stages - 1}.")
+  if args.output is not None:
+    _write(schedule, args.output, args.stage)
+  if args.json:
+    output.print_json(_as_json(schedule, args.stage))
+  elif args.output is None:
+    color = sys.stdout.isatty()
+    for line in text.lines(schedule, stage=args.stage, width=shutil.get_terminal_size((120, 24)).columns, color=color):
+      print(line)
+  return 0
+
+
+def _schedule(args: argparse.Namespace):
+  from maxtext_pp_ext.schedule import CircularSchedule  # pylint: disable=import-outside-toplevel
+
+  sizes = {"microbatches": args.microbatches, "repeats": args.repeats, "delay": args.delay}
+  try:
+    if args.stages is None:
+      if not args.maxtext_args or any(size is not None for size in sizes.values()):
+        raise CommandError("give --stages with --microbatches and --repeats, or CONFIG key=value ... instead of them")
+      return _schedule_of_run(args.maxtext_args)
+    if args.maxtext_args:
+      raise CommandError("give either --stages or CONFIG key=value ...")
+    delay = args.delay or 1
+    microbatches = delay * args.stages if args.microbatches is None else args.microbatches
+    return CircularSchedule(
+        stages=args.stages,
+        microbatches=microbatches,
+        repeats=1 if args.repeats is None else args.repeats,
+        delay=delay,
+    )
+  except (ValueError, NotImplementedError) as error:
+    raise CommandError(str(error)) from error
+
+
+def _schedule_of_run(maxtext_args: list[str]):
+  maxtext.check_arguments(maxtext_args)
+  maxtext.on_cpu()
+  with output.waiting("reading the config"), output.quiet():
+    from maxtext_pp_ext.host import layouts  # pylint: disable=import-outside-toplevel
+
+    return layouts.schedule_of_run(maxtext_args)
+
+
+def _write(schedule, path: pathlib.Path, stage: int) -> None:
+  if path.suffix not in (".svg", ".png"):
+    raise CommandError(f"--output {path}: the name has to end in .svg or .png.")
+  if not path.absolute().parent.is_dir():
+    raise CommandError(f"--output {path}: there is no folder {path.absolute().parent}.")
+  from maxtext_pp_ext.draw import picture  # pylint: disable=import-outside-toplevel
+
+  picture.draw(schedule, path, stage=stage)
+  print(f"wrote {path}", file=sys.stderr)
+
+
+def _as_json(schedule, stage: int) -> dict:
+  import dataclasses  # pylint: disable=import-outside-toplevel
+
+  from maxtext_pp_ext.schedule import window  # pylint: disable=import-outside-toplevel
+
+  return dataclasses.asdict(schedule) | {
+      "iterations": schedule.iterations,
+      "bubble_fraction": schedule.bubble_fraction,
+      "stage": stage,
+      "forward": [dataclasses.asdict(step) for step in window.forward(schedule, stage)],
+      "backward": [dataclasses.asdict(step) for step in window.backward(schedule, stage)],
+  }

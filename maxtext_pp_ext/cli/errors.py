@@ -1,0 +1,13 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Exit codes, and errors that end a command with one message instead of a traceback."""
+
+FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
+
+
+class CommandError(Exception):
+  """Ends a command. `code` is the exit code: UNUSABLE if nothing was done, FAILED if it was tried."""
+
+  def __init__(self, message: str, code: int = UNUSABLE):
+    super().__init__(message)
+    self.code = code

@@ -1,0 +1,146 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A schedule as a picture: stages × iterations, coloured by repeat, and the window of one stage beneath."""
+
+from __future__ import annotations
+
+import pathlib
+
+import matplotlib
+from matplotlib import patches
+from matplotlib.backends import backend_agg, backend_svg
+from matplotlib.collections import PatchCollection
+from matplotlib.figure import Figure
+
+from maxtext_pp_ext.draw import text
+from maxtext_pp_ext.schedule import CircularSchedule, window
+
+# Numbers are written into cells as long as they can be read.
+_MOST_CELLS_WITH_NUMBERS = 90
+_ROWS_OF_WINDOW = {
+    "forward": ("works on", "slot", "spare"),
+    "backward": ("works on", "slot", "spare", "gradient"),
+}
+
+
+def draw(schedule: CircularSchedule, path: pathlib.Path, *, stage: int) -> None:
+  """Writes the picture as SVG or PNG, by the file's name.
+
+  Args:
+    schedule: what to draw.
+    path: the file, which is written over.
+    stage: whose window is drawn.
+  """
+  iterations = schedule.iterations
+  width = min(max(9.0, 0.2 * iterations + 1.8), 16.0)
+  heights = [0.24 * max(schedule.stages, 4), 0.24 * 3 + 0.2, 0.24 * 4 + 0.2]
+  figure = Figure(figsize=(width, sum(heights) + 3.1), layout="constrained")
+  axes = figure.subplots(3, 1, height_ratios=heights)
+  colors = _colors(schedule.repeats)
+  numbers = iterations <= _MOST_CELLS_WITH_NUMBERS
+  _schedule(axes[0], schedule, colors, numbers)
+  steps = window.forward(schedule, stage)
+  _window(axes[1], schedule, "forward", steps, stage, colors, numbers)
+  steps = window.backward(schedule, stage)
+  _window(axes[2], schedule, "backward", steps, stage, colors, numbers)
+  figure.suptitle(text.title(schedule), fontsize=11)
+  legend = [patches.Patch(color=color, label=f"repeat {repeat}") for repeat, color in enumerate(colors[:12])]
+  legend.append(patches.Patch(facecolor="white", edgecolor="0.7", label="bubble, or empty"))
+  figure.legend(handles=legend, loc="outside lower center", ncols=min(len(legend), 9), frameon=False, fontsize=8)
+  if path.suffix == ".svg":
+    backend_svg.FigureCanvasSVG(figure).print_svg(path)
+  else:
+    backend_agg.FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=150)
+
+
+def _colors(repeats: int) -> list:
+  """One colour per repeat; neighbours differ most where there are few."""
+  if repeats <= 10:
+    return [matplotlib.colormaps["tab10"](i) for i in range(repeats)]
+  return [matplotlib.colormaps["tab20"](i % 20) for i in range(repeats)]
+
+
+def _schedule(axes, schedule: CircularSchedule, colors: list, numbers: bool) -> None:
+  cells = []
+  for s in range(schedule.stages):
+    for step in window.forward(schedule, s):
+      if step.repeat is not None:
+        cells.append(_cell(step.iteration, s, 1.0, colors[step.repeat]))
+        if numbers:
+          _write(axes, step.iteration, s, step.microbatch)
+  _finish(axes, cells, schedule, range(schedule.iterations), [str(s) for s in range(schedule.stages)])
+  axes.set_title("Who works on what, forward" + (" (numbers: microbatches)" if numbers else ""), fontsize=9, loc="left")
+  axes.set_ylabel("stage", fontsize=8)
+
+
+def _window(axes, schedule, direction, steps, stage, colors, numbers) -> None:
+  rows = _ROWS_OF_WINDOW[direction]
+  cells = []
+  for column, step in enumerate(steps):
+    if step.repeat is not None:
+      cells.append(_cell(column, 0, 1.0, colors[step.repeat]))
+      if numbers:
+        _write(axes, column, 0, step.microbatch)
+    cells.append(_cell(column, 1, 1.0, colors[step.slot]))
+    if step.piece is not None:
+      share = (step.piece + 1) / schedule.microbatches
+      if step.arriving is not None:
+        cells.append(_cell(column, 2, share, colors[step.arriving]))
+      if step.reducing is not None:
+        cells.append(_cell(column, 3, 1 - share + 1 / schedule.microbatches, colors[step.reducing]))
+    if step.turns:
+      axes.plot([column + 1, column + 1], [0.55, 2.95], color="black", linewidth=1.2, zorder=3)
+  _finish(axes, cells, schedule, [step.iteration for step in steps], list(rows))
+  what = {
+      "forward": "pieces of the next repeat arrive in the spare",
+      "backward": "pieces of the repeat before arrive in the spare, pieces of the gradient finished last are reduced",
+  }[direction]
+  axes.set_title(
+      f"The window of stage {stage}, {direction}: {what}; at a black line the spare becomes the slot, and what was in it "
+      "is released",
+      fontsize=9,
+      loc="left",
+      wrap=True,
+  )
+
+
+def _cell(column: int, row: int, share: float, color) -> tuple:
+  """A cell that is filled from below."""
+  return column, row, share, color
+
+
+def _rectangles(cells: list[tuple], merge: bool) -> tuple[list, list]:
+  """Rectangles and their colours; neighbours in a row that look alike are one, if they are to be merged."""
+  found: list[list] = []
+  for column, row, share, color in sorted(cells, key=lambda cell: (cell[1], cell[0])):
+    last = found[-1] if found else None
+    if merge and last and last[0] + last[1] == column and last[2:] == [row, share, color]:
+      last[1] += 1
+    else:
+      found.append([column, 1, row, share, color])
+  shapes = [
+      patches.Rectangle((column, row + 0.5 + 0.9 * (1 - share)), count, 0.9 * share)
+      for column, count, row, share, _ in found
+  ]
+  return shapes, [color for *_, color in found]
+
+
+def _write(axes, column: int, row: int, number: int) -> None:
+  axes.text(column + 0.5, row + 0.95, str(number), ha="center", va="center", fontsize=5.5, color="white", clip_on=True)
+
+
+def _finish(axes, cells: list[tuple], schedule: CircularSchedule, iterations, rows: list[str]) -> None:
+  fine = schedule.iterations <= 2 * _MOST_CELLS_WITH_NUMBERS
+  shapes, facecolors = _rectangles(cells, merge=not fine)
+  axes.add_collection(PatchCollection(shapes, facecolors=facecolors, edgecolors="white", linewidths=0.5 if fine else 0.0))
+  axes.set_xlim(0, len(iterations))
+  axes.set_ylim(len(rows) + 0.45, 0.45)
+  axes.set_yticks([row + 0.95 for row in range(len(rows))], rows, fontsize=7)
+  step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**6) if len(iterations) / step <= 40)
+  ticks = [column for column in range(len(iterations)) if iterations[column] % step == 0]
+  axes.set_xticks([column + 0.5 for column in ticks], [str(iterations[column]) for column in ticks], fontsize=7)
+  axes.set_xlabel("iteration", fontsize=8)
+  axes.tick_params(length=2)
+  for side in ("top", "right"):
+    axes.spines[side].set_visible(False)

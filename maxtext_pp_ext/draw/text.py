@@ -1,0 +1,69 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A schedule in a terminal: a row per stage, a column per iteration, digits and colours for repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import textwrap
+
+from maxtext_pp_ext.schedule import CircularSchedule, window
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_COLORS = (34, 32, 33, 35, 36, 31)
+
+
+def lines(schedule: CircularSchedule, *, stage: int, width: int, color: bool) -> Iterator[str]:
+  """The picture, in parts no wider than `width`: who works on what, forward, and one stage's window both ways."""
+  yield title(schedule)
+  yield "forward: the repeat that each stage is at, · where it has nothing to do"
+  rows = {
+      f"stage {s}": [_cell(step.repeat, color) for step in window.forward(schedule, s)] for s in range(schedule.stages)
+  }
+  yield from _wrapped(rows, range(schedule.iterations), width)
+  for name, steps in (("forward", window.forward(schedule, stage)), ("backward", window.backward(schedule, stage))):
+    yield ""
+    reduced = "; reducing: repeat whose gradient is reduced" if name == "backward" else ""
+    yield from textwrap.wrap(
+        f"{name}, window of stage {stage}; arriving: repeat whose pieces are gathered{reduced}; turns: ^ where what has "
+        "arrived takes the slot, and what was in it is released",
+        width,
+    )
+    rows = {
+        "works on": [_cell(step.repeat, color) for step in steps],
+        "slot": [_cell(step.slot, color) for step in steps],
+        "arriving": [_cell(step.arriving, color) for step in steps],
+    }
+    if name == "backward":
+      rows["reducing"] = [_cell(step.reducing, color) for step in steps]
+    rows["turns"] = ["^" if step.turns else " " for step in steps]
+    yield from _wrapped(rows, [step.iteration for step in steps], width)
+
+
+def title(schedule: CircularSchedule) -> str:
+  """The schedule in words."""
+  delay = f", forwarding delay {schedule.delay}" if schedule.delay > 1 else ""
+  return (
+      f"{schedule.stages} stages × {schedule.microbatches} microbatches × {schedule.repeats} repeats{delay}: "
+      f"{schedule.iterations} iterations, bubble {100 * schedule.bubble_fraction:.1f} %"
+  )
+
+
+def _cell(repeat: int | None, color: bool) -> str:
+  if repeat is None:
+    return "·"
+  digit = _DIGITS[repeat % len(_DIGITS)]
+  return f"\033[{_COLORS[repeat % len(_COLORS)]}m{digit}\033[0m" if color else digit
+
+
+def _wrapped(rows: dict[str, list[str]], iterations, width: int) -> Iterator[str]:
+  iterations = list(iterations)
+  label = max(len("iteration"), *map(len, rows)) + 1
+  part = max(10, (width - label) // 10 * 10)
+  for first in range(0, len(iterations), part):
+    numbers = ""
+    for column in range(first, min(first + part, len(iterations)), 10):
+      numbers += f"{iterations[column]:<10}"
+    yield f"{'iteration':<{label}}{numbers.rstrip()}"
+    for name, cells in rows.items():
+      yield f"{name:<{label}}{''.join(cells[first : first + part])}".rstrip()

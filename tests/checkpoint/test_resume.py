@@ -1,0 +1,131 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""MaxText's trainer goes on from a converted checkpoint as the run that wrote it would have: weights, moments, step.
+
+Each model is trained a few steps in one layout, converted by the command, and trained on in the others.
+"""
+
+import json
+import shutil
+
+from maxtext_pp_ext import cli
+from maxtext_pp_ext.testing import trainer
+from maxtext_pp_ext.testing.train_runs import Run, run_all
+import pytest
+
+DEVICES, BEFORE, AFTER = 6, 3, 5
+# float32 through a few layers and two updates; the loss moves by a hundred times as much from step to step.
+BOUND = 2e-5
+KEYS = (
+    *("base_emb_dim=24", "base_num_query_heads=2", "base_num_kv_heads=2", "head_dim=8", "base_mlp_dim=48"),
+    *("vocab_size=48", "max_target_length=8", "per_device_batch_size=2", "dataset_type=synthetic"),
+    *("dtype=float32", "matmul_precision=highest", "attention=dot_product", "learning_rate=0.02"),
+    *("learning_rate_schedule_steps=10", "enable_checkpointing=True", "async_checkpointing=False"),
+    *("checkpoint_period=1000", "enable_goodput_recording=False", "enable_tensorboard=False", "log_config=False"),
+    *("skip_jax_distributed_system=True", "override_model_config=True", "sparse_matmul=False"),
+)
+
+
+def pipeline(stages, per_stage=1, *more):
+  return (
+      f"ici_pipeline_parallelism={stages}",
+      f"ici_fsdp_parallelism={DEVICES // stages}",
+      f"num_layers_per_pipeline_stage={per_stage}",
+      f"num_pipeline_microbatches={stages}",
+      *(more or ("pipeline_impl=circular_bsw",)),
+  )
+
+
+SCANNED = ("pipeline_impl=circular", "scan_layers_per_stage=True")
+OUTSIDE = ("pipeline_impl=circular_ag_once", "pipeline_parallel_layers=3")
+DEEPSEEK = (
+    *("model_name=deepseek3-tiny", "base_num_decoder_layers=7", "first_num_dense_layers=1", "base_moe_mlp_dim=24"),
+    *("q_lora_rank=12", "kv_lora_rank=12", "qk_nope_head_dim=8", "qk_rope_head_dim=8", "v_head_dim=8", "num_experts=4"),
+    *("num_experts_per_tok=2", "megablox=False", "routed_bias_update_rate=0.01"),
+)
+# name: (the model's keys, the layout that is trained first, layouts in which it goes on).
+MODELS = {
+    "from no pipeline": (
+        ("base_num_decoder_layers=6",),
+        (),
+        {"scanned stages": pipeline(3, 2, *SCANNED), "outside": pipeline(3, 1, *OUTSIDE)},
+    ),
+    "from a pipeline": (
+        ("base_num_decoder_layers=6",),
+        pipeline(3),
+        {"no pipeline": (), "single layers": ("scan_layers=False",), "other stages": pipeline(2, 3)},
+    ),
+    "biases of experts": (DEEPSEEK, (), {"repeats": pipeline(3), "scanned stages": pipeline(3, 2, *SCANNED)}),
+    "blocks of layers": (
+        ("model_name=gemma3-4b", "base_num_decoder_layers=12"),
+        (),
+        {"stages of a block": pipeline(2, 6), "single layers": ("scan_layers=False",)},
+    ),
+    "scales of fp8": (
+        ("base_num_decoder_layers=6", "quantization=fp8", "use_qwix_quantization=False"),
+        pipeline(3),
+        {"no pipeline": (), "scanned stages": pipeline(3, 2, *SCANNED)},
+    ),
+}
+CASES = [pytest.param(name, marks=pytest.mark.slow if i else ()) for i, name in enumerate(MODELS)]
+
+
+def checkpoints(folder, run):
+  return folder / "out" / run / "checkpoints"
+
+
+@pytest.fixture(scope="module", params=CASES)
+def resumed(request, tmp_path_factory):
+  """(results, names of the layouts): the run that went on by itself is `same`, and `wrong` found another's checkpoint."""
+  model, first, others = MODELS[request.param]
+  folder = tmp_path_factory.mktemp("resumed")
+  keys = (*KEYS, *model)
+  run_all(folder, {"same": Run(keys=(*keys, *first, f"steps={BEFORE}"))}, devices=DEVICES).metrics("same")
+  runs = {"same": Run(keys=(*keys, *first, f"steps={AFTER}"))}
+  for name, layout in others.items():
+    run = name.replace(" ", "-")
+    places = [str(checkpoints(folder, each)) for each in ("same", run)]
+    assert cli.main(["convert", *places, str(trainer.base_yml()), *keys, *layout]) == 0
+    runs[run] = Run(keys=(*keys, *layout, f"steps={AFTER}"))
+  shutil.copytree(checkpoints(folder, "same"), checkpoints(folder, "wrong"))
+  runs["wrong"] = Run(keys=(*keys, *next(iter(others.values())), f"steps={AFTER}"))
+  return run_all(folder, runs, devices=DEVICES), [run for run in runs if run not in ("same", "wrong")]
+
+
+def losses(results, run):
+  return [metrics["learning/loss"] for metrics in results.metrics(run, "learning/loss")]
+
+
+def test_training_goes_on_as_it_would_have(resumed):
+  results, runs = resumed
+  everything = losses(results, "same")
+  assert len(everything) == AFTER  # the first ones before it went on
+  expected = everything[BEFORE:]
+  assert abs(expected[1] - expected[0]) > 100 * BOUND * expected[0]  # so a step that was not made would be seen
+  for run in runs:
+    assert losses(results, run) == pytest.approx(expected, rel=BOUND), run
+
+
+def test_a_checkpoint_of_another_layout_is_refused_with_the_command(resumed):
+  results, _ = resumed
+  error = results.error("wrong")
+  assert "WrongLayoutError" in error and "has another layout than this run's model" in error
+  assert "maxtext-pp convert " in error and "run_name=wrong-converted" in error
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_has_the_layout_already_is_not_written_anew(tmp_path, capsys):
+  """The same with wrong arguments, and what programs get."""
+  keys = (*KEYS, "base_num_decoder_layers=6")
+  run_all(tmp_path, {"one": Run(keys=(*keys, "steps=1"))}, devices=DEVICES).metrics("one")
+  places = [str(checkpoints(tmp_path, "one")), str(tmp_path / "new")]
+  convert = lambda *more: cli.main(["convert", *places, str(trainer.base_yml()), *keys, *more])
+  assert convert() == 2
+  assert "has the layout that these arguments ask for already" in capsys.readouterr().err
+  assert convert("base_mlp_dim=64") == 2
+  assert "has the shape" in capsys.readouterr().err
+  assert convert(*pipeline(4)) == 2  # 6 layers
+  assert capsys.readouterr().out == "" and not (tmp_path / "new").exists()
+  assert convert(*pipeline(3), "--dry-run", "--json") == 0
+  assert json.loads(capsys.readouterr().out)["to"] == "pipeline of 3 stages × 2 repeats × 1 layer"
+  assert not (tmp_path / "new").exists()

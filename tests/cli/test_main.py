@@ -1,0 +1,117 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The command itself: help, errors and exit codes."""
+
+import json
+import subprocess
+import sys
+import types
+
+from maxtext_pp_ext import cli
+from maxtext_pp_ext.cli import errors
+import pytest
+
+
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in cli.SUBCOMMANDS)], ids=lambda c: " ".join(c) or "maxtext-pp"
+)
+def test_help_imports_nothing_heavy(command):
+  code = f"""
+import sys
+from maxtext_pp_ext import cli
+try:
+  cli.main([*{command!r}, "--help"])
+finally:
+  heavy = {{"jax", "numpy", "maxtext", "orbax", "matplotlib", "rich"}} & set(sys.modules)
+  assert not heavy, heavy
+"""
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+  assert done.returncode == 0 and "exit codes:" in done.stdout, done.stderr
+
+
+def test_every_subcommand_has_its_module():
+  for name in cli.SUBCOMMANDS:
+    module = __import__(f"maxtext_pp_ext.cli.{name}", fromlist=["run"])
+    assert callable(module.run) and callable(module.add_arguments) and module.__doc__
+
+
+def test_an_unknown_subcommand_is_told_with_those_that_there_are(capsys):
+  with pytest.raises(SystemExit) as stopped:
+    cli.main(["plam"])
+  assert stopped.value.code == 2 and "no subcommand 'plam': choose from convert" in capsys.readouterr().err
+
+
+OUTCOMES = {
+    "done": (lambda args: None, 0, ""),
+    "an answer that is no": (lambda args: 1, 1, ""),
+    "an error of the user's": (errors.CommandError("no such thing"), 2, "maxtext-pp: no such thing"),
+    "a failure": (errors.CommandError("disk full", errors.FAILED), 1, "maxtext-pp: disk full"),
+    "interrupted": (KeyboardInterrupt(), 130, "maxtext-pp: interrupted"),
+    "a package that is missing": (
+        ModuleNotFoundError("No module named 'rich'", name="rich"),
+        2,
+        "maxtext-pp: rich is not installed.",
+    ),
+}
+
+
+@pytest.mark.parametrize("outcome, code, message", OUTCOMES.values(), ids=OUTCOMES.keys())
+def test_exit_codes_and_one_message_on_stderr(monkeypatch, capsys, outcome, code, message):
+  def run(args):
+    if isinstance(outcome, BaseException):
+      raise outcome
+    return outcome(args)
+
+  monkeypatch.setitem(cli.SUBCOMMANDS, "fake", "for a test")
+  module = types.SimpleNamespace(run=run, add_arguments=lambda parser: None, __doc__="Fake.")
+  monkeypatch.setitem(sys.modules, "maxtext_pp_ext.cli.fake", module)
+  assert cli.main(["fake", "my.yml", "--json", "a=1"]) == code
+  said = capsys.readouterr()
+  assert said.out == "" and said.err.startswith(message) and said.err.count("\n") == bool(message)
+
+
+def test_options_may_stand_between_maxtexts_arguments(monkeypatch):
+  seen = []
+  monkeypatch.setitem(cli.SUBCOMMANDS, "fake", "for a test")
+  module = types.SimpleNamespace(run=seen.append, add_arguments=lambda parser: parser.add_argument("place"), __doc__="")
+  monkeypatch.setitem(sys.modules, "maxtext_pp_ext.cli.fake", module)
+  cli.main(["fake", "here", "my.yml", "--json", "a=1", "b=2"])
+  assert seen[0].place == "here" and seen[0].maxtext_args == ["my.yml", "a=1", "b=2"] and seen[0].json
+
+
+WRONG = {
+    "no such checkpoint": (["convert", "{}/nothing", "{}/new", "a.yml"], "There is no Orbax checkpoint in"),
+    "no file system": (["convert", "gs://bucket/a", "{}/new"], "only files can be converted"),
+    "draw without sizes": (["draw"], "give --stages with --microbatches"),
+    "draw with both": (["draw", "a.yml", "--stages", "4"], "give either --stages or CONFIG"),
+    "a schedule that cannot be": (
+        ["draw", "--stages", "4", "--microbatches", "6"],
+        "microbatches (6) must be a multiple of stages (4)",
+    ),
+    "a stage that is not": (["draw", "--stages", "4", "--stage", "4"], "the stages are 0 to 3"),
+    "a picture of no kind": (["draw", "--stages", "4", "--output", "{}/a.gif"], "has to end in .svg or .png"),
+    "a picture nowhere": (["draw", "--stages", "4", "--output", "{}/b/a.svg"], "there is no folder"),
+}
+
+
+@pytest.mark.parametrize("argv, message", WRONG.values(), ids=WRONG.keys())
+def test_what_cannot_work_is_said_at_once(tmp_path, capsys, argv, message):
+  assert cli.main([text.format(tmp_path) for text in argv]) == 2
+  said = capsys.readouterr()
+  assert message in said.err and said.out == "" and list(tmp_path.iterdir()) == []
+
+
+def test_draw_prints_the_schedule_for_programs(capsys):
+  assert cli.main(["draw", "--stages", "2", "--microbatches", "2", "--repeats", "2", "--json"]) == 0
+  drawn = json.loads(capsys.readouterr().out)
+  assert drawn["iterations"] == 5 and len(drawn["forward"]) == len(drawn["backward"]) == 5
+  assert drawn["forward"][1] == {
+      "iteration": 1,
+      "repeat": 0,
+      "microbatch": 1,
+      "slot": 0,
+      "arriving": 1,
+      "reducing": None,
+      "piece": 1,
+      "turns": True,
+  }

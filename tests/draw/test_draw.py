@@ -1,0 +1,49 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of schedules. How they look has been looked at; here is that they are of the schedule."""
+
+import re
+
+from maxtext_pp_ext.draw import picture, text
+from maxtext_pp_ext.schedule import CircularSchedule
+import pytest
+
+SMALL = CircularSchedule(stages=4, microbatches=8, repeats=2)
+LARGE = CircularSchedule(stages=16, microbatches=64, repeats=4)
+
+
+def test_the_terminal_has_a_row_per_stage_and_a_column_per_iteration():
+  lines = list(text.lines(SMALL, stage=0, width=120, color=False))
+  rows = [line.split()[-1] for line in lines if re.match(r"stage \d", line)]
+  assert rows == ["0000000011111111···", "·0000000011111111··", "··0000000011111111·", "···0000000011111111"]
+  assert "slot      0000000011111111111" in lines and "arriving  11111111···········" in lines
+  assert "reducing  ···········11111111" in lines
+
+
+@pytest.mark.parametrize("schedule", [SMALL, LARGE], ids=["4 × 8", "16 × 64"])
+def test_no_line_is_wider_than_the_terminal_and_nothing_is_lost(schedule):
+  lines = list(text.lines(schedule, stage=1, width=80, color=False))
+  assert max(map(len, lines)) <= 80
+  rows = ["".join(line.split()[2:]) for line in lines if line.startswith("stage 1 ")]
+  assert len("".join(rows)) == schedule.iterations
+
+
+def test_colours_are_added_and_nothing_else():
+  plain, colored = (list(text.lines(SMALL, stage=0, width=120, color=color)) for color in (False, True))
+  assert [re.sub("\033\\[\\d+m", "", line) for line in colored] == plain != colored
+
+
+@pytest.mark.parametrize("schedule", [SMALL, LARGE], ids=["4 × 8", "16 × 64"])
+def test_pictures_are_written(tmp_path, schedule):
+  picture.draw(schedule, tmp_path / "a.png", stage=1)
+  assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+  picture.draw(schedule, tmp_path / "a.svg", stage=1)
+  svg = (tmp_path / "a.svg").read_text()
+  assert svg.rstrip().endswith("</svg>") and len(svg) < 600_000
+
+
+def test_alike_neighbours_are_one_rectangle():
+  cells = [(0, 0, 1.0, "red"), (1, 0, 1.0, "red"), (2, 0, 0.5, "red"), (3, 0, 0.5, "blue"), (4, 1, 0.5, "blue")]
+  shapes, colors = picture._rectangles(cells, merge=True)
+  assert [shape.get_width() for shape in shapes] == [2, 1, 1, 1] and colors == ["red", "red", "blue", "blue"]
+  assert len(picture._rectangles(cells, merge=False)[0]) == 5

@@ -1,0 +1,101 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Where MaxText's models have their layers: read off the models, and one model's layouts go over into each other."""
+
+import pytest
+
+from maxtext_pp_ext.checkpoint import moves
+from maxtext_pp_ext.host import layouts
+from maxtext_pp_ext.testing import trainer
+
+TINY = (
+    *("base_emb_dim=16", "base_num_query_heads=2", "base_num_kv_heads=2", "head_dim=8", "base_mlp_dim=32"),
+    *("vocab_size=32", "max_target_length=8", "override_model_config=True"),
+)
+MOE = ("num_experts=4", "num_experts_per_tok=2", "base_moe_mlp_dim=16")
+DEEPSEEK = (
+    *("model_name=deepseek3-tiny", "first_num_dense_layers=1", *MOE, "q_lora_rank=8", "kv_lora_rank=8"),
+    *("qk_nope_head_dim=8", "qk_rope_head_dim=8", "v_head_dim=8"),
+)
+# name: (keys, layers, layers of a stage, whether single layers are another layout of the same model).
+BLOCKS = {
+    "llama": ((), 12, 1, True),
+    "gemma 3": (("model_name=gemma3-4b",), 24, 6, True),
+    "deepseek": (DEEPSEEK, 13, 1, True),
+    "mixtral": (("decoder_block=mixtral", *MOE[:2], "base_moe_mlp_dim=32"), 12, 1, True),
+    "qwen 3 next": (("model_name=qwen3-next-80b-a3b", *MOE), 16, 4, True),
+}
+# Without random state, which stages share.
+PREFIX = ("params", "params")
+
+
+def layout(*keys, **replaced):
+  return layouts.of_config(layouts.config_of_layout([str(trainer.base_yml()), *TINY, *keys], **replaced))
+
+
+def shapes(of):
+  return {(*PREFIX, *leaf.path): leaf.shape for leaf in of.leaves if not leaf.is_random_state}
+
+
+@pytest.mark.parametrize("keys, layers, per_stage, has_single", BLOCKS.values(), ids=BLOCKS.keys())
+def test_each_block_has_its_layers_in_every_layout(keys, layers, per_stage, has_single):
+  keys = (*keys, f"base_num_decoder_layers={layers}")
+  plain = layout(*keys)
+  assert plain.number_of_layers == layers
+  others = [layout(*keys, "scan_layers=False")] if has_single else []
+  for per in (per_stage, 2 * per_stage):
+    pipelined = {
+        "ici_pipeline_parallelism": 2,
+        "num_layers_per_pipeline_stage": per,
+        "scan_layers_per_stage": per > per_stage,
+    }
+    others.append(layout(*keys, **pipelined))
+  for other in others:
+    there = moves.plan(shapes(plain), plain, other)
+    assert {entry.path: entry.shape for entry in there.entries} == shapes(other)
+    back = moves.plan(shapes(other), other, plain)
+    assert {entry.path: entry.shape for entry in back.entries} == shapes(plain)
+    assert not there.dropped and not back.dropped
+
+
+@pytest.mark.parametrize("scan_axis", [0, 1])
+def test_layers_of_a_stage_run_one_after_the_other(scan_axis):
+  keys = ("base_num_decoder_layers=12", f"param_scan_axis={scan_axis}", "scan_layers_per_stage=True")
+  of = layout(*keys, ici_pipeline_parallelism=3, num_layers_per_pipeline_stage=2)
+  kernel = of.by_path["decoder", "pipeline_module", "layers", "scanned_layers", "mlp", "wo", "kernel"]
+  assert [(axis.axis, axis.stride) for axis in kernel.axes] == [(0, 6), (1, 2), (2 + scan_axis, 1)]
+
+
+def test_stages_over_slices_and_any_other_parallelism_are_of_no_account():
+  keys = ("base_num_decoder_layers=12", "dcn_pipeline_parallelism=2", "ici_pipeline_parallelism=3")
+  of = layout(*keys, "ici_fsdp_parallelism=16", "dcn_data_parallelism=-1", "num_layers_per_pipeline_stage=1")
+  assert of.description == "pipeline of 6 stages × 2 repeats × 1 layer"
+
+
+@pytest.mark.parametrize("keys", [{"param_scan_axis": 0}, {}], ids=["another scan axis", "the same"])
+def test_a_checkpoints_layout_is_found_and_what_shapes_do_not_tell_is_given(keys):
+  model = ("base_num_decoder_layers=12",)
+  pipelined = {"ici_pipeline_parallelism": 3, "num_layers_per_pipeline_stage": 2, "scan_layers_per_stage": True}
+  stored, wanted = layout(*model, **pipelined, **keys), layout(*model)
+  argv = [str(trainer.base_yml()), *TINY, *model]
+  find = lambda given: layouts.of_checkpoint(argv, shapes(stored), scan_layers=True, given=given, wanted=wanted)[1]
+  assert find(keys).leaves == stored.leaves
+  if keys:
+    with pytest.raises(ValueError, match="not of this model in any layout"):
+      find({})
+
+
+def test_another_model_is_refused_with_what_differs():
+  argv = [str(trainer.base_yml()), *TINY, "base_num_decoder_layers=12"]
+  stored = shapes(layout("base_num_decoder_layers=12", "base_mlp_dim=48"))
+  with pytest.raises(ValueError, match=r"has the shape \[16, 12, 48\] in the checkpoint, the model has \[16, 12, 32\]"):
+    layouts.of_checkpoint(argv, stored, scan_layers=True, given={}, wanted=layout("base_num_decoder_layers=12"))
+
+
+def test_a_run_without_a_pipeline_has_no_schedule():
+  argv = [str(trainer.base_yml()), *TINY, "base_num_decoder_layers=12"]
+  with pytest.raises(ValueError, match="no pipeline"):
+    layouts.schedule_of_run(argv)
+  more = ("ici_pipeline_parallelism=3", "pipeline_delay_activation_forwarding=True", "num_layers_per_pipeline_stage=2")
+  schedule = layouts.schedule_of_run([*argv, *more])
+  assert (schedule.stages, schedule.microbatches, schedule.repeats, schedule.delay) == (3, 6, 2, 2)

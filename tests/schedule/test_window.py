@@ -1,0 +1,52 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the window holds, and that each repeat's weights are whole when they are needed and gone when they are not."""
+
+from hypothesis import given, strategies as st
+from maxtext_pp_ext.schedule import CircularSchedule, window
+import pytest
+
+
+@st.composite
+def schedules(draw):
+  stages, delay = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2]))
+  microbatches = stages * draw(st.integers(delay, delay + 2))
+  return CircularSchedule(stages=stages, microbatches=microbatches, repeats=draw(st.integers(1, 4)), delay=delay)
+
+
+DIRECTIONS = {"forward": window.forward, "backward": window.backward}
+
+
+@pytest.mark.parametrize("steps_of", DIRECTIONS.values(), ids=DIRECTIONS.keys())
+@given(schedules())
+def test_a_stage_works_with_the_slot_and_what_comes_into_it_has_arrived_whole(steps_of, schedule):
+  for stage in range(schedule.stages):
+    steps = steps_of(schedule, stage)
+    slot, spare = steps[0].slot, {}
+    for step in steps:
+      assert step.slot == slot
+      assert step.repeat in (None, slot)
+      if step.arriving is not None:
+        spare.setdefault(step.arriving, []).append(step.piece)
+      if step.turns:
+        [(slot, pieces)] = spare.items()  # one repeat and no other is in the spare
+        assert sorted(pieces) == list(range(schedule.microbatches))
+        spare = {}
+    assert not spare
+    work = [(step.repeat, step.microbatch) for step in steps if step.repeat is not None]
+    assert sorted(work) == [(r, m) for r in range(schedule.repeats) for m in range(schedule.microbatches)]
+    assert [step.iteration for step in steps if step.repeat is None] == [
+        step.iteration for step in steps if schedule.is_bubble(step.iteration, stage)
+    ]
+
+
+@given(schedules())
+def test_each_gradient_but_the_last_is_reduced_once_after_its_repeat_is_done(schedule):
+  for stage in range(schedule.stages):
+    steps = window.backward(schedule, stage)
+    for repeat in range(1, schedule.repeats):
+      pieces = [step.piece for step in steps if step.reducing == repeat]
+      assert pieces == list(range(schedule.microbatches))
+      last_use = max(i for i, step in enumerate(steps) if step.repeat == repeat)
+      assert all(i > last_use for i, step in enumerate(steps) if step.reducing == repeat)
+    assert not [step for step in steps if step.reducing == 0]  # reduced after the last iteration
