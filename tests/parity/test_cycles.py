@@ -7,7 +7,6 @@ import functools
 from flax import nnx, traverse_util
 import jax
 from jax.sharding import Mesh
-import jax.numpy as jnp
 from maxtext.configs import pyconfig
 from maxtext.utils import maxtext_utils
 import numpy as np
@@ -17,21 +16,9 @@ from maxtext_pp_ext.host import cycles
 from maxtext_pp_ext.testing import parity
 from tests.parity.blocks import PIPELINED
 from tests.parity.common import BASE_YML, TINY, make_mesh
-from tests.parity.test_expert_bias import create, random_batches, steps
+from tests.parity.test_expert_bias import create, random_batches, steps, without_pipeline
 
 CYCLIC = [case for case in PIPELINED if case.cycle > 1]
-
-
-def without_pipeline(state, config):
-  """Parameters by path as a model without a pipeline has them: blocks one after the other instead of [repeat, stage]."""
-  moved = {}
-  for path, leaf in traverse_util.flatten_dict(nnx.to_pure_dict(state)).items():
-    if "pipeline_module" in path:
-      leading = 1 + (config.num_pipeline_repeats > 1)
-      path = ("decoder", "layers", *path[3:])
-      leaf = jnp.moveaxis(leaf.reshape(-1, *leaf.shape[leading:]), 0, config.param_scan_axis)
-    moved[path] = np.asarray(leaf)
-  return moved
 
 
 @pytest.mark.slow
@@ -46,7 +33,7 @@ def test_a_model_of_whole_cycles_learns_as_without_a_pipeline(block):
   plain_mesh = Mesh(maxtext_utils.create_device_mesh(plain, jax.devices()[:1]), plain.mesh_axes)
   graph, state = create(pipelined, mesh)
   plain_graph, plain_state = create(plain, plain_mesh)
-  start = without_pipeline(nnx.filter_state(state["model"], nnx.Param), pipelined)
+  start = without_pipeline(nnx.filter_state(state["model"], nnx.Param), pipelined, plain)
   nnx.replace_by_pure_dict(plain_state["model"], traverse_util.unflatten_dict(start))
 
   batches = list(random_batches(pipelined))
@@ -54,7 +41,7 @@ def test_a_model_of_whole_cycles_learns_as_without_a_pipeline(block):
   expected, expected_losses = steps(plain, plain_mesh, plain_graph, plain_state, batches)
   bound = parity.tolerance(pipelined)
   np.testing.assert_allclose(losses, expected_losses, rtol=bound)
-  found = without_pipeline(nnx.filter_state(found, nnx.Param), pipelined)
+  found = without_pipeline(nnx.filter_state(found, nnx.Param), pipelined, plain)
   expected = traverse_util.flatten_dict(nnx.to_pure_dict(nnx.filter_state(expected, nnx.Param)))
   assert found.keys() == expected.keys()
   errors = {path: parity.relative_error(found[path], expected[path]) for path in expected}
