@@ -37,7 +37,10 @@ def quiet() -> Iterator[None]:
       for fd in (1, 2):
         os.dup2(said.fileno(), fd)
       try:
-        yield
+        # A caller may have put streams without a descriptor in the place of the process's own.
+        with os.fdopen(os.dup(said.fileno()), "w", encoding="utf-8") as stream:
+          with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+            yield
         failed = False
       except (ValueError, NotImplementedError, OSError, KeyboardInterrupt):
         failed = False  # has a message of its own

@@ -1,22 +1,25 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`maxtext-pp sharding CONFIG key=value …`: how a config's parameters are sharded, without devices or weights."""
+"""Shows, for each parameter of a MaxText config, its shape, logical axes and sharding, the rule that bound each dimension
+and those passed over and why, and what it takes on each device; first those whose replication costs most.
+
+  maxtext-pp sharding CONFIG key=value ... [--picture PARAMETER]
+
+compile_topology=... chooses the devices, as for MaxText's train_compile; none need be there. Conflicts are shown, and are
+no failure.
+"""
+
+from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import sys
 from typing import Any, TextIO
 
+from maxtext_pp_ext.cli import maxtext, output
+from maxtext_pp_ext.cli.errors import CommandError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """The options; MaxText's own arguments are the parser's `maxtext_args`."""
-  parser.description = (
-      "Shows, for each parameter of a MaxText config, its shape, logical axes and sharding, the rule that bound each"
-      " dimension and those passed over and why, and what it takes on each device; first those whose replication costs"
-      " most. compile_topology=… chooses the devices, as for MaxText's train_compile; none need be there."
-  )
-  parser.add_argument("--json", action="store_true", help="print JSON")
   parser.add_argument("--limit", type=int, metavar="N", help="show the first N parameters only")
   parser.add_argument(
       "--picture",
@@ -26,22 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  """Prints the shardings.
-
-  Returns:
-    0, or 2 if the arguments are no config, or name no parameter; conflicts are shown, and are no failure.
-  """
-  # What MaxText prints while it reads a config is no part of the answer.
-  with contextlib.redirect_stdout(sys.stderr):
-    try:
+  maxtext.check_arguments(args.maxtext_args)
+  maxtext.on_cpu()
+  try:
+    with output.waiting("building MaxText's model without arrays"), output.quiet():
       explanation = _explain(args.maxtext_args)
-    except ValueError as error:  # a config or a mesh that cannot be
-      print(f"maxtext-pp sharding: {error}", file=sys.stderr)
-      return 2
+  except ValueError as error:  # a config or a mesh that cannot be
+    raise CommandError(str(error)) from error
   if args.picture is not None:
-    return _picture(explanation, args.picture)
-  if args.json:
-    print(json.dumps(_limited(explanation.to_dict(), args.limit), indent=2))
+    _picture(explanation, args.picture)
+  elif args.json:
+    output.print_json(_limited(explanation.to_dict(), args.limit))
   else:
     _table(explanation, args.limit, sys.stdout)
   return 0
@@ -65,19 +63,17 @@ def _limited(found: dict[str, Any], limit: int | None) -> dict[str, Any]:
   return found if limit is None else found | {"parameters": found["parameters"][:limit]}
 
 
-def _picture(explanation: Any, name: str) -> int:
+def _picture(explanation: Any, name: str) -> None:
   from maxtext_pp_ext import sharding  # pylint: disable=import-outside-toplevel
 
   paths = [row.layout.path for row in explanation.rows]
   found = [path for path in paths if path == name] or [path for path in paths if path.endswith(name)]
   if len(found) != 1:
-    print(f"--picture {name}: {len(found)} parameters have a path that ends so; take one of", file=sys.stderr)
-    print("\n".join(found or paths), file=sys.stderr)
-    return 2
+    listed = "\n".join(found or paths)
+    raise CommandError(f"--picture {name}: {len(found)} parameters have a path that ends so; take one of\n{listed}")
   layout = explanation[found[0]].layout
   print(layout.path)
   print(sharding.picture(layout.shape, layout.sharding))
-  return 0
 
 
 def _table(explanation: Any, limit: int | None, file: TextIO) -> None:

@@ -10,8 +10,9 @@ import pathlib
 import sys
 
 import maxtext_pp_ext
+from maxtext_pp_ext.host import run_config
 from maxtext_pp_ext.demo import settings as demo_settings, text
-from maxtext_pp_ext.testing import trainer, weights
+from maxtext_pp_ext.testing import weights
 
 
 def main(output: str, steps: str, pipeline_impl: str, *extra_keys: str) -> None:
@@ -28,7 +29,7 @@ def main(output: str, steps: str, pipeline_impl: str, *extra_keys: str) -> None:
 
 
 def _arguments(settings: demo_settings.Settings, keys: list[str]) -> list[str]:
-  return ["", str(trainer.base_yml()), "run_name=initial-weights", *settings.shared_keys(), *keys]
+  return ["", str(run_config.base_yml()), "run_name=initial-weights", *settings.shared_keys(), *keys]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import json
 import re
 
+from maxtext_pp_ext.host import run_config
 from maxtext_pp_ext.demo import settings as demo_settings
 from maxtext_pp_ext.testing import trainer
 
@@ -40,7 +41,7 @@ def train(
       "metrics_file": metrics,
       "load_parameters_path": trainer.parameters_path(settings.weights(name)),
   }
-  module = ["-m", trainer.PRE_TRAIN, str(trainer.base_yml())]
+  module = ["-m", trainer.PRE_TRAIN, str(run_config.base_yml())]
   met_expectation = expect is None
 
   def follow(line: str) -> None:

@@ -6,13 +6,16 @@ Read in MaxText 0.2.5; in 0.2.4 models may need flags to be NNX.
 """
 
 from collections.abc import Sequence
-import os
 from typing import Any
 
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import AbstractMesh, AxisType
 import numpy as np
+
+from maxtext_pp_ext.host import run_config
+
+_QUIET = {"skip_jax_distributed_system": True, "log_config": False, "enable_checkpointing": False, "run_name": "x"}
 
 
 def read_config(arguments: Sequence[str]) -> Any:
@@ -23,23 +26,9 @@ def read_config(arguments: Sequence[str]) -> Any:
   Raises:
     ValueError: MaxText refuses the config.
   """
-  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
-
-  quiet = {"skip_jax_distributed_system": "True", "log_config": "False", "enable_checkpointing": "False", "run_name": "x"}
   given = {argument.partition("=")[0] for argument in arguments}
-  if "compile_topology" in given:
-    quiet["compile_topology_num_slices"] = "1"
-  arguments = [*arguments, *(f"{key}={value}" for key, value in quiet.items() if key not in given)]
-  if "=" in arguments[0]:
-    arguments.insert(0, base_yml())
-  return pyconfig.initialize(["", *arguments])
-
-
-def base_yml() -> str:
-  """MaxText's own base.yml."""
-  import maxtext  # pylint: disable=import-outside-toplevel
-
-  return os.path.join(os.path.dirname(maxtext.__file__), "configs", "base.yml")
+  quiet = _QUIET | ({"compile_topology_num_slices": 1} if "compile_topology" in given else {})
+  return run_config.read(arguments, **{key: value for key, value in quiet.items() if key not in given})
 
 
 def abstract_mesh(config: Any) -> AbstractMesh:

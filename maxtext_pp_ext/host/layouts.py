@@ -22,6 +22,7 @@ from maxtext_pp_ext.checkpoint import guess
 from maxtext_pp_ext.checkpoint import moves
 from maxtext_pp_ext.checkpoint.layout import LayerAxis, Layout, LayoutError, Leaf, Path, axes_of_stack
 from maxtext_pp_ext.host import install
+from maxtext_pp_ext.host import run_config
 from maxtext_pp_ext.schedule import CircularSchedule
 
 # What a layout depends on beside the model. All other parallelism shards arrays, and changes none.
@@ -78,18 +79,9 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
     ValueError: MaxText, or this package, does not accept it.
   """
   install.install()
-  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
   from maxtext.configs import types  # pylint: disable=import-outside-toplevel
-  import pydantic  # pylint: disable=import-outside-toplevel
 
-  def new(overrides):
-    # Not `initialize`: that ends the process where it finds an error.
-    try:
-      return pyconfig.HyperParameters(pyconfig._initialize_pydantic(["", *argv], **overrides))  # pylint: disable=protected-access
-    except pydantic.ValidationError as error:  # whose own text has all of the config
-      details = error.errors(include_url=False, include_input=False)
-      raise ValueError("\n".join(detail["msg"].removeprefix("Value error, ") for detail in details)) from None
-
+  new = lambda overrides: run_config.read(argv, **overrides)
   fields = types.MaxTextConfig.model_fields
   fixed = {key: value for key, value in _NO_RUN.items() if key in fields}
   fixed |= {key: 1 for key in fields if _SHARDS_NOTHING.fullmatch(key)}

@@ -56,7 +56,7 @@ def rules_in_play(rules: Iterable) -> list:
 def _names_of_maxtext() -> tuple[str, ...]:
   import omegaconf  # pylint: disable=import-outside-toplevel
 
-  from maxtext_pp_ext.host import abstract_model  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host import run_config  # pylint: disable=import-outside-toplevel
 
-  rules = omegaconf.OmegaConf.load(abstract_model.base_yml()).logical_axis_rules
+  rules = omegaconf.OmegaConf.load(run_config.base_yml()).logical_axis_rules
   return tuple(dict.fromkeys([*(rule[0] for rule in rules), *_WITHOUT_RULE]))

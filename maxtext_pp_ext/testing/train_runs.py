@@ -14,6 +14,7 @@ import sys
 import traceback
 from typing import Any
 
+from maxtext_pp_ext.host import run_config
 from maxtext_pp_ext.testing import trainer
 
 
@@ -111,7 +112,7 @@ def _train(name: str, run: Run, drawn: Mapping[str, Any]) -> None:
 
 def _argv(keys: Sequence[str], name: str) -> list[str]:
   output = pathlib.Path("out").absolute()  # Orbax wants to know exactly
-  return ["", str(trainer.base_yml()), *keys, f"run_name={name}", f"base_output_directory={output}"]
+  return ["", str(run_config.base_yml()), *keys, f"run_name={name}", f"base_output_directory={output}"]
 
 
 def _keep_metrics_of_training() -> None:

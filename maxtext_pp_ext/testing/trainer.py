@@ -6,7 +6,6 @@ Nothing here imports JAX or MaxText, so that a caller need not have them, and ke
 """
 
 from collections.abc import Callable, Mapping
-import importlib.util
 import json
 import os
 import pathlib
@@ -22,18 +21,6 @@ _LOG_LINES_IN_ERROR = 25
 
 class RunFailedError(RuntimeError):
   """A process failed, or did something else than it was asked to."""
-
-
-def maxtext_folder() -> pathlib.Path:
-  """Where MaxText is installed, without importing it. Raises ModuleNotFoundError if it is not."""
-  spec = importlib.util.find_spec("maxtext")
-  if spec is None or spec.origin is None:
-    raise ModuleNotFoundError("No module named 'maxtext'", name="maxtext")
-  return pathlib.Path(spec.origin).parent
-
-
-def base_yml() -> pathlib.Path:
-  return maxtext_folder() / "configs" / "base.yml"
 
 
 def as_arguments(keys: Mapping[str, object]) -> list[str]:

@@ -8,8 +8,8 @@ Each model is trained a few steps in one layout, converted by the command, and t
 import json
 import shutil
 
+from maxtext_pp_ext.host import run_config
 from maxtext_pp_ext import cli
-from maxtext_pp_ext.testing import trainer
 from maxtext_pp_ext.testing.train_runs import Run, run_all
 import pytest
 
@@ -85,7 +85,7 @@ def resumed(request, tmp_path_factory):
   for name, layout in others.items():
     run = name.replace(" ", "-")
     places = [str(checkpoints(folder, each)) for each in ("same", run)]
-    assert cli.main(["convert", *places, str(trainer.base_yml()), *keys, *layout]) == 0
+    assert cli.main(["convert", *places, str(run_config.base_yml()), *keys, *layout]) == 0
     runs[run] = Run(keys=(*keys, *layout, f"steps={AFTER}"))
   shutil.copytree(checkpoints(folder, "same"), checkpoints(folder, "wrong"))
   runs["wrong"] = Run(keys=(*keys, *next(iter(others.values())), f"steps={AFTER}"))
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_has_the_layout_already_is_not_written_anew(tmp_path, 
   keys = (*KEYS, "base_num_decoder_layers=6")
   run_all(tmp_path, {"one": Run(keys=(*keys, "steps=1"))}, devices=DEVICES).metrics("one")
   places = [str(checkpoints(tmp_path, "one")), str(tmp_path / "new")]
-  convert = lambda *more: cli.main(["convert", *places, str(trainer.base_yml()), *keys, *more])
+  convert = lambda *more: cli.main(["convert", *places, str(run_config.base_yml()), *keys, *more])
   assert convert() == 2
   assert "has the layout that these arguments ask for already" in capsys.readouterr().err
   assert convert("base_mlp_dim=64") == 2

@@ -1,11 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`maxtext-pp sharding`, with the arguments that the command hands to it."""
+"""`maxtext-pp sharding`."""
 
-import argparse
 import json
 
-from maxtext_pp_ext.cli import sharding
+from maxtext_pp_ext import cli
 import pytest
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 
@@ -21,11 +20,7 @@ SMALL = (
 @pytest.fixture
 def command(installed, capsys):  # noqa: F811  pylint: disable=redefined-outer-name
   def run(*arguments):
-    parser = argparse.ArgumentParser()
-    sharding.add_arguments(parser)
-    parser.add_argument("maxtext_args", nargs="*")
-    status = sharding.run(parser.parse_intermixed_args(arguments))
-    return status, *capsys.readouterr()
+    return cli.main(["sharding", *arguments]), *capsys.readouterr()
 
   return run
 
@@ -92,4 +87,4 @@ def test_conflicts_are_shown_and_are_no_failure(command):
 
 def test_a_parallelism_that_does_not_fit_the_topology_is_said_so(command):
   status, out, err = command(*SMALL, "ici_tensor_parallelism=5")
-  assert status == 2 and out == "" and "maxtext-pp sharding:" in err
+  assert status == 2 and out == "" and "maxtext-pp: " in err

@@ -5,8 +5,7 @@
 import pytest
 
 from maxtext_pp_ext.checkpoint import moves
-from maxtext_pp_ext.host import layouts
-from maxtext_pp_ext.testing import trainer
+from maxtext_pp_ext.host import layouts, run_config
 
 TINY = (
     *("base_emb_dim=16", "base_num_query_heads=2", "base_num_kv_heads=2", "head_dim=8", "base_mlp_dim=32"),
@@ -30,7 +29,7 @@ PREFIX = ("params", "params")
 
 
 def layout(*keys, **replaced):
-  return layouts.of_config(layouts.config_of_layout([str(trainer.base_yml()), *TINY, *keys], **replaced))
+  return layouts.of_config(layouts.config_of_layout([str(run_config.base_yml()), *TINY, *keys], **replaced))
 
 
 def shapes(of):
@@ -77,7 +76,7 @@ def test_a_checkpoints_layout_is_found_and_what_shapes_do_not_tell_is_given(keys
   model = ("base_num_decoder_layers=12",)
   pipelined = {"ici_pipeline_parallelism": 3, "num_layers_per_pipeline_stage": 2, "scan_layers_per_stage": True}
   stored, wanted = layout(*model, **pipelined, **keys), layout(*model)
-  argv = [str(trainer.base_yml()), *TINY, *model]
+  argv = [str(run_config.base_yml()), *TINY, *model]
   find = lambda given: layouts.of_checkpoint(argv, shapes(stored), scan_layers=True, given=given, wanted=wanted)[1]
   assert find(keys).leaves == stored.leaves
   if keys:
@@ -86,14 +85,14 @@ def test_a_checkpoints_layout_is_found_and_what_shapes_do_not_tell_is_given(keys
 
 
 def test_another_model_is_refused_with_what_differs():
-  argv = [str(trainer.base_yml()), *TINY, "base_num_decoder_layers=12"]
+  argv = [str(run_config.base_yml()), *TINY, "base_num_decoder_layers=12"]
   stored = shapes(layout("base_num_decoder_layers=12", "base_mlp_dim=48"))
   with pytest.raises(ValueError, match=r"has the shape \[16, 12, 48\] in the checkpoint, the model has \[16, 12, 32\]"):
     layouts.of_checkpoint(argv, stored, scan_layers=True, given={}, wanted=layout("base_num_decoder_layers=12"))
 
 
 def test_a_run_without_a_pipeline_has_no_schedule():
-  argv = [str(trainer.base_yml()), *TINY, "base_num_decoder_layers=12"]
+  argv = [str(run_config.base_yml()), *TINY, "base_num_decoder_layers=12"]
   with pytest.raises(ValueError, match="no pipeline"):
     layouts.schedule_of_run(argv)
   more = ("ici_pipeline_parallelism=3", "pipeline_delay_activation_forwarding=True", "num_layers_per_pipeline_stage=2")

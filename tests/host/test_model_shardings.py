@@ -8,7 +8,7 @@ import re
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 import jax
-from maxtext_pp_ext.host import abstract_model
+from maxtext_pp_ext.host import abstract_model, run_config
 from maxtext_pp_ext.host import sharding_conflicts
 from maxtext_pp_ext.sharding import Kind, divisible_spec, layouts
 import pytest
@@ -33,7 +33,7 @@ MESHES = {
 
 
 def _models():
-  folder = os.path.join(os.path.dirname(abstract_model.base_yml()), "models")
+  folder = os.path.join(os.path.dirname(run_config.base_yml()), "models")
   # MaxText 0.2.5 has no model of that name, only the file.
   return sorted(file.removesuffix(".yml") for file in os.listdir(folder) if file != "llama3-405b.yml")
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from maxtext_pp_ext.host import abstract_model
+from maxtext_pp_ext.host import run_config
 from maxtext_pp_ext.host import sharding_conflicts
 from maxtext_pp_ext.sharding import Kind, ShardingConflictError, ShardingConflictWarning
 from tests.sharding.common import mesh_of
@@ -64,7 +64,7 @@ def test_the_trainer_stops_before_it_compiles(tmp_path):
 
   keys = [*TINY, *(f"{k}={v}" for k, v in CONFLICT.items()), "sharding_conflicts=error", "steps=1"]
   done = subprocess.run(
-      [sys.executable, "-m", "maxtext_pp_ext.train", abstract_model.base_yml(), *keys],
+      [sys.executable, "-m", "maxtext_pp_ext.train", run_config.base_yml(), *keys],
       cwd=tmp_path,
       capture_output=True,
       text=True,
