@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 import math
 import re
 import tempfile
@@ -22,6 +23,7 @@ from maxtext_pp_ext.checkpoint import guess
 from maxtext_pp_ext.checkpoint import moves
 from maxtext_pp_ext.checkpoint.layout import LayerAxis, Layout, LayoutError, Leaf, Path, axes_of_stack
 from maxtext_pp_ext.host import install
+from maxtext_pp_ext.host import new_config
 from maxtext_pp_ext.schedule import CircularSchedule
 
 # What a layout depends on beside the model. All other parallelism shards arrays, and changes none.
@@ -78,22 +80,13 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
     ValueError: MaxText, or this package, does not accept it.
   """
   install.install()
-  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
   from maxtext.configs import types  # pylint: disable=import-outside-toplevel
-  import pydantic  # pylint: disable=import-outside-toplevel
 
-  def new(overrides):
-    # Not `initialize`: that ends the process where it finds an error.
-    try:
-      return pyconfig.HyperParameters(pyconfig._initialize_pydantic(["", *argv], **overrides))  # pylint: disable=protected-access
-    except pydantic.ValidationError as error:  # whose own text has all of the config
-      details = error.errors(include_url=False, include_input=False)
-      raise ValueError("\n".join(detail["msg"].removeprefix("Value error, ") for detail in details)) from None
-
+  new = functools.partial(new_config.new_config, argv)
   fields = types.MaxTextConfig.model_fields
   fixed = {key: value for key, value in _NO_RUN.items() if key in fields}
   fixed |= {key: 1 for key in fields if _SHARDS_NOTHING.fullmatch(key)}
-  given = _given(argv)
+  given = new_config.given_keys(argv)
   given = given | ({DCN_STAGES: 1} if STAGES in replaced else {}) | replaced
   stages = int(given.get(STAGES, 1)) * int(given.get(DCN_STAGES, 1))
   replaced = {key: value for key, value in replaced.items() if key not in (STAGES, DCN_STAGES)}
@@ -101,24 +94,13 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
   fixed |= {"num_pipeline_microbatches": stages, "per_device_batch_size": 1, "eval_per_device_batch_size": 1}
   asked = str(given.get("pipeline_impl", registry.HOST))
   if stages == 1:
-    return new(fixed | replaced | {"pipeline_impl": registry.HOST})
+    return new(**fixed | replaced | {"pipeline_impl": registry.HOST})
   try:
-    return new(fixed | replaced | {"pipeline_impl": "circular_bsw" if asked == registry.HOST else asked})
+    return new(**fixed | replaced | {"pipeline_impl": "circular_bsw" if asked == registry.HOST else asked})
   except keys.PipelineConfigError:
     if asked != registry.HOST:
       raise
-    return new(fixed | replaced | {"pipeline_impl": registry.HOST})
-
-
-def _given(argv: Sequence[str]) -> dict[str, Any]:
-  """The keys of MaxText's arguments, of the yml file and those it is based on too, as MaxText merges them."""
-  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
-  import omegaconf  # pylint: disable=import-outside-toplevel
-
-  path, assignments = pyconfig._resolve_or_infer_config(["", *argv])  # pylint: disable=protected-access
-  file = pyconfig._load_config(path)  # pylint: disable=protected-access
-  merged = omegaconf.OmegaConf.merge(file, omegaconf.OmegaConf.from_cli(list(assignments)))
-  return omegaconf.OmegaConf.to_container(merged, resolve=True)
+    return new(**fixed | replaced | {"pipeline_impl": registry.HOST})
 
 
 def schedule_of_run(argv: Sequence[str]) -> CircularSchedule:
@@ -128,7 +110,7 @@ def schedule_of_run(argv: Sequence[str]) -> CircularSchedule:
     ValueError: it has no pipeline, or its sizes do not fit.
   """
   config = config_of_layout(argv)
-  given = _given(argv)
+  given = new_config.given_keys(argv)
   if not config.using_pipeline_parallelism:
     raise ValueError("These arguments ask for no pipeline: set ici_pipeline_parallelism.")
   stages = keys.num_stages(config)

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import dataclasses
 import functools
 
-from benchmarks import hlo
-from benchmarks import traffic
+from maxtext_pp_ext.compiled import hlo
+from maxtext_pp_ext.compiled import traffic
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
