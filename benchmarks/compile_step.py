@@ -41,6 +41,7 @@ def compile_step(
         hlo_file=hlo_file,
         on_tick=lambda seconds, memory: status.update(f"{label}: {seconds:.0f} s, {memory / limits.GIB:.1f} GiB"),
     )
+  figures.pop("bytes", None)  # the same in GB stays
   ending = figures.get("failure") or f"compiled in {figures['compile_s']} s"
   line = f"{label}: {ending} ({figures['host_memory_GiB']} GiB of host memory)"
   console.print(line, markup=False, highlight=False, soft_wrap=True)

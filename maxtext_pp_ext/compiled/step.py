@@ -116,14 +116,17 @@ def main(argv: list[str]) -> None:
     text = compiled.as_text()
     if hlo_file:
       hlo_file.write_text(text, encoding="utf-8")
-    figures = {**_memory(compiled), **times, **traffic.analyse(hlo.parse(text)).to_json()}
+    figures = {**_memory(compiled, on_cpu), **times, **traffic.analyse(hlo.parse(text)).to_json()}
   result.write_text(json.dumps(figures), encoding="utf-8")
 
 
-def _memory(compiled: Any) -> dict[str, float | None]:
+def _memory(compiled: Any, on_cpu: bool) -> dict[str, Any]:
   memory = compiled.memory_analysis()
-  peak = getattr(memory, "peak_memory_in_bytes", 0)
+  # The CPU compiler's peak leaves temporary buffers out (jaxlib 0.11.2).
+  peak = 0 if on_cpu else getattr(memory, "peak_memory_in_bytes", 0)
+  sizes = {"temp": memory.temp_size_in_bytes, "peak": peak or None, "arguments": memory.argument_size_in_bytes}
   return {
+      "bytes": sizes,
       "temp_GB": round(memory.temp_size_in_bytes / 1e9, 2),
       "peak_GB": round(peak / 1e9, 2) if peak else None,
       "arg_GB": round(memory.argument_size_in_bytes / 1e9, 2),

@@ -16,6 +16,10 @@ from maxtext_pp_ext import presets
 from maxtext_pp_ext.host import new_config
 
 
+# What the names of the step's arguments begin with that are the batch, and the optimizer's state.
+BATCH, OPTIMIZER = "data[", "state['optimizer']"
+
+
 class RefusedError(ValueError):
   """MaxText, or this package, does not accept the configuration."""
 
