@@ -33,7 +33,9 @@ _KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "a
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--impl", default=_DEFAULT, metavar="NAME,…", help="which (default: %(default)s)")
-  parser.add_argument("--devices", type=int, metavar="N", help="virtual CPU devices, without compile_topology (default: 8)")
+  parser.add_argument(
+      "--devices", type=int, metavar="N", help="virtual CPU devices, without compile_topology (default: 8)"
+  )
   parser.add_argument("--minutes", type=float, default=30.0, help="wall time for each (default: %(default)s)")
   parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for each (default: %(default)s)")
   parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="draw bars, an .svg or .png")
@@ -48,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     devices, arguments = _arguments(args, names)
   rows = {name: _row(name, arguments[name], devices, args) for name in names}
   found = {"devices": _described(devices, args), "versions": _versions(), "implementations": rows}
-  if args.output:
+  computed = any("failure" not in row for row in rows.values())
+  if args.output and computed:
     from maxtext_pp_ext.compiled import bars  # pylint: disable=import-outside-toplevel
 
     bars.draw(rows, args.output, _described(devices, args))
@@ -56,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     output.print_json(found)
   else:
     _print(found)
-  return 0 if any("failure" not in row for row in rows.values()) else FAILED
+  return 0 if computed else FAILED
 
 
 def _check(args: argparse.Namespace, names: list[str]) -> None:
@@ -80,9 +83,7 @@ def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, 
     devices = None if topology else args.devices or 8
     if topology and args.devices:
       raise CommandError(f"--devices is for CPU devices, and compile_topology={topology} for TPUs: give one of them.")
-    return devices, {
-        name: variants.arguments(name, args.maxtext_args, on_cpu=devices is not None) for name in names
-    }
+    return devices, {name: variants.arguments(name, args.maxtext_args, on_cpu=devices is not None) for name in names}
   except (ValueError, OSError) as error:
     raise CommandError(str(error)) from error
 

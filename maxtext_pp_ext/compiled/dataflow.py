@@ -81,9 +81,7 @@ class Dataflow:
       entry = {step.operands.strip(): step for step in callee.instructions if step.opcode == "parameter"}
       for index, name in enumerate(given):
         if parameter := entry.get(str(index)):
-          yield from zip(
-              self.values(where, computation.by_name[name]), self.values(callee.name, parameter), strict=False
-          )
+          yield from zip(self.values(where, computation.by_name[name]), self.values(callee.name, parameter), strict=False)
       returned = self.values(callee.name, callee.root)
       if len(returned) == len(results):
         yield from zip(returned, results, strict=True)

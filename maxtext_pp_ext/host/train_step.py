@@ -15,7 +15,6 @@ from typing import Any
 from maxtext_pp_ext import presets
 from maxtext_pp_ext.host import new_config
 
-
 # What the names of the step's arguments begin with that are the batch, and the optimizer's state.
 BATCH, OPTIMIZER = "data[", "state['optimizer']"
 
