@@ -71,8 +71,8 @@ def _print(result: dict[str, Any]) -> None:
     print("\n".join(_layer_lines(result["layers"])))
   if schedule := result.get("schedule"):
     print(
-        f"schedule: {schedule['microbatches']} microbatches, {schedule['iterations']} iterations, of which a stage idles in "
-        f"{schedule['delay'] * (schedule['stages'] - 1)}: bubble fraction {schedule['bubble_fraction']:.3f}"
+        f"schedule: {schedule['microbatches']} microbatches, {schedule['iterations']} iterations, of which a stage idles "
+        f"in {schedule['delay'] * (schedule['stages'] - 1)}: bubble fraction {schedule['bubble_fraction']:.3f}"
     )
   if memory := result.get("memory"):
     print(f"memory of a device, estimated: {output.bytes_text(memory['total'])}")

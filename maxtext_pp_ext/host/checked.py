@@ -93,8 +93,8 @@ def _of_host(config: Any) -> list[str]:
     return []
   if config.pipeline_fsdp_ag_per_repeat and keys.num_stages(config) > 2:
     return [
-        f"pipeline_fsdp_ag_per_repeat=True with {keys.num_stages(config)} stages: MaxText 0.2.5 computes wrong values with "
-        "3 or more stages. Set pipeline_fsdp_ag_per_repeat=False and pipeline_impl=circular_bsw."
+        f"pipeline_fsdp_ag_per_repeat=True with {keys.num_stages(config)} stages: MaxText 0.2.5 computes wrong values "
+        "with 3 or more stages. Set pipeline_fsdp_ag_per_repeat=False and pipeline_impl=circular_bsw."
     ]
   return []
 

@@ -66,11 +66,8 @@ def estimate(config: Any, schedule: CircularSchedule | None, parameters: shardin
   cls = factory.pipeline_class(config) if schedule is not None else None
   residency = getattr(cls, "residency", None)
   if residency is None:
-    missing.append(
-        "activations without a pipeline"
-        if schedule is None
-        else f"gathered weights and activations: the formulas are not those of pipeline_impl={factory.pipeline_impl(config)}"
-    )
+    whose = "a model without a pipeline" if schedule is None else f"pipeline_impl={factory.pipeline_impl(config)}"
+    missing.append(f"gathered weights and activations: there are no formulas for {whose}")
   else:
     parts |= _of_pipeline(config, schedule, parameters, mesh, residency)
     if config.remat_policy != "full":

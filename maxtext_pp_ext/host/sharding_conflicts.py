@@ -7,8 +7,8 @@ import functools
 from typing import Any
 
 FALLBACK = "fallback"
-# Names for which base.yml has no rule (MaxText 0.2.5): of DeepSeek 4's dimensions, and of the layers that a pipeline leaves
-# out. They are replicated, and meant to be.
+# Names for which base.yml has no rule (MaxText 0.2.5): of DeepSeek 4's dimensions, and of the layers that a pipeline
+# leaves out. They are replicated, and meant to be.
 _WITHOUT_RULE = (
     "layers_outside_pipeline",
     "scanned_blocks",
