@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import compile_step
 from benchmarks import shapes
 from benchmarks import tables
-from benchmarks import traffic
+from maxtext_pp_ext.compiled import traffic
 from rich import console as rich_console
 
 SHAPES = ("llama3-70b", "llama3-8b-dcn", "mixtral-8x7b")

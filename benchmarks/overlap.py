@@ -22,11 +22,11 @@ import tempfile
 from typing import Any
 
 from benchmarks import compile_step
-from benchmarks import hlo
+from maxtext_pp_ext.compiled import hlo
 from benchmarks import shapes
-from benchmarks import spans
+from maxtext_pp_ext.compiled import spans
 from benchmarks import tables
-from benchmarks import traffic
+from maxtext_pp_ext.compiled import traffic
 from rich import console as rich_console
 
 SHAPE = "llama3-8b-v6e"

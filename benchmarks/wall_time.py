@@ -29,10 +29,10 @@ import time
 from typing import Any
 
 from benchmarks import compile_step
-from benchmarks import hlo
+from maxtext_pp_ext.compiled import hlo
 from benchmarks import shapes
 from benchmarks import tables
-from benchmarks import traffic
+from maxtext_pp_ext.compiled import traffic
 from flax import linen as nn
 from flax import nnx
 import jax

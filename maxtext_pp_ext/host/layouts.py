@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 import math
 import re
 import tempfile
@@ -81,11 +82,11 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
   install.install()
   from maxtext.configs import types  # pylint: disable=import-outside-toplevel
 
-  new = lambda overrides: run_config.read(argv, **overrides)
+  new = functools.partial(run_config.read, argv)
   fields = types.MaxTextConfig.model_fields
   fixed = {key: value for key, value in _NO_RUN.items() if key in fields}
   fixed |= {key: 1 for key in fields if _SHARDS_NOTHING.fullmatch(key)}
-  given = _given(argv)
+  given = run_config.given_keys(argv)
   given = given | ({DCN_STAGES: 1} if STAGES in replaced else {}) | replaced
   stages = int(given.get(STAGES, 1)) * int(given.get(DCN_STAGES, 1))
   replaced = {key: value for key, value in replaced.items() if key not in (STAGES, DCN_STAGES)}
@@ -93,24 +94,13 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
   fixed |= {"num_pipeline_microbatches": stages, "per_device_batch_size": 1, "eval_per_device_batch_size": 1}
   asked = str(given.get("pipeline_impl", registry.HOST))
   if stages == 1:
-    return new(fixed | replaced | {"pipeline_impl": registry.HOST})
+    return new(**fixed | replaced | {"pipeline_impl": registry.HOST})
   try:
-    return new(fixed | replaced | {"pipeline_impl": "circular_bsw" if asked == registry.HOST else asked})
+    return new(**fixed | replaced | {"pipeline_impl": "circular_bsw" if asked == registry.HOST else asked})
   except keys.PipelineConfigError:
     if asked != registry.HOST:
       raise
-    return new(fixed | replaced | {"pipeline_impl": registry.HOST})
-
-
-def _given(argv: Sequence[str]) -> dict[str, Any]:
-  """The keys of MaxText's arguments, of the yml file and those it is based on too, as MaxText merges them."""
-  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
-  import omegaconf  # pylint: disable=import-outside-toplevel
-
-  path, assignments = pyconfig._resolve_or_infer_config(["", *argv])  # pylint: disable=protected-access
-  file = pyconfig._load_config(path)  # pylint: disable=protected-access
-  merged = omegaconf.OmegaConf.merge(file, omegaconf.OmegaConf.from_cli(list(assignments)))
-  return omegaconf.OmegaConf.to_container(merged, resolve=True)
+    return new(**fixed | replaced | {"pipeline_impl": registry.HOST})
 
 
 def schedule_of_run(argv: Sequence[str]) -> CircularSchedule:
@@ -120,7 +110,7 @@ def schedule_of_run(argv: Sequence[str]) -> CircularSchedule:
     ValueError: it has no pipeline, or its sizes do not fit.
   """
   config = config_of_layout(argv)
-  given = _given(argv)
+  given = run_config.given_keys(argv)
   if not config.using_pipeline_parallelism:
     raise ValueError("These arguments ask for no pipeline: set ici_pipeline_parallelism.")
   stages = keys.num_stages(config)

@@ -7,8 +7,16 @@ import functools
 from typing import Any
 
 FALLBACK = "fallback"
-# Names of DeepSeek 4's dimensions for which base.yml has no rule (MaxText 0.2.5): they are replicated, and meant to be.
-_WITHOUT_RULE = ("scanned_blocks", "o_groups", "o_lora_up_proj", "indexer_q", "indexer_weights")
+# Names for which base.yml has no rule (MaxText 0.2.5): of DeepSeek 4's dimensions, and of the layers that a pipeline
+# leaves out. They are replicated, and meant to be.
+_WITHOUT_RULE = (
+    "layers_outside_pipeline",
+    "scanned_blocks",
+    "o_groups",
+    "o_lora_up_proj",
+    "indexer_q",
+    "indexer_weights",
+)
 _WAY_OUT = (
     "This is what sharding_conflicts=error is for. With sharding_conflicts=warn or fallback MaxText goes on; "
     "`maxtext-pp sharding` with the same arguments shows the shardings."

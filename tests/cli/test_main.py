@@ -38,7 +38,7 @@ def test_every_subcommand_has_its_module():
 def test_an_unknown_subcommand_is_told_with_those_that_there_are(capsys):
   with pytest.raises(SystemExit) as stopped:
     cli.main(["plam"])
-  assert stopped.value.code == 2 and "no subcommand 'plam': choose from convert" in capsys.readouterr().err
+  assert stopped.value.code == 2 and "no subcommand 'plam': choose from check, " in capsys.readouterr().err
 
 
 OUTCOMES = {

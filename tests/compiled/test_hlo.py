@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HLO reader, on short texts in the forms that compilers print."""
 
-from benchmarks import hlo
+from maxtext_pp_ext.compiled import hlo
 import pytest
 
 LOOP = """HloModule step, is_scheduled=true, num_partitions=8

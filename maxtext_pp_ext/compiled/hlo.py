@@ -54,13 +54,14 @@ class Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Instruction:
-  """One line `name = type opcode(operands), attributes` of a computation."""
+  """One line `name = type opcode(operands), attributes` of a computation, or `ROOT name = …`."""
 
   name: str
   type: str
   opcode: str
   operands: str
   attributes: str
+  is_root: bool = False
 
   @functools.cached_property
   def arrays(self) -> tuple[Array, ...]:
@@ -100,6 +101,11 @@ class Computation:
   @functools.cached_property
   def by_name(self) -> dict[str, Instruction]:
     return {instruction.name: instruction for instruction in self.instructions}
+
+  @property
+  def root(self) -> Instruction:
+    """What it returns."""
+    return next((step for step in self.instructions if step.is_root), self.instructions[-1])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,6 +182,7 @@ def _parse_instruction(line: str) -> Instruction | None:
       opcode=opcode[1],
       operands=rest[opcode.end() : end],
       attributes=rest[end + 1 :],
+      is_root=bool(match[1]),
   )
 
 

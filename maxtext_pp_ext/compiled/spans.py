@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import dataclasses
 import functools
 
-from benchmarks import hlo
-from benchmarks import traffic
+from maxtext_pp_ext.compiled import hlo
+from maxtext_pp_ext.compiled import traffic
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,7 @@ class Span:
     group: participants.
     backward: whether it belongs to the backward pass.
     executions: per step.
+    depth: how many loops it is in.
     asynchronous: whether anything can run meanwhile.
     meanwhile: compute between start and done.
     instructions: how many instructions stand between start and done.
@@ -59,6 +60,7 @@ class Span:
   group: int
   backward: bool
   executions: int
+  depth: int
   asynchronous: bool
   meanwhile: Compute
   instructions: int
@@ -72,7 +74,11 @@ class Span:
 def spans(module: hlo.Module) -> list[Span]:
   """All collectives of a step, in the order of the program's computations."""
   analysis = _Analysis(module)
-  return [span for name, executions in analysis.executions().items() for span in analysis.spans_in(name, executions)]
+  return [
+      span
+      for (name, depth), executions in analysis.executions().items()
+      for span in analysis.spans_in(name, depth, executions)
+  ]
 
 
 class _Analysis:
@@ -81,18 +87,21 @@ class _Analysis:
   def __init__(self, module: hlo.Module):
     self.module = module
 
-  def executions(self) -> dict[str, int]:
-    """How often every computation runs in a step, callers before callees. Threads of collectives are not in it."""
-    counts: dict[str, int] = {}
+  def executions(self) -> dict[tuple[str, int], int]:
+    """How often every computation runs in a step in how many loops, callers before callees.
 
-    def visit(computation: hlo.Computation, times: int) -> None:
-      counts[computation.name] = counts.get(computation.name, 0) + times
+    Threads of collectives are not in it.
+    """
+    counts: dict[tuple[str, int], int] = {}
+
+    def visit(computation: hlo.Computation, depth: int, times: int) -> None:
+      counts[computation.name, depth] = counts.get((computation.name, depth), 0) + times
       for instruction in computation.instructions:
         if self.collective_inside(instruction) is None:
           for callee in self.module.callees(instruction):
-            visit(callee, times * self.trips(instruction))
+            visit(callee, depth + (instruction.opcode == "while"), times * self.trips(instruction))
 
-    visit(self.module.computations[self.module.entry], 1)
+    visit(self.module.computations[self.module.entry], 0, 1)
     return counts
 
   def trips(self, instruction: hlo.Instruction) -> int:
@@ -101,7 +110,7 @@ class _Analysis:
     count = self.module.trip_count(instruction)
     return 1 if count is None else count
 
-  def spans_in(self, name: str, executions: int) -> Iterator[Span]:
+  def spans_in(self, name: str, depth: int, executions: int) -> Iterator[Span]:
     """The collectives that stand in a computation, or that it starts on another thread."""
     computation = self.module.computations[name]
     for index, instruction in enumerate(computation.instructions):
@@ -119,6 +128,7 @@ class _Analysis:
           group=traffic.group_size(self.module, source),
           backward="transpose(" in (source.op_name or instruction.op_name) or self.is_backward(name),
           executions=executions,
+          depth=depth,
           asynchronous=between is not None,
           meanwhile=sum((self.compute_of(computation, step) for step in between or ()), Compute()),
           instructions=len(between or ()),

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands between start and done of a collective, and the report of it."""
 
-from benchmarks import hlo
+from maxtext_pp_ext.compiled import hlo
 from benchmarks import overlap
-from benchmarks import spans
+from maxtext_pp_ext.compiled import spans
 import pytest
 
 # A gather of 32 MiB on another thread, whose wait stands where each test wants it.

@@ -15,7 +15,7 @@ import math
 import re
 from typing import Any
 
-from benchmarks import hlo
+from maxtext_pp_ext.compiled import hlo
 
 BETWEEN_SLICES = "between slices"
 COLLECTIVES = (

@@ -4,7 +4,7 @@
 
 import sys
 
-from benchmarks import limits
+from maxtext_pp_ext.compiled import limits
 import pytest
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traffic and FLOPs of a step, on hand-made HLO and on programs compiled here."""
 
-from benchmarks import hlo
-from benchmarks import traffic
+from maxtext_pp_ext.compiled import hlo
+from maxtext_pp_ext.compiled import traffic
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import jax.numpy as jnp

@@ -1,0 +1,100 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Says everything that is wrong with a run's config, and what it comes to, without compiling it.
+
+  maxtext-pp check my.yml ici_pipeline_parallelism=4 pipeline_impl=circular_bsw
+
+Errors of pipelines are all listed, of MaxText's own the first. Then: which layer runs on which stage in which repeat,
+the schedule, and an estimate of a device's memory (docs/how-it-works.md has the formulas), with what is not in it. No
+devices are needed: it is for those of compile_topology, of --devices, or as many as the parallelism multiplies to.
+Ends with 2 if there is an error, else with 0, also with warnings.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from maxtext_pp_ext.cli import maxtext, output
+from maxtext_pp_ext.cli.errors import UNUSABLE, CommandError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument("--devices", type=int, metavar="N", help="how many devices the run is for")
+
+
+def run(args: argparse.Namespace) -> int:
+  maxtext.check_arguments(args.maxtext_args)
+  if args.devices is not None and args.devices < 1:
+    raise CommandError(f"--devices {args.devices}: has to be positive.")
+  maxtext.on_cpu()
+  try:
+    with output.waiting("building MaxText's model without arrays"), output.quiet():
+      from maxtext_pp_ext.host import checked  # pylint: disable=import-outside-toplevel
+
+      found = checked.check(args.maxtext_args, args.devices)
+  except OSError as error:
+    raise CommandError(str(error)) from error
+  result = _result(found)
+  if args.json:
+    output.print_json(result)
+  else:
+    _print(result)
+  return UNUSABLE if found.errors else 0
+
+
+def _result(found: Any) -> dict[str, Any]:
+  result = {"errors": found.errors, "warnings": found.warnings, "devices": found.devices}
+  if found.layout is not None:
+    layers = [None if place is None else {"stage": place[0], "repeat": place[1]} for place in found.layers]
+    result |= {"layout": found.layout, "layers": layers}
+  if (schedule := found.schedule) is not None:
+    result["schedule"] = {
+        "stages": schedule.stages,
+        "repeats": schedule.repeats,
+        "microbatches": schedule.microbatches,
+        "delay": schedule.delay,
+        "iterations": schedule.iterations,
+        "bubble_fraction": schedule.bubble_fraction,
+    }
+  if (memory := found.memory) is not None:
+    result["memory"] = {"bytes": memory.parts, "total": memory.total, "not_estimated": list(memory.missing)}
+  return result
+
+
+def _print(result: dict[str, Any]) -> None:
+  for kind in ("errors", "warnings"):
+    for text in result[kind]:
+      print(f"{kind[:-1]}: {text}")
+  if "layout" in result:
+    print(f"{result['devices']} devices: {result['layout']}")
+    print("\n".join(_layer_lines(result["layers"])))
+  if schedule := result.get("schedule"):
+    print(
+        f"schedule: {schedule['microbatches']} microbatches, {schedule['iterations']} iterations, of which a stage idles "
+        f"in {schedule['delay'] * (schedule['stages'] - 1)}: bubble fraction {schedule['bubble_fraction']:.3f}"
+    )
+  if memory := result.get("memory"):
+    print(f"memory of a device, estimated: {output.bytes_text(memory['total'])}")
+    for name, size in memory["bytes"].items():
+      print(f"  {output.bytes_text(size):>8}  {name}")
+    print("  not in it: " + "; ".join(memory["not_estimated"]))
+  print("no errors" if not result["errors"] else f"{len(result['errors'])} error{'s' * (len(result['errors']) != 1)}")
+
+
+def _layer_lines(layers: list[dict[str, int] | None]) -> list[str]:
+  """A line for each stage, with the layers of each of its repeats; and one for those outside."""
+  places: dict[int, dict[int, list[int]]] = {}
+  for layer, place in enumerate(layers):
+    if place is not None:
+      places.setdefault(place["stage"], {}).setdefault(place["repeat"], []).append(layer)
+  lines = []
+  for stage, repeats in sorted(places.items()):
+    each = (", ".join(map(str, repeats[repeat])) for repeat in sorted(repeats))
+    lines.append(f"  stage {stage}: layers {' | '.join(each)}")
+  outside = [str(layer) for layer, place in enumerate(layers) if place is None]
+  if places and outside:
+    lines.append(f"  outside the pipeline, on every stage: layers {', '.join(outside)}")
+  if places:
+    lines.append("  (layers are counted from 0, a bar begins the next repeat)")
+  return lines

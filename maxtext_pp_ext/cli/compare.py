@@ -1,0 +1,180 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles one run's train step with several pipelines, and with none, and compares what the compiler makes of it.
+
+  maxtext-pp compare my.yml compile_topology=v5p-256 ici_pipeline_parallelism=4 --impl none,host,circular_bsw
+
+For the TPUs of compile_topology, none of which need be there, or without that key for virtual CPU devices. Figures are
+of one device and step. "none" is the same model without a pipeline, the devices of its stages given to FSDP; "host-bsw"
+and "host-ag-once" are MaxText's pipeline_fsdp_ag_per_repeat and pipeline_fsdp_ag_once.
+
+  peak      what has to fit into a device's memory at once, arguments included. A step that does not fit into the TPU's
+            is not compiled, and its row says so. The CPU compiler does not tell it.
+  temp      temporary buffers without their reuse of one another's memory
+  carries   what collectives carry, told from where their data come from and go to in the program
+  overlap   share of the bytes with a matrix multiplication or kernel between start and end of the transfer; a CPU's
+            transfers are synchronous
+  FLOPs     of matrix multiplications; those within TPU kernels are not counted
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from typing import Any
+
+from maxtext_pp_ext.cli import maxtext, output
+from maxtext_pp_ext.cli.errors import FAILED, CommandError
+
+_DEFAULT = "none,host,circular,circular_bsw,circular_ag_once"
+_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all", "ragged-all-to-all")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument("--impl", default=_DEFAULT, metavar="NAME,…", help="which (default: %(default)s)")
+  parser.add_argument(
+      "--devices", type=int, metavar="N", help="virtual CPU devices, without compile_topology (default: 8)"
+  )
+  parser.add_argument("--minutes", type=float, default=30.0, help="wall time for each (default: %(default)s)")
+  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for each (default: %(default)s)")
+  parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="draw bars, an .svg or .png")
+
+
+def run(args: argparse.Namespace) -> int:
+  maxtext.check_arguments(args.maxtext_args)
+  names = list(dict.fromkeys(filter(None, args.impl.split(","))))
+  _check(args, names)
+  maxtext.on_cpu()
+  with output.waiting("reading the config"), output.quiet():
+    devices, arguments = _arguments(args, names)
+  rows = {name: _row(name, arguments[name], devices, args) for name in names}
+  found = {"devices": _described(devices, args), "versions": _versions(), "implementations": rows}
+  computed = any("failure" not in row for row in rows.values())
+  if args.output and computed:
+    from maxtext_pp_ext.compiled import bars  # pylint: disable=import-outside-toplevel
+
+    bars.draw(rows, args.output, _described(devices, args))
+  if args.json:
+    output.print_json(found)
+  else:
+    _print(found)
+  return 0 if computed else FAILED
+
+
+def _check(args: argparse.Namespace, names: list[str]) -> None:
+  if not names:
+    raise CommandError("--impl names nothing.")
+  if args.output and args.output.suffix not in (".svg", ".png"):
+    raise CommandError(f"--output {args.output}: the name has to end in .svg or .png.")
+  if args.output and not args.output.absolute().parent.is_dir():
+    raise CommandError(f"--output {args.output}: there is no folder {args.output.absolute().parent}.")
+  if args.minutes <= 0 or args.memory_gib <= 0 or (args.devices is not None and args.devices < 1):
+    raise CommandError("--minutes, --memory-gib and --devices have to be positive.")
+
+
+def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, dict[str, list[str]]]:
+  """How many CPU devices, None for a TPU topology; and MaxText's arguments by implementation."""
+  from maxtext_pp_ext.host import install, run_config, variants  # pylint: disable=import-outside-toplevel
+
+  install.install()
+  try:
+    topology = run_config.given_keys(args.maxtext_args).get("compile_topology")
+    devices = None if topology else args.devices or 8
+    if topology and args.devices:
+      raise CommandError(f"--devices is for CPU devices, and compile_topology={topology} for TPUs: give one of them.")
+    return devices, {name: variants.arguments(name, args.maxtext_args, on_cpu=devices is not None) for name in names}
+  except (ValueError, OSError) as error:
+    raise CommandError(str(error)) from error
+
+
+def _row(name: str, arguments: list[str], devices: int | None, args: argparse.Namespace) -> dict[str, Any]:
+  from maxtext_pp_ext.compiled import compare, limits  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host import train_step  # pylint: disable=import-outside-toplevel
+
+  bounds = limits.Limits(seconds=args.minutes * 60, memory_bytes=int(args.memory_gib * limits.GIB))
+  with output.waiting(f"compiling {name}"):
+    figures = compare.figures(
+        arguments, bounds=bounds, batch=train_step.BATCH, optimizer=train_step.OPTIMIZER, cpu_devices=devices
+    )
+  return {"arguments": arguments, **figures}
+
+
+def _described(devices: int | None, args: argparse.Namespace) -> str:
+  if devices is not None:
+    return f"{devices} virtual CPU devices"
+  from maxtext_pp_ext.host import run_config  # pylint: disable=import-outside-toplevel
+
+  given = run_config.given_keys(args.maxtext_args)
+  slices = int(given.get("compile_topology_num_slices", 1))
+  return given["compile_topology"] if slices <= 1 else f"{slices} slices of {given['compile_topology']}"
+
+
+def _versions() -> dict[str, str]:
+  from maxtext_pp_ext.compiled import step  # pylint: disable=import-outside-toplevel
+
+  return step.versions()
+
+
+def _print(found: dict[str, Any]) -> None:
+  from rich import box, console, table, text  # pylint: disable=import-outside-toplevel
+
+  screen = console.Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+  versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+  screen.print(text.Text(f"{found['devices']}, per device and step ({versions})"))
+  computed = {name: row for name, row in found["implementations"].items() if "failure" not in row}
+  if computed:
+    shown = table.Table(box=box.HORIZONTALS)
+    shown.add_column("")
+    for name in computed:
+      shown.add_column(text.Text(name), justify="right")
+    for label, cells in _lines(list(computed.values())):
+      if cells is None:
+        shown.add_section()
+      else:
+        shown.add_row(text.Text(label), *map(text.Text, cells))
+    screen.print(shown)
+  for name, row in found["implementations"].items():
+    if "failure" in row:
+      word = "refused" if row.get("refused") else "not computed"
+      screen.print(text.Text(f"{name}: {word}: {row['failure']}"))
+
+
+def _lines(rows: list[dict[str, Any]]):
+  """A label and a cell for each row; cells None is a rule."""
+  from maxtext_pp_ext.compiled import carried, compare  # pylint: disable=import-outside-toplevel
+
+  size = lambda value: "–" if value is None else output.bytes_text(value)
+  for key, label in (("peak", "memory: peak"), ("temp", "temp"), ("arguments", "arguments")):
+    yield label, [size(row["bytes"][key]) for row in rows]
+  yield "", None
+  yield "sent in all", [size(compare.wire_bytes(row)) for row in rows]
+  kinds = [*_KINDS, *sorted({each["kind"] for row in rows for each in row["transfers"]} - set(_KINDS))]
+  yield from _chosen(rows, "kind", kinds, "")
+  yield "", None
+  yield from _chosen(rows, "carries", (*carried.CARRIED, compare.UNTOLD), "carries ")
+  yield "", None
+  depths = sorted({each["loop_depth"] for row in rows for each in row["transfers"]})
+  labels = {depth: f"in {depth} loop{'s' * (depth != 1)}" for depth in depths}
+  yield from _chosen(rows, "loop_depth", depths, "", labels)
+  yield "", None
+  share = lambda value: "–" if value is None else f"{value:.0%}"
+  yield "overlap", [share(row["overlap"]["compute_meanwhile"]) for row in rows]
+  yield "dot FLOPs", [f"{row['dot_flops']:.4g}" for row in rows]
+  yield "compile seconds (of all processors)", [f"{row['compile_s']} ({row['compile_cpu_s']})" for row in rows]
+  if any(row["loops_without_trip_count"] for row in rows):
+    yield "loops counted once, trips unknown", [str(len(row["loops_without_trip_count"])) for row in rows]
+
+
+def _chosen(rows: list[dict[str, Any]], key: str, values: Any, prefix: str, labels: Any = None):
+  """Bytes, and how often, of the transfers with each value that occurs."""
+  from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
+
+  for value in values:
+    counts = [sum(each["count"] for each in row["transfers"] if each[key] == value) for row in rows]
+    if any(counts):
+      cells = [
+          f"{output.bytes_text(compare.wire_bytes(row, **{key: value}))} ×{count}" if count else "–"
+          for row, count in zip(rows, counts, strict=True)
+      ]
+      yield f"{prefix}{(labels or {}).get(value, value)}", cells

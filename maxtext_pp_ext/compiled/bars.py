@@ -1,0 +1,97 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled train steps as bars: memory, what is sent, FLOPs, compile time."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from maxtext_pp_ext.compiled import carried
+from maxtext_pp_ext.compiled import compare
+
+_COLORS = ("#4c78a8", "#f58518", "#54a24b", "#bab0ac", "#79706e")
+
+
+def draw(rows: dict[str, dict[str, Any]], file: pathlib.Path, title: str) -> None:
+  """Writes a picture, by its suffix an SVG or a PNG.
+
+  Args:
+    rows: by implementation, as `compare.figures` returns them. Those with `failure` have no bars, and say so.
+    file: where to.
+    title: above the picture.
+
+  Raises:
+    ValueError: there is nothing to draw.
+  """
+  import matplotlib  # pylint: disable=import-outside-toplevel
+
+  matplotlib.use("Agg")
+  matplotlib.rcParams["svg.hashsalt"] = "maxtext_pp_ext"  # the same picture is the same file
+  from matplotlib import pyplot  # pylint: disable=import-outside-toplevel
+
+  if all("failure" in row for row in rows.values()):
+    raise ValueError("Nothing was computed: there is nothing to draw.")
+  panels = [panel for panel in _panels() if any(panel[2](row) for row in rows.values() if "failure" not in row)]
+  figure, axes = pyplot.subplots(
+      1, len(panels), figsize=(3.4 * len(panels) + 1.2, 1.7 + 0.36 * len(rows)), sharey=True, squeeze=False
+  )
+  for axis, (name, unit, parts) in zip(axes[0], panels, strict=True):
+    _panel(axis, name, unit, rows, parts)
+  axes[0][0].set_yticks(range(len(rows)), list(rows))
+  axes[0][0].invert_yaxis()
+  figure.suptitle(title, fontsize=10)
+  figure.tight_layout()
+  figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None, dpi=150)
+  pyplot.close(figure)
+
+
+def _panels():
+  """A title, a unit, and a function from a row to its parts: (label, value), side by side in one bar."""
+  memory = lambda row: [
+      ("arguments", row["bytes"]["arguments"]),
+      ("the rest of the peak", max(row["bytes"]["peak"] - row["bytes"]["arguments"], 0)),
+  ]
+  sent = lambda row: [(what, compare.wire_bytes(row, carries=what)) for what in (*carried.CARRIED, compare.UNTOLD)]
+  return [
+      ("peak memory", "B", lambda row: memory(row) if row["bytes"]["peak"] else []),
+      ("temporary buffers", "B", lambda row: [("", row["bytes"]["temp"])]),
+      ("sent", "B", sent),
+      ("dots", "FLOP", lambda row: [("", row["dot_flops"])]),
+      ("compile, CPU seconds", "", lambda row: [("", row["compile_cpu_s"])]),
+  ]
+
+
+def _panel(axis: Any, name: str, unit: str, rows: dict[str, dict[str, Any]], parts: Any) -> None:
+  totals = {at: sum(value for _, value in parts(row)) for at, row in enumerate(rows.values()) if "failure" not in row}
+  prefix, scale = _prefix(max(totals.values())) if unit else ("", 1)
+  for at, row in enumerate(rows.values()):
+    if at not in totals:
+      reason = "refused" if row.get("refused") else "not computed"
+      axis.text(0.02, at, reason, va="center", fontsize=7, color="0.5", transform=axis.get_yaxis_transform())
+      continue
+    left = 0.0
+    for color, (label, value) in zip(_COLORS, parts(row), strict=False):
+      axis.barh(at, value / scale, left=left, color=color, height=0.7, label=label or "_")
+      left += value / scale
+    axis.text(left, at, f" {left:.3g}", va="center", fontsize=7)
+  axis.set_xlim(0, max(totals.values()) / scale * 1.25 or 1)
+  axis.locator_params(axis="x", nbins=4)
+  axis.set_title(f"{name}, {prefix}{unit}" if unit else name, fontsize=9)
+  axis.tick_params(labelsize=7)
+  axis.spines[["top", "right"]].set_visible(False)
+  handles, labels = axis.get_legend_handles_labels()
+  shown = {label: handle for handle, label in zip(handles, labels, strict=True) if _total(rows, parts, label)}
+  if len(shown) > 1:
+    axis.legend(
+        shown.values(), shown.keys(), fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False
+    )
+
+
+def _prefix(largest: float) -> tuple[str, float]:
+  power = min(max((len(f"{largest:.0f}") - 1) // 3, 0), 6)
+  return ("", "k", "M", "G", "T", "P", "E")[power], 1000.0**power
+
+
+def _total(rows: dict[str, dict[str, Any]], parts: Any, label: str) -> float:
+  return sum(dict(parts(row)).get(label, 0.0) for row in rows.values() if "failure" not in row)

@@ -1,0 +1,87 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of one compiled train step, with what its collectives carry and how deep in loops they are."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+import pathlib
+import tempfile
+from typing import Any
+
+from maxtext_pp_ext.compiled import carried
+from maxtext_pp_ext.compiled import hlo
+from maxtext_pp_ext.compiled import limits
+from maxtext_pp_ext.compiled import spans
+from maxtext_pp_ext.compiled import step
+
+UNTOLD = "not told"
+
+
+def figures(
+    arguments: Sequence[str],
+    *,
+    bounds: limits.Limits,
+    batch: str,
+    optimizer: str,
+    cpu_devices: int | None = None,
+    on_tick: Callable[[float, int], None] = lambda seconds, memory: None,
+) -> dict[str, Any]:
+  """Compiles a train step in a process of its own.
+
+  Args:
+    arguments: MaxText's.
+    bounds: wall time and host memory.
+    batch: what the names of the step's arguments begin with that are the batch.
+    optimizer: what those begin with that are the optimizer's state.
+    cpu_devices: how many virtual CPU devices to compile for; None for the TPUs of `compile_topology`.
+    on_tick: called now and then with seconds so far and resident bytes now.
+
+  Returns:
+    Those of `step.compile_step`, and `transfers`, the collectives of a device and step by what they carry, kind and
+    number of loops that they are in, and `overlap`, the shares of their bytes that run asynchronously and with compute
+    meanwhile; or `failure`.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    file = pathlib.Path(folder) / "step.hlo"
+    found = step.compile_step(arguments, bounds=bounds, hlo_file=file, cpu_devices=cpu_devices, on_tick=on_tick)
+    if "failure" in found:
+      return found
+    module = hlo.parse(file.read_text(encoding="utf-8"))
+  collectives = spans.spans(module)
+  kinds = carried.carried(module, collectives, batch=batch, optimizer=optimizer)
+  return found | {"transfers": transfers(collectives, kinds), "overlap": overlap(collectives)}
+
+
+def transfers(collectives: Sequence[spans.Span], what: Sequence[str | None]) -> list[dict[str, Any]]:
+  """Bytes on the wire and executions, by what is carried, kind and depth of loops; the most bytes first."""
+  sums: dict[tuple[str, str, int], list[float]] = collections.defaultdict(lambda: [0.0, 0])
+  for span, carries in zip(collectives, what, strict=True):
+    entry = sums[carries or UNTOLD, span.collective.kind, span.depth]
+    entry[0] += span.wire_bytes
+    entry[1] += span.executions
+  rows = [
+      {"carries": carries, "kind": kind, "loop_depth": depth, "wire_bytes": round(wire), "count": count}
+      for (carries, kind, depth), (wire, count) in sums.items()
+  ]
+  return sorted(rows, key=lambda row: (-row["wire_bytes"], row["carries"], row["kind"], row["loop_depth"]))
+
+
+def overlap(collectives: Sequence[spans.Span]) -> dict[str, float | None]:
+  """Shares of the bytes: started by one instruction and awaited by another; with compute between the two."""
+  total = sum(span.wire_bytes for span in collectives)
+
+  def share(chosen: Sequence[spans.Span]) -> float | None:
+    return round(sum(span.wire_bytes for span in chosen) / total, 3) if total else None
+
+  return {
+      "asynchronous": share([span for span in collectives if span.asynchronous]),
+      "compute_meanwhile": share([span for span in collectives if span.meanwhile]),
+  }
+
+
+def wire_bytes(row: dict[str, Any], **chosen: Any) -> int:
+  """The bytes of a row's transfers that have these values."""
+  found = (each for each in row["transfers"] if all(each[key] == value for key, value in chosen.items()))
+  return sum(each["wire_bytes"] for each in found)

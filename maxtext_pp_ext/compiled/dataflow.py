@@ -1,0 +1,137 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which values of a compiled program depend on which others, through loops, branches, fusions and asynchronous calls.
+
+A value is one array: (computation, instruction, path in the instruction's tuple). Every value of an instruction depends
+on every operand, except where tuples are only packed, unpacked and passed on. Control is no dependence: a loop's
+condition and a branch's choice are left out.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator
+
+from maxtext_pp_ext.compiled import hlo
+
+Value = tuple[str, str, tuple[int, ...]]
+_PASSED_ON = frozenset({"opt-barrier", "copy", "bitcast", "while"})
+
+
+class Dataflow:
+  """The dependences of one module."""
+
+  def __init__(self, module: hlo.Module):
+    self.module = module
+    self._after: dict[Value, list[Value]] = collections.defaultdict(list)
+    self._before: dict[Value, list[Value]] = collections.defaultdict(list)
+    for computation in module.computations.values():
+      for instruction in computation.instructions:
+        for before, after in self._edges(computation, instruction):
+          self._after[before].append(after)
+          self._before[after].append(before)
+
+  def depending_on(self, values: Iterable[Value]) -> set[Value]:
+    """The values, and all that are computed from them."""
+    return _reached(values, self._after)
+
+  def needed_for(self, values: Iterable[Value]) -> set[Value]:
+    """The values, and all from which they are computed."""
+    return _reached(values, self._before)
+
+  def values(self, computation: str, instruction: hlo.Instruction) -> list[Value]:
+    return [(computation, instruction.name, path) for path in _paths(instruction.type)]
+
+  def operands(self, computation: hlo.Computation, instruction: hlo.Instruction) -> list[Value]:
+    found = (computation.by_name.get(name) for name in instruction.operand_names)
+    return [value for operand in found if operand for value in self.values(computation.name, operand)]
+
+  def _edges(self, computation: hlo.Computation, instruction: hlo.Instruction) -> Iterator[tuple[Value, Value]]:
+    where, results = computation.name, self.values(computation.name, instruction)
+    names = [name for name in instruction.operand_names if name in computation.by_name]
+    match instruction.opcode:
+      case "parameter" | "constant":
+        return
+      case "tuple":
+        for i, name in enumerate(names):
+          for _, _, path in self.values(where, computation.by_name[name]):
+            yield (where, name, path), (where, instruction.name, (i, *path))
+        return
+      case "get-tuple-element":
+        index = instruction.attribute(r"index=(\d+)")
+        if index and names:
+          yield from (((where, names[0], (int(index[1]), *path)), (w, n, path)) for w, n, path in results)
+          return
+    yield from self._into_calls(computation, instruction, names, results)
+    operands = [self.values(where, computation.by_name[name]) for name in names]
+    if instruction.opcode in _PASSED_ON and len(operands) == 1:
+      yield from zip(operands[0], results, strict=False)
+    elif len(operands) == len(results) > 1 and all(len(each) == 1 for each in operands):
+      yield from ((operand[0], result) for operand, result in zip(operands, results, strict=True))
+    elif not self.module.callees(instruction) or instruction.opcode.endswith(("-start", "-update", "-done")):
+      yield from ((value, result) for each in operands for value in each for result in results)
+
+  def _into_calls(
+      self, computation: hlo.Computation, instruction: hlo.Instruction, names: list[str], results: list[Value]
+  ) -> Iterator[tuple[Value, Value]]:
+    """From operands to the parameters of what is called, and from its result to the instruction's."""
+    where = computation.name
+    for number, callee in enumerate(self.module.callees(instruction)):
+      given = names[1 + number : 2 + number] if instruction.opcode == "conditional" else names
+      entry = {step.operands.strip(): step for step in callee.instructions if step.opcode == "parameter"}
+      for index, name in enumerate(given):
+        if parameter := entry.get(str(index)):
+          yield from zip(self.values(where, computation.by_name[name]), self.values(callee.name, parameter), strict=False)
+      returned = self.values(callee.name, callee.root)
+      if len(returned) == len(results):
+        yield from zip(returned, results, strict=True)
+      else:  # an asynchronous call has its operands and context among its results
+        yield from ((value, result) for value in returned for result in results)
+      if instruction.opcode == "while" and "0" in entry:
+        yield from zip(returned, self.values(callee.name, entry["0"]), strict=False)
+
+
+def _reached(values: Iterable[Value], edges: dict[Value, list[Value]]) -> set[Value]:
+  found = set(values)
+  waiting = list(found)
+  while waiting:
+    for value in edges.get(waiting.pop(), ()):
+      if value not in found:
+        found.add(value)
+        waiting.append(value)
+  return found
+
+
+def _paths(type_text: str) -> list[tuple[int, ...]]:
+  """The places of the arrays in a type such as `((f32[2], s32[]), f32[3])`; [()] for an array."""
+  if not type_text.startswith("("):
+    return [()]
+  found: list[tuple[int, ...]] = []
+  at: list[int] = []  # the index in each tuple that is open
+  depth, is_array = 0, False  # depth: of brackets that are part of an array's type
+  for i, char in enumerate(type_text):
+    if char in "[{" or (char == "(" and depth):
+      depth += 1
+    elif char in "]}" or (char == ")" and depth):
+      depth -= 1
+    elif depth:
+      continue
+    elif char == "(":
+      at.append(0)
+      is_array = False
+    elif char in "),":
+      if is_array:
+        found.append(tuple(at))
+      is_array = False
+      if char == ")":
+        at.pop()
+      else:
+        at[-1] += 1
+    elif char.isalnum() and not is_array and not type_text.startswith("index=", i) and _is_dtype(type_text, i):
+      is_array = True
+  return found
+
+
+def _is_dtype(text: str, at: int) -> bool:
+  """Whether an array's type begins here: comments such as /*index=5*/ stand between them."""
+  return text.find("[", at) >= 0 and text[at : text.find("[", at)].isalnum()

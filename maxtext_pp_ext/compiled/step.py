@@ -1,0 +1,137 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles one MaxText train step, on a machine that need not have its devices, in a process of its own with limits.
+
+`compile_step(...)` is what commands and benchmarks call. As a program it is the process itself:
+
+  python -m maxtext_pp_ext.compiled.step RESULT.json [--hlo=FILE] CONFIG.yml compile_topology=v5p-32 key=value …
+
+The memory figures are the compiler's. `peak_GB` is what has to fit into a chip at once, arguments included. `temp_GB`
+sums up the temporary buffers without their reuse of one another's memory, and without arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import importlib.metadata
+import json
+import os
+import pathlib
+import re
+import sys
+import tempfile
+from typing import Any
+
+from maxtext_pp_ext.compiled import hlo
+from maxtext_pp_ext.compiled import limits
+from maxtext_pp_ext.compiled import traffic
+
+_SOURCES = pathlib.Path(__file__).resolve().parents[2]
+_ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "DECOUPLE_GCLOUD": "TRUE",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # a compile time from a cache is none
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+
+
+def compile_step(
+    arguments: Sequence[str],
+    *,
+    bounds: limits.Limits,
+    hlo_file: pathlib.Path | None = None,
+    cpu_devices: int | None = None,
+    on_tick: Callable[[float, int], None] = lambda seconds, memory: None,
+) -> dict[str, Any]:
+  """Compiles in a process of its own and returns the figures, or `failure` with the reason.
+
+  Args:
+    arguments: MaxText's. The yml in front may be left out, for base.yml, or be the name of a preset.
+    bounds: wall time and host memory.
+    hlo_file: keeps the optimised HLO there.
+    cpu_devices: how many virtual CPU devices to compile for; None for the TPUs of `compile_topology`.
+    on_tick: called now and then with seconds so far and resident bytes now.
+
+  Returns:
+    figures of a device and step; with `failure`, and `refused` if it was the configuration, where there are none.
+  """
+  environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path()}
+  if cpu_devices is not None:
+    environment["XLA_FLAGS"] = _virtual_devices(environment.get("XLA_FLAGS", ""), cpu_devices)
+  with tempfile.TemporaryDirectory() as folder:
+    result, log = pathlib.Path(folder) / "result.json", pathlib.Path(folder) / "log.txt"
+    command = [sys.executable, "-m", "maxtext_pp_ext.compiled.step", str(result)]
+    command += [f"--hlo={hlo_file}"] if hlo_file else []
+    command += ["--cpu"] if cpu_devices is not None else []
+    outcome = limits.run([*command, *arguments], log=log, limits=bounds, environment=environment, on_tick=on_tick)
+    if outcome.failure is None:
+      figures = json.loads(result.read_text(encoding="utf-8"))
+    else:
+      figures = {"failure": outcome.failure}
+  figures["host_memory_GiB"] = round(outcome.peak_memory_bytes / limits.GIB, 1)
+  return figures
+
+
+def versions() -> dict[str, str]:
+  """Of the packages that the figures depend on."""
+  found = {}
+  for name in ("maxtext", "jax", "flax", "libtpu"):
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      found[name] = "not installed"
+  return found
+
+
+def _python_path() -> str:
+  return os.pathsep.join([str(_SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _virtual_devices(flags: str, count: int) -> str:
+  kept = [flag for flag in flags.split() if "xla_force_host_platform_device_count" not in flag]
+  return " ".join([*kept, f"--xla_force_host_platform_device_count={count}"])
+
+
+def main(argv: list[str]) -> None:
+  """The process that compiles: writes its figures to the file named first."""
+  result, arguments = pathlib.Path(argv[0]), argv[1:]
+  hlo_file, on_cpu = None, False
+  if arguments and (match := re.fullmatch(r"--hlo=(.+)", arguments[0])):
+    hlo_file, arguments = pathlib.Path(match[1]), arguments[1:]
+  if arguments and arguments[0] == "--cpu":
+    on_cpu, arguments = True, arguments[1:]
+  # Before MaxText is imported: our keys have to be in its schema.
+  import maxtext_pp_ext
+
+  maxtext_pp_ext.install()
+  from maxtext_pp_ext.host import train_step
+
+  try:
+    compiled, times = train_step.compile_train_step(arguments, on_cpu=on_cpu)
+  except train_step.RefusedError as error:
+    figures = {"failure": str(error), "refused": True}
+  else:
+    text = compiled.as_text()
+    if hlo_file:
+      hlo_file.write_text(text, encoding="utf-8")
+    figures = {**_memory(compiled, on_cpu), **times, **traffic.analyse(hlo.parse(text)).to_json()}
+  result.write_text(json.dumps(figures), encoding="utf-8")
+
+
+def _memory(compiled: Any, on_cpu: bool) -> dict[str, Any]:
+  memory = compiled.memory_analysis()
+  # The CPU compiler's peak leaves temporary buffers out (jaxlib 0.11.2).
+  peak = 0 if on_cpu else getattr(memory, "peak_memory_in_bytes", 0)
+  sizes = {"temp": memory.temp_size_in_bytes, "peak": peak or None, "arguments": memory.argument_size_in_bytes}
+  return {
+      "bytes": sizes,
+      "temp_GB": round(memory.temp_size_in_bytes / 1e9, 2),
+      "peak_GB": round(peak / 1e9, 2) if peak else None,
+      "arg_GB": round(memory.argument_size_in_bytes / 1e9, 2),
+  }
+
+
+if __name__ == "__main__":
+  main(sys.argv[1:])

@@ -1,0 +1,135 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""All that can be said about a run's config without compiling it, on a machine without its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import math
+import re
+from typing import Any
+
+from maxtext_pp_ext import config as keys
+from maxtext_pp_ext.host import factory, install, layouts, memory_estimate, run_config
+from maxtext_pp_ext.schedule import CircularSchedule
+
+_QUIET = {"skip_jax_distributed_system": True, "log_config": False, "run_name": "check", "enable_checkpointing": False}
+_PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Checked:
+  """What was found.
+
+  Attributes:
+    errors: why it cannot be trained; with any, the rest may be missing.
+    warnings: what will be otherwise than one may think.
+    devices: how many it is for.
+    layout: in words.
+    layers: for each layer of the model in their order, (stage, repeat), or None outside the pipeline.
+    schedule: of the pipeline.
+    memory: of a device.
+  """
+
+  errors: list[str] = dataclasses.field(default_factory=list)
+  warnings: list[str] = dataclasses.field(default_factory=list)
+  devices: int | None = None
+  layout: str | None = None
+  layers: list[tuple[int, int] | None] = dataclasses.field(default_factory=list)
+  schedule: CircularSchedule | None = None
+  memory: memory_estimate.Estimate | None = None
+
+
+def check(argv: Sequence[str], devices: int | None = None) -> Checked:
+  """Checks MaxText's arguments of a run.
+
+  Args:
+    argv: a yml file, which may be left out, then `key=value`.
+    devices: for how many; by default those of `compile_topology`, or as many as the parallelism says.
+
+  Raises:
+    OSError: there is no such yml file.
+  """
+  install.install()
+  found = Checked()
+  try:
+    given = run_config.given_keys(argv)
+    overrides = {key: value for key, value in _QUIET.items() if key not in _on_command_line(argv)}
+    if not given.get("compile_topology"):
+      found.devices = devices or _devices(given)
+      overrides |= {"internal_compile": True, "internal_compile_num_devices": found.devices}
+    elif given.get("compile_topology_num_slices", -1) == -1:
+      overrides["compile_topology_num_slices"] = 1
+    config = run_config.read(argv, **overrides)
+  except keys.PipelineConfigError as error:
+    found.errors += error.problems
+    return found
+  except (ValueError, NotImplementedError) as error:
+    found.errors.append(str(error))
+    return found
+  found.devices = config.num_target_devices
+  found.warnings += _of_host(config)
+  try:
+    _model(config, found)
+  except (ValueError, NotImplementedError) as error:
+    found.errors.append(str(error))
+  return found
+
+
+def _on_command_line(argv: Sequence[str]) -> set[str]:
+  return {argument.partition("=")[0] for argument in argv if "=" in argument}
+
+
+def _devices(given: Mapping[str, Any]) -> int:
+  """The product of all parallelism; what is -1 takes what is left, so nothing."""
+  values = (int(value) for key, value in given.items() if _PARALLELISM.fullmatch(key))
+  return math.prod(value for value in values if value > 0)
+
+
+def _of_host(config: Any) -> list[str]:
+  """Silent defects of MaxText's own pipelines (0.2.5)."""
+  if factory.pipeline_impl(config) != "host" or not config.using_pipeline_parallelism:
+    return []
+  if config.pipeline_fsdp_ag_per_repeat and keys.num_stages(config) > 2:
+    return [
+        f"pipeline_fsdp_ag_per_repeat=True with {keys.num_stages(config)} stages: MaxText 0.2.5 computes wrong values "
+        "with 3 or more stages. Set pipeline_fsdp_ag_per_repeat=False and pipeline_impl=circular_bsw."
+    ]
+  return []
+
+
+def _model(config: Any, found: Checked) -> None:
+  layout = layouts.of_config(config)
+  found.layout, found.layers = layout.description, _places(layout, config)
+  if config.using_pipeline_parallelism:
+    found.schedule = CircularSchedule(
+        stages=keys.num_stages(config),
+        microbatches=config.num_pipeline_microbatches,
+        repeats=config.num_pipeline_repeats,
+        delay=keys.forwarding_delay(config),
+    )
+  parameters, mesh = memory_estimate.parameters_of(config)
+  conflicts = _conflicts(parameters.conflicts)
+  (found.errors if config.sharding_conflicts == "error" else found.warnings).extend(conflicts)
+  found.memory = memory_estimate.estimate(config, found.schedule, parameters, mesh)
+
+
+def _conflicts(conflicts: Iterable[Any]) -> list[str]:
+  """Each conflict once, with the arrays that have it."""
+  arrays: dict[tuple[str, str], list[str]] = {}
+  for conflict in conflicts:
+    arrays.setdefault((conflict.problem, conflict.remedy), []).append(conflict.array)
+  return [f"{problem}. {remedy} (sharding of {'; '.join(each)})" for (problem, remedy), each in arrays.items()]
+
+
+def _places(layout: Any, config: Any) -> list[tuple[int, int] | None]:
+  """Where each layer is, read off the arrays of the model."""
+  places: list[tuple[int, int] | None] = [None] * layout.number_of_layers
+  repeated = config.num_pipeline_repeats > 1
+  for leaf in layout.leaves:
+    if leaf.name is None or leaf.path[:2] != ("decoder", "pipeline_module") or leaf.is_random_state:
+      continue
+    for layer, index in leaf.layers():
+      places[layer] = (index[1], index[0]) if repeated else (index[0], 0)
+  return places

@@ -1,0 +1,128 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`maxtext-pp check`, as a command: what it finds, what it prints, how it ends."""
+
+import json
+
+from maxtext_pp_ext import cli
+import pytest
+from tests.host.common import TINY
+from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
+
+THREE_STAGES = (
+    "pipeline_impl=circular_bsw",
+    "ici_pipeline_parallelism=3",
+    "ici_fsdp_parallelism=2",
+    "num_layers_per_pipeline_stage=2",
+    "base_num_decoder_layers=14",
+    "pipeline_parallel_layers=12",
+    "num_pipeline_microbatches=6",
+)
+
+
+@pytest.fixture
+def check(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name
+  # What MaxText prints when it is first imported reaches pytest's stdout, which is not the process's.
+  import maxtext.utils.model_creation_utils  # noqa: F401
+
+  capfd.readouterr()
+
+  def run(*arguments):
+    status = cli.main(["check", *TINY, *arguments])
+    return status, capfd.readouterr().out
+
+  return run
+
+
+def test_layers_schedule_and_memory_of_a_run_for_devices_that_are_not_there(check):
+  status, out = check(*THREE_STAGES, "per_device_batch_size=3", "--json")
+  found = json.loads(out)
+  assert status == 0 and found["errors"] == found["warnings"] == [] and found["devices"] == 6
+  at = lambda stage, repeat: {"stage": stage, "repeat": repeat}
+  places = [at(stage, repeat) for repeat in range(2) for stage in range(3) for _ in range(2)]
+  assert found["layers"] == [*places, None, None]
+  assert found["schedule"] == {
+      "stages": 3,
+      "repeats": 2,
+      "microbatches": 6,
+      "delay": 1,
+      "iterations": 14,
+      "bubble_fraction": 2 / 14,
+  }
+  parts = found["memory"]["bytes"]
+  layer = 4 * 16 * 2 * 8 + 3 * 16 * 32 + 2 * 16  # weights: attention, MLP, norms
+  assert parts["weight window: slot and spare"] == 2 * 2 * layer * 4
+  assert parts["sums of the gradients of a repeat"] == 2 * layer * 4
+  rows = 18 // 6 / 2  # a microbatch's, of 6 devices of which each stage has two
+  assert parts["stages' inputs, kept for backward"] == 14 * rows * 16 * 16 * 4
+  assert found["memory"]["total"] == sum(parts.values())
+
+
+def test_the_layout_is_shown_stage_by_stage(check):
+  _, out = check(*THREE_STAGES, "per_device_batch_size=3")
+  assert "6 devices: pipeline of 3 stages × 2 repeats × 2 layers, 2 layers outside" in out
+  assert "stage 1: layers 2, 3 | 8, 9" in out and "outside the pipeline, on every stage: layers 12, 13" in out
+  assert "14 iterations, of which a stage idles in 2: bubble fraction 0.143" in out
+  assert "not in it: what a stage needs to compute one microbatch" in out and out.endswith("no errors\n")
+
+
+def test_all_errors_are_listed_and_end_with_2(check):
+  wrong = ("pipeline_gather_dtype=float8", "num_pipeline_microbatches=4", "opt_type=muon", "pipeline_fsdp_ag_once=True")
+  status, out = check(*THREE_STAGES[:-1], *wrong, "--json")
+  errors = json.loads(out)["errors"]
+  assert status == 2 and len(errors) >= 4
+  for key in ("pipeline_gather_dtype=", "num_pipeline_microbatches=4", "opt_type=muon", "pipeline_fsdp_ag_once=True"):
+    assert any(error.startswith(key) for error in errors), key
+  status, out = check(*THREE_STAGES[:-1], *wrong)
+  assert status == 2 and out.endswith(f"{len(errors)} errors\n") and out.count("error: ") == len(errors)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("base_emb_dim=none_such",), "base_emb_dim"),
+        (("no_such_key=1",), "no_such_key"),
+        (("ici_tensor_parallelism=3", "--devices", "8"), "ICI parallelism"),
+    ],
+    ids=["value", "key", "devices"],
+)
+def test_what_maxtext_refuses_is_an_error_too(check, arguments, words):
+  status, out = check(*arguments, "--json")
+  (error,) = json.loads(out)["errors"]
+  assert status == 2 and words in error
+
+
+def test_a_known_defect_of_maxtexts_pipeline_is_a_warning(check):
+  status, out = check(
+      "ici_pipeline_parallelism=4", "base_num_decoder_layers=8", "pipeline_fsdp_ag_per_repeat=True", "--json"
+  )
+  found = json.loads(out)
+  assert status == 0 and found["errors"] == []
+  assert len(found["warnings"]) == 1 and "wrong values" in found["warnings"][0]
+  assert "no formulas for pipeline_impl=host" in found["memory"]["not_estimated"][0]
+
+
+def test_sharding_conflicts_are_warnings_or_errors_as_the_config_says(check):
+  rules = 'logical_axis_rules=[["embed", "fsdp"], ["mlp", ["fsdp", "tensor"]]]'
+  arguments = ("--devices", "4", rules, "--json")
+  status, out = check(*arguments)
+  found = json.loads(out)
+  assert status == 0 and any("mlp/wi_0/kernel" in warning for warning in found["warnings"])
+  status, out = check(*arguments, "sharding_conflicts=error")
+  assert status == 2 and json.loads(out)["errors"] == found["warnings"]
+
+
+def test_the_window_of_the_example_in_the_documentation(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name
+  shape = ("model_name=llama3-70b", "compile_topology=v5p-256", "per_device_batch_size=2", "max_target_length=4096")
+  shape += ("ici_pipeline_parallelism=4", "ici_fsdp_parallelism=32", "num_pipeline_microbatches=8")
+  assert cli.main(["check", *shape, "pipeline_impl=circular_bsw", "--json"]) == 0
+  parts = json.loads(capfd.readouterr().out)["memory"]["bytes"]
+  # W = 1.71 GB in bfloat16; A = 67 MB; T = 163
+  assert parts["weight window: slot and spare"] / 2 == pytest.approx(1.71e9, rel=2e-3)
+  assert parts["sums of the gradients of a repeat"] == parts["weight window: slot and spare"]
+  assert parts["stages' inputs, kept for backward"] == 163 * 4096 * 8192 * 2
+
+
+def test_a_file_that_is_not_there_is_said_so(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name
+  assert cli.main(["check", "/no/such.yml"]) == 2
+  assert "/no/such.yml" in capfd.readouterr().err
