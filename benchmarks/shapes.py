@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from maxtext_pp_ext.host import variants
+
 PLAIN = "host plain"
 # MaxText's default attention kernel on TPU, and nothing that needs storage or data.
 _COMMON = {
@@ -113,8 +115,8 @@ SHAPES = {
 # By the name that rows have and `--impl` takes (with - for the space).
 IMPLEMENTATIONS: dict[str, dict[str, object]] = {
     PLAIN: {"pipeline_impl": "host"},
-    "host BSW": {"pipeline_impl": "host", "pipeline_fsdp_ag_per_repeat": True},
-    "host ag_once": {"pipeline_impl": "host", "pipeline_fsdp_ag_once": True},
+    "host BSW": {"pipeline_impl": "host", **variants.HOST_MODES["host-bsw"]},
+    "host ag_once": {"pipeline_impl": "host", **variants.HOST_MODES["host-ag-once"]},
     "circular": {"pipeline_impl": "circular"},
     "circular_bsw": {"pipeline_impl": "circular_bsw"},
     "circular_ag_once": {"pipeline_impl": "circular_ag_once"},

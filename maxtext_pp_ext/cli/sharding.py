@@ -46,17 +46,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _explain(maxtext_args: list[str]) -> Any:
-  # Heavy imports are in functions: `maxtext-pp --help` does not need JAX.
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-  import maxtext_pp_ext  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext import sharding  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host import abstract_model, sharding_conflicts  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host import abstract_model, install, run_config  # pylint: disable=import-outside-toplevel
 
-  maxtext_pp_ext.install()
-  config = abstract_model.read_config(maxtext_args)
-  mesh = abstract_model.abstract_mesh(config)
-  parameters, _ = nnx.split_state(abstract_model.abstract_model(config, mesh), nnx.Param, ...)
-  return sharding.explain(parameters, mesh, sharding_conflicts.rules_in_play(config.logical_axis_rules))
+  install.install()
+  return abstract_model.explained(run_config.read_without_run(maxtext_args))[0]
 
 
 def _limited(found: dict[str, Any], limit: int | None) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def run(
 
 def _over(limits: Limits, seconds: float, memory: int) -> str | None:
   if memory > limits.memory_bytes:
-    return f"stopped after {seconds:.0f} s: more than {limits.memory_bytes / GIB:.0f} GiB of host memory"
+    return f"stopped after {seconds:.0f} s: more than {limits.memory_bytes / GIB:.3g} GiB of host memory"
   if psutil.virtual_memory().available < _KEEP_FREE_BYTES:
     return f"stopped after {seconds:.0f} s: it had taken {memory / GIB:.1f} GiB and the machine had none left"
   if seconds > limits.seconds:

@@ -22,11 +22,11 @@ import sys
 import tempfile
 from typing import Any
 
+from maxtext_pp_ext import processes
 from maxtext_pp_ext.compiled import hlo
 from maxtext_pp_ext.compiled import limits
 from maxtext_pp_ext.compiled import traffic
 
-_SOURCES = pathlib.Path(__file__).resolve().parents[2]
 _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "DECOUPLE_GCLOUD": "TRUE",
@@ -57,9 +57,9 @@ def compile_step(
   Returns:
     figures of a device and step; with `failure`, and `refused` if it was the configuration, where there are none.
   """
-  environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path()}
+  environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": processes.python_path()}
   if cpu_devices is not None:
-    environment["XLA_FLAGS"] = _virtual_devices(environment.get("XLA_FLAGS", ""), cpu_devices)
+    environment["XLA_FLAGS"] = processes.xla_flags(cpu_devices)
   with tempfile.TemporaryDirectory() as folder:
     result, log = pathlib.Path(folder) / "result.json", pathlib.Path(folder) / "log.txt"
     command = [sys.executable, "-m", "maxtext_pp_ext.compiled.step", str(result)]
@@ -83,15 +83,6 @@ def versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
       found[name] = "not installed"
   return found
-
-
-def _python_path() -> str:
-  return os.pathsep.join([str(_SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def _virtual_devices(flags: str, count: int) -> str:
-  kept = [flag for flag in flags.split() if "xla_force_host_platform_device_count" not in flag]
-  return " ".join([*kept, f"--xla_force_host_platform_device_count={count}"])
 
 
 def main(argv: list[str]) -> None:

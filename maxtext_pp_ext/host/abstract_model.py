@@ -5,30 +5,15 @@
 Read in MaxText 0.2.5; in 0.2.4 models may need flags to be NNX.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, Mesh
 import numpy as np
 
-from maxtext_pp_ext.host import run_config
-
-_QUIET = {"skip_jax_distributed_system": True, "log_config": False, "enable_checkpointing": False, "run_name": "x"}
-
-
-def read_config(arguments: Sequence[str]) -> Any:
-  """MaxText's config for the arguments of its trainers: a yml file, then key=value.
-
-  The file may be left out, for base.yml. No process is connected with others, and nothing is written.
-
-  Raises:
-    ValueError: MaxText refuses the config.
-  """
-  given = {argument.partition("=")[0] for argument in arguments}
-  quiet = _QUIET | ({"compile_topology_num_slices": 1} if "compile_topology" in given else {})
-  return run_config.read(arguments, **{key: value for key, value in quiet.items() if key not in given})
+from maxtext_pp_ext import sharding
+from maxtext_pp_ext.host import sharding_conflicts
 
 
 def abstract_mesh(config: Any) -> AbstractMesh:
@@ -51,9 +36,20 @@ def abstract_mesh(config: Any) -> AbstractMesh:
   return AbstractMesh(sizes, tuple(config.mesh_axes), axis_types=(axis_type,) * len(sizes))
 
 
-def abstract_model(config: Any, mesh: AbstractMesh) -> nnx.State:
-  """The variables of a config's model, with ShapeDtypeStructs for values."""
+def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
+  """A config's model, with ShapeDtypeStructs for values."""
   from maxtext.utils import model_creation_utils  # pylint: disable=import-outside-toplevel
 
   with logical_axis_rules(config.logical_axis_rules):
-    return nnx.state(nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh)))
+    return nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh))
+
+
+def explained(config: Any) -> tuple[sharding.Explanation, AbstractMesh]:
+  """How a config's parameters are sharded, and its mesh.
+
+  Raises:
+    ValueError: the parallelism does not fit the number of devices.
+  """
+  mesh = abstract_mesh(config)
+  parameters = nnx.state(abstract_model(config, mesh), nnx.Param)
+  return sharding.explain(parameters, mesh, sharding_conflicts.rules_in_play(config.logical_axis_rules)), mesh

@@ -11,10 +11,10 @@ import re
 from typing import Any
 
 from maxtext_pp_ext import config as keys
-from maxtext_pp_ext.host import factory, install, layouts, memory_estimate, run_config
+from maxtext_pp_ext.host import abstract_model, factory, install, layouts, memory_estimate, run_config
 from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.sharding.conflicts import by_problem
 
-_QUIET = {"skip_jax_distributed_system": True, "log_config": False, "run_name": "check", "enable_checkpointing": False}
 _PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 
@@ -55,13 +55,11 @@ def check(argv: Sequence[str], devices: int | None = None) -> Checked:
   found = Checked()
   try:
     given = run_config.given_keys(argv)
-    overrides = {key: value for key, value in _QUIET.items() if key not in _on_command_line(argv)}
+    overrides = {}
     if not given.get("compile_topology"):
       found.devices = devices or _devices(given)
       overrides |= {"internal_compile": True, "internal_compile_num_devices": found.devices}
-    elif given.get("compile_topology_num_slices", -1) == -1:
-      overrides["compile_topology_num_slices"] = 1
-    config = run_config.read(argv, **overrides)
+    config = run_config.read_without_run(argv, **overrides)
   except keys.PipelineConfigError as error:
     found.errors += error.problems
     return found
@@ -75,10 +73,6 @@ def check(argv: Sequence[str], devices: int | None = None) -> Checked:
   except (ValueError, NotImplementedError) as error:
     found.errors.append(str(error))
   return found
-
-
-def _on_command_line(argv: Sequence[str]) -> set[str]:
-  return {argument.partition("=")[0] for argument in argv if "=" in argument}
 
 
 def _devices(given: Mapping[str, Any]) -> int:
@@ -103,24 +97,19 @@ def _model(config: Any, found: Checked) -> None:
   layout = layouts.of_config(config)
   found.layout, found.layers = layout.description, _places(layout, config)
   if config.using_pipeline_parallelism:
-    found.schedule = CircularSchedule(
-        stages=keys.num_stages(config),
-        microbatches=config.num_pipeline_microbatches,
-        repeats=config.num_pipeline_repeats,
-        delay=keys.forwarding_delay(config),
-    )
-  parameters, mesh = memory_estimate.parameters_of(config)
-  conflicts = _conflicts(parameters.conflicts)
-  (found.errors if config.sharding_conflicts == "error" else found.warnings).extend(conflicts)
+    found.schedule = CircularSchedule.of_config(config)
+  parameters, mesh = abstract_model.explained(config)
+  of_sharding = _conflicts(parameters.conflicts)
+  (found.errors if config.sharding_conflicts == "error" else found.warnings).extend(of_sharding)
   found.memory = memory_estimate.estimate(config, found.schedule, parameters, mesh)
 
 
-def _conflicts(conflicts: Iterable[Any]) -> list[str]:
+def _conflicts(found: Iterable[Any]) -> list[str]:
   """Each conflict once, with the arrays that have it."""
-  arrays: dict[tuple[str, str], list[str]] = {}
-  for conflict in conflicts:
-    arrays.setdefault((conflict.problem, conflict.remedy), []).append(conflict.array)
-  return [f"{problem}. {remedy} (sharding of {'; '.join(each)})" for (problem, remedy), each in arrays.items()]
+  return [
+      f"{problem}. {remedy} (sharding of {'; '.join(arrays)})"
+      for (_, problem, remedy), arrays in by_problem(found).items()
+  ]
 
 
 def _places(layout: Any, config: Any) -> list[tuple[int, int] | None]:

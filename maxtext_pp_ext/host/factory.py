@@ -5,7 +5,6 @@
 import functools
 from typing import Any
 
-from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.schedule import circular
 
@@ -45,12 +44,7 @@ def announce(config: Any) -> None:
 
 def describe(config: Any) -> str:
   """Implementation, stages, repeats, microbatches, delay and the bubble fraction of the circular schedule."""
-  schedule = circular.CircularSchedule(
-      stages=keys.num_stages(config),
-      microbatches=config.num_pipeline_microbatches,
-      repeats=config.num_pipeline_repeats,
-      delay=keys.forwarding_delay(config),
-  )
+  schedule = circular.CircularSchedule.of_config(config)
   return (
       f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active: {schedule.stages} stages, {schedule.repeats} "
       f"repeats, {schedule.microbatches} microbatches, forwarding delay {schedule.delay}, bubble fraction "

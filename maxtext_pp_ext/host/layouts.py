@@ -225,17 +225,15 @@ def keys_of_layout(config: Any) -> dict[str, Any]:
 
 
 def _abstract_model(config: Any) -> Any:
-  from flax import linen as nn  # pylint: disable=import-outside-toplevel
-  from flax import nnx  # pylint: disable=import-outside-toplevel
   import jax  # pylint: disable=import-outside-toplevel
-  from maxtext.utils import model_creation_utils  # pylint: disable=import-outside-toplevel
   import numpy as np  # pylint: disable=import-outside-toplevel
 
   install.install()
+  from maxtext_pp_ext.host import abstract_model  # pylint: disable=import-outside-toplevel
+
   # Shapes do not depend on the mesh, so that of one device will do.
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape([1] * len(config.mesh_axes)), config.mesh_axes)
-  with nn.logical_axis_rules(config.logical_axis_rules):
-    return nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh))
+  return abstract_model.abstract_model(config, mesh)
 
 
 _PIPELINE, _SCAN = "pipeline", "scan"

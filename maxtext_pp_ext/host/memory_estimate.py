@@ -12,13 +12,12 @@ import dataclasses
 import math
 from typing import Any
 
-from flax import nnx
 from jax.sharding import AbstractMesh
 import jax.numpy as jnp
 
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.engine.residency import Residency
-from maxtext_pp_ext.host import abstract_model, factory, sharding_conflicts
+from maxtext_pp_ext.host import factory
 from maxtext_pp_ext.pipelines import base
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.gathered import gathered_spec
@@ -99,7 +98,7 @@ def _gathered_bytes(
 ) -> tuple[int, int]:
   """Of n: as they are gathered, and in the dtype in which gradients are summed."""
   rules, sizes = config.logical_axis_rules, dict(mesh.shape)
-  data_axes = {axis for name in base.DATA_AXES for axis in mesh_axes(resolve((name,), mesh, rules)[0])}
+  data_axes = base.data_mesh_axes(mesh, rules)
   gathered = summed = 0.0
   for row in parameters.rows:
     layout = row.layout
@@ -123,14 +122,3 @@ def _activation_bytes(config: Any, schedule: CircularSchedule, mesh: AbstractMes
   shards = math.prod(sizes[axis] for entry in spec for axis in mesh_axes(entry) if axis != "stage")
   rows = config.micro_batch_size_to_train_on // schedule.microbatches
   return math.ceil(rows * config.max_target_length * config.emb_dim * jnp.dtype(config.dtype).itemsize / shards)
-
-
-def parameters_of(config: Any) -> tuple[sharding.Explanation, AbstractMesh]:
-  """How a config's parameters are sharded, and its mesh.
-
-  Raises:
-    ValueError: the parallelism does not fit the number of devices.
-  """
-  mesh = abstract_model.abstract_mesh(config)
-  parameters, _ = nnx.split_state(abstract_model.abstract_model(config, mesh), nnx.Param, ...)
-  return sharding.explain(parameters, mesh, sharding_conflicts.rules_in_play(config.logical_axis_rules)), mesh

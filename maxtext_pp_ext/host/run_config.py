@@ -45,6 +45,23 @@ def read(arguments: Sequence[str], **overrides: Any) -> Any:
     raise ValueError("\n".join(_text(detail) for detail in details)) from None
 
 
+# What a run would start, write or print, and nobody who only looks at its config wants.
+_WITHOUT_RUN = {"skip_jax_distributed_system": True, "log_config": False, "enable_checkpointing": False, "run_name": "x"}
+
+
+def read_without_run(arguments: Sequence[str], **overrides: Any) -> Any:
+  """`read`, for looking at a config: no process is connected with others, and nothing is written.
+
+  What is on the command line stays, and a topology is one slice unless something else is said.
+  """
+  on_command_line = {argument.partition("=")[0] for argument in arguments if "=" in argument}
+  given = given_keys(arguments)
+  if given.get("compile_topology") and given.get("compile_topology_num_slices", -1) == -1:
+    overrides = {"compile_topology_num_slices": 1} | overrides
+  quiet = {key: value for key, value in _WITHOUT_RUN.items() if key not in on_command_line}
+  return read(arguments, **quiet | overrides)
+
+
 def given_keys(argv: Sequence[str]) -> dict[str, Any]:
   """The keys of MaxText's arguments, of the yml file and those it is based on too, as MaxText merges them."""
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel

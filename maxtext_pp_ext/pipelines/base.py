@@ -47,6 +47,11 @@ DATA_AXES = (
 STAGE_AXES = ("circular_repeats", "layers")
 
 
+def data_mesh_axes(mesh: Any, rules: Any) -> set[str]:
+  """The mesh axes that shard the batch or the sequence that a stage computes on."""
+  return {axis for name in DATA_AXES for axis in mesh_axes(resolve((name,), mesh, rules)[0])}
+
+
 class CircularPipelineBase(nnx.Module):
   """Circular pipeline over a stack of decoder layers.
 
@@ -91,12 +96,7 @@ class CircularPipelineBase(nnx.Module):
     self.config = config
     self.mesh = mesh
     self.remat_policy = remat_policy
-    self.schedule = CircularSchedule(
-        stages=config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism,
-        microbatches=config.num_pipeline_microbatches,
-        repeats=config.num_pipeline_repeats,
-        delay=2 if config.pipeline_delay_activation_forwarding else 1,
-    )
+    self.schedule = CircularSchedule.of_config(config)
     self.layers = self._stack(stage_factory, rngs)
     if any(_names_layouts(node) for _, node in nnx.iter_graph(self.layers)):
       raise NotImplementedError(
@@ -239,7 +239,7 @@ class CircularPipelineBase(nnx.Module):
   def _layouts(
       self, stage: StageModule, aux: Any, inputs: jax.Array, rules: Any, batch_axes: list[str]
   ) -> list[WeightLayout]:
-    data_axes = {a for name in DATA_AXES for a in mesh_axes(resolve((name,), self.mesh, rules)[0])}
+    data_axes = data_mesh_axes(self.mesh, rules)
     computes_in = self._compute_dtypes(stage, aux, inputs)
     accumulate_in = self.config.pipeline_grad_accum_dtype
     layouts = []

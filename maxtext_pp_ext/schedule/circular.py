@@ -63,6 +63,16 @@ class CircularSchedule:
           f" {self.delay * self.stages}: a microbatch needs that many iterations to come back to stage 0."
       )
 
+  @classmethod
+  def of_config(cls, config: Any) -> CircularSchedule:
+    """The schedule of a config that has MaxText's keys of pipelines, with the values that MaxText derives."""
+    return cls(
+        stages=config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism,
+        microbatches=config.num_pipeline_microbatches,
+        repeats=config.num_pipeline_repeats,
+        delay=2 if config.pipeline_delay_activation_forwarding else 1,
+    )
+
   @property
   def items(self) -> int:
     """M·R: what each stage has to work on."""

@@ -250,11 +250,17 @@ def _and(items: Iterable[Any]) -> str:
   return " and ".join(map(str, items))
 
 
-def conflicts_text(found: Sequence[Conflict]) -> str:
-  """Every conflict once, with the arrays that have it, or the first of many."""
-  groups: dict[tuple, list[str]] = {}
+def by_problem(found: Iterable[Conflict]) -> dict[tuple[Kind, str, str], list[str]]:
+  """Every conflict once, as (kind, problem, remedy), with the arrays that have it."""
+  groups: dict[tuple[Kind, str, str], list[str]] = {}
   for conflict in found:
     groups.setdefault((conflict.kind, conflict.problem, conflict.remedy), []).append(conflict.array)
+  return groups
+
+
+def conflicts_text(found: Sequence[Conflict]) -> str:
+  """Every conflict once, with the arrays that have it, or the first of many."""
+  groups = by_problem(found)
   lines = [f"{len(groups)} sharding conflict{'s' if len(groups) > 1 else ''}:"]
   for (kind, problem, remedy), arrays in groups.items():
     lines += [f"  - {kind.value}: {problem}. {remedy}", *(f"      {array}" for array in arrays[:_MOST_ARRAYS])]

@@ -23,10 +23,10 @@ import os
 import sys
 
 import maxtext_pp_ext
+from maxtext_pp_ext import processes
 import pytest
 
 TPU_ONLY = "tpu_only"
-_DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 # Keys of the properties through which a test's reports carry what happened to its configs (also from xdist's workers).
 _IMPL_PROPERTY = "maxtext_pp_ext.pipeline_impl"
 _EXPLICIT_PROPERTY = "maxtext_pp_ext.explicit_pipeline_impl"
@@ -101,17 +101,16 @@ def _use_virtual_devices(count: int) -> None:
         "or leave out --virtual-devices to run on real devices"
     )
   os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
-  flag = f"{_DEVICE_COUNT_FLAG}={count}"
+  flag = f"{processes.DEVICE_COUNT_FLAG}={count}"
   flags = os.environ.get("XLA_FLAGS", "").split()
-  others = [word for word in flags if word.split("=")[0] != _DEVICE_COUNT_FLAG]
-  if [word for word in flags if word not in others] != [flag]:
+  if [word for word in flags if word.split("=")[0] == processes.DEVICE_COUNT_FLAG] != [flag]:
     if _jax_backend_initialized():
       raise pytest.UsageError(
           f"--virtual-devices {count} comes too late: JAX's backend was initialised before pytest loaded its first "
           "conftest, and its devices cannot change after that. Find what calls jax.devices() or computes that early "
           f"(another plugin, or -p), or start pytest with XLA_FLAGS={flag} in the environment"
       )
-    os.environ["XLA_FLAGS"] = " ".join([*others, flag])
+    os.environ["XLA_FLAGS"] = processes.xla_flags(count)
   if "JAX_NUM_CPU_DEVICES" in os.environ:
     os.environ["JAX_NUM_CPU_DEVICES"] = str(count)  # JAX prefers it to XLA_FLAGS
   jax = sys.modules.get("jax")

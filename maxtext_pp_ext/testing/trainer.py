@@ -13,9 +13,10 @@ import shlex
 import subprocess
 import sys
 
+from maxtext_pp_ext import processes
+
 PRE_TRAIN = "maxtext.trainers.pre_train.train"
 SFT = "maxtext.trainers.post_train.sft.train_sft_native"
-DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 _LOG_LINES_IN_ERROR = 25
 
 
@@ -37,11 +38,9 @@ def environment(devices: int) -> dict[str, str]:
 
   This package is found first, also where it is a checkout that is not installed.
   """
-  own = str(pathlib.Path(__file__).resolve().parents[2])
-  kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(DEVICE_COUNT_FLAG)]
   return os.environ | {
-      "PYTHONPATH": os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH")])),
-      "XLA_FLAGS": " ".join([*kept, f"{DEVICE_COUNT_FLAG}={devices}"]),
+      "PYTHONPATH": processes.python_path(),
+      "XLA_FLAGS": processes.xla_flags(devices),
       "JAX_PLATFORMS": "cpu",
       "DECOUPLE_GCLOUD": "TRUE",
   }

@@ -43,11 +43,11 @@ MODELS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) fo
 
 def _config(name):
   keys = [key for pattern, found in KEYS.items() if re.match(pattern, name) for key in found]
-  return abstract_model.read_config([f"model_name={name}", "compile_topology=v5p-256", *keys])
+  return run_config.read_without_run([f"model_name={name}", "compile_topology=v5p-256", *keys])
 
 
 def _state(config):
-  return abstract_model.abstract_model(config, abstract_model.abstract_mesh(config))
+  return nnx.state(abstract_model.abstract_model(config, abstract_model.abstract_mesh(config)))
 
 
 def _misplaced(state):
