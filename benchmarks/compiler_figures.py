@@ -36,6 +36,7 @@ reduce-scatter and all-to-all send (g−1)/g of the whole array in a group of g,
 operand. A gather that the compiler turned into permutes inside a matrix multiplication counts as permutes.
 - weight gathers: all-gathers of floating-point arrays of 1 MiB and more that run in a \
 step; where weights come in pieces, each piece counts.
+- none: without a pipeline, the chips of its stages given to FSDP.
 - host BSW (`pipeline_fsdp_ag_per_repeat=true`) computes wrong values with 3 or more stages in MaxText 0.2.5; its \
 figures are those of a program that is not right.
 """

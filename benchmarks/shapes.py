@@ -112,14 +112,15 @@ SHAPES = {
     ),
 }
 
-# By the name that rows have and `--impl` takes (with - for the space).
-IMPLEMENTATIONS: dict[str, dict[str, object]] = {
-    PLAIN: {"pipeline_impl": "host"},
-    "host BSW": {"pipeline_impl": "host", **variants.HOST_MODES["host-bsw"]},
-    "host ag_once": {"pipeline_impl": "host", **variants.HOST_MODES["host-ag-once"]},
-    "circular": {"pipeline_impl": "circular"},
-    "circular_bsw": {"pipeline_impl": "circular_bsw"},
-    "circular_ag_once": {"pipeline_impl": "circular_ag_once"},
+# The names of rows, of which `--impl` takes those with spaces with - too; and those of `maxtext-pp compare`.
+IMPLEMENTATIONS: dict[str, str] = {
+    "none": variants.NONE,
+    PLAIN: "host",
+    "host BSW": "host-bsw",
+    "host ag_once": "host-ag-once",
+    "circular": "circular",
+    "circular_bsw": "circular_bsw",
+    "circular_ag_once": "circular_ag_once",
 }
 
 
@@ -134,5 +135,6 @@ def implementation(name: str) -> str:
 
 def arguments(shape: Shape, impl: str, extra: dict[str, object] | None = None) -> list[str]:
   """MaxText's command-line arguments for a shape and an implementation; a preset's name comes first."""
-  keys = {**_COMMON, **shape.keys, **IMPLEMENTATIONS[impl], **(extra or {})}
+  keys = {**_COMMON, **shape.keys, **(extra or {})}
+  keys |= variants.keys(IMPLEMENTATIONS[impl], keys)
   return [*filter(None, [shape.preset]), *(f"{key}={value}" for key, value in keys.items())]

@@ -33,6 +33,7 @@ from maxtext_pp_ext.compiled import hlo
 from benchmarks import shapes
 from benchmarks import tables
 from maxtext_pp_ext.compiled import traffic
+from maxtext_pp_ext.host import variants
 from flax import linen as nn
 from flax import nnx
 import jax
@@ -108,7 +109,7 @@ def config_keys(options: argparse.Namespace) -> dict[str, Any]:
 def build(impl: str, keys: dict[str, Any]) -> Pipeline:
   """Builds a pipeline as MaxText's decoder does, and compiles its step."""
   base = pathlib.Path(maxtext.__file__).parent / "configs" / "base.yml"
-  config = pyconfig.initialize(["", str(base)], **keys, **shapes.IMPLEMENTATIONS[impl])
+  config = pyconfig.initialize(["", str(base)], **keys, **variants.keys(shapes.IMPLEMENTATIONS[impl], keys))
   mesh = Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
 
   def stage(rngs):

@@ -11,7 +11,7 @@ from maxtext_pp_ext import registry
 from maxtext_pp_ext.host import run_config
 
 NONE = "none"
-HOST_MODES = {
+_HOST_MODES = {
     "host": {},
     "host-bsw": {"pipeline_fsdp_ag_per_repeat": True},
     "host-ag-once": {"pipeline_fsdp_ag_once": True},
@@ -25,7 +25,7 @@ _ATTENTION = {"tpu": "flash", "cpu": "dot_product"}
 
 def names() -> tuple[str, ...]:
   """All variants: none, MaxText's own, and the implementations of the registry."""
-  return (NONE, *HOST_MODES, *(name for name in registry.names() if name != registry.HOST))
+  return (NONE, *_HOST_MODES, *(name for name in registry.names() if name != registry.HOST))
 
 
 def arguments(name: str, argv: Sequence[str], *, on_cpu: bool) -> list[str]:
@@ -52,16 +52,17 @@ def arguments(name: str, argv: Sequence[str], *, on_cpu: bool) -> list[str]:
     replaced["attention"] = _ATTENTION["cpu" if on_cpu else "tpu"]
   if not on_cpu and given.get("compile_topology_num_slices", -1) == -1:
     replaced["compile_topology_num_slices"] = 1
-  replaced |= _keys(name, given)
+  replaced |= keys(name, given)
   kept = [argument for argument in argv if argument.partition("=")[0] not in replaced]
   return [*kept, *(f"{key}={value}" for key, value in replaced.items())]
 
 
-def _keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+  """The keys that make a variant of a run that has these, as far as they choose the pipeline."""
   if name == NONE:
     return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _stages_to_fsdp(given)
-  if name in HOST_MODES:
-    return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | HOST_MODES[name]
+  if name in _HOST_MODES:
+    return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _HOST_MODES[name]
   return {"pipeline_impl": name} | _NO_MODE
 
 

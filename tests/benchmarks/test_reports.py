@@ -55,8 +55,12 @@ def test_an_unknown_implementation_is_refused_with_the_choices():
 
 
 def test_configurations_of_a_shape_differ_only_in_what_chooses_the_pipeline():
-  plain, ours = (set(shapes.arguments(shapes.SHAPES["llama3-70b"], impl)) for impl in (shapes.PLAIN, "circular_bsw"))
-  assert plain ^ ours == {"pipeline_impl=host", "pipeline_impl=circular_bsw"}
+  shape = shapes.SHAPES["llama3-70b"]
+  plain, ours, none = (set(shapes.arguments(shape, impl)) for impl in (shapes.PLAIN, "circular_bsw", "none"))
+  # Of the keys that refine ours MaxText's own gets the defaults.
+  auto = {"pipeline_grad_accum_dtype=auto", "pipeline_gather_dtype=auto"}
+  assert plain ^ ours == {"pipeline_impl=host", "pipeline_impl=circular_bsw"} | auto
+  assert none - plain >= {"ici_pipeline_parallelism=1", "ici_fsdp_parallelism=128"}
 
 
 def test_columns_of_a_table_line_up():
