@@ -20,7 +20,7 @@ from benchmarks import tables
 from rich import console as rich_console
 
 _CHIPS = 16
-_BASE = {"stages": 4, "repeats": 4, "microbatches": 8, "embed": 2048}
+_BASE = {"stages": 4, "repeats": 4, "layers": 1, "microbatches": 8, "embed": 2048}
 # What changes, the values, and what happens to the rest.
 SERIES: dict[str, tuple[str, list[dict[str, int]]]] = {
     "stages": (
@@ -28,6 +28,10 @@ SERIES: dict[str, tuple[str, list[dict[str, int]]]] = {
         [{"stages": stages, "repeats": 16 // stages} for stages in (2, 4, 8)],
     ),
     "repeats": ("repeats (4 layers each)", [{"repeats": repeats} for repeats in (2, 4, 8)]),
+    "layers": (
+        "layers per stage (16 layers)",
+        [{"layers": layers, "repeats": 4 // layers} for layers in (1, 2, 4)],
+    ),
     "microbatches": ("microbatches (same batch)", [{"microbatches": microbatches} for microbatches in (4, 8, 16)]),
     "embed": ("embedding (MLP four times that)", [{"embed": embed} for embed in (1024, 2048, 4096)]),
 }
@@ -53,8 +57,9 @@ def shape(point: dict[str, int]) -> shapes.Shape:
       "compile_topology": "v5p-32",
       "ici_pipeline_parallelism": values["stages"],
       "ici_fsdp_parallelism": _CHIPS // values["stages"],
-      "base_num_decoder_layers": values["stages"] * values["repeats"],
+      "base_num_decoder_layers": values["stages"] * values["repeats"] * values["layers"],
       "num_pipeline_repeats": values["repeats"],
+      "num_layers_per_pipeline_stage": values["layers"],
       "num_pipeline_microbatches": values["microbatches"],
       "per_device_batch_size": 4,
       "max_target_length": 1024,
@@ -70,7 +75,8 @@ def shape(point: dict[str, int]) -> shapes.Shape:
 
 def label(point: dict[str, int]) -> str:
   """The same for the same shape, so that a point that several series share is compiled once."""
-  return " ".join(f"{key}={value}" for key, value in {**_BASE, **point}.items())
+  values = {**_BASE, **point}
+  return " ".join(f"{key}={value}" for key, value in values.items() if key != "layers" or value != 1)
 
 
 def main(argv: list[str] | None = None) -> None:

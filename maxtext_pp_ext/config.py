@@ -135,7 +135,7 @@ def _stages(config: Any) -> Iterator[str]:
     if value < 1:
       yield f"{key}={value}: MaxText does not derive the number of stages. Set {key} to a number of at least 1."
   if num_stages(config) == 1:
-    layers = _pipelined_layers(config)
+    layers = pipelined_layers(config)
     per_stage = max(config.num_layers_per_pipeline_stage, 1)
     fitting = [s for s in range(2, 1 + (layers or 0) // per_stage) if layers % (s * per_stage) == 0]
     example = f", for example {fitting[0]}," if fitting else ""
@@ -176,7 +176,8 @@ def _is_deepseek(config: Any) -> bool:
   return getattr(config.decoder_block, "value", config.decoder_block) == "deepseek"
 
 
-def _pipelined_layers(config: Any) -> int | None:
+def pipelined_layers(config: Any) -> int | None:
+  """L, as pipeline_parallel_layers or the model says."""
   layers = config.pipeline_parallel_layers
   return _layers_to_choose_from(config) if layers == -1 else layers
 
@@ -185,11 +186,11 @@ def _layers_text(config: Any) -> str:
   available = f"num_decoder_layers={config.num_decoder_layers}"
   if _is_deepseek(config):
     available += f" − first_num_dense_layers={config.first_num_dense_layers}"
-  return f"{_pipelined_layers(config)} pipelined layers (pipeline_parallel_layers, by default {available})"
+  return f"{pipelined_layers(config)} pipelined layers (pipeline_parallel_layers, by default {available})"
 
 
 def _layers(config: Any) -> Iterator[str]:
-  stages, layers, available = num_stages(config), _pipelined_layers(config), _layers_to_choose_from(config)
+  stages, layers, available = num_stages(config), pipelined_layers(config), _layers_to_choose_from(config)
   per_stage = config.num_layers_per_pipeline_stage
   if per_stage < 1:
     yield f"num_layers_per_pipeline_stage={per_stage} must be at least 1. Set num_layers_per_pipeline_stage=1."
@@ -228,7 +229,7 @@ def _microbatches(config: Any) -> Iterator[str]:
   if stages is None or stages == 1 or microbatches == -1:
     return
   delay, least = forwarding_delay(config), _least_microbatches(config)
-  fitting = _fitting_microbatches(config)
+  fitting = fitting_microbatches(config)
   nearest = (
       min(fitting, key=lambda m: abs(m - microbatches)) if fitting else max(-(-microbatches // stages) * stages, least)
   )
@@ -251,7 +252,7 @@ def _least_microbatches(config: Any) -> int:
   return forwarding_delay(config) * num_stages(config)
 
 
-def _fitting_microbatches(config: Any) -> list[int]:
+def fitting_microbatches(config: Any) -> list[int]:
   """All M that are multiples of S, at least D·S, and divide the batch."""
   batch, stages = config.micro_batch_size_to_train_on or 0, num_stages(config)
   return [m for m in range(_least_microbatches(config), batch + 1, stages) if batch % m == 0]
@@ -261,7 +262,7 @@ def _batch(config: Any) -> Iterator[str]:
   batch, stages = config.micro_batch_size_to_train_on, num_stages(config)
   if batch is None or batch < 0 or stages is None or stages == 1:
     return
-  least, fitting = _least_microbatches(config), _fitting_microbatches(config)
+  least, fitting = _least_microbatches(config), fitting_microbatches(config)
   microbatches = least if config.num_pipeline_microbatches == -1 else config.num_pipeline_microbatches
   if microbatches % stages or microbatches < least:
     if fitting:
@@ -291,7 +292,7 @@ def _other_batches(config: Any) -> Iterator[str]:
     if rows < 1 or rows % microbatches:
       ways = [f"eval_per_device_batch_size={_per_device_batch_size(rows, microbatches, devices)}"] if devices else []
       ways += [
-          f"num_pipeline_microbatches={m}" for m in _fitting_microbatches(config)[::-1] if 0 < rows and rows % m == 0
+          f"num_pipeline_microbatches={m}" for m in fitting_microbatches(config)[::-1] if 0 < rows and rows % m == 0
       ][:1]
       yield (
           f"an evaluation's batch of {rows} rows (int(num_target_devices={devices} × eval_per_device_batch_size="
@@ -345,7 +346,7 @@ def _explicit_sharding(config: Any) -> Iterator[str]:
   rope_type = getattr(config.rope_type, "value", config.rope_type)
   if getattr(config.shard_mode, "value", config.shard_mode) != "explicit" or not rope_type.startswith("yarn"):
     return
-  layers, total = _pipelined_layers(config), config.num_decoder_layers
+  layers, total = pipelined_layers(config), config.num_decoder_layers
   if layers is not None and total is not None and layers < total:
     yield (
         f"shard_mode=explicit with rope_type={rope_type} and {total - layers} layers outside the pipeline: MaxText's own"
@@ -359,7 +360,7 @@ def _expert_bias(config: Any) -> Iterator[str]:
   if not config.routed_bias or config.routed_bias_update_rate <= 0:
     return
   rate = f"routed_bias_update_rate={config.routed_bias_update_rate}"
-  layers, available = _pipelined_layers(config), _layers_to_choose_from(config)
+  layers, available = pipelined_layers(config), _layers_to_choose_from(config)
   if layers is not None and available is not None and layers < available:
     yield (
         f"{rate} with {available - layers} layers outside the pipeline (pipeline_parallel_layers={layers}):"
@@ -395,7 +396,7 @@ def _optimizer(config: Any) -> Iterator[str]:
 
 def _qk_clip(config: Any) -> Iterator[str]:
   """MaxText clips all layers of one stacked parameter by their largest logit: all layers, without a pipeline."""
-  layers, available = _pipelined_layers(config), _layers_to_choose_from(config)
+  layers, available = pipelined_layers(config), _layers_to_choose_from(config)
   apart = []
   if layers is not None and available is not None and layers < available:
     apart.append(f"pipeline_parallel_layers={layers} of {available}: set pipeline_parallel_layers=-1")

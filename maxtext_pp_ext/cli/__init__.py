@@ -24,6 +24,7 @@ SUBCOMMANDS = {
     "compare": "one run's train step compiled with several pipelines: memory, traffic, FLOPs",
     "convert": "write a checkpoint anew in the layout of another pipeline, or of none",
     "draw": "draw a schedule: which stage works on what when",
+    "plan": "the pipelines that a model could have on a topology, ranked by what they would cost",
     "sharding": "how each parameter is sharded, and by which rule",
 }
 

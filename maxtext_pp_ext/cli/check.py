@@ -5,8 +5,8 @@
   maxtext-pp check my.yml ici_pipeline_parallelism=4 pipeline_impl=circular_bsw
 
 Errors of pipelines are all listed, of MaxText's own the first. Then: which layer runs on which stage in which repeat,
-the schedule, and an estimate of a device's memory (docs/how-it-works.md has the formulas), with what is not in it. No
-devices are needed: it is for those of compile_topology, of --devices, or as many as the parallelism multiplies to.
+the schedule, and estimates of a device's memory and traffic (docs/how-it-works.md has the formulas), with what is not in
+them. No devices are needed: it is for those of compile_topology, of --devices, or as many as the parallelism makes.
 Ends with 2 if there is an error, else with 0, also with warnings.
 """
 
@@ -57,8 +57,11 @@ def _result(found: Any) -> dict[str, Any]:
         "iterations": schedule.iterations,
         "bubble_fraction": schedule.bubble_fraction,
     }
-  if (memory := found.memory) is not None:
-    result["memory"] = {"bytes": memory.parts, "total": memory.total, "not_estimated": list(memory.missing)}
+  if (costs := found.costs) is not None:
+    result["memory"] = {"when": costs.worst_phase, "bytes": costs.memory, "total": costs.peak}
+    result["sent"] = {"bytes": costs.traffic, "total": costs.sent, "between_slices": costs.between_slices}
+  if found.not_counted:
+    result["not_estimated"] = found.not_counted
   return result
 
 
@@ -75,11 +78,20 @@ def _print(result: dict[str, Any]) -> None:
         f"in {schedule['delay'] * (schedule['stages'] - 1)}: bubble fraction {schedule['bubble_fraction']:.3f}"
     )
   if memory := result.get("memory"):
-    print(f"memory of a device, estimated: {output.bytes_text(memory['total'])}")
-    for name, size in memory["bytes"].items():
-      print(f"  {output.bytes_text(size):>8}  {name}")
-    print("  not in it: " + "; ".join(memory["not_estimated"]))
+    print(f"memory of a device, estimated: {output.bytes_text(memory['total'])}, {memory['when']}")
+    _print_bytes(memory["bytes"])
+    sent = result["sent"]
+    between = f", {output.bytes_text(sent['between_slices'])} of it between slices" if sent["between_slices"] else ""
+    print(f"sent by a device in a step, estimated: {output.bytes_text(sent['total'])}{between}")
+    _print_bytes(sent["bytes"])
+  if "not_estimated" in result:
+    print("not estimated: " + "; ".join(result["not_estimated"]))
   print("no errors" if not result["errors"] else f"{len(result['errors'])} error{'s' * (len(result['errors']) != 1)}")
+
+
+def _print_bytes(sizes: dict[str, int]) -> None:
+  for name, size in sizes.items():
+    print(f"  {output.bytes_text(size):>8}  {name}")
 
 
 def _layer_lines(layers: list[dict[str, int] | None]) -> list[str]:

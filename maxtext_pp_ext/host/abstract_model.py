@@ -22,18 +22,28 @@ def abstract_mesh(config: Any) -> AbstractMesh:
   Raises:
     ValueError: the parallelism does not fit the number of devices.
   """
-  from maxtext.utils import max_utils  # pylint: disable=import-outside-toplevel
-
-  slices = config.num_slices
-  try:
-    ici = max_utils.fill_unspecified_mesh_axes(list(config.ici_parallelism), config.num_target_devices // slices, "ICI")
-    dcn = list(config.dcn_parallelism)
-    dcn = max_utils.fill_unspecified_mesh_axes(dcn, slices, "DCN") if slices > 1 else [1] * len(dcn)
-  except AssertionError as error:  # MaxText's way to say so
-    raise ValueError(f"{error} (compile_topology={config.compile_topology!r})") from error
+  ici, dcn = parallelism(config, "ici"), parallelism(config, "dcn")
   axis_type = AxisType.Explicit if config.shard_mode.value == "explicit" else AxisType.Auto
   sizes = tuple(int(i) for i in np.multiply(ici, dcn))
   return AbstractMesh(sizes, tuple(config.mesh_axes), axis_types=(axis_type,) * len(sizes))
+
+
+def parallelism(config: Any, network: str) -> list[int]:
+  """The size of each mesh axis on "ici" (within a slice) or "dcn" (over slices), with what MaxText derives for -1.
+
+  Raises:
+    ValueError: the parallelism does not fit the number of devices.
+  """
+  from maxtext.utils import max_utils  # pylint: disable=import-outside-toplevel
+
+  given, slices = list(getattr(config, f"{network}_parallelism")), config.num_slices
+  if network == "dcn" and slices <= 1:
+    return [1] * len(given)
+  target = slices if network == "dcn" else config.num_target_devices // slices
+  try:
+    return [int(size) for size in max_utils.fill_unspecified_mesh_axes(given, target, network.upper())]
+  except AssertionError as error:  # MaxText's way to say so
+    raise ValueError(f"{error} (compile_topology={config.compile_topology!r})") from error
 
 
 def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:

@@ -11,7 +11,9 @@ import re
 from typing import Any
 
 from maxtext_pp_ext import config as keys
-from maxtext_pp_ext.host import abstract_model, factory, install, layouts, memory_estimate, run_config
+from maxtext_pp_ext.host import abstract_model, factory, install, layouts, run_config, sizes
+from maxtext_pp_ext.host.costs_of_run import costs_of_run
+from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.conflicts import by_problem
 
@@ -29,7 +31,8 @@ class Checked:
     layout: in words.
     layers: for each layer of the model in their order, (stage, repeat), or None outside the pipeline.
     schedule: of the pipeline.
-    memory: of a device.
+    costs: of a device and step; None if there are no formulas for the pipeline.
+    not_counted: what takes memory or traffic and is not in the costs.
   """
 
   errors: list[str] = dataclasses.field(default_factory=list)
@@ -38,7 +41,8 @@ class Checked:
   layout: str | None = None
   layers: list[tuple[int, int] | None] = dataclasses.field(default_factory=list)
   schedule: CircularSchedule | None = None
-  memory: memory_estimate.Estimate | None = None
+  costs: Costs | None = None
+  not_counted: list[str] = dataclasses.field(default_factory=list)
 
 
 def check(argv: Sequence[str], devices: int | None = None) -> Checked:
@@ -101,7 +105,11 @@ def _model(config: Any, found: Checked) -> None:
   parameters, mesh = abstract_model.explained(config)
   of_sharding = _conflicts(parameters.conflicts)
   (found.errors if config.sharding_conflicts == "error" else found.warnings).extend(of_sharding)
-  found.memory = memory_estimate.estimate(config, found.schedule, parameters, mesh)
+  found.costs = costs_of_run(config, factory.pipeline_impl(config), found.schedule, parameters, mesh)
+  if found.costs is None:
+    found.not_counted = [f"anything: there are no formulas for pipeline_impl={factory.pipeline_impl(config)}"]
+  else:
+    found.not_counted = sizes.not_counted(config)
 
 
 def _conflicts(found: Iterable[Any]) -> list[str]:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MaxText's config for the arguments of a run, read without ending the process."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import importlib.util
 import pathlib
 from typing import Any
@@ -60,6 +60,12 @@ def read_without_run(arguments: Sequence[str], **overrides: Any) -> Any:
     overrides = {"compile_topology_num_slices": 1} | overrides
   quiet = {key: value for key, value in _WITHOUT_RUN.items() if key not in on_command_line}
   return read(arguments, **quiet | overrides)
+
+
+def with_keys(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+  """MaxText's arguments with these values instead of what they say themselves."""
+  kept = [argument for argument in argv if argument.partition("=")[0] not in values]
+  return [*kept, *(f"{key}={value}" for key, value in values.items())]
 
 
 def given_keys(argv: Sequence[str]) -> dict[str, Any]:

@@ -53,8 +53,7 @@ def arguments(name: str, argv: Sequence[str], *, on_cpu: bool) -> list[str]:
   if not on_cpu and given.get("compile_topology_num_slices", -1) == -1:
     replaced["compile_topology_num_slices"] = 1
   replaced |= keys(name, given)
-  kept = [argument for argument in argv if argument.partition("=")[0] not in replaced]
-  return [*kept, *(f"{key}={value}" for key, value in replaced.items())]
+  return run_config.with_keys(argv, replaced)
 
 
 def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

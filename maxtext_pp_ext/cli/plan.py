@@ -1,0 +1,265 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the pipelines that a model could have on a topology, and ranks them by closed forms.
+
+  maxtext-pp plan my.yml compile_topology=v5p-256 [--validate 2]
+
+Stages take their devices from the mesh axis that MaxText is asked to derive (-1), or from FSDP, or from data parallelism;
+batch, sequence, tensor and expert parallelism stay as the arguments say. "none" is the same model without a pipeline.
+
+  S R L/S M    stages (4=2×2: two within a slice, on two slices), repeats, layers per stage and repeat, microbatches
+  bubble       share of a stage's iterations in which it idles
+  memory       what has to fit into a device at the worst time of a step
+  window       of that, gathered weights and sums of gradients
+  kept         of that, the stages' inputs that backward needs
+  weights      sent by a device in a step to gather weights and to reduce their gradients
+  act.         sent to other stages: activations and their gradients
+  sent         in all
+  slices       of that, to other slices
+  at least     seconds of a step if everything sent hides behind compute, at the peak that the vendor states
+  at most      plus what is sent, if nothing hides
+
+The first of them is what they are ranked by, so that a pipeline comes before "none" only where transfers bound the step.
+docs/how-it-works.md has the formulas, docs/choosing.md says how far they are from what the compiler makes of it;
+--validate compiles the best for the TPUs of compile_topology, none of which need be there, and shows both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from maxtext_pp_ext.cli import maxtext, output
+from maxtext_pp_ext.cli.errors import FAILED, CommandError
+
+_DEFAULT = "none,circular,circular_bsw,circular_ag_once"
+_GIB = 1 << 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument("--impl", default=_DEFAULT, metavar="NAME,…", help="which (default: %(default)s)")
+  parser.add_argument("--devices", type=int, metavar="N", help="how many devices, without compile_topology")
+  parser.add_argument("--chip", metavar="NAME", help="what the devices are, in the place of compile_topology's")
+  parser.add_argument("--device-memory-gib", type=float, metavar="X", help="in the place of the chip's")
+  parser.add_argument("--top", type=int, default=10, metavar="N", help="how many to show (default: %(default)s)")
+  parser.add_argument("--all", action="store_true", help="show all, also those that do not fit or cannot be, and why")
+  parser.add_argument("--validate", type=int, default=0, metavar="N", help="compile the best N, and compare")
+  parser.add_argument("--minutes", type=float, default=30.0, help="wall time for each (default: %(default)s)")
+  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for each (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+  maxtext.check_arguments(args.maxtext_args)
+  names = list(dict.fromkeys(filter(None, args.impl.split(","))))
+  chip = _check(args, names)
+  maxtext.on_cpu()
+  with output.progress("looking at layouts") as show:
+    try:
+      with output.quiet():
+        found = _plan(args, names, chip, show)
+    except (ValueError, OSError, NotImplementedError) as error:
+      raise CommandError(str(error)) from error
+  shown = found.candidates if args.all else [each for each in found.candidates if found.fits(each)][: args.top]
+  result = {
+      "devices": found.devices,
+      "device_memory": found.memory_limit,
+      "candidates": [_as_dict(found, candidate) for candidate in shown],
+      "not_estimated": found.not_counted,
+  }
+  if args.all:
+    result["infeasible"] = [{"keys": each.keys, "reason": each.reason} for each in found.infeasible]
+  if not shown:
+    _show(args, result, found)
+    return FAILED
+  failed = False
+  for candidate, row in list(zip(shown, result["candidates"], strict=True))[: args.validate]:
+    row["compiled"] = _compiled(candidate, args)
+    failed |= "failure" in row["compiled"]
+  _show(args, result, found)
+  return FAILED if failed else 0
+
+
+def _show(args: argparse.Namespace, result: dict[str, Any], found: Any) -> None:
+  if args.json:
+    output.print_json(result)
+  else:
+    _print(result, found)
+
+
+def _check(args: argparse.Namespace, names: list[str]) -> Any:
+  from maxtext_pp_ext.plan import chips  # pylint: disable=import-outside-toplevel
+
+  positive = {"--devices": args.devices, "--device-memory-gib": args.device_memory_gib, "--top": args.top}
+  positive |= {"--minutes": args.minutes, "--memory-gib": args.memory_gib}
+  for option, value in positive.items():
+    if value is not None and value <= 0:
+      raise CommandError(f"{option} {value}: has to be positive.")
+  if not names:
+    raise CommandError("--impl names nothing.")
+  if args.chip is not None and args.chip not in chips.CHIPS:
+    raise CommandError(f"--chip {args.chip}: there are numbers for {', '.join(chips.CHIPS)}.")
+  if args.validate < 0:
+    raise CommandError(f"--validate {args.validate}: cannot be negative.")
+  return chips.CHIPS[args.chip] if args.chip else None
+
+
+def _plan(args: argparse.Namespace, names: list[str], chip: Any, show: Any) -> Any:
+  from maxtext_pp_ext.host import install, planned, run_config  # pylint: disable=import-outside-toplevel
+
+  install.install()
+  topology = run_config.given_keys(args.maxtext_args).get("compile_topology")
+  if topology and args.devices:
+    raise ValueError(f"--devices {args.devices} with compile_topology={topology}: give one of them.")
+  if not topology and not args.devices:
+    raise ValueError("Which devices? Give compile_topology=, such as v5p-256, or --devices N.")
+  if not topology and args.validate:
+    raise ValueError("--validate needs compile_topology=, the TPUs to compile for.")
+  limit = round(args.device_memory_gib * _GIB) if args.device_memory_gib else None
+  return planned.plan(
+      args.maxtext_args,
+      implementations=names,
+      devices=args.devices,
+      chip=chip,
+      memory_limit=limit,
+      shown=args.top,
+      on_progress=show,
+  )
+
+
+def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
+  costs, schedule = candidate.costs, candidate.schedule
+  return {
+      "impl": candidate.impl,
+      "keys": candidate.keys,
+      "stages": schedule.stages if schedule else 1,
+      "repeats": schedule.repeats if schedule else None,
+      "layers_per_stage": candidate.layers_per_stage,
+      "microbatches": schedule.microbatches if schedule else None,
+      "bubble_fraction": schedule.bubble_fraction if schedule else 0.0,
+      "fits": found.fits(candidate),
+      "memory": {"when": costs.worst_phase, "bytes": costs.memory, "total": costs.peak},
+      "sent": {"bytes": costs.traffic, "total": costs.sent, "between_slices": costs.between_slices},
+      "seconds_at_least": candidate.seconds,
+      "seconds_at_most": candidate.seconds_unhidden,
+      "bound_by": candidate.bound_by,
+  }
+
+
+def _compiled(candidate: Any, args: argparse.Namespace) -> dict[str, Any]:
+  """The compiler's figures of what was predicted, or `failure`."""
+  from maxtext_pp_ext.compiled import limits, step, traffic  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host import variants  # pylint: disable=import-outside-toplevel
+
+  bounds = limits.Limits(seconds=args.minutes * 60, memory_bytes=int(args.memory_gib * _GIB))
+  arguments = variants.arguments(candidate.impl, candidate.arguments(args.maxtext_args), on_cpu=False)
+  with output.waiting(f"compiling {_name(candidate.impl, candidate.keys)}"):
+    figures = step.compile_step(arguments, bounds=bounds)
+  if "failure" in figures:
+    return {"failure": figures["failure"]}
+  wire = figures["wire_GB"]
+  return {
+      "memory": figures["bytes"]["peak"],
+      "sent": round(sum(wire.values()) * 1e9),
+      "between_slices": round(wire.get(traffic.BETWEEN_SLICES, 0) * 1e9),
+  }
+
+
+def _name(impl: str, keys: dict[str, Any]) -> str:
+  stages = keys.get("ici_pipeline_parallelism", 1) * keys.get("dcn_pipeline_parallelism", 1)
+  return impl if stages == 1 else f"{impl}, {stages} stages"
+
+
+def _print(result: dict[str, Any], found: Any) -> None:
+  from rich import box, console, table, text  # pylint: disable=import-outside-toplevel
+
+  screen = console.Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+  say = lambda line: screen.print(text.Text(line))
+  limit = f" of {output.bytes_text(result['device_memory'])}" if result["device_memory"] else ""
+  rows = result["candidates"]
+  say(
+      f"{result['devices']} devices{limit}; {len(found.candidates)} ways to run the model, of which {len(rows)} are shown"
+  )
+  if rows:
+    shown = table.Table(box=box.HORIZONTALS)
+    for heading in _HEADINGS:
+      first = heading == _HEADINGS[0]
+      shown.add_column(heading, justify="left" if first else "right", no_wrap=True)
+    for row in rows:
+      shown.add_row(*map(text.Text, _cells(row)))
+    screen.print(shown)
+    best = next((row for row in rows if row["stages"] > 1), None)
+    if best is not None:
+      say("the first pipeline: " + " ".join(f"{key}={value}" for key, value in _keys_to_set(best).items()))
+  else:
+    say("none of them fits")
+  if result["not_estimated"]:
+    say("not estimated, in none of them: " + "; ".join(result["not_estimated"]))
+  _print_compiled(rows, say)
+  for each in result.get("infeasible", ()):
+    say(f"cannot be: {' '.join(f'{key}={value}' for key, value in each['keys'].items())}: {each['reason']}")
+
+
+_HEADINGS = ("pipeline", "S", "R", "L/S", "M", "bubble", "memory", "window", "kept", "weights", "act.", "sent", "slices")
+_HEADINGS += ("at least", "at most", "bound by")
+_WINDOW = ("weight window", "gathered weights", "sums of", "their gradients", "weights that")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+  memory, sent = row["memory"]["bytes"], row["sent"]["bytes"]
+  part = lambda *names: output.bytes_text(sum(size for name, size in memory.items() if name.startswith(names)))
+  seconds = lambda value: "–" if value is None else f"{value:.3g} s"
+  between = row["sent"]["between_slices"]
+  return [
+      row["impl"],
+      _stages(row),
+      str(row["repeats"] or "–"),
+      str(row["layers_per_stage"]),
+      str(row["microbatches"] or "–"),
+      f"{row['bubble_fraction']:.1%}",
+      output.bytes_text(row["memory"]["total"]) + ("" if row["fits"] else " !"),
+      part(*_WINDOW),
+      part("stages' inputs", "layers' inputs"),
+      output.bytes_text(sent["weights"] + sent["gradients"]),
+      output.bytes_text(sent["activations"]),
+      output.bytes_text(row["sent"]["total"]),
+      output.bytes_text(between) if between else "–",
+      seconds(row["seconds_at_least"]),
+      seconds(row["seconds_at_most"]),
+      row["bound_by"] or "–",
+  ]
+
+
+def _stages(row: dict[str, Any]) -> str:
+  """2 within a slice, 2 over slices: 4=2×2."""
+  ici, dcn = (row["keys"].get(f"{network}_pipeline_parallelism", 1) for network in ("ici", "dcn"))
+  return str(ici) if dcn == 1 else f"{ici * dcn}={ici}×{dcn}"
+
+
+def _keys_to_set(row: dict[str, Any]) -> dict[str, Any]:
+  """Those that are not the defaults, or not the only possible."""
+  kept = {"pipeline_impl", "num_pipeline_microbatches", "num_layers_per_pipeline_stage"}
+  return {
+      key: value for key, value in row["keys"].items() if key in kept or (key.endswith("_parallelism") and value != 1)
+  }
+
+
+def _print_compiled(rows: list[dict[str, Any]], say: Any) -> None:
+  for row in rows:
+    if (compiled := row.get("compiled")) is None:
+      continue
+    name = _name(row["impl"], row["keys"])
+    if "failure" in compiled:
+      say(f"{name}: not compiled: {compiled['failure']}")
+      continue
+    pairs = {
+        "memory": row["memory"]["total"],
+        "sent": row["sent"]["total"],
+        "between_slices": row["sent"]["between_slices"],
+    }
+    texts = []
+    for what, predicted in pairs.items():
+      if actual := compiled[what]:
+        words = f"{what.replace('_', ' ')} {output.bytes_text(predicted)}, compiled {output.bytes_text(actual)}"
+        texts.append(f"{words} ({predicted / actual - 1:+.0%})")
+    say(f"{name}: {'; '.join(texts)}")

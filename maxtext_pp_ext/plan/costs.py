@@ -1,0 +1,192 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Traffic and memory of a pipeline as closed forms; docs/how-it-works.md derives them.
+
+Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding delay, T iterations. All bytes are of one
+device, and traffic is what it sends in one step, counted as `compiled.traffic` counts the compiler's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from maxtext_pp_ext.engine.residency import Residency
+from maxtext_pp_ext.schedule import CircularSchedule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+  """What a model comes to on one device, in bytes.
+
+  "Repeat" is one repeat of one stage; without a pipeline it is one layer, and the whole batch is one microbatch.
+
+  Attributes:
+    parameters: of the whole model, sharded as they are stored.
+    optimizer: its moments.
+    gathered: the weights of a repeat as a stage computes with them, in the dtype in which they are gathered.
+    summed: their gradients, in the dtype in which they are summed over microbatches.
+    sent_to_gather, sent_to_reduce: what a device sends to gather these weights once, and to reduce these gradients.
+    activations: one microbatch between two layers.
+    work: what a stage's backward keeps of one microbatch while it is at it.
+    logits: of the device's share of the batch.
+    head: weights outside the pipeline, as they are gathered.
+    head_sent: what a device sends in a step for weights outside the pipeline, and their gradients.
+    between_slices: of sent_to_gather and sent_to_reduce, and of all replicas' gradients once, over the data-centre
+      network.
+  """
+
+  parameters: int
+  optimizer: int
+  gathered: int
+  summed: int
+  sent_to_gather: int
+  sent_to_reduce: int
+  activations: int
+  work: int
+  logits: int
+  head: int
+  head_sent: int
+  between_slices: tuple[int, int, int] = (0, 0, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+  """Attributes: bytes, by what they are.
+
+  traffic: sent in a step.
+  between_slices: of those, over the data-centre network.
+  always: memory that is taken throughout a step.
+  phases: memory that is taken at the same time, for each time that may be the worst.
+  """
+
+  traffic: dict[str, int]
+  between_slices: int
+  always: dict[str, int]
+  phases: dict[str, dict[str, int]]
+
+  @property
+  def sent(self) -> int:
+    return sum(self.traffic.values())
+
+  @property
+  def worst_phase(self) -> str:
+    return max(self.phases, key=lambda name: sum(self.phases[name].values()))
+
+  @property
+  def memory(self) -> dict[str, int]:
+    """What is taken at the worst time."""
+    return self.always | self.phases[self.worst_phase]
+
+  @property
+  def peak(self) -> int:
+    return sum(self.memory.values())
+
+
+def gathers(schedule: CircularSchedule, residency: Residency) -> float:
+  """How often the weights of one repeat are gathered in a step, by what a device sends."""
+  if residency is Residency.ITERATION:
+    return 2.0 * schedule.iterations
+  if residency is Residency.ONCE or schedule.repeats == 1:
+    return float(schedule.repeats)
+  # Backward begins with the weights that forward ended with. A piece is sent in every iteration in which some stage needs
+  # one, and stages need them at different times.
+  return 2 * schedule.repeats - 1 + 2 * _others_iterations(schedule)
+
+
+def reductions(schedule: CircularSchedule, residency: Residency) -> float:
+  """How often the gradients of one repeat are reduced in a step, by what a device sends."""
+  if residency is Residency.ITERATION:
+    return float(schedule.iterations)
+  return schedule.repeats + (_others_iterations(schedule) if schedule.repeats > 1 else 0)
+
+
+def _others_iterations(schedule: CircularSchedule) -> float:
+  """In repeats: how long the ring works in which a stage itself does not."""
+  return schedule.delay * (schedule.stages - 1) / schedule.microbatches
+
+
+def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *, over_slices: bool = False) -> Costs:
+  """The costs of one of our pipelines.
+
+  Args:
+    schedule: what is worked on when.
+    residency: how long gathered weights stay.
+    sizes: of the model, with this schedule's stages.
+    over_slices: whether stages are on different slices.
+  """
+  gather, reduce = gathers(schedule, residency), reductions(schedule, residency)
+  ring = 2 * schedule.iterations * sizes.activations if schedule.stages > 1 else 0
+  whole = schedule.microbatches * sizes.activations
+  # Into the pipeline and out of it, forward and backward.
+  ends = 4 * whole * (schedule.stages - 1) // schedule.stages
+  traffic = {
+      "weights": round(gather * sizes.sent_to_gather),
+      "gradients": round(reduce * sizes.sent_to_reduce),
+      "activations": ring + ends,
+      "outside the pipeline": sizes.head_sent,
+  }
+  gathered_over, reduced_over, once_over = sizes.between_slices
+  between = round(gather * gathered_over + reduce * reduced_over) + once_over
+  between += traffic["activations"] if over_slices else 0
+  kept = {"stages' inputs, kept for backward": schedule.iterations * sizes.activations}
+  backward = {"gradients, sharded": sizes.parameters, **_window(schedule, residency, sizes), **kept}
+  backward["waiting microbatches, both directions"] = 2 * whole
+  backward["one microbatch in a stage, backward"] = sizes.work
+  slots = {Residency.ITERATION: 0, Residency.REPEAT: 1, Residency.ONCE: schedule.repeats}[residency]
+  head = {**kept, "weights that the pipeline keeps gathered": slots * sizes.gathered, "outputs": whole}
+  return Costs(
+      traffic=traffic,
+      between_slices=between,
+      always=_always(sizes),
+      phases={"in the pipeline's backward": backward, "at the logits": head | _head(sizes)},
+  )
+
+
+def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes) -> dict[str, int]:
+  if residency is Residency.REPEAT:
+    weights = {"weight window: slot and spare": min(2, schedule.repeats) * sizes.gathered}
+  elif residency is Residency.ONCE:
+    weights = {"gathered weights of all repeats": schedule.repeats * sizes.gathered}
+  else:
+    return {
+        "gathered weights of one iteration": sizes.gathered,
+        "their gradients, not reduced yet": sizes.summed,
+    }
+  return weights | {"sums of the gradients of a repeat": sizes.summed}
+
+
+def without(layers: int, sizes: Sizes) -> Costs:
+  """The costs of the same model without a pipeline, its layers one after another in a loop, rematerialised.
+
+  A layer's weights are gathered in forward, and in backward once more for what is computed again and once for the
+  gradients: with remat, the compiler does not share the two.
+  """
+  traffic = {
+      "weights": 3 * layers * sizes.sent_to_gather,
+      "gradients": layers * sizes.sent_to_reduce,
+      "activations": 0,
+      "outside the pipeline": sizes.head_sent,
+  }
+  gathered_over, reduced_over, once_over = sizes.between_slices
+  kept = {"layers' inputs, kept for backward": layers * sizes.activations}
+  backward = {
+      "gradients, sharded": sizes.parameters,
+      "gathered weights of one layer": sizes.gathered,
+      "their gradients, not reduced yet": sizes.summed,
+      **kept,
+      "one layer, backward": sizes.work,
+  }
+  return Costs(
+      traffic=traffic,
+      between_slices=layers * (3 * gathered_over + reduced_over) + once_over,
+      always=_always(sizes),
+      phases={"in the layers' backward": backward, "at the logits": kept | _head(sizes)},
+  )
+
+
+def _always(sizes: Sizes) -> dict[str, int]:
+  return {"parameters": sizes.parameters, "optimizer's moments": sizes.optimizer}
+
+
+def _head(sizes: Sizes) -> dict[str, int]:
+  return {"gathered weights outside the pipeline": sizes.head, "logits": sizes.logits}

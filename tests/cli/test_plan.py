@@ -1,0 +1,110 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`maxtext-pp plan`, as a command."""
+
+import json
+
+from maxtext_pp_ext import cli
+from maxtext_pp_ext.compiled import step
+import pytest
+from tests.host.common import TINY
+from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
+
+# 8 devices, 16 rows, 6 layers: 2, 4 or 8 stages could be, of which 4 and 8 do not divide the layers.
+SIX_LAYERS = tuple(key for key in TINY if "num_decoder_layers" not in key) + ("base_num_decoder_layers=6",)
+
+
+@pytest.fixture
+def plan(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name
+  import maxtext.utils.model_creation_utils  # noqa: F401  it prints when it is first imported
+
+  capfd.readouterr()
+
+  def run(*arguments):
+    status = cli.main(["plan", *SIX_LAYERS, *arguments])
+    return status, capfd.readouterr()
+
+  return run
+
+
+def test_every_combination_is_there_and_what_cannot_be_has_its_reason(plan):
+  status, captured = plan("--devices", "8", "--all", "--json")
+  found = json.loads(captured.out)
+  assert status == 0 and found["devices"] == 8
+  layouts = {
+      (row["impl"], row["stages"], row["repeats"], row["layers_per_stage"], row["microbatches"])
+      for row in found["candidates"]
+  }
+  expected = {("none", 1, None, 6, None)}
+  for impl in ("circular", "circular_bsw", "circular_ag_once"):
+    expected |= {(impl, 2, repeats, 3 // repeats, m) for repeats in (1, 3) for m in (2, 4)}
+  assert layouts == expected
+  reasons = {each["keys"]["ici_pipeline_parallelism"]: each["reason"] for each in found["infeasible"]}
+  assert set(reasons) == {4} and "cannot be divided among 4 stages" in reasons[4]
+
+
+def test_what_fits_comes_first_and_its_keys_are_accepted_as_they_are(plan, capfd):
+  _, captured = plan("--devices", "8", "--all", "--json")
+  rows = json.loads(captured.out)["candidates"]
+  limit = sorted(row["memory"]["total"] for row in rows)[len(rows) // 2]
+  _, captured = plan("--devices", "8", "--device-memory-gib", str(limit / 2**30), "--all", "--json")
+  rows = json.loads(captured.out)["candidates"]
+  fits = [row["fits"] for row in rows]
+  assert fits == sorted(fits, reverse=True) and 0 < sum(fits) < len(fits)
+  row = next(row for row in rows if row["stages"] == 2)
+  arguments = [f"{key}={value}" for key, value in row["keys"].items()]
+  assert cli.main(["check", *SIX_LAYERS, *arguments, "--devices", "8", "--json"]) == 0
+  checked = json.loads(capfd.readouterr().out)
+  assert checked["memory"]["total"] == row["memory"]["total"] and checked["sent"] == row["sent"]
+  assert checked["schedule"]["microbatches"] == row["microbatches"]
+
+
+def test_a_chip_gives_a_memory_and_bounds_of_the_step(plan):
+  status, captured = plan("--devices", "8", "--chip", "v5e", "--top", "3")
+  assert status == 0 and "8 devices of 17.2 GB" in captured.out and "the first pipeline: pipeline_impl=" in captured.out
+  _, captured = plan("--devices", "8", "--chip", "v5e", "--top", "3", "--json")
+  rows = json.loads(captured.out)["candidates"]
+  assert len(rows) == 3 and all(0 < row["seconds_at_least"] < row["seconds_at_most"] for row in rows)
+  assert [row["seconds_at_least"] for row in rows] == sorted(row["seconds_at_least"] for row in rows)
+
+
+def test_nothing_fits_into_no_memory(plan):
+  status, captured = plan("--devices", "8", "--device-memory-gib", "1e-6")
+  assert status == 1 and "none of them fits" in captured.out
+
+
+def test_the_best_are_compiled_for_the_topology_and_shown_beside(plan, monkeypatch):
+  asked = []
+
+  def compile_step(arguments, **_):
+    asked.append(arguments)
+    if len(asked) == 2:
+      return {"failure": "stopped: more than 60 s"}
+    return {"bytes": {"peak": 10**9}, "wire_GB": {"all-gather": 2.0, "collective-permute": 1.0}}
+
+  monkeypatch.setattr(step, "compile_step", compile_step)
+  status, captured = plan("compile_topology=v5p-16", "--validate", "2", "--impl", "circular,circular_bsw")
+  assert status == 1 and len(asked) == 2
+  assert "2 stages: memory" in captured.out and "compiled 1 GB (" in captured.out and "compiled 3 GB (" in captured.out
+  assert "not compiled: stopped: more than 60 s" in captured.out
+  for arguments in asked:
+    assert {"compile_topology=v5p-16", "ici_pipeline_parallelism=2", "dataset_type=synthetic"} <= set(arguments)
+  assert asked[0] != asked[1]
+
+
+WRONG = {
+    "no devices": ((), "Which devices?"),
+    "two kinds of devices": (("compile_topology=v5p-8", "--devices", "4"), "give one of them"),
+    "no topology to compile for": (("--devices", "8", "--validate", "1"), "needs compile_topology="),
+    "unknown implementation": (("--devices", "8", "--impl", "zero-bubble"), "zero-bubble"),
+    "no formulas": (("--devices", "8", "--impl", "host"), "host"),
+    "unknown chip": (("--devices", "8", "--chip", "h100"), "there are numbers for v4, v5e"),
+    "nothing to show": (("--devices", "8", "--top", "0"), "has to be positive"),
+    "no such key": (("--devices", "8", "no_such_key=1"), "no_such_key"),
+}
+
+
+@pytest.mark.parametrize("arguments, words", WRONG.values(), ids=WRONG.keys())
+def test_what_cannot_be_planned_is_said(plan, arguments, words):
+  status, captured = plan(*arguments)
+  assert status == 2 and words in captured.err and captured.out == ""

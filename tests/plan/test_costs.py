@@ -1,0 +1,97 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The closed forms against counting, iteration by iteration."""
+
+import dataclasses
+
+from maxtext_pp_ext.engine.residency import Residency
+from maxtext_pp_ext.plan import chips, costs
+from maxtext_pp_ext.schedule import CircularSchedule, window
+import pytest
+
+SCHEDULES = [
+    CircularSchedule(stages=stages, microbatches=delay * stages * more, repeats=repeats, delay=delay)
+    for stages in (1, 2, 3, 4, 8)
+    for more in (1, 3)
+    for repeats in (1, 2, 5)
+    for delay in (1, 2)
+]
+NAMES = [f"S{s.stages}-M{s.microbatches}-R{s.repeats}-D{s.delay}" for s in SCHEDULES]
+SIZES = costs.Sizes(
+    parameters=1000,
+    optimizer=2000,
+    gathered=64,
+    summed=128,
+    sent_to_gather=48,
+    sent_to_reduce=96,
+    activations=16,
+    work=5,
+    logits=700,
+    head=30,
+    head_sent=11,
+)
+
+
+def iterations_with(schedule, steps, attribute):
+  """In how many iterations some stage has something there: all stages run the same program."""
+  every = [steps(schedule, stage) for stage in range(schedule.stages)]
+  return sum(any(getattr(step, attribute) is not None for step in at_once) for at_once in zip(*every, strict=True))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=NAMES)
+def test_gathers_and_reductions_of_the_window_are_those_of_its_steps(schedule):
+  pieces = schedule.microbatches
+  forward = 1 + iterations_with(schedule, window.forward, "arriving") / pieces
+  backward = iterations_with(schedule, window.backward, "arriving") / pieces
+  assert costs.gathers(schedule, Residency.REPEAT) == pytest.approx(forward + backward)
+  reduced = 1 + iterations_with(schedule, window.backward, "reducing") / pieces
+  assert costs.reductions(schedule, Residency.REPEAT) == pytest.approx(reduced)
+  assert costs.reductions(schedule, Residency.ONCE) == costs.reductions(schedule, Residency.REPEAT)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=NAMES)
+def test_a_stage_sends_as_often_as_there_are_iterations_and_never_to_itself(schedule):
+  found = costs.pipelined(schedule, Residency.ITERATION, SIZES)
+  assert costs.gathers(schedule, Residency.ITERATION) == 2 * schedule.iterations
+  assert found.traffic["weights"] == 2 * schedule.iterations * SIZES.sent_to_gather
+  assert found.traffic["gradients"] == schedule.iterations * SIZES.sent_to_reduce
+  if schedule.stages == 1:
+    assert found.traffic["activations"] == 0
+  else:
+    others = (schedule.stages - 1) / schedule.stages
+    ends = 4 * schedule.microbatches * SIZES.activations * others
+    assert found.traffic["activations"] == pytest.approx(2 * schedule.iterations * SIZES.activations + ends, abs=1)
+
+
+def test_once_gathers_least_and_holds_most():
+  schedule = CircularSchedule(stages=4, microbatches=8, repeats=5)
+  by_residency = {residency: costs.pipelined(schedule, residency, SIZES) for residency in Residency}
+  sent = {residency: found.traffic["weights"] for residency, found in by_residency.items()}
+  assert sent[Residency.ONCE] < sent[Residency.REPEAT] < sent[Residency.ITERATION]
+  held = lambda found: sum(found.phases["in the pipeline's backward"].values())
+  assert held(by_residency[Residency.ONCE]) - held(by_residency[Residency.REPEAT]) == 3 * SIZES.gathered
+
+
+def test_the_peak_is_of_the_worst_time_of_a_step():
+  schedule = CircularSchedule(stages=2, microbatches=2, repeats=2)
+  for logits, when in ((0, "in the pipeline's backward"), (10**6, "at the logits")):
+    found = costs.pipelined(schedule, Residency.REPEAT, dataclasses.replace(SIZES, logits=logits))
+    assert found.worst_phase == when and found.peak == sum(found.memory.values())
+    assert found.peak == max(sum((found.always | phase).values()) for phase in found.phases.values())
+
+
+def test_activations_go_between_slices_if_stages_do_and_weights_if_they_are_sharded_over_them():
+  schedule = CircularSchedule(stages=4, microbatches=8, repeats=5)
+  found = costs.pipelined(schedule, Residency.REPEAT, SIZES, over_slices=True)
+  assert found.between_slices == found.traffic["activations"]
+  sharded = dataclasses.replace(SIZES, between_slices=(10, 20, 3))
+  found = costs.pipelined(schedule, Residency.ONCE, sharded)
+  assert found.between_slices == round(5 * 10 + (5 + 3 / 8) * 20) + 3
+  assert costs.without(7, sharded).between_slices == 7 * (3 * 10 + 20) + 3
+
+
+def test_a_step_takes_as_long_as_the_slowest_of_three():
+  chip = chips.Chip(flops=100.0, hbm_bytes=1, interconnect=10.0, network=2.0)
+  takes = chips.bounds(chip, flops=300, outside_flops=100, bubble_fraction=0.25, sent=35, between_slices=5)
+  assert takes == pytest.approx({"compute": 5.0, "interconnect": 3.0, "network": 2.5})
+  assert chips.of_topology("v5p-256") is chips.CHIPS["v5p"] and chips.of_topology("a3") is None
