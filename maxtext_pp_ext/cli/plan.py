@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--devices", type=int, metavar="N", help="how many devices, without compile_topology")
   parser.add_argument("--chip", metavar="NAME", help="what the devices are, in the place of compile_topology's")
   parser.add_argument("--device-memory-gib", type=float, metavar="X", help="in the place of the chip's")
-  parser.add_argument("--top", type=int, default=10, metavar="N", help="how many to show (default: %(default)s)")
+  parser.add_argument("--top", type=int, default=10, metavar="N", help="how many to show, besides none (default: %(default)s)")
   parser.add_argument("--all", action="store_true", help="show all, also those that do not fit or cannot be, and why")
-  parser.add_argument("--validate", type=int, default=0, metavar="N", help="compile the best N, and compare")
+  parser.add_argument("--validate", type=int, default=0, metavar="N", help="compile the best N, and none, and compare")
   parser.add_argument("--minutes", type=float, default=30.0, help="wall time for each (default: %(default)s)")
   parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for each (default: %(default)s)")
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         found = _plan(args, names, chip, show)
     except (ValueError, OSError, NotImplementedError) as error:
       raise CommandError(str(error)) from error
-  shown = found.candidates if args.all else [each for each in found.candidates if found.fits(each)][: args.top]
+  shown = found.candidates if args.all else _best(found, args.top)
   result = {
       "devices": found.devices,
       "device_memory": found.memory_limit,
@@ -73,11 +73,18 @@ def run(args: argparse.Namespace) -> int:
     _show(args, result, found)
     return FAILED
   failed = False
-  for candidate, row in list(zip(shown, result["candidates"], strict=True))[: args.validate]:
-    row["compiled"] = _compiled(candidate, args)
-    failed |= "failure" in row["compiled"]
+  for rank, (candidate, row) in enumerate(zip(shown, result["candidates"], strict=True)):
+    if rank < args.validate or (args.validate and candidate.schedule is None):
+      row["compiled"] = _compiled(candidate, args)
+      failed |= "failure" in row["compiled"]
   _show(args, result, found)
   return FAILED if failed else 0
+
+
+def _best(found: Any, count: int) -> list[Any]:
+  """So many of those that fit, and the model without a pipeline, which all want to be compared with."""
+  fitting = [each for each in found.candidates if found.fits(each)]
+  return fitting[:count] + [each for each in fitting[count:] if each.schedule is None]
 
 
 def _show(args: argparse.Namespace, result: dict[str, Any], found: Any) -> None:
