@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--devices", type=int, metavar="N", help="how many devices, without compile_topology")
   parser.add_argument("--chip", metavar="NAME", help="what the devices are, in the place of compile_topology's")
   parser.add_argument("--device-memory-gib", type=float, metavar="X", help="in the place of the chip's")
-  parser.add_argument("--top", type=int, default=10, metavar="N", help="how many to show, besides none (default: %(default)s)")
+  parser.add_argument(
+      "--top", type=int, default=10, metavar="N", help="how many to show, besides none (default: %(default)s)"
+  )
   parser.add_argument("--all", action="store_true", help="show all, also those that do not fit or cannot be, and why")
   parser.add_argument("--validate", type=int, default=0, metavar="N", help="compile the best N, and none, and compare")
   parser.add_argument("--minutes", type=float, default=30.0, help="wall time for each (default: %(default)s)")

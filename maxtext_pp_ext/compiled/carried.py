@@ -15,10 +15,11 @@ from typing import Any
 from maxtext_pp_ext.compiled import dataflow
 from maxtext_pp_ext.compiled import hlo
 from maxtext_pp_ext.compiled import spans
+from maxtext_pp_ext.compiled import traffic
 
 WEIGHTS, GRADIENTS, ACTIVATIONS, ELSEWHERE = "weights", "gradients", "activations", "elsewhere"
 CARRIED = (WEIGHTS, GRADIENTS, ACTIVATIONS, ELSEWHERE)
-_REDUCTIONS = frozenset({"all-reduce", "reduce-scatter", "collective-permute"})
+_REDUCTIONS = frozenset({"all-reduce", "reduce-scatter", "collective-permute", traffic.BETWEEN_SLICES})
 _COMPUTE = frozenset({"dot", "convolution", "scatter"})
 _KERNELS = ("tpu_custom_call", "matmul", "gemm", "cudnn")
 
@@ -79,6 +80,8 @@ def _result(flow: dataflow.Dataflow, span: spans.Span) -> dataflow.Value | None:
   """The largest array of a collective's result, which an asynchronous one has when it is done."""
   steps = flow.module.computations[span.where].instructions
   current = flow.module.computations[span.where].by_name[span.name]
+  if current.opcode == "send":  # what it has sent when it is done is elsewhere
+    return flow.values(span.where, current)[0]
   for step in steps:
     if current.name in step.operand_names and step.opcode.endswith(("-update", "-done")):
       current = step

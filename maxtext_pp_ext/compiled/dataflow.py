@@ -3,7 +3,8 @@
 """Which values of a compiled program depend on which others, through loops, branches, fusions and asynchronous calls.
 
 A value is one array: (computation, instruction, path in the instruction's tuple). Every value of an instruction depends
-on every operand, except where tuples are only packed, unpacked and passed on. Control is no dependence: a loop's
+on every operand, except where tuples are only packed, unpacked and passed on; what is received depends on what is sent to
+the same rendezvous, as all devices run the same program. Control is no dependence: a loop's
 condition and a branch's choice are left out.
 """
 
@@ -28,8 +29,13 @@ class Dataflow:
     for computation in module.computations.values():
       for instruction in computation.instructions:
         for before, after in self._edges(computation, instruction):
-          self._after[before].append(after)
-          self._before[after].append(before)
+          self._connect(before, after)
+    for before, after in self._between_slices():
+      self._connect(before, after)
+
+  def _connect(self, before: Value, after: Value) -> None:
+    self._after[before].append(after)
+    self._before[after].append(before)
 
   def depending_on(self, values: Iterable[Value]) -> set[Value]:
     """The values, and all that are computed from them."""
@@ -70,6 +76,14 @@ class Dataflow:
       yield from ((operand[0], result) for operand, result in zip(operands, results, strict=True))
     elif not self.module.callees(instruction) or instruction.opcode.endswith(("-start", "-update", "-done")):
       yield from ((value, result) for each in operands for value in each for result in results)
+
+  def _between_slices(self) -> Iterator[tuple[Value, Value]]:
+    ends: dict[str, dict[str, Value]] = collections.defaultdict(dict)
+    for computation in self.module.computations.values():
+      for step in computation.instructions:
+        if step.opcode in ("send", "recv") and (name := step.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"')):
+          ends[name[1]][step.opcode] = self.values(computation.name, step)[0]
+    yield from ((each["send"], each["recv"]) for each in ends.values() if len(each) == 2)
 
   def _into_calls(
       self, computation: hlo.Computation, instruction: hlo.Instruction, names: list[str], results: list[Value]

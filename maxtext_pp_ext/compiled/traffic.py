@@ -127,7 +127,7 @@ def _of_instruction(module: hlo.Module, computation: hlo.Computation, instructio
 def collective_of(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction) -> Collective | None:
   """The instruction as a collective; None if it is none. A `-done` is none: its `-start` counts."""
   if instruction.opcode == "send":
-    return Collective(kind=BETWEEN_SLICES, wire_bytes=max((a.bytes for a in instruction.arrays), default=0), weights=0)
+    return Collective(kind=BETWEEN_SLICES, wire_bytes=_sent_between_slices(instruction), weights=0)
   kind = _STARTS.get(instruction.opcode, instruction.opcode)
   if kind not in COLLECTIVES:
     return None
@@ -151,6 +151,21 @@ def collective_of(module: hlo.Module, computation: hlo.Computation, instruction:
     wire = size
   weights = sum(array.is_floating and array.bytes >= WEIGHT_BYTES for array in arrays)
   return Collective(kind=kind, wire_bytes=wire, weights=weights)
+
+
+def _sent_between_slices(instruction: hlo.Instruction) -> float:
+  """Of a `send` to the runtime that connects slices, which may be one slice's part in a collective of several."""
+  size = max((array.bytes for array in instruction.arrays), default=0)
+  kind = instruction.attribute(r'_xla_megascale_transfer_type="(\w+)"')
+  target = instruction.attribute(r'_xla_megascale_target="\{+([0-9,:]+)\}')
+  if kind is None or target is None:
+    return size  # from one device to another
+  ends = [[int(end) for end in part.split(":")] for part in target[1].split(",") if part]
+  slices = sum(last[-1] - last[0] + 1 for last in ends)
+  share = (slices - 1) / slices
+  if kind[1] == "ALL_GATHER":
+    return size * (slices - 1)  # the operand is a shard
+  return 2 * size * share if kind[1] == "ALL_REDUCE" else size * share
 
 
 def group_size(module: hlo.Module, instruction: hlo.Instruction) -> int:

@@ -135,9 +135,11 @@ def _weights(
     kept = gathered_spec(spec, names, data_axes) if names is not None and len(names) == len(spec) else spec
     all_axes, kept_axes = _axes(spec), _axes(kept)
     count = math.prod(layout.shape) / math.prod(mesh.shape[axis] for axis in kept_axes if axis != "stage")
-    batch = _axes(resolve(base.ACTIVATION_AXES[:2], mesh, config.logical_axis_rules))
-    weight = _Weight(count, layout.dtype, frozenset(all_axes - kept_axes), frozenset(batch - all_axes - {"stage"}))
-    found[0 if inside.match(layout.path) else 1].append(weight)
+    batch = _axes(resolve(base.ACTIVATION_AXES[:2], mesh, config.logical_axis_rules)) - {"stage"}
+    if outside := not inside.match(layout.path):
+      batch |= {"stage"} & set(mesh.axis_names)  # the stages share what is outside the pipeline
+    weight = _Weight(count, layout.dtype, frozenset(all_axes - kept_axes), frozenset(batch - all_axes))
+    found[outside].append(weight)
   return found
 
 

@@ -80,6 +80,34 @@ def test_a_reduction_that_is_multiplied_with_afterwards_is_of_activations():
   assert dict(zip([span.name for span in found], what, strict=True))["reduced"] == "activations"
 
 
+SLICES = 'frontend_attributes={_xla_host_transfer_rendezvous="NAME",_xla_megascale_target="{1,2}x{0:1}"TYPE}'
+
+
+def between_slices(text: str, name: str, operand: str, result: str, transfer: str) -> str:
+  """The collective `name` as the TPU compiler writes it between slices: sent there, and received from there."""
+  (line,) = [line for line in text.splitlines() if line.startswith(f"  %{name} = ")]
+  attributes = SLICES.replace("NAME", name).replace("TYPE", transfer)
+  new = [
+      f"  %{name}.send = ({result}, u32[], token[]) send(%{operand}, %{operand}), channel_id=1, {attributes}",
+      f"  %{name}.sent = token[] send-done(%{name}.send), channel_id=1",
+      f"  %{name}.recv = ({result}, u32[], token[]) recv(%token), channel_id=2, {attributes}",
+      f"  %{name}.done = ({result}, token[]) recv-done(%{name}.recv), channel_id=2",
+      f"  %{name} = {result} get-tuple-element(%{name}.done), index=0",
+  ]
+  return text.replace(line, "\n".join(new))
+
+
+def test_what_is_sent_to_another_slice_is_told_from_what_becomes_of_it_there():
+  text = between_slices(STEP, "passed", "y", "f32[4,8]", "")
+  transfer = ',_xla_megascale_transfer_type="ALL_REDUCE"'
+  text = between_slices(text, "reduced", "gradient", "f32[8,8]", transfer)
+  found, what = judged(text)
+  told = dict(zip([span.name for span in found], what, strict=True))
+  assert (told["passed.send"], told["reduced.send"]) == ("activations", "gradients")
+  sent = {span.name: span.wire_bytes for span in found}
+  assert sent["passed.send"] == 5 * 4 * 8 * 4 and sent["reduced.send"] == 2 * 8 * 8 * 4 / 2
+
+
 def test_without_names_of_arguments_nothing_is_told():
   found, what = judged(STEP.replace("data[", "x["))
   assert what == [None] * len(found)

@@ -66,6 +66,21 @@ def test_the_size_of_a_group_is_read_in_every_notation(notation, size):
   assert traffic.group_size(module, module.computations["main"].instructions[0]) == size
 
 
+@pytest.mark.parametrize(
+    "transfer, target, wire",
+    [
+        ("ALL_GATHER", "{1,2,3,4}x{0:7}", 3 * SIZE),  # the operand is what each contributes
+        ("ALL_REDUCE", "{1:4}x{0:7}", 2 * SIZE * 3 / 4),
+        ("REDUCE_SCATTER", "{{1,2},{3,4}}x{0:7}", SIZE / 2),
+        ("ALL_TO_ALL", "{1,3}x{0:7}", SIZE / 2),
+    ],
+)
+def test_between_slices_a_send_is_one_slices_part_in_a_collective(transfer, target, wire):
+  attributes = f'_xla_megascale_target="{target}",_xla_megascale_transfer_type="{transfer}"'
+  line = f"%g = (f32[1024], u32[], token[]) send(%a, %t), channel_id=1, frontend_attributes={{{attributes}}}"
+  assert dict(of(line).wire_bytes) == {traffic.BETWEEN_SLICES: wire}
+
+
 def test_waiting_for_a_collective_does_not_count_again():
   assert not of("%g = f32[1024] all-gather-done(%s)").count
 
