@@ -24,6 +24,7 @@ import pathlib
 import sys
 from typing import Any
 
+from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import FAILED, CommandError
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
   names = list(dict.fromkeys(filter(None, args.impl.split(","))))
   _check(args, names)
   maxtext.on_cpu()
-  with output.waiting("reading the config"), output.quiet():
+  with output.progress("reading the config"), output.quiet():
     devices, arguments = _arguments(args, names)
   rows = {name: _row(name, arguments[name], devices, args) for name in names}
   found = {"devices": _described(devices, args), "versions": _versions(), "implementations": rows}
@@ -93,7 +94,7 @@ def _row(name: str, arguments: list[str], devices: int | None, args: argparse.Na
   from maxtext_pp_ext.host import train_step  # pylint: disable=import-outside-toplevel
 
   bounds = limits.Limits(seconds=args.minutes * 60, memory_bytes=int(args.memory_gib * limits.GIB))
-  with output.waiting(f"compiling {name}"):
+  with output.progress(f"compiling {name}"):
     figures = compare.figures(
         arguments, bounds=bounds, batch=train_step.BATCH, optimizer=train_step.OPTIMIZER, cpu_devices=devices
     )
@@ -144,7 +145,7 @@ def _lines(rows: list[dict[str, Any]]):
   """A label and a cell for each row; cells None is a rule."""
   from maxtext_pp_ext.compiled import carried, compare  # pylint: disable=import-outside-toplevel
 
-  size = lambda value: "–" if value is None else output.bytes_text(value)
+  size = lambda value: "–" if value is None else units.bytes_text(value)
   for key, label in (("peak", "memory: peak"), ("temp", "temp"), ("arguments", "arguments")):
     yield label, [size(row["bytes"][key]) for row in rows]
   yield "", None
@@ -174,7 +175,7 @@ def _chosen(rows: list[dict[str, Any]], key: str, values: Any, prefix: str, labe
     counts = [sum(each["count"] for each in row["transfers"] if each[key] == value) for row in rows]
     if any(counts):
       cells = [
-          f"{output.bytes_text(compare.wire_bytes(row, **{key: value}))} ×{count}" if count else "–"
+          f"{units.bytes_text(compare.wire_bytes(row, **{key: value}))} ×{count}" if count else "–"
           for row, count in zip(rows, counts, strict=True)
       ]
       yield f"{prefix}{(labels or {}).get(value, value)}", cells
