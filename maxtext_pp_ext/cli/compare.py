@@ -32,7 +32,7 @@ import sys
 from typing import Any
 
 from maxtext_pp_ext import units
-from maxtext_pp_ext.cli import maxtext, output
+from maxtext_pp_ext.cli import compiling, maxtext, output
 from maxtext_pp_ext.cli.errors import FAILED, CommandError
 
 _DEFAULT = "none,host,circular,circular_bsw,circular_ag_once"
@@ -47,12 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument("--run", action="store_true", help="also run the steps, on CPU devices, and compare their times")
   parser.add_argument("--rounds", type=int, metavar="N", help=f"rounds of --run that are measured (default: {_ROUNDS})")
-  parser.add_argument(
-      "--minutes", type=float, default=30.0, help="wall time for each, and for --run in all (default: %(default)s)"
-  )
-  parser.add_argument(
-      "--memory-gib", type=float, default=24.0, help="host memory for each, and for --run in all (default: %(default)s)"
-  )
+  compiling.add_arguments(parser, "each, and for --run in all")
   parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="draw bars, an .svg or .png")
 
 
@@ -63,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
   maxtext.on_cpu()
   with output.progress("reading the config"), output.quiet():
     devices, described, arguments = _arguments(args, names)
-  bounds = _bounds(args)
+  bounds = compiling.bounds(args)
   rows = {name: _row(name, arguments[name], devices, bounds) for name in names}
   found = {"devices": described, "versions": _versions(), "implementations": rows}
   computed = {name: arguments[name] for name, row in rows.items() if "failure" not in row}
@@ -119,12 +114,6 @@ def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, 
   return devices, on_tpu if devices is None else f"{devices} virtual CPU devices", arguments
 
 
-def _bounds(args: argparse.Namespace) -> Any:
-  from maxtext_pp_ext.compiled import limits  # pylint: disable=import-outside-toplevel
-
-  return limits.Limits(seconds=args.minutes * 60, memory_bytes=int(args.memory_gib * limits.GIB))
-
-
 def _row(name: str, arguments: list[str], devices: int | None, bounds: Any) -> dict[str, Any]:
   from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host import train_step  # pylint: disable=import-outside-toplevel
@@ -136,7 +125,7 @@ def _row(name: str, arguments: list[str], devices: int | None, bounds: Any) -> d
         batch=train_step.BATCH,
         optimizer=train_step.OPTIMIZER,
         cpu_devices=devices,
-        on_tick=lambda _, memory: shown.say(_memory_text(memory, bounds)),
+        on_tick=lambda _, memory: shown.say(compiling.memory_text(memory, bounds.memory_bytes)),
     )
   return {"arguments": arguments, **figures}
 
@@ -150,14 +139,8 @@ def _run(arguments: dict[str, list[str]], devices: int, rounds: int, bounds: Any
         rounds=rounds,
         bounds=bounds,
         cpu_devices=devices,
-        on_tick=lambda doing, memory: shown.say(f"{doing}, {_memory_text(memory, bounds)}"),
+        on_tick=lambda doing, memory: shown.say(f"{doing}, {compiling.memory_text(memory, bounds.memory_bytes)}"),
     )
-
-
-def _memory_text(memory: int, bounds: Any) -> str:
-  from maxtext_pp_ext.compiled import limits  # pylint: disable=import-outside-toplevel
-
-  return f"{memory / limits.GIB:.1f} GiB of {bounds.memory_bytes / limits.GIB:.3g}"
 
 
 def _run_failures(found: dict[str, Any]) -> dict[str, str]:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--devices", type=int, metavar="N", help="how many devices, without compile_topology")
   parser.add_argument("--chip", metavar="NAME", help="what the devices are, in the place of compile_topology's")
   parser.add_argument("--device-memory-gib", type=float, metavar="X", help="in the place of the chip's")
-  parser.add_argument("--top", type=int, default=10, metavar="N", help="how many to show, besides none (default: %(default)s)")
+  parser.add_argument("--top", type=int, default=10, metavar="N", help="show so many, and none (default: %(default)s)")
   parser.add_argument("--all", action="store_true", help="show all, also those that do not fit or cannot be, and why")
   parser.add_argument("--validate", type=int, default=0, metavar="N", help="compile the best N, and none, and compare")
   compiling.add_arguments(parser)
@@ -54,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
   names = list(dict.fromkeys(filter(None, args.impl.split(","))))
   chip = _check(args, names)
   maxtext.on_cpu()
-  with output.progress("looking at layouts") as shown:
+  with output.progress("looking at layouts") as looking:
     try:
       with output.quiet():
-        found = _plan(args, names, chip, shown.at)
+        found = _plan(args, names, chip, looking.at)
     except (ValueError, OSError, NotImplementedError) as error:
       raise CommandError(str(error)) from error
   shown = found.candidates if args.all else _best(found, args.top)
