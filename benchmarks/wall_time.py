@@ -30,6 +30,7 @@ from typing import Any
 
 from benchmarks import compile_step
 from maxtext_pp_ext.compiled import hlo
+from maxtext_pp_ext.compiled import paired
 from benchmarks import shapes
 from benchmarks import tables
 from maxtext_pp_ext.compiled import traffic
@@ -146,33 +147,12 @@ def build(impl: str, keys: dict[str, Any]) -> Pipeline:
   )
 
 
-def measure(pipelines: dict[str, Pipeline], rounds: int, on_round: Callable[[], None]) -> None:
-  """Appends `rounds` step times to each, after two steps that do not count."""
-  for each in pipelines.values():
-    for _ in range(2):
-      each.step()
-  names = list(pipelines)
-  for number in range(rounds):
-    # Every pipeline stands at every place of the order, so that none always runs after the same other.
-    turn = number % len(names)
-    for name in names[turn:] + names[:turn]:
-      start = time.perf_counter()
-      pipelines[name].step()
-      pipelines[name].seconds.append(time.perf_counter() - start)
-    on_round()
-
-
-def median_ratio(seconds: list[float], base: list[float]) -> float:
-  """The median over rounds of the ratio within a round."""
-  return statistics.median(mine / other for mine, other in zip(seconds, base, strict=True))
-
-
 def report(pipelines: dict[str, Pipeline], failures: dict[str, str], description: str) -> str:
   """The Markdown file."""
   rows = []
   for impl, each in pipelines.items():
     ratios = [
-        f"{median_ratio(each.seconds, pipelines[base].seconds):.3f}×" if base in pipelines else tables.MISSING
+        f"{paired.ratio(each.seconds, pipelines[base].seconds).median:.3f}×" if base in pipelines else tables.MISSING
         for base in (shapes.PLAIN, "host BSW")
     ]
     base_flops = pipelines[shapes.PLAIN].dot_flops if shapes.PLAIN in pipelines else None
@@ -213,7 +193,9 @@ def main(argv: list[str] | None = None) -> None:
     console.print(f"{impl}: {ending}", markup=False, highlight=False)
   with progress.Progress(console=console) as bar:
     task = bar.add_task("rounds", total=options.rounds)
-    measure(pipelines, options.rounds, lambda: bar.advance(task))
+    steps = {impl: each.step for impl, each in pipelines.items()}
+    for impl, seconds in paired.measure(steps, options.rounds, lambda done: bar.update(task, completed=done)).items():
+      pipelines[impl].seconds = seconds
   results = {
       impl: {
           "seconds": [round(value, 5) for value in each.seconds],

@@ -21,7 +21,7 @@ from maxtext_pp_ext.cli.errors import FAILED, INTERRUPTED, UNUSABLE, CommandErro
 # name: what it is for. The module has the same name.
 SUBCOMMANDS = {
     "check": "everything that is wrong with a config, its layout, schedule and memory, without compiling",
-    "compare": "one run's train step compiled with several pipelines: memory, traffic, FLOPs",
+    "compare": "one run's train step compiled with several pipelines: memory, traffic, FLOPs, step times on CPU",
     "convert": "write a checkpoint anew in the layout of another pipeline, or of none",
     "draw": "draw a schedule: which stage works on what when",
     "plan": "the pipelines that a model could have on a topology, ranked by what they would cost",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import UNUSABLE, CommandError
 
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     raise CommandError(f"--devices {args.devices}: has to be positive.")
   maxtext.on_cpu()
   try:
-    with output.waiting("building MaxText's model without arrays"), output.quiet():
+    with output.progress("building MaxText's model without arrays"), output.quiet():
       from maxtext_pp_ext.host import checked  # pylint: disable=import-outside-toplevel
 
       found = checked.check(args.maxtext_args, args.devices)
@@ -78,11 +79,11 @@ def _print(result: dict[str, Any]) -> None:
         f"in {schedule['delay'] * (schedule['stages'] - 1)}: bubble fraction {schedule['bubble_fraction']:.3f}"
     )
   if memory := result.get("memory"):
-    print(f"memory of a device, estimated: {output.bytes_text(memory['total'])}, {memory['when']}")
+    print(f"memory of a device, estimated: {units.bytes_text(memory['total'])}, {memory['when']}")
     _print_bytes(memory["bytes"])
     sent = result["sent"]
-    between = f", {output.bytes_text(sent['between_slices'])} of it between slices" if sent["between_slices"] else ""
-    print(f"sent by a device in a step, estimated: {output.bytes_text(sent['total'])}{between}")
+    between = f", {units.bytes_text(sent['between_slices'])} of it between slices" if sent["between_slices"] else ""
+    print(f"sent by a device in a step, estimated: {units.bytes_text(sent['total'])}{between}")
     _print_bytes(sent["bytes"])
   if "not_estimated" in result:
     print("not estimated: " + "; ".join(result["not_estimated"]))
@@ -91,7 +92,7 @@ def _print(result: dict[str, Any]) -> None:
 
 def _print_bytes(sizes: dict[str, int]) -> None:
   for name, size in sizes.items():
-    print(f"  {output.bytes_text(size):>8}  {name}")
+    print(f"  {units.bytes_text(size):>8}  {name}")
 
 
 def _layer_lines(layers: list[dict[str, int] | None]) -> list[str]:

@@ -15,19 +15,28 @@ and "host-ag-once" are MaxText's pipeline_fsdp_ag_per_repeat and pipeline_fsdp_a
   overlap   share of the bytes with a matrix multiplication or kernel between start and end of the transfer; a CPU's
             transfers are synchronous
   FLOPs     of matrix multiplications; those within TPU kernels are not counted
+
+--run, on CPU devices, also trains: MaxText's step with its optimizer on a synthetic batch. All steps are compiled once
+more, in one process, and take turns: in each round each runs once, in rotating order, and the ratio to the first of
+--impl that ran is taken within the round. Shown are medians over rounds, and in brackets between which values the middle
+half of the ratios is. Transfers between virtual devices are copies in memory, and all devices share this machine's cores:
+times say whether a step computes or copies more than another, not how long it would take on TPUs.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import pathlib
 import sys
 from typing import Any
 
-from maxtext_pp_ext.cli import maxtext, output
+from maxtext_pp_ext import units
+from maxtext_pp_ext.cli import compiling, maxtext, output
 from maxtext_pp_ext.cli.errors import FAILED, CommandError
 
 _DEFAULT = "none,host,circular,circular_bsw,circular_ag_once"
+_ROUNDS = 7
 _KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all", "ragged-all-to-all")
 
 
@@ -36,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
       "--devices", type=int, metavar="N", help="virtual CPU devices, without compile_topology (default: 8)"
   )
-  parser.add_argument("--minutes", type=float, default=30.0, help="wall time for each (default: %(default)s)")
-  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for each (default: %(default)s)")
+  parser.add_argument("--run", action="store_true", help="also run the steps, on CPU devices, and compare their times")
+  parser.add_argument("--rounds", type=int, metavar="N", help=f"rounds of --run that are measured (default: {_ROUNDS})")
+  compiling.add_arguments(parser, "each, and for --run in all")
   parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="draw bars, an .svg or .png")
 
 
@@ -46,20 +56,25 @@ def run(args: argparse.Namespace) -> int:
   names = list(dict.fromkeys(filter(None, args.impl.split(","))))
   _check(args, names)
   maxtext.on_cpu()
-  with output.waiting("reading the config"), output.quiet():
-    devices, arguments = _arguments(args, names)
-  rows = {name: _row(name, arguments[name], devices, args) for name in names}
-  found = {"devices": _described(devices, args), "versions": _versions(), "implementations": rows}
-  computed = any("failure" not in row for row in rows.values())
+  with output.progress("reading the config"), output.quiet():
+    devices, described, arguments = _arguments(args, names)
+  bounds = compiling.bounds(args)
+  rows = {name: _row(name, arguments[name], devices, bounds) for name in names}
+  found = {"devices": described, "versions": _versions(), "implementations": rows}
+  computed = {name: arguments[name] for name, row in rows.items() if "failure" not in row}
+  if args.run and computed:
+    found["run"] = _run(computed, devices, args.rounds or _ROUNDS, bounds)
+    for name, step in found["run"].pop("steps", {}).items():
+      rows[name]["run"] = step
   if args.output and computed:
     from maxtext_pp_ext.compiled import bars  # pylint: disable=import-outside-toplevel
 
-    bars.draw(rows, args.output, _described(devices, args))
+    bars.draw(rows, args.output, described)
   if args.json:
     output.print_json(found)
   else:
     _print(found)
-  return 0 if computed else FAILED
+  return 0 if computed and not _run_failures(found) else FAILED
 
 
 def _check(args: argparse.Namespace, names: list[str]) -> None:
@@ -71,43 +86,67 @@ def _check(args: argparse.Namespace, names: list[str]) -> None:
     raise CommandError(f"--output {args.output}: there is no folder {args.output.absolute().parent}.")
   if args.minutes <= 0 or args.memory_gib <= 0 or (args.devices is not None and args.devices < 1):
     raise CommandError("--minutes, --memory-gib and --devices have to be positive.")
+  if args.rounds is not None and (args.rounds < 1 or not args.run):
+    raise CommandError(f"--rounds {args.rounds}: has to be positive, and goes with --run.")
+  # What is missing is better known before hours of compiling than after.
+  for package in (["matplotlib"] if args.output else []) + ([] if args.json else ["rich"]):
+    importlib.import_module(package)
 
 
-def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, dict[str, list[str]]]:
-  """How many CPU devices, None for a TPU topology; and MaxText's arguments by implementation."""
+def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, str, dict[str, list[str]]]:
+  """How many CPU devices, None for a TPU topology; which devices, in words; MaxText's arguments by implementation."""
   from maxtext_pp_ext.host import install, run_config, variants  # pylint: disable=import-outside-toplevel
 
   install.install()
   try:
-    topology = run_config.given_keys(args.maxtext_args).get("compile_topology")
+    given = run_config.given_keys(args.maxtext_args)
+    topology = given.get("compile_topology")
     devices = None if topology else args.devices or 8
     if topology and args.devices:
       raise CommandError(f"--devices is for CPU devices, and compile_topology={topology} for TPUs: give one of them.")
-    return devices, {name: variants.arguments(name, args.maxtext_args, on_cpu=devices is not None) for name in names}
+    if topology and args.run:
+      raise CommandError(f"--run is for CPU devices, and compile_topology={topology} for TPUs: give one of them.")
+    arguments = {name: variants.arguments(name, args.maxtext_args, on_cpu=devices is not None) for name in names}
   except (ValueError, OSError) as error:
     raise CommandError(str(error)) from error
+  slices = int(given.get("compile_topology_num_slices", 1))
+  on_tpu = f"{slices} slices of {topology}" if slices > 1 else topology
+  return devices, on_tpu if devices is None else f"{devices} virtual CPU devices", arguments
 
 
-def _row(name: str, arguments: list[str], devices: int | None, args: argparse.Namespace) -> dict[str, Any]:
-  from maxtext_pp_ext.compiled import compare, limits  # pylint: disable=import-outside-toplevel
+def _row(name: str, arguments: list[str], devices: int | None, bounds: Any) -> dict[str, Any]:
+  from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host import train_step  # pylint: disable=import-outside-toplevel
 
-  bounds = limits.Limits(seconds=args.minutes * 60, memory_bytes=int(args.memory_gib * limits.GIB))
-  with output.waiting(f"compiling {name}"):
+  with output.progress(f"compiling {name}") as shown:
     figures = compare.figures(
-        arguments, bounds=bounds, batch=train_step.BATCH, optimizer=train_step.OPTIMIZER, cpu_devices=devices
+        arguments,
+        bounds=bounds,
+        batch=train_step.BATCH,
+        optimizer=train_step.OPTIMIZER,
+        cpu_devices=devices,
+        on_tick=lambda _, memory: shown.say(compiling.memory_text(memory, bounds.memory_bytes)),
     )
   return {"arguments": arguments, **figures}
 
 
-def _described(devices: int | None, args: argparse.Namespace) -> str:
-  if devices is not None:
-    return f"{devices} virtual CPU devices"
-  from maxtext_pp_ext.host import run_config  # pylint: disable=import-outside-toplevel
+def _run(arguments: dict[str, list[str]], devices: int, rounds: int, bounds: Any) -> dict[str, Any]:
+  from maxtext_pp_ext.compiled import step_times  # pylint: disable=import-outside-toplevel
 
-  given = run_config.given_keys(args.maxtext_args)
-  slices = int(given.get("compile_topology_num_slices", 1))
-  return given["compile_topology"] if slices <= 1 else f"{slices} slices of {given['compile_topology']}"
+  with output.progress("running") as shown:
+    return step_times.step_times(
+        arguments,
+        rounds=rounds,
+        bounds=bounds,
+        cpu_devices=devices,
+        on_tick=lambda doing, memory: shown.say(f"{doing}, {compiling.memory_text(memory, bounds.memory_bytes)}"),
+    )
+
+
+def _run_failures(found: dict[str, Any]) -> dict[str, str]:
+  """Why steps were not run, by implementation; or under --run, why none was."""
+  ran = {"--run": found, **found["implementations"]}
+  return {name: row["run"]["failure"] for name, row in ran.items() if "failure" in row.get("run", {})}
 
 
 def _versions() -> dict[str, str]:
@@ -128,23 +167,30 @@ def _print(found: dict[str, Any]) -> None:
     shown.add_column("")
     for name in computed:
       shown.add_column(text.Text(name), justify="right")
-    for label, cells in _lines(list(computed.values())):
+    for label, cells in (*_lines(list(computed.values())), *_time_lines(list(computed.values()), found.get("run"))):
       if cells is None:
         shown.add_section()
       else:
         shown.add_row(text.Text(label), *map(text.Text, cells))
     screen.print(shown)
+  if found.get("run", {}).get("base"):
+    note = (
+        "Times are of virtual devices, whose transfers are copies in memory: they say which step computes or copies more."
+    )
+    screen.print(text.Text(note))
   for name, row in found["implementations"].items():
     if "failure" in row:
       word = "refused" if row.get("refused") else "not computed"
       screen.print(text.Text(f"{name}: {word}: {row['failure']}"))
+  for name, failure in _run_failures(found).items():
+    screen.print(text.Text(f"{name}: not run: {failure}"))
 
 
 def _lines(rows: list[dict[str, Any]]):
   """A label and a cell for each row; cells None is a rule."""
   from maxtext_pp_ext.compiled import carried, compare  # pylint: disable=import-outside-toplevel
 
-  size = lambda value: "–" if value is None else output.bytes_text(value)
+  size = lambda value: "–" if value is None else units.bytes_text(value)
   for key, label in (("peak", "memory: peak"), ("temp", "temp"), ("arguments", "arguments")):
     yield label, [size(row["bytes"][key]) for row in rows]
   yield "", None
@@ -166,6 +212,17 @@ def _lines(rows: list[dict[str, Any]]):
     yield "loops counted once, trips unknown", [str(len(row["loops_without_trip_count"])) for row in rows]
 
 
+def _time_lines(rows: list[dict[str, Any]], run_: dict[str, Any] | None):
+  """The same of steps that were run."""
+  if run_ is None or run_.get("base") is None:
+    return
+  ratio = "{median:.3f}× ({lower_quartile:.3f}–{upper_quartile:.3f})"
+  yield "", None
+  of_step = lambda text: ["–" if "failure" in row["run"] else text(row["run"]) for row in rows]
+  yield f"seconds a step here, {run_['rounds']} rounds", of_step(lambda each: f"{each['median_s']:.3g}")
+  yield f"ratio to {run_['base']} (middle half)", of_step(lambda each: ratio.format(**each["ratio"]))
+
+
 def _chosen(rows: list[dict[str, Any]], key: str, values: Any, prefix: str, labels: Any = None):
   """Bytes, and how often, of the transfers with each value that occurs."""
   from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
@@ -174,7 +231,7 @@ def _chosen(rows: list[dict[str, Any]], key: str, values: Any, prefix: str, labe
     counts = [sum(each["count"] for each in row["transfers"] if each[key] == value) for row in rows]
     if any(counts):
       cells = [
-          f"{output.bytes_text(compare.wire_bytes(row, **{key: value}))} ×{count}" if count else "–"
+          f"{units.bytes_text(compare.wire_bytes(row, **{key: value}))} ×{count}" if count else "–"
           for row, count in zip(rows, counts, strict=True)
       ]
       yield f"{prefix}{(labels or {}).get(value, value)}", cells

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 
+from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import FAILED, CommandError
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
   maxtext.on_cpu()
   given = _keys(args.source_keys)
   try:
-    with output.waiting("reading the checkpoint, building MaxText's model without arrays"), output.quiet():
+    with output.progress("reading the checkpoint, building MaxText's model without arrays"), output.quiet():
       opened, config, old, new = _layouts(source, args.maxtext_args, given)
   except (ValueError, NotImplementedError, OSError) as error:
     raise CommandError(str(error)) from error
@@ -103,9 +104,9 @@ def _convert(opened, destination: pathlib.Path, old, new, config) -> dict[str, o
 
   logging.set_verbosity(logging.ERROR)  # Orbax's
   convert.hold_no_freed_memory()
-  with output.progress("converting") as show:
+  with output.progress("converting") as shown:
     # Writing and reading back are each half of the way.
-    on_bytes = lambda phase, done, total: show(done + (total if phase == "verifying" else 0), 2 * total)
+    on_bytes = lambda phase, done, total: shown.at(done + (total if phase == "verifying" else 0), 2 * total)
     try:
       report = convert.convert(opened, destination, old, new, scan_layers=config.scan_layers, on_bytes=on_bytes)
     except FileExistsError as error:
@@ -129,7 +130,7 @@ def _print(result: dict) -> None:
     return
   layers = len(result["checksums"]["layers"])
   print(
-      f"{result['arrays']} arrays, {output.bytes_text(result['bytes'])}; {layers} layers and all else read back from "
+      f"{result['arrays']} arrays, {units.bytes_text(result['bytes'])}; {layers} layers and all else read back from "
       "disk, checksums agree."
   )
   if result["drawn_anew"]:

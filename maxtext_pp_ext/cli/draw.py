@@ -72,7 +72,7 @@ def _schedule(args: argparse.Namespace):
 def _schedule_of_run(maxtext_args: list[str]):
   maxtext.check_arguments(maxtext_args)
   maxtext.on_cpu()
-  with output.waiting("reading the config"), output.quiet():
+  with output.progress("reading the config"), output.quiet():
     from maxtext_pp_ext.host import layouts  # pylint: disable=import-outside-toplevel
 
     return layouts.schedule_of_run(maxtext_args)

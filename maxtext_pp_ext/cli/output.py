@@ -4,17 +4,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import contextlib
 import json
 import os
 import sys
 import tempfile
+import threading
 import time
-from typing import Any
+from typing import Any, TextIO
 
-# What takes longer than this shows how far it is.
+# Seconds. What takes longer shows how far it is.
 PATIENCE = 2.0
+# Between two lines where there is no terminal; between two looks at what is shown on one.
+_BETWEEN_LINES, _BETWEEN_LOOKS = 30.0, 0.25
 
 
 def print_json(result: Any) -> None:
@@ -32,22 +35,23 @@ def quiet() -> Iterator[None]:
   sys.stderr.flush()
   with tempfile.TemporaryFile() as said:
     saved = [os.dup(fd) for fd in (1, 2)]
+    # A caller may have put streams without a descriptor in the place of the process's own. This one is never closed: a
+    # handler of logging that is made meanwhile keeps it, and writes later where stderr is then.
+    stream = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # pylint: disable=consider-using-with
     failed = True
     try:
       for fd in (1, 2):
         os.dup2(said.fileno(), fd)
       try:
-        # A caller may have put streams without a descriptor in the place of the process's own.
-        with os.fdopen(os.dup(said.fileno()), "w", encoding="utf-8") as stream:
-          with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
-            yield
+        with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+          yield
         failed = False
       except (ValueError, NotImplementedError, OSError, KeyboardInterrupt):
         failed = False  # has a message of its own
         raise
     finally:
-      sys.stdout.flush()
-      sys.stderr.flush()
+      for each in (stream, sys.stdout, sys.stderr):
+        each.flush()
       for fd, old in zip((1, 2), saved, strict=True):
         os.dup2(old, fd)
         os.close(old)
@@ -56,49 +60,80 @@ def quiet() -> Iterator[None]:
         sys.stderr.write(said.read().decode(errors="replace"))
 
 
+class Progress:
+  """What is under way, since when, and how far it is.
+
+  Attributes:
+    text: what it is.
+    detail: said after the seconds.
+    done, total: how much of how much; total 0 if there is no telling.
+  """
+
+  def __init__(self, text: str):
+    self.text = text
+    self.detail = ""
+    self.done = self.total = 0
+    self._started = time.monotonic()
+
+  def say(self, detail: str) -> None:
+    self.detail = detail
+
+  def at(self, done: int, total: int) -> None:
+    self.done, self.total = done, total
+
+  def __str__(self) -> str:
+    share = f"{100 * self.done // self.total} %" if self.total else ""
+    seconds = f"{time.monotonic() - self._started:.0f} s"
+    return f"{self.text}: {', '.join(filter(None, (share, seconds, self.detail)))}"
+
+
 @contextlib.contextmanager
-def progress(text: str) -> Iterator[Callable[[int, int], None]]:
-  """Yields a function to be called with how much of how much is done; it shows that on stderr, if it takes long.
+def progress(text: str) -> Iterator[Progress]:
+  """Shows on stderr what is under way, if it takes long; yields what can be told how far it is.
 
   On a terminal that has rich there is a bar, elsewhere a line now and then.
   """
-  started = last = time.monotonic()
-  bar = task = None
-
-  def show(done: int, total: int) -> None:
-    nonlocal bar, task, last
-    now = time.monotonic()
-    if bar is not None:
-      bar.update(task, completed=done, total=total)
-    elif now - started >= PATIENCE and sys.stderr.isatty() and (rich := _rich()):
-      console, bars = rich
-      bar = bars.Progress(console=console.Console(stderr=True), transient=True)
-      bar.start()
-      task = bar.add_task(text, completed=done, total=total)
-    elif now - last >= (PATIENCE if last == started else 10.0):
-      last = now
-      print(f"{text}: {100 * done // max(total, 1)} %", file=sys.stderr, flush=True)
-
-  try:
-    yield show
-  finally:
-    if bar is not None:
-      bar.stop()
+  shown, ended = Progress(text), threading.Event()
+  with _stderr() as stream:
+    # A thread, as libraries do not call back; rich is imported here, since an import at a time is safest.
+    rich = _rich() if stream.isatty() else None
+    show = (lambda: _bar(shown, ended, stream, *rich)) if rich else (lambda: _lines(shown, ended, stream))
+    thread = threading.Thread(target=lambda: ended.wait(PATIENCE) or show(), daemon=True)
+    thread.start()
+    try:
+      yield shown
+    finally:
+      ended.set()
+      thread.join()
 
 
 @contextlib.contextmanager
-def waiting(text: str) -> Iterator[None]:
-  """Says on stderr what is being waited for, where there is no telling how long it takes."""
-  rich = _rich() if sys.stderr.isatty() else None
-  if rich is None:
-    print(f"{text} …", file=sys.stderr, flush=True)
-    yield
+def _stderr() -> Iterator[TextIO]:
+  """stderr as it is now, also while `quiet` keeps what libraries print from it."""
+  try:
+    descriptor = os.dup(sys.stderr.fileno())
+  except (OSError, ValueError):  # a stream in its place that has no descriptor
+    yield sys.stderr
   else:
-    console, _ = rich
-    # Of its own descriptor: what libraries print meanwhile is kept from stderr.
-    with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
-      with console.Console(file=terminal, force_terminal=True).status(text):
-        yield
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+      yield stream
+
+
+def _lines(shown: Progress, ended: threading.Event, stream: TextIO) -> None:
+  while True:
+    print(shown, file=stream, flush=True)
+    if ended.wait(_BETWEEN_LINES):
+      return
+
+
+def _bar(shown: Progress, ended: threading.Event, stream: TextIO, console: Any, bars: Any) -> None:
+  columns = (bars.TextColumn("{task.description}", markup=False), bars.BarColumn())
+  screen = console.Console(file=stream, force_terminal=True)
+  # Another thread may have redirected the process's streams: they are left alone.
+  with bars.Progress(*columns, console=screen, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+    task = bar.add_task(str(shown), total=None)
+    while not ended.wait(_BETWEEN_LOOKS):
+      bar.update(task, description=str(shown), completed=shown.done, total=shown.total or None)
 
 
 def _rich():
@@ -107,12 +142,3 @@ def _rich():
   except ImportError:
     return None
   return console, bars
-
-
-def bytes_text(count: float) -> str:
-  """A number of bytes for people."""
-  for unit in ("B", "kB", "MB", "GB"):
-    if count < 1000:
-      return f"{count:.3g} {unit}"
-    count /= 1000
-  return f"{count:.3g} TB"

@@ -30,7 +30,8 @@ import argparse
 import sys
 from typing import Any
 
-from maxtext_pp_ext.cli import maxtext, output
+from maxtext_pp_ext import units
+from maxtext_pp_ext.cli import compiling, maxtext, output
 from maxtext_pp_ext.cli.errors import FAILED, CommandError
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
@@ -42,13 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--devices", type=int, metavar="N", help="how many devices, without compile_topology")
   parser.add_argument("--chip", metavar="NAME", help="what the devices are, in the place of compile_topology's")
   parser.add_argument("--device-memory-gib", type=float, metavar="X", help="in the place of the chip's")
-  parser.add_argument(
-      "--top", type=int, default=10, metavar="N", help="how many to show, besides none (default: %(default)s)"
-  )
+  parser.add_argument("--top", type=int, default=10, metavar="N", help="show so many, and none (default: %(default)s)")
   parser.add_argument("--all", action="store_true", help="show all, also those that do not fit or cannot be, and why")
   parser.add_argument("--validate", type=int, default=0, metavar="N", help="compile the best N, and none, and compare")
-  parser.add_argument("--minutes", type=float, default=30.0, help="wall time for each (default: %(default)s)")
-  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for each (default: %(default)s)")
+  compiling.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
   names = list(dict.fromkeys(filter(None, args.impl.split(","))))
   chip = _check(args, names)
   maxtext.on_cpu()
-  with output.progress("looking at layouts") as show:
+  with output.progress("looking at layouts") as looking:
     try:
       with output.quiet():
-        found = _plan(args, names, chip, show)
+        found = _plan(args, names, chip, looking.at)
     except (ValueError, OSError, NotImplementedError) as error:
       raise CommandError(str(error)) from error
   shown = found.candidates if args.all else _best(found, args.top)
@@ -157,13 +155,14 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
 
 def _compiled(candidate: Any, args: argparse.Namespace) -> dict[str, Any]:
   """The compiler's figures of what was predicted, or `failure`."""
-  from maxtext_pp_ext.compiled import limits, step, traffic  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.compiled import step, traffic  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host import variants  # pylint: disable=import-outside-toplevel
 
-  bounds = limits.Limits(seconds=args.minutes * 60, memory_bytes=int(args.memory_gib * _GIB))
+  bounds = compiling.bounds(args)
   arguments = variants.arguments(candidate.impl, candidate.arguments(args.maxtext_args), on_cpu=False)
-  with output.waiting(f"compiling {_name(candidate.impl, candidate.keys)}"):
-    figures = step.compile_step(arguments, bounds=bounds)
+  with output.progress(f"compiling {_name(candidate.impl, candidate.keys)}") as shown:
+    on_tick = lambda _, memory: shown.say(compiling.memory_text(memory, bounds.memory_bytes))
+    figures = step.compile_step(arguments, bounds=bounds, on_tick=on_tick)
   if "failure" in figures:
     return {"failure": figures["failure"]}
   wire = figures["wire_GB"]
@@ -184,7 +183,7 @@ def _print(result: dict[str, Any], found: Any) -> None:
 
   screen = console.Console(width=None if sys.stdout.isatty() else 160, highlight=False)
   say = lambda line: screen.print(text.Text(line))
-  limit = f" of {output.bytes_text(result['device_memory'])}" if result["device_memory"] else ""
+  limit = f" of {units.bytes_text(result['device_memory'])}" if result["device_memory"] else ""
   rows = result["candidates"]
   say(
       f"{result['devices']} devices{limit}; {len(found.candidates)} ways to run the model, of which {len(rows)} are shown"
@@ -216,7 +215,7 @@ _WINDOW = ("weight window", "gathered weights", "sums of", "their gradients", "w
 
 def _cells(row: dict[str, Any]) -> list[str]:
   memory, sent = row["memory"]["bytes"], row["sent"]["bytes"]
-  part = lambda *names: output.bytes_text(sum(size for name, size in memory.items() if name.startswith(names)))
+  part = lambda *names: units.bytes_text(sum(size for name, size in memory.items() if name.startswith(names)))
   seconds = lambda value: "–" if value is None else f"{value:.3g} s"
   between = row["sent"]["between_slices"]
   return [
@@ -226,13 +225,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
       str(row["layers_per_stage"]),
       str(row["microbatches"] or "–"),
       f"{row['bubble_fraction']:.1%}",
-      output.bytes_text(row["memory"]["total"]) + ("" if row["fits"] else " !"),
+      units.bytes_text(row["memory"]["total"]) + ("" if row["fits"] else " !"),
       part(*_WINDOW),
       part("stages' inputs", "layers' inputs"),
-      output.bytes_text(sent["weights"] + sent["gradients"]),
-      output.bytes_text(sent["activations"]),
-      output.bytes_text(row["sent"]["total"]),
-      output.bytes_text(between) if between else "–",
+      units.bytes_text(sent["weights"] + sent["gradients"]),
+      units.bytes_text(sent["activations"]),
+      units.bytes_text(row["sent"]["total"]),
+      units.bytes_text(between) if between else "–",
       seconds(row["seconds_at_least"]),
       seconds(row["seconds_at_most"]),
       row["bound_by"] or "–",
@@ -269,6 +268,6 @@ def _print_compiled(rows: list[dict[str, Any]], say: Any) -> None:
     texts = []
     for what, predicted in pairs.items():
       if actual := compiled[what]:
-        words = f"{what.replace('_', ' ')} {output.bytes_text(predicted)}, compiled {output.bytes_text(actual)}"
+        words = f"{what.replace('_', ' ')} {units.bytes_text(predicted)}, compiled {units.bytes_text(actual)}"
         texts.append(f"{words} ({predicted / actual - 1:+.0%})")
     say(f"{name}: {'; '.join(texts)}")

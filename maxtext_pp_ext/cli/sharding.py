@@ -15,6 +15,7 @@ import argparse
 import sys
 from typing import Any, TextIO
 
+from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
   maxtext.check_arguments(args.maxtext_args)
   maxtext.on_cpu()
   try:
-    with output.waiting("building MaxText's model without arrays"), output.quiet():
+    with output.progress("building MaxText's model without arrays"), output.quiet():
       explanation = _explain(args.maxtext_args)
   except ValueError as error:  # a config or a mesh that cannot be
     raise CommandError(str(error)) from error
@@ -72,7 +73,7 @@ def _picture(explanation: Any, name: str) -> None:
 def _table(explanation: Any, limit: int | None, file: TextIO) -> None:
   # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.sharding.conflicts import conflicts_text
-  from maxtext_pp_ext.sharding.explain import bytes_text, dimension_lines, mesh_text, spec_text, totals_text
+  from maxtext_pp_ext.sharding.explain import dimension_lines, mesh_text, spec_text, totals_text
   from rich import box, console, table, text
 
   # pylint: enable=import-outside-toplevel
@@ -88,7 +89,7 @@ def _table(explanation: Any, limit: int | None, file: TextIO) -> None:
     dimensions = list(dimension_lines(layout)) or ["no annotation"]
     dimensions += [f"! {conflict.kind.value}" for conflict in layout.conflicts]
     name = f"{layout.path}\n{layout.dtype}{list(layout.shape)}\n{spec_text(layout.sharding.spec)}"
-    cells = (name, "\n".join(dimensions), bytes_text(row.bytes_per_device), str(row.replication))
+    cells = (name, "\n".join(dimensions), units.bytes_text(row.bytes_per_device), str(row.replication))
     shown.add_row(*map(text.Text, cells))
   output.print(shown)
   if limit is not None and limit < len(explanation.rows):

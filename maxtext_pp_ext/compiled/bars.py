@@ -59,15 +59,17 @@ def _panels():
       ("sent", "B", sent),
       ("dots", "FLOP", lambda row: [("", row["dot_flops"])]),
       ("compile, CPU seconds", "", lambda row: [("", row["compile_cpu_s"])]),
+      ("step here, seconds", "", lambda row: [("", row["run"]["median_s"])] if "median_s" in row.get("run", {}) else []),
   ]
 
 
 def _panel(axis: Any, name: str, unit: str, rows: dict[str, dict[str, Any]], parts: Any) -> None:
-  totals = {at: sum(value for _, value in parts(row)) for at, row in enumerate(rows.values()) if "failure" not in row}
+  there = {at: parts(row) for at, row in enumerate(rows.values()) if "failure" not in row}
+  totals = {at: sum(value for _, value in each) for at, each in there.items() if each}
   prefix, scale = _prefix(max(totals.values())) if unit else ("", 1)
   for at, row in enumerate(rows.values()):
     if at not in totals:
-      reason = "refused" if row.get("refused") else "not computed"
+      reason = "refused" if row.get("refused") else "not computed" if at not in there else "not run"
       axis.text(0.02, at, reason, va="center", fontsize=7, color="0.5", transform=axis.get_yaxis_transform())
       continue
     left = 0.0

@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import pathlib
 import tempfile
 from typing import Any
 
 from maxtext_pp_ext.compiled import carried
+from maxtext_pp_ext.compiled import child
 from maxtext_pp_ext.compiled import hlo
 from maxtext_pp_ext.compiled import limits
 from maxtext_pp_ext.compiled import spans
@@ -26,7 +27,7 @@ def figures(
     batch: str,
     optimizer: str,
     cpu_devices: int | None = None,
-    on_tick: Callable[[float, int], None] = lambda seconds, memory: None,
+    on_tick: child.OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
   """Compiles a train step in a process of its own.
 

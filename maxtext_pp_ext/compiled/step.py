@@ -12,29 +12,18 @@ sums up the temporary buffers without their reuse of one another's memory, and w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import importlib.metadata
 import json
-import os
 import pathlib
 import re
 import sys
-import tempfile
 from typing import Any
 
-from maxtext_pp_ext import processes
+from maxtext_pp_ext.compiled import child
 from maxtext_pp_ext.compiled import hlo
 from maxtext_pp_ext.compiled import limits
 from maxtext_pp_ext.compiled import traffic
-
-_ENVIRONMENT = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "DECOUPLE_GCLOUD": "TRUE",
-    "JAX_ENABLE_COMPILATION_CACHE": "false",  # a compile time from a cache is none
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-}
 
 
 def compile_step(
@@ -43,7 +32,7 @@ def compile_step(
     bounds: limits.Limits,
     hlo_file: pathlib.Path | None = None,
     cpu_devices: int | None = None,
-    on_tick: Callable[[float, int], None] = lambda seconds, memory: None,
+    on_tick: child.OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
   """Compiles in a process of its own and returns the figures, or `failure` with the reason.
 
@@ -57,21 +46,9 @@ def compile_step(
   Returns:
     figures of a device and step; with `failure`, and `refused` if it was the configuration, where there are none.
   """
-  environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": processes.python_path()}
-  if cpu_devices is not None:
-    environment["XLA_FLAGS"] = processes.xla_flags(cpu_devices)
-  with tempfile.TemporaryDirectory() as folder:
-    result, log = pathlib.Path(folder) / "result.json", pathlib.Path(folder) / "log.txt"
-    command = [sys.executable, "-m", "maxtext_pp_ext.compiled.step", str(result)]
-    command += [f"--hlo={hlo_file}"] if hlo_file else []
-    command += ["--cpu"] if cpu_devices is not None else []
-    outcome = limits.run([*command, *arguments], log=log, limits=bounds, environment=environment, on_tick=on_tick)
-    if outcome.failure is None:
-      figures = json.loads(result.read_text(encoding="utf-8"))
-    else:
-      figures = {"failure": outcome.failure}
-  figures["host_memory_GiB"] = round(outcome.peak_memory_bytes / limits.GIB, 1)
-  return figures
+  options = [f"--hlo={hlo_file}"] if hlo_file else []
+  options += ["--cpu"] if cpu_devices is not None else []
+  return child.run(__name__, [*options, *arguments], bounds=bounds, cpu_devices=cpu_devices, on_tick=on_tick)
 
 
 def versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 from maxtext_pp_ext.sharding.conflicts import Conflict
 from maxtext_pp_ext.sharding.resolve import Dimension, mesh_axes
 from maxtext_pp_ext.sharding.variables import Layout, PyTree, layouts
+from maxtext_pp_ext.units import bytes_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,13 +165,6 @@ def totals_text(totals: dict[str, int]) -> str:
       f" {bytes_text(totals['bytes_per_device'])} per device, of which {bytes_text(totals['bytes_of_replication'])} would"
       " not be there if all were sharded over all devices"
   )
-
-
-def bytes_text(count: int) -> str:
-  for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-    if count >= size:
-      return f"{count / size:.2f} {unit}"
-  return f"{count} B"
 
 
 def spec_text(spec: P) -> str:

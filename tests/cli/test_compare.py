@@ -4,13 +4,14 @@
 
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 
 from maxtext_pp_ext import cli
-from maxtext_pp_ext.compiled import compare, limits
+from maxtext_pp_ext.compiled import compare, limits, step_times
 from maxtext_pp_ext.host import variants
 import pytest
 from tests.host.common import ROOT, TINY
@@ -104,6 +105,94 @@ def test_bars_have_a_row_for_each_implementation(fake, capfd, tmp_path, suffix):
       assert f"<!-- {label} -->" in text
 
 
+def times(*seconds):
+  return {"seconds": list(seconds), "losses": [4.0] * (len(seconds) + 2)}
+
+
+@pytest.fixture
+def fake_times(monkeypatch):
+  """Times in the place of a process that runs steps; returns what was to be run."""
+  asked = {}
+
+  def install(**steps):
+    def ran(arguments, *, rounds, bounds, cpu_devices, on_tick):
+      on_tick("compiling", 1 << 30)
+      asked.update(arguments=arguments, rounds=rounds, bounds=bounds, cpu_devices=cpu_devices)
+      return step_times.compared(steps) | {"rounds": rounds, "host_memory_GiB": 1.0} if steps else STOPPED
+
+    monkeypatch.setattr(step_times, "step_times", ran)
+    return asked
+
+  return install
+
+
+def test_steps_that_were_compiled_are_run_and_compared_with_the_first(fake, fake_times, capfd, tmp_path):
+  fake(host=figures(), circular=STOPPED, circular_bsw=figures(0.5))
+  asked = fake_times(host=times(0.2, 0.4, 0.2), circular_bsw=times(0.1, 0.3, 0.16))
+  file = tmp_path / "bars.svg"
+  arguments = ["compare", *TINY, *FOUR_STAGES, "--impl", "host,circular,circular_bsw", "--run", "--rounds", "3"]
+  assert cli.main([*arguments, "--devices", "16", "--output", str(file)]) == 0
+  assert list(asked["arguments"]) == ["host", "circular_bsw"] and asked["rounds"] == 3 and asked["cpu_devices"] == 16
+  assert "pipeline_impl=circular_bsw" in asked["arguments"]["circular_bsw"]
+  text = capfd.readouterr().out
+  assert re.search(r"seconds a step here, 3 rounds +0\.2 +0\.16", text)
+  assert re.search(r"ratio to host \(middle half\) +1\.000× \(1\.000–1\.000\) +0\.750× \(0\.625–0\.775\)", text)
+  assert "transfers are copies in memory" in text and "circular: not computed: stopped" in text
+  if importlib.util.find_spec("matplotlib") is not None:
+    assert "<!-- step here, seconds -->" in file.read_text()
+
+
+def test_json_has_the_times_of_every_round(fake, fake_times, capfd):
+  fake(host=figures(), circular_bsw=figures())
+  asked = fake_times(host=times(0.2, 0.4), circular_bsw=times(0.1, 0.2))
+  assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", "host,circular_bsw", "--run", "--json"]) == 0
+  found = json.loads(capfd.readouterr().out)
+  assert found["run"] == {"base": "host", "rounds": asked["rounds"], "host_memory_GiB": 1.0} and asked["rounds"] > 1
+  ran = found["implementations"]["circular_bsw"]["run"]
+  assert ran["seconds"] == [0.1, 0.2] and ran["ratio"]["median"] == 0.5
+
+
+NOT_RUN = {
+    "one of two": ({"host": times(0.1), "circular_bsw": {"failure": "the loss of step 1 is nan"}}, "circular_bsw"),
+    "each": ({"host": {"failure": "ValueError: no"}, "circular_bsw": {"failure": "the loss of step 1 is nan"}}, "host"),
+    "all": ({}, "--run"),
+}
+
+
+@pytest.mark.parametrize("steps, name", NOT_RUN.values(), ids=NOT_RUN.keys())
+def test_it_fails_if_a_step_was_not_run_and_shows_what_there_is(fake, fake_times, capfd, steps, name):
+  fake(host=figures(), circular_bsw=figures(0.5))
+  fake_times(**steps)
+  assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", "host,circular_bsw", "--run"]) == 1
+  text = capfd.readouterr().out
+  reason = steps.get(name, STOPPED)["failure"]
+  assert f"{name}: not run: {reason}" in text and "memory: peak" in text
+  assert ("ratio to host" in text) == ("seconds" in steps.get("host", {}))
+
+
+def test_limits_are_those_of_the_process_that_runs_too(fake, capfd):
+  fake(host=figures())
+  assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", "host", "--run", "--memory-gib", "0.01"]) == 1
+  assert re.search(r"--run: not run: stopped after \d+ s: more than 0.01 GiB of host memory", capfd.readouterr().out)
+
+
+def test_steps_train_in_turns_on_virtual_devices(fake, capfd):
+  fake(none=figures(), circular_bsw=figures())
+  keys = ("ici_pipeline_parallelism=2", "base_num_decoder_layers=2", "num_pipeline_microbatches=2", "steps=4")
+  keys += ("per_device_batch_size=1", "learning_rate=0.01", "--devices", "4", "--rounds", "2")
+  status = cli.main(["compare", *TINY, *keys, "--impl", "none,circular_bsw", "--run", "--json"])
+  found = json.loads(capfd.readouterr().out)
+  assert status == 0, found
+  assert found["run"]["base"] == "none" and found["run"]["rounds"] == 2
+  for row in found["implementations"].values():
+    ran = row["run"]
+    assert len(ran["seconds"]) == 2 and all(seconds > 0 for seconds in ran["seconds"])
+    losses = ran["losses"]
+    # It starts at guessing among 64 words, where logits of variance 1 make the loss 1/2 more than their logarithm, and
+    # learns the one batch: the state goes from step to step.
+    assert len(losses) == 4 and losses[0] == pytest.approx(math.log(64) + 0.5, abs=0.5) and losses[-1] < losses[0]
+
+
 WRONG = {
     "no implementation": (["--impl", ""], "names nothing"),
     "unknown implementation": (["--impl", "zero-bubble"], "There is no implementation 'zero-bubble', only none, host"),
@@ -111,6 +200,9 @@ WRONG = {
     "picture nowhere": (["--output", "/no/such/a.svg"], "there is no folder"),
     "no time": (["--minutes", "0"], "have to be positive"),
     "two kinds of devices": (["compile_topology=v5p-8", "--devices", "4"], "give one of them"),
+    "to run on TPUs that are not there": (["compile_topology=v5p-8", "--run"], "--run is for CPU devices"),
+    "no rounds": (["--run", "--rounds", "0"], "has to be positive"),
+    "rounds of nothing": (["--rounds", "3"], "goes with --run"),
     "no file": (["/no/such.yml"], "/no/such.yml"),
 }
 

@@ -30,7 +30,7 @@ def test_the_table_has_parameters_rules_bytes_and_totals(command):
   assert status == 0
   assert out.startswith("mesh of 32 devices: fsdp=8, tensor=4\n")
   # 14336 * 4096 * 4 layers * 4 bytes / 32 devices
-  assert "decoder/layers/mlp/wi_0/kernel" in out and "28.00 MiB" in out
+  assert "decoder/layers/mlp/wi_0/kernel" in out and "29.4 MB" in out
   assert "P('fsdp', None, 'tensor')" in out
   assert "2 mlp: tensor by rule" in out and "replicated by rule" in out
   assert "passed over rule" in out and "fsdp_transpose is bound to dimension 2" in " ".join(out.split())

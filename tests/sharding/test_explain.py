@@ -51,7 +51,7 @@ def test_the_text_has_the_rule_of_each_dimension_and_those_passed_over_and_why()
   text = str(explain(STATE, MESH, RULES))
   assert text.splitlines()[0] == "mesh of 16 devices: data=2, fsdp=4, tensor=2"
   for line in (
-      "mlp/kernel float32[64, 32, 4] P('fsdp', 'tensor', 'data'): 2.00 KiB per device, 1x",
+      "mlp/kernel float32[64, 32, 4] P('fsdp', 'tensor', 'data'): 2.05 kB per device, 1x",
       "  0 embed: fsdp by rule 2 ('embed', 'fsdp'); passed over rule 1 ('embed', ('fsdp', 'tensor')): tensor is bound to"
       " dimension 1",
       "  2 layers: data by rule 3 ('layers', ('stage', 'data')); stage: not in the mesh",

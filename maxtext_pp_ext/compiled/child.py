@@ -1,0 +1,57 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of this room as programs, in processes of their own with limits: devices, flags and memory are theirs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from typing import Any
+
+from maxtext_pp_ext import processes
+from maxtext_pp_ext.compiled import limits
+
+OnTick = Callable[[float, int], None]
+_ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "DECOUPLE_GCLOUD": "TRUE",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # a compile time from a cache is none
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+
+
+def run(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    bounds: limits.Limits,
+    cpu_devices: int | None = None,
+    on_tick: OnTick = lambda seconds, memory: None,
+) -> dict[str, Any]:
+  """What a module finds out, or `failure` with the reason why it did not.
+
+  Args:
+    module: its full name; the program gets the name of a file, into which it writes a JSON object, and the arguments.
+    arguments: those.
+    bounds: wall time and host memory.
+    cpu_devices: how many virtual CPU devices it has.
+    on_tick: called now and then with seconds so far and resident bytes now.
+
+  Returns:
+    the object, and `host_memory_GiB`, the most that was seen.
+  """
+  environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": processes.python_path()}
+  if cpu_devices is not None:
+    environment["XLA_FLAGS"] = processes.xla_flags(cpu_devices)
+  with tempfile.TemporaryDirectory() as folder:
+    result, log = pathlib.Path(folder) / "result.json", pathlib.Path(folder) / "log.txt"
+    command = [sys.executable, "-m", module, str(result), *arguments]
+    outcome = limits.run(command, log=log, limits=bounds, environment=environment, on_tick=on_tick)
+    found = {"failure": outcome.failure} if outcome.failure else json.loads(result.read_text(encoding="utf-8"))
+  return found | {"host_memory_GiB": round(outcome.peak_memory_bytes / limits.GIB, 1)}

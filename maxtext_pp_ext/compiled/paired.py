@@ -1,0 +1,59 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Times of several steps that take turns, so that what else the machine does falls on all alike. No JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+_WARM_UP = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ratio:
+  """Of times within a round: the median over rounds, and between which values the middle half of them is."""
+
+  median: float
+  lower_quartile: float
+  upper_quartile: float
+
+
+def measure(
+    steps: Mapping[str, Callable[[], Any]], rounds: int, on_round: Callable[[int], None] = lambda done: None
+) -> dict[str, list[float]]:
+  """The seconds of each step in each round.
+
+  In a round each step runs once, in an order that rotates: each stands at each place of it in turn. Before the first,
+  each runs twice unmeasured, since what runs first allocates.
+
+  Args:
+    steps: each runs and waits until it is done.
+    rounds: how many.
+    on_round: called after each round with how many are done, and with 0 before the first.
+  """
+  for step in steps.values():
+    for _ in range(_WARM_UP):
+      step()
+  on_round(0)
+  names, seconds = list(steps), {name: [] for name in steps}
+  for number in range(rounds):
+    turn = number % len(names)
+    for name in names[turn:] + names[:turn]:
+      start = time.perf_counter()
+      steps[name]()
+      seconds[name].append(time.perf_counter() - start)
+    on_round(number + 1)
+  return seconds
+
+
+def ratio(seconds: Sequence[float], base: Sequence[float]) -> Ratio:
+  """How long one step takes as a multiple of another, of times measured in the same rounds."""
+  found = [mine / other for mine, other in zip(seconds, base, strict=True)]
+  if len(found) == 1:
+    return Ratio(median=found[0], lower_quartile=found[0], upper_quartile=found[0])
+  lower, median, upper = statistics.quantiles(found, n=4, method="inclusive")
+  return Ratio(median=median, lower_quartile=lower, upper_quartile=upper)

@@ -1,0 +1,12 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of bytes for people. Imports nothing, so that every room may use it."""
+
+
+def bytes_text(count: float) -> str:
+  """Three digits and a decimal unit: 1 GB is 10⁹ bytes, as in the tables of benchmarks/."""
+  for unit in ("B", "kB", "MB", "GB"):
+    if count < 999.5:  # from there on three digits are 1000 of this unit
+      return f"{count:.3g} {unit}"
+    count /= 1000
+  return f"{count:.3g} TB" if count < 999.5 else f"{count:.0f} TB"

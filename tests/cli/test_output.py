@@ -1,0 +1,98 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is shown of what takes long, on a terminal and elsewhere."""
+
+import contextlib
+import importlib.util
+import io
+import logging
+import os
+import sys
+import threading
+import time
+
+from maxtext_pp_ext.cli import output
+import pytest
+
+
+class Stream(io.StringIO):
+  """Tells when something is written."""
+
+  def __init__(self):
+    super().__init__()
+    self.written = threading.Event()
+
+  def flush(self):
+    self.written.set()
+
+
+@pytest.fixture
+def no_patience(monkeypatch):
+  monkeypatch.setattr(output, "PATIENCE", 0.0)
+
+
+def test_what_is_soon_done_is_not_shown(monkeypatch):
+  monkeypatch.setattr(output, "PATIENCE", 3600.0)
+  # In the test itself: between a fixture and its test pytest puts its own stream there.
+  with contextlib.redirect_stderr(Stream()) as stderr, output.progress("reading") as shown:
+    shown.at(1, 2)
+  assert stderr.getvalue() == ""
+
+
+def test_what_takes_long_has_a_line_now_and_then_also_while_libraries_are_kept_quiet(no_patience, monkeypatch):
+  monkeypatch.setattr(output, "_BETWEEN_LINES", 0.001)
+  with contextlib.redirect_stderr(Stream()) as stderr, output.progress("reading") as shown, output.quiet():
+    assert stderr.written.wait(60)
+    shown.say("1.0 GiB of 24")
+    stderr.written.clear()
+    # One may have been on its way with what was said before.
+    assert stderr.written.wait(60)
+    stderr.written.clear()
+    assert stderr.written.wait(60)
+  lines = stderr.getvalue().splitlines()
+  assert lines[0] == "reading: 0 s" and lines[-1].endswith(" s, 1.0 GiB of 24") and len(lines) >= 3
+
+
+def test_how_much_of_how_much_is_said_in_percent(monkeypatch):
+  shown = output.Progress("converting")
+  shown.at(1, 3)
+  assert str(shown) == "converting: 33 %, 0 s"
+  now = time.monotonic()
+  monkeypatch.setattr(output.time, "monotonic", lambda: now + 75.2)
+  assert str(shown) == "converting: 33 %, 75 s"
+
+
+def test_it_ends_with_what_it_is_about_also_when_that_fails(no_patience):
+  before = threading.active_count()
+  stderr = Stream()
+  with pytest.raises(KeyboardInterrupt), contextlib.redirect_stderr(stderr), output.progress("reading"):
+    assert stderr.written.wait(60)
+    raise KeyboardInterrupt
+  assert threading.active_count() == before
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="needs the extra tools")
+def test_a_terminal_has_a_bar_that_goes_when_it_is_done(no_patience, monkeypatch):
+  reading, terminal = os.openpty()
+  monkeypatch.setattr(output, "_BETWEEN_LOOKS", 0.01)
+  said = b""
+  with os.fdopen(terminal, "w") as stream:
+    monkeypatch.setattr(sys, "stderr", stream)
+    with output.progress("running [host]") as shown, output.quiet():
+      shown.at(1, 2)
+      shown.say("round 3 of 7")
+      while b"round 3 of 7" not in said:
+        said += os.read(reading, 4096)
+    stream.flush()
+  rest = os.read(reading, 4096)
+  os.close(reading)
+  assert b"running [host]: 50 %" in said and "━".encode() in said + rest
+  assert b"\x1b[2K" in rest  # the line is erased
+
+
+def test_what_logs_while_it_is_quiet_can_log_later(capfd):
+  with output.quiet():
+    handler = logging.StreamHandler()
+    handler.emit(logging.makeLogRecord({"msg": "kept from the terminal"}))
+  handler.emit(logging.makeLogRecord({"msg": "and this is not"}))
+  assert capfd.readouterr() == ("", "and this is not\n")

@@ -1,0 +1,48 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Steps take turns, and their times are compared within a round."""
+
+from maxtext_pp_ext.compiled import paired
+import pytest
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """A clock that steps move on."""
+  now = [0.0]
+  monkeypatch.setattr(paired.time, "perf_counter", lambda: now[0])
+  return now
+
+
+def test_each_step_stands_at_each_place_of_the_order(clock):
+  order, done = [], []
+
+  def step(name, seconds):
+    def run():
+      order.append(name)
+      clock[0] += seconds
+
+    return run
+
+  steps = {name: step(name, seconds) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 4.0))}
+  assert paired.measure(steps, 4, done.append) == {"a": [1.0] * 4, "b": [2.0] * 4, "c": [4.0] * 4}
+  assert "".join(order) == "aabbcc" + "abc" + "bca" + "cab" + "abc"
+  assert done == [0, 1, 2, 3, 4]
+
+
+def test_what_slows_a_round_down_falls_out_of_the_ratio():
+  machine = [1.0, 5.0, 1.5, 1.0, 9.0]
+  base = [2.0 * slower for slower in machine]
+  own = [3.0 * slower for slower in machine]
+  assert paired.ratio(own, base) == paired.Ratio(median=1.5, lower_quartile=1.5, upper_quartile=1.5)
+
+
+def test_the_spread_is_that_of_the_middle_half():
+  found = paired.ratio([1.0, 2.0, 3.0, 4.0, 500.0], [1.0] * 5)
+  assert found == paired.Ratio(median=3.0, lower_quartile=2.0, upper_quartile=4.0)
+  assert paired.ratio([3.0], [2.0]) == paired.Ratio(median=1.5, lower_quartile=1.5, upper_quartile=1.5)
+
+
+def test_times_of_different_rounds_are_not_compared():
+  with pytest.raises(ValueError):
+    paired.ratio([1.0, 2.0], [1.0])
