@@ -66,7 +66,9 @@ def test_a_chip_gives_a_memory_and_bounds_of_the_step(plan):
   rows = json.loads(captured.out)["candidates"]
   assert sorted({row["impl"] for row in rows[3:]}) in ([], ["none"]) and "none" in [row["impl"] for row in rows]
   assert all(0 < row["seconds_at_least"] < row["seconds_at_most"] for row in rows)
-  assert len(rows[:3]) == 3 and [row["seconds_at_least"] for row in rows] == sorted(row["seconds_at_least"] for row in rows)
+  assert len(rows[:3]) == 3 and [row["seconds_at_least"] for row in rows] == sorted(
+      row["seconds_at_least"] for row in rows
+  )
 
 
 def test_nothing_fits_into_no_memory(plan):
