@@ -1,0 +1,60 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `maxtext-pp compare` reads off steps that the TPU compiler made is what the schedule says has to be sent."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+from maxtext_pp_ext.compiled import compare
+import pytest
+from tests.host.common import ROOT
+
+EMBED, MLP, SEQUENCE, BATCH, STAGES, FSDP, LAYERS, MICROBATCHES = 512, 2048, 512, 4, 2, 2, 4, 2
+KEYS = (
+    f"base_emb_dim={EMBED}",
+    "base_num_query_heads=4",
+    "base_num_kv_heads=4",
+    "head_dim=128",
+    f"base_mlp_dim={MLP}",
+    f"base_num_decoder_layers={LAYERS}",
+    f"max_target_length={SEQUENCE}",
+    "vocab_size=2048",
+    f"per_device_batch_size={BATCH}",
+    "compile_topology=v5p-8",
+    f"ici_pipeline_parallelism={STAGES}",
+    f"ici_fsdp_parallelism={FSDP}",
+    f"num_pipeline_microbatches={MICROBATCHES}",
+    "log_config=False",
+)
+REPEATS = LAYERS // STAGES
+ITERATIONS = MICROBATCHES * REPEATS + STAGES - 1
+BFLOAT16 = 2
+# What a device receives of a layer's weights (attention's and the MLP's) when they are gathered, and of a microbatch.
+LAYER = (4 * EMBED * EMBED + 3 * EMBED * MLP) * BFLOAT16 * (FSDP - 1) // FSDP
+MICROBATCH = BATCH * STAGES // MICROBATCHES * SEQUENCE * EMBED * BFLOAT16
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tools")
+def test_weights_and_activations_on_the_wire_of_a_tpu_step_are_those_of_the_schedule(tmp_path):
+  command = [sys.executable, "-m", "maxtext_pp_ext.cli", "compare", *KEYS, "--impl", "host,circular_bsw", "--json"]
+  environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+  done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=900, check=False)
+  assert done.returncode == 0, done.stderr
+  host, bsw = (json.loads(done.stdout)["implementations"][name] for name in ("host", "circular_bsw"))
+  # MaxText's plain pipeline gathers a layer at each iteration, ours once per repeat; both forward and backward.
+  weights = {"carries": "weights", "kind": "all-gather"}
+  assert compare.wire_bytes(host, loop_depth=1, **weights) == 2 * ITERATIONS * LAYER
+  outside = compare.wire_bytes(host, loop_depth=0, **weights)  # embedding and logits
+  assert compare.wire_bytes(bsw, **weights) == 2 * REPEATS * LAYER + outside
+  # A microbatch goes to the next stage at each iteration; MaxText moves its circular buffer, too.
+  assert compare.wire_bytes(host, kind="collective-permute") == 2 * 2 * ITERATIONS * MICROBATCH
+  assert compare.wire_bytes(bsw, kind="collective-permute") == 2 * ITERATIONS * MICROBATCH
+  assert host["dot_flops"] == bsw["dot_flops"] and host["bytes"]["arguments"] == bsw["bytes"]["arguments"]
+  for row in (host, bsw):
+    # Together the transfers are the total that is counted on another way through the program.
+    assert compare.wire_bytes(row) == pytest.approx(row["wire_total_GB"] * 1e9, abs=1e6)
+    assert row["bytes"]["peak"] >= row["bytes"]["arguments"] and row["loops_without_trip_count"] == []
