@@ -54,6 +54,7 @@ class Engine:
       (y like x, intermediates [S, …]).
     aux_at: (aux, t) -> the stages' aux of iteration t: what is not differentiated, such as segment ids and random keys.
     checkpoint: wraps a stage in `jax.checkpoint`; None keeps all residuals.
+    row_groups: in how many groups of rows layers compute a microbatch, one after the other.
     loop_iterations: run iterations in a compiled loop (True) or unroll them.
     loop_repeats: if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop.
   """
@@ -64,6 +65,7 @@ class Engine:
   stages: StageFn
   aux_at: Callable[[PyTree, jax.Array], PyTree]
   checkpoint: Callable[[Callable], Callable] | None = None
+  row_groups: int = 1
   loop_iterations: bool = True
   loop_repeats: bool = True
 
@@ -111,7 +113,7 @@ class Engine:
         self.aux_at(aux, 0),
         x,
         self.checkpoint,
-        splits(self.weights.mesh, self.weights.layouts, batch),
+        splits(self.weights.mesh, self.weights.layouts, batch, self.row_groups),
         axes,
     )
 

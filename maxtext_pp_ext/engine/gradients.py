@@ -204,9 +204,16 @@ class Gradients:
 
 
 def splits(
-    mesh: Mesh, layouts: Sequence[WeightLayout], batch: Sequence[tuple[int, tuple[str, ...]]]
+    mesh: Mesh, layouts: Sequence[WeightLayout], batch: Sequence[tuple[int, tuple[str, ...]]], row_groups: int = 1
 ) -> list[list[BatchSplit]]:
-  """Into how many parts each weight's gradient is to be left, for batch axes of these sizes and mesh axes."""
+  """Into how many parts each weight's gradient is to be left.
+
+  Args:
+    mesh: the devices.
+    layouts: of the weights.
+    batch: (size, mesh axes) of the axes of rows and sequence.
+    row_groups: in how many groups of rows layers compute a microbatch.
+  """
 
   def of(layout: WeightLayout) -> list[BatchSplit]:
     owned = {a for entry in layout.gathered for a in mesh_axes(entry)}
@@ -214,7 +221,10 @@ def splits(
     # Where the weight keeps an axis that shards the batch too (experts), an operation outside of a shard_map sums over
     # that axis as well, and the compiler has to be free to choose how.
     whole = any(a in owned for _, axes in batch for a in axes)
-    return [BatchSplit(None if whole else size, n) for (size, _), n in zip(batch, parts, strict=True)]
+    groups = [row_groups, *(1 for _ in batch[1:])]
+    return [
+        BatchSplit(None if whole else size, n, size // g) for (size, _), n, g in zip(batch, parts, groups, strict=True)
+    ]
 
   return [of(layout) for layout in layouts]
 

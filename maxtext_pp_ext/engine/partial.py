@@ -50,11 +50,13 @@ _LINEAR = frozenset(
 class BatchSplit(NamedTuple):
   """An axis of the activations, by its size, and into how many parts the devices hold it.
 
-  Without a size no operation is split; only sums that a shard_map does itself are left in parts.
+  Without a size no operation is split; only sums that a shard_map does itself are left in parts. `fraction` is the size
+  of what layers compute at a time, where that is less than the whole axis.
   """
 
   size: int | None
   parts: int
+  fraction: int | None = None
 
 
 class Root(NamedTuple):
@@ -249,8 +251,8 @@ def _root(eqn: Any, makers: dict, split: Sequence[BatchSplit], exact: bool) -> R
 def _split_axes(eqn: Any, split: Sequence[BatchSplit], exact: bool) -> list[tuple[tuple[int, ...], int]] | None:
   """For each part of a split ((axis of each operand), parts), or None if the operation does not contract all of them.
 
-  The axis is the first contracted one of that size, or else, unless it has to be exact, of a multiple of it: an axis that
-  the batch was merged into as its slower part. Axes are distinct.
+  The axis is the first contracted one of that size or fraction, or else, unless it has to be exact, of a multiple of it:
+  an axis that the batch was merged into as its slower part. Axes are distinct.
   """
   if eqn.primitive.name == "dot_general":
     (left, right), _ = eqn.params["dimension_numbers"]
@@ -262,11 +264,13 @@ def _split_axes(eqn: Any, split: Sequence[BatchSplit], exact: bool) -> list[tupl
   shape = eqn.invars[0].aval.shape
   axes.sort()
   chosen = []
-  for size, parts in split:
+  for size, parts, fraction in split:
     if size is None:
       return None
+    unit = fraction or size
     free = [a for a in axes if a not in [c for c, _ in chosen]]
-    same = [a for a in free if shape[a[0]] == size] or [a for a in free if shape[a[0]] % size == 0 and not exact]
+    same = [a for a in free if shape[a[0]] in (size, unit)]
+    same = same or [a for a in free if shape[a[0]] % unit == 0 and not exact]
     if not same or shape[same[0][0]] % parts:
       return None
     chosen.append((same[0], parts))

@@ -214,6 +214,7 @@ class CircularPipelineBase(nnx.Module):
         stages=stage.over_stages("stage"),
         aux_at=stage.aux_at,
         checkpoint=self._checkpoint(),
+        row_groups=self.config.batch_split_factor if self.config.use_batch_split_schedule else 1,
         loop_iterations=self.config.scan_pipeline_iterations,
         # As in the host, one key suffices to keep all iterations of all repeats out of the program text.
         loop_repeats=self.config.scan_pipeline_iterations or self.config.scan_pipeline_repeats,

@@ -74,6 +74,24 @@ def test_other_uses_are_left_in_parts_too(layer, shape):
   check(layer, shape, [BatchSplit(BATCH, 2)], 2)
 
 
+def in_groups(weight, x):
+  """Every second row at a time, as the batch-split schedule computes."""
+  rows = x.reshape(-1, 2, LENGTH, EMBED)
+  return sum(dense(weight, rows[:, group]) for group in range(2))
+
+
+def test_rows_that_are_computed_in_groups_are_told_from_a_sequence_of_a_multiple_of_them():
+  assert LENGTH % (BATCH // 2) == 0
+  gradient = check(in_groups, (EMBED, 5), [BatchSplit(BATCH, 2, BATCH // 2)], 2)
+  x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, EMBED))
+  weight = jax.random.normal(jax.random.key(0), (EMBED, 5))
+  cotangent = jax.random.normal(jax.random.key(2), (BATCH // 2, LENGTH, 5))
+  for k in range(2):  # a device has two rows that follow each other, one of each group
+    of_device = lambda w, k=k: in_groups(w, x[2 * k : 2 * k + 2])
+    expected = jax.vjp(of_device, weight)[1](cotangent[k : k + 1])[0]
+    np.testing.assert_allclose(gradient[k], expected, rtol=1e-5, atol=1e-5)
+
+
 def scaled(weight, x):
   """Its gradient is a product with a scale for each output, as of quantized operands, and zero where it is clipped."""
 
