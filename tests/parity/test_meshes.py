@@ -59,4 +59,5 @@ def test_so_do_the_others(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MESHES)
 def test_so_they_do_with_explicit_sharding(name):
-  check(name, IMPLEMENTATIONS, shard_mode="explicit")
+  # YaRN with layers outside the pipeline, such as DeepSeek's first, is refused (tests/test_config.py).
+  check(name, IMPLEMENTATIONS, shard_mode="explicit", rope_type="default")
