@@ -14,11 +14,13 @@ from collections.abc import Callable
 import functools
 from typing import Any
 
+from flax import nnx
 import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from maxtext_pp_ext.config_view import ConfigView
+from maxtext_pp_ext.pipelines.intermediates import COMBINE
 
 
 @functools.cache
@@ -44,11 +46,20 @@ def batch_split(layer_class: type) -> type:
 
     # One attention after the other, so that the experts of the part before run beside it.
     outputs, counts = zip(*(experts(*x) for x in one_by_one(attention, examples)), strict=True)
+    _one_for_all_parts(self, len(examples))
     counts = None if counts[0] is None else sum(counts)
     return self.post_process(self.with_logical_constraint(merge(outputs)), None, counts)
 
   names = {key: getattr(layer_class, key) for key in ("__module__", "__qualname__", "__doc__")}
   return type(layer_class)(layer_class.__name__, (layer_class,), names | {"__init__": init, "__call__": call})
+
+
+def _one_for_all_parts(layer: nnx.Module, parts: int) -> None:
+  """Makes one value of those that each part has sown, as the layer sows one without the schedule."""
+  for path, variable in nnx.iter_graph(layer):
+    if isinstance(variable, nnx.Intermediate) and (combine := COMBINE.get(path[-1])) is not None:
+      values = variable.get_value()
+      variable.set_value((*values[:-parts], combine(jnp.stack(values[-parts:]), axis=0)))
 
 
 def split(x: jax.Array | None, parts: int) -> list[jax.Array | None]:

@@ -19,27 +19,22 @@ from maxtext_pp_ext.schedule import CircularSchedule
 
 PyTree = Any
 
-# Each takes values [R, S, M, …] to [R, S, …].
-_mean = lambda x: jnp.mean(x, axis=2)
-_max = lambda x: jnp.max(x, axis=2)
-_any = lambda x: jnp.any(x, axis=2)
-_sum = lambda x: jnp.sum(x, axis=2)
-
+# Each takes values and the axis on which those of parts of the batch stand.
 COMBINE: dict[str, Callable] = {
     # Means over tokens: microbatches have equally many, so the mean of means is the mean.
-    "moe_lb_loss": _mean,
-    "indexer_loss": _mean,
-    "activation_mean": _mean,
-    "activation_stdev": _mean,
-    "activation_fraction_zero": _mean,
+    "moe_lb_loss": jnp.mean,
+    "indexer_loss": jnp.mean,
+    "activation_mean": jnp.mean,
+    "activation_stdev": jnp.mean,
+    "activation_fraction_zero": jnp.mean,
     # Extremes and flags over tokens.
-    "max_logits": _max,
-    "moe_required_rbf": _max,
-    "moe_max_load_ratio": _max,
-    "moe_has_overflow": _any,
-    "moe_dropless_fallback": _any,
+    "max_logits": jnp.max,
+    "moe_required_rbf": jnp.max,
+    "moe_max_load_ratio": jnp.max,
+    "moe_has_overflow": jnp.any,
+    "moe_dropless_fallback": jnp.any,
     # Counts of tokens; see `expert_bias`.
-    "moe_bias_updates": _sum,
+    "moe_bias_updates": jnp.sum,
 }
 
 
@@ -56,8 +51,8 @@ def per_layer(intermediates: PyTree, schedule: CircularSchedule) -> PyTree:
   """
 
   def one(path, x):
-    combine = COMBINE.get(_name(path), lambda x: x)
-    x = combine(x)
+    combine = COMBINE.get(_name(path))
+    x = x if combine is None else combine(x, axis=2)
     return x if schedule.repeats > 1 else x[0]
 
   return jax.tree_util.tree_map_with_path(one, per_microbatch(intermediates, schedule))

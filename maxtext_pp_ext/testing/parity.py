@@ -277,6 +277,13 @@ def sensitivity(
   return _difference(expected(jax.tree.unflatten(tree, moved), batch.inputs), expected(params, batch.inputs))
 
 
+def _stacked(sown: np.ndarray, like: np.ndarray) -> np.ndarray:
+  """What a pipeline's layers have sown [R, S, …] as a loop's have [layer, …]."""
+  if sown.dtype == bool and like.size == like.shape[0]:  # the pipeline's have a flag from each device
+    return sown.reshape(like.shape[0], -1).any(axis=1).reshape(like.shape)
+  return sown.reshape(like.shape) if sown.size == like.size else sown
+
+
 def _difference(found: tuple, expected: tuple) -> Parity:
   """Of two results of `with_gradients`."""
   (outputs, sown), gradients = found
@@ -286,14 +293,12 @@ def _difference(found: tuple, expected: tuple) -> Parity:
   actual, wanted = _by_path(gradients), _by_path(expected_gradients)
   mean = math.sqrt(sum(np.sum(g**2) for g in wanted.values()) / sum(g.size for g in wanted.values()))
   least = {name: LEAST_GRADIENT * mean * math.sqrt(g.size) for name, g in wanted.items()}
-  # A pipeline has a repeat and a stage axis where the loop has one.
-  stacked = lambda actual, like: actual.reshape(like.shape) if actual.size == like.size else actual
   outputs, sown = jax.device_get((outputs, sown))
   expected_outputs, expected_sown = jax.device_get((expected_outputs, expected_sown))
   return Parity(
       outputs=relative_error(outputs, expected_outputs),
       gradients={name: relative_error(actual[name], wanted[name], least[name]) for name in wanted},
-      sown={name: relative_error(stacked(sown[name], value), value) for name, value in expected_sown.items()},
+      sown={name: relative_error(_stacked(sown[name], value), value) for name, value in expected_sown.items()},
       without_gradient=tuple(name for name, g in wanted.items() if not np.any(g)),
   )
 
