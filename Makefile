@@ -11,6 +11,7 @@ PYTHON ?=
 PYTEST_ARGS ?=
 # A file's tests stay together: some share what takes long to make. Each process may take 2 GiB.
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile
+AUDIT := --requirement .ci/constraints-cpu.txt --no-deps --disable-pip
 SOURCES := $(wildcard maxtext_pp_ext tests benchmarks)
 VENV_PYTHON := .venv/bin/python
 
@@ -21,7 +22,7 @@ ifneq ($(wildcard .venv/installed),)
   endif
 endif
 
-.PHONY: help demo test test-all lint format constraints wheel clean distclean
+.PHONY: help demo test test-all mutants audit licences lint format constraints wheel clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -38,6 +39,16 @@ test: .venv/installed ## the tests (25 minutes on 2 cores at most)
 
 test-all: .venv/installed ## the tests and the slow tests
 	@$(VENV_PYTHON) -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
+mutants: .venv/installed ## shows that the tests notice deliberate faults (15 minutes on 2 cores; MUTANTS="--only NAME")
+	@$(VENV_PYTHON) -m tests.mutants $(MUTANTS)
+
+# In an environment of its own, which is thrown away. Asks PyPI about each of the packages.
+audit: ## known vulnerabilities of the packages in .ci/constraints-cpu.txt, by pip-audit (needs uv or pipx, and network)
+	@if uv --version >/dev/null 2>&1; then uvx pip-audit $(AUDIT); else pipx run pip-audit $(AUDIT); fi
+
+licences: .venv/installed ## the licences of these packages, as they state them
+	@$(VENV_PYTHON) .ci/licences
 
 lint: .venv/installed ## what ruff objects to
 	@$(VENV_PYTHON) -m ruff check $(SOURCES)

@@ -27,6 +27,8 @@ _CHOICES = {
     "pipeline_grad_accum_dtype": ("auto", "float32", "bfloat16"),
     "pipeline_gather_dtype": ("auto", "weight", "compute"),
 }
+# A number of stages that is proposed is at most so large.
+_MOST_PROPOSED_STAGES = 1024
 _ON_SHARDING_CONFLICT = ("fallback", "warn", "error")
 
 
@@ -137,8 +139,9 @@ def _stages(config: Any) -> Iterator[str]:
   if num_stages(config) == 1:
     layers = pipelined_layers(config)
     per_stage = max(config.num_layers_per_pipeline_stage, 1)
-    fitting = [s for s in range(2, 1 + (layers or 0) // per_stage) if layers % (s * per_stage) == 0]
-    example = f", for example {fitting[0]}," if fitting else ""
+    candidates = range(2, 1 + min((layers or 0) // per_stage, _MOST_PROPOSED_STAGES))
+    fitting = next((s for s in candidates if layers % (s * per_stage) == 0), None)
+    example = f", for example {fitting}," if fitting else ""
     yield (
         f"pipeline_impl={config.pipeline_impl} without a pipeline: ici_pipeline_parallelism=1 × "
         f"dcn_pipeline_parallelism=1 = 1 stage. Set ici_pipeline_parallelism (stages within a slice) or "
@@ -253,9 +256,17 @@ def _least_microbatches(config: Any) -> int:
 
 
 def fitting_microbatches(config: Any) -> list[int]:
-  """All M that are multiples of S, at least D·S, and divide the batch."""
+  """All M that are multiples of S, at least D·S, and divide the batch, ascending."""
   batch, stages = config.micro_batch_size_to_train_on or 0, num_stages(config)
-  return [m for m in range(_least_microbatches(config), batch + 1, stages) if batch % m == 0]
+  if batch < 1 or batch % stages:
+    return []
+  return [stages * k for k in divisors(batch // stages) if k >= forwarding_delay(config)]
+
+
+def divisors(number: int) -> list[int]:
+  """All divisors of a positive number, ascending; of one beyond 10¹² those that one of 10⁶ or less leads to."""
+  small = [k for k in range(1, min(math.isqrt(number), 10**6) + 1) if number % k == 0]
+  return sorted({*small, *(number // k for k in small)})
 
 
 def _batch(config: Any) -> Iterator[str]:

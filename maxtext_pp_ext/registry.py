@@ -12,6 +12,9 @@ whose name is the value of `pipeline_impl` and whose object is an NNX module cla
 `NNXPipeline`: `__init__(config, stage_factory, mesh, remat_policy=None, *, rngs)`, `__call__(inputs, segment_ids,
 positions, deterministic, model_mode, logical_partition_spec)`, `get_weight_sharding(*init_args)` and `layers`.
 
+A name is what a config can hold as it is: ASCII letters, digits, `_`, `-` and `.`, and nothing that YAML takes for
+something else.
+
 Names are collected once, when they are first asked for, and do not change after that. An implementation is imported when
 it is loaded, not before. Standard library only.
 """
@@ -23,7 +26,10 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import re
 import types
+
+from maxtext_pp_ext.errors import SetupError
 
 ENTRY_POINT_GROUP = "maxtext_pp_ext.pipelines"
 HOST = "host"
@@ -32,12 +38,17 @@ HOST = "host"
 _CONSTRUCTOR_PARAMETERS = ("config", "stage_factory", "mesh", "remat_policy", "rngs")
 _METHODS = ("__call__", "get_weight_sharding")
 
+# YAML reads the first as no names; "none" and those that begin with "host-" are models without a pipeline, and modes of
+# MaxText's own pipelines, where implementations are compared.
+_NO_NAME = re.compile(r"(none|null|true|false|yes|no|on|off|y|n|inf|nan|host-.*)", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+
 
 class UnknownImplementationError(ValueError):
   """No implementation has this name; the message lists those that there are, and the nearest match."""
 
 
-class PluginError(RuntimeError):
+class PluginError(SetupError):
   """An installed package's entry point cannot be used; the message names the package, the entry point and the reason."""
 
 
@@ -95,11 +106,16 @@ def _implementations() -> Mapping[str, Implementation]:
   found = {implementation.name: implementation for implementation in _BUILT_IN}
   origins = dict.fromkeys(found, "maxtext_pp_ext itself")
   seen = set()
-  for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+  for entry_point in _entry_points():
     key = (entry_point.name, entry_point.value)
     if key in seen:
       continue  # one package found twice on sys.path, as with an editable install beside a build folder
     seen.add(key)
+    if not _NAME.fullmatch(entry_point.name) or _NO_NAME.fullmatch(entry_point.name):
+      raise PluginError(
+          f"{_describe(entry_point)} has a name that pipeline_impl cannot have. Rename that entry point or uninstall its "
+          "package."
+      )
     if entry_point.name in found:
       raise PluginError(
           f"{_describe(entry_point)} claims the name {entry_point.name!r}, which belongs to "
@@ -114,15 +130,25 @@ def _implementations() -> Mapping[str, Implementation]:
   return types.MappingProxyType(found)
 
 
+def _entry_points() -> list[importlib.metadata.EntryPoint]:
+  try:
+    return list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+  except Exception as error:  # Python reads those of all packages, whatever the group
+    raise PluginError(
+        f"The entry points of the installed packages cannot be read ({type(error).__name__}: {error}): the "
+        "entry_points.txt of one of them is damaged. Install that package anew."
+    ) from error
+
+
 def _load_plugin(entry_point: importlib.metadata.EntryPoint) -> type:
   try:
     loaded = entry_point.load()
-  except Exception as error:
+    problem = contract_problem(loaded)
+  except (Exception, SystemExit) as error:  # a module may end the process, too
     raise PluginError(
         f"{_describe(entry_point)} cannot be imported: {type(error).__name__}: {error}. Repair or uninstall its "
         "package, or choose another pipeline_impl."
     ) from error
-  problem = contract_problem(loaded)
   if problem is not None:
     raise PluginError(f"{_describe(entry_point)} cannot be used as a pipeline: {problem}.")
   return loaded
@@ -136,7 +162,9 @@ def contract_problem(loaded: object) -> str | None:
 
   if not issubclass(loaded, nnx.Module):
     return f"class {loaded.__name__} is not derived from flax.nnx.Module"
-  missing = [method for method in _METHODS if not callable(getattr(loaded, method, None))]
+  # Not getattr: every class itself can be called.
+  in_class = lambda name: next((vars(each)[name] for each in loaded.__mro__ if name in vars(each)), None)
+  missing = [method for method in _METHODS if not callable(in_class(method))]
   if missing:
     return f"class {loaded.__name__} has no method {' and no method '.join(missing)}"
   parameters = inspect.signature(loaded.__init__).parameters

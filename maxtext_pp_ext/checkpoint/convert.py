@@ -23,6 +23,7 @@ import pathlib
 import shutil
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from maxtext_pp_ext.checkpoint import files
@@ -96,6 +97,7 @@ def convert(
     LayoutError: the checkpoint does not fit the layouts.
     VerificationError: what was written could not be read back.
   """
+  check_dtypes(source, old, new)
   todo = plan(source.shapes, old, new)
   unfinished = destination.with_name(destination.name + UNFINISHED)
   for folder in (destination, unfinished):
@@ -137,6 +139,18 @@ def convert(
       rest=_checksum(written, None),
       dropped=tuple("/".join(path) for path in todo.dropped),
   )
+
+
+def check_dtypes(source: files.Checkpoint, old: Layout, new: Layout) -> None:
+  """Raises LayoutError if a checkpoint has integers where the model has floating-point numbers, or the other way round.
+
+  A wider or narrower dtype is what a run may be continued with.
+  """
+  for entry in plan(source.shapes, old, new).entries:
+    found, wanted = source.arrays[entry.like].dtype, entry.leaf.is_floating if entry.leaf is not None else None
+    if wanted is not None and jnp.issubdtype(found, jnp.floating) != wanted:
+      kind = "floating-point numbers" if wanted else "integers"
+      raise LayoutError(f"{'/'.join(entry.like)} is {found} in the checkpoint, where the model has {kind}.")
 
 
 def _chunk(entry, todo: Plan, source: files.Checkpoint) -> tuple[int, ...]:
@@ -234,7 +248,8 @@ def _copy(
 
   try:
     for path, box, pieces in _chunks(source, todo, old):
-      values = source.arrays[path].store[box].read().result()
+      with files.reading(source.root):
+        values = source.arrays[path].store[box].read().result()
       for piece in pieces:
         part = np.asarray(values[piece.source], order="C")
         _add(checksums, piece, part)

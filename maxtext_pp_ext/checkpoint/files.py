@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -30,6 +31,10 @@ _ROOT = "_CHECKPOINT_METADATA"
 _COMMITTED = "commit_success.txt"
 # Leaves that hold numbers; Orbax also knows strings, which MaxText's train state has not.
 _KINDS = ("jax.Array", "np.ndarray", "scalar")
+
+
+class DamagedCheckpointError(ValueError):
+  """Files of a checkpoint are missing, cut off, or not what they should be."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,8 +104,9 @@ class Checkpoint:
   @property
   def scan_layers(self) -> bool | None:
     """What MaxText noted of its config; None if nothing."""
-    noted = _read_json(self.root / _ROOT).get("custom_metadata") or {}
-    return noted.get("scan_layers")
+    with reading(self.root):
+      noted = _read_json(self.root / _ROOT).get("custom_metadata") or {}
+      return noted.get("scan_layers")
 
 
 def open_checkpoint(root: pathlib.Path) -> Checkpoint:
@@ -109,11 +115,28 @@ def open_checkpoint(root: pathlib.Path) -> Checkpoint:
   Raises:
     FileNotFoundError: there is none.
     LayoutError: it has leaves other than arrays and numbers.
+    DamagedCheckpointError: Orbax cannot open it.
   """
   root = root.absolute()
   items = find_items(root)
   if items is None:
     raise FileNotFoundError(f"There is no Orbax checkpoint in {root}.")
+  with reading(root):
+    return _open(root, items)
+
+
+@contextlib.contextmanager
+def reading(root: pathlib.Path) -> Iterator[None]:
+  """Turns what Orbax and TensorStore raise about files that are damaged, which may be anything, into one error."""
+  try:
+    yield
+  except (LayoutError, OSError):
+    raise
+  except Exception as error:
+    raise DamagedCheckpointError(f"The checkpoint {root} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _open(root: pathlib.Path, items: pathlib.Path) -> Checkpoint:
   folder = epath.Path(items)
   noted = _read_json(items / TREE)
   kinds = {

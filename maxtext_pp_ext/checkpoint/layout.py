@@ -52,6 +52,7 @@ class Leaf:
     first: number of the first layer in it.
     axes: the axes that count layers; none where it is one layer's own.
     is_random_state: a random key or counter. MaxText draws it anew where a checkpoint has none.
+    is_floating: whether its numbers are floating-point; None if that is not known.
   """
 
   path: Path
@@ -60,6 +61,7 @@ class Leaf:
   first: int = 0
   axes: tuple[LayerAxis, ...] = ()
   is_random_state: bool = False
+  is_floating: bool | None = None
 
   @property
   def of_layer(self) -> Shape:

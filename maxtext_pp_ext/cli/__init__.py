@@ -17,6 +17,7 @@ import sys
 
 import maxtext_pp_ext
 from maxtext_pp_ext.cli.errors import FAILED, INTERRUPTED, UNUSABLE, CommandError
+from maxtext_pp_ext.errors import SetupError
 
 # name: what it is for. The module has the same name.
 SUBCOMMANDS = {
@@ -39,6 +40,9 @@ _EPILOG = f"""exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one subcommand and returns the exit code."""
   argv = list(sys.argv[1:] if argv is None else argv)
+  for stream in (sys.stdout, sys.stderr):  # arguments need not be text that can be printed
+    if hasattr(stream, "reconfigure"):
+      stream.reconfigure(errors="backslashreplace")
   if not argv or argv[0] not in SUBCOMMANDS:
     return _without_subcommand(argv)
   name = argv[0]
@@ -62,6 +66,9 @@ def _run(module, args: argparse.Namespace) -> int:
   except CommandError as error:
     print(f"maxtext-pp: {error}", file=sys.stderr)
     return error.code
+  except SetupError as error:
+    print(f"maxtext-pp: {error}", file=sys.stderr)
+    return UNUSABLE
   except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] == "maxtext_pp_ext":
       raise

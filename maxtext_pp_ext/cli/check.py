@@ -17,7 +17,7 @@ from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import UNUSABLE, CommandError
+from maxtext_pp_ext.cli.errors import REFUSALS, UNUSABLE, CommandError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,15 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   maxtext.check_arguments(args.maxtext_args)
-  if args.devices is not None and args.devices < 1:
-    raise CommandError(f"--devices {args.devices}: has to be positive.")
+  maxtext.check_numbers({"--devices": args.devices}, most=maxtext.MOST_DEVICES)
   maxtext.on_cpu()
   try:
     with output.progress("building MaxText's model without arrays"), output.quiet():
       from maxtext_pp_ext.host import checked  # pylint: disable=import-outside-toplevel
 
       found = checked.check(args.maxtext_args, args.devices)
-  except OSError as error:
+  except REFUSALS as error:
     raise CommandError(str(error)) from error
   result = _result(found)
   if args.json:

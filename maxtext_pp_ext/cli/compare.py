@@ -33,9 +33,10 @@ from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import compiling, maxtext, output
-from maxtext_pp_ext.cli.errors import FAILED, CommandError
+from maxtext_pp_ext.cli.errors import FAILED, REFUSALS, CommandError
 
 _DEFAULT = "none,host,circular,circular_bsw,circular_ag_once"
+_MOST_CPU_DEVICES = 4096
 _ROUNDS = 7
 _KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all", "ragged-all-to-all")
 
@@ -84,10 +85,10 @@ def _check(args: argparse.Namespace, names: list[str]) -> None:
     raise CommandError(f"--output {args.output}: the name has to end in .svg or .png.")
   if args.output and not args.output.absolute().parent.is_dir():
     raise CommandError(f"--output {args.output}: there is no folder {args.output.absolute().parent}.")
-  if args.minutes <= 0 or args.memory_gib <= 0 or (args.devices is not None and args.devices < 1):
-    raise CommandError("--minutes, --memory-gib and --devices have to be positive.")
-  if args.rounds is not None and (args.rounds < 1 or not args.run):
-    raise CommandError(f"--rounds {args.rounds}: has to be positive, and goes with --run.")
+  maxtext.check_numbers({"--minutes": args.minutes, "--memory-gib": args.memory_gib, "--rounds": args.rounds})
+  maxtext.check_numbers({"--devices": args.devices}, most=_MOST_CPU_DEVICES)
+  if args.rounds is not None and not args.run:
+    raise CommandError(f"--rounds {args.rounds}: goes with --run.")
   # What is missing is better known before hours of compiling than after.
   for package in (["matplotlib"] if args.output else []) + ([] if args.json else ["rich"]):
     importlib.import_module(package)
@@ -95,7 +96,7 @@ def _check(args: argparse.Namespace, names: list[str]) -> None:
 
 def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, str, dict[str, list[str]]]:
   """How many CPU devices, None for a TPU topology; which devices, in words; MaxText's arguments by implementation."""
-  from maxtext_pp_ext.host import install, run_config, variants  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host import install, refusals, run_config, variants  # pylint: disable=import-outside-toplevel
 
   install.install()
   try:
@@ -107,9 +108,9 @@ def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, 
     if topology and args.run:
       raise CommandError(f"--run is for CPU devices, and compile_topology={topology} for TPUs: give one of them.")
     arguments = {name: variants.arguments(name, args.maxtext_args, on_cpu=devices is not None) for name in names}
-  except (ValueError, OSError) as error:
+    slices = refusals.integer(given, "compile_topology_num_slices")
+  except REFUSALS as error:
     raise CommandError(str(error)) from error
-  slices = int(given.get("compile_topology_num_slices", 1))
   on_tpu = f"{slices} slices of {topology}" if slices > 1 else topology
   return devices, on_tpu if devices is None else f"{devices} virtual CPU devices", arguments
 

@@ -21,7 +21,7 @@ import pathlib
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import FAILED, CommandError
+from maxtext_pp_ext.cli.errors import FAILED, REFUSALS, CommandError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  maxtext.check_arguments(args.maxtext_args)
   source, destination = _paths(args)
+  maxtext.check_arguments(args.maxtext_args)
   maxtext.on_cpu()
   given = _keys(args.source_keys)
   try:
     with output.progress("reading the checkpoint, building MaxText's model without arrays"), output.quiet():
       opened, config, old, new = _layouts(source, args.maxtext_args, given)
-  except (ValueError, NotImplementedError, OSError) as error:
+  except REFUSALS as error:
     raise CommandError(str(error)) from error
   result = {
       "source": str(source),
@@ -70,7 +70,7 @@ def _paths(args: argparse.Namespace) -> tuple[pathlib.Path, pathlib.Path]:
 
   try:
     return places.source_and_destination(args.source, args.destination, args.step)
-  except (OSError, ValueError) as error:
+  except REFUSALS as error:
     raise CommandError(str(error)) from error
 
 
@@ -79,7 +79,10 @@ def _keys(assignments: list[str]) -> dict[str, object]:
 
   if wrong := [text for text in assignments if "=" not in text]:
     raise CommandError(f"--from {wrong[0]}: not key=value")
-  return {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in assignments)}
+  try:
+    return {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in assignments)}
+  except yaml.YAMLError as error:
+    raise CommandError(f"--from: {error}") from error
 
 
 def _layouts(source: pathlib.Path, maxtext_args: list[str], given: dict[str, object]):
@@ -95,6 +98,7 @@ def _layouts(source: pathlib.Path, maxtext_args: list[str], given: dict[str, obj
   )
   if convert.is_same(opened, old, new) and old_config.scan_layers == config.scan_layers:
     raise ValueError(f"{source} has the layout that these arguments ask for already: {new.description}.")
+  convert.check_dtypes(opened, old, new)
   return opened, config, old, new
 
 
@@ -111,7 +115,7 @@ def _convert(opened, destination: pathlib.Path, old, new, config) -> dict[str, o
       report = convert.convert(opened, destination, old, new, scan_layers=config.scan_layers, on_bytes=on_bytes)
     except FileExistsError as error:
       raise CommandError(str(error)) from error
-    except (convert.VerificationError, OSError) as error:
+    except (convert.VerificationError, *REFUSALS) as error:
       raise CommandError(f"{error} Nothing is left at {destination}.", FAILED) from error
   return {
       "arrays": report.arrays,

@@ -17,7 +17,9 @@ import shutil
 import sys
 
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import CommandError
+from maxtext_pp_ext.cli.errors import REFUSALS, CommandError
+
+_MOST_CELLS = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +37,10 @@ def run(args: argparse.Namespace) -> int:
   schedule = _schedule(args)
   if not 0 <= args.stage < schedule.stages:
     raise CommandError(f"--stage {args.stage}: the stages are 0 to {schedule.stages - 1}.")
+  if (cells := schedule.stages * schedule.iterations) > _MOST_CELLS:
+    raise CommandError(
+        f"{schedule.stages} stages × {schedule.iterations} iterations = {cells}: more than can be drawn ({_MOST_CELLS})."
+    )
   if args.output is not None:
     _write(schedule, args.output, args.stage)
   if args.json:
@@ -50,6 +56,8 @@ def _schedule(args: argparse.Namespace):
   from maxtext_pp_ext.schedule import CircularSchedule  # pylint: disable=import-outside-toplevel
 
   sizes = {"microbatches": args.microbatches, "repeats": args.repeats, "delay": args.delay}
+  options = {f"--{name}": size for name, size in ({"stages": args.stages} | sizes).items()}
+  maxtext.check_numbers(options, most=_MOST_CELLS)
   try:
     if args.stages is None:
       if not args.maxtext_args or any(size is not None for size in sizes.values()):
@@ -57,7 +65,7 @@ def _schedule(args: argparse.Namespace):
       return _schedule_of_run(args.maxtext_args)
     if args.maxtext_args:
       raise CommandError("give either --stages or CONFIG key=value ...")
-    delay = args.delay or 1
+    delay = 1 if args.delay is None else args.delay
     microbatches = delay * args.stages if args.microbatches is None else args.microbatches
     return CircularSchedule(
         stages=args.stages,
@@ -65,7 +73,7 @@ def _schedule(args: argparse.Namespace):
         repeats=1 if args.repeats is None else args.repeats,
         delay=delay,
     )
-  except (ValueError, NotImplementedError) as error:
+  except REFUSALS as error:
     raise CommandError(str(error)) from error
 
 
@@ -85,7 +93,10 @@ def _write(schedule, path: pathlib.Path, stage: int) -> None:
     raise CommandError(f"--output {path}: there is no folder {path.absolute().parent}.")
   from maxtext_pp_ext.draw import picture  # pylint: disable=import-outside-toplevel
 
-  picture.draw(schedule, path, stage=stage)
+  try:
+    picture.draw(schedule, path, stage=stage)
+  except OSError as error:
+    raise CommandError(f"--output {path}: {error}") from error
   print(f"wrote {path}", file=sys.stderr)
 
 

@@ -3,6 +3,8 @@
 """Exit codes, and errors that end a command with one message instead of a traceback."""
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
+# What the code below raises about what a user gave it: with a message for people.
+REFUSALS = (ValueError, NotImplementedError, OSError)
 
 
 class CommandError(Exception):

@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import math
 import os
 
 from maxtext_pp_ext.cli.errors import CommandError
+
+MOST_DEVICES = 1 << 20
+_OF_MAXTEXT = "src/maxtext/configs/"
 
 
 def on_cpu() -> None:
@@ -18,7 +22,22 @@ def on_cpu() -> None:
 
 
 def check_arguments(maxtext_args: Sequence[str]) -> None:
-  """Raises CommandError unless these are arguments of MaxText: a yml file, perhaps, and key=value."""
+  """Raises CommandError unless these are arguments of MaxText: a .yml file, perhaps, and key=value."""
   for i, argument in enumerate(maxtext_args):
-    if "=" not in argument and (i or not argument.endswith((".yml", ".yaml"))):
-      raise CommandError(f"{argument!r} is neither a yml file in front nor key=value.")
+    if argument.endswith(".yml") and not i:
+      # As MaxText looks for it.
+      if not argument.startswith(_OF_MAXTEXT) and not any(map(os.path.isfile, (argument, os.path.join("src", argument)))):
+        raise CommandError(f"There is no file {argument}.")
+    elif not argument.partition("=")[0] or "=" not in argument:
+      raise CommandError(f"{argument!r} is neither a .yml file in front nor key=value.")
+
+
+def check_numbers(given: Mapping[str, float | None], most: float = math.inf) -> None:
+  """Raises CommandError unless the numbers of these options, None where there is none, are positive and finite."""
+  for option, value in given.items():
+    if value is None:
+      continue
+    if not 0 < value < math.inf:
+      raise CommandError(f"{option} {value}: has to be positive.")
+    if value > most:
+      raise CommandError(f"{option} {value}: can be at most {most}.")

@@ -14,6 +14,9 @@ import threading
 import time
 from typing import Any, TextIO
 
+from maxtext_pp_ext.cli.errors import REFUSALS, CommandError
+from maxtext_pp_ext.errors import SetupError
+
 # Seconds. What takes longer shows how far it is.
 PATIENCE = 2.0
 # Between two lines where there is no terminal; between two looks at what is shown on one.
@@ -46,7 +49,7 @@ def quiet() -> Iterator[None]:
         with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
           yield
         failed = False
-      except (ValueError, NotImplementedError, OSError, KeyboardInterrupt):
+      except (*REFUSALS, CommandError, SetupError, KeyboardInterrupt):
         failed = False  # has a message of its own
         raise
     finally:

@@ -32,7 +32,7 @@ from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import compiling, maxtext, output
-from maxtext_pp_ext.cli.errors import FAILED, CommandError
+from maxtext_pp_ext.cli.errors import FAILED, REFUSALS, CommandError
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
 _GIB = 1 << 30
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     try:
       with output.quiet():
         found = _plan(args, names, chip, looking.at)
-    except (ValueError, OSError, NotImplementedError) as error:
+    except REFUSALS as error:
       raise CommandError(str(error)) from error
   shown = found.candidates if args.all else _best(found, args.top)
   result = {
@@ -97,11 +97,9 @@ def _show(args: argparse.Namespace, result: dict[str, Any], found: Any) -> None:
 def _check(args: argparse.Namespace, names: list[str]) -> Any:
   from maxtext_pp_ext.plan import chips  # pylint: disable=import-outside-toplevel
 
-  positive = {"--devices": args.devices, "--device-memory-gib": args.device_memory_gib, "--top": args.top}
-  positive |= {"--minutes": args.minutes, "--memory-gib": args.memory_gib}
-  for option, value in positive.items():
-    if value is not None and value <= 0:
-      raise CommandError(f"{option} {value}: has to be positive.")
+  maxtext.check_numbers({"--devices": args.devices}, most=maxtext.MOST_DEVICES)
+  maxtext.check_numbers({"--device-memory-gib": args.device_memory_gib, "--top": args.top})
+  maxtext.check_numbers({"--minutes": args.minutes, "--memory-gib": args.memory_gib})
   if not names:
     raise CommandError("--impl names nothing.")
   if args.chip is not None and args.chip not in chips.CHIPS:

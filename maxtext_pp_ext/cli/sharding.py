@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import CommandError
+from maxtext_pp_ext.cli.errors import REFUSALS, CommandError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,11 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   maxtext.check_arguments(args.maxtext_args)
+  maxtext.check_numbers({"--limit": args.limit})
   maxtext.on_cpu()
   try:
     with output.progress("building MaxText's model without arrays"), output.quiet():
       explanation = _explain(args.maxtext_args)
-  except ValueError as error:  # a config or a mesh that cannot be
+  except REFUSALS as error:  # a config or a mesh that cannot be
     raise CommandError(str(error)) from error
   if args.picture is not None:
     _picture(explanation, args.picture)

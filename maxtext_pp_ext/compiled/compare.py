@@ -49,10 +49,24 @@ def figures(
     found = step.compile_step(arguments, bounds=bounds, hlo_file=file, cpu_devices=cpu_devices, on_tick=on_tick)
     if "failure" in found:
       return found
-    module = hlo.parse(file.read_text(encoding="utf-8"))
-  collectives = spans.spans(module)
-  kinds = carried.carried(module, collectives, batch=batch, optimizer=optimizer)
-  return found | {"transfers": transfers(collectives, kinds), "overlap": overlap(collectives)}
+    text = file.read_text(encoding="utf-8")
+  try:
+    return found | of_program(text, batch=batch, optimizer=optimizer)
+  except hlo.HloError as error:
+    return {"failure": f"the compiled program cannot be read. {error}"}
+
+
+def of_program(text: str, *, batch: str, optimizer: str) -> dict[str, Any]:
+  """`transfers` and `overlap` of an HLO program.
+
+  Raises:
+    HloError: the text is not that of a whole program, or has what is not understood.
+  """
+  module = hlo.program(text)
+  with hlo.reading():
+    collectives = spans.spans(module)
+    kinds = carried.carried(module, collectives, batch=batch, optimizer=optimizer)
+    return {"transfers": transfers(collectives, kinds), "overlap": overlap(collectives)}
 
 
 def transfers(collectives: Sequence[spans.Span], what: Sequence[str | None]) -> list[dict[str, Any]]:

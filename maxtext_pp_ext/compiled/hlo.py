@@ -4,10 +4,14 @@
 
 Only what the figures need: names, opcodes, shapes, operands and which computations an instruction runs. In scheduled
 HLO (TPU) the instructions of a computation stand in the order of execution.
+
+`program` reads a whole program and accepts no other text: figures of a part of it would be wrong without a word.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 import functools
 import math
@@ -21,6 +25,7 @@ _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*\(.*->.*\{\s*$")
 # An asynchronous computation's last line names its thread. Kernels have lines of their own that start with a brace.
 _END = re.compile(r"^\}(?:\s*$|, execution_thread=)")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+) = (.*)$")
 _CALLED = re.compile(
     r"\b(calls|to_apply|called_computations|branch_computations|true_computation|false_computation|body)="
@@ -29,6 +34,10 @@ _CALLED = re.compile(
 # Their to_apply combines two elements: it runs as part of the operation, not as a step of the program.
 _COMBINERS = frozenset({"all-reduce", "all-reduce-start", "reduce", "reduce-scatter", "reduce-window", "scatter"})
 _COMBINERS |= {"select-and-scatter", "sort"}
+
+
+class HloError(ValueError):
+  """A text is not that of a whole HLO program as this reader knows it; the message says where."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Instruction:
     """Names of the computations that it runs as steps of the program; of a loop the body, of a reduction none."""
     if self.opcode in _COMBINERS:
       return ()
-    found = [names for _, names in _CALLED.findall(self.attributes)]
+    found = [names for _, names in _CALLED.findall(_QUOTED.sub('""', self.attributes))]
     return tuple(name.strip().lstrip("%") for names in found for name in names.strip("{}").split(",") if name.strip())
 
   @property
@@ -143,8 +152,94 @@ def arrays_in(text: str) -> tuple[Array, ...]:
   return tuple(Array(dtype, tuple(int(d) for d in dims.split(",") if d)) for dtype, dims in _ARRAY.findall(text))
 
 
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+  """Turns whatever ends the reading of figures off a program into an HloError: a compiler may print what nobody knew."""
+  try:
+    yield
+  except HloError:
+    raise
+  except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    raise HloError(f"The program has something that is not understood: {type(error).__name__}: {error}.") from error
+
+
+def program(text: str) -> Module:
+  """Parses the text of a whole program, as the compiler prints it.
+
+  Raises:
+    HloError: it is not one: it is cut off, something in it is not understood, or refers to what is not there.
+  """
+  with reading():
+    module = parse(text)
+    _check_lines(text)
+    for computation in module.computations.values():
+      _check_computation(module, computation)
+    _check_calls(module)
+  return module
+
+
+def _check_lines(text: str) -> None:
+  """Every line within a computation is an instruction, or goes on with one; every computation ends, and is there once."""
+  name, seen = None, set()
+  entries = 0
+  for number, line in enumerate(text.splitlines(), start=1):
+    if start := _COMPUTATION.match(line):
+      if name is not None:
+        raise HloError(f"Line {number}: the computation {start[2]} begins within {name}.")
+      name, entries = start[2], entries + bool(start[1])
+      if name in seen:
+        raise HloError(f"Line {number}: the computation {name} is there twice.")
+      seen.add(name)
+    elif _END.match(line):
+      if name is None:
+        raise HloError(f"Line {number}: a computation ends that has not begun.")
+      name = None
+    elif _INSTRUCTION.match(line) and (name is None or _parse_instruction(line) is None):
+      raise HloError(f"Line {number} is not understood: {line.strip()[:100]}")
+  if name is not None:
+    raise HloError(f"The text ends within the computation {name}.")
+  if entries != 1:
+    raise HloError(f"There are {entries} entry computations.")
+
+
+def _check_computation(module: Module, computation: Computation) -> None:
+  of = f"in the computation {computation.name}"
+  if sum(step.is_root for step in computation.instructions) != 1:
+    raise HloError(f"There is no ROOT, or more than one, {of}.")
+  if len(computation.by_name) != len(computation.instructions):
+    raise HloError(f"There are instructions of one name {of}.")
+  for step in computation.instructions:
+    operands = _QUOTED.sub('""', step.operands)
+    if missing := [name for name in re.findall(r"%([\w.\-]+)", operands) if name not in computation.by_name]:
+      raise HloError(f"The operand {missing[0]} of {step.name} is not there, {of}.")
+    condition = step.attribute(r"condition=%?([\w.\-]+)") if step.opcode == "while" else None
+    called = [*step.called, *(condition.groups() if condition else ())]
+    if missing := [name for name in called if name not in module.computations]:
+      raise HloError(f"{step.name} runs {missing[0]}, which is not there, {of}.")
+
+
+def _check_calls(module: Module) -> None:
+  """No computation runs itself."""
+  done: set[str] = set()
+  for name in module.computations:
+    waiting: list[tuple[str, bool]] = [(name, False)]
+    around: set[str] = set()
+    while waiting:
+      at, is_end = waiting.pop()
+      if is_end:
+        around.remove(at)
+        done.add(at)
+      elif at in around:
+        raise HloError(f"The computation {at} runs itself.")
+      elif at not in done:
+        around.add(at)
+        waiting.append((at, True))
+        steps = module.computations[at].instructions
+        waiting += [(callee.name, False) for step in steps for callee in module.callees(step)]
+
+
 def parse(text: str) -> Module:
-  """Parses the text of one HLO module. Raises ValueError if it has no entry computation."""
+  """Parses the text of one HLO module, or of parts of it. Raises HloError if it has no entry computation."""
   computations: dict[str, Computation] = {}
   entry = None
   name: str | None = None
@@ -161,7 +256,7 @@ def parse(text: str) -> Module:
     elif instruction := _parse_instruction(line):
       instructions.append(instruction)
   if entry is None:
-    raise ValueError("No ENTRY computation: not the text of an HLO module.")
+    raise HloError("No ENTRY computation: not the text of an HLO module.")
   partitions = re.search(r"num_partitions=(\d+)", text)
   return Module(computations=computations, entry=entry, partitions=int(partitions[1]) if partitions else 1)
 

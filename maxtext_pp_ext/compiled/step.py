@@ -84,7 +84,10 @@ def main(argv: list[str]) -> None:
     text = compiled.as_text()
     if hlo_file:
       hlo_file.write_text(text, encoding="utf-8")
-    figures = {**_memory(compiled, on_cpu), **times, **traffic.analyse(hlo.parse(text)).to_json()}
+    try:
+      figures = {**_memory(compiled, on_cpu), **times, **traffic.of_program(text).to_json()}
+    except hlo.HloError as error:
+      figures = {"failure": f"the compiled program cannot be read. {error}"}
   result.write_text(json.dumps(figures), encoding="utf-8")
 
 

@@ -91,6 +91,17 @@ class Traffic:
     }
 
 
+def of_program(text: str) -> Traffic:
+  """Traffic and dot FLOPs of an HLO program.
+
+  Raises:
+    HloError: the text is not that of a whole program, or has what is not understood.
+  """
+  module = hlo.program(text)
+  with hlo.reading():
+    return analyse(module)
+
+
 def analyse(module: hlo.Module) -> Traffic:
   """Traffic and dot FLOPs of one run of the module."""
   known: dict[str, Traffic] = {}
@@ -191,7 +202,7 @@ def dot_flops(computation: hlo.Computation, instruction: hlo.Instruction, *, pad
     padding: whether multiplications with padding count. Without them it is what the program asked for.
   """
   if instruction.opcode == "dot":
-    dims = instruction.attribute(r"lhs_contracting_dims=\{([0-9,]*)\}")
+    dims = instruction.attribute(r"lhs_contracting_dims=\{([^}]*)\}")
     lhs = _operand(computation, instruction, 0)
     contracted = math.prod(lhs.dims[int(i)] for i in dims[1].split(",") if i) if dims and lhs else 1
     return 2.0 * instruction.arrays[0].elements * contracted

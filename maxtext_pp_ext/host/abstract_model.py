@@ -10,10 +10,14 @@ from typing import Any
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import AbstractMesh, AxisType, Mesh
-import numpy as np
 
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.host import sharding_conflicts
+from maxtext_pp_ext.host.refusals import as_value_errors
+
+# A model is built, and looked at, layer by layer.
+MOST_LAYERS = 1 << 13
+MOST_DEVICES = 1 << 20
 
 
 def abstract_mesh(config: Any) -> AbstractMesh:
@@ -24,7 +28,7 @@ def abstract_mesh(config: Any) -> AbstractMesh:
   """
   ici, dcn = parallelism(config, "ici"), parallelism(config, "dcn")
   axis_type = AxisType.Explicit if config.shard_mode.value == "explicit" else AxisType.Auto
-  sizes = tuple(int(i) for i in np.multiply(ici, dcn))
+  sizes = tuple(i * d for i, d in zip(ici, dcn, strict=True))
   return AbstractMesh(sizes, tuple(config.mesh_axes), axis_types=(axis_type,) * len(sizes))
 
 
@@ -47,10 +51,16 @@ def parallelism(config: Any, network: str) -> list[int]:
 
 
 def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
-  """A config's model, with ShapeDtypeStructs for values."""
+  """A config's model, with ShapeDtypeStructs for values.
+
+  Raises:
+    ValueError: MaxText cannot build it.
+  """
   from maxtext.utils import model_creation_utils  # pylint: disable=import-outside-toplevel
 
-  with logical_axis_rules(config.logical_axis_rules):
+  if config.num_decoder_layers > MOST_LAYERS:
+    raise ValueError(f"{config.num_decoder_layers} layers are more than can be looked at one by one ({MOST_LAYERS}).")
+  with logical_axis_rules(config.logical_axis_rules), as_value_errors("build this model"):
     return nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh))
 
 

@@ -24,6 +24,7 @@ from maxtext_pp_ext.checkpoint import moves
 from maxtext_pp_ext.checkpoint.layout import LayerAxis, Layout, LayoutError, Leaf, Path, axes_of_stack
 from maxtext_pp_ext.host import install
 from maxtext_pp_ext.host import run_config
+from maxtext_pp_ext.host.refusals import integer
 from maxtext_pp_ext.schedule import CircularSchedule
 
 # What a layout depends on beside the model. All other parallelism shards arrays, and changes none.
@@ -88,7 +89,7 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
   fixed |= {key: 1 for key in fields if _SHARDS_NOTHING.fullmatch(key)}
   given = run_config.given_keys(argv)
   given = given | ({DCN_STAGES: 1} if STAGES in replaced else {}) | replaced
-  stages = int(given.get(STAGES, 1)) * int(given.get(DCN_STAGES, 1))
+  stages = integer(given, STAGES) * integer(given, DCN_STAGES)
   replaced = {key: value for key, value in replaced.items() if key not in (STAGES, DCN_STAGES)}
   fixed |= {STAGES: stages, "internal_compile_num_devices": stages}
   fixed |= {"num_pipeline_microbatches": stages, "per_device_batch_size": 1, "eval_per_device_batch_size": 1}
@@ -115,7 +116,7 @@ def schedule_of_run(argv: Sequence[str]) -> CircularSchedule:
     raise ValueError("These arguments ask for no pipeline: set ici_pipeline_parallelism.")
   stages = keys.num_stages(config)
   delay = 2 if given.get("pipeline_delay_activation_forwarding") else 1
-  microbatches = int(given.get("num_pipeline_microbatches", -1))
+  microbatches = integer(given, "num_pipeline_microbatches", -1)
   return CircularSchedule(
       stages=stages,
       microbatches=delay * stages if microbatches == -1 else microbatches,  # MaxText's own default
@@ -337,12 +338,17 @@ def _within(module: Any, path: tuple[str, ...], config: Any, around: tuple[str, 
 
 def _leaf(path: tuple[str, ...], variable: Any, places: list[_Place], scan_axis: int) -> Leaf:
   from flax import nnx  # pylint: disable=import-outside-toplevel
+  import jax.numpy as jnp  # pylint: disable=import-outside-toplevel
 
   shape = tuple(variable.get_value().shape)
   is_random_state = isinstance(variable, nnx.RngState)
+  kind = {
+      "is_random_state": is_random_state,
+      "is_floating": None if is_random_state else bool(jnp.issubdtype(variable.get_value().dtype, jnp.floating)),
+  }
   place = next((place for place in places if path[: len(place.path)] == place.path), None)
   if place is None:
-    return Leaf(path=path, shape=shape, is_random_state=is_random_state)
+    return Leaf(path=path, shape=shape, **kind)
   axes = place.axes(len(shape), scan_axis if isinstance(variable, nnx.Param) else None)
   sizes = tuple(size for _, size, _ in place.stacks)
   if tuple(shape[axis] for axis in axes) != sizes:
@@ -356,5 +362,5 @@ def _leaf(path: tuple[str, ...], variable: Any, places: list[_Place], scan_axis:
       name=path[len(place.path) :],
       first=place.first,
       axes=tuple(LayerAxis(axis=axis, stride=stride) for axis, (_, _, stride) in zip(axes, place.stacks, strict=True)),
-      is_random_state=is_random_state,
+      **kind,
   )

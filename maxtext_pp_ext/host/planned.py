@@ -165,7 +165,7 @@ class _Search:
       stages = chosen["ici_pipeline_parallelism"] * chosen["dcn_pipeline_parallelism"]
       if not 1 < stages <= layers:
         continue
-      for per_stage in _divisors(layers // stages) if layers % stages == 0 else [1]:
+      for per_stage in keys.divisors(layers // stages) if layers % stages == 0 else [1]:
         yield self._none | chosen | {"num_layers_per_pipeline_stage": per_stage}
 
   def _stages_of(self, network: str) -> Iterator[dict[str, int]]:
@@ -174,7 +174,7 @@ class _Search:
     sizes_of = dict(zip(axes, abstract_model.parallelism(self._without, network), strict=True))
     derived = [axis for axis, size in zip(axes, of_axes, strict=True) if size == -1]
     giving = next((axis for axis in (*derived, *_GIVING) if sizes_of.get(axis, 1) > 1), None)
-    for stages in _divisors(sizes_of[giving]) if giving else [1]:
+    for stages in keys.divisors(sizes_of[giving]) if giving else [1]:
       found = {f"{network}_pipeline_parallelism": stages}
       yield found | ({f"{network}_{giving}_parallelism": sizes_of[giving] // stages} if giving else {})
 
@@ -264,7 +264,3 @@ class _Search:
     # Where the device is not known, there is no telling what its transfers take.
     first = bubble if candidate.seconds is None else candidate.seconds
     return (0, first, candidate.costs.sent, candidate.costs.peak)
-
-
-def _divisors(number: int) -> list[int]:
-  return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -7,6 +7,8 @@ import importlib.util
 import pathlib
 from typing import Any
 
+from maxtext_pp_ext.host.refusals import as_value_errors
+
 
 def maxtext_folder() -> pathlib.Path:
   """Where MaxText is installed, without importing it. Raises ModuleNotFoundError if it is not."""
@@ -39,7 +41,8 @@ def read(arguments: Sequence[str], **overrides: Any) -> Any:
     arguments.insert(0, str(base_yml()))
   # Not `initialize`: that ends the process where it finds an error (MaxText 0.2.5).
   try:
-    return pyconfig.HyperParameters(pyconfig._initialize_pydantic(["", *arguments], **overrides))  # pylint: disable=protected-access
+    with as_value_errors("read this config"):
+      return pyconfig.HyperParameters(pyconfig._initialize_pydantic(["", *arguments], **overrides))  # pylint: disable=protected-access
   except pydantic.ValidationError as error:  # whose own text has all of the config
     details = error.errors(include_url=False, include_input=False)
     raise ValueError("\n".join(_text(detail) for detail in details)) from None
@@ -69,14 +72,20 @@ def with_keys(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:
 
 
 def given_keys(argv: Sequence[str]) -> dict[str, Any]:
-  """The keys of MaxText's arguments, of the yml file and those it is based on too, as MaxText merges them."""
+  """The keys of MaxText's arguments, of the yml file and those it is based on too, as MaxText merges them.
+
+  Raises:
+    ValueError, OSError: they cannot be read.
+  """
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
   import omegaconf  # pylint: disable=import-outside-toplevel
 
-  path, assignments = pyconfig._resolve_or_infer_config(["", *argv])  # pylint: disable=protected-access
-  file = pyconfig._load_config(path)  # pylint: disable=protected-access
-  merged = omegaconf.OmegaConf.merge(file, omegaconf.OmegaConf.from_cli(list(assignments)))
-  return omegaconf.OmegaConf.to_container(merged, resolve=True)
+  with as_value_errors("read this config"):
+    path, assignments = pyconfig._resolve_or_infer_config(["", *argv])  # pylint: disable=protected-access
+    file = pyconfig._load_config(path)  # pylint: disable=protected-access
+    merged = omegaconf.OmegaConf.merge(file, omegaconf.OmegaConf.from_cli(list(assignments)))
+    found = omegaconf.OmegaConf.to_container(merged, resolve=True)
+    return {str(key): value for key, value in found.items()}
 
 
 def _text(detail: dict[str, Any]) -> str:

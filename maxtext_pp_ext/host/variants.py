@@ -9,6 +9,7 @@ from typing import Any
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.host import run_config
+from maxtext_pp_ext.host.refusals import integer
 
 NONE = "none"
 _HOST_MODES = {
@@ -68,7 +69,7 @@ def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _stages_to_fsdp(given: Mapping[str, Any]) -> dict[str, int]:
   found = {}
   for network in ("ici", "dcn"):
-    stages, fsdp = (int(given.get(f"{network}_{axis}_parallelism", 1)) for axis in ("pipeline", "fsdp"))
+    stages, fsdp = (integer(given, f"{network}_{axis}_parallelism") for axis in ("pipeline", "fsdp"))
     found[f"{network}_pipeline_parallelism"] = 1
     # -1 is what the other axes leave, the stages included.
     found[f"{network}_fsdp_parallelism"] = fsdp if fsdp == -1 else fsdp * stages

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import maxtext_pp_ext
+from maxtext_pp_ext.errors import SetupError
 
 SUPPORTED = ">=0.2.4,<0.3"
 _LEAST, _BELOW = (0, 2, 4), (0, 3)
@@ -19,7 +20,7 @@ _WAYS_OUT = (
 )
 
 
-class HostVersionError(RuntimeError):
+class HostVersionError(SetupError):
   """This MaxText is not one that our seams fit; the message gives both versions and what differs."""
 
   def __init__(self, difference: str):

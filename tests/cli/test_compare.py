@@ -198,7 +198,7 @@ WRONG = {
     "unknown implementation": (["--impl", "zero-bubble"], "There is no implementation 'zero-bubble', only none, host"),
     "picture of no kind": (["--output", "a.gif"], "has to end in .svg or .png"),
     "picture nowhere": (["--output", "/no/such/a.svg"], "there is no folder"),
-    "no time": (["--minutes", "0"], "have to be positive"),
+    "no time": (["--minutes", "0"], "has to be positive"),
     "two kinds of devices": (["compile_topology=v5p-8", "--devices", "4"], "give one of them"),
     "to run on TPUs that are not there": (["compile_topology=v5p-8", "--run"], "--run is for CPU devices"),
     "no rounds": (["--run", "--rounds", "0"], "has to be positive"),

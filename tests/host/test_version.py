@@ -58,12 +58,22 @@ def test_a_module_without_what_the_seam_needs_stops_with_its_name(name):
 def test_a_decoder_with_a_parameter_that_we_do_not_know_is_refused():
   class NNXDecoder:
 
-    def __call__(self, shared_embedding, decoder_input_tokens, new_thing=None):
+    def _get_pipeline_stage_module(self, decoder_blocks, rngs):
       pass
+
+    def get_decoder_layers(self):
+      pass
+
+  def with_parameters(names):
+    return inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
 
   module = types.ModuleType("maxtext.layers.nnx_decoders")
   module.NNXDecoder = NNXDecoder
-  with pytest.raises(version.HostVersionError, match=r"found __call__\(self, shared_embedding, .*new_thing=None\)"):
+  NNXDecoder.__call__ = lambda *args: None
+  NNXDecoder.__call__.__signature__ = with_parameters(seams.DECODER_PARAMETERS)
+  seams.SEAMS[module.__name__].check(module)
+  NNXDecoder.__call__.__signature__ = with_parameters([*seams.DECODER_PARAMETERS, "new_thing"])
+  with pytest.raises(version.HostVersionError, match=r"found __call__\(self, shared_embedding, .*new_thing\)"):
     seams.SEAMS[module.__name__].check(module)
 
 

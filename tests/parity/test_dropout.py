@@ -66,6 +66,27 @@ def test_masks_are_the_same_in_forward_and_backward_and_different_for_layers_and
   assert len(np.unique(masks.reshape(36, -1), axis=0)) == 36
 
 
+def test_another_call_drops_something_else():
+  """A step leaves its random counters to the next."""
+  config = make_config(**SIZES)
+  mesh, batch = make_mesh(config), parity.Batch.random(config)
+  graphdef, state = nnx.split(decoder_layers.pipeline(config, mesh, "circular_bsw", Masks))
+
+  @jax.jit
+  def step(state):
+    module = nnx.merge(graphdef, state)
+    module(batch.inputs, batch.segment_ids, batch.positions, False, "train")
+    [masks] = jax.tree.leaves(nnx.pop(module, nnx.Intermediate))
+    return nnx.state(module), masks
+
+  found = []
+  with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
+    for _ in range(2):
+      state, masks = step(state)
+      found += list(np.asarray(masks).reshape(36, -1))
+  assert len(np.unique(found, axis=0)) == 72
+
+
 def test_without_dropout_nothing_is_dropped():
   masks, forward, backward = run("circular_bsw", deterministic=True)
   assert (masks == 1).all()

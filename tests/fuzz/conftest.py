@@ -1,0 +1,30 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the inputs that were tried, and says so at the end: `pytest tests/fuzz`."""
+
+import collections
+
+import pytest
+
+_KEY = "inputs tried"
+
+
+@pytest.fixture
+def tried(request, record_property):
+  """Called for each input with what became of it; kept with the test's report, so that pytest -n counts too."""
+  counts = collections.Counter()
+  yield lambda outcome: counts.update([outcome])
+  kind = request.node.path.stem.removeprefix("test_")
+  record_property(_KEY, (kind, dict(counts)))
+
+
+def pytest_terminal_summary(terminalreporter):
+  found: dict[str, collections.Counter] = {}
+  for reports in terminalreporter.stats.values():
+    for report in reports:
+      for key, value in getattr(report, "user_properties", ()):
+        if key == _KEY and report.when == "teardown":
+          found.setdefault(value[0], collections.Counter()).update(value[1])
+  for kind, counts in sorted(found.items()):
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    terminalreporter.write_line(f"{_KEY}, {kind}: {sum(counts.values())} ({outcomes})")

@@ -1,0 +1,208 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged checkpoints, through `maxtext-pp convert`: refused, with nothing written, or converted with right values."""
+
+import json
+import os
+import random
+import shutil
+
+from etils import epath
+from flax import nnx, traverse_util
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from tests.fuzz.common import ACCEPTED, REFUSED, contents, run
+from tests.host.common import TINY
+from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
+from tests.host.test_checkpoint_load import state
+
+WANTED = ("pipeline_impl=circular_bsw", "ici_pipeline_parallelism=2")
+UNNOTICED, ONE_BIT = "not noticed", "one bit"
+FORMATS = {"ocdbt": {}, "zarr 2 in files": {"use_ocdbt": False, "use_zarr3": False}}
+
+
+def save(folder, tree, **options):
+  (folder / "items").mkdir(parents=True)
+  handler = ocp.PyTreeCheckpointHandler(**options)
+  handler.save(epath.Path(folder / "items"), args=ocp.args.PyTreeSave(item=tree))
+  handler.finalize(epath.Path(folder / "items"))
+  (folder / "_CHECKPOINT_METADATA").write_text(json.dumps({"custom_metadata": {"scan_layers": True}}))
+
+
+def weights(change=lambda path, array: array):
+  """The train state of a small model with random weights; `change` may replace an array, or leave it out with None."""
+  source = np.random.default_rng(0)
+  flat = traverse_util.flatten_dict(nnx.to_pure_dict(nnx.filter_state(state()[1]["model"], nnx.Param)))
+  arrays = {path: change(path, source.standard_normal(x.shape).astype(np.float32)) for path, x in flat.items()}
+  params = traverse_util.unflatten_dict({path: array for path, array in arrays.items() if array is not None})
+  return {"params": {"params": params}, "opt_state": [{"count": np.int32(3)}, None], "step": np.int32(3)}
+
+
+@pytest.fixture(name="sound", scope="module", params=FORMATS.values(), ids=FORMATS.keys())
+def _sound(request, tmp_path_factory):
+  """A checkpoint that is whole, and what a conversion makes of it."""
+  import maxtext_pp_ext
+  from maxtext_pp_ext import cli
+
+  maxtext_pp_ext.install()
+  folder = tmp_path_factory.mktemp("sound")
+  save(folder / "old", weights(), **request.param)
+  assert cli.main(["convert", str(folder / "old"), str(folder / "new"), *TINY, *WANTED]) == 0
+  return folder / "old", loaded(folder / "new")
+
+
+def loaded(root):
+  return ocp.PyTreeCheckpointHandler().restore(epath.Path(root / "items"))
+
+
+def same(a, b):
+  if jax.tree.structure(a) != jax.tree.structure(b):
+    return False
+  return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@pytest.fixture(name="convert")
+def _convert(installed, capfd, tmp_path, tried):  # noqa: F811  pylint: disable=redefined-outer-name
+  def convert(expected=None, *, checked=True):
+    """Converts tmp_path/old: refused or failed with nothing written, or, if that is expected, to these values.
+
+    `checked`: whether values that are others without an error are a failure.
+    """
+    before = contents(tmp_path / "old")
+    argv = ["convert", str(tmp_path / "old"), str(tmp_path / "new"), *TINY, *WANTED]
+    outcome, said = run(capfd, tmp_path, argv)
+    assert contents(tmp_path / "old") == before
+    if outcome == ACCEPTED:
+      assert expected is not None, said
+      is_same = same(loaded(tmp_path / "new"), expected)
+      assert is_same or not checked, "converted to other values than the sound checkpoint's"
+      outcome = outcome if is_same else UNNOTICED
+      shutil.rmtree(tmp_path / "new")
+    else:
+      assert [path.name for path in tmp_path.iterdir()] == ["old"]
+      assert len([line for line in said.splitlines() if line.startswith("maxtext-pp: ")]) == 1
+    tried(outcome)
+    return outcome, said
+
+  return convert
+
+
+def files(root):
+  return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def damages(path):
+  """Each kind of damage to a file: (name, new content or None for no file)."""
+  content = path.read_bytes()
+  yield "gone", None
+  yield "empty", b""
+  yield "cut off", content[: len(content) // 2]
+  yield "zeros", b"\0" * len(content)
+  source = random.Random(str(path.name)[:1])
+  yield "noise", source.randbytes(len(content))
+  at = source.randrange(max(len(content), 1))
+  yield ONE_BIT, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] if content else b"x"
+
+
+def check_damages(sound, convert, folder, chosen):
+  root, expected = sound
+  for path, kind, content in chosen:
+    shutil.copytree(root, folder / "old")
+    damaged = folder / "old" / path.relative_to(root)
+    if content is None:
+      damaged.unlink()
+    else:
+      damaged.write_bytes(content)
+    # What Orbax compresses has no checksum, so that a bit of it may be another without anybody noticing.
+    convert(expected, checked=kind != ONE_BIT)
+    shutil.rmtree(folder / "old")
+
+
+def all_damages(root):
+  """Of the files in which each array is by itself, those of a few arrays."""
+  chosen = files(root)
+  if len(chosen) > 12:
+    plain = [path for path in chosen if path.parent in (root, root / "items")]
+    chosen = plain + random.Random(0).sample([path for path in chosen if path not in plain], 8)
+  return [(path, *each) for path in chosen for each in damages(path)]
+
+
+def test_damage_to_a_file_is_noticed_or_harmless(sound, convert, tmp_path):
+  """Of files in which Orbax keeps what nobody reads, damage is harmless; values are never others without an error."""
+  check_damages(sound, convert, tmp_path, random.Random(0).sample(all_damages(sound[0]), 6))
+
+
+@pytest.mark.slow
+def test_every_damage_to_every_file_is_noticed_or_harmless(sound, convert, tmp_path):
+  check_damages(sound, convert, tmp_path, all_damages(sound[0]))
+
+
+METADATA = {
+    "no object": "[]",
+    "a number": "3",
+    "nothing in it": "{}",
+    "no tree": '{"tree_metadata": null}',
+    "a tree of nothing": '{"tree_metadata": {}}',
+    "a tree of numbers": '{"tree_metadata": {"a": 1}}',
+    "a leaf without a path": '{"tree_metadata": {"a": {"key_metadata": [], "value_metadata": {"value_type": "scalar"}}}}',
+    "a leaf of no type": '{"tree_metadata": {"a": {"key_metadata": [{"key": "a"}], "value_metadata": {}}}}',
+    "deep": "[" * 100000,
+    "not UTF-8": b"\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("text", METADATA.values(), ids=METADATA.keys())
+def test_metadata_of_any_kind_is_refused(sound, convert, tmp_path, text):
+  shutil.copytree(sound[0], tmp_path / "old")
+  (tmp_path / "old" / "items" / "_METADATA").write_bytes(text if isinstance(text, bytes) else text.encode())
+  assert convert()[0] == REFUSED
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", '{"custom_metadata": 3}', '{"custom_metadata": {"scan_layers": "x"}}'])
+def test_so_is_what_maxtext_noted_of_its_config(sound, convert, tmp_path, text):
+  shutil.copytree(sound[0], tmp_path / "old")
+  (tmp_path / "old" / "_CHECKPOINT_METADATA").write_text(text)
+  assert convert()[0] == REFUSED
+
+
+KERNEL = ("decoder", "layers", "mlp", "wo", "kernel")
+ARRAYS = {
+    "a layer less": (lambda path, x: x[:, :-1] if path == KERNEL else x, "has the shape"),
+    "a wider array": (lambda path, x: np.concatenate([x, x]) if path == KERNEL else x, "has the shape"),
+    "transposed": (lambda path, x: x.T if path == KERNEL else x, "has the shape"),
+    "a scalar": (lambda path, x: np.float32(0) if path == KERNEL else x, "has the shape"),
+    "integers": (lambda path, x: x.astype(np.int32) if path == KERNEL else x, "is int32 in the checkpoint"),
+    "booleans": (lambda path, x: x > 0 if path == KERNEL else x, "is bool in the checkpoint"),
+    "text": (lambda path, x: "text" if path == KERNEL else x, "is no array"),
+    "all layers less": (lambda path, x: x[:, :-1] if path[:2] == KERNEL[:2] else x, "not of this model in any layout"),
+    "another array": (lambda path, x: {"more": x} if path == KERNEL else x, "is nothing that the model has"),
+    "no layers": (lambda path, x: None if path[:2] == KERNEL[:2] else x, ""),
+}
+
+
+QUICK = ("a layer less", "integers", "text")
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [pytest.param(*case, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, case in ARRAYS.items()],
+)
+def test_arrays_of_wrong_shapes_and_dtypes_are_refused_by_name(convert, tmp_path, change, words):
+  save(tmp_path / "old", weights(change))
+  outcome, said = convert()
+  assert outcome == REFUSED and words in said
+
+
+def test_folders_that_are_no_checkpoints_are_refused(convert, tmp_path, capfd):
+  (tmp_path / "old").mkdir()
+  assert convert()[0] == REFUSED
+  (tmp_path / "old" / "items").write_text("a file where a folder should be")
+  assert convert()[0] == REFUSED
+  (tmp_path / "old" / "items").unlink()
+  os.symlink("items", tmp_path / "old" / "items")
+  assert convert()[0] == REFUSED
+  (tmp_path / "old" / "items").unlink()
+  (tmp_path / "old" / "items" / "_METADATA").mkdir(parents=True)
+  assert convert()[0] == REFUSED

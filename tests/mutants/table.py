@@ -1,0 +1,460 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How a pipeline could train another model without an error, a fault that does so, and the test that has to notice."""
+
+from __future__ import annotations
+
+import dataclasses
+
+LAYERS = "tests/parity/test_layers.py::test_"
+SIMPLE = f"{LAYERS}bsw_of_simple_layers_equals_a_loop_over_them[3-2-1-1]"
+DELAYED = f"{LAYERS}bsw_of_simple_layers_equals_a_loop_over_them[2-3-2-2]"
+LLAMA = f"{LAYERS}bsw_of_llama_layers_equals_a_loop_over_them[3-3-1]"
+NAN = f"{LAYERS}a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients[3-2-2-2]"
+EXPERTS = "tests/parity/test_moe.py::test_dense_experts_train_as_the_layers_do_without_a_pipeline[stage 2, expert 4]"
+BIASES = "tests/parity/test_expert_bias.py::test_biases_move_as_without_a_pipeline[3-2]"
+DROPOUT = (
+    "tests/parity/test_dropout.py::"
+    "test_masks_are_the_same_in_forward_and_backward_and_different_for_layers_and_microbatches[circular_bsw]"
+)
+NEXT_CALL = "tests/parity/test_dropout.py::test_another_call_drops_something_else"
+FP8 = "tests/parity/test_quantization.py::test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline[3-1-2-1]"
+SUMS = (
+    "tests/engine/test_transfer.py::"
+    "test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_come_in[{}-partial_axes{}-1]"
+)
+TILES = "tests/engine/test_partial.py::test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch"
+PRECISION = "tests/engine/test_precision.py"
+DECODER_CALL = "tests/host/test_factory.py::test_an_argument_that_the_pipelined_path_drops_is_refused_by_name"
+BUILT = "tests/host/test_factory.py::test_our_implementation_is_built_with_all_that_the_decoder_gives"
+INSTALLED = "tests/host/test_install.py::test_installing_after_maxtext_was_imported_reaches_every_place"
+VERSION = "tests/host/test_version.py::test_"
+LOAD = (
+    "tests/host/test_checkpoint_load.py::test_a_checkpoint_of_another_layout_is_refused_with_both_layouts_and_the_command"
+)
+STRIDES = "tests/host/test_layouts.py::test_layers_of_a_stage_run_one_after_the_other[1]"
+CONVERT = "tests/checkpoint/test_convert.py::test_values_that_are_read_back_otherwise_are_found_and_nothing_is_left"
+REFUSED = (
+    "tests/host/test_config_class.py::test_a_bad_configuration_stops_with_our_error_and_not_with_an_assert_of_the_host"
+)
+UNEQUAL = "tests/host/test_pipelined_path.py::test_blocks_whose_layers_differ_by_index_are_refused_with_the_reason"
+OPTIMIZER = "tests/test_config.py::test_what_the_implementations_cannot_do_is_refused_with_what_to_set"
+CLAIMED = "tests/test_registry.py::test_a_package_that_claims_a_built_in_name_is_refused_by_its_name"
+COMPARISON = "tests/testing/test_parity.py::test_nan_is_the_worst_error"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+  """A fault.
+
+  Attributes:
+    name: for `--only`.
+    what: what goes wrong in training.
+    file: in which it is, below the package.
+    old: text that is replaced; it has to be there once.
+    new: what it is replaced by.
+    test: pytest's name of the smallest test that notices.
+  """
+
+  name: str
+  what: str
+  file: str
+  old: str
+  new: str
+  test: str
+
+
+# Way in which the wrong model is trained -> faults that do so.
+WAYS: dict[str, tuple[Mutant, ...]] = {
+    "wrong weights in a window": (
+        Mutant(
+            "window-same-repeat",
+            "forward, the repeat that has just ended is gathered again in the place of the next",
+            "engine/forward.py",
+            "item, following = engine.item(t), engine.repeat(t, after=1)",
+            "item, following = engine.item(t), engine.repeat(t, after=0)",
+            SIMPLE,
+        ),
+        Mutant(
+            "window-turns-late",
+            "the first microbatch of a repeat sees the weights of the one before",
+            "engine/forward.py",
+            "(item >= 0) & schedule.ends_repeat(item)",
+            "(item > 0) & schedule.begins_repeat(item)",
+            SIMPLE,
+        ),
+        Mutant(
+            "window-backward",
+            "backward computes with the weights of another repeat than forward",
+            "engine/backward.py",
+            "engine.item(t), engine.repeat(t), engine.repeat(t, after=-1)",
+            "engine.item(t), engine.repeat(t), engine.repeat(t, after=0)",
+            SIMPLE,
+        ),
+    ),
+    "bubbles in metrics": (
+        Mutant(
+            "bubbles-in-metrics",
+            "stages report what they computed some iterations too early, that is also in bubbles",
+            "pipelines/intermediates.py",
+            "t = repeat * schedule.microbatches + microbatch + schedule.delay * stage",
+            "t = repeat * schedule.microbatches + microbatch + 0 * stage",
+            EXPERTS,
+        ),
+    ),
+    "bubbles in activations or gradients": (
+        Mutant(
+            "bubbles-in-gradients",
+            "what a stage computes in a bubble is added to its gradients",
+            "engine/backward.py",
+            "works = ~schedule.is_bubble(t, engine.stage_numbers)",
+            "works = engine.stage_numbers >= 0",
+            NAN,
+        ),
+        Mutant(
+            "bubbles-in-activations",
+            "what arrives from bubbles takes the place of microbatches that have not entered yet",
+            "engine/ring.py",
+            "jnp.where(item >= 0, shift, kept), slot",
+            "shift, slot",
+            SIMPLE,
+        ),
+    ),
+    "lost aux losses": (
+        Mutant(
+            "aux-loss-lost",
+            "load-balance losses never leave the stages",
+            "pipelines/stages.py",
+            "nnx.update(layers, intermediates)",
+            "pass",
+            EXPERTS,
+        ),
+        Mutant(
+            "aux-loss-without-gradient",
+            "load-balance losses are reported and have no gradient",
+            "engine/backward.py",
+            "else get(all_, t)",
+            "else jnp.zeros_like(all_[0])",
+            EXPERTS,
+        ),
+        Mutant(
+            "aux-loss-multiplied",
+            "load-balance losses of microbatches are added up instead of averaged",
+            "pipelines/intermediates.py",
+            '"moe_lb_loss": jnp.mean',
+            '"moe_lb_loss": jnp.sum',
+            EXPERTS,
+        ),
+    ),
+    "dropped arguments": (
+        Mutant(
+            "segment-ids-dropped",
+            "tokens attend to other examples packed into their row",
+            "pipelines/stages.py",
+            '"segment_ids": of_microbatch(aux["segment_ids"])',
+            '"segment_ids": None',
+            LLAMA,
+        ),
+        Mutant(
+            "deterministic-dropped",
+            "nothing is dropped out",
+            "pipelines/stages.py",
+            "module(x, segment_ids, positions, deterministic, model_mode)",
+            "module(x, segment_ids, positions, True, model_mode)",
+            DROPOUT,
+        ),
+        Mutant(
+            "falsy-arguments-dropped",
+            "the decoder's pipelined path loses an argument such as slot=0",
+            "host/decoder_call.py",
+            "if arguments.get(key) is not None",
+            "if arguments.get(key)",
+            DECODER_CALL,
+        ),
+    ),
+    "wrong layer order": (
+        Mutant(
+            "ring-backwards",
+            "activations go to the stage before: with two stages nobody could tell",
+            "engine/ring.py",
+            "(s, (s + step) % stages)",
+            "(s, (s - step) % stages)",
+            SIMPLE,
+        ),
+        Mutant(
+            "repeats-swapped",
+            "the stages of the last repeat hold the layers of the first",
+            "engine/engine.py",
+            "repeats = self.schedule.repeat(t, self.stage_numbers) + after",
+            "repeats = self.schedule.repeats - 1 - self.schedule.repeat(t, self.stage_numbers) - after",
+            SIMPLE,
+        ),
+    ),
+    "activations of another microbatch or iteration": (
+        Mutant(
+            "ids-of-stage-0",
+            "a stage masks its microbatch as the first stage masks the one that it works on",
+            "pipelines/stages.py",
+            "microbatch = self.schedule.microbatch(t, stages)",
+            "microbatch = self.schedule.microbatch(t, 0 * stages)",
+            LLAMA,
+        ),
+        Mutant(
+            "delay-ignored",
+            "with delayed forwarding, activations arrive an iteration early",
+            "engine/forward.py",
+            "(y, None) if state.held is None else (state.held, y)",
+            "(y, None) if state.held is None else (y, y)",
+            DELAYED,
+        ),
+    ),
+    "gradients reduced twice or not at all": (
+        Mutant(
+            "sums-not-reduced",
+            "gradients of all repeats but the first stay on their devices",
+            "engine/backward.py",
+            '"reducing": high <= reduces',
+            '"reducing": False',
+            SIMPLE,
+        ),
+        Mutant(
+            "sums-not-emptied",
+            "the gradients of a repeat are counted in the repeat before, too",
+            "engine/gradients.py",
+            "acc = jnp.where(_of_stages(first, acc), jnp.zeros_like(acc), acc)",
+            "acc = acc + 0 * jnp.where(_of_stages(first, acc), jnp.zeros_like(acc), acc)",
+            SIMPLE,
+        ),
+        Mutant(
+            "replicated-not-reduced",
+            "each device steps a replicated weight along its own part of the batch",
+            "engine/transfer.py",
+            "part = jax.lax.psum(part, rest) if rest else part",
+            "part = part",
+            SUMS.format("nothing is sharded", 0),
+        ),
+        Mutant(
+            "complete-reduced-again",
+            "a gradient that is the same on all devices of an axis is added up over them",
+            "engine/transfer.py",
+            "summed = tuple(a for a in axes if a in sum_over)",
+            "summed = axes",
+            SUMS.format("a vector over both axes", 1),
+        ),
+        Mutant(
+            "tiles-for-batch",
+            "parts that are scaled each by itself are added up as if they were not",
+            "engine/partial.py",
+            "root = None if deeper is not None and deeper.factors else root",
+            "root = root if deeper is not None else root",
+            TILES,
+        ),
+    ),
+    "random numbers reused": (
+        Mutant(
+            "same-masks-for-microbatches",
+            "all microbatches of a layer are dropped out alike",
+            "pipelines/stages.py",
+            'impl=impl), aux["microbatch"])',
+            'impl=impl), 0 * aux["microbatch"])',
+            DROPOUT,
+        ),
+        Mutant(
+            "same-masks-for-repeats",
+            "all layers of a stage are dropped out alike",
+            "pipelines/stages.py",
+            '"rest": [x[repeat, stages] for x in aux["rest"]]',
+            '"rest": [x[0 * repeat, stages] for x in aux["rest"]]',
+            DROPOUT,
+        ),
+        Mutant(
+            "other-masks-backward",
+            "gradients are those of other masks than the outputs",
+            "engine/backward.py",
+            "engine.aux_at(aux, t),",
+            "engine.aux_at(aux, t + 1),",
+            DROPOUT,
+        ),
+        Mutant(
+            "same-masks-in-every-step",
+            "random counters stand still, so that every step drops the same",
+            "pipelines/stages.py",
+            "    if counts:\n",
+            "    if not counts:\n",
+            NEXT_CALL,
+        ),
+    ),
+    "stale fp8 scales": (
+        Mutant(
+            "scales-added-up",
+            "the next scales and histories of microbatches are added up",
+            "pipelines/base.py",
+            "combine=MAX if overwritten else SUM",
+            "combine=SUM",
+            FP8,
+        ),
+        Mutant(
+            "scales-of-one-microbatch",
+            "scales follow the microbatch with the smallest values, as if others had not been",
+            "engine/residency.py",
+            "MAX = Combination(jnp.maximum, -math.inf)",
+            "MAX = Combination(jnp.minimum, math.inf)",
+            FP8,
+        ),
+    ),
+    "updates of the whole batch made of its microbatches": (
+        Mutant(
+            "counts-of-one-microbatch",
+            "biases of experts balance the fullest microbatch instead of the batch",
+            "pipelines/intermediates.py",
+            '"moe_bias_updates": jnp.sum',
+            '"moe_bias_updates": jnp.max',
+            BIASES,
+        ),
+    ),
+    "rounding where the layers do not round": (
+        Mutant(
+            "gathered-narrower",
+            "a weight that is also used uncast is gathered in the dtype of its cast",
+            "engine/precision.py",
+            "      return _casts(inner, inner.invars[position])\n  raise _UsedOtherwise",
+            "      return _casts(inner, inner.invars[position])\n  return set()",
+            PRECISION,
+        ),
+        Mutant(
+            "summed-narrower",
+            "gradients are summed in bfloat16 without being asked to",
+            "pipelines/base.py",
+            'weight.dtype if overwritten or accumulate_in == "auto" else jnp.dtype(accumulate_in)',
+            "weight.dtype if overwritten else jnp.dtype(jnp.bfloat16)",
+            SIMPLE,
+        ),
+    ),
+    "a checkpoint loaded into the wrong layout": (
+        Mutant(
+            "other-layout-not-refused",
+            "a checkpoint of another layout is loaded as it is",
+            "host/checkpoint_load.py",
+            "if not stored or stored == wanted or _size(stored) != _size(wanted):",
+            "if stored or wanted:",
+            LOAD,
+        ),
+        Mutant(
+            "layers-mixed-in-conversion",
+            "a conversion takes the order of stages for that of repeats",
+            "host/layouts.py",
+            "zip(axes, place.stacks, strict=True)",
+            "zip(axes, reversed(place.stacks), strict=True)",
+            STRIDES,
+        ),
+        Mutant(
+            "conversion-not-verified",
+            "a conversion whose values are not on the disk is called verified",
+            "checkpoint/convert.py",
+            "if found[name, layer] != sum_",
+            "if found[name, layer] is None",
+            CONVERT,
+        ),
+    ),
+    "a host version whose seam changed": (
+        Mutant(
+            "newer-host-accepted",
+            "a MaxText that nobody has read is pipelined all the same",
+            "host/version.py",
+            "if not _LEAST <= number < _BELOW:",
+            "if not _LEAST <= number:",
+            f"{VERSION}other_versions_stop_with_both_versions",
+        ),
+        Mutant(
+            "other-signature-accepted",
+            "a function of MaxText takes its arguments in another order",
+            "host/version.py",
+            "if found != expected:",
+            "if not found:",
+            f"{VERSION}a_signature_that_differs_stops_with_the_expected_and_the_found_one",
+        ),
+        Mutant(
+            "new-parameter-accepted",
+            "the decoder takes one more argument, which its pipelined path drops",
+            "host/version.py",
+            "if parameter not in known]",
+            "if parameter in ()]",
+            f"{VERSION}a_decoder_with_a_parameter_that_we_do_not_know_is_refused",
+        ),
+    ),
+    "another pipeline than was asked for": (
+        Mutant(
+            "hosts-pipeline-instead",
+            "MaxText's own pipeline trains, whatever pipeline_impl says",
+            "host/factory.py",
+            "  if name == registry.HOST:\n    return None",
+            "  if name:\n    return None",
+            BUILT,
+        ),
+        Mutant(
+            "seam-where-nobody-looks",
+            "our factory is put where it is defined, and not where it was imported by name",
+            "host/rebind.py",
+            "_bind_everywhere(getattr(module, name), new)",
+            "setattr(module, name, new)",
+            INSTALLED,
+        ),
+        Mutant(
+            "name-taken-over",
+            "an installed package takes the name of a built-in pipeline",
+            "registry.py",
+            "if entry_point.name in found:",
+            "if not entry_point.name:",
+            CLAIMED,
+        ),
+    ),
+    "another model than without a pipeline": (
+        Mutant(
+            "problems-not-raised",
+            "what is known not to work is trained",
+            "host/config_class.py",
+            "  found = problems(derived)\n  if found:",
+            "  found = problems(derived)\n  if found is None:",
+            REFUSED,
+        ),
+        Mutant(
+            "unequal-layers-built-alike",
+            "layers that differ by index are built alike",
+            "host/pipelined_path.py",
+            "if block in UNIFORM_BLOCKS or config.num_decoder_layers is None:",
+            "if block:",
+            UNEQUAL,
+        ),
+        Mutant(
+            "optimizer-mixes-layers",
+            "Muon orthogonalizes matrices across layers",
+            "config.py",
+            'getattr(config.opt_type, "value", config.opt_type) == "muon"',
+            'getattr(config.opt_type, "value", config.opt_type) is None',
+            OPTIMIZER,
+        ),
+    ),
+    "a comparison that cannot fail": (
+        Mutant(
+            "nan-agrees",
+            "results that are NaN count as equal",
+            "testing/parity.py",
+            "if not error <= bound]",
+            "if error > bound]",
+            COMPARISON,
+        ),
+    ),
+}
+MUTANTS = {mutant.name: mutant for mutants in WAYS.values() for mutant in mutants}
+
+
+def markdown() -> str:
+  """The table of docs/reliability.md."""
+  lines = ["| the wrong model is trained by | for example | noticed by |", "|---|---|---|"]
+  for way, mutants in WAYS.items():
+    for number, each in enumerate(mutants):
+      file, _, test = each.test.partition("::")
+      test = test.partition("[")[0].removeprefix("test_").replace("_", " ")
+      name = file.removeprefix("tests/") + (f": {test}" if test else "")
+      lines.append(f"| {'' if number else f'**{way}**'} | {each.what} (`{each.name}`) | {name} |")
+  return "\n".join(lines)
