@@ -37,6 +37,8 @@ operand. A gather that the compiler turned into permutes inside a matrix multipl
 - weight gathers: all-gathers of floating-point arrays of 1 MiB and more that run in a \
 step; where weights come in pieces, each piece counts.
 - none: without a pipeline, the chips of its stages given to FSDP.
+- between slices: for a collective of several slices, what one slice's part of it sends. The rows of the shape over DCN \
+other than circular_bsw's are older, and count the operand of every transfer instead, which is 4 % less for our pipelines.
 - host BSW (`pipeline_fsdp_ag_per_repeat=true`) computes wrong values with 3 or more stages in MaxText 0.2.5; its \
 figures are those of a program that is not right.
 """
