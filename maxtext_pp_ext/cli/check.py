@@ -18,6 +18,7 @@ from typing import Any
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import REFUSALS, UNUSABLE, CommandError
+from maxtext_pp_ext.host import refusals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   maxtext.check_arguments(args.maxtext_args)
-  maxtext.check_numbers({"--devices": args.devices}, most=maxtext.MOST_DEVICES)
+  maxtext.check_numbers({"--devices": args.devices}, most=refusals.MOST_DEVICES)
   maxtext.on_cpu()
   try:
     with output.progress("building MaxText's model without arrays"), output.quiet():

@@ -10,7 +10,6 @@ import os
 
 from maxtext_pp_ext.cli.errors import CommandError
 
-MOST_DEVICES = 1 << 20
 _OF_MAXTEXT = "src/maxtext/configs/"
 
 

@@ -33,6 +33,7 @@ from typing import Any
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import compiling, maxtext, output
 from maxtext_pp_ext.cli.errors import FAILED, REFUSALS, CommandError
+from maxtext_pp_ext.host import refusals
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
 _GIB = 1 << 30
@@ -97,7 +98,7 @@ def _show(args: argparse.Namespace, result: dict[str, Any], found: Any) -> None:
 def _check(args: argparse.Namespace, names: list[str]) -> Any:
   from maxtext_pp_ext.plan import chips  # pylint: disable=import-outside-toplevel
 
-  maxtext.check_numbers({"--devices": args.devices}, most=maxtext.MOST_DEVICES)
+  maxtext.check_numbers({"--devices": args.devices}, most=refusals.MOST_DEVICES)
   maxtext.check_numbers({"--device-memory-gib": args.device_memory_gib, "--top": args.top})
   maxtext.check_numbers({"--minutes": args.minutes, "--memory-gib": args.memory_gib})
   if not names:

@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
   try:
     _prepare(settings)
     active = None if settings.pipeline_impl == "host" else f"pipeline_impl={settings.pipeline_impl} is active"
-    pipelined = _train(settings, "pipelined", settings.pipelined_keys(), active)
+    pipelined = _train(settings, "pipelined", settings.pipelined_keys(), active, settings.processes)
     sequential = _train(settings, "sequential", settings.sequential_keys(), None)
   except trainer.RunFailedError as error:
     print(error, file=sys.stderr)
@@ -48,16 +48,25 @@ def _parse(argv: list[str] | None) -> demo_settings.Settings:
   parser.add_argument(
       "--pipeline-impl", default="circular_bsw", help="`host` is MaxText's own pipeline (default: %(default)s)"
   )
+  parser.add_argument(
+      "--processes",
+      type=int,
+      default=1,
+      help="the pipelined run in so many processes, as on several hosts, the other in one (default: %(default)s)",
+  )
   parser.add_argument("extra_keys", nargs="*", metavar="KEY=VALUE", help="more MaxText keys for the pipelined run")
   arguments = parser.parse_args(argv)
   if arguments.steps < 1:
     parser.error(f"--steps {arguments.steps}: give at least 1")
+  if arguments.processes < 1 or demo_settings.DEVICES % arguments.processes:
+    parser.error(f"--processes {arguments.processes}: give a divisor of {demo_settings.DEVICES}, the number of devices")
   if wrong := [key for key in arguments.extra_keys if "=" not in key]:
     parser.error(f"not KEY=VALUE: {' '.join(wrong)}")
   return demo_settings.Settings(
       output=arguments.output.resolve(),
       steps=arguments.steps,
       pipeline_impl=arguments.pipeline_impl,
+      processes=arguments.processes,
       extra_keys=tuple(arguments.extra_keys),
   )
 
@@ -73,11 +82,14 @@ def _prepare(settings: demo_settings.Settings) -> None:
   )
 
 
-def _train(settings: demo_settings.Settings, name: str, keys: list[str], expect: str | None) -> list[float]:
+def _train(
+    settings: demo_settings.Settings, name: str, keys: list[str], expect: str | None, processes: int = 1
+) -> list[float]:
   """One run under a progress bar, or with a line every ten steps where there is no terminal."""
   from rich import console, progress  # pylint: disable=import-outside-toplevel
 
-  print(f"{name + ':':11} {' '.join(keys)}", flush=True)
+  where = f" ({processes} processes)" if processes > 1 else ""
+  print(f"{name + ':':11} {' '.join(keys)}{where}", flush=True)
   screen = console.Console()
   bar = progress.Progress(
       progress.SpinnerColumn(),
@@ -96,7 +108,7 @@ def _train(settings: demo_settings.Settings, name: str, keys: list[str], expect:
       if bar.disable and (step % 10 == 0 or step == settings.steps - 1):
         print(f"  step {step:3d}  loss {loss:.3f}", flush=True)
 
-    return runs.train(settings, name, keys, show, expect=expect)
+    return runs.train(settings, name, keys, show, expect=expect, processes=processes)
 
 
 def _compare(settings: demo_settings.Settings, pipelined: list[float], sequential: list[float]) -> bool:

@@ -10,7 +10,8 @@ from maxtext_pp_ext.host import run_config
 from maxtext_pp_ext.demo import settings as demo_settings
 from maxtext_pp_ext.testing import trainer
 
-_STEP = re.compile(r"completed step: (\d+),.* loss: (\S+), lm_loss")
+# Of the first process, where there are several; they say the same.
+_STEP = re.compile(r"(?:\[0\] )?[^\[].*completed step: (\d+),.* loss: (\S+), lm_loss")
 
 
 def prepare(settings: demo_settings.Settings) -> dict[str, int]:
@@ -28,17 +29,19 @@ def train(
     on_step: Callable[[int, float], None],
     *,
     expect: str | None = None,
+    processes: int = 1,
 ) -> list[float]:
   """Trains `name` (also the name of its weights' layout) and returns the loss of every step.
 
   `on_step(step, loss)` is called while it trains, with the loss rounded as MaxText's log has it. Raises RunFailedError
   if the trainer fails or skips a step, or if no line of its log has `expect` in it.
   """
-  metrics = settings.metrics_file(name)
-  metrics.unlink(missing_ok=True)  # a run that dies early must not be judged by the file of an earlier one
+  metrics = [settings.metrics_file(name, process) for process in range(processes)]
+  for file in metrics:
+    file.unlink(missing_ok=True)  # a run that dies early must not be judged by the file of an earlier one
   own_keys = {
       "run_name": name,
-      "metrics_file": metrics,
+      "metrics_file": settings.metrics_file(name, 0 if processes == 1 else "{process}"),
       "load_parameters_path": trainer.parameters_path(settings.weights(name)),
   }
   module = ["-m", trainer.PRE_TRAIN, str(run_config.base_yml())]
@@ -47,13 +50,14 @@ def train(
   def follow(line: str) -> None:
     nonlocal met_expectation
     met_expectation = met_expectation or expect in line
-    if match := _STEP.search(line):
+    if match := _STEP.match(line):
       on_step(int(match[1]), float(match[2]))
 
   log = settings.log_file(name)
   arguments = [*module, *keys, *settings.shared_keys(), *trainer.as_arguments(own_keys)]
-  trainer.run_python(arguments, log, devices=demo_settings.DEVICES, on_line=follow)
-  losses = [m["learning/loss"] for m in trainer.read_metrics(metrics)] if metrics.exists() else []
+  trainer.run_python(arguments, log, devices=demo_settings.DEVICES, processes=processes, on_line=follow)
+  reported = trainer.read_metrics(metrics, "learning/loss") if metrics[0].exists() else []
+  losses = [m["learning/loss"] for m in reported]
   if len(losses) != settings.steps:
     raise trainer.RunFailedError(f"The {name} run reported {len(losses)} of {settings.steps} steps; its log: {log}")
   if not met_expectation:

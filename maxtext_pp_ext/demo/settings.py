@@ -46,6 +46,7 @@ class Settings:
   output: pathlib.Path
   steps: int
   pipeline_impl: str = "circular_bsw"  # "host" is MaxText's own pipeline: the key is then not given at all
+  processes: int = 1  # of the pipelined run
   extra_keys: tuple[str, ...] = ()  # more MaxText keys, `key=value`, for the pipelined run only
 
   @property
@@ -59,8 +60,8 @@ class Settings:
   def weights(self, layout: str) -> pathlib.Path:
     return self.output / "initial-weights" / layout
 
-  def metrics_file(self, name: str) -> pathlib.Path:
-    return self.output / f"{name}.metrics.jsonl"
+  def metrics_file(self, name: str, process: int | str) -> pathlib.Path:
+    return self.output / f"{name}.metrics.{process}.jsonl"
 
   def log_file(self, name: str) -> pathlib.Path:
     return self.output / f"{name}.log"
@@ -85,7 +86,7 @@ class Settings:
             "grain_worker_count": 0,  # 0.5 MB of text needs no process of its own
             "tokenizer_type": "sentencepiece",
             "tokenizer_path": maxtext_folder() / "assets" / "tokenizers" / "tokenizer.llama2",
-            "use_truncation": False,  # long topics become several sequences instead of losing their end
+            "packing": False,  # so that a batch does not depend on how many processes read it
             "num_epoch": 1 + self.steps // 32,  # one pass over the text is about 75 steps; this never runs dry
             "per_device_batch_size": 2,
             "max_target_length": 128,

@@ -17,7 +17,6 @@ from maxtext_pp_ext.host.refusals import as_value_errors
 
 # A model is built, and looked at, layer by layer.
 MOST_LAYERS = 1 << 13
-MOST_DEVICES = 1 << 20
 
 
 def abstract_mesh(config: Any) -> AbstractMesh:

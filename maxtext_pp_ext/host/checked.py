@@ -13,7 +13,7 @@ from typing import Any
 from maxtext_pp_ext import config as keys
 from maxtext_pp_ext.host import abstract_model, factory, install, layouts, run_config, sizes
 from maxtext_pp_ext.host.costs_of_run import costs_of_run
-from maxtext_pp_ext.host.refusals import integer
+from maxtext_pp_ext.host.refusals import integer, MOST_DEVICES
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.conflicts import by_problem
@@ -84,8 +84,8 @@ def _devices(given: Mapping[str, Any]) -> int:
   """The product of all parallelism; what is -1 takes what is left, so nothing."""
   values = (integer(given, key) for key in given if _PARALLELISM.fullmatch(key))
   devices = math.prod(value for value in values if value > 0)
-  if devices > abstract_model.MOST_DEVICES:
-    raise ValueError(f"The parallelism asks for {devices} devices, more than {abstract_model.MOST_DEVICES}.")
+  if devices > MOST_DEVICES:
+    raise ValueError(f"The parallelism asks for {devices} devices, more than {MOST_DEVICES}.")
   return devices
 
 

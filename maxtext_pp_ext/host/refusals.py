@@ -8,6 +8,8 @@ from typing import Any
 
 from maxtext_pp_ext.errors import SetupError
 
+MOST_DEVICES = 1 << 20  # a mesh of more is a mistake
+
 
 @contextlib.contextmanager
 def as_value_errors(what: str) -> Iterator[None]:

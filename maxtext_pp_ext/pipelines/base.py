@@ -250,7 +250,9 @@ class CircularPipelineBase(nnx.Module):
       # the end: MaxText's scans within a layer name their axis of a weight whose own axes have no names.
       axes = axes or STAGE_AXES
       axes = (*axes, *(None,) * (weight.ndim - len(axes)))
-      stored = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *resolve(axes, self.mesh, rules)[2:])
+      # Those names also come out of order then, and one more axis goes by the stages' name.
+      within = gathered_spec(P(*resolve(axes, self.mesh, rules)[2:]), None, ("stage",))
+      stored = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *within)
       stored = divisible_spec(stored, weight.shape[1:], self.mesh)
       gathered = gathered_spec(stored, axes[1:], data_axes)
       stored = gathered_last(stored, gathered)

@@ -58,17 +58,23 @@ def updates_from_counts(layers: nnx.Module, config: Any) -> None:
     sown.set_value(tuple(_update(counts, _bias(layer), config) for counts in sown.get_value()))
 
 
-def _update(counts: jax.Array, bias: jax.Array, config: Any) -> jax.Array:
+def _update(counts: jax.Array, bias: nnx.Variable, config: Any) -> jax.Array:
   rate = f"routed_bias_update_rate={config.routed_bias_update_rate}"
   if not jnp.issubdtype(counts.dtype, jnp.integer):
     raise NotImplementedError(
         f"{rate}: the layers of this version of MaxText give updates of microbatches, not the counts that the update of a"
         " batch is made of. Set routed_bias_update_rate=0."
     )
-  if not config.defer_small_all_reduces and counts.shape != bias.shape:
+  # A bias is a parameter in models whose name does not begin with deepseek: stacked along param_scan_axis, as counts are
+  # not. As many experts as layers would hide it.
+  scanned = config.scan_layers_per_stage and config.num_layers_per_pipeline_stage > 1
+  stacked_otherwise = scanned and isinstance(bias, nnx.Param) and config.param_scan_axis != 0
+  # Deferred, counts are still in parts here.
+  if stacked_otherwise or (not config.defer_small_all_reduces and counts.shape != bias.get_value().shape):
     raise NotImplementedError(
-        f"{rate}: the update has the shape {list(counts.shape)} and the bias {list(bias.shape)}; MaxText's train step"
-        " adds them as they are. Set scan_layers_per_stage=False, num_layers_per_pipeline_stage=1, or param_scan_axis=0."
+        f"{rate}: the update has the shape {list(counts.shape)}, layers before experts, and the bias"
+        f" {list(bias.get_value().shape)}, param_scan_axis={config.param_scan_axis}; MaxText's train step adds them as"
+        " they are. Set scan_layers_per_stage=False, num_layers_per_pipeline_stage=1, or param_scan_axis=0."
     )
   # MaxText makes updates of these itself: of counts that are still in parts, or are to be added up over further batches.
   if config.defer_small_all_reduces or config.gradient_accumulation_steps > 1:
@@ -78,5 +84,5 @@ def _update(counts: jax.Array, bias: jax.Array, config: Any) -> jax.Array:
   return load_balance_updates_from_counts(counts, config.num_experts, config.routed_bias_update_rate)
 
 
-def _bias(layer: nnx.Module) -> jax.Array:
-  return next(node.gate.bias for _, node in nnx.iter_graph(layer) if _updates_bias(node)).get_value()
+def _bias(layer: nnx.Module) -> nnx.Variable:
+  return next(node.gate.bias for _, node in nnx.iter_graph(layer) if _updates_bias(node))

@@ -5,16 +5,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+import itertools
+import math
 from typing import Any
 
 from flax import nnx
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import numpy as np
 
 from maxtext_pp_ext.sharding.conflicts import OnConflict, conflicts, settle
 from maxtext_pp_ext.sharding.explicit import run_automatic
-from maxtext_pp_ext.sharding.resolve import read_rules, resolution
+from maxtext_pp_ext.sharding.resolve import mesh_axes, read_rules, resolution
 from maxtext_pp_ext.sharding.variables import PyTree, named_shardings, unwrap
 
 
@@ -62,6 +64,23 @@ def creation(
   return jax.jit(make, out_shardings=shardings)
 
 
+def _whole_shape(shape: Sequence[int], spec: P, mesh: Mesh) -> tuple[int, ...]:
+  """The shape of an array of which this process's devices hold a part of this shape, rounded up if that cannot be."""
+  here = np.vectorize(lambda device: device.process_index == jax.process_index(), otypes=[bool])(mesh.devices)
+  if not here.any():
+    raise ValueError(
+        f"Process {jax.process_index()} has no device of the mesh {dict(mesh.shape)}, and no part of its batch."
+    )
+  sizes = []
+  for size, entry in itertools.zip_longest(shape, spec):
+    dims = [mesh.axis_names.index(axis) for axis in mesh_axes(entry)]
+    blocks = math.prod(mesh.devices.shape[dim] for dim in dims)
+    others = tuple(dim for dim in range(mesh.devices.ndim) if dim not in dims)
+    own = int(here.any(axis=others).sum())
+    sizes.append(-(-size * blocks // own))
+  return tuple(sizes)
+
+
 def shard_batch(
     batch: PyTree,
     mesh: Mesh,
@@ -73,29 +92,36 @@ def shard_batch(
   """Puts a batch from this process's memory onto the devices.
 
   Args:
-    batch: arrays [batch, …]. With several processes each gives its own rows.
+    batch: arrays [batch, …]. With several processes each gives the part that its devices hold: its own rows, and where
+      a mesh axis that does not shard the batch is across processes, the same rows as the others along it. That these
+      are the same is not checked.
     mesh: the device mesh.
     axes: logical names of the first dimensions, such as ("batch", "length"); an array takes as many as it has.
     rules: (logical name, mesh axes) pairs; None for those of the context.
     on_conflict: "error", "warn" or "fallback"; unlike a parameter, a batch that cannot be sharded is an error unless
-      said otherwise.
+      said otherwise, and always with several processes.
 
   Returns:
     The batch as jax.Arrays over the mesh.
 
   Raises:
-    ShardingConflictError: with on_conflict="error".
+    ShardingConflictError: with on_conflict="error", or several processes.
+    ValueError: this process has none of the mesh's devices.
   """
   rules = read_rules(rules)
-  alone = jax.process_count() == 1  # otherwise the shape of the whole is not known here
+  several = jax.process_count() > 1
 
   def resolutions(path: Any, x: Any) -> Any:
-    how = resolution(tuple(axes)[: np.ndim(x)], mesh, rules, np.shape(x) if alone else None)
-    return jax.tree_util.keystr(path, simple=True, separator="/"), how, x
+    names, shape = tuple(axes)[: np.ndim(x)], np.shape(x)
+    if several:
+      shape = _whole_shape(shape, resolution(names, mesh, rules, None).spec, mesh)
+    return jax.tree_util.keystr(path, simple=True, separator="/"), resolution(names, mesh, rules, shape), x
 
   found = jax.tree_util.tree_map_with_path(resolutions, batch)
   is_leaf = lambda x: isinstance(x, tuple) and len(x) == 3 and hasattr(x[1], "spec")
   leaves = jax.tree.leaves(found, is_leaf=is_leaf)
+  # What is not sharded would be taken for the same in all processes.
+  on_conflict = "error" if several else on_conflict
   settle((c for path, how, _ in leaves for c in conflicts(how, f"batch/{path}" if path else "batch")), on_conflict)
   place = lambda how, x: jax.make_array_from_process_local_data(NamedSharding(mesh, how.spec), np.asarray(x))
   return jax.tree.unflatten(jax.tree.structure(batch), [place(how, x) for _, how, x in leaves])

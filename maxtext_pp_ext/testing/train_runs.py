@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many runs of MaxText's trainers in one process, since importing them takes longer than training a tiny model.
 
-`python -m maxtext_pp_ext.testing.train_runs PLAN`, started by `run_all`; PLAN is the JSON that `run_all` writes.
+`python -m maxtext_pp_ext.testing.train_runs PLAN`, started by `run_all`; PLAN is the JSON that `run_all` writes. All runs
+may also be in several processes that are joined.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,10 @@ class Run:
   rounding: float = 0.0
 
 
+_METRICS = "metrics"  # folder: a folder for each run, in it a file for each process
+_OUTPUT = "out"  # MaxText's base_output_directory
+
+
 class Results:
   """What runs left in a folder."""
 
@@ -46,37 +51,59 @@ class Results:
     file = self.folder / f"{run}.error"
     return file.read_text(encoding="utf-8") if file.exists() else None
 
+  def checkpoints(self, run: str) -> pathlib.Path:
+    """The folder of the run's checkpoints."""
+    return self.folder / _OUTPUT / run / "checkpoints"
+
+  def metrics_files(self, run: str) -> list[pathlib.Path]:
+    """What each process has reported, in their order."""
+    return sorted((self.folder / _METRICS / run).glob("*.jsonl"), key=lambda file: int(file.stem))
+
   def metrics(self, run: str, *having: str) -> list[dict[str, float]]:
     """The run's metrics, of steps and evaluations in their order; see `trainer.read_metrics`.
 
     Raises:
-      RunFailedError: if the run failed.
+      RunFailedError: if the run failed, or its processes do not all report the same.
     """
     if error := self.error(run):
       raise trainer.RunFailedError(f"{run}: {error}")
-    file = self.folder / f"{run}.jsonl"
-    if not file.exists():
+    files = self.metrics_files(run)
+    if not files:
       raise trainer.RunFailedError(f"{run} has trained no step; its log: {self.folder / 'runs.log'}")
-    return trainer.read_metrics(file, *having)
+    return trainer.read_metrics(files, *having)
 
 
 def run_all(
-    folder: pathlib.Path, runs: Mapping[str, Run], *, devices: int, weights: Mapping[str, Sequence[str]] | None = None
+    folder: pathlib.Path,
+    runs: Mapping[str, Run],
+    *,
+    devices: int,
+    processes: int = 1,
+    weights: Mapping[str, Sequence[str]] | None = None,
 ) -> Results:
   """Trains all runs, one after the other, in one new process with this many virtual CPU devices.
 
   Args:
     folder: where everything is written.
-    runs: name -> run. A run that fails leaves its error and does not stop the others.
+    runs: name -> run. A run that fails leaves its error and does not stop the others, if it is not one of several
+      processes, which have to stay together.
     devices: number of virtual devices.
+    processes: in so many new processes instead, which are joined and have equally many of the devices.
     weights: name -> MaxText's keys of the model, without a pipeline, whose initial weights bear this name. A run with
       them gets the same numbers in the layout that its own keys ask for.
   """
+  arguments = ["-m", "maxtext_pp_ext.testing.train_runs", write_plan(folder, runs, weights)]
+  trainer.run_python(arguments, folder / "runs.log", devices=devices, processes=processes, cwd=folder)
+  return Results(folder)
+
+
+def write_plan(folder: pathlib.Path, runs: Mapping[str, Run], weights: Mapping[str, Sequence[str]] | None = None) -> str:
+  """Writes a file that says to `main`, in this folder, what `run_all` says; returns its name."""
+  for name in runs:
+    (folder / f"{name}.error").unlink(missing_ok=True)  # of a run that this one goes on with
   plan = {"weights": weights or {}, "runs": {name: dataclasses.asdict(run) for name, run in runs.items()}}
   (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-  arguments = ["-m", "maxtext_pp_ext.testing.train_runs", "plan.json"]
-  trainer.run_python(arguments, folder / "runs.log", devices=devices, cwd=folder)
-  return Results(folder)
+  return "plan.json"
 
 
 def main(plan_file: str) -> None:
@@ -84,6 +111,7 @@ def main(plan_file: str) -> None:
 
   maxtext_pp_ext.install()
   from absl import logging  # pylint: disable=import-outside-toplevel
+  import jax  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.testing import weights as initial  # pylint: disable=import-outside-toplevel
 
   logging.use_absl_handler()  # as absl's app.run does
@@ -96,9 +124,12 @@ def main(plan_file: str) -> None:
       _train(name, Run(**fields), drawn)
     except Exception:  # pylint: disable=broad-exception-caught
       pathlib.Path(f"{name}.error").write_text(traceback.format_exc(), encoding="utf-8")
+      if jax.process_count() > 1:
+        raise
 
 
 def _train(name: str, run: Run, drawn: Mapping[str, Any]) -> None:
+  import jax  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.testing import weights as initial  # pylint: disable=import-outside-toplevel
 
   print(f"== {name}", flush=True)
@@ -107,11 +138,13 @@ def _train(name: str, run: Run, drawn: Mapping[str, Any]) -> None:
     path = pathlib.Path("weights", name).resolve()
     initial.save(path, initial.in_layout_of(initial.moved(drawn[run.weights], run.rounding), argv))
     argv.append(f"load_parameters_path={trainer.parameters_path(path)}")
-  importlib.import_module(run.trainer).main([*argv, f"metrics_file={name}.jsonl"])
+  metrics = pathlib.Path(_METRICS, name, f"{jax.process_index()}.jsonl")
+  metrics.parent.mkdir(parents=True, exist_ok=True)
+  importlib.import_module(run.trainer).main([*argv, f"metrics_file={metrics}"])
 
 
 def _argv(keys: Sequence[str], name: str) -> list[str]:
-  output = pathlib.Path("out").absolute()  # Orbax wants to know exactly
+  output = pathlib.Path(_OUTPUT).absolute()  # Orbax wants to know exactly
   return ["", str(run_config.base_yml()), *keys, f"run_name={name}", f"base_output_directory={output}"]
 
 

@@ -35,6 +35,7 @@ def draw(argv: Sequence[str]) -> Weights:
   """Weights as MaxText initialises them for a config, with a pipeline or without."""
   from flax import nnx  # pylint: disable=import-outside-toplevel
   from flax.core.spmd import logical_axis_rules  # pylint: disable=import-outside-toplevel
+  from jax.experimental import multihost_utils  # pylint: disable=import-outside-toplevel
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
   from maxtext.utils import maxtext_utils, model_creation_utils  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host import layouts  # pylint: disable=import-outside-toplevel
@@ -44,7 +45,8 @@ def draw(argv: Sequence[str]) -> Weights:
   create_model, _ = model_creation_utils.create_nnx_abstract_model(config, mesh)
   with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
     drawn = jax.jit(lambda: nnx.state(create_model(), nnx.Param))()
-  return Weights(tree=jax.tree.map(np.asarray, nnx.to_pure_dict(drawn)), layout=layouts.of_config(config))
+  whole = multihost_utils.process_allgather(nnx.to_pure_dict(drawn), tiled=True)
+  return Weights(tree=jax.tree.map(np.asarray, whole), layout=layouts.of_config(config))
 
 
 def moved(weights: Weights, fraction: float, seed: int = 0) -> Weights:

@@ -10,7 +10,7 @@ import shutil
 
 from maxtext_pp_ext.host import run_config
 from maxtext_pp_ext import cli
-from maxtext_pp_ext.testing.train_runs import Run, run_all
+from maxtext_pp_ext.testing.train_runs import Results, Run, run_all
 import pytest
 
 DEVICES, BEFORE, AFTER = 6, 3, 5
@@ -70,10 +70,6 @@ MODELS = {
 CASES = [pytest.param(name, marks=pytest.mark.slow if i else ()) for i, name in enumerate(MODELS)]
 
 
-def checkpoints(folder, run):
-  return folder / "out" / run / "checkpoints"
-
-
 @pytest.fixture(scope="module", params=CASES)
 def resumed(request, tmp_path_factory):
   """(results, names of the layouts): the run that went on by itself is `same`, and `wrong` found another's checkpoint."""
@@ -84,10 +80,10 @@ def resumed(request, tmp_path_factory):
   runs = {"same": Run(keys=(*keys, *first, f"steps={AFTER}"))}
   for name, layout in others.items():
     run = name.replace(" ", "-")
-    places = [str(checkpoints(folder, each)) for each in ("same", run)]
+    places = [str(Results(folder).checkpoints(each)) for each in ("same", run)]
     assert cli.main(["convert", *places, str(run_config.base_yml()), *keys, *layout]) == 0
     runs[run] = Run(keys=(*keys, *layout, f"steps={AFTER}"))
-  shutil.copytree(checkpoints(folder, "same"), checkpoints(folder, "wrong"))
+  shutil.copytree(*(Results(folder).checkpoints(run) for run in ("same", "wrong")))
   runs["wrong"] = Run(keys=(*keys, *next(iter(others.values())), f"steps={AFTER}"))
   return run_all(folder, runs, devices=DEVICES), [run for run in runs if run not in ("same", "wrong")]
 
@@ -118,7 +114,7 @@ def test_a_checkpoint_that_has_the_layout_already_is_not_written_anew(tmp_path, 
   """The same with wrong arguments, and what programs get."""
   keys = (*KEYS, "base_num_decoder_layers=6")
   run_all(tmp_path, {"one": Run(keys=(*keys, "steps=1"))}, devices=DEVICES).metrics("one")
-  places = [str(checkpoints(tmp_path, "one")), str(tmp_path / "new")]
+  places = [str(Results(tmp_path).checkpoints("one")), str(tmp_path / "new")]
   convert = lambda *more: cli.main(["convert", *places, str(run_config.base_yml()), *keys, *more])
   assert convert() == 2
   assert "has the layout that these arguments ask for already" in capsys.readouterr().err

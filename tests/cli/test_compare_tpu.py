@@ -10,24 +10,15 @@ import sys
 
 from maxtext_pp_ext.compiled import compare
 import pytest
+from tests.compiled import common
 from tests.host.common import ROOT
 
 EMBED, MLP, SEQUENCE, BATCH, STAGES, FSDP, LAYERS, MICROBATCHES = 512, 2048, 512, 4, 2, 2, 4, 2
 KEYS = (
-    f"base_emb_dim={EMBED}",
-    "base_num_query_heads=4",
-    "base_num_kv_heads=4",
-    "head_dim=128",
-    f"base_mlp_dim={MLP}",
-    f"base_num_decoder_layers={LAYERS}",
-    f"max_target_length={SEQUENCE}",
-    "vocab_size=2048",
-    f"per_device_batch_size={BATCH}",
-    "compile_topology=v5p-8",
+    *common.keys("v5p-8", embed=EMBED, mlp=MLP, layers=LAYERS, sequence=SEQUENCE, vocabulary=2048, rows_per_device=BATCH),
     f"ici_pipeline_parallelism={STAGES}",
     f"ici_fsdp_parallelism={FSDP}",
     f"num_pipeline_microbatches={MICROBATCHES}",
-    "log_config=False",
 )
 REPEATS = LAYERS // STAGES
 ITERATIONS = MICROBATCHES * REPEATS + STAGES - 1

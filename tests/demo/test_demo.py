@@ -16,7 +16,7 @@ def run_demo(output, *arguments):
   return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("arguments", [("--steps", "0"), ("not-a-key",)])
+@pytest.mark.parametrize("arguments", [("--steps", "0"), ("not-a-key",), ("--processes", "3")])
 def test_an_argument_that_cannot_be_is_a_usage_error_before_anything_is_written(tmp_path, arguments):
   result = run_demo(tmp_path / "output", *arguments)
   assert result.returncode == 2
@@ -31,6 +31,15 @@ def test_the_pipelined_curve_is_the_sequential_one_and_a_second_run_replaces_the
     assert result.returncode == 0, result.stdout + result.stderr
     assert "They agree within float32." in result.stdout
     assert (tmp_path / "loss.png").exists()
+
+
+@pytest.mark.slow
+def test_four_processes_train_the_sequential_curve_and_their_steps_are_shown_once(tmp_path):
+  result = run_demo(tmp_path, "--steps", "3", "--processes", "4")
+  assert result.returncode == 0, result.stdout + result.stderr
+  assert "They agree within float32." in result.stdout and "num_pipeline_microbatches=8 (4 processes)" in result.stdout
+  assert result.stdout.count("  step   2  loss ") == 2  # of the pipelined run and of the sequential one
+  assert len(list(tmp_path.glob("pipelined.metrics.*.jsonl"))) == 4
 
 
 @pytest.mark.slow

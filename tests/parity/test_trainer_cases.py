@@ -16,7 +16,9 @@ LOSSES = [4.0 - 0.05 * step for step in range(cases.STEPS)]
 
 def write(folder, name, losses):
   lines = (json.dumps({"learning/loss": loss, "step": step}) for step, loss in enumerate(losses))
-  (folder / f"{name}.jsonl").write_text("\n".join(lines))
+  file = folder / "metrics" / name / "0.jsonl"
+  file.parent.mkdir(parents=True, exist_ok=True)
+  file.write_text("\n".join(lines))
 
 
 def compare(folder, losses, reference=LOSSES, twin=LOSSES):

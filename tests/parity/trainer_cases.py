@@ -61,7 +61,7 @@ PIPELINES = {
     },
     4: {"ici_pipeline_parallelism": 4, "num_layers_per_pipeline_stage": 1, "num_pipeline_microbatches": 4},
 }
-PRETRAIN, SFT, ACCUMULATION = "pretrain", "sft", "accumulation"
+PRETRAIN, SFT, ACCUMULATION, UNPACKED = "pretrain", "sft", "accumulation", "unpacked"
 MODES = {
     PRETRAIN: {"packing": True},
     SFT: {
@@ -71,10 +71,12 @@ MODES = {
         "sft_train_on_completion_only": True,
     },
     ACCUMULATION: {"packing": True, "gradient_accumulation_steps": 2, "eval_per_device_batch_size": 2},
+    # A document a row: each process reads its share of them, and together they have the same ones, in another order.
+    UNPACKED: {"packing": False},
 }
 # Evaluations have half as many rows as steps elsewhere, which more microbatches would not divide. These have so few rows
 # that FSDP does not divide them.
-MICROBATCH_FACTOR = {PRETRAIN: 1, SFT: 1, ACCUMULATION: 2}
+MICROBATCH_FACTOR = {PRETRAIN: 1, SFT: 1, ACCUMULATION: 2, UNPACKED: 1}
 _SHARED = {
     "base_emb_dim": 24,
     "base_num_query_heads": 4,
@@ -132,16 +134,17 @@ class Case:
     pipeline = PIPELINES[self.stages]
     microbatches = MICROBATCH_FACTOR[self.mode] * pipeline["num_pipeline_microbatches"]
     own = dict(key.split("=", 1) for key in self.keys)
-    return _run(self.model, self.mode, pipeline | {"num_pipeline_microbatches": microbatches} | devices | own)
+    return run_of(self.model, self.mode, pipeline | {"num_pipeline_microbatches": microbatches} | devices | own)
 
 
 def all_cases() -> list[Case]:
   """Every model, implementation and number of stages in pre-training; in the other modes one of the latter varies."""
-  every = (Case(*parts) for parts in itertools.product(MODELS, MODES, PIPELINES, IMPLEMENTATIONS))
+  modes = (PRETRAIN, SFT, ACCUMULATION)
+  every = (Case(*parts) for parts in itertools.product(MODELS, modes, PIPELINES, IMPLEMENTATIONS))
   return [c for c in every if c.mode == PRETRAIN or c.stages == 3 or c.pipeline_impl == "circular_bsw"]
 
 
-def _twin(reference: str) -> str:
+def twin_of(reference: str) -> str:
   return f"{reference}_twin"
 
 
@@ -149,7 +152,8 @@ def _as_name(key: str) -> str:
   return key.replace("=", "-")
 
 
-def _run(model: str, mode: str, keys: dict[str, object], rounding: float = 0.0) -> Run:
+def run_of(model: str, mode: str, keys: dict[str, object], rounding: float = 0.0) -> Run:
+  """A training in this mode; `keys` come on top of all others."""
   data = mode if mode == SFT else PRETRAIN
   files = {"grain_train_files": f"data/{data}.array_record", "grain_eval_files": f"data/{data}_eval.array_record"}
   tokenize = {"tokenize_train_data": mode == SFT, "tokenize_eval_data": mode == SFT}
@@ -164,13 +168,13 @@ def runs_of(cases: Iterable[Case]) -> dict[str, Run]:
   runs = {}
   for case in cases:
     alone = {"ici_fsdp_parallelism": DEVICES}
-    runs[case.reference] = _run(case.model, case.mode, alone)
-    runs[_twin(case.reference)] = _run(case.model, case.mode, alone, ROUNDING)
+    runs[case.reference] = run_of(case.model, case.mode, alone)
+    runs[twin_of(case.reference)] = run_of(case.model, case.mode, alone, ROUNDING)
   return runs | {case.name: case.run() for case in cases}
 
 
 def weights_of(cases: Iterable[Case]) -> dict[str, Sequence[str]]:
-  return {case.model: _run(case.model, PRETRAIN, {"ici_fsdp_parallelism": DEVICES}).keys for case in cases}
+  return {case.model: run_of(case.model, PRETRAIN, {"ici_fsdp_parallelism": DEVICES}).keys for case in cases}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,7 +196,9 @@ class Comparison:
     return all(d <= a for d, a in zip(self.difference, self.allowed, strict=True))
 
 
-def compare(results: Results, run: str, reference: str, metrics: Sequence[str] = METRICS) -> Iterator[Comparison]:
+def compare(
+    results: Results, run: str, reference: str, metrics: Sequence[str] = METRICS, steps: int = STEPS
+) -> Iterator[Comparison]:
   """Metrics of a run's steps and evaluations, with those of a reference that has a twin.
 
   Raises:
@@ -201,10 +207,10 @@ def compare(results: Results, run: str, reference: str, metrics: Sequence[str] =
   """
   for metric in metrics:
     ours, expected, twin = (
-        [m[metric] for m in results.metrics(name, metric)] for name in (run, reference, _twin(reference))
+        [m[metric] for m in results.metrics(name, metric)] for name in (run, reference, twin_of(reference))
     )
-    if metric in TRAIN_METRICS and len(expected) != STEPS:
-      raise trainer.RunFailedError(f"{reference} trained {len(expected)} of {STEPS} steps.")
+    if metric in TRAIN_METRICS and len(expected) != steps:
+      raise trainer.RunFailedError(f"{reference} trained {len(expected)} of {steps} steps.")
     drift = [abs(b - a) / abs(a) for a, b in zip(expected, twin, strict=True)]
     yield Comparison(
         metric=metric,

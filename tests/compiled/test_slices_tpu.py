@@ -1,0 +1,88 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Stages across slices: every implementation compiles for TPUs, and what crosses between slices are activations.
+
+The compiled program is one slice's, and its replica groups name devices of that slice; what leaves it are its `send`s,
+whose arrays are looked at. Besides activations these are gradients of what is outside the pipeline (embedding, logits,
+final norm), which all slices hold, and scalars.
+"""
+
+import importlib.util
+import math
+import re
+
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.compiled import carried, hlo, limits, spans, step, traffic
+from maxtext_pp_ext.host import train_step
+import pytest
+from tests.compiled import common
+
+EMBED, MLP, SEQUENCE, VOCABULARY, LAYERS, MICROBATCHES, ROWS_PER_CHIP = 512, 1024, 512, 2560, 8, 4, 2
+SLICES, STAGES_IN_SLICE, FSDP = 2, 2, 2
+STAGES = SLICES * STAGES_IN_SLICE
+KEYS = (
+    *common.keys(
+        "v6e-4",
+        embed=EMBED,
+        mlp=MLP,
+        layers=LAYERS,
+        sequence=SEQUENCE,
+        vocabulary=VOCABULARY,
+        rows_per_device=ROWS_PER_CHIP,
+    ),
+    f"compile_topology_num_slices={SLICES}",
+    f"dcn_pipeline_parallelism={SLICES}",
+    f"ici_pipeline_parallelism={STAGES_IN_SLICE}",
+    f"ici_fsdp_parallelism={FSDP}",
+    f"num_pipeline_microbatches={MICROBATCHES}",
+)
+IMPLEMENTATIONS = [name for name in registry.names() if name != "host"]
+ITERATIONS = MICROBATCHES * (LAYERS // STAGES) + STAGES - 1
+# What a chip has of a microbatch, in bytes, and of what is outside the pipeline and sharded over its slice, in elements.
+MICROBATCH = ROWS_PER_CHIP * STAGES // MICROBATCHES * SEQUENCE * EMBED * 2
+CHIPS = STAGES_IN_SLICE * FSDP
+TABLE, NORM = VOCABULARY * EMBED // CHIPS, EMBED
+OF_A_LAYER = {EMBED * EMBED, EMBED * EMBED // FSDP, EMBED * MLP, EMBED * MLP // FSDP}
+LANES = 128  # as many elements a scalar is sent as
+
+
+def devices_of_groups(program):
+  """The devices that collectives' replica groups name, listed or as a shape."""
+  for listed in re.findall(r"replica_groups=\{(\{[^=]*?\})\}", program):
+    yield from map(int, re.findall(r"\d+", listed))
+  for shape in re.findall(r"replica_groups=\[([\d,]+)\]<=", program):
+    yield math.prod(map(int, shape.split(","))) - 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tools")
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_between_slices_go_activations_and_gradients_of_what_is_outside_the_pipeline(implementation, tmp_path):
+  file = tmp_path / "step.hlo"
+  compiled = step.compile_step([*KEYS, f"pipeline_impl={implementation}"], bounds=limits.Limits(), hlo_file=file)
+  assert "failure" not in compiled, compiled
+  program = file.read_text(encoding="utf-8")
+  module = hlo.program(program)
+  devices = set(devices_of_groups(program))
+  assert module.partitions == CHIPS and devices and devices <= set(range(CHIPS))
+
+  found = spans.spans(module)
+  carries = carried.carried(module, found, batch=train_step.BATCH, optimizer=train_step.OPTIMIZER)
+  sent = [
+      (what, span) for what, span in zip(carries, found, strict=True) if span.collective.kind == traffic.BETWEEN_SLICES
+  ]
+  activations = [span for what, span in sent if what == carried.ACTIVATIONS]
+  # Forward and backward, a microbatch at each iteration, in the loop; nothing else is in it.
+  in_loops = [span for _, span in sent if span.depth > 0]
+  assert all(span in activations and span.depth == 1 for span in in_loops)
+  assert sum(span.wire_bytes for span in in_loops) == 2 * ITERATIONS * MICROBATCH
+  # Inputs reach the first stage, outputs leave the last one, and the same for gradients.
+  assert sum(span.wire_bytes for span in activations if span.depth == 0) <= 4 * MICROBATCHES * MICROBATCH
+  others = [(what, span.array.elements) for what, span in sent if what != carried.ACTIVATIONS]
+  assert carried.WEIGHTS not in dict(others)
+  # Of weights there are gradients, each once: of two tables and one norm, while a stage's layers have several.
+  gradients = sorted(elements for what, elements in others if what == carried.GRADIENTS and elements > LANES)
+  assert gradients == [NORM, TABLE, TABLE] and TABLE not in OF_A_LAYER
+  # The rest are segment ids and positions of a batch's rows, and scalars.
+  rest = [elements for what, elements in others if what == carried.ELSEWHERE]
+  assert max(rest) <= ROWS_PER_CHIP * SEQUENCE
