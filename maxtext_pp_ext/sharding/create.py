@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+import functools
 import itertools
-import math
 from typing import Any
 
 from flax import nnx
@@ -65,20 +65,29 @@ def creation(
 
 
 def _whole_shape(shape: Sequence[int], spec: P, mesh: Mesh) -> tuple[int, ...]:
-  """The shape of an array of which this process's devices hold a part of this shape, rounded up if that cannot be."""
-  here = np.vectorize(lambda device: device.process_index == jax.process_index(), otypes=[bool])(mesh.devices)
-  if not here.any():
+  """The shape of an array of which this process's devices hold a part of this shape."""
+  return tuple(size * _parts(mesh, mesh_axes(entry)) for size, entry in itertools.zip_longest(shape, spec))
+
+
+@functools.lru_cache(maxsize=64)
+def _parts(mesh: Mesh, axes: tuple[str, ...]) -> int:
+  """Into how many equal parts processes divide what is sharded over these axes."""
+  process_of = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
+  if jax.process_index() not in process_of:
     raise ValueError(
         f"Process {jax.process_index()} has no device of the mesh {dict(mesh.shape)}, and no part of its batch."
     )
-  sizes = []
-  for size, entry in itertools.zip_longest(shape, spec):
-    dims = [mesh.axis_names.index(axis) for axis in mesh_axes(entry)]
-    blocks = math.prod(mesh.devices.shape[dim] for dim in dims)
-    others = tuple(dim for dim in range(mesh.devices.ndim) if dim not in dims)
-    own = int(here.any(axis=others).sum())
-    sizes.append(-(-size * blocks // own))
-  return tuple(sizes)
+  others = tuple(dim for dim, axis in enumerate(mesh.axis_names) if axis not in axes)
+  blocks_of = {int(i): (process_of == i).any(axis=others).ravel() for i in np.unique(process_of)}
+  parts = np.unique(list(blocks_of.values()), axis=0).astype(int)
+  if (parts.sum(axis=0) > 1).any() or len(set(parts.sum(axis=1))) > 1:
+    held = ", ".join(f"process {i} {np.flatnonzero(blocks).tolist()}" for i, blocks in blocks_of.items())
+    name = " and ".join(axes)
+    raise ValueError(
+        f"Of the blocks into which {name} cuts a batch, processes hold neither the same nor equally many others: {held}."
+        f" The mesh is {dict(mesh.shape)}; give {name} another size, or another place in mesh_axes."
+    )
+  return len(parts)
 
 
 def shard_batch(
@@ -106,7 +115,7 @@ def shard_batch(
 
   Raises:
     ShardingConflictError: with on_conflict="error", or several processes.
-    ValueError: this process has none of the mesh's devices.
+    ValueError: this process has none of the mesh's devices, or the batch's blocks overlap between processes.
   """
   rules = read_rules(rules)
   several = jax.process_count() > 1

@@ -61,6 +61,15 @@ def check(folder):
   else:
     raise AssertionError("a batch was put on devices of other processes only")
 
+  # Two of three devices are the first process's.
+  uneven = jax.sharding.Mesh(np.array(jax.devices()[:3]), ("fsdp",))
+  try:
+    shard_batch({"tokens": own}, uneven, ("microbatch", "length"), RULES)
+  except ValueError as error:
+    assert "process 0 [0, 1], process 1 [2]" in str(error), error
+  else:
+    raise AssertionError("rows were put where processes have unequal parts")
+
   # Over stages the rows are replicated, and both processes have all of the other axis.
   same = shard_batch({"tokens": rows}, mesh, ("microbatch", "length"), RULES)["tokens"]
   assert same.shape == rows.shape
