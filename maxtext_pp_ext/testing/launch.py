@@ -13,9 +13,11 @@ Imports neither JAX nor MaxText.
 import argparse
 from collections.abc import Callable, Sequence
 import contextlib
+import io
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -35,7 +37,13 @@ _ENVIRONMENT = {
     # On CPU only the first process finds its programs in the persistent cache (jax 0.11.2). It would wait for the others,
     # which compile theirs, in its first transfer, and there gloo waits for 30 s.
     "JAX_ENABLE_COMPILATION_CACHE": "false",
+    "no_grpc_proxy": "127.0.0.1",  # where there is a proxy, gRPC asks it for loopback, too
 }
+# The system gives outgoing connections ports of this range, and so may take one that was free before.
+_OUTGOING = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT, _LOWEST_OUTGOING = 10000, 32768
+# Output of what has left its process's group, and so cannot be killed with it, is not waited for.
+_REST_OF_OUTPUT_S = 5
 
 
 class Group:
@@ -144,10 +152,10 @@ class Group:
     self.kill()
     for process in self.processes:
       process.wait()
-    for reader in self._readers:
-      reader.join()
-    for process in self.processes:
-      for pipe in (process.stdin, process.stdout):
+    readers, self._readers = self._readers, []  # the second time they are not waited for
+    for process, reader in zip(self.processes, readers, strict=False):
+      reader.join(timeout=_REST_OF_OUTPUT_S)
+      for pipe in (process.stdin, None if reader.is_alive() else process.stdout):
         if pipe and not pipe.closed:
           pipe.close()
 
@@ -186,6 +194,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.error(f"--grace {options.grace}: give at least 0")
   grace_s = _HEARTBEATS * options.heartbeat if options.grace is None else options.grace
 
+  if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="replace")  # a character that it lacks is no reason to end
+
   def show(i: int, line: str) -> None:
     sys.stdout.write(f"[{i}] {line}")
     sys.stdout.flush()
@@ -221,9 +232,17 @@ def _how(code: int) -> str:
 
 
 def _free_port() -> int:
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    return free.getsockname()[1]
+  """One that no outgoing connection can take until it is used, if there are such ports."""
+  try:
+    outgoing = int(_OUTGOING.read_text(encoding="ascii").split()[0])
+  except OSError:
+    outgoing = _LOWEST_OUTGOING
+  ports = range(_LOWEST_PORT, outgoing)
+  for port in [*random.SystemRandom().sample(ports, min(len(ports), 100)), 0]:
+    with socket.socket() as free, contextlib.suppress(OSError):
+      free.bind(("127.0.0.1", port))
+      return free.getsockname()[1]
+  raise OSError("no port of 127.0.0.1 is free")
 
 
 if __name__ == "__main__":

@@ -152,10 +152,19 @@ def launched(folder, *arguments):
   launcher = subprocess.Popen(
       [*command, "tests.reliability.waiting", *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
   )
-  for _ in range(2):
-    while not launcher.stdout.readline().endswith("waiting\n"):
-      assert launcher.poll() is None
-  assert len(running_in(folder)) >= 3
+  too_late = threading.Timer(120, launcher.kill)
+  too_late.start()
+  try:
+    for _ in range(2):
+      while not (line := launcher.stdout.readline()).endswith("waiting\n"):
+        assert line, "the launcher has ended, or was killed after 120 s"
+    assert len(running_in(folder)) >= 3
+  except BaseException:
+    launcher.kill()
+    launcher.communicate()
+    raise
+  finally:
+    too_late.cancel()
   return launcher
 
 
@@ -182,12 +191,12 @@ def test_sigterm_to_the_launcher_ends_processes_that_take_no_notice(tmp_path):
   assert gone(tmp_path)
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_the_launcher_kills_who_does_not_end_when_another_has_failed(tmp_path, failing):
-  waiting = ["-m", "tests.reliability.waiting", "fail-beside", "{process}", str(failing)]
+@pytest.mark.parametrize("how, failing", [("fail", 0), ("fail", 1), ("exit", 0), ("exit", 1)])
+def test_the_launcher_kills_who_does_not_end_when_another_has_failed(tmp_path, how, failing):
+  waiting = ["-m", "tests.reliability.waiting", f"{how}-beside", "{process}", str(failing)]
   with launch.Group(waiting, processes=2, devices=1, heartbeat_s=60, cwd=tmp_path) as group:
     with pytest.raises(TimeoutError, match=f"2 s after they should have ended, and killed: process {1 - failing}$"):
-      group.wait(grace_s=2, timeout_s=100)
+      group.wait(grace_s=2, timeout_s=300)
   assert group.processes[failing].returncode == 3 and not running_in(tmp_path)
 
 
@@ -197,7 +206,7 @@ def test_an_error_in_reading_the_output_ends_all(tmp_path):
 
   with launch.Group(["-m", "tests.reliability.waiting"], processes=2, devices=1, on_line=fail, cwd=tmp_path) as group:
     with pytest.raises(BrokenPipeError):
-      group.wait(timeout_s=100)
+      group.wait(timeout_s=300)
   assert not running_in(tmp_path)
 
 

@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A process that says so and waits: `python -m tests.reliability.waiting [child | fail | fail-beside PROCESS FAILING]`.
+"""A process that says so and waits: `python -m tests.reliability.waiting [child | fail | HOW-beside PROCESS FAILING]`.
 
 With `child` another one waits that it has started. With `fail` it ends with exit code 3, without the end of
 `jax.distributed`, which would wait for others. With `fail-beside`, PROCESS its own number of two, it does that if it is
-the one that is FAILING, once the other one hangs, deaf to all but SIGKILL.
+the one that is FAILING, once the other one hangs, deaf to all but SIGKILL; with `exit-beside` it calls `sys.exit`.
 """
 
 import os
@@ -16,7 +16,7 @@ import time
 
 import psutil
 
-WAIT_S = 120
+WAIT_S = 600  # longer than any test waits
 
 
 def wait_until(condition):
@@ -32,14 +32,14 @@ def number_in(file):
   return int(file.read_text(encoding="utf-8") or 0) if file.exists() else None
 
 
-def fail_beside(process, failing):
+def fail_beside(end, process, failing):
   own, other = (pathlib.Path(f"{i}.pid").absolute() for i in (process, 1 - process))
   own.write_text(str(os.getpid()), encoding="utf-8")
   wait_until(lambda: number_in(other))  # then it has joined, and nothing waits for the coordinator
   if process != failing:
     os.kill(os.getpid(), signal.SIGSTOP)
   wait_until(lambda: psutil.Process(number_in(other)).status() == psutil.STATUS_STOPPED)
-  os._exit(3)
+  end(3)
 
 
 arguments = sys.argv[1:]
@@ -48,6 +48,6 @@ if arguments == ["child"]:
 elif arguments == ["fail"]:
   os._exit(3)
 elif arguments:
-  fail_beside(*map(int, arguments[1:]))
+  fail_beside({"fail-beside": os._exit, "exit-beside": sys.exit}[arguments[0]], *map(int, arguments[1:]))
 print("waiting", flush=True)
 time.sleep(WAIT_S)
