@@ -366,6 +366,9 @@ def _explicit_sharding(config: Any) -> Iterator[str]:
     )
 
 
+_MODELS_WHOSE_BIASES_ARE_NO_PARAMETERS = ("deepseek3", "deepseek4", "kimi-k2")  # `moe.GateLogit` in MaxText 0.2.5
+
+
 def _expert_bias(config: Any) -> Iterator[str]:
   """MaxText's train step adds one update to the bias of one module (0.2.5); see `pipelines.expert_bias`."""
   if not config.routed_bias or config.routed_bias_update_rate <= 0:
@@ -378,10 +381,20 @@ def _expert_bias(config: Any) -> Iterator[str]:
         " MaxText's train step moves the biases of one stack of layers only. Set pipeline_parallel_layers=-1, or "
         "routed_bias_update_rate=0."
     )
-  if config.num_layers_per_pipeline_stage > 1 and not config.scan_layers_per_stage:
+  if config.num_layers_per_pipeline_stage == 1:
+    return
+  per_stage = f"num_layers_per_pipeline_stage={config.num_layers_per_pipeline_stage}"
+  are_parameters = not config.model_name.startswith(_MODELS_WHOSE_BIASES_ARE_NO_PARAMETERS)
+  if not config.scan_layers_per_stage:
     yield (
-        f"{rate} with num_layers_per_pipeline_stage={config.num_layers_per_pipeline_stage}: MaxText's train step moves"
-        " the biases of one layer of a stage only. Set scan_layers_per_stage=True, which stacks them."
+        f"{rate} with {per_stage}: MaxText's train step moves the biases of one layer of a stage only. Set"
+        " scan_layers_per_stage=True, which stacks them."
+    )
+  elif are_parameters and config.param_scan_axis != 0:
+    yield (
+        f"{rate} with {per_stage}, scan_layers_per_stage=True and param_scan_axis={config.param_scan_axis}: biases are"
+        " stacked along that axis, and the updates that MaxText's train step adds to them along the first. Set"
+        " param_scan_axis=0, or num_layers_per_pipeline_stage=1."
     )
 
 

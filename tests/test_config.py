@@ -54,6 +54,8 @@ def make(**overrides):
       "parameter_memory_host_offload": False,
       "gradient_accumulation_steps": 1,
       "scan_layers_per_stage": False,
+      "param_scan_axis": 1,
+      "model_name": "default",
       "rope_type": "default",
       "opt_type": "adamw",
       "use_qk_clip": False,
@@ -324,13 +326,15 @@ def test_layers_are_refused_exactly_if_stages_repeats_and_layers_per_stage_do_no
 
 
 BALANCED = {"routed_bias": True, "routed_bias_update_rate": 0.1}
+IN_A_SCAN = {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1, "scan_layers_per_stage": True}
 
 
 @pytest.mark.parametrize(
     "values",
     [
         BALANCED,
-        BALANCED | {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1, "scan_layers_per_stage": True},
+        BALANCED | IN_A_SCAN | {"param_scan_axis": 0},
+        BALANCED | IN_A_SCAN | {"model_name": "deepseek3-671b"},
         {"shard_mode": "explicit", "num_decoder_layers": 10},
         {"shard_mode": "explicit", "rope_type": "yarn"},
         {"parameter_memory_host_offload": True},
@@ -375,6 +379,7 @@ def test_what_the_implementations_can_do_is_not_refused(values):
             BALANCED | {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1},
             "num_layers_per_pipeline_stage=2.*Set scan_layers_per_stage=True",
         ),
+        (BALANCED | IN_A_SCAN, "param_scan_axis=1: biases are stacked along that axis.*Set param_scan_axis=0"),
         (
             {"shard_mode": "explicit", "rope_type": "yarn", "num_decoder_layers": 10},
             "shard_mode=explicit with rope_type=yarn and 2 layers outside.*Set shard_mode=auto",

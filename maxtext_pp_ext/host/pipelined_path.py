@@ -169,6 +169,7 @@ _NOT_WITH_BATCH_SPLIT = (
     ),
     ("quantization", '""', "MaxText quantizes its own schedule only"),
     ("te_moe_block", "False", "it reports how full the buffers of a whole batch are"),
+    ("indexer_loss_scaling_factor", "0", "a layer keeps the loss of one part"),
     ("use_qk_clip", "False", "it needs the largest logit of a whole batch"),
 )
 

@@ -65,16 +65,11 @@ def _update(counts: jax.Array, bias: nnx.Variable, config: Any) -> jax.Array:
         f"{rate}: the layers of this version of MaxText give updates of microbatches, not the counts that the update of a"
         " batch is made of. Set routed_bias_update_rate=0."
     )
-  # A bias is a parameter in models whose name does not begin with deepseek: stacked along param_scan_axis, as counts are
-  # not. As many experts as layers would hide it.
-  scanned = config.scan_layers_per_stage and config.num_layers_per_pipeline_stage > 1
-  stacked_otherwise = scanned and isinstance(bias, nnx.Param) and config.param_scan_axis != 0
   # Deferred, counts are still in parts here.
-  if stacked_otherwise or (not config.defer_small_all_reduces and counts.shape != bias.get_value().shape):
+  if not config.defer_small_all_reduces and counts.shape != bias.get_value().shape:
     raise NotImplementedError(
         f"{rate}: the update has the shape {list(counts.shape)}, layers before experts, and the bias"
-        f" {list(bias.get_value().shape)}, param_scan_axis={config.param_scan_axis}; MaxText's train step adds them as"
-        " they are. Set scan_layers_per_stage=False, num_layers_per_pipeline_stage=1, or param_scan_axis=0."
+        f" {list(bias.get_value().shape)}; MaxText's train step adds them as they are."
     )
   # MaxText makes updates of these itself: of counts that are still in parts, or are to be added up over further batches.
   if config.defer_small_all_reduces or config.gradient_accumulation_steps > 1:

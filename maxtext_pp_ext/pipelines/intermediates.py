@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What layers sow while they run (`nnx.Intermediate`), from pipeline iterations back to layers.
+"""What layers sow while they run (`SOWN`), from pipeline iterations back to layers.
 
 An unpipelined decoder sows one value per layer and batch. A pipeline sees the batch as M microbatches, so each layer
 sows M values. They are combined by the meaning that their name has in MaxText; a name that is not listed keeps a
@@ -12,12 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.schedule import CircularSchedule
 
 PyTree = Any
+
+# The loss of DeepSeek's indexer has a type of its own in MaxText 0.2.5, which is no `nnx.Intermediate`.
+SOWN = nnx.Any(nnx.Intermediate, lambda _, variable: type(variable).__name__ == "indexer_losses")
 
 # Each takes values and the axis on which those of parts of the batch stand.
 COMBINE: dict[str, Callable] = {

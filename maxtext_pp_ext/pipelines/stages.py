@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from maxtext_pp_ext.pipelines.expert_bias import READ_ONLY_STATE, sow_counts
-from maxtext_pp_ext.pipelines.intermediates import per_layer, per_microbatch
+from maxtext_pp_ext.pipelines.intermediates import SOWN, per_layer, per_microbatch
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding import logical_axes
 from maxtext_pp_ext.sharding.resolve import LogicalAxes
@@ -62,7 +62,7 @@ class StageModule:
     Raises:
       NotImplementedError: if a stage has state other than parameters, random streams, and what no call changes.
     """
-    nnx.pop(layers, nnx.Intermediate)  # of an earlier call; this one must not add to them
+    nnx.pop(layers, SOWN)  # of an earlier call; this one must not add to them
     graphdef, params, rest = nnx.split(layers, Differentiated, ...)
     is_variable = lambda x: isinstance(x, nnx.Variable)
     for path, variable in jax.tree_util.tree_leaves_with_path(rest, is_leaf=is_variable):
@@ -126,6 +126,7 @@ class StageModule:
     module = nnx.merge(
         self.graphdef, jax.tree.unflatten(self.weight_structure, weights), jax.tree.unflatten(self.rest_structure, rest)
     )
+    known = {path for path, _ in nnx.to_flat_state(nnx.state(module))}
     counters = [path for path, _ in jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount))]
     sow_counts(module)
     x = checkpoint_name(x, "iteration_input")
@@ -137,7 +138,13 @@ class StageModule:
           f"A pipelined stage must keep the shape and dtype of its input {x.dtype}{list(x.shape)}, it returned"
           f" {y.dtype}{list(y.shape)}."
       )
-    intermediates = nnx.pop(module, nnx.Intermediate)
+    intermediates = nnx.pop(module, SOWN)
+    for path, variable in nnx.to_flat_state(nnx.state(module)):
+      if path not in known and not isinstance(variable, nnx.RngState):
+        raise NotImplementedError(
+            f"A pipelined stage makes the state variable {'/'.join(map(str, path))} of type {type(variable).__name__}"
+            " when it is called; circular pipelines return what is sown as nnx.Intermediate only."
+        )
     # Without those of modules that a layer makes anew in each call, as MoE layers do with AQT.
     counts = dict(jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount)))
     return y, (intermediates, [counts[path] for path in counters])

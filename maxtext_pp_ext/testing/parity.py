@@ -18,7 +18,7 @@ from maxtext.utils import maxtext_utils
 import numpy as np
 
 from maxtext_pp_ext.host import decoder_layers
-from maxtext_pp_ext.testing.loop import Loop
+from maxtext_pp_ext.testing.loop import Loop, sown_beside
 
 PyTree = Any
 # (params, inputs, segment ids, positions) -> (activations, what layers have sown, by path).
@@ -161,8 +161,8 @@ def tolerance(config: Any) -> float:
   roundoff v = 2⁻²⁴, so that sums in another order differ by √K·v. Elementary functions such as exp are approximated to a
   few units, 8·v, in another way in another loop. Results are rounded to the dtype of activations, with unit roundoff u.
   Errors are independent and add up to √(2·L) times one, and a layer makes a few, for which there is a factor of 4:
-  4·√(2·L)·(u + (√K + 8)·v). Gradients that are added up over M microbatches in bfloat16 (w = 2⁻⁹) round another M times:
-  √M·w more.
+  4·√(2·L)·(u + (√K + 8)·v). Gradients that are added up over M microbatches in bfloat16 (w = 2⁻⁹), as those of weights in
+  bfloat16 are in the loop, round another M times: √M·w more.
 
   A wrong weight, microbatch or reduction is an error of the order of 1.
   """
@@ -170,7 +170,7 @@ def tolerance(config: Any) -> float:
   layers = decoder_layers.pipelined_layers(config)
   inner = max(config.emb_dim, config.mlp_dim, config.moe_mlp_dim, config.num_query_heads * config.head_dim)
   bound = 4 * math.sqrt(2 * layers) * (unit(config.dtype) + (math.sqrt(inner) + 8) * unit(jnp.float32))
-  if getattr(config, "pipeline_grad_accum_dtype", "auto") == "bfloat16":
+  if "bfloat16" in (getattr(config, "pipeline_grad_accum_dtype", "auto"), jnp.dtype(config.weight_dtype).name):
     bound += math.sqrt(config.num_pipeline_microbatches) * unit(jnp.bfloat16)
   return bound
 
@@ -182,7 +182,7 @@ def mesh_of(config: Any) -> Mesh:
   """The config's mesh, of as many devices as the stages divide."""
   stages = config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism
   devices = jax.devices()[: jax.device_count() // stages * stages]
-  return Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
+  return maxtext_utils.get_mesh_from_config(config, devices)
 
 
 def function_of(pipeline: nnx.Module, *, deterministic: bool = True) -> tuple[Function, PyTree]:
@@ -191,8 +191,9 @@ def function_of(pipeline: nnx.Module, *, deterministic: bool = True) -> tuple[Fu
 
   def run(of_layers, inputs, segment_ids, positions):
     module = nnx.merge(graphdef, nnx.State({"layers": of_layers}), rest, copy=True)
+    known = {path for path, _ in nnx.to_flat_state(nnx.state(module.layers))}
     outputs = module(inputs, segment_ids, positions, deterministic, "train")
-    sown = nnx.to_pure_dict(nnx.state(module.layers, nnx.Intermediate))
+    sown = nnx.to_pure_dict(nnx.state(module.layers, sown_beside(known)))
     return outputs, {jax.tree_util.keystr(path): value for path, value in jax.tree_util.tree_leaves_with_path(sown)}
 
   return run, params["layers"]

@@ -21,7 +21,7 @@ from maxtext.layers import nnx_decoders
 from maxtext.layers import pipeline
 
 from maxtext_pp_ext.testing import parity
-from tests.parity.common import make_config, make_mesh, make_pipeline
+from tests.parity.common import make_config, make_pipeline
 
 
 class Built(NamedTuple):
@@ -43,7 +43,7 @@ def decoder_policy(config: Any) -> Any:
 def build(layer: str = "llama", **keys: Any) -> Built:
   """A pipeline of MaxText's layers from MaxText's own factory, which asks our registry."""
   config = make_config(**keys)
-  mesh = make_mesh(config)
+  mesh = parity.mesh_of(config)
 
   def factory(config, stage, mesh, remat_policy, *, rngs):
     del remat_policy

@@ -11,7 +11,7 @@ import pytest
 from maxtext_pp_ext.host import stage_modules
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
-from tests.parity.common import LAYERS, make_config, make_mesh, make_pipeline
+from tests.parity.common import LAYERS, make_config, make_pipeline
 
 TWO_LAYERS = {"stages": 2, "repeats": 2, "microbatches": 4, "layers_per_stage": 2}
 
@@ -25,7 +25,7 @@ def rematerialised(config, policy=None):
 def test_layers_with_remat_have_the_gradients_of_layers_without(monkeypatch, scanned, of_iterations):
   keys = {"scan_layers_per_stage": scanned, "set_remat_policy_on_pipeline_iterations": of_iterations}
   config = make_config(**TWO_LAYERS, **keys)
-  mesh = make_mesh(config)
+  mesh = parity.mesh_of(config)
   monkeypatch.setitem(LAYERS, "with remat", rematerialised(config))
   pipeline = make_pipeline(CircularBswPipeline, config, "with remat", mesh)
   batch = parity.Batch.random(config)
@@ -46,7 +46,7 @@ def residuals(config, mesh, layer_class):
 
 def test_layers_with_remat_keep_their_inputs_only():
   config = make_config(**TWO_LAYERS)
-  mesh = make_mesh(config)
+  mesh = parity.mesh_of(config)
   assert residuals(config, mesh, rematerialised(config)) < 0.5 * residuals(config, mesh, LlamaDecoderLayer)
 
 
@@ -60,4 +60,4 @@ def test_models_of_one_config_have_layers_of_one_class():
 def test_layers_for_explicit_sharding_are_refused_in_a_pipeline():
   config = make_config(stages=2, repeats=1, microbatches=2, shard_mode="explicit")
   with pytest.raises(NotImplementedError, match="Build them with a config that has shard_mode=auto"):
-    make_pipeline(CircularBswPipeline, config, "llama", make_mesh(config))
+    make_pipeline(CircularBswPipeline, config, "llama", parity.mesh_of(config))

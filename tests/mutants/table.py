@@ -13,7 +13,7 @@ LLAMA = f"{LAYERS}bsw_of_llama_layers_equals_a_loop_over_them[3-3-1]"
 NAN = f"{LAYERS}a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients[3-2-2-2]"
 EXPERTS = "tests/parity/test_moe.py::test_dense_experts_train_as_the_layers_do_without_a_pipeline[stage 2, expert 4]"
 BIASES = "tests/parity/test_expert_bias.py::test_biases_move_as_without_a_pipeline[3-2]"
-STACKED = "tests/parity/test_blocks.py::test_biases_that_are_stacked_otherwise_than_their_updates_are_refused[2]"
+STACKED = "tests/parity/test_blocks.py::test_biases_that_are_stacked_otherwise_than_their_updates_are_refused"
 BATCHES = "tests/reliability/test_processes.py::test_models_checkpoints_and_batches_come_sharded_over_processes"
 DROPOUT = (
     "tests/parity/test_dropout.py::"
@@ -42,6 +42,9 @@ REFUSED = (
 UNEQUAL = "tests/host/test_pipelined_path.py::test_blocks_whose_layers_differ_by_index_are_refused_with_the_reason"
 OPTIMIZER = "tests/test_config.py::test_what_the_implementations_cannot_do_is_refused_with_what_to_set"
 CLAIMED = "tests/test_registry.py::test_a_package_that_claims_a_built_in_name_is_refused_by_its_name"
+OWN_VARIABLES = (
+    "tests/testing/test_parity.py::test_what_a_layer_leaves_in_a_variable_of_its_own_type_is_refused_instead_of_lost"
+)
 COMPARISON = "tests/testing/test_parity.py::test_nan_is_the_worst_error"
 
 
@@ -130,6 +133,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "nnx.update(layers, intermediates)",
             "pass",
             EXPERTS,
+        ),
+        Mutant(
+            "unknown-variables-lost",
+            "what a layer leaves in a variable of a type of its own never leaves the stages",
+            "pipelines/stages.py",
+            "path not in known and not isinstance(variable, nnx.RngState)",
+            "False",
+            OWN_VARIABLES,
         ),
         Mutant(
             "aux-loss-without-gradient",
@@ -316,8 +327,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "updates-of-other-layers",
             "with as many experts as layers in a stage, biases get the updates of other layers' experts",
-            "pipelines/expert_bias.py",
-            "scanned and isinstance(bias, nnx.Param) and config.param_scan_axis != 0",
+            "config.py",
+            "are_parameters and config.param_scan_axis != 0",
             "False",
             STACKED,
         ),

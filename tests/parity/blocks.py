@@ -104,6 +104,15 @@ DEEPSEEK = {
     **EXPERTS,
     **YARN,
 }
+INDEXER = {
+    "use_indexer": True,
+    "indexer_topk": 4,
+    "indexer_n_heads": 2,
+    "indexer_head_dim": 8,
+    "indexer_loss_scaling_factor": 0.5,
+    "indexer_sparse_training": True,
+    "rope_type": "default",
+}
 LLAMA4 = {"shared_experts": 1, "use_qk_norm": True, "chunk_attn_window_size": 4, **EXPERTS, "num_experts_per_tok": 1}
 DELTA_NET = {
     "gdn_conv_kernel_dim": 2,
@@ -238,6 +247,13 @@ PIPELINED = [
         keys={**DEEPSEEK, "routed_bias": True, "routed_bias_update_rate": 0.01},
         attention="MLA",
         experts="top 2 of 4, shared, load-balance loss, updates of biases",
+    ),
+    Case(
+        block="deepseek",
+        keys={**DEEPSEEK, **INDEXER},
+        condition="with an indexer",
+        attention="MLA of the indexer's choice",
+        experts="top 2 of 4, shared, load-balance loss, and the indexer's loss",
     ),
     Case(
         block="olmo3",

@@ -18,7 +18,6 @@ from maxtext.layers import nnx_decoders
 from maxtext.layers import quantizations
 from maxtext.models.llama2 import LlamaDecoderLayer
 from maxtext.models.simple_layer import SimpleDecoderLayer
-from maxtext.utils import maxtext_utils
 
 import maxtext_pp_ext
 
@@ -62,13 +61,6 @@ def make_config(*, stages: int, repeats: int, microbatches: int, layers_per_stag
       **overrides,
   }
   return pyconfig.initialize(["", BASE_YML], **keys)
-
-
-def make_mesh(config: Any) -> Mesh:
-  """A mesh of as many of the virtual devices as the stages divide."""
-  stages = config.ici_pipeline_parallelism
-  devices = jax.devices()[: jax.device_count() // stages * stages]
-  return Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
 
 
 def make_pipeline(cls: type, config: Any, layer: str, mesh: Mesh, *, seed: int = 0) -> nnx.Module:

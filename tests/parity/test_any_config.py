@@ -2,26 +2,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any configuration of a pipeline computes what its layers compute, or is refused before anything is compiled.
 
-Configurations are drawn from all keys that say something about the pipeline, sensible or not. There is no third outcome:
-an error that is not ours, or another result, fails.
+Configurations are drawn from all keys that say something about the pipeline, sensible or not, with layers of several
+kinds. There is no third outcome: an error that is not ours, or another result, fails. Another seed draws others:
+`PARITY_SEED=7 PARITY_EXAMPLES=300 pytest -m slow tests/parity/test_any_config.py`.
 """
 
-from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+import os
+
+from hypothesis import HealthCheck, Phase, example, given, seed, settings, strategies as st
+from maxtext.configs.types import RematLocation, RematPolicy
 import pytest
 
 from maxtext_pp_ext.config import PipelineConfigError
 from maxtext_pp_ext.testing import parity
-from tests.parity.common import LAYERS, make_config
+from tests.parity.blocks import INDEXER, PIPELINED
 
 # Sizes of mesh axes beside `stage`; FSDP takes the devices that are left.
 MESHES = [{}, {"ici_tensor_parallelism": 2}, {"ici_data_parallelism": 2}, {"ici_context_parallelism": 2}]
 MESHES += [{"ici_expert_parallelism": 2}, {"ici_fsdp_transpose_parallelism": 2}]
-REMAT = ["full", "minimal", "save_dot_except_mlp", "save_qkv_proj", "save_out_proj", "custom", "none"]
+MESHES += [{"ici_data_parallelism": 2, "ici_tensor_parallelism": 2}]
+# Without those that move activations to the host's memory, which a CPU does not tell from its own.
+REMAT = [policy.value for policy in RematPolicy if "offload" not in policy.value] + ["none"]
+NAMES = ("decoder_layer_input", "query_proj", "mlpwi", "out_proj")  # of activations, for remat_policy=custom
+# How much rounding is magnified depends on sizes, which vary here (`parity.sensitivity`). Faults are of the order of 1.
+ROOM = 10
+SMALL = {"stages": 2, "repeats": 1, "microbatches": 2, "layers_per_stage": 2, "scan_layers_per_stage": True}
+CASES = {case.name: case for case in PIPELINED if case.name in ("simple", "llama2", "mixtral", "deepseek")}
 
 
 @st.composite
 def keys(draw):
-  """Keyword arguments of `make_config`. Most stages, microbatches and repeats fit together, some do not."""
+  """A block's name, and arguments of `Case.config`. Most stages, microbatches and repeats fit together, some do not."""
   stages = draw(st.integers(2, 4))
   fits = st.integers(1, 3).map(lambda rounds: rounds * stages)
   drawn = {
@@ -35,6 +46,7 @@ def keys(draw):
       "pipeline_grad_accum_dtype": draw(st.sampled_from(["auto", "float32", "bfloat16"])),
       "pipeline_gather_dtype": draw(st.sampled_from(["auto", "weight", "compute"])),
       "dtype": draw(st.sampled_from(["float32", "float32", "bfloat16"])),
+      "weight_dtype": draw(st.sampled_from(["float32", "float32", "bfloat16"])),
       "shard_mode": draw(st.sampled_from(["auto", "auto", "explicit"])),
       **draw(st.sampled_from(MESHES)),
   }
@@ -48,25 +60,35 @@ def keys(draw):
     drawn["num_pipeline_repeats"] = draw(st.integers(1, 4))
   if draw(st.integers(0, 7)) == 0:
     drawn["pipeline_parallel_layers"] = draw(st.integers(1, 12))
-  return drawn
+  if drawn["remat_policy"] == "custom":
+    drawn |= {name: draw(st.sampled_from([RematLocation.DEVICE, RematLocation.REMAT])).value for name in NAMES}
+  name = draw(st.sampled_from(["simple", "simple", "llama2", "mixtral", "deepseek"]))
+  if CASES[name].experts:
+    drawn["dtype"] = "float32"  # rounded to bfloat16, tokens would go to other experts
+  return name, drawn
 
 
 def check(drawn):
+  name, values = drawn
   try:
-    config = make_config(**drawn)
+    config = CASES[name].config(**values)
   except PipelineConfigError:
     return
-  parity.assert_pipeline_parity(LAYERS["simple"], config)
+  parity.assert_pipeline_parity(None, config, tolerance=ROOM * parity.tolerance(config))
 
 
 def search(examples):
-  """A test of that many configurations, the same ones each time. Shrinking would compile hundreds more."""
-  options = {"deadline": None, "derandomize": True, "database": None, "print_blob": False}
+  """A test of that many configurations. Shrinking would compile hundreds more."""
+  options = {"deadline": None, "database": None, "print_blob": False}
   phases = [Phase.explicit, Phase.generate]
   options = settings(max_examples=examples, phases=phases, suppress_health_check=list(HealthCheck), **options)
 
   @options
+  @seed(int(os.environ.get("PARITY_SEED", "0")))
   @given(drawn=keys())
+  # Found by reading: updates that were added to other layers' biases, a loss that was not reported.
+  @example(drawn=("deepseek", SMALL | {"num_experts": 2, "num_experts_per_tok": 1}))
+  @example(drawn=("deepseek", SMALL | INDEXER | {"routed_bias_update_rate": 0.0}))
   def run(drawn):
     check(drawn)
 
@@ -79,4 +101,4 @@ def test_any_configuration_is_right_or_refused():
 
 @pytest.mark.slow
 def test_many_configurations_are_right_or_refused():
-  search(examples=150)()
+  search(examples=int(os.environ.get("PARITY_EXAMPLES", "150")))()

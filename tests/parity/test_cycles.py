@@ -15,7 +15,7 @@ import pytest
 from maxtext_pp_ext.host import cycles
 from maxtext_pp_ext.testing import parity
 from tests.parity.blocks import PIPELINED
-from tests.parity.common import BASE_YML, TINY, make_mesh
+from tests.parity.common import BASE_YML, TINY
 from tests.parity.test_expert_bias import create, random_batches, steps, without_pipeline
 
 CYCLIC = [case for case in PIPELINED if case.cycle > 1]
@@ -29,7 +29,7 @@ def test_a_model_of_whole_cycles_learns_as_without_a_pipeline(block):
   rows = pipelined.micro_batch_size_to_train_on / jax.device_count()
   keys = TINY | case.keys | {"decoder_block": block, "load_balance_loss_weight": 0.0, "per_device_batch_size": rows}
   plain = pyconfig.initialize(["", BASE_YML], **keys, base_num_decoder_layers=pipelined.num_decoder_layers)
-  mesh = make_mesh(pipelined)
+  mesh = parity.mesh_of(pipelined)
   plain_mesh = Mesh(maxtext_utils.create_device_mesh(plain, jax.devices()[:1]), plain.mesh_axes)
   graph, state = create(pipelined, mesh)
   plain_graph, plain_state = create(plain, plain_mesh)
@@ -63,7 +63,7 @@ def test_a_block_of_a_cycle_is_told_what_the_path_without_a_pipeline_tells_it():
     made = cycles.block_class(config, cls)
     assert issubclass(made, cls) and made is cycles.block_class(config, cls)
     assert cycles.length(config) == case.cycle
-    mesh = make_mesh(config)
+    mesh = parity.mesh_of(config)
     build = functools.partial(made, config=config, mesh=mesh, model_mode="train")
     module = nnx.eval_shape(build, rngs=nnx.Rngs(0))
     assert {key: getattr(module, key) for key in arguments} == arguments

@@ -12,7 +12,7 @@ import pytest
 
 from maxtext_pp_ext.host import decoder_layers
 from maxtext_pp_ext.testing import parity
-from tests.parity.common import make_config, make_mesh
+from tests.parity.common import make_config
 
 SIZES = {"stages": 3, "repeats": 2, "microbatches": 6}
 DROPOUT = {"dropout_rate": 0.3, "enable_dropout": True}
@@ -35,7 +35,7 @@ class Masks(nnx.Module):
 def run(implementation, *, deterministic):
   """Masks [layer, microbatch, row, sequence, embed], outputs by inputs, gradients by cotangents, both in that form."""
   config = make_config(**SIZES)
-  mesh, batch = make_mesh(config), parity.Batch.random(config)
+  mesh, batch = parity.mesh_of(config), parity.Batch.random(config)
   pipeline = decoder_layers.pipeline(config, mesh, implementation, Masks)
   function, params = parity.function_of(pipeline, deterministic=deterministic)
 
@@ -69,7 +69,7 @@ def test_masks_are_the_same_in_forward_and_backward_and_different_for_layers_and
 def test_another_call_drops_something_else():
   """A step leaves its random counters to the next."""
   config = make_config(**SIZES)
-  mesh, batch = make_mesh(config), parity.Batch.random(config)
+  mesh, batch = parity.mesh_of(config), parity.Batch.random(config)
   graphdef, state = nnx.split(decoder_layers.pipeline(config, mesh, "circular_bsw", Masks))
 
   @jax.jit

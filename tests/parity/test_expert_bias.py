@@ -25,7 +25,7 @@ import pytest
 from maxtext_pp_ext.checkpoint.layout import converted
 from maxtext_pp_ext.host import layouts
 from maxtext_pp_ext.testing import parity
-from tests.parity.common import BASE_YML, TINY, make_config, make_mesh
+from tests.parity.common import BASE_YML, TINY, make_config
 
 STEPS, RATE, BOUND = 3, 0.01, 1e-5
 TRAINED = nnx.Any(nnx.Param, MoEBiasVar)
@@ -126,7 +126,7 @@ def random_batches(config):
 
 def check(**overrides):
   pipelined, plain = make(**overrides)
-  mesh = make_mesh(pipelined)
+  mesh = parity.mesh_of(pipelined)
   batches = list(random_batches(pipelined))
   graph, state = create(pipelined, mesh)
   plain_mesh = Mesh(maxtext_utils.create_device_mesh(plain, jax.devices()), plain.mesh_axes)

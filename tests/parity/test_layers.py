@@ -17,7 +17,7 @@ from maxtext_pp_ext.engine.residency import Weights
 from maxtext_pp_ext.host import decoder_layers
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
-from tests.parity.common import LAYERS, make_config, make_mesh
+from tests.parity.common import LAYERS, make_config
 
 
 def check(implementation, layer, *, bound=None, **keys):
@@ -149,7 +149,7 @@ def test_in_bfloat16_the_difference_is_that_of_its_rounding(accumulation):
 def test_the_comparison_notices_a_wrong_layer_order():
   """A reference that runs the layers stage by stage instead of repeat by repeat must not pass."""
   config = make_config(stages=2, repeats=2, microbatches=2)
-  mesh, batch = make_mesh(config), parity.Batch.random(config)
+  mesh, batch = parity.mesh_of(config), parity.Batch.random(config)
   pipeline = decoder_layers.pipeline(config, mesh, "circular_bsw", LAYERS["simple"])
   in_order = parity.reference(pipeline, LAYERS["simple"], config, batch)
   swapped = lambda params, inputs: in_order(jax.tree.map(lambda w: w.swapaxes(0, 1), params), inputs)

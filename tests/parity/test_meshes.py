@@ -4,6 +4,7 @@
 
 import pytest
 
+from maxtext_pp_ext.sharding.explicit import is_explicit
 from maxtext_pp_ext.testing import parity
 from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED
 
@@ -40,9 +41,11 @@ QUICK = ("stage 2, fsdp 2, fsdp_transpose 2", "stage 3, tensor 2")
 
 def check(name, implementations, **keys):
   block, mesh = MESHES[name]
-  [case] = [case for case in PIPELINED if case.block == block]
+  [case] = [case for case in PIPELINED if case.name == block]
   config = case.config(repeats=2, microbatches=mesh["stages"], **mesh, **keys)
-  parity.assert_pipeline_parity(None, config, implementations=implementations)
+  mesh = parity.mesh_of(config)
+  assert is_explicit(mesh) == (keys.get("shard_mode") == "explicit")
+  parity.assert_pipeline_parity(None, config, implementations=implementations, mesh=mesh)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MESHES])
@@ -56,8 +59,7 @@ def test_so_do_the_others(name):
   check(name, [other for other in IMPLEMENTATIONS if other != "circular_bsw"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK[:1] else pytest.mark.slow) for n in MESHES])
 def test_so_they_do_with_explicit_sharding(name):
   # YaRN with layers outside the pipeline, such as DeepSeek's first, is refused (tests/test_config.py).
   check(name, IMPLEMENTATIONS, shard_mode="explicit", rope_type="default")

@@ -18,7 +18,7 @@ from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.pipelines.stages import StageModule
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 from maxtext_pp_ext.testing import parity
-from tests.parity.common import LAYERS, make_config, make_mesh, make_pipeline
+from tests.parity.common import LAYERS, make_config, make_pipeline
 
 MOE = {
     "decoder_block": "mixtral",
@@ -46,13 +46,13 @@ def mixtral(monkeypatch):
 
 def build(**keys):
   config = make_config(**({"repeats": 2, "microbatches": 4} | MOE | keys))
-  mesh = make_mesh(config)
+  mesh = parity.mesh_of(config)
   return config, mesh, make_pipeline(CircularBswPipeline, config, "mixtral", mesh)
 
 
 def check(*, loss_per_shard=False, **keys):
   config = make_config(**({"repeats": 2, "microbatches": 4} | MOE | keys))
-  mesh = make_mesh(config) if loss_per_shard else None
+  mesh = parity.mesh_of(config) if loss_per_shard else None
   [result] = parity.assert_pipeline_parity(None, config, reference_mesh=mesh).values()
   assert "['moe_lb_loss'][0]" in result.sown and not result.without_gradient
 

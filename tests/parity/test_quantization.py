@@ -31,7 +31,7 @@ from maxtext_pp_ext.pipelines import base
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.pipelines.stages import Differentiated, Overwritten
 from maxtext_pp_ext.testing import parity
-from tests.parity.common import LAYERS, make_config, make_mesh, make_pipeline
+from tests.parity.common import LAYERS, make_config, make_pipeline
 
 BOUND = 2e-2
 FP8 = {"quantization": "fp8"}
@@ -118,7 +118,7 @@ def quantized(module, config, batch):
 def build(implementation, *, parts, layer="llama", **keys):
   """(config, mesh, batch, the pipeline in a model, the loop in a model, with the same weights)."""
   config = make_config(**({"stages": 2, "repeats": 2, "microbatches": 4} | keys))
-  mesh = make_mesh(config)
+  mesh = parity.mesh_of(config)
   cls = implementation if isinstance(implementation, type) else registry.get(implementation).load()
   pipeline = make_pipeline(cls, config, layer, mesh)
   loop = Loop(nnx.clone(pipeline.layers), config.num_pipeline_repeats, parts)

@@ -53,6 +53,11 @@ def all_trained(tmp_path_factory):
   return _train(tmp_path_factory.mktemp("all"), cases.all_cases())
 
 
+@pytest.fixture(scope="module")
+def more_trained(tmp_path_factory):
+  return _train(tmp_path_factory.mktemp("more"), cases.more_cases())
+
+
 def _compared(results, run, reference):
   return {c.metric: c for c in cases.compare(results, run, reference)}
 
@@ -65,6 +70,14 @@ def _check(results, case):
 @pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
 def test_a_pipeline_trains_and_evaluates_as_the_model_does_without_one(few, case):
   _check(few, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases.more_cases(), ids=lambda case: case.name)
+def test_so_do_pipelines_of_models_with_more_kinds_of_losses_and_experts(more_trained, case):
+  _check(more_trained, case)
+  losses = [metrics.get("learning/indexer_loss", 0.0) for metrics in more_trained.metrics(case.name, "learning/loss")]
+  assert all(loss > 0 for loss in losses) == (case.model == "indexer")
 
 
 @pytest.mark.slow

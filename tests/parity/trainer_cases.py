@@ -50,6 +50,37 @@ MODELS = {
         "capacity_factor": 1.0,  # of some experts a sequence has too many tokens, which are dropped
     },
 }
+# Trained in fewer ways than the others. MaxText's sparse experts have a load-balance loss of each device's tokens, which
+# depends on the number of devices. DeepSeek's first layer is outside of the pipeline.
+MORE_MODELS = {
+    "dropless": {**MODELS["moe"], "sparse_matmul": True, "capacity_factor": -1.0, "load_balance_loss_weight": 0.0},
+    "indexer": {
+        "decoder_block": "deepseek",
+        "base_num_decoder_layers": LAYERS + 1,
+        "first_num_dense_layers": 1,
+        "base_mlp_dim": 48,
+        "base_moe_mlp_dim": 24,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_experts": 1,
+        "load_balance_loss_weight": 0.1,
+        "sparse_matmul": False,
+        "megablox": False,
+        "attention_type": "mla",
+        "base_num_kv_heads": 4,
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+        "use_indexer": True,
+        "indexer_topk": 8,
+        "indexer_n_heads": 2,
+        "indexer_head_dim": 8,
+        "indexer_loss_scaling_factor": 0.5,
+        "indexer_sparse_training": True,
+    },
+}
 # stages: repeats × layers per stage are 12 layers / stages.
 PIPELINES = {
     2: {"ici_pipeline_parallelism": 2, "num_layers_per_pipeline_stage": 2, "num_pipeline_microbatches": 4},
@@ -144,6 +175,10 @@ def all_cases() -> list[Case]:
   return [c for c in every if c.mode == PRETRAIN or c.stages == 3 or c.pipeline_impl == "circular_bsw"]
 
 
+def more_cases() -> list[Case]:
+  return [Case(model, PRETRAIN, 3, name) for model, name in itertools.product(MORE_MODELS, IMPLEMENTATIONS)]
+
+
 def twin_of(reference: str) -> str:
   return f"{reference}_twin"
 
@@ -157,7 +192,7 @@ def run_of(model: str, mode: str, keys: dict[str, object], rounding: float = 0.0
   data = mode if mode == SFT else PRETRAIN
   files = {"grain_train_files": f"data/{data}.array_record", "grain_eval_files": f"data/{data}_eval.array_record"}
   tokenize = {"tokenize_train_data": mode == SFT, "tokenize_eval_data": mode == SFT}
-  merged = _SHARED | MODELS[model] | MODES[mode] | files | tokenize | keys
+  merged = _SHARED | (MODELS | MORE_MODELS)[model] | MODES[mode] | files | tokenize | keys
   kind = trainer.SFT if mode == SFT else trainer.PRE_TRAIN
   return Run(keys=trainer.as_arguments(merged), trainer=kind, weights=model, rounding=rounding)
 

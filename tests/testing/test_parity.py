@@ -48,6 +48,23 @@ def test_layers_in_another_order_are_noticed_and_the_worst_array_is_named_first(
   assert found == sorted(found, reverse=True) and found[0] > 0.1
 
 
+class Loss(nnx.Variable):
+  """Neither a parameter nor an `nnx.Intermediate`."""
+
+
+class KeepsItsLoss(SimpleDecoderLayer):
+
+  def __call__(self, inputs, *args, **kwargs):
+    outputs = super().__call__(inputs, *args, **kwargs)
+    self.loss = Loss(jnp.mean(inputs))
+    return outputs
+
+
+def test_what_a_layer_leaves_in_a_variable_of_its_own_type_is_refused_instead_of_lost():
+  with pytest.raises(NotImplementedError, match="state variable loss of type Loss when it is called"):
+    assert_pipeline_parity(KeepsItsLoss, make_config(**SIZES))
+
+
 def test_a_custom_layer_that_is_not_alike_in_the_loop_is_noticed():
   class Drifts(SimpleDecoderLayer):
     """Another layer each time that it is made."""

@@ -142,7 +142,9 @@ def test_other_flags_of_the_environment_are_kept_and_another_device_count_is_rep
 
       def test_flags():
         assert os.environ["XLA_FLAGS"].split() == [
-            "--xla_cpu_enable_fast_math=false", "--xla_force_host_platform_device_count=3"]
+            "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+            "--xla_cpu_enable_fast_math=false",
+            "--xla_force_host_platform_device_count=3"]
         assert jax.device_count() == 3
   """)
   pytester.runpytest_subprocess("-p", PLUGIN, "--virtual-devices", "3").assert_outcomes(passed=1)
