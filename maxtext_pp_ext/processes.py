@@ -6,6 +6,8 @@ import os
 import pathlib
 
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+# XLA ends the process if its devices do not all come to a collective within a limit, which may be on a busy machine.
+_PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 
 
 def python_path() -> str:
@@ -15,6 +17,7 @@ def python_path() -> str:
 
 
 def xla_flags(devices: int) -> str:
-  """XLA_FLAGS with so many virtual CPU devices, and this process's other flags."""
-  kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.split("=")[0] != DEVICE_COUNT_FLAG]
-  return " ".join([*kept, f"{DEVICE_COUNT_FLAG}={devices}"])
+  """XLA_FLAGS with so many virtual CPU devices, which wait for each other, and this process's other flags."""
+  flags = os.environ.get("XLA_FLAGS", "").split()
+  kept = [flag for flag in flags if flag != _PATIENCE and flag.split("=")[0] != DEVICE_COUNT_FLAG]
+  return " ".join([_PATIENCE, *kept, f"{DEVICE_COUNT_FLAG}={devices}"])  # of two values XLA takes the last

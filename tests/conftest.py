@@ -4,11 +4,17 @@
 
 The settings are environment variables, set before anything imports JAX, so that processes started by tests have them
 too. A caller's own choice wins.
+
+What Hypothesis draws is the same in each run of the same version of it, and may take as long as it does.
 """
 
 import os
 import pathlib
 import sys
+
+import hypothesis
+
+from maxtext_pp_ext import processes
 
 VIRTUAL_DEVICES = 8
 
@@ -22,12 +28,13 @@ _cache = pathlib.Path(__file__).resolve().parent.parent / ".cache" / "jax"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
-if "--xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-  os.environ["XLA_FLAGS"] = (
-      f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={VIRTUAL_DEVICES}".strip()
-  )
+if processes.DEVICE_COUNT_FLAG not in os.environ.get("XLA_FLAGS", ""):
+  os.environ["XLA_FLAGS"] = processes.xla_flags(VIRTUAL_DEVICES)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_cache))
 # The default is 1 s: most of our programs are smaller, and there are many.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 # MaxText sets its own cache folder, ~/jax_cache, for every config; its own way to say otherwise is M_ and the key.
 os.environ.setdefault("M_JAX_CACHE_DIR", os.environ["JAX_COMPILATION_CACHE_DIR"])
+
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("same")

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -50,25 +51,26 @@ def test_what_takes_long_has_a_line_now_and_then_also_while_libraries_are_kept_q
     stderr.written.clear()
     assert stderr.written.wait(60)
   lines = stderr.getvalue().splitlines()
-  assert lines[0] == "reading: 0 s" and lines[-1].endswith(" s, 1.0 GiB of 24") and len(lines) >= 3
+  assert re.fullmatch(r"reading: \d+ s", lines[0]) and lines[-1].endswith(" s, 1.0 GiB of 24") and len(lines) >= 3
 
 
 def test_how_much_of_how_much_is_said_in_percent(monkeypatch):
+  now = time.monotonic()
+  monkeypatch.setattr(output.time, "monotonic", lambda: now)
   shown = output.Progress("converting")
   shown.at(1, 3)
   assert str(shown) == "converting: 33 %, 0 s"
-  now = time.monotonic()
   monkeypatch.setattr(output.time, "monotonic", lambda: now + 75.2)
   assert str(shown) == "converting: 33 %, 75 s"
 
 
 def test_it_ends_with_what_it_is_about_also_when_that_fails(no_patience):
-  before = threading.active_count()
+  before = set(threading.enumerate())
   stderr = Stream()
   with pytest.raises(KeyboardInterrupt), contextlib.redirect_stderr(stderr), output.progress("reading"):
     assert stderr.written.wait(60)
     raise KeyboardInterrupt
-  assert threading.active_count() == before
+  assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="needs the extra tools")

@@ -63,9 +63,7 @@ def arguments(draw):
 
 
 def fuzz(examples):
-  @settings(
-      max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
-  )
+  @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
   @given(argv=arguments())
   def test(capfd, tmp_path, tried, argv):
     tried(run(capfd, tmp_path, argv)[0])

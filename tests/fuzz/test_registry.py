@@ -7,7 +7,7 @@ import sys
 from hypothesis import given, settings, strategies as st
 from maxtext_pp_ext import registry
 import pytest
-from tests.fuzz.common import within
+from tests.fuzz.common import REFUSED, run, within
 from tests.host.common import write_package
 from tests.test_registry import GOOD_PIPELINE
 
@@ -126,7 +126,7 @@ def test_a_name_that_is_taken_or_that_a_config_cannot_hold_is_refused(install, t
     tried("refused")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(name=st.text(min_size=1, max_size=12))
 def test_any_name_is_one_that_a_config_can_hold_or_is_refused(name):
   import omegaconf
@@ -177,3 +177,15 @@ def test_commands_end_with_the_error_and_2(install, capfd, tried):
     assert said.out == "" and said.err.splitlines()[-1].startswith("maxtext-pp: The entry point 'circular = plugin")
     assert "Traceback" not in said.err
     tried("refused")
+
+
+@pytest.mark.parametrize("kind", ["ends the process on import", "recurses", "is a class of something else"])
+def test_so_does_a_command_that_is_asked_for_a_bad_module(install, capfd, monkeypatch, tmp_path, tried, kind):
+  install(MODULES[kind], {"bad": "plugin:Pipeline"})
+  (tmp_path / "empty").mkdir()
+  monkeypatch.chdir(tmp_path / "empty")
+  arguments = ["check", "pipeline_impl=bad", "ici_pipeline_parallelism=2", "base_num_decoder_layers=4"]
+  outcome, said = run(capfd, tmp_path / "empty", arguments)
+  assert outcome == REFUSED and said.count("The entry point 'bad = plugin:Pipeline'") == 1, said
+  assert len([line for line in said.splitlines() if line.startswith(("maxtext-pp: ", "error: "))]) == 1
+  tried(outcome)

@@ -26,6 +26,7 @@ DEATHS = {
     "commit": (WHILE_WRITING["commit"], 3),
     "first commit": (dataclasses.replace(WHILE_WRITING["commit"], path="/0.orbax-checkpoint-tmp"), -1),
     **{name: (death, 3) for name, death in WHILE_WRITING.items() if name != "commit"},
+    "SIGTERM at the commit file": (dataclasses.replace(WHILE_WRITING["commit file"], signal=signal.SIGTERM), 3),
     "SIGKILL in a step": (at_metrics(signal.SIGKILL, 5), None),
     "SIGTERM in a step": (at_metrics(signal.SIGTERM, 5), None),
     "SIGKILL after the first": (at_metrics(signal.SIGKILL, 0), None),

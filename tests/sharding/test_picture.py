@@ -26,7 +26,7 @@ SPECS = st.permutations(["x", "y", "z"]).flatmap(
 
 
 @hypothesis.given(spec=SPECS)
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40)
 def test_each_device_has_the_part_that_jax_gives_it(spec):
   mesh = jax.make_mesh((2, 2, 2), ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3)
   sharding = NamedSharding(mesh, spec)

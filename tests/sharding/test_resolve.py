@@ -75,14 +75,14 @@ ANNOTATIONS = st.lists(NAMES, unique=True, max_size=5).flatmap(
 
 
 @hypothesis.given(names=ANNOTATIONS, rules=RULES, cut=st.integers(0, 2))
-@hypothesis.settings(max_examples=1000, deadline=None)
+@hypothesis.settings(max_examples=1000)
 def test_it_is_flaxs_resolution_without_axes_of_one_device(names, rules, cut):
   names = tuple(names[: len(names) - cut])
   assert resolve(names, MESH, rules) == _flax_then_without_size_one(names, MESH, rules)
 
 
 @hypothesis.given(names=ANNOTATIONS, rules=RULES)
-@hypothesis.settings(max_examples=500, deadline=None)
+@hypothesis.settings(max_examples=500)
 def test_the_record_accounts_for_every_rule_of_every_dimension(names, rules):
   record = resolution(names, MESH, rules)
   for dimension in record.dimensions:
@@ -102,7 +102,7 @@ def test_the_record_accounts_for_every_rule_of_every_dimension(names, rules):
 
 
 @hypothesis.given(names=ANNOTATIONS, rules=RULES, sizes=st.lists(st.integers(0, 24), min_size=7, max_size=7))
-@hypothesis.settings(max_examples=500, deadline=None)
+@hypothesis.settings(max_examples=500)
 def test_with_a_shape_the_spec_divides_it_and_lacks_only_what_does_not(names, rules, sizes):
   shape = tuple(sizes[: len(names)])
   record = resolution(names, MESH, rules, shape)
