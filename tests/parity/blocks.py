@@ -11,11 +11,14 @@ from collections.abc import Mapping
 import dataclasses
 import importlib.metadata
 import pathlib
+import re
 import sys
 from typing import Any
 
 from maxtext.common.common_types import DecoderBlockType
 
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.config import PipelineConfigError
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import make_config
 
@@ -315,19 +318,20 @@ REFUSED = [
     ),
 ]
 
-IMPLEMENTATIONS = ("circular", "circular_bsw", "circular_ag_once")
+IMPLEMENTATIONS = tuple(name for name in registry.names() if name != registry.HOST)
 TABLE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "blocks.md"
 HEAD = """# Which decoder blocks of MaxText can be pipelined
 
 Written by `python -m tests.parity.blocks` with MaxText {maxtext}; do not edit. Every decoder block of MaxText is listed.
-A model that cannot be pipelined is refused before anything compiles, with the reason that its row names.
+A model that cannot be pipelined is refused before anything compiles, with the reason in its row and what to set instead.
+DeepSeek's dense layers, `first_num_dense_layers`, run in front of the pipeline.
 
 The error is the largest relative one ‖pipeline − layers‖ / ‖layers‖ among outputs, the gradients of all parameters and of
-the inputs, and what layers sow (load-balance losses, updates of experts' biases), with `pipeline_impl=circular_bsw`, in
-float32, with 3 stages and 2 repeats (Gemma 3: 1), packed sequences, and small sizes. Rounding explains errors up to
+the inputs, and what layers sow (load-balance losses, the indexer's loss, updates of experts' biases), and among {names},
+in float32, with 3 stages and 2 repeats (Gemma 3: 1), packed sequences, and small sizes. Rounding explains errors up to
 {tolerance:.0e} with one layer per stage, and ten times that where there are delta nets.
-`pytest tests/parity/test_blocks.py` runs the other implementations and sizes; [parity.md](parity.md) has the comparison,
-and how to run it on layers of your own.
+`pytest tests/parity/test_blocks.py` runs other sizes; [parity.md](parity.md) has the comparison, and how to run it on
+layers of your own.
 
 | decoder_block | pipelined | condition or reason | largest error (of) | attention | experts |
 |---|---|---|---|---|---|
@@ -338,15 +342,25 @@ def measure(case: Case) -> tuple[str, float]:
   """The array with the largest error, and that error."""
   config = case.config(stages=3, repeats=case.repeats(3), microbatches=3)
   bound = case.amplification * parity.tolerance(config)
-  [result] = parity.assert_pipeline_parity(None, config, tolerance=bound).values()
-  return result.worst
+  found = parity.assert_pipeline_parity(None, config, implementations=IMPLEMENTATIONS, tolerance=bound)
+  return max((result.worst for result in found.values()), key=lambda worst: worst[1])
+
+
+def reason(case: Case) -> str:
+  """Why a model is refused, from the error that it is refused with."""
+  try:
+    case.config(stages=3, repeats=2, microbatches=3)
+  except PipelineConfigError as error:
+    [why] = re.findall(r"cannot be pipelined(?: with [^:]*)?: (.*?)\. Set ", str(error))
+    return f"{case.condition}: {why}" if case.condition else why
+  raise AssertionError(f"{case.name} is not refused.")
 
 
 def row(case: Case, measured: tuple[str, float] | None = None) -> str:
   """A line of the table."""
   cells = [f"`{case.block}`", "no" if case.refused else "yes", case.condition]
   if measured is None:
-    cells[2] = f"{case.condition}: {case.refused}" if case.condition else case.refused
+    cells[2] = reason(case)
     cells += ["", "", ""]
   else:
     name, error = measured
@@ -373,10 +387,11 @@ def _write(rows: dict[str, str], order: list[str]) -> None:
   before = TABLE.read_text(encoding="utf-8").splitlines(keepends=True) if TABLE.exists() else []
   lines = []
   for case in sorted([*PIPELINED, *REFUSED], key=lambda case: order.index(case.block)):
-    start = f"| `{case.block}` | {'no' if case.refused else 'yes'} | {case.condition} |"
+    start = f"| `{case.block}` | yes | {case.condition} |"
     lines += [rows[case.name]] if case.name in rows else [line for line in before if line.startswith(start)]
   head = HEAD.format(
       maxtext=importlib.metadata.version("maxtext"),
+      names=", ".join(f"`{name}`" for name in IMPLEMENTATIONS),
       tolerance=parity.tolerance(PIPELINED[0].config(stages=3, repeats=2, microbatches=3)),
   )
   TABLE.write_text(head + "".join(lines), encoding="utf-8")

@@ -2,16 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSeek's MoE layers with the batch-split schedule compute in a pipeline what they compute without either."""
 
+from flax import linen as nn
+import jax
 import pytest
 
 from maxtext_pp_ext.config_view import ConfigView
 from maxtext_pp_ext.host import decoder_layers
 from maxtext_pp_ext.testing import parity
+from tests.engine.common import primitives
 from tests.parity.common import make_config
 from tests.parity.test_expert_bias import DEEPSEEK, check
 
 LAYER = DEEPSEEK | {"routed_bias_update_rate": 0.0}
+TILED = ("batch_seq", "embed_dim", "mlp_dim")
 SCHEDULE = {"use_batch_split_schedule": True, "batch_split_factor": 2}
+# Of the grouped matrix multiplication, which is interpreted on CPUs.
+TILES = {f"{w}_tile_{kind}_{dim}": 8 for w in ("wi", "wo") for kind in ("fwd", "dlhs", "drhs") for dim in TILED}
 # name: stages, and keys
 LAYOUTS = {
     "3 stages": (3, {}),
@@ -19,6 +25,7 @@ LAYOUTS = {
     "several layers": (2, {"layers_per_stage": 2}),
     "four parts": (2, {"batch_split_factor": 4}),
     "dropless experts": (2, {"sparse_matmul": True}),
+    "megablox": (2, {"sparse_matmul": True, "megablox": True, **TILES}),
     # Not dropless, for which XLA:CPU has no ragged all-to-all.
     "experts on several devices": (2, {"ici_expert_parallelism": 2}),
     "weights and batch on several devices": (2, {"ici_fsdp_parallelism": 4}),
@@ -42,6 +49,21 @@ def test_layers_equal_a_loop_over_layers_without_the_schedule(stages, keys):
   plain = ConfigView(config, (("use_batch_split_schedule", False),))
   expected = parity.reference(pipeline, None, plain, batch)
   parity.compare(pipeline, expected, batch, mesh, config.logical_axis_rules).check(parity.tolerance(config))
+
+
+def test_everything_is_multiplied_in_parts():
+  def products(**keys):
+    sizes = {"stages": 2, "repeats": 1, "microbatches": 2, "microbatch_size": 8, "base_num_decoder_layers": 3}
+    config = make_config(**(sizes | LAYER | keys))
+    mesh, batch = parity.mesh_of(config), parity.Batch.random(config)
+    run, params = parity.function_of(decoder_layers.pipeline(config, mesh, "circular_bsw", None))
+    with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
+      jaxpr = jax.make_jaxpr(run)(params, batch.inputs, batch.segment_ids, batch.positions)
+    return primitives(jaxpr.jaxpr)["dot_general"]
+
+  without = products()
+  for factor in (1, 4):
+    assert products(**SCHEDULE | {"batch_split_factor": factor}) == factor * without > 0
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 
 from maxtext_pp_ext.host import pipelined_path
 from maxtext_pp_ext.testing import parity
-from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED, REFUSED, TABLE
+from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED, REFUSED, TABLE, reason
 
 BLOCKS = {block.value for block in DecoderBlockType}
 
@@ -110,7 +110,6 @@ def test_the_cases_are_all_blocks_of_maxtext():
 
 def test_the_table_in_the_documentation_lists_every_case():
   rows = re.findall(r"^\| `(\w+)` \| (yes|no) \| (.*?) \| (.*?) \|", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
-  reason = lambda case: f"{case.condition}: {case.refused}" if case.condition else case.refused
   expected = [(case.block, "yes", case.condition) for case in PIPELINED]
   expected += [(case.block, "no", reason(case)) for case in REFUSED]
   assert sorted(row[:3] for row in rows) == sorted(expected)

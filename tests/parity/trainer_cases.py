@@ -21,6 +21,7 @@ import itertools
 import pathlib
 import random
 
+from maxtext_pp_ext import registry
 from maxtext_pp_ext.testing import records
 from maxtext_pp_ext.testing import trainer
 from maxtext_pp_ext.testing.train_runs import Results, Run
@@ -34,7 +35,7 @@ METRICS = (*TRAIN_METRICS, "eval/avg_loss")
 VOCABULARY = 64
 LONGEST = 24  # tokens in a sequence
 LAYERS = 12
-IMPLEMENTATIONS = ("circular", "circular_bsw", "circular_ag_once")
+IMPLEMENTATIONS = tuple(name for name in registry.names() if name != registry.HOST)
 
 MODELS = {
     "dense": {"decoder_block": "llama2", "base_mlp_dim": 48},
@@ -68,8 +69,8 @@ MORE_MODELS = {
         "megablox": False,
         "attention_type": "mla",
         "base_num_kv_heads": 4,
-        "q_lora_rank": 8,
-        "kv_lora_rank": 8,
+        "q_lora_rank": 12,
+        "kv_lora_rank": 12,
         "qk_nope_head_dim": 8,
         "qk_rope_head_dim": 8,
         "v_head_dim": 8,
