@@ -17,7 +17,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 HOOK = ("__init__.py", "host/__init__.py", "host/startup.py")
 
 # What joins processes on one machine, for tests and demonstrations, asks which of its ports are free, and each process
-# runs the module that it is told by name, as `python -m` does. Orbax's handlers are coroutines, and ours waits in one for a thread.
+# runs the module that it is told by name, as `python -m` does. Orbax's handlers of arrays are coroutines; one of ours
+# waits for a thread.
 EXCEPTIONS = {
     "checkpoint/files.py": ["imports asyncio"],
     "testing/joined.py": ["imports runpy"],

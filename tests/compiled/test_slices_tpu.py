@@ -47,8 +47,8 @@ LANES = 128  # as many elements a scalar is sent as
 
 
 def devices_of_groups(program):
-  """The devices that collectives' replica groups name, listed or as a shape."""
-  for listed in re.findall(r"replica_groups=\{(\{[^=]*?\})\}", program):
+  """The devices that collectives' replica groups name, listed or as a shape, and the pairs of permutations."""
+  for listed in re.findall(r"\b(?:replica_groups|source_target_pairs)=\{(\{[^=]*?\})\}", program):
     yield from map(int, re.findall(r"\d+", listed))
   for shape in re.findall(r"replica_groups=\[([\d,]+)\]<=", program):
     yield math.prod(map(int, shape.split(","))) - 1

@@ -12,6 +12,7 @@ import jax
 from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as P
 import numpy as np
+import psutil
 
 from maxtext_pp_ext.sharding import ShardingConflictError, create_sharded, restore_sharded, shard_batch
 
@@ -74,6 +75,11 @@ def check(folder):
   same = shard_batch({"tokens": rows}, mesh, ("microbatch", "length"), RULES)["tokens"]
   assert same.shape == rows.shape
   np.testing.assert_array_equal(whole(same), rows)
+
+  # Nobody else's machine can have been part of it.
+  sockets = psutil.Process().net_connections()
+  listening = {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
+  assert listening and listening <= {"127.0.0.1", "::ffff:127.0.0.1"}, listening
   print("sharded", flush=True)
 
 

@@ -140,7 +140,8 @@ def test_processes_train_as_one(every, case):
   check(every, case)
 
 
-def test_models_checkpoints_and_batches_come_sharded_over_processes(tmp_path):
+def test_models_checkpoints_and_batches_come_sharded_over_processes(tmp_path, monkeypatch):
+  monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which nobody is: processes do not ask it for each other
   with jax.set_mesh(jax.make_mesh((1, 1), ("stage", "fsdp"))), nnx.logical_axis_rules(sharded.RULES):
     model = sharded.make()
   ocp.PyTreeCheckpointer().save(tmp_path / "model", nnx.to_pure_dict(nnx.state(model)))
