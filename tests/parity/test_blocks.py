@@ -44,7 +44,15 @@ def test_a_pipeline_computes_and_learns_what_the_layers_do(case):
 
 
 # Stages, repeats, layers per stage, in a scan.
-SIZES = [(2, 2, 1, False), (3, 1, 2, False), (2, 1, 2, True), (4, 1, 1, False)]
+SIZES = [
+    (1, 2, 1, False),
+    (2, 2, 1, False),
+    (3, 1, 2, False),
+    (3, 2, 1, False),
+    (2, 1, 2, True),
+    (2, 2, 2, True),
+    (4, 1, 1, False),
+]
 
 
 @pytest.mark.slow
