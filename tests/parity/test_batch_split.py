@@ -10,6 +10,7 @@ from maxtext_pp_ext.config_view import ConfigView
 from maxtext_pp_ext.host import decoder_layers
 from maxtext_pp_ext.testing import parity
 from tests.engine.common import primitives
+from tests.parity.blocks import IMPLEMENTATIONS
 from tests.parity.common import make_config
 from tests.parity.test_expert_bias import DEEPSEEK, check
 
@@ -45,25 +46,34 @@ def test_layers_equal_a_loop_over_layers_without_the_schedule(stages, keys):
       **({"microbatches": stages, "microbatch_size": 8} | LAYER | {"base_num_decoder_layers": layers} | SCHEDULE | keys),
   )
   mesh, batch = parity.mesh_of(config), parity.Batch.random(config)
-  pipeline = decoder_layers.pipeline(config, mesh, "circular_bsw", None)
   plain = ConfigView(config, (("use_batch_split_schedule", False),))
-  expected = parity.reference(pipeline, None, plain, batch)
-  parity.compare(pipeline, expected, batch, mesh, config.logical_axis_rules).check(parity.tolerance(config))
+  for implementation in IMPLEMENTATIONS:
+    pipeline = decoder_layers.pipeline(config, mesh, implementation, None)
+    expected = parity.reference(pipeline, None, plain, batch)
+    parity.compare(pipeline, expected, batch, mesh, config.logical_axis_rules).check(parity.tolerance(config))
+
+
+def operations(**keys):
+  """How often each is in the program of a pipeline's forward pass."""
+  sizes = {"stages": 2, "repeats": 1, "microbatches": 2, "microbatch_size": 8, "base_num_decoder_layers": 3}
+  config = make_config(**(sizes | LAYER | keys))
+  mesh, batch = parity.mesh_of(config), parity.Batch.random(config)
+  run, params = parity.function_of(decoder_layers.pipeline(config, mesh, "circular_bsw", None))
+  with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
+    jaxpr = jax.make_jaxpr(run)(params, batch.inputs, batch.segment_ids, batch.positions)
+  return primitives(jaxpr.jaxpr)
 
 
 def test_everything_is_multiplied_in_parts():
-  def products(**keys):
-    sizes = {"stages": 2, "repeats": 1, "microbatches": 2, "microbatch_size": 8, "base_num_decoder_layers": 3}
-    config = make_config(**(sizes | LAYER | keys))
-    mesh, batch = parity.mesh_of(config), parity.Batch.random(config)
-    run, params = parity.function_of(decoder_layers.pipeline(config, mesh, "circular_bsw", None))
-    with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
-      jaxpr = jax.make_jaxpr(run)(params, batch.inputs, batch.segment_ids, batch.positions)
-    return primitives(jaxpr.jaxpr)["dot_general"]
+  without = operations()["dot_general"]
+  assert operations(**SCHEDULE | {"batch_split_factor": 4})["dot_general"] == 4 * without > 0
 
-  without = products()
-  for factor in (1, 4):
-    assert products(**SCHEDULE | {"batch_split_factor": factor}) == factor * without > 0
+
+@pytest.mark.slow
+def test_megablox_multiplies_groups_with_its_kernel_where_it_is_asked_to():
+  _, keys = LAYOUTS["megablox"]
+  assert operations(**SCHEDULE, **keys)["pallas_call"] >= 3 * SCHEDULE["batch_split_factor"]
+  assert operations(**SCHEDULE, **LAYOUTS["dropless experts"][1])["pallas_call"] == 0
 
 
 @pytest.mark.slow
