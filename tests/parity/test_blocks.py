@@ -11,6 +11,7 @@ import re
 from maxtext.common.common_types import DecoderBlockType
 import pytest
 
+from maxtext_pp_ext import config as config_keys
 from maxtext_pp_ext.host import pipelined_path
 from maxtext_pp_ext.testing import parity
 from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED, REFUSED, TABLE, reason
@@ -84,13 +85,23 @@ def test_deepseek_without_biases_of_experts_does_so():
   )
 
 
+SCANNED = {"stages": 2, "repeats": 1, "layers_per_stage": 2, "scan_layers_per_stage": True}
+
+
 def test_biases_that_are_stacked_otherwise_than_their_updates_are_refused():
-  """With as many experts as layers in a stage nobody else would notice."""
   [case] = [case for case in PIPELINED if case.name == "deepseek"]
-  sizes = {"stages": 2, "repeats": 1, "microbatches": 2, "layers_per_stage": 2, "scan_layers_per_stage": True}
   with pytest.raises(ValueError, match=r"param_scan_axis=1: biases are stacked .* Set param_scan_axis=0"):
-    case.config(**sizes, num_experts=2, num_experts_per_tok=1)
-  case.config(**sizes, param_scan_axis=0)
+    case.config(**SCANNED, microbatches=2)
+  case.config(**SCANNED, microbatches=2, param_scan_axis=0)
+
+
+@pytest.mark.slow
+def test_so_they_are_if_the_config_does_not_tell(monkeypatch):
+  """With as many experts as layers in a stage nobody else would notice."""
+  monkeypatch.setattr(config_keys, "_expert_bias", lambda config: ())
+  [case] = [case for case in PIPELINED if case.name == "deepseek"]
+  with pytest.raises(NotImplementedError, match=r"param_scan_axis=1; .* or param_scan_axis=0\."):
+    check(case, "circular_bsw", **SCANNED, num_experts=2, num_experts_per_tok=1)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
