@@ -8,7 +8,7 @@ the batch, and experts with a capacity drop tokens of a microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -139,16 +139,16 @@ class Loop:
           f"{sorted(found - structure.paths)}; only without a pipeline: {sorted(structure.paths - found)}."
       )
     layer = nnx.merge(structure.graphdef, state)
-    known = {path for path, _ in nnx.to_flat_state(state)}
     out = layer(x, *ids, self.deterministic, "train")
-    sown = nnx.to_pure_dict(nnx.pop(layer, sown_beside(known)))
+    sown = nnx.to_pure_dict(nnx.pop(layer, sown_beside(state)))
     nnx.update(of_stage, nnx.state(layer, nnx.RngState))  # streams that layers share have moved on
     values = {jax.tree_util.keystr(path): value for path, value in jax.tree_util.tree_leaves_with_path(sown)}
     return out[0] if isinstance(out, tuple) else out, values
 
 
-def sown_beside(known: Collection[tuple]) -> Callable:
-  """A filter for what a call has left in a module that had these paths, of whatever type, but for random streams."""
+def sown_beside(before: nnx.State) -> Callable:
+  """A filter for what a call has left in a module that had this state, of whatever type, but for random streams."""
+  known = {path for path, _ in nnx.to_flat_state(before)}
   return lambda path, variable: path not in known and not isinstance(variable, nnx.RngState)
 
 

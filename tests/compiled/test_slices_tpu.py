@@ -11,11 +11,11 @@ import importlib.util
 import math
 import re
 
-from maxtext_pp_ext import registry
 from maxtext_pp_ext.compiled import carried, hlo, limits, spans, step, traffic
 from maxtext_pp_ext.host import train_step
 import pytest
 from tests.compiled import common
+from tests.parity.trainer_cases import IMPLEMENTATIONS
 
 EMBED, MLP, SEQUENCE, VOCABULARY, LAYERS, MICROBATCHES, ROWS_PER_CHIP = 512, 1024, 512, 2560, 8, 4, 2
 SLICES, STAGES_IN_SLICE, FSDP = 2, 2, 2
@@ -36,7 +36,6 @@ KEYS = (
     f"ici_fsdp_parallelism={FSDP}",
     f"num_pipeline_microbatches={MICROBATCHES}",
 )
-IMPLEMENTATIONS = [name for name in registry.names() if name != "host"]
 ITERATIONS = MICROBATCHES * (LAYERS // STAGES) + STAGES - 1
 # What a chip has of a microbatch, in bytes, and of what is outside the pipeline and sharded over its slice, in elements.
 MICROBATCH = ROWS_PER_CHIP * STAGES // MICROBATCHES * SEQUENCE * EMBED * 2

@@ -17,10 +17,10 @@ from typing import Any
 
 from maxtext.common.common_types import DecoderBlockType
 
-from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import PipelineConfigError
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import make_config
+from tests.parity.trainer_cases import IMPLEMENTATIONS
 
 Keys = Mapping[str, Any]
 
@@ -318,7 +318,6 @@ REFUSED = [
     ),
 ]
 
-IMPLEMENTATIONS = tuple(name for name in registry.names() if name != registry.HOST)
 TABLE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "blocks.md"
 HEAD = """# Which decoder blocks of MaxText can be pipelined
 
