@@ -41,6 +41,7 @@ class StageModule:
     weight_structure: puts weights back into the module's state.
     rest: random keys as raw data, other random state, and state that no call changes, leaves [R, S, …].
     rest_structure: puts them back.
+    is_key: which of `rest` are random keys.
     call: the stage's call, (module, x, segment_ids, positions) -> output.
   """
 
@@ -52,7 +53,7 @@ class StageModule:
   weight_structure: Any
   rest: list[jax.Array]
   rest_structure: Any
-  key_impls: list[Any]
+  is_key: list[bool]
   call: Callable
 
   @classmethod
@@ -92,7 +93,7 @@ class StageModule:
         weight_structure=weight_structure,
         rest=[with_repeats(jax.random.key_data(x) if k else x) for x, k in zip(rest, is_key, strict=True)],
         rest_structure=rest_structure,
-        key_impls=[jax.random.key_impl(x) if k else None for x, k in zip(rest, is_key, strict=True)],
+        is_key=is_key,
         call=call,
     )
 
@@ -119,9 +120,8 @@ class StageModule:
 
   def _one_stage(self, weights: list[jax.Array], aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree]:
     rest = [
-        # A key per layer and microbatch: the stage's own key, folded with the microbatch.
-        r if impl is None else _fold(jax.random.wrap_key_data(r, impl=impl), aux["microbatch"])
-        for r, impl in zip(aux["rest"], self.key_impls, strict=True)
+        _keys_of_microbatch(r, aux["microbatch"]) if is_key else r
+        for r, is_key in zip(aux["rest"], self.is_key, strict=True)
     ]
     module = nnx.merge(
         self.graphdef, jax.tree.unflatten(self.weight_structure, weights), jax.tree.unflatten(self.rest_structure, rest)
@@ -169,9 +169,23 @@ class StageModule:
       nnx.update(layers, jax.tree.unflatten(structure, counts))
 
 
-def _fold(keys: jax.Array, data: jax.Array) -> jax.Array:
-  """`jax.random.fold_in` over keys of any shape."""
-  fold = jax.random.fold_in
-  for _ in range(keys.ndim):
-    fold = jax.vmap(fold, in_axes=(0, None))
-  return fold(keys, data)
+def _keys_of_microbatch(data: jax.Array, microbatch: jax.Array) -> jax.Array:
+  """The random keys of a microbatch in a layer, made of the layer's own.
+
+  They are keys of threefry, whatever the layer's own are. MaxText's trainers ask for `unsafe_rbg` (0.2.5), which draws
+  for all keys of a `vmap` from the first, and under `xla_tpu_spmd_rng_bit_generator_unsafe` something else for another
+  layout. Stages are such a `vmap`: in bubbles the first stage's key is one that has been used. And backward, which draws
+  again, may have another layout than forward.
+
+  Args:
+    data: raw keys of any implementation, uint32 [..., words].
+    microbatch: its number.
+
+  Returns:
+    Keys [...].
+  """
+  keys = jax.random.wrap_key_data(data[..., :2], impl="threefry2x32")
+  fold_in = jnp.vectorize(jax.random.fold_in)
+  for word in range(2, data.shape[-1]):
+    keys = fold_in(keys, data[..., word])
+  return fold_in(keys, microbatch)

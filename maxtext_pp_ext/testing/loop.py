@@ -153,10 +153,20 @@ def sown_beside(before: nnx.State) -> Callable:
 
 
 def _of_part(leaf: jax.Array, part: jax.Array) -> jax.Array:
-  """Every microbatch has random keys of its own: a layer's, folded with the microbatch's number."""
+  """Every microbatch has random keys of its own: a layer's, folded with the microbatch's number.
+
+  Keys of other implementations than threefry (`unsafe_rbg` has four words) become keys of threefry first: of their first
+  two words, folded with the others.
+  """
   if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
     return leaf
-  return jax.vmap(lambda key: jax.random.fold_in(key, part))(leaf.reshape(-1)).reshape(leaf.shape)
+
+  def one(words):
+    key = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
+    return functools.reduce(jax.random.fold_in, [*words[2:], part], key)
+
+  words = jax.random.key_data(leaf)
+  return jax.vmap(one)(words.reshape(-1, words.shape[-1])).reshape(leaf.shape)
 
 
 def _is_named(path: str, names: Any) -> bool:
