@@ -11,7 +11,6 @@ Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding dela
 
 from collections.abc import Iterator
 import math
-import re
 from typing import Any
 
 from maxtext_pp_ext import registry
@@ -21,8 +20,6 @@ _WAY_OUT = "Leave out pipeline_impl, or set pipeline_impl=host, for MaxText's ow
 
 # Host key -> what it is asked for instead. They choose how long gathered weights stay, as pipeline_impl does.
 _CONTRADICTING_HOST_KEYS = {"pipeline_fsdp_ag_once": "circular_ag_once", "pipeline_fsdp_ag_per_repeat": "circular_bsw"}
-# Where a parameter's path has the layers that in a pipeline are in decoder/pipeline_module/layers.
-_LAYERS_WITHOUT_PIPELINE = r"decoder/(moe_)?layers(?!_outside_pipeline)"
 _CHOICES = {
     "pipeline_grad_accum_dtype": ("auto", "float32", "bfloat16"),
     "pipeline_gather_dtype": ("auto", "weight", "compute"),
@@ -406,16 +403,15 @@ def _optimizer(config: Any) -> Iterator[str]:
         "which in a pipeline is its repeats or stages, so that layers are mixed. Set opt_type=adamw, adam_pax or sgd, or "
         "train without a pipeline."
     )
+  if getattr(config, "enable_streaming_diloco", False):
+    yield (
+        "enable_streaming_diloco=True: MaxText takes a parameter for one of stacked layers if its axis param_scan_axis="
+        f"{config.param_scan_axis} counts num_decoder_layers={config.num_decoder_layers}, as none does in a pipeline. All "
+        "layers would be synchronised together, at other steps than without a pipeline. Set enable_streaming_diloco=False "
+        "(enable_diloco=True alone synchronises the whole model), or train without a pipeline."
+    )
   if config.use_qk_clip:
     yield from _qk_clip(config)
-  for key in ("adamw_mask", "trainable_parameters_mask"):
-    for pattern in getattr(config, key) or ():
-      there = re.sub(_LAYERS_WITHOUT_PIPELINE, "decoder/pipeline_module/layers", pattern)
-      if there != pattern:
-        yield (
-            f"{key} has the pattern {pattern!r}, which matches no layer of a pipeline: they are in "
-            f"decoder/pipeline_module/layers. Set {key} with {there!r} in its place."
-        )
 
 
 def _qk_clip(config: Any) -> Iterator[str]:

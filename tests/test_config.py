@@ -60,8 +60,7 @@ def make(**overrides):
       "opt_type": "adamw",
       "use_qk_clip": False,
       "scan_layers": True,
-      "adamw_mask": [],
-      "trainable_parameters_mask": [],
+      "enable_streaming_diloco": False,
   }
   assert not set(overrides) - set(values)
   return types.SimpleNamespace(**(values | overrides))
@@ -342,7 +341,6 @@ IN_A_SCAN = {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1, "sca
         {"use_qk_clip": True}
         | {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1}
         | {"scan_layers_per_stage": True},
-        {"adamw_mask": [".*norm.*", "decoder/layers_outside_pipeline", "decoder/pipeline_module/layers/.*bias"]},
         {"opt_type": "sgd"},
     ],
     ids=str,
@@ -364,11 +362,7 @@ def test_what_the_implementations_can_do_is_not_refused(values):
         ),
         ({"use_qk_clip": True, "num_decoder_layers": 10}, "8 of 10: set pipeline_parallel_layers=-1"),
         ({"use_qk_clip": True, "scan_layers": False}, "scan_layers=False: set scan_layers=True"),
-        (
-            {"trainable_parameters_mask": [".*norm.*", "decoder/layers/mlp/.*"]},
-            "'decoder/layers/mlp/.*'.*Set trainable_parameters_mask with 'decoder/pipeline_module/layers/mlp/",
-        ),
-        ({"adamw_mask": ["^decoder/moe_layers/.*bias"]}, "Set adamw_mask with .*decoder/pipeline_module/layers/.*bias"),
+        ({"enable_streaming_diloco": True}, "synchronised together.*Set enable_streaming_diloco=False"),
         ({"quantization": "te_mxfp8"}, "Transformer Engine.*Set quantization=fp8"),
         ({"quantization": "serve_fp8_weight"}, 'is for serving.*Set quantization=""'),
         (

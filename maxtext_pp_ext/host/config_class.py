@@ -14,6 +14,7 @@ from typing import Any
 from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.host import defaults
+from maxtext_pp_ext.host import parameter_patterns
 from maxtext_pp_ext.host import pipelined_path
 import pydantic
 
@@ -94,7 +95,18 @@ def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Calla
 
 def _problems(config: Any) -> list[str]:
   found = keys.problems(config)
-  return found if config.pipeline_impl == registry.HOST else found + pipelined_path.problems(config)
+  if config.pipeline_impl == registry.HOST:
+    return found
+  # Patterns are judged by models, which a config with problems may not have.
+  return found + pipelined_path.problems(config) or _pattern_problems(config)
+
+
+def _pattern_problems(config: Any) -> list[str]:
+  if not any(getattr(config, key) for key in parameter_patterns.KEYS):
+    return []
+  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
+
+  return parameter_patterns.problems(pyconfig.HyperParameters(config))
 
 
 def _rl_problems(config: Any) -> list[str]:

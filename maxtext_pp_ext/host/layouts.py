@@ -125,8 +125,12 @@ def schedule_of_run(argv: Sequence[str]) -> CircularSchedule:
   )
 
 
-def of_config(config: Any) -> Layout:
+def of_config(config: Any, *kinds: type) -> Layout:
   """The layout of the model that MaxText makes of a config; nothing is allocated.
+
+  Args:
+    config: MaxText's config.
+    *kinds: of which types of variables; by default all that MaxText saves.
 
   Raises:
     LayoutError: the model's layers are not where this version of the package knows them to be.
@@ -138,7 +142,7 @@ def of_config(config: Any) -> Layout:
   leaves = [
       _leaf(tuple(map(str, path)), variable, places, config.param_scan_axis)
       for path, variable in nnx.to_flat_state(nnx.state(model))
-      if not isinstance(variable, (nnx.Cache, nnx.Intermediate))  # which MaxText does not save
+      if (isinstance(variable, kinds) if kinds else not isinstance(variable, (nnx.Cache, nnx.Intermediate)))
   ]
   layout = Layout(leaves=tuple(leaves), description=describe(config))
   if layout.number_of_layers != config.num_decoder_layers:

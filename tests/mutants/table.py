@@ -42,6 +42,10 @@ REFUSED = (
 )
 UNEQUAL = "tests/host/test_pipelined_path.py::test_blocks_whose_layers_differ_by_index_are_refused_with_the_reason"
 OPTIMIZER = "tests/test_config.py::test_what_the_implementations_cannot_do_is_refused_with_what_to_set"
+PATTERNS = (
+    "tests/host/test_parameter_patterns.py::"
+    "test_arrays_of_the_same_name_that_hold_other_layers_are_not_the_same"
+)
 CLAIMED = "tests/test_registry.py::test_a_package_that_claims_a_built_in_name_is_refused_by_its_name"
 OWN_VARIABLES = (
     "tests/testing/test_parity.py::test_what_a_layer_leaves_in_a_variable_of_its_own_type_is_refused_instead_of_lost"
@@ -471,6 +475,22 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "config.py",
             'getattr(config.opt_type, "value", config.opt_type) == "muon"',
             'getattr(config.opt_type, "value", config.opt_type) is None',
+            OPTIMIZER,
+        ),
+        Mutant(
+            "optimizer-chooses-other-layers",
+            "patterns over parameter paths select other layers than without a pipeline, or none",
+            "host/parameter_patterns.py",
+            "if _selections(patterns, with_pipeline) == _selections(patterns, without):",
+            "if _selections(patterns, with_pipeline):",
+            PATTERNS,
+        ),
+        Mutant(
+            "layers-synchronised-at-other-steps",
+            "streaming DiLoCo synchronises all layers together",
+            "config.py",
+            'getattr(config, "enable_streaming_diloco", False)',
+            'getattr(config, "enable_streaming_diloco", False) is None',
             OPTIMIZER,
         ),
     ),
