@@ -405,9 +405,9 @@ def _optimizer(config: Any) -> Iterator[str]:
     )
   if getattr(config, "enable_streaming_diloco", False):
     yield (
-        "enable_streaming_diloco=True: MaxText takes a parameter for one of stacked layers if its axis param_scan_axis="
-        f"{config.param_scan_axis} counts num_decoder_layers={config.num_decoder_layers}, as none does in a pipeline. All "
-        "layers would be synchronised together, at other steps than without a pipeline. Set enable_streaming_diloco=False "
+        "enable_streaming_diloco=True: MaxText takes a parameter for stacked layers if its size along param_scan_axis="
+        f"{config.param_scan_axis} is num_decoder_layers={config.num_decoder_layers}. A pipeline stacks layers along other "
+        "axes, so that they would be synchronised in other fragments, at other steps. Set enable_streaming_diloco=False "
         "(enable_diloco=True alone synchronises the whole model), or train without a pipeline."
     )
   if config.use_qk_clip:

@@ -362,7 +362,7 @@ def test_what_the_implementations_can_do_is_not_refused(values):
         ),
         ({"use_qk_clip": True, "num_decoder_layers": 10}, "8 of 10: set pipeline_parallel_layers=-1"),
         ({"use_qk_clip": True, "scan_layers": False}, "scan_layers=False: set scan_layers=True"),
-        ({"enable_streaming_diloco": True}, "synchronised together.*Set enable_streaming_diloco=False"),
+        ({"enable_streaming_diloco": True}, "in other fragments.*Set enable_streaming_diloco=False"),
         ({"quantization": "te_mxfp8"}, "Transformer Engine.*Set quantization=fp8"),
         ({"quantization": "serve_fp8_weight"}, 'is for serving.*Set quantization=""'),
         (

@@ -15,6 +15,7 @@ from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.host import defaults
 from maxtext_pp_ext.host import parameter_patterns
+from maxtext_pp_ext.host import per_microbatch
 from maxtext_pp_ext.host import pipelined_path
 import pydantic
 
@@ -98,11 +99,11 @@ def _problems(config: Any) -> list[str]:
   if config.pipeline_impl == registry.HOST:
     return found
   # Patterns are judged by models, which a config with problems may not have.
-  return found + pipelined_path.problems(config) or _pattern_problems(config)
+  return [*found, *pipelined_path.problems(config), *per_microbatch.problems(config)] or _pattern_problems(config)
 
 
 def _pattern_problems(config: Any) -> list[str]:
-  if not any(getattr(config, key) for key in parameter_patterns.KEYS):
+  if not any(getattr(config, key, None) for key in parameter_patterns.KEYS):
     return []
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
 

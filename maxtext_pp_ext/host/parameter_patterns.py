@@ -4,8 +4,8 @@
 
 A pipeline has the decoder's layers at other paths than a model without one. So a pattern may choose other layers there,
 or none, and MaxText trains without a word. Here both models are built without arrays, and what a pattern selects in the
-one has to be what it selects in the other, layer by layer. Read in `maxtext/optimizers/optimizers.py` of MaxText 0.2.4
-and 0.2.5.
+one has to be what it selects in the other, layer by layer. Read in MaxText 0.2.4 and 0.2.5:
+`optimizers/optimizers.py`, and `trainers/post_train/distillation` for `student_params_to_update`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from maxtext_pp_ext.host.refusals import as_value_errors
 # One layer's share of an array, (number of the layer, name within it), or an array of no layer, (None, path).
 Part = tuple[int | None, Path]
 
-# Which optimizers read a key; None: all of them do.
-KEYS = {"adamw_mask": ("adamw", "adam_pax"), "trainable_parameters_mask": None}
+# Which optimizers read a key; None: whoever trains reads it.
+KEYS = {"adamw_mask": ("adamw", "adam_pax"), "trainable_parameters_mask": None, "student_params_to_update": None}
 # How many of the arrays that differ a message names.
 _MOST_NAMED = 4
 # MaxText's optimizer is initialised with paths that have this at their end, and updated with paths that do not.
@@ -31,7 +31,7 @@ _ENDS = ("", "/value")
 
 def problems(config: Any) -> list[str]:
   """What is wrong with the patterns of a config that has a pipeline; [] if nothing, or MaxText cannot build the model."""
-  found, given = [], {key: list(getattr(config, key) or ()) for key in KEYS}
+  found, given = [], {key: list(getattr(config, key, None) or ()) for key in KEYS}
   given = {key: patterns for key, patterns in given.items() if patterns and _is_read(config, key)}
   for key, patterns in given.items():
     found += [f"{key} has {pattern!r}, which is no regular expression: {why}." for pattern, why in _invalid(patterns)]

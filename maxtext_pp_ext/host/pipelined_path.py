@@ -9,7 +9,7 @@ makes stages that are right); and it calls the pipeline module with inputs,
 segment ids, positions, deterministic and model mode, nothing else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from maxtext_pp_ext.host import cycles
@@ -51,6 +51,8 @@ def problems(config: Any) -> list[str]:
       *_batch_split(config),
       *_multimodal(config),
       *_linen_decoder(config),
+      *_past_the_decoder(config),
+      *_other_ranks(config),
   ]
 
 
@@ -61,6 +63,7 @@ def _block(config: Any) -> str:
 def _decoder_block(config: Any) -> Iterator[str]:
   block = _block(config)
   if block in UNIFORM_BLOCKS or config.num_decoder_layers is None:
+    yield from _cycles_of_equal_layers(config, block)
     return
   if config.scan_layers and (block in cycles.CONFIGURED or block == "gemma3"):
     yield from _whole_cycles(config, block)
@@ -70,6 +73,17 @@ def _decoder_block(config: Any) -> Iterator[str]:
     yield (
         f"decoder_block={block} cannot be pipelined: {reason}. Set ici_pipeline_parallelism=1, "
         "dcn_pipeline_parallelism=1 and pipeline_impl=host, and shard over FSDP or tensor axes instead."
+    )
+
+
+def _cycles_of_equal_layers(config: Any, block: str) -> Iterator[str]:
+  """Without a pipeline MaxText takes each layer of such a block for a cycle, and scans over so many fewer."""
+  interval = config.inhomogeneous_layer_cycle_interval
+  if block in UNIFORM_BLOCKS - {"deepseek"} and config.scan_layers and interval != 1:
+    yield (
+        f"decoder_block={block} with inhomogeneous_layer_cycle_interval={interval}: all its layers are alike, and without "
+        f"a pipeline MaxText would build num_decoder_layers={config.num_decoder_layers} / {interval} of them. Set "
+        "inhomogeneous_layer_cycle_interval=1, and base_num_decoder_layers to the number of layers."
     )
 
 
@@ -221,6 +235,57 @@ def _multimodal(config: Any) -> Iterator[str]:
     yield (
         "use_multimodal=True with use_mrope=True: positions have an axis for time, height and width, which MaxText's "
         "pipeline cannot divide into microbatches. Set use_multimodal=False."
+    )
+
+
+def _other_ranks(config: Any) -> Iterator[str]:
+  """What a pipeline lays out otherwise over devices and slices than MaxText's other code takes for granted."""
+  for name in _over_stages(config.logical_axis_rules):
+    yield (
+        f"logical_axis_rules shard {name} over the mesh axis 'stage', over which a pipeline has its stages. Take 'stage' out "
+        "of that rule."
+    )
+  if config.enable_multi_tier_checkpointing and config.dcn_pipeline_parallelism > 1 and config.mtc_data_parallelism < 1:
+    yield (
+        f"enable_multi_tier_checkpointing=True with dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}: MaxText "
+        "takes every slice for a copy of the whole model (mtc_data_parallelism=num_slices), where slices hold different "
+        f"stages. Set mtc_data_parallelism to the number of slices divided by {config.dcn_pipeline_parallelism}."
+    )
+  weight_dtype = str(getattr(config.weight_dtype, "value", config.weight_dtype))
+  if "float8" in weight_dtype:
+    yield (
+        f"weight_dtype={weight_dtype} is for serving: gradients of microbatches would be added up in it. Set "
+        "weight_dtype=bfloat16 or float32."
+    )
+
+
+def _over_stages(rules: Iterable) -> list[str]:
+  """Names of dimensions that a stage computes on, and rules shard over stages."""
+  found = [name for name, axes in rules if "stage" in ([axes] if isinstance(axes, str) else axes or ())]
+  if not any(name.startswith("activation_") for name in found):
+    return []
+  from maxtext_pp_ext.pipelines.base import DATA_AXES  # pylint: disable=import-outside-toplevel
+
+  return [name for name in found if name in DATA_AXES]
+
+
+def _past_the_decoder(config: Any) -> Iterator[str]:
+  """What finds the decoder's layers where they are without a pipeline, or builds none of them."""
+  if getattr(config, "use_m3_model", False):
+    yield (
+        "use_m3_model=True: MaxText's m3 models have no pipeline, and all stages would compute the same. Set "
+        "use_m3_model=False, or train without a pipeline."
+    )
+  if getattr(config.lora, "enable_lora", False):
+    yield (
+        "lora.enable_lora=True: LoRA finds modules by their paths in a model without a pipeline, and makes its parameters "
+        "when a layer is called. Set lora.enable_lora=False, or fine-tune without a pipeline."
+    )
+  if config.distill_beta > 0:
+    yield (
+        f"distill_beta={config.distill_beta}: MaxText compares features of the decoder's last stack of layers, and takes "
+        "its first axis for that of the layers. A pipeline has them by repeat, stage and microbatch. Set distill_beta=0, or "
+        "distill without a pipeline."
     )
 
 

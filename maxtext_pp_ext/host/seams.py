@@ -116,6 +116,12 @@ CONFIG_KEYS = (
     "use_multimodal",
     "use_mrope",
     "deepstack_visual_indexes_for_vit",
+    "lora",
+    "distill_beta",
+    "logical_axis_rules",
+    "enable_multi_tier_checkpointing",
+    "mtc_data_parallelism",
+    "weight_dtype",
 )
 _PYCONFIG = "maxtext.configs.pyconfig"
 _PYCONFIG_FUNCTIONS = ("initialize", "initialize_pydantic", "_initialize_pydantic", "_prepare_for_pydantic")

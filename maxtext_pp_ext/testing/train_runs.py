@@ -6,8 +6,9 @@
 may also be in several processes that are joined.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import importlib
 import json
 import pathlib
@@ -118,17 +119,17 @@ def main(plan_file: str) -> None:
   logging.set_verbosity(logging.INFO)
   _keep_metrics_of_training()
   plan = json.loads(pathlib.Path(plan_file).read_text(encoding="utf-8"))
-  drawn = {name: initial.draw(_argv(keys, "weights")) for name, keys in plan["weights"].items()}
+  draw = functools.cache(lambda name: initial.draw(_argv(plan["weights"][name], "weights")))
   for name, fields in plan["runs"].items():
     try:
-      _train(name, Run(**fields), drawn)
+      _train(name, Run(**fields), draw)
     except Exception:  # pylint: disable=broad-exception-caught
       pathlib.Path(f"{name}.error").write_text(traceback.format_exc(), encoding="utf-8")
       if jax.process_count() > 1:
         raise
 
 
-def _train(name: str, run: Run, drawn: Mapping[str, Any]) -> None:
+def _train(name: str, run: Run, draw: Callable[[str], Any]) -> None:
   import jax  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.testing import weights as initial  # pylint: disable=import-outside-toplevel
 
@@ -136,7 +137,7 @@ def _train(name: str, run: Run, drawn: Mapping[str, Any]) -> None:
   argv = _argv(run.keys, name)
   if run.weights is not None:
     path = pathlib.Path("weights", name).resolve()
-    initial.save(path, initial.in_layout_of(initial.moved(drawn[run.weights], run.rounding), argv))
+    initial.save(path, initial.in_layout_of(initial.moved(draw(run.weights), run.rounding), argv))
     argv.append(f"load_parameters_path={trainer.parameters_path(path)}")
   metrics = pathlib.Path(_METRICS, name, f"{jax.process_index()}.jsonl")
   metrics.parent.mkdir(parents=True, exist_ok=True)

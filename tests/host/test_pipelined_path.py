@@ -3,6 +3,7 @@
 """Tests of what MaxText's pipelined path would lose: which models are refused, and the facts that this rests on."""
 
 import inspect
+import re
 import types
 
 from maxtext_pp_ext.host import pipelined_path
@@ -35,8 +36,15 @@ def make(**overrides):
       "use_multimodal": False,
       "use_mrope": False,
       "deepstack_visual_indexes_for_vit": [],
+      "lora": types.SimpleNamespace(enable_lora=False),
+      "distill_beta": 0.0,
+      "logical_axis_rules": [("activation_batch", ["data", "fsdp"]), ("activation_stage", "stage"), ("embed", None)],
+      "enable_multi_tier_checkpointing": False,
+      "mtc_data_parallelism": 0,
+      "dcn_pipeline_parallelism": 1,
+      "weight_dtype": "float32",
   }
-  assert set(overrides) <= {*values, "use_lineage", "pure_nnx_decoder"}
+  assert set(overrides) <= {*values, "use_lineage", "pure_nnx_decoder", "use_m3_model"}
   return types.SimpleNamespace(**(values | overrides))
 
 
@@ -123,6 +131,12 @@ def test_what_is_built_alike_with_and_without_a_pipeline_is_not_refused(model):
     [
         {"engram_layers": [1, 3]},
         {"use_lineage": True},
+        {"use_m3_model": True},
+        {"lora": types.SimpleNamespace(enable_lora=True)},
+        {"distill_beta": 0.5},
+        {"weight_dtype": "float8_e4m3fn"},
+        {"inhomogeneous_layer_cycle_interval": 2},
+        {"enable_multi_tier_checkpointing": True, "dcn_pipeline_parallelism": 2},
         {"mhc_expansion_rate": 4},
         {"pure_nnx_decoder": False},
         {"use_multimodal": True, "deepstack_visual_indexes_for_vit": [1]},
@@ -132,11 +146,25 @@ def test_what_is_built_alike_with_and_without_a_pipeline_is_not_refused(model):
 )
 def test_features_that_the_pipelined_path_does_not_have_are_refused_by_name(feature):
   [problem] = pipelined_path.problems(make(**feature))
-  assert any(f"{key}=" in problem for key in feature)
+  assert any(re.search(rf"\b{key}(\.\w+)?=", problem) for key in feature)
+
+
+@pytest.mark.parametrize("axes", ["stage", ["data", "stage", "fsdp"]])
+def test_rules_that_shard_what_a_stage_computes_on_over_stages_are_refused_by_name(axes):
+  [problem] = pipelined_path.problems(make(logical_axis_rules=[("activation_batch", axes), ("layers", "stage")]))
+  assert "shard activation_batch over the mesh axis 'stage'" in problem
 
 
 @pytest.mark.parametrize(
-    "feature", [{"use_mrope": True}, {"use_multimodal": True}, {"deepstack_visual_indexes_for_vit": [1]}]
+    "feature",
+    [
+        {"use_mrope": True},
+        {"use_multimodal": True},
+        {"deepstack_visual_indexes_for_vit": [1]},
+        {"enable_multi_tier_checkpointing": True},
+        {"enable_multi_tier_checkpointing": True, "dcn_pipeline_parallelism": 2, "mtc_data_parallelism": 2},
+        {"inhomogeneous_layer_cycle_interval": 2, "scan_layers": False},
+    ],
 )
 def test_features_that_lose_nothing_by_themselves_are_not_refused(feature):
   assert pipelined_path.problems(make(**feature)) == []

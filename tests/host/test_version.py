@@ -8,6 +8,7 @@ import types
 
 import maxtext_pp_ext
 from maxtext_pp_ext import config
+from maxtext_pp_ext.host import per_microbatch
 from maxtext_pp_ext.host import pipelined_path
 from maxtext_pp_ext.host import seams
 from maxtext_pp_ext.host import version
@@ -116,6 +117,6 @@ def test_a_config_class_that_differs_is_refused_with_what_differs(changes, words
 
 
 def test_every_key_that_is_read_to_judge_a_configuration_is_looked_for():
-  sources = "".join(inspect.getsource(module) for module in (config, pipelined_path))
+  sources = "".join(inspect.getsource(module) for module in (config, pipelined_path, per_microbatch))
   read = set(re.findall(r"\bconfig\.(\w+)", sources)) | {key for key, _, _ in pipelined_path._NOT_WITH_BATCH_SPLIT}
   assert read - set(seams.CONFIG_KEYS) == {"pipeline_impl", "te_moe_block"}

@@ -109,7 +109,7 @@ MODES = {
 # Evaluations have half as many rows as steps elsewhere, which more microbatches would not divide. These have so few rows
 # that FSDP does not divide them.
 MICROBATCH_FACTOR = {PRETRAIN: 1, SFT: 1, ACCUMULATION: 2, UNPACKED: 1}
-_SHARED = {
+SHARED = {
     "base_emb_dim": 24,
     "base_num_query_heads": 4,
     "base_num_kv_heads": 2,
@@ -193,7 +193,7 @@ def run_of(model: str, mode: str, keys: dict[str, object], rounding: float = 0.0
   data = mode if mode == SFT else PRETRAIN
   files = {"grain_train_files": f"data/{data}.array_record", "grain_eval_files": f"data/{data}_eval.array_record"}
   tokenize = {"tokenize_train_data": mode == SFT, "tokenize_eval_data": mode == SFT}
-  merged = _SHARED | (MODELS | MORE_MODELS)[model] | MODES[mode] | files | tokenize | keys
+  merged = SHARED | (MODELS | MORE_MODELS)[model] | MODES[mode] | files | tokenize | keys
   kind = trainer.SFT if mode == SFT else trainer.PRE_TRAIN
   return Run(keys=trainer.as_arguments(merged), trainer=kind, weights=model, rounding=rounding)
 
@@ -258,7 +258,7 @@ def compare(
 def write_data(folder: pathlib.Path, seed: int = 0) -> None:
   """A tokenizer of 64 words, and documents of random length: token ids for pretraining, dialogues for SFT."""
   numbers = random.Random(seed)
-  _write_tokenizer(folder / "tokenizer")
+  write_tokenizer(folder / "tokenizer")
   for part, documents in {"": 1500, "_eval": 200}.items():
     texts = [_document(numbers, 4, LONGEST) for _ in range(documents)]
     records.write(folder / "data" / f"{PRETRAIN}{part}.array_record", ({"text": ids} for ids in texts))
@@ -280,7 +280,7 @@ def _words(ids: Iterable[int]) -> str:
   return " ".join(f"w{token}" for token in ids)
 
 
-def _write_tokenizer(folder: pathlib.Path) -> None:
+def write_tokenizer(folder: pathlib.Path) -> None:
   import tokenizers  # pylint: disable=import-outside-toplevel
   import transformers  # pylint: disable=import-outside-toplevel
 

@@ -1,0 +1,170 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m tests.census`: sweeps the keys of the table, and writes what agreed into tests/census/swept.jsonl.
+
+Takes a few hours on two cores. What it has trained stays in --folder, so that it goes on where it was ended. Values whose
+configuration did not agree are drawn again, each by itself. Exit code 1 if a configuration differs or fails, or a value
+was not trained.
+
+`--document` writes docs/keys.md, and trains nothing.
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping
+import concurrent.futures
+import dataclasses
+import itertools
+import json
+import pathlib
+import shutil
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
+from tests.census import sweep, table
+from tests.census.sweep import Configuration, Outcome
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+SWEPT = pathlib.Path(__file__).resolve().parent / "swept.jsonl"
+DOCUMENT = CHECKOUT / "docs" / "keys.md"
+BEGIN, END = "<!-- table begins -->\n", "<!-- table ends -->\n"
+_CHUNK = 4  # configurations that one process trains
+_ROUNDS = 4
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the command; returns its exit status."""
+  parser = argparse.ArgumentParser(
+      prog="python -m tests.census", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--folder", type=pathlib.Path, default=CHECKOUT / ".cache" / "census", help="where runs are kept")
+  parser.add_argument("--workers", type=int, default=2, help="processes that train at the same time")
+  parser.add_argument("--keys", nargs="+", metavar="KEY", help="only these keys")
+  parser.add_argument("--most", type=int, default=sys.maxsize, help="train at most so many configurations, and stop")
+  parser.add_argument("--document", action="store_true", help="write docs/keys.md, and train nothing")
+  options = parser.parse_args(argv)
+  if options.document:
+    write_document()
+    return 0
+  console, folder = Console(), options.folder.resolve()
+  folder.mkdir(parents=True, exist_ok=True)
+  known, defaults = read(folder / "outcomes.jsonl"), defaults_of_models()
+  for number, chosen in enumerate(_rounds(known, defaults, options.keys)):
+    chosen = dict(itertools.islice(chosen.items(), max(options.most, 0)))
+    options.most -= len(chosen)
+    if not chosen:
+      continue
+    console.print(f"round {number + 1}: {len(chosen)} configurations")
+    _train(chosen, folder, known, options.workers, console)
+  bad = [item for item in known.values() if item[1].verdict not in (sweep.AGREES, sweep.HOST_FAILS, sweep.REFUSED)]
+  missing = [f"{e.key}={v}" for e, v in sweep.values_to_draw(defaults) if not _is_covered(known, e.key, v)]
+  agree = [configuration for configuration, outcome in known.values() if outcome.verdict == sweep.AGREES]
+  console.print(f"{len(agree)} configurations agree, {len(bad)} do not; values without one that agrees: {len(missing)}")
+  for text in missing:
+    console.print(f"  {text}", markup=False)
+  if options.keys is None:
+    write(SWEPT, {name: item for name, item in known.items() if item[1].verdict == sweep.AGREES})
+  return 1 if bad or missing else 0
+
+
+def _rounds(known: Mapping, defaults: Mapping[str, Any], keys: Iterable[str] | None) -> Iterable[dict[str, Configuration]]:
+  """What is to be trained, round by round: groups first, then what did not agree by itself, then more groups."""
+  for seed in range(_ROUNDS):
+    covered = {item for c, o in known.values() if o.verdict == sweep.AGREES for item in _items(c)}
+    if keys is not None:
+      covered |= {(e.key, repr(v)) for e, v in sweep.values_to_draw(defaults) if e.key not in keys}
+    group = sweep.GROUP if seed == 0 else 1
+    drawn = {f"s{seed}-{n:03}": c for n, c in enumerate(sweep.draw(defaults, covered if seed else covered, seed, group))}
+    tried = [(c.model, c.stages, c.pipeline_impl, dict(c.keys)) for c, _ in known.values()]
+    yield {n: c for n, c in drawn.items() if (c.model, c.stages, c.pipeline_impl, dict(c.keys)) not in tried}
+  for seed in itertools.count(_ROUNDS):
+    agree = sum(outcome.verdict == sweep.AGREES for _, outcome in known.values())
+    if agree >= sweep.ENOUGH or keys is not None or seed > 2 * _ROUNDS:
+      return
+    more = {f"s{seed}-{n:03}": c for n, c in enumerate(sweep.draw(defaults, set(), seed))}
+    yield dict(itertools.islice(((n, c) for n, c in more.items() if n not in known), sweep.ENOUGH - agree))
+
+
+def _items(configuration: Configuration) -> list[tuple[str, str]]:
+  return [(key, repr(configuration.keys[key])) for key in configuration.drawn]
+
+
+def _is_covered(known: Mapping, key: str, value: Any) -> bool:
+  return any((key, repr(value)) in _items(c) for c, outcome in known.values() if outcome.verdict == sweep.AGREES)
+
+
+def _train(chosen: Mapping, folder: pathlib.Path, known: dict, workers: int, console: Console) -> None:
+  """Trains configurations in chunks, and keeps each outcome when it is there."""
+  names = list(chosen)
+  chunks = [names[i : i + _CHUNK] for i in range(0, len(names), _CHUNK)]
+  columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+  with Progress(*columns, console=console) as progress, concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    task = progress.add_task("trained", total=len(names))
+
+    def run(chunk: list[str]) -> dict[str, Outcome]:
+      place = folder / chunk[0]
+      shutil.rmtree(place, ignore_errors=True)
+      place.mkdir()
+      return sweep.train(place, {name: chosen[name] for name in chunk})
+
+    for done in concurrent.futures.as_completed([pool.submit(run, chunk) for chunk in chunks]):
+      for name, outcome in done.result().items():
+        known[name] = chosen[name], outcome
+        if outcome.verdict != sweep.AGREES:
+          console.print(f"{name} {outcome.verdict} ({outcome.ratio:.1f}): {_words(chosen[name])}", markup=False)
+          console.print(f"    {outcome.said}", markup=False)
+      write(folder / "outcomes.jsonl", known)
+      progress.advance(task, len(done.result()))
+
+
+def _words(configuration: Configuration) -> str:
+  keys = " ".join(table.arguments(configuration.keys))
+  return f"{configuration.model}, {configuration.stages} stages, {configuration.pipeline_impl}: {keys}"
+
+
+def read(file: pathlib.Path) -> dict[str, tuple[Configuration, Outcome]]:
+  """Configurations by name, with their outcomes, from a file that `write` wrote; none if there is none."""
+  if not file.exists():
+    return {}
+  found = {}
+  for line in file.read_text(encoding="utf-8").splitlines():
+    values = json.loads(line)
+    outcome = Outcome(**{field.name: values.pop(field.name) for field in dataclasses.fields(Outcome)})
+    name = values.pop("name")
+    found[name] = Configuration(**values | {"drawn": tuple(values["drawn"])}), outcome
+  return found
+
+
+def write(file: pathlib.Path, known: Mapping[str, tuple[Configuration, Outcome]]) -> None:
+  lines = [
+      json.dumps({"name": name, **dataclasses.asdict(configuration), **dataclasses.asdict(outcome)}, sort_keys=True)
+      for name, (configuration, outcome) in sorted(known.items())
+  ]
+  file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def defaults_of_models() -> dict[str, Any]:
+  """Values of keys in configurations that do not set them; those of the first model in which a key is drawn."""
+  from maxtext_pp_ext.host import install, run_config  # pylint: disable=import-outside-toplevel
+
+  install.install()
+  configs = {}
+  for model in table.MODELS:
+    configuration = Configuration(model=model, stages=1, pipeline_impl="host", keys={}, drawn=())
+    configs[model] = run_config.read_without_run(configuration.weights())
+  return {key: getattr(configs[e.models[0]], key, None) for key, e in table.entries().items()}
+
+
+def write_document() -> None:
+  """Replaces the table in docs/keys.md."""
+  before, rest = DOCUMENT.read_text(encoding="utf-8").split(BEGIN)
+  after = rest.split(END)[1]
+  lines = "".join(f"{line}\n" for line in table.markdown(table.groups()))
+  DOCUMENT.write_text("".join([before, BEGIN, lines, END, after]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,45 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the refusal of what layers would compute of a microbatch instead of the batch."""
+
+import types
+
+import pytest
+
+from maxtext_pp_ext.host import per_microbatch
+
+
+def make(**overrides):
+  values = {"use_batch_split_schedule": False, "use_qk_clip": False, "gradient_accumulation_steps": 1}
+  return types.SimpleNamespace(**(values | overrides))
+
+
+@pytest.mark.parametrize(
+    "keys, remedy",
+    [
+        ({"moe_log_max_load_ratio": True}, "moe_log_max_load_ratio=False"),
+        ({"log_required_ragged_buffer_factor": True}, "log_required_ragged_buffer_factor=False"),
+        ({"te_moe_block": True}, "te_moe_block=False"),
+        ({"moe_dropless_fallback": "layer"}, "moe_dropless_fallback=step"),
+        ({"ragged_buffer_factor": 1.5}, "moe_dropless_fallback=step"),
+        ({"eval_ragged_buffer_factor": 1.5}, "eval_ragged_buffer_factor=-1"),
+        ({"use_qk_clip": True, "gradient_accumulation_steps": 2}, "gradient_accumulation_steps=1"),
+    ],
+)
+def test_what_would_be_a_microbatchs_is_refused_by_name_with_what_to_set(keys, remedy):
+  [problem] = per_microbatch.problems(make(**keys))
+  assert all(f"{key}={value}" in problem for key, value in keys.items())
+  assert remedy in problem
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"moe_dropless_fallback": "step", "ragged_buffer_factor": 1.5, "eval_ragged_buffer_factor": 1.5},
+        {"te_moe_block": True, "use_batch_split_schedule": True},
+        {"use_qk_clip": True},
+    ],
+)
+def test_what_is_the_same_of_a_microbatch_is_not_refused(keys):
+  assert per_microbatch.problems(make(**keys)) == []
