@@ -63,6 +63,11 @@ class Child(subprocess.Popen):
       super().__exit__(kind, error, traceback)
       self._lifeline.close()
 
+  def __del__(self, *args: Any, **options: Any) -> None:
+    if hasattr(self, "_lifeline"):
+      self._lifeline.close()
+    super().__del__(*args, **options)  # which keeps what still runs, so as to wait for it at some time
+
   def end(self, grace_s: float = GRACE_S) -> None:
     """Ends it by SIGTERM, and if it still runs after so many seconds, by `cut`."""
     with contextlib.suppress(subprocess.TimeoutExpired):

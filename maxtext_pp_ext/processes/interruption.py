@@ -54,6 +54,10 @@ class _Handler:
     self._on_its_way = weakref.ref(error)
     return error
 
+  def arrived(self) -> None:
+    """Nothing is on its way any more, also if somebody keeps the exception."""
+    self._on_its_way = lambda: None
+
   @contextlib.contextmanager
   def hold(self) -> Iterator[None]:
     """Signals that come meanwhile are handled at its end, the first of them."""
@@ -92,6 +96,8 @@ def interruptible() -> Iterator[None]:
   finally:
     for number, old in before.items():
       signal.signal(number, old)
+    if before:
+      _handler.arrived()
 
 
 @contextlib.contextmanager
