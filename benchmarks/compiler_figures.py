@@ -12,12 +12,14 @@ Needs the extra `tools` (libtpu) and about 6 GiB per row. Rows that are computed
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from benchmarks import compile_step
 from benchmarks import shapes
 from benchmarks import tables
 from maxtext_pp_ext.compiled import traffic
+from maxtext_pp_ext.processes import interruption
 from rich import console as rich_console
 
 SHAPES = ("llama3-70b", "llama3-8b-dcn", "mixtral-8x7b")
@@ -105,4 +107,4 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-  main()
+  sys.exit(interruption.run(main, "compiler_figures"))

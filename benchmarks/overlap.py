@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 import pathlib
-import tempfile
+import sys
 from typing import Any
 
 from benchmarks import compile_step
@@ -27,6 +27,7 @@ from benchmarks import shapes
 from maxtext_pp_ext.compiled import spans
 from benchmarks import tables
 from maxtext_pp_ext.compiled import traffic
+from maxtext_pp_ext.processes import interruption
 from rich import console as rich_console
 
 SHAPE = "llama3-8b-v6e"
@@ -148,7 +149,7 @@ def main(argv: list[str] | None = None) -> None:
     return
   json_file = options.output.with_suffix(".json")
   rows, found = tables.read(json_file), {}
-  with tempfile.TemporaryDirectory() as temporary:
+  with interruption.temporary_folder() as temporary:
     folder = options.hlo or pathlib.Path(temporary)
     for impl in options.impl:
       arguments = shapes.arguments(shapes.SHAPES[SHAPE], impl, {"compile_xla_flags": SPARSE_CORE_FLAGS})
@@ -181,4 +182,4 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-  main()
+  sys.exit(interruption.run(main, "overlap"))

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import sys
 from typing import Any
 
 from benchmarks import compile_step
 from benchmarks import shapes
 from benchmarks import tables
+from maxtext_pp_ext.processes import interruption
 from rich import console as rich_console
 
 _CHIPS = 16
@@ -174,4 +176,4 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-  main()
+  sys.exit(interruption.run(main, "scaling"))

@@ -16,8 +16,9 @@ import importlib.util
 import sys
 
 import maxtext_pp_ext
-from maxtext_pp_ext.cli.errors import FAILED, INTERRUPTED, UNUSABLE, CommandError
+from maxtext_pp_ext.cli.errors import FAILED, UNUSABLE, CommandError
 from maxtext_pp_ext.errors import SetupError
+from maxtext_pp_ext.processes import interruption
 
 # name: what it is for. The module has the same name.
 SUBCOMMANDS = {
@@ -33,7 +34,7 @@ _EPILOG = f"""exit codes:
   0  done
   {FAILED}  it was tried, and failed
   {UNUSABLE}  arguments, configuration or files that cannot work; nothing was done
-  {INTERRUPTED}  interrupted
+  128 and its number: a signal ended it; 129 SIGHUP, 130 SIGINT (Ctrl-C), 143 SIGTERM
 """
 
 
@@ -57,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   module.add_arguments(parser)
   _add_common(parser)
   # Intermixed: options may stand between MaxText's arguments.
-  return _run(module, parser.parse_intermixed_args(argv[1:]))
+  args = parser.parse_intermixed_args(argv[1:])
+  return interruption.run(lambda: _run(module, args), "maxtext-pp")
 
 
 def _run(module, args: argparse.Namespace) -> int:
@@ -78,9 +80,6 @@ def _run(module, args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return UNUSABLE
-  except KeyboardInterrupt:
-    print("maxtext-pp: interrupted", file=sys.stderr)
-    return INTERRUPTED
 
 
 def _without_subcommand(argv: Sequence[str]) -> int:

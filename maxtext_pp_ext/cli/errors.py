@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exit codes, and errors that end a command with one message instead of a traceback."""
 
-FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
+FAILED, UNUSABLE = 1, 2
 # What the code below raises about what a user gave it: with a message for people.
 REFUSALS = (ValueError, NotImplementedError, OSError)
 

@@ -9,11 +9,11 @@ import json
 import os
 import pathlib
 import sys
-import tempfile
 from typing import Any
 
 from maxtext_pp_ext import processes
 from maxtext_pp_ext.compiled import limits
+from maxtext_pp_ext.processes import interruption
 
 OnTick = Callable[[float, int], None]
 _ENVIRONMENT = {
@@ -49,7 +49,7 @@ def run(
   environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": processes.python_path()}
   if cpu_devices is not None:
     environment["XLA_FLAGS"] = processes.xla_flags(cpu_devices)
-  with tempfile.TemporaryDirectory() as folder:
+  with interruption.temporary_folder() as folder:
     result, log = pathlib.Path(folder) / "result.json", pathlib.Path(folder) / "log.txt"
     command = [sys.executable, "-m", module, str(result), *arguments]
     outcome = limits.run(command, log=log, limits=bounds, environment=environment, on_tick=on_tick)

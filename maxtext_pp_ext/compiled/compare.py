@@ -7,7 +7,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import pathlib
-import tempfile
 from typing import Any
 
 from maxtext_pp_ext.compiled import carried
@@ -16,6 +15,7 @@ from maxtext_pp_ext.compiled import hlo
 from maxtext_pp_ext.compiled import limits
 from maxtext_pp_ext.compiled import spans
 from maxtext_pp_ext.compiled import step
+from maxtext_pp_ext.processes import interruption
 
 UNTOLD = "not told"
 
@@ -44,7 +44,7 @@ def figures(
     number of loops that they are in, and `overlap`, the shares of their bytes that run asynchronously and with compute
     meanwhile; or `failure`.
   """
-  with tempfile.TemporaryDirectory() as folder:
+  with interruption.temporary_folder() as folder:
     file = pathlib.Path(folder) / "step.hlo"
     found = step.compile_step(arguments, bounds=bounds, hlo_file=file, cpu_devices=cpu_devices, on_tick=on_tick)
     if "failure" in found:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import time
 
+from maxtext_pp_ext.processes import children
 import psutil
 
 GIB = 1 << 30
@@ -51,7 +52,7 @@ def run(
     on_tick: Callable[[float, int], None] = lambda seconds, memory: None,
     tick: float = 0.25,
 ) -> Outcome:
-  """Runs a command with its output in a log file.
+  """Runs a command with its output in a log file. It does not outlive the call, nor the process that calls.
 
   Args:
     command: program and arguments.
@@ -63,17 +64,15 @@ def run(
   """
   start, peak, failure = time.monotonic(), 0, None
   with open(log, "wb") as output:
-    process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-    try:
+    with children.Child(command, stdout=output, stderr=subprocess.STDOUT, env=environment) as process:
       while process.poll() is None and failure is None:
         seconds, memory = time.monotonic() - start, _resident_bytes(process.pid)
         peak = max(peak, memory)
         on_tick(seconds, memory)
         failure = _over(limits, seconds, memory)
         time.sleep(tick)
-    finally:
-      if process.poll() is None:
-        _kill(process)
+      if failure is not None:
+        process.cut()
   if failure is None and process.returncode != 0:
     failure = _why(process.returncode, log)
   return Outcome(failure=failure, seconds=time.monotonic() - start, peak_memory_bytes=peak)
@@ -101,20 +100,6 @@ def _resident_bytes(pid: int) -> int:
   except psutil.NoSuchProcess:
     pass
   return total
-
-
-def _kill(process: subprocess.Popen) -> None:
-  try:
-    children = psutil.Process(process.pid).children(recursive=True)
-  except psutil.NoSuchProcess:
-    children = []
-  for child in children:
-    try:
-      child.kill()
-    except psutil.NoSuchProcess:
-      pass
-  process.kill()
-  process.wait()
 
 
 def _why(returncode: int, log: pathlib.Path) -> str:

@@ -19,12 +19,12 @@ import math
 import pathlib
 import statistics
 import sys
-import tempfile
 from typing import Any
 
 from maxtext_pp_ext.compiled import child
 from maxtext_pp_ext.compiled import limits
 from maxtext_pp_ext.compiled import paired
+from maxtext_pp_ext.processes import interruption
 
 _PLAN, _DOING = "plan.json", "doing.txt"
 
@@ -50,7 +50,7 @@ def step_times(
     `steps`, by name: the `seconds` of each round, their `median_s`, and `ratio`, that of the times within a round to
     those of the first step that ran, which is `base`; or `failure`. Or `failure` for all of them.
   """
-  with tempfile.TemporaryDirectory() as folder:
+  with interruption.temporary_folder() as folder:
     plan, doing = pathlib.Path(folder) / _PLAN, pathlib.Path(folder) / _DOING
     plan.write_text(json.dumps({"rounds": rounds, "arguments": dict(arguments)}), encoding="utf-8")
     found = child.run(

@@ -14,6 +14,7 @@ import sys
 import time
 
 from maxtext_pp_ext.demo import report, runs, settings as demo_settings
+from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.testing import trainer
 
 
@@ -135,4 +136,4 @@ def _compare(settings: demo_settings.Settings, pipelined: list[float], sequentia
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  sys.exit(interruption.run(main, "demo"))

@@ -2,17 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One of the processes that `launch` starts: `python -m maxtext_pp_ext.testing.joined JSON -m MODULE …`.
 
-Joins the others with JSON's arguments of `jax.distributed.initialize`, then is MODULE. Its standard input says nothing
-and ends with the launcher, and then this process ends, too.
+Joins the others with JSON's arguments of `jax.distributed.initialize`, then is MODULE.
 """
 
 import functools
 import json
 import os
 import runpy
-import signal
 import sys
-import threading
 import traceback
 from typing import NoReturn
 
@@ -21,7 +18,6 @@ _JOINING_S = 120
 
 
 def main() -> None:
-  threading.Thread(target=_end_with_launcher, daemon=True).start()
   try:
     _join(json.loads(sys.argv[1]))
     module = sys.argv[3]
@@ -58,12 +54,6 @@ def _end(code: int) -> NoReturn:
     sys.stderr.flush()
   finally:
     os._exit(code & 0xFF)
-
-
-def _end_with_launcher() -> None:
-  while os.read(0, 1):  # not through sys.stdin, whose lock would stop the interpreter's end
-    pass
-  os.killpg(0, signal.SIGKILL)  # whatever this process does, and those that it has started: nobody would notice
 
 
 if __name__ == "__main__":

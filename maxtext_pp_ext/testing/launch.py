@@ -6,8 +6,8 @@
 
 Every process runs the module with the same arguments, in which `{process}` becomes its number; MaxText finds the
 processes joined and leaves them so. SIGTERM goes to all, which JAX takes for a notice of preemption: they save if
-`enable_autocheckpoint` says so, and those that do not end are killed. Nothing outlives the launcher, whatever ends it.
-Imports neither JAX nor MaxText.
+`enable_autocheckpoint` says so, and those that do not end are killed. SIGINT and SIGHUP to it kill them at once.
+Nothing outlives the launcher, whatever ends it. Imports neither JAX nor MaxText.
 """
 
 import argparse
@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 import contextlib
 import io
 import json
-import os
 import pathlib
 import random
 import signal
@@ -25,6 +24,7 @@ import sys
 import threading
 import time
 
+from maxtext_pp_ext.processes import children, interruption
 from maxtext_pp_ext.testing import trainer
 
 HEARTBEAT_S = 20
@@ -75,31 +75,37 @@ class Group:
     self._lock, self._on_line = threading.Lock(), on_line
     self._error: Exception | None = None
     self._ending = False
-    self.processes: list[subprocess.Popen] = []
+    self.processes: list[children.Child] = []
     self._readers: list[threading.Thread] = []
-    for i in range(processes):
-      joined = {
-          "coordinator_address": address,
-          "coordinator_bind_address": address,  # the default is every interface
-          "num_processes": processes,
-          "process_id": i,
-          "heartbeat_timeout_seconds": heartbeat_s,
-      }
-      own = [argument.replace("{process}", str(i)) for argument in arguments]
-      process = subprocess.Popen(
-          [sys.executable, "-m", "maxtext_pp_ext.testing.joined", json.dumps(joined), *own],
-          env=trainer.environment(devices) | _ENVIRONMENT,
-          cwd=cwd,
-          stdin=subprocess.PIPE,  # its end tells the process that the launcher is gone
-          stdout=subprocess.PIPE,
-          stderr=subprocess.STDOUT,
-          text=True,
-          errors="replace",
-          start_new_session=True,  # a group of its own, with all that it starts
-      )
-      self.processes.append(process)
-      self._readers.append(threading.Thread(target=self._read, args=(i,), daemon=True))
-      self._readers[-1].start()
+    try:
+      for i in range(processes):
+        joined = {
+            "coordinator_address": address,
+            "coordinator_bind_address": address,  # the default is every interface
+            "num_processes": processes,
+            "process_id": i,
+            "heartbeat_timeout_seconds": heartbeat_s,
+        }
+        self._start(i, joined, [argument.replace("{process}", str(i)) for argument in arguments], devices, cwd)
+    except BaseException:
+      self._finish()
+      raise
+
+  def _start(
+      self, i: int, joined: dict[str, object], arguments: list[str], devices: int, cwd: pathlib.Path | None
+  ) -> None:
+    process = children.Child(
+        [sys.executable, "-m", "maxtext_pp_ext.testing.joined", json.dumps(joined), *arguments],
+        env=trainer.environment(devices) | _ENVIRONMENT,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    self.processes.append(process)
+    self._readers.append(threading.Thread(target=self._read, args=(i,), daemon=True))
+    self._readers[-1].start()
 
   def __enter__(self) -> "Group":
     return self
@@ -133,6 +139,11 @@ class Group:
       raise self._error
     return [process.returncode for process in self.processes]
 
+  @property
+  def ending(self) -> bool:
+    """Whether `end` was called."""
+    return self._ending
+
   def end(self) -> None:
     """Asks all to end, as a scheduler does: by SIGTERM. The second time they are killed."""
     if self._ending:
@@ -144,20 +155,18 @@ class Group:
   def kill(self) -> None:
     """Kills all, and what they have started."""
     for process in self.processes:
-      with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+      process.kill()
 
   def _finish(self) -> None:
     """Nothing of them is left after it, not even what those that have ended have started."""
     self.kill()
     for process in self.processes:
-      process.wait()
+      process.cut()
     readers, self._readers = self._readers, []  # the second time they are not waited for
     for process, reader in zip(self.processes, readers, strict=False):
       reader.join(timeout=_REST_OF_OUTPUT_S)
-      for pipe in (process.stdin, None if reader.is_alive() else process.stdout):
-        if pipe and not pipe.closed:
-          pipe.close()
+      if process.stdout and not reader.is_alive():
+        process.stdout.close()
 
   def _read(self, i: int) -> None:
     for line in self.processes[i].stdout or ():
@@ -169,7 +178,10 @@ class Group:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs a group, its output with the process's number in front of each line; returns 1 if one failed or was killed."""
+  """Runs a group, its output with the process's number in front of each line; returns the exit code.
+
+  Which is 1 if one failed or was killed, and 143 if that was after SIGTERM.
+  """
   parser = argparse.ArgumentParser(
       prog="python -m maxtext_pp_ext.testing.launch",
       usage="%(prog)s [options] -m MODULE ...",
@@ -212,19 +224,25 @@ def main(argv: Sequence[str] | None = None) -> int:
   except ValueError as error:
     parser.error(str(error))
   with group:
-    before = signal.signal(signal.SIGTERM, lambda *_: group.end())
+    before = signal.getsignal(signal.SIGTERM)
+    if before != signal.SIG_IGN:
+      signal.signal(signal.SIGTERM, lambda *_: group.end())
     try:
       codes = group.wait(grace_s=grace_s)
     except TimeoutError as error:
       print(error, file=sys.stderr)
-      return 1
+      return _failure(group)
     except BrokenPipeError:  # nobody reads our output any more
       return 1
     finally:
       signal.signal(signal.SIGTERM, before)
   if failed := [i for i, code in enumerate(codes) if code]:
     print(f"failed: {', '.join(f'process {i} ({_how(codes[i])})' for i in failed)}", file=sys.stderr)
-  return 1 if failed else 0
+  return _failure(group) if failed else 0
+
+
+def _failure(group: Group) -> int:
+  return 128 + signal.SIGTERM if group.ending else 1
 
 
 def _how(code: int) -> str:
@@ -246,4 +264,4 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  sys.exit(interruption.run(main, "launch"))

@@ -14,6 +14,7 @@ import subprocess
 import sys
 
 from maxtext_pp_ext import processes
+from maxtext_pp_ext.processes import children
 
 PRE_TRAIN = "maxtext.trainers.pre_train.train"
 SFT = "maxtext.trainers.post_train.sft.train_sft_native"
@@ -60,6 +61,8 @@ def run_python(
   The log file has the command, then all output. With several processes, which have equally many of the devices,
   `arguments` are `-m MODULE …`, and each line has a process's number in front; see `launch`.
 
+  What is run ends with this call, and with this process; see `children`. Can be called in any thread.
+
   Raises:
     RunFailedError: with the end of the log, if the exit code is not 0.
   """
@@ -71,11 +74,10 @@ def run_python(
   arguments = [sys.executable, *arguments]
   with (
       open(log_file, "w", encoding="utf-8") as log,
-      subprocess.Popen(
+      children.Child(
           arguments,
           env=environment(devices),
           cwd=cwd,
-          stdin=subprocess.DEVNULL,
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
           text=True,
@@ -83,13 +85,9 @@ def run_python(
       ) as process,
   ):
     log.write(f"$ {shlex.join(arguments)}\n")
-    try:
-      for line in process.stdout or ():
-        log.write(line)
-        on_line(line)
-    except BaseException:
-      process.terminate()
-      raise
+    for line in process.stdout or ():
+      log.write(line)
+      on_line(line)
   if process.returncode:
     tail = log_file.read_text(encoding="utf-8").splitlines()[-_LOG_LINES_IN_ERROR:]
     raise RunFailedError("\n".join([*tail, f"Exit code {process.returncode}; all of the log: {log_file}"]))

@@ -8,10 +8,10 @@ unless all are caught: also if the text that a fault replaces is not there any m
 
 import argparse
 import pathlib
-import signal
 import sys
 import time
 
+from maxtext_pp_ext.processes import interruption
 from tests.mutants import runner, table
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
@@ -28,8 +28,6 @@ def main(arguments: list[str] | None = None) -> int:
   if options.list:
     print(table.markdown())
     return 0
-  # Ended like this, too, it ends what it has started and removes its copies.
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   chosen = [table.MUTANTS[name] for name in options.only or table.MUTANTS]
   start = time.monotonic()
   say = lambda line: print(line, flush=True)
@@ -43,4 +41,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  sys.exit(interruption.run(main, "mutants"))

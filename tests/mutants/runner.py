@@ -10,12 +10,11 @@ import dataclasses
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 
+from maxtext_pp_ext.processes import children, interruption
 from tests.mutants.table import Mutant
 
 CAUGHT, SURVIVED, STALE = "caught", "SURVIVED", "STALE"
@@ -135,29 +134,19 @@ class Runner:
     """Runs Python in a copy; what takes too long is stopped with all that it has started."""
     command = [sys.executable, *arguments]
     environment = self._environment(folder)
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-      out, err = process.communicate(timeout=self.seconds)
-    except BaseException as error:
-      os.killpg(process.pid, signal.SIGKILL)
-      out, err = process.communicate()
-      if not isinstance(error, subprocess.TimeoutExpired):
-        raise
-      err = f"stopped after {self.seconds:.0f} s"
+    pipe = subprocess.PIPE
+    with children.Child(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+      try:
+        out, err = process.communicate(timeout=self.seconds)
+      except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()[0], f"stopped after {self.seconds:.0f} s"
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 @contextlib.contextmanager
 def _copy_of(checkout: pathlib.Path) -> Iterator[pathlib.Path]:
-  with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+  with interruption.temporary_folder(prefix="mutant-") as folder:
     for name in COPIED:
       source, target = checkout / name, pathlib.Path(folder, name)
       if source.is_dir():

@@ -10,9 +10,9 @@ import argparse
 import itertools
 import pathlib
 import sys
-import tempfile
 
 from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
+from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.testing.train_runs import Results, run_all
 from tests.parity import trainer_cases as cases
 
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
   arguments = parser.parse_args(argv)
   if arguments.table_only and arguments.folder is None:
     parser.error("--table-only: say with --folder where the runs are")
-  with tempfile.TemporaryDirectory() as temporary:
+  with interruption.temporary_folder() as temporary:
     folder = (arguments.folder or pathlib.Path(temporary)).resolve()
     results = Results(folder) if arguments.table_only else train(folder)
     lines, agree = table(results)
@@ -84,4 +84,4 @@ def _layout(stages: int) -> str:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  sys.exit(interruption.run(main, "trainer_table"))

@@ -1,6 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a process of its own needs in its environment; imports neither JAX nor MaxText."""
+"""Processes of our own: what they need in their environment, and how they end. Nothing here imports JAX or MaxText.
+
+`children` starts them, each beside a `guardian` that ends them with their parent; `interruption` is for their parent, a
+command that gets a signal.
+"""
 
 import os
 import pathlib
@@ -12,7 +16,7 @@ _PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 
 def python_path() -> str:
   """PYTHONPATH with this package first, also where it is a checkout that is not installed."""
-  own = str(pathlib.Path(__file__).resolve().parents[1])
+  own = str(pathlib.Path(__file__).resolve().parents[2])
   return os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH")]))
 
 

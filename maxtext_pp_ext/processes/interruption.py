@@ -1,0 +1,130 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Signals that end a command become an exception, so that it ends its children and removes its temporary folders.
+
+For programs: only their outermost function knows that nothing else in the process minds. Library functions leave signals
+alone; what they have started ends with the process (see `guardian`), if a signal ends that at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import contextlib
+import signal
+import sys
+import tempfile
+import threading
+import weakref
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
+
+
+class Interrupted(KeyboardInterrupt):
+  """A signal came that ends the command.
+
+  Attributes:
+    number: the signal's.
+  """
+
+  def __init__(self, number: int):
+    super().__init__(f"interrupted by {signal.Signals(number).name}")
+    self.number = number
+
+
+class _Handler:
+  """Raises in the main thread, which is where Python handles signals."""
+
+  def __init__(self):
+    # A closing terminal sends several signals. While the exception of the first is on its way they must not disturb what
+    # cleans up. It is gone if something has swallowed it: the next one is raised then.
+    self._on_its_way: Callable[[], Interrupted | None] = lambda: None
+    self._holding = False
+    self._held: list[int] = []
+
+  def __call__(self, number: int, _: object = None) -> None:
+    if self._holding:
+      self._held.append(number)
+    elif self._on_its_way() is None:
+      raise self._new(number)
+
+  def _new(self, number: int) -> Interrupted:
+    # Not in `__call__`, whose variables would keep the exception, and it them.
+    error = Interrupted(number)
+    self._on_its_way = weakref.ref(error)
+    return error
+
+  def arrived(self) -> None:
+    """Nothing is on its way any more, also if somebody keeps the exception."""
+    self._on_its_way = lambda: None
+
+  @contextlib.contextmanager
+  def hold(self) -> Iterator[None]:
+    """Signals that come meanwhile are handled at its end, the first of them."""
+    if self._holding or threading.current_thread() is not threading.main_thread():
+      yield
+      return
+    self._holding = True
+    try:
+      yield
+    finally:
+      self._holding = False
+      held, self._held = self._held, []
+      if held:
+        self(held[0])
+
+
+_handler = _Handler()
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+  """Meanwhile SIGINT, SIGTERM and SIGHUP raise `Interrupted`.
+
+  But for those that are ignored, as nohup does with SIGHUP and a shell with SIGINT for what it runs in the background,
+  and those that somebody else handles. In another thread than the main one, which cannot handle signals, nothing changes.
+  """
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  before = {}
+  try:
+    for number in SIGNALS:
+      if signal.getsignal(number) in _DEFAULTS:
+        before[number] = signal.signal(number, _handler)
+    yield
+  finally:
+    for number, old in before.items():
+      signal.signal(number, old)
+    if before:
+      _handler.arrived()
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str | None = None) -> Iterator[str]:
+  """`tempfile.TemporaryDirectory`, of which no signal that `interruptible` handles leaves a half."""
+  with contextlib.ExitStack() as stack:
+    with _handler.hold():
+      folder = tempfile.TemporaryDirectory(prefix=prefix)  # pylint: disable=consider-using-with
+      stack.callback(_remove, folder)
+    yield folder.name
+
+
+def _remove(folder: tempfile.TemporaryDirectory) -> None:
+  with _handler.hold():
+    folder.cleanup()
+
+
+def exit_code(error: KeyboardInterrupt) -> int:
+  """128 and the signal's number, as a shell has it: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM."""
+  return 128 + getattr(error, "number", signal.SIGINT)
+
+
+def run(main: Callable[[], int | None], name: str) -> int:
+  """The exit code of a program whose outermost function this is; it may be interrupted."""
+  try:
+    with interruptible():
+      return main() or 0
+  except KeyboardInterrupt as error:
+    print(f"{name}: {str(error) or 'interrupted'}", file=sys.stderr)
+    return exit_code(error)

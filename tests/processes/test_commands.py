@@ -1,0 +1,130 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A command that gets a signal ends all that it has started, removes its temporary folders, and ends with 128 + signal.
+
+The commands are the real ones. Their child, which would compile or train for minutes, is replaced by one that sleeps and
+has itself started two: one in a session of its own, and one that ignores SIGTERM. The guardian is the real one.
+"""
+
+import signal
+import sys
+
+import pytest
+
+from maxtext_pp_ext.processes import interruption
+from tests.host.common import TINY
+from tests.processes import common
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+# In the place of whatever the command would run in a process of its own.
+SLEEPING = f"""
+import os, sys
+from maxtext_pp_ext.processes import children
+
+class Sleeping(children.Child):
+
+  def __init__(self, command, here=os.getcwd(), **options):
+    super().__init__([sys.executable, "-c", {common.PARENT!r}], **(options | {{"cwd": here}}))
+
+children.Child = Sleeping
+"""
+CLI = """
+from maxtext_pp_ext.cli import main, compare, plan
+compare._arguments = lambda args, names: (4, "4 devices", {name: [] for name in names})
+"""
+MODULE = """
+import runpy
+sys.argv = {1!r}
+runpy.run_module({0!r}, run_name="__main__", alter_sys=True)
+"""
+BENCHMARK = ["benchmark", "--impl", "circular_bsw", "--output", "figures"]
+COMPARE = CLI + 'sys.exit(main(["compare", "--impl", "none,circular"]))'
+COMMANDS = {
+    "compare": COMPARE,
+    "compare --run": f'{CLI}\ncompare._row = lambda *_: {{}}\nsys.exit(main(["compare", "--impl", "none", "--run"]))',
+    "plan --validate": f"""{CLI}
+import types
+from maxtext_pp_ext.host import variants
+variants.arguments = lambda *_, **__: []
+one = types.SimpleNamespace(impl="none", keys={{}}, schedule=None, arguments=lambda given: [])
+found = types.SimpleNamespace(devices=4, memory_limit=None, not_counted=[], candidates=[one], fits=lambda each: True)
+plan._plan, plan._as_dict = lambda *_: found, lambda *_: {{}}
+sys.exit(main(["plan", "compile_topology=v5p-8", "--validate", "1"]))
+""",
+    "demo": MODULE.format("maxtext_pp_ext.demo", ["demo", "--output", "output"]),
+    "compiler_figures": MODULE.format("benchmarks.compiler_figures", BENCHMARK),
+    "overlap": MODULE.format("benchmarks.overlap", BENCHMARK),
+    "scaling": MODULE.format("benchmarks.scaling", BENCHMARK),
+    "mutants": MODULE.format("tests.mutants", ["mutants", "--only", "nan-agrees"]),
+}
+WITHOUT_FOLDERS = {"demo"}
+
+
+def started(folder, program):
+  """A command whose child has started its own two."""
+  command = common.Command(folder, SLEEPING + program)
+  try:
+    command.wait_for("ready")
+    assert len(command.running()) == 5, command.running()  # the command, a guardian, the child, its two
+  except BaseException:
+    command.__exit__()
+    raise
+  return command
+
+
+def check_gone(command, by="SIGTERM"):
+  assert command.running() == [] and command.left() == []
+  assert command.said.splitlines()[-1].endswith(f"interrupted by {by}") and "Traceback" not in command.said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_is_asked_to_end_leaves_nothing_running_and_no_temporary_folder(tmp_path, name):
+  with started(tmp_path, COMMANDS[name]) as command:
+    assert bool(command.left()) == (name not in WITHOUT_FOLDERS)
+    assert command.code_after(signal.SIGTERM) == 143, command.said
+    check_gone(command)
+
+
+@pytest.mark.parametrize("name, code", [("SIGHUP", 129), ("SIGINT", 130)])
+def test_so_it_does_when_its_terminal_closes_and_when_it_alone_is_interrupted(tmp_path, name, code):
+  with started(tmp_path, COMPARE) as command:
+    assert command.code_after(signal.Signals[name]) == code, command.said
+    check_gone(command, name)
+
+
+def test_more_signals_do_not_disturb_what_cleans_up(tmp_path):
+  """A terminal that closes sends SIGHUP twice, a service manager SIGTERM and SIGHUP."""
+  with started(tmp_path, COMPARE) as command:
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+      command.process.send_signal(number)
+    common.until(lambda: command.process.poll() is not None, command.said)
+    assert command.process.returncode in (128 + signal.SIGHUP, 128 + signal.SIGTERM), command.said
+    assert command.running() == [] and command.left() == []
+
+
+def test_under_nohup_a_closed_terminal_does_not_end_it(tmp_path):
+  with started(tmp_path, f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{COMPARE}") as command:
+    command.process.send_signal(signal.SIGHUP)
+    assert command.code_after(signal.SIGTERM) == 143, command.said  # and not 129: the first signal is the one that counts
+    check_gone(command)
+
+
+@pytest.mark.parametrize("name", ["compare", "demo", "mutants"])
+def test_a_command_that_is_killed_leaves_nothing_running(tmp_path, name):
+  with started(tmp_path, COMMANDS[name]) as command:
+    command.code_after(signal.SIGKILL)
+    common.until(lambda: command.running() == [], command.running())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [number.name for number in interruption.SIGNALS])
+def test_a_comparison_of_real_steps_leaves_nothing_either(tmp_path, name):
+  keys = [*TINY, "ici_pipeline_parallelism=2", "num_pipeline_microbatches=2"]
+  program = f"from maxtext_pp_ext import cli\nimport sys\nsys.exit(cli.main({['compare', *keys, '--devices', '4']!r}))"
+  with common.Command(tmp_path, program) as command:
+    compiling = lambda: any("maxtext_pp_ext.compiled.step" in words for words in command.running())
+    common.until(lambda: compiling() or command.process.poll() is not None, command.said)
+    assert command.left(), command.said
+    assert command.code_after(signal.Signals[name]) == 128 + signal.Signals[name], command.said
+    check_gone(command, name)
