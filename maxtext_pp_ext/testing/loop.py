@@ -139,17 +139,26 @@ class Loop:
           f"{sorted(found - structure.paths)}; only without a pipeline: {sorted(structure.paths - found)}."
       )
     layer = nnx.merge(structure.graphdef, state)
+    what_is_left = sown_beside(layer)
     out = layer(x, *ids, self.deterministic, "train")
-    sown = nnx.to_pure_dict(nnx.pop(layer, sown_beside(state)))
+    sown = nnx.to_pure_dict(nnx.pop(layer, what_is_left))
     nnx.update(of_stage, nnx.state(layer, nnx.RngState))  # streams that layers share have moved on
     values = {jax.tree_util.keystr(path): value for path, value in jax.tree_util.tree_leaves_with_path(sown)}
     return out[0] if isinstance(out, tuple) else out, values
 
 
-def sown_beside(before: nnx.State) -> Callable:
-  """A filter for what a call has left in a module that had this state, of whatever type, but for random streams."""
-  known = {path for path, _ in nnx.to_flat_state(before)}
-  return lambda path, variable: path not in known and not isinstance(variable, nnx.RngState)
+def sown_beside(module: nnx.Module) -> Callable:
+  """A filter for what a call will have left in a module beside what it has now, of any type but random streams.
+
+  A variable may have several names, of which `nnx.pop` asks for each: one with another name is known as well.
+  """
+  before = {path: variable for path, variable in nnx.iter_graph(module) if isinstance(variable, nnx.Variable)}
+  known = {id(variable) for variable in before.values()}
+
+  def is_new(path, variable):
+    return path not in before and id(variable) not in known and not isinstance(variable, nnx.RngState)
+
+  return is_new
 
 
 def _of_part(leaf: jax.Array, part: jax.Array) -> jax.Array:
