@@ -3,8 +3,9 @@
 """What layers sow while they run (`SOWN`), from pipeline iterations back to layers.
 
 An unpipelined decoder sows one value per layer and batch. A pipeline sees the batch as M microbatches, so each layer
-sows M values. They are combined by the meaning that their name has in MaxText; a name that is not listed keeps a
-microbatch axis, so that nothing is averaged that must not be.
+sows M values. They are combined by the meaning that their name has in MaxText, to what the layer would sow for the whole
+batch; a name that is not listed keeps a microbatch axis, so that nothing is averaged that must not be. Microbatches have
+equally many rows, and none of the means below leaves out padding. Read in MaxText 0.2.5.
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ SOWN = nnx.Any(nnx.Intermediate, lambda _, variable: type(variable).__name__ == 
 
 # Each takes values and the axis on which those of parts of the batch stand.
 COMBINE: dict[str, Callable] = {
-    # Means over tokens: microbatches have equally many, so the mean of means is the mean.
+    # Means over tokens, and over rows, each of which has a load-balance loss of its own: the mean of means is the mean.
     "moe_lb_loss": jnp.mean,
     "indexer_loss": jnp.mean,
     "activation_mean": jnp.mean,
-    "activation_stdev": jnp.mean,
     "activation_fraction_zero": jnp.mean,
-    # Extremes and flags over tokens.
+    # Extremes and flags over tokens. Buffers of experts are filled by a microbatch: how full the fullest one was.
     "max_logits": jnp.max,
     "moe_required_rbf": jnp.max,
     "moe_max_load_ratio": jnp.max,
@@ -40,6 +40,9 @@ COMBINE: dict[str, Callable] = {
     # Counts of tokens; see `expert_bias`.
     "moe_bias_updates": jnp.sum,
 }
+
+# A standard deviation, and the mean that is sown beside it: those of parts give that of the batch.
+DEVIATION, MEAN = "activation_stdev", "activation_mean"
 
 
 def per_layer(intermediates: PyTree, schedule: CircularSchedule) -> PyTree:
@@ -54,12 +57,39 @@ def per_layer(intermediates: PyTree, schedule: CircularSchedule) -> PyTree:
     as in the parameters.
   """
 
+  values = per_microbatch(intermediates, schedule)
+  by_path = dict(jax.tree_util.tree_leaves_with_path(values))
+
   def one(path, x):
-    combine = COMBINE.get(_name(path))
-    x = x if combine is None else combine(x, axis=2)
+    if _name(path) == DEVIATION:
+      x = deviation(x, by_path.get(_renamed(path, MEAN)), axis=2)
+    elif (combine := COMBINE.get(_name(path))) is not None:
+      x = combine(x, axis=2)
     return x if schedule.repeats > 1 else x[0]
 
-  return jax.tree_util.tree_map_with_path(one, per_microbatch(intermediates, schedule))
+  return jax.tree_util.tree_map_with_path(one, values)
+
+
+def deviation(deviations: jax.Array, means: jax.Array | None, axis: int) -> jax.Array:
+  """The standard deviation of equally large parts together: √(mean of variances + variance of means).
+
+  Args:
+    deviations: of the parts, without Bessel's correction.
+    means: of the parts.
+    axis: on which parts stand.
+
+  Raises:
+    NotImplementedError: there are no such means.
+  """
+  if means is None or means.shape != deviations.shape:
+    raise NotImplementedError(
+        f"A pipelined stage sows {DEVIATION} of a microbatch without {MEAN} of the same values beside it, both of which"
+        f" make {DEVIATION} of the batch. Sow {MEAN}, too, or {DEVIATION} under another name, which keeps an axis of"
+        " microbatches."
+    )
+  wide = lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  variance = jnp.mean(jnp.square(wide(deviations)), axis=axis) + jnp.var(wide(means), axis=axis)
+  return jnp.sqrt(variance).astype(deviations.dtype)
 
 
 def per_microbatch(values: PyTree, schedule: CircularSchedule) -> PyTree:
@@ -73,3 +103,9 @@ def _name(path: tuple) -> str:
   """The name a value was sown under: the last string of its path (what follows are a tuple's index or `value`)."""
   keys = [k.key for k in path if isinstance(k, jax.tree_util.DictKey) and isinstance(k.key, str)]
   return keys[-1] if keys else ""
+
+
+def _renamed(path: tuple, name: str) -> tuple:
+  """The path of what was sown beside, under another name."""
+  last = max(i for i, k in enumerate(path) if isinstance(k, jax.tree_util.DictKey) and isinstance(k.key, str))
+  return (*path[:last], jax.tree_util.DictKey(name), *path[last + 1 :])
