@@ -10,7 +10,7 @@ equally many rows, and none of the means below leaves out padding. Read in MaxTe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -90,6 +90,25 @@ def deviation(deviations: jax.Array, means: jax.Array | None, axis: int) -> jax.
   wide = lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32))
   variance = jnp.mean(jnp.square(wide(deviations)), axis=axis) + jnp.var(wide(means), axis=axis)
   return jnp.sqrt(variance).astype(deviations.dtype)
+
+
+def put_before(layers: nnx.Module, earlier: nnx.State, appends: Mapping[tuple, bool]) -> None:
+  """Gives stacked layers what calls before the last one have left in them, as if they had held it during that call.
+
+  Args:
+    layers: the stacked stages, with what the last call has left.
+    earlier: what was popped from them before that call.
+    appends: by path, whether that call appends to it; False: it overwrites it. Other paths are those it leaves alone.
+  """
+  last = dict(nnx.to_flat_state(nnx.state(layers, SOWN)))
+  kept = {}
+  for path, variable in nnx.to_flat_state(earlier):
+    if path not in last:
+      kept[path] = variable
+    elif appends[path]:
+      kept[path] = variable.replace((*variable.get_value(), *last[path].get_value()))
+  nnx.pop(layers, lambda path, _: path in kept)  # an update would want as many values as before
+  nnx.update(layers, nnx.from_flat_state(list(kept.items())))
 
 
 def per_microbatch(values: PyTree, schedule: CircularSchedule) -> PyTree:
