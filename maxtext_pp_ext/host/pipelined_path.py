@@ -49,6 +49,7 @@ def problems(config: Any) -> list[str]:
       *_decoder_block(config),
       *_features(config),
       *_batch_split(config),
+      *_metrics_of_layers(config),
       *_multimodal(config),
       *_linen_decoder(config),
       *_past_the_decoder(config),
@@ -214,6 +215,41 @@ def _batch_split(config: Any) -> Iterator[str]:
         f"{given}: a microbatch of {batch // microbatches} rows ({batch} / num_pipeline_microbatches={microbatches}) "
         f"cannot be divided into batch_split_factor={factor} parts. Set per_device_batch_size="
         f"{config.per_device_batch_size * factor:g}, or another batch_split_factor, {without}."
+    )
+
+
+_MOST_IN_ORDER = 10  # numbered names in the order of their letters: layers_10 is before layers_2
+
+
+def _metrics_of_layers(config: Any) -> Iterator[str]:
+  """MaxText numbers what layers sow in the order of their names in the model, not in the order in which they run."""
+  if not config.record_internal_nn_metrics:
+    return
+  given = f"record_internal_nn_metrics={config.record_internal_nn_metrics}"
+  why = "would be reported under other layers' numbers (activ_mean/layer_000 and so on)"
+  block, per_stage, layers = _block(config), config.num_layers_per_pipeline_stage, config.pipeline_parallel_layers
+  dense = config.first_num_dense_layers if block == "deepseek" else 0
+  outside = 0 if layers == -1 or config.num_decoder_layers is None else config.num_decoder_layers - dense - layers
+  if outside > 0 and block != "deepseek":  # whose layers outside come first, by name as well
+    yield (
+        f"{given} with {outside} layers outside the pipeline (pipeline_parallel_layers={layers}): layers_outside_pipeline"
+        f" run last and are first by name, so that all layers {why}. Set pipeline_parallel_layers=-1, or "
+        "record_internal_nn_metrics=0."
+    )
+  if max(outside, dense) > _MOST_IN_ORDER and not config.scan_layers:
+    yield (
+        f"{given} with scan_layers=False and {max(outside, dense)} layers of a kind outside the pipeline: more than "
+        f"{_MOST_IN_ORDER} {why}, as without a pipeline. Set scan_layers=True, or record_internal_nn_metrics=0."
+    )
+  if cycles.length(config) > 1:
+    yield (
+        f"{given} with decoder_block={block}, whose layers come in cycles of {cycles.length(config)}: they {why}, as "
+        "without a pipeline. Set record_internal_nn_metrics=0."
+    )
+  elif per_stage > 1 and not config.scan_layers_per_stage:
+    yield (
+        f"{given} with num_layers_per_pipeline_stage={per_stage}: layers of a stage that are not stacked {why}. Set "
+        "scan_layers_per_stage=True, num_layers_per_pipeline_stage=1, or record_internal_nn_metrics=0."
     )
 
 

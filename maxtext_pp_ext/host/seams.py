@@ -112,6 +112,7 @@ CONFIG_KEYS = (
     "quantization_local_shard_count",
     "use_qwix_quantization",
     "use_qk_clip",
+    "record_internal_nn_metrics",
     "mhc_expansion_rate",
     "use_multimodal",
     "use_mrope",

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from maxtext_pp_ext.engine import MAX, SUM, Engine, Residency, Ring, WeightLayout, Weights
 from maxtext_pp_ext.engine.precision import cast_on_first_use
 from maxtext_pp_ext.pipelines.expert_bias import updates_from_counts
+from maxtext_pp_ext.pipelines.intermediates import SOWN, put_before
 from maxtext_pp_ext.pipelines.stages import Differentiated, StageModule
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding import (
@@ -156,12 +157,15 @@ class CircularPipelineBase(nnx.Module):
       raise NotImplementedError(f"Pipelines run training and evaluation only, got model_mode={model_mode!r}.")
     if not isinstance(deterministic, bool):
       raise TypeError(f"deterministic must be a Python bool, got {type(deterministic).__name__}.")
+    earlier, appends = nnx.pop(self.layers, SOWN), {}
     stage = StageModule.of(self.layers, self.schedule, deterministic=deterministic, model_mode=model_mode)
 
     def run(weights, rest, inputs, segment_ids, positions):
       run_stage = dataclasses.replace(stage, weights=weights, rest=rest)
       microbatched = self._split_batch(inputs)
       aux = run_stage.aux(self._ids(segment_ids, "segment_ids"), self._ids(positions, "positions"))
+      if earlier:
+        appends.update(run_stage.appends(earlier, aux, microbatched[0]))
       outputs, sown = self._engine(run_stage, aux, microbatched)(weights, aux, microbatched)
       return outputs.reshape(inputs.shape), *run_stage.per_layer(sown)
 
@@ -171,6 +175,8 @@ class CircularPipelineBase(nnx.Module):
     outputs, intermediates, counts = run(stage.weights, stage.rest, inputs, segment_ids, positions)
     stage.store_back(self.layers, intermediates, counts)
     updates_from_counts(self.layers, self.config)
+    if earlier:
+      put_before(self.layers, earlier, appends)
     return outputs
 
   def _split_batch(self, x: jax.Array | None, name: str = "inputs") -> jax.Array | None:

@@ -3,13 +3,14 @@
 """What layers sow while they run (`SOWN`), from pipeline iterations back to layers.
 
 An unpipelined decoder sows one value per layer and batch. A pipeline sees the batch as M microbatches, so each layer
-sows M values. They are combined by the meaning that their name has in MaxText; a name that is not listed keeps a
-microbatch axis, so that nothing is averaged that must not be.
+sows M values. They are combined by the meaning that their name has in MaxText, to what the layer would sow for the whole
+batch; a name that is not listed keeps a microbatch axis, so that nothing is averaged that must not be. Microbatches have
+equally many rows, and none of the means below leaves out padding. Read in MaxText 0.2.5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -25,13 +26,12 @@ SOWN = nnx.Any(nnx.Intermediate, lambda _, variable: type(variable).__name__ == 
 
 # Each takes values and the axis on which those of parts of the batch stand.
 COMBINE: dict[str, Callable] = {
-    # Means over tokens: microbatches have equally many, so the mean of means is the mean.
+    # Means over tokens, and over rows, each of which has a load-balance loss of its own: the mean of means is the mean.
     "moe_lb_loss": jnp.mean,
     "indexer_loss": jnp.mean,
     "activation_mean": jnp.mean,
-    "activation_stdev": jnp.mean,
     "activation_fraction_zero": jnp.mean,
-    # Extremes and flags over tokens.
+    # Extremes and flags over tokens. Buffers of experts are filled by a microbatch: how full the fullest one was.
     "max_logits": jnp.max,
     "moe_required_rbf": jnp.max,
     "moe_max_load_ratio": jnp.max,
@@ -40,6 +40,9 @@ COMBINE: dict[str, Callable] = {
     # Counts of tokens; see `expert_bias`.
     "moe_bias_updates": jnp.sum,
 }
+
+# A standard deviation, and the mean that is sown beside it: those of parts give that of the batch.
+DEVIATION, MEAN = "activation_stdev", "activation_mean"
 
 
 def per_layer(intermediates: PyTree, schedule: CircularSchedule) -> PyTree:
@@ -54,12 +57,58 @@ def per_layer(intermediates: PyTree, schedule: CircularSchedule) -> PyTree:
     as in the parameters.
   """
 
+  values = per_microbatch(intermediates, schedule)
+  by_path = dict(jax.tree_util.tree_leaves_with_path(values))
+
   def one(path, x):
-    combine = COMBINE.get(_name(path))
-    x = x if combine is None else combine(x, axis=2)
+    if _name(path) == DEVIATION:
+      x = deviation(x, by_path.get(_renamed(path, MEAN)), axis=2)
+    elif (combine := COMBINE.get(_name(path))) is not None:
+      x = combine(x, axis=2)
     return x if schedule.repeats > 1 else x[0]
 
-  return jax.tree_util.tree_map_with_path(one, per_microbatch(intermediates, schedule))
+  return jax.tree_util.tree_map_with_path(one, values)
+
+
+def deviation(deviations: jax.Array, means: jax.Array | None, axis: int) -> jax.Array:
+  """The standard deviation of equally large parts together: √(mean of variances + variance of means).
+
+  Args:
+    deviations: of the parts, without Bessel's correction.
+    means: of the parts.
+    axis: on which parts stand.
+
+  Raises:
+    NotImplementedError: there are no such means.
+  """
+  if means is None or means.shape != deviations.shape:
+    raise NotImplementedError(
+        f"A pipelined stage sows {DEVIATION} of a microbatch without {MEAN} of the same values beside it, both of which"
+        f" make {DEVIATION} of the batch. Sow {MEAN}, too, or {DEVIATION} under another name, which keeps an axis of"
+        " microbatches."
+    )
+  wide = lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  variance = jnp.mean(jnp.square(wide(deviations)), axis=axis) + jnp.var(wide(means), axis=axis)
+  return jnp.sqrt(variance).astype(deviations.dtype)
+
+
+def put_before(layers: nnx.Module, earlier: nnx.State, appends: Mapping[tuple, bool]) -> None:
+  """Gives stacked layers what calls before the last one have left in them, as if they had held it during that call.
+
+  Args:
+    layers: the stacked stages, with what the last call has left.
+    earlier: what was popped from them before that call.
+    appends: by path, whether that call appends to it; False: it overwrites it. Other paths are those it leaves alone.
+  """
+  last = dict(nnx.to_flat_state(nnx.state(layers, SOWN)))
+  kept = {}
+  for path, variable in nnx.to_flat_state(earlier):
+    if path not in last:
+      kept[path] = variable
+    elif appends[path]:
+      kept[path] = variable.replace((*variable.get_value(), *last[path].get_value()))
+  nnx.pop(layers, lambda path, _: path in kept)  # an update would want as many values as before
+  nnx.update(layers, nnx.from_flat_state(list(kept.items())))
 
 
 def per_microbatch(values: PyTree, schedule: CircularSchedule) -> PyTree:
@@ -73,3 +122,9 @@ def _name(path: tuple) -> str:
   """The name a value was sown under: the last string of its path (what follows are a tuple's index or `value`)."""
   keys = [k.key for k in path if isinstance(k, jax.tree_util.DictKey) and isinstance(k.key, str)]
   return keys[-1] if keys else ""
+
+
+def _renamed(path: tuple, name: str) -> tuple:
+  """The path of what was sown beside, under another name."""
+  last = max(i for i, k in enumerate(path) if isinstance(k, jax.tree_util.DictKey) and isinstance(k.key, str))
+  return (*path[:last], jax.tree_util.DictKey(name), *path[last + 1 :])

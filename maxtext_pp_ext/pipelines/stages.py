@@ -58,12 +58,11 @@ class StageModule:
 
   @classmethod
   def of(cls, layers: nnx.Module, schedule: CircularSchedule, *, deterministic: bool, model_mode: str) -> StageModule:
-    """Takes a stacked module apart.
+    """Takes a stacked module apart, from which what an earlier call has sown has been popped.
 
     Raises:
       NotImplementedError: if a stage has state other than parameters, random streams, and what no call changes.
     """
-    nnx.pop(layers, SOWN)  # of an earlier call; this one must not add to them
     graphdef, params, rest = nnx.split(layers, Differentiated, ...)
     is_variable = lambda x: isinstance(x, nnx.Variable)
     for path, variable in jax.tree_util.tree_leaves_with_path(rest, is_leaf=is_variable):
@@ -118,7 +117,9 @@ class StageModule:
     """All stages of an iteration: (weights [S, …], aux [S, …], x [S, …]) -> (y, intermediates)."""
     return jax.vmap(self._one_stage, spmd_axis_name=spmd_axis_name)
 
-  def _one_stage(self, weights: list[jax.Array], aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree]:
+  def _one_stage(
+      self, weights: list[jax.Array], aux: PyTree, x: jax.Array, earlier: nnx.State | None = None
+  ) -> tuple[jax.Array, PyTree]:
     rest = [
         _keys_of_microbatch(r, aux["microbatch"]) if is_key else r
         for r, is_key in zip(aux["rest"], self.is_key, strict=True)
@@ -128,6 +129,8 @@ class StageModule:
     )
     known = {path for path, _ in nnx.to_flat_state(nnx.state(module))}
     counters = [path for path, _ in jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount))]
+    if earlier is not None:
+      nnx.update(module, earlier)
     sow_counts(module)
     x = checkpoint_name(x, "iteration_input")
     out = self.call(module, x, aux["segment_ids"], aux["positions"])
@@ -149,6 +152,38 @@ class StageModule:
     counts = dict(jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount)))
     return y, (intermediates, [counts[path] for path in counters])
 
+  def appends(self, earlier: nnx.State, aux: PyTree, x: jax.Array) -> dict[tuple, bool]:
+    """Whether a call appends to what an earlier one has left, as `sow` does by default, or overwrites it, by path.
+
+    Stages start without it. What they would do is seen from shapes, if they find values with one more axis.
+
+    Args:
+      earlier: what the stacked module holds of earlier calls.
+      aux: as `aux` returns it.
+      x: inputs of a microbatch, [microbatch, sequence, embed].
+
+    Raises:
+      NotImplementedError: the layers make something else of it, by a `reduce_fn` of their own.
+    """
+    weights, aux = [w[0, 0] for w in self.weights], jax.tree.map(lambda leaf: leaf[0], self.aux_at(aux, 0))
+    sown = lambda earlier: self._one_stage(weights, aux, x, earlier)[1][0]
+    fresh = dict(nnx.to_flat_state(jax.eval_shape(sown, None)))
+    there = [path for path, _ in nnx.to_flat_state(earlier) if path in fresh]
+    larger = lambda leaf: jnp.zeros((*leaf.shape, 2), leaf.dtype)
+    probe = {path: fresh[path].replace(jax.tree.map(larger, fresh[path].get_value())) for path in there}
+    try:
+      found = dict(nnx.to_flat_state(jax.eval_shape(sown, nnx.from_flat_state(list(probe.items())))))
+    except (TypeError, ValueError) as error:
+      raise NotImplementedError(_OTHER_REDUCTION.format(", ".join("/".join(map(str, path)) for path in there))) from error
+    kinds = lambda value: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), value)
+    appended = {}
+    for path in there:
+      new, before, after = (kinds(state[path].get_value()) for state in (fresh, probe, found))
+      appended[path] = after != new
+      if after != new and not (isinstance(fresh[path].get_value(), tuple) and after == (*before, *new)):
+        raise NotImplementedError(_OTHER_REDUCTION.format("/".join(map(str, path))))
+    return appended
+
   def per_layer(self, sown: PyTree) -> tuple[PyTree, list[jax.Array]]:
     """Intermediates of each layer, and its random counters after one call, from what the engine returns.
 
@@ -167,6 +202,13 @@ class StageModule:
     if counts:
       structure = jax.tree.structure(nnx.state(layers, nnx.RngCount))
       nnx.update(layers, jax.tree.unflatten(structure, counts))
+
+
+_OTHER_REDUCTION = (
+    "A pipelined stage is called again while it holds {} of an earlier call, and what it makes of both is neither the one"
+    " after the other, as nnx's sow does by default, nor the later one. Take what a call leaves before the next one:"
+    " nnx.pop(model, nnx.Intermediate)."
+)
 
 
 def _keys_of_microbatch(data: jax.Array, microbatch: jax.Array) -> jax.Array:

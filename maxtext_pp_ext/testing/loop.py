@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference of `parity`: decoder layers called one after the other, by no pipeline code of anybody's.
 
-The loop runs over microbatches, then over layers. It has to be microbatches, since a load-balance loss is not linear in
-the batch, and experts with a capacity drop tokens of a microbatch.
+The loop runs over microbatches, then over layers. It has to be microbatches, since random numbers are drawn for each, and
+experts in buffers of a given size drop tokens of a microbatch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ OF_THE_BATCH: dict[str, Callable] = {
     "moe_lb_loss": jnp.mean,
     "indexer_loss": jnp.mean,
     "activation_mean": jnp.mean,
-    "activation_stdev": jnp.mean,
     "activation_fraction_zero": jnp.mean,
     "max_logits": jnp.max,
     "moe_required_rbf": jnp.max,
@@ -35,8 +34,9 @@ OF_THE_BATCH: dict[str, Callable] = {
     "moe_has_overflow": jnp.any,
     "moe_dropless_fallback": jnp.any,
 }
-# What takes the whole batch at once: an update's sign is that of counts over all tokens.
-OF_THE_WHOLE_BATCH = ("moe_bias_updates",)
+# What takes the whole batch at once: a standard deviation is no mean, and an update's sign is that of counts over all
+# tokens.
+OF_THE_WHOLE_BATCH = ("activation_stdev", "moe_bias_updates")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,9 +90,16 @@ class Loop:
       Activations [batch, sequence, embed], and what layers have sown, by path in the stage: [repeat · stage, …].
     """
     outputs, sown = self._run(params, self.microbatches, inputs, *ids)
-    if any(_is_named(path, OF_THE_WHOLE_BATCH) for path in sown):
-      _, of_whole = self._run(jax.lax.stop_gradient(params), 1, jax.lax.stop_gradient(inputs), *ids)
-      sown |= {path: values for path, values in of_whole.items() if _is_named(path, OF_THE_WHOLE_BATCH)}
+    of_batch = [path for path in sown if _is_named(path, OF_THE_WHOLE_BATCH)]
+    if of_batch and not self.deterministic:
+      raise NotImplementedError(
+          f"deterministic=False with {', '.join(of_batch)}: for this the loop would run the whole batch at once, which "
+          "draws other random numbers than microbatches do. Compare with deterministic=True, or without what the layers "
+          "sow there (record_internal_nn_metrics=0, routed_bias_update_rate=0)."
+      )
+    if of_batch:
+      _, of_whole = self._run(params, 1, inputs, *ids)
+      sown |= {path: of_whole[path] for path in of_batch}
     return outputs, {path: _of_the_batch(path, values) for path, values in sown.items()}
 
   def _run(self, params: PyTree, parts: int, *batch: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -139,17 +146,26 @@ class Loop:
           f"{sorted(found - structure.paths)}; only without a pipeline: {sorted(structure.paths - found)}."
       )
     layer = nnx.merge(structure.graphdef, state)
+    what_is_left = sown_beside(layer)
     out = layer(x, *ids, self.deterministic, "train")
-    sown = nnx.to_pure_dict(nnx.pop(layer, sown_beside(state)))
+    sown = nnx.to_pure_dict(nnx.pop(layer, what_is_left))
     nnx.update(of_stage, nnx.state(layer, nnx.RngState))  # streams that layers share have moved on
     values = {jax.tree_util.keystr(path): value for path, value in jax.tree_util.tree_leaves_with_path(sown)}
     return out[0] if isinstance(out, tuple) else out, values
 
 
-def sown_beside(before: nnx.State) -> Callable:
-  """A filter for what a call has left in a module that had this state, of whatever type, but for random streams."""
-  known = {path for path, _ in nnx.to_flat_state(before)}
-  return lambda path, variable: path not in known and not isinstance(variable, nnx.RngState)
+def sown_beside(module: nnx.Module) -> Callable:
+  """A filter for what a call will have left in a module beside what it has now, of any type but random streams.
+
+  A variable may have several names, of which `nnx.pop` asks for each: one with another name is known as well.
+  """
+  before = {path: variable for path, variable in nnx.iter_graph(module) if isinstance(variable, nnx.Variable)}
+  known = {id(variable) for variable in before.values()}
+
+  def is_new(path, variable):
+    return path not in before and id(variable) not in known and not isinstance(variable, nnx.RngState)
+
+  return is_new
 
 
 def _of_part(leaf: jax.Array, part: jax.Array) -> jax.Array:

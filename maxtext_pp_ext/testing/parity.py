@@ -191,9 +191,9 @@ def function_of(pipeline: nnx.Module, *, deterministic: bool = True) -> tuple[Fu
 
   def run(of_layers, inputs, segment_ids, positions):
     module = nnx.merge(graphdef, nnx.State({"layers": of_layers}), rest, copy=True)
-    before = nnx.state(module.layers)
+    what_is_left = sown_beside(module.layers)
     outputs = module(inputs, segment_ids, positions, deterministic, "train")
-    sown = nnx.to_pure_dict(nnx.state(module.layers, sown_beside(before)))
+    sown = nnx.to_pure_dict(nnx.state(module.layers, what_is_left))
     return outputs, {jax.tree_util.keystr(path): value for path, value in jax.tree_util.tree_leaves_with_path(sown)}
 
   return run, params["layers"]

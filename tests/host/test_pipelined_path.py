@@ -16,6 +16,9 @@ def make(**overrides):
       "num_decoder_layers": 8,
       "num_layers_per_pipeline_stage": 1,
       "pipeline_parallel_layers": -1,
+      "first_num_dense_layers": 0,
+      "scan_layers_per_stage": False,
+      "record_internal_nn_metrics": 0,
       "scan_layers": True,
       "inhomogeneous_layer_cycle_interval": 1,
       "nope_layer_interval": -1,
@@ -195,6 +198,45 @@ def test_the_batch_split_schedule_of_deepseek_is_accepted(keys):
 def test_what_does_not_go_together_with_it_is_refused_by_name(keys, named):
   (problem,) = pipelined_path.problems(make(**(BATCH_SPLIT | keys)))
   assert named in problem and "use_batch_split_schedule=True" in problem and "use_batch_split_schedule=False" in problem
+
+
+METRICS = {"record_internal_nn_metrics": 1}
+DENSE_FIRST = {"decoder_block": "deepseek", "num_decoder_layers": 23, "first_num_dense_layers": 3}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"pipeline_parallel_layers": 8},
+        {"scan_layers": False},
+        {"num_layers_per_pipeline_stage": 2, "scan_layers_per_stage": True},
+        DENSE_FIRST | {"pipeline_parallel_layers": 8},
+        DENSE_FIRST | {"pipeline_parallel_layers": 16, "scan_layers": False},
+    ],
+    ids=str,
+)
+def test_layers_whose_names_are_in_the_order_in_which_they_run_may_have_metrics(keys):
+  assert pipelined_path.problems(make(**METRICS, **keys)) == []
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"pipeline_parallel_layers": 6}, "2 layers outside.*Set pipeline_parallel_layers=-1,"),
+        ({"num_layers_per_pipeline_stage": 2}, "num_layers_per_pipeline_stage=2.*Set scan_layers_per_stage=True,"),
+        (DENSE_FIRST | {"pipeline_parallel_layers": 8, "scan_layers": False}, "and 12 layers.*Set scan_layers=True,"),
+        (
+            {"decoder_block": "gpt_oss", "inhomogeneous_layer_cycle_interval": 2, "num_layers_per_pipeline_stage": 2},
+            "cycles of 2: they would",
+        ),
+    ],
+    ids=str,
+)
+def test_others_would_have_metrics_of_other_layers_and_are_refused(keys, message):
+  (problem,) = pipelined_path.problems(make(**METRICS, **keys))
+  assert re.search(message, problem) and "record_internal_nn_metrics=1 with" in problem
+  assert problem.endswith("record_internal_nn_metrics=0.") and pipelined_path.problems(make(**keys)) == []
 
 
 def test_every_decoder_block_of_maxtext_is_judged():

@@ -50,6 +50,10 @@ CLAIMED = "tests/test_registry.py::test_a_package_that_claims_a_built_in_name_is
 OWN_VARIABLES = (
     "tests/testing/test_parity.py::test_what_a_layer_leaves_in_a_variable_of_its_own_type_is_refused_instead_of_lost"
 )
+CALLS = "tests/parity/test_calls.py::test_what_two_calls_leave_is_what_layers_without_a_pipeline_hold[sown and assigned]"
+STATISTICS = f"{LAYERS}bsw_of_llama_layers_equals_a_loop_over_them_with[statistics of activations]"
+NUMBERED = "tests/host/test_pipelined_path.py::test_others_would_have_metrics_of_other_layers_and_are_refused"
+TWO_NAMES = "tests/testing/test_parity.py::test_a_parameter_with_two_names_in_a_layer_has_one_gradient[False]"
 COMPARISON = "tests/testing/test_parity.py::test_nan_is_the_worst_error"
 
 
@@ -112,6 +116,24 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             EXPERTS,
         ),
     ),
+    "metrics of other layers, or of parts of the batch": (
+        Mutant(
+            "deviation-of-parts",
+            "the deviation of activations is that of a typical microbatch, which those of others do not add to",
+            "pipelines/intermediates.py",
+            "axis=axis) + jnp.var(wide(means), axis=axis)",
+            "axis=axis) + 0 * jnp.var(wide(means), axis=axis)",
+            STATISTICS,
+        ),
+        Mutant(
+            "metrics-of-other-layers",
+            "what is reported of the first layer is of one outside the pipeline, which runs last",
+            "host/pipelined_path.py",
+            "  if not config.record_internal_nn_metrics:\n",
+            "  if config.num_decoder_layers:\n",
+            NUMBERED,
+        ),
+    ),
     "bubbles in activations or gradients": (
         Mutant(
             "bubbles-in-gradients",
@@ -138,6 +160,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "nnx.update(layers, intermediates)",
             "pass",
             EXPERTS,
+        ),
+        Mutant(
+            "first-calls-loss-lost",
+            "of two calls of a model before its loss, only the second one's load-balance losses count",
+            "pipelines/base.py",
+            "put_before(self.layers, earlier, appends)",
+            "pass",
+            CALLS,
         ),
         Mutant(
             "unknown-variables-lost",
@@ -494,7 +524,15 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             OPTIMIZER,
         ),
     ),
-    "a comparison that cannot fail": (
+    "a comparison that cannot fail, or fails for nothing": (
+        Mutant(
+            "second-name-is-new",
+            "a layer's parameter counts as sown by its call if it has a second name",
+            "testing/loop.py",
+            "path not in before and id(variable) not in known and",
+            "path not in before and id(variable) and",
+            TWO_NAMES,
+        ),
         Mutant(
             "nan-agrees",
             "results that are NaN count as equal",

@@ -76,6 +76,7 @@ VARIATIONS = {
     "scanned repeats": {"scan_pipeline_repeats": True},
     "unrolled iterations, scanned repeats": {"scan_pipeline_iterations": False, "scan_pipeline_repeats": True},
     "no remat of iterations": {"set_remat_policy_on_pipeline_iterations": False},
+    "statistics of activations": {"record_internal_nn_metrics": 1},
 }
 
 

@@ -33,19 +33,20 @@ HOST_BSW = cases.Case(
 SLIGHTLY_OTHER_WEIGHTS = 1e-4
 
 
-def _train(folder, chosen):
+def _train(folder, chosen, *keys):
   cases.write_data(folder)
   runs = cases.runs_of(chosen)
   other = {
       f"{case.reference}_other": dataclasses.replace(runs[case.reference], rounding=SLIGHTLY_OTHER_WEIGHTS)
       for case in chosen
   }
-  return run_all(folder, runs | other, devices=cases.DEVICES, weights=cases.weights_of(chosen))
+  runs = {name: dataclasses.replace(run, keys=[*run.keys, *keys]) for name, run in (runs | other).items()}
+  return run_all(folder, runs, devices=cases.DEVICES, weights=cases.weights_of(chosen))
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
-  return _train(tmp_path_factory.mktemp("few"), [*FEW, HOST_BSW])
+  return _train(tmp_path_factory.mktemp("few"), [*FEW, HOST_BSW], "record_internal_nn_metrics=1")
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,18 @@ def _check(results, case):
 @pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
 def test_a_pipeline_trains_and_evaluates_as_the_model_does_without_one(few, case):
   _check(few, case)
+
+
+@pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
+def test_it_reports_of_each_layer_and_loss_what_the_model_reports_without_one(few, case):
+  [ours, expected] = (few.metrics(name, "learning/loss")[0] for name in (case.name, case.reference))
+  of_layers = [name for name in expected if name.startswith("activ_")]
+  assert len(of_layers) == 3 * cases.LAYERS and ours.keys() == expected.keys()
+  never_zero = [name for name in expected if "fraction_zero" not in name and expected[name] and "/" in name]
+  never_zero = [name for name in never_zero if name.startswith(("activ_", "learning/"))]
+  bad = [c for c in cases.compare(few, case.name, case.reference, never_zero) if not c.agrees]
+  assert not bad, bad
+  assert all(ours[name] == expected[name] == 0 for name in of_layers if "fraction_zero" in name)
 
 
 @pytest.mark.slow

@@ -65,6 +65,27 @@ def test_what_a_layer_leaves_in_a_variable_of_its_own_type_is_refused_instead_of
     assert_pipeline_parity(KeepsItsLoss, make_config(**SIZES))
 
 
+class Tied(nnx.Module):
+  """Multiplies by one matrix twice, which has two names."""
+
+  def __init__(self, config, mesh, model_mode, quant=None, *, rngs):
+    del mesh, model_mode, quant
+    init = nnx.initializers.lecun_normal()
+    self.down = nnx.Param(init(rngs.params(), (config.emb_dim, config.emb_dim)), sharding_names=("embed", "mlp"))
+    self.up = self.down
+
+  def __call__(self, inputs, segment_ids, positions, deterministic, model_mode):
+    hidden = jnp.tanh(jnp.dot(inputs, self.down[...], precision="highest"))
+    return inputs + jnp.dot(hidden, self.up[...].T, precision="highest")
+
+
+@pytest.mark.parametrize("scanned", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_parameter_with_two_names_in_a_layer_has_one_gradient(scanned):
+  config = make_config(stages=2, repeats=1, microbatches=2, layers_per_stage=2, scan_layers_per_stage=scanned)
+  [result] = assert_pipeline_parity(Tied, config).values()
+  assert not result.sown and len(result.gradients) == 1 + (1 if scanned else 2)  # inputs, and each layer's matrix
+
+
 def test_a_custom_layer_that_is_not_alike_in_the_loop_is_noticed():
   class Drifts(SimpleDecoderLayer):
     """Another layer each time that it is made."""
