@@ -281,6 +281,7 @@ def _other_ranks(config: Any) -> Iterator[str]:
         f"logical_axis_rules shard {name} over the mesh axis 'stage', over which a pipeline has its stages. Take 'stage' out "
         "of that rule."
     )
+  yield from _stage_axis(config)
   if config.enable_multi_tier_checkpointing and config.dcn_pipeline_parallelism > 1 and config.mtc_data_parallelism < 1:
     yield (
         f"enable_multi_tier_checkpointing=True with dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}: MaxText "
@@ -292,6 +293,26 @@ def _other_ranks(config: Any) -> Iterator[str]:
     yield (
         f"weight_dtype={weight_dtype} is for serving: gradients of microbatches would be added up in it. Set "
         "weight_dtype=bfloat16 or float32."
+    )
+
+
+def _stage_axis(config: Any) -> Iterator[str]:
+  """MaxText takes ici_parallelism and dcn_parallelism as they are if a mesh axis has a name that it does not know."""
+  axes, sizes = list(config.mesh_axes), (list(config.ici_parallelism), list(config.dcn_parallelism))
+  stages = config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism
+  if "stage" not in axes or any(len(each) != len(axes) for each in sizes):
+    return
+  ici, dcn = (each[axes.index("stage")] for each in sizes)
+  if ici * dcn != stages:
+    yield (
+        f"ici_parallelism={sizes[0]} and dcn_parallelism={sizes[1]} give the mesh axis 'stage' of mesh_axes={axes} {ici} × "
+        f"{dcn} devices, which are not the {stages} stages of ici_pipeline_parallelism={config.ici_pipeline_parallelism} × "
+        f"dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}. Set both to the same."
+    )
+  if config.inference_benchmark_test and config.dcn_pipeline_parallelism > 1:
+    yield (
+        f"inference_benchmark_test=True with dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}: MaxText makes a mesh "
+        "in which the axis 'stage' has fewer devices than there are stages. Set inference_benchmark_test=False."
     )
 
 

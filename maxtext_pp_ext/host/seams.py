@@ -123,6 +123,9 @@ CONFIG_KEYS = (
     "enable_multi_tier_checkpointing",
     "mtc_data_parallelism",
     "weight_dtype",
+    "ici_parallelism",
+    "dcn_parallelism",
+    "inference_benchmark_test",
 )
 _PYCONFIG = "maxtext.configs.pyconfig"
 _PYCONFIG_FUNCTIONS = ("initialize", "initialize_pydantic", "_initialize_pydantic", "_prepare_for_pydantic")

@@ -10,6 +10,9 @@ from maxtext_pp_ext.host import pipelined_path
 import pytest
 
 
+TWO_SLICES = {"dcn_pipeline_parallelism": 2, "dcn_parallelism": [1, 2, 1]}
+
+
 def make(**overrides):
   values = {
       "decoder_block": "llama2",
@@ -44,7 +47,12 @@ def make(**overrides):
       "logical_axis_rules": [("activation_batch", ["data", "fsdp"]), ("activation_stage", "stage"), ("embed", None)],
       "enable_multi_tier_checkpointing": False,
       "mtc_data_parallelism": 0,
+      "ici_pipeline_parallelism": 4,
       "dcn_pipeline_parallelism": 1,
+      "mesh_axes": ["data", "stage", "fsdp"],
+      "ici_parallelism": [1, 4, 2],
+      "dcn_parallelism": [1, 1, 1],
+      "inference_benchmark_test": False,
       "weight_dtype": "float32",
   }
   assert set(overrides) <= {*values, "use_lineage", "pure_nnx_decoder", "use_m3_model"}
@@ -139,7 +147,9 @@ def test_what_is_built_alike_with_and_without_a_pipeline_is_not_refused(model):
         {"distill_beta": 0.5},
         {"weight_dtype": "float8_e4m3fn"},
         {"inhomogeneous_layer_cycle_interval": 2},
-        {"enable_multi_tier_checkpointing": True, "dcn_pipeline_parallelism": 2},
+        {"enable_multi_tier_checkpointing": True, **TWO_SLICES},
+        {"inference_benchmark_test": True, **TWO_SLICES},
+        {"ici_parallelism": [4, 1, 2]},
         {"mhc_expansion_rate": 4},
         {"pure_nnx_decoder": False},
         {"use_multimodal": True, "deepstack_visual_indexes_for_vit": [1]},
@@ -165,7 +175,7 @@ def test_rules_that_shard_what_a_stage_computes_on_over_stages_are_refused_by_na
         {"use_multimodal": True},
         {"deepstack_visual_indexes_for_vit": [1]},
         {"enable_multi_tier_checkpointing": True},
-        {"enable_multi_tier_checkpointing": True, "dcn_pipeline_parallelism": 2, "mtc_data_parallelism": 2},
+        {"enable_multi_tier_checkpointing": True, "mtc_data_parallelism": 2, **TWO_SLICES},
         {"inhomogeneous_layer_cycle_interval": 2, "scan_layers": False},
     ],
 )
