@@ -1,6 +1,8 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.census`: sweeps the keys of the table, and writes what agreed into tests/census/swept.jsonl.
+"""`python -m tests.census`: sweeps the keys of the table, and writes what agreed into tests/census/swept.
+
+There is a file for each version of MaxText, that of the environment.
 
 Takes a few hours on two cores. What it has trained stays in --folder, so that it goes on where it was ended. Values whose
 configuration did not agree are drawn again, each by itself. Exit code 1 if a configuration differs or fails, or a value
@@ -10,7 +12,7 @@ was not trained.
 """
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
 import dataclasses
 import itertools
@@ -24,14 +26,15 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
+from maxtext_pp_ext.host import version
 from tests.census import sweep, table
 from tests.census.sweep import Configuration, Outcome
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
-SWEPT = pathlib.Path(__file__).resolve().parent / "swept.jsonl"
+SWEPT = pathlib.Path(__file__).resolve().parent / "swept"
 DOCUMENT = CHECKOUT / "docs" / "keys.md"
 BEGIN, END = "<!-- table begins -->\n", "<!-- table ends -->\n"
-_CHUNK = 4  # configurations that one process trains
+_CHUNK = 6  # configurations that one process trains
 _ROUNDS = 4
 
 
@@ -43,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--folder", type=pathlib.Path, default=CHECKOUT / ".cache" / "census", help="where runs are kept")
   parser.add_argument("--workers", type=int, default=2, help="processes that train at the same time")
   parser.add_argument("--keys", nargs="+", metavar="KEY", help="only these keys")
+  parser.add_argument("--models", nargs="+", choices=table.MODELS, default=table.MODELS, help="only these models")
   parser.add_argument("--most", type=int, default=sys.maxsize, help="train at most so many configurations, and stop")
   parser.add_argument("--document", action="store_true", help="write docs/keys.md, and train nothing")
   options = parser.parse_args(argv)
@@ -52,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
   console, folder = Console(), options.folder.resolve()
   folder.mkdir(parents=True, exist_ok=True)
   known, defaults = read(folder / "outcomes.jsonl"), defaults_of_models()
-  for number, chosen in enumerate(_rounds(known, defaults, options.keys)):
+  for number, chosen in enumerate(_rounds(known, defaults, options.keys, options.models)):
     chosen = dict(itertools.islice(chosen.items(), max(options.most, 0)))
     options.most -= len(chosen)
     if not chosen:
@@ -66,25 +70,28 @@ def main(argv: list[str] | None = None) -> int:
   for text in missing:
     console.print(f"  {text}", markup=False)
   if options.keys is None:
-    write(SWEPT, {name: item for name, item in known.items() if item[1].verdict == sweep.AGREES})
+    SWEPT.mkdir(exist_ok=True)
+    write(SWEPT / f"maxtext-{version.found_version()}.jsonl", {name: item for name, item in known.items() if item[1].verdict == sweep.AGREES})
   return 1 if bad or missing else 0
 
 
-def _rounds(known: Mapping, defaults: Mapping[str, Any], keys: Iterable[str] | None) -> Iterable[dict[str, Configuration]]:
+def _rounds(
+    known: Mapping, defaults: Mapping[str, Any], keys: Iterable[str] | None, models: Sequence[str]
+) -> Iterator[dict[str, Configuration]]:
   """What is to be trained, round by round: groups first, then what did not agree by itself, then more groups."""
   for seed in range(_ROUNDS):
     covered = {item for c, o in known.values() if o.verdict == sweep.AGREES for item in _items(c)}
     if keys is not None:
       covered |= {(e.key, repr(v)) for e, v in sweep.values_to_draw(defaults) if e.key not in keys}
     group = sweep.GROUP if seed == 0 else 1
-    drawn = {f"s{seed}-{n:03}": c for n, c in enumerate(sweep.draw(defaults, covered if seed else covered, seed, group))}
+    drawn = {f"s{seed}-{n:03}": c for n, c in enumerate(sweep.draw(defaults, covered, seed, group, models))}
     tried = [(c.model, c.stages, c.pipeline_impl, dict(c.keys)) for c, _ in known.values()]
     yield {n: c for n, c in drawn.items() if (c.model, c.stages, c.pipeline_impl, dict(c.keys)) not in tried}
   for seed in itertools.count(_ROUNDS):
     agree = sum(outcome.verdict == sweep.AGREES for _, outcome in known.values())
     if agree >= sweep.ENOUGH or keys is not None or seed > 2 * _ROUNDS:
       return
-    more = {f"s{seed}-{n:03}": c for n, c in enumerate(sweep.draw(defaults, set(), seed))}
+    more = {f"s{seed}-{n:03}": c for n, c in enumerate(sweep.draw(defaults, set(), seed, models=models))}
     yield dict(itertools.islice(((n, c) for n, c in more.items() if n not in known), sweep.ENOUGH - agree))
 
 
@@ -151,11 +158,14 @@ def defaults_of_models() -> dict[str, Any]:
   from maxtext_pp_ext.host import install, run_config  # pylint: disable=import-outside-toplevel
 
   install.install()
+  from maxtext.configs import types  # pylint: disable=import-outside-toplevel
+
   configs = {}
   for model in table.MODELS:
     configuration = Configuration(model=model, stages=1, pipeline_impl="host", keys={}, drawn=())
     configs[model] = run_config.read_without_run(configuration.weights())
-  return {key: getattr(configs[e.models[0]], key, None) for key, e in table.entries().items()}
+  has = types.MaxTextConfig.model_fields
+  return {key: getattr(configs[e.models[0]], key, None) for key, e in table.entries().items() if key in has}
 
 
 def write_document() -> None:

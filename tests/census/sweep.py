@@ -109,19 +109,27 @@ class Outcome:
   said: str = ""
 
 
-def draw(defaults: Mapping[str, Any], covered: set, seed: int, group: int = GROUP) -> Iterator[Configuration]:
+def draw(
+    defaults: Mapping[str, Any],
+    covered: set,
+    seed: int,
+    group: int = GROUP,
+    models: Sequence[str] = table.MODELS,
+) -> Iterator[Configuration]:
   """Configurations that hold every value of every key that is not its default, and not covered.
 
   Args:
-    defaults: values of keys that no configuration sets.
+    defaults: the keys that this MaxText has, with their values where no configuration sets them.
     covered: (key, repr of the value) that need not be drawn.
     seed: of the groups.
     group: how many keys are drawn together.
+    models: of which models.
   """
   numbers = random.Random(seed)
   left = [item for item in values_to_draw(defaults) if (item[0].key, repr(item[1])) not in covered]
   numbers.shuffle(left)
-  places = list(itertools.product(table.MODELS, STAGES, IMPLEMENTATIONS))
+  left = [item for item in left if not set(models).isdisjoint(item[0].models)]
+  places = list(itertools.product(models, STAGES, IMPLEMENTATIONS))
   numbers.shuffle(places)
   for model, stages, implementation in itertools.cycle(places):
     if not left:
@@ -143,7 +151,7 @@ def values_to_draw(defaults: Mapping[str, Any]) -> list[tuple[table.Entry, Any]]
       (entry, value)
       for entry in table.entries().values()
       for value in entry.equal
-      if not same(value, defaults.get(entry.key))
+      if entry.key in defaults and not same(value, defaults[entry.key])
   ]
 
 
@@ -166,30 +174,45 @@ def _fits(entry: table.Entry, value: Any, keys: Mapping[str, Any], drawn: Sequen
 
 
 def train(folder: pathlib.Path, configurations: Mapping[str, Configuration]) -> dict[str, Outcome]:
-  """Trains configurations, by name, in one process with virtual devices, in a folder."""
+  """Trains configurations, by name, in processes with virtual devices, in a folder.
+
+  The twin is trained only if a run with a pipeline is further off than the rounding of its weights explains by itself.
+  """
   write_text(folder)
-  runs = {}
-  for name, configuration in configurations.items():
-    runs |= configuration.runs(name)
   weights = {name: configuration.weights() for name, configuration in configurations.items()}
+  of = lambda names, *kinds: {
+      run: plan
+      for name in names
+      for run, plan in configurations[name].runs(name).items()
+      if run.removeprefix(f"{name}_") in kinds
+  }
+  results = _run(folder, of(configurations, "none", "pipeline"), weights)
+  found = {name: outcome(results, name, configuration) for name, configuration in configurations.items()}
+  far = [name for name, each in found.items() if each.verdict == DIFFERS and math.isfinite(each.ratio)]
+  if far:
+    results = _run(folder, of(far, "twin"), weights)
+    found |= {name: outcome(results, name, configurations[name]) for name in far}
+  return found
+
+
+def _run(folder: pathlib.Path, runs: Mapping[str, Run], weights: Mapping[str, Sequence[str]]) -> Results:
   try:
-    results = run_all(folder, runs, devices=DEVICES, weights=weights)
+    return run_all(folder, runs, devices=DEVICES, weights=weights)
   except trainer.RunFailedError:  # the process has died; what it has trained counts
-    results = Results(folder)
-  return {name: outcome(results, name, configuration) for name, configuration in configurations.items()}
+    return Results(folder)
 
 
 def outcome(results: Results, name: str, configuration: Configuration) -> Outcome:
   """The verdict on a configuration that was trained."""
-  found = {}
-  for kind in ("none", "twin", "pipeline"):
+  found: dict[str, list[dict[str, float]]] = {}
+  for kind in ("none", "pipeline", *(["twin"] if results.metrics_files(f"{name}_twin") else [])):
     try:
       found[kind] = [_values(line) for line in results.metrics(f"{name}_{kind}")]
     except trainer.RunFailedError as error:
       text = str(error).strip().splitlines()[-1]
       verdict = HOST_FAILS if kind != "pipeline" else REFUSED if "problem" in str(error) else FAILS
       return Outcome(verdict=verdict, said=text if verdict != REFUSED else str(error)[-1500:])
-  return compare(found["none"], found["twin"], found["pipeline"], ROUNDING[configuration.rounds_to])
+  return compare(found["none"], found.get("twin", found["none"]), found["pipeline"], ROUNDING[configuration.rounds_to])
 
 
 def _values(line: Mapping[str, float]) -> dict[str, float]:
