@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import contextlib
+import functools
+import os
 import signal
 import sys
 import tempfile
 import threading
+from typing import Any
 import weakref
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A signal that could not raise is sent again after so many seconds.
+_AGAIN_S = 0.05
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
@@ -41,6 +46,7 @@ class _Handler:
     self._on_its_way: Callable[[], Interrupted | None] = lambda: None
     self._holding = False
     self._held: list[int] = []
+    self._again: threading.Timer | None = None
 
   def __call__(self, number: int, _: object = None) -> None:
     if self._holding:
@@ -57,6 +63,21 @@ class _Handler:
   def arrived(self) -> None:
     """Nothing is on its way any more, also if somebody keeps the exception."""
     self._on_its_way = lambda: None
+    if self._again is not None:
+      self._again.cancel()
+
+  def unraisable(self, before: Callable[[Any], object], found: Any) -> None:
+    """For `sys.unraisablehook`: what was raised where no exception can leave, such as finalizers, is raised again.
+
+    JAX has Python call it after each garbage collection, so a signal that comes during one is raised just there.
+    """
+    if not isinstance(found.exc_value, Interrupted):
+      before(found)
+      return
+    self.arrived()
+    self._again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), found.exc_value.number))
+    self._again.daemon = True
+    self._again.start()
 
   @contextlib.contextmanager
   def hold(self) -> Iterator[None]:
@@ -87,7 +108,8 @@ def interruptible() -> Iterator[None]:
   if threading.current_thread() is not threading.main_thread():
     yield
     return
-  before = {}
+  before, hook = {}, sys.unraisablehook
+  sys.unraisablehook = functools.partial(_handler.unraisable, hook)
   try:
     for number in SIGNALS:
       if signal.getsignal(number) in _DEFAULTS:
@@ -96,6 +118,7 @@ def interruptible() -> Iterator[None]:
   finally:
     for number, old in before.items():
       signal.signal(number, old)
+    sys.unraisablehook = hook
     if before:
       _handler.arrived()
 

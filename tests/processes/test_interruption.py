@@ -2,14 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a signal becomes an exception, and when not."""
 
+import gc
 import os
 import pathlib
 import signal
+import sys
 import threading
+import time
 
 import pytest
 
 from maxtext_pp_ext.processes import interruption
+from tests.processes import common
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +92,25 @@ def test_after_one_that_was_swallowed_the_next_raises():
     except BaseException:  # pylint: disable=broad-exception-caught
       pass
     signal.raise_signal(signal.SIGHUP)
+
+
+def test_one_that_comes_in_a_garbage_collection_is_not_lost():
+  """What is raised in its callbacks, of which JAX has one, is printed and forgotten."""
+  came, hook = [], sys.unraisablehook
+
+  def callback(phase, _):
+    if not came:
+      came.append(phase)
+      signal.raise_signal(signal.SIGTERM)
+
+  gc.callbacks.append(callback)
+  try:
+    with pytest.raises(interruption.Interrupted, match="SIGTERM"), interruption.interruptible():
+      gc.collect()
+      time.sleep(common.LONG_S)
+  finally:
+    gc.callbacks.remove(callback)
+  assert came and sys.unraisablehook is hook
 
 
 def test_a_signal_while_a_temporary_folder_is_made_or_removed_comes_after_it(monkeypatch):
