@@ -51,7 +51,6 @@ OWN_VARIABLES = (
     "tests/testing/test_parity.py::test_what_a_layer_leaves_in_a_variable_of_its_own_type_is_refused_instead_of_lost"
 )
 CALLS = "tests/parity/test_calls.py::test_what_two_calls_leave_is_what_layers_without_a_pipeline_hold[sown and assigned]"
-STATISTICS = f"{LAYERS}bsw_of_llama_layers_equals_a_loop_over_them_with[statistics of activations]"
 NUMBERED = "tests/host/test_pipelined_path.py::test_others_would_have_metrics_of_other_layers_and_are_refused"
 TWO_NAMES = "tests/testing/test_parity.py::test_a_parameter_with_two_names_in_a_layer_has_one_gradient[False]"
 COMPARISON = "tests/testing/test_parity.py::test_nan_is_the_worst_error"
@@ -123,7 +122,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "pipelines/intermediates.py",
             "axis=axis) + jnp.var(wide(means), axis=axis)",
             "axis=axis) + 0 * jnp.var(wide(means), axis=axis)",
-            STATISTICS,
+            CALLS,
         ),
         Mutant(
             "metrics-of-other-layers",

@@ -76,13 +76,17 @@ VARIATIONS = {
     "scanned repeats": {"scan_pipeline_repeats": True},
     "unrolled iterations, scanned repeats": {"scan_pipeline_iterations": False, "scan_pipeline_repeats": True},
     "no remat of iterations": {"set_remat_policy_on_pipeline_iterations": False},
-    "statistics of activations": {"record_internal_nn_metrics": 1},
 }
 
 
 @pytest.mark.parametrize("keys", VARIATIONS.values(), ids=VARIATIONS.keys())
 def test_bsw_of_llama_layers_equals_a_loop_over_them_with(keys):
   check("circular_bsw", "llama", stages=3, repeats=2, microbatches=6, **keys)
+
+
+@pytest.mark.slow
+def test_statistics_of_activations_are_those_of_the_whole_batch():
+  check("circular_bsw", "llama", stages=2, repeats=2, microbatches=4, record_internal_nn_metrics=1)
 
 
 @pytest.mark.parametrize("stages, repeats, rounds", [(1, 2, 2), (2, 3, 1), (3, 3, 1), (4, 2, 2), (8, 1, 1)])
