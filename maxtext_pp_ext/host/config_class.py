@@ -13,6 +13,7 @@ from typing import Any
 
 from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import registry
+from maxtext_pp_ext import remedies
 from maxtext_pp_ext.host import defaults
 from maxtext_pp_ext.host import pipelined_path
 import pydantic
@@ -77,27 +78,37 @@ def _read_environment(cls, values: Any) -> Any:
   return defaults.apply_default_pipeline_impl(values)
 
 
-def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Callable[[Any], list[str]]) -> Any:
+def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Callable[..., list[str]]) -> Any:
   """Lets MaxText derive and validate, and puts our messages before its own where both have something to say."""
+  given = {key: getattr(config, key) for key in remedies.DERIVED if hasattr(config, key)}
   try:
     derived = derive(config)
   except Exception as error:
-    found = problems(config)
+    found = problems(config, given)
     if found:
       raise keys.PipelineConfigError(found) from error
     raise
-  found = problems(derived)
+  found = problems(derived, given)
   if found:
     raise keys.PipelineConfigError(found)
+  _warn(problems(derived, given, whole_mesh=True))
   return derived
 
 
-def _problems(config: Any) -> list[str]:
-  found = keys.problems(config)
-  return found if config.pipeline_impl == registry.HOST else found + pipelined_path.problems(config)
+def _problems(config: Any, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
+  return keys.problems(config, pipelined_path.problems, given, whole_mesh)
 
 
-def _rl_problems(config: Any) -> list[str]:
+def _warn(found: list[str]) -> None:
+  """Logs what is wrong unless somebody makes a mesh of fewer devices: MaxText then has an error that does not say more."""
+  if found:
+    from maxtext.utils import max_logging  # pylint: disable=import-outside-toplevel
+
+    max_logging.log("\n".join(["WARNING: with a mesh of all devices this cannot be trained:", *found]))
+
+
+def _rl_problems(config: Any, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
+  del given, whole_mesh
   if config.pipeline_impl == registry.HOST:
     return keys.problems(config)
   return [
