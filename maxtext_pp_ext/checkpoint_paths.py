@@ -13,6 +13,9 @@ from typing import Any
 _TRUE = ("true", "yes", "on", "y", "t", "1")
 
 
+_LOADED = ("load_parameters_path", "load_full_state_path")
+
+
 def problems(value_of: Callable[[str], Any]) -> list[str]:
   """What is wrong with a run's paths of checkpoints; [] if nothing.
 
@@ -28,13 +31,27 @@ def problems(value_of: Callable[[str], Any]) -> list[str]:
   found = []
   for key, by in asking.items():
     path = value_of(key)
-    if isinstance(path, str) and path and not path.startswith("gs://") and not os.path.isabs(path):
+    if _is_relative(path):
       without = f"{by}=False" if by == "enable_checkpointing" else f"enable_checkpointing=False and {by}=False"
       found.append(
           f"{key}={path} with {by}=True: Orbax writes checkpoints to absolute paths and gs:// only, and would stop at the "
           f"first one. Set {key}={_absolute(path)}, or {without}."
       )
   return found
+
+
+def of_loading(value_of: Callable[[str], Any]) -> list[str]:
+  """The same about checkpoints that a run begins with, where it stops by itself before its first step."""
+  found = []
+  for key in _LOADED:
+    path = value_of(key)
+    if _is_relative(path):
+      found.append(f"{key}={path}: Orbax reads checkpoints at absolute paths and gs:// only. Set {key}={_absolute(path)}.")
+  return found
+
+
+def _is_relative(path: Any) -> bool:
+  return isinstance(path, str) and path != "" and not path.startswith("gs://") and not os.path.isabs(path)
 
 
 def _absolute(path: str) -> str:

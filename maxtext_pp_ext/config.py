@@ -42,6 +42,10 @@ class PipelineConfigError(ValueError):
     return (type(self), (list(self.problems),))
 
 
+class PipelineConfigWarning(UserWarning):
+  """A configuration can be built, and cannot be trained as it is."""
+
+
 class PipelineKeys(BaseModel):
   """The keys, as a mixin for MaxText's config class.
 
@@ -90,7 +94,9 @@ def problems(
   if config.pipeline_impl == registry.HOST:
     return _of_host(config)
   found = [*_of_implementations(config), *also(config)]
-  if whole_mesh or any(isinstance(problem, remedies.Problem) for problem in found):
+  # Nobody makes a smaller mesh of devices that are not there.
+  absent = getattr(config, "internal_compile", False) or getattr(config, "compile_topology", "")
+  if whole_mesh or (found and absent) or any(isinstance(problem, remedies.Problem) for problem in found):
     found += sizing.devices(config)
 
   def check(view: Any) -> list[str]:

@@ -28,7 +28,7 @@ class Problem(str):
   Attributes:
     what: is wrong, with the keys and their values.
     ways: each a way out: values for keys, and a remark or nothing.
-    otherwise: what to set in general, if `ways` are not enough and no values can be proposed.
+    otherwise: what to set in general, for the text.
   """
 
   what: str
@@ -124,9 +124,11 @@ def with_remedies(
     return [_sentences(p.what, map(_way_text, ways.values())) if p is sizes[0] else p for p in found]
   proposal = propose(config, passes, given or {})
   if proposal is None:
-    return [str(problem) for problem in found]
-  together = "Set, together: " if len(proposal) > 1 else "Set "
+    remedy = "No pipeline of this model fits these devices: set pipeline_impl=host and train without one, or change"
+    remedy += " base_num_decoder_layers or the number of devices."
+  else:
+    remedy = f"Set{', together:' if len(proposal) > 1 else ''} {settings(proposal)}."
   texts = [problem.what if isinstance(problem, Problem) else problem for problem in found]
   last = max(i for i, problem in enumerate(found) if isinstance(problem, Problem))
-  texts[last] += f" {together}{settings(proposal)}."
+  texts[last] += f" {remedy}"
   return texts

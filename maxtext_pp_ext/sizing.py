@@ -87,7 +87,8 @@ def _layers(config: Any) -> Iterator[Problem]:
     yield Problem(
         f"{_layers_text(config)} cannot be divided among {group_text}.",
         ({"pipeline_parallel_layers": kept}, outside),
-        otherwise=f"pipeline_parallel_layers={kept}{outside}, or one factor so that the product divides {layers}",
+        otherwise=f"ici_pipeline_parallelism × dcn_pipeline_parallelism × num_layers_per_pipeline_stage to a divisor of "
+        f"{layers}",
     )
   elif config.num_pipeline_repeats not in (-1, layers // group):
     repeats = config.num_pipeline_repeats

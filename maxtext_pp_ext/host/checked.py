@@ -67,7 +67,7 @@ def check(argv: Sequence[str], devices: int | None = None) -> Checked:
       found.devices = devices or _devices(given)
       overrides |= {"internal_compile": True, "internal_compile_num_devices": found.devices}
     # As given: the config is read without checkpoints.
-    found.errors += checkpoint_paths.problems(given.get)
+    found.errors += [*checkpoint_paths.problems(given.get), *checkpoint_paths.of_loading(given.get)]
     config = run_config.read_without_run(argv, **overrides)
   except keys.PipelineConfigError as error:
     found.errors += [problem for problem in error.problems if problem not in found.errors]

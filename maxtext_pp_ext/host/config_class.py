@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import functools
 import os
 from typing import Any
+import warnings
 
 from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import registry
@@ -100,11 +101,10 @@ def _problems(config: Any, given: Mapping[str, Any], whole_mesh: bool = False) -
 
 
 def _warn(found: list[str]) -> None:
-  """Logs what is wrong unless somebody makes a mesh of fewer devices: MaxText then has an error that does not say more."""
+  """Says what is wrong unless somebody makes a mesh of fewer devices: else MaxText has an error that does not say more."""
   if found:
-    from maxtext.utils import max_logging  # pylint: disable=import-outside-toplevel
-
-    max_logging.log("\n".join(["WARNING: with a mesh of all devices this cannot be trained:", *found]))
+    text = "\n".join(["With a mesh of all devices this cannot be trained:", *found])
+    warnings.warn(text, keys.PipelineConfigWarning, stacklevel=2)
 
 
 def _rl_problems(config: Any, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
