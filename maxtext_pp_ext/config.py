@@ -4,16 +4,16 @@
 
 `problems` reads any object that has MaxText's keys as attributes, so that it can be tested, and reused by tools, without
 MaxText. It wants the values as MaxText has derived them: -1 and None that are left mean "not derived (yet)" and are not
-judged. What only the insides of MaxText's decoder explain is judged in `host.pipelined_path`.
-
-Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding delay; P layers per stage, L pipelined layers.
+judged. What only the insides of MaxText's decoder explain is judged in `host.pipelined_path`, and sizes in `sizing`.
 """
 
-from collections.abc import Iterator
-import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from maxtext_pp_ext import registry
+from maxtext_pp_ext import checkpoint_paths, propose, registry, remedies, sizing
+from maxtext_pp_ext.stages import divisors, fitting_microbatches, num_stages, pipelined_layers  # noqa: F401
+from maxtext_pp_ext.stages import layers_to_choose_from as _layers_to_choose_from
+from maxtext_pp_ext.stages import stages_text as _stages_text
 from pydantic import BaseModel, Field
 
 _WAY_OUT = "Leave out pipeline_impl, or set pipeline_impl=host, for MaxText's own pipeline."
@@ -24,8 +24,6 @@ _CHOICES = {
     "pipeline_grad_accum_dtype": ("auto", "float32", "bfloat16"),
     "pipeline_gather_dtype": ("auto", "weight", "compute"),
 }
-# A number of stages that is proposed is at most so large.
-_MOST_PROPOSED_STAGES = 1024
 _ON_SHARDING_CONFLICT = ("fallback", "warn", "error")
 
 
@@ -39,6 +37,10 @@ class PipelineConfigError(ValueError):
 
   def __reduce__(self):
     return (type(self), (list(self.problems),))
+
+
+class PipelineConfigWarning(UserWarning):
+  """A configuration can be built, and cannot be trained as it is."""
 
 
 class PipelineKeys(BaseModel):
@@ -72,25 +74,53 @@ class PipelineKeys(BaseModel):
   )
 
 
-def problems(config: Any) -> list[str]:
-  """Everything that is wrong with our keys, and with MaxText's keys under an implementation of ours; [] if nothing."""
-  found = list(_bad_choices(config))
+def problems(
+    config: Any,
+    also: Callable[[Any], Sequence[str]] = lambda config: (),
+    given: Mapping[str, Any] | None = None,
+    whole_mesh: bool = False,
+) -> list[str]:
+  """Everything that is wrong with our keys, and with MaxText's keys under an implementation of ours; [] if nothing.
+
+  Args:
+    config: MaxText's, or anything with its keys.
+    also: finds more that is wrong with a config.
+    given: what the user has given for `remedies.DERIVED`, if the config has what was derived from it.
+    whole_mesh: whether the mesh is one of all devices, as the trainers make it, and the tests of models need not.
+  """
   if config.pipeline_impl == registry.HOST:
-    return found + list(_keys_without_effect(config))
+    return _of_host(config)
+  found = [*_of_implementations(config), *also(config)]
+  # Nobody makes a smaller mesh of devices that are not there.
+  absent = getattr(config, "internal_compile", False) or getattr(config, "compile_topology", "")
+  if whole_mesh or (found and absent) or any(isinstance(problem, remedies.Problem) for problem in found):
+    found += sizing.devices(config)
+
+  def check(view: Any) -> list[str]:
+    if view.pipeline_impl == registry.HOST:
+      return _of_host(view)
+    return [*_of_implementations(view), *also(view), *sizing.devices(view)]
+
+  return remedies.with_remedies(config, found, check, propose.proposal, given)
+
+
+def _of_host(config: Any) -> list[str]:
+  return [*_bad_choices(config), *_keys_without_effect(config)]
+
+
+def _of_implementations(config: Any) -> list[str]:
+  """What is wrong with an implementation of ours."""
   return [
       *_unknown_implementation(config),
-      *found,
+      *_bad_choices(config),
       *_contradicting_host_keys(config),
-      *_stages(config),
-      *_layers(config),
-      *_microbatches(config),
-      *_batch(config),
-      *_other_batches(config),
+      *sizing.problems(config),
       *_mesh(config),
       *_expert_bias(config),
       *_explicit_sharding(config),
       *_optimizer(config),
       *_not_supported(config),
+      *checkpoint_paths.problems(lambda key: getattr(config, key, None)),
   ]
 
 
@@ -126,217 +156,6 @@ def _contradicting_host_keys(config: Any) -> Iterator[str]:
           f"{key}=True together with pipeline_impl={config.pipeline_impl}: both say how long gathered weights stay. Set "
           f"{key}=False; pipeline_impl={instead} does what {key} is for."
       )
-
-
-def _stages(config: Any) -> Iterator[str]:
-  for key in ("ici_pipeline_parallelism", "dcn_pipeline_parallelism"):
-    value = getattr(config, key)
-    if value < 1:
-      yield f"{key}={value}: MaxText does not derive the number of stages. Set {key} to a number of at least 1."
-  if num_stages(config) == 1:
-    layers = pipelined_layers(config)
-    per_stage = max(config.num_layers_per_pipeline_stage, 1)
-    candidates = range(2, 1 + min((layers or 0) // per_stage, _MOST_PROPOSED_STAGES))
-    fitting = next((s for s in candidates if layers % (s * per_stage) == 0), None)
-    example = f", for example {fitting}," if fitting else ""
-    yield (
-        f"pipeline_impl={config.pipeline_impl} without a pipeline: ici_pipeline_parallelism=1 × "
-        f"dcn_pipeline_parallelism=1 = 1 stage. Set ici_pipeline_parallelism (stages within a slice) or "
-        f"dcn_pipeline_parallelism (stages on different slices) to the number of stages{example} or set "
-        "pipeline_impl=host."
-    )
-
-
-def num_stages(config: Any) -> int | None:
-  """S = ici_pipeline_parallelism × dcn_pipeline_parallelism, or None if one of them is no number of stages."""
-  ici, dcn = config.ici_pipeline_parallelism, config.dcn_pipeline_parallelism
-  return ici * dcn if ici >= 1 and dcn >= 1 else None
-
-
-def forwarding_delay(config: Any) -> int:
-  """D: 2 with pipeline_delay_activation_forwarding, else 1."""
-  return 2 if config.pipeline_delay_activation_forwarding else 1
-
-
-def _stages_text(config: Any) -> str:
-  return (
-      f"{num_stages(config)} stages (ici_pipeline_parallelism={config.ici_pipeline_parallelism} × "
-      f"dcn_pipeline_parallelism={config.dcn_pipeline_parallelism})"
-  )
-
-
-def _layers_to_choose_from(config: Any) -> int | None:
-  """How many layers of the model could be in the pipeline: DeepSeek's leading dense layers run before it."""
-  if config.num_decoder_layers is None:
-    return None
-  return config.num_decoder_layers - (config.first_num_dense_layers if _is_deepseek(config) else 0)
-
-
-def _is_deepseek(config: Any) -> bool:
-  return getattr(config.decoder_block, "value", config.decoder_block) == "deepseek"
-
-
-def pipelined_layers(config: Any) -> int | None:
-  """L, as pipeline_parallel_layers or the model says."""
-  layers = config.pipeline_parallel_layers
-  return _layers_to_choose_from(config) if layers == -1 else layers
-
-
-def _layers_text(config: Any) -> str:
-  available = f"num_decoder_layers={config.num_decoder_layers}"
-  if _is_deepseek(config):
-    available += f" − first_num_dense_layers={config.first_num_dense_layers}"
-  return f"{pipelined_layers(config)} pipelined layers (pipeline_parallel_layers, by default {available})"
-
-
-def _layers(config: Any) -> Iterator[str]:
-  stages, layers, available = num_stages(config), pipelined_layers(config), _layers_to_choose_from(config)
-  per_stage = config.num_layers_per_pipeline_stage
-  if per_stage < 1:
-    yield f"num_layers_per_pipeline_stage={per_stage} must be at least 1. Set num_layers_per_pipeline_stage=1."
-    return
-  if layers is None or available is None or stages is None or stages == 1:
-    return
-  group = stages * per_stage
-  group_text = f"{_stages_text(config)} × num_layers_per_pipeline_stage={per_stage} = {group}"
-  if layers > available:
-    yield (
-        f"pipeline_parallel_layers={layers} is more than the model has: {available}. Set pipeline_parallel_layers to at "
-        f"most {available // group * group or group}, or -1 for all layers."
-    )
-  elif layers < group:
-    yield (
-        f"{_layers_text(config)} are fewer than {group_text}. Set ici_pipeline_parallelism × dcn_pipeline_parallelism × "
-        f"num_layers_per_pipeline_stage to at most {layers}, or base_num_decoder_layers so that {group} layers result."
-    )
-  elif layers % group:
-    kept = layers // group * group
-    yield (
-        f"{_layers_text(config)} cannot be divided among {group_text}. Set pipeline_parallel_layers={kept} (the other "
-        f"{available - kept} then run outside the pipeline on every stage), or change one factor so that the product "
-        f"divides {layers}."
-    )
-  elif config.num_pipeline_repeats not in (-1, layers // group):
-    repeats = config.num_pipeline_repeats
-    yield (
-        f"num_pipeline_repeats={repeats} × {group_text} is {repeats * group}, not the {_layers_text(config)}. Set "
-        f"num_pipeline_repeats={layers // group}, or -1 to have it derived."
-    )
-
-
-def _microbatches(config: Any) -> Iterator[str]:
-  stages, microbatches = num_stages(config), config.num_pipeline_microbatches
-  if stages is None or stages == 1 or microbatches == -1:
-    return
-  delay, least = forwarding_delay(config), _least_microbatches(config)
-  fitting = fitting_microbatches(config)
-  nearest = (
-      min(fitting, key=lambda m: abs(m - microbatches)) if fitting else max(-(-microbatches // stages) * stages, least)
-  )
-  if microbatches % stages or microbatches < 1:
-    yield (
-        f"num_pipeline_microbatches={microbatches} is not a multiple of {_stages_text(config)}, as it must be for every "
-        f"stage to keep equally many. Set num_pipeline_microbatches={nearest}, or -1 for {least}."
-    )
-  if microbatches < least:
-    why = " with pipeline_delay_activation_forwarding=True" if delay == 2 else ""
-    yield (
-        f"num_pipeline_microbatches={microbatches} is fewer than {least} = {delay} × {_stages_text(config)}{why}: a "
-        f"microbatch needs that many iterations to come back to the first stage. Set "
-        f"num_pipeline_microbatches={nearest}, or -1 for {least}."
-    )
-
-
-def _least_microbatches(config: Any) -> int:
-  """D·S, which is also what MaxText takes for -1."""
-  return forwarding_delay(config) * num_stages(config)
-
-
-def fitting_microbatches(config: Any) -> list[int]:
-  """All M that are multiples of S, at least D·S, and divide the batch, ascending."""
-  batch, stages = config.micro_batch_size_to_train_on or 0, num_stages(config)
-  if batch < 1 or batch % stages:
-    return []
-  return [stages * k for k in divisors(batch // stages) if k >= forwarding_delay(config)]
-
-
-def divisors(number: int) -> list[int]:
-  """All divisors of a positive number, ascending; of one beyond 10¹² those that one of 10⁶ or less leads to."""
-  small = [k for k in range(1, min(math.isqrt(number), 10**6) + 1) if number % k == 0]
-  return sorted({*small, *(number // k for k in small)})
-
-
-def _batch(config: Any) -> Iterator[str]:
-  batch, stages = config.micro_batch_size_to_train_on, num_stages(config)
-  if batch is None or batch < 0 or stages is None or stages == 1:
-    return
-  least, fitting = _least_microbatches(config), fitting_microbatches(config)
-  microbatches = least if config.num_pipeline_microbatches == -1 else config.num_pipeline_microbatches
-  if microbatches % stages or microbatches < least:
-    if fitting:
-      return  # `_microbatches` names one of those
-    microbatches = least
-  elif batch > 0 and batch % microbatches == 0:
-    return
-  devices = config.num_target_devices
-  ways = [f"num_pipeline_microbatches={min(fitting, key=lambda m: abs(m - microbatches))}"] if fitting else []
-  if devices:
-    ways.append(f"per_device_batch_size={_per_device_batch_size(batch, microbatches, devices)}")
-  yield (
-      f"a batch of {batch} rows (int(num_target_devices={devices} × per_device_batch_size="
-      f"{config.per_device_batch_size})) cannot be divided into {microbatches} microbatches "
-      f"(num_pipeline_microbatches, by default {least}). Set {' or '.join(ways)}."
-  )
-
-
-def _other_batches(config: Any) -> Iterator[str]:
-  """The batches of evaluations and of a growing batch size, which the pipeline divides into as many microbatches."""
-  batch, stages, devices = config.micro_batch_size_to_train_on, num_stages(config), config.num_target_devices
-  microbatches = config.num_pipeline_microbatches
-  if batch is None or batch < 1 or stages is None or stages == 1 or microbatches < 1 or batch % microbatches:
-    return  # `_batch` or `_microbatches` has something to say first
-  if config.eval_interval > 0:
-    rows = config.micro_batch_size_to_eval_on
-    if rows < 1 or rows % microbatches:
-      ways = [f"eval_per_device_batch_size={_per_device_batch_size(rows, microbatches, devices)}"] if devices else []
-      ways += [
-          f"num_pipeline_microbatches={m}" for m in fitting_microbatches(config)[::-1] if 0 < rows and rows % m == 0
-      ][:1]
-      yield (
-          f"an evaluation's batch of {rows} rows (int(num_target_devices={devices} × eval_per_device_batch_size="
-          f"{config.eval_per_device_batch_size})) cannot be divided into {microbatches} microbatches "
-          f"(num_pipeline_microbatches), as evaluations are, too. Set {' or '.join([*ways, 'eval_interval=-1'])}."
-      )
-  if config.enable_rampup_batch_size:
-    yield from _growing_batch(config, microbatches)
-
-
-def _growing_batch(config: Any, microbatches: int) -> Iterator[str]:
-  devices, accumulated = config.num_target_devices, config.gradient_accumulation_steps
-  start, increment = config.per_device_batch_size_start, config.per_device_batch_size_increment
-  if not devices or start <= 0 or increment <= 0:
-    return
-  rows = {"per_device_batch_size_start": (start, int(devices * start))}
-  if start + increment < config.per_device_batch_size:
-    rows["per_device_batch_size_increment"] = (increment, int(devices * increment))
-  for key, (value, count) in rows.items():
-    if count < 1 or count % (microbatches * accumulated):
-      fitting = _per_device_batch_size(count, microbatches * accumulated, devices)
-      yield (
-          f"enable_rampup_batch_size=True with {key}={value}: {count} rows (int(num_target_devices={devices} × {value})) "
-          f"cannot be divided into gradient_accumulation_steps={accumulated} × num_pipeline_microbatches={microbatches} "
-          f"microbatches. Set {key}={fitting}, or enable_rampup_batch_size=False."
-      )
-
-
-def _per_device_batch_size(batch: int, microbatches: int, devices: int) -> str:
-  """What to set for the least batch that is a multiple of the microbatches and not smaller than this one."""
-  rows = max(-(-batch // microbatches), 1) * microbatches
-  text = f"{rows / devices:g}"
-  if int(devices * float(text)) != rows:  # the host truncates; a fraction such as 1/3 would lose a row
-    multiple = math.lcm(microbatches, devices)
-    text = f"{-(-rows // multiple) * multiple // devices}"
-  return text
 
 
 def _mesh(config: Any) -> Iterator[str]:

@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from maxtext_pp_ext import config as keys
 import pytest
 
+RULES = [(f"activation_{name}", ["data", "fsdp"]) for name in ("batch", "kv_batch", "batch_attn")]
+RULES += [("activation_embed_and_logits_batch", ["data", "stage", "fsdp"]), ("activation_kv_heads", ["tensor"])]
+
 
 def make(**overrides):
   """8 layers on 4 stages, 8 microbatches, 2 repeats: nothing is wrong with it."""
@@ -24,6 +27,8 @@ def make(**overrides):
       "sharding_conflicts": "fallback",
       "ici_pipeline_parallelism": 4,
       "dcn_pipeline_parallelism": 1,
+      "ici_fsdp_parallelism": -1,
+      "ici_tensor_parallelism": 1,
       "num_layers_per_pipeline_stage": 1,
       "num_pipeline_repeats": 2,
       "pipeline_parallel_layers": 8,
@@ -43,7 +48,10 @@ def make(**overrides):
       "enable_rampup_batch_size": False,
       "per_device_batch_size_start": 4.0,
       "per_device_batch_size_increment": 2.0,
-      "mesh_axes": ["data", "stage", "fsdp"],
+      "num_slices": 1,
+      "mesh_axes": ["data", "stage", "fsdp", "tensor"],
+      "logical_axis_rules": RULES,
+      "logical_axis_rules_for_eval": RULES,
       "custom_mesh_and_rule": "",
       "quantization": "",
       "use_qwix_quantization": False,
@@ -61,6 +69,18 @@ def make(**overrides):
       "use_qk_clip": False,
       "scan_layers": True,
       "enable_streaming_diloco": False,
+      "fused_qkv": False,
+      "num_experts": 1,
+      "sparse_matmul": True,
+      "attention": "autoselected",
+      "max_target_length": 16,
+      "use_batch_split_schedule": False,
+      "batch_split_factor": 1,
+      "enable_checkpointing": True,
+      "enable_emergency_checkpoint": False,
+      "enable_multi_tier_checkpointing": False,
+      "base_output_directory": "/out",
+      "local_checkpoint_directory": "",
   }
   assert not set(overrides) - set(values)
   return types.SimpleNamespace(**(values | overrides))
@@ -69,6 +89,32 @@ def make(**overrides):
 def only_problem(config):
   [problem] = keys.problems(config)
   return problem
+
+
+def values_to_set(problems):
+  """What the first remedy that is printed, or that for all problems together, says to set."""
+  [text] = [match for problem in problems for match in re.findall(r"Set(?:, together:)? (\w+=.*)", problem)]
+  values = [pair.split("=") for pair in re.match(r"\w+=[^ ,]+(?:, \w+=[^ ,]+)*", text)[0].rstrip(".").split(", ")]
+  return {key: value if key == "pipeline_impl" else float(value) if "." in value else int(value) for key, value in values}
+
+
+def problems_after(config, problems, **more):
+  """What is wrong with a config if all is set that these problems say, and all is derived anew, as MaxText does it."""
+  values = vars(config) | values_to_set(problems) | more
+  again = types.SimpleNamespace(**values)
+  if again.pipeline_parallel_layers == -1:
+    first = again.first_num_dense_layers if again.decoder_block == "deepseek" else 0
+    again.pipeline_parallel_layers = again.num_decoder_layers - first
+  if again.num_pipeline_microbatches == -1:
+    stages = again.ici_pipeline_parallelism * again.dcn_pipeline_parallelism
+    again.num_pipeline_microbatches = stages * (2 if again.pipeline_delay_activation_forwarding else 1)
+  for key, rows in (
+      ("per_device_batch_size", "micro_batch_size_to_train_on"),
+      ("eval_per_device_batch_size", "micro_batch_size_to_eval_on"),
+  ):
+    if values[key] != getattr(config, key):
+      setattr(again, rows, int(again.num_target_devices * values[key]))
+  return keys.problems(again, whole_mesh=True)
 
 
 def test_a_sound_configuration_has_no_problems():
@@ -127,11 +173,11 @@ def test_no_implementation_at_all_is_refused_with_the_known_ones(name):
 
 
 def test_an_implementation_without_a_pipeline_is_refused_with_a_number_of_stages_that_works():
-  problem = only_problem(make(ici_pipeline_parallelism=1))
+  config = make(ici_pipeline_parallelism=1)
+  problem = only_problem(config)
   assert "ici_pipeline_parallelism=1 × dcn_pipeline_parallelism=1 = 1 stage" in problem
-  stages = int(re.search(r"for example (\d+)", problem).group(1))
-  fixed = make(ici_pipeline_parallelism=stages, num_pipeline_repeats=-1)
-  assert keys.problems(fixed) == []
+  assert problem.endswith("Set ici_pipeline_parallelism=4 or pipeline_impl=host.")  # of 8 layers and 2 repeats
+  assert problems_after(config, [problem]) == []
 
 
 @pytest.mark.parametrize("key", ["ici_pipeline_parallelism", "dcn_pipeline_parallelism"])
@@ -234,8 +280,7 @@ def test_a_growing_batch_that_cannot_be_divided_at_some_size_is_refused(start, i
     assert found == []
   else:
     assert key in found[0]
-    repaired = sizes | {key: float(re.search(rf"Set {key}=(\d+(?:\.\d+)?)", found[0])[1])}
-    assert not any(key in problem for problem in keys.problems(make(**GROWING, **repaired)))
+    assert problems_after(make(**GROWING, **sizes), found) == []
   assert keys.problems(make(**(GROWING | {"enable_rampup_batch_size": False}), **sizes)) == []
 
 
@@ -276,14 +321,14 @@ def test_the_error_survives_pickling():
     rows=st.integers(0, 64),
     eval_rows=st.integers(0, 64),
 )
-def test_setting_the_first_thing_that_a_message_about_the_batch_names_leaves_no_problem(
+def test_setting_what_a_message_about_the_batch_names_leaves_no_problem(
     stages, microbatches, delay, devices, rows, eval_rows
 ):
   config = make(
       ici_pipeline_parallelism=stages,
-      num_decoder_layers=stages,
-      pipeline_parallel_layers=stages,
-      num_pipeline_repeats=1,
+      num_decoder_layers=12,
+      pipeline_parallel_layers=-1,
+      num_pipeline_repeats=-1,
       num_pipeline_microbatches=microbatches,
       pipeline_delay_activation_forwarding=delay,
       micro_batch_size_to_train_on=rows,
@@ -293,15 +338,9 @@ def test_setting_the_first_thing_that_a_message_about_the_batch_names_leaves_no_
       micro_batch_size_to_eval_on=eval_rows,
       eval_per_device_batch_size=eval_rows / devices,
   )
-  for _ in range(4):  # one for the microbatches, one for the batch, one for that of evaluations
-    found = keys.problems(config)
-    if not found:
-      break
-    key, value = re.search(r"Set (\w+)=(\d+(?:\.\d+)?)", found[0]).groups()
-    setattr(config, key, type(getattr(config, key))(float(value)))
-    config.micro_batch_size_to_train_on = int(devices * config.per_device_batch_size)
-    config.micro_batch_size_to_eval_on = int(devices * config.eval_per_device_batch_size)
-  assert keys.problems(config) == []
+  found = keys.problems(config)
+  if found and devices > 1:
+    assert problems_after(config, found) == []
 
 
 @given(layers=st.integers(1, 30), stages=st.integers(2, 5), per_stage=st.integers(1, 3), repeats=st.integers(-1, 6))

@@ -10,8 +10,10 @@ import math
 import re
 from typing import Any
 
+from maxtext_pp_ext import checkpoint_paths
 from maxtext_pp_ext import config as keys
-from maxtext_pp_ext.host import abstract_model, factory, install, layouts, run_config, sizes
+from maxtext_pp_ext import remedies, sizing
+from maxtext_pp_ext.host import abstract_model, factory, install, layouts, pipelined_path, run_config, sizes
 from maxtext_pp_ext.host.costs_of_run import costs_of_run
 from maxtext_pp_ext.host.refusals import integer, MOST_DEVICES
 from maxtext_pp_ext.plan.costs import Costs
@@ -64,15 +66,18 @@ def check(argv: Sequence[str], devices: int | None = None) -> Checked:
     if not given.get("compile_topology"):
       found.devices = devices or _devices(given)
       overrides |= {"internal_compile": True, "internal_compile_num_devices": found.devices}
+    # As given: the config is read without checkpoints.
+    found.errors += [*checkpoint_paths.problems(given.get), *checkpoint_paths.of_loading(given.get)]
     config = run_config.read_without_run(argv, **overrides)
   except keys.PipelineConfigError as error:
-    found.errors += error.problems
+    found.errors += [problem for problem in error.problems if problem not in found.errors]
     return found
   except (ValueError, NotImplementedError) as error:
     found.errors.append(str(error))
     return found
   found.devices = config.num_target_devices
-  found.warnings += _of_host(config)
+  found.warnings += [*_of_host(config), *_on_tpus(config)]
+  found.errors += _devices_not_shared_out(config, given)
   try:
     _model(config, found)
   except (ValueError, NotImplementedError) as error:
@@ -99,6 +104,22 @@ def _of_host(config: Any) -> list[str]:
         "with 3 or more stages. Set pipeline_fsdp_ag_per_repeat=False and pipeline_impl=circular_bsw."
     ]
   return []
+
+
+def _devices_not_shared_out(config: Any, given: Mapping[str, Any]) -> list[str]:
+  """What MaxText's trainers come upon when they make the mesh, with what to set."""
+  if not config.using_pipeline_parallelism:
+    return []
+  chosen = {key: given[key] for key in remedies.DERIVED if isinstance(given.get(key), int)}
+  return keys.problems(config, pipelined_path.problems, chosen, whole_mesh=True)
+
+
+def _on_tpus(config: Any) -> list[str]:
+  """What MaxText refuses on TPUs, which the run may be for."""
+  if factory.pipeline_impl(config) == "host" or config.compile_topology or not config.using_pipeline_parallelism:
+    return []
+  elsewhere = sizing.problems(config)
+  return [str(problem) for problem in sizing.rows_on(config, "tpu") if problem not in elsewhere]
 
 
 def _model(config: Any, found: Checked) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 import functools
 import os
 from typing import Any
+import warnings
 
 from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import registry
+from maxtext_pp_ext import remedies
 from maxtext_pp_ext.host import defaults
 from maxtext_pp_ext.host import parameter_patterns
 from maxtext_pp_ext.host import per_microbatch
@@ -79,30 +81,34 @@ def _read_environment(cls, values: Any) -> Any:
   return defaults.apply_default_pipeline_impl(values)
 
 
-def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Callable[[Any], list[str]]) -> Any:
+def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Callable[..., list[str]]) -> Any:
   """Lets MaxText derive and validate, and puts our messages before its own where both have something to say."""
+  given = {key: getattr(config, key) for key in remedies.DERIVED if hasattr(config, key)}
   try:
     derived = derive(config)
   except Exception as error:
-    found = problems(config)
+    found = problems(config, given)
     if found:
       raise keys.PipelineConfigError(found) from error
     raise
-  found = problems(derived)
+  found = problems(derived, given)
   if found:
     raise keys.PipelineConfigError(found)
+  _warn(problems(derived, given, whole_mesh=True))
   return derived
 
 
-def _problems(config: Any) -> list[str]:
-  found = keys.problems(config)
-  if config.pipeline_impl == registry.HOST:
-    return found
+def _problems(config: Any, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
+  found = keys.problems(config, _of_layers, given, whole_mesh)
   # Patterns are judged by models, which a config with problems may not have.
-  return [*found, *pipelined_path.problems(config), *per_microbatch.problems(config)] or _pattern_problems(config)
+  return found if found or whole_mesh or config.pipeline_impl == registry.HOST else _of_patterns(config)
 
 
-def _pattern_problems(config: Any) -> list[str]:
+def _of_layers(config: Any) -> list[str]:
+  return [*pipelined_path.problems(config), *per_microbatch.problems(config)]
+
+
+def _of_patterns(config: Any) -> list[str]:
   if not any(getattr(config, key, None) for key in parameter_patterns.KEYS):
     return []
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
@@ -110,7 +116,15 @@ def _pattern_problems(config: Any) -> list[str]:
   return parameter_patterns.problems(pyconfig.HyperParameters(config))
 
 
-def _rl_problems(config: Any) -> list[str]:
+def _warn(found: list[str]) -> None:
+  """Says what is wrong unless somebody makes a mesh of fewer devices: else MaxText has an error that does not say more."""
+  if found:
+    text = "\n".join(["With a mesh of all devices this cannot be trained:", *found])
+    warnings.warn(text, keys.PipelineConfigWarning, stacklevel=2)
+
+
+def _rl_problems(config: Any, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
+  del given, whole_mesh
   if config.pipeline_impl == registry.HOST:
     return keys.problems(config)
   return [

@@ -158,7 +158,8 @@ _NUMBER = "#"
 
 
 def _escaped(part: str) -> str:
-  return re.escape(part).replace(re.escape(_NUMBER), r"\d+")
+  """Without backslashes, which YAML and Python read differently between quotes."""
+  return re.sub(r"[^\w#]", lambda match: f"[{match[0]}]", part).replace(_NUMBER, "[0-9]+")
 
 
 def _beginnings(start: Path, chosen: set[Path], paths: set[Path]) -> list[Path]:

@@ -12,7 +12,9 @@ segment ids, positions, deterministic and model mode, nothing else.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from maxtext_pp_ext import propose
 from maxtext_pp_ext.host import cycles
+from maxtext_pp_ext.remedies import Problem
 
 # Every layer is the same, whatever its index. DeepSeek's dense layers differ, and the host runs them before the pipeline.
 UNIFORM_BLOCKS = frozenset(
@@ -34,6 +36,8 @@ UNIFORM_BLOCKS = frozenset(
     }
 )
 
+# A number of cycles in a stage that is proposed by itself is at most so large.
+_MOST_CYCLES = 16
 # The unscanned layer's constructor wants this argument, and the pipelined path does not give it.
 _INDEX_ARGUMENT = {
     "gpt_oss": "attention_type",
@@ -90,22 +94,25 @@ def _cycles_of_equal_layers(config: Any, block: str) -> Iterator[str]:
 
 def _whole_cycles(config: Any, block: str) -> Iterator[str]:
   """A stage has to begin where a cycle of different layers begins; see `cycles`."""
-  cycle, per_stage = cycles.length(config), config.num_layers_per_pipeline_stage
-  if cycle == 1:
+  cycle, per_stage, total = cycles.length(config), config.num_layers_per_pipeline_stage, config.num_decoder_layers
+  if cycle <= 1:
     return
   key = "" if block == "gemma3" else "inhomogeneous_layer_cycle_interval="
   if per_stage < cycle or per_stage % cycle:
-    yield (
+    yield Problem(
         f"decoder_block={block} cannot be pipelined with num_layers_per_pipeline_stage={per_stage}: its layers come in "
-        f"cycles of {key}{cycle}, and a stage has to hold whole cycles. Set num_layers_per_pipeline_stage={cycle} or a "
-        "multiple of it, and so many stages that num_decoder_layers is a multiple of the layers of all stages."
+        f"cycles of {key}{cycle}, and a stage has to hold whole cycles.",
+        *({"num_layers_per_pipeline_stage": count * cycle} for count in range(1, min(total // cycle, _MOST_CYCLES) + 1)),
+        otherwise=f"num_layers_per_pipeline_stage={cycle} or a multiple of it, and so many stages that "
+        "num_decoder_layers is a multiple of the layers of all stages",
     )
-  layers, total = config.pipeline_parallel_layers, config.num_decoder_layers
+  layers = config.pipeline_parallel_layers
   if layers not in (-1, total):
-    yield (
+    yield Problem(
         f"decoder_block={block} cannot be pipelined with pipeline_parallel_layers={layers} of {total} layers: "
         f"its layers come in cycles of {key}{cycle}, and MaxText would take each of the {total - layers} layers outside "
-        "the pipeline for a cycle. Set pipeline_parallel_layers=-1."
+        "the pipeline for a cycle.",
+        {"pipeline_parallel_layers": -1},
     )
 
 
@@ -211,10 +218,11 @@ def _batch_split(config: Any) -> Iterator[str]:
   if factor < 1:
     yield f"{given} with batch_split_factor={factor}. Set batch_split_factor to at least 1 (2 is usual), {without}."
   elif batch and batch > 0 and microbatches > 0 and batch % microbatches == 0 and batch // microbatches % factor:
-    yield (
+    yield Problem(
         f"{given}: a microbatch of {batch // microbatches} rows ({batch} / num_pipeline_microbatches={microbatches}) "
-        f"cannot be divided into batch_split_factor={factor} parts. Set per_device_batch_size="
-        f"{config.per_device_batch_size * factor:g}, or another batch_split_factor, {without}."
+        f"cannot be divided into batch_split_factor={factor} parts.",
+        *({"per_device_batch_size": size} for size in propose.batches(config, microbatches, units=(factor,))),
+        {"use_batch_split_schedule": False},
     )
 
 
@@ -276,7 +284,7 @@ def _multimodal(config: Any) -> Iterator[str]:
 
 def _other_ranks(config: Any) -> Iterator[str]:
   """What a pipeline lays out otherwise over devices and slices than MaxText's other code takes for granted."""
-  for name in _over_stages(config.logical_axis_rules):
+  for name in _over_stages(config.logical_axis_rules or ()):
     yield (
         f"logical_axis_rules shard {name} over the mesh axis 'stage', over which a pipeline has its stages. Take 'stage' out "
         "of that rule."
@@ -298,7 +306,7 @@ def _other_ranks(config: Any) -> Iterator[str]:
 
 def _stage_axis(config: Any) -> Iterator[str]:
   """MaxText takes ici_parallelism and dcn_parallelism as they are if a mesh axis has a name that it does not know."""
-  axes, sizes = list(config.mesh_axes), (list(config.ici_parallelism), list(config.dcn_parallelism))
+  axes, sizes = list(config.mesh_axes), (list(config.ici_parallelism or ()), list(config.dcn_parallelism or ()))
   stages = config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism
   if "stage" not in axes or any(len(each) != len(axes) for each in sizes):
     return

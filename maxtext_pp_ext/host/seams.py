@@ -58,7 +58,7 @@ DECODER_PARAMETERS = (
     "multimodal_input",
 )
 DECODER_PARAMETERS_SINCE_0_2_5 = ("forced_routed_experts", "decoder_input_embeddings")
-# What `config.problems` and `host.pipelined_path.problems` read.
+# What `config.problems`, with all that it calls, and `host.pipelined_path.problems` read.
 CONFIG_KEYS = (
     "ici_pipeline_parallelism",
     "dcn_pipeline_parallelism",
@@ -126,6 +126,19 @@ CONFIG_KEYS = (
     "ici_parallelism",
     "dcn_parallelism",
     "inference_benchmark_test",
+    "num_slices",
+    "ici_fsdp_parallelism",
+    "ici_data_parallelism",
+    "fused_qkv",
+    "sparse_matmul",
+    "attention",
+    "max_target_length",
+    "compile_topology",
+    "internal_compile",
+    "enable_checkpointing",
+    "enable_emergency_checkpoint",
+    "base_output_directory",
+    "local_checkpoint_directory",
 )
 _PYCONFIG = "maxtext.configs.pyconfig"
 _PYCONFIG_FUNCTIONS = ("initialize", "initialize_pydantic", "_initialize_pydantic", "_prepare_for_pydantic")

@@ -111,13 +111,14 @@ def _train(chosen: Mapping, folder: pathlib.Path, known: dict, workers: int, con
   with Progress(*columns, console=console) as progress, concurrent.futures.ThreadPoolExecutor(workers) as pool:
     task = progress.add_task("trained", total=len(names))
 
-    def run(chunk: list[str]) -> dict[str, Outcome]:
+    def begin(chunk: list[str]) -> concurrent.futures.Future:
       place = folder / chunk[0]
       shutil.rmtree(place, ignore_errors=True)
       place.mkdir()
-      return sweep.train(place, {name: chosen[name] for name in chunk})
+      sweep.write_text(place)
+      return pool.submit(sweep.train, place, {name: chosen[name] for name in chunk})
 
-    for done in concurrent.futures.as_completed([pool.submit(run, chunk) for chunk in chunks]):
+    for done in concurrent.futures.as_completed([begin(chunk) for chunk in chunks]):
       for name, outcome in done.result().items():
         known[name] = chosen[name], outcome
         if outcome.verdict != sweep.AGREES:

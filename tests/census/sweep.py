@@ -174,11 +174,10 @@ def _fits(entry: table.Entry, value: Any, keys: Mapping[str, Any], drawn: Sequen
 
 
 def train(folder: pathlib.Path, configurations: Mapping[str, Configuration]) -> dict[str, Outcome]:
-  """Trains configurations, by name, in processes with virtual devices, in a folder.
+  """Trains configurations, by name, in processes with virtual devices, in a folder that has the text.
 
   The twin is trained only if a run with a pipeline is further off than the rounding of its weights explains by itself.
   """
-  write_text(folder)
   weights = {name: configuration.weights() for name, configuration in configurations.items()}
   of = lambda names, *kinds: {
       run: plan

@@ -93,6 +93,52 @@ def test_what_maxtext_refuses_is_an_error_too(check, arguments, words):
   assert status == 2 and words in error
 
 
+@pytest.mark.parametrize("impl", ["host", "circular_bsw"])
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("enable_checkpointing=True", "base_output_directory=out"), ["base_output_directory=out with enable_checkpointing"]),
+        (("load_parameters_path=out/run/checkpoints/0/items",), ["load_parameters_path=out/run/checkpoints/0/items: Orbax"]),
+        (("base_output_directory=out",), []),  # `TINY` has no checkpoints
+        (("enable_checkpointing=True", "base_output_directory=/out"), []),
+        (("enable_checkpointing=True", "base_output_directory=gs://bucket/out"), []),
+        (
+            ("enable_checkpointing=True", "base_output_directory=out", "local_checkpoint_directory=here")
+            + ("enable_emergency_checkpoint=True", "local_checkpoint_period=2"),
+            ["base_output_directory=out with", "local_checkpoint_directory=here with enable_emergency_checkpoint=True"],
+        ),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_relative_paths_of_checkpoints_are_errors_with_any_pipeline(check, arguments, said, impl):
+  status, out = check("--devices", "4", "ici_pipeline_parallelism=2", f"pipeline_impl={impl}", *arguments, "--json")
+  errors = json.loads(out)["errors"]
+  assert len(errors) == len(said) and status == (2 if said else 0)
+  assert all(text in error and "Set " in error for text, error in zip(said, errors))
+
+
+def test_a_path_of_checkpoints_in_a_yml_file_is_looked_at_too(installed, capfd, tmp_path):  # noqa: F811  pylint: disable=redefined-outer-name
+  keys = (key.replace("=", ": ") for key in TINY if not key.startswith("enable_checkpointing"))
+  (tmp_path / "my.yml").write_text("\n".join(["base_config: base.yml", *keys, "base_output_directory: out"]))
+  assert cli.main(["check", str(tmp_path / "my.yml"), "--devices", "1"]) == 2
+  assert "error: base_output_directory=out with enable_checkpointing=True" in capfd.readouterr().out
+
+
+def test_devices_that_are_not_shared_out_are_said_with_what_to_set_before_maxtext_says_so(check):
+  arguments = ("--devices", "8", "ici_pipeline_parallelism=3", "base_num_decoder_layers=12", "per_device_batch_size=3")
+  status, out = check(*arguments, "pipeline_impl=circular_bsw", "--json")
+  ours, maxtexts = json.loads(out)["errors"]
+  assert status == 2 and "8 devices (num_target_devices=8) cannot be shared out" in ours
+  assert ours.endswith("Set ici_pipeline_parallelism=4.") and "Unspecified value unable" in maxtexts
+
+
+def test_rows_that_flash_attention_wants_on_tpus_are_a_warning(check):
+  arguments = ("--devices", "8", "ici_pipeline_parallelism=2", "per_device_batch_size=0.5", "attention=flash")
+  status, out = check(*arguments, "pipeline_impl=circular_bsw", "--json")
+  [warning] = json.loads(out)["warnings"]
+  assert status == 0 and "attention=flash on TPUs gives each of 4 devices (fsdp=4) equally many rows" in warning
+
+
 def test_a_known_defect_of_maxtexts_pipeline_is_a_warning(check):
   status, out = check(
       "ici_pipeline_parallelism=4", "base_num_decoder_layers=8", "pipeline_fsdp_ag_per_repeat=True", "--json"

@@ -89,6 +89,17 @@ def test_the_process_wide_default_reaches_configs_with_a_pipeline_only(make_conf
         ({"mhc_expansion_rate": 2}, "mhc_expansion_rate=2"),
         ({"custom_mesh_and_rule": "pure-fsdp"}, "no axis 'stage'"),
         ({"pipeline_gather_dtype": "fp4"}, "'compute'"),
+        ({"fused_qkv": "True", "rows": 4}, "fused_qkv=True gives each of 4 devices (fsdp=4) equally many rows"),
+        (
+            {"fused_qkv": "True", "rows": 8, "eval_interval": 5, "eval_per_device_batch_size": 0.5},
+            "an evaluation's microbatch of eval_per_device_batch_size=0.5 has 2",
+        ),
+        (
+            {"decoder_block": "mixtral", "num_experts": 4, "num_experts_per_tok": 2, "base_moe_mlp_dim": 32, "rows": 4}
+            | {"sparse_matmul": "True", "ici_expert_parallelism": 2},
+            "sparse_matmul=True with 2 devices for 4 experts gives each of 4 devices (fsdp=2 × expert=2)",
+        ),
+        ({"enable_checkpointing": "True", "base_output_directory": "out"}, "base_output_directory=out with enable_check"),
     ],
 )
 def test_a_bad_configuration_stops_with_our_error_and_not_with_an_assert_of_the_host(make_config, wrong, words):
@@ -103,6 +114,33 @@ def test_several_problems_are_reported_at_once_even_if_the_host_stops_at_the_fir
     make_config(**(PIPELINED | {"base_num_decoder_layers": 5, "num_pipeline_microbatches": 3, "pipeline_impl": "x"}))
   assert len(error.value.problems) == 3
   assert isinstance(error.value.__cause__, AssertionError)  # the host's own, kept
+
+
+def test_devices_that_the_stages_do_not_divide_are_part_of_one_proposal_for_all_that_is_wrong(make_config):
+  with pytest.raises(keys.PipelineConfigError) as error:
+    make_config(**(PIPELINED | {"ici_pipeline_parallelism": 3, "num_pipeline_microbatches": 5, "rows": 32}))
+  *others, last = error.value.problems
+  assert len(others) == 3 and not any("Set " in problem for problem in others)  # layers, microbatches, batch
+  assert "8 devices (num_target_devices=8) cannot be shared out" in last
+  assert last.endswith("Set, together: ici_pipeline_parallelism=4, num_pipeline_microbatches=4.")
+  make_config(**(PIPELINED | {"ici_pipeline_parallelism": 4, "num_pipeline_microbatches": 4, "rows": 32}))
+
+
+def test_such_devices_alone_are_said_before_maxtext_makes_the_mesh_and_do_not_keep_tests_from_smaller_ones(
+    make_config,
+):
+  values = {"ici_pipeline_parallelism": 3, "num_pipeline_microbatches": 3, "base_num_decoder_layers": 12, "rows": 24}
+  with pytest.warns(keys.PipelineConfigWarning, match="shared out as ici_pipeline_parallelism=3 .* Set"):
+    config = make_config(**(PIPELINED | values))
+  from maxtext.utils import maxtext_utils
+
+  with pytest.raises(AssertionError, match="Unspecified value"):
+    maxtext_utils.create_device_mesh(config)
+
+
+def test_checkpoints_of_the_hosts_own_pipeline_are_its_own_business(make_config):
+  values = {"pipeline_impl": "host", "enable_checkpointing": "True", "base_output_directory": "out"}
+  assert make_config(**(PIPELINED | values)).checkpoint_dir == "out/tiny/checkpoints/"
 
 
 def test_the_host_keeps_its_own_errors_for_its_own_pipeline(make_config):

@@ -82,7 +82,7 @@ def test_a_pattern_for_some_of_the_layers_in_an_array_is_refused_with_all_of_the
     [
         (DENSE, ["norm", "bias"]),
         (DEEPSEEK, ["^decoder/moe_layers/", "^decoder/pipeline_module/layers/"]),  # together the same, each alone not
-        (UNSCANNED, [r"layers(_\d+)?/mlp/wo"]),
+        (UNSCANNED, ["layers(_[0-9]+)?/mlp/wo"]),
         (PARTLY, ["^decoder/"]),
     ],
 )

@@ -38,6 +38,7 @@ def make(**overrides):
       "micro_batch_size_to_train_on": 16,
       "num_pipeline_microbatches": 4,
       "per_device_batch_size": 2.0,
+      "num_target_devices": None,
       "mhc_expansion_rate": 1,
       "use_multimodal": False,
       "use_mrope": False,

@@ -46,6 +46,7 @@ PATTERNS = (
     "tests/host/test_parameter_patterns.py::"
     "test_arrays_of_the_same_name_that_hold_other_layers_are_not_the_same"
 )
+FEW_ROWS = "tests/test_proposals.py::test_fewer_rows_than_devices_that_each_want_some_are_refused"
 CLAIMED = "tests/test_registry.py::test_a_package_that_claims_a_built_in_name_is_refused_by_its_name"
 OWN_VARIABLES = (
     "tests/testing/test_parity.py::test_what_a_layer_leaves_in_a_variable_of_its_own_type_is_refused_instead_of_lost"
@@ -497,6 +498,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "if block in UNIFORM_BLOCKS or config.num_decoder_layers is None:",
             "if block:",
             UNEQUAL,
+        ),
+        Mutant(
+            "rows-not-counted",
+            "microbatches with fewer rows than the devices of a `shard_map` fail from within MaxText, or one day do not",
+            "rows.py",
+            "return rows % self.devices == 0 and rows >= self.least",
+            "return rows >= self.least",
+            FEW_ROWS,
         ),
         Mutant(
             "optimizer-mixes-layers",

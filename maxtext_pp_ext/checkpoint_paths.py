@@ -1,0 +1,62 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Paths of checkpoints that Orbax refuses, which it does when it first writes one: after the first step.
+
+Its arrays are written and read by TensorStore, which is given `gs://` paths and absolute ones (`tensorstore_utils` of
+Orbax, with MaxText 0.2.5).
+"""
+
+from collections.abc import Callable
+import os
+from typing import Any
+
+_TRUE = ("true", "yes", "on", "y", "t", "1")
+
+
+_LOADED = ("load_parameters_path", "load_full_state_path")
+
+
+def problems(value_of: Callable[[str], Any]) -> list[str]:
+  """What is wrong with a run's paths of checkpoints; [] if nothing.
+
+  Args:
+    value_of: gives the value of a key of MaxText, None if there is none.
+  """
+  if not _is_true(value_of("enable_checkpointing")):
+    return []
+  asking = {"base_output_directory": "enable_checkpointing"}
+  for key in ("enable_emergency_checkpoint", "enable_multi_tier_checkpointing"):
+    if _is_true(value_of(key)):
+      asking["local_checkpoint_directory"] = key
+  found = []
+  for key, by in asking.items():
+    path = value_of(key)
+    if _is_relative(path):
+      without = f"{by}=False" if by == "enable_checkpointing" else f"enable_checkpointing=False and {by}=False"
+      found.append(
+          f"{key}={path} with {by}=True: Orbax writes checkpoints to absolute paths and gs:// only, and would stop at the "
+          f"first one. Set {key}={_absolute(path)}, or {without}."
+      )
+  return found
+
+
+def of_loading(value_of: Callable[[str], Any]) -> list[str]:
+  """The same about checkpoints that a run begins with, where it stops by itself before its first step."""
+  found = []
+  for key in _LOADED:
+    path = value_of(key)
+    if _is_relative(path):
+      found.append(f"{key}={path}: Orbax reads checkpoints at absolute paths and gs:// only. Set {key}={_absolute(path)}.")
+  return found
+
+
+def _is_relative(path: Any) -> bool:
+  return isinstance(path, str) and path != "" and not path.startswith("gs://") and not os.path.isabs(path)
+
+
+def _absolute(path: str) -> str:
+  return "gs://…" if "://" in path else os.path.abspath(path)
+
+
+def _is_true(value: Any) -> bool:
+  return str(value).lower() in _TRUE
