@@ -34,8 +34,8 @@ def problems(value_of: Callable[[str], Any]) -> list[str]:
     if _is_relative(path):
       without = f"{by}=False" if by == "enable_checkpointing" else f"enable_checkpointing=False and {by}=False"
       found.append(
-          f"{key}={path} with {by}=True: Orbax writes checkpoints to absolute paths and gs:// only, and would stop at the "
-          f"first one. Set {key}={_absolute(path)}, or {without}."
+          f"{key}={path} with {by}=True: Orbax writes checkpoints to absolute paths and gs:// only, and would stop at "
+          f"the first one. Set {key}={_absolute(path)}, or {without}."
       )
   return found
 
@@ -46,7 +46,8 @@ def of_loading(value_of: Callable[[str], Any]) -> list[str]:
   for key in _LOADED:
     path = value_of(key)
     if _is_relative(path):
-      found.append(f"{key}={path}: Orbax reads checkpoints at absolute paths and gs:// only. Set {key}={_absolute(path)}.")
+      what = "Orbax reads checkpoints at absolute paths and gs:// only"
+      found.append(f"{key}={path}: {what}. Set {key}={_absolute(path)}.")
   return found
 
 

@@ -203,7 +203,7 @@ def _enough(config: Any, rows: int, evaluation: bool) -> bool:
 def proposal(config: Any, passes: Callable[[Values], bool], given: Values) -> dict[str, Any] | None:
   """Values for as few keys as possible after which nothing is wrong with a pipeline's sizes, or None.
 
-  The number of stages is kept if it can be, then the layers of the pipeline, then the number of microbatches or the batch.
+  The number of stages is kept if it can be, then the layers of the pipeline, then the microbatches or the batch.
 
   Args:
     config: MaxText's, or anything with its keys.

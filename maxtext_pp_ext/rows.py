@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What in MaxText's layers needs every device to have equally many rows of a microbatch.
 
-Most of a layer is partitioned by XLA, which pads or replicates rows that devices cannot share. These are `shard_map`s over
-the rows, which have an error from within MaxText for such rows, where a batch that is not divided into microbatches
-has enough of them. Read in `maxtext/layers/{attentions,attention_op,moe}.py` of MaxText 0.2.5; all other `shard_map`s that
-training comes to are over sequences or heads, drop axes that do not divide the rows (qwen3's gated delta rule, experts
+Most of a layer is partitioned by XLA, which pads or replicates rows that devices cannot share. These are `shard_map`s
+over the rows, which have an error from within MaxText for such rows, where a batch that is not divided into microbatches
+has enough of them. Read in `maxtext/layers/{attentions,attention_op,moe}.py` of MaxText 0.2.5; all other `shard_map`s
+that training comes to are over sequences or heads, drop axes that do not divide the rows (qwen3's gated delta rule, experts
 without expert parallelism), or are not in layers of a pipeline.
 """
 

@@ -117,7 +117,7 @@ def _of_patterns(config: Any) -> list[str]:
 
 
 def _warn(found: list[str]) -> None:
-  """Says what is wrong unless somebody makes a mesh of fewer devices: else MaxText has an error that does not say more."""
+  """Says what is wrong unless somebody makes a mesh of fewer devices: MaxText's own error then says less."""
   if found:
     text = "\n".join(["With a mesh of all devices this cannot be trained:", *found])
     warnings.warn(text, keys.PipelineConfigWarning, stacklevel=2)

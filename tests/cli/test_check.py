@@ -97,8 +97,8 @@ def test_what_maxtext_refuses_is_an_error_too(check, arguments, words):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (("enable_checkpointing=True", "base_output_directory=out"), ["base_output_directory=out with enable_checkpointing"]),
-        (("load_parameters_path=out/run/checkpoints/0/items",), ["load_parameters_path=out/run/checkpoints/0/items: Orbax"]),
+        (("enable_checkpointing=True", "base_output_directory=out"), ["base_output_directory=out with enable_check"]),
+        (("load_parameters_path=out/0/items",), ["load_parameters_path=out/0/items: Orbax"]),
         (("base_output_directory=out",), []),  # `TINY` has no checkpoints
         (("enable_checkpointing=True", "base_output_directory=/out"), []),
         (("enable_checkpointing=True", "base_output_directory=gs://bucket/out"), []),

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is proposed for sizes that do not go together, set in MaxText's own config: it accepts it and can make the mesh."""
+"""What is proposed for sizes that do not go together, set in MaxText's own config: it accepts it, and has a mesh."""
 
 import random
 

@@ -487,8 +487,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "problems-not-raised",
             "what is known not to work is trained",
             "host/config_class.py",
-            "  found = problems(derived)\n  if found:",
-            "  found = problems(derived)\n  if found is None:",
+            "  found = problems(derived, given)\n  if found:",
+            "  found = problems(derived, given)\n  if found is None:",
             REFUSED,
         ),
         Mutant(
