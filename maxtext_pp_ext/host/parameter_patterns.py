@@ -149,7 +149,8 @@ def patterns_of(chosen: set[Path], paths: set[Path]) -> list[str]:
   families: dict[Path, set[Path]] = {}
   for path in paths:
     families.setdefault(tuple(re.sub(r"(?<=_)\d+$", _NUMBER, part) for part in path), set()).add(path)
-  if all(family <= chosen or family.isdisjoint(chosen) for family in families.values()):
+  whole = all(family <= chosen or family.isdisjoint(chosen) for family in families.values())
+  if whole and families.keys().isdisjoint(name[:end] for name in families for end in range(1, len(name))):
     chosen, paths = {name for name, family in families.items() if family <= chosen}, set(families)
   return [f"^{'/'.join(map(_escaped, start))}(/|$)" for start in _beginnings((), chosen, paths)]
 

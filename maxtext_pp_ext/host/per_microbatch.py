@@ -34,7 +34,7 @@ _BUFFERS = ("ragged_buffer_factor", "eval_ragged_buffer_factor")
 
 def problems(config: Any) -> list[str]:
   """Everything in a config that a pipeline would compute of microbatches instead of the batch; [] if nothing."""
-  return [*_experts(config), *_accumulation(config)]
+  return [*_experts(config), *_replicas(config), *_accumulation(config)]
 
 
 def _experts(config: Any) -> Iterator[str]:
@@ -58,11 +58,23 @@ def _experts(config: Any) -> Iterator[str]:
       )
 
 
+def _replicas(config: Any) -> Iterator[str]:
+  """With DiLoCo a pipeline is called with the rows of one replica."""
+  rows, microbatches = config.micro_batch_size_to_train_on, config.num_pipeline_microbatches
+  replicas = getattr(config, "num_diloco_replicas", None) if config.enable_diloco else None
+  if replicas and rows and microbatches > 0 and rows % (replicas * microbatches):
+    yield (
+        f"enable_diloco=True: each of {replicas} replicas has {rows // replicas} of the batch's {rows} rows, which cannot be "
+        f"divided into num_pipeline_microbatches={microbatches} microbatches. Set per_device_batch_size so that the batch is "
+        f"a multiple of {replicas * microbatches} rows."
+    )
+
+
 def _accumulation(config: Any) -> Iterator[str]:
   """MaxText adds up over the steps of an accumulation what layers have sown, row by row."""
   if config.use_qk_clip and config.gradient_accumulation_steps > 1:
     yield (
         f"use_qk_clip=True with gradient_accumulation_steps={config.gradient_accumulation_steps}: MaxText adds up the "
-        "largest logits of each row, and clips by the largest sum. A pipeline has the largest logit of a microbatch's rows, "
-        "and would clip more. Set gradient_accumulation_steps=1, and num_pipeline_microbatches to more."
+        "largest logits of each row, and clips by the largest sum. A pipeline has the largest logit of a microbatch's "
+        "rows, and would clip more. Set gradient_accumulation_steps=1, and num_pipeline_microbatches to more."
     )

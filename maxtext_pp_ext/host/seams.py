@@ -126,6 +126,7 @@ CONFIG_KEYS = (
     "ici_parallelism",
     "dcn_parallelism",
     "inference_benchmark_test",
+    "enable_diloco",
     "num_slices",
     "ici_fsdp_parallelism",
     "ici_data_parallelism",

@@ -4,9 +4,9 @@
 
 There is a file for each version of MaxText, that of the environment.
 
-Takes a few hours on two cores. What it has trained stays in --folder, so that it goes on where it was ended. Values whose
-configuration did not agree are drawn again, each by itself. Exit code 1 if a configuration differs or fails, or a value
-was not trained.
+Takes a few hours on two cores. It begins with what those files have, keeps what it has trained in --folder, and goes on
+where it was ended. Values whose configuration did not agree are drawn again, each by itself. Exit code 1 if a
+configuration differs or fails, or a value was not trained.
 
 `--document` writes docs/keys.md, and trains nothing.
 """
@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
   console, folder = Console(), options.folder.resolve()
   folder.mkdir(parents=True, exist_ok=True)
-  known, defaults = read(folder / "outcomes.jsonl"), defaults_of_models()
+  swept = SWEPT / f"maxtext-{version.found_version()}.jsonl"
+  known, defaults = read(swept) | read(folder / "outcomes.jsonl"), defaults_of_models()
   for number, chosen in enumerate(_rounds(known, defaults, options.keys, options.models)):
     chosen = dict(itertools.islice(chosen.items(), max(options.most, 0)))
     options.most -= len(chosen)
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     console.print(f"  {text}", markup=False)
   if options.keys is None:
     SWEPT.mkdir(exist_ok=True)
-    write(SWEPT / f"maxtext-{version.found_version()}.jsonl", {name: item for name, item in known.items() if item[1].verdict == sweep.AGREES})
+    write(swept, {name: item for name, item in known.items() if item[1].verdict == sweep.AGREES})
   return 1 if bad or missing else 0
 
 
@@ -83,16 +84,20 @@ def _rounds(
     covered = {item for c, o in known.values() if o.verdict == sweep.AGREES for item in _items(c)}
     if keys is not None:
       covered |= {(e.key, repr(v)) for e, v in sweep.values_to_draw(defaults) if e.key not in keys}
-    group = sweep.GROUP if seed == 0 else 1
-    drawn = {f"s{seed}-{n:03}": c for n, c in enumerate(sweep.draw(defaults, covered, seed, group, models))}
-    tried = [(c.model, c.stages, c.pipeline_impl, dict(c.keys)) for c, _ in known.values()]
-    yield {n: c for n, c in drawn.items() if (c.model, c.stages, c.pipeline_impl, dict(c.keys)) not in tried}
+    drawn = sweep.draw(defaults, covered, seed, sweep.GROUP if seed == 0 else 1, models)
+    yield _named(drawn, known, sys.maxsize)
   for seed in itertools.count(_ROUNDS):
     agree = sum(outcome.verdict == sweep.AGREES for _, outcome in known.values())
     if agree >= sweep.ENOUGH or keys is not None or seed > 2 * _ROUNDS:
       return
-    more = {f"s{seed}-{n:03}": c for n, c in enumerate(sweep.draw(defaults, set(), seed, models=models))}
-    yield dict(itertools.islice(((n, c) for n, c in more.items() if n not in known), sweep.ENOUGH - agree))
+    yield _named(sweep.draw(defaults, set(), seed, models=models), known, sweep.ENOUGH - agree)
+
+
+def _named(drawn: Iterable[Configuration], known: Mapping, most: int) -> dict[str, Configuration]:
+  """Those that have not been trained, under new names."""
+  tried = [configuration for configuration, _ in known.values()]
+  new = itertools.islice((configuration for configuration in drawn if configuration not in tried), most)
+  return {f"{number:04}": configuration for number, configuration in enumerate(new, start=len(known))}
 
 
 def _items(configuration: Configuration) -> list[tuple[str, str]]:

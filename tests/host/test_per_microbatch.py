@@ -10,7 +10,15 @@ from maxtext_pp_ext.host import per_microbatch
 
 
 def make(**overrides):
-  values = {"use_batch_split_schedule": False, "use_qk_clip": False, "gradient_accumulation_steps": 1}
+  values = {
+      "use_batch_split_schedule": False,
+      "use_qk_clip": False,
+      "gradient_accumulation_steps": 1,
+      "enable_diloco": False,
+      "num_diloco_replicas": 1,
+      "micro_batch_size_to_train_on": 24,
+      "num_pipeline_microbatches": 24,
+  }
   return types.SimpleNamespace(**(values | overrides))
 
 
@@ -23,12 +31,13 @@ def make(**overrides):
         ({"moe_dropless_fallback": "layer"}, "moe_dropless_fallback=step"),
         ({"ragged_buffer_factor": 1.5}, "moe_dropless_fallback=step"),
         ({"eval_ragged_buffer_factor": 1.5}, "eval_ragged_buffer_factor=-1"),
+        ({"enable_diloco": True, "num_diloco_replicas": 2}, "a multiple of 48 rows"),
         ({"use_qk_clip": True, "gradient_accumulation_steps": 2}, "gradient_accumulation_steps=1"),
     ],
 )
 def test_what_would_be_a_microbatchs_is_refused_by_name_with_what_to_set(keys, remedy):
   [problem] = per_microbatch.problems(make(**keys))
-  assert all(f"{key}={value}" in problem for key, value in keys.items())
+  assert all(f"{key}={value}" in problem for key, value in keys.items() if key != "num_diloco_replicas")
   assert remedy in problem
 
 
@@ -39,6 +48,7 @@ def test_what_would_be_a_microbatchs_is_refused_by_name_with_what_to_set(keys, r
         {"moe_dropless_fallback": "step", "ragged_buffer_factor": 1.5, "eval_ragged_buffer_factor": 1.5},
         {"te_moe_block": True, "use_batch_split_schedule": True},
         {"use_qk_clip": True},
+        {"enable_diloco": True, "num_diloco_replicas": 2, "num_pipeline_microbatches": 12},
     ],
 )
 def test_what_is_the_same_of_a_microbatch_is_not_refused(keys):

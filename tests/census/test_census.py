@@ -1,0 +1,150 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The table has every key of MaxText, what it says is so, and a sweep has trained all that it calls equal."""
+
+import itertools
+import math
+import pathlib
+import re
+
+import pytest
+
+from maxtext_pp_ext import config as keys
+from maxtext_pp_ext.host import install, run_config, version
+from tests.census import __main__ as command
+from tests.census import sweep, table
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+ENTRIES = table.entries()
+EXAMPLES = [
+    pytest.param(key, kind, refusal, id=f"{key}-{kind}-{number}")
+    for key, entry in ENTRIES.items()
+    for kind in ("refused", "host")
+    for number, refusal in enumerate(getattr(entry, kind))
+    if not entry.only
+]
+# A part of what takes two minutes.
+QUICK = EXAMPLES[::12]
+# Twelve devices, none of which has to be there.
+_DEVICES = {"internal_compile": True, "internal_compile_num_devices": 12}
+
+
+def test_every_key_of_maxtext_has_an_entry():
+  install.install()
+  from maxtext.configs import types
+
+  has = set(types.MaxTextConfig.model_fields)
+  assert not has - set(ENTRIES), "say in tests/census/keys.yml what these can do to a pipelined model"
+  only = {key for key, entry in ENTRIES.items() if entry.only}
+  assert set(ENTRIES) - has <= only or version.found_version() != "0.2.5"
+
+
+@pytest.mark.parametrize("test", sorted({test for entry in ENTRIES.values() for test in entry.tests}))
+def test_a_test_that_the_table_names_is_there(test):
+  file, _, name = test.partition("::")
+  assert (CHECKOUT / file).is_file()
+  assert not name or re.search(rf"^def {re.escape(name)}\(", (CHECKOUT / file).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def _check(key, kind, refusal, folder):
+  pipelined = sweep.Configuration(model="dense", stages=3, pipeline_impl="circular_bsw", keys=refusal.keys, drawn=(key,))
+  arguments = pipelined.runs("x")["x_pipeline"].keys
+  given = {name: value for name, value in _DEVICES.items() if name not in refusal.keys}
+  if not {"run_name", "base_output_directory"} & refusal.keys.keys():
+    given |= {"run_name": "x", "base_output_directory": str(folder)}
+  with pytest.raises(Exception, match=re.escape(refusal.says)) as refused:
+    run_config.read(arguments, **given)
+  ours = isinstance(refused.value, keys.PipelineConfigError) or "with the pipeline configuration" in str(refused.value)
+  assert ours == (kind == "refused")
+
+
+@pytest.mark.parametrize("key, kind, refusal", QUICK)
+def test_what_the_table_calls_refused_is(tmp_path, key, kind, refusal):
+  _check(key, kind, refusal, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key, kind, refusal", [example for example in EXAMPLES if example not in QUICK])
+def test_all_that_the_table_calls_refused_is(tmp_path, key, kind, refusal):
+  _check(key, kind, refusal, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def swept():
+  """Configurations of the newest MaxText that agreed."""
+  found = command.read(command.SWEPT / "maxtext-0.2.5.jsonl")
+  assert all(outcome.verdict == sweep.AGREES for _, outcome in found.values())
+  return [configuration for configuration, _ in found.values()]
+
+
+def test_the_sweep_has_trained_every_model_with_every_implementation_at_2_and_3_stages(swept):
+  assert len(swept) >= sweep.ENOUGH
+  found = {(each.model, each.stages, each.pipeline_impl) for each in swept}
+  assert found == set(itertools.product(table.MODELS, sweep.STAGES, sweep.IMPLEMENTATIONS))
+
+
+@pytest.mark.skipif(version.found_version() != "0.2.5", reason="the defaults of another MaxText")
+def test_the_sweep_has_trained_every_key_that_is_called_equal_at_two_values_or_more(swept):
+  held = sweep.held(swept, command.defaults_of_models())
+  assert [key for key, values in held.items() if len(values) < 2 and not ENTRIES[key].only] == []
+
+
+def test_the_documentation_has_the_table():
+  text = command.DOCUMENT.read_text(encoding="utf-8")
+  assert "\n".join(table.markdown(table.groups())) in text
+
+
+def steps(*losses, **others):
+  return [{"learning/loss": loss, **others} for loss in losses]
+
+
+@pytest.mark.parametrize(
+    "found, verdict",
+    [
+        (steps(4.0, 3.0), sweep.AGREES),
+        (steps(4.0, 3.0 * (1 + 2.0**-22)), sweep.AGREES),
+        (steps(4.0, 3.0 * (1 + 2.0**-18)), sweep.DIFFERS),
+        (steps(4.0, math.nan), sweep.DIFFERS),
+        (steps(4.0), sweep.DIFFERS),
+        (steps(4.0, 3.0, more=1.0), sweep.DIFFERS),
+    ],
+)
+def test_a_difference_that_rounding_does_not_explain_is_found(found, verdict):
+  expected = steps(4.0, 3.0)
+  assert sweep.compare(expected, expected, found, 2.0**-22).verdict == verdict
+
+
+def test_what_rounding_does_to_the_twin_is_allowed_from_then_on():
+  expected, twin = steps(4.0, 3.0, 2.0), steps(4.0, 3.0 * (1 + 1e-4), 2.0)
+  assert sweep.compare(expected, twin, steps(4.0, 3.0, 2.0 * (1 + 3e-4)), 2.0**-22).verdict == sweep.AGREES
+  assert sweep.compare(expected, twin, steps(4.0 * (1 + 3e-4), 3.0, 2.0), 2.0**-22).verdict == sweep.DIFFERS
+
+
+def test_every_value_is_drawn_once_with_what_it_needs_and_without_what_it_excludes():
+  defaults = {key: entry.equal[0] if entry.equal else None for key, entry in ENTRIES.items() if not entry.only}
+  drawn = list(sweep.draw(defaults, set(), seed=0))
+  items = [(key, repr(each.keys[key])) for each in drawn for key in each.drawn]
+  assert sorted(items) == sorted((entry.key, repr(value)) for entry, value in sweep.values_to_draw(defaults))
+  for each in drawn:
+    for entry in map(ENTRIES.get, each.drawn):
+      assert each.model in entry.models and entry.with_keys.items() <= each.keys.items()
+      assert not set(entry.not_with) & set(each.keys)
+
+
+SAMPLE = sweep.Configuration(
+    model="moe",
+    stages=3,
+    pipeline_impl="circular_bsw",
+    keys={
+        "trainable_parameters_mask": ["norm", "^decoder/layers/", "^decoder/pipeline_module/layers/"],
+        "gradient_clipping_threshold": 0.1,
+        "z_loss_multiplier": 0.01,
+    },
+    drawn=("trainable_parameters_mask", "gradient_clipping_threshold", "z_loss_multiplier"),
+)
+
+
+def test_a_sample_of_the_sweep_trains_equal(tmp_path):
+  sweep.write_text(tmp_path)
+  [found] = sweep.train(tmp_path, {"sample": SAMPLE}).values()
+  assert found.verdict == sweep.AGREES, found
