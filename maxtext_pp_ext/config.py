@@ -280,10 +280,19 @@ def _quantization(config: Any) -> Iterator[str]:
         f"quantization={name}: operations of NVIDIA's Transformer Engine have not been tried in pipelines of "
         f"maxtext-pp-ext. Set quantization=fp8 and use_qwix_quantization=False for fp8 on NVIDIA GPUs. {_WAY_OUT}"
     )
+  if name == "fp8_full" and config.use_qwix_quantization and _scans_layers_of_stages(config):
+    yield (
+        "quantization=fp8_full with use_qwix_quantization=True and scan_layers_per_stage=True: layers whose scales qwix makes "
+        "in two dtypes cannot be scanned over (MaxText's own pipeline fails, too). Set scan_layers_per_stage=False."
+    )
   if name == "serve_fp8_weight":
     yield f'quantization={name} is for serving, a pipeline is for training. Set quantization="" or another value.'
   if name == "int8" and not config.use_qwix_quantization:
     yield from _parts_of_microbatch(config)
+
+
+def _scans_layers_of_stages(config: Any) -> bool:
+  return config.scan_layers_per_stage and config.num_layers_per_pipeline_stage > 1
 
 
 def _parts_of_microbatch(config: Any) -> Iterator[str]:

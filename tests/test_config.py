@@ -394,6 +394,11 @@ def test_what_the_implementations_can_do_is_not_refused(values):
         ({"quantization": "int8"}, "microbatch of 2 rows .16 / .*Set quantization_local_shard_count=2"),
         ({"quantization": "fp8_gpu", "use_qwix_quantization": True}, "Set quantization=fp8 and use_qwix_quantization=F"),
         ({"quantization": "fp8_nanoo", "use_qwix_quantization": True}, "Set quantization=nanoo_fp8 and use_qwix_quant"),
+        (
+            {"quantization": "fp8_full", "use_qwix_quantization": True, "scan_layers_per_stage": True}
+            | {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1},
+            "cannot be scanned over.*Set scan_layers_per_stage=False",
+        ),
         ({"opt_type": "muon"}, "layers are mixed.*Set opt_type=adamw, adam_pax or sgd"),
         (
             {"use_qk_clip": True, "num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1},
