@@ -225,9 +225,10 @@ def _optimizer(config: Any) -> Iterator[str]:
   if getattr(config, "enable_streaming_diloco", False):
     yield (
         "enable_streaming_diloco=True: MaxText takes a parameter for stacked layers if its size along param_scan_axis="
-        f"{config.param_scan_axis} is num_decoder_layers={config.num_decoder_layers}. A pipeline stacks layers along other "
-        "axes, so that they would be synchronised in other fragments, at other steps. Set enable_streaming_diloco=False "
-        "(enable_diloco=True alone synchronises the whole model), or train without a pipeline."
+        f"{config.param_scan_axis} is num_decoder_layers={config.num_decoder_layers}. A pipeline stacks layers along "
+        "other axes, so that they would be synchronised in other fragments, at other steps. Set "
+        "enable_streaming_diloco=False (enable_diloco=True alone synchronises the whole model), or train without a "
+        "pipeline."
     )
   if config.use_qk_clip:
     yield from _qk_clip(config)
@@ -282,8 +283,8 @@ def _quantization(config: Any) -> Iterator[str]:
     )
   if name == "fp8_full" and config.use_qwix_quantization and _scans_layers_of_stages(config):
     yield (
-        "quantization=fp8_full with use_qwix_quantization=True and scan_layers_per_stage=True: layers whose scales qwix makes "
-        "in two dtypes cannot be scanned over (MaxText's own pipeline fails, too). Set scan_layers_per_stage=False."
+        "quantization=fp8_full with use_qwix_quantization=True and scan_layers_per_stage=True: layers whose scales qwix "
+        "makes in two dtypes cannot be scanned over (MaxText's own pipeline fails, too). Set scan_layers_per_stage=False."
     )
   if name == "serve_fp8_weight":
     yield f'quantization={name} is for serving, a pipeline is for training. Set quantization="" or another value.'

@@ -74,7 +74,9 @@ def parallelism(config: Any) -> list[dict[str, int]]:
   ways = [list(_shares(config, network)) for network in sizes.NETWORKS]
   found = []
   for parts in itertools.product(*ways):
-    stages = math.prod(part[f"{network}_pipeline_parallelism"] for network, part in zip(sizes.NETWORKS, parts))
+    stages = math.prod(
+        part[f"{network}_pipeline_parallelism"] for network, part in zip(sizes.NETWORKS, parts, strict=True)
+    )
     changes = {key: value for part in parts for key, value in part.items() if getattr(config, key, 1) != value}
     if 2 <= stages <= _MOST_STAGES:
       present = sizes.num_stages(config) or 1
@@ -189,7 +191,8 @@ def _with_other_batches(config: Any, values: dict[str, Any]) -> Iterator[dict[st
     if rows < 1 or rows % divided_by or not _enough(view, rows // divided_by, evaluation):
       found = batches(view, divided_by, key, _units(view, evaluation))
       enough = (s for s in found if _enough(view, int(view.num_target_devices * s) // divided_by, evaluation))
-      others |= {key: size for size in itertools.islice(enough, 1)}
+      if (size := next(enough, None)) is not None:
+        others[key] = size
   yield values | others
 
 

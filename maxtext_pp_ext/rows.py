@@ -5,8 +5,8 @@
 Most of a layer is partitioned by XLA, which pads or replicates rows that devices cannot share. These are `shard_map`s
 over the rows, which have an error from within MaxText for such rows, where a batch that is not divided into microbatches
 has enough of them. Read in `maxtext/layers/{attentions,attention_op,moe}.py` of MaxText 0.2.5; all other `shard_map`s
-that training comes to are over sequences or heads, drop axes that do not divide the rows (qwen3's gated delta rule, experts
-without expert parallelism), or are not in layers of a pipeline.
+that training comes to are over sequences or heads, drop axes that do not divide the rows (qwen3's gated delta rule,
+experts without expert parallelism), or are not in layers of a pipeline.
 """
 
 from collections.abc import Iterator, Sequence

@@ -192,7 +192,7 @@ EXPERTS = {"decoder_block": "mixtral", "num_experts": 4}
         (
             {"fused_qkv": True, "per_device_batch_size": 4.0, "micro_batch_size_to_train_on": 32}
             | {"enable_rampup_batch_size": True, "per_device_batch_size_start": 1.0, "gradient_accumulation_steps": 2},
-            "microbatch of the growing batch of per_device_batch_size_start=1.0 has 2 .* Set per_device_batch_size_st.*=2",
+            "microbatch of the growing batch of per_device_batch_size_start=1.0 has 2 .* Set per_device_batch_size_s.*=2",
         ),
         (
             {"fused_qkv": True, "per_device_batch_size": 1.0, "micro_batch_size_to_train_on": 8, "batch_split_factor": 2}

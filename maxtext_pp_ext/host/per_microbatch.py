@@ -64,9 +64,9 @@ def _replicas(config: Any) -> Iterator[str]:
   replicas = getattr(config, "num_diloco_replicas", None) if config.enable_diloco else None
   if replicas and rows and microbatches > 0 and rows % (replicas * microbatches):
     yield (
-        f"enable_diloco=True: each of {replicas} replicas has {rows // replicas} of the batch's {rows} rows, which cannot be "
-        f"divided into num_pipeline_microbatches={microbatches} microbatches. Set per_device_batch_size so that the batch is "
-        f"a multiple of {replicas * microbatches} rows."
+        f"enable_diloco=True: each of {replicas} replicas has {rows // replicas} of the batch's {rows} rows, which "
+        f"cannot be divided into num_pipeline_microbatches={microbatches} microbatches. Set per_device_batch_size so "
+        f"that the batch is a multiple of {replicas * microbatches} rows."
     )
 
 

@@ -86,9 +86,9 @@ def _cycles_of_equal_layers(config: Any, block: str) -> Iterator[str]:
   interval = config.inhomogeneous_layer_cycle_interval
   if block in UNIFORM_BLOCKS - {"deepseek"} and config.scan_layers and interval != 1:
     yield (
-        f"decoder_block={block} with inhomogeneous_layer_cycle_interval={interval}: all its layers are alike, and without "
-        f"a pipeline MaxText would build num_decoder_layers={config.num_decoder_layers} / {interval} of them. Set "
-        "inhomogeneous_layer_cycle_interval=1, and base_num_decoder_layers to the number of layers."
+        f"decoder_block={block} with inhomogeneous_layer_cycle_interval={interval}: all its layers are alike, and "
+        f"without a pipeline MaxText would build num_decoder_layers={config.num_decoder_layers} / {interval} of them. "
+        "Set inhomogeneous_layer_cycle_interval=1, and base_num_decoder_layers to the number of layers."
     )
 
 
@@ -286,8 +286,8 @@ def _other_ranks(config: Any) -> Iterator[str]:
   """What a pipeline lays out otherwise over devices and slices than MaxText's other code takes for granted."""
   for name in _over_stages(config.logical_axis_rules or ()):
     yield (
-        f"logical_axis_rules shard {name} over the mesh axis 'stage', over which a pipeline has its stages. Take 'stage' out "
-        "of that rule."
+        f"logical_axis_rules shard {name} over the mesh axis 'stage', over which a pipeline has its stages. Take 'stage' "
+        "out of that rule."
     )
   yield from _stage_axis(config)
   if config.enable_multi_tier_checkpointing and config.dcn_pipeline_parallelism > 1 and config.mtc_data_parallelism < 1:
@@ -313,14 +313,15 @@ def _stage_axis(config: Any) -> Iterator[str]:
   ici, dcn = (each[axes.index("stage")] for each in sizes)
   if ici * dcn != stages:
     yield (
-        f"ici_parallelism={sizes[0]} and dcn_parallelism={sizes[1]} give the mesh axis 'stage' of mesh_axes={axes} {ici} × "
-        f"{dcn} devices, which are not the {stages} stages of ici_pipeline_parallelism={config.ici_pipeline_parallelism} × "
+        f"ici_parallelism={sizes[0]} and dcn_parallelism={sizes[1]} give the mesh axis 'stage' of mesh_axes={axes} {ici} "
+        f"× {dcn} devices, which are not the {stages} stages of "
+        f"ici_pipeline_parallelism={config.ici_pipeline_parallelism} × "
         f"dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}. Set both to the same."
     )
   if config.inference_benchmark_test and config.dcn_pipeline_parallelism > 1:
     yield (
-        f"inference_benchmark_test=True with dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}: MaxText makes a mesh "
-        "in which the axis 'stage' has fewer devices than there are stages. Set inference_benchmark_test=False."
+        f"inference_benchmark_test=True with dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}: MaxText makes a "
+        "mesh in which the axis 'stage' has fewer devices than there are stages. Set inference_benchmark_test=False."
     )
 
 
@@ -343,14 +344,14 @@ def _past_the_decoder(config: Any) -> Iterator[str]:
     )
   if getattr(config.lora, "enable_lora", False):
     yield (
-        "lora.enable_lora=True: LoRA finds modules by their paths in a model without a pipeline, and makes its parameters "
-        "when a layer is called. Set lora.enable_lora=False, or fine-tune without a pipeline."
+        "lora.enable_lora=True: LoRA finds modules by their paths in a model without a pipeline, and makes its "
+        "parameters when a layer is called. Set lora.enable_lora=False, or fine-tune without a pipeline."
     )
   if config.distill_beta > 0:
     yield (
         f"distill_beta={config.distill_beta}: MaxText compares features of the decoder's last stack of layers, and takes "
-        "its first axis for that of the layers. A pipeline has them by repeat, stage and microbatch. Set distill_beta=0, or "
-        "distill without a pipeline."
+        "its first axis for that of the layers. A pipeline has them by repeat, stage and microbatch. Set distill_beta=0, "
+        "or distill without a pipeline."
     )
 
 

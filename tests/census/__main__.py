@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
+from tests import conftest  # noqa: F401  (the environment of the tests, compiled programs kept)
 from maxtext_pp_ext.host import version
 from tests.census import sweep, table
 from tests.census.sweep import Configuration, Outcome

@@ -89,7 +89,9 @@ class Configuration:
     return next((dtype for dtype in ROUNDING if dtype in self.keys.values()), "float32")
 
   def _arguments(self, pipeline: Mapping[str, Any]) -> list[str]:
-    return table.arguments(cases.SHARED | MODELS[self.model] | _without(_OTHERS, MODELS[self.model]) | pipeline | self.keys)
+    return table.arguments(
+        cases.SHARED | MODELS[self.model] | _without(_OTHERS, MODELS[self.model]) | pipeline | self.keys
+    )
 
 
 def _without(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,7 +261,9 @@ def write_text(folder: pathlib.Path) -> None:
   at = 0
   while at < len(text):
     length = numbers.randint(4, cases.LONGEST)
-    pieces.append([4 + max(_CHARACTERS.find(character), 0) % (cases.VOCABULARY - 4) for character in text[at : at + length]])
+    pieces.append(
+        [4 + max(_CHARACTERS.find(character), 0) % (cases.VOCABULARY - 4) for character in text[at : at + length]]
+    )
     at += length
   records.write(folder / "data" / "text.array_record", ({"text": ids} for ids in pieces))
 

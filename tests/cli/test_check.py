@@ -114,7 +114,7 @@ def test_relative_paths_of_checkpoints_are_errors_with_any_pipeline(check, argum
   status, out = check("--devices", "4", "ici_pipeline_parallelism=2", f"pipeline_impl={impl}", *arguments, "--json")
   errors = json.loads(out)["errors"]
   assert len(errors) == len(said) and status == (2 if said else 0)
-  assert all(text in error and "Set " in error for text, error in zip(said, errors))
+  assert all(text in error and "Set " in error for text, error in zip(said, errors, strict=True))
 
 
 def test_a_path_of_checkpoints_in_a_yml_file_is_looked_at_too(installed, capfd, tmp_path):  # noqa: F811  pylint: disable=redefined-outer-name

@@ -9,7 +9,6 @@ import types
 from maxtext_pp_ext.host import pipelined_path
 import pytest
 
-
 TWO_SLICES = {"dcn_pipeline_parallelism": 2, "dcn_parallelism": [1, 2, 1]}
 
 

@@ -43,8 +43,7 @@ REFUSED = (
 UNEQUAL = "tests/host/test_pipelined_path.py::test_blocks_whose_layers_differ_by_index_are_refused_with_the_reason"
 OPTIMIZER = "tests/test_config.py::test_what_the_implementations_cannot_do_is_refused_with_what_to_set"
 PATTERNS = (
-    "tests/host/test_parameter_patterns.py::"
-    "test_arrays_of_the_same_name_that_hold_other_layers_are_not_the_same"
+    "tests/host/test_parameter_patterns.py::" "test_arrays_of_the_same_name_that_hold_other_layers_are_not_the_same"
 )
 FEW_ROWS = "tests/test_proposals.py::test_fewer_rows_than_devices_that_each_want_some_are_refused"
 CLAIMED = "tests/test_registry.py::test_a_package_that_claims_a_built_in_name_is_refused_by_its_name"
