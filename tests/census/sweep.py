@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
+import json
 import math
 import pathlib
 import random
@@ -24,7 +25,7 @@ from maxtext_pp_ext.testing.train_runs import Results, Run, run_all
 from tests.census import table
 from tests.parity import trainer_cases as cases
 
-DEVICES = 6
+DEVICES = 12
 STEPS = 4
 LAYERS = 6
 STAGES = (2, 3)
@@ -217,8 +218,9 @@ def outcome(results: Results, name: str, configuration: Configuration) -> Outcom
 
 
 def _values(line: Mapping[str, float]) -> dict[str, float]:
-  """What a step or evaluation reports, but for times."""
-  return {key: value for key, value in line.items() if not key.startswith("perf/") and "step_time" not in key}
+  """The numbers that a step or evaluation reports, but for times."""
+  is_time = lambda key: key.startswith("perf/") or "step_time" in key
+  return {key: value for key, value in line.items() if isinstance(value, int | float) and not is_time(key)}
 
 
 # Metrics that are smaller count as this large: below, it is the rounding of what they are a difference of.
@@ -266,6 +268,9 @@ def write_text(folder: pathlib.Path) -> None:
     )
     at += length
   records.write(folder / "data" / "text.array_record", ({"text": ids} for ids in pieces))
+  # For dataset_type=hf: the words that the tokenizer makes these tokens of.
+  lines = (json.dumps({"text": " ".join(f"w{token}" for token in ids)}) for ids in pieces)
+  (folder / "data" / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
 def held(configurations: Iterable[Configuration], defaults: Mapping[str, Any]) -> dict[str, list[Any]]:
