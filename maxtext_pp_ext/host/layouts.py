@@ -19,6 +19,7 @@ from typing import Any
 
 from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import registry
+from maxtext_pp_ext.checkpoint import forms
 from maxtext_pp_ext.checkpoint import guess
 from maxtext_pp_ext.checkpoint import moves
 from maxtext_pp_ext.checkpoint.layout import LayerAxis, Layout, LayoutError, Leaf, Path, axes_of_stack
@@ -171,8 +172,11 @@ def of_checkpoint(
     wanted: the layout that the arguments ask for.
 
   Raises:
-    LayoutError: the checkpoint is not one of this model, or keys have to be given.
+    LayoutError: the checkpoint is not one of this model, keys have to be given, or it is of a form that cannot be
+      converted.
   """
+  if why_not := forms.why_not_converted({path[0] for path in shapes}):
+    raise LayoutError(why_not)
   layers = layers_of_pipelined_kind(config_of_layout(argv))
   wrong, found = [], {}
   for guessed in guess.candidates(shapes, layers=layers, scan_layers=scan_layers):

@@ -9,6 +9,7 @@ maxtext.decoder_layers  decoder_layers(config, layer_classes) -> layer_classes
 maxtext.pipeline_stage  build_pipeline_stage(build, decoder, layer_classes, rngs) -> NNX module
 maxtext.abstract_model  check_abstract_model(config, model, mesh) -> None
 maxtext.checkpoint_load  check_checkpoint_load(**arguments) -> None
+maxtext.pretrained_load  check_pretrained_load(config, model) -> None
 """
 
 from collections.abc import Callable
@@ -43,6 +44,13 @@ def check_checkpoint_load(**arguments: Any) -> None:
   from maxtext_pp_ext.host import checkpoint_load  # pylint: disable=import-outside-toplevel
 
   checkpoint_load.refuse_other_layouts(**arguments)
+
+
+def check_pretrained_load(config: Any, model: Any) -> None:
+  """Raises a ValueError if what from_pretrained is about to load into a model has another layout than that."""
+  from maxtext_pp_ext.host import checkpoint_load  # pylint: disable=import-outside-toplevel
+
+  checkpoint_load.refuse_other_layouts_of_pretrained(config, model)
 
 
 def check_decoder_call(config: Any, **arguments: Any) -> None:

@@ -9,11 +9,11 @@
                                outside of pipelines only (`batch_split`)
   maxtext.utils.model_creation_utils
                                create_nnx_abstract_model, with which every set-up starts, judges the model's parameter
-                               shardings (`sharding_conflicts`)
+                               shardings (`sharding_conflicts`); from_pretrained refuses checkpoints of another layout
   maxtext.common.checkpointing load_state_if_possible refuses checkpoints of another layout
 
-With `pipeline_impl=host` and `sharding_conflicts=fallback` each of them but the last does what MaxText does, by calling
-it.
+With `pipeline_impl=host` and `sharding_conflicts=fallback` each of them does what MaxText does, by calling it, but that
+checkpoints of another layout are refused.
 """
 
 from collections.abc import Callable
@@ -270,20 +270,29 @@ def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
 
 def _check_model_creation(module: ModuleType) -> None:
   version.check_parameters(module, "create_nnx_abstract_model", ABSTRACT_MODEL[:2], ABSTRACT_MODEL)
+  # Where it makes its model is where we judge what it is about to load.
+  version.check_calls(module, "from_pretrained", "create_nnx_abstract_model")
 
 
 def _apply_model_creation(module: ModuleType, rebinding: rebind.Rebinding) -> None:
-  from maxtext_pp_ext.host import sharding_conflicts  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host import checkpoint_load, sharding_conflicts  # pylint: disable=import-outside-toplevel
 
-  host_create = module.create_nnx_abstract_model
+  host_create, host_load = module.create_nnx_abstract_model, module.from_pretrained
 
   @functools.wraps(host_create)
   def create_nnx_abstract_model(config, mesh=None, *args, **kwargs):
     create_model, model = host_create(config, mesh, *args, **kwargs)
     sharding_conflicts.judge(config, model, mesh)
+    checkpoint_load.refuse_other_layouts_within_from_pretrained(config, model)
     return create_model, model
 
+  @functools.wraps(host_load)
+  def from_pretrained(*args, **kwargs):
+    with checkpoint_load.from_pretrained():
+      return host_load(*args, **kwargs)
+
   rebinding.module_level(module, "create_nnx_abstract_model", create_nnx_abstract_model)
+  rebinding.module_level(module, "from_pretrained", from_pretrained)
 
 
 def _check_checkpointing(module: ModuleType) -> None:

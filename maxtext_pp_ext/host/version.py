@@ -83,6 +83,14 @@ def check_parameters(owner: ModuleType | type, name: str, required: Iterable[str
     )
 
 
+def check_calls(owner: ModuleType, name: str, called: str) -> None:
+  """Raises HostVersionError unless the function `owner.name` uses the name `called`, which its module has."""
+  attribute(owner, called)
+  code = getattr(inspect.unwrap(attribute(owner, name)), "__code__", None)
+  if code is None or called not in code.co_names:
+    raise HostVersionError(f"expected {_qualified(owner)}.{name} to call {called}, found no such call in it.")
+
+
 def signature_text(function: Any) -> str:
   """A function's signature without annotations."""
   signature = inspect.signature(function)

@@ -9,7 +9,9 @@ from etils import epath
 from flax import nnx
 import jax
 import jax.numpy as jnp
-from maxtext_pp_ext.host import abstract_model, checkpoint_load, layouts
+from maxtext_pp_ext import cli
+from maxtext_pp_ext.config_view import ConfigView
+from maxtext_pp_ext.host import abstract_model, checkpoint_load, layouts, run_config
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -33,17 +35,37 @@ def state(*keys):
   return config, nnx.State({"model": nnx.state(model)})
 
 
-def save(folder, of):
+def save(folder, of, form="trainer"):
   """The weights as MaxText saves them."""
   params = nnx.to_pure_dict(nnx.filter_state(of["model"], nnx.Param))
-  arrays = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
   handler = ocp.PyTreeCheckpointHandler()
   (folder / "items").mkdir(parents=True)
-  handler.save(epath.Path(folder / "items"), args=ocp.args.PyTreeSave(item={"params": {"params": arrays}}))
+  handler.save(epath.Path(folder / "items"), args=ocp.args.PyTreeSave(item=FORMS[form](params)))
   handler.finalize(epath.Path(folder / "items"))
 
 
-def load(folder, config, of, *, own=False):
+def zeros(params, *leading):
+  return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape), x.dtype), params)
+
+
+def with_values(params):
+  return jax.tree.map(lambda x: {"value": x}, zeros(params))
+
+
+FORMS = {
+    "trainer": lambda params: {"params": {"params": zeros(params)}},
+    "DiLoCo": lambda params: {
+        "inner_state": {"params": {"params": zeros(params, 2)}},
+        "params": {"params": zeros(params)},
+        "outer_opt_state": [{"trace": zeros(params)}],
+        "step": jnp.zeros((), jnp.int32),
+    },
+    "inference": with_values,
+    "inference, base": lambda params: {"base": with_values(params)},
+}
+
+
+def load(folder, config, of, *, own=False, source_checkpoint_layout="orbax"):
   """What our seam does before MaxText loads a folder, or the run's own checkpoint in it."""
   manager = types.SimpleNamespace(directory=folder.parent, latest=types.SimpleNamespace(step=int(folder.name)))
   checkpoint_load.refuse_other_layouts(
@@ -52,7 +74,7 @@ def load(folder, config, of, *, own=False):
       load_full_state_from_path="",
       abstract_unboxed_pre_state=of,
       step=-1,
-      source_checkpoint_layout="orbax",
+      source_checkpoint_layout=source_checkpoint_layout,
       maxtext_config=config,
   )
 
@@ -86,3 +108,97 @@ def test_what_is_no_checkpoint_of_this_model_is_left_to_maxtext(states, tmp_path
   (tmp_path / "5" / "items").mkdir(parents=True)
   (tmp_path / "5" / "items" / "_METADATA").write_text("damaged")
   load(tmp_path / "5", config, abstract)
+
+
+@pytest.mark.parametrize(
+    "form, words", [("DiLoCo", "Checkpoints of DiLoCo cannot be converted"), ("inference", "Checkpoints for inference")]
+)
+def test_no_command_is_named_for_checkpoints_that_it_cannot_convert_and_it_says_the_same(
+    states, tmp_path, capsys, form, words
+):
+  save(tmp_path / "3", states["no pipeline"][1], form)
+  load(tmp_path / "3", *states["no pipeline"])
+  with pytest.raises(checkpoint_load.WrongLayoutError, match=words) as error:
+    load(tmp_path / "3", *states["repeats"])
+  assert "no pipeline" in str(error.value) and "maxtext-pp convert" not in str(error.value)
+  places = [str(tmp_path / "3"), str(tmp_path / "new")]
+  assert cli.main(["convert", *places, str(run_config.base_yml()), *TINY, *PIPELINED]) == 2
+  assert words in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+def test_weights_of_hugging_face_are_refused_for_a_pipeline_before_they_are_read(states, tmp_path):
+  load(tmp_path / "3", *states["no pipeline"], source_checkpoint_layout="safetensors_dynamic")
+  with pytest.raises(checkpoint_load.WrongLayoutError, match="(?s)=safetensors_dynamic: .*checkpoint_conversion"):
+    load(tmp_path / "3", *states["repeats"], source_checkpoint_layout="safetensors_dynamic")
+
+
+EIGHT = {"base_num_decoder_layers": 8}
+FOUR_INSIDE = {**EIGHT, "pipeline_impl": "circular_bsw", "ici_pipeline_parallelism": 2, "pipeline_parallel_layers": 4}
+FOUR_STAGES = {**EIGHT, "pipeline_impl": "circular_bsw", "ici_pipeline_parallelism": 4}
+OF_HOST = {**EIGHT, "pipeline_impl": "host", "ici_pipeline_parallelism": 2}
+# (the checkpoint's model, its form, the run's model, what the message says)
+PRETRAINED = {
+    "layers would be repeated": (FOUR_INSIDE, "trainer", FOUR_STAGES, ("2 stages × 2 repeats", "4 stages × 2 repeats")),
+    "layers would be without values": (EIGHT, "trainer", FOUR_STAGES, ("no pipeline", "maxtext-pp convert")),
+    "into no pipeline": (FOUR_STAGES, "trainer", EIGHT, ("4 stages × 2 repeats", "no pipeline", "maxtext-pp convert")),
+    "into the host's own pipeline": (EIGHT, "trainer", OF_HOST, ("2 stages × 4 repeats", "maxtext-pp convert")),
+    "of an NNX model": (FOUR_STAGES, "inference", EIGHT, ("4 stages × 2 repeats", "Checkpoints for inference")),
+    "of a model of RL": (EIGHT, "inference, base", FOUR_STAGES, ("no pipeline", "Checkpoints for inference")),
+    "of half the layers": (
+        {**FOUR_STAGES, "base_num_decoder_layers": 4, "ici_pipeline_parallelism": 2},
+        "trainer",
+        FOUR_STAGES,
+        ("is not of this run's model", "checkpoint [2, 2, 16, 32], model [2, 4, 16, 32]"),
+    ),
+}
+
+
+def arguments(keys):
+  return [f"{key}={value}" for key, value in keys.items()]
+
+
+@pytest.mark.parametrize("case", PRETRAINED.values(), ids=PRETRAINED.keys())
+def test_from_pretrained_refuses_another_layout_before_it_makes_the_model(make_config, monkeypatch, tmp_path, case):
+  from maxtext.utils import maxtext_utils_nnx, model_creation_utils
+
+  saved, form, wanted, words = case
+  monkeypatch.setattr(maxtext_utils_nnx, "create_nnx_sharded_model", lambda *_, **__: pytest.fail("made the model"))
+  save(tmp_path / "3", state(*arguments(saved))[1], form)
+  config = make_config(rows=16, load_parameters_path=tmp_path / "3" / "items", **wanted)
+  with pytest.raises(checkpoint_load.WrongLayoutError) as error:
+    model_creation_utils.from_pretrained(config)
+  assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("form", ["trainer", "inference"])
+def test_from_pretrained_loads_the_models_own_layout(make_config, tmp_path, form):
+  from maxtext.utils import model_creation_utils
+
+  save(tmp_path / "3", state(*arguments(FOUR_INSIDE))[1], form)
+  config = make_config(rows=16, load_parameters_path=tmp_path / "3" / "items", **FOUR_INSIDE)
+  model, _ = model_creation_utils.from_pretrained(config)
+  assert all(not jnp.any(x) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+class Model(nnx.Module):
+  """One with a decoder of the given arrays."""
+
+  def __init__(self, **shapes):
+    self.decoder = nnx.Module()
+    self.decoder.layers = nnx.Module()
+    for name, shape in shapes.items():
+      setattr(self.decoder.layers, name, nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32)))
+
+
+def test_what_from_pretrained_makes_fit_without_a_pipeline_is_left_to_it(states, tmp_path):
+  """Experts' matrices in one, a matrix transposed, heads that are to be padded for vLLM, a user's own array."""
+  config, _ = states["no pipeline"]
+  saved = Model(wi_0=(4, 2, 8), wi_1=(4, 2, 8), matrix=(4, 8), key=(4, 2, 8))
+  save(tmp_path / "3", nnx.State({"model": nnx.state(saved)}))
+  view = ConfigView(config, (("load_parameters_path", str(tmp_path / "3" / "items")),))
+  judge = lambda **shapes: checkpoint_load.refuse_other_layouts_of_pretrained(view, Model(**shapes))
+  judge(wi=(4, 2, 16), matrix=(8, 4), key=(4, 2, 8))
+  judge(wi=(4, 2, 16), matrix=(4, 8), key=(4, 4, 8))
+  judge(wi=(4, 2, 16), matrix=(4, 8), key=(4, 2, 8), custom_linear_1=(4, 8))
+  with pytest.raises(checkpoint_load.WrongLayoutError):
+    judge(wi=(2, 4, 16), matrix=(4, 8), key=(4, 2, 8))

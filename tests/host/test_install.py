@@ -29,6 +29,7 @@ TOUCHED = {
     "maxtext.layers.nnx_decoders.NNXDecoder.get_decoder_layers",
     "maxtext.layers.nnx_decoders.NNXDecoder._get_pipeline_stage_module",
     "maxtext.utils.model_creation_utils.create_nnx_abstract_model",
+    "maxtext.utils.model_creation_utils.from_pretrained",
     "maxtext.common.checkpointing.load_state_if_possible",
 }
 

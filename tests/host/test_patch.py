@@ -20,6 +20,7 @@ ENTRY_POINTS = {
     "maxtext.pipeline_stage": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:build_pipeline_stage"},
     "maxtext.abstract_model": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_abstract_model"},
     "maxtext.checkpoint_load": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_checkpoint_load"},
+    "maxtext.pretrained_load": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_pretrained_load"},
 }
 RUN_TRAINER = ("-m", "maxtext.trainers.pre_train.train", *TINY, "steps=2", "base_output_directory=out")
 
@@ -71,6 +72,26 @@ def test_patched_maxtext_refuses_conflicting_shardings_with_the_hook_off(run_pyt
   assert done.returncode and "ShardingConflictError" in done.stderr and "'embed'" in done.stderr
 
 
+FROM_PRETRAINED = """
+import sys
+from maxtext.configs import pyconfig
+from maxtext.utils import model_creation_utils
+model_creation_utils.from_pretrained(pyconfig.initialize(["", *sys.argv[1:]]))
+"""
+
+
+def test_patched_maxtext_refuses_pretrained_weights_of_another_layout_with_the_hook_off(
+    run_python, patched, ours, tmp_path
+):
+  from tests.host.test_checkpoint_load import save, state
+
+  save(tmp_path / "3", state()[1])
+  keys = ("ici_pipeline_parallelism=2", "num_pipeline_microbatches=2", "pipeline_impl=circular_bsw")
+  path = f"load_parameters_path={tmp_path / '3' / 'items'}"
+  done = run_python("-c", FROM_PRETRAINED, *TINY, *keys, path, path=[patched, ours], check=False)
+  assert done.returncode and "WrongLayoutError" in done.stderr and "maxtext-pp convert" in done.stderr
+
+
 def test_patched_maxtext_builds_stages_for_explicit_sharding_with_the_hook_off(run_python, patched, ours):
   keys = (
       "ici_pipeline_parallelism=2",
@@ -96,6 +117,7 @@ report = maxtext_pp_ext.install()
 assert report.touched == () and report.pending == () and len(report.stood_aside) == 5, report
 assert not hasattr(pipeline.create_nnx_pipeline, "__wrapped__")
 assert not hasattr(model_creation_utils.create_nnx_abstract_model, "__wrapped__")
+assert not hasattr(model_creation_utils.from_pretrained, "__wrapped__")
 assert not hasattr(checkpointing.load_state_if_possible, "__wrapped__")
 with pytest.raises(PipelineConfigError, match="without a pipeline"):
   pyconfig.initialize([""], run_name="x", pipeline_impl="circular")

@@ -78,6 +78,16 @@ def test_a_decoder_with_a_parameter_that_we_do_not_know_is_refused():
     seams.SEAMS[module.__name__].check(module)
 
 
+def test_a_from_pretrained_that_makes_its_model_another_way_is_refused():
+  module = types.ModuleType("maxtext.utils.model_creation_utils")
+  module.create_nnx_abstract_model = lambda config, mesh=None: None
+  module.from_pretrained = lambda config: create_nnx_abstract_model(config)  # noqa: F821
+  seams.SEAMS[module.__name__].check(module)
+  module.from_pretrained = lambda config: create_another_model(config)  # noqa: F821
+  with pytest.raises(version.HostVersionError, match="from_pretrained to call create_nnx_abstract_model"):
+    seams.SEAMS[module.__name__].check(module)
+
+
 def _types_module(**changes):
   """A stand-in for `maxtext.configs.types` whose classes have all that the seam needs, but for `changes`."""
   import pydantic

@@ -35,6 +35,10 @@ VERSION = "tests/host/test_version.py::test_"
 LOAD = (
     "tests/host/test_checkpoint_load.py::test_a_checkpoint_of_another_layout_is_refused_with_both_layouts_and_the_command"
 )
+PRETRAINED = (
+    "tests/host/test_checkpoint_load.py::"
+    "test_from_pretrained_refuses_another_layout_before_it_makes_the_model[layers would be repeated]"
+)
 STRIDES = "tests/host/test_layouts.py::test_layers_of_a_stage_run_one_after_the_other[1]"
 CONVERT = "tests/checkpoint/test_convert.py::test_values_that_are_read_back_otherwise_are_found_and_nothing_is_left"
 REFUSED = (
@@ -408,9 +412,17 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "other-layout-not-refused",
             "a checkpoint of another layout is loaded as it is",
             "host/checkpoint_load.py",
-            "if not stored or stored == wanted or _size(stored) != _size(wanted):",
-            "if stored or wanted:",
+            "if stored.shapes and stored.shapes != wanted and _size(stored.shapes) == _size(wanted):",
+            "if not stored.shapes and not wanted:",
             LOAD,
+        ),
+        Mutant(
+            "other-layout-not-refused-in-post-training",
+            "from_pretrained repeats layers of a checkpoint of another layout, or leaves them out",
+            "host/checkpoint_load.py",
+            "token = _in_from_pretrained.set(True)",
+            "token = _in_from_pretrained.set(False)",
+            PRETRAINED,
         ),
         Mutant(
             "layers-mixed-in-conversion",
