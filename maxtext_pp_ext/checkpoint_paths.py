@@ -35,7 +35,7 @@ def problems(value_of: Callable[[str], Any]) -> list[str]:
       without = f"{by}=False" if by == "enable_checkpointing" else f"enable_checkpointing=False and {by}=False"
       found.append(
           f"{key}={path} with {by}=True: Orbax writes checkpoints to absolute paths and gs:// only, and would stop at "
-          f"the first one. Set {key}={_absolute(path)}, or {without}."
+          f"the first one. Set {key}{_remedy(path)}, or {without}."
       )
   return found
 
@@ -47,7 +47,7 @@ def of_loading(value_of: Callable[[str], Any]) -> list[str]:
     path = value_of(key)
     if _is_relative(path):
       what = "Orbax reads checkpoints at absolute paths and gs:// only"
-      found.append(f"{key}={path}: {what}. Set {key}={_absolute(path)}.")
+      found.append(f"{key}={path}: {what}. Set {key}{_remedy(path)}.")
   return found
 
 
@@ -55,8 +55,14 @@ def _is_relative(path: Any) -> bool:
   return isinstance(path, str) and path != "" and not path.startswith("gs://") and not os.path.isabs(path)
 
 
+def _remedy(path: str) -> str:
+  if "://" in path:
+    return " to an absolute path, or to one that begins with gs://"
+  return f"={_absolute(path)}"
+
+
 def _absolute(path: str) -> str:
-  return "gs://…" if "://" in path else os.path.abspath(path)
+  return os.path.abspath(os.path.expanduser(path))
 
 
 def _is_true(value: Any) -> bool:

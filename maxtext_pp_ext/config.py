@@ -92,8 +92,11 @@ def problems(
     return _of_host(config)
   found = [*_of_implementations(config), *also(config)]
   # Nobody makes a smaller mesh of devices that are not there.
-  absent = getattr(config, "internal_compile", False) or getattr(config, "compile_topology", "")
-  if whole_mesh or (found and absent) or any(isinstance(problem, remedies.Problem) for problem in found):
+  if (
+      whole_mesh
+      or (found and _devices_are_absent(config))
+      or any(isinstance(problem, remedies.Problem) for problem in found)
+  ):
     found += sizing.devices(config)
 
   def check(view: Any) -> list[str]:
@@ -102,6 +105,10 @@ def problems(
     return [*_of_implementations(view), *also(view), *sizing.devices(view)]
 
   return remedies.with_remedies(config, found, check, propose.proposal, given)
+
+
+def _devices_are_absent(config: Any) -> bool:
+  return bool(getattr(config, "internal_compile", False) or getattr(config, "compile_topology", ""))
 
 
 def _of_host(config: Any) -> list[str]:
@@ -120,7 +127,8 @@ def _of_implementations(config: Any) -> list[str]:
       *_explicit_sharding(config),
       *_optimizer(config),
       *_not_supported(config),
-      *checkpoint_paths.problems(lambda key: getattr(config, key, None)),
+      # What is only compiled writes no checkpoint.
+      *([] if _devices_are_absent(config) else checkpoint_paths.problems(lambda key: getattr(config, key, None))),
   ]
 
 

@@ -90,7 +90,8 @@ def _shares(config: Any, network: str) -> Iterator[dict[str, int]]:
   key = sizes.parallelism_key(network, "stage")
   present = getattr(config, key)
   if "stage" not in asked or any(getattr(config, sizes.parallelism_key(network, a), 1) != n for a, n in asked.items()):
-    yield {key: present}  # the user gives sizes of axes otherwise than by these keys
+    if present >= 1:
+      yield {key: present}  # the user gives sizes of axes otherwise than by these keys
     return
   if target is None:
     layers = sizes.layers_to_choose_from(config) or 1

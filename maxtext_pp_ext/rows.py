@@ -80,7 +80,7 @@ def _needs(config: Any, mesh: dict[str, int], logical: Any, platform: str | None
     names = ("activation_kv_batch", "activation_length_attn", "activation_kv_heads", "activation_kv_head_dim")
     yield Need(what="fused_qkv=True", axes=_axes(names, mesh, logical), least=1, instead={"fused_qkv": False})
   if block in _WITH_EXPERTS and getattr(config, "num_experts", 1) > 1 and config.sparse_matmul:
-    of_experts = math.prod(mesh.get(axis, 1) for axis in _expert_axes(config))
+    of_experts = math.prod(mesh.get(axis, 1) for axis in expert_axes(config))
     if of_experts > 1:
       axes = _axes(("activation_batch", "activation_norm_length", None), mesh, logical)
       what = f"sparse_matmul=True with {of_experts} devices for {config.num_experts} experts"
@@ -88,10 +88,12 @@ def _needs(config: Any, mesh: dict[str, int], logical: Any, platform: str | None
       yield Need(what=what, axes=axes, least=2, instead={"sparse_matmul": False})
   if platform == "tpu" and block not in _WITHOUT_ATTENTION and _flash(config):
     names = ("activation_batch_attn", "activation_heads", "activation_length_attn", "activation_kv")
-    # MaxText's own assertion is about "data" and "fsdp" in any case.
-    axes = _axes(names, mesh, logical) | {axis: mesh[axis] for axis in ("data", "fsdp") if mesh.get(axis, 1) > 1}
-    what = f"attention={config.attention} on TPUs"
-    yield Need(what=what, axes=axes, least=1, instead={"attention": "dot_product"})
+    of_rules = _axes(names, mesh, logical)
+    # MaxText's own assertion is about these in any case.
+    of_assertion = {axis: mesh[axis] for axis in ("data", "fsdp") if mesh.get(axis, 1) > 1}
+    for axes in [of_rules] if of_rules == of_assertion else [of_rules, of_assertion]:
+      what = f"attention={config.attention} on TPUs"
+      yield Need(what=what, axes=axes, least=1, instead={"attention": "dot_product"})
 
 
 def _flash(config: Any) -> bool:
@@ -100,7 +102,7 @@ def _flash(config: Any) -> bool:
   return config.attention == "flash"
 
 
-def _expert_axes(config: Any) -> tuple[str, ...]:
+def expert_axes(config: Any) -> tuple[str, ...]:
   rule = getattr(config.custom_mesh_and_rule, "value", config.custom_mesh_and_rule)
   return ("context", "expert") if rule == "cp-as-ep" else ("expert",)
 

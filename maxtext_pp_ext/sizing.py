@@ -204,7 +204,9 @@ def _rows(config: Any, platform: str | None = None) -> Iterator[Problem]:
   if config.eval_interval > 0:
     batches["eval_per_device_batch_size"] = (config.micro_batch_size_to_eval_on, microbatches)
   batches |= {key: (count, microbatches * accumulated) for key, (_, count) in growing(config).items()}
+  replicas = (getattr(config, "num_diloco_replicas", None) or 1) if getattr(config, "enable_diloco", False) else 1
   for key, (batch, divided_by) in batches.items():
+    batch //= replicas
     if batch < 1 or batch % divided_by:
       continue  # has been said
     rows, parts = batch // divided_by, rows_of_devices.parts(config)

@@ -13,7 +13,7 @@ from typing import Any
 from maxtext_pp_ext import checkpoint_paths
 from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import remedies, sizing
-from maxtext_pp_ext.host import abstract_model, factory, install, layouts, pipelined_path, run_config, sizes
+from maxtext_pp_ext.host import abstract_model, config_class, factory, install, layouts, run_config, sizes
 from maxtext_pp_ext.host.costs_of_run import costs_of_run
 from maxtext_pp_ext.host.refusals import integer, MOST_DEVICES
 from maxtext_pp_ext.plan.costs import Costs
@@ -111,7 +111,7 @@ def _devices_not_shared_out(config: Any, given: Mapping[str, Any]) -> list[str]:
   if not config.using_pipeline_parallelism:
     return []
   chosen = {key: given[key] for key in remedies.DERIVED if isinstance(given.get(key), int)}
-  return keys.problems(config, pipelined_path.problems, chosen, whole_mesh=True)
+  return keys.problems(config, config_class.problems_of_layers, chosen, whole_mesh=True)
 
 
 def _on_tpus(config: Any) -> list[str]:

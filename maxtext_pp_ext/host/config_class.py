@@ -99,12 +99,13 @@ def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Calla
 
 
 def _problems(config: Any, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
-  found = keys.problems(config, _of_layers, given, whole_mesh)
+  found = keys.problems(config, problems_of_layers, given, whole_mesh)
   # Patterns are judged by models, which a config with problems may not have.
   return found if found or whole_mesh or config.pipeline_impl == registry.HOST else _of_patterns(config)
 
 
-def _of_layers(config: Any) -> list[str]:
+def problems_of_layers(config: Any) -> list[str]:
+  """What is wrong about a model's layers in a pipeline of ours."""
   return [*pipelined_path.problems(config), *per_microbatch.problems(config)]
 
 

@@ -138,7 +138,7 @@ def of_config(config: Any, *kinds: type) -> Layout:
   """
   from flax import nnx  # pylint: disable=import-outside-toplevel
 
-  model = _abstract_model(config)
+  model = abstract_model_of(config)
   places = _places(model.decoder)
   leaves = [
       _leaf(tuple(map(str, path)), variable, places, config.param_scan_axis)
@@ -233,7 +233,7 @@ def keys_of_layout(config: Any) -> dict[str, Any]:
   return {STAGES: keys.num_stages(config) if config.using_pipeline_parallelism else 1} | found
 
 
-def _abstract_model(config: Any) -> Any:
+def abstract_model_of(config: Any) -> Any:
   import jax  # pylint: disable=import-outside-toplevel
   import numpy as np  # pylint: disable=import-outside-toplevel
 

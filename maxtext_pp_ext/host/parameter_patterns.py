@@ -21,7 +21,7 @@ from maxtext_pp_ext.host.refusals import as_value_errors
 # One layer's share of an array, (number of the layer, name within it), or an array of no layer, (None, path).
 Part = tuple[int | None, Path]
 
-# Which optimizers read a key; None: whoever trains reads it.
+# Which optimizers read a key; None: any. The last one is read by distillation only.
 KEYS = {"adamw_mask": ("adamw", "adam_pax"), "trainable_parameters_mask": None, "student_params_to_update": None}
 # How many of the arrays that differ a message names.
 _MOST_NAMED = 4
@@ -39,8 +39,9 @@ def problems(config: Any) -> list[str]:
     return found
   try:
     with_pipeline, without = _parameters(config), _parameters(_without_pipeline(config))
-  except ValueError:
-    return []  # MaxText says so when it builds the model
+  except ValueError as error:
+    # What MaxText cannot build, it says itself.
+    return [f"{key} cannot be judged: {error} Leave it out." for key in given] if _can_be_built(config) else []
   return [text for key, patterns in given.items() for text in differences(key, patterns, with_pipeline, without)]
 
 
@@ -53,12 +54,23 @@ def _invalid(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
   for pattern in patterns:
     try:
       re.compile(pattern)
-    except re.error as error:
+    except (re.error, TypeError) as error:
       yield pattern, str(error)
 
 
 def _without_pipeline(config: Any) -> Any:
   return ConfigView(config, (("using_pipeline_parallelism", False),))
+
+
+def _can_be_built(config: Any) -> bool:
+  from maxtext_pp_ext.host import layouts  # pylint: disable=import-outside-toplevel
+
+  try:
+    with as_value_errors("build this model"):
+      layouts.abstract_model_of(config)
+  except ValueError:
+    return False
+  return True
 
 
 def _parameters(config: Any) -> Layout:

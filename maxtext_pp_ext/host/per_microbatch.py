@@ -9,62 +9,78 @@ belongs to a row, is right then. What is refused here is not. Read in MaxText 0.
 from __future__ import annotations
 
 from collections.abc import Iterator
+import math
 from typing import Any
 
-# Host key -> the value that goes, what is wrong with others.
+from maxtext_pp_ext import rows
+from maxtext_pp_ext import stages
+
+_OVER_ALL_DEVICES = (
+    "MaxText takes the maximum over all axes of the mesh, so that a layer would report that of other stages, "
+)
+_OVER_ALL_DEVICES += "and of bubbles"
+# Keys that have to be False, and what is wrong if they are True.
 _MOE = {
-    "moe_log_max_load_ratio": (
-        False,
-        "MaxText takes the maximum over all axes of the mesh, so that a layer would report that of other stages, and of "
-        "bubbles",
-    ),
-    "log_required_ragged_buffer_factor": (
-        False,
-        "MaxText takes the maximum over all axes of the mesh, so that a layer would report that of other stages, and of "
-        "bubbles",
-    ),
+    "moe_log_max_load_ratio": _OVER_ALL_DEVICES,
+    "log_required_ragged_buffer_factor": _OVER_ALL_DEVICES,
     "te_moe_block": (
-        False,
         "buffers of Transformer Engine's experts are made for a call with all rows, and a pipeline calls layers with a "
-        "microbatch",
+        "microbatch"
     ),
 }
-_BUFFERS = ("ragged_buffer_factor", "eval_ragged_buffer_factor")
 
 
 def problems(config: Any) -> list[str]:
   """Everything in a config that a pipeline would compute of microbatches instead of the batch; [] if nothing."""
-  return [*_experts(config), *_replicas(config), *_accumulation(config)]
+  return [*_experts(config), *_buffers(config), *_replicas(config), *_accumulation(config)]
 
 
 def _experts(config: Any) -> Iterator[str]:
-  for key, (off, reason) in _MOE.items():
-    value = getattr(config, key, off)
-    if value != off and not (key == "te_moe_block" and config.use_batch_split_schedule):  # `pipelined_path` has that
-      yield f"{key}={value}: {reason}. Set {key}={off}."
-  fallback = getattr(config, "moe_dropless_fallback", None)
-  if fallback == "layer":
+  for key, reason in _MOE.items():
+    if getattr(config, key, False) and not (key == "te_moe_block" and config.use_batch_split_schedule):
+      yield f"{key}=True: {reason}. Set {key}=False."
+  if getattr(config, "moe_dropless_fallback", None) == "layer":
     yield (
         "moe_dropless_fallback=layer: MaxText adds up over all axes of the mesh whether a layer falls back, so that the "
         "layers of all stages would, and bubbles count. Set moe_dropless_fallback=step."
     )
-  for key in _BUFFERS:
-    value = getattr(config, key, -1.0)
-    if value > 0 and fallback is None:
-      yield (
-          f"{key}={value} without moe_dropless_fallback: a buffer has room for so many tokens of one call, which in a "
-          "pipeline are a microbatch's, so that other tokens are dropped than without a pipeline. Set "
-          f"moe_dropless_fallback=step, which drops none, or {key}=-1."
-      )
+
+
+def _buffers(config: Any) -> Iterator[str]:
+  """Buffers for the tokens of one call, which drop those that they have no room for."""
+  if getattr(config, "moe_dropless_fallback", None) is not None:
+    return  # which computes again what has dropped tokens
+  for key in ("ragged_buffer_factor", "eval_ragged_buffer_factor"):
+    value, of_evaluation = getattr(config, key, -1.0), key.startswith("eval")
+    if value <= 0 or _has_room_for_all(config, value) or (of_evaluation and config.eval_interval <= 0):
+      continue
+    ways = [f"{key}=-1"]
+    if of_evaluation:
+      ways.append("eval_interval=-1")
+    elif getattr(config, "use_ring_of_experts", False) and getattr(config, "use_ragged_sort", False):
+      ways.append("moe_dropless_fallback=step")  # which MaxText has for these only
+    yield (
+        f"{key}={value}: a buffer has room for so many tokens of one call, which in a pipeline are a microbatch's, so that "
+        f"other tokens are dropped than without a pipeline. Set {' or '.join(ways)}."
+    )
+
+
+def _has_room_for_all(config: Any, factor: float) -> bool:
+  """Whether a buffer that is so many times as large as balanced experts need takes the tokens of any others."""
+  mesh = stages.mesh_shape(config)
+  if mesh is None or not config.num_experts_per_tok:
+    return False
+  devices = math.prod(mesh.get(axis, 1) for axis in rows.expert_axes(config))
+  return factor >= min(devices, config.num_experts / config.num_experts_per_tok)
 
 
 def _replicas(config: Any) -> Iterator[str]:
   """With DiLoCo a pipeline is called with the rows of one replica."""
-  rows, microbatches = config.micro_batch_size_to_train_on, config.num_pipeline_microbatches
+  batch, microbatches = config.micro_batch_size_to_train_on, config.num_pipeline_microbatches
   replicas = getattr(config, "num_diloco_replicas", None) if config.enable_diloco else None
-  if replicas and rows and microbatches > 0 and rows % (replicas * microbatches):
+  if replicas and batch and microbatches > 0 and batch % (replicas * microbatches):
     yield (
-        f"enable_diloco=True: each of {replicas} replicas has {rows // replicas} of the batch's {rows} rows, which "
+        f"enable_diloco=True: each of {replicas} replicas has {batch // replicas} of the batch's {batch} rows, which "
         f"cannot be divided into num_pipeline_microbatches={microbatches} microbatches. Set per_device_batch_size so "
         f"that the batch is a multiple of {replicas * microbatches} rows."
     )

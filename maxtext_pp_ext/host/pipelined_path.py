@@ -231,7 +231,7 @@ _MOST_IN_ORDER = 10  # numbered names in the order of their letters: layers_10 i
 
 def _metrics_of_layers(config: Any) -> Iterator[str]:
   """MaxText numbers what layers sow in the order of their names in the model, not in the order in which they run."""
-  if not config.record_internal_nn_metrics:
+  if not config.record_internal_nn_metrics or config.num_decoder_layers is None:
     return
   given = f"record_internal_nn_metrics={config.record_internal_nn_metrics}"
   why = "would be reported under other layers' numbers (activ_mean/layer_000 and so on)"

@@ -164,7 +164,8 @@ def same(value: Any, other: Any) -> bool:
   value, other = plain(value), plain(other)
   if isinstance(value, str) or isinstance(other, str):
     return str(value) == str(other)
-  return (value or None) == (other or None) or value == other
+  empty = lambda x: x is None or x == []
+  return value == other or (empty(value) and empty(other))
 
 
 def _fits(entry: table.Entry, value: Any, keys: Mapping[str, Any], drawn: Sequence[table.Entry]) -> bool:
@@ -212,7 +213,9 @@ def outcome(results: Results, name: str, configuration: Configuration) -> Outcom
       found[kind] = [_values(line) for line in results.metrics(f"{name}_{kind}")]
     except trainer.RunFailedError as error:
       text = str(error).strip().splitlines()[-1]
-      verdict = HOST_FAILS if kind != "pipeline" else REFUSED if "problem" in str(error) else FAILS
+      verdict = (
+          HOST_FAILS if kind != "pipeline" else REFUSED if "with the pipeline configuration" in str(error) else FAILS
+      )
       return Outcome(verdict=verdict, said=text if verdict != REFUSED else str(error)[-1500:])
   return compare(found["none"], found.get("twin", found["none"]), found["pipeline"], ROUNDING[configuration.rounds_to])
 

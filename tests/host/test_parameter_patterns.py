@@ -104,7 +104,7 @@ def test_what_counts_as_selected_is_what_maxtext_masks(make_config):
   pattern = "pre_self_attention|decoder/layers"
   config = make_config(**DENSE)
   for each in (config, ConfigView(config, (("using_pipeline_parallelism", False),))):
-    params = nnx.state(layouts._abstract_model(each), nnx.Param)
+    params = nnx.state(layouts.abstract_model_of(each), nnx.Param)
     mask = optimizers._get_path_mask_fn([pattern])(nnx.as_pure(params))
     leaves = jax.tree_util.tree_leaves_with_path(mask)
     masked_by_maxtext = {tuple(str(key.key) for key in path) for path, is_masked in leaves if is_masked}
