@@ -41,8 +41,8 @@ def why_not_converted(names: Collection[str]) -> str | None:
   if _DILOCO in names:
     return (
         f"Checkpoints of DiLoCo cannot be converted: below {_DILOCO} they have a state for each replica. Go on in the "
-        "layout that it has; or load its weights there, with enable_diloco=False and load_parameters_path, save a "
-        "checkpoint of that run, and convert that one."
+        "layout that it has. Or take its weights alone: in that layout, run a step with enable_diloco=False, "
+        "learning_rate=0 and load_parameters_path, and convert the checkpoint of that run."
     )
   if PARAMETERS[0] not in names and ("base" in names or "decoder" in names):
     return (
