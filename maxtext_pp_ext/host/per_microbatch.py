@@ -60,8 +60,8 @@ def _buffers(config: Any) -> Iterator[str]:
     elif getattr(config, "use_ring_of_experts", False) and getattr(config, "use_ragged_sort", False):
       ways.append("moe_dropless_fallback=step")  # which MaxText has for these only
     yield (
-        f"{key}={value}: a buffer has room for so many tokens of one call, which in a pipeline are a microbatch's, so that "
-        f"other tokens are dropped than without a pipeline. Set {' or '.join(ways)}."
+        f"{key}={value}: a buffer has room for so many tokens of one call, which in a pipeline are a microbatch's, so "
+        f"that other tokens are dropped than without a pipeline. Set {' or '.join(ways)}."
     )
 
 
@@ -69,7 +69,7 @@ def _has_room_for_all(config: Any, factor: float) -> bool:
   """Whether a buffer that is so many times as large as balanced experts need takes the tokens of any others."""
   mesh = stages.mesh_shape(config)
   if mesh is None or not config.num_experts_per_tok:
-    return False
+    return True  # not known (yet), which is an error of its own
   devices = math.prod(mesh.get(axis, 1) for axis in rows.expert_axes(config))
   return factor >= min(devices, config.num_experts / config.num_experts_per_tok)
 

@@ -108,6 +108,7 @@ CONFIG_KEYS = (
     "load_balance_loss_weight",
     "mtp_num_layers",
     "num_experts",
+    "num_experts_per_tok",
     "quantization",
     "quantization_local_shard_count",
     "use_qwix_quantization",
