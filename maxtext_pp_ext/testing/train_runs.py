@@ -123,7 +123,7 @@ def main(plan_file: str) -> None:
   for name, fields in plan["runs"].items():
     try:
       _train(name, Run(**fields), draw)
-    except Exception:  # pylint: disable=broad-exception-caught
+    except (Exception, SystemExit):  # MaxText ends the process where a loss is NaN
       pathlib.Path(f"{name}.error").write_text(traceback.format_exc(), encoding="utf-8")
       if jax.process_count() > 1:
         raise

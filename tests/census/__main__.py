@@ -174,11 +174,18 @@ def defaults_of_models() -> dict[str, Any]:
   return {key: getattr(configs[e.models[0]], key, None) for key, e in table.entries().items() if key in has}
 
 
+def trained() -> set[str]:
+  """Keys that the newest MaxText was trained with at two values or more, and agreed."""
+  swept = [configuration for configuration, _ in read(SWEPT / "maxtext-0.2.5.jsonl").values()]
+  held = sweep.held(swept, defaults_of_models()) if swept else {}
+  return {key for key, values in held.items() if len(values) > 1}
+
+
 def write_document() -> None:
   """Replaces the table in docs/keys.md."""
   before, rest = DOCUMENT.read_text(encoding="utf-8").split(BEGIN)
   after = rest.split(END)[1]
-  lines = "".join(f"{line}\n" for line in table.markdown(table.groups()))
+  lines = "".join(f"{line}\n" for line in table.markdown(table.groups(), trained()))
   DOCUMENT.write_text("".join([before, BEGIN, lines, END, after]), encoding="utf-8")
 
 

@@ -30,7 +30,7 @@ FILE = pathlib.Path(__file__).resolve().parent / "keys.yml"
 MODELS = ("dense", "moe", "deepseek")
 # Kind -> what the documentation calls it.
 KINDS = {
-    "equal": "trained equal by the sweep",
+    "equal": "for the sweep to train",
     "tests": "tested equal",
     "refused": "refused by maxtext-pp-ext",
     "host": "refused by MaxText",
@@ -122,29 +122,32 @@ def counts() -> dict[str, int]:
   return {kind: found[kind] for kind in KINDS}
 
 
-def markdown(documented: Mapping[str, str]) -> Iterator[str]:
+def markdown(documented: Mapping[str, str], trained: set[str]) -> Iterator[str]:
   """Lines of docs/keys.md: counts, then a row for each key.
 
   Args:
     documented: keys -> the class of MaxText's config that has it.
+    trained: keys that a sweep has trained at two values or more.
   """
   yield "| kind | keys |"
   yield "|---|---|"
   for kind, count in counts().items():
-    yield f"| {KINDS[kind]} | {count} |"
+    done = f", {sum(key in trained for key in entries())} of them done" if kind == "equal" else ""
+    yield f"| {KINDS[kind]}{done} | {count} |"
   yield f"| all | {len(entries())} |"
   group = None
   for key, entry in entries().items():
     if documented.get(key, group) != group:
       group = documented[key]
       yield from ("", f"## {group}", "", "| key | what it can do to a pipelined model |", "|---|---|")
-    yield f"| `{key}` | {'; '.join(_said(entry)).replace('|', chr(92) + '|')} |"
+    yield f"| `{key}` | {'; '.join(_said(entry, trained)).replace('|', chr(92) + '|')} |"
 
 
-def _said(entry: Entry) -> Iterator[str]:
+def _said(entry: Entry, trained: set[str]) -> Iterator[str]:
   if entry.equal:
     models = "" if entry.models == MODELS else f" ({', '.join(entry.models)})"
-    yield f"trained equal: {', '.join(f'`{_text(value)}`' for value in entry.equal)}{models}"
+    what = "trained equal" if entry.key in trained else "to be trained by the sweep"
+    yield f"{what}: {', '.join(f'`{_text(value)}`' for value in entry.equal)}{models}"
   if entry.tests:
     yield f"tested equal by {', '.join(test.removeprefix('tests/') for test in entry.tests)}"
   for name, who in (("refused", "refused"), ("host", "MaxText refuses")):

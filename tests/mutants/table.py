@@ -132,7 +132,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "metrics-of-other-layers",
             "what is reported of the first layer is of one outside the pipeline, which runs last",
             "host/pipelined_path.py",
-            "  if not config.record_internal_nn_metrics:\n",
+            "  if not config.record_internal_nn_metrics or config.num_decoder_layers is None:\n",
             "  if config.num_decoder_layers:\n",
             NUMBERED,
         ),

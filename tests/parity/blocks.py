@@ -350,7 +350,7 @@ def reason(case: Case) -> str:
   try:
     case.config(stages=3, repeats=2, microbatches=3)
   except PipelineConfigError as error:
-    [why] = re.findall(r"cannot be pipelined(?: with [^:]*)?: (.*?)\. Set ", str(error))
+    [why] = re.findall(r"cannot be pipelined(?: with [^:]*)?: (.*?)\.(?: Set .*)?$", str(error), re.MULTILINE)
     return f"{case.condition}: {why}" if case.condition else why
   raise AssertionError(f"{case.name} is not refused.")
 
