@@ -30,6 +30,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
 if processes.DEVICE_COUNT_FLAG not in os.environ.get("XLA_FLAGS", ""):
   os.environ["XLA_FLAGS"] = processes.xla_flags(VIRTUAL_DEVICES)
+# Most of the time of our tests is LLVM's, and without its optimizations it is 40 % less.
+if "--xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
+  os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_cache))
 # The default is 1 s: most of our programs are smaller, and there are many.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")

@@ -123,14 +123,17 @@ def _train(chosen: Mapping, folder: pathlib.Path, known: dict, workers: int, con
       sweep.write_text(place)
       return pool.submit(sweep.train, place, {name: chosen[name] for name in chunk})
 
-    for done in concurrent.futures.as_completed([begin(chunk) for chunk in chunks]):
-      for name, outcome in done.result().items():
-        known[name] = chosen[name], outcome
-        if outcome.verdict != sweep.AGREES:
-          console.print(f"{name} {outcome.verdict} ({outcome.ratio:.1f}): {_words(chosen[name])}", markup=False)
-          console.print(f"    {outcome.said}", markup=False)
-      write(folder / "outcomes.jsonl", known)
-      progress.advance(task, len(done.result()))
+    try:
+      for done in concurrent.futures.as_completed([begin(chunk) for chunk in chunks]):
+        for name, outcome in done.result().items():
+          known[name] = chosen[name], outcome
+          if outcome.verdict != sweep.AGREES:
+            console.print(f"{name} {outcome.verdict} ({outcome.ratio:.1f}): {_words(chosen[name])}", markup=False)
+            console.print(f"    {outcome.said}", markup=False)
+        write(folder / "outcomes.jsonl", known)
+        progress.advance(task, len(done.result()))
+    finally:
+      pool.shutdown(cancel_futures=True)
 
 
 def _words(configuration: Configuration) -> str:
