@@ -81,7 +81,8 @@ def predicted(case: Case) -> Any:
 
   maxtext_pp_ext.install()
   from maxtext_pp_ext import presets
-  from maxtext_pp_ext.host import abstract_model, costs_of_run, run_config
+  from maxtext_pp_ext.host.models import abstract_model, run_config
+  from maxtext_pp_ext.plan import of_run
   from maxtext_pp_ext.schedule import CircularSchedule
 
   arguments = case.arguments
@@ -89,7 +90,7 @@ def predicted(case: Case) -> Any:
     arguments = [presets.path(arguments[0]), *arguments[1:]]
   config = run_config.read_without_run(arguments)
   schedule = CircularSchedule.of_config(config) if config.using_pipeline_parallelism else None
-  return costs_of_run.costs_of_run(config, shapes.IMPLEMENTATIONS[case.impl], schedule, *abstract_model.explained(config))
+  return of_run.costs_of_run(config, shapes.IMPLEMENTATIONS[case.impl], schedule, *abstract_model.explained(config))
 
 
 def report(rows: list[tuple[Case, Any]]) -> str:

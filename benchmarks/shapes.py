@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from maxtext_pp_ext.host import variants
+from maxtext_pp_ext.host.models import variants
 
 PLAIN = "host plain"
 # MaxText's default attention kernel on TPU, and nothing that needs storage or data.

@@ -34,7 +34,7 @@ from maxtext_pp_ext.compiled import paired
 from benchmarks import shapes
 from benchmarks import tables
 from maxtext_pp_ext.compiled import traffic
-from maxtext_pp_ext.host import variants
+from maxtext_pp_ext.host.models import variants
 from flax import linen as nn
 from flax import nnx
 import jax

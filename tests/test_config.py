@@ -12,6 +12,7 @@ import types
 from hypothesis import given
 from hypothesis import strategies as st
 from maxtext_pp_ext import config as keys
+from maxtext_pp_ext.host.rules import problems
 import pytest
 
 RULES = [(f"activation_{name}", ["data", "fsdp"]) for name in ("batch", "kv_batch", "batch_attn")]
@@ -73,12 +74,26 @@ def make(**overrides):
       "num_experts": 1,
       "sparse_matmul": True,
       "attention": "autoselected",
-      "max_target_length": 16,
+      "inhomogeneous_layer_cycle_interval": 1,
+      "engram_layers": [],
+      "mhc_expansion_rate": 1,
       "use_batch_split_schedule": False,
       "batch_split_factor": 1,
+      "record_internal_nn_metrics": 0,
+      "use_multimodal": False,
+      "lora": None,
+      "distill_beta": 0.0,
+      "weight_dtype": "float32",
+      "ici_parallelism": None,
+      "dcn_parallelism": None,
+      "inference_benchmark_test": False,
+      "enable_multi_tier_checkpointing": False,
+      "mtc_data_parallelism": 0,
+      "enable_diloco": False,
+      "num_experts_per_tok": 1,
+      "max_target_length": 16,
       "enable_checkpointing": True,
       "enable_emergency_checkpoint": False,
-      "enable_multi_tier_checkpointing": False,
       "base_output_directory": "/out",
       "local_checkpoint_directory": "",
   }
@@ -87,20 +102,20 @@ def make(**overrides):
 
 
 def only_problem(config):
-  [problem] = keys.problems(config)
+  [problem] = problems.problems(config)
   return problem
 
 
-def values_to_set(problems):
+def values_to_set(said):
   """What the first remedy that is printed, or that for all problems together, says to set."""
-  [text] = [match for problem in problems for match in re.findall(r"Set(?:, together:)? (\w+=.*)", problem)]
+  [text] = [match for problem in said for match in re.findall(r"Set(?:, together:)? (\w+=.*)", problem)]
   values = [pair.split("=") for pair in re.match(r"\w+=[^ ,]+(?:, \w+=[^ ,]+)*", text)[0].rstrip(".").split(", ")]
   return {key: value if key == "pipeline_impl" else float(value) if "." in value else int(value) for key, value in values}
 
 
-def problems_after(config, problems, **more):
+def problems_after(config, said, **more):
   """What is wrong with a config if all is set that these problems say, and all is derived anew, as MaxText does it."""
-  values = vars(config) | values_to_set(problems) | more
+  values = vars(config) | values_to_set(said) | more
   again = types.SimpleNamespace(**values)
   if again.pipeline_parallel_layers == -1:
     first = again.first_num_dense_layers if again.decoder_block == "deepseek" else 0
@@ -114,11 +129,11 @@ def problems_after(config, problems, **more):
   ):
     if values[key] != getattr(config, key):
       setattr(again, rows, int(again.num_target_devices * values[key]))
-  return keys.problems(again, whole_mesh=True)
+  return problems.problems(again, whole_mesh=True)
 
 
 def test_a_sound_configuration_has_no_problems():
-  assert keys.problems(make()) == []
+  assert problems.problems(make()) == []
 
 
 @pytest.mark.parametrize(
@@ -140,12 +155,12 @@ def test_a_sound_configuration_has_no_problems():
     ],
 )
 def test_what_is_sound_is_not_refused(sound):
-  assert keys.problems(make(**sound)) == []
+  assert problems.problems(make(**sound)) == []
 
 
 def test_the_hosts_own_keys_are_not_judged_for_the_hosts_own_pipeline():
   wrong = {"ici_pipeline_parallelism": 3, "num_pipeline_microbatches": 7, "pipeline_fsdp_ag_per_repeat": True}
-  assert keys.problems(make(pipeline_impl="host", **wrong)) == []
+  assert problems.problems(make(pipeline_impl="host", **wrong)) == []
 
 
 @pytest.mark.parametrize("key, value", [("pipeline_gather_dtype", "compute"), ("pipeline_grad_accum_dtype", "float32")])
@@ -190,7 +205,7 @@ def test_a_number_of_stages_that_is_to_be_derived_is_refused(key, value):
 def test_a_host_key_that_contradicts_is_refused(key):
   problem = only_problem(make(**{key: True}))
   assert f"{key}=True" in problem and f"Set {key}=False" in problem
-  assert keys.problems(make(**{key: False})) == []
+  assert problems.problems(make(**{key: False})) == []
 
 
 def test_layers_that_cannot_be_divided_are_refused_with_how_many_can():
@@ -198,7 +213,7 @@ def test_layers_that_cannot_be_divided_are_refused_with_how_many_can():
   problem = only_problem(config)
   assert "num_decoder_layers=10" in problem and "ici_pipeline_parallelism=4" in problem
   assert "Set pipeline_parallel_layers=8 (the other 2" in problem
-  assert keys.problems(make(num_decoder_layers=10, pipeline_parallel_layers=8, num_pipeline_repeats=-1)) == []
+  assert problems.problems(make(num_decoder_layers=10, pipeline_parallel_layers=8, num_pipeline_repeats=-1)) == []
 
 
 def test_fewer_layers_than_stages_are_refused():
@@ -239,7 +254,8 @@ def test_fewer_microbatches_than_the_delay_needs_are_refused():
 @pytest.mark.parametrize("microbatches", [0, -4])
 def test_no_microbatches_are_refused(microbatches):
   assert any(
-      "num_pipeline_microbatches" in problem for problem in keys.problems(make(num_pipeline_microbatches=microbatches))
+      "num_pipeline_microbatches" in problem
+      for problem in problems.problems(make(num_pipeline_microbatches=microbatches))
   )
 
 
@@ -262,11 +278,11 @@ def test_an_evaluation_whose_batch_cannot_be_divided_is_refused_with_what_can():
   assert "batch of 12 rows (int(num_target_devices=8 × eval_per_device_batch_size=1.5))" in problem
   assert "Set eval_per_device_batch_size=2 or num_pipeline_microbatches=4 or eval_interval=-1." in problem
   for sound in ({"num_pipeline_microbatches": 4}, {"eval_interval": -1}):
-    assert keys.problems(make(**(EVALUATION | sound))) == []
+    assert problems.problems(make(**(EVALUATION | sound))) == []
 
 
 def test_an_evaluation_with_another_batch_that_can_be_divided_is_not_refused():
-  assert keys.problems(make(**(EVALUATION | {"micro_batch_size_to_eval_on": 24}))) == []
+  assert problems.problems(make(**(EVALUATION | {"micro_batch_size_to_eval_on": 24}))) == []
 
 
 @pytest.mark.parametrize(
@@ -275,13 +291,13 @@ def test_an_evaluation_with_another_batch_that_can_be_divided_is_not_refused():
 )
 def test_a_growing_batch_that_cannot_be_divided_at_some_size_is_refused(start, increment, key):
   sizes = {"per_device_batch_size_start": start, "per_device_batch_size_increment": increment}
-  found = keys.problems(make(**GROWING, **sizes))
+  found = problems.problems(make(**GROWING, **sizes))
   if key is None:
     assert found == []
   else:
     assert key in found[0]
     assert problems_after(make(**GROWING, **sizes), found) == []
-  assert keys.problems(make(**(GROWING | {"enable_rampup_batch_size": False}), **sizes)) == []
+  assert problems.problems(make(**(GROWING | {"enable_rampup_batch_size": False}), **sizes)) == []
 
 
 def test_each_size_of_a_growing_batch_is_accumulated_in_parts_that_can_be_divided():
@@ -302,7 +318,7 @@ def test_all_problems_are_reported_at_once():
       "pipeline_gather_dtype": "x",
       "pipeline_impl": "y",
   }
-  error = keys.PipelineConfigError(keys.problems(make(**wrong)))
+  error = keys.PipelineConfigError(problems.problems(make(**wrong)))
   assert len(error.problems) == 4 and str(error).startswith("4 problems")
   assert all(f"{key}=" in str(error) for key in wrong)
 
@@ -338,7 +354,7 @@ def test_setting_what_a_message_about_the_batch_names_leaves_no_problem(
       micro_batch_size_to_eval_on=eval_rows,
       eval_per_device_batch_size=eval_rows / devices,
   )
-  found = keys.problems(config)
+  found = problems.problems(config)
   if found and devices > 1:
     assert problems_after(config, found) == []
 
@@ -360,7 +376,7 @@ def test_layers_are_refused_exactly_if_stages_repeats_and_layers_per_stage_do_no
     sound = layers % (stages * per_stage) == 0
   else:
     sound = layers == stages * per_stage * repeats
-  assert (keys.problems(config) == []) == sound
+  assert (problems.problems(config) == []) == sound
 
 
 BALANCED = {"routed_bias": True, "routed_bias_update_rate": 0.1}
@@ -385,7 +401,7 @@ IN_A_SCAN = {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1, "sca
     ids=str,
 )
 def test_what_the_implementations_can_do_is_not_refused(values):
-  assert keys.problems(make(**values)) == []
+  assert problems.problems(make(**values)) == []
 
 
 @pytest.mark.parametrize(
@@ -430,4 +446,4 @@ def test_what_the_implementations_can_do_is_not_refused(values):
 )
 def test_what_the_implementations_cannot_do_is_refused_with_what_to_set(values, message):
   assert re.search(message, only_problem(make(**values)))
-  assert keys.problems(make(**values, pipeline_impl="host")) == []
+  assert problems.problems(make(**values, pipeline_impl="host")) == []

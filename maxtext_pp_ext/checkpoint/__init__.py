@@ -4,5 +4,5 @@
 
 `layout` and `moves` are arithmetic on paths and shapes, `guess` tells from them how a checkpoint's model was pipelined,
 `files` reads and writes with Orbax, `convert` puts these together. What MaxText calls its layers is known in
-`host.layouts`.
+`host.models.layouts`.
 """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a checkpoint's model was pipelined, told from the paths and shapes of its arrays.
 
-What is told here is a guess for `host.layouts` to check against the model itself.
+What is told here is a guess for `host.models.layouts` to check against the model itself.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import functools
 import itertools
 from typing import Any
 
-import numpy as np
 
 Path = tuple[str, ...]
 Shape = tuple[int, ...]
@@ -142,16 +141,3 @@ def axes_of_stack(stacks: Sequence[int | None], ndim: int) -> tuple[int, ...]:
     places = [at, *(p + (p >= at) for p in places)]
     rank += 1
   return tuple(places)
-
-
-def converted(arrays: Mapping[Path, np.ndarray], source: Layout, target: Layout) -> dict[Path, np.ndarray]:
-  """A model's arrays, by path, in another layout; see `moves` for what is refused."""
-  from maxtext_pp_ext.checkpoint import moves  # pylint: disable=import-outside-toplevel
-
-  shapes = {path: tuple(array.shape) for path, array in arrays.items()}
-  plan = moves.plan(shapes, source, target)
-  result = {entry.path: np.empty(entry.shape, arrays[entry.like].dtype) for entry in plan.entries}
-  for path, array in arrays.items():
-    for move in plan.moves[path]:
-      result[move.path][move.target] = np.asarray(array)[move.source]
-  return result

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 import dataclasses
 
+import numpy as np
+
 from maxtext_pp_ext.checkpoint.layout import Index, Layout, LayoutError, Leaf, Path, Shape
 
 
@@ -164,3 +166,14 @@ def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[P
         f"{source.description}; wanted: {target.description})."
     )
   return entries, {path: tuple(parts) for path, parts in moves.items()}, lost
+
+
+def converted(arrays: Mapping[Path, np.ndarray], source: Layout, target: Layout) -> dict[Path, np.ndarray]:
+  """A model's arrays, by path, in another layout; see `plan` for what is refused."""
+  shapes = {path: tuple(array.shape) for path, array in arrays.items()}
+  found = plan(shapes, source, target)
+  result = {entry.path: np.empty(entry.shape, arrays[entry.like].dtype) for entry in found.entries}
+  for path, array in arrays.items():
+    for move in found.moves[path]:
+      result[move.path][move.target] = np.asarray(array)[move.source]
+  return result

@@ -18,7 +18,7 @@ from typing import Any
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import REFUSALS, UNUSABLE, CommandError
-from maxtext_pp_ext.host import refusals
+from maxtext_pp_ext.host.models import refusals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   maxtext.check_arguments(args.maxtext_args)
   maxtext.check_numbers({"--devices": args.devices}, most=refusals.MOST_DEVICES)
-  maxtext.on_cpu()
+  maxtext.prepare()
   try:
     with output.progress("building MaxText's model without arrays"), output.quiet():
-      from maxtext_pp_ext.host import checked  # pylint: disable=import-outside-toplevel
+      from maxtext_pp_ext.plan import check  # pylint: disable=import-outside-toplevel
 
-      found = checked.check(args.maxtext_args, args.devices)
+      found = check.check(args.maxtext_args, args.devices)
   except REFUSALS as error:
     raise CommandError(str(error)) from error
   result = _result(found)

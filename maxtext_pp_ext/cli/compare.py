@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
   maxtext.check_arguments(args.maxtext_args)
   names = list(dict.fromkeys(filter(None, args.impl.split(","))))
   _check(args, names)
-  maxtext.on_cpu()
+  maxtext.prepare()
   with output.progress("reading the config"), output.quiet():
     devices, described, arguments = _arguments(args, names)
   bounds = compiling.bounds(args)
@@ -96,9 +96,8 @@ def _check(args: argparse.Namespace, names: list[str]) -> None:
 
 def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, str, dict[str, list[str]]]:
   """How many CPU devices, None for a TPU topology; which devices, in words; MaxText's arguments by implementation."""
-  from maxtext_pp_ext.host import install, refusals, run_config, variants  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import refusals, run_config, variants  # pylint: disable=import-outside-toplevel
 
-  install.install()
   try:
     given = run_config.given_keys(args.maxtext_args)
     topology = given.get("compile_topology")
@@ -117,7 +116,7 @@ def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, 
 
 def _row(name: str, arguments: list[str], devices: int | None, bounds: Any) -> dict[str, Any]:
   from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host import train_step  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import train_step  # pylint: disable=import-outside-toplevel
 
   with output.progress(f"compiling {name}") as shown:
     figures = compare.figures(

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   source, destination = _paths(args)
   maxtext.check_arguments(args.maxtext_args)
-  maxtext.on_cpu()
+  maxtext.prepare()
   given = _keys(args.source_keys)
   try:
     with output.progress("reading the checkpoint, building MaxText's model without arrays"), output.quiet():
@@ -88,7 +88,7 @@ def _keys(assignments: list[str]) -> dict[str, object]:
 def _layouts(source: pathlib.Path, maxtext_args: list[str], given: dict[str, object]):
   """The opened checkpoint, the config of the run that is to load its successor, the layout it has and the one it gets."""
   from maxtext_pp_ext.checkpoint import convert, files  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host import layouts  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
   opened = files.open_checkpoint(source)
   config = layouts.config_of_layout(maxtext_args)

@@ -79,9 +79,9 @@ def _schedule(args: argparse.Namespace):
 
 def _schedule_of_run(maxtext_args: list[str]):
   maxtext.check_arguments(maxtext_args)
-  maxtext.on_cpu()
+  maxtext.prepare()
   with output.progress("reading the config"), output.quiet():
-    from maxtext_pp_ext.host import layouts  # pylint: disable=import-outside-toplevel
+    from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
     return layouts.schedule_of_run(maxtext_args)
 

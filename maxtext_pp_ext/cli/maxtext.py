@@ -8,16 +8,21 @@ from collections.abc import Mapping, Sequence
 import math
 import os
 
+import maxtext_pp_ext
 from maxtext_pp_ext.cli.errors import CommandError
 
 _OF_MAXTEXT = "src/maxtext/configs/"
 
 
-def on_cpu() -> None:
-  """Has JAX use no accelerator, and MaxText no Google Cloud; to be called before either is imported."""
+def prepare() -> None:
+  """Connects this package with MaxText, and has JAX use no accelerator, and MaxText no Google Cloud.
+
+  To be called before JAX or MaxText is imported.
+  """
   os.environ["JAX_PLATFORMS"] = "cpu"
   os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+  maxtext_pp_ext.install()
 
 
 def check_arguments(maxtext_args: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ from typing import Any
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import compiling, maxtext, output
 from maxtext_pp_ext.cli.errors import FAILED, REFUSALS, CommandError
-from maxtext_pp_ext.host import refusals
+from maxtext_pp_ext.host.models import refusals
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
 _GIB = 1 << 30
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
   maxtext.check_arguments(args.maxtext_args)
   names = list(dict.fromkeys(filter(None, args.impl.split(","))))
   chip = _check(args, names)
-  maxtext.on_cpu()
+  maxtext.prepare()
   with output.progress("looking at layouts") as looking:
     try:
       with output.quiet():
@@ -111,9 +111,9 @@ def _check(args: argparse.Namespace, names: list[str]) -> Any:
 
 
 def _plan(args: argparse.Namespace, names: list[str], chip: Any, show: Any) -> Any:
-  from maxtext_pp_ext.host import install, planned, run_config  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.plan import search  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
 
-  install.install()
   topology = run_config.given_keys(args.maxtext_args).get("compile_topology")
   if topology and args.devices:
     raise ValueError(f"--devices {args.devices} with compile_topology={topology}: give one of them.")
@@ -122,7 +122,7 @@ def _plan(args: argparse.Namespace, names: list[str], chip: Any, show: Any) -> A
   if not topology and args.validate:
     raise ValueError("--validate needs compile_topology=, the TPUs to compile for.")
   limit = round(args.device_memory_gib * _GIB) if args.device_memory_gib else None
-  return planned.plan(
+  return search.plan(
       args.maxtext_args,
       implementations=names,
       devices=args.devices,
@@ -155,7 +155,7 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
 def _compiled(candidate: Any, args: argparse.Namespace) -> dict[str, Any]:
   """The compiler's figures of what was predicted, or `failure`."""
   from maxtext_pp_ext.compiled import step, traffic  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host import variants  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import variants  # pylint: disable=import-outside-toplevel
 
   bounds = compiling.bounds(args)
   arguments = variants.arguments(candidate.impl, candidate.arguments(args.maxtext_args), on_cpu=False)

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   maxtext.check_arguments(args.maxtext_args)
   maxtext.check_numbers({"--limit": args.limit})
-  maxtext.on_cpu()
+  maxtext.prepare()
   try:
     with output.progress("building MaxText's model without arrays"), output.quiet():
       explanation = _explain(args.maxtext_args)
@@ -48,9 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _explain(maxtext_args: list[str]) -> Any:
-  from maxtext_pp_ext.host import abstract_model, install, run_config  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import abstract_model, run_config  # pylint: disable=import-outside-toplevel
 
-  install.install()
   return abstract_model.explained(run_config.read_without_run(maxtext_args))[0]
 
 

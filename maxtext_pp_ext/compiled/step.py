@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
   import maxtext_pp_ext
 
   maxtext_pp_ext.install()
-  from maxtext_pp_ext.host import train_step
+  from maxtext_pp_ext.host.models import train_step
 
   try:
     compiled, times = train_step.compile_train_step(arguments, on_cpu=on_cpu)

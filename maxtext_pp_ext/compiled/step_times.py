@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
   import maxtext_pp_ext
 
   maxtext_pp_ext.install()
-  from maxtext_pp_ext.host import train_step
+  from maxtext_pp_ext.host.models import train_step
 
   steps, found = {}, {}
   for name, arguments in plan["arguments"].items():

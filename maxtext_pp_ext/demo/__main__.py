@@ -15,7 +15,7 @@ import time
 
 from maxtext_pp_ext.demo import report, runs, settings as demo_settings
 from maxtext_pp_ext.processes import interruption
-from maxtext_pp_ext.testing import trainer
+from maxtext_pp_ext.trainer_runs import trainer
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,9 +10,9 @@ import pathlib
 import sys
 
 import maxtext_pp_ext
-from maxtext_pp_ext.host import run_config
+from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.demo import settings as demo_settings, text
-from maxtext_pp_ext.testing import weights
+from maxtext_pp_ext.trainer_runs import weights
 
 
 def main(output: str, steps: str, pipeline_impl: str, *extra_keys: str) -> None:

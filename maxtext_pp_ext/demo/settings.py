@@ -5,8 +5,8 @@
 import dataclasses
 import pathlib
 
-from maxtext_pp_ext.host.run_config import maxtext_folder
-from maxtext_pp_ext.testing.trainer import as_arguments
+from maxtext_pp_ext.host.models.run_config import maxtext_folder
+from maxtext_pp_ext.trainer_runs.trainer import as_arguments
 
 STAGES = 4
 FSDP = 2

@@ -5,7 +5,7 @@
 import pathlib
 import textwrap
 
-from maxtext_pp_ext.testing import records
+from maxtext_pp_ext.trainer_runs import records
 
 _CHARACTERS = 400  # about as many as a row of the demo has room for
 

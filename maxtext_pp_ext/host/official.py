@@ -15,10 +15,10 @@ maxtext.pretrained_load  check_pretrained_load(config, model) -> None
 from collections.abc import Callable
 from typing import Any
 
-from maxtext_pp_ext.host import config_class
-from maxtext_pp_ext.host import decoder_call
-from maxtext_pp_ext.host import factory
-from maxtext_pp_ext.host import sharding_conflicts
+from maxtext_pp_ext.host.replacements import config_class
+from maxtext_pp_ext.host.replacements import decoder_call
+from maxtext_pp_ext.host.replacements import factory
+from maxtext_pp_ext.host.replacements import sharding_conflicts
 
 extend_config_class = config_class.extend_config_class
 pipeline_class = factory.pipeline_class
@@ -27,28 +27,28 @@ check_abstract_model = sharding_conflicts.judge
 
 def decoder_layers(config: Any, layer_classes: list[type]) -> list[type]:
   """The classes of a decoder's layers, given MaxText's own."""
-  from maxtext_pp_ext.host import stage_modules  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.replacements import stage_modules  # pylint: disable=import-outside-toplevel
 
   return stage_modules.layer_classes(config, layer_classes)
 
 
 def build_pipeline_stage(build: Callable, decoder: Any, layer_classes: list[type], rngs: Any) -> Any:
   """Builds the module of one stage with MaxText's own `build(decoder, layer_classes, rngs)`."""
-  from maxtext_pp_ext.host import stage_modules  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.replacements import stage_modules  # pylint: disable=import-outside-toplevel
 
   return stage_modules.build(build, decoder, layer_classes, rngs)
 
 
 def check_checkpoint_load(**arguments: Any) -> None:
   """Raises a ValueError if the checkpoint has another layout. The arguments are load_state_if_possible's."""
-  from maxtext_pp_ext.host import checkpoint_load  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.replacements import checkpoint_load  # pylint: disable=import-outside-toplevel
 
   checkpoint_load.refuse_other_layouts(**arguments)
 
 
 def check_pretrained_load(config: Any, model: Any) -> None:
   """Raises a ValueError if what from_pretrained is about to load into a model has another layout than that."""
-  from maxtext_pp_ext.host import checkpoint_load  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.replacements import checkpoint_load  # pylint: disable=import-outside-toplevel
 
   checkpoint_load.refuse_other_layouts_of_pretrained(config, model)
 

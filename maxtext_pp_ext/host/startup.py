@@ -3,8 +3,9 @@
 """All that runs at interpreter start-up: `maxtext_pp_ext.pth` in site-packages calls `at_startup()`.
 
 It adds one finder to `sys.meta_path`. The finder answers for the module names below, and for no other; for
-those it lets the usual finders find the module, and calls `host.install.apply` right after the module has executed. No
-file is read, nothing is started, and nothing else is imported until then. `MAXTEXT_PP_EXT=off` switches it off.
+those it lets the usual finders find the module, and calls `host.seams.install.apply` right after the module has
+executed. No file is read, nothing is started, and nothing else is imported until then. `MAXTEXT_PP_EXT=off` switches it
+off.
 """
 
 import os
@@ -48,7 +49,7 @@ class SeamLoader:
   def exec_module(self, module):
     module.__spec__.loader = module.__loader__ = self.loader
     self.loader.exec_module(module)
-    from maxtext_pp_ext.host import install  # pylint: disable=import-outside-toplevel
+    from maxtext_pp_ext.host.seams import install  # pylint: disable=import-outside-toplevel
 
     install.apply(module)
 

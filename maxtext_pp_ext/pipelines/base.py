@@ -15,6 +15,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
 
+from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.engine import MAX, SUM, Engine, Residency, Ring, WeightLayout, Weights
 from maxtext_pp_ext.engine.precision import cast_on_first_use
 from maxtext_pp_ext.pipelines.expert_bias import updates_from_counts
@@ -62,8 +63,8 @@ class CircularPipelineBase(nnx.Module):
 
   Attributes:
     residency: how long gathered weights stay, named by the subclass.
-    shards_automatically: tells `host.stage_modules` to build layers for automatic sharding, also in a model with explicit
-      sharding: layouts within the pipeline are ours and the compiler's matter.
+    shards_automatically: tells `host.replacements.stage_modules` to build layers for automatic sharding, also in a model
+      with explicit sharding: layouts within the pipeline are ours and the compiler's matter.
     bubble_fill: what stages compute on in bubbles; see `Ring`.
     layers: the stacked stages.
   """
@@ -308,7 +309,7 @@ def _save_also(names: Callable, policy: Callable) -> Callable:
 
 def _names_layouts(node: Any) -> bool:
   mode = getattr(getattr(node, "config", None), "shard_mode", None) if isinstance(node, nnx.Module) else None
-  return getattr(mode, "value", mode) == "explicit"
+  return plain(mode) == "explicit"
 
 
 def _split_keys(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Rngs:

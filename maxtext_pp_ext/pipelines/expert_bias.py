@@ -16,7 +16,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.config_view import ConfigView
+from maxtext_pp_ext.config.view import ConfigView
 
 NAME = "moe_bias_updates"  # under which MaxText's layers sow updates or counts
 # Variables that are neither trained by gradient nor changed by a layer's call.

@@ -3,8 +3,7 @@
 """Help for tests. Importing this package imports neither JAX nor MaxText.
 
 `assert_pipeline_parity` compares pipelines with their layers, also with those that are not MaxText's (docs/parity.md);
-`plugin` runs MaxText's own tests with one of our pipelines; `trainer`, `train_runs`, `weights` and `records` run
-MaxText's trainers with the same data and weights in any layout.
+`plugin` runs MaxText's own tests with one of our pipelines; `launch` runs a module in several joined processes.
 """
 
 from typing import Any

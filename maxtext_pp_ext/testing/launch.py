@@ -25,7 +25,7 @@ import threading
 import time
 
 from maxtext_pp_ext.processes import children, interruption
-from maxtext_pp_ext.testing import trainer
+from maxtext_pp_ext.trainer_runs import trainer
 
 HEARTBEAT_S = 20
 # A process that has lost another one notices when a transfer fails, or after the heartbeats that are missing.

@@ -17,7 +17,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.host import decoder_layers
+from maxtext_pp_ext.host.models import decoder_layers
 
 PyTree = Any
 

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from maxtext.utils import maxtext_utils
 import numpy as np
 
-from maxtext_pp_ext.host import decoder_layers
+import maxtext_pp_ext
+from maxtext_pp_ext.config.derived import pipelined_layers
+from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.testing.loop import Loop, sown_beside
 
 PyTree = Any
@@ -139,6 +141,7 @@ def assert_pipeline_parity(
   expected, found = None, {}
   for implementation in implementations:
     name = implementation if isinstance(implementation, str) else implementation.__name__
+    maxtext_pp_ext.install()
     pipeline = decoder_layers.pipeline(config, mesh, implementation, layer_class, seed=seed)
     if expected is None:  # one for all: with the same seed they have the same weights, and the same dropout
       expected = reference(pipeline, layer_class, config, batch, mesh=reference_mesh, deterministic=deterministic)
@@ -167,7 +170,7 @@ def tolerance(config: Any) -> float:
   A wrong weight, microbatch or reduction is an error of the order of 1.
   """
   unit = lambda dtype: float(jnp.finfo(dtype).eps) / 2
-  layers = decoder_layers.pipelined_layers(config)
+  layers = pipelined_layers(config)
   inner = max(config.emb_dim, config.mlp_dim, config.moe_mlp_dim, config.num_query_heads * config.head_dim)
   bound = 4 * math.sqrt(2 * layers) * (unit(config.dtype) + (math.sqrt(inner) + 8) * unit(jnp.float32))
   if "bfloat16" in (getattr(config, "pipeline_grad_accum_dtype", "auto"), jnp.dtype(config.weight_dtype).name):

@@ -125,7 +125,7 @@ def _jax_backend_initialized() -> bool:
 
 def _install(name: str) -> None:
   from maxtext_pp_ext import registry  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host import version  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.seams import version  # pylint: disable=import-outside-toplevel
 
   try:
     registry.get(name)
@@ -155,7 +155,7 @@ class _Session:
     self.item: pytest.Item | None = None
     self.properties: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))  # key -> value -> node ids
     if self.pipeline_impl is not None:
-      from maxtext_pp_ext.host import defaults  # pylint: disable=import-outside-toplevel
+      from maxtext_pp_ext.host.replacements import defaults  # pylint: disable=import-outside-toplevel
 
       self.override = defaults.override_pipeline_impl(self.pipeline_impl, self._on_config)
       self.override.__enter__()
@@ -187,7 +187,7 @@ class _Session:
       self.item = None
 
   def _on_config(self, report) -> None:
-    """Notes at the running test what `maxtext_pp_ext.host.defaults` decided for a config it built."""
+    """Notes at the running test what `maxtext_pp_ext.host.replacements.defaults` decided for a config it built."""
     key = _EXPLICIT_PROPERTY if report.explicit else _IMPL_PROPERTY
     properties = [(key, report.pipeline_impl), *((_SWITCHED_OFF_PROPERTY, host_key) for host_key in report.switched_off)]
     if self.item is not None:

@@ -20,8 +20,8 @@ import random
 from typing import Any
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.testing import records, trainer
-from maxtext_pp_ext.testing.train_runs import Results, Run, run_all
+from maxtext_pp_ext.trainer_runs import records, trainer
+from maxtext_pp_ext.trainer_runs.train_runs import Results, Run, run_all
 from tests.census import table
 from tests.parity import trainer_cases as cases
 

@@ -9,7 +9,8 @@ import re
 import pytest
 
 from maxtext_pp_ext import config as keys
-from maxtext_pp_ext.host import install, run_config, version
+from maxtext_pp_ext.host.seams import install, version
+from maxtext_pp_ext.host.models import run_config
 from tests.census import __main__ as command
 from tests.census import sweep, table
 

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import jax.numpy as jnp
 from maxtext_pp_ext.checkpoint import convert, files, places
-from maxtext_pp_ext.checkpoint.layout import converted
+from maxtext_pp_ext.checkpoint.moves import converted
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest

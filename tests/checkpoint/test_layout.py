@@ -6,7 +6,8 @@ import dataclasses
 
 from hypothesis import given, strategies as st
 from maxtext_pp_ext.checkpoint import moves
-from maxtext_pp_ext.checkpoint.layout import Layout, LayoutError, axes_of_stack, converted
+from maxtext_pp_ext.checkpoint.layout import Layout, LayoutError, axes_of_stack
+from maxtext_pp_ext.checkpoint.moves import converted
 import numpy as np
 import pytest
 from tests.checkpoint import models

@@ -8,9 +8,9 @@ Each model is trained a few steps in one layout, converted by the command, and t
 import json
 import shutil
 
-from maxtext_pp_ext.host import run_config
+from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext import cli
-from maxtext_pp_ext.testing.train_runs import Results, Run, run_all
+from maxtext_pp_ext.trainer_runs.train_runs import Results, Run, run_all
 import pytest
 
 DEVICES, BEFORE, AFTER = 6, 3, 5

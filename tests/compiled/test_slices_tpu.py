@@ -12,7 +12,7 @@ import math
 import re
 
 from maxtext_pp_ext.compiled import carried, hlo, limits, spans, step, traffic
-from maxtext_pp_ext.host import train_step
+from maxtext_pp_ext.host.models import train_step
 import pytest
 from tests.compiled import common
 from tests.parity.trainer_cases import IMPLEMENTATIONS

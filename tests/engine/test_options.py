@@ -10,7 +10,7 @@ than 1e-2.
 
 import pytest
 
-from maxtext_pp_ext.testing.train_runs import Run, run_all
+from maxtext_pp_ext.trainer_runs.train_runs import Run, run_all
 from tests.host.common import TINY
 
 STEPS = 3

@@ -55,7 +55,7 @@ def run_python(tmp_path):
 @pytest.fixture
 def installed():
   """Has the seams applied in this process during a test, and leaves things as they were."""
-  from maxtext_pp_ext.host import install
+  from maxtext_pp_ext.host.seams import install
 
   before = install.status()
   install.install()

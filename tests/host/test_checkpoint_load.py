@@ -10,8 +10,9 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 from maxtext_pp_ext import cli
-from maxtext_pp_ext.config_view import ConfigView
-from maxtext_pp_ext.host import abstract_model, checkpoint_load, layouts, run_config
+from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
+from maxtext_pp_ext.host.replacements import checkpoint_load
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest

@@ -64,7 +64,7 @@ def test_the_environment_wins_over_a_yml_file_as_it_does_for_the_hosts_keys(inst
 
 
 def test_the_process_wide_default_reaches_configs_with_a_pipeline_only(make_config):
-  from maxtext_pp_ext.host import defaults
+  from maxtext_pp_ext.host.replacements import defaults
 
   with defaults.override_pipeline_impl("circular"):
     assert make_config(ici_pipeline_parallelism=2).pipeline_impl == "circular"

@@ -1,8 +1,8 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `maxtext_pp_ext.host.defaults`: which configs a process-wide default reaches, and what it changes there."""
+"""Which configs a process-wide default of `pipeline_impl` reaches, and what it changes there."""
 
-from maxtext_pp_ext.host import defaults
+from maxtext_pp_ext.host.replacements import defaults
 import pytest
 
 

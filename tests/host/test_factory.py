@@ -5,8 +5,8 @@
 import types
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.host import decoder_call
-from maxtext_pp_ext.host import factory
+from maxtext_pp_ext.host.replacements import decoder_call
+from maxtext_pp_ext.host.replacements import factory
 import pytest
 
 PIPELINED = {"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 2, "base_num_decoder_layers": 4}

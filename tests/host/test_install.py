@@ -7,11 +7,11 @@ import threading
 import types as python_types
 
 import maxtext_pp_ext
-from maxtext_pp_ext.host import install
-from maxtext_pp_ext.host import rebind
-from maxtext_pp_ext.host import seams
+from maxtext_pp_ext.host.seams import install
+from maxtext_pp_ext.host.seams import rebind
+from maxtext_pp_ext.host.seams import table
 from maxtext_pp_ext.host import startup
-from maxtext_pp_ext.host import version
+from maxtext_pp_ext.host.seams import version
 import pytest
 
 # What is replaced in a process that has imported the trainer's modules.
@@ -124,8 +124,8 @@ def test_a_seam_that_fails_while_it_is_applied_takes_the_others_with_it(disconne
     rebinding.class_level(module.NNXDecoder, "__call__", None)
     raise OSError("disk full")
 
-  broken = seams.Seam(check=lambda module: None, apply=fail)
-  monkeypatch.setitem(seams.SEAMS, "maxtext.layers.nnx_decoders", broken)
+  broken = table.Seam(check=lambda module: None, apply=fail)
+  monkeypatch.setitem(table.SEAMS, "maxtext.layers.nnx_decoders", broken)
   before = _bound_names()
   with pytest.raises(OSError, match="disk full"):
     maxtext_pp_ext.install()

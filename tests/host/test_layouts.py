@@ -5,7 +5,7 @@
 import pytest
 
 from maxtext_pp_ext.checkpoint import moves
-from maxtext_pp_ext.host import layouts, run_config
+from maxtext_pp_ext.host.models import layouts, run_config
 
 TINY = (
     *("base_emb_dim=16", "base_num_query_heads=2", "base_num_kv_heads=2", "head_dim=8", "base_mlp_dim=32"),

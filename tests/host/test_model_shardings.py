@@ -8,8 +8,8 @@ import re
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 import jax
-from maxtext_pp_ext.host import abstract_model, run_config
-from maxtext_pp_ext.host import sharding_conflicts
+from maxtext_pp_ext.host.models import abstract_model, run_config
+from maxtext_pp_ext.host.replacements import sharding_conflicts
 from maxtext_pp_ext.sharding import Kind, divisible_spec, layouts
 import pytest
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import

@@ -14,8 +14,9 @@ import pytest
 
 from maxtext_pp_ext.checkpoint.layout import LayerAxis, Layout, Leaf
 from maxtext_pp_ext.config import PipelineConfigError
-from maxtext_pp_ext.config_view import ConfigView
-from maxtext_pp_ext.host import layouts, parameter_patterns
+from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.host.models import layouts
+from maxtext_pp_ext.host.rules import parameter_patterns
 
 # Twelve layers, of three stages.
 DENSE = {"base_num_decoder_layers": 12, "ici_pipeline_parallelism": 3, "pipeline_impl": "circular_bsw", "rows": 12}

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from maxtext_pp_ext.host import per_microbatch
+from maxtext_pp_ext.host.rules import per_microbatch
 
 
 def make(**overrides):

@@ -6,7 +6,7 @@ import inspect
 import re
 import types
 
-from maxtext_pp_ext.host import pipelined_path
+from maxtext_pp_ext.host.rules import pipelined_path
 import pytest
 
 TWO_SLICES = {"dcn_pipeline_parallelism": 2, "dcn_parallelism": [1, 2, 1]}

@@ -5,7 +5,8 @@
 import random
 
 from maxtext_pp_ext import config as keys
-from maxtext_pp_ext.host import abstract_model, run_config
+from maxtext_pp_ext.host.rules import problems
+from maxtext_pp_ext.host.models import abstract_model, run_config
 import pytest
 from tests.host.common import TINY
 from tests.test_config import values_to_set
@@ -50,17 +51,17 @@ def check(values):
     read(values)
     return False
   except keys.PipelineConfigError as error:
-    problems = error.problems
-  if "No pipeline of this model fits" in problems[-1]:
+    said = error.problems
+  if "No pipeline of this model fits" in said[-1]:
     return False
-  read(values | values_to_set(problems))
+  read(values | values_to_set(said))
   return True
 
 
 def read(values):
   """Raises ValueError if the mesh of all devices cannot be made, either."""
   config = run_config.read([f"{key}={value}" for key, value in values.items()])
-  found = keys.problems(config, whole_mesh=True)
+  found = problems.problems(config, whole_mesh=True)
   if found:
     raise keys.PipelineConfigError(found)
   assert abstract_model.abstract_mesh(config).size == config.num_target_devices

@@ -8,7 +8,7 @@ import jax
 from maxtext.models.llama2 import LlamaDecoderLayer
 import pytest
 
-from maxtext_pp_ext.host import stage_modules
+from maxtext_pp_ext.host.replacements import stage_modules
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import LAYERS, make_config, make_pipeline

@@ -8,7 +8,7 @@ import textwrap
 
 from maxtext_pp_ext.host import activate
 from maxtext_pp_ext.host import startup
-from maxtext_pp_ext.host import seams
+from maxtext_pp_ext.host.seams import table
 import pytest
 from tests.host.common import write_package
 
@@ -72,7 +72,7 @@ def test_the_finder_leaves_all_other_modules_to_the_other_finders():
 
 
 def test_the_finder_names_the_modules_that_have_seams():
-  assert tuple(seams.SEAMS) == startup.SEAM_MODULES
+  assert tuple(table.SEAMS) == startup.SEAM_MODULES
 
 
 def test_a_module_of_a_maxtext_that_is_not_installed_is_not_found_and_nothing_else_happens(run_python):

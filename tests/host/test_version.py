@@ -3,15 +3,16 @@
 """Tests of the guards: which MaxText they let through, and what they say about another one."""
 
 import inspect
+import pathlib
 import re
 import types
 
 import maxtext_pp_ext
 from maxtext_pp_ext import config
-from maxtext_pp_ext.host import per_microbatch
-from maxtext_pp_ext.host import pipelined_path
-from maxtext_pp_ext.host import seams
-from maxtext_pp_ext.host import version
+from maxtext_pp_ext.config import host_keys
+from maxtext_pp_ext.host.rules import pipelined_path
+from maxtext_pp_ext.host.seams import table
+from maxtext_pp_ext.host.seams import version
 import pytest
 
 
@@ -34,7 +35,7 @@ def test_a_signature_that_differs_stops_with_the_expected_and_the_found_one():
   module = types.ModuleType("maxtext.layers.pipeline")
   module.create_nnx_pipeline = lambda config, stage_factory, mesh, *, remat_policy, rngs: None
   with pytest.raises(version.HostVersionError) as error:
-    seams.SEAMS["maxtext.layers.pipeline"].check(module)
+    table.SEAMS["maxtext.layers.pipeline"].check(module)
   message = str(error.value)
   assert (
       "expected maxtext.layers.pipeline.create_nnx_pipeline(config, stage_factory, mesh, remat_policy=None, *, rngs)"
@@ -50,10 +51,10 @@ def test_annotations_are_no_part_of_a_signature():
   assert version.signature_text(function) == "(a, b='x', *, c)"
 
 
-@pytest.mark.parametrize("name", list(seams.SEAMS))
+@pytest.mark.parametrize("name", list(table.SEAMS))
 def test_a_module_without_what_the_seam_needs_stops_with_its_name(name):
   with pytest.raises(version.HostVersionError, match=f"expected {name}.*found nothing of that name"):
-    seams.SEAMS[name].check(types.ModuleType(name))
+    table.SEAMS[name].check(types.ModuleType(name))
 
 
 def test_a_decoder_with_a_parameter_that_we_do_not_know_is_refused():
@@ -71,21 +72,21 @@ def test_a_decoder_with_a_parameter_that_we_do_not_know_is_refused():
   module = types.ModuleType("maxtext.layers.nnx_decoders")
   module.NNXDecoder = NNXDecoder
   NNXDecoder.__call__ = lambda *args: None
-  NNXDecoder.__call__.__signature__ = with_parameters(seams.DECODER_PARAMETERS)
-  seams.SEAMS[module.__name__].check(module)
-  NNXDecoder.__call__.__signature__ = with_parameters([*seams.DECODER_PARAMETERS, "new_thing"])
+  NNXDecoder.__call__.__signature__ = with_parameters(table.DECODER_PARAMETERS)
+  table.SEAMS[module.__name__].check(module)
+  NNXDecoder.__call__.__signature__ = with_parameters([*table.DECODER_PARAMETERS, "new_thing"])
   with pytest.raises(version.HostVersionError, match=r"found __call__\(self, shared_embedding, .*new_thing\)"):
-    seams.SEAMS[module.__name__].check(module)
+    table.SEAMS[module.__name__].check(module)
 
 
 def test_a_from_pretrained_that_makes_its_model_another_way_is_refused():
   module = types.ModuleType("maxtext.utils.model_creation_utils")
   module.create_nnx_abstract_model = lambda config, mesh=None: None
   module.from_pretrained = lambda config: create_nnx_abstract_model(config)  # noqa: F821
-  seams.SEAMS[module.__name__].check(module)
+  table.SEAMS[module.__name__].check(module)
   module.from_pretrained = lambda config: create_another_model(config)  # noqa: F821
   with pytest.raises(version.HostVersionError, match="from_pretrained to call create_nnx_abstract_model"):
-    seams.SEAMS[module.__name__].check(module)
+    table.SEAMS[module.__name__].check(module)
 
 
 def _types_module(**changes):
@@ -105,7 +106,7 @@ def _types_module(**changes):
     return type(pydantic.BaseModel)(name, (pydantic.BaseModel,), namespace)
 
   module = types.ModuleType("maxtext.configs.types")
-  fields = [key for key in seams.CONFIG_KEYS if key != changes.get("missing")] + list(changes.get("more", ()))
+  fields = [key for key in host_keys.REQUIRED if key != changes.get("missing")] + list(changes.get("more", ()))
   module.MaxTextConfig = build("MaxTextConfig", "set_derived_and_validate_values", fields)
   module.RLConfig = build("RLConfig", "set_derived_values_and_validate", fields)
   return module
@@ -120,13 +121,21 @@ def _types_module(**changes):
     ],
 )
 def test_a_config_class_that_differs_is_refused_with_what_differs(changes, words, monkeypatch):
-  monkeypatch.setattr(seams, "_pyconfig_functions", lambda: [])
-  seams.SEAMS["maxtext.configs.types"].check(_types_module())
+  monkeypatch.setattr(table, "_pyconfig_functions", lambda: [])
+  table.SEAMS["maxtext.configs.types"].check(_types_module())
   with pytest.raises(version.HostVersionError, match=words):
-    seams.SEAMS["maxtext.configs.types"].check(_types_module(**changes))
+    table.SEAMS["maxtext.configs.types"].check(_types_module(**changes))
 
 
-def test_every_key_that_is_read_to_judge_a_configuration_is_looked_for():
-  sources = "".join(inspect.getsource(module) for module in (config, pipelined_path, per_microbatch))
-  read = set(re.findall(r"\bconfig\.(\w+)", sources)) | {key for key, _, _ in pipelined_path._NOT_WITH_BATCH_SPLIT}
-  assert read - set(seams.CONFIG_KEYS) == {"pipeline_impl", "te_moe_block"}
+# Keys that are read where only some of the supported versions have them, or none but this package.
+JUDGING = ("config", "host/rules", "pipelines", "plan")
+NOT_REQUIRED = {*config.PipelineKeys.model_fields, "te_moe_block"}
+
+
+def test_every_key_that_is_read_off_a_config_is_looked_for():
+  package = pathlib.Path(maxtext_pp_ext.__file__).parent
+  sources = [file.read_text(encoding="utf-8") for folder in JUDGING for file in (package / folder).rglob("*.py")]
+  read = {key for source in sources for key in re.findall(r"\bconfig\.([a-z]\w+)\b(?! import)", source)}
+  read |= {key for key, _, _ in pipelined_path._NOT_WITH_BATCH_SPLIT}
+  modules = {file.stem for folder in JUDGING for file in (package / folder).rglob("*.py")}
+  assert read - modules - set(host_keys.REQUIRED) <= NOT_REQUIRED

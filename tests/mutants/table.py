@@ -131,7 +131,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "metrics-of-other-layers",
             "what is reported of the first layer is of one outside the pipeline, which runs last",
-            "host/pipelined_path.py",
+            "host/rules/pipelined_path.py",
             "  if not config.record_internal_nn_metrics or config.num_decoder_layers is None:\n",
             "  if config.num_decoder_layers:\n",
             NUMBERED,
@@ -217,7 +217,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "falsy-arguments-dropped",
             "the decoder's pipelined path loses an argument such as slot=0",
-            "host/decoder_call.py",
+            "host/replacements/decoder_call.py",
             "if arguments.get(key) is not None",
             "if arguments.get(key)",
             DECODER_CALL,
@@ -411,7 +411,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "other-layout-not-refused",
             "a checkpoint of another layout is loaded as it is",
-            "host/checkpoint_load.py",
+            "host/replacements/checkpoint_load.py",
             "if stored.shapes and stored.shapes != wanted and _size(stored.shapes) == _size(wanted):",
             "if not stored.shapes and not wanted:",
             LOAD,
@@ -419,7 +419,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "other-layout-not-refused-in-post-training",
             "from_pretrained repeats layers of a checkpoint of another layout, or leaves them out",
-            "host/checkpoint_load.py",
+            "host/replacements/checkpoint_load.py",
             "token = _in_from_pretrained.set(True)",
             "token = _in_from_pretrained.set(False)",
             PRETRAINED,
@@ -427,7 +427,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "layers-mixed-in-conversion",
             "a conversion takes the order of stages for that of repeats",
-            "host/layouts.py",
+            "host/models/layouts.py",
             "zip(axes, place.stacks, strict=True)",
             "zip(axes, reversed(place.stacks), strict=True)",
             STRIDES,
@@ -445,7 +445,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "newer-host-accepted",
             "a MaxText that nobody has read is pipelined all the same",
-            "host/version.py",
+            "host/seams/version.py",
             "if not _LEAST <= number < _BELOW:",
             "if not _LEAST <= number:",
             f"{VERSION}other_versions_stop_with_both_versions",
@@ -453,7 +453,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "other-signature-accepted",
             "a function of MaxText takes its arguments in another order",
-            "host/version.py",
+            "host/seams/version.py",
             "if found != expected:",
             "if not found:",
             f"{VERSION}a_signature_that_differs_stops_with_the_expected_and_the_found_one",
@@ -461,7 +461,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "new-parameter-accepted",
             "the decoder takes one more argument, which its pipelined path drops",
-            "host/version.py",
+            "host/seams/version.py",
             "if parameter not in known]",
             "if parameter in ()]",
             f"{VERSION}a_decoder_with_a_parameter_that_we_do_not_know_is_refused",
@@ -471,7 +471,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "hosts-pipeline-instead",
             "MaxText's own pipeline trains, whatever pipeline_impl says",
-            "host/factory.py",
+            "host/replacements/factory.py",
             "  if name == registry.HOST:\n    return None",
             "  if name:\n    return None",
             BUILT,
@@ -479,7 +479,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "seam-where-nobody-looks",
             "our factory is put where it is defined, and not where it was imported by name",
-            "host/rebind.py",
+            "host/seams/rebind.py",
             "_bind_everywhere(getattr(module, name), new)",
             "setattr(module, name, new)",
             INSTALLED,
@@ -497,7 +497,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "problems-not-raised",
             "what is known not to work is trained",
-            "host/config_class.py",
+            "host/replacements/config_class.py",
             "  found = problems(derived, given)\n  if found:",
             "  found = problems(derived, given)\n  if found is None:",
             REFUSED,
@@ -505,7 +505,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "unequal-layers-built-alike",
             "layers that differ by index are built alike",
-            "host/pipelined_path.py",
+            "host/rules/pipelined_path.py",
             "if block in UNIFORM_BLOCKS or config.num_decoder_layers is None:",
             "if block:",
             UNEQUAL,
@@ -513,7 +513,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "rows-not-counted",
             "microbatches with fewer rows than the devices of a `shard_map` fail from within MaxText, or one day do not",
-            "rows.py",
+            "host/rules/rows.py",
             "return rows % self.devices == 0 and rows >= self.least",
             "return rows >= self.least",
             FEW_ROWS,
@@ -521,15 +521,15 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "optimizer-mixes-layers",
             "Muon orthogonalizes matrices across layers",
-            "config.py",
-            'getattr(config.opt_type, "value", config.opt_type) == "muon"',
-            'getattr(config.opt_type, "value", config.opt_type) is None',
+            "host/rules/optimizer.py",
+            'plain(config.opt_type) == "muon"',
+            "plain(config.opt_type) is None",
             OPTIMIZER,
         ),
         Mutant(
             "optimizer-chooses-other-layers",
             "patterns over parameter paths select other layers than without a pipeline, or none",
-            "host/parameter_patterns.py",
+            "host/rules/parameter_patterns.py",
             "if _selections(patterns, with_pipeline) == _selections(patterns, without):",
             "if _selections(patterns, with_pipeline):",
             PATTERNS,
@@ -537,7 +537,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "layers-synchronised-at-other-steps",
             "streaming DiLoCo synchronises all layers together",
-            "config.py",
+            "host/rules/optimizer.py",
             'getattr(config, "enable_streaming_diloco", False)',
             'getattr(config, "enable_streaming_diloco", False) is None',
             OPTIMIZER,

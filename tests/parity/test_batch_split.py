@@ -6,8 +6,8 @@ from flax import linen as nn
 import jax
 import pytest
 
-from maxtext_pp_ext.config_view import ConfigView
-from maxtext_pp_ext.host import decoder_layers
+from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.testing import parity
 from tests.engine.common import primitives
 from tests.parity.blocks import IMPLEMENTATIONS

@@ -3,7 +3,7 @@
 """Every decoder block of MaxText: pipelined as its layers compute without a pipeline, or refused for a reason.
 
 Stages are built by MaxText's stage builder; the layers they are compared with by its path without a pipeline, each for
-its index (`host.decoder_layers`).
+its index (`host.models.decoder_layers`).
 """
 
 import re
@@ -11,8 +11,8 @@ import re
 from maxtext.common.common_types import DecoderBlockType
 import pytest
 
-from maxtext_pp_ext import config as config_keys
-from maxtext_pp_ext.host import pipelined_path
+from maxtext_pp_ext.host.rules import optimizer
+from maxtext_pp_ext.host.rules import pipelined_path
 from maxtext_pp_ext.testing import parity
 from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED, REFUSED, TABLE, reason
 
@@ -98,7 +98,7 @@ def test_biases_that_are_stacked_otherwise_than_their_updates_are_refused():
 @pytest.mark.slow
 def test_so_they_are_if_the_config_does_not_tell(monkeypatch):
   """With as many experts as layers in a stage nobody else would notice."""
-  monkeypatch.setattr(config_keys, "_expert_bias", lambda config: ())
+  monkeypatch.setattr(optimizer, "_expert_bias", lambda config: ())
   [case] = [case for case in PIPELINED if case.name == "deepseek"]
   with pytest.raises(NotImplementedError, match=r"param_scan_axis=1; .* or param_scan_axis=0\."):
     check(case, "circular_bsw", **SCANNED, num_experts=2, num_experts_per_tok=1)

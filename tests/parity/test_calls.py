@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from maxtext_pp_ext.host import decoder_layers
+from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import make_config
 

@@ -12,7 +12,7 @@ from maxtext.utils import maxtext_utils
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.host import cycles
+from maxtext_pp_ext.host.models import cycles
 from maxtext_pp_ext.testing import parity
 from tests.parity.blocks import PIPELINED
 from tests.parity.common import BASE_YML, TINY

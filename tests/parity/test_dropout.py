@@ -17,7 +17,7 @@ from maxtext.utils import maxtext_utils
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.host import decoder_layers
+from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import make_config
 

@@ -22,8 +22,8 @@ import numpy as np
 import optax
 import pytest
 
-from maxtext_pp_ext.checkpoint.layout import converted
-from maxtext_pp_ext.host import layouts
+from maxtext_pp_ext.checkpoint.moves import converted
+from maxtext_pp_ext.host.models import layouts
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import BASE_YML, TINY, make_config
 

@@ -14,7 +14,7 @@ import pytest
 
 from maxtext_pp_ext.engine.gradients import Gradients, Sums
 from maxtext_pp_ext.engine.residency import Weights
-from maxtext_pp_ext.host import decoder_layers
+from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import LAYERS, make_config

@@ -12,7 +12,7 @@ from maxtext.utils import muon_utils
 import pytest
 
 from maxtext_pp_ext.config import PipelineConfigError
-from maxtext_pp_ext.testing.train_runs import run_all
+from maxtext_pp_ext.trainer_runs.train_runs import run_all
 from tests.parity import trainer_cases as cases
 from tests.parity.common import make_config
 

@@ -5,8 +5,8 @@
 import json
 import math
 
-from maxtext_pp_ext.testing.train_runs import Results
-from maxtext_pp_ext.testing.trainer import RunFailedError
+from maxtext_pp_ext.trainer_runs.train_runs import Results
+from maxtext_pp_ext.trainer_runs.trainer import RunFailedError
 import pytest
 
 from tests.parity import trainer_cases as cases

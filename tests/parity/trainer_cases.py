@@ -22,9 +22,9 @@ import pathlib
 import random
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.testing import records
-from maxtext_pp_ext.testing import trainer
-from maxtext_pp_ext.testing.train_runs import Results, Run
+from maxtext_pp_ext.trainer_runs import records
+from maxtext_pp_ext.trainer_runs import trainer
+from maxtext_pp_ext.trainer_runs.train_runs import Results, Run
 
 DEVICES = 12
 STEPS = 20

@@ -13,7 +13,7 @@ import sys
 
 from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
 from maxtext_pp_ext.processes import interruption
-from maxtext_pp_ext.testing.train_runs import Results, run_all
+from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all
 from tests.parity import trainer_cases as cases
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "trainer-parity.md"

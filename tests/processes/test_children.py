@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from maxtext_pp_ext.processes import children
-from maxtext_pp_ext.testing import trainer
+from maxtext_pp_ext.trainer_runs import trainer
 from tests.processes import common
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")

@@ -6,7 +6,7 @@ import dataclasses
 import signal
 
 from maxtext_pp_ext.checkpoint import files
-from maxtext_pp_ext.testing import trainer
+from maxtext_pp_ext.trainer_runs import trainer
 from tests.parity import trainer_cases
 from tests.reliability.dying import Death
 

@@ -19,7 +19,7 @@ import pytest
 
 from maxtext_pp_ext.checkpoint import places
 from maxtext_pp_ext.testing import launch
-from maxtext_pp_ext.testing.train_runs import Results, run_all, write_plan
+from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all, write_plan
 from tests.parity import trainer_cases
 from tests.reliability import common, dying
 from tests.reliability.common import WHILE_WRITING, at_metrics, pipeline

@@ -10,9 +10,9 @@ import pytest
 
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.checkpoint import places
-from maxtext_pp_ext.host import run_config
-from maxtext_pp_ext.testing import trainer
-from maxtext_pp_ext.testing.train_runs import Results, run_all, write_plan
+from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.trainer_runs import trainer
+from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all, write_plan
 from tests.parity import trainer_cases
 from tests.reliability import common, dying
 from tests.reliability.common import STEPS, WHILE_WRITING, at_metrics, pipeline

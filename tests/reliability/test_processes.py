@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 import maxtext_pp_ext
-from maxtext_pp_ext.host import run_config
-from maxtext_pp_ext.testing import trainer
-from maxtext_pp_ext.testing.train_runs import run_all
+from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.trainer_runs import trainer
+from maxtext_pp_ext.trainer_runs.train_runs import run_all
 from tests.parity import trainer_cases
 from tests.reliability import sharded
 from tests.reliability.common import pipeline

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from maxtext.models.simple_layer import SimpleDecoderLayer
 import pytest
 
-from maxtext_pp_ext.host import decoder_layers
+from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import assert_pipeline_parity, parity
 from tests.parity.common import make_config

@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `maxtext_pp_ext.testing.weights`. That layers go where they belong is tested in `tests/checkpoint`."""
+"""Tests of `maxtext_pp_ext.trainer_runs.weights`. That layers go where they belong is tested in `tests/checkpoint`."""
 
 import jax
 from maxtext_pp_ext.checkpoint.layout import Layout
-from maxtext_pp_ext.testing import weights
+from maxtext_pp_ext.trainer_runs import weights
 import numpy as np
 
 

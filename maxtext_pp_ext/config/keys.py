@@ -1,0 +1,60 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The keys that this package adds to MaxText's config, and how a bad combination of values is reported."""
+
+from pydantic import BaseModel, Field
+
+from maxtext_pp_ext import registry
+
+CHOICES = {
+    "pipeline_grad_accum_dtype": ("auto", "float32", "bfloat16"),
+    "pipeline_gather_dtype": ("auto", "weight", "compute"),
+}
+ON_SHARDING_CONFLICT = ("fallback", "warn", "error")
+
+
+class PipelineConfigError(ValueError):
+  """A configuration cannot be trained with the chosen implementation; the message lists every problem at once."""
+
+  def __init__(self, found: list[str]):
+    self.problems = tuple(found)
+    count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
+    super().__init__("\n".join([f"{count} with the pipeline configuration:", *(f"  - {text}" for text in found)]))
+
+  def __reduce__(self):
+    return (type(self), (list(self.problems),))
+
+
+class PipelineConfigWarning(UserWarning):
+  """A configuration can be built, and cannot be trained as it is."""
+
+
+class PipelineKeys(BaseModel):
+  """The keys, as a mixin for MaxText's config class.
+
+  Their types are loose: `problems` refuses bad values, together with everything else that is wrong, instead of pydantic
+  one by one. None is what MaxText makes of `none` in a yml file or on the command line.
+  """
+
+  pipeline_impl: None | str = Field(
+      registry.HOST,
+      description="Who runs the pipeline: 'host' (MaxText itself), 'circular', 'circular_bsw', 'circular_ag_once', or the"
+      " name of an entry point in the group maxtext_pp_ext.pipelines.",
+  )
+  pipeline_grad_accum_dtype: None | str = Field(
+      "auto",
+      description="In which dtype weight gradients are summed over microbatches on each device: 'float32', 'bfloat16',"
+      " or 'auto', the parameter's own dtype. Sums over devices travel in the dtype of one microbatch's gradient,"
+      " as MaxText's plain pipeline's do.",
+  )
+  pipeline_gather_dtype: None | str = Field(
+      "auto",
+      description="In which dtype weights are gathered: 'weight' (as they are stored), 'compute' (the dtype key), or"
+      " 'auto', the compute dtype where the layer's first use of a weight is that cast, so that nothing changes.",
+  )
+  sharding_conflicts: None | str = Field(
+      "fallback",
+      description="What to do, at set-up, about parameters whose logical axes cannot all be sharded as the rules say:"
+      " 'fallback' (what MaxText does, without a word), 'warn', or 'error'. It acts with every pipeline_impl, and without"
+      " a pipeline.",
+  )

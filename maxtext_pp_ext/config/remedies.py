@@ -1,0 +1,135 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Problems with what can be set about them, and a config with other values, as MaxText would derive it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.config.view import ConfigView
+
+# The keys of which MaxText puts what it derives in the place of what was given.
+DERIVED = ("pipeline_parallel_layers", "num_pipeline_repeats", "num_pipeline_microbatches")
+# Keys of batches -> what MaxText derives from them.
+BATCHES = {
+    "per_device_batch_size": "micro_batch_size_to_train_on",
+    "eval_per_device_batch_size": "micro_batch_size_to_eval_on",
+}
+
+Values = Mapping[str, Any]
+LEAVE_OUT = "Leave out pipeline_impl, or set pipeline_impl=host, for MaxText's own pipeline."
+_MOST_WAYS = 4  # that are printed
+
+
+class Problem(str):
+  """What is wrong about the sizes of a pipeline. As a text it has its ways out, whether or not one alone is enough.
+
+  Attributes:
+    what: is wrong, with the keys and their values.
+    ways: each a way out: values for keys, and a remark or nothing.
+    otherwise: what to set in general, for the text.
+  """
+
+  what: str
+  ways: tuple[tuple[Values, str], ...]
+  otherwise: str
+
+  def __new__(cls, what: str, *ways: Values | tuple[Values, str], otherwise: str = "") -> Problem:
+    pairs = tuple((way, "") if isinstance(way, Mapping) else way for way in ways)
+    self = super().__new__(cls, _sentences(what, [otherwise] if otherwise else map(_way_text, pairs)))
+    self.what, self.ways, self.otherwise = what, pairs, otherwise
+    return self
+
+
+def _sentences(what: str, ways: Iterable[str]) -> str:
+  ways = " or ".join(filter(None, ways))
+  return f"{what} Set {ways}." if ways else what
+
+
+def _way_text(way: tuple[Values, str]) -> str:
+  values, remark = way
+  return settings(values) + remark
+
+
+def settings(values: Values) -> str:
+  """key=value, as on MaxText's command line."""
+  return ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
+
+
+def value_text(value: Any) -> str:
+  return f"{value:.17g}" if isinstance(value, float) else str(value)
+
+
+def changed(config: Any, values: Values, given: Values | None = None) -> Any:
+  """A config with these values, and all that MaxText derives from them and a pipeline's sizes depend on.
+
+  Args:
+    config: MaxText's, or anything with its keys.
+    values: for keys.
+    given: what the user has given for `DERIVED` and for parallelism, where the config has what was derived from it.
+  """
+  view: dict[str, Any] = {**{key: (given or {})[key] for key in DERIVED if key in (given or {})}, **values}
+  for network in derived.NETWORKS:
+    view |= _parallelism(config, network, values)
+  for key, rows in BATCHES.items():
+    if key in values and config.num_target_devices:
+      view[rows] = int(config.num_target_devices * values[key])
+  found = ConfigView(config, tuple(view.items()))
+  if found.pipeline_parallel_layers == -1 and derived.layers_to_choose_from(found) is not None:
+    view["pipeline_parallel_layers"] = derived.layers_to_choose_from(found)
+  if found.num_pipeline_microbatches == -1 and derived.num_stages(found):
+    view["num_pipeline_microbatches"] = derived.least_microbatches(found)
+  return ConfigView(config, tuple(view.items()))
+
+
+def _parallelism(config: Any, network: str, values: Values) -> dict[str, Any]:
+  key = f"{network}_parallelism"
+  if getattr(config, key, None) is None:
+    return {}
+  sizes = derived.parallelism(config, network)
+  return {key: [values.get(derived.parallelism_key(network, axis), size) for axis, size in sizes.items()]}
+
+
+def with_remedies(
+    config: Any,
+    found: Sequence[str],
+    problems: Callable[[Any], Sequence[str]],
+    propose: Callable[..., Values | None],
+    given: Values | None = None,
+) -> list[str]:
+  """The texts of problems: with those remedies that are enough each by itself, or with one for all of them.
+
+  Args:
+    config: MaxText's.
+    found: what is wrong with it; each `Problem` is about sizes.
+    problems: finds what is wrong with another config.
+    propose: `propose.proposal`.
+    given: as for `changed`.
+  """
+  sizes = [problem for problem in found if isinstance(problem, Problem)]
+  others = len(found) - len(sizes)
+
+  def passes(values: Values) -> bool:
+    left = problems(changed(config, values, given))
+    return not any(isinstance(problem, Problem) for problem in left) and len(left) <= others
+
+  if not sizes:
+    return list(found)
+  ways: dict[Any, tuple[Values, str]] = {}  # of several for the same keys the first, unless it says what it is for
+  for way in sizes[0].ways if len(sizes) == 1 else ():
+    if len(ways) < _MOST_WAYS and (*way[0], way[1]) not in ways and passes(way[0]):
+      ways[*way[0], way[1]] = way
+  if ways:
+    return [_sentences(p.what, map(_way_text, ways.values())) if p is sizes[0] else p for p in found]
+  proposal = propose(config, passes, given or {})
+  if proposal is None:
+    remedy = "No pipeline of this model fits these devices: set pipeline_impl=host and train without one, or change"
+    remedy += " base_num_decoder_layers or the number of devices."
+  else:
+    remedy = f"Set{', together:' if len(proposal) > 1 else ''} {settings(proposal)}."
+  texts = [problem.what if isinstance(problem, Problem) else problem for problem in found]
+  last = max(i for i, problem in enumerate(found) if isinstance(problem, Problem))
+  texts[last] += f" {remedy}"
+  return texts

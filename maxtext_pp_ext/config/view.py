@@ -1,0 +1,32 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a config: values of keys as plain Python, and a config with other values for a few of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigView:
+  """Reads like `config`, but for the (key, value) pairs in `replaced`. Views of one config with equal pairs are equal.
+
+  MaxText's own configs are read-only, and expensive to derive again.
+  """
+
+  config: Any
+  replaced: tuple[tuple[str, Any], ...]
+
+  def __getattr__(self, key: str) -> Any:
+    if key.startswith("__"):
+      raise AttributeError(key)  # copying and pickling ask before there are fields
+    for name, value in self.replaced:
+      if name == key:
+        return value
+    return getattr(self.config, key)
+
+
+def plain(value: Any) -> Any:
+  """A key's value as it stands in a yml file. MaxText has some as enums, and as text before it has validated them."""
+  return getattr(value, "value", value)

@@ -1,0 +1,74 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A MaxText config's model without weights, on a mesh without devices.
+
+Read in MaxText 0.2.5; in 0.2.4 models may need flags to be NNX.
+"""
+
+from typing import Any
+
+from flax import nnx
+from flax.core.spmd import logical_axis_rules
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from maxtext_pp_ext import sharding
+from maxtext_pp_ext.host.replacements import sharding_conflicts
+from maxtext_pp_ext.host.models.refusals import as_value_errors
+
+# A model is built, and looked at, layer by layer.
+MOST_LAYERS = 1 << 13
+
+
+def abstract_mesh(config: Any) -> AbstractMesh:
+  """The mesh of a config, with the devices of its `compile_topology`, or those that are there.
+
+  Raises:
+    ValueError: the parallelism does not fit the number of devices.
+  """
+  ici, dcn = parallelism(config, "ici"), parallelism(config, "dcn")
+  axis_type = AxisType.Explicit if config.shard_mode.value == "explicit" else AxisType.Auto
+  sizes = tuple(i * d for i, d in zip(ici, dcn, strict=True))
+  return AbstractMesh(sizes, tuple(config.mesh_axes), axis_types=(axis_type,) * len(sizes))
+
+
+def parallelism(config: Any, network: str) -> list[int]:
+  """The size of each mesh axis on "ici" (within a slice) or "dcn" (over slices), with what MaxText derives for -1.
+
+  Raises:
+    ValueError: the parallelism does not fit the number of devices.
+  """
+  from maxtext.utils import max_utils  # pylint: disable=import-outside-toplevel
+
+  given, slices = list(getattr(config, f"{network}_parallelism")), config.num_slices
+  if network == "dcn" and slices <= 1:
+    return [1] * len(given)
+  target = slices if network == "dcn" else config.num_target_devices // slices
+  try:
+    return [int(size) for size in max_utils.fill_unspecified_mesh_axes(given, target, network.upper())]
+  except AssertionError as error:  # MaxText's way to say so
+    raise ValueError(f"{error} (compile_topology={config.compile_topology!r})") from error
+
+
+def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
+  """A config's model, with ShapeDtypeStructs for values.
+
+  Raises:
+    ValueError: MaxText cannot build it.
+  """
+  from maxtext.utils import model_creation_utils  # pylint: disable=import-outside-toplevel
+
+  if config.num_decoder_layers > MOST_LAYERS:
+    raise ValueError(f"{config.num_decoder_layers} layers are more than can be looked at one by one ({MOST_LAYERS}).")
+  with logical_axis_rules(config.logical_axis_rules), as_value_errors("build this model"):
+    return nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh))
+
+
+def explained(config: Any) -> tuple[sharding.Explanation, AbstractMesh]:
+  """How a config's parameters are sharded, and its mesh.
+
+  Raises:
+    ValueError: the parallelism does not fit the number of devices.
+  """
+  mesh = abstract_mesh(config)
+  parameters = nnx.state(abstract_model(config, mesh), nnx.Param)
+  return sharding.explain(parameters, mesh, sharding_conflicts.rules_in_play(config.logical_axis_rules)), mesh

@@ -1,0 +1,206 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of MaxText's decoder, with a pipeline around them and without, and nothing else of the model.
+
+Both are what the decoder itself makes: its stage builder fills the pipeline, and its path without a pipeline makes the
+layers that a pipeline has to equal, each told its index where its kind wants to know it. Read in MaxText 0.2.4 and 0.2.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import math
+import re
+from typing import Any
+
+from flax import linen as nn
+from flax import nnx
+import jax
+from jax.sharding import Mesh
+import jax.numpy as jnp
+from maxtext.layers import nnx_decoders
+from maxtext.layers import quantizations
+import numpy as np
+
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.config.derived import is_deepseek, pipelined_layers
+from maxtext_pp_ext.config.view import ConfigView
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+  """One decoder layer within a module that holds several.
+
+  Attributes:
+    module: the layer.
+    path: names that lead to it, or to the stack that it was taken from.
+    index: its place in that stack, or None if it is in none.
+  """
+
+  module: nnx.Module
+  path: tuple[str, ...] = ()
+  index: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Structure:
+  """What a layer is without its arrays: its graph, and the paths of its state."""
+
+  graphdef: nnx.GraphDef
+  paths: frozenset[tuple[str, ...]]
+
+  @classmethod
+  def of(cls, module: nnx.Module) -> Structure:
+    graphdef, state = nnx.split(module)
+    return cls(graphdef=graphdef, paths=paths(state))
+
+
+def paths(state: nnx.State) -> frozenset[tuple[str, ...]]:
+  """Where a module's state has variables."""
+  return frozenset(tuple(map(str, path)) for path, _ in nnx.to_flat_state(state))
+
+
+def pipeline(
+    config: Any, mesh: Mesh, implementation: str | type, layer_class: type | None = None, *, seed: int = 0
+) -> nnx.Module:
+  """The pipeline module that the decoder would have, with random weights: biases are not zero, nor all scales alike.
+
+  Args:
+    config: MaxText's config, with any number of stages.
+    mesh: device mesh.
+    implementation: a value of `pipeline_impl`, whatever the config has, or a class.
+    layer_class: class of the layers; by default that of `decoder_block`.
+    seed: of weights and dropout.
+
+  Raises:
+    registry.UnknownImplementationError: there is no implementation of that name.
+  """
+  if isinstance(implementation, str):
+    config = ConfigView(config, (("pipeline_impl", implementation),))
+  new = _pipeline_class(implementation)
+  found = []
+
+  @jax.jit  # each of the many small operations would be a compilation of its own
+  def build():
+    decoder = _WithoutLayers(config, mesh, quantizations.configure_quantization(config), rngs=nnx.Rngs(seed))
+    classes = decoder.get_decoder_layers() if layer_class is None else [layer_class] * 2
+    stage = lambda rngs: decoder._get_pipeline_stage_module(classes, rngs)  # pylint: disable=protected-access
+    rngs = nnx.Rngs(params=seed, dropout=seed + 1)
+    module = new(config=config, stage_factory=stage, mesh=mesh, remat_policy=decoder.get_remat_policy(), rngs=rngs)
+    graphdef, params, rest = nnx.split(module, nnx.Param, ...)
+    found.append((graphdef, jax.eval_shape(lambda: params)))
+    return rest  # so that initializers are not even compiled
+
+  with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
+    rest = build()
+  [(graphdef, params)] = found
+  return nnx.merge(graphdef, _random(params, seed), rest)
+
+
+def _pipeline_class(implementation: str | type) -> Callable:
+  if not isinstance(implementation, str):
+    return implementation
+  if implementation == registry.HOST:
+    return nnx_decoders.create_nnx_pipeline
+  return registry.get(implementation).load()
+
+
+def _random(params: nnx.State, seed: int) -> nnx.State:
+  """Values of a size that keeps activations near 1."""
+  generator = np.random.default_rng(seed)
+
+  def one(path, weight):
+    values = generator.standard_normal(weight.shape) / math.sqrt(max(weight.shape))
+    return jnp.asarray(values + (1.0 if "scale" in jax.tree_util.keystr(path) else 0.0), weight.dtype)
+
+  return jax.tree_util.tree_map_with_path(one, params)
+
+
+class _WithoutLayers(nnx_decoders.NNXDecoder):
+  """A decoder that can build stages and has built no layers."""
+
+  def _init_decoder_layers(self, decoder_block_classes, rngs, mesh):
+    del decoder_block_classes, rngs, mesh
+
+
+def without_pipeline(config: Any, mesh: Mesh, layer_class: type | None = None) -> list[Structure]:
+  """What the pipelined layers are if the model has no pipeline: the structure of each, without its arrays.
+
+  Args:
+    config: MaxText's config.
+    mesh: device mesh.
+    layer_class: class of the layers, built alike for every index; by default those of `decoder_block`.
+  """
+  plain = ConfigView(config, (("using_pipeline_parallelism", False),))
+  quant = quantizations.configure_quantization(plain)
+  found = []
+
+  def build():
+    rngs = nnx.Rngs(params=0, dropout=1)
+    if layer_class is None:
+      decoder = nnx_decoders.NNXDecoder(plain, mesh, quant, rngs=rngs)
+      layers = [layer.module for layer in _of_decoder(decoder)]
+    else:
+      layers = [layer_class(config=plain, mesh=mesh, quant=quant, model_mode="train", rngs=rngs)]
+      layers *= pipelined_layers(config)
+    for structure in map(Structure.of, layers):
+      found.append(next((known for known in found if known == structure), structure))
+
+  with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
+    jax.eval_shape(build)
+  # With a pipeline, DeepSeek's dense layers and MoE layers that are left over come first, other layers left over last.
+  return found[-pipelined_layers(config) :] if is_deepseek(config) else found[: pipelined_layers(config)]
+
+
+def _of_decoder(decoder: nnx.Module) -> Iterator[Layer]:
+  for module in decoder.get_layers():
+    is_stack = decoder.config.scan_layers and getattr(decoder, "layers_remainder", None) is not module
+    yield from _of_stack(module, decoder.config) if is_stack else layers_of(module)
+
+
+def layers_of(module: nnx.Module) -> Iterator[Layer]:
+  """The decoder layers in a pipeline's stage, or in what MaxText scans over as one layer, in the order they run in.
+
+  Layers that are in no stack are the module's own: state that they change stays changed.
+  """
+  if not holds_layers(module):
+    yield Layer(module=module)
+    return
+  for name, is_stack in children(module):
+    child = getattr(module, name)
+    if is_stack:
+      yield from _of_stack(child, module.config, (name,))
+    else:
+      yield from (dataclasses.replace(layer, path=(name, *layer.path)) for layer in layers_of(child))
+
+
+def holds_layers(module: nnx.Module) -> bool:
+  """Whether it is a stage, or a block of layers, instead of a layer."""
+  stages = (nnx_decoders.NNXScannedPipelineStage, nnx_decoders.NNXSequentialPipelineStage)
+  return isinstance(module, stages) or type(module).__name__.endswith("ScannableBlock")
+
+
+def children(module: nnx.Module) -> list[tuple[str, bool]]:
+  """(name, whether it is a stack) of what holds a stage's or block's layers, in the order they run in."""
+  if isinstance(module, nnx_decoders.NNXScannedPipelineStage):
+    return [("scanned_layers", True)]
+  there = lambda name: getattr(module, name, None) is not None
+  numbered = [name for name in vars(module) if re.fullmatch(r"layers?_\d+", name)]
+  numbered.sort(key=lambda name: int(name.split("_")[1]))
+  return [
+      *((name, True) for name in ("local_layers",) if there(name)),
+      *((name, False) for name in numbered),
+      *((name, False) for name in ("global_layer",) if there(name)),
+  ]
+
+
+def _of_stack(stack: nnx.Module, config: Any, path: tuple[str, ...] = ()) -> Iterator[Layer]:
+  """Layers in a module whose parameters are stacked along `param_scan_axis`, and other state along the first axis."""
+  graphdef, params, rest = nnx.split(stack, nnx.Param, ...)
+  axis = config.param_scan_axis
+  for index in range(jax.tree.leaves(params)[0].shape[axis]):
+    at = jax.tree.map(lambda w, index=index: jnp.take(w, index, axis=min(axis, w.ndim - 1)), params)
+    module = nnx.merge(graphdef, at, jax.tree.map(lambda x, index=index: x[index], rest))
+    for layer in layers_of(module):
+      yield dataclasses.replace(layer, path=(*path, *layer.path), index=index)

@@ -1,0 +1,353 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Where MaxText's model of a config has its decoder layers: read off the model itself, built without arrays.
+
+Read in MaxText 0.2.4 and 0.2.5. Its decoder has stacks of layers under names that depend on the config; `get_layers`
+gives them in the order in which they run. Of what is scanned over, parameters are stacked along `param_scan_axis`, other
+state along the first axis; the stages of a pipeline are in front of all that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import math
+import re
+import tempfile
+from typing import Any
+
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.config import PipelineConfigError
+from maxtext_pp_ext.config.derived import decoder_block, is_deepseek, num_stages
+from maxtext_pp_ext.checkpoint import forms
+from maxtext_pp_ext.checkpoint import guess
+from maxtext_pp_ext.checkpoint import moves
+from maxtext_pp_ext.checkpoint.layout import LayerAxis, Layout, LayoutError, Leaf, Path, axes_of_stack
+from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.host.models.refusals import integer
+from maxtext_pp_ext.schedule import CircularSchedule
+
+# What a layout depends on beside the model. All other parallelism shards arrays, and changes none.
+STAGES, DCN_STAGES = "ici_pipeline_parallelism", "dcn_pipeline_parallelism"
+# A config with one device per stage, none of which has to be there, and nothing that a layout does not depend on.
+_NO_RUN = {
+    "internal_compile": True,
+    "skip_jax_distributed_system": True,
+    "enable_checkpointing": False,
+    "load_parameters_path": "",
+    "load_full_state_path": "",
+    "dataset_type": "synthetic",
+    "run_name": "layout",
+    "base_output_directory": tempfile.gettempdir(),
+    "log_config": False,
+    "eval_interval": -1,
+    "gradient_accumulation_steps": 1,
+    "enable_rampup_batch_size": False,
+    "compile_topology": "",
+    "num_slices": 1,
+    "opt_type": "adamw",
+    "adamw_mask": [],
+    "trainable_parameters_mask": [],
+    "shard_mode": "auto",
+    "pipeline_delay_activation_forwarding": False,
+    "pipeline_fsdp_ag_once": False,
+    "pipeline_fsdp_ag_per_repeat": False,
+    "pipeline_grad_accum_dtype": "auto",
+    "pipeline_gather_dtype": "auto",
+    "use_batch_split_schedule": False,
+    "quantization_local_shard_count": 1,
+    "context_parallel_load_balance": False,
+}
+_SHARDS_NOTHING = re.compile(r"(ici|dcn)_\w+_parallelism")
+
+
+def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
+  """MaxText's config for the model of these arguments, whatever devices they are for.
+
+  Args:
+    argv: MaxText's arguments, a yml file and `key=value`.
+    **replaced: values for keys instead of those of `argv`. The number of stages is `ici_pipeline_parallelism`.
+
+  Raises:
+    ValueError: MaxText, or this package, does not accept it.
+  """
+  from maxtext.configs import types  # pylint: disable=import-outside-toplevel
+
+  new = functools.partial(run_config.read, argv)
+  fields = types.MaxTextConfig.model_fields
+  fixed = {key: value for key, value in _NO_RUN.items() if key in fields}
+  fixed |= {key: 1 for key in fields if _SHARDS_NOTHING.fullmatch(key)}
+  given = run_config.given_keys(argv)
+  given = given | ({DCN_STAGES: 1} if STAGES in replaced else {}) | replaced
+  stages = integer(given, STAGES) * integer(given, DCN_STAGES)
+  replaced = {key: value for key, value in replaced.items() if key not in (STAGES, DCN_STAGES)}
+  fixed |= {STAGES: stages, "internal_compile_num_devices": stages}
+  fixed |= {"num_pipeline_microbatches": stages, "per_device_batch_size": 1, "eval_per_device_batch_size": 1}
+  asked = str(given.get("pipeline_impl", registry.HOST))
+  if stages == 1:
+    return new(**fixed | replaced | {"pipeline_impl": registry.HOST})
+  try:
+    return new(**fixed | replaced | {"pipeline_impl": "circular_bsw" if asked == registry.HOST else asked})
+  except PipelineConfigError:
+    if asked != registry.HOST:
+      raise
+    return new(**fixed | replaced | {"pipeline_impl": registry.HOST})
+
+
+def schedule_of_run(argv: Sequence[str]) -> CircularSchedule:
+  """The schedule of a run with these arguments, on a machine that need not have its devices.
+
+  Raises:
+    ValueError: it has no pipeline, or its sizes do not fit.
+  """
+  config = config_of_layout(argv)
+  given = run_config.given_keys(argv)
+  if not config.using_pipeline_parallelism:
+    raise ValueError("These arguments ask for no pipeline: set ici_pipeline_parallelism.")
+  stages = num_stages(config)
+  delay = 2 if given.get("pipeline_delay_activation_forwarding") else 1
+  microbatches = integer(given, "num_pipeline_microbatches", -1)
+  return CircularSchedule(
+      stages=stages,
+      microbatches=delay * stages if microbatches == -1 else microbatches,  # MaxText's own default
+      repeats=config.num_pipeline_repeats,
+      delay=delay,
+  )
+
+
+def of_config(config: Any, *kinds: type) -> Layout:
+  """The layout of the model that MaxText makes of a config; nothing is allocated.
+
+  Args:
+    config: MaxText's config.
+    *kinds: of which types of variables; by default all that MaxText saves.
+
+  Raises:
+    LayoutError: the model's layers are not where this version of the package knows them to be.
+  """
+  from flax import nnx  # pylint: disable=import-outside-toplevel
+
+  model = abstract_model_of(config)
+  places = _places(model.decoder)
+  leaves = [
+      _leaf(tuple(map(str, path)), variable, places, config.param_scan_axis)
+      for path, variable in nnx.to_flat_state(nnx.state(model))
+      if (isinstance(variable, kinds) if kinds else not isinstance(variable, (nnx.Cache, nnx.Intermediate)))
+  ]
+  layout = Layout(leaves=tuple(leaves), description=describe(config))
+  if layout.number_of_layers != config.num_decoder_layers:
+    raise LayoutError(
+        f"{layout.number_of_layers} layers of MaxText's decoder were found, where num_decoder_layers="
+        f"{config.num_decoder_layers} (decoder_block={decoder_block(config)})."
+    )
+  return layout
+
+
+def of_checkpoint(
+    argv: Sequence[str],
+    shapes: Mapping[Path, tuple[int, ...]],
+    *,
+    scan_layers: bool | None,
+    given: Mapping[str, Any],
+    wanted: Layout,
+) -> tuple[Any, Layout]:
+  """The config and the layout of a checkpoint of this model, whatever layout the arguments themselves ask for.
+
+  Args:
+    argv: MaxText's arguments of a run of the same model.
+    shapes: the checkpoint's arrays.
+    scan_layers: what MaxText noted of this key in the checkpoint; None if nothing.
+    given: keys that are known, and are not to be guessed.
+    wanted: the layout that the arguments ask for.
+
+  Raises:
+    LayoutError: the checkpoint is not one of this model, keys have to be given, or it is of a form that cannot be
+      converted.
+  """
+  if why_not := forms.why_not_converted({path[0] for path in shapes}):
+    raise LayoutError(why_not)
+  layers = layers_of_pipelined_kind(config_of_layout(argv))
+  wrong, found = [], {}
+  for guessed in guess.candidates(shapes, layers=layers, scan_layers=scan_layers):
+    values = guessed | dict(given)
+    try:
+      config = config_of_layout(argv, **values)
+      layout = of_config(config)
+      moves.plan(shapes, layout, wanted)
+    except ValueError as error:
+      wrong.append(f"{_assignments(values)}: {error}")
+    else:
+      found.setdefault(layout.leaves, (config, layout))
+  if len(found) == 1:
+    return next(iter(found.values()))
+  if found:
+    several = "; ".join(layout.description for _, layout in found.values())
+    raise LayoutError(f"The checkpoint may have one of several layouts ({several}): give its keys with --from.")
+  raise LayoutError("\n".join(["The checkpoint is not of this model in any layout:", *(f"  {text}" for text in wrong)]))
+
+
+def layers_of_pipelined_kind(config: Any) -> int:
+  """How many of the decoder's layers are of the kind that is in pipelines: all but the dense ones of DeepSeek."""
+  dense = config.first_num_dense_layers if is_deepseek(config) else 0
+  return config.num_decoder_layers - dense
+
+
+def _assignments(values: Mapping[str, Any]) -> str:
+  return " ".join(f"{key}={value}" for key, value in values.items())
+
+
+def describe(config: Any) -> str:
+  """The layout in words."""
+  scanned = f"stacked along param_scan_axis={config.param_scan_axis}" if config.scan_layers else "not stacked"
+  if not config.using_pipeline_parallelism:
+    return f"{config.num_decoder_layers} layers {scanned}, no pipeline"
+  stages, per_stage = num_stages(config), config.num_layers_per_pipeline_stage
+  inside = stages * config.num_pipeline_repeats * per_stage
+  count = lambda number, of: f"{number} {of}" + "s" * (number != 1)
+  sizes = {"stage": stages, "repeat": config.num_pipeline_repeats, "layer": per_stage}
+  text = "pipeline of " + " × ".join(count(number, of) for of, number in sizes.items())
+  if per_stage > 1 and config.scan_layers_per_stage:
+    text += f" stacked along param_scan_axis={config.param_scan_axis}"
+  outside = config.num_decoder_layers - inside
+  return f"{text}, {count(outside, 'layer')} outside, {scanned}" if outside else text
+
+
+def abstract_model_of(config: Any) -> Any:
+  import jax  # pylint: disable=import-outside-toplevel
+  import numpy as np  # pylint: disable=import-outside-toplevel
+
+  from maxtext_pp_ext.host.models import abstract_model  # pylint: disable=import-outside-toplevel
+
+  # Shapes do not depend on the mesh, so that of one device will do.
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape([1] * len(config.mesh_axes)), config.mesh_axes)
+  return abstract_model.abstract_model(config, mesh)
+
+
+_PIPELINE, _SCAN = "pipeline", "scan"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Place:
+  """One layer, or several that are stacked in the same arrays.
+
+  Attributes:
+    path: names that lead there.
+    first: number of the first layer.
+    stacks: for each stack within a stack, from the outermost: (its kind, its size, how many layers an entry has).
+  """
+
+  path: tuple[str, ...]
+  first: int = 0
+  stacks: tuple[tuple[str, int, int], ...] = ()
+
+  @property
+  def count(self) -> int:
+    return math.prod(size for _, size, _ in self.stacks)
+
+  def axes(self, ndim: int, scan_axis: int | None) -> tuple[int, ...]:
+    """Where the stacks are in an array of this rank; `scan_axis` None: scans stack along the first axis."""
+    return axes_of_stack([None if kind == _PIPELINE else scan_axis for kind, _, _ in self.stacks], ndim)
+
+
+def _places(decoder: Any) -> list[_Place]:
+  """The decoder's layers, in the order in which they run."""
+  config, pipeline = decoder.config, getattr(decoder, "pipeline_module", None)
+  paths = {id(module): (name,) for name, module in vars(decoder).items()}
+  if pipeline is not None:
+    paths[id(pipeline.layers)] = ("pipeline_module", "layers")
+  found, kinds = [], set()
+  for module in decoder.get_layers():
+    path = ("decoder", *paths[id(module)])
+    if path[1] == "pipeline_module":
+      places = _in_pipeline(module, path, config)
+    elif config.scan_layers and path[1] != "layers_remainder" and not re.search(r"_\d+$", path[1]):
+      kinds.add("stacked")
+      places = _in_scan(module, path, config, ())
+    else:
+      kinds.add("single" if path[1] != "layers_remainder" else "remainder")
+      places = _within(module, path, config, ())
+    found += _after(places, sum(place.count for place in found))
+  if {"stacked", "single"} <= kinds:
+    raise LayoutError(
+        "Some of the decoder's layers are stacked and others are not; it is not known in which order they run "
+        f"(decoder_block={decoder_block(config)})."
+    )
+  return found
+
+
+def _after(places: list[_Place], layers: int) -> list[_Place]:
+  return [dataclasses.replace(place, first=place.first + layers) for place in places]
+
+
+def _stacked(places: list[_Place], kind: str, size: int) -> list[_Place]:
+  """Places of which there are several, one after the other."""
+  count = sum(place.count for place in places)
+  return [dataclasses.replace(place, stacks=((kind, size, count), *place.stacks)) for place in places]
+
+
+def _in_pipeline(stages: Any, path: tuple[str, ...], config: Any) -> list[_Place]:
+  repeats = config.num_pipeline_repeats
+  around = (_PIPELINE,) * (1 + (repeats > 1))
+  places = _stacked(_within(stages, path, config, around), _PIPELINE, num_stages(config))
+  return _stacked(places, _PIPELINE, repeats) if repeats > 1 else places
+
+
+def _in_scan(module: Any, path: tuple[str, ...], config: Any, around: tuple[str, ...]) -> list[_Place]:
+  """Layers, or blocks of layers, that are scanned over; `around` are the kinds of stacks that this one is in."""
+  from flax import nnx  # pylint: disable=import-outside-toplevel
+
+  places = _within(module, path, config, (*around, _SCAN))
+  inner = places[0].path[len(path) :]
+  kinds = (*around, _SCAN, *(kind for kind, _, _ in places[0].stacks))
+  asked = [None if kind == _PIPELINE else config.param_scan_axis for kind in kinds]
+  # Any parameter tells the size; that the others agree is checked for each array.
+  for name, variable in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+    if tuple(map(str, name))[: len(inner)] == inner:
+      shape = variable.get_value().shape
+      return _stacked(places, _SCAN, shape[axes_of_stack(asked, len(shape))[len(around)]])
+  raise LayoutError(f"{'/'.join(path)} of MaxText's model has no parameters.")
+
+
+def _within(module: Any, path: tuple[str, ...], config: Any, around: tuple[str, ...]) -> list[_Place]:
+  """The layers of one entry of a stack: a layer, a block of several, or a pipeline's stage."""
+  from maxtext_pp_ext.host.models import decoder_layers  # pylint: disable=import-outside-toplevel
+
+  if not decoder_layers.holds_layers(module):
+    return [_Place(path=path)]
+  found = []
+  for name, is_stack in decoder_layers.children(module):
+    find = _in_scan if is_stack else _within
+    places = find(getattr(module, name), (*path, name), config, around)
+    found += _after(places, sum(place.count for place in found))
+  return found
+
+
+def _leaf(path: tuple[str, ...], variable: Any, places: list[_Place], scan_axis: int) -> Leaf:
+  from flax import nnx  # pylint: disable=import-outside-toplevel
+  import jax.numpy as jnp  # pylint: disable=import-outside-toplevel
+
+  shape = tuple(variable.get_value().shape)
+  is_random_state = isinstance(variable, nnx.RngState)
+  kind = {
+      "is_random_state": is_random_state,
+      "is_floating": None if is_random_state else bool(jnp.issubdtype(variable.get_value().dtype, jnp.floating)),
+  }
+  place = next((place for place in places if path[: len(place.path)] == place.path), None)
+  if place is None:
+    return Leaf(path=path, shape=shape, **kind)
+  axes = place.axes(len(shape), scan_axis if isinstance(variable, nnx.Param) else None)
+  sizes = tuple(size for _, size, _ in place.stacks)
+  if tuple(shape[axis] for axis in axes) != sizes:
+    raise LayoutError(
+        f"{'/'.join(path)} of MaxText's model has the shape {list(shape)}, where axes {list(axes)} were expected to "
+        f"count {list(sizes)} layers."
+    )
+  return Leaf(
+      path=path,
+      shape=shape,
+      name=path[len(place.path) :],
+      first=place.first,
+      axes=tuple(LayerAxis(axis=axis, stride=stride) for axis, (_, _, stride) in zip(axes, place.stacks, strict=True)),
+      **kind,
+  )

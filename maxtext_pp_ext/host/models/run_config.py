@@ -1,0 +1,94 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""MaxText's config for the arguments of a run, read without ending the process."""
+
+from collections.abc import Mapping, Sequence
+import importlib.util
+import pathlib
+from typing import Any
+
+from maxtext_pp_ext.host.models.refusals import as_value_errors
+
+
+def maxtext_folder() -> pathlib.Path:
+  """Where MaxText is installed, without importing it. Raises ModuleNotFoundError if it is not."""
+  spec = importlib.util.find_spec("maxtext")
+  if spec is None or spec.origin is None:
+    raise ModuleNotFoundError("No module named 'maxtext'", name="maxtext")
+  return pathlib.Path(spec.origin).parent
+
+
+def base_yml() -> pathlib.Path:
+  """MaxText's own base.yml."""
+  return maxtext_folder() / "configs" / "base.yml"
+
+
+def read(arguments: Sequence[str], **overrides: Any) -> Any:
+  """MaxText's config.
+
+  Args:
+    arguments: those of its trainers: a yml file, which may be left out for base.yml, then `key=value`.
+    **overrides: values for keys instead of those of the arguments.
+
+  Raises:
+    ValueError: MaxText, or this package, does not accept it; with every reason.
+  """
+  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
+  import pydantic  # pylint: disable=import-outside-toplevel
+
+  arguments = list(arguments)
+  if not arguments or "=" in arguments[0]:
+    arguments.insert(0, str(base_yml()))
+  # Not `initialize`: that ends the process where it finds an error (MaxText 0.2.5).
+  try:
+    with as_value_errors("read this config"):
+      return pyconfig.HyperParameters(pyconfig._initialize_pydantic(["", *arguments], **overrides))  # pylint: disable=protected-access
+  except pydantic.ValidationError as error:  # whose own text has all of the config
+    details = error.errors(include_url=False, include_input=False)
+    raise ValueError("\n".join(_text(detail) for detail in details)) from None
+
+
+# What a run would start, write or print, and nobody who only looks at its config wants.
+_WITHOUT_RUN = {"skip_jax_distributed_system": True, "log_config": False, "enable_checkpointing": False, "run_name": "x"}
+
+
+def read_without_run(arguments: Sequence[str], **overrides: Any) -> Any:
+  """`read`, for looking at a config: no process is connected with others, and nothing is written.
+
+  What is on the command line stays, and a topology is one slice unless something else is said.
+  """
+  on_command_line = {argument.partition("=")[0] for argument in arguments if "=" in argument}
+  given = given_keys(arguments)
+  if given.get("compile_topology") and given.get("compile_topology_num_slices", -1) == -1:
+    overrides = {"compile_topology_num_slices": 1} | overrides
+  quiet = {key: value for key, value in _WITHOUT_RUN.items() if key not in on_command_line}
+  return read(arguments, **quiet | overrides)
+
+
+def with_keys(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+  """MaxText's arguments with these values instead of what they say themselves."""
+  kept = [argument for argument in argv if argument.partition("=")[0] not in values]
+  return [*kept, *(f"{key}={value}" for key, value in values.items())]
+
+
+def given_keys(argv: Sequence[str]) -> dict[str, Any]:
+  """The keys of MaxText's arguments, of the yml file and those it is based on too, as MaxText merges them.
+
+  Raises:
+    ValueError, OSError: they cannot be read.
+  """
+  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
+  import omegaconf  # pylint: disable=import-outside-toplevel
+
+  with as_value_errors("read this config"):
+    path, assignments = pyconfig._resolve_or_infer_config(["", *argv])  # pylint: disable=protected-access
+    file = pyconfig._load_config(path)  # pylint: disable=protected-access
+    merged = omegaconf.OmegaConf.merge(file, omegaconf.OmegaConf.from_cli(list(assignments)))
+    found = omegaconf.OmegaConf.to_container(merged, resolve=True)
+    return {str(key): value for key, value in found.items()}
+
+
+def _text(detail: dict[str, Any]) -> str:
+  message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+  keys = ".".join(map(str, detail["loc"]))
+  return f"{keys}: {message}" if keys else message

@@ -1,0 +1,138 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""MaxText's train step, compiled as its `train_compile` compiles it, which keeps the compiled step to itself; and run.
+
+Read in MaxText 0.2.4 and 0.2.5. `train_compile` knows TPU topologies and GPUs; virtual CPU devices take their place here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import time
+from typing import Any
+
+from flax import nnx
+import jax
+
+from maxtext_pp_ext import presets
+from maxtext_pp_ext.host.models import run_config
+
+# What the names of the step's arguments begin with that are the batch, and the optimizer's state.
+BATCH, OPTIMIZER = "data[", "state['optimizer']"
+
+
+class RefusedError(ValueError):
+  """MaxText, or this package, does not accept the configuration."""
+
+
+def compile_train_step(arguments: Sequence[str], *, on_cpu: bool = False) -> tuple[Any, dict[str, float]]:
+  """Compiles a train step without arrays.
+
+  Args:
+    arguments: MaxText's. The yml in front may be left out, for base.yml, or be the name of a preset.
+    on_cpu: for the CPU devices of this process; otherwise for the devices of `compile_topology`.
+
+  Returns:
+    The compiled step, and the seconds that took: `compile_s` is wall time, `compile_cpu_s` that of all processors
+    together, which depends less on what else they do.
+
+  Raises:
+    RefusedError: the configuration cannot be.
+  """
+  from maxtext.trainers.pre_train import train_compile  # pylint: disable=import-outside-toplevel
+
+  caught: dict[str, Any] = {}
+  original = train_compile.jit_and_compile
+
+  def catching(*args, **kwargs):
+    start, cpu_start = time.monotonic(), time.process_time()
+    caught["compiled"] = original(*args, **kwargs)
+    caught["times"] = {
+        "compile_s": round(time.monotonic() - start, 1),
+        "compile_cpu_s": round(time.process_time() - cpu_start, 1),
+    }
+    return caught["compiled"]
+
+  replaced: dict[str, Any] = {"jit_and_compile": catching}
+  if on_cpu:
+    replaced |= {"validate_config": lambda config: None, "get_topology_mesh": _mesh_of_this_process}
+  with _replaced(train_compile, replaced), _replaced(train_compile.pyconfig, {"initialize": _initialize}):
+    train_compile.main(["", *_with_yml(arguments)])
+  return caught["compiled"], caught["times"]
+
+
+# Of the run's config what a state needs otherwise than a step: nothing is loaded, whose layout would be another for each
+# implementation; and parameters may be replicated, as they are in small models, which is no matter of the step.
+_STATE_ONLY = {"load_parameters_path": "", "load_full_state_path": "", "sharding_tolerance": 1.0}
+
+
+class RunningStep:
+  """A train step on the CPU devices of this process, with the state that it trains and a batch of synthetic data.
+
+  Calling it runs a step and waits for it.
+
+  Attributes:
+    losses: of each step so far.
+  """
+
+  def __init__(self, arguments: Sequence[str]):
+    """Compiles a step, and initialises its state as MaxText's trainer does.
+
+    Args:
+      arguments: as those of `compile_train_step`; `dataset_type=synthetic` and no checkpoints are up to the caller.
+
+    Raises:
+      RefusedError: the configuration cannot be, or its step takes more than a state and a batch.
+    """
+    from maxtext.utils import train_utils  # pylint: disable=import-outside-toplevel
+
+    self._step, _ = compile_train_step(arguments, on_cpu=True)
+    shardings, _ = self._step.input_shardings
+    if len(shardings) != 2:
+      raise RefusedError("Steps that take random numbers too, as those of DiLoCo, are compiled, but not run.")
+    config = run_config.read(_with_yml(arguments), **_STATE_ONLY)
+    # The places of the loader and of the state among what it returns are those of MaxText 0.2.4 and 0.2.5.
+    *_, loader, _, _, model_and_optimizer = train_utils.setup_train_loop(config, None)
+    self._state = jax.device_put(nnx.state(model_and_optimizer), shardings[0])
+    self._batch = jax.device_put(loader.load_next_batch(), shardings[1])
+    self.losses: list[float] = []
+
+  def __call__(self) -> None:
+    # The state is donated: its memory becomes that of the new one.
+    self._state, metrics = self._step(self._state, self._batch)
+    jax.block_until_ready((self._state, metrics))
+    self.losses.append(float(metrics["scalar"]["learning/loss"]))
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, values: dict[str, Any]) -> Iterator[None]:
+  before = {name: getattr(module, name) for name in values}
+  try:
+    vars(module).update(values)
+    yield
+  finally:
+    vars(module).update(before)
+
+
+def _with_yml(arguments: Sequence[str]) -> list[str]:
+  if not arguments or "=" in arguments[0]:
+    return list(arguments)  # MaxText takes base.yml then
+  first, *rest = arguments
+  return [first if first.endswith((".yml", ".yaml")) else presets.path(first), *rest]
+
+
+def _initialize(argv: Sequence[str]) -> Any:
+  """In the place of MaxText's own, which logs what is wrong and ends the process."""
+  try:
+    return run_config.read(argv[1:])
+  except ValueError as error:
+    raise RefusedError(str(error)) from error
+
+
+def _mesh_of_this_process(config: Any) -> Any:
+  from maxtext.utils import maxtext_utils  # pylint: disable=import-outside-toplevel
+
+  # As the function in whose place this is, and the trainer.
+  jax.config.update("jax_remove_size_one_mesh_axis_from_type", config.remove_size_one_mesh_axis_from_type)
+  return maxtext_utils.get_mesh_from_config(config, jax.devices())

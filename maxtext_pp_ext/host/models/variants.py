@@ -1,0 +1,76 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One run with several pipelines, or with none: which of MaxText's keys differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.host.models.refusals import integer
+
+NONE = "none"
+_HOST_MODES = {
+    "host": {},
+    "host-bsw": {"pipeline_fsdp_ag_per_repeat": True},
+    "host-ag-once": {"pipeline_fsdp_ag_once": True},
+}
+_NO_MODE = {"pipeline_fsdp_ag_per_repeat": False, "pipeline_fsdp_ag_once": False}
+# Which have no effect there, and are refused therefore.
+_NO_KEYS_OF_OURS = {"pipeline_grad_accum_dtype": "auto", "pipeline_gather_dtype": "auto"}
+# The kernel that MaxText selects by itself depends on the devices of the machine, not on those that are compiled for.
+_ATTENTION = {"tpu": "flash", "cpu": "dot_product"}
+
+
+def names() -> tuple[str, ...]:
+  """All variants: none, MaxText's own, and the implementations of the registry."""
+  return (NONE, *_HOST_MODES, *(name for name in registry.names() if name != registry.HOST))
+
+
+def arguments(name: str, argv: Sequence[str], *, on_cpu: bool) -> list[str]:
+  """MaxText's arguments of a variant of a run, for a step that is compiled and has no data.
+
+  Without a pipeline the devices of the stages are given to FSDP.
+
+  Args:
+    name: one of `names()`.
+    argv: MaxText's arguments of the run, a yml file that may be left out, then `key=value`.
+    on_cpu: for CPU devices instead of those of `compile_topology`.
+
+  Raises:
+    ValueError: there is no such variant, or no such yml file.
+  """
+  if name not in names():
+    raise ValueError(f"There is no implementation {name!r}, only {', '.join(names())}.")
+  try:
+    given = run_config.given_keys(argv)
+  except FileNotFoundError as error:
+    raise ValueError(f"There is no file {error.filename}.") from error
+  replaced = {"dataset_type": "synthetic", "enable_checkpointing": False, "skip_jax_distributed_system": True}
+  if given.get("attention") == "autoselected":
+    replaced["attention"] = _ATTENTION["cpu" if on_cpu else "tpu"]
+  if not on_cpu and given.get("compile_topology_num_slices", -1) == -1:
+    replaced["compile_topology_num_slices"] = 1
+  replaced |= keys(name, given)
+  return run_config.with_keys(argv, replaced)
+
+
+def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+  """The keys that make a variant of a run that has these, as far as they choose the pipeline."""
+  if name == NONE:
+    return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _stages_to_fsdp(given)
+  if name in _HOST_MODES:
+    return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _HOST_MODES[name]
+  return {"pipeline_impl": name} | _NO_MODE
+
+
+def _stages_to_fsdp(given: Mapping[str, Any]) -> dict[str, int]:
+  found = {}
+  for network in ("ici", "dcn"):
+    stages, fsdp = (integer(given, f"{network}_{axis}_parallelism") for axis in ("pipeline", "fsdp"))
+    found[f"{network}_pipeline_parallelism"] = 1
+    # -1 is what the other axes leave, the stages included.
+    found[f"{network}_fsdp_parallelism"] = fsdp if fsdp == -1 else fsdp * stages
+  return found

@@ -1,0 +1,86 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The batch-split schedule (`use_batch_split_schedule`) for DeepSeek's MoE layers in a pipeline.
+
+A layer computes its examples in `batch_split_factor` parts, so that while one part's tokens travel to and from their
+experts another part computes. MaxText 0.2.5 has two implementations, both outside of pipelines only: one names layouts
+of explicit sharding throughout (`jax.reshard`, reduced and unreduced types), gathers weights itself and comes with a
+VJP over its own loop of layers; one calls a kernel that only TPUs have and lays experts out in another way than their
+parameters. Stages of a pipeline are sharded automatically and their weights are gathered by the pipeline. So this is the
+schedule alone, over the sublayers of MaxText's own layer: same parameters, same values as the layer has without it.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+from flax import nnx
+import jax
+from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
+
+from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.pipelines.intermediates import COMBINE
+
+
+@functools.cache
+def batch_split(layer_class: type) -> type:
+  """A DeepSeek MoE layer with the schedule; one class per class, since models of one config have to be equal."""
+
+  def init(self, config, *args, **kwargs):
+    # The key would have the layer lay its experts out for, and call, MaxText's own schedule.
+    layer_class.__init__(self, ConfigView(config, (("use_batch_split_schedule", False),)), *args, **kwargs)
+
+  def call(self, inputs, decoder_segment_ids, decoder_positions, deterministic, model_mode, *args, **kwargs):
+    inputs = inputs[0] if isinstance(inputs, tuple) else inputs  # (activations, cache) of a layer before
+    parts = functools.partial(split, parts=self.config.batch_split_factor)
+    examples = list(zip(parts(inputs), parts(decoder_segment_ids), parts(decoder_positions), strict=True))
+
+    def attention(x, segment_ids, positions):
+      x = checkpoint_name(self.with_logical_constraint(x), "decoder_layer_input")
+      return self.self_attention_with_norm_op(x, segment_ids, positions, deterministic, model_mode, *args, **kwargs)
+
+    def experts(normed, residual):
+      out, _, counts = self.mlp_op(normed, deterministic)
+      return self.dropout_op(out + residual, deterministic=deterministic), counts
+
+    # One attention after the other, so that the experts of the part before run beside it.
+    outputs, counts = zip(*(experts(*x) for x in one_by_one(attention, examples)), strict=True)
+    _one_for_all_parts(self, len(examples))
+    counts = None if counts[0] is None else sum(counts)
+    return self.post_process(self.with_logical_constraint(merge(outputs)), None, counts)
+
+  names = {key: getattr(layer_class, key) for key in ("__module__", "__qualname__", "__doc__")}
+  return type(layer_class)(layer_class.__name__, (layer_class,), names | {"__init__": init, "__call__": call})
+
+
+def _one_for_all_parts(layer: nnx.Module, parts: int) -> None:
+  """Makes one value of those that each part has sown, as the layer sows one without the schedule."""
+  for path, variable in nnx.iter_graph(layer):
+    if isinstance(variable, nnx.Intermediate) and (combine := COMBINE.get(path[-1])) is not None:
+      values = variable.get_value()
+      variable.set_value((*values[:-parts], combine(jnp.stack(values[-parts:]), axis=0)))
+
+
+def split(x: jax.Array | None, parts: int) -> list[jax.Array | None]:
+  """[batch, …] -> `parts` × [batch / parts, …]. Every so many-th example, so that none changes its device."""
+  if x is None:
+    return [None] * parts
+  x = x.reshape(-1, parts, *x.shape[1:])
+  return [x[:, i] for i in range(parts)]
+
+
+def merge(parts: list[jax.Array]) -> jax.Array:
+  """Takes back `split`."""
+  x = jnp.stack(parts, axis=1)
+  return x.reshape(-1, *x.shape[2:])
+
+
+def one_by_one(fn: Callable, args: list[tuple]) -> list[Any]:
+  """[fn(*a) for a in args], each begun when the one before has ended."""
+  results = []
+  for a in args:
+    if results:
+      results[-1], a = jax.lax.optimization_barrier((results[-1], a))
+    results.append(fn(*a))
+  return results

@@ -1,0 +1,128 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""MaxText's config classes with our keys: subclasses that check them with MaxText's derived values.
+
+They carry the names of the classes they replace, so that pickling by reference, error messages and documentation stay as
+they are.
+"""
+
+from collections.abc import Callable, Mapping
+import functools
+import os
+from typing import Any
+import warnings
+
+from maxtext_pp_ext import config as keys
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.config import remedies
+from maxtext_pp_ext.host.replacements import defaults
+from maxtext_pp_ext.host.rules import parameter_patterns
+from maxtext_pp_ext.host.rules import problems as rules
+import pydantic
+
+# MaxText's config classes -> the method in which each derives and validates, a pydantic "after" validator.
+VALIDATORS = {
+    "MaxTextConfig": "set_derived_and_validate_values",
+    "RLConfig": "set_derived_values_and_validate",
+}
+
+
+def extend_config_class(base: type) -> type:
+  """Returns the subclass of `types.MaxTextConfig` or `types.RLConfig` that has our keys and checks them; idempotent."""
+  if issubclass(base, keys.PipelineKeys):
+    return base  # a patched MaxText found our entry point twice
+  kind = next(name for name, validator in VALIDATORS.items() if hasattr(base, validator))
+  derive = getattr(base, VALIDATORS[kind])
+  problems = {"MaxTextConfig": _problems, "RLConfig": _rl_problems}[kind]
+
+  # A subclass's validator of the same name takes the place of the base's, which we call ourselves.
+  @functools.wraps(derive)
+  def derive_and_check(self):
+    return _derive_and_check(self, derive, problems)
+
+  namespace = {
+      "__module__": base.__module__,
+      "__qualname__": base.__qualname__,
+      "__doc__": base.__doc__,
+      "__init__": _init_of(base),
+      "read_pipeline_environment": pydantic.model_validator(mode="before")(classmethod(_read_environment)),
+      VALIDATORS[kind]: pydantic.model_validator(mode="after")(derive_and_check),
+  }
+  return type(base)(base.__name__, (keys.PipelineKeys, base), namespace)
+
+
+def _init_of(base: type) -> Callable[..., None]:
+  @functools.wraps(base.__init__)
+  def __init__(self, **data):
+    # pydantic turns a ValueError from a validator into a ValidationError that also prints the whole input.
+    try:
+      base.__init__(self, **data)
+    except pydantic.ValidationError as error:
+      for detail in error.errors(include_url=False, include_input=False):
+        cause = detail.get("ctx", {}).get("error")
+        if isinstance(cause, keys.PipelineConfigError):
+          raise cause from cause.__cause__
+      raise
+
+  return __init__
+
+
+def _read_environment(cls, values: Any) -> Any:
+  """Adds keys that only the environment or the process's default sets.
+
+  MaxText reads M_<KEY> for keys that stand in a yml file or on the command line; ours stand in none of its yml files.
+  """
+  del cls
+  if isinstance(values, Mapping):
+    found = {key: os.environ.get(f"M_{key.upper()}") for key in keys.PipelineKeys.model_fields if key not in values}
+    found = {key: value for key, value in found.items() if value is not None}
+    values = {**values, **found} if found else values
+  return defaults.apply_default_pipeline_impl(values)
+
+
+def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Callable[..., list[str]]) -> Any:
+  """Lets MaxText derive and validate, and puts our messages before its own where both have something to say."""
+  given = {key: getattr(config, key) for key in remedies.DERIVED if hasattr(config, key)}
+  try:
+    derived = derive(config)
+  except Exception as error:
+    found = problems(config, given)
+    if found:
+      raise keys.PipelineConfigError(found) from error
+    raise
+  found = problems(derived, given)
+  if found:
+    raise keys.PipelineConfigError(found)
+  _warn(problems(derived, given, whole_mesh=True))
+  return derived
+
+
+def _problems(config: Any, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
+  found = rules.problems(config, given, whole_mesh)
+  # Patterns are judged by models, which a config with problems may not have.
+  return found if found or whole_mesh or config.pipeline_impl == registry.HOST else _of_patterns(config)
+
+
+def _of_patterns(config: Any) -> list[str]:
+  if not any(getattr(config, key, None) for key in parameter_patterns.KEYS):
+    return []
+  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
+
+  return parameter_patterns.problems(pyconfig.HyperParameters(config))
+
+
+def _warn(found: list[str]) -> None:
+  """Says what is wrong unless somebody makes a mesh of fewer devices: MaxText's own error then says less."""
+  if found:
+    text = "\n".join(["With a mesh of all devices this cannot be trained:", *found])
+    warnings.warn(text, keys.PipelineConfigWarning, stacklevel=2)
+
+
+def _rl_problems(config: Any, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
+  del given, whole_mesh
+  if config.pipeline_impl == registry.HOST:
+    return rules.problems(config)
+  return [
+      f"pipeline_impl={config.pipeline_impl!r} with an RL trainer: MaxText's RLConfig derives no stages, repeats or "
+      "microbatches, so its RL trainers never run a pipeline. Set pipeline_impl=host."
+  ]

@@ -1,0 +1,54 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses what the decoder is called with and its pipelined path would drop: it passes on five arguments, no others."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.config.derived import decoder_block, pipeline_impl
+
+# Argument of `NNXDecoder.__call__` -> what it carries. MaxText itself refuses forced_routed_experts with a pipeline.
+_LOST = {
+    "previous_chunk": "the previous chunk of a chunked prefill",
+    "slot": "the slot of a request in the decode batch",
+    "kv_caches": "external key-value caches",
+    "attention_metadata": "external attention metadata",
+    "deepstack_visual_embeds": "visual features to be added after the first layers",
+}
+_BIDIRECTIONAL_BLOCKS = ("gemma3", "gemma4")  # the only ones whose layers MaxText gives the mask
+
+
+def refuse_lost_arguments(config: Any, arguments: Mapping[str, Any]) -> None:
+  """Raises NotImplementedError if an implementation of ours would not get an argument that matters.
+
+  Args:
+    config: the decoder's config.
+    arguments: the arguments of `NNXDecoder.__call__` by name; what is absent was not given.
+  """
+  name = pipeline_impl(config)
+  if name == registry.HOST or not getattr(config, "using_pipeline_parallelism", False):
+    return
+  lost = [f"{key} ({what})" for key, what in _LOST.items() if arguments.get(key) is not None]
+  lost += _lost_inputs(config, arguments)
+  if lost:
+    raise NotImplementedError(
+        f"pipeline_impl={name}: MaxText's pipelined decoder would silently drop {', '.join(lost)}. Call the model "
+        "without it, or without a pipeline (ici_pipeline_parallelism=1, dcn_pipeline_parallelism=1, pipeline_impl=host)."
+    )
+
+
+def _lost_inputs(config: Any, arguments: Mapping[str, Any]) -> list[str]:
+  lost = []
+  images = arguments.get("multimodal_input")
+  block = decoder_block(config)
+  if images is not None and block in _BIDIRECTIONAL_BLOCKS:
+    masks = (images.bidirectional_mask, images.bidirectional_mask_video)
+    if any(mask is not None for mask in masks):
+      lost.append("multimodal_input.bidirectional_mask (which tokens attend in both directions)")
+  if config.engram_layers:
+    lost.append("decoder_input_tokens (engram_layers needs them in every layer)")
+  positions = arguments.get("decoder_positions")
+  if getattr(positions, "ndim", 2) != 2:
+    lost.append(f"axes of decoder_positions (shape {positions.shape}, expected [batch, sequence])")
+  return lost

@@ -1,0 +1,102 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How the decoder builds the stages of our pipelines.
+
+Read in MaxText 0.2.4 and 0.2.5:
+- Layers decide by `config.shard_mode` and the mesh they are built with whether they name the layout of each result. Our
+  pipelines run them under automatic sharding, in a model with explicit sharding as well.
+- `set_remat_policy_on_layers_per_stage` is read nowhere since the Linen decoder went. Here it means what it meant there:
+  the remat policy applies to each layer of a stage.
+- Layers that differ by index in cycles come in blocks of a cycle, see `cycles`. The remat policy applies to such a block.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import types
+from typing import Any
+
+from flax import nnx
+
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.config.derived import pipeline_impl
+from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.host.replacements import batch_split
+from maxtext_pp_ext.host.models import cycles
+
+
+class _DecoderView:
+  """A decoder that builds its layers with another config and mesh. The decoder itself must not change meanwhile."""
+
+  def __init__(self, decoder: Any, config: Any, mesh: Any):
+    self._decoder, self.config, self.mesh = decoder, config, mesh
+
+  def __getattr__(self, name: str) -> Any:
+    method = getattr(type(self._decoder), name, None)
+    if isinstance(method, types.FunctionType):
+      return types.MethodType(method, self)
+    return getattr(self._decoder, name)
+
+
+def layer_classes(config: Any, classes: list[type]) -> list[type]:
+  """The classes of a decoder's layers, in the pipeline and outside, instead of those that MaxText would build."""
+  if pipeline_impl(config) == registry.HOST or not config.use_batch_split_schedule:
+    return classes
+  return [*classes[:-1], batch_split.batch_split(classes[-1])]  # DeepSeek's: dense, MoE
+
+
+def build(host_build: Callable, decoder: Any, layer_classes: list[type], rngs: nnx.Rngs) -> nnx.Module:
+  """The module of one stage.
+
+  Args:
+    host_build: `NNXDecoder._get_pipeline_stage_module`.
+    decoder: the decoder.
+    layer_classes: the classes of its layers.
+    rngs: random streams.
+  """
+  config = decoder.config
+  if pipeline_impl(config) == registry.HOST:
+    return host_build(decoder, layer_classes, rngs)
+  layer_classes = [cycles.block_class(config, layer_class) for layer_class in layer_classes]
+  if config.set_remat_policy_on_layers_per_stage and config.remat_policy != "none":
+    policy = _RematPolicy(config, decoder.get_remat_policy())
+    layer_classes = [rematerialised(layer_class, policy) for layer_class in layer_classes]
+  mesh, replaced = decoder.mesh, []
+  if (cycle := cycles.length(config)) > 1:
+    replaced.append(("num_layers_per_pipeline_stage", config.num_layers_per_pipeline_stage // cycle))
+  if config.shard_mode.value == "explicit" and _shards_automatically(config):
+    from maxtext_pp_ext.sharding import automatic  # pylint: disable=import-outside-toplevel
+
+    mesh = automatic(mesh)
+    replaced.append(("shard_mode", type(config.shard_mode)("auto")))
+  if replaced:
+    decoder = _DecoderView(decoder, ConfigView(config, tuple(replaced)), mesh)
+  return host_build(decoder, layer_classes, rngs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RematPolicy:
+  """A config and the policy that follows from it; equal for the same config, where MaxText makes each policy anew."""
+
+  config: Any
+  policy: Any = dataclasses.field(compare=False)
+
+
+@functools.cache
+def rematerialised(layer_class: type, remat: _RematPolicy) -> type:
+  """A decoder layer that keeps for backward what the policy says, and computes the rest again.
+
+  There is one such class per layer class and config, since models of one config have to be equal.
+  """
+
+  # Graph-mode, since layers sow values and count random numbers.
+  @functools.partial(nnx.remat, policy=remat.policy, static_argnums=(4, 5), graph=True, graph_updates=True)
+  def call(self, inputs, segment_ids, positions, deterministic, model_mode):
+    return layer_class.__call__(self, inputs, segment_ids, positions, deterministic, model_mode)
+
+  names = {key: getattr(layer_class, key) for key in ("__module__", "__qualname__", "__doc__")}
+  return type(layer_class)(layer_class.__name__, (layer_class,), names | {"__call__": call})
+
+
+def _shards_automatically(config: Any) -> bool:
+  return getattr(registry.get(pipeline_impl(config)).load(), "shards_automatically", False)

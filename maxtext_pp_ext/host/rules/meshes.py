@@ -1,0 +1,102 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a pipeline lays out over devices and slices otherwise than MaxText's other code takes for granted.
+
+Read in MaxText 0.2.5.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from maxtext_pp_ext.config.derived import num_stages, pipelined_layers, stages_text
+from maxtext_pp_ext.config.view import plain
+
+
+def problems(config: Any) -> Iterator[str]:
+  yield from _mesh(config)
+  yield from _explicit_sharding(config)
+  yield from _activations_over_stages(config)
+  yield from _stage_axis(config)
+  yield from _copies_of_the_model(config)
+  yield from _weight_dtype(config)
+
+
+def _mesh(config: Any) -> Iterator[str]:
+  stages = num_stages(config)
+  if stages is not None and stages > 1 and "stage" not in config.mesh_axes:
+    yield (
+        f"{stages_text(config)}, but mesh_axes={list(config.mesh_axes)} has no axis 'stage' (custom_mesh_and_rule="
+        f"{getattr(config.custom_mesh_and_rule, 'value', config.custom_mesh_and_rule)!r}), so nothing would be "
+        "pipelined over devices. Use mesh_axes with 'stage', as base.yml has them, or pipeline_impl=host."
+    )
+
+
+def _explicit_sharding(config: Any) -> Iterator[str]:
+  """MaxText's YaRN embedding fixes a layout when it is built that its layers outside a pipeline do not use (0.2.5)."""
+  rope_type = plain(config.rope_type)
+  if plain(config.shard_mode) != "explicit" or not rope_type.startswith("yarn"):
+    return
+  layers, total = pipelined_layers(config), config.num_decoder_layers
+  if layers is not None and total is not None and layers < total:
+    yield (
+        f"shard_mode=explicit with rope_type={rope_type} and {total - layers} layers outside the pipeline: MaxText's own"
+        " layers fail there, since they shard the batch over stages and their rotary embeddings do not. Set"
+        " shard_mode=auto."
+    )
+
+
+def _activations_over_stages(config: Any) -> Iterator[str]:
+  for name in _over_stages(config.logical_axis_rules or ()):
+    yield (
+        f"logical_axis_rules shard {name} over the mesh axis 'stage', over which a pipeline has its stages. Take 'stage' "
+        "out of that rule."
+    )
+
+
+def _copies_of_the_model(config: Any) -> Iterator[str]:
+  if config.enable_multi_tier_checkpointing and config.dcn_pipeline_parallelism > 1 and config.mtc_data_parallelism < 1:
+    yield (
+        f"enable_multi_tier_checkpointing=True with dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}: MaxText "
+        "takes every slice for a copy of the whole model (mtc_data_parallelism=num_slices), where slices hold different "
+        f"stages. Set mtc_data_parallelism to the number of slices divided by {config.dcn_pipeline_parallelism}."
+    )
+
+
+def _weight_dtype(config: Any) -> Iterator[str]:
+  weight_dtype = str(plain(config.weight_dtype))
+  if "float8" in weight_dtype:
+    yield (
+        f"weight_dtype={weight_dtype} is for serving: gradients of microbatches would be added up in it. Set "
+        "weight_dtype=bfloat16 or float32."
+    )
+
+
+def _stage_axis(config: Any) -> Iterator[str]:
+  """MaxText takes ici_parallelism and dcn_parallelism as they are if a mesh axis has a name that it does not know."""
+  axes, sizes = list(config.mesh_axes), (list(config.ici_parallelism or ()), list(config.dcn_parallelism or ()))
+  stages = config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism
+  if "stage" not in axes or any(len(each) != len(axes) for each in sizes):
+    return
+  ici, dcn = (each[axes.index("stage")] for each in sizes)
+  if ici * dcn != stages:
+    yield (
+        f"ici_parallelism={sizes[0]} and dcn_parallelism={sizes[1]} give the mesh axis 'stage' of mesh_axes={axes} {ici} "
+        f"× {dcn} devices, which are not the {stages} stages of "
+        f"ici_pipeline_parallelism={config.ici_pipeline_parallelism} × "
+        f"dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}. Set both to the same."
+    )
+  if config.inference_benchmark_test and config.dcn_pipeline_parallelism > 1:
+    yield (
+        f"inference_benchmark_test=True with dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}: MaxText makes a "
+        "mesh in which the axis 'stage' has fewer devices than there are stages. Set inference_benchmark_test=False."
+    )
+
+
+def _over_stages(rules: Iterable) -> list[str]:
+  """Names of dimensions that a stage computes on, and rules shard over stages."""
+  found = [name for name, axes in rules if "stage" in ([axes] if isinstance(axes, str) else axes or ())]
+  if not any(name.startswith("activation_") for name in found):
+    return []
+  from maxtext_pp_ext.pipelines.base import DATA_AXES  # pylint: disable=import-outside-toplevel
+
+  return [name for name in found if name in DATA_AXES]

@@ -1,0 +1,189 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Keys that choose parameters by regular expressions over their paths, judged by what they choose.
+
+A pipeline has the decoder's layers at other paths than a model without one. So a pattern may choose other layers there,
+or none, and MaxText trains without a word. Here both models are built without arrays, and what a pattern selects in the
+one has to be what it selects in the other, layer by layer. Read in MaxText 0.2.4 and 0.2.5:
+`optimizers/optimizers.py`, and `trainers/post_train/distillation` for `student_params_to_update`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+import re
+from typing import Any
+
+from maxtext_pp_ext.checkpoint.layout import Layout, Leaf, Path
+from maxtext_pp_ext.config.view import ConfigView, plain
+from maxtext_pp_ext.host.models.refusals import as_value_errors
+
+# One layer's share of an array, (number of the layer, name within it), or an array of no layer, (None, path).
+Part = tuple[int | None, Path]
+
+# Which optimizers read a key; None: any. The last one is read by distillation only.
+KEYS = {"adamw_mask": ("adamw", "adam_pax"), "trainable_parameters_mask": None, "student_params_to_update": None}
+# How many of the arrays that differ a message names.
+_MOST_NAMED = 4
+# MaxText's optimizer is initialised with paths that have this at their end, and updated with paths that do not.
+_ENDS = ("", "/value")
+
+
+def problems(config: Any) -> list[str]:
+  """What is wrong with the patterns of a config that has a pipeline; [] if nothing, or MaxText cannot build the model."""
+  found, given = [], {key: list(getattr(config, key, None) or ()) for key in KEYS}
+  given = {key: patterns for key, patterns in given.items() if patterns and _is_read(config, key)}
+  for key, patterns in given.items():
+    found += [f"{key} has {pattern!r}, which is no regular expression: {why}." for pattern, why in _invalid(patterns)]
+  if found or not given:
+    return found
+  try:
+    with_pipeline, without = _parameters(config), _parameters(_without_pipeline(config))
+  except ValueError as error:
+    # What MaxText cannot build, it says itself.
+    return [f"{key} cannot be judged: {error} Leave it out." for key in given] if _can_be_built(config) else []
+  return [text for key, patterns in given.items() for text in differences(key, patterns, with_pipeline, without)]
+
+
+def _is_read(config: Any, key: str) -> bool:
+  optimizers = KEYS[key]
+  return optimizers is None or plain(config.opt_type) in optimizers
+
+
+def _invalid(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
+  for pattern in patterns:
+    try:
+      re.compile(pattern)
+    except (re.error, TypeError) as error:
+      yield pattern, str(error)
+
+
+def _without_pipeline(config: Any) -> Any:
+  return ConfigView(config, (("using_pipeline_parallelism", False),))
+
+
+def _can_be_built(config: Any) -> bool:
+  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
+
+  try:
+    with as_value_errors("build this model"):
+      layouts.abstract_model_of(config)
+  except ValueError:
+    return False
+  return True
+
+
+def _parameters(config: Any) -> Layout:
+  from flax import nnx  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
+
+  with as_value_errors("build this model"):
+    return layouts.of_config(config, nnx.Param)
+
+
+def differences(key: str, patterns: Sequence[str], with_pipeline: Layout, without: Layout) -> Iterator[str]:
+  """A message if patterns select other parameters in one layout of a model than in another.
+
+  Args:
+    key: the config key that has the patterns.
+    patterns: regular expressions, which are searched for in paths such as `decoder/layers/mlp/wo/kernel`.
+    with_pipeline: the parameters of the model with a pipeline.
+    without: those of the same model without one.
+  """
+  if _selections(patterns, with_pipeline) == _selections(patterns, without):
+    return
+  unlike = [p for p in patterns if _selections([p], with_pipeline) != _selections([p], without)]
+  text = (
+      f"{key} has {', '.join(map(repr, unlike))}, which selects other parameters with a pipeline than without: "
+      f"{_arrays(patterns, without, with_pipeline)} without, {_arrays(patterns, with_pipeline, without)} with a pipeline."
+  )
+  # What each is meant to select: what it does without a pipeline, or with one if that is nothing.
+  wanted = {part for p in patterns for part in _selections([p], without)[0] or _selections([p], with_pipeline)[0]}
+  proposed = _proposal([p for p in patterns if p not in unlike], wanted, (without, with_pipeline))
+  if proposed is None:
+    stacked = next(leaf for layout in (with_pipeline, without) for leaf in layout.leaves if _is_cut(leaf, wanted))
+    yield (
+        f"{text} No pattern selects the same in both, since {'/'.join(stacked.path)} is one array of layers "
+        f"{', '.join(str(layer) for layer, _ in stacked.layers())}. Set {key} so that it selects all of these layers or "
+        "none of them, or train without a pipeline."
+    )
+  else:
+    yield f"{text} Set {key}={proposed!r}, which selects the same in both."
+
+
+def _selections(patterns: Sequence[str], layout: Layout) -> list[set[Part]]:
+  """What the patterns select when the optimizer is initialised and when it is updated."""
+  return [{part for leaf in _selected(patterns, layout, end) for part in _parts(leaf)} for end in _ENDS]
+
+
+def _selected(patterns: Sequence[str], layout: Layout, end: str = "") -> list[Leaf]:
+  matches = lambda leaf: any(re.search(pattern, "/".join(leaf.path) + end) for pattern in patterns)
+  return [leaf for leaf in layout.leaves if matches(leaf)]
+
+
+def _parts(leaf: Leaf) -> Iterator[Part]:
+  if leaf.name is None:
+    yield None, leaf.path
+  else:
+    yield from ((layer, leaf.name) for layer, _ in leaf.layers())
+
+
+def _arrays(patterns: Sequence[str], layout: Layout, other: Layout) -> str:
+  """How many arrays are selected in one layout, and which of them hold what is not selected in the other."""
+  selected, elsewhere = _selected(patterns, layout), _selections(patterns, other)[0]
+  alone = ["/".join(leaf.path) for leaf in selected if not elsewhere.issuperset(_parts(leaf))]
+  more = f" and {len(alone) - _MOST_NAMED} more" if len(alone) > _MOST_NAMED else ""
+  named = f" (only there: {', '.join(alone[:_MOST_NAMED])}{more})" if alone else ""
+  return f"{len(selected)} array{'s' * (len(selected) != 1)}{named}"
+
+
+def _is_cut(leaf: Leaf, wanted: set[Part]) -> bool:
+  parts = set(_parts(leaf))
+  return not wanted.isdisjoint(parts) and not wanted >= parts
+
+
+def _proposal(kept: list[str], wanted: set[Part], both: Sequence[Layout]) -> list[str] | None:
+  """Patterns that select the wanted in both layouts, those to be kept among them, or None if there are none."""
+  found = list(kept)
+  for layout in both:
+    chosen = {leaf.path for leaf in layout.leaves if wanted.issuperset(_parts(leaf))}
+    chosen -= {leaf.path for leaf in _selected(kept, layout)}
+    found += [p for p in patterns_of(chosen, {leaf.path for leaf in layout.leaves}) if p not in found]
+  same = all(selection == wanted for layout in both for selection in _selections(found, layout))
+  return found if same else None
+
+
+def patterns_of(chosen: set[Path], paths: set[Path]) -> list[str]:
+  """Regular expressions that select these paths and no others, as few as beginnings of paths allow.
+
+  Names that differ by a number at their end, as those of layers do, are one pattern if all of them are chosen.
+  """
+  families: dict[Path, set[Path]] = {}
+  for path in paths:
+    families.setdefault(tuple(re.sub(r"(?<=_)\d+$", _NUMBER, part) for part in path), set()).add(path)
+  whole = all(family <= chosen or family.isdisjoint(chosen) for family in families.values())
+  if whole and families.keys().isdisjoint(name[:end] for name in families for end in range(1, len(name))):
+    chosen, paths = {name for name, family in families.items() if family <= chosen}, set(families)
+  return [f"^{'/'.join(map(_escaped, start))}(/|$)" for start in _beginnings((), chosen, paths)]
+
+
+_NUMBER = "#"
+
+
+def _escaped(part: str) -> str:
+  """Without backslashes, which YAML and Python read differently between quotes."""
+  return re.sub(r"[^\w#]", lambda match: f"[{match[0]}]", part).replace(_NUMBER, "[0-9]+")
+
+
+def _beginnings(start: Path, chosen: set[Path], paths: set[Path]) -> list[Path]:
+  """The shortest beginnings, from this one on, that only chosen paths have."""
+  if not chosen:
+    return []
+  if start and chosen == paths:
+    return [start]
+  found = []
+  for name in sorted({path[len(start)] for path in paths}):
+    below = (*start, name)
+    of = lambda group, below=below: {path for path in group if path[: len(below)] == below}
+    found += _beginnings(below, of(chosen), of(paths))
+  return found

@@ -1,0 +1,229 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which sizes a pipeline could have instead: of each kind those near to what was asked for, and all kinds together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+import itertools
+import math
+from typing import Any
+
+from maxtext_pp_ext.host.rules import rows as rows_of_devices
+from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.config.remedies import BATCHES, changed, Values
+
+_MOST_STAGES = 1024
+_MOST_CANDIDATES = 24  # of a kind
+# Which axes get the devices that others do not want.
+_GIVING = ("fsdp", "data")
+_INPUTS = ("activation_embed_and_logits_batch", "activation_norm_length")
+
+
+def _distance(a: int, b: int) -> float:
+  return abs(math.log(max(a, 1) / max(b, 1)))
+
+
+def _nearest(candidates: Sequence[int], value: int) -> list[int]:
+  """The values themselves first, then those that are the fewest times larger or smaller."""
+  return sorted(dict.fromkeys(candidates), key=lambda c: (_distance(c, value), c))[:_MOST_CANDIDATES]
+
+
+def microbatches(config: Any) -> list[int]:
+  """Numbers of microbatches into which the batch can be divided, the nearest first."""
+  return sorted(derived.fitting_microbatches(config), key=lambda m: abs(m - config.num_pipeline_microbatches))
+
+
+def batches(
+    config: Any, divided_by: int, key: str = "per_device_batch_size", units: Sequence[int] = (1,)
+) -> list[int | float]:
+  """Sizes per device, not below the present one, whose rows can be divided by so many microbatches.
+
+  Args:
+    config: MaxText's, or anything with its keys.
+    divided_by: how many microbatches there are.
+    key: that of the batch.
+    units: of which each microbatch's rows are to be a multiple: a size for each of them.
+  """
+  devices = config.num_target_devices
+  if not devices:
+    return []
+  now = getattr(config, BATCHES[key]) if key in BATCHES else int(devices * getattr(config, key))
+  # The host loads a row per device at least, and shares what it loads out equally.
+  loaded = rows_of_devices.shards(_INPUTS, config)
+  found = []
+  for unit in units:
+    multiple = divided_by * unit
+    rows = _ceil(now, multiple)
+    if rows >= devices:
+      multiple = math.lcm(multiple, loaded)
+      rows = _ceil(now, multiple)
+    size = float(f"{rows / devices:g}")
+    if int(devices * size) != rows:  # the host truncates; a fraction such as 1/3 would lose a row
+      size = _ceil(now, math.lcm(multiple, devices)) // devices
+    found.append(int(size) if size == int(size) else size)
+  return list(dict.fromkeys(found))
+
+
+def _ceil(rows: int, multiple: int) -> int:
+  return max(-(-rows // multiple), 1) * multiple
+
+
+def parallelism(config: Any) -> list[dict[str, int]]:
+  """Changes after which all devices are shared out, among two stages or more: the present number of stages first."""
+  ways = [list(_shares(config, network)) for network in derived.NETWORKS]
+  found = []
+  for parts in itertools.product(*ways):
+    stages = math.prod(
+        part[f"{network}_pipeline_parallelism"] for network, part in zip(derived.NETWORKS, parts, strict=True)
+    )
+    changes = {key: value for part in parts for key, value in part.items() if getattr(config, key, 1) != value}
+    if 2 <= stages <= _MOST_STAGES:
+      present = derived.num_stages(config) or 1
+      found.append(((_distance(stages, present), len(changes)), changes))
+  return [changes for _, changes in sorted(found, key=lambda pair: pair[0])]
+
+
+def _shares(config: Any, network: str) -> Iterator[dict[str, int]]:
+  """For each number of stages on a network, changes after which its devices are shared out."""
+  target, asked = derived.devices_to_share(config, network), derived.parallelism(config, network)
+  key = derived.parallelism_key(network, "stage")
+  present = getattr(config, key)
+  if "stage" not in asked or any(getattr(config, derived.parallelism_key(network, a), 1) != n for a, n in asked.items()):
+    if present >= 1:
+      yield {key: present}  # the user gives sizes of axes otherwise than by these keys
+    return
+  if target is None:
+    layers = derived.layers_to_choose_from(config) or 1
+    others = _nearest(derived.divisors(max(layers, 1)), present) if network == "ici" else [1]
+    for stages in dict.fromkeys([present, *others]):
+      if stages >= 1:
+        yield {key: stages}
+    return
+  for stages in dict.fromkeys([present, *_nearest(derived.divisors(target), present)]):
+    if stages >= 1 and target % stages == 0:
+      for others in _other_axes(asked | {"stage": stages}, target):
+        yield {key: stages} | {derived.parallelism_key(network, axis): size for axis, size in others.items()}
+
+
+def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
+  """Sizes of other axes than that of stages with which the devices are shared out: none, one, or all of them."""
+  fits = lambda others: derived.filled(list((asked | others).values()), target) is not None
+  if fits({}):
+    yield {}
+    return
+  giving = [axis for axis in _GIVING if axis in asked]
+  for axis in dict.fromkeys([*giving, *asked]):
+    rest = math.prod(size for other, size in asked.items() if size != -1 and other != axis)
+    if axis == "stage" or rest < 1 or target % rest:
+      continue
+    left = target // rest
+    for size in (left, math.gcd(left, max(asked[axis], 1))):
+      if fits({axis: size}):
+        yield {axis: size}
+        break
+  if giving:
+    all_ = {axis: 1 for axis in asked if axis != "stage"} | {giving[0]: -1}
+    if fits(all_):
+      yield all_
+
+
+def layers(config: Any, given: Values) -> Iterator[dict[str, int]]:
+  """Layers per stage, pipelined layers and repeats that go together with the number of stages."""
+  stages, available = derived.num_stages(config), derived.layers_to_choose_from(config)
+  if available is None:
+    yield {}
+    return
+  per_stage, asked = config.num_layers_per_pipeline_stage, derived.pipelined_layers(config)
+  present = {key: given.get(key, getattr(config, key)) for key in ("pipeline_parallel_layers", "num_pipeline_repeats")}
+  present["num_layers_per_pipeline_stage"] = per_stage
+  candidates = _nearest(range(1, min(available // stages, 4 * _MOST_CANDIDATES) + 1), max(per_stage, 1))
+  all_ = [asked] if asked == available else [asked, available]
+  choices = [(size, count) for size in candidates for count in all_ if count % (stages * size) == 0]
+  choices += [(size, available // (stages * size) * stages * size) for size in candidates]
+  for size, count in choices:
+    if not stages * size <= count <= available:
+      continue
+    values = {"num_layers_per_pipeline_stage": size}
+    if count != asked:
+      values["pipeline_parallel_layers"] = -1 if count == available else count
+    if present["num_pipeline_repeats"] not in (-1, count // (stages * size)):
+      values["num_pipeline_repeats"] = -1
+    yield {key: value for key, value in values.items() if value != present[key]}
+
+
+def of_batches(config: Any) -> Iterator[dict[str, Any]]:
+  """Microbatches and batches that go together with the number of stages."""
+  stages, least, asked = derived.num_stages(config), derived.least_microbatches(config), config.num_pipeline_microbatches
+  batch = config.micro_batch_size_to_train_on
+  if batch is None or batch < 0 or not config.num_target_devices:
+    count = max(round(asked / stages) * stages, least)
+    yield {"num_pipeline_microbatches": count}
+    return
+  near = [max(_ceil(asked, stages), least), max(asked // stages * stages, least), least]
+  units = _units(config, evaluation=False)
+  for count in microbatches(config)[:_MOST_CANDIDATES]:
+    yield from _with_other_batches(config, {"num_pipeline_microbatches": count})
+  for count in dict.fromkeys(near):
+    for size in batches(config, count, units=units):
+      yield from _with_other_batches(config, {"num_pipeline_microbatches": count, "per_device_batch_size": size})
+
+
+def _units(config: Any, evaluation: bool) -> list[int]:
+  """Of which the rows of a microbatch could have to be a multiple."""
+  parts = rows_of_devices.parts(config)
+  unit = math.lcm(parts, *(need.devices * parts for need in rows_of_devices.needs(config, evaluation=evaluation)))
+  of_quantization = max(getattr(config, "quantization_local_shard_count", 1), 1)
+  return list(dict.fromkeys([1, unit, 2 * unit, math.lcm(unit, of_quantization)]))
+
+
+def _with_other_batches(config: Any, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+  """The same with batches of evaluations, and those of a growing batch, for as many microbatches."""
+  view = changed(config, values)
+  count, of_growing = view.num_pipeline_microbatches, derived.growing(view)
+  batches_of = {key: (rows, count * view.gradient_accumulation_steps) for key, (_, rows) in of_growing.items()}
+  if view.eval_interval > 0:
+    batches_of["eval_per_device_batch_size"] = (view.micro_batch_size_to_eval_on, count)
+  others: dict[str, Any] = {}
+  for key, (rows, divided_by) in batches_of.items():
+    evaluation = key.startswith("eval")
+    if rows < 1 or rows % divided_by or not _enough(view, rows // divided_by, evaluation):
+      found = batches(view, divided_by, key, _units(view, evaluation))
+      enough = (s for s in found if _enough(view, int(view.num_target_devices * s) // divided_by, evaluation))
+      if (size := next(enough, None)) is not None:
+        others[key] = size
+  yield values | others
+
+
+def _enough(config: Any, rows: int, evaluation: bool) -> bool:
+  parts = rows_of_devices.parts(config)
+  return rows % parts == 0 and all(
+      need.has(rows // parts) for need in rows_of_devices.needs(config, evaluation=evaluation)
+  )
+
+
+def proposal(config: Any, passes: Callable[[Values], bool], given: Values) -> dict[str, Any] | None:
+  """Values for as few keys as possible after which nothing is wrong with a pipeline's sizes, or None.
+
+  The number of stages is kept if it can be, then the layers of the pipeline, then the microbatches or the batch.
+
+  Args:
+    config: MaxText's, or anything with its keys.
+    passes: whether nothing is wrong with these values.
+    given: see `remedies.changed`.
+  """
+  asked = {"num_pipeline_microbatches": given.get("num_pipeline_microbatches", config.num_pipeline_microbatches)}
+  for of_devices in parallelism(config):
+    on_devices = changed(config, of_devices, given)
+    for of_layers in layers(on_devices, given):
+      view = changed(on_devices, of_layers)
+      for of_rows in of_batches(view):
+        values = of_devices | of_layers | of_rows
+        default = derived.least_microbatches(view)
+        if asked["num_pipeline_microbatches"] == -1 and values["num_pipeline_microbatches"] == default:
+          values["num_pipeline_microbatches"] = -1
+        present = lambda key: asked.get(key, getattr(config, key))
+        values = {key: value for key, value in values.items() if present(key) != value}
+        if passes(values):
+          return values
+  return None

@@ -1,0 +1,251 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with the sizes of a pipeline: stages, layers, microbatches, rows of batches, and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import math
+from typing import Any
+
+from maxtext_pp_ext.host.rules import propose
+from maxtext_pp_ext.host.rules import rows as rows_of_devices
+from maxtext_pp_ext.config.remedies import Problem
+from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.config.derived import num_stages, stages_text
+
+# A number of stages that is proposed is at most so large.
+_MOST_PROPOSED_STAGES = 1024
+
+
+def problems(config: Any) -> list[Problem]:
+  """All but those about devices."""
+  return [
+      *_stages(config),
+      *_layers(config),
+      *_microbatches(config),
+      *_batch(config),
+      *_other_batches(config),
+      *_rows(config),
+  ]
+
+
+def _stages(config: Any) -> Iterator[Problem]:
+  for key in ("ici_pipeline_parallelism", "dcn_pipeline_parallelism"):
+    value = getattr(config, key)
+    if value < 1:
+      what = f"{key}={value}: MaxText does not derive the number of stages."
+      yield Problem(what, otherwise=f"{key} to a number of at least 1")
+  if num_stages(config) == 1:
+    layers = derived.pipelined_layers(config)
+    per_stage = max(config.num_layers_per_pipeline_stage, 1)
+    candidates = range(2, 1 + min((layers or 0) // per_stage, _MOST_PROPOSED_STAGES))
+    fitting = [s for s in candidates if layers % (s * per_stage) == 0]
+    yield Problem(
+        f"pipeline_impl={config.pipeline_impl} without a pipeline: ici_pipeline_parallelism=1 × "
+        "dcn_pipeline_parallelism=1 = 1 stage. ici_pipeline_parallelism is the number of stages within a slice, "
+        "dcn_pipeline_parallelism that of stages on different slices.",
+        *[{"ici_pipeline_parallelism": s} for s in fitting[:16]],
+        ({"pipeline_impl": "host"}, ""),
+    )
+
+
+def _layers_text(config: Any) -> str:
+  available = f"num_decoder_layers={config.num_decoder_layers}"
+  if derived.is_deepseek(config):
+    available += f" − first_num_dense_layers={config.first_num_dense_layers}"
+  return f"{derived.pipelined_layers(config)} pipelined layers (pipeline_parallel_layers, by default {available})"
+
+
+def _layers(config: Any) -> Iterator[Problem]:
+  stages, layers = num_stages(config), derived.pipelined_layers(config)
+  available = derived.layers_to_choose_from(config)
+  per_stage = config.num_layers_per_pipeline_stage
+  if per_stage < 1:
+    what = f"num_layers_per_pipeline_stage={per_stage} must be at least 1."
+    yield Problem(what, {"num_layers_per_pipeline_stage": 1})
+    return
+  if layers is None or available is None or stages is None or stages == 1:
+    return
+  group = stages * per_stage
+  group_text = f"{stages_text(config)} × num_layers_per_pipeline_stage={per_stage} = {group}"
+  if layers > available:
+    yield Problem(
+        f"pipeline_parallel_layers={layers} is more than the model has: {available}.",
+        *([{"pipeline_parallel_layers": available // group * group}] if available >= group else []),
+        ({"pipeline_parallel_layers": -1}, " for all layers"),
+    )
+  elif layers < group:
+    yield Problem(
+        f"{_layers_text(config)} are fewer than {group_text}.",
+        otherwise=f"ici_pipeline_parallelism × dcn_pipeline_parallelism × num_layers_per_pipeline_stage to at most "
+        f"{layers}, or base_num_decoder_layers so that {group} layers result",
+    )
+  elif layers % group:
+    kept = layers // group * group
+    outside = f" (the other {available - kept} then run outside the pipeline on every stage)"
+    yield Problem(
+        f"{_layers_text(config)} cannot be divided among {group_text}.",
+        ({"pipeline_parallel_layers": kept}, outside),
+        otherwise=f"ici_pipeline_parallelism × dcn_pipeline_parallelism × num_layers_per_pipeline_stage to a divisor of "
+        f"{layers}",
+    )
+  elif config.num_pipeline_repeats not in (-1, layers // group):
+    repeats = config.num_pipeline_repeats
+    yield Problem(
+        f"num_pipeline_repeats={repeats} × {group_text} is {repeats * group}, not the {_layers_text(config)}.",
+        {"num_pipeline_repeats": layers // group},
+        ({"num_pipeline_repeats": -1}, " to have it derived"),
+    )
+
+
+def _microbatches(config: Any) -> Iterator[Problem]:
+  stages, microbatches = num_stages(config), config.num_pipeline_microbatches
+  if stages is None or stages == 1 or microbatches == -1:
+    return
+  delay, least = derived.forwarding_delay(config), derived.least_microbatches(config)
+  nearest = propose.microbatches(config)[:1] or [max(-(-microbatches // stages) * stages, least)]
+  ways = [{"num_pipeline_microbatches": nearest[0]}, ({"num_pipeline_microbatches": -1}, f" for {least}")]
+  what = []
+  if microbatches % stages or microbatches < 1:
+    what.append(f"is not a multiple of {stages_text(config)}, as it must be for every stage to keep equally many.")
+  if microbatches < least:
+    why = " with pipeline_delay_activation_forwarding=True" if delay == 2 else ""
+    what.append(
+        f"is fewer than {least} = {delay} × {stages_text(config)}{why}: a microbatch needs that many iterations to come "
+        "back to the first stage."
+    )
+  if what:
+    yield Problem(f"num_pipeline_microbatches={microbatches} {' It '.join(what)}", *ways)
+
+
+def _batch(config: Any) -> Iterator[Problem]:
+  batch, stages = config.micro_batch_size_to_train_on, num_stages(config)
+  if batch is None or batch < 0 or stages is None or stages == 1:
+    return
+  least = derived.least_microbatches(config)
+  microbatches = least if config.num_pipeline_microbatches == -1 else config.num_pipeline_microbatches
+  if microbatches % stages or microbatches < least:
+    if derived.fitting_microbatches(config):
+      return  # `_microbatches` has one of those
+    microbatches = least
+  elif batch > 0 and batch % microbatches == 0:
+    return
+  yield Problem(
+      f"a batch of {batch} rows (int(num_target_devices={config.num_target_devices} × per_device_batch_size="
+      f"{config.per_device_batch_size})) cannot be divided into {microbatches} microbatches "
+      f"(num_pipeline_microbatches, by default {least}).",
+      *[{"num_pipeline_microbatches": m} for m in propose.microbatches(config)[:1]],
+      *[{"per_device_batch_size": size} for size in propose.batches(config, microbatches)[:1]],
+  )
+
+
+def _sound_batch(config: Any) -> int | None:
+  """The microbatches of a batch that can be divided into them, or None: then something else is to be said first."""
+  batch, stages, microbatches = config.micro_batch_size_to_train_on, num_stages(config), config.num_pipeline_microbatches
+  if batch is None or batch < 1 or stages is None or stages == 1 or microbatches < 1 or batch % microbatches:
+    return None
+  return microbatches
+
+
+def _other_batches(config: Any) -> Iterator[Problem]:
+  """The batches of evaluations and of a growing batch size, which the pipeline divides into as many microbatches."""
+  microbatches, devices = _sound_batch(config), config.num_target_devices
+  if microbatches is None:
+    return
+  if config.eval_interval > 0:
+    rows = config.micro_batch_size_to_eval_on
+    if rows < 1 or rows % microbatches:
+      fitting = [m for m in derived.fitting_microbatches(config)[::-1] if 0 < rows and rows % m == 0]
+      yield Problem(
+          f"an evaluation's batch of {rows} rows (int(num_target_devices={devices} × eval_per_device_batch_size="
+          f"{config.eval_per_device_batch_size})) cannot be divided into {microbatches} microbatches "
+          "(num_pipeline_microbatches), as evaluations are, too.",
+          *_evaluation_ways(config, microbatches),
+          *[{"num_pipeline_microbatches": m} for m in fitting[:1]],
+          {"eval_interval": -1},
+      )
+  for key, (value, count) in derived.growing(config).items():
+    accumulated = config.gradient_accumulation_steps
+    if count < 1 or count % (microbatches * accumulated):
+      yield Problem(
+          f"enable_rampup_batch_size=True with {key}={value}: {count} rows (int(num_target_devices={devices} × {value})) "
+          f"cannot be divided into gradient_accumulation_steps={accumulated} × num_pipeline_microbatches={microbatches} "
+          "microbatches.",
+          *[{key: size} for size in propose.batches(config, microbatches * accumulated, key)[:1]],
+          {"enable_rampup_batch_size": False},
+      )
+
+
+def _evaluation_ways(config: Any, microbatches: int) -> list[dict[str, Any]]:
+  key = "eval_per_device_batch_size"
+  return [{key: size} for size in propose.batches(config, microbatches, key)[:1]]
+
+
+def _rows(config: Any, platform: str | None = None) -> Iterator[Problem]:
+  """Microbatches with fewer rows than the devices that each want some."""
+  microbatches = _sound_batch(config)
+  if microbatches is None:
+    return
+  accumulated = config.gradient_accumulation_steps
+  batches = {"per_device_batch_size": (config.micro_batch_size_to_train_on, microbatches)}
+  if config.eval_interval > 0:
+    batches["eval_per_device_batch_size"] = (config.micro_batch_size_to_eval_on, microbatches)
+  batches |= {key: (count, microbatches * accumulated) for key, (_, count) in derived.growing(config).items()}
+  replicas = (getattr(config, "num_diloco_replicas", None) or 1) if getattr(config, "enable_diloco", False) else 1
+  for key, (batch, divided_by) in batches.items():
+    batch //= replicas
+    if batch < 1 or batch % divided_by:
+      continue  # has been said
+    rows, parts = batch // divided_by, rows_of_devices.parts(config)
+    evaluation = key.startswith("eval")
+    for need in rows_of_devices.needs(config, evaluation=evaluation, platform=platform):
+      if rows % parts == 0 and not need.has(rows // parts):
+        yield _too_few_rows(config, key, batch, divided_by, need)
+
+
+def _too_few_rows(config: Any, key: str, batch: int, divided_by: int, need: rows_of_devices.Need) -> Problem:
+  parts = rows_of_devices.parts(config)
+  microbatches = config.num_pipeline_microbatches
+  of = f"{batch} / num_pipeline_microbatches={microbatches}"
+  of += f" / gradient_accumulation_steps={config.gradient_accumulation_steps}" if divided_by != microbatches else ""
+  of += f" / batch_split_factor={parts}" if parts > 1 else ""
+  over = " × ".join(f"{axis}={size}" for axis, size in need.axes.items())
+  wants = f"gives each of {need.devices} devices ({over or 'one'}) equally many rows"
+  wants += " and at least two in all" if need.least > 1 and need.devices == 1 else ""
+  kind = {"eval_per_device_batch_size": "an evaluation's microbatch", "per_device_batch_size": "a microbatch"}
+  unit = need.devices * parts
+  off = [{"eval_interval": -1}] if key.startswith("eval") else []
+  off += [{"enable_rampup_batch_size": False}] if key in derived.growing(config) else []
+  return Problem(
+      f"{need.what} {wants}, and {kind.get(key, 'a microbatch of the growing batch')} of "
+      f"{key}={getattr(config, key)} has {batch // divided_by // parts} ({of}).",
+      *[{"num_pipeline_microbatches": m} for m in propose.microbatches(config)],
+      *[{key: size} for size in propose.batches(config, divided_by, key, (unit, 2 * unit))],
+      *off,
+      need.instead,
+  )
+
+
+def rows_on(config: Any, platform: str) -> list[Problem]:
+  """`problems` about rows, if the model runs on a platform that the config does not tell."""
+  return list(_rows(config, platform))
+
+
+def devices(config: Any) -> list[Problem]:
+  """What is wrong with the parallelism, for a mesh of all devices, as the trainers have it."""
+  found = []
+  for network in derived.NETWORKS if num_stages(config) is not None else ():
+    target = derived.devices_to_share(config, network)
+    asked = derived.parallelism(config, network)
+    if target is None or derived.filled(list(asked.values()), target) is not None:
+      continue
+    keys = {derived.parallelism_key(network, axis): size for axis, size in asked.items() if size != 1 or axis == "stage"}
+    of = f"num_target_devices={config.num_target_devices}"
+    of += f" / num_slices={config.num_slices}" if getattr(config, "num_slices", 1) > 1 else ""
+    kind = f"{target} devices ({of})" if network == "ici" else f"{target} slices (num_slices)"
+    product = " × ".join(f"{key}={size}" for key, size in keys.items())
+    unit = "" if -1 in keys.values() else f" = {math.prod(keys.values())}"
+    ways = [changes for changes in propose.parallelism(config) if changes]
+    found.append(Problem(f"{kind} cannot be shared out as {product}{unit}.", *ways))
+  return found

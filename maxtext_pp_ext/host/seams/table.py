@@ -1,0 +1,243 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The seams: for each MaxText module that we touch, what it must look like and what is replaced in it.
+
+  maxtext.configs.types        MaxTextConfig and RLConfig gain our keys
+  maxtext.layers.pipeline      create_nnx_pipeline and create_pipeline ask our registry first
+  maxtext.layers.nnx_decoders  NNXDecoder.__call__ refuses arguments that its pipelined path drops, and the stages
+                               of our pipelines are built our way (`stage_modules`), of layers that MaxText has
+                               outside of pipelines only (`batch_split`)
+  maxtext.utils.model_creation_utils
+                               create_nnx_abstract_model, with which every set-up starts, judges the model's parameter
+                               shardings (`sharding_conflicts`); from_pretrained refuses checkpoints of another layout
+  maxtext.common.checkpointing load_state_if_possible refuses checkpoints of another layout
+
+With `pipeline_impl=host` and `sharding_conflicts=fallback` each of them does what MaxText does, by calling it, but that
+checkpoints of another layout are refused.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import importlib.metadata
+import inspect
+import sys
+from types import ModuleType
+
+from maxtext_pp_ext.config import host_keys
+from maxtext_pp_ext.host.seams import rebind
+from maxtext_pp_ext.host.seams import version
+
+CREATE_NNX_PIPELINE = "(config, stage_factory, mesh, remat_policy=None, *, rngs)"
+CREATE_PIPELINE = "(config, layers=None, mesh=None, remat_policy=None)"
+STAGE_MODULE = "(self, decoder_blocks, rngs)"
+ABSTRACT_MODEL = ("config", "mesh", "devices", "model_mode", "rng_key", "quant_mode_str")
+# What is read of the arguments with which a checkpoint is loaded.
+LOAD_PARAMETERS = (
+    "checkpoint_manager",
+    "load_parameters_from_path",
+    "load_full_state_from_path",
+    "abstract_unboxed_pre_state",
+    "step",
+    "source_checkpoint_layout",
+    "maxtext_config",
+)
+# A parameter that we do not know could be one more that the pipelined path drops.
+DECODER_PARAMETERS = (
+    "self",
+    "shared_embedding",
+    "decoder_input_tokens",
+    "decoder_positions",
+    "decoder_segment_ids",
+    "deterministic",
+    "model_mode",
+    "previous_chunk",
+    "slot",
+    "kv_caches",
+    "attention_metadata",
+    "deepstack_visual_embeds",
+    "multimodal_input",
+)
+DECODER_PARAMETERS_SINCE_0_2_5 = ("forced_routed_experts", "decoder_input_embeddings")
+_PYCONFIG = "maxtext.configs.pyconfig"
+_PYCONFIG_FUNCTIONS = ("initialize", "initialize_pydantic", "_initialize_pydantic", "_prepare_for_pydantic")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seam:
+  """One module's seam.
+
+  Attributes:
+    check: raises HostVersionError unless the module looks as expected; touches nothing.
+    apply: replaces what is to be replaced, everywhere in MaxText where it is bound already.
+  """
+
+  check: Callable[[ModuleType], None]
+  apply: Callable[[ModuleType, rebind.Rebinding], None]
+
+
+def official(module: ModuleType) -> bool:
+  """Whether this MaxText has the seam itself (`patches/`) and finds our entry point: then there is nothing to do."""
+  group = getattr(module, "EXTENSION_GROUP", None)
+  if group is None:
+    return False
+  return any(ep.value.startswith("maxtext_pp_ext.") for ep in importlib.metadata.entry_points(group=group))
+
+
+def _check_types(module: ModuleType) -> None:
+  from maxtext_pp_ext.host.replacements import config_class  # pylint: disable=import-outside-toplevel
+
+  for name, validator in config_class.VALIDATORS.items():
+    cls = version.attribute(module, name)
+    version.check_signature(cls, validator, "(self)")
+    if validator not in cls.__pydantic_decorators__.model_validators:
+      raise version.HostVersionError(f"expected {module.__name__}.{name}.{validator} to be a pydantic validator.")
+  fields = module.MaxTextConfig.model_fields
+  missing = [key for key in host_keys.REQUIRED if key not in fields]
+  if missing:
+    raise version.HostVersionError(f"expected the config keys {', '.join(missing)} in {module.__name__}.MaxTextConfig.")
+  taken = [key for key in config_class.keys.PipelineKeys.model_fields if key in fields]
+  if taken:
+    raise version.HostVersionError(f"{module.__name__}.MaxTextConfig has the key {', '.join(taken)} of its own.")
+  for function in _pyconfig_functions():
+    if module.MaxTextConfig not in (function.__defaults__ or ()):
+      raise version.HostVersionError(f"expected {_PYCONFIG}.{function.__name__} to have MaxTextConfig as a default.")
+
+
+def _apply_types(module: ModuleType, rebinding: rebind.Rebinding) -> None:
+  from maxtext_pp_ext.host.replacements import config_class  # pylint: disable=import-outside-toplevel
+
+  for name in config_class.VALIDATORS:
+    rebinding.module_level(module, name, config_class.extend_config_class(getattr(module, name)))
+
+
+def _pyconfig_functions() -> list:
+  """The functions that have bound MaxTextConfig as a default, if MaxText was imported before us; none while pyconfig is
+  being imported, since it imports types first."""
+  pyconfig = sys.modules.get(_PYCONFIG)
+  return [getattr(pyconfig, name) for name in _PYCONFIG_FUNCTIONS if hasattr(pyconfig, name)]
+
+
+def _check_pipeline(module: ModuleType) -> None:
+  version.check_signature(module, "create_nnx_pipeline", CREATE_NNX_PIPELINE)
+  version.check_signature(module, "create_pipeline", CREATE_PIPELINE)
+
+
+def _apply_pipeline(module: ModuleType, rebinding: rebind.Rebinding) -> None:
+  from maxtext_pp_ext.host.replacements import factory  # pylint: disable=import-outside-toplevel
+
+  host_nnx, host_linen = module.create_nnx_pipeline, module.create_pipeline
+
+  @functools.wraps(host_nnx)
+  def create_nnx_pipeline(config, stage_factory, mesh, remat_policy=None, *, rngs):
+    cls = factory.pipeline_class(config)
+    if cls is None:
+      return host_nnx(config, stage_factory, mesh, remat_policy, rngs=rngs)
+    return cls(config=config, stage_factory=stage_factory, mesh=mesh, remat_policy=remat_policy, rngs=rngs)
+
+  @functools.wraps(host_linen)
+  def create_pipeline(config, layers=None, mesh=None, remat_policy=None):
+    cls = factory.pipeline_class(config)
+    if cls is None:
+      return host_linen(config, layers, mesh, remat_policy)
+    return factory.linen_class(cls)(config=config, stage_factory=layers, mesh=mesh, remat_policy=remat_policy)
+
+  rebinding.module_level(module, "create_nnx_pipeline", create_nnx_pipeline)
+  rebinding.module_level(module, "create_pipeline", create_pipeline)
+
+
+def _check_decoders(module: ModuleType) -> None:
+  decoder = version.attribute(module, "NNXDecoder")
+  known = (*DECODER_PARAMETERS, *DECODER_PARAMETERS_SINCE_0_2_5)
+  version.check_parameters(decoder, "__call__", DECODER_PARAMETERS, known)
+  version.check_signature(decoder, "_get_pipeline_stage_module", STAGE_MODULE)
+  version.check_signature(decoder, "get_decoder_layers", "(self)")
+
+
+def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
+  from maxtext_pp_ext.host.replacements import decoder_call  # pylint: disable=import-outside-toplevel
+
+  host_call = module.NNXDecoder.__call__
+  host_stage_module = module.NNXDecoder._get_pipeline_stage_module
+  host_layers = module.NNXDecoder.get_decoder_layers
+  signature = inspect.signature(host_call)
+
+  @functools.wraps(host_call)
+  def __call__(self, *args, **kwargs):
+    # bind_partial: what is missing is the host's own error.
+    decoder_call.refuse_lost_arguments(self.config, signature.bind_partial(self, *args, **kwargs).arguments)
+    return host_call(self, *args, **kwargs)
+
+  @functools.wraps(host_stage_module)
+  def _get_pipeline_stage_module(self, decoder_blocks, rngs):
+    # Imports Flax, which has been imported by the time a model is built.
+    from maxtext_pp_ext.host.replacements import stage_modules  # pylint: disable=import-outside-toplevel
+
+    return stage_modules.build(host_stage_module, self, decoder_blocks, rngs)
+
+  @functools.wraps(host_layers)
+  def get_decoder_layers(self):
+    from maxtext_pp_ext.host.replacements import stage_modules  # pylint: disable=import-outside-toplevel
+
+    return stage_modules.layer_classes(self.config, host_layers(self))
+
+  rebinding.class_level(module.NNXDecoder, "__call__", __call__)
+  rebinding.class_level(module.NNXDecoder, "get_decoder_layers", get_decoder_layers)
+  rebinding.class_level(module.NNXDecoder, "_get_pipeline_stage_module", _get_pipeline_stage_module)
+
+
+def _check_model_creation(module: ModuleType) -> None:
+  version.check_parameters(module, "create_nnx_abstract_model", ABSTRACT_MODEL[:2], ABSTRACT_MODEL)
+  # Where it makes its model is where we judge what it is about to load.
+  version.check_calls(module, "from_pretrained", "create_nnx_abstract_model")
+
+
+def _apply_model_creation(module: ModuleType, rebinding: rebind.Rebinding) -> None:
+  from maxtext_pp_ext.host.replacements import checkpoint_load, sharding_conflicts  # pylint: disable=import-outside-toplevel
+
+  host_create, host_load = module.create_nnx_abstract_model, module.from_pretrained
+
+  @functools.wraps(host_create)
+  def create_nnx_abstract_model(config, mesh=None, *args, **kwargs):
+    create_model, model = host_create(config, mesh, *args, **kwargs)
+    sharding_conflicts.judge(config, model, mesh)
+    checkpoint_load.refuse_other_layouts_within_from_pretrained(config, model)
+    return create_model, model
+
+  @functools.wraps(host_load)
+  def from_pretrained(*args, **kwargs):
+    with checkpoint_load.from_pretrained():
+      return host_load(*args, **kwargs)
+
+  rebinding.module_level(module, "create_nnx_abstract_model", create_nnx_abstract_model)
+  rebinding.module_level(module, "from_pretrained", from_pretrained)
+
+
+def _check_checkpointing(module: ModuleType) -> None:
+  found = inspect.signature(version.attribute(module, "load_state_if_possible")).parameters
+  version.check_parameters(module, "load_state_if_possible", LOAD_PARAMETERS, (*LOAD_PARAMETERS, *found))
+
+
+def _apply_checkpointing(module: ModuleType, rebinding: rebind.Rebinding) -> None:
+  from maxtext_pp_ext.host.replacements import checkpoint_load  # pylint: disable=import-outside-toplevel
+
+  host_load = module.load_state_if_possible
+  signature = inspect.signature(host_load)
+
+  @functools.wraps(host_load)
+  def load_state_if_possible(*args, **kwargs):
+    bound = signature.bind_partial(*args, **kwargs)  # what is missing is the host's own error
+    bound.apply_defaults()
+    checkpoint_load.refuse_other_layouts(**bound.arguments)
+    return host_load(*args, **kwargs)
+
+  rebinding.module_level(module, "load_state_if_possible", load_state_if_possible)
+
+
+SEAMS = {
+    "maxtext.configs.types": Seam(check=_check_types, apply=_apply_types),
+    "maxtext.layers.pipeline": Seam(check=_check_pipeline, apply=_apply_pipeline),
+    "maxtext.layers.nnx_decoders": Seam(check=_check_decoders, apply=_apply_decoders),
+    "maxtext.utils.model_creation_utils": Seam(check=_check_model_creation, apply=_apply_model_creation),
+    "maxtext.common.checkpointing": Seam(check=_check_checkpointing, apply=_apply_checkpointing),
+}

@@ -1,0 +1,157 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""All that can be said about a run's config without compiling it, on a machine without its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import math
+import re
+from typing import Any
+
+from maxtext_pp_ext.config import PipelineConfigError, remedies
+from maxtext_pp_ext.config.derived import num_stages, pipeline_impl
+from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
+from maxtext_pp_ext.host.rules import checkpoint_paths, problems, sizes
+from maxtext_pp_ext.plan import quantities
+from maxtext_pp_ext.plan.of_run import costs_of_run
+from maxtext_pp_ext.host.models.refusals import integer, MOST_DEVICES
+from maxtext_pp_ext.plan.costs import Costs
+from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.sharding.conflicts import by_problem
+
+_PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Checked:
+  """What was found.
+
+  Attributes:
+    errors: why it cannot be trained; with any, the rest may be missing.
+    warnings: what will be otherwise than one may think.
+    devices: how many it is for.
+    layout: in words.
+    layers: for each layer of the model in their order, (stage, repeat), or None outside the pipeline.
+    schedule: of the pipeline.
+    costs: of a device and step; None if there are no formulas for the pipeline.
+    not_counted: what takes memory or traffic and is not in the costs.
+  """
+
+  errors: list[str] = dataclasses.field(default_factory=list)
+  warnings: list[str] = dataclasses.field(default_factory=list)
+  devices: int | None = None
+  layout: str | None = None
+  layers: list[tuple[int, int] | None] = dataclasses.field(default_factory=list)
+  schedule: CircularSchedule | None = None
+  costs: Costs | None = None
+  not_counted: list[str] = dataclasses.field(default_factory=list)
+
+
+def check(argv: Sequence[str], devices: int | None = None) -> Checked:
+  """Checks MaxText's arguments of a run.
+
+  Args:
+    argv: a yml file, which may be left out, then `key=value`.
+    devices: for how many; by default those of `compile_topology`, or as many as the parallelism says.
+
+  Raises:
+    OSError: there is no such yml file.
+  """
+  found = Checked()
+  try:
+    given = run_config.given_keys(argv)
+    overrides = {}
+    if not given.get("compile_topology"):
+      found.devices = devices or _devices(given)
+      overrides |= {"internal_compile": True, "internal_compile_num_devices": found.devices}
+    # As given: the config is read without checkpoints.
+    found.errors += [*checkpoint_paths.problems(given.get), *checkpoint_paths.of_loading(given.get)]
+    config = run_config.read_without_run(argv, **overrides)
+  except PipelineConfigError as error:
+    found.errors += [problem for problem in error.problems if problem not in found.errors]
+    return found
+  except (ValueError, NotImplementedError) as error:
+    found.errors.append(str(error))
+    return found
+  found.devices = config.num_target_devices
+  found.warnings += [*_of_host(config), *_on_tpus(config)]
+  found.errors += _devices_not_shared_out(config, given)
+  try:
+    _model(config, found)
+  except (ValueError, NotImplementedError) as error:
+    found.errors.append(str(error))
+  return found
+
+
+def _devices(given: Mapping[str, Any]) -> int:
+  """The product of all parallelism; what is -1 takes what is left, so nothing."""
+  values = (integer(given, key) for key in given if _PARALLELISM.fullmatch(key))
+  devices = math.prod(value for value in values if value > 0)
+  if devices > MOST_DEVICES:
+    raise ValueError(f"The parallelism asks for {devices} devices, more than {MOST_DEVICES}.")
+  return devices
+
+
+def _of_host(config: Any) -> list[str]:
+  """Silent defects of MaxText's own pipelines (0.2.5)."""
+  if pipeline_impl(config) != "host" or not config.using_pipeline_parallelism:
+    return []
+  if config.pipeline_fsdp_ag_per_repeat and num_stages(config) > 2:
+    return [
+        f"pipeline_fsdp_ag_per_repeat=True with {num_stages(config)} stages: MaxText 0.2.5 computes wrong values "
+        "with 3 or more stages. Set pipeline_fsdp_ag_per_repeat=False and pipeline_impl=circular_bsw."
+    ]
+  return []
+
+
+def _devices_not_shared_out(config: Any, given: Mapping[str, Any]) -> list[str]:
+  """What MaxText's trainers come upon when they make the mesh, with what to set."""
+  if not config.using_pipeline_parallelism:
+    return []
+  chosen = {key: given[key] for key in remedies.DERIVED if isinstance(given.get(key), int)}
+  return problems.problems(config, chosen, whole_mesh=True)
+
+
+def _on_tpus(config: Any) -> list[str]:
+  """What MaxText refuses on TPUs, which the run may be for."""
+  if pipeline_impl(config) == "host" or config.compile_topology or not config.using_pipeline_parallelism:
+    return []
+  elsewhere = sizes.problems(config)
+  return [str(problem) for problem in sizes.rows_on(config, "tpu") if problem not in elsewhere]
+
+
+def _model(config: Any, found: Checked) -> None:
+  layout = layouts.of_config(config)
+  found.layout, found.layers = layout.description, _places(layout, config)
+  if config.using_pipeline_parallelism:
+    found.schedule = CircularSchedule.of_config(config)
+  parameters, mesh = abstract_model.explained(config)
+  of_sharding = _conflicts(parameters.conflicts)
+  (found.errors if config.sharding_conflicts == "error" else found.warnings).extend(of_sharding)
+  found.costs = costs_of_run(config, pipeline_impl(config), found.schedule, parameters, mesh)
+  if found.costs is None:
+    found.not_counted = [f"anything: there are no formulas for pipeline_impl={pipeline_impl(config)}"]
+  else:
+    found.not_counted = quantities.not_counted(config)
+
+
+def _conflicts(found: Iterable[Any]) -> list[str]:
+  """Each conflict once, with the arrays that have it."""
+  return [
+      f"{problem}. {remedy} (sharding of {'; '.join(arrays)})"
+      for (_, problem, remedy), arrays in by_problem(found).items()
+  ]
+
+
+def _places(layout: Any, config: Any) -> list[tuple[int, int] | None]:
+  """Where each layer is, read off the arrays of the model."""
+  places: list[tuple[int, int] | None] = [None] * layout.number_of_layers
+  repeated = config.num_pipeline_repeats > 1
+  for leaf in layout.leaves:
+    if leaf.name is None or leaf.path[:2] != ("decoder", "pipeline_module") or leaf.is_random_state:
+      continue
+    for layer, index in leaf.layers():
+      places[layer] = (index[1], index[0]) if repeated else (index[0], 0)
+  return places

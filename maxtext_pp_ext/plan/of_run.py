@@ -1,0 +1,42 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The closed forms of `plan.costs` for a MaxText config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.sharding import AbstractMesh
+
+from maxtext_pp_ext import registry, sharding
+from maxtext_pp_ext.plan import quantities
+from maxtext_pp_ext.plan import costs
+from maxtext_pp_ext.schedule import CircularSchedule
+
+
+def costs_of_run(
+    config: Any, impl: str, schedule: CircularSchedule | None, parameters: sharding.Explanation, mesh: AbstractMesh
+) -> costs.Costs | None:
+  """What a step costs a device; None if there are no formulas for the pipeline.
+
+  Args:
+    config: MaxText's config.
+    impl: the implementation of its pipeline.
+    schedule: of its pipeline; None without one.
+    parameters: how its parameters are sharded.
+    mesh: its mesh.
+
+  Raises:
+    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
+  """
+  if schedule is None:
+    return costs.without(config.num_decoder_layers, quantities.sizes(config, None, parameters, mesh))
+  residency = None if impl == registry.HOST else getattr(registry.get(impl).load(), "residency", None)
+  if residency is None:
+    return None
+  return costs.pipelined(
+      schedule,
+      residency,
+      quantities.sizes(config, schedule, parameters, mesh),
+      over_slices=config.dcn_pipeline_parallelism > 1,
+  )

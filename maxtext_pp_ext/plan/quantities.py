@@ -1,0 +1,192 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a config's model comes to on one device: what `plan.costs` needs to know, without compiling anything."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+import dataclasses
+import math
+import re
+from typing import Any
+
+from jax.sharding import AbstractMesh, PartitionSpec as P
+import jax.numpy as jnp
+
+from maxtext_pp_ext import sharding
+from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.host.models import abstract_model
+from maxtext_pp_ext.pipelines import base
+from maxtext_pp_ext.plan.costs import Sizes
+from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.sharding.gathered import gathered_spec
+from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
+
+_IN_PIPELINE = re.compile(r"decoder/pipeline_module/")
+_IN_LAYERS = re.compile(r"decoder/(dense_|moe_)?layers(_\d+)?/")
+_LOGITS = ("activation_embed_and_logits_batch", "activation_length", "activation_vocab")
+_ADAMS = ("adamw", "adam_pax")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weight:
+  """One array of weights, of a device.
+
+  Attributes:
+    count: elements as a stage computes with them, of all layers that are stacked in it.
+    dtype: as stored.
+    gathered_over: the mesh axes over which it is gathered.
+    replicas_over: those over which it is not sharded but the batch is, so that gradients are added up.
+  """
+
+  count: float
+  dtype: Any
+  gathered_over: frozenset[str]
+  replicas_over: frozenset[str]
+
+
+def sizes(config: Any, schedule: CircularSchedule | None, parameters: sharding.Explanation, mesh: AbstractMesh) -> Sizes:
+  """Bytes of one device.
+
+  Args:
+    config: MaxText's config.
+    schedule: of its pipeline; None without one, where a layer takes the place of a stage's repeat.
+    parameters: how its parameters are sharded.
+    mesh: its mesh.
+  """
+  inside, outside = _weights(config, parameters, mesh, _IN_LAYERS if schedule is None else _IN_PIPELINE)
+  parts = config.num_decoder_layers if schedule is None else schedule.repeats * schedule.stages
+  own = parameters.totals["bytes_per_device"]
+  narrow = lambda w: w.count * min(w.dtype.itemsize, jnp.dtype(config.dtype).itemsize)
+  as_gathered = lambda w: w.count * w.dtype.itemsize if config.pipeline_gather_dtype == "weight" else narrow(w)
+  accumulates = config.pipeline_grad_accum_dtype
+  in_sums = lambda w: w.count * (w.dtype.itemsize if accumulates == "auto" else jnp.dtype(accumulates).itemsize)
+  network = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
+  over = lambda axes: math.prod(mesh.shape[axis] for axis in axes)
+  slices_of = lambda axes: math.prod(network[axis] for axis in axes)
+
+  def reduced(w: _Weight) -> float:
+    """A reduce-scatter over where it is sharded, then an all-reduce among replicas of the shards."""
+    shards, replicas = over(w.gathered_over), over(w.replicas_over)
+    return narrow(w) * ((1 - 1 / shards) + 2 * (1 - 1 / replicas) / shards)
+
+  def gathered_between(w: _Weight, size: float) -> float:
+    """First the shards of other slices, then all within the slice."""
+    slices = slices_of(w.gathered_over)
+    return size / (over(w.gathered_over) / slices) * (1 - 1 / slices)
+
+  def replicas_between(w: _Weight) -> float:
+    return 2 * (1 - 1 / slices_of(w.replicas_over)) * narrow(w) / over(w.gathered_over)
+
+  return Sizes(
+      parameters=own,
+      optimizer=_moments(config, parameters),
+      gathered=round(sum(map(as_gathered, inside)) / parts),
+      summed=round(sum(map(in_sums, inside)) / parts),
+      sent_to_gather=round(sum(as_gathered(w) * (1 - 1 / over(w.gathered_over)) for w in inside) / parts),
+      sent_to_reduce=round(sum(map(reduced, inside)) / parts),
+      activations=_activations(config, schedule, mesh),
+      work=_work(config, schedule, mesh),
+      logits=_logits(config, mesh),
+      head=round(sum(map(narrow, outside))) // 2,  # the table of embeddings is not gathered
+      head_sent=round(sum(narrow(w) * (1 - 1 / over(w.gathered_over)) * 0.5 + reduced(w) for w in outside)),
+      between_slices=(
+          round(sum(gathered_between(w, as_gathered(w)) for w in inside) / parts),
+          round(sum(gathered_between(w, narrow(w)) + replicas_between(w) for w in inside) / parts),
+          round(sum(gathered_between(w, narrow(w)) + replicas_between(w) for w in outside)),
+      ),
+  )
+
+
+def not_counted(config: Any) -> list[str]:
+  """What takes memory or traffic in this config and is not in `sizes`."""
+  missing = []
+  if (optimizer := plain(config.opt_type)) not in _ADAMS:
+    missing.append(f"the optimizer's state (opt_type={optimizer})")
+  if config.remat_policy != "full":
+    missing.append(f"what remat_policy={config.remat_policy} keeps beside the stages' inputs")
+  if config.num_experts > 1:
+    missing.append("what the layers send to dispatch tokens to experts, and hold meanwhile")
+  parallelism = ("tensor", "tensor_transpose", "tensor_sequence", "context", "sequence", "context_autoregressive")
+  named = [name for name in parallelism if any(getattr(config, f"{n}_{name}_parallelism", 1) > 1 for n in ("ici", "dcn"))]
+  if named:
+    missing.append(f"what the layers send for their {' and '.join(named)} parallelism")
+  return missing
+
+
+def flops(config: Any) -> tuple[float, float]:
+  """Of one device and step, by MaxText's own count, rematerialisation included: in the layers, and outside."""
+  from maxtext.utils import maxtext_utils  # pylint: disable=import-outside-toplevel
+
+  total = maxtext_utils.calculate_tflops_training_per_device(config, log=False)[0] * 1e12
+  tokens = config.per_device_batch_size * config.max_target_length
+  outside = 3 * 2 * tokens * config.emb_dim * config.vocab_size
+  again = 4 / 3 if config.remat_policy == "full" else 1
+  return max(total - outside, 0) * again, outside
+
+
+def _weights(
+    config: Any, parameters: sharding.Explanation, mesh: AbstractMesh, inside: re.Pattern
+) -> tuple[list[_Weight], list[_Weight]]:
+  data_axes = base.data_mesh_axes(mesh, config.logical_axis_rules)
+  found: tuple[list[_Weight], list[_Weight]] = ([], [])
+  for row in parameters.rows:
+    layout = row.layout
+    spec, names = layout.sharding.spec, layout.resolution.names if layout.resolution else None
+    kept = gathered_spec(spec, names, data_axes) if names is not None and len(names) == len(spec) else spec
+    all_axes, kept_axes = _axes(spec), _axes(kept)
+    count = math.prod(layout.shape) / math.prod(mesh.shape[axis] for axis in kept_axes if axis != "stage")
+    batch = _axes(resolve(base.ACTIVATION_AXES[:2], mesh, config.logical_axis_rules)) - {"stage"}
+    if outside := not inside.match(layout.path):
+      batch |= {"stage"} & set(mesh.axis_names)  # the stages share what is outside the pipeline
+    weight = _Weight(count, layout.dtype, frozenset(all_axes - kept_axes), frozenset(batch - all_axes))
+    found[outside].append(weight)
+  return found
+
+
+def _axes(spec: P) -> set[str]:
+  return {axis for entry in spec for axis in mesh_axes(entry)}
+
+
+def _moments(config: Any, parameters: sharding.Explanation) -> int:
+  if plain(config.opt_type) not in _ADAMS:
+    return 0
+  first = jnp.dtype(config.mu_dtype).itemsize if config.mu_dtype else None
+  return round(
+      sum(row.bytes_per_device * (1 + (first / row.layout.dtype.itemsize if first else 1)) for row in parameters.rows)
+  )
+
+
+def _shards(names: Collection[str], config: Any, mesh: AbstractMesh) -> int:
+  spec = resolve(tuple(names), mesh, config.logical_axis_rules)
+  return math.prod(mesh.shape[axis] for axis in _axes(spec) if names == _LOGITS or axis != "stage")
+
+
+def _rows(config: Any, schedule: CircularSchedule | None) -> int:
+  return config.micro_batch_size_to_train_on // (1 if schedule is None else schedule.microbatches)
+
+
+def _activations(config: Any, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
+  elements = _rows(config, schedule) * config.max_target_length * config.emb_dim
+  return math.ceil(elements * jnp.dtype(config.dtype).itemsize / _shards(base.ACTIVATION_AXES, config, mesh))
+
+
+def _work(config: Any, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
+  """Inputs and outputs of matrix multiplications, for one microbatch, of the layers whose backward is at once."""
+  tokens = _rows(config, schedule) * config.max_target_length / _shards(base.ACTIVATION_AXES[:2], config, mesh)
+  attention = 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim
+  if config.num_experts > 1:
+    capacity = config.capacity_factor if config.capacity_factor > 0 else 1
+    mlp = 3 * (config.moe_mlp_dim or config.mlp_dim) * config.num_experts_per_tok * capacity
+  else:
+    mlp = 3 * config.mlp_dim
+  wide = attention / _shards(("heads",), config, mesh) + mlp / _shards(("mlp",), config, mesh)
+  each = config.set_remat_policy_on_layers_per_stage or config.remat_policy == "none"
+  layers = 1 if schedule is None or each else config.num_layers_per_pipeline_stage
+  return math.ceil(tokens * (2 * config.emb_dim + wide) * jnp.dtype(config.dtype).itemsize * layers)
+
+
+def _logits(config: Any, mesh: AbstractMesh) -> int:
+  elements = config.micro_batch_size_to_train_on * config.max_target_length * config.vocab_size
+  tiles = max(config.num_vocab_tiling, 1)
+  return math.ceil(elements * 4 / _shards(_LOGITS, config, mesh) / tiles)

@@ -1,0 +1,267 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every pipeline that a model could have on a topology, with what it would cost, and which of them are worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+from maxtext_pp_ext.config import PipelineConfigError, derived
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.host.models import abstract_model, run_config, variants
+from maxtext_pp_ext.plan import quantities
+from maxtext_pp_ext.plan.of_run import costs_of_run
+from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.plan.costs import Costs
+from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
+
+# Which axis gives its devices to the stages, and gets them back: the one that takes what is left, or the first of these.
+_GIVING = ("fsdp", "data")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+  """One way to run the model.
+
+  Attributes:
+    impl: an implementation of the registry, or `variants.NONE`.
+    keys: of MaxText, those that make it so.
+    schedule: None without a pipeline.
+    layers_per_stage: in one repeat.
+    costs: of a device and step.
+    takes: seconds by "compute", "interconnect" and "network", each at its best; empty if the device is not known.
+  """
+
+  impl: str
+  keys: dict[str, Any]
+  schedule: CircularSchedule | None
+  layers_per_stage: int
+  costs: Costs
+  takes: dict[str, float]
+
+  @property
+  def seconds(self) -> float | None:
+    """What a step takes at least."""
+    return max(self.takes.values(), default=None)
+
+  @property
+  def seconds_unhidden(self) -> float | None:
+    """What it takes at those speeds if no transfer hides behind compute."""
+    return sum(self.takes.values()) or None
+
+  @property
+  def bound_by(self) -> str | None:
+    return max(self.takes, key=self.takes.__getitem__, default=None)
+
+  def arguments(self, argv: Sequence[str]) -> list[str]:
+    """MaxText's arguments of the run with this pipeline."""
+    return run_config.with_keys(argv, self.keys)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Infeasible:
+  """A way in which the model cannot be run, and why."""
+
+  keys: dict[str, Any]
+  reason: str
+
+
+@dataclasses.dataclass(kw_only=True)
+class Plan:
+  """What was found.
+
+  Attributes:
+    devices: how many it is for.
+    chip: of the topology.
+    memory_limit: bytes of a device.
+    candidates: those that fit, the best first; then those that do not, the smallest first.
+    infeasible: those that cannot be.
+    not_counted: what takes memory or traffic in all of them and is not in their costs.
+  """
+
+  devices: int
+  chip: chips.Chip | None
+  memory_limit: int | None
+  candidates: list[Candidate] = dataclasses.field(default_factory=list)
+  infeasible: list[Infeasible] = dataclasses.field(default_factory=list)
+  not_counted: list[str] = dataclasses.field(default_factory=list)
+
+  def fits(self, candidate: Candidate) -> bool:
+    return self.memory_limit is None or candidate.costs.peak <= self.memory_limit
+
+
+def plan(
+    argv: Sequence[str],
+    *,
+    implementations: Sequence[str],
+    devices: int | None = None,
+    chip: chips.Chip | None = None,
+    memory_limit: int | None = None,
+    shown: int = 10,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Plan:
+  """Finds the combinations of stages, repeats, layers per stage and microbatches, and ranks them.
+
+  Stages take their devices from the axis that MaxText is asked to derive, or from FSDP, or data parallelism; whatever
+  else the arguments say stays.
+
+  Args:
+    argv: MaxText's arguments, of a run with a pipeline or without.
+    implementations: of the registry, those that have a residency, and `variants.NONE`.
+    devices: for how many, without `compile_topology`.
+    chip: in the place of that of `compile_topology`.
+    memory_limit: bytes of a device, in the place of the chip's.
+    shown: how many of the best are checked to be what this package and MaxText accept.
+    on_progress: called with how many layouts of how many were looked at.
+
+  Raises:
+    ValueError: the config without a pipeline is none either, or there is no such implementation.
+  """
+  search = _Search(argv, implementations, devices, chip, memory_limit)
+  layouts = list(search.layouts())
+  for done, changed in enumerate(layouts):
+    on_progress(done, len(layouts))
+    search.look_at(changed)
+  return search.ranked(shown)
+
+
+class _Search:
+  """What all candidates have in common."""
+
+  def __init__(self, argv, implementations, devices, chip, memory_limit):
+    for impl in implementations:
+      if impl != variants.NONE and not hasattr(registry.get(impl).load(), "residency"):
+        raise ValueError(f"There are no formulas for the implementation {impl!r}.")
+    given = run_config.given_keys(argv)
+    topology = given.get("compile_topology")
+    extra = {} if topology else {"internal_compile": True, "internal_compile_num_devices": devices}
+    self._argv = run_config.with_keys(argv, extra)
+    self._none = variants.keys(variants.NONE, given)
+    self._none |= {"num_pipeline_microbatches": -1, "num_pipeline_repeats": -1, "num_layers_per_pipeline_stage": 1}
+    self._without = self._read(self._none)
+    self._ours = [impl for impl in implementations if impl != variants.NONE]
+    chip = chip or chips.of_topology(topology or "")
+    self.found = Plan(
+        devices=self._without.num_target_devices,
+        chip=chip,
+        memory_limit=memory_limit or (chip.hbm_bytes if chip else None),
+        not_counted=quantities.not_counted(self._without),
+    )
+    if variants.NONE in implementations:
+      self._add(variants.NONE, self._none, self._without, None, *abstract_model.explained(self._without))
+
+  def layouts(self) -> Iterator[dict[str, Any]]:
+    """The keys of each choice of stages on both networks, and of layers per stage."""
+    if not self._ours:
+      return
+    layers = derived.pipelined_layers(self._without)
+    networks = [list(self._stages_of(network)) for network in ("ici", "dcn")]
+    for ici, dcn in itertools.product(*networks):
+      chosen = ici | dcn
+      stages = chosen["ici_pipeline_parallelism"] * chosen["dcn_pipeline_parallelism"]
+      if not 1 < stages <= layers:
+        continue
+      for per_stage in derived.divisors(layers // stages) if layers % stages == 0 else [1]:
+        yield self._none | chosen | {"num_layers_per_pipeline_stage": per_stage}
+
+  def _stages_of(self, network: str) -> Iterator[dict[str, int]]:
+    """Each number of stages on a network, and what its other devices are for then."""
+    axes, of_axes = list(self._without.mesh_axes), getattr(self._without, f"{network}_parallelism")
+    sizes_of = dict(zip(axes, abstract_model.parallelism(self._without, network), strict=True))
+    unset = [axis for axis, size in zip(axes, of_axes, strict=True) if size == -1]
+    giving = next((axis for axis in (*unset, *_GIVING) if sizes_of.get(axis, 1) > 1), None)
+    for stages in derived.divisors(sizes_of[giving]) if giving else [1]:
+      found = {f"{network}_pipeline_parallelism": stages}
+      yield found | ({f"{network}_{giving}_parallelism": sizes_of[giving] // stages} if giving else {})
+
+  def look_at(self, changed: dict[str, Any]) -> None:
+    """Adds one choice of stages and layers per stage, with all that it leaves open."""
+    try:
+      config = self._read(changed | {"pipeline_impl": self._ours[0]})
+      parameters, mesh = abstract_model.explained(config)
+      least = CircularSchedule.of_config(config)
+    except (ValueError, NotImplementedError) as error:
+      self._refused(changed, error)
+      return
+    batch_shards = math.prod(
+        mesh.shape[axis]
+        for axis in mesh_axes(resolve(("activation_batch",), mesh, config.logical_axis_rules)[0])
+        if axis != "stage"
+    )
+    batch = config.micro_batch_size_to_train_on
+    fitting = [m for m in derived.fitting_microbatches(config) if batch // m % batch_shards == 0]
+    if not fitting:
+      reason = (
+          f"{batch} rows (per_device_batch_size={config.per_device_batch_size}) cannot be divided into "
+          f"{least.microbatches} microbatches, or a multiple of that, with a row for each of {batch_shards} shards of "
+          "the batch. Set a larger per_device_batch_size."
+      )
+      self.found.infeasible.append(Infeasible(keys=self._names(changed), reason=reason))
+    for microbatches, impl in itertools.product(fitting, self._ours):
+      schedule = dataclasses.replace(least, microbatches=microbatches)
+      chosen = changed | {"num_pipeline_microbatches": microbatches, "pipeline_impl": impl}
+      self._add(impl, chosen, config, schedule, parameters, mesh)
+
+  def ranked(self, shown: int) -> Plan:
+    """All candidates in their order, the first so many of which are accepted as configs."""
+    found = self.found
+    found.candidates.sort(key=self._rank)
+    accepted = 0
+    for candidate in list(found.candidates):
+      if accepted == shown or not found.fits(candidate):
+        break
+      try:
+        self._read(candidate.keys)
+        accepted += 1
+      except (ValueError, NotImplementedError) as error:
+        found.candidates.remove(candidate)
+        self._refused(candidate.keys, error)
+    return found
+
+  def _read(self, changed: dict[str, Any]) -> Any:
+    return run_config.read_without_run(run_config.with_keys(self._argv, changed))
+
+  def _refused(self, changed: dict[str, Any], error: Exception) -> None:
+    problems = error.problems if isinstance(error, PipelineConfigError) else (str(error),)
+    self.found.infeasible.append(Infeasible(keys=self._names(changed), reason=" ".join(problems)))
+
+  def _names(self, changed: dict[str, Any]) -> dict[str, Any]:
+    """Those that tell a candidate from the others."""
+    return {key: value for key, value in changed.items() if self._none.get(key) != value}
+
+  def _add(self, impl, changed, config, schedule, parameters, mesh) -> None:
+    costs = costs_of_run(config, impl, schedule, parameters, mesh)
+    takes = {}
+    if self.found.chip is not None:
+      flops, outside = quantities.flops(config)
+      takes = chips.bounds(
+          self.found.chip,
+          flops=flops,
+          outside_flops=outside,
+          bubble_fraction=schedule.bubble_fraction if schedule else 0.0,
+          sent=costs.sent,
+          between_slices=costs.between_slices,
+      )
+    candidate = Candidate(
+        impl=impl,
+        keys=changed,
+        schedule=schedule,
+        layers_per_stage=config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers,
+        costs=costs,
+        takes=takes,
+    )
+    self.found.candidates.append(candidate)
+
+  def _rank(self, candidate: Candidate) -> tuple:
+    """Those that fit by their time, then by what they send; the others by their memory."""
+    if not self.found.fits(candidate):
+      return (1, candidate.costs.peak, 0, 0)
+    bubble = candidate.schedule.bubble_fraction if candidate.schedule else 0.0
+    # Where the device is not known, there is no telling what its transfers take.
+    first = bubble if candidate.seconds is None else candidate.seconds
+    return (0, first, candidate.costs.sent, candidate.costs.peak)

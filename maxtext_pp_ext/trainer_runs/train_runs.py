@@ -1,0 +1,169 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Many runs of MaxText's trainers in one process, since importing them takes longer than training a tiny model.
+
+`python -m maxtext_pp_ext.trainer_runs.train_runs PLAN`, started by `run_all`; PLAN is the JSON that `run_all` writes. All
+runs may also be in several processes that are joined.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+import importlib
+import json
+import pathlib
+import sys
+import traceback
+from typing import Any
+
+from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.trainer_runs import trainer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+  """One training.
+
+  Attributes:
+    keys: MaxText's `key=value` arguments; without a yml file in front, base.yml is read.
+    trainer: the module whose `main` trains.
+    weights: name of the `Weights` to start from, or None for those that MaxText draws.
+    rounding: if not 0, each weight is first moved by this fraction of itself, up or down at random.
+  """
+
+  keys: Sequence[str]
+  trainer: str = trainer.PRE_TRAIN
+  weights: str | None = None
+  rounding: float = 0.0
+
+
+_METRICS = "metrics"  # folder: a folder for each run, in it a file for each process
+_OUTPUT = "out"  # MaxText's base_output_directory
+
+
+class Results:
+  """What runs left in a folder."""
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
+
+  def error(self, run: str) -> str | None:
+    """The traceback of a run that failed, or None."""
+    file = self.folder / f"{run}.error"
+    return file.read_text(encoding="utf-8") if file.exists() else None
+
+  def checkpoints(self, run: str) -> pathlib.Path:
+    """The folder of the run's checkpoints."""
+    return self.folder / _OUTPUT / run / "checkpoints"
+
+  def metrics_files(self, run: str) -> list[pathlib.Path]:
+    """What each process has reported, in their order."""
+    return sorted((self.folder / _METRICS / run).glob("*.jsonl"), key=lambda file: int(file.stem))
+
+  def metrics(self, run: str, *having: str) -> list[dict[str, float]]:
+    """The run's metrics, of steps and evaluations in their order; see `trainer.read_metrics`.
+
+    Raises:
+      RunFailedError: if the run failed, or its processes do not all report the same.
+    """
+    if error := self.error(run):
+      raise trainer.RunFailedError(f"{run}: {error}")
+    files = self.metrics_files(run)
+    if not files:
+      raise trainer.RunFailedError(f"{run} has trained no step; its log: {self.folder / 'runs.log'}")
+    return trainer.read_metrics(files, *having)
+
+
+def run_all(
+    folder: pathlib.Path,
+    runs: Mapping[str, Run],
+    *,
+    devices: int,
+    processes: int = 1,
+    weights: Mapping[str, Sequence[str]] | None = None,
+) -> Results:
+  """Trains all runs, one after the other, in one new process with this many virtual CPU devices.
+
+  Args:
+    folder: where everything is written.
+    runs: name -> run. A run that fails leaves its error and does not stop the others, if it is not one of several
+      processes, which have to stay together.
+    devices: number of virtual devices.
+    processes: in so many new processes instead, which are joined and have equally many of the devices.
+    weights: name -> MaxText's keys of the model, without a pipeline, whose initial weights bear this name. A run with
+      them gets the same numbers in the layout that its own keys ask for.
+  """
+  arguments = ["-m", "maxtext_pp_ext.trainer_runs.train_runs", write_plan(folder, runs, weights)]
+  trainer.run_python(arguments, folder / "runs.log", devices=devices, processes=processes, cwd=folder)
+  return Results(folder)
+
+
+def write_plan(folder: pathlib.Path, runs: Mapping[str, Run], weights: Mapping[str, Sequence[str]] | None = None) -> str:
+  """Writes a file that says to `main`, in this folder, what `run_all` says; returns its name."""
+  for name in runs:
+    (folder / f"{name}.error").unlink(missing_ok=True)  # of a run that this one goes on with
+  plan = {"weights": weights or {}, "runs": {name: dataclasses.asdict(run) for name, run in runs.items()}}
+  (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+  return "plan.json"
+
+
+def main(plan_file: str) -> None:
+  import maxtext_pp_ext  # pylint: disable=import-outside-toplevel
+
+  maxtext_pp_ext.install()
+  from absl import logging  # pylint: disable=import-outside-toplevel
+  import jax  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.trainer_runs import weights as initial  # pylint: disable=import-outside-toplevel
+
+  logging.use_absl_handler()  # as absl's app.run does
+  logging.set_verbosity(logging.INFO)
+  _keep_metrics_of_training()
+  plan = json.loads(pathlib.Path(plan_file).read_text(encoding="utf-8"))
+  draw = functools.cache(lambda name: initial.draw(_argv(plan["weights"][name], "weights")))
+  for name, fields in plan["runs"].items():
+    try:
+      _train(name, Run(**fields), draw)
+    except (Exception, SystemExit):  # MaxText ends the process where a loss is NaN
+      pathlib.Path(f"{name}.error").write_text(traceback.format_exc(), encoding="utf-8")
+      if jax.process_count() > 1:
+        raise
+
+
+def _train(name: str, run: Run, draw: Callable[[str], Any]) -> None:
+  import jax  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.trainer_runs import weights as initial  # pylint: disable=import-outside-toplevel
+
+  print(f"== {name}", flush=True)
+  argv = _argv(run.keys, name)
+  if run.weights is not None:
+    path = pathlib.Path("weights", name).resolve()
+    initial.save(path, initial.in_layout_of(initial.moved(draw(run.weights), run.rounding), argv))
+    argv.append(f"load_parameters_path={trainer.parameters_path(path)}")
+  metrics = pathlib.Path(_METRICS, name, f"{jax.process_index()}.jsonl")
+  metrics.parent.mkdir(parents=True, exist_ok=True)
+  importlib.import_module(run.trainer).main([*argv, f"metrics_file={metrics}"])
+
+
+def _argv(keys: Sequence[str], name: str) -> list[str]:
+  output = pathlib.Path(_OUTPUT).absolute()  # Orbax wants to know exactly
+  return ["", str(run_config.base_yml()), *keys, f"run_name={name}", f"base_output_directory={output}"]
+
+
+def _keep_metrics_of_training() -> None:
+  """MaxText 0.2.5 empties its metrics file at step 0 of every evaluation, not of training alone."""
+  from maxtext.common import metric_logger  # pylint: disable=import-outside-toplevel
+
+  write = metric_logger.MetricLogger.write_metrics_locally
+
+  def keep(self, metrics, step):
+    file = pathlib.Path(self.config.metrics_file)
+    before = file.read_text(encoding="utf-8") if step == 0 and file.exists() else None
+    write(self, metrics, step)
+    if before is not None:
+      file.write_text(before + file.read_text(encoding="utf-8"), encoding="utf-8")
+
+  metric_logger.MetricLogger.write_metrics_locally = keep
+
+
+if __name__ == "__main__":
+  main(sys.argv[1])

@@ -1,0 +1,82 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The same weights for runs with and without a pipeline: drawn once by MaxText, and carried into each run's layout.
+
+MaxText draws other numbers for a pipelined model than for the same model without a pipeline, so a shared seed is not
+enough. Runs load their checkpoint with MaxText's own key, `load_parameters_path`.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from maxtext_pp_ext.checkpoint.layout import Layout
+from maxtext_pp_ext.checkpoint.moves import converted
+
+Tree = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights:
+  """Parameters of a model, and how that model has its layers."""
+
+  tree: Tree
+  layout: Layout
+
+  @property
+  def size(self) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(self.tree))
+
+
+def draw(argv: Sequence[str]) -> Weights:
+  """Weights as MaxText initialises them for a config, with a pipeline or without."""
+  from flax import nnx  # pylint: disable=import-outside-toplevel
+  from flax.core.spmd import logical_axis_rules  # pylint: disable=import-outside-toplevel
+  from jax.experimental import multihost_utils  # pylint: disable=import-outside-toplevel
+  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
+  from maxtext.utils import maxtext_utils, model_creation_utils  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
+
+  config = pyconfig.initialize(list(argv))
+  mesh = maxtext_utils.get_mesh_from_config(config)
+  create_model, _ = model_creation_utils.create_nnx_abstract_model(config, mesh)
+  with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+    drawn = jax.jit(lambda: nnx.state(create_model(), nnx.Param))()
+  whole = multihost_utils.process_allgather(nnx.to_pure_dict(drawn), tiled=True)
+  return Weights(tree=jax.tree.map(np.asarray, whole), layout=layouts.of_config(config))
+
+
+def moved(weights: Weights, fraction: float, seed: int = 0) -> Weights:
+  """Each weight moved by this fraction of itself, up or down at random."""
+  if fraction == 0:
+    return weights
+  random = np.random.default_rng(seed)
+  move = lambda leaf: (leaf * (1 + fraction * random.choice([-1.0, 1.0], leaf.shape))).astype(leaf.dtype)
+  return dataclasses.replace(weights, tree=jax.tree.map(move, weights.tree))
+
+
+def in_layout_of(weights: Weights, argv: Sequence[str]) -> Tree:
+  """The parameters as the model of MaxText's arguments `argv` has them, in a pipeline or not.
+
+  Raises:
+    LayoutError: it is another model.
+  """
+  from flax import traverse_util  # pylint: disable=import-outside-toplevel
+  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
+
+  layout = layouts.of_config(pyconfig.initialize(list(argv)))
+  arrays = converted(traverse_util.flatten_dict(weights.tree), weights.layout, layout)
+  return traverse_util.unflatten_dict(arrays)
+
+
+def save(path: pathlib.Path, tree: Tree) -> None:
+  """Writes a checkpoint of parameters; `trainer.parameters_path(path)` is what a run then loads."""
+  from maxtext.common import checkpointing  # pylint: disable=import-outside-toplevel
+
+  # The outer `params` is added by MaxText; the inner one is the collection it looks for in the file.
+  checkpointing.save_params_to_path(str(path), {"params": tree})
