@@ -16,7 +16,7 @@ import pytest
 from tests.fuzz.common import ACCEPTED, REFUSED, contents, run
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
-from tests.host.test_checkpoint_load import state
+from tests.host.replacements.test_checkpoint_load import state
 
 WANTED = ("pipeline_impl=circular_bsw", "ici_pipeline_parallelism=2")
 UNNOTICED, ONE_BIT = "not noticed", "one bit"

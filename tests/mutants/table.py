@@ -28,34 +28,34 @@ SUMS = (
 )
 TILES = "tests/engine/test_partial.py::test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch"
 PRECISION = "tests/engine/test_precision.py"
-DECODER_CALL = "tests/host/test_factory.py::test_an_argument_that_the_pipelined_path_drops_is_refused_by_name"
-BUILT = "tests/host/test_factory.py::test_our_implementation_is_built_with_all_that_the_decoder_gives"
-INSTALLED = "tests/host/test_install.py::test_installing_after_maxtext_was_imported_reaches_every_place"
-VERSION = "tests/host/test_version.py::test_"
+DECODER_CALL = "tests/host/replacements/test_factory.py::test_an_argument_that_the_pipelined_path_drops_is_refused_by_name"
+BUILT = "tests/host/replacements/test_factory.py::test_our_implementation_is_built_with_all_that_the_decoder_gives"
+INSTALLED = "tests/host/seams/test_install.py::test_installing_after_maxtext_was_imported_reaches_every_place"
+VERSION = "tests/host/seams/test_version.py::test_"
 LOAD = (
-    "tests/host/test_checkpoint_load.py::test_a_checkpoint_of_another_layout_is_refused_with_both_layouts_and_the_command"
+    "tests/host/replacements/test_checkpoint_load.py::test_a_checkpoint_of_another_layout_is_refused_with_both_layouts_and_the_command"
 )
 PRETRAINED = (
-    "tests/host/test_checkpoint_load.py::"
+    "tests/host/replacements/test_checkpoint_load.py::"
     "test_from_pretrained_refuses_another_layout_before_it_makes_the_model[layers would be repeated]"
 )
-STRIDES = "tests/host/test_layouts.py::test_layers_of_a_stage_run_one_after_the_other[1]"
+STRIDES = "tests/host/models/test_layouts.py::test_layers_of_a_stage_run_one_after_the_other[1]"
 CONVERT = "tests/checkpoint/test_convert.py::test_values_that_are_read_back_otherwise_are_found_and_nothing_is_left"
 REFUSED = (
-    "tests/host/test_config_class.py::test_a_bad_configuration_stops_with_our_error_and_not_with_an_assert_of_the_host"
+    "tests/host/replacements/test_config_class.py::test_a_bad_configuration_stops_with_our_error_and_not_with_an_assert_of_the_host"
 )
-UNEQUAL = "tests/host/test_pipelined_path.py::test_blocks_whose_layers_differ_by_index_are_refused_with_the_reason"
-OPTIMIZER = "tests/test_config.py::test_what_the_implementations_cannot_do_is_refused_with_what_to_set"
+UNEQUAL = "tests/host/rules/test_pipelined_path.py::test_blocks_whose_layers_differ_by_index_are_refused_with_the_reason"
+OPTIMIZER = "tests/host/rules/test_problems.py::test_what_the_implementations_cannot_do_is_refused_with_what_to_set"
 PATTERNS = (
-    "tests/host/test_parameter_patterns.py::" "test_arrays_of_the_same_name_that_hold_other_layers_are_not_the_same"
+    "tests/host/rules/test_parameter_patterns.py::" "test_arrays_of_the_same_name_that_hold_other_layers_are_not_the_same"
 )
-FEW_ROWS = "tests/test_proposals.py::test_fewer_rows_than_devices_that_each_want_some_are_refused"
+FEW_ROWS = "tests/host/rules/test_proposals.py::test_fewer_rows_than_devices_that_each_want_some_are_refused"
 CLAIMED = "tests/test_registry.py::test_a_package_that_claims_a_built_in_name_is_refused_by_its_name"
 OWN_VARIABLES = (
     "tests/testing/test_parity.py::test_what_a_layer_leaves_in_a_variable_of_its_own_type_is_refused_instead_of_lost"
 )
 CALLS = "tests/parity/test_calls.py::test_what_two_calls_leave_is_what_layers_without_a_pipeline_hold[sown and assigned]"
-NUMBERED = "tests/host/test_pipelined_path.py::test_others_would_have_metrics_of_other_layers_and_are_refused"
+NUMBERED = "tests/host/rules/test_pipelined_path.py::test_others_would_have_metrics_of_other_layers_and_are_refused"
 TWO_NAMES = "tests/testing/test_parity.py::test_a_parameter_with_two_names_in_a_layer_has_one_gradient[False]"
 COMPARISON = "tests/testing/test_parity.py::test_nan_is_the_worst_error"
 

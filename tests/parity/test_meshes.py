@@ -61,5 +61,5 @@ def test_so_do_the_others(name):
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK[:1] else pytest.mark.slow) for n in MESHES])
 def test_so_they_do_with_explicit_sharding(name):
-  # YaRN with layers outside the pipeline, such as DeepSeek's first, is refused (tests/test_config.py).
+  # YaRN with layers outside the pipeline, such as DeepSeek's first, is refused (tests/host/rules/test_problems.py).
   check(name, IMPLEMENTATIONS, shard_mode="explicit", rope_type="default")

@@ -83,7 +83,7 @@ model_creation_utils.from_pretrained(pyconfig.initialize(["", *sys.argv[1:]]))
 def test_patched_maxtext_refuses_pretrained_weights_of_another_layout_with_the_hook_off(
     run_python, patched, ours, tmp_path
 ):
-  from tests.host.test_checkpoint_load import save, state
+  from tests.host.replacements.test_checkpoint_load import save, state
 
   save(tmp_path / "3", state()[1])
   keys = ("ici_pipeline_parallelism=2", "num_pipeline_microbatches=2", "pipeline_impl=circular_bsw")

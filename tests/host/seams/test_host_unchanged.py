@@ -6,7 +6,7 @@ import pathlib
 
 from tests.host.common import HOOK, TINY
 
-SCRIPT = pathlib.Path(__file__).with_name("lower_train_step.py")
+SCRIPT = pathlib.Path(__file__).parents[1] / "lower_train_step.py"
 RUN_HOOKED = f"import sys, runpy; {HOOK}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 PIPELINED = (*TINY, "ici_pipeline_parallelism=2", "num_pipeline_microbatches=4")
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `maxtext_pp_ext.config` on plain objects: what is refused, and that what a message says to set is right.
 
-That MaxText's config class asks it is tested in `tests/host/test_config_class.py`.
+That MaxText's config class asks it is tested in `tests/host/replacements/test_config_class.py`.
 """
 
 import pickle

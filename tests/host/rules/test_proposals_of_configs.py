@@ -9,7 +9,7 @@ from maxtext_pp_ext.host.rules import problems
 from maxtext_pp_ext.host.models import abstract_model, run_config
 import pytest
 from tests.host.common import TINY
-from tests.test_config import values_to_set
+from tests.host.rules.test_problems import values_to_set
 
 EXPERTS = {"num_experts": "4", "num_experts_per_tok": "2", "base_moe_mlp_dim": "32"}
 MODELS = (

@@ -11,7 +11,7 @@ from maxtext_pp_ext.host.rules import problems
 from maxtext_pp_ext.host.rules import propose, rows, sizes
 from maxtext_pp_ext.config import remedies
 import pytest
-from tests.test_config import make, RULES, problems_after, values_to_set
+from tests.host.rules.test_problems import make, RULES, problems_after, values_to_set
 
 PARALLELISM = st.sampled_from([-1, 1, 1, 1, 2, 3, 4, 8])
 
