@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import abstract_model
+from maxtext_pp_ext.host.models.flops import of_step
 from maxtext_pp_ext.pipelines import base
 from maxtext_pp_ext.plan.costs import Sizes
 from maxtext_pp_ext.schedule import CircularSchedule
@@ -116,9 +117,7 @@ def not_counted(config: Any) -> list[str]:
 
 def flops(config: Any) -> tuple[float, float]:
   """Of one device and step, by MaxText's own count, rematerialisation included: in the layers, and outside."""
-  from maxtext.utils import maxtext_utils  # pylint: disable=import-outside-toplevel
-
-  total = maxtext_utils.calculate_tflops_training_per_device(config, log=False)[0] * 1e12
+  total = of_step(config)
   tokens = config.per_device_batch_size * config.max_target_length
   outside = 3 * 2 * tokens * config.emb_dim * config.vocab_size
   again = 4 / 3 if config.remat_policy == "full" else 1

@@ -1,0 +1,79 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The house that docs/extending.md describes: which folder may import which, and how large files and folders are."""
+
+import ast
+import graphlib
+import pathlib
+
+import pytest
+
+import maxtext_pp_ext
+
+PACKAGE = pathlib.Path(maxtext_pp_ext.__file__).resolve().parent
+NAME = PACKAGE.name
+FILES = {
+    ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): file
+    for file in PACKAGE.rglob("*.py")
+}
+# The finder that waits for MaxText's modules, and what it calls when one has been imported.
+EXPECTED_CIRCLE = (f"{NAME}.host.startup", f"{NAME}.host.seams.install")
+MOST_LINES, MOST_FILES = 400, 13  # a dozen modules, and __init__.py
+
+
+def _imported(module: str) -> set[str]:
+  """Modules of the package that a module imports, at its top or within a function."""
+  found = set()
+  for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))):
+    if isinstance(node, ast.ImportFrom) and node.module:
+      found |= {name if (name := f"{node.module}.{each.name}") in FILES else node.module for each in node.names}
+    elif isinstance(node, ast.Import):
+      found |= {each.name for each in node.names}
+  # A package's __init__ is run before any of its modules, whoever imports them.
+  return {name for name in found & FILES.keys() if name not in (module, NAME)}
+
+
+def _room(module: str) -> str:
+  """The folder of a module; files beside the folders are rooms of their own."""
+  return module.split(".")[1]
+
+
+def _order(arrows: dict[str, set[str]]) -> None:
+  try:
+    tuple(graphlib.TopologicalSorter(arrows).static_order())
+  except graphlib.CycleError as error:
+    pytest.fail(" → ".join(reversed(error.args[1])))
+
+
+def test_no_module_imports_itself_through_others():
+  arrows = {module: _imported(module) for module in FILES if module != NAME}
+  arrows[EXPECTED_CIRCLE[0]].remove(EXPECTED_CIRCLE[1])
+  _order(arrows)
+
+
+def test_no_folder_imports_itself_through_others():
+  arrows: dict[str, set[str]] = {}
+  for module in FILES:
+    if module != NAME:
+      rooms = {_room(other) for other in _imported(module)} - {_room(module)}
+      arrows[_room(module)] = arrows.get(_room(module), set()) | rooms
+  _order(arrows)
+
+
+def test_only_host_and_what_runs_it_import_maxtext():
+  at_home = {"host", "testing", "trainer_runs", "train"}
+  others = [
+      module
+      for module, file in FILES.items()
+      if module != NAME
+      and _room(module) not in at_home
+      and any(line.strip().startswith(("from maxtext.", "import maxtext.")) for line in file.read_text("utf-8").splitlines())
+  ]
+  assert others == []
+
+
+@pytest.mark.parametrize("folder", sorted({file.parent for file in FILES.values()}), ids=lambda folder: folder.name)
+def test_no_file_and_no_folder_is_too_large_to_read(folder):
+  files = list(folder.glob("*.py"))
+  assert len(files) <= MOST_FILES
+  assert {file.name: lines for file in files if (lines := len(file.read_text("utf-8").splitlines())) > MOST_LINES} == {}
