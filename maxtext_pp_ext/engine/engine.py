@@ -36,7 +36,7 @@ from maxtext_pp_ext.engine.forward import forward
 from maxtext_pp_ext.engine.gradients import Gradients, splits
 from maxtext_pp_ext.engine.residency import Weights
 from maxtext_pp_ext.engine.ring import Ring
-from maxtext_pp_ext.engine.stage import StageFn, StageProgram
+from maxtext_pp_ext.engine.programs.stage import StageFn, StageProgram
 from maxtext_pp_ext.schedule import CircularSchedule
 
 PyTree = Any

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of the weights' gradients: over the microbatches of a repeat, then over the devices, then in the stored layout.
 
-A gradient that an iteration leaves as a partial sum (see `partial.py`) is added up on each device over the M items of a
-repeat. When a stage has finished a repeat its sum moves on, in the dtype that travels, and is reduced a piece per
-iteration while the stage works on the repeat before. In the same iterations a piece of the weight comes into the window's
-spare, of the same shape. So the sum waits in the spare, and every piece of the weight comes in where a piece of the sum
-has just left. A gradient that comes complete is added to its place in the stored layout at once.
+A gradient that an iteration leaves as a partial sum (see `programs/partial.py`) is added up on each device over the M
+items of a repeat. When a stage has finished a repeat its sum moves on, in the dtype that travels, and is reduced a
+piece per iteration while the stage works on the repeat before. In the same iterations a piece of the weight comes into
+the window's spare, of the same shape. So the sum waits in the spare, and every piece of the weight comes in where a
+piece of the sum has just left. A gradient that comes complete is added to its place in the stored layout at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.partial import BatchSplit
+from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.engine.residency import Arrays, Spare, WeightLayout, Weights
 from maxtext_pp_ext.sharding import constrain

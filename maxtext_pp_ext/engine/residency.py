@@ -69,7 +69,7 @@ class WeightLayout:
     sharded: PartitionSpec as stored; in an entry of several mesh axes, those to be gathered come last.
     gathered: PartitionSpec as a stage computes with it.
     partial_axes: mesh axes over which an iteration's gradient is left as a partial sum, with one part per device along a
-      leading axis (see `partial.py`); empty if it is complete.
+      leading axis (see `programs/partial.py`); empty if it is complete.
     compute_dtype: dtype in which it is gathered and handed to the stage.
     accumulation_dtype: dtype in which its gradient is summed over the microbatches of a repeat.
     combine: what takes the place of that sum. Other than SUM there are no partial sums: `partial_axes` must be empty.

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine import MAX, SUM, Engine, Residency, Ring, WeightLayout, Weights
-from maxtext_pp_ext.engine.precision import cast_on_first_use
+from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
 from maxtext_pp_ext.pipelines.expert_bias import updates_from_counts
 from maxtext_pp_ext.pipelines.intermediates import SOWN, put_before
 from maxtext_pp_ext.pipelines.stages import Differentiated, StageModule

@@ -7,7 +7,8 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
-from maxtext_pp_ext.engine.partial import BatchSplit, GradientProgram
+from maxtext_pp_ext.engine.programs.partial import GradientProgram
+from maxtext_pp_ext.engine.programs.roots import BatchSplit
 import numpy as np
 import pytest
 

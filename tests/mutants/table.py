@@ -295,7 +295,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "tiles-for-batch",
             "parts that are scaled each by itself are added up as if they were not",
-            "engine/partial.py",
+            "engine/programs/roots.py",
             "root = None if deeper is not None and deeper.factors else root",
             "root = root if deeper is not None else root",
             TILES,
@@ -393,7 +393,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "gathered-narrower",
             "a weight that is also used uncast is gathered in the dtype of its cast",
-            "engine/precision.py",
+            "engine/programs/precision.py",
             "      return _casts(inner, inner.invars[position])\n  raise _UsedOtherwise",
             "      return _casts(inner, inner.invars[position])\n  return set()",
             PRECISION,

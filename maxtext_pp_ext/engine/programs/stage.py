@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend import core as jex_core
-from jax.interpreters import partial_eval as pe
 import jax.numpy as jnp
 import numpy as np
 
-from maxtext_pp_ext.engine.partial import BatchSplit, GradientProgram
+from maxtext_pp_ext.engine.programs.jaxprs import depends, number, select_outputs
+from maxtext_pp_ext.engine.programs.partial import GradientProgram
+from maxtext_pp_ext.engine.programs.roots import BatchSplit
+from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun
 
 PyTree = Any
 # (weights, aux, x) -> (y, intermediates); see StageProgram.
@@ -39,9 +40,9 @@ class StageProgram:
   weights_and_aux: jax.tree_util.PyTreeDef
   outputs: jax.tree_util.PyTreeDef
   output_avals: tuple[Any, ...]
-  primal: jex_core.ClosedJaxpr  # (weights, aux, x) -> outputs
-  saving: jex_core.ClosedJaxpr  # (weights, aux, x) -> outputs + saved
-  rebuilding: jex_core.ClosedJaxpr  # (weights, aux, x) -> the residuals that do not depend on x
+  primal: ClosedJaxpr  # (weights, aux, x) -> outputs
+  saving: ClosedJaxpr  # (weights, aux, x) -> outputs + saved
+  rebuilding: ClosedJaxpr  # (weights, aux, x) -> the residuals that do not depend on x
   saved_avals: tuple[Any, ...]
   gradients: GradientProgram  # (rebuilt, saved, cotangents) -> (weight gradients, dx)
 
@@ -81,10 +82,10 @@ class StageProgram:
     jaxpr = closed.jaxpr
     num_outputs = structure["outputs"].num_leaves
     is_x = [False] * (len(jaxpr.invars) - 1) + [True]
-    depends = [_depends(jaxpr, i, is_x) for i in range(num_outputs, len(jaxpr.outvars))]
+    on_x = [depends(jaxpr, i, is_x) for i in range(num_outputs, len(jaxpr.outvars))]
     # The same value is often a residual of several operations: store it once.
-    saved_index, saved_outs = _unique(jaxpr.outvars[num_outputs:], depends)
-    rebuilt_index, rebuilt_outs = _unique(jaxpr.outvars[num_outputs:], [not d for d in depends])
+    saved_index, saved_outs = number(jaxpr.outvars[num_outputs:], on_x)
+    rebuilt_index, rebuilt_outs = number(jaxpr.outvars[num_outputs:], [not d for d in on_x])
 
     saved_positions = [num_outputs + i for i in saved_outs]
     rebuilt_positions = [num_outputs + i for i in rebuilt_outs]
@@ -92,9 +93,7 @@ class StageProgram:
     outputs = [_struct(v.aval) for v in jaxpr.outvars[:num_outputs]]
 
     def pull_back(rebuilt, saved, cotangents):
-      arrays = iter(
-          [saved[saved_index[k]] if k in saved_index else rebuilt[rebuilt_index[k]] for k in range(len(depends))]
-      )
+      arrays = iter([saved[saved_index[k]] if k in saved_index else rebuilt[rebuilt_index[k]] for k in range(len(on_x))])
       vjp_fn = jax.tree.unflatten(structure["vjp"], [next(arrays) if s is None else s for s in structure["static"]])
       given = iter(cotangents)
       dweights, dx = vjp_fn(
@@ -105,7 +104,7 @@ class StageProgram:
     backward = jax.make_jaxpr(pull_back)(
         avals(rebuilt_positions), avals(saved_positions), [o for o in outputs if _is_float(o)]
     )
-    take = functools.partial(_select_outputs, closed)
+    take = functools.partial(select_outputs, closed)
     return cls(
         weights_and_aux=jax.tree.structure((weights, aux)),
         outputs=structure["outputs"],
@@ -117,11 +116,11 @@ class StageProgram:
         gradients=GradientProgram.plan(backward, splits, batch_axes),
     )
 
-  def _run(self, closed: jex_core.ClosedJaxpr, weights: PyTree, aux: PyTree, x: jax.Array) -> list[jax.Array]:
+  def _run(self, closed: ClosedJaxpr, weights: PyTree, aux: PyTree, x: jax.Array) -> list[jax.Array]:
     leaves, structure = jax.tree.flatten((weights, aux))
     if structure != self.weights_and_aux:
       raise TypeError(f"The stage was traced for {self.weights_and_aux} and is run on {structure}.")
-    return jex_core.jaxpr_as_fun(closed)(*leaves, x)
+    return jaxpr_as_fun(closed)(*leaves, x)
 
   def run(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree]:
     """Forward without residuals: (y, intermediates)."""
@@ -179,31 +178,3 @@ def _struct(aval: Any) -> Any:
 
 def _is_array(leaf: Any) -> bool:
   return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
-
-
-def _depends(jaxpr, out: int, candidates: list[bool]) -> bool:
-  """Whether output number `out` is computed from one of the candidate inputs, looking into loops and calls."""
-  used_outputs = [i == out for i in range(len(jaxpr.outvars))]
-  _, used_inputs = pe.dce_jaxpr(jaxpr, used_outputs)
-  return any(u and c for u, c in zip(used_inputs, candidates, strict=True))
-
-
-def _unique(outvars: Sequence, wanted: Sequence[bool]) -> tuple[dict[int, int], list[int]]:
-  """Numbers the wanted outputs, equal variables getting one number: ({output: number}, [output of each number])."""
-  numbers, by_var, first = {}, {}, []
-  for i, (var, want) in enumerate(zip(outvars, wanted, strict=True)):
-    if not want:
-      continue
-    key = var if isinstance(var, jex_core.Var) else id(var)
-    if key not in by_var:
-      by_var[key] = len(first)
-      first.append(i)
-    numbers[i] = by_var[key]
-  return numbers, first
-
-
-def _select_outputs(closed: jex_core.ClosedJaxpr, outs: Sequence[int]) -> jex_core.ClosedJaxpr:
-  """The part of a program that computes these outputs (numbers in ascending order), with all its inputs kept."""
-  wanted = set(outs)
-  jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, [i in wanted for i in range(len(closed.jaxpr.outvars))], instantiate=True)
-  return jex_core.ClosedJaxpr(jaxpr, closed.consts)
