@@ -13,7 +13,7 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 
 from maxtext_pp_ext.draw import text
-from maxtext_pp_ext.schedule import CircularSchedule, window
+from maxtext_pp_ext.schedule import Schedule, window
 
 # Numbers are written into cells as long as they can be read.
 _MOST_CELLS_WITH_NUMBERS = 90
@@ -23,7 +23,7 @@ _ROWS_OF_WINDOW = {
 }
 
 
-def draw(schedule: CircularSchedule, path: pathlib.Path, *, stage: int) -> None:
+def draw(schedule: Schedule, path: pathlib.Path, *, stage: int) -> None:
   """Writes the picture as SVG or PNG, by the file's name.
 
   Args:
@@ -61,7 +61,7 @@ def _colors(repeats: int) -> list:
   return [matplotlib.colormaps["tab20"](i % 20) for i in range(repeats)]
 
 
-def _schedule(axes, schedule: CircularSchedule, colors: list, numbers: bool) -> None:
+def _schedule(axes, schedule: Schedule, colors: list, numbers: bool) -> None:
   cells = []
   for s in range(schedule.stages):
     for step in window.forward(schedule, s):
@@ -130,7 +130,7 @@ def _write(axes, column: int, row: int, number: int) -> None:
   axes.text(column + 0.5, row + 0.95, str(number), ha="center", va="center", fontsize=5.5, color="white", clip_on=True)
 
 
-def _finish(axes, cells: list[tuple], schedule: CircularSchedule, iterations, rows: list[str]) -> None:
+def _finish(axes, cells: list[tuple], schedule: Schedule, iterations, rows: list[str]) -> None:
   fine = schedule.iterations <= 2 * _MOST_CELLS_WITH_NUMBERS
   shapes, facecolors = _rectangles(cells, merge=not fine)
   axes.add_collection(PatchCollection(shapes, facecolors=facecolors, edgecolors="white", linewidths=0.5 if fine else 0.0))

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -48,14 +47,14 @@ def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Ar
   schedule, weights = engine.schedule, engine.weights
   gradients = engine.gradients(program, params)
 
-  def iteration(t, carry, *, moving_on: bool, reducing: bool):
+  def iteration(phase, t, carry):
     state, window, sums = carry
     item, repeat, before = engine.item(t), engine.repeat(t), engine.repeat(t, after=-1)
     piece = schedule.microbatches - 1 - item % schedule.microbatches
     dleaving = engine.ring.rotate_back(engine.ring.write_back(t, state.dshift, state.dstore))
-    if reducing:
+    if phase.reduces:
       sums = gradients.reduce(sums, window.spare, engine.repeat(t, after=1), piece)
-    if moving_on:
+    if phase.advances:
       # What is reduced goes on while the forward is computed again and the cotangents arrive; what is gathered goes on
       # from there until each weight's own gradient is computed. Left alone, both would go on at the same time.
       dleaving, piece = jax.lax.optimization_barrier((dleaving, piece))
@@ -67,7 +66,7 @@ def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Ar
     window = window._replace(spare=spare)
     works = ~schedule.is_bubble(t, engine.stage_numbers)
     sums = gradients.add(sums, gradient, repeat, works, works & schedule.ends_repeat(item))
-    if moving_on:
+    if phase.advances:
       finishes = works & schedule.begins_repeat(item) & (item > 0)
       window = weights.turn(window, loaded, before, finishes)
       sums, spare = gradients.finish_repeat(sums, window.spare, finishes)
@@ -75,28 +74,11 @@ def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Ar
     return state, window, sums
 
   carry = _initial_state(engine, doutputs), weights.window(slot), gradients.zeros()
-  for first, count, flags in _phases(engine, gradients):
-    carry = engine.loop_over_iterations(functools.partial(iteration, **flags), first, count, carry, reverse=True)
+  advances = weights.has_slots or gradients.any_partial
+  for phase in schedule.backward_phases(advances=advances, reduces=gradients.any_partial):
+    carry = engine.loop_over_iterations(phase, functools.partial(iteration, phase), carry, reverse=True)
   state, _, sums = carry
   return gradients.finish(sums), engine.ring.leave(state.dstore)
-
-
-def _phases(engine, gradients):
-  """(first iteration, number of iterations, what happens beside the computation), from the last iterations on.
-
-  Stage s is at item n = t − D·s. The first M iterations are, for every stage, at items of repeat 0 or before: there is
-  no repeat to move on to. In the last M, items are of the last repeat or after it: none has been finished yet.
-  """
-  schedule = engine.schedule
-  total, per_repeat = schedule.iterations, schedule.microbatches
-  several = schedule.repeats > 1
-  moves = per_repeat if several and (engine.weights.has_slots or gradients.any_partial) else total
-  reduces = total - per_repeat if several and gradients.any_partial else 0
-  bounds = sorted({0, moves, reduces, total}, reverse=True)
-  return [
-      (low, high - low, {"moving_on": low >= moves, "reducing": high <= reduces})
-      for high, low in itertools.pairwise(bounds)
-  ]
 
 
 def _initial_state(engine, doutputs: jax.Array) -> BackwardState:

@@ -37,7 +37,7 @@ from maxtext_pp_ext.engine.gradients import Gradients, splits
 from maxtext_pp_ext.engine.residency import Weights
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.programs.stage import StageFn, StageProgram
-from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule import Phase, Schedule
 
 PyTree = Any
 
@@ -59,7 +59,7 @@ class Engine:
     loop_repeats: if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop.
   """
 
-  schedule: CircularSchedule
+  schedule: Schedule
   ring: Ring
   weights: Weights
   stages: StageFn
@@ -135,10 +135,9 @@ class Engine:
     repeats = self.schedule.repeat(t, self.stage_numbers) + after
     return jnp.clip(repeats, 0, self.schedule.repeats - 1)
 
-  def loop_over_iterations(
-      self, body: Callable, first: int, count: int, carry: PyTree, *, reverse: bool = False
-  ) -> PyTree:
-    """`carry = body(t, carry)` for the iterations first … first + count − 1, or from the last to the first."""
+  def loop_over_iterations(self, phase: Phase, body: Callable, carry: PyTree, *, reverse: bool = False) -> PyTree:
+    """`carry = body(t, carry)` for the iterations of a phase, or from the last of them to the first."""
+    first, count = phase.first, phase.count
     if reverse:
       at = lambda k: first + (count - 1 - k)
     else:

@@ -56,13 +56,16 @@ def forward(engine, program, loaded: PyTree, aux: PyTree, inputs: jax.Array, *, 
     window = window._replace(spare=spare)
     return state, weights.turn(window, loaded, following, (item >= 0) & schedule.ends_repeat(item))
 
-  # From here on all stages are at the last repeat.
-  last = schedule.iterations - schedule.microbatches if weights.has_slots and schedule.repeats > 1 else 0
-  carry = _initial_state(engine, program, inputs, save=save), weights.window(weights.first(loaded))
-  state, (slot, _) = engine.loop_over_iterations(moving_on, 0, last, carry)
-  finishing = lambda t, state: run(t, state, slot, None)[0]
-  state = engine.loop_over_iterations(finishing, last, schedule.iterations - last, state)
-  return _outputs(engine, state), state.intermediates, (slot, state.saved)
+  def staying(slot):
+    return lambda t, state: run(t, state, slot, None)[0]
+
+  state, window = _initial_state(engine, program, inputs, save=save), weights.window(weights.first(loaded))
+  for phase in schedule.forward_phases(advances=weights.has_slots):
+    if phase.advances:
+      state, window = engine.loop_over_iterations(phase, moving_on, (state, window))
+    else:
+      state = engine.loop_over_iterations(phase, staying(window.slot), state)
+  return _outputs(engine, state), state.intermediates, (window.slot, state.saved)
 
 
 def _initial_state(engine, program, inputs: jax.Array, *, save: bool) -> ForwardState:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from maxtext_pp_ext.schedule.circular import CircularSchedule
+from maxtext_pp_ext.schedule.interface import Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,17 +38,17 @@ class Step:
   turns: bool = False
 
 
-def forward(schedule: CircularSchedule, stage: int) -> list[Step]:
+def forward(schedule: Schedule, stage: int) -> list[Step]:
   """A stage's iterations forward, 0 … T − 1. Repeat 0 is gathered before them."""
   return [_step(schedule, t, stage, backward=False) for t in range(schedule.iterations)]
 
 
-def backward(schedule: CircularSchedule, stage: int) -> list[Step]:
+def backward(schedule: Schedule, stage: int) -> list[Step]:
   """A stage's iterations backward, T − 1 … 0. It begins with the last repeat, which forward has left in the slot."""
   return [_step(schedule, t, stage, backward=True) for t in reversed(range(schedule.iterations))]
 
 
-def _step(schedule: CircularSchedule, t: int, stage: int, *, backward: bool) -> Step:
+def _step(schedule: Schedule, t: int, stage: int, *, backward: bool) -> Step:
   last, per_repeat = schedule.repeats - 1, schedule.microbatches
   item, works = schedule.item(t, stage), not schedule.is_bubble(t, stage)
   slot = min(max(schedule.repeat(t, stage), 0), last)

@@ -114,8 +114,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "bubbles-in-metrics",
             "stages report what they computed some iterations too early, that is also in bubbles",
             "pipelines/intermediates.py",
-            "t = repeat * schedule.microbatches + microbatch + schedule.delay * stage",
-            "t = repeat * schedule.microbatches + microbatch + 0 * stage",
+            "t = schedule.iteration(repeat, microbatch, stage)",
+            "t = schedule.iteration(repeat, microbatch, 0 * stage)",
             EXPERTS,
         ),
     ),
@@ -263,9 +263,9 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "sums-not-reduced",
             "gradients of all repeats but the first stay on their devices",
-            "engine/backward.py",
-            '"reducing": high <= reduces',
-            '"reducing": False',
+            "schedule/circular.py",
+            "reduces=high <= reducing",
+            "reduces=False",
             SIMPLE,
         ),
         Mutant(

@@ -40,6 +40,26 @@ def test_a_stage_works_with_the_slot_and_what_comes_into_it_has_arrived_whole(st
     ]
 
 
+def iterations_with(phases, attribute):
+  return {t for phase in phases if getattr(phase, attribute) for t in range(phase.first, phase.first + phase.count)}
+
+
+@given(schedules())
+def test_phases_have_the_iterations_in_which_some_stage_gathers_or_reduces_and_no_other(schedule):
+  with_some = lambda steps_of, attribute: {
+      step.iteration
+      for stage in range(schedule.stages)
+      for step in steps_of(schedule, stage)
+      if getattr(step, attribute) is not None
+  }
+  forward = schedule.forward_phases(advances=True)
+  backward = schedule.backward_phases(advances=True, reduces=True)
+  assert iterations_with(forward, "advances") == with_some(window.forward, "arriving")
+  assert iterations_with(backward, "advances") == with_some(window.backward, "arriving")
+  assert iterations_with(backward, "reduces") == with_some(window.backward, "reducing")
+  assert not iterations_with(forward, "reduces")
+
+
 @given(schedules())
 def test_each_gradient_but_the_last_is_reduced_once_after_its_repeat_is_done(schedule):
   for stage in range(schedule.stages):
