@@ -34,8 +34,8 @@ import jax.numpy as jnp
 from maxtext_pp_ext.engine.backward import backward
 from maxtext_pp_ext.engine.forward import forward
 from maxtext_pp_ext.engine.gradients import Gradients, splits
-from maxtext_pp_ext.engine.residency import Weights
 from maxtext_pp_ext.engine.ring import Ring
+from maxtext_pp_ext.engine.weights import Weights
 from maxtext_pp_ext.engine.programs.stage import StageFn, StageProgram
 from maxtext_pp_ext.schedule import Phase, Schedule
 

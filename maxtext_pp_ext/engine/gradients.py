@@ -22,7 +22,8 @@ import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
-from maxtext_pp_ext.engine.residency import Arrays, Spare, WeightLayout, Weights
+from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.engine.weights import Arrays, Spare, Weights
 from maxtext_pp_ext.sharding import constrain
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 

@@ -266,7 +266,7 @@ class CircularPipelineBase(nnx.Module):
       stored = gathered_last(stored, gathered)
       kept = {a for entry in gathered for a in mesh_axes(entry)}
       # Gathered at each use, a weight's gradient is also complete at each use. A next value is no sum.
-      partial = self.residency is not Residency.ITERATION and not overwritten
+      partial = self.residency.has_slots and not overwritten
       layouts.append(
           WeightLayout(
               sharded=stored,

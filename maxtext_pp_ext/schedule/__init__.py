@@ -4,5 +4,6 @@
 
 from maxtext_pp_ext.schedule.circular import CircularSchedule
 from maxtext_pp_ext.schedule.interface import Phase, Schedule
+from maxtext_pp_ext.schedule.residency import Residency
 
-__all__ = ["CircularSchedule", "Phase", "Schedule"]
+__all__ = ["CircularSchedule", "Phase", "Residency", "Schedule"]

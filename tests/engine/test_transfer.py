@@ -6,8 +6,10 @@ import jax
 from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
 from maxtext_pp_ext.engine.gradients import Gradients
-from maxtext_pp_ext.engine.residency import Residency, WeightLayout, Weights
 from maxtext_pp_ext.engine.transfer import Cut, Transfer
+from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.engine.weights import Weights
+from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain, gathered_last
 import numpy as np
 import pytest

@@ -355,7 +355,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "scales-of-one-microbatch",
             "scales follow the microbatch with the smallest values, as if others had not been",
-            "engine/residency.py",
+            "engine/weight_layout.py",
             "MAX = Combination(jnp.maximum, -math.inf)",
             "MAX = Combination(jnp.minimum, math.inf)",
             FP8,

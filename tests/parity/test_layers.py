@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from maxtext_pp_ext.engine.gradients import Gradients, Sums
-from maxtext_pp_ext.engine.residency import Weights
+from maxtext_pp_ext.engine.weights import Weights
 from maxtext_pp_ext.host import decoder_layers
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity

@@ -1,113 +1,27 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How long gathered weights stay: the only thing in which the circular pipelines differ.
+"""The weights that stages compute with: gathered, kept and replaced as a residency says.
 
-| residency   | gathers per weight and step          | gathered weights held      |
-|-------------|--------------------------------------|----------------------------|
-| `iteration` | at every iteration, both directions  | none                       |
-| `repeat`    | once forward, once backward          | two repeats of a stage     |
-| `once`      | once                                 | all repeats of a stage     |
-
-With `repeat`, weights are in a window of two slots that slides over the repeats, on each stage in its own time. A stage
-computes with `slot` while its next repeat comes into `spare`, a piece per iteration; when the repeat begins, the spare
-becomes the slot. No stage waits for a gather and none holds a third repeat.
+With the residency `repeat`, weights are in a window of two slots that slides over the repeats, on each stage in its own
+time. A stage computes with `slot` while its next repeat comes into `spare`, a piece per iteration; when the repeat
+begins, the spare becomes the slot. No stage waits for a gather and none holds a third repeat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import dataclasses
-import enum
-import math
 from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh, PartitionSpec as P
-import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
-from maxtext_pp_ext.engine.transfer import Transfer
+from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain
-from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 Arrays = list[jax.Array]
 Spare = list[jax.Array | None]
-
-
-class Residency(enum.Enum):
-  """When a weight is gathered over the data-like mesh axes."""
-
-  ITERATION = "iteration"
-  REPEAT = "repeat"
-  ONCE = "once"
-
-
-class Combination(NamedTuple):
-  """How the gradients that a weight gets from several microbatches become one.
-
-  Attributes:
-    add: (a, b) -> both, elementwise, associative and commutative.
-    nothing: the value that adds nothing; what accumulators begin with and what a bubble contributes.
-  """
-
-  add: Callable[[jax.Array, jax.Array], jax.Array]
-  nothing: float
-
-
-SUM = Combination(jnp.add, 0.0)
-# For state whose "gradient" is its next value, found from the largest element of an activation: the next value for all
-# microbatches together is the largest of theirs. (Flax's fp8 scales and amax histories; its own dtype for them, fm32,
-# adds so.)
-MAX = Combination(jnp.maximum, -math.inf)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WeightLayout:
-  """Layouts and dtypes of one parameter [R, S, …]. Specs are those of one repeat, [S, …].
-
-  Attributes:
-    sharded: PartitionSpec as stored; in an entry of several mesh axes, those to be gathered come last.
-    gathered: PartitionSpec as a stage computes with it.
-    partial_axes: mesh axes over which an iteration's gradient is left as a partial sum, with one part per device along a
-      leading axis (see `programs/partial.py`); empty if it is complete.
-    compute_dtype: dtype in which it is gathered and handed to the stage.
-    accumulation_dtype: dtype in which its gradient is summed over the microbatches of a repeat.
-    combine: what takes the place of that sum. Other than SUM there are no partial sums: `partial_axes` must be empty.
-  """
-
-  sharded: P
-  gathered: P
-  partial_axes: tuple[str, ...]
-  compute_dtype: jnp.dtype
-  accumulation_dtype: jnp.dtype
-  combine: Combination = SUM
-
-  @property
-  def gathered_axes(self) -> tuple[tuple[str, ...], ...]:
-    """For each dimension but the stages' the mesh axes over which the weight is gathered."""
-    pairs = zip(self.sharded[1:], self.gathered[1:], strict=True)
-    return tuple(tuple(a for a in mesh_axes(all_) if a not in mesh_axes(kept)) for all_, kept in pairs)
-
-  @property
-  def moves(self) -> bool:
-    """Whether there is anything to gather."""
-    return any(self.gathered_axes)
-
-  @property
-  def by_device(self) -> Layout:
-    """[F, S, …]: like `gathered`, but with a part of its own on each of the F devices along `partial_axes`."""
-    return Layout(P(self.partial_axes, *self.gathered), 1)
-
-  def by_device_like(self, mesh: Mesh, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """Zeros laid out `by_device` for a weight of the shape [S, …]."""
-    parts = math.prod(mesh.shape[a] for a in self.partial_axes)
-    return constrain(jnp.zeros((parts, *shape), dtype), self.by_device.spec, mesh)
-
-  def transfer(self, mesh: Mesh, shape: tuple[int, ...], pieces: int) -> Transfer:
-    """How a parameter of this shape, [R, S, …], moves in so many pieces."""
-    sizes = zip(shape[2:], self.sharded[1:], strict=True)
-    shard = tuple(size // math.prod(mesh.shape[a] for a in mesh_axes(entry)) for size, entry in sizes)
-    return Transfer(axes=self.gathered_axes, shard=shard, pieces=pieces)
 
 
 class Window(NamedTuple):
@@ -144,11 +58,11 @@ class Weights:
   @property
   def has_slots(self) -> bool:
     """Whether weights stay from one iteration to the next."""
-    return self.residency is not Residency.ITERATION
+    return self.residency.has_slots
 
   def load(self, params: Arrays) -> Arrays:
     """What slots are filled from: [R, S, …]. Gathers here if weights stay gathered for the whole step."""
-    if self.residency is not Residency.ONCE:
+    if not self.residency.gathers_first:
       return [constrain(w, P(None, *each.sharded), self.mesh) for each, w in self._with_layouts(params)]
     return [
         constrain(w.astype(each.compute_dtype), P(None, *each.gathered), self.mesh)
@@ -160,7 +74,7 @@ class Weights:
 
     Where `load` changes the order of shards, backward does so again, and nothing of it is held in between.
     """
-    return loaded if self.residency is Residency.ONCE else params
+    return loaded if self.residency.gathers_first else params
 
   def first(self, loaded: Arrays) -> Arrays:
     """The slot of repeat 0, on all stages; empty without slots."""
@@ -236,12 +150,12 @@ class Weights:
 
   def fills_spare(self, layout: WeightLayout) -> bool:
     """Whether a weight comes into the spare, in pieces, before it goes into the slot."""
-    return self.residency is Residency.REPEAT and layout.moves
+    return self.residency.prefetches and layout.moves
 
   def _with_layouts(self, arrays: Arrays):
     return zip(self.layouts, arrays, strict=True)
 
   def _loaded(self, stages: int) -> list[Layout]:
     """How `load` lays weights out, with `stages` dimensions before that of the stages."""
-    once = self.residency is Residency.ONCE
-    return [Layout(P(*(None,) * stages, *(each.gathered if once else each.sharded)), stages) for each in self.layouts]
+    spec = lambda layout: layout.gathered if self.residency.gathers_first else layout.sharded
+    return [Layout(P(*(None,) * stages, *spec(each)), stages) for each in self.layouts]
