@@ -18,8 +18,8 @@ from maxtext_pp_ext.schedule import Schedule, window
 # Numbers are written into cells as long as they can be read.
 _MOST_CELLS_WITH_NUMBERS = 90
 _ROWS_OF_WINDOW = {
-    "forward": ("works on", "slot", "spare"),
-    "backward": ("works on", "slot", "spare", "gradient"),
+    "forward": ("works on", "slot", "buffer"),
+    "backward": ("works on", "slot", "buffer", "gradient"),
 }
 
 
@@ -89,16 +89,17 @@ def _window(axes, schedule, direction, steps, stage, colors, numbers) -> None:
         cells.append(_cell(column, 2, share, colors[step.arriving]))
       if step.reducing is not None:
         cells.append(_cell(column, 3, 1 - share + 1 / schedule.microbatches, colors[step.reducing]))
-    if step.turns:
+    if step.advances:
       axes.plot([column + 1, column + 1], [0.55, 2.95], color="black", linewidth=1.2, zorder=3)
   _finish(axes, cells, schedule, [step.iteration for step in steps], list(rows))
   what = {
-      "forward": "pieces of the next repeat arrive in the spare",
-      "backward": "pieces of the repeat before arrive in the spare, pieces of the gradient finished last are reduced",
+      "forward": "pieces of the next repeat arrive in the prefetch buffer",
+      "backward": "pieces of the repeat before arrive in the prefetch buffer, pieces of the gradient finished last are "
+      "reduced",
   }[direction]
   axes.set_title(
-      f"The window of stage {stage}, {direction}: {what}; at a black line the spare becomes the slot, and what was in it "
-      "is released",
+      f"The window of stage {stage}, {direction}: {what}; at a black line the buffer becomes the slot, and what was in "
+      "it is released",
       fontsize=9,
       loc="left",
       wrap=True,

@@ -25,8 +25,8 @@ def lines(schedule: Schedule, *, stage: int, width: int, color: bool) -> Iterato
     yield ""
     reduced = "; reducing: repeat whose gradient is reduced" if name == "backward" else ""
     yield from textwrap.wrap(
-        f"{name}, window of stage {stage}; arriving: repeat whose pieces are gathered{reduced}; turns: ^ where what has "
-        "arrived takes the slot, and what was in it is released",
+        f"{name}, window of stage {stage}; arriving: repeat whose pieces are gathered{reduced}; advances: ^ where what "
+        "has arrived takes the slot, and what was in it is released",
         width,
     )
     rows = {
@@ -36,7 +36,7 @@ def lines(schedule: Schedule, *, stage: int, width: int, color: bool) -> Iterato
     }
     if name == "backward":
       rows["reducing"] = [_cell(step.reducing, color) for step in steps]
-    rows["turns"] = ["^" if step.turns else " " for step in steps]
+    rows["advances"] = ["^" if step.advances else " " for step in steps]
     yield from _wrapped(rows, [step.iteration for step in steps], width)
 
 

@@ -53,24 +53,24 @@ def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Ar
     piece = schedule.microbatches - 1 - item % schedule.microbatches
     dleaving = engine.ring.rotate_back(engine.ring.write_back(t, state.dshift, state.dstore))
     if phase.reduces:
-      sums = gradients.reduce(sums, window.spare, engine.repeat(t, after=1), piece)
+      sums = gradients.reduce(sums, window.buffer, engine.repeat(t, after=1), piece)
     if phase.advances:
       # What is reduced goes on while the forward is computed again and the cotangents arrive; what is gathered goes on
       # from there until each weight's own gradient is computed. Left alone, both would go on at the same time.
       dleaving, piece = jax.lax.optimization_barrier((dleaving, piece))
-      window = weights.bring(window, loaded, before, piece)
+      window = weights.prefetch(window, loaded, before, piece)
     slot = weights.at(window.slot, loaded, repeat)
-    state, gradient, spare = _iteration(
-        engine, program, aux, saved, dintermediates, t, state, dleaving, slot, window.spare
+    state, gradient, buffer = _iteration(
+        engine, program, aux, saved, dintermediates, t, state, dleaving, slot, window.buffer
     )
-    window = window._replace(spare=spare)
+    window = window._replace(buffer=buffer)
     works = ~schedule.is_bubble(t, engine.stage_numbers)
     sums = gradients.add(sums, gradient, repeat, works, works & schedule.ends_repeat(item))
     if phase.advances:
       finishes = works & schedule.begins_repeat(item) & (item > 0)
-      window = weights.turn(window, loaded, before, finishes)
-      sums, spare = gradients.finish_repeat(sums, window.spare, finishes)
-      window = window._replace(spare=spare)
+      window = weights.advance(window, loaded, before, finishes)
+      sums, buffer = gradients.finish_repeat(sums, window.buffer, finishes)
+      window = window._replace(buffer=buffer)
     return state, window, sums
 
   carry = _initial_state(engine, doutputs), weights.window(slot), gradients.zeros()
@@ -90,25 +90,25 @@ def _initial_state(engine, doutputs: jax.Array) -> BackwardState:
   return BackwardState(dshift, dstore, ring.rotate_back(ring.write_back(schedule.iterations, dshift, dstore)))
 
 
-def _iteration(engine, program, aux, saved, dintermediates, t, state, dleaving, slot, beside):
+def _iteration(engine, program, aux, saved, dintermediates, t, state, dleaving, slot, overlapped):
   """One iteration in reverse, from the cotangent of what leaves the stages at its end.
 
   Returns:
-    (state, gradients of the stages' weights [F, S, …], `beside`, each computed before its weight's gradient).
+    (state, gradients of the stages' weights [F, S, …], `overlapped`, each computed before its weight's gradient).
   """
   ring = engine.ring
   dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
   dy = jnp.where(ring.is_bubble(t, dy.ndim), jnp.zeros_like(dy), dy)
-  gradient, dx, beside = program.backward(
+  gradient, dx, overlapped = program.backward(
       slot,
       engine.aux_at(aux, t),
       [get(all_, t) for all_ in saved],
       ring.constrain(dy),
       jax.tree.map(lambda all_: _cotangent_at(all_, t), dintermediates),
-      beside,
+      overlapped,
   )
   dshift, dstore = ring.read_back(t, ring.constrain(dx), state.dstore)
-  return BackwardState(dshift, dstore, dheld), gradient, beside
+  return BackwardState(dshift, dstore, dheld), gradient, overlapped
 
 
 def _cotangent_at(all_: jax.Array, t: jax.Array) -> jax.Array:

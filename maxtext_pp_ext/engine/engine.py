@@ -8,10 +8,10 @@ r = ⌊n / M⌋. Each stage keeps its own time, so this is the program of every 
   forward                                        backward, in reverse
     slot = repeat 0                                slot: forward's last; total = 0
     for t = 0 … T − 1:                             for t = T − 1 … 0:
-                                                     piece −1 − n mod M of spare is reduced → gradient of repeat r + 1
-      piece n mod M of repeat r + 1 → spare          piece −1 − n mod M of repeat r − 1 → spare, in its place
+                                                     piece −1 − n mod M of buffer is reduced → gradient of repeat r + 1
+      piece n mod M of repeat r + 1 → buffer         piece −1 − n mod M of repeat r − 1 → buffer, in its place
       y = stage(slot, x)                             total += gradient of stage(slot, x)
-      after the last item of r: slot = spare         after the first item of r: slot = spare; spare = total; total = 0
+      after the last item of r: slot = buffer        after the first item of r: slot = buffer; buffer = total; total = 0
       y → next stage                                 cotangent of x → stage before
                                                    total is reduced → gradient of repeat 0
 

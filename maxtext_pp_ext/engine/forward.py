@@ -45,16 +45,16 @@ def forward(engine, program, loaded: PyTree, aux: PyTree, inputs: jax.Array, *, 
   """
   schedule, weights = engine.schedule, engine.weights
 
-  def run(t, state, slot, beside):
-    return _iteration(engine, program, aux, t, state, weights.at(slot, loaded, engine.repeat(t)), beside, save=save)
+  def run(t, state, slot, overlapped):
+    return _iteration(engine, program, aux, t, state, weights.at(slot, loaded, engine.repeat(t)), overlapped, save=save)
 
-  def moving_on(t, carry):
+  def advancing(t, carry):
     state, window = carry
     item, following = engine.item(t), engine.repeat(t, after=1)
-    window = weights.bring(window, loaded, following, item % schedule.microbatches)
-    state, spare = run(t, state, window.slot, window.spare)
-    window = window._replace(spare=spare)
-    return state, weights.turn(window, loaded, following, (item >= 0) & schedule.ends_repeat(item))
+    window = weights.prefetch(window, loaded, following, item % schedule.microbatches)
+    state, buffer = run(t, state, window.slot, window.buffer)
+    window = window._replace(buffer=buffer)
+    return state, weights.advance(window, loaded, following, (item >= 0) & schedule.ends_repeat(item))
 
   def staying(slot):
     return lambda t, state: run(t, state, slot, None)[0]
@@ -62,7 +62,7 @@ def forward(engine, program, loaded: PyTree, aux: PyTree, inputs: jax.Array, *, 
   state, window = _initial_state(engine, program, inputs, save=save), weights.window(weights.first(loaded))
   for phase in schedule.forward_phases(advances=weights.has_slots):
     if phase.advances:
-      state, window = engine.loop_over_iterations(phase, moving_on, (state, window))
+      state, window = engine.loop_over_iterations(phase, advancing, (state, window))
     else:
       state = engine.loop_over_iterations(phase, staying(window.slot), state)
   return _outputs(engine, state), state.intermediates, (window.slot, state.saved)
@@ -72,9 +72,9 @@ def _initial_state(engine, program, inputs: jax.Array, *, save: bool) -> Forward
   shift, store = engine.ring.buffers(inputs)
 
   def per_iteration(aval):
-    buffer = engine.ring.constrain_iterations(jnp.zeros((engine.schedule.iterations, *aval.shape), aval.dtype))
+    zeros = engine.ring.constrain_iterations(jnp.zeros((engine.schedule.iterations, *aval.shape), aval.dtype))
     # What a remat policy offloads arrives in host memory.
-    return buffer if aval.memory_space == jax.memory.Space.Device else jax.device_put(buffer, aval.memory_space)
+    return zeros if aval.memory_space == jax.memory.Space.Device else jax.device_put(zeros, aval.memory_space)
 
   return ForwardState(
       shift=shift,
@@ -85,8 +85,8 @@ def _initial_state(engine, program, inputs: jax.Array, *, save: bool) -> Forward
   )
 
 
-def _iteration(engine, program, aux, t, state: ForwardState, weights, beside: PyTree, *, save: bool):
-  """One iteration: (state, `beside`, which has been computed before the outputs leave).
+def _iteration(engine, program, aux, t, state: ForwardState, weights, overlapped: PyTree, *, save: bool):
+  """One iteration: (state, `overlapped`, which has been computed before the outputs leave).
 
   The compiler's scheduler lays a program out from its end and would have all that is independent of the stages, such as
   a transfer of weights, go on while the outputs move. Tied to the outputs it goes on while they are computed.
@@ -97,7 +97,7 @@ def _iteration(engine, program, aux, t, state: ForwardState, weights, beside: Py
     y, intermediates, residuals = program.save(weights, stage_aux, x)
   else:
     (y, intermediates), residuals = program.run(weights, stage_aux, x), []
-  y, beside = jax.lax.optimization_barrier((ring.constrain(y), beside))
+  y, overlapped = jax.lax.optimization_barrier((ring.constrain(y), overlapped))
   leaving, held = (y, None) if state.held is None else (state.held, y)
   shift = ring.rotate(leaving)
   state = ForwardState(
@@ -107,7 +107,7 @@ def _iteration(engine, program, aux, t, state: ForwardState, weights, beside: Py
       intermediates=jax.tree.map(lambda all_, one: put(all_, one, t), state.intermediates, intermediates),
       saved=[put(all_, one, t) for all_, one in zip(state.saved, residuals, strict=True)],
   )
-  return state, beside
+  return state, overlapped
 
 
 def _outputs(engine, state: ForwardState) -> jax.Array:

@@ -66,7 +66,7 @@ class WeightLayout:
     return tuple(tuple(a for a in mesh_axes(all_) if a not in mesh_axes(kept)) for all_, kept in pairs)
 
   @property
-  def moves(self) -> bool:
+  def needs_gather(self) -> bool:
     """Whether there is anything to gather."""
     return any(self.gathered_axes)
 

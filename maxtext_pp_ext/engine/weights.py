@@ -3,8 +3,8 @@
 """The weights that stages compute with: gathered, kept and replaced as a residency says.
 
 With the residency `repeat`, weights are in a window of two slots that slides over the repeats, on each stage in its own
-time. A stage computes with `slot` while its next repeat comes into `spare`, a piece per iteration; when the repeat
-begins, the spare becomes the slot. No stage waits for a gather and none holds a third repeat.
+time. A stage computes with `slot` while its next repeat is prefetched into `buffer`, a piece per iteration; when the
+repeat begins, the buffer becomes the slot. No stage waits for a gather and none holds a third repeat.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain
 
 Arrays = list[jax.Array]
-Spare = list[jax.Array | None]
+Buffer = list[jax.Array | None]
 
 
 class Window(NamedTuple):
   """Gathered weights.
 
   slot: what the stages compute with, leaves [S, …].
-  spare: what becomes the slot next, leaves [F, S, …] laid out `by_device`; None for weights that need not be gathered.
+  buffer: the prefetch buffer. What becomes the slot next, leaves [F, S, …] laid out `by_device`; None for weights that
+    need not be gathered.
     Once a weight has come, its F parts are the same. Where it has not, they may be anything: in backward summands of a
     gradient wait there for their reduction (see `Gradients`).
   """
 
   slot: Arrays
-  spare: Spare
+  buffer: Buffer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,10 +85,10 @@ class Weights:
     return [constrain(w.astype(each.compute_dtype), each.gathered, self.mesh) for each, w in self._with_layouts(stored)]
 
   def window(self, slot: Arrays) -> Window:
-    """A window with an empty spare."""
+    """A window with an empty prefetch buffer."""
     if not self.has_slots:
       return Window([], [None] * len(self.layouts))
-    empty = lambda layout, w: layout.by_device_like(self.mesh, w.shape, w.dtype) if self.fills_spare(layout) else None
+    empty = lambda layout, w: layout.by_device_like(self.mesh, w.shape, w.dtype) if self.is_prefetched(layout) else None
     return Window(slot, [empty(each, w) for each, w in self._with_layouts(slot)])
 
   def at(self, slot: Arrays, loaded: Arrays, repeat: jax.Array) -> Arrays:
@@ -101,35 +102,35 @@ class Weights:
     shards = [constrain(w.astype(each.compute_dtype), each.sharded, self.mesh) for each, w in self._with_layouts(shards)]
     return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(shards)]
 
-  def bring(self, window: Window, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Window:
-    """Gathers one piece of a repeat into the spare."""
-    moving = [i for i, spare in enumerate(window.spare) if spare is not None]
-    if not moving:
+  def prefetch(self, window: Window, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Window:
+    """Gathers one piece of a repeat, the one that each stage comes to next, into the prefetch buffer."""
+    prefetched = [i for i, w in enumerate(window.buffer) if w is not None]
+    if not prefetched:
       return window
-    transfers = [self.layouts[i].transfer(self.mesh, loaded[i].shape, self.pieces) for i in moving]
+    transfers = [self.layouts[i].transfer(self.mesh, loaded[i].shape, self.pieces) for i in prefetched]
 
     def gather(repeat, piece, *arrays):
-      stored, spare = arrays[: len(moving)], arrays[len(moving) :]
-      return [t.gather(w, repeat, new[0], piece)[None] for t, w, new in zip(transfers, stored, spare, strict=True)]
+      stored, buffer = arrays[: len(prefetched)], arrays[len(prefetched) :]
+      return [t.gather(w, repeat, new[0], piece)[None] for t, w, new in zip(transfers, stored, buffer, strict=True)]
 
-    stored = [Layout(P(None, *self.layouts[i].sharded), 1) for i in moving]
-    gathered = [self.layouts[i].by_device for i in moving]
-    args = [*(loaded[i] for i in moving), *(window.spare[i] for i in moving)]
-    brought = per_stage(gather, self.mesh, [repeat, piece], args, [*stored, *gathered], gathered)
-    spare = list(window.spare)
-    for i, w in zip(moving, brought, strict=True):
-      spare[i] = w
-    return window._replace(spare=spare)
+    stored = [Layout(P(None, *self.layouts[i].sharded), 1) for i in prefetched]
+    gathered = [self.layouts[i].by_device for i in prefetched]
+    args = [*(loaded[i] for i in prefetched), *(window.buffer[i] for i in prefetched)]
+    filled = per_stage(gather, self.mesh, [repeat, piece], args, [*stored, *gathered], gathered)
+    buffer = list(window.buffer)
+    for i, w in zip(prefetched, filled, strict=True):
+      buffer[i] = w
+    return window._replace(buffer=buffer)
 
-  def turn(self, window: Window, loaded: Arrays, repeat: jax.Array, where: jax.Array) -> Window:
-    """Goes over to a repeat, which is in the spare, on the stages in the bool [S] `where`."""
+  def advance(self, window: Window, loaded: Arrays, repeat: jax.Array, where: jax.Array) -> Window:
+    """Goes over to a repeat, which is in the prefetch buffer, on the stages in the bool [S] `where`."""
     if not self.has_slots:
       return window
-    in_spare = [spare is not None for spare in window.spare]
+    in_buffer = [buffer is not None for buffer in window.buffer]
     slots = [Layout(each.gathered, 0) for each in self.layouts]
-    sources = [spare if spare is not None else w for spare, w in zip(window.spare, loaded, strict=True)]
+    sources = [buffer if buffer is not None else w for buffer, w in zip(window.buffer, loaded, strict=True)]
     layouts = [
-        each.by_device if i else stored for i, each, stored in zip(in_spare, self.layouts, self._loaded(1), strict=True)
+        each.by_device if i else stored for i, each, stored in zip(in_buffer, self.layouts, self._loaded(1), strict=True)
     ]
 
     def replace(where, repeat, *arrays):
@@ -138,7 +139,7 @@ class Weights:
       def take(new, old):
         own = [
             w[0] if i else jax.lax.dynamic_index_in_dim(w, repeat, keepdims=False)
-            for i, w in zip(in_spare, new, strict=True)
+            for i, w in zip(in_buffer, new, strict=True)
         ]
         return [w.astype(slot.dtype) for w, slot in zip(own, old, strict=True)]
 
@@ -148,9 +149,9 @@ class Weights:
     args = [*sources, *window.slot]
     return window._replace(slot=per_stage(replace, self.mesh, [where, repeat], args, [*layouts, *slots], slots))
 
-  def fills_spare(self, layout: WeightLayout) -> bool:
-    """Whether a weight comes into the spare, in pieces, before it goes into the slot."""
-    return self.residency.prefetches and layout.moves
+  def is_prefetched(self, layout: WeightLayout) -> bool:
+    """Whether a weight comes into the prefetch buffer, in pieces, before it goes into the slot."""
+    return self.residency.prefetches and layout.needs_gather
 
   def _with_layouts(self, arrays: Arrays):
     return zip(self.layouts, arrays, strict=True)

@@ -22,10 +22,10 @@ class Step:
     repeat: the repeat in work; None in a bubble.
     microbatch: the microbatch in work; None in a bubble.
     slot: whose weights the slot has.
-    arriving: the repeat of which a piece is gathered into the spare; None if none is.
+    arriving: the repeat of which a piece is gathered into the prefetch buffer; None if none is.
     reducing: the repeat of whose gradient a piece is reduced; None in forward.
     piece: which piece of both; None if there is none.
-    turns: whether the spare becomes the slot afterwards, which frees the slot's weights.
+    advances: whether the prefetch buffer becomes the slot afterwards, which frees the slot's weights.
   """
 
   iteration: int
@@ -35,7 +35,7 @@ class Step:
   arriving: int | None = None
   reducing: int | None = None
   piece: int | None = None
-  turns: bool = False
+  advances: bool = False
 
 
 def forward(schedule: Schedule, stage: int) -> list[Step]:
@@ -67,7 +67,7 @@ def _step(schedule: Schedule, t: int, stage: int, *, backward: bool) -> Step:
         step,
         arriving=arriving,
         piece=piece if arriving is not None else None,
-        turns=arriving is not None and bool(schedule.ends_repeat(item)),
+        advances=arriving is not None and bool(schedule.ends_repeat(item)),
     )
   arriving = slot - 1 if slot > 0 else None
   reducing = slot + 1 if slot < last else None
@@ -76,5 +76,5 @@ def _step(schedule: Schedule, t: int, stage: int, *, backward: bool) -> Step:
       arriving=arriving,
       reducing=reducing,
       piece=per_repeat - 1 - piece if arriving is not None or reducing is not None else None,
-      turns=arriving is not None and bool(schedule.begins_repeat(item)),
+      advances=arriving is not None and bool(schedule.begins_repeat(item)),
   )

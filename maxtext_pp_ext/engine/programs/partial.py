@@ -95,21 +95,21 @@ class GradientProgram:
     )
 
   def run(
-      self, args: Sequence[jax.Array], beside: Sequence[PyTree]
+      self, args: Sequence[jax.Array], overlapped: Sequence[PyTree]
   ) -> tuple[list[jax.Array], list[jax.Array], list[PyTree]]:
     """Runs the program.
 
     Args:
       args: its inputs.
-      beside: for each gradient arrays, or None, that are to be computed before it is.
+      overlapped: for each gradient arrays, or None, that are to be computed before it is.
 
     Returns:
-      (gradients, each [F, …] with its own F, other outputs, `beside`).
+      (gradients, each [F, …] with its own F, other outputs, `overlapped`).
     """
     values = jaxpr_as_fun(self.body)(*args)
     operands, rest = iter(values[: len(values) - self.num_rest]), iter(values[len(values) - self.num_rest :])
     gradients, after = [], []
-    for roots, tail, num_factors, before in zip(self.roots, self.tails, self.num_factors, beside, strict=True):
+    for roots, tail, num_factors, before in zip(self.roots, self.tails, self.num_factors, overlapped, strict=True):
       if roots is None:
         gradients.append(next(rest)[None])
       else:

@@ -140,21 +140,21 @@ class StageProgram:
       saved: list[jax.Array],
       dy: jax.Array,
       dintermediates: PyTree,
-      beside: list[PyTree],
+      overlapped: list[PyTree],
   ) -> tuple[list[jax.Array], jax.Array, list[PyTree]]:
     """Cotangents of the weights, each [F, S, …] to be summed over F, and of x. Recomputes what was not saved.
 
     F is 1 for a weight whose gradient is not left as a partial sum (`gradients.parts`). Intermediates that are not
-    floating point have no cotangent; theirs is ignored. `beside` holds for each weight arrays, or None, that are to be
-    computed before its cotangent is; they are returned.
+    floating point have no cotangent; theirs is ignored. `overlapped` holds for each weight arrays, or None, that are to
+    be computed before its cotangent is; they are returned.
     """
     # No x is needed for what does not depend on x; a placeholder completes the argument list and is never read.
     rebuilt = self._run(self.rebuilding, weights, aux, jnp.zeros(dy.shape, dy.dtype))
     cotangents = [
         d for d, o in zip(jax.tree.leaves((dy, dintermediates)), self.output_avals, strict=True) if _is_float(o)
     ]
-    dweights, (dx,), beside = self.gradients.run([*rebuilt, *saved, *cotangents], beside)
-    return dweights, dx, beside
+    dweights, (dx,), overlapped = self.gradients.run([*rebuilt, *saved, *cotangents], overlapped)
+    return dweights, dx, overlapped
 
   @property
   def intermediates_avals(self) -> PyTree:
