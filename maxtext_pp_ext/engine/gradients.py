@@ -32,10 +32,12 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes
 class Sums(NamedTuple):
   """Sums so far.
 
-  total: of the repeat that each stage is at; only of gradients that come as partial sums. [F, S, …].
-  done: of the repeat that it has finished, like `total` in the dtype that travels; None for what waits in the prefetch
-    buffer.
-  stored: what is complete, leaves [R, S, …] as the parameters are stored.
+  Attributes:
+    total: of the repeat that each stage is at; only of gradients that come as partial sums. [F, S, …], in the dtype in
+      which microbatches are summed.
+    done: of the repeat that it has finished, like `total` in the dtype that travels; None for what waits in the prefetch
+      buffer.
+    stored: what is complete, leaves [R, S, …] as the parameters are stored.
   """
 
   total: Arrays

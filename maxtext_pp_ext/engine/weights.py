@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weights that stages compute with: gathered, kept and replaced as a residency says.
 
-With the residency `repeat`, weights are in a window of two slots that slides over the repeats, on each stage in its own
+With the residency `repeat`, weights are in a window of two buffers that slides over the repeats, on each stage in its own
 time. A stage computes with `slot` while its next repeat is prefetched into `buffer`, a piece per iteration; when the
 repeat begins, the buffer becomes the slot. No stage waits for a gather and none holds a third repeat.
 """
@@ -27,11 +27,11 @@ Buffer = list[jax.Array | None]
 class Window(NamedTuple):
   """Gathered weights.
 
-  slot: what the stages compute with, leaves [S, …].
-  buffer: the prefetch buffer. What becomes the slot next, leaves [F, S, …] laid out `by_device`; None for weights that
-    need not be gathered.
-    Once a weight has come, its F parts are the same. Where it has not, they may be anything: in backward summands of a
-    gradient wait there for their reduction (see `Gradients`).
+  Attributes:
+    slot: what the stages compute with, leaves [S, …], in the dtypes that they compute in.
+    buffer: the prefetch buffer, what becomes the slot next, leaves [F, S, …] laid out `by_device`; None for weights that
+      need not be gathered. Once a weight has come, its F parts are the same. Where it has not, they may be anything: in
+      backward summands of a gradient wait there for their reduction (see `Gradients`).
   """
 
   slot: Arrays

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Buffer Sliding Window of a stage holds at each iteration, and what comes into it and leaves it.
 
-The arithmetic of `engine.engine`'s pseudo-code, for pictures of it and tests: with two slots, one of the repeat in work
-and one in which the next repeat arrives, in as many pieces as a repeat has microbatches.
+The arithmetic of `engine.engine`'s pseudo-code, for pictures of it and tests: with a slot for the repeat in work, and a
+prefetch buffer in which the next repeat arrives, in as many pieces as a repeat has microbatches.
 """
 
 from __future__ import annotations
