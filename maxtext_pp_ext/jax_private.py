@@ -44,7 +44,11 @@ USES = {
     "JaxprEqn": Use("jax.extend.core", "JaxprEqn", "to name the type of an operation of a program"),
     "Literal": Use("jax.extend.core", "Literal", "to tell a number in a program from a variable"),
     "Var": Use("jax.extend.core", "Var", "to tell a variable of a program from a number"),
+    "backends_are_initialized": Use(
+        "jax._src.xla_bridge", "backends_are_initialized", "to tell whether JAX has made its devices"
+    ),
     "dce_jaxpr": Use("jax.interpreters.partial_eval", "dce_jaxpr", "to find what an output is computed from"),
+    "extension": Use("jax._src.lib", "_jax", "to let processes of one machine find each other on loopback"),
     "jaxpr_as_fun": Use("jax.extend.core", "jaxpr_as_fun", "to run a program"),
 }
 

@@ -18,8 +18,6 @@ import pytest
 
 PACKAGE = pathlib.Path(jax_private.__file__).parent
 PRIVATE = re.compile(r"jax\.(_src|extend|interpreters)\b")
-# Modules that still name private modules themselves.
-ELSEWHERE = {"testing/joined.py", "testing/plugin.py"}
 
 
 @pytest.mark.parametrize("use", jax_private.USES.values(), ids=jax_private.USES.keys())
@@ -58,7 +56,7 @@ def test_no_other_module_names_private_modules():
     names += [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     if any(PRIVATE.match(name) for name in names):
       found.add(path.relative_to(PACKAGE).as_posix())
-  assert found - ELSEWHERE == {"jax_private.py"}
+  assert found == {"jax_private.py"}
 
 
 def test_operations_are_called_what_the_engine_looks_for():
