@@ -15,6 +15,9 @@ Int = Any
 class Phase:
   """Iterations that follow each other and in which the same happens.
 
+  Where nothing is to be done, `advances` and `reduces` cost transfers and change no result; with one repeat both must be
+  False.
+
   Attributes:
     first: the first of them; backward, which goes through them in reverse, ends with it.
     count: how many there are, at least 1.
