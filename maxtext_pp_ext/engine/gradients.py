@@ -150,7 +150,13 @@ class Gradients:
     return per_stage(add, self.mesh, [repeat, where], args, [*stored, *shards], stored)
 
   def finish_repeat(self, sums: Sums, buffer: Buffer, where: jax.Array) -> tuple[Sums, Buffer]:
-    """Moves the totals of the stages in the bool [S] `where` on, to be reduced: (sums, buffer) with them."""
+    """Puts the totals of stages that have finished a repeat aside, to be reduced: (sums, buffer) with them.
+
+    Args:
+      sums: those so far.
+      buffer: the window's prefetch buffer, leaves [F, S, …] or None.
+      where: the stages that have finished a repeat, bool [S].
+    """
     if not self._partial:
       return sums, buffer
 
@@ -172,7 +178,14 @@ class Gradients:
     return sums._replace(done=done), buffer
 
   def reduce(self, sums: Sums, buffer: Buffer, repeat: jax.Array, piece: jax.Array) -> Sums:
-    """Reduces one piece of what is done into its repeat's place."""
+    """Reduces one piece of what is done into its repeat's place.
+
+    Args:
+      sums: those so far.
+      buffer: the window's prefetch buffer, leaves [F, S, …] or None.
+      repeat: the repeat that each stage has finished last, int [S].
+      piece: which piece, int [S], 0 … pieces − 1.
+    """
     return self._reduce(sums, self._done(sums, buffer), repeat, piece, self.pieces)
 
   def _done(self, sums: Sums, buffer: Buffer) -> Arrays:

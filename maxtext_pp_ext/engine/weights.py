@@ -62,7 +62,14 @@ class Weights:
     return self.residency.has_slots
 
   def load(self, params: Arrays) -> Arrays:
-    """What slots are filled from: [R, S, …]. Gathers here if weights stay gathered for the whole step."""
+    """What slots are filled from, leaves [R, S, …]. Gathers here if weights stay gathered for the whole step.
+
+    Args:
+      params: leaves [R, S, …], in the dtypes in which they are stored.
+
+    Returns:
+      Sharded as they are stored and in the same dtypes; or gathered, in the dtypes in which stages compute.
+    """
     if not self.residency.gathers_first:
       return [constrain(w, P(None, *each.sharded), self.mesh) for each, w in self._with_layouts(params)]
     return [
@@ -71,28 +78,34 @@ class Weights:
     ]
 
   def keep(self, params: Arrays, loaded: Arrays) -> Arrays:
-    """What backward fills slots from: what is gathered if that stays for the whole step, else the parameters.
+    """What backward fills slots from, leaves [R, S, …]: what is gathered if that stays for the step, else the parameters.
 
     Where `load` changes the order of shards, backward does so again, and nothing of it is held in between.
     """
     return loaded if self.residency.gathers_first else params
 
   def first(self, loaded: Arrays) -> Arrays:
-    """The slot of repeat 0, on all stages; empty without slots."""
+    """The slot of repeat 0 on all stages, leaves [S, …] from leaves [R, S, …]; empty without slots."""
     if not self.has_slots:
       return []
     stored = [constrain(w[0], each.spec, self.mesh) for each, w in zip(self._loaded(0), loaded, strict=True)]
     return [constrain(w.astype(each.compute_dtype), each.gathered, self.mesh) for each, w in self._with_layouts(stored)]
 
   def window(self, slot: Arrays) -> Window:
-    """A window with an empty prefetch buffer."""
+    """A window with this slot, leaves [S, …], and an empty prefetch buffer."""
     if not self.has_slots:
       return Window([], [None] * len(self.layouts))
     empty = lambda layout, w: layout.by_device_like(self.mesh, w.shape, w.dtype) if self.is_prefetched(layout) else None
     return Window(slot, [empty(each, w) for each, w in self._with_layouts(slot)])
 
   def at(self, slot: Arrays, loaded: Arrays, repeat: jax.Array) -> Arrays:
-    """The weights of an iteration, gathered, leaves [S, …]."""
+    """The weights of an iteration, gathered, leaves [S, …], in the dtypes in which stages compute.
+
+    Args:
+      slot: leaves [S, …]; empty without slots.
+      loaded: what `load` or `keep` returned, leaves [R, S, …].
+      repeat: the repeat that each stage is at, int [S].
+    """
     if self.has_slots:
       # Pinned at each use, so that a loop carries them as they are used, and not in a layout of the compiler's choice.
       return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(slot)]
@@ -103,7 +116,14 @@ class Weights:
     return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(shards)]
 
   def prefetch(self, window: Window, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Window:
-    """Gathers one piece of a repeat, the one that each stage comes to next, into the prefetch buffer."""
+    """Gathers one piece of a repeat into the prefetch buffer.
+
+    Args:
+      window: the weights so far.
+      loaded: what `load` or `keep` returned, leaves [R, S, …].
+      repeat: the repeat that each stage comes to next, int [S].
+      piece: which piece, int [S], 0 … pieces − 1.
+    """
     prefetched = [i for i, w in enumerate(window.buffer) if w is not None]
     if not prefetched:
       return window
@@ -123,7 +143,14 @@ class Weights:
     return window._replace(buffer=buffer)
 
   def advance(self, window: Window, loaded: Arrays, repeat: jax.Array, where: jax.Array) -> Window:
-    """Goes over to a repeat, which is in the prefetch buffer, on the stages in the bool [S] `where`."""
+    """Goes over to a repeat, which is in the prefetch buffer: it takes the slot.
+
+    Args:
+      window: the weights so far.
+      loaded: what `load` or `keep` returned, leaves [R, S, …]; weights that are not prefetched are taken from it.
+      repeat: the repeat that each stage comes to, int [S].
+      where: on which stages, bool [S].
+    """
     if not self.has_slots:
       return window
     in_buffer = [buffer is not None for buffer in window.buffer]

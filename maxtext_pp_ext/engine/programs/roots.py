@@ -37,8 +37,11 @@ _LINEAR = frozenset(
 class BatchSplit(NamedTuple):
   """An axis of the activations, by its size, and into how many parts the devices hold it.
 
-  Without a size no operation is split; only sums that a shard_map does itself are left in parts. `fraction` is the size
-  of what layers compute at a time, where that is less than the whole axis.
+  Attributes:
+    size: how many elements the axis has. Without a size no operation is split; only sums that a shard_map does itself are
+      left in parts.
+    parts: into how many parts.
+    fraction: the size of what layers compute at a time, where that is less than the whole axis.
   """
 
   size: int | None

@@ -35,16 +35,26 @@ class StageProgram:
   whatever the remat policy saves, are returned by `save` and have to be stored per iteration. The others (weights,
   their casts and transposes, masks, dropout keys) are computed again by `backward` from the weights and aux it is
   given, so that no gathered weight is ever stored.
+
+  Attributes:
+    weights_and_aux: structure of (weights, aux).
+    outputs: structure of (y, intermediates).
+    output_avals: types of their leaves, each [S, …].
+    primal: (weights, aux, x) -> outputs.
+    saving: (weights, aux, x) -> outputs + saved.
+    rebuilding: (weights, aux, x) -> the residuals that do not depend on x.
+    saved_avals: types of what is saved, each [S, …].
+    gradients: (rebuilt, saved, cotangents) -> (gradients of the weights, cotangent of x).
   """
 
   weights_and_aux: jax.tree_util.PyTreeDef
   outputs: jax.tree_util.PyTreeDef
   output_avals: tuple[Any, ...]
-  primal: ClosedJaxpr  # (weights, aux, x) -> outputs
-  saving: ClosedJaxpr  # (weights, aux, x) -> outputs + saved
-  rebuilding: ClosedJaxpr  # (weights, aux, x) -> the residuals that do not depend on x
+  primal: ClosedJaxpr
+  saving: ClosedJaxpr
+  rebuilding: ClosedJaxpr
   saved_avals: tuple[Any, ...]
-  gradients: GradientProgram  # (rebuilt, saved, cotangents) -> (weight gradients, dx)
+  gradients: GradientProgram
 
   @classmethod
   def trace(
@@ -123,11 +133,20 @@ class StageProgram:
     return jaxpr_as_fun(closed)(*leaves, x)
 
   def run(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree]:
-    """Forward without residuals: (y, intermediates)."""
+    """Forward without residuals: (y like x, intermediates [S, …]).
+
+    Args:
+      weights: leaves [S, …].
+      aux: leaves [S, …].
+      x: [S, microbatch, sequence, embed].
+
+    Raises:
+      TypeError: weights and aux have another structure than those that were traced.
+    """
     return jax.tree.unflatten(self.outputs, self._run(self.primal, weights, aux, x))
 
   def save(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree, list[jax.Array]]:
-    """Forward with residuals: (y, intermediates, saved)."""
+    """Forward with residuals: (y, intermediates, saved [S, …]). Takes and raises what `run` does."""
     out = self._run(self.saving, weights, aux, x)
     n = self.outputs.num_leaves
     y, intermediates = jax.tree.unflatten(self.outputs, out[:n])
