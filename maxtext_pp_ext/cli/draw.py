@@ -109,6 +109,14 @@ def _as_json(schedule, stage: int) -> dict:
       "iterations": schedule.iterations,
       "bubble_fraction": schedule.bubble_fraction,
       "stage": stage,
-      "forward": [dataclasses.asdict(step) for step in window.forward(schedule, stage)],
-      "backward": [dataclasses.asdict(step) for step in window.backward(schedule, stage)],
+      "forward": [_step_as_json(step) for step in window.forward(schedule, stage)],
+      "backward": [_step_as_json(step) for step in window.backward(schedule, stage)],
   }
+
+
+def _step_as_json(step) -> dict:
+  import dataclasses  # pylint: disable=import-outside-toplevel
+
+  values = dataclasses.asdict(step)
+  # The name that programs know it by.
+  return values | {"turns": values.pop("advances")}

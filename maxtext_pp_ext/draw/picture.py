@@ -13,17 +13,17 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 
 from maxtext_pp_ext.draw import text
-from maxtext_pp_ext.schedule import CircularSchedule, window
+from maxtext_pp_ext.schedule import Schedule, window
 
 # Numbers are written into cells as long as they can be read.
 _MOST_CELLS_WITH_NUMBERS = 90
 _ROWS_OF_WINDOW = {
-    "forward": ("works on", "slot", "spare"),
-    "backward": ("works on", "slot", "spare", "gradient"),
+    "forward": ("works on", "slot", "buffer"),
+    "backward": ("works on", "slot", "buffer", "gradient"),
 }
 
 
-def draw(schedule: CircularSchedule, path: pathlib.Path, *, stage: int) -> None:
+def draw(schedule: Schedule, path: pathlib.Path, *, stage: int) -> None:
   """Writes the picture as SVG or PNG, by the file's name.
 
   Args:
@@ -61,7 +61,7 @@ def _colors(repeats: int) -> list:
   return [matplotlib.colormaps["tab20"](i % 20) for i in range(repeats)]
 
 
-def _schedule(axes, schedule: CircularSchedule, colors: list, numbers: bool) -> None:
+def _schedule(axes, schedule: Schedule, colors: list, numbers: bool) -> None:
   cells = []
   for s in range(schedule.stages):
     for step in window.forward(schedule, s):
@@ -89,16 +89,17 @@ def _window(axes, schedule, direction, steps, stage, colors, numbers) -> None:
         cells.append(_cell(column, 2, share, colors[step.arriving]))
       if step.reducing is not None:
         cells.append(_cell(column, 3, 1 - share + 1 / schedule.microbatches, colors[step.reducing]))
-    if step.turns:
+    if step.advances:
       axes.plot([column + 1, column + 1], [0.55, 2.95], color="black", linewidth=1.2, zorder=3)
   _finish(axes, cells, schedule, [step.iteration for step in steps], list(rows))
   what = {
-      "forward": "pieces of the next repeat arrive in the spare",
-      "backward": "pieces of the repeat before arrive in the spare, pieces of the gradient finished last are reduced",
+      "forward": "pieces of the next repeat arrive in the prefetch buffer",
+      "backward": "pieces of the repeat before arrive in the prefetch buffer, pieces of the gradient finished last are "
+      "reduced",
   }[direction]
   axes.set_title(
-      f"The window of stage {stage}, {direction}: {what}; at a black line the spare becomes the slot, and what was in it "
-      "is released",
+      f"The window of stage {stage}, {direction}: {what}; at a black line the buffer becomes the slot, and what was in "
+      "it is released",
       fontsize=9,
       loc="left",
       wrap=True,
@@ -130,7 +131,7 @@ def _write(axes, column: int, row: int, number: int) -> None:
   axes.text(column + 0.5, row + 0.95, str(number), ha="center", va="center", fontsize=5.5, color="white", clip_on=True)
 
 
-def _finish(axes, cells: list[tuple], schedule: CircularSchedule, iterations, rows: list[str]) -> None:
+def _finish(axes, cells: list[tuple], schedule: Schedule, iterations, rows: list[str]) -> None:
   fine = schedule.iterations <= 2 * _MOST_CELLS_WITH_NUMBERS
   shapes, facecolors = _rectangles(cells, merge=not fine)
   axes.add_collection(PatchCollection(shapes, facecolors=facecolors, edgecolors="white", linewidths=0.5 if fine else 0.0))

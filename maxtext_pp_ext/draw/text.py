@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 import textwrap
 
-from maxtext_pp_ext.schedule import CircularSchedule, window
+from maxtext_pp_ext.schedule import Schedule, window
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLORS = (34, 32, 33, 35, 36, 31)
 
 
-def lines(schedule: CircularSchedule, *, stage: int, width: int, color: bool) -> Iterator[str]:
+def lines(schedule: Schedule, *, stage: int, width: int, color: bool) -> Iterator[str]:
   """The picture, in parts no wider than `width`: who works on what, forward, and one stage's window both ways."""
   yield title(schedule)
   yield "forward: the repeat that each stage is at, · where it has nothing to do"
@@ -25,8 +25,8 @@ def lines(schedule: CircularSchedule, *, stage: int, width: int, color: bool) ->
     yield ""
     reduced = "; reducing: repeat whose gradient is reduced" if name == "backward" else ""
     yield from textwrap.wrap(
-        f"{name}, window of stage {stage}; arriving: repeat whose pieces are gathered{reduced}; turns: ^ where what has "
-        "arrived takes the slot, and what was in it is released",
+        f"{name}, window of stage {stage}; arriving: repeat whose pieces are gathered{reduced}; advances: ^ where what "
+        "has arrived takes the slot, and what was in it is released",
         width,
     )
     rows = {
@@ -36,11 +36,11 @@ def lines(schedule: CircularSchedule, *, stage: int, width: int, color: bool) ->
     }
     if name == "backward":
       rows["reducing"] = [_cell(step.reducing, color) for step in steps]
-    rows["turns"] = ["^" if step.turns else " " for step in steps]
+    rows["advances"] = ["^" if step.advances else " " for step in steps]
     yield from _wrapped(rows, [step.iteration for step in steps], width)
 
 
-def title(schedule: CircularSchedule) -> str:
+def title(schedule: Schedule) -> str:
   """The schedule in words."""
   delay = f", forwarding delay {schedule.delay}" if schedule.delay > 1 else ""
   return (

@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.forward import get
+from maxtext_pp_ext.engine.gradients import Sums
+from maxtext_pp_ext.engine.traced import Residuals, TracedPipeline
+from maxtext_pp_ext.engine.weights import Arrays, Buffer, Window
+from maxtext_pp_ext.schedule import Phase
 
 PyTree = Any
 
@@ -19,8 +22,10 @@ PyTree = Any
 class BackwardState(NamedTuple):
   """Cotangents of the forward state's activations.
 
-  dshift, dstore: as `ring.py` lays shift and store out.
-  dheld: with D = 2 the cotangent of the outputs that the forward held back; None with D = 1.
+  Attributes:
+    dshift, dstore: as `ring.py` lays shift and store out, [S, microbatch, sequence, embed] and [S, M, microbatch,
+      sequence, embed].
+    dheld: with D = 2 the cotangent of the outputs that the forward held back, like dshift; None with D = 1.
   """
 
   dshift: jax.Array
@@ -28,79 +33,60 @@ class BackwardState(NamedTuple):
   dheld: jax.Array | None
 
 
-def backward(engine, program, loaded, slot, params, aux, saved, doutputs: jax.Array, dintermediates: PyTree):
+Carry = tuple[BackwardState, Window, Sums]
+
+
+def backward(
+    pipeline: TracedPipeline, kept: Residuals, doutputs: jax.Array, dintermediates: PyTree
+) -> tuple[Arrays, jax.Array]:
   """Runs all iterations in reverse.
 
   Args:
-    engine: the Engine.
-    program: its traced stages.
-    loaded: weights to fetch from, leaves [R, S, …].
-    slot: the last repeat's weights, which forward had fetched last.
-    params: the parameters, for the types of their gradients.
-    aux: pytree for `engine.aux_at`.
-    saved: what forward kept, leaves [T, S, …].
+    pipeline: the pipeline.
+    kept: what forward kept.
     doutputs: cotangent of the outputs [M, microbatch, sequence, embed].
     dintermediates: cotangents of the intermediates, leaves [T, S, …].
 
   Returns:
     (dparams [R, S, …] in the parameters' dtypes and stored layout, dinputs [M, microbatch, sequence, embed]).
   """
-  schedule, weights = engine.schedule, engine.weights
-  gradients = engine.gradients(program, params)
+  iterations, schedule, ring, weights = pipeline.iterations, pipeline.schedule, pipeline.ring, pipeline.weights
+  gradients = pipeline.gradients(kept.params)
 
-  def iteration(t, carry, *, moving_on: bool, reducing: bool):
+  def iteration(phase: Phase, t: jax.Array, carry: Carry) -> Carry:
     state, window, sums = carry
-    item, repeat, before = engine.item(t), engine.repeat(t), engine.repeat(t, after=-1)
+    item, repeat, before = iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=-1)
     piece = schedule.microbatches - 1 - item % schedule.microbatches
-    dleaving = engine.ring.rotate_back(engine.ring.write_back(t, state.dshift, state.dstore))
-    if reducing:
-      sums = gradients.reduce(sums, window.spare, engine.repeat(t, after=1), piece)
-    if moving_on:
+    dleaving = ring.rotate_back(ring.write_back(t, state.dshift, state.dstore))
+    if phase.reduces:
+      sums = gradients.reduce(sums, window.buffer, iterations.repeat(t, after=1), piece)
+    if phase.advances:
       # What is reduced goes on while the forward is computed again and the cotangents arrive; what is gathered goes on
       # from there until each weight's own gradient is computed. Left alone, both would go on at the same time.
       dleaving, piece = jax.lax.optimization_barrier((dleaving, piece))
-      window = weights.bring(window, loaded, before, piece)
-    slot = weights.at(window.slot, loaded, repeat)
-    state, gradient, spare = _iteration(
-        engine, program, aux, saved, dintermediates, t, state, dleaving, slot, window.spare
-    )
-    window = window._replace(spare=spare)
-    works = ~schedule.is_bubble(t, engine.stage_numbers)
+      window = weights.prefetch(window, kept.loaded, before, piece)
+    gathered = weights.at(window.slot, kept.loaded, repeat)
+    state, gradient, buffer = _iteration(pipeline, kept, dintermediates, t, state, dleaving, gathered, window.buffer)
+    window = window._replace(buffer=buffer)
+    works = ~schedule.is_bubble(t, iterations.stage_numbers)
     sums = gradients.add(sums, gradient, repeat, works, works & schedule.ends_repeat(item))
-    if moving_on:
+    if phase.advances:
       finishes = works & schedule.begins_repeat(item) & (item > 0)
-      window = weights.turn(window, loaded, before, finishes)
-      sums, spare = gradients.finish_repeat(sums, window.spare, finishes)
-      window = window._replace(spare=spare)
+      window = weights.advance(window, kept.loaded, before, finishes)
+      sums, buffer = gradients.finish_repeat(sums, window.buffer, finishes)
+      window = window._replace(buffer=buffer)
     return state, window, sums
 
-  carry = _initial_state(engine, doutputs), weights.window(slot), gradients.zeros()
-  for first, count, flags in _phases(engine, gradients):
-    carry = engine.loop_over_iterations(functools.partial(iteration, **flags), first, count, carry, reverse=True)
+  carry = _initial_state(pipeline, doutputs), weights.window(kept.slot), gradients.zeros()
+  advances = weights.has_slots or gradients.any_partial
+  for phase in schedule.backward_phases(advances=advances, reduces=gradients.any_partial):
+    carry = iterations.loop(phase, functools.partial(iteration, phase), carry, reverse=True)
   state, _, sums = carry
-  return gradients.finish(sums), engine.ring.leave(state.dstore)
+  return gradients.finish(sums), ring.leave(state.dstore)
 
 
-def _phases(engine, gradients):
-  """(first iteration, number of iterations, what happens beside the computation), from the last iterations on.
-
-  Stage s is at item n = t − D·s. The first M iterations are, for every stage, at items of repeat 0 or before: there is
-  no repeat to move on to. In the last M, items are of the last repeat or after it: none has been finished yet.
-  """
-  schedule = engine.schedule
-  total, per_repeat = schedule.iterations, schedule.microbatches
-  several = schedule.repeats > 1
-  moves = per_repeat if several and (engine.weights.has_slots or gradients.any_partial) else total
-  reduces = total - per_repeat if several and gradients.any_partial else 0
-  bounds = sorted({0, moves, reduces, total}, reverse=True)
-  return [
-      (low, high - low, {"moving_on": low >= moves, "reducing": high <= reduces})
-      for high, low in itertools.pairwise(bounds)
-  ]
-
-
-def _initial_state(engine, doutputs: jax.Array) -> BackwardState:
-  ring, schedule = engine.ring, engine.schedule
+def _initial_state(pipeline: TracedPipeline, doutputs: jax.Array) -> BackwardState:
+  ring, schedule = pipeline.ring, pipeline.schedule
   dshift, dstore = ring.buffers(doutputs)
   if schedule.delay == 1:
     return BackwardState(dshift, dstore, None)
@@ -108,25 +94,44 @@ def _initial_state(engine, doutputs: jax.Array) -> BackwardState:
   return BackwardState(dshift, dstore, ring.rotate_back(ring.write_back(schedule.iterations, dshift, dstore)))
 
 
-def _iteration(engine, program, aux, saved, dintermediates, t, state, dleaving, slot, beside):
+def _iteration(
+    pipeline: TracedPipeline,
+    kept: Residuals,
+    dintermediates: PyTree,
+    t: jax.Array,
+    state: BackwardState,
+    dleaving: jax.Array,
+    weights: Arrays,
+    overlapped: Buffer,
+) -> tuple[BackwardState, Arrays, Buffer]:
   """One iteration in reverse, from the cotangent of what leaves the stages at its end.
 
+  Args:
+    pipeline: the pipeline.
+    kept: what forward kept.
+    dintermediates: cotangents of the intermediates, leaves [T, S, …].
+    t: iteration.
+    state: cotangents after the iteration.
+    dleaving: cotangent of what leaves the stages, [S, microbatch, sequence, embed].
+    weights: of the stages, leaves [S, …].
+    overlapped: for each weight arrays, or None, that are computed at the same time.
+
   Returns:
-    (state, gradients of the stages' weights [F, S, …], `beside`, each computed before its weight's gradient).
+    (state, gradients of the stages' weights [F, S, …], `overlapped`, each computed before its weight's gradient).
   """
-  ring = engine.ring
+  ring = pipeline.ring
   dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
   dy = jnp.where(ring.is_bubble(t, dy.ndim), jnp.zeros_like(dy), dy)
-  gradient, dx, beside = program.backward(
-      slot,
-      engine.aux_at(aux, t),
-      [get(all_, t) for all_ in saved],
+  gradient, dx, overlapped = pipeline.program.backward(
+      weights,
+      pipeline.aux_at(kept.aux, t),
+      [get(all_, t) for all_ in kept.saved],
       ring.constrain(dy),
       jax.tree.map(lambda all_: _cotangent_at(all_, t), dintermediates),
-      beside,
+      overlapped,
   )
   dshift, dstore = ring.read_back(t, ring.constrain(dx), state.dstore)
-  return BackwardState(dshift, dstore, dheld), gradient, beside
+  return BackwardState(dshift, dstore, dheld), gradient, overlapped
 
 
 def _cotangent_at(all_: jax.Array, t: jax.Array) -> jax.Array:

@@ -8,10 +8,10 @@ r = ⌊n / M⌋. Each stage keeps its own time, so this is the program of every 
   forward                                        backward, in reverse
     slot = repeat 0                                slot: forward's last; total = 0
     for t = 0 … T − 1:                             for t = T − 1 … 0:
-                                                     piece −1 − n mod M of spare is reduced → gradient of repeat r + 1
-      piece n mod M of repeat r + 1 → spare          piece −1 − n mod M of repeat r − 1 → spare, in its place
+                                                     piece −1 − n mod M of buffer is reduced → gradient of repeat r + 1
+      piece n mod M of repeat r + 1 → buffer         piece −1 − n mod M of repeat r − 1 → buffer, in its place
       y = stage(slot, x)                             total += gradient of stage(slot, x)
-      after the last item of r: slot = spare         after the first item of r: slot = spare; spare = total; total = 0
+      after the last item of r: slot = buffer        after the first item of r: slot = buffer; buffer = total; total = 0
       y → next stage                                 cotangent of x → stage before
                                                    total is reduced → gradient of repeat 0
 
@@ -25,19 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
-import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.backward import backward
 from maxtext_pp_ext.engine.forward import forward
-from maxtext_pp_ext.engine.gradients import Gradients, splits
-from maxtext_pp_ext.engine.residency import Weights
+from maxtext_pp_ext.engine.gradients import splits
+from maxtext_pp_ext.engine.programs.stage import StageFn, StageProgram
 from maxtext_pp_ext.engine.ring import Ring
-from maxtext_pp_ext.engine.stage import StageFn, StageProgram
-from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.engine.traced import AuxAt, Iterations, Residuals, TracedPipeline
+from maxtext_pp_ext.engine.weights import Arrays, Weights
+from maxtext_pp_ext.schedule import Schedule
 
 PyTree = Any
 
@@ -59,17 +58,17 @@ class Engine:
     loop_repeats: if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop.
   """
 
-  schedule: CircularSchedule
+  schedule: Schedule
   ring: Ring
   weights: Weights
   stages: StageFn
-  aux_at: Callable[[PyTree, jax.Array], PyTree]
+  aux_at: AuxAt
   checkpoint: Callable[[Callable], Callable] | None = None
   row_groups: int = 1
   loop_iterations: bool = True
   loop_repeats: bool = True
 
-  def __call__(self, params: PyTree, aux: PyTree, inputs: jax.Array) -> tuple[jax.Array, PyTree]:
+  def __call__(self, params: Arrays, aux: PyTree, inputs: jax.Array) -> tuple[jax.Array, PyTree]:
     """Runs the pipeline.
 
     Args:
@@ -80,34 +79,35 @@ class Engine:
     Returns:
       Outputs like the inputs, and the intermediates of each iteration, leaves [T, S, …], bubbles included.
     """
-    program = self._trace(params, aux, inputs)
+    traced = self._trace(params, aux, inputs)
 
     @jax.custom_vjp
     def pipeline(params, aux, inputs):
-      outputs, intermediates, _ = forward(self, program, self.weights.load(params), aux, inputs, save=False)
+      outputs, intermediates, _ = forward(traced, self.weights.load(params), aux, inputs, save=False)
       return outputs, intermediates
 
     def pipeline_fwd(params, aux, inputs):
       loaded = self.weights.load(params)
-      outputs, intermediates, saved = forward(self, program, loaded, aux, inputs, save=True)
-      return (outputs, intermediates), (self.weights.keep(params, loaded), params, aux, saved)
+      outputs, intermediates, (slot, saved) = forward(traced, loaded, aux, inputs, save=True)
+      kept = Residuals(loaded=self.weights.keep(params, loaded), params=params, aux=aux, slot=slot, saved=saved)
+      return (outputs, intermediates), kept
 
-    def pipeline_bwd(residuals, cotangents):
-      loaded, params, aux, (slot, saved) = residuals
-      dparams, dinputs = backward(self, program, loaded, slot, params, aux, saved, *cotangents)
+    def pipeline_bwd(kept, cotangents):
+      dparams, dinputs = backward(traced, kept, *cotangents)
       return dparams, None, dinputs
 
     pipeline.defvjp(pipeline_fwd, pipeline_bwd)
     return pipeline(params, aux, inputs)
 
-  def _trace(self, params: PyTree, aux: PyTree, inputs: jax.Array) -> StageProgram:
+  def _trace(self, params: Arrays, aux: PyTree, inputs: jax.Array) -> TracedPipeline:
     """Traces the stages once, on the values of iteration 0 (unused, so the compiler drops them)."""
+    iterations = Iterations(schedule=self.schedule, compiled=self.loop_iterations, compiled_repeats=self.loop_repeats)
     loaded = self.weights.load(params)
-    slot = self.weights.at(self.weights.first(loaded), loaded, self.repeat(0))
+    slot = self.weights.at(self.weights.first(loaded), loaded, iterations.repeat(0))
     x = self.ring.read(0, *self.ring.buffers(inputs))
     batch = self.ring.batch_axes(inputs)
     axes = [a for _, axes in batch for a in axes]
-    return StageProgram.trace(
+    program = StageProgram.trace(
         self.stages,
         slot,
         self.aux_at(aux, 0),
@@ -116,46 +116,6 @@ class Engine:
         splits(self.weights.mesh, self.weights.layouts, batch, self.row_groups),
         axes,
     )
-
-  def gradients(self, program: StageProgram, params: PyTree) -> Gradients:
-    """What adds the weights' gradients up."""
-    return Gradients.of(self.weights, params, program.gradients.parts)
-
-  @property
-  def stage_numbers(self) -> jax.Array:
-    """[S]: 0 … S − 1."""
-    return jnp.arange(self.schedule.stages, dtype=jnp.int32)
-
-  def item(self, t: jax.Array | int) -> jax.Array:
-    """The item that each stage is at, [S]; outside 0 … M·R − 1 in bubbles."""
-    return self.schedule.item(t, self.stage_numbers)
-
-  def repeat(self, t: jax.Array | int, after: int = 0) -> jax.Array:
-    """The repeat that each stage is at, or that many after it, [S]; the nearest there is where there is none."""
-    repeats = self.schedule.repeat(t, self.stage_numbers) + after
-    return jnp.clip(repeats, 0, self.schedule.repeats - 1)
-
-  def loop_over_iterations(
-      self, body: Callable, first: int, count: int, carry: PyTree, *, reverse: bool = False
-  ) -> PyTree:
-    """`carry = body(t, carry)` for the iterations first … first + count − 1, or from the last to the first."""
-    if reverse:
-      at = lambda k: first + (count - 1 - k)
-    else:
-      at = lambda k: first + k
-    step = lambda k, carry: body(at(k), carry)
-    if self.loop_iterations:
-      return loop(count, step, carry, compiled=True)
-    # Unrolled, and if repeats are to be looped over, then only as many iterations as a repeat has.
-    per_repeat = self.schedule.microbatches
-    repeats, rest = divmod(count, per_repeat) if self.loop_repeats else (0, count)
-    in_repeat = lambda r, carry: loop(per_repeat, lambda k, carry: step(r * per_repeat + k, carry), carry, compiled=False)
-    carry = loop(repeats, in_repeat, carry, compiled=True)
-    return loop(rest, lambda k, carry: step(repeats * per_repeat + k, carry), carry, compiled=False)
-
-
-def loop(count: int, body: Callable, carry: PyTree, *, compiled: bool) -> PyTree:
-  """`carry = body(k, carry)` for k = 0 … count − 1, as one compiled loop or unrolled."""
-  if compiled and count > 1:
-    return jax.lax.fori_loop(0, count, body, carry)
-  return functools.reduce(lambda carry, k: body(k, carry), range(count), carry)
+    return TracedPipeline(
+        iterations=iterations, ring=self.ring, weights=self.weights, program=program, aux_at=self.aux_at
+    )

@@ -9,16 +9,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from maxtext_pp_ext.engine.traced import Body, TracedPipeline
+from maxtext_pp_ext.engine.weights import Arrays, Buffer, Window
+
 PyTree = Any
 
 
 class ForwardState(NamedTuple):
   """What an iteration reads and replaces.
 
-  shift, store: the ring's buffers, see `ring.py`.
-  held: with D = 2 the previous iteration's outputs, on their way; None with D = 1. [S, microbatch, sequence, embed].
-  intermediates: leaves [T, S, …].
-  saved: residuals for backward, leaves [T, S, …]; empty if there is no backward.
+  Attributes:
+    shift, store: the ring's buffers, see `ring.py`, [S, microbatch, sequence, embed] and [S, M, microbatch, sequence,
+      embed].
+    held: with D = 2 the previous iteration's outputs, on their way, like shift; None with D = 1.
+    intermediates: leaves [T, S, …].
+    saved: residuals for backward, leaves [T, S, …]; empty if there is no backward.
   """
 
   shift: jax.Array
@@ -28,14 +33,15 @@ class ForwardState(NamedTuple):
   saved: list[jax.Array]
 
 
-def forward(engine, program, loaded: PyTree, aux: PyTree, inputs: jax.Array, *, save: bool):
+def forward(
+    pipeline: TracedPipeline, loaded: Arrays, aux: PyTree, inputs: jax.Array, *, save: bool
+) -> tuple[jax.Array, PyTree, tuple[Arrays, list[jax.Array]]]:
   """Runs all iterations.
 
   Args:
-    engine: the Engine.
-    program: its traced stages.
+    pipeline: the pipeline.
     loaded: weights to fetch from, leaves [R, S, …].
-    aux: pytree for `engine.aux_at`.
+    aux: pytree for `pipeline.aux_at`.
     inputs: [M, microbatch, sequence, embed].
     save: whether to keep what backward needs.
 
@@ -43,58 +49,74 @@ def forward(engine, program, loaded: PyTree, aux: PyTree, inputs: jax.Array, *, 
     (outputs [M, microbatch, sequence, embed], intermediates [T, S, …], (the slot of the last repeat, saved residuals
     [T, S, …])): backward begins with the weights that forward ended with.
   """
-  schedule, weights = engine.schedule, engine.weights
+  iterations, schedule, weights = pipeline.iterations, pipeline.schedule, pipeline.weights
 
-  def run(t, state, slot, beside):
-    return _iteration(engine, program, aux, t, state, weights.at(slot, loaded, engine.repeat(t)), beside, save=save)
+  def run(
+      t: jax.Array, state: ForwardState, slot: Arrays, overlapped: Buffer | None
+  ) -> tuple[ForwardState, Buffer | None]:
+    gathered = weights.at(slot, loaded, iterations.repeat(t))
+    return _iteration(pipeline, aux, t, state, gathered, overlapped, save=save)
 
-  def moving_on(t, carry):
+  def advancing(t: jax.Array, carry: tuple[ForwardState, Window]) -> tuple[ForwardState, Window]:
     state, window = carry
-    item, following = engine.item(t), engine.repeat(t, after=1)
-    window = weights.bring(window, loaded, following, item % schedule.microbatches)
-    state, spare = run(t, state, window.slot, window.spare)
-    window = window._replace(spare=spare)
-    return state, weights.turn(window, loaded, following, (item >= 0) & schedule.ends_repeat(item))
+    item, following = iterations.item(t), iterations.repeat(t, after=1)
+    window = weights.prefetch(window, loaded, following, item % schedule.microbatches)
+    state, buffer = run(t, state, window.slot, window.buffer)
+    window = window._replace(buffer=buffer)
+    return state, weights.advance(window, loaded, following, (item >= 0) & schedule.ends_repeat(item))
 
-  # From here on all stages are at the last repeat.
-  last = schedule.iterations - schedule.microbatches if weights.has_slots and schedule.repeats > 1 else 0
-  carry = _initial_state(engine, program, inputs, save=save), weights.window(weights.first(loaded))
-  state, (slot, _) = engine.loop_over_iterations(moving_on, 0, last, carry)
-  finishing = lambda t, state: run(t, state, slot, None)[0]
-  state = engine.loop_over_iterations(finishing, last, schedule.iterations - last, state)
-  return _outputs(engine, state), state.intermediates, (slot, state.saved)
+  def staying(slot: Arrays) -> Body:
+    return lambda t, state: run(t, state, slot, None)[0]
+
+  state, window = _initial_state(pipeline, inputs, save=save), weights.window(weights.first(loaded))
+  for phase in schedule.forward_phases(advances=weights.has_slots):
+    if phase.advances:
+      state, window = iterations.loop(phase, advancing, (state, window))
+    else:
+      state = iterations.loop(phase, staying(window.slot), state)
+  return _outputs(pipeline, state), state.intermediates, (window.slot, state.saved)
 
 
-def _initial_state(engine, program, inputs: jax.Array, *, save: bool) -> ForwardState:
-  shift, store = engine.ring.buffers(inputs)
+def _initial_state(pipeline: TracedPipeline, inputs: jax.Array, *, save: bool) -> ForwardState:
+  schedule, ring, program = pipeline.schedule, pipeline.ring, pipeline.program
+  shift, store = ring.buffers(inputs)
 
   def per_iteration(aval):
-    buffer = engine.ring.constrain_iterations(jnp.zeros((engine.schedule.iterations, *aval.shape), aval.dtype))
+    zeros = ring.constrain_iterations(jnp.zeros((schedule.iterations, *aval.shape), aval.dtype))
     # What a remat policy offloads arrives in host memory.
-    return buffer if aval.memory_space == jax.memory.Space.Device else jax.device_put(buffer, aval.memory_space)
+    return zeros if aval.memory_space == jax.memory.Space.Device else jax.device_put(zeros, aval.memory_space)
 
   return ForwardState(
       shift=shift,
       store=store,
-      held=shift if engine.schedule.delay == 2 else None,
+      held=shift if schedule.delay == 2 else None,
       intermediates=jax.tree.map(per_iteration, program.intermediates_avals),
       saved=[per_iteration(aval) for aval in program.saved_avals] if save else [],
   )
 
 
-def _iteration(engine, program, aux, t, state: ForwardState, weights, beside: PyTree, *, save: bool):
-  """One iteration: (state, `beside`, which has been computed before the outputs leave).
+def _iteration(
+    pipeline: TracedPipeline,
+    aux: PyTree,
+    t: jax.Array | int,
+    state: ForwardState,
+    weights: Arrays,
+    overlapped: Buffer | None,
+    *,
+    save: bool,
+) -> tuple[ForwardState, Buffer | None]:
+  """One iteration: (state, `overlapped`, which is computed at the same time, before the outputs leave).
 
   The compiler's scheduler lays a program out from its end and would have all that is independent of the stages, such as
   a transfer of weights, go on while the outputs move. Tied to the outputs it goes on while they are computed.
   """
-  ring = engine.ring
-  x, stage_aux = ring.read(t, state.shift, state.store), engine.aux_at(aux, t)
+  ring, program = pipeline.ring, pipeline.program
+  x, stage_aux = ring.read(t, state.shift, state.store), pipeline.aux_at(aux, t)
   if save:
     y, intermediates, residuals = program.save(weights, stage_aux, x)
   else:
     (y, intermediates), residuals = program.run(weights, stage_aux, x), []
-  y, beside = jax.lax.optimization_barrier((ring.constrain(y), beside))
+  y, overlapped = jax.lax.optimization_barrier((ring.constrain(y), overlapped))
   leaving, held = (y, None) if state.held is None else (state.held, y)
   shift = ring.rotate(leaving)
   state = ForwardState(
@@ -104,14 +126,14 @@ def _iteration(engine, program, aux, t, state: ForwardState, weights, beside: Py
       intermediates=jax.tree.map(lambda all_, one: put(all_, one, t), state.intermediates, intermediates),
       saved=[put(all_, one, t) for all_, one in zip(state.saved, residuals, strict=True)],
   )
-  return state, beside
+  return state, overlapped
 
 
-def _outputs(engine, state: ForwardState) -> jax.Array:
-  store = state.store
+def _outputs(pipeline: TracedPipeline, state: ForwardState) -> jax.Array:
+  ring, store = pipeline.ring, state.store
   if state.held is not None:  # with D = 2 the last output is still on its way
-    store = engine.ring.write(engine.schedule.iterations, engine.ring.rotate(state.held), store)
-  return engine.ring.leave(store)
+    store = ring.write(pipeline.schedule.iterations, ring.rotate(state.held), store)
+  return ring.leave(store)
 
 
 def put(all_: jax.Array, one: jax.Array, t: jax.Array) -> jax.Array:

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of the weights' gradients: over the microbatches of a repeat, then over the devices, then in the stored layout.
 
-A gradient that an iteration leaves as a partial sum (see `partial.py`) is added up on each device over the M items of a
-repeat. When a stage has finished a repeat its sum moves on, in the dtype that travels, and is reduced a piece per
-iteration while the stage works on the repeat before. In the same iterations a piece of the weight comes into the window's
-spare, of the same shape. So the sum waits in the spare, and every piece of the weight comes in where a piece of the sum
-has just left. A gradient that comes complete is added to its place in the stored layout at once.
+A gradient that an iteration leaves as a partial sum (see `programs/partial.py`) is added up on each device over the M
+items of a repeat. When a stage has finished a repeat its sum moves on, in the dtype that travels, and is reduced a
+piece per iteration while the stage works on the repeat before. In the same iterations a piece of the weight comes into
+the window's prefetch buffer, of the same shape. So the sum waits in that buffer, and every piece of the weight comes in
+where a piece of the sum has just left. A gradient that comes complete is added to its place in the stored layout at
+once.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import jax
 from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.partial import BatchSplit
+from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
-from maxtext_pp_ext.engine.residency import Arrays, Spare, WeightLayout, Weights
+from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.engine.weights import Arrays, Buffer, Weights
 from maxtext_pp_ext.sharding import constrain
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
@@ -30,13 +32,16 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes
 class Sums(NamedTuple):
   """Sums so far.
 
-  total: of the repeat that each stage is at; only of gradients that come as partial sums. [F, S, …].
-  done: of the repeat that it has finished, like `total` in the dtype that travels; None for what waits in the spare.
-  stored: what is complete, leaves [R, S, …] as the parameters are stored.
+  Attributes:
+    total: of the repeat that each stage is at; only of gradients that come as partial sums. [F, S, …], in the dtype in
+      which microbatches are summed.
+    done: of the repeat that it has finished, like `total` in the dtype that travels; None for what waits in the prefetch
+      buffer.
+    stored: what is complete, leaves [R, S, …] as the parameters are stored.
   """
 
   total: Arrays
-  done: Spare
+  done: Buffer
   stored: Arrays
 
 
@@ -50,14 +55,14 @@ class Gradients:
     mesh: the device mesh.
     layouts: one per parameter.
     params: the parameters' shapes and dtypes, [R, S, …].
-    in_spare: whose finished sums wait in the window's spare.
+    in_buffer: whose finished sums wait in the window's prefetch buffer.
     pieces: in how many pieces a repeat's sums are reduced.
   """
 
   mesh: Mesh
   layouts: list[WeightLayout]
   params: list[jax.ShapeDtypeStruct]
-  in_spare: list[bool]
+  in_buffer: list[bool]
   pieces: int
 
   @classmethod
@@ -69,11 +74,11 @@ class Gradients:
     ]
     params = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in params]
     # Where pieces overlap, one that comes in would take the place of what has not left.
-    in_spare = [
-        weights.fills_spare(each) and each.transfer(weights.mesh, w.shape, weights.pieces).moves_once
+    in_buffer = [
+        weights.is_prefetched(each) and each.transfer(weights.mesh, w.shape, weights.pieces).moves_once
         for each, w in zip(layouts, params, strict=True)
     ]
-    return cls(mesh=weights.mesh, layouts=layouts, params=params, in_spare=in_spare, pieces=weights.pieces)
+    return cls(mesh=weights.mesh, layouts=layouts, params=params, in_buffer=in_buffer, pieces=weights.pieces)
 
   @property
   def _partial(self) -> list[int]:
@@ -86,7 +91,7 @@ class Gradients:
   def zeros(self) -> Sums:
     """Before the first item."""
     total = [self._zeros(i, self.layouts[i].accumulation_dtype) for i in self._partial]
-    own = lambda i: None if self.in_spare[i] or self._repeats == 1 else self._zeros(i, self.layouts[i].compute_dtype)
+    own = lambda i: None if self.in_buffer[i] or self._repeats == 1 else self._zeros(i, self.layouts[i].compute_dtype)
     done = [own(i) for i in self._partial]
     stored = [self._empty(*each) for each in zip(self.layouts, self.params, strict=True)]
     return Sums(total, done, stored)
@@ -144,10 +149,16 @@ class Gradients:
     args = [*(sums.stored[i] for i, _ in gradients), *(g for _, g in gradients)]
     return per_stage(add, self.mesh, [repeat, where], args, [*stored, *shards], stored)
 
-  def finish_repeat(self, sums: Sums, spare: Spare, where: jax.Array) -> tuple[Sums, Spare]:
-    """Moves the totals of the stages in the bool [S] `where` on, to be reduced: (sums, spare) with them."""
+  def finish_repeat(self, sums: Sums, buffer: Buffer, where: jax.Array) -> tuple[Sums, Buffer]:
+    """Puts the totals of stages that have finished a repeat aside, to be reduced: (sums, buffer) with them.
+
+    Args:
+      sums: those so far.
+      buffer: the window's prefetch buffer, leaves [F, S, …] or None.
+      where: the stages that have finished a repeat, bool [S].
+    """
     if not self._partial:
-      return sums, spare
+      return sums, buffer
 
     def move(where, *arrays):
       half = len(arrays) // 2
@@ -156,22 +167,29 @@ class Gradients:
       return jax.lax.cond(where, take, lambda total, done: done, list(arrays[:half]), list(arrays[half:]))
 
     layouts = [self.layouts[i].by_device for i in self._partial]
-    arrays = [*sums.total, *self._done(sums, spare)]
+    arrays = [*sums.total, *self._done(sums, buffer)]
     moved = per_stage(move, self.mesh, [where], arrays, [*layouts, *layouts], layouts)
-    done, spare = list(sums.done), list(spare)
+    done, buffer = list(sums.done), list(buffer)
     for k, (i, new) in enumerate(zip(self._partial, moved, strict=True)):
-      if self.in_spare[i]:
-        spare[i] = new
+      if self.in_buffer[i]:
+        buffer[i] = new
       else:
         done[k] = new
-    return sums._replace(done=done), spare
+    return sums._replace(done=done), buffer
 
-  def reduce(self, sums: Sums, spare: Spare, repeat: jax.Array, piece: jax.Array) -> Sums:
-    """Reduces one piece of what is done into its repeat's place."""
-    return self._reduce(sums, self._done(sums, spare), repeat, piece, self.pieces)
+  def reduce(self, sums: Sums, buffer: Buffer, repeat: jax.Array, piece: jax.Array) -> Sums:
+    """Reduces one piece of what is done into its repeat's place.
 
-  def _done(self, sums: Sums, spare: Spare) -> Arrays:
-    return [spare[i] if self.in_spare[i] else own for i, own in zip(self._partial, sums.done, strict=True)]
+    Args:
+      sums: those so far.
+      buffer: the window's prefetch buffer, leaves [F, S, …] or None.
+      repeat: the repeat that each stage has finished last, int [S].
+      piece: which piece, int [S], 0 … pieces − 1.
+    """
+    return self._reduce(sums, self._done(sums, buffer), repeat, piece, self.pieces)
+
+  def _done(self, sums: Sums, buffer: Buffer) -> Arrays:
+    return [buffer[i] if self.in_buffer[i] else own for i, own in zip(self._partial, sums.done, strict=True)]
 
   def finish(self, sums: Sums) -> Arrays:
     """The gradients [R, S, …] in the parameters' dtypes, once repeat 0 is all that is left in `total`."""

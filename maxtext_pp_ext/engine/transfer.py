@@ -3,7 +3,7 @@
 """A weight's way from its shards to its gathered form and its gradient's way back, in pieces.
 
 While a stage works on one repeat, M iterations pass. In each of them one of M pieces of another repeat is gathered, or
-reduced and scattered, beside the computation. Everything here acts on the local arrays of one stage on one device,
+reduced and scattered, while the stage computes. Everything here acts on the local arrays of one stage on one device,
 inside a `shard_map`.
 """
 

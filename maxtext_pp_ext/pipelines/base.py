@@ -17,11 +17,11 @@ import jax.numpy as jnp
 
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.engine import MAX, SUM, Engine, Residency, Ring, WeightLayout, Weights
-from maxtext_pp_ext.engine.precision import cast_on_first_use
+from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
 from maxtext_pp_ext.pipelines.expert_bias import updates_from_counts
 from maxtext_pp_ext.pipelines.intermediates import SOWN, put_before
 from maxtext_pp_ext.pipelines.stages import Differentiated, StageModule
-from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule import CircularSchedule, Schedule
 from maxtext_pp_ext.sharding import (
     automatic,
     constrain,
@@ -63,6 +63,7 @@ class CircularPipelineBase(nnx.Module):
 
   Attributes:
     residency: how long gathered weights stay, named by the subclass.
+    schedule_class: who works on what when.
     shards_automatically: tells `host.replacements.stage_modules` to build layers for automatic sharding, also in a model
       with explicit sharding: layouts within the pipeline are ours and the compiler's matter.
     bubble_fill: what stages compute on in bubbles; see `Ring`.
@@ -70,6 +71,7 @@ class CircularPipelineBase(nnx.Module):
   """
 
   residency: ClassVar[Residency]
+  schedule_class: ClassVar[type[Schedule]] = CircularSchedule
   shards_automatically: ClassVar[bool] = True
   bubble_fill: ClassVar[float] = 0.0
 
@@ -98,7 +100,7 @@ class CircularPipelineBase(nnx.Module):
     self.config = config
     self.mesh = mesh
     self.remat_policy = remat_policy
-    self.schedule = CircularSchedule.of_config(config)
+    self.schedule = self.schedule_class.of_config(config)
     self.layers = self._stack(stage_factory, rngs)
     if any(_names_layouts(node) for _, node in nnx.iter_graph(self.layers)):
       raise NotImplementedError(
@@ -265,7 +267,7 @@ class CircularPipelineBase(nnx.Module):
       stored = gathered_last(stored, gathered)
       kept = {a for entry in gathered for a in mesh_axes(entry)}
       # Gathered at each use, a weight's gradient is also complete at each use. A next value is no sum.
-      partial = self.residency is not Residency.ITERATION and not overwritten
+      partial = self.residency.has_slots and not overwritten
       layouts.append(
           WeightLayout(
               sharded=stored,

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Circular pipeline that gathers weights at every iteration: least memory, most traffic."""
 
-from maxtext_pp_ext.engine import Residency
 from maxtext_pp_ext.pipelines.base import CircularPipelineBase
+from maxtext_pp_ext.schedule import Residency
 
 
 class CircularPipeline(CircularPipelineBase):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Circular pipeline with a Buffer Sliding Window: weights of two successive repeats are held gathered."""
 
-from maxtext_pp_ext.engine import Residency
 from maxtext_pp_ext.pipelines.base import CircularPipelineBase
+from maxtext_pp_ext.schedule import Residency
 
 
 class CircularBswPipeline(CircularPipelineBase):

@@ -17,7 +17,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule import Schedule
 
 PyTree = Any
 
@@ -45,7 +45,7 @@ COMBINE: dict[str, Callable] = {
 DEVIATION, MEAN = "activation_stdev", "activation_mean"
 
 
-def per_layer(intermediates: PyTree, schedule: CircularSchedule) -> PyTree:
+def per_layer(intermediates: PyTree, schedule: Schedule) -> PyTree:
   """Values per layer from values per iteration, without bubbles.
 
   Args:
@@ -111,10 +111,10 @@ def put_before(layers: nnx.Module, earlier: nnx.State, appends: Mapping[tuple, b
   nnx.update(layers, nnx.from_flat_state(list(kept.items())))
 
 
-def per_microbatch(values: PyTree, schedule: CircularSchedule) -> PyTree:
+def per_microbatch(values: PyTree, schedule: Schedule) -> PyTree:
   """Leaves [R, S, M, …] from leaves [T, S, …]: one value per layer and microbatch, without bubbles."""
   repeat, stage, microbatch = jnp.ogrid[: schedule.repeats, : schedule.stages, : schedule.microbatches]
-  t = repeat * schedule.microbatches + microbatch + schedule.delay * stage
+  t = schedule.iteration(repeat, microbatch, stage)
   return jax.tree.map(lambda x: x[t, stage], values)
 
 

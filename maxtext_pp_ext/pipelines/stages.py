@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from maxtext_pp_ext.pipelines.expert_bias import READ_ONLY_STATE, sow_counts
 from maxtext_pp_ext.pipelines.intermediates import SOWN, per_layer, per_microbatch
-from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.sharding import logical_axes
 from maxtext_pp_ext.sharding.resolve import LogicalAxes
 
@@ -45,7 +45,7 @@ class StageModule:
     call: the stage's call, (module, x, segment_ids, positions) -> output.
   """
 
-  schedule: CircularSchedule
+  schedule: Schedule
   graphdef: Any
   weights: list[jax.Array]
   weight_axes: list[LogicalAxes | None]
@@ -57,7 +57,7 @@ class StageModule:
   call: Callable
 
   @classmethod
-  def of(cls, layers: nnx.Module, schedule: CircularSchedule, *, deterministic: bool, model_mode: str) -> StageModule:
+  def of(cls, layers: nnx.Module, schedule: Schedule, *, deterministic: bool, model_mode: str) -> StageModule:
     """Takes a stacked module apart, from which what an earlier call has sown has been popped.
 
     Raises:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from maxtext_pp_ext.engine.residency import Residency
-from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,9 +83,9 @@ class Costs:
 
 def gathers(schedule: CircularSchedule, residency: Residency) -> float:
   """How often the weights of one repeat are gathered in a step, by what a device sends."""
-  if residency is Residency.ITERATION:
+  if not residency.has_slots:
     return 2.0 * schedule.iterations
-  if residency is Residency.ONCE or schedule.repeats == 1:
+  if residency.gathers_first or schedule.repeats == 1:
     return float(schedule.repeats)
   # Backward begins with the weights that forward ended with. A piece is sent in every iteration in which some stage needs
   # one, and stages need them at different times.
@@ -95,7 +94,7 @@ def gathers(schedule: CircularSchedule, residency: Residency) -> float:
 
 def reductions(schedule: CircularSchedule, residency: Residency) -> float:
   """How often the gradients of one repeat are reduced in a step, by what a device sends."""
-  if residency is Residency.ITERATION:
+  if not residency.has_slots:
     return float(schedule.iterations)
   return schedule.repeats + (_others_iterations(schedule) if schedule.repeats > 1 else 0)
 
@@ -132,7 +131,7 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
   backward = {"gradients, sharded": sizes.parameters, **_window(schedule, residency, sizes), **kept}
   backward["waiting microbatches, both directions"] = 2 * whole
   backward["one microbatch in a stage, backward"] = sizes.work
-  slots = {Residency.ITERATION: 0, Residency.REPEAT: 1, Residency.ONCE: schedule.repeats}[residency]
+  slots = 0 if not residency.has_slots else schedule.repeats if residency.gathers_first else 1
   head = {**kept, "weights that the pipeline keeps gathered": slots * sizes.gathered, "outputs": whole}
   return Costs(
       traffic=traffic,
@@ -143,9 +142,9 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
 
 
 def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes) -> dict[str, int]:
-  if residency is Residency.REPEAT:
+  if residency.prefetches:
     weights = {"weight window: slot and spare": min(2, schedule.repeats) * sizes.gathered}
-  elif residency is Residency.ONCE:
+  elif residency.gathers_first:
     weights = {"gathered weights of all repeats": schedule.repeats * sizes.gathered}
   else:
     return {

@@ -3,5 +3,7 @@
 """Who works on what when: integer arithmetic, no JAX."""
 
 from maxtext_pp_ext.schedule.circular import CircularSchedule
+from maxtext_pp_ext.schedule.interface import Phase, Schedule
+from maxtext_pp_ext.schedule.residency import Residency
 
-__all__ = ["CircularSchedule"]
+__all__ = ["CircularSchedule", "Phase", "Residency", "Schedule"]

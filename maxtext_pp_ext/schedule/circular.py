@@ -12,7 +12,10 @@ consecutive iterations only, and at any iteration the stages use at most two suc
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
+
+from maxtext_pp_ext.schedule.interface import Phase
 
 # A Python int, a NumPy array or a traced JAX integer: the arithmetic below is the same for all of them.
 Int = Any
@@ -121,3 +124,38 @@ class CircularSchedule:
   def arrival(self, t: Int) -> Int:
     """The item that the last stage finishes at iteration t − D + 1 and stage 0 has at the end of iteration t."""
     return t - self.delay * self.stages + 1
+
+  def iteration(self, repeat: Int, microbatch: Int, s: Int) -> Int:
+    """When stage s works on a microbatch in a repeat: r·M + m + D·s."""
+    return repeat * self.microbatches + microbatch + self.delay * s
+
+  def forward_phases(self, *, advances: bool) -> list[Phase]:
+    """All iterations in the order in which forward goes through them.
+
+    In the last M, every stage is at the last repeat or after it: there is none to go over to.
+
+    Args:
+      advances: whether stages keep weights, so that they have to go over from those of a repeat to those of the next.
+    """
+    advancing = self.iterations - self.microbatches if advances and self.repeats > 1 else 0
+    bounds = sorted({0, advancing, self.iterations})
+    return [Phase(first=low, count=high - low, advances=high <= advancing) for low, high in itertools.pairwise(bounds)]
+
+  def backward_phases(self, *, advances: bool, reduces: bool) -> list[Phase]:
+    """All iterations in the order in which backward goes through them, from the last one on.
+
+    In the first M, every stage is at repeat 0 or before it: there is none to go over to. In the last M, every stage is at
+    the last repeat or after it: none has been finished yet, whose sums could wait.
+
+    Args:
+      advances: whether stages keep weights or sums of gradients of a repeat.
+      reduces: whether there are sums of gradients to be reduced when a repeat is finished.
+    """
+    several = self.repeats > 1
+    advancing = self.microbatches if advances and several else self.iterations
+    reducing = self.iterations - self.microbatches if reduces and several else 0
+    bounds = sorted({0, advancing, reducing, self.iterations}, reverse=True)
+    return [
+        Phase(first=low, count=high - low, advances=low >= advancing, reduces=high <= reducing)
+        for high, low in itertools.pairwise(bounds)
+    ]

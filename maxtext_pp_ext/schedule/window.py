@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Buffer Sliding Window of a stage holds at each iteration, and what comes into it and leaves it.
 
-The arithmetic of `engine.engine`'s pseudo-code, for pictures of it and tests: with two slots, one of the repeat in work
-and one in which the next repeat arrives, in as many pieces as a repeat has microbatches.
+The arithmetic of `engine.engine`'s pseudo-code, for pictures of it and tests: with a slot for the repeat in work, and a
+prefetch buffer in which the next repeat arrives, in as many pieces as a repeat has microbatches.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from maxtext_pp_ext.schedule.circular import CircularSchedule
+from maxtext_pp_ext.schedule.interface import Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,10 @@ class Step:
     repeat: the repeat in work; None in a bubble.
     microbatch: the microbatch in work; None in a bubble.
     slot: whose weights the slot has.
-    arriving: the repeat of which a piece is gathered into the spare; None if none is.
+    arriving: the repeat of which a piece is gathered into the prefetch buffer; None if none is.
     reducing: the repeat of whose gradient a piece is reduced; None in forward.
     piece: which piece of both; None if there is none.
-    turns: whether the spare becomes the slot afterwards, which frees the slot's weights.
+    advances: whether the prefetch buffer becomes the slot afterwards, which frees the slot's weights.
   """
 
   iteration: int
@@ -35,20 +35,20 @@ class Step:
   arriving: int | None = None
   reducing: int | None = None
   piece: int | None = None
-  turns: bool = False
+  advances: bool = False
 
 
-def forward(schedule: CircularSchedule, stage: int) -> list[Step]:
+def forward(schedule: Schedule, stage: int) -> list[Step]:
   """A stage's iterations forward, 0 … T − 1. Repeat 0 is gathered before them."""
   return [_step(schedule, t, stage, backward=False) for t in range(schedule.iterations)]
 
 
-def backward(schedule: CircularSchedule, stage: int) -> list[Step]:
+def backward(schedule: Schedule, stage: int) -> list[Step]:
   """A stage's iterations backward, T − 1 … 0. It begins with the last repeat, which forward has left in the slot."""
   return [_step(schedule, t, stage, backward=True) for t in reversed(range(schedule.iterations))]
 
 
-def _step(schedule: CircularSchedule, t: int, stage: int, *, backward: bool) -> Step:
+def _step(schedule: Schedule, t: int, stage: int, *, backward: bool) -> Step:
   last, per_repeat = schedule.repeats - 1, schedule.microbatches
   item, works = schedule.item(t, stage), not schedule.is_bubble(t, stage)
   slot = min(max(schedule.repeat(t, stage), 0), last)
@@ -67,7 +67,7 @@ def _step(schedule: CircularSchedule, t: int, stage: int, *, backward: bool) -> 
         step,
         arriving=arriving,
         piece=piece if arriving is not None else None,
-        turns=arriving is not None and bool(schedule.ends_repeat(item)),
+        advances=arriving is not None and bool(schedule.ends_repeat(item)),
     )
   arriving = slot - 1 if slot > 0 else None
   reducing = slot + 1 if slot < last else None
@@ -76,5 +76,5 @@ def _step(schedule: CircularSchedule, t: int, stage: int, *, backward: bool) -> 
       arriving=arriving,
       reducing=reducing,
       piece=per_repeat - 1 - piece if arriving is not None or reducing is not None else None,
-      turns=arriving is not None and bool(schedule.begins_repeat(item)),
+      advances=arriving is not None and bool(schedule.begins_repeat(item)),
   )

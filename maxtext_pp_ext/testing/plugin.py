@@ -119,8 +119,9 @@ def _use_virtual_devices(count: int) -> None:
 
 
 def _jax_backend_initialized() -> bool:
-  xla_bridge = sys.modules.get("jax._src.xla_bridge")
-  return xla_bridge is not None and xla_bridge.backends_are_initialized()
+  from maxtext_pp_ext import jax_private  # pylint: disable=import-outside-toplevel
+
+  return "jax" in sys.modules and jax_private.backends_are_initialized()
 
 
 def _install(name: str) -> None:

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 from flax import linen as nn
 from flax import nnx
 import jax
-from jax.extend import core as jex_core
-from jax.interpreters import partial_eval as pe
 import jax.numpy as jnp
 from maxtext.layers import nnx_decoders
 from maxtext.layers import pipeline
 
+from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, dce_jaxpr
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import make_config, make_pipeline
 
@@ -74,7 +73,7 @@ def gradient_program(built: Built) -> Any:
 
   with jax.set_mesh(built.mesh), nn.logical_axis_rules(built.config.logical_axis_rules):
     closed = jax.make_jaxpr(run)(params, built.batch.inputs, built.batch.cotangent)
-  jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+  jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
   return jaxpr
 
 
@@ -120,7 +119,7 @@ def inner_jaxprs(eqn: Any) -> Iterator[Any]:
   """The programs of a loop, call or branch."""
   for value in eqn.params.values():
     for one in value if isinstance(value, (tuple, list)) else (value,):
-      if isinstance(one, jex_core.ClosedJaxpr):
+      if isinstance(one, ClosedJaxpr):
         yield one.jaxpr
-      elif isinstance(one, jex_core.Jaxpr):
+      elif isinstance(one, Jaxpr):
         yield one

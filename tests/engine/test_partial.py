@@ -7,7 +7,8 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
-from maxtext_pp_ext.engine.partial import BatchSplit, GradientProgram
+from maxtext_pp_ext.engine.programs.partial import GradientProgram
+from maxtext_pp_ext.engine.programs.roots import BatchSplit
 import numpy as np
 import pytest
 
@@ -24,8 +25,8 @@ def check(layer, weight_shape, split, parts, *, batch_axes=("fsdp",)):
   program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, cotangent), [split], batch_axes)
   assert program.parts == (parts,)
   # What is to be computed before the gradient is passed on as it is.
-  (gradient,), (dx,), (beside,) = jax.jit(program.run)([weight, x, cotangent], [[weight, None]])
-  np.testing.assert_array_equal(beside[0], weight)
+  (gradient,), (dx,), (overlapped,) = jax.jit(program.run)([weight, x, cotangent], [[weight, None]])
+  np.testing.assert_array_equal(overlapped[0], weight)
   expected, expected_dx = backward(weight, x, cotangent)
   assert gradient.shape == (parts, *weight_shape)
   np.testing.assert_allclose(gradient.sum(0), expected, rtol=1e-5, atol=1e-5)

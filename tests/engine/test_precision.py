@@ -4,7 +4,7 @@
 
 import jax
 import jax.numpy as jnp
-from maxtext_pp_ext.engine.precision import cast_on_first_use
+from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
 import pytest
 
 WEIGHT = jax.ShapeDtypeStruct((4, 4), jnp.float32)

@@ -6,8 +6,10 @@ import jax
 from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
 from maxtext_pp_ext.engine.gradients import Gradients
-from maxtext_pp_ext.engine.residency import Residency, WeightLayout, Weights
 from maxtext_pp_ext.engine.transfer import Cut, Transfer
+from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.engine.weights import Weights
+from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain, gathered_last
 import numpy as np
 import pytest
@@ -53,18 +55,18 @@ def test_all_pieces_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored
   repeat = jnp.array([2, 1])  # each stage is at another one
 
   @jax.jit
-  def bring(params):
+  def prefetch(params):
     loaded = weights.load([params])
     window = weights.window(weights.first(loaded))
     for k in range(pieces):
-      window = weights.bring(window, loaded, repeat, jnp.array([k, pieces - 1 - k]))
-    turned = weights.turn(window, loaded, repeat, jnp.array([True, True]))
-    half = weights.turn(window, loaded, repeat, jnp.array([False, True]))
-    return window.slot[0], turned.slot[0], half.slot[0]
+      window = weights.prefetch(window, loaded, repeat, jnp.array([k, pieces - 1 - k]))
+    advanced = weights.advance(window, loaded, repeat, jnp.array([True, True]))
+    half = weights.advance(window, loaded, repeat, jnp.array([False, True]))
+    return window.slot[0], advanced.slot[0], half.slot[0]
 
-  first, turned, half = bring(params)
+  first, advanced, half = prefetch(params)
   np.testing.assert_array_equal(first, params[0])
-  np.testing.assert_array_equal(turned, [params[2, 0], params[1, 1]])
+  np.testing.assert_array_equal(advanced, [params[2, 0], params[1, 1]])
   np.testing.assert_array_equal(half, [params[0, 0], params[1, 1]])
 
 
@@ -89,13 +91,13 @@ def test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_co
   def reduce(params, done, total):
     loaded = weights.load([params])
     window = weights.window(weights.first(loaded))
-    sums, spare = gradients.finish_repeat(gradients.zeros()._replace(total=[done]), window.spare, everywhere)
-    sums, window = sums._replace(total=[total]), window._replace(spare=spare)
+    sums, buffer = gradients.finish_repeat(gradients.zeros()._replace(total=[done]), window.buffer, everywhere)
+    sums, window = sums._replace(total=[total]), window._replace(buffer=buffer)
     for k in range(pieces):
       piece = jnp.array([k, pieces - 1 - k])
-      sums = gradients.reduce(sums, window.spare, repeat, piece)
-      window = weights.bring(window, loaded, following, piece)
-    return gradients.finish(sums)[0], weights.turn(window, loaded, following, everywhere).slot[0]
+      sums = gradients.reduce(sums, window.buffer, repeat, piece)
+      window = weights.prefetch(window, loaded, following, piece)
+    return gradients.finish(sums)[0], weights.advance(window, loaded, following, everywhere).slot[0]
 
   reduced, slot = reduce(params, done, total)
   expected = np.zeros((REPEATS, STAGES, *shape), np.float32)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from maxtext_pp_ext.engine.gradients import Gradients, Sums
-from maxtext_pp_ext.engine.residency import Weights
+from maxtext_pp_ext.engine.weights import Weights
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
@@ -111,7 +111,7 @@ def test_a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients(stages, rep
 
 @pytest.mark.parametrize("stages, repeats, rounds, delay", [(1, 2, 2, 1), (2, 3, 1, 1), (3, 3, 1, 1), (3, 2, 2, 2)])
 def test_neither_does_a_nan_in_what_has_not_come_yet(monkeypatch, stages, repeats, rounds, delay):
-  """In the spare, and in sums before their first summand and before their first piece."""
+  """In the prefetch buffer, and in sums before their first summand and before their first piece."""
   window, zeros = Weights.window, Gradients.zeros
   nan = lambda arrays: jax.tree.map(lambda x: jnp.full_like(x, math.nan), arrays)
 
@@ -124,8 +124,8 @@ def test_neither_does_a_nan_in_what_has_not_come_yet(monkeypatch, stages, repeat
 
   def empty_window(self, slot):
     made = window(self, slot)
-    assert any(w is not None for w in made.spare)
-    return made._replace(spare=nan(made.spare))
+    assert any(w is not None for w in made.buffer)
+    return made._replace(buffer=nan(made.buffer))
 
   monkeypatch.setattr(Weights, "window", empty_window)
   monkeypatch.setattr(Gradients, "zeros", empty_sums)

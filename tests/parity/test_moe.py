@@ -135,7 +135,7 @@ def test_a_weight_is_gathered_whole_before_the_loops_and_one_piece_of_it_in_an_i
   config, devices, pipeline = build(**DENSE, **mesh, repeats=3, microbatches=8, head_dim=12, base_emb_dim=24)
   batch = parity.Batch.random(config)
   pipelined, params = parity.function_of(pipeline)
-  moving = [(w.shape, each) for _, w, each in layouts(pipeline, config, devices) if each.moves]
+  moving = [(w.shape, each) for _, w, each in layouts(pipeline, config, devices) if each.needs_gather]
   whole = collections.Counter(per_device(shape[1:], each.gathered, devices) for shape, each in moving)
   pieces = collections.Counter(piece_of(shape, each, devices, pieces=8) for shape, each in moving)
   with jax.set_mesh(devices), nn.logical_axis_rules(config.logical_axis_rules):

@@ -4,9 +4,8 @@
 
 import dataclasses
 
-from maxtext_pp_ext.engine.residency import Residency
 from maxtext_pp_ext.plan import chips, costs
-from maxtext_pp_ext.schedule import CircularSchedule, window
+from maxtext_pp_ext.schedule import CircularSchedule, Residency, window
 import pytest
 
 SCHEDULES = [

@@ -122,7 +122,7 @@ def test_a_command_whose_guardian_is_killed_ends(tmp_path):
 
 LIBRARY = f"""
 import pathlib, signal, sys, threading
-from maxtext_pp_ext.testing import trainer
+from maxtext_pp_ext.trainer_runs import trainer
 before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 run = lambda: trainer.run_python(["-c", {common.PARENT!r}], pathlib.Path("log"), devices=2)
 thread = threading.Thread(target=run)

@@ -45,7 +45,7 @@ COMMANDS = {
     "compare --run": f'{CLI}\ncompare._row = lambda *_: {{}}\nsys.exit(main(["compare", "--impl", "none", "--run"]))',
     "plan --validate": f"""{CLI}
 import types
-from maxtext_pp_ext.host import variants
+from maxtext_pp_ext.host.models import variants
 variants.arguments = lambda *_, **__: []
 one = types.SimpleNamespace(impl="none", keys={{}}, schedule=None, arguments=lambda given: [])
 found = types.SimpleNamespace(devices=4, memory_limit=None, not_counted=[], candidates=[one], fits=lambda each: True)

@@ -47,6 +47,29 @@ def test_a_stage_starts_after_its_input_is_there(schedule):
 
 
 @given(schedules())
+def test_the_iteration_of_a_stage_repeat_and_microbatch_is_the_one_in_which_it_works_on_them(schedule):
+  for t, s, m, r in work(schedule):
+    assert schedule.iteration(r, m, s) == t
+
+
+def iterations_of(phase):
+  return range(phase.first, phase.first + phase.count)
+
+
+@given(schedules(), st.booleans(), st.booleans())
+def test_the_phases_of_a_direction_are_all_its_iterations_in_order(schedule, advances, reduces):
+  forward = schedule.forward_phases(advances=advances)
+  backward = schedule.backward_phases(advances=advances, reduces=reduces)
+  assert [t for phase in forward for t in iterations_of(phase)] == list(range(schedule.iterations))
+  assert [t for phase in backward for t in reversed(iterations_of(phase))] == list(reversed(range(schedule.iterations)))
+  assert min(phase.count for phase in [*forward, *backward]) > 0
+  if not advances:
+    assert not any(phase.advances for phase in [*forward, *backward])
+  if not reduces:
+    assert not any(phase.reduces for phase in [*forward, *backward])
+
+
+@given(schedules())
 def test_bubbles_counted_equal_the_closed_form(schedule):
   slots = schedule.iterations * schedule.stages
   bubbles = slots - len(work(schedule))

@@ -22,22 +22,42 @@ DIRECTIONS = {"forward": window.forward, "backward": window.backward}
 def test_a_stage_works_with_the_slot_and_what_comes_into_it_has_arrived_whole(steps_of, schedule):
   for stage in range(schedule.stages):
     steps = steps_of(schedule, stage)
-    slot, spare = steps[0].slot, {}
+    slot, buffer = steps[0].slot, {}
     for step in steps:
       assert step.slot == slot
       assert step.repeat in (None, slot)
       if step.arriving is not None:
-        spare.setdefault(step.arriving, []).append(step.piece)
-      if step.turns:
-        [(slot, pieces)] = spare.items()  # one repeat and no other is in the spare
+        buffer.setdefault(step.arriving, []).append(step.piece)
+      if step.advances:
+        [(slot, pieces)] = buffer.items()  # one repeat and no other is in the buffer
         assert sorted(pieces) == list(range(schedule.microbatches))
-        spare = {}
-    assert not spare
+        buffer = {}
+    assert not buffer
     work = [(step.repeat, step.microbatch) for step in steps if step.repeat is not None]
     assert sorted(work) == [(r, m) for r in range(schedule.repeats) for m in range(schedule.microbatches)]
     assert [step.iteration for step in steps if step.repeat is None] == [
         step.iteration for step in steps if schedule.is_bubble(step.iteration, stage)
     ]
+
+
+def iterations_with(phases, attribute):
+  return {t for phase in phases if getattr(phase, attribute) for t in range(phase.first, phase.first + phase.count)}
+
+
+@given(schedules())
+def test_phases_have_the_iterations_in_which_some_stage_gathers_or_reduces_and_no_other(schedule):
+  with_some = lambda steps_of, attribute: {
+      step.iteration
+      for stage in range(schedule.stages)
+      for step in steps_of(schedule, stage)
+      if getattr(step, attribute) is not None
+  }
+  forward = schedule.forward_phases(advances=True)
+  backward = schedule.backward_phases(advances=True, reduces=True)
+  assert iterations_with(forward, "advances") == with_some(window.forward, "arriving")
+  assert iterations_with(backward, "advances") == with_some(window.backward, "arriving")
+  assert iterations_with(backward, "reduces") == with_some(window.backward, "reducing")
+  assert not iterations_with(forward, "reduces")
 
 
 @given(schedules())

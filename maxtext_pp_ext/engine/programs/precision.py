@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend import core as jex_core
 import jax.numpy as jnp
-from maxtext_pp_ext.engine.calls import CALLS, inner_program
+
+from maxtext_pp_ext.engine.programs.jaxprs import CALLS, inner_program
+from maxtext_pp_ext.jax_private import Jaxpr, JaxprEqn, Literal, Var
 
 # Move or lay out elements without computing with them, so they commute with a cast.
 _MOVES = frozenset(
@@ -47,7 +48,7 @@ def cast_on_first_use(fn: Callable, weights: list[Any], *args: Any) -> list[jnp.
   return [_narrower(closed.jaxpr, var) for var in closed.jaxpr.invars[: len(weights)]]
 
 
-def _narrower(jaxpr: Any, var: jex_core.Var) -> jnp.dtype | None:
+def _narrower(jaxpr: Jaxpr, var: Var) -> jnp.dtype | None:
   try:
     dtypes = _casts(jaxpr, var)
   except _UsedOtherwise:
@@ -59,7 +60,7 @@ def _narrower(jaxpr: Any, var: jex_core.Var) -> jnp.dtype | None:
   return dtype if is_cast and dtype.itemsize < var.aval.dtype.itemsize else None
 
 
-def _casts(jaxpr: Any, var: Any) -> set[jnp.dtype]:
+def _casts(jaxpr: Jaxpr, var: Var) -> set[jnp.dtype]:
   """The dtypes that a variable is cast to; raises if it is used in any other way."""
   if any(v is var for v in jaxpr.outvars):
     raise _UsedOtherwise
@@ -70,7 +71,7 @@ def _casts(jaxpr: Any, var: Any) -> set[jnp.dtype]:
   return dtypes
 
 
-def _casts_of_use(jaxpr: Any, eqn: Any, position: int) -> set[jnp.dtype]:
+def _casts_of_use(jaxpr: Jaxpr, eqn: JaxprEqn, position: int) -> set[jnp.dtype]:
   name = eqn.primitive.name
   if name == "convert_element_type":
     return {jnp.dtype(eqn.params["new_dtype"])}
@@ -83,6 +84,6 @@ def _casts_of_use(jaxpr: Any, eqn: Any, position: int) -> set[jnp.dtype]:
   raise _UsedOtherwise
 
 
-def _is_scanned_over(outer: Any, inner: Any) -> bool:
+def _is_scanned_over(outer: Var | Literal, inner: Var) -> bool:
   """Whether a loop reads one slice of this operand per iteration; constants and carries keep their shape."""
   return outer.aval.shape[1:] == inner.aval.shape and outer.aval.ndim == inner.aval.ndim + 1

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend import core as jex_core
-from jax.interpreters import partial_eval as pe
 import jax.numpy as jnp
 import numpy as np
 
-from maxtext_pp_ext.engine.partial import BatchSplit, GradientProgram
+from maxtext_pp_ext.engine.programs.jaxprs import depends, number, select_outputs
+from maxtext_pp_ext.engine.programs.partial import GradientProgram
+from maxtext_pp_ext.engine.programs.roots import BatchSplit
+from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun
 
 PyTree = Any
 # (weights, aux, x) -> (y, intermediates); see StageProgram.
@@ -34,16 +35,26 @@ class StageProgram:
   whatever the remat policy saves, are returned by `save` and have to be stored per iteration. The others (weights,
   their casts and transposes, masks, dropout keys) are computed again by `backward` from the weights and aux it is
   given, so that no gathered weight is ever stored.
+
+  Attributes:
+    weights_and_aux: structure of (weights, aux).
+    outputs: structure of (y, intermediates).
+    output_avals: types of their leaves, each [S, …].
+    primal: (weights, aux, x) -> outputs.
+    saving: (weights, aux, x) -> outputs + saved.
+    rebuilding: (weights, aux, x) -> the residuals that do not depend on x.
+    saved_avals: types of what is saved, each [S, …].
+    gradients: (rebuilt, saved, cotangents) -> (gradients of the weights, cotangent of x).
   """
 
   weights_and_aux: jax.tree_util.PyTreeDef
   outputs: jax.tree_util.PyTreeDef
   output_avals: tuple[Any, ...]
-  primal: jex_core.ClosedJaxpr  # (weights, aux, x) -> outputs
-  saving: jex_core.ClosedJaxpr  # (weights, aux, x) -> outputs + saved
-  rebuilding: jex_core.ClosedJaxpr  # (weights, aux, x) -> the residuals that do not depend on x
+  primal: ClosedJaxpr
+  saving: ClosedJaxpr
+  rebuilding: ClosedJaxpr
   saved_avals: tuple[Any, ...]
-  gradients: GradientProgram  # (rebuilt, saved, cotangents) -> (weight gradients, dx)
+  gradients: GradientProgram
 
   @classmethod
   def trace(
@@ -81,10 +92,10 @@ class StageProgram:
     jaxpr = closed.jaxpr
     num_outputs = structure["outputs"].num_leaves
     is_x = [False] * (len(jaxpr.invars) - 1) + [True]
-    depends = [_depends(jaxpr, i, is_x) for i in range(num_outputs, len(jaxpr.outvars))]
+    on_x = [depends(jaxpr, i, is_x) for i in range(num_outputs, len(jaxpr.outvars))]
     # The same value is often a residual of several operations: store it once.
-    saved_index, saved_outs = _unique(jaxpr.outvars[num_outputs:], depends)
-    rebuilt_index, rebuilt_outs = _unique(jaxpr.outvars[num_outputs:], [not d for d in depends])
+    saved_index, saved_outs = number(jaxpr.outvars[num_outputs:], on_x)
+    rebuilt_index, rebuilt_outs = number(jaxpr.outvars[num_outputs:], [not d for d in on_x])
 
     saved_positions = [num_outputs + i for i in saved_outs]
     rebuilt_positions = [num_outputs + i for i in rebuilt_outs]
@@ -92,9 +103,7 @@ class StageProgram:
     outputs = [_struct(v.aval) for v in jaxpr.outvars[:num_outputs]]
 
     def pull_back(rebuilt, saved, cotangents):
-      arrays = iter(
-          [saved[saved_index[k]] if k in saved_index else rebuilt[rebuilt_index[k]] for k in range(len(depends))]
-      )
+      arrays = iter([saved[saved_index[k]] if k in saved_index else rebuilt[rebuilt_index[k]] for k in range(len(on_x))])
       vjp_fn = jax.tree.unflatten(structure["vjp"], [next(arrays) if s is None else s for s in structure["static"]])
       given = iter(cotangents)
       dweights, dx = vjp_fn(
@@ -105,7 +114,7 @@ class StageProgram:
     backward = jax.make_jaxpr(pull_back)(
         avals(rebuilt_positions), avals(saved_positions), [o for o in outputs if _is_float(o)]
     )
-    take = functools.partial(_select_outputs, closed)
+    take = functools.partial(select_outputs, closed)
     return cls(
         weights_and_aux=jax.tree.structure((weights, aux)),
         outputs=structure["outputs"],
@@ -117,18 +126,27 @@ class StageProgram:
         gradients=GradientProgram.plan(backward, splits, batch_axes),
     )
 
-  def _run(self, closed: jex_core.ClosedJaxpr, weights: PyTree, aux: PyTree, x: jax.Array) -> list[jax.Array]:
+  def _run(self, closed: ClosedJaxpr, weights: PyTree, aux: PyTree, x: jax.Array) -> list[jax.Array]:
     leaves, structure = jax.tree.flatten((weights, aux))
     if structure != self.weights_and_aux:
       raise TypeError(f"The stage was traced for {self.weights_and_aux} and is run on {structure}.")
-    return jex_core.jaxpr_as_fun(closed)(*leaves, x)
+    return jaxpr_as_fun(closed)(*leaves, x)
 
   def run(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree]:
-    """Forward without residuals: (y, intermediates)."""
+    """Forward without residuals: (y like x, intermediates [S, …]).
+
+    Args:
+      weights: leaves [S, …].
+      aux: leaves [S, …].
+      x: [S, microbatch, sequence, embed].
+
+    Raises:
+      TypeError: weights and aux have another structure than those that were traced.
+    """
     return jax.tree.unflatten(self.outputs, self._run(self.primal, weights, aux, x))
 
   def save(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree, list[jax.Array]]:
-    """Forward with residuals: (y, intermediates, saved)."""
+    """Forward with residuals: (y, intermediates, saved [S, …]). Takes and raises what `run` does."""
     out = self._run(self.saving, weights, aux, x)
     n = self.outputs.num_leaves
     y, intermediates = jax.tree.unflatten(self.outputs, out[:n])
@@ -141,21 +159,21 @@ class StageProgram:
       saved: list[jax.Array],
       dy: jax.Array,
       dintermediates: PyTree,
-      beside: list[PyTree],
+      overlapped: list[PyTree],
   ) -> tuple[list[jax.Array], jax.Array, list[PyTree]]:
     """Cotangents of the weights, each [F, S, …] to be summed over F, and of x. Recomputes what was not saved.
 
     F is 1 for a weight whose gradient is not left as a partial sum (`gradients.parts`). Intermediates that are not
-    floating point have no cotangent; theirs is ignored. `beside` holds for each weight arrays, or None, that are to be
-    computed before its cotangent is; they are returned.
+    floating point have no cotangent; theirs is ignored. `overlapped` holds for each weight arrays, or None, that are to
+    be computed before its cotangent is; they are returned.
     """
     # No x is needed for what does not depend on x; a placeholder completes the argument list and is never read.
     rebuilt = self._run(self.rebuilding, weights, aux, jnp.zeros(dy.shape, dy.dtype))
     cotangents = [
         d for d, o in zip(jax.tree.leaves((dy, dintermediates)), self.output_avals, strict=True) if _is_float(o)
     ]
-    dweights, (dx,), beside = self.gradients.run([*rebuilt, *saved, *cotangents], beside)
-    return dweights, dx, beside
+    dweights, (dx,), overlapped = self.gradients.run([*rebuilt, *saved, *cotangents], overlapped)
+    return dweights, dx, overlapped
 
   @property
   def intermediates_avals(self) -> PyTree:
@@ -179,31 +197,3 @@ def _struct(aval: Any) -> Any:
 
 def _is_array(leaf: Any) -> bool:
   return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
-
-
-def _depends(jaxpr, out: int, candidates: list[bool]) -> bool:
-  """Whether output number `out` is computed from one of the candidate inputs, looking into loops and calls."""
-  used_outputs = [i == out for i in range(len(jaxpr.outvars))]
-  _, used_inputs = pe.dce_jaxpr(jaxpr, used_outputs)
-  return any(u and c for u, c in zip(used_inputs, candidates, strict=True))
-
-
-def _unique(outvars: Sequence, wanted: Sequence[bool]) -> tuple[dict[int, int], list[int]]:
-  """Numbers the wanted outputs, equal variables getting one number: ({output: number}, [output of each number])."""
-  numbers, by_var, first = {}, {}, []
-  for i, (var, want) in enumerate(zip(outvars, wanted, strict=True)):
-    if not want:
-      continue
-    key = var if isinstance(var, jex_core.Var) else id(var)
-    if key not in by_var:
-      by_var[key] = len(first)
-      first.append(i)
-    numbers[i] = by_var[key]
-  return numbers, first
-
-
-def _select_outputs(closed: jex_core.ClosedJaxpr, outs: Sequence[int]) -> jex_core.ClosedJaxpr:
-  """The part of a program that computes these outputs (numbers in ascending order), with all its inputs kept."""
-  wanted = set(outs)
-  jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, [i in wanted for i in range(len(closed.jaxpr.outvars))], instantiate=True)
-  return jex_core.ClosedJaxpr(jaxpr, closed.consts)

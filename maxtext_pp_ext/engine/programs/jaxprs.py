@@ -1,0 +1,119 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Programs as JAX traces them (jaxprs): what their operations use, parts of them, and programs without calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, dce_jaxpr, jaxpr_as_fun
+
+# Calls whose operands are the inner program's inputs, one to one. Functions with their own derivative rule are not
+# among them: the rule may use an operand in another way than the function does.
+CALLS = frozenset({"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
+
+# (operation, values of its operands) -> values of its results in its place, or None to leave it as it is.
+Rewrite = Callable[[JaxprEqn, list], list | None]
+
+
+def inner_program(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[Any]]:
+  """(jaxpr, its constants) of an operation that runs another program."""
+  inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+  return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+
+
+def count_uses(jaxpr: Jaxpr) -> dict[Var, int]:
+  """How often each variable is an operand or an output; variables that are neither are left out."""
+  uses: dict = {}
+  for var in [v for eqn in jaxpr.eqns for v in eqn.invars] + list(jaxpr.outvars):
+    if isinstance(var, Var):
+      uses[var] = uses.get(var, 0) + 1
+  return uses
+
+
+def makers_of(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
+  """The operation that each variable is a result of; inputs and constants are left out."""
+  return {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+
+
+def depends(jaxpr: Jaxpr, out: int, candidates: list[bool]) -> bool:
+  """Whether output number `out` is computed from one of the candidate inputs, looking into loops and calls."""
+  used_outputs = [i == out for i in range(len(jaxpr.outvars))]
+  _, used_inputs = dce_jaxpr(jaxpr, used_outputs)
+  return any(u and c for u, c in zip(used_inputs, candidates, strict=True))
+
+
+def number(outvars: Sequence[Var | Literal], wanted: Sequence[bool]) -> tuple[dict[int, int], list[int]]:
+  """Numbers the wanted outputs, equal variables getting one number: ({output: number}, [output of each number])."""
+  numbers, by_var, first = {}, {}, []
+  for i, (var, want) in enumerate(zip(outvars, wanted, strict=True)):
+    if not want:
+      continue
+    key = var if isinstance(var, Var) else id(var)
+    if key not in by_var:
+      by_var[key] = len(first)
+      first.append(i)
+    numbers[i] = by_var[key]
+  return numbers, first
+
+
+def select_outputs(closed: ClosedJaxpr, outs: Sequence[int]) -> ClosedJaxpr:
+  """The part of a program that computes these outputs (numbers in ascending order), with all its inputs kept."""
+  wanted = set(outs)
+  jaxpr, _ = dce_jaxpr(closed.jaxpr, [i in wanted for i in range(len(closed.jaxpr.outvars))], instantiate=True)
+  return ClosedJaxpr(jaxpr, closed.consts)
+
+
+def select_eqns(
+    closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], invars: Sequence[Var], outvars: Sequence[Var], *, consts: bool
+) -> ClosedJaxpr:
+  """A program of these operations only, with the constants of the whole or with none."""
+  given = {} if consts else {"constvars": []}
+  jaxpr = closed.jaxpr.replace(eqns=list(eqns), invars=list(invars), outvars=list(outvars), **given)
+  return ClosedJaxpr(jaxpr, closed.consts if consts else [])
+
+
+def inline(closed: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+  """The same program without calls.
+
+  Args:
+    closed: the program.
+    rewrite: is asked for each operation first, also within calls.
+  """
+  return jax.make_jaxpr(lambda *args: _run(closed.jaxpr, closed.consts, rewrite, *args))(*closed.in_avals)
+
+
+def _run(jaxpr: Jaxpr, consts: Sequence, rewrite: Rewrite, *args: Any) -> list:
+  env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+  read = lambda v: v.val if isinstance(v, Literal) else env[v]
+  for eqn in jaxpr.eqns:
+    values = [read(v) for v in eqn.invars]
+    results = rewrite(eqn, values)
+    if results is None and eqn.primitive.name in CALLS and not _has_shardings(eqn):
+      inner, inner_consts = inner_program(eqn)
+      results = _run(inner, inner_consts, rewrite, *_keep_from_merging(eqn, values))
+    elif results is None:
+      variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, Var)))
+      single = jaxpr.replace(constvars=[], eqns=[eqn], invars=variables, outvars=list(eqn.outvars))
+      results = jaxpr_as_fun(ClosedJaxpr(single, []))(*(env[v] for v in variables))
+    env.update(zip(eqn.outvars, results, strict=True))
+  return [read(v) for v in jaxpr.outvars]
+
+
+def _has_shardings(eqn: JaxprEqn) -> bool:
+  """Whether a call lays its operands or results out; then it is left alone."""
+  given = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+  return any(isinstance(s, jax.sharding.Sharding) for s in given)
+
+
+def _keep_from_merging(eqn: JaxprEqn, values: list) -> list:
+  """What lowering a rematerialised call does: a barrier, or the compiler would merge it with the forward pass."""
+  prevent = eqn.params.get("prevent_cse", False) if eqn.params.get("differentiated", False) else False
+  flags = [prevent] * len(values) if isinstance(prevent, bool) else list(prevent)
+  if not any(flags):
+    return values
+  behind = iter(jax.lax.optimization_barrier([v for v, f in zip(values, flags, strict=False) if f]))
+  return [next(behind) if f else v for v, f in zip(values, flags, strict=False)]

@@ -1,0 +1,146 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Weight gradients as explicit partial sums, so that they cross device boundaries once per repeat.
+
+A weight's gradient is a sum over the batch, which is sharded over the data-like mesh axes. Left to itself the compiler
+completes the sum (an all-reduce) wherever the gradient leaves the operation that made it: at every iteration, or, where
+it manages to move the reduction out of a loop, at the end of that loop. A partial sum cannot cross a loop's boundary,
+because automatic sharding has no layout for "not yet added up".
+
+Here it gets one: a leading axis. The operation at the root of each gradient (a matrix product or a sum that contracts
+the batch) is rewritten to contract within each of F equal parts of the batch, with the parts as a leading axis of the
+result, sharded over the data-like axes. On each device that is the product it computed anyway, and adding such values up
+over iterations and loops needs no communication. What is left to do once is to add up the leading axis.
+
+The rewrite is algebra, true whatever the layouts are: Σ_b = Σ_f Σ_{b in part f}. Layouts decide only how fast it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from maxtext_pp_ext.engine.programs.jaxprs import count_uses, inline, makers_of, select_eqns
+from maxtext_pp_ext.engine.programs.roots import BatchSplit, Root, expose_sums, find
+from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GradientProgram:
+  """A backward program whose first outputs are weight gradients, taken apart at their roots.
+
+  Attributes:
+    body: everything else; (inputs) -> each gradient's operands of roots and factors, then the outputs that have no root.
+    roots: for each gradient its roots, or None if it has none that can be split.
+    tails: for each gradient with roots what follows them, (results of the roots, factors) -> gradient.
+    num_factors: for each gradient how many values its tail takes that do not come from its roots.
+    parts: for each gradient F; 1 without roots.
+    num_rest: how many outputs have no root.
+  """
+
+  body: ClosedJaxpr
+  roots: tuple[tuple[Root, ...] | None, ...]
+  tails: tuple[ClosedJaxpr | None, ...]
+  num_factors: tuple[int, ...]
+  parts: tuple[int, ...]
+  num_rest: int
+
+  @classmethod
+  def plan(
+      cls, closed: ClosedJaxpr, splits: Sequence[Sequence[BatchSplit]], batch_axes: Sequence[str]
+  ) -> GradientProgram:
+    """Finds the roots of the first `len(splits)` outputs.
+
+    Args:
+      closed: the backward program.
+      splits: for each gradient the batch axes to split. An empty one, or one that no axis of the root's contraction
+        fits, leaves the gradient whole.
+      batch_axes: the mesh axes that shard the batch, in the order in which a leading axis of parts is sharded.
+    """
+    splits = [tuple(s for s in split if s.parts > 1) for split in splits]
+    axes = tuple(batch_axes) if any(splits) else ()
+    whole = inline(closed, lambda eqn, values: expose_sums(eqn, values, axes))
+    jaxpr = whole.jaxpr
+    uses, made_by = count_uses(jaxpr), makers_of(jaxpr)
+    found = [
+        find(out, made_by, uses, split) if split else None
+        for out, split in zip(jaxpr.outvars[: len(splits)], splits, strict=True)
+    ]
+    taken = {id(eqn) for one in found if one for eqn in one.taken}
+    operands = [v for one in found if one for v in (*(v for root in one.roots for v in root.eqn.invars), *one.factors)]
+    rest = [out for k, out in enumerate(jaxpr.outvars) if k >= len(found) or found[k] is None]
+    kept = [eqn for eqn in jaxpr.eqns if id(eqn) not in taken]
+    return cls(
+        body=select_eqns(whole, kept, jaxpr.invars, [*operands, *rest], consts=True),
+        roots=tuple(tuple(one.roots) if one else None for one in found),
+        tails=tuple(
+            select_eqns(
+                whole, one.tail, [*(root.eqn.outvars[0] for root in one.roots), *one.factors], [one.out], consts=False
+            )
+            if one
+            else None
+            for one in found
+        ),
+        num_factors=tuple(len(one.factors) if one else 0 for one in found),
+        parts=tuple(math.prod(s.parts for s in split) if one else 1 for one, split in zip(found, splits, strict=True)),
+        num_rest=len(rest),
+    )
+
+  def run(
+      self, args: Sequence[jax.Array], overlapped: Sequence[PyTree]
+  ) -> tuple[list[jax.Array], list[jax.Array], list[PyTree]]:
+    """Runs the program.
+
+    Args:
+      args: its inputs.
+      overlapped: for each gradient arrays, or None, that are to be computed before it is.
+
+    Returns:
+      (gradients, each [F, …] with its own F, other outputs, `overlapped`).
+    """
+    values = jaxpr_as_fun(self.body)(*args)
+    operands, rest = iter(values[: len(values) - self.num_rest]), iter(values[len(values) - self.num_rest :])
+    gradients, after = [], []
+    for roots, tail, num_factors, before in zip(self.roots, self.tails, self.num_factors, overlapped, strict=True):
+      if roots is None:
+        gradients.append(next(rest)[None])
+      else:
+        results = []
+        for root in roots:
+          given = [next(operands) for _ in root.eqn.invars]
+          # Tied to the smallest operand: what makes a larger one may be part of the same kernel as its product.
+          smallest = min(range(len(given)), key=[x.size for x in given].__getitem__)
+          given[smallest], before = jax.lax.optimization_barrier((given[smallest], before))
+          results.append(_run_root(root, given))
+        factors = [next(operands) for _ in range(num_factors)]
+        in_axes = (0,) * len(results) + (None,) * num_factors
+        gradients += jax.vmap(jaxpr_as_fun(tail), in_axes=in_axes)(*results, *factors)
+      after.append(before)
+    return gradients, list(rest), after
+
+
+def _run_root(root: Root, operands: list[jax.Array]) -> jax.Array:
+  """The root with a leading axis of parts [F, …]."""
+  if root.axes is None:
+    return operands[0]
+  split_operands = []
+  for k, x in enumerate(operands):
+    shape = list(x.shape)
+    for axes, parts in sorted(root.axes, key=lambda c: -c[0][k]):
+      shape[axes[k] : axes[k] + 1] = [parts, shape[axes[k]] // parts]
+    order = [axes[k] for axes, _ in root.axes]
+    moved = [axis + sum(other < axis for other in order) for axis in order]
+    split_operands.append(jnp.moveaxis(x.reshape(shape), moved, range(len(moved))))
+  one = functools.partial(root.eqn.primitive.bind, **root.eqn.params)
+  for _ in root.axes:
+    one = jax.vmap(one)
+  result = one(*split_operands)
+  return result.reshape((-1,) + result.shape[len(root.axes) :])

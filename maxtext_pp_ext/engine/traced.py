@@ -1,0 +1,126 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the loops of both directions work with: a pipeline with traced stages, and what forward keeps for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from maxtext_pp_ext.engine.gradients import Gradients
+from maxtext_pp_ext.engine.programs.stage import StageProgram
+from maxtext_pp_ext.engine.ring import Ring
+from maxtext_pp_ext.engine.weights import Arrays, Weights
+from maxtext_pp_ext.schedule import Phase, Schedule
+
+PyTree = Any
+# (aux, t) -> the stages' aux of iteration t, leaves [S, …].
+AuxAt = Callable[[PyTree, jax.Array | int], PyTree]
+# (t, carry) -> carry.
+Body = Callable[[jax.Array | int, PyTree], PyTree]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Iterations:
+  """Where all stages are at in an iteration, and how iterations are looped over.
+
+  Attributes:
+    schedule: who works on what when.
+    compiled: run iterations in a compiled loop (True) or unroll them.
+    compiled_repeats: if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop.
+  """
+
+  schedule: Schedule
+  compiled: bool = True
+  compiled_repeats: bool = True
+
+  @property
+  def stage_numbers(self) -> jax.Array:
+    """[S] int32: 0 … S − 1."""
+    return jnp.arange(self.schedule.stages, dtype=jnp.int32)
+
+  def item(self, t: jax.Array | int) -> jax.Array:
+    """The item that each stage is at, [S] int32; outside 0 … M·R − 1 in bubbles."""
+    return self.schedule.item(t, self.stage_numbers)
+
+  def repeat(self, t: jax.Array | int, after: int = 0) -> jax.Array:
+    """The repeat that each stage is at, or that many after it, [S] int32; the nearest there is where there is none."""
+    repeats = self.schedule.repeat(t, self.stage_numbers) + after
+    return jnp.clip(repeats, 0, self.schedule.repeats - 1)
+
+  def loop(self, phase: Phase, body: Body, carry: PyTree, *, reverse: bool = False) -> PyTree:
+    """`carry = body(t, carry)` for the iterations of a phase, or from the last of them to the first."""
+    first, count = phase.first, phase.count
+    if reverse:
+      at = lambda k: first + (count - 1 - k)
+    else:
+      at = lambda k: first + k
+    step = lambda k, carry: body(at(k), carry)
+    if self.compiled:
+      return _loop(count, step, carry, compiled=True)
+    # Unrolled, and if repeats are to be looped over, then only as many iterations as a repeat has.
+    per_repeat = self.schedule.microbatches
+    repeats, rest = divmod(count, per_repeat) if self.compiled_repeats else (0, count)
+    in_repeat = lambda r, carry: _loop(
+        per_repeat, lambda k, carry: step(r * per_repeat + k, carry), carry, compiled=False
+    )
+    carry = _loop(repeats, in_repeat, carry, compiled=True)
+    return _loop(rest, lambda k, carry: step(repeats * per_repeat + k, carry), carry, compiled=False)
+
+
+def _loop(count: int, body: Body, carry: PyTree, *, compiled: bool) -> PyTree:
+  """`carry = body(k, carry)` for k = 0 … count − 1, as one compiled loop or unrolled."""
+  if compiled and count > 1:
+    return jax.lax.fori_loop(0, count, body, carry)
+  return functools.reduce(lambda carry, k: body(k, carry), range(count), carry)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TracedPipeline:
+  """A pipeline whose stages are traced.
+
+  Attributes:
+    iterations: where stages are at, and how iterations are looped over.
+    ring: moves the activations.
+    weights: fetches the weights.
+    program: all stages of one iteration.
+    aux_at: what stages read in an iteration and nothing differentiates.
+  """
+
+  iterations: Iterations
+  ring: Ring
+  weights: Weights
+  program: StageProgram
+  aux_at: AuxAt
+
+  @property
+  def schedule(self) -> Schedule:
+    """Who works on what when."""
+    return self.iterations.schedule
+
+  def gradients(self, params: Arrays) -> Gradients:
+    """What adds up the gradients of these parameters, [R, S, …]."""
+    return Gradients.of(self.weights, params, self.program.gradients.parts)
+
+
+class Residuals(NamedTuple):
+  """What forward keeps for backward.
+
+  Attributes:
+    loaded: weights to fetch from, leaves [R, S, …] (`Weights.keep`).
+    params: the parameters, leaves [R, S, …], for the types of their gradients.
+    aux: pytree for `aux_at`.
+    slot: the gathered weights of the last repeat, leaves [S, …]; empty without slots. Backward begins with them.
+    saved: what stages save in each iteration, leaves [T, S, …].
+  """
+
+  loaded: Arrays
+  params: Arrays
+  aux: PyTree
+  slot: Arrays
+  saved: list[jax.Array]

@@ -1,0 +1,189 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The weights that stages compute with: gathered, kept and replaced as a residency says.
+
+With the residency `repeat`, weights are in a window of two buffers that slides over the repeats, on each stage in its own
+time. A stage computes with `slot` while its next repeat is prefetched into `buffer`, a piece per iteration; when the
+repeat begins, the buffer becomes the slot. No stage waits for a gather and none holds a third repeat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh, PartitionSpec as P
+
+from maxtext_pp_ext.engine.per_stage import Layout, per_stage
+from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.schedule import Residency
+from maxtext_pp_ext.sharding import constrain
+
+Arrays = list[jax.Array]
+Buffer = list[jax.Array | None]
+
+
+class Window(NamedTuple):
+  """Gathered weights.
+
+  Attributes:
+    slot: what the stages compute with, leaves [S, …], in the dtypes that they compute in.
+    buffer: the prefetch buffer, what becomes the slot next, leaves [F, S, …] laid out `by_device`; None for weights that
+      need not be gathered. Once a weight has come, its F parts are the same. Where it has not, they may be anything: in
+      backward summands of a gradient wait there for their reduction (see `Gradients`).
+  """
+
+  slot: Arrays
+  buffer: Buffer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights:
+  """The weights of the repeat that each stage is at, as a residency says.
+
+  Indices such as `repeat` are arrays [S]: each stage has its own.
+
+  Attributes:
+    residency: how long gathered weights stay.
+    mesh: the device mesh.
+    layouts: one per parameter.
+    pieces: in how many pieces a repeat's weights come.
+  """
+
+  residency: Residency
+  mesh: Mesh
+  layouts: list[WeightLayout]
+  pieces: int
+
+  @property
+  def has_slots(self) -> bool:
+    """Whether weights stay from one iteration to the next."""
+    return self.residency.has_slots
+
+  def load(self, params: Arrays) -> Arrays:
+    """What slots are filled from, leaves [R, S, …]. Gathers here if weights stay gathered for the whole step.
+
+    Args:
+      params: leaves [R, S, …], in the dtypes in which they are stored.
+
+    Returns:
+      Sharded as they are stored and in the same dtypes; or gathered, in the dtypes in which stages compute.
+    """
+    if not self.residency.gathers_first:
+      return [constrain(w, P(None, *each.sharded), self.mesh) for each, w in self._with_layouts(params)]
+    return [
+        constrain(w.astype(each.compute_dtype), P(None, *each.gathered), self.mesh)
+        for each, w in self._with_layouts(params)
+    ]
+
+  def keep(self, params: Arrays, loaded: Arrays) -> Arrays:
+    """What backward fills slots from, leaves [R, S, …]: what is gathered if that stays for the step, else the parameters.
+
+    Where `load` changes the order of shards, backward does so again, and nothing of it is held in between.
+    """
+    return loaded if self.residency.gathers_first else params
+
+  def first(self, loaded: Arrays) -> Arrays:
+    """The slot of repeat 0 on all stages, leaves [S, …] from leaves [R, S, …]; empty without slots."""
+    if not self.has_slots:
+      return []
+    stored = [constrain(w[0], each.spec, self.mesh) for each, w in zip(self._loaded(0), loaded, strict=True)]
+    return [constrain(w.astype(each.compute_dtype), each.gathered, self.mesh) for each, w in self._with_layouts(stored)]
+
+  def window(self, slot: Arrays) -> Window:
+    """A window with this slot, leaves [S, …], and an empty prefetch buffer."""
+    if not self.has_slots:
+      return Window([], [None] * len(self.layouts))
+    empty = lambda layout, w: layout.by_device_like(self.mesh, w.shape, w.dtype) if self.is_prefetched(layout) else None
+    return Window(slot, [empty(each, w) for each, w in self._with_layouts(slot)])
+
+  def at(self, slot: Arrays, loaded: Arrays, repeat: jax.Array) -> Arrays:
+    """The weights of an iteration, gathered, leaves [S, …], in the dtypes in which stages compute.
+
+    Args:
+      slot: leaves [S, …]; empty without slots.
+      loaded: what `load` or `keep` returned, leaves [R, S, …].
+      repeat: the repeat that each stage is at, int [S].
+    """
+    if self.has_slots:
+      # Pinned at each use, so that a loop carries them as they are used, and not in a layout of the compiler's choice.
+      return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(slot)]
+    own = lambda repeat, *stored: [jax.lax.dynamic_index_in_dim(w, repeat, keepdims=False) for w in stored]
+    results = [Layout(each.sharded, 0) for each in self.layouts]
+    shards = per_stage(own, self.mesh, [repeat], loaded, self._loaded(1), results)
+    shards = [constrain(w.astype(each.compute_dtype), each.sharded, self.mesh) for each, w in self._with_layouts(shards)]
+    return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(shards)]
+
+  def prefetch(self, window: Window, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Window:
+    """Gathers one piece of a repeat into the prefetch buffer.
+
+    Args:
+      window: the weights so far.
+      loaded: what `load` or `keep` returned, leaves [R, S, …].
+      repeat: the repeat that each stage comes to next, int [S].
+      piece: which piece, int [S], 0 … pieces − 1.
+    """
+    prefetched = [i for i, w in enumerate(window.buffer) if w is not None]
+    if not prefetched:
+      return window
+    transfers = [self.layouts[i].transfer(self.mesh, loaded[i].shape, self.pieces) for i in prefetched]
+
+    def gather(repeat, piece, *arrays):
+      stored, buffer = arrays[: len(prefetched)], arrays[len(prefetched) :]
+      return [t.gather(w, repeat, new[0], piece)[None] for t, w, new in zip(transfers, stored, buffer, strict=True)]
+
+    stored = [Layout(P(None, *self.layouts[i].sharded), 1) for i in prefetched]
+    gathered = [self.layouts[i].by_device for i in prefetched]
+    args = [*(loaded[i] for i in prefetched), *(window.buffer[i] for i in prefetched)]
+    filled = per_stage(gather, self.mesh, [repeat, piece], args, [*stored, *gathered], gathered)
+    buffer = list(window.buffer)
+    for i, w in zip(prefetched, filled, strict=True):
+      buffer[i] = w
+    return window._replace(buffer=buffer)
+
+  def advance(self, window: Window, loaded: Arrays, repeat: jax.Array, where: jax.Array) -> Window:
+    """Goes over to a repeat, which is in the prefetch buffer: it takes the slot.
+
+    Args:
+      window: the weights so far.
+      loaded: what `load` or `keep` returned, leaves [R, S, …]; weights that are not prefetched are taken from it.
+      repeat: the repeat that each stage comes to, int [S].
+      where: on which stages, bool [S].
+    """
+    if not self.has_slots:
+      return window
+    in_buffer = [buffer is not None for buffer in window.buffer]
+    slots = [Layout(each.gathered, 0) for each in self.layouts]
+    sources = [buffer if buffer is not None else w for buffer, w in zip(window.buffer, loaded, strict=True)]
+    layouts = [
+        each.by_device if i else stored for i, each, stored in zip(in_buffer, self.layouts, self._loaded(1), strict=True)
+    ]
+
+    def replace(where, repeat, *arrays):
+      new, old = list(arrays[: len(slots)]), list(arrays[len(slots) :])
+
+      def take(new, old):
+        own = [
+            w[0] if i else jax.lax.dynamic_index_in_dim(w, repeat, keepdims=False)
+            for i, w in zip(in_buffer, new, strict=True)
+        ]
+        return [w.astype(slot.dtype) for w, slot in zip(own, old, strict=True)]
+
+      # A condition and not a choice: the slot is copied once per repeat and not at every iteration.
+      return jax.lax.cond(where, take, lambda new, old: old, new, old)
+
+    args = [*sources, *window.slot]
+    return window._replace(slot=per_stage(replace, self.mesh, [where, repeat], args, [*layouts, *slots], slots))
+
+  def is_prefetched(self, layout: WeightLayout) -> bool:
+    """Whether a weight comes into the prefetch buffer, in pieces, before it goes into the slot."""
+    return self.residency.prefetches and layout.needs_gather
+
+  def _with_layouts(self, arrays: Arrays):
+    return zip(self.layouts, arrays, strict=True)
+
+  def _loaded(self, stages: int) -> list[Layout]:
+    """How `load` lays weights out, with `stages` dimensions before that of the stages."""
+    spec = lambda layout: layout.gathered if self.residency.gathers_first else layout.sharded
+    return [Layout(P(*(None,) * stages, *spec(each)), stages) for each in self.layouts]

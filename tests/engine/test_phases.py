@@ -1,0 +1,27 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Phases leave out work that nothing needs: a schedule that names one phase for a whole direction trains the same."""
+
+from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
+from maxtext_pp_ext.schedule import CircularSchedule, Phase
+from maxtext_pp_ext.testing import parity
+from tests.parity.common import LAYERS, make_config
+
+
+class OnePhase(CircularSchedule):
+  """The circular schedule, without telling when there is nothing to gather or to reduce."""
+
+  def forward_phases(self, *, advances):
+    return [Phase(first=0, count=self.iterations, advances=advances)]
+
+  def backward_phases(self, *, advances, reduces):
+    return [Phase(first=0, count=self.iterations, advances=advances, reduces=reduces)]
+
+
+class OnePhasePipeline(CircularBswPipeline):
+  schedule_class = OnePhase
+
+
+def test_a_schedule_with_one_phase_for_a_whole_direction_trains_the_same():
+  config = make_config(stages=3, repeats=2, microbatches=3)
+  parity.assert_pipeline_parity(LAYERS["simple"], config, implementations=OnePhasePipeline)

@@ -1,0 +1,84 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the package uses of JAX beyond its public interface is there, and stands in one file."""
+
+import ast
+import importlib.metadata
+import pathlib
+import re
+
+import jax
+from jax.sharding import Mesh, PartitionSpec as P
+import jax.numpy as jnp
+from maxtext_pp_ext import jax_private
+from maxtext_pp_ext.engine.programs import jaxprs
+from maxtext_pp_ext.errors import SetupError
+import numpy as np
+import pytest
+
+PACKAGE = pathlib.Path(jax_private.__file__).parent
+PRIVATE = re.compile(r"jax\.(_src|extend|interpreters)\b")
+
+
+@pytest.mark.parametrize("use", jax_private.USES.values(), ids=jax_private.USES.keys())
+def test_jax_has_it(use):
+  jax_private.find(use)
+
+
+def test_the_version_that_it_was_tried_with_is_that_of_the_locked_environment():
+  constraints = (PACKAGE.parent / ".ci" / "constraints-cpu.txt").read_text(encoding="utf-8")
+  assert f"jax=={jax_private.TRIED_WITH}" in constraints.splitlines()
+
+
+def test_what_is_gone_is_said_with_its_purpose_and_both_versions(monkeypatch):
+  use = jax_private.Use("jax.interpreters.partial_eval", "no_such_function", "to find what is not needed")
+  monkeypatch.setitem(jax_private.USES, "no_such_function", use)
+  installed = importlib.metadata.version("jax")
+  expected = (
+      rf"^jax {installed} has no jax\.interpreters\.partial_eval\.no_such_function, which maxtext_pp_ext uses to find"
+      rf" what is not needed\. It was tried with jax {jax_private.TRIED_WITH}: "
+  )
+  with pytest.raises(SetupError, match=expected):
+    from maxtext_pp_ext.jax_private import no_such_function  # pylint: disable=import-outside-toplevel # noqa: F401
+
+
+def test_a_module_of_jax_that_is_gone_is_said_too():
+  with pytest.raises(SetupError, match=r"has no jax\.no_such_module\.Var"):
+    jax_private.find(jax_private.Use("jax.no_such_module", "Var", "for nothing"))
+
+
+def test_no_other_module_names_private_modules():
+  found = set()
+  for path in PACKAGE.rglob("*.py"):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    if any(PRIVATE.match(name) for name in names):
+      found.add(path.relative_to(PACKAGE).as_posix())
+  assert found == {"jax_private.py"}
+
+
+def test_operations_are_called_what_the_engine_looks_for():
+  """Names and parameters of operations are no interface of JAX either."""
+  mesh = Mesh(np.array(jax.devices()[:1]), ("fsdp",))
+  summed = jax.shard_map(
+      lambda x: jax.lax.psum(x, "fsdp"),
+      mesh=mesh,
+      in_specs=P("fsdp"),
+      out_specs=P(),
+      axis_names={"fsdp"},
+      check_vma=False,
+  )
+  call, remat, sharded = (
+      jax.make_jaxpr(fn)(jnp.ones(4)).eqns[0] for fn in (jax.jit(jnp.sin), jax.checkpoint(jnp.sin), summed)
+  )
+  assert call.primitive.name in jaxprs.CALLS and {"in_shardings", "out_shardings"} <= call.params.keys()
+  assert remat.primitive.name in jaxprs.CALLS and {"prevent_cse", "differentiated"} <= remat.params.keys()
+  for eqn in (call, remat, sharded):
+    assert isinstance(jaxprs.inner_program(eqn)[0], jax_private.Jaxpr)
+  assert sharded.primitive.name == "shard_map"
+  assert {"mesh", "in_specs", "out_specs", "check_vma"} <= sharded.params.keys()
+  assert {"newly_manual_axes", "manual_axes"} & sharded.params.keys()
+  [psum] = jaxprs.inner_program(sharded)[0].eqns
+  assert psum.primitive.name == "psum" and {"axes", "axis_index_groups"} <= psum.params.keys()
