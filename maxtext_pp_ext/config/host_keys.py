@@ -123,6 +123,8 @@ class HostKeys(Protocol):
   enable_emergency_checkpoint: bool
   enable_multi_tier_checkpointing: bool
   mtc_data_parallelism: int
+  load_parameters_path: str
+  run_name: str
   base_output_directory: str
   local_checkpoint_directory: str
 
