@@ -80,6 +80,7 @@ class HostKeys(Protocol):
   use_qwix_quantization: bool
 
   # Batches.
+  global_batch_size_to_train_on: int | None
   micro_batch_size_to_train_on: int | None
   per_device_batch_size: float
   gradient_accumulation_steps: int

@@ -80,6 +80,8 @@ class DerivedKeys(Keys, Protocol):
   mlp_dim: int
   num_query_heads: int
   num_kv_heads: int
+  moe_mlp_dim: int
+  global_batch_size_to_train_on: int
   micro_batch_size_to_train_on: int
   micro_batch_size_to_eval_on: int
   num_target_devices: int

@@ -236,8 +236,8 @@ class _Search:
     return {key: value for key, value in changed.items() if self._none.get(key) != value}
 
   def _add(self, impl, changed, config, schedule, parameters, mesh) -> None:
-    # There are formulas for all implementations that __init__ accepts.
-    costs: Costs = costs_of_run(config, impl, schedule, parameters, mesh)  # type: ignore[assignment]  # not None then
+    # There are formulas for all that __init__ accepts.
+    costs: Costs = costs_of_run(config, impl, schedule, parameters, mesh)  # type: ignore[assignment]  # so not None
     takes = {}
     if self.found.chip is not None:
       flops, outside = quantities.flops(config)

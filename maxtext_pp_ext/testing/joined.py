@@ -11,7 +11,7 @@ import os
 import runpy
 import sys
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # How long the others may take until they join.
 _JOINING_S = 120
@@ -34,7 +34,7 @@ def main() -> None:
     _end(1)
 
 
-def _join(arguments: dict[str, object]) -> None:
+def _join(arguments: dict[str, Any]) -> None:
   import jax  # pylint: disable=import-outside-toplevel
   from jax._src.lib import _jax  # pylint: disable=import-outside-toplevel
 

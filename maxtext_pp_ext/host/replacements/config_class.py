@@ -41,14 +41,13 @@ def extend_config_class(base: type[pydantic.BaseModel]) -> type:
   def derive_and_check(self):
     return _derive_and_check(self, derive, problems)
 
-  # pydantic's types know a classmethod only as what it is in the body of a class.
   before = classmethod(_read_environment)
   namespace = {
       "__module__": base.__module__,
       "__qualname__": base.__qualname__,
       "__doc__": base.__doc__,
       "__init__": _init_of(base),
-      "read_pipeline_environment": pydantic.model_validator(mode="before")(before),  # type: ignore[arg-type]  # see above
+      "read_pipeline_environment": pydantic.model_validator(mode="before")(before),  # type: ignore[arg-type]  # it takes them
       VALIDATORS[kind]: pydantic.model_validator(mode="after")(derive_and_check),
   }
   metaclass: type = type(base)

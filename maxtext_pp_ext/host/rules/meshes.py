@@ -7,8 +7,8 @@ Read in MaxText 0.2.5.
 
 from collections.abc import Iterable, Iterator
 
-from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.derived import num_stages, pipelined_layers, stages_text
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
 
 

@@ -4,8 +4,8 @@
 
 from collections.abc import Iterator
 
-from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.derived import layers_to_choose_from, pipelined_layers
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
 
 _MODELS_WHOSE_BIASES_ARE_NO_PARAMETERS = ("deepseek3", "deepseek4", "kimi-k2")  # `moe.GateLogit` in MaxText 0.2.5

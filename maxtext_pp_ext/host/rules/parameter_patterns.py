@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 import re
 
-from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.checkpoint.layout import Layout, Leaf, Path
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 

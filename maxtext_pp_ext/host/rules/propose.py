@@ -9,9 +9,9 @@ import itertools
 import math
 from typing import Any
 
-from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.remedies import BATCHES, changed, Values
 
 _MOST_STAGES = 1024

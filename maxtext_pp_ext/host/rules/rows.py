@@ -15,8 +15,8 @@ import math
 import sys
 from typing import Any
 
-from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
 
 # Blocks whose layers have no `Attention` of MaxText's, or another one.
