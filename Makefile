@@ -50,8 +50,9 @@ audit: ## known vulnerabilities of the packages in .ci/constraints-cpu.txt, by p
 licences: .venv/installed ## the licences of these packages, as they state them
 	@$(VENV_PYTHON) .ci/licences
 
-lint: .venv/installed ## what ruff objects to
+lint: .venv/installed ## what ruff and mypy object to
 	@$(VENV_PYTHON) -m ruff check $(SOURCES)
+	@$(VENV_PYTHON) -m mypy
 
 format: .venv/installed ## rewrite the sources in MaxText's formatting
 	@$(VENV_PYTHON) -m pyink --quiet $(SOURCES)
@@ -69,7 +70,7 @@ wheel: .venv/installed ## the wheel, in dist/
 	@ls dist/*.whl
 
 clean: ## remove what builds, tests and the demo leave
-	@rm -rf build dist *.egg-info demo-output .cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build dist *.egg-info demo-output .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv as well

@@ -223,7 +223,8 @@ class _Written:
   """Collects what is created; Orbax hands each kind of leaf to its own handler, and all are to be filled together."""
 
   def __init__(self, count: int, fill: Callable[[Mapping[Path, Any]], None]):
-    self._count, self._fill, self._stores = count, fill, {}
+    self._count, self._fill = count, fill
+    self._stores: dict[Path, Any] = {}
 
   async def add(self, stores: Mapping[Path, Any]) -> None:
     self._stores |= stores
@@ -263,14 +264,14 @@ class _Handler(type_handlers.TypeHandler):
           dtype=value.new.dtype,
       )
       stores[value.path] = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
-    await self._written.add(stores)
+    await self._written.add(stores)  # type: ignore[union-attr]  # one that serializes has been given it
     return []
 
 
 def _nested(leaves: Mapping[Path, Any], like: Checkpoint) -> Any:
   """A tree of leaves; lists are where the old checkpoint has them."""
   tree: dict[str, Any] = {}
-  for path, leaf in (leaves | dict.fromkeys(like.empty)).items():
+  for path, leaf in {**leaves, **dict.fromkeys(like.empty)}.items():
     node = tree
     for key in path[:-1]:
       node = node.setdefault(key, {})

@@ -16,7 +16,6 @@ import functools
 import itertools
 from typing import Any
 
-
 Path = tuple[str, ...]
 Shape = tuple[int, ...]
 # An integer for each axis that counts layers, a full slice for each other axis.
@@ -79,7 +78,7 @@ class Leaf:
 
   def index(self, at: Shape) -> Index:
     """The place of the layer at these indices."""
-    index = [slice(None)] * len(self.shape)
+    index: list[int | slice] = [slice(None)] * len(self.shape)
     for i, axis in zip(at, self.axes, strict=True):
       index[axis.axis] = i
     return tuple(index)
@@ -104,7 +103,9 @@ class Layout:
   def __post_init__(self):
     seen = set()
     for leaf in self.leaves:
-      for layer, _ in leaf.layers() if leaf.name is not None else ():
+      if leaf.name is None:
+        continue
+      for layer, _ in leaf.layers():
         if (layer, leaf.name) in seen:
           raise LayoutError(f"{self.description}: layer {layer} has {'/'.join(leaf.name)} more than once.")
         seen.add((layer, leaf.name))

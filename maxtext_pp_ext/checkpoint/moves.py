@@ -117,7 +117,7 @@ def _recognise(path: Path, shape: Shape, source: Layout) -> tuple[Path, Leaf | N
 
 def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[Path, Shape], source, target):
   """Entries, moves, and what is dropped, of all arrays below one prefix."""
-  places = {}  # (layer, name) or path -> (leaf, index)
+  places: dict[tuple, tuple[Leaf, Index]] = {}  # by (layer, name) or path
   for leaf in leaves.values():
     if leaf.name is None:
       places[leaf.path] = leaf, (slice(None),) * len(leaf.shape)
@@ -127,7 +127,7 @@ def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[P
   moves: dict[Path, list[Move]] = {(*prefix, *path): [] for path in leaves}
   used = set()
   for leaf in target.leaves:
-    wanted = [(None, leaf.path, (slice(None),) * len(leaf.shape))]
+    wanted: list[tuple[int | None, tuple, Index]] = [(None, leaf.path, (slice(None),) * len(leaf.shape))]
     if leaf.name is not None:
       wanted = [(layer, (layer, leaf.name), index) for layer, index in leaf.layers()]
     there = [key in places for _, key, _ in wanted]

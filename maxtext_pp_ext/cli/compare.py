@@ -61,10 +61,11 @@ def run(args: argparse.Namespace) -> int:
     devices, described, arguments = _arguments(args, names)
   bounds = compiling.bounds(args)
   rows = {name: _row(name, arguments[name], devices, bounds) for name in names}
-  found = {"devices": described, "versions": _versions(), "implementations": rows}
+  found: dict[str, Any] = {"devices": described, "versions": _versions(), "implementations": rows}
   computed = {name: arguments[name] for name, row in rows.items() if "failure" not in row}
   if args.run and computed:
-    found["run"] = _run(computed, devices, args.rounds or _ROUNDS, bounds)
+    rounds = args.rounds or _ROUNDS
+    found["run"] = _run(computed, devices, rounds, bounds)  # type: ignore[arg-type]  # not None, see `_arguments`
     for name, step in found["run"].pop("steps", {}).items():
       rows[name]["run"] = step
   if args.output and computed:
@@ -100,7 +101,7 @@ def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, 
 
   try:
     given = run_config.given_keys(args.maxtext_args)
-    topology = given.get("compile_topology")
+    topology = given.get("compile_topology", "")
     devices = None if topology else args.devices or 8
     if topology and args.devices:
       raise CommandError(f"--devices is for CPU devices, and compile_topology={topology} for TPUs: give one of them.")

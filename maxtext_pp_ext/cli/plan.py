@@ -207,8 +207,10 @@ def _print(result: dict[str, Any], found: Any) -> None:
     say(f"cannot be: {' '.join(f'{key}={value}' for key, value in each['keys'].items())}: {each['reason']}")
 
 
-_HEADINGS = ("pipeline", "S", "R", "L/S", "M", "bubble", "memory", "window", "kept", "weights", "act.", "sent", "slices")
-_HEADINGS += ("at least", "at most", "bound by")
+_HEADINGS = (
+    *("pipeline", "S", "R", "L/S", "M", "bubble", "memory", "window", "kept", "weights", "act.", "sent", "slices"),
+    *("at least", "at most", "bound by"),
+)
 _WINDOW = ("weight window", "gathered weights", "sums of", "their gradients", "weights that")
 
 

@@ -82,8 +82,8 @@ def _table(explanation: Any, limit: int | None, file: TextIO) -> None:
   output = console.Console(file=file, width=None if file.isatty() else 160, highlight=False)
   output.print(text.Text(mesh_text(explanation.mesh_shape)))
   shown = table.Table(box=box.HORIZONTALS, show_lines=True)
-  for title, justify in (("parameter", "left"), ("dimensions", "left"), ("per device", "right"), ("replicas", "right")):
-    shown.add_column(title, justify=justify, overflow="fold")
+  for title, is_number in (("parameter", False), ("dimensions", False), ("per device", True), ("replicas", True)):
+    shown.add_column(title, justify="right" if is_number else "left", overflow="fold")
   for row in explanation.rows[:limit]:
     layout = row.layout
     dimensions = list(dimension_lines(layout)) or ["no annotation"]

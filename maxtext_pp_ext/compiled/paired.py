@@ -39,7 +39,8 @@ def measure(
     for _ in range(_WARM_UP):
       step()
   on_round(0)
-  names, seconds = list(steps), {name: [] for name in steps}
+  names = list(steps)
+  seconds: dict[str, list[float]] = {name: [] for name in steps}
   for number in range(rounds):
     turn = number % len(names)
     for name in names[turn:] + names[:turn]:

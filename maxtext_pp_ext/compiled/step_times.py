@@ -72,7 +72,7 @@ def compared(steps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
   def figures(each: Mapping[str, Any]) -> dict[str, Any]:
     if "failure" in each:
       return dict(each)
-    ratio = paired.ratio(each["seconds"], steps[base]["seconds"])
+    ratio = paired.ratio(each["seconds"], steps[base]["seconds"])  # type: ignore[index]  # this one at least has run
     return {**each, "median_s": statistics.median(each["seconds"]), "ratio": dataclasses.asdict(ratio)}
 
   return {"base": base, "steps": {name: figures(each) for name, each in steps.items()}}
@@ -83,7 +83,10 @@ def main(argv: list[str]) -> None:
   result, plan_file = map(pathlib.Path, argv)
   plan = json.loads(plan_file.read_text(encoding="utf-8"))
   doing = plan_file.with_name(_DOING)
-  say = lambda text: doing.write_text(text, encoding="utf-8")
+
+  def say(text: str) -> None:
+    doing.write_text(text, encoding="utf-8")
+
   # Before MaxText is imported: our keys have to be in its schema.
   import maxtext_pp_ext
 

@@ -111,12 +111,10 @@ def analyse(module: hlo.Module) -> Traffic:
       total = Traffic()
       for instruction in computation.instructions:
         total.add(_of_instruction(module, computation, instruction))
-        times = 1
-        if instruction.opcode == "while":
-          times = module.trip_count(instruction)
-          if times is None:
-            total.loops_without_trip_count.append(instruction.name)
-            times = 1
+        times = module.trip_count(instruction) if instruction.opcode == "while" else 1
+        if times is None:
+          total.loops_without_trip_count.append(instruction.name)
+          times = 1
         for callee in module.callees(instruction):
           total.add(of_computation(callee), times)
       known[computation.name] = total
@@ -128,7 +126,7 @@ def analyse(module: hlo.Module) -> Traffic:
 def _of_instruction(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction) -> Traffic:
   result = Traffic()
   if collective := collective_of(module, computation, instruction):
-    result.wire_bytes[collective.kind] = collective.wire_bytes
+    result.wire_bytes[collective.kind] = collective.wire_bytes  # type: ignore[assignment]  # may be a fraction
     result.count[collective.kind] = 1
     result.weight_gathers = collective.weights if collective.kind == "all-gather" else 0
   result.dot_flops = dot_flops(computation, instruction)

@@ -7,9 +7,10 @@ Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding dela
 
 from collections.abc import Sequence
 import math
-from typing import Any
 
 from maxtext_pp_ext import registry
+from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 
 NETWORKS = ("ici", "dcn")
@@ -17,59 +18,69 @@ NETWORKS = ("ici", "dcn")
 _NAMES = {"stage": "pipeline", "model": "tensor"}
 
 
-def pipeline_impl(config: Any) -> str:
+def pipeline_impl(config: HostKeys) -> str:
   """The implementation a config asks for; `host` if it was made without our keys."""
   return getattr(config, "pipeline_impl", registry.HOST)
 
 
-def num_stages(config: Any) -> int | None:
+def num_stages(config: HostKeys) -> int | None:
   """S = ici_pipeline_parallelism × dcn_pipeline_parallelism, or None if one of them is no number of stages."""
-  ici, dcn = config.ici_pipeline_parallelism, config.dcn_pipeline_parallelism
-  return ici * dcn if ici >= 1 and dcn >= 1 else None
+  sound = config.ici_pipeline_parallelism >= 1 and config.dcn_pipeline_parallelism >= 1
+  return sound_stages(config) if sound else None
 
 
-def forwarding_delay(config: Any) -> int:
+def sound_stages(config: HostKeys) -> int:
+  """S of a config in which it is known to be a number of stages."""
+  return config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism
+
+
+def forwarding_delay(config: HostKeys) -> int:
   """D: 2 with pipeline_delay_activation_forwarding, else 1."""
   return 2 if config.pipeline_delay_activation_forwarding else 1
 
 
-def stages_text(config: Any) -> str:
+def stages_text(config: HostKeys) -> str:
   return (
       f"{num_stages(config)} stages (ici_pipeline_parallelism={config.ici_pipeline_parallelism} × "
       f"dcn_pipeline_parallelism={config.dcn_pipeline_parallelism})"
   )
 
 
-def decoder_block(config: Any) -> str:
+def decoder_block(config: HostKeys) -> str:
   """The kind of the model's decoder layers."""
   return plain(config.decoder_block)
 
 
-def is_deepseek(config: Any) -> bool:
+def is_deepseek(config: HostKeys) -> bool:
   return decoder_block(config) == "deepseek"
 
 
-def layers_to_choose_from(config: Any) -> int | None:
+def layers_to_choose_from(config: HostKeys) -> int | None:
   """How many layers of the model could be in the pipeline: DeepSeek's leading dense layers run before it."""
   if config.num_decoder_layers is None:
     return None
   return config.num_decoder_layers - (config.first_num_dense_layers if is_deepseek(config) else 0)
 
 
-def pipelined_layers(config: Any) -> int | None:
+def pipelined_layers(config: HostKeys) -> int | None:
   """L, as pipeline_parallel_layers or the model says."""
   layers = config.pipeline_parallel_layers
   return layers_to_choose_from(config) if layers == -1 else layers
 
 
-def least_microbatches(config: Any) -> int:
+def sound_layers(config: DerivedKeys) -> int:
+  """L of a config whose number of layers is known."""
+  return pipelined_layers(config)  # type: ignore[return-value]  # None only for num_decoder_layers=None
+
+
+def least_microbatches(config: HostKeys) -> int:
   """D·S, which is also what MaxText takes for -1."""
-  return forwarding_delay(config) * num_stages(config)
+  return forwarding_delay(config) * sound_stages(config)
 
 
-def fitting_microbatches(config: Any) -> list[int]:
+def fitting_microbatches(config: HostKeys) -> list[int]:
   """All M that are multiples of S, at least D·S, and divide the batch, ascending."""
-  batch, stages = config.micro_batch_size_to_train_on or 0, num_stages(config)
+  batch, stages = config.micro_batch_size_to_train_on or 0, sound_stages(config)
   if batch < 1 or batch % stages:
     return []
   return [stages * k for k in divisors(batch // stages) if k >= forwarding_delay(config)]
@@ -85,7 +96,7 @@ def parallelism_key(network: str, axis: str) -> str:
   return f"{network}_{_NAMES.get(axis, axis)}_parallelism"
 
 
-def parallelism(config: Any, network: str) -> dict[str, int]:
+def parallelism(config: HostKeys, network: str) -> dict[str, int]:
   """What the keys say for each mesh axis on "ici" (within a slice) or "dcn" (over slices), as MaxText reads them."""
   axes = list(config.mesh_axes)
   listed = getattr(config, f"{network}_parallelism", None)  # a user may give the list itself
@@ -94,7 +105,7 @@ def parallelism(config: Any, network: str) -> dict[str, int]:
   return {axis: getattr(config, parallelism_key(network, axis), 1) for axis in axes}
 
 
-def devices_to_share(config: Any, network: str) -> int | None:
+def devices_to_share(config: HostKeys, network: str) -> int | None:
   """How many devices of a slice, or how many slices, the parallelism has to come to; None if that is not known."""
   devices, slices = config.num_target_devices, getattr(config, "num_slices", 1)
   if not devices or not slices or devices < 1 or slices < 1:
@@ -115,7 +126,7 @@ def filled(sizes: Sequence[int], target: int) -> list[int] | None:
   return [target // known if size == -1 else size for size in sizes]
 
 
-def mesh_shape(config: Any) -> dict[str, int] | None:
+def mesh_shape(config: HostKeys) -> dict[str, int] | None:
   """The size of each axis of the mesh of all devices, or None if the parallelism does not come to their number."""
   shape = dict.fromkeys(config.mesh_axes, 1)
   for network in NETWORKS:
@@ -133,7 +144,7 @@ def mesh_shape(config: Any) -> dict[str, int] | None:
   return shape
 
 
-def growing(config: Any) -> dict[str, tuple[float, int]]:
+def growing(config: HostKeys) -> dict[str, tuple[float, int]]:
   """The keys of a growing batch that say something: their values, and how many rows these are on all devices."""
   devices = config.num_target_devices
   start, increment = config.per_device_batch_size_start, config.per_device_batch_size_increment

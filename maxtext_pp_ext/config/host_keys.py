@@ -80,6 +80,7 @@ class HostKeys(Protocol):
   use_qwix_quantization: bool
 
   # Batches.
+  global_batch_size_to_train_on: int | None
   micro_batch_size_to_train_on: int | None
   per_device_batch_size: float
   gradient_accumulation_steps: int
@@ -123,6 +124,8 @@ class HostKeys(Protocol):
   enable_emergency_checkpoint: bool
   enable_multi_tier_checkpointing: bool
   mtc_data_parallelism: int
+  load_parameters_path: str
+  run_name: str
   base_output_directory: str
   local_checkpoint_directory: str
 

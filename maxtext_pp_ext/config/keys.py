@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keys that this package adds to MaxText's config, and how a bad combination of values is reported."""
 
+from typing import Protocol
+
 from pydantic import BaseModel, Field
 
 from maxtext_pp_ext import registry
+from maxtext_pp_ext.config.host_keys import HostKeys
 
 CHOICES = {
     "pipeline_grad_accum_dtype": ("auto", "float32", "bfloat16"),
@@ -58,3 +61,27 @@ class PipelineKeys(BaseModel):
       " 'fallback' (what MaxText does, without a word), 'warn', or 'error'. It acts with every pipeline_impl, and without"
       " a pipeline.",
   )
+
+
+class Keys(HostKeys, Protocol):
+  """A config of MaxText's that has these keys as well."""
+
+  pipeline_impl: str
+  pipeline_grad_accum_dtype: str
+  pipeline_gather_dtype: str
+  sharding_conflicts: str
+
+
+class DerivedKeys(Keys, Protocol):
+  """One that MaxText has derived and accepted for training: it knows its model, its batches and its devices."""
+
+  num_decoder_layers: int
+  emb_dim: int
+  mlp_dim: int
+  num_query_heads: int
+  num_kv_heads: int
+  moe_mlp_dim: int
+  global_batch_size_to_train_on: int
+  micro_batch_size_to_train_on: int
+  micro_batch_size_to_eval_on: int
+  num_target_devices: int

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from maxtext_pp_ext.config import derived
-from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.config.view import with_values
 
 # The keys of which MaxText puts what it derives in the place of what was given.
 DERIVED = ("pipeline_parallel_layers", "num_pipeline_repeats", "num_pipeline_microbatches")
@@ -62,7 +63,7 @@ def value_text(value: Any) -> str:
   return f"{value:.17g}" if isinstance(value, float) else str(value)
 
 
-def changed(config: Any, values: Values, given: Values | None = None) -> Any:
+def changed[C: HostKeys](config: C, values: Values, given: Values | None = None) -> C:
   """A config with these values, and all that MaxText derives from them and a pipeline's sizes depend on.
 
   Args:
@@ -76,15 +77,15 @@ def changed(config: Any, values: Values, given: Values | None = None) -> Any:
   for key, rows in BATCHES.items():
     if key in values and config.num_target_devices:
       view[rows] = int(config.num_target_devices * values[key])
-  found = ConfigView(config, tuple(view.items()))
+  found = with_values(config, view)
   if found.pipeline_parallel_layers == -1 and derived.layers_to_choose_from(found) is not None:
     view["pipeline_parallel_layers"] = derived.layers_to_choose_from(found)
   if found.num_pipeline_microbatches == -1 and derived.num_stages(found):
     view["num_pipeline_microbatches"] = derived.least_microbatches(found)
-  return ConfigView(config, tuple(view.items()))
+  return with_values(config, view)
 
 
-def _parallelism(config: Any, network: str, values: Values) -> dict[str, Any]:
+def _parallelism(config: HostKeys, network: str, values: Values) -> dict[str, Any]:
   key = f"{network}_parallelism"
   if getattr(config, key, None) is None:
     return {}
@@ -92,10 +93,10 @@ def _parallelism(config: Any, network: str, values: Values) -> dict[str, Any]:
   return {key: [values.get(derived.parallelism_key(network, axis), size) for axis, size in sizes.items()]}
 
 
-def with_remedies(
-    config: Any,
+def with_remedies[C: HostKeys](
+    config: C,
     found: Sequence[str],
-    problems: Callable[[Any], Sequence[str]],
+    problems: Callable[[C], Sequence[str]],
     propose: Callable[..., Values | None],
     given: Values | None = None,
 ) -> list[str]:

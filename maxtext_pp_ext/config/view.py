@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -25,6 +26,11 @@ class ConfigView:
       if name == key:
         return value
     return getattr(self.config, key)
+
+
+def with_values[C](config: C, values: Mapping[str, Any]) -> C:
+  """A `ConfigView` of a config with other values for these keys."""
+  return ConfigView(config, tuple(values.items()))  # type: ignore[return-value]  # has all that C has, by __getattr__
 
 
 def plain(value: Any) -> Any:

@@ -49,7 +49,7 @@ def train(
 
   def follow(line: str) -> None:
     nonlocal met_expectation
-    met_expectation = met_expectation or expect in line
+    met_expectation = met_expectation or (expect is not None and expect in line)
     if match := _STEP.match(line):
       on_step(int(match[1]), float(match[2]))
 

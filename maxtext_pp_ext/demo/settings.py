@@ -67,7 +67,7 @@ class Settings:
     return self.output / f"{name}.log"
 
   def pipelined_keys(self) -> list[str]:
-    chosen = {} if self.pipeline_impl == "host" else {"pipeline_impl": self.pipeline_impl}
+    chosen: dict[str, object] = {} if self.pipeline_impl == "host" else {"pipeline_impl": self.pipeline_impl}
     return as_arguments(chosen | PIPELINED_KEYS) + list(self.extra_keys)
 
   def sequential_keys(self) -> list[str]:

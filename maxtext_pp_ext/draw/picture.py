@@ -127,7 +127,7 @@ def _rectangles(cells: list[tuple], merge: bool) -> tuple[list, list]:
   return shapes, [color for *_, color in found]
 
 
-def _write(axes, column: int, row: int, number: int) -> None:
+def _write(axes, column: int, row: int, number: int | None) -> None:
   axes.text(column + 0.5, row + 0.95, str(number), ha="center", va="center", fontsize=5.5, color="white", clip_on=True)
 
 

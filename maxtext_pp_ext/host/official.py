@@ -15,6 +15,8 @@ maxtext.pretrained_load  check_pretrained_load(config, model) -> None
 from collections.abc import Callable
 from typing import Any
 
+from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.replacements import config_class
 from maxtext_pp_ext.host.replacements import decoder_call
 from maxtext_pp_ext.host.replacements import factory
@@ -25,7 +27,7 @@ pipeline_class = factory.pipeline_class
 check_abstract_model = sharding_conflicts.judge
 
 
-def decoder_layers(config: Any, layer_classes: list[type]) -> list[type]:
+def decoder_layers(config: HostKeys, layer_classes: list[type]) -> list[type]:
   """The classes of a decoder's layers, given MaxText's own."""
   from maxtext_pp_ext.host.replacements import stage_modules  # pylint: disable=import-outside-toplevel
 
@@ -46,13 +48,13 @@ def check_checkpoint_load(**arguments: Any) -> None:
   checkpoint_load.refuse_other_layouts(**arguments)
 
 
-def check_pretrained_load(config: Any, model: Any) -> None:
+def check_pretrained_load(config: DerivedKeys, model: Any) -> None:
   """Raises a ValueError if what from_pretrained is about to load into a model has another layout than that."""
   from maxtext_pp_ext.host.replacements import checkpoint_load  # pylint: disable=import-outside-toplevel
 
   checkpoint_load.refuse_other_layouts_of_pretrained(config, model)
 
 
-def check_decoder_call(config: Any, **arguments: Any) -> None:
+def check_decoder_call(config: HostKeys, **arguments: Any) -> None:
   """Raises NotImplementedError if the pipelined path would drop an argument that matters."""
   decoder_call.refuse_lost_arguments(config, arguments)

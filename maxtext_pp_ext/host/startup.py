@@ -32,7 +32,7 @@ class SeamFinder:
       spec = finder.find_spec(name, path, target)
       if spec is not None:
         if hasattr(spec.loader, "exec_module"):
-          spec.loader = SeamLoader(spec.loader)
+          spec.loader = SeamLoader(spec.loader)  # type: ignore[assignment]  # without the import of importlib.abc
         return spec
     return None
 

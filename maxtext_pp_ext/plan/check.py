@@ -10,8 +10,10 @@ import math
 import re
 from typing import Any
 
+from maxtext_pp_ext.checkpoint.layout import Layout
 from maxtext_pp_ext.config import PipelineConfigError, remedies
-from maxtext_pp_ext.config.derived import num_stages, pipeline_impl
+from maxtext_pp_ext.config.derived import pipeline_impl, sound_stages
+from maxtext_pp_ext.config.keys import DerivedKeys, Keys
 from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
 from maxtext_pp_ext.host.rules import checkpoint_paths, problems, sizes
 from maxtext_pp_ext.plan import quantities
@@ -62,7 +64,7 @@ def check(argv: Sequence[str], devices: int | None = None) -> Checked:
   found = Checked()
   try:
     given = run_config.given_keys(argv)
-    overrides = {}
+    overrides: dict[str, Any] = {}
     if not given.get("compile_topology"):
       found.devices = devices or _devices(given)
       overrides |= {"internal_compile": True, "internal_compile_num_devices": found.devices}
@@ -94,19 +96,19 @@ def _devices(given: Mapping[str, Any]) -> int:
   return devices
 
 
-def _of_host(config: Any) -> list[str]:
+def _of_host(config: Keys) -> list[str]:
   """Silent defects of MaxText's own pipelines (0.2.5)."""
   if pipeline_impl(config) != "host" or not config.using_pipeline_parallelism:
     return []
-  if config.pipeline_fsdp_ag_per_repeat and num_stages(config) > 2:
+  if config.pipeline_fsdp_ag_per_repeat and sound_stages(config) > 2:
     return [
-        f"pipeline_fsdp_ag_per_repeat=True with {num_stages(config)} stages: MaxText 0.2.5 computes wrong values "
+        f"pipeline_fsdp_ag_per_repeat=True with {sound_stages(config)} stages: MaxText 0.2.5 computes wrong values "
         "with 3 or more stages. Set pipeline_fsdp_ag_per_repeat=False and pipeline_impl=circular_bsw."
     ]
   return []
 
 
-def _devices_not_shared_out(config: Any, given: Mapping[str, Any]) -> list[str]:
+def _devices_not_shared_out(config: Keys, given: Mapping[str, Any]) -> list[str]:
   """What MaxText's trainers come upon when they make the mesh, with what to set."""
   if not config.using_pipeline_parallelism:
     return []
@@ -114,7 +116,7 @@ def _devices_not_shared_out(config: Any, given: Mapping[str, Any]) -> list[str]:
   return problems.problems(config, chosen, whole_mesh=True)
 
 
-def _on_tpus(config: Any) -> list[str]:
+def _on_tpus(config: Keys) -> list[str]:
   """What MaxText refuses on TPUs, which the run may be for."""
   if pipeline_impl(config) == "host" or config.compile_topology or not config.using_pipeline_parallelism:
     return []
@@ -122,7 +124,7 @@ def _on_tpus(config: Any) -> list[str]:
   return [str(problem) for problem in sizes.rows_on(config, "tpu") if problem not in elsewhere]
 
 
-def _model(config: Any, found: Checked) -> None:
+def _model(config: DerivedKeys, found: Checked) -> None:
   layout = layouts.of_config(config)
   found.layout, found.layers = layout.description, _places(layout, config)
   if config.using_pipeline_parallelism:
@@ -145,7 +147,7 @@ def _conflicts(found: Iterable[Any]) -> list[str]:
   ]
 
 
-def _places(layout: Any, config: Any) -> list[tuple[int, int] | None]:
+def _places(layout: Layout, config: DerivedKeys) -> list[tuple[int, int] | None]:
   """Where each layer is, read off the arrays of the model."""
   places: list[tuple[int, int] | None] = [None] * layout.number_of_layers
   repeated = config.num_pipeline_repeats > 1

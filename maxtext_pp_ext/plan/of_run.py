@@ -4,18 +4,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext import registry, sharding
+from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.plan import quantities
 from maxtext_pp_ext.plan import costs
 from maxtext_pp_ext.schedule import CircularSchedule
 
 
 def costs_of_run(
-    config: Any, impl: str, schedule: CircularSchedule | None, parameters: sharding.Explanation, mesh: AbstractMesh
+    config: DerivedKeys,
+    impl: str,
+    schedule: CircularSchedule | None,
+    parameters: sharding.Explanation,
+    mesh: AbstractMesh,
 ) -> costs.Costs | None:
   """What a step costs a device; None if there are no formulas for the pipeline.
 

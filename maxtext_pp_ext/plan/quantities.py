@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, PartitionSpec as P
 import jax.numpy as jnp
 
 from maxtext_pp_ext import sharding
+from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import abstract_model
 from maxtext_pp_ext.host.models.flops import of_step
@@ -46,7 +47,9 @@ class _Weight:
   replicas_over: frozenset[str]
 
 
-def sizes(config: Any, schedule: CircularSchedule | None, parameters: sharding.Explanation, mesh: AbstractMesh) -> Sizes:
+def sizes(
+    config: DerivedKeys, schedule: CircularSchedule | None, parameters: sharding.Explanation, mesh: AbstractMesh
+) -> Sizes:
   """Bytes of one device.
 
   Args:
@@ -99,7 +102,7 @@ def sizes(config: Any, schedule: CircularSchedule | None, parameters: sharding.E
   )
 
 
-def not_counted(config: Any) -> list[str]:
+def not_counted(config: DerivedKeys) -> list[str]:
   """What takes memory or traffic in this config and is not in `sizes`."""
   missing = []
   if (optimizer := plain(config.opt_type)) not in _ADAMS:
@@ -125,7 +128,7 @@ def flops(config: Any) -> tuple[float, float]:
 
 
 def _weights(
-    config: Any, parameters: sharding.Explanation, mesh: AbstractMesh, inside: re.Pattern
+    config: DerivedKeys, parameters: sharding.Explanation, mesh: AbstractMesh, inside: re.Pattern
 ) -> tuple[list[_Weight], list[_Weight]]:
   data_axes = base.data_mesh_axes(mesh, config.logical_axis_rules)
   found: tuple[list[_Weight], list[_Weight]] = ([], [])
@@ -147,7 +150,7 @@ def _axes(spec: P) -> set[str]:
   return {axis for entry in spec for axis in mesh_axes(entry)}
 
 
-def _moments(config: Any, parameters: sharding.Explanation) -> int:
+def _moments(config: DerivedKeys, parameters: sharding.Explanation) -> int:
   if plain(config.opt_type) not in _ADAMS:
     return 0
   first = jnp.dtype(config.mu_dtype).itemsize if config.mu_dtype else None
@@ -156,21 +159,21 @@ def _moments(config: Any, parameters: sharding.Explanation) -> int:
   )
 
 
-def _shards(names: Collection[str], config: Any, mesh: AbstractMesh) -> int:
+def _shards(names: Collection[str], config: DerivedKeys, mesh: AbstractMesh) -> int:
   spec = resolve(tuple(names), mesh, config.logical_axis_rules)
   return math.prod(mesh.shape[axis] for axis in _axes(spec) if names == _LOGITS or axis != "stage")
 
 
-def _rows(config: Any, schedule: CircularSchedule | None) -> int:
+def _rows(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
   return config.micro_batch_size_to_train_on // (1 if schedule is None else schedule.microbatches)
 
 
-def _activations(config: Any, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
+def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
   elements = _rows(config, schedule) * config.max_target_length * config.emb_dim
   return math.ceil(elements * jnp.dtype(config.dtype).itemsize / _shards(base.ACTIVATION_AXES, config, mesh))
 
 
-def _work(config: Any, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
+def _work(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
   """Inputs and outputs of matrix multiplications, for one microbatch, of the layers whose backward is at once."""
   tokens = _rows(config, schedule) * config.max_target_length / _shards(base.ACTIVATION_AXES[:2], config, mesh)
   attention = 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim
@@ -185,7 +188,7 @@ def _work(config: Any, schedule: CircularSchedule | None, mesh: AbstractMesh) ->
   return math.ceil(tokens * (2 * config.emb_dim + wide) * jnp.dtype(config.dtype).itemsize * layers)
 
 
-def _logits(config: Any, mesh: AbstractMesh) -> int:
+def _logits(config: DerivedKeys, mesh: AbstractMesh) -> int:
   elements = config.micro_batch_size_to_train_on * config.max_target_length * config.vocab_size
   tiles = max(config.num_vocab_tiling, 1)
   return math.ceil(elements * 4 / _shards(_LOGITS, config, mesh) / tiles)

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from maxtext_pp_ext.config import PipelineConfigError, derived
+from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.host.models import abstract_model, run_config, variants
 from maxtext_pp_ext.plan import quantities
@@ -159,7 +160,7 @@ class _Search:
     """The keys of each choice of stages on both networks, and of layers per stage."""
     if not self._ours:
       return
-    layers = derived.pipelined_layers(self._without)
+    layers = derived.sound_layers(self._without)
     networks = [list(self._stages_of(network)) for network in ("ici", "dcn")]
     for ici, dcn in itertools.product(*networks):
       chosen = ici | dcn
@@ -223,7 +224,7 @@ class _Search:
         self._refused(candidate.keys, error)
     return found
 
-  def _read(self, changed: dict[str, Any]) -> Any:
+  def _read(self, changed: dict[str, Any]) -> DerivedKeys:
     return run_config.read_without_run(run_config.with_keys(self._argv, changed))
 
   def _refused(self, changed: dict[str, Any], error: Exception) -> None:
@@ -235,7 +236,8 @@ class _Search:
     return {key: value for key, value in changed.items() if self._none.get(key) != value}
 
   def _add(self, impl, changed, config, schedule, parameters, mesh) -> None:
-    costs = costs_of_run(config, impl, schedule, parameters, mesh)
+    # There are formulas for all that __init__ accepts.
+    costs: Costs = costs_of_run(config, impl, schedule, parameters, mesh)  # type: ignore[assignment]  # so not None
     takes = {}
     if self.found.chip is not None:
       flops, outside = quantities.flops(config)

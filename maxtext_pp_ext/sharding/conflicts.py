@@ -9,7 +9,7 @@ has said anything about.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import difflib
 import enum
@@ -196,7 +196,7 @@ def _missing(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
 
 def _indivisible(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
   dropped = [axis for axis, why in dimension.dropped.items() if why is Dropped.INDIVISIBLE]
-  if not dropped:
+  if not dropped or dimension.size is None:
     return
   sizes = resolution.mesh_shape
   by = str(dimension.rule) if dimension.rule else "its annotation"
@@ -238,7 +238,7 @@ def _suggested(resolution: Resolution, dimension: Dimension) -> str:
   return f"{replicated}, or ({dimension.name!r}, {free[0]!r}) to shard it" if free else replicated
 
 
-def _axes_text(axes: Iterable[str], sizes: dict[str, int]) -> str:
+def _axes_text(axes: Iterable[str], sizes: Mapping[str, int]) -> str:
   return _and(f"{axis} ({sizes[axis]} devices)" if sizes.get(axis, 1) > 1 else f"{axis} (1 device)" for axis in axes)
 
 

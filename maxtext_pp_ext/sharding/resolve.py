@@ -217,11 +217,11 @@ def resolution(
   sizes = None if shape is None else (*shape, *(None,) * (len(names) - len(shape)))
   dimensions = []
   for i, name in enumerate(names):
-    rule, size = bound.get(i), None if sizes is None else sizes[i]
-    binds = (rule.binds if rule else ()) if isinstance(name, str) else name
+    by, size = bound.get(i), None if sizes is None else sizes[i]
+    binds = (by.binds if by else ()) if isinstance(name, str) else name
     entry, dropped = _entry(binds, size, mesh_shape)
     dimensions.append(
-        Dimension(index=i, size=size, name=name, rule=rule, passed=tuple(passed.get(i, ())), dropped=dropped, entry=entry)
+        Dimension(index=i, size=size, name=name, rule=by, passed=tuple(passed.get(i, ())), dropped=dropped, entry=entry)
     )
   return Resolution(
       names=names,

@@ -60,7 +60,8 @@ class _Wanted:
   def restored(self, array: jax.Array) -> jax.Array:
     if not self.is_key or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
       return array
-    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(self.value))
+    impl = jax.random.key_impl(self.value)  # type: ignore[arg-type]  # which reads the dtype only
+    return jax.random.wrap_key_data(array, impl=impl)
 
 
 def restore_sharded(

@@ -172,10 +172,10 @@ def _sharding(leaf: Any, array: Any, mesh: Mesh | AbstractMesh, rules: Rules) ->
   if given is None:
     return NamedSharding(mesh, P()), None
   if isinstance(given, jax.sharding.Sharding):
-    return given, None
+    return given, None  # type: ignore[return-value]  # others than named ones can be placed, too
   if isinstance(given, P):
     return NamedSharding(mesh, given), None
-  names = logical_axes(leaf)
+  names = logical_axes(leaf) or ()
   rules = read_rules(rules, own=leaf.get_metadata().get("sharding_rules") or ())
   if not rules:
     names = tuple(mesh_axes(name) if isinstance(name, str) else name for name in names)

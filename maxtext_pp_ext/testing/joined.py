@@ -11,7 +11,7 @@ import os
 import runpy
 import sys
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # How long the others may take until they join.
 _JOINING_S = 120
@@ -34,7 +34,7 @@ def main() -> None:
     _end(1)
 
 
-def _join(arguments: dict[str, object]) -> None:
+def _join(arguments: dict[str, Any]) -> None:
   import jax  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.jax_private import extension as _jax  # pylint: disable=import-outside-toplevel
 

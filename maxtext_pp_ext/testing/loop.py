@@ -17,6 +17,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.host.models import decoder_layers
 
 PyTree = Any
@@ -64,10 +65,10 @@ class Loop:
 
   @classmethod
   def of(
-      cls, pipeline: nnx.Module, layers: list[decoder_layers.Structure], config: Any, *, deterministic: bool = True
+      cls, pipeline: nnx.Module, layers: list[decoder_layers.Structure], config: HostKeys, *, deterministic: bool = True
   ) -> Loop:
     """The loop for a pipeline's stages, from the structures of the layers without one (`decoder_layers`)."""
-    graphdef, _, rest = nnx.split(pipeline.layers, nnx.Param, ...)
+    graphdef, *(_, rest) = nnx.split(pipeline.layers, nnx.Param, ...)  # type: ignore[attr-defined]  # pipelines have it
     return cls(
         graphdef=graphdef,
         rest=rest,

@@ -18,7 +18,8 @@ from maxtext.utils import maxtext_utils
 import numpy as np
 
 import maxtext_pp_ext
-from maxtext_pp_ext.config.derived import pipelined_layers
+from maxtext_pp_ext.config.derived import sound_layers
+from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.testing.loop import Loop, sown_beside
 
@@ -41,7 +42,7 @@ class Batch:
   positions: jax.Array
 
   @classmethod
-  def random(cls, config: Any, seed: int = 0) -> Batch:
+  def random(cls, config: DerivedKeys, seed: int = 0) -> Batch:
     """Activations from a normal distribution, and packed sequences: segments and positions differ by example."""
     shape = (config.global_batch_size_to_train_on, config.max_target_length, config.emb_dim)
     keys = jax.random.split(jax.random.key(seed), 3)
@@ -157,7 +158,7 @@ def assert_pipeline_parity(
   return found
 
 
-def tolerance(config: Any) -> float:
+def tolerance(config: DerivedKeys) -> float:
   """How far a pipeline may be from the layers, as a relative error, for rounding is all that may differ.
 
   Each of L layers rounds forward and backward: 2·L times. Matrix products add up K numbers in float32, with unit
@@ -170,7 +171,7 @@ def tolerance(config: Any) -> float:
   A wrong weight, microbatch or reduction is an error of the order of 1.
   """
   unit = lambda dtype: float(jnp.finfo(dtype).eps) / 2
-  layers = pipelined_layers(config)
+  layers = sound_layers(config)
   inner = max(config.emb_dim, config.mlp_dim, config.moe_mlp_dim, config.num_query_heads * config.head_dim)
   bound = 4 * math.sqrt(2 * layers) * (unit(config.dtype) + (math.sqrt(inner) + 8) * unit(jnp.float32))
   if "bfloat16" in (getattr(config, "pipeline_grad_accum_dtype", "auto"), jnp.dtype(config.weight_dtype).name):
@@ -190,10 +191,10 @@ def mesh_of(config: Any) -> Mesh:
 
 def function_of(pipeline: nnx.Module, *, deterministic: bool = True) -> tuple[Function, PyTree]:
   """A pipeline as a function of the parameters of its `layers`, and these."""
-  graphdef, params, rest = nnx.split(pipeline, nnx.Param, ...)
+  graphdef, *(params, rest) = nnx.split(pipeline, nnx.Param, ...)
 
   def run(of_layers, inputs, segment_ids, positions):
-    module = nnx.merge(graphdef, nnx.State({"layers": of_layers}), rest, copy=True)
+    module: Any = nnx.merge(graphdef, nnx.State({"layers": of_layers}), rest, copy=True)
     what_is_left = sown_beside(module.layers)
     outputs = module(inputs, segment_ids, positions, deterministic, "train")
     sown = nnx.to_pure_dict(nnx.state(module.layers, what_is_left))
@@ -337,7 +338,7 @@ def _by_path(gradients: tuple[PyTree, jax.Array]) -> dict[str, np.ndarray]:
   }
 
 
-def relative_error(actual: jax.Array, expected: jax.Array, least: float = 0.0) -> float:
+def relative_error(actual: jax.Array | np.ndarray, expected: jax.Array | np.ndarray, least: float = 0.0) -> float:
   """‖actual − expected‖ / max(‖expected‖, least) in float32; ‖actual‖ if both are zero."""
   actual, expected = jnp.asarray(actual, jnp.float32), jnp.asarray(expected, jnp.float32)
   if actual.shape != expected.shape:

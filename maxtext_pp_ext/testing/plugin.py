@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import importlib.metadata
 import os
 import sys
+from typing import Any
 
 import maxtext_pp_ext
 from maxtext_pp_ext import processes
@@ -154,13 +155,13 @@ class _Session:
     self.pipeline_impl = _pipeline_impl(config)
     self.virtual_devices = _virtual_devices(config)
     self.item: pytest.Item | None = None
-    self.properties: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))  # key -> value -> node ids
+    self.properties: dict[str, dict[Any, set[str]]] = defaultdict(lambda: defaultdict(set))  # key -> value -> node ids
     if self.pipeline_impl is not None:
       from maxtext_pp_ext.host.replacements import defaults  # pylint: disable=import-outside-toplevel
 
       self.override = defaults.override_pipeline_impl(self.pipeline_impl, self._on_config)
       self.override.__enter__()
-      config.add_cleanup(lambda: self.override.__exit__(None, None, None))
+      config.add_cleanup(lambda: self.override.__exit__(None, None, None))  # type: ignore[arg-type]  # nobody reads it
 
   def pytest_report_header(self) -> str:
     devices = f"{self.virtual_devices} virtual CPU devices" if self.virtual_devices else "devices as JAX finds them"

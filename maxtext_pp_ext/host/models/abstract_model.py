@@ -12,6 +12,8 @@ from flax.core.spmd import logical_axis_rules
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from maxtext_pp_ext import sharding
+from maxtext_pp_ext.config.keys import DerivedKeys
+from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.replacements import sharding_conflicts
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 
@@ -19,19 +21,19 @@ from maxtext_pp_ext.host.models.refusals import as_value_errors
 MOST_LAYERS = 1 << 13
 
 
-def abstract_mesh(config: Any) -> AbstractMesh:
+def abstract_mesh(config: DerivedKeys) -> AbstractMesh:
   """The mesh of a config, with the devices of its `compile_topology`, or those that are there.
 
   Raises:
     ValueError: the parallelism does not fit the number of devices.
   """
   ici, dcn = parallelism(config, "ici"), parallelism(config, "dcn")
-  axis_type = AxisType.Explicit if config.shard_mode.value == "explicit" else AxisType.Auto
+  axis_type = AxisType.Explicit if plain(config.shard_mode) == "explicit" else AxisType.Auto
   sizes = tuple(i * d for i, d in zip(ici, dcn, strict=True))
   return AbstractMesh(sizes, tuple(config.mesh_axes), axis_types=(axis_type,) * len(sizes))
 
 
-def parallelism(config: Any, network: str) -> list[int]:
+def parallelism(config: DerivedKeys, network: str) -> list[int]:
   """The size of each mesh axis on "ici" (within a slice) or "dcn" (over slices), with what MaxText derives for -1.
 
   Raises:

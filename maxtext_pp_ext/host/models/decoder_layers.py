@@ -24,8 +24,9 @@ from maxtext.layers import quantizations
 import numpy as np
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config.derived import is_deepseek, pipelined_layers
-from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.config.derived import is_deepseek, sound_layers
+from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.config.view import with_values
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ def pipeline(
     registry.UnknownImplementationError: there is no implementation of that name.
   """
   if isinstance(implementation, str):
-    config = ConfigView(config, (("pipeline_impl", implementation),))
+    config = with_values(config, {"pipeline_impl": implementation})
   new = _pipeline_class(implementation)
   found = []
 
@@ -88,7 +89,7 @@ def pipeline(
     stage = lambda rngs: decoder._get_pipeline_stage_module(classes, rngs)  # pylint: disable=protected-access
     rngs = nnx.Rngs(params=seed, dropout=seed + 1)
     module = new(config=config, stage_factory=stage, mesh=mesh, remat_policy=decoder.get_remat_policy(), rngs=rngs)
-    graphdef, params, rest = nnx.split(module, nnx.Param, ...)
+    graphdef, *(params, rest) = nnx.split(module, nnx.Param, ...)
     found.append((graphdef, jax.eval_shape(lambda: params)))
     return rest  # so that initializers are not even compiled
 
@@ -132,9 +133,9 @@ def without_pipeline(config: Any, mesh: Mesh, layer_class: type | None = None) -
     mesh: device mesh.
     layer_class: class of the layers, built alike for every index; by default those of `decoder_block`.
   """
-  plain = ConfigView(config, (("using_pipeline_parallelism", False),))
+  plain = with_values(config, {"using_pipeline_parallelism": False})
   quant = quantizations.configure_quantization(plain)
-  found = []
+  found: list[Structure] = []
 
   def build():
     rngs = nnx.Rngs(params=0, dropout=1)
@@ -143,17 +144,17 @@ def without_pipeline(config: Any, mesh: Mesh, layer_class: type | None = None) -
       layers = [layer.module for layer in _of_decoder(decoder)]
     else:
       layers = [layer_class(config=plain, mesh=mesh, quant=quant, model_mode="train", rngs=rngs)]
-      layers *= pipelined_layers(config)
+      layers *= sound_layers(config)
     for structure in map(Structure.of, layers):
       found.append(next((known for known in found if known == structure), structure))
 
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
     jax.eval_shape(build)
   # With a pipeline, DeepSeek's dense layers and MoE layers that are left over come first, other layers left over last.
-  return found[-pipelined_layers(config) :] if is_deepseek(config) else found[: pipelined_layers(config)]
+  return found[-sound_layers(config) :] if is_deepseek(config) else found[: sound_layers(config)]
 
 
-def _of_decoder(decoder: nnx.Module) -> Iterator[Layer]:
+def _of_decoder(decoder: nnx_decoders.NNXDecoder) -> Iterator[Layer]:
   for module in decoder.get_layers():
     is_stack = decoder.config.scan_layers and getattr(decoder, "layers_remainder", None) is not module
     yield from _of_stack(module, decoder.config) if is_stack else layers_of(module)
@@ -170,7 +171,7 @@ def layers_of(module: nnx.Module) -> Iterator[Layer]:
   for name, is_stack in children(module):
     child = getattr(module, name)
     if is_stack:
-      yield from _of_stack(child, module.config, (name,))
+      yield from _of_stack(child, module.config, (name,))  # type: ignore[attr-defined]  # what holds layers has it
     else:
       yield from (dataclasses.replace(layer, path=(name, *layer.path)) for layer in layers_of(child))
 
@@ -195,9 +196,9 @@ def children(module: nnx.Module) -> list[tuple[str, bool]]:
   ]
 
 
-def _of_stack(stack: nnx.Module, config: Any, path: tuple[str, ...] = ()) -> Iterator[Layer]:
+def _of_stack(stack: nnx.Module, config: HostKeys, path: tuple[str, ...] = ()) -> Iterator[Layer]:
   """Layers in a module whose parameters are stacked along `param_scan_axis`, and other state along the first axis."""
-  graphdef, params, rest = nnx.split(stack, nnx.Param, ...)
+  graphdef, *(params, rest) = nnx.split(stack, nnx.Param, ...)
   axis = config.param_scan_axis
   for index in range(jax.tree.leaves(params)[0].shape[axis]):
     at = jax.tree.map(lambda w, index=index: jnp.take(w, index, axis=min(axis, w.ndim - 1)), params)

@@ -19,7 +19,9 @@ from typing import Any
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import PipelineConfigError
-from maxtext_pp_ext.config.derived import decoder_block, is_deepseek, num_stages
+from maxtext_pp_ext.config.derived import decoder_block, is_deepseek, sound_stages
+from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.checkpoint import forms
 from maxtext_pp_ext.checkpoint import guess
 from maxtext_pp_ext.checkpoint import moves
@@ -105,7 +107,7 @@ def schedule_of_run(argv: Sequence[str]) -> CircularSchedule:
   given = run_config.given_keys(argv)
   if not config.using_pipeline_parallelism:
     raise ValueError("These arguments ask for no pipeline: set ici_pipeline_parallelism.")
-  stages = num_stages(config)
+  stages = sound_stages(config)
   delay = 2 if given.get("pipeline_delay_activation_forwarding") else 1
   microbatches = integer(given, "num_pipeline_microbatches", -1)
   return CircularSchedule(
@@ -168,7 +170,8 @@ def of_checkpoint(
   if why_not := forms.why_not_converted({path[0] for path in shapes}):
     raise LayoutError(why_not)
   layers = layers_of_pipelined_kind(config_of_layout(argv))
-  wrong, found = [], {}
+  wrong = []
+  found: dict[tuple[Leaf, ...], tuple[Any, Layout]] = {}
   for guessed in guess.candidates(shapes, layers=layers, scan_layers=scan_layers):
     values = guessed | dict(given)
     try:
@@ -187,7 +190,7 @@ def of_checkpoint(
   raise LayoutError("\n".join(["The checkpoint is not of this model in any layout:", *(f"  {text}" for text in wrong)]))
 
 
-def layers_of_pipelined_kind(config: Any) -> int:
+def layers_of_pipelined_kind(config: DerivedKeys) -> int:
   """How many of the decoder's layers are of the kind that is in pipelines: all but the dense ones of DeepSeek."""
   dense = config.first_num_dense_layers if is_deepseek(config) else 0
   return config.num_decoder_layers - dense
@@ -197,12 +200,12 @@ def _assignments(values: Mapping[str, Any]) -> str:
   return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-def describe(config: Any) -> str:
+def describe(config: DerivedKeys) -> str:
   """The layout in words."""
   scanned = f"stacked along param_scan_axis={config.param_scan_axis}" if config.scan_layers else "not stacked"
   if not config.using_pipeline_parallelism:
     return f"{config.num_decoder_layers} layers {scanned}, no pipeline"
-  stages, per_stage = num_stages(config), config.num_layers_per_pipeline_stage
+  stages, per_stage = sound_stages(config), config.num_layers_per_pipeline_stage
   inside = stages * config.num_pipeline_repeats * per_stage
   count = lambda number, of: f"{number} {of}" + "s" * (number != 1)
   sizes = {"stage": stages, "repeat": config.num_pipeline_repeats, "layer": per_stage}
@@ -253,10 +256,11 @@ class _Place:
 def _places(decoder: Any) -> list[_Place]:
   """The decoder's layers, in the order in which they run."""
   config, pipeline = decoder.config, getattr(decoder, "pipeline_module", None)
-  paths = {id(module): (name,) for name, module in vars(decoder).items()}
+  paths: dict[int, tuple[str, ...]] = {id(module): (name,) for name, module in vars(decoder).items()}
   if pipeline is not None:
     paths[id(pipeline.layers)] = ("pipeline_module", "layers")
-  found, kinds = [], set()
+  found: list[_Place] = []
+  kinds = set()
   for module in decoder.get_layers():
     path = ("decoder", *paths[id(module)])
     if path[1] == "pipeline_module":
@@ -286,14 +290,14 @@ def _stacked(places: list[_Place], kind: str, size: int) -> list[_Place]:
   return [dataclasses.replace(place, stacks=((kind, size, count), *place.stacks)) for place in places]
 
 
-def _in_pipeline(stages: Any, path: tuple[str, ...], config: Any) -> list[_Place]:
+def _in_pipeline(stages: Any, path: tuple[str, ...], config: HostKeys) -> list[_Place]:
   repeats = config.num_pipeline_repeats
   around = (_PIPELINE,) * (1 + (repeats > 1))
-  places = _stacked(_within(stages, path, config, around), _PIPELINE, num_stages(config))
+  places = _stacked(_within(stages, path, config, around), _PIPELINE, sound_stages(config))
   return _stacked(places, _PIPELINE, repeats) if repeats > 1 else places
 
 
-def _in_scan(module: Any, path: tuple[str, ...], config: Any, around: tuple[str, ...]) -> list[_Place]:
+def _in_scan(module: Any, path: tuple[str, ...], config: HostKeys, around: tuple[str, ...]) -> list[_Place]:
   """Layers, or blocks of layers, that are scanned over; `around` are the kinds of stacks that this one is in."""
   from flax import nnx  # pylint: disable=import-outside-toplevel
 
@@ -309,13 +313,13 @@ def _in_scan(module: Any, path: tuple[str, ...], config: Any, around: tuple[str,
   raise LayoutError(f"{'/'.join(path)} of MaxText's model has no parameters.")
 
 
-def _within(module: Any, path: tuple[str, ...], config: Any, around: tuple[str, ...]) -> list[_Place]:
+def _within(module: Any, path: tuple[str, ...], config: HostKeys, around: tuple[str, ...]) -> list[_Place]:
   """The layers of one entry of a stack: a layer, a block of several, or a pipeline's stage."""
   from maxtext_pp_ext.host.models import decoder_layers  # pylint: disable=import-outside-toplevel
 
   if not decoder_layers.holds_layers(module):
     return [_Place(path=path)]
-  found = []
+  found: list[_Place] = []
   for name, is_stack in decoder_layers.children(module):
     find = _in_scan if is_stack else _within
     places = find(getattr(module, name), (*path, name), config, around)
@@ -329,13 +333,11 @@ def _leaf(path: tuple[str, ...], variable: Any, places: list[_Place], scan_axis:
 
   shape = tuple(variable.get_value().shape)
   is_random_state = isinstance(variable, nnx.RngState)
-  kind = {
-      "is_random_state": is_random_state,
-      "is_floating": None if is_random_state else bool(jnp.issubdtype(variable.get_value().dtype, jnp.floating)),
-  }
+  is_floating = None if is_random_state else bool(jnp.issubdtype(variable.get_value().dtype, jnp.floating))
+  leaf = functools.partial(Leaf, path=path, shape=shape, is_random_state=is_random_state, is_floating=is_floating)
   place = next((place for place in places if path[: len(place.path)] == place.path), None)
   if place is None:
-    return Leaf(path=path, shape=shape, **kind)
+    return leaf()
   axes = place.axes(len(shape), scan_axis if isinstance(variable, nnx.Param) else None)
   sizes = tuple(size for _, size, _ in place.stacks)
   if tuple(shape[axis] for axis in axes) != sizes:
@@ -343,11 +345,8 @@ def _leaf(path: tuple[str, ...], variable: Any, places: list[_Place], scan_axis:
         f"{'/'.join(path)} of MaxText's model has the shape {list(shape)}, where axes {list(axes)} were expected to "
         f"count {list(sizes)} layers."
     )
-  return Leaf(
-      path=path,
-      shape=shape,
+  return leaf(
       name=path[len(place.path) :],
       first=place.first,
       axes=tuple(LayerAxis(axis=axis, stride=stride) for axis, (_, _, stride) in zip(axes, place.stacks, strict=True)),
-      **kind,
   )

@@ -84,11 +84,11 @@ def given_keys(argv: Sequence[str]) -> dict[str, Any]:
     path, assignments = pyconfig._resolve_or_infer_config(["", *argv])  # pylint: disable=protected-access
     file = pyconfig._load_config(path)  # pylint: disable=protected-access
     merged = omegaconf.OmegaConf.merge(file, omegaconf.OmegaConf.from_cli(list(assignments)))
-    found = omegaconf.OmegaConf.to_container(merged, resolve=True)
+    found: Any = omegaconf.OmegaConf.to_container(merged, resolve=True)  # a dict, of which its types are not sure
     return {str(key): value for key, value in found.items()}
 
 
-def _text(detail: dict[str, Any]) -> str:
+def _text(detail: Mapping[str, Any]) -> str:
   message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
   keys = ".".join(map(str, detail["loc"]))
   return f"{keys}: {message}" if keys else message

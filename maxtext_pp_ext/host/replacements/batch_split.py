@@ -10,7 +10,7 @@ parameters. Stages of a pipeline are sharded automatically and their weights are
 schedule alone, over the sublayers of MaxText's own layer: same parameters, same values as the layer has without it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any
 
@@ -19,7 +19,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
-from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.pipelines.intermediates import COMBINE
 
 
@@ -29,7 +29,8 @@ def batch_split(layer_class: type) -> type:
 
   def init(self, config, *args, **kwargs):
     # The key would have the layer lay its experts out for, and call, MaxText's own schedule.
-    layer_class.__init__(self, ConfigView(config, (("use_batch_split_schedule", False),)), *args, **kwargs)
+    config = with_values(config, {"use_batch_split_schedule": False})
+    layer_class.__init__(self, config, *args, **kwargs)  # type: ignore[misc]  # of the class, not of an instance
 
   def call(self, inputs, decoder_segment_ids, decoder_positions, deterministic, model_mode, *args, **kwargs):
     inputs = inputs[0] if isinstance(inputs, tuple) else inputs  # (activations, cache) of a layer before
@@ -47,8 +48,8 @@ def batch_split(layer_class: type) -> type:
     # One attention after the other, so that the experts of the part before run beside it.
     outputs, counts = zip(*(experts(*x) for x in one_by_one(attention, examples)), strict=True)
     _one_for_all_parts(self, len(examples))
-    counts = None if counts[0] is None else sum(counts)
-    return self.post_process(self.with_logical_constraint(merge(outputs)), None, counts)
+    count = None if counts[0] is None else sum(counts)
+    return self.post_process(self.with_logical_constraint(merge(outputs)), None, count)
 
   names = {key: getattr(layer_class, key) for key in ("__module__", "__qualname__", "__doc__")}
   return type(layer_class)(layer_class.__name__, (layer_class,), names | {"__init__": init, "__call__": call})
@@ -57,7 +58,7 @@ def batch_split(layer_class: type) -> type:
 def _one_for_all_parts(layer: nnx.Module, parts: int) -> None:
   """Makes one value of those that each part has sown, as the layer sows one without the schedule."""
   for path, variable in nnx.iter_graph(layer):
-    if isinstance(variable, nnx.Intermediate) and (combine := COMBINE.get(path[-1])) is not None:
+    if isinstance(variable, nnx.Intermediate) and (combine := COMBINE.get(str(path[-1]))) is not None:
       values = variable.get_value()
       variable.set_value((*values[:-parts], combine(jnp.stack(values[-parts:]), axis=0)))
 
@@ -70,7 +71,7 @@ def split(x: jax.Array | None, parts: int) -> list[jax.Array | None]:
   return [x[:, i] for i in range(parts)]
 
 
-def merge(parts: list[jax.Array]) -> jax.Array:
+def merge(parts: Sequence[jax.Array]) -> jax.Array:
   """Takes back `split`."""
   x = jnp.stack(parts, axis=1)
   return x.reshape(-1, *x.shape[2:])
@@ -78,7 +79,7 @@ def merge(parts: list[jax.Array]) -> jax.Array:
 
 def one_by_one(fn: Callable, args: list[tuple]) -> list[Any]:
   """[fn(*a) for a in args], each begun when the one before has ended."""
-  results = []
+  results: list[Any] = []
   for a in args:
     if results:
       results[-1], a = jax.lax.optimization_barrier((results[-1], a))

@@ -25,7 +25,8 @@ from typing import Any
 from maxtext_pp_ext.checkpoint import forms
 from maxtext_pp_ext.checkpoint import guess
 from maxtext_pp_ext.checkpoint.layout import Path, Shape
-from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.config.keys import DerivedKeys
+from maxtext_pp_ext.config.view import with_values
 
 # In names of arrays that from_pretrained leaves as they are initialized if a checkpoint has none of them.
 _CUSTOM = "custom_linear"
@@ -62,7 +63,7 @@ def refuse_other_layouts(
     abstract_unboxed_pre_state: Any,
     step: int,
     source_checkpoint_layout: str,
-    maxtext_config: Any,
+    maxtext_config: DerivedKeys | None,
     **others: Any,
 ) -> None:
   """Compares what is about to be loaded with the model that is to get it.
@@ -108,13 +109,13 @@ def from_pretrained() -> Iterator[None]:
     _in_from_pretrained.reset(token)
 
 
-def refuse_other_layouts_within_from_pretrained(config: Any, model: Any) -> None:
+def refuse_other_layouts_within_from_pretrained(config: DerivedKeys, model: Any) -> None:
   """`refuse_other_layouts_of_pretrained` if it is from_pretrained that has made this model."""
   if _in_from_pretrained.get():
     refuse_other_layouts_of_pretrained(config, model)
 
 
-def refuse_other_layouts_of_pretrained(config: Any, model: Any) -> None:
+def refuse_other_layouts_of_pretrained(config: DerivedKeys, model: Any) -> None:
   """Compares what from_pretrained is about to load with the model that is to get it.
 
   Args:
@@ -141,7 +142,7 @@ def refuse_other_layouts_of_pretrained(config: Any, model: Any) -> None:
     raise WrongLayoutError(_message_about_arrays(found, wanted, folder))
 
 
-def _refuse_safetensors(folder: str, config: Any) -> None:
+def _refuse_safetensors(folder: str, config: DerivedKeys) -> None:
   if not getattr(config, "using_pipeline_parallelism", False):
     return
   from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
@@ -154,7 +155,7 @@ def _refuse_safetensors(folder: str, config: Any) -> None:
   )
 
 
-def _message(stored: _Stored, folder: str, own_step: int | None, config: Any) -> str:
+def _message(stored: _Stored, folder: str, own_step: int | None, config: DerivedKeys) -> str:
   from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
   layouts_of_both = (
@@ -266,17 +267,17 @@ def _size(shapes: Mapping[Path, Shape]) -> int:
   return sum(map(math.prod, shapes.values()))
 
 
-def _describe(shapes: Mapping[Path, Shape], config: Any) -> str:
+def _describe(shapes: Mapping[Path, Shape], config: DerivedKeys) -> str:
   from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
   for values in guess.candidates(shapes, layers=layouts.layers_of_pipelined_kind(config), scan_layers=None):
     values = {"num_pipeline_repeats": 1, layouts.DCN_STAGES: 1} | values
     values["using_pipeline_parallelism"] = values[layouts.STAGES] > 1
-    return layouts.describe(ConfigView(config, tuple(values.items())))
+    return layouts.describe(with_values(config, values))
   return f"{len(shapes)} arrays in decoder"
 
 
-def _command(folder: str, own_step: int | None, config: Any) -> str:
+def _command(folder: str, own_step: int | None, config: DerivedKeys) -> str:
   """How to convert the checkpoint and how to load what comes of it."""
   arguments = _arguments_of_this_run(sys.argv[1:])
   if own_step is None:

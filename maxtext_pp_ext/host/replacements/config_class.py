@@ -15,6 +15,7 @@ import warnings
 from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import remedies
+from maxtext_pp_ext.config.keys import Keys
 from maxtext_pp_ext.host.replacements import defaults
 from maxtext_pp_ext.host.rules import parameter_patterns
 from maxtext_pp_ext.host.rules import problems as rules
@@ -27,7 +28,7 @@ VALIDATORS = {
 }
 
 
-def extend_config_class(base: type) -> type:
+def extend_config_class(base: type[pydantic.BaseModel]) -> type:
   """Returns the subclass of `types.MaxTextConfig` or `types.RLConfig` that has our keys and checks them; idempotent."""
   if issubclass(base, keys.PipelineKeys):
     return base  # a patched MaxText found our entry point twice
@@ -40,18 +41,20 @@ def extend_config_class(base: type) -> type:
   def derive_and_check(self):
     return _derive_and_check(self, derive, problems)
 
+  before = classmethod(_read_environment)
   namespace = {
       "__module__": base.__module__,
       "__qualname__": base.__qualname__,
       "__doc__": base.__doc__,
       "__init__": _init_of(base),
-      "read_pipeline_environment": pydantic.model_validator(mode="before")(classmethod(_read_environment)),
+      "read_pipeline_environment": pydantic.model_validator(mode="before")(before),  # type: ignore[arg-type]  # it takes them
       VALIDATORS[kind]: pydantic.model_validator(mode="after")(derive_and_check),
   }
-  return type(base)(base.__name__, (keys.PipelineKeys, base), namespace)
+  metaclass: type = type(base)
+  return metaclass(base.__name__, (keys.PipelineKeys, base), namespace)
 
 
-def _init_of(base: type) -> Callable[..., None]:
+def _init_of(base: type[pydantic.BaseModel]) -> Callable[..., None]:
   @functools.wraps(base.__init__)
   def __init__(self, **data):
     # pydantic turns a ValueError from a validator into a ValidationError that also prints the whole input.
@@ -97,7 +100,7 @@ def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Calla
   return derived
 
 
-def _problems(config: Any, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
+def _problems(config: Keys, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
   found = rules.problems(config, given, whole_mesh)
   # Patterns are judged by models, which a config with problems may not have.
   return found if found or whole_mesh or config.pipeline_impl == registry.HOST else _of_patterns(config)
@@ -118,7 +121,7 @@ def _warn(found: list[str]) -> None:
     warnings.warn(text, keys.PipelineConfigWarning, stacklevel=2)
 
 
-def _rl_problems(config: Any, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
+def _rl_problems(config: Keys, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
   del given, whole_mesh
   if config.pipeline_impl == registry.HOST:
     return rules.problems(config)

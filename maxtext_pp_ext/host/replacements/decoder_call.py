@@ -7,6 +7,7 @@ from typing import Any
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.derived import decoder_block, pipeline_impl
+from maxtext_pp_ext.config.host_keys import HostKeys
 
 # Argument of `NNXDecoder.__call__` -> what it carries. MaxText itself refuses forced_routed_experts with a pipeline.
 _LOST = {
@@ -19,7 +20,7 @@ _LOST = {
 _BIDIRECTIONAL_BLOCKS = ("gemma3", "gemma4")  # the only ones whose layers MaxText gives the mask
 
 
-def refuse_lost_arguments(config: Any, arguments: Mapping[str, Any]) -> None:
+def refuse_lost_arguments(config: HostKeys, arguments: Mapping[str, Any]) -> None:
   """Raises NotImplementedError if an implementation of ours would not get an argument that matters.
 
   Args:
@@ -38,7 +39,7 @@ def refuse_lost_arguments(config: Any, arguments: Mapping[str, Any]) -> None:
     )
 
 
-def _lost_inputs(config: Any, arguments: Mapping[str, Any]) -> list[str]:
+def _lost_inputs(config: HostKeys, arguments: Mapping[str, Any]) -> list[str]:
   lost = []
   images = arguments.get("multimodal_input")
   block = decoder_block(config)
@@ -49,6 +50,6 @@ def _lost_inputs(config: Any, arguments: Mapping[str, Any]) -> list[str]:
   if config.engram_layers:
     lost.append("decoder_input_tokens (engram_layers needs them in every layer)")
   positions = arguments.get("decoder_positions")
-  if getattr(positions, "ndim", 2) != 2:
+  if positions is not None and getattr(positions, "ndim", 2) != 2:
     lost.append(f"axes of decoder_positions (shape {positions.shape}, expected [batch, sequence])")
   return lost

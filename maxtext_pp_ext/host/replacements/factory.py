@@ -3,14 +3,14 @@
 """Which pipeline module a config asks for, and the line in the log that says so."""
 
 import functools
-from typing import Any
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.derived import pipeline_impl
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.schedule import circular
 
 
-def pipeline_class(config: Any) -> type | None:
+def pipeline_class(config: HostKeys) -> type | None:
   """The NNX module class that the config asks for, announced in the log; None where MaxText is to choose its own.
 
   Raises:
@@ -33,12 +33,12 @@ def linen_class(cls: type) -> type:
   return nnx_wrappers.to_linen_class(cls, base_metadata_fn=initializers.variable_to_logically_partitioned)
 
 
-def announce(config: Any) -> None:
+def announce(config: HostKeys) -> None:
   """Logs one line about the pipeline that is about to be built; MaxText builds a model several times, so once each."""
   _log_once(describe(config))
 
 
-def describe(config: Any) -> str:
+def describe(config: HostKeys) -> str:
   """Implementation, stages, repeats, microbatches, delay and the bubble fraction of the circular schedule."""
   schedule = circular.CircularSchedule.of_config(config)
   return (

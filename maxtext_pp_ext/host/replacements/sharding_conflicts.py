@@ -4,9 +4,11 @@
 
 from collections.abc import Iterable
 import functools
-from typing import Any
+from typing import Any, Literal
 
-FALLBACK = "fallback"
+from maxtext_pp_ext.config.host_keys import HostKeys
+
+FALLBACK: Literal["fallback"] = "fallback"
 # Names for which base.yml has no rule (MaxText 0.2.5): of DeepSeek 4's dimensions, and of the layers that a pipeline
 # leaves out. They are replicated, and meant to be.
 _WITHOUT_RULE = (
@@ -23,7 +25,7 @@ _WAY_OUT = (
 )
 
 
-def judge(config: Any, model: Any, mesh: Any) -> None:
+def judge(config: HostKeys, model: Any, mesh: Any) -> None:
   """Warns or raises if the parameters of an abstract model have conflicts, as the config says.
 
   Args:

@@ -20,7 +20,8 @@ from flax import nnx
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.derived import pipeline_impl
-from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.replacements import batch_split
 from maxtext_pp_ext.host.models import cycles
 
@@ -38,7 +39,7 @@ class _DecoderView:
     return getattr(self._decoder, name)
 
 
-def layer_classes(config: Any, classes: list[type]) -> list[type]:
+def layer_classes(config: HostKeys, classes: list[type]) -> list[type]:
   """The classes of a decoder's layers, in the pipeline and outside, instead of those that MaxText would build."""
   if pipeline_impl(config) == registry.HOST or not config.use_batch_split_schedule:
     return classes
@@ -61,16 +62,16 @@ def build(host_build: Callable, decoder: Any, layer_classes: list[type], rngs: n
   if config.set_remat_policy_on_layers_per_stage and config.remat_policy != "none":
     policy = _RematPolicy(config, decoder.get_remat_policy())
     layer_classes = [rematerialised(layer_class, policy) for layer_class in layer_classes]
-  mesh, replaced = decoder.mesh, []
+  mesh, replaced = decoder.mesh, {}
   if (cycle := cycles.length(config)) > 1:
-    replaced.append(("num_layers_per_pipeline_stage", config.num_layers_per_pipeline_stage // cycle))
+    replaced["num_layers_per_pipeline_stage"] = config.num_layers_per_pipeline_stage // cycle
   if config.shard_mode.value == "explicit" and _shards_automatically(config):
     from maxtext_pp_ext.sharding import automatic  # pylint: disable=import-outside-toplevel
 
     mesh = automatic(mesh)
-    replaced.append(("shard_mode", type(config.shard_mode)("auto")))
+    replaced["shard_mode"] = type(config.shard_mode)("auto")
   if replaced:
-    decoder = _DecoderView(decoder, ConfigView(config, tuple(replaced)), mesh)
+    decoder = _DecoderView(decoder, with_values(config, replaced), mesh)
   return host_build(decoder, layer_classes, rngs)
 
 
@@ -98,5 +99,5 @@ def rematerialised(layer_class: type, remat: _RematPolicy) -> type:
   return type(layer_class)(layer_class.__name__, (layer_class,), names | {"__call__": call})
 
 
-def _shards_automatically(config: Any) -> bool:
+def _shards_automatically(config: HostKeys) -> bool:
   return getattr(registry.get(pipeline_impl(config)).load(), "shards_automatically", False)

@@ -6,13 +6,13 @@ Read in MaxText 0.2.5.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from maxtext_pp_ext.config.derived import num_stages, pipelined_layers, stages_text
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
 
 
-def problems(config: Any) -> Iterator[str]:
+def problems(config: HostKeys) -> Iterator[str]:
   yield from _mesh(config)
   yield from _explicit_sharding(config)
   yield from _activations_over_stages(config)
@@ -21,7 +21,7 @@ def problems(config: Any) -> Iterator[str]:
   yield from _weight_dtype(config)
 
 
-def _mesh(config: Any) -> Iterator[str]:
+def _mesh(config: HostKeys) -> Iterator[str]:
   stages = num_stages(config)
   if stages is not None and stages > 1 and "stage" not in config.mesh_axes:
     yield (
@@ -31,7 +31,7 @@ def _mesh(config: Any) -> Iterator[str]:
     )
 
 
-def _explicit_sharding(config: Any) -> Iterator[str]:
+def _explicit_sharding(config: HostKeys) -> Iterator[str]:
   """MaxText's YaRN embedding fixes a layout when it is built that its layers outside a pipeline do not use (0.2.5)."""
   rope_type = plain(config.rope_type)
   if plain(config.shard_mode) != "explicit" or not rope_type.startswith("yarn"):
@@ -45,7 +45,7 @@ def _explicit_sharding(config: Any) -> Iterator[str]:
     )
 
 
-def _activations_over_stages(config: Any) -> Iterator[str]:
+def _activations_over_stages(config: HostKeys) -> Iterator[str]:
   for name in _over_stages(config.logical_axis_rules or ()):
     yield (
         f"logical_axis_rules shard {name} over the mesh axis 'stage', over which a pipeline has its stages. Take 'stage' "
@@ -53,7 +53,7 @@ def _activations_over_stages(config: Any) -> Iterator[str]:
     )
 
 
-def _copies_of_the_model(config: Any) -> Iterator[str]:
+def _copies_of_the_model(config: HostKeys) -> Iterator[str]:
   if config.enable_multi_tier_checkpointing and config.dcn_pipeline_parallelism > 1 and config.mtc_data_parallelism < 1:
     yield (
         f"enable_multi_tier_checkpointing=True with dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}: MaxText "
@@ -62,7 +62,7 @@ def _copies_of_the_model(config: Any) -> Iterator[str]:
     )
 
 
-def _weight_dtype(config: Any) -> Iterator[str]:
+def _weight_dtype(config: HostKeys) -> Iterator[str]:
   weight_dtype = str(plain(config.weight_dtype))
   if "float8" in weight_dtype:
     yield (
@@ -71,7 +71,7 @@ def _weight_dtype(config: Any) -> Iterator[str]:
     )
 
 
-def _stage_axis(config: Any) -> Iterator[str]:
+def _stage_axis(config: HostKeys) -> Iterator[str]:
   """MaxText takes ici_parallelism and dcn_parallelism as they are if a mesh axis has a name that it does not know."""
   axes, sizes = list(config.mesh_axes), (list(config.ici_parallelism or ()), list(config.dcn_parallelism or ()))
   stages = config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism

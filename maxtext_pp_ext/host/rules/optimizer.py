@@ -3,15 +3,15 @@
 """What MaxText's train step does to parameters by their path and shape, which a pipeline changes (0.2.5)."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from maxtext_pp_ext.config.derived import layers_to_choose_from, pipelined_layers
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
 
 _MODELS_WHOSE_BIASES_ARE_NO_PARAMETERS = ("deepseek3", "deepseek4", "kimi-k2")  # `moe.GateLogit` in MaxText 0.2.5
 
 
-def problems(config: Any) -> Iterator[str]:
+def problems(config: HostKeys) -> Iterator[str]:
   yield from _muon(config)
   yield from _streaming_diloco(config)
   if config.use_qk_clip:
@@ -20,7 +20,7 @@ def problems(config: Any) -> Iterator[str]:
   yield from _host_offload(config)
 
 
-def _muon(config: Any) -> Iterator[str]:
+def _muon(config: HostKeys) -> Iterator[str]:
   if plain(config.opt_type) == "muon":
     yield (
         "opt_type=muon: MaxText counts the axes of the matrices that Muon orthogonalizes from a parameter's first axis, "
@@ -29,7 +29,7 @@ def _muon(config: Any) -> Iterator[str]:
     )
 
 
-def _streaming_diloco(config: Any) -> Iterator[str]:
+def _streaming_diloco(config: HostKeys) -> Iterator[str]:
   if getattr(config, "enable_streaming_diloco", False):
     yield (
         "enable_streaming_diloco=True: MaxText takes a parameter for stacked layers if its size along param_scan_axis="
@@ -40,7 +40,7 @@ def _streaming_diloco(config: Any) -> Iterator[str]:
     )
 
 
-def _qk_clip(config: Any) -> Iterator[str]:
+def _qk_clip(config: HostKeys) -> Iterator[str]:
   """MaxText clips all layers of one stacked parameter by their largest logit: all layers, without a pipeline."""
   layers, available = pipelined_layers(config), layers_to_choose_from(config)
   apart = []
@@ -58,7 +58,7 @@ def _qk_clip(config: Any) -> Iterator[str]:
     )
 
 
-def _expert_bias(config: Any) -> Iterator[str]:
+def _expert_bias(config: HostKeys) -> Iterator[str]:
   """MaxText's train step adds one update to the bias of one module (0.2.5); see `pipelines.expert_bias`."""
   if not config.routed_bias or config.routed_bias_update_rate <= 0:
     return
@@ -87,7 +87,7 @@ def _expert_bias(config: Any) -> Iterator[str]:
     )
 
 
-def _host_offload(config: Any) -> Iterator[str]:
+def _host_offload(config: HostKeys) -> Iterator[str]:
   """MaxText's own limit, which it says less clearly."""
   if config.parameter_memory_host_offload and config.gradient_accumulation_steps > 1:
     yield (

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 import re
-from typing import Any
 
 from maxtext_pp_ext.checkpoint.layout import Layout, Leaf, Path
-from maxtext_pp_ext.config.view import ConfigView, plain
+from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 
 # One layer's share of an array, (number of the layer, name within it), or an array of no layer, (None, path).
@@ -29,7 +29,7 @@ _MOST_NAMED = 4
 _ENDS = ("", "/value")
 
 
-def problems(config: Any) -> list[str]:
+def problems(config: HostKeys) -> list[str]:
   """What is wrong with the patterns of a config that has a pipeline; [] if nothing, or MaxText cannot build the model."""
   found, given = [], {key: list(getattr(config, key, None) or ()) for key in KEYS}
   given = {key: patterns for key, patterns in given.items() if patterns and _is_read(config, key)}
@@ -45,7 +45,7 @@ def problems(config: Any) -> list[str]:
   return [text for key, patterns in given.items() for text in differences(key, patterns, with_pipeline, without)]
 
 
-def _is_read(config: Any, key: str) -> bool:
+def _is_read(config: HostKeys, key: str) -> bool:
   optimizers = KEYS[key]
   return optimizers is None or plain(config.opt_type) in optimizers
 
@@ -58,11 +58,11 @@ def _invalid(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
       yield pattern, str(error)
 
 
-def _without_pipeline(config: Any) -> Any:
-  return ConfigView(config, (("using_pipeline_parallelism", False),))
+def _without_pipeline(config: HostKeys) -> HostKeys:
+  return with_values(config, {"using_pipeline_parallelism": False})
 
 
-def _can_be_built(config: Any) -> bool:
+def _can_be_built(config: HostKeys) -> bool:
   from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
   try:
@@ -73,7 +73,7 @@ def _can_be_built(config: Any) -> bool:
   return True
 
 
-def _parameters(config: Any) -> Layout:
+def _parameters(config: HostKeys) -> Layout:
   from flax import nnx  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import math
-from typing import Any
 
 from maxtext_pp_ext.host.rules import rows
 from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.config.host_keys import HostKeys
 
 _OVER_ALL_DEVICES = (
     "MaxText takes the maximum over all axes of the mesh, so that a layer would report that of other stages, "
@@ -30,12 +30,12 @@ _MOE = {
 }
 
 
-def problems(config: Any) -> list[str]:
+def problems(config: HostKeys) -> list[str]:
   """Everything in a config that a pipeline would compute of microbatches instead of the batch; [] if nothing."""
   return [*_experts(config), *_buffers(config), *_replicas(config), *_accumulation(config)]
 
 
-def _experts(config: Any) -> Iterator[str]:
+def _experts(config: HostKeys) -> Iterator[str]:
   for key, reason in _MOE.items():
     if getattr(config, key, False) and not (key == "te_moe_block" and config.use_batch_split_schedule):
       yield f"{key}=True: {reason}. Set {key}=False."
@@ -46,7 +46,7 @@ def _experts(config: Any) -> Iterator[str]:
     )
 
 
-def _buffers(config: Any) -> Iterator[str]:
+def _buffers(config: HostKeys) -> Iterator[str]:
   """Buffers for the tokens of one call, which drop those that they have no room for."""
   if getattr(config, "moe_dropless_fallback", None) is not None:
     return  # which computes again what has dropped tokens
@@ -65,7 +65,7 @@ def _buffers(config: Any) -> Iterator[str]:
     )
 
 
-def _has_room_for_all(config: Any, factor: float) -> bool:
+def _has_room_for_all(config: HostKeys, factor: float) -> bool:
   """Whether a buffer that is so many times as large as balanced experts need takes the tokens of any others."""
   mesh = derived.mesh_shape(config)
   if mesh is None or not config.num_experts_per_tok:
@@ -74,7 +74,7 @@ def _has_room_for_all(config: Any, factor: float) -> bool:
   return factor >= min(devices, config.num_experts / config.num_experts_per_tok)
 
 
-def _replicas(config: Any) -> Iterator[str]:
+def _replicas(config: HostKeys) -> Iterator[str]:
   """With DiLoCo a pipeline is called with the rows of one replica."""
   batch, microbatches = config.micro_batch_size_to_train_on, config.num_pipeline_microbatches
   replicas = getattr(config, "num_diloco_replicas", None) if config.enable_diloco else None
@@ -86,7 +86,7 @@ def _replicas(config: Any) -> Iterator[str]:
     )
 
 
-def _accumulation(config: Any) -> Iterator[str]:
+def _accumulation(config: HostKeys) -> Iterator[str]:
   """MaxText adds up over the steps of an accumulation what layers have sown, row by row."""
   if config.use_qk_clip and config.gradient_accumulation_steps > 1:
     yield (

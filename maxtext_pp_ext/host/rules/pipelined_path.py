@@ -10,11 +10,11 @@ segment ids, positions, deterministic and model mode, nothing else.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from maxtext_pp_ext.host.rules import propose
 from maxtext_pp_ext.host.models import cycles
 from maxtext_pp_ext.config.derived import decoder_block
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.remedies import Problem
 from maxtext_pp_ext.config.view import plain
 
@@ -49,7 +49,7 @@ _INDEX_ARGUMENT = {
 }
 
 
-def problems(config: Any) -> list[str]:
+def problems(config: HostKeys) -> list[str]:
   """Everything about the model that MaxText's pipelined path does not carry out; [] if nothing."""
   return [
       *_decoder_block(config),
@@ -62,15 +62,15 @@ def problems(config: Any) -> list[str]:
   ]
 
 
-def _decoder_block(config: Any) -> Iterator[str]:
+def _decoder_block(config: HostKeys) -> Iterator[str]:
   block = decoder_block(config)
   if block in UNIFORM_BLOCKS or config.num_decoder_layers is None:
     yield from _cycles_of_equal_layers(config, block)
     return
   if config.scan_layers and (block in cycles.CONFIGURED or block == "gemma3"):
-    yield from _whole_cycles(config, block)
+    yield from _whole_cycles(config, block, config.num_decoder_layers)
     return
-  reason = _block_problem(config, block)
+  reason = _block_problem(config, block, config.num_decoder_layers)
   if reason is not None:
     yield (
         f"decoder_block={block} cannot be pipelined: {reason}. Set ici_pipeline_parallelism=1, "
@@ -78,7 +78,7 @@ def _decoder_block(config: Any) -> Iterator[str]:
     )
 
 
-def _cycles_of_equal_layers(config: Any, block: str) -> Iterator[str]:
+def _cycles_of_equal_layers(config: HostKeys, block: str) -> Iterator[str]:
   """Without a pipeline MaxText takes each layer of such a block for a cycle, and scans over so many fewer."""
   interval = config.inhomogeneous_layer_cycle_interval
   if block in UNIFORM_BLOCKS - {"deepseek"} and config.scan_layers and interval != 1:
@@ -89,9 +89,9 @@ def _cycles_of_equal_layers(config: Any, block: str) -> Iterator[str]:
     )
 
 
-def _whole_cycles(config: Any, block: str) -> Iterator[str]:
+def _whole_cycles(config: HostKeys, block: str, total: int) -> Iterator[str]:
   """A stage has to begin where a cycle of different layers begins; see `cycles`."""
-  cycle, per_stage, total = cycles.length(config), config.num_layers_per_pipeline_stage, config.num_decoder_layers
+  cycle, per_stage = cycles.length(config), config.num_layers_per_pipeline_stage
   if cycle <= 1:
     return
   key = "" if block == "gemma3" else "inhomogeneous_layer_cycle_interval="
@@ -113,13 +113,13 @@ def _whole_cycles(config: Any, block: str) -> Iterator[str]:
     )
 
 
-def _block_problem(config: Any, block: str) -> str | None:
+def _block_problem(config: HostKeys, block: str, total: int) -> str | None:
   """Why the pipelined path builds another model from this block than the path without a pipeline, or None."""
   unscanned = "its layers differ by index, and with scan_layers=False MaxText builds each stage"
   match block:
     case _ if block in _INDEX_ARGUMENT:
       return f"{unscanned} without {_INDEX_ARGUMENT[block]} (with scan_layers=True stages of whole cycles are possible)"
-    case "gemma3" if config.num_decoder_layers < cycles.GEMMA3_PERIOD:
+    case "gemma3" if total < cycles.GEMMA3_PERIOD:
       return None
     case "gemma3":
       return (
@@ -136,16 +136,16 @@ def _block_problem(config: Any, block: str) -> str | None:
           "build every stage alike"
       )
     case "llama4":
-      return _unscanned_llama4_problem(config)
+      return _unscanned_llama4_problem(config, total)
     case "envy":
-      return _unscanned_envy_problem(config)
+      return _unscanned_envy_problem(config, total)
     case _:
       return "this version of maxtext-pp-ext does not know it, so it cannot tell whether every layer is the same"
 
 
-def _unscanned_llama4_problem(config: Any) -> str | None:
+def _unscanned_llama4_problem(config: HostKeys, total: int) -> str | None:
   nope, moe = config.nope_layer_interval, config.interleave_moe_layer_step
-  if not 0 < nope <= config.num_decoder_layers and not 0 < moe <= config.num_decoder_layers:
+  if not 0 < nope <= total and not 0 < moe <= total:
     return None
   return (
       f"with scan_layers=False MaxText would build every layer with RoPE and without MoE, whatever nope_layer_interval="
@@ -153,9 +153,9 @@ def _unscanned_llama4_problem(config: Any) -> str | None:
   )
 
 
-def _unscanned_envy_problem(config: Any) -> str | None:
+def _unscanned_envy_problem(config: HostKeys, total: int) -> str | None:
   moe = config.interleave_moe_layer_step
-  if moe > config.num_decoder_layers:  # Built without MoE: right only if no layer is due to have it.
+  if moe > total:  # Built without MoE: right only if no layer is due to have it.
     return None
   return (
       f"with scan_layers=False MaxText would build every layer without MoE, whatever interleave_moe_layer_step={moe} "
@@ -163,7 +163,7 @@ def _unscanned_envy_problem(config: Any) -> str | None:
   )
 
 
-def _features(config: Any) -> Iterator[str]:
+def _features(config: HostKeys) -> Iterator[str]:
   if config.engram_layers:
     yield (
         f"engram_layers={list(config.engram_layers)}: MaxText's pipelined path gives layers neither their index nor the "
@@ -193,7 +193,7 @@ _NOT_WITH_BATCH_SPLIT = (
 )
 
 
-def _batch_split(config: Any) -> Iterator[str]:
+def _batch_split(config: HostKeys) -> Iterator[str]:
   """See `host.replacements.batch_split`."""
   if not config.use_batch_split_schedule:
     return
@@ -226,7 +226,7 @@ def _batch_split(config: Any) -> Iterator[str]:
 _MOST_IN_ORDER = 10  # numbered names in the order of their letters: layers_10 is before layers_2
 
 
-def _metrics_of_layers(config: Any) -> Iterator[str]:
+def _metrics_of_layers(config: HostKeys) -> Iterator[str]:
   """MaxText numbers what layers sow in the order of their names in the model, not in the order in which they run."""
   if not config.record_internal_nn_metrics or config.num_decoder_layers is None:
     return
@@ -258,7 +258,7 @@ def _metrics_of_layers(config: Any) -> Iterator[str]:
     )
 
 
-def _multimodal(config: Any) -> Iterator[str]:
+def _multimodal(config: HostKeys) -> Iterator[str]:
   if not config.use_multimodal:
     return
   if decoder_block(config) in ("gemma3", "gemma4"):
@@ -279,7 +279,7 @@ def _multimodal(config: Any) -> Iterator[str]:
     )
 
 
-def _past_the_decoder(config: Any) -> Iterator[str]:
+def _past_the_decoder(config: HostKeys) -> Iterator[str]:
   """What finds the decoder's layers where they are without a pipeline, or builds none of them."""
   if getattr(config, "use_m3_model", False):
     yield (
@@ -299,7 +299,7 @@ def _past_the_decoder(config: Any) -> Iterator[str]:
     )
 
 
-def _linen_decoder(config: Any) -> Iterator[str]:
+def _linen_decoder(config: HostKeys) -> Iterator[str]:
   # Only 0.2.4 has the key. Its Linen decoder takes the pipeline from our factory but drops arguments where we do not see.
   if not getattr(config, "pure_nnx_decoder", True):
     yield "pure_nnx_decoder=False: implementations of maxtext-pp-ext need the NNX decoder. Set pure_nnx_decoder=True."

@@ -12,6 +12,7 @@ from typing import Any
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import keys, remedies
+from maxtext_pp_ext.config.keys import Keys
 from maxtext_pp_ext.host.rules import (
     checkpoint_paths,
     meshes,
@@ -27,7 +28,7 @@ from maxtext_pp_ext.host.rules import (
 _CONTRADICTING_HOST_KEYS = {"pipeline_fsdp_ag_once": "circular_ag_once", "pipeline_fsdp_ag_per_repeat": "circular_bsw"}
 
 
-def problems(config: Any, given: Mapping[str, Any] | None = None, whole_mesh: bool = False) -> list[str]:
+def problems(config: Keys, given: Mapping[str, Any] | None = None, whole_mesh: bool = False) -> list[str]:
   """Everything that is wrong with our keys, and with MaxText's keys under an implementation of ours; [] if nothing.
 
   Args:
@@ -46,7 +47,7 @@ def problems(config: Any, given: Mapping[str, Any] | None = None, whole_mesh: bo
   ):
     found += sizes.devices(config)
 
-  def check(view: Any) -> list[str]:
+  def check(view: Keys) -> list[str]:
     if view.pipeline_impl == registry.HOST:
       return _of_host(view)
     return [*_of_implementations(view), *sizes.devices(view)]
@@ -54,15 +55,15 @@ def problems(config: Any, given: Mapping[str, Any] | None = None, whole_mesh: bo
   return remedies.with_remedies(config, found, check, propose.proposal, given)
 
 
-def _devices_are_absent(config: Any) -> bool:
+def _devices_are_absent(config: Keys) -> bool:
   return bool(getattr(config, "internal_compile", False) or getattr(config, "compile_topology", ""))
 
 
-def _of_host(config: Any) -> list[str]:
+def _of_host(config: Keys) -> list[str]:
   return [*_bad_choices(config), *_keys_without_effect(config)]
 
 
-def _of_implementations(config: Any) -> list[str]:
+def _of_implementations(config: Keys) -> list[str]:
   """What is wrong with an implementation of ours."""
   return [
       *_unknown_implementation(config),
@@ -79,7 +80,7 @@ def _of_implementations(config: Any) -> list[str]:
   ]
 
 
-def _bad_choices(config: Any) -> Iterator[str]:
+def _bad_choices(config: Keys) -> Iterator[str]:
   for key, choices in (keys.CHOICES | {"sharding_conflicts": keys.ON_SHARDING_CONFLICT}).items():
     value = getattr(config, key)
     if value not in choices:
@@ -87,7 +88,7 @@ def _bad_choices(config: Any) -> Iterator[str]:
       yield f"{key}={value!r} must be one of {', '.join(map(repr, choices))}. Set {key}={default} unless you know better."
 
 
-def _keys_without_effect(config: Any) -> Iterator[str]:
+def _keys_without_effect(config: Keys) -> Iterator[str]:
   for key, choices in keys.CHOICES.items():
     value = getattr(config, key)
     if value != "auto" and value in choices:
@@ -97,14 +98,14 @@ def _keys_without_effect(config: Any) -> Iterator[str]:
       )
 
 
-def _unknown_implementation(config: Any) -> Iterator[str]:
+def _unknown_implementation(config: Keys) -> Iterator[str]:
   try:
     registry.get(config.pipeline_impl)
   except registry.UnknownImplementationError as error:
     yield f"{error} {remedies.LEAVE_OUT}"
 
 
-def _contradicting_host_keys(config: Any) -> Iterator[str]:
+def _contradicting_host_keys(config: Keys) -> Iterator[str]:
   for key, instead in _CONTRADICTING_HOST_KEYS.items():
     if getattr(config, key):
       yield (

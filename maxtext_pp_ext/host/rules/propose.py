@@ -11,6 +11,7 @@ from typing import Any
 
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.remedies import BATCHES, changed, Values
 
 _MOST_STAGES = 1024
@@ -29,13 +30,13 @@ def _nearest(candidates: Sequence[int], value: int) -> list[int]:
   return sorted(dict.fromkeys(candidates), key=lambda c: (_distance(c, value), c))[:_MOST_CANDIDATES]
 
 
-def microbatches(config: Any) -> list[int]:
+def microbatches(config: HostKeys) -> list[int]:
   """Numbers of microbatches into which the batch can be divided, the nearest first."""
   return sorted(derived.fitting_microbatches(config), key=lambda m: abs(m - config.num_pipeline_microbatches))
 
 
 def batches(
-    config: Any, divided_by: int, key: str = "per_device_batch_size", units: Sequence[int] = (1,)
+    config: HostKeys, divided_by: int, key: str = "per_device_batch_size", units: Sequence[int] = (1,)
 ) -> list[int | float]:
   """Sizes per device, not below the present one, whose rows can be divided by so many microbatches.
 
@@ -69,7 +70,7 @@ def _ceil(rows: int, multiple: int) -> int:
   return max(-(-rows // multiple), 1) * multiple
 
 
-def parallelism(config: Any) -> list[dict[str, int]]:
+def parallelism(config: HostKeys) -> list[dict[str, int]]:
   """Changes after which all devices are shared out, among two stages or more: the present number of stages first."""
   ways = [list(_shares(config, network)) for network in derived.NETWORKS]
   found = []
@@ -84,7 +85,7 @@ def parallelism(config: Any) -> list[dict[str, int]]:
   return [changes for _, changes in sorted(found, key=lambda pair: pair[0])]
 
 
-def _shares(config: Any, network: str) -> Iterator[dict[str, int]]:
+def _shares(config: HostKeys, network: str) -> Iterator[dict[str, int]]:
   """For each number of stages on a network, changes after which its devices are shared out."""
   target, asked = derived.devices_to_share(config, network), derived.parallelism(config, network)
   key = derived.parallelism_key(network, "stage")
@@ -102,8 +103,8 @@ def _shares(config: Any, network: str) -> Iterator[dict[str, int]]:
     return
   for stages in dict.fromkeys([present, *_nearest(derived.divisors(target), present)]):
     if stages >= 1 and target % stages == 0:
-      for others in _other_axes(asked | {"stage": stages}, target):
-        yield {key: stages} | {derived.parallelism_key(network, axis): size for axis, size in others.items()}
+      for sizes in _other_axes(asked | {"stage": stages}, target):
+        yield {key: stages} | {derived.parallelism_key(network, axis): size for axis, size in sizes.items()}
 
 
 def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
@@ -128,13 +129,13 @@ def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
       yield all_
 
 
-def layers(config: Any, given: Values) -> Iterator[dict[str, int]]:
+def layers(config: HostKeys, given: Values) -> Iterator[dict[str, int]]:
   """Layers per stage, pipelined layers and repeats that go together with the number of stages."""
-  stages, available = derived.num_stages(config), derived.layers_to_choose_from(config)
-  if available is None:
+  stages, available = derived.sound_stages(config), derived.layers_to_choose_from(config)
+  per_stage, asked = config.num_layers_per_pipeline_stage, derived.pipelined_layers(config)
+  if available is None or asked is None:
     yield {}
     return
-  per_stage, asked = config.num_layers_per_pipeline_stage, derived.pipelined_layers(config)
   present = {key: given.get(key, getattr(config, key)) for key in ("pipeline_parallel_layers", "num_pipeline_repeats")}
   present["num_layers_per_pipeline_stage"] = per_stage
   candidates = _nearest(range(1, min(available // stages, 4 * _MOST_CANDIDATES) + 1), max(per_stage, 1))
@@ -152,9 +153,13 @@ def layers(config: Any, given: Values) -> Iterator[dict[str, int]]:
     yield {key: value for key, value in values.items() if value != present[key]}
 
 
-def of_batches(config: Any) -> Iterator[dict[str, Any]]:
+def of_batches(config: HostKeys) -> Iterator[dict[str, Any]]:
   """Microbatches and batches that go together with the number of stages."""
-  stages, least, asked = derived.num_stages(config), derived.least_microbatches(config), config.num_pipeline_microbatches
+  stages, least, asked = (
+      derived.sound_stages(config),
+      derived.least_microbatches(config),
+      config.num_pipeline_microbatches,
+  )
   batch = config.micro_batch_size_to_train_on
   if batch is None or batch < 0 or not config.num_target_devices:
     count = max(round(asked / stages) * stages, least)
@@ -169,7 +174,7 @@ def of_batches(config: Any) -> Iterator[dict[str, Any]]:
       yield from _with_other_batches(config, {"num_pipeline_microbatches": count, "per_device_batch_size": size})
 
 
-def _units(config: Any, evaluation: bool) -> list[int]:
+def _units(config: HostKeys, evaluation: bool) -> list[int]:
   """Of which the rows of a microbatch could have to be a multiple."""
   parts = rows_of_devices.parts(config)
   unit = math.lcm(parts, *(need.devices * parts for need in rows_of_devices.needs(config, evaluation=evaluation)))
@@ -177,32 +182,33 @@ def _units(config: Any, evaluation: bool) -> list[int]:
   return list(dict.fromkeys([1, unit, 2 * unit, math.lcm(unit, of_quantization)]))
 
 
-def _with_other_batches(config: Any, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _with_other_batches(config: HostKeys, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
   """The same with batches of evaluations, and those of a growing batch, for as many microbatches."""
   view = changed(config, values)
   count, of_growing = view.num_pipeline_microbatches, derived.growing(view)
+  devices = view.num_target_devices or 0
   batches_of = {key: (rows, count * view.gradient_accumulation_steps) for key, (_, rows) in of_growing.items()}
   if view.eval_interval > 0:
-    batches_of["eval_per_device_batch_size"] = (view.micro_batch_size_to_eval_on, count)
+    batches_of["eval_per_device_batch_size"] = (view.micro_batch_size_to_eval_on or 0, count)
   others: dict[str, Any] = {}
   for key, (rows, divided_by) in batches_of.items():
     evaluation = key.startswith("eval")
     if rows < 1 or rows % divided_by or not _enough(view, rows // divided_by, evaluation):
       found = batches(view, divided_by, key, _units(view, evaluation))
-      enough = (s for s in found if _enough(view, int(view.num_target_devices * s) // divided_by, evaluation))
+      enough = (s for s in found if _enough(view, int(devices * s) // divided_by, evaluation))
       if (size := next(enough, None)) is not None:
         others[key] = size
   yield values | others
 
 
-def _enough(config: Any, rows: int, evaluation: bool) -> bool:
+def _enough(config: HostKeys, rows: int, evaluation: bool) -> bool:
   parts = rows_of_devices.parts(config)
   return rows % parts == 0 and all(
       need.has(rows // parts) for need in rows_of_devices.needs(config, evaluation=evaluation)
   )
 
 
-def proposal(config: Any, passes: Callable[[Values], bool], given: Values) -> dict[str, Any] | None:
+def proposal(config: HostKeys, passes: Callable[[Values], bool], given: Values) -> dict[str, Any] | None:
   """Values for as few keys as possible after which nothing is wrong with a pipeline's sizes, or None.
 
   The number of stages is kept if it can be, then the layers of the pipeline, then the microbatches or the batch.

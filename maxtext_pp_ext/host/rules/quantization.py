@@ -3,8 +3,8 @@
 """What of MaxText's quantizations a pipeline cannot do. Read in MaxText 0.2.5."""
 
 from collections.abc import Iterator
-from typing import Any
 
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.remedies import LEAVE_OUT
 from maxtext_pp_ext.config.view import plain
 
@@ -12,7 +12,7 @@ from maxtext_pp_ext.config.view import plain
 _SCALES_OF_FIRST_CALL = {"fp8_gpu": "fp8", "fp8_nanoo": "nanoo_fp8"}
 
 
-def problems(config: Any) -> Iterator[str]:
+def problems(config: HostKeys) -> Iterator[str]:
   """Of what `quantization` names; values that MaxText itself does not train with are left to MaxText."""
   name = plain(config.quantization) or ""
   if name in _SCALES_OF_FIRST_CALL:
@@ -37,11 +37,11 @@ def problems(config: Any) -> Iterator[str]:
     yield from _parts_of_microbatch(config)
 
 
-def _scans_layers_of_stages(config: Any) -> bool:
+def _scans_layers_of_stages(config: HostKeys) -> bool:
   return config.scan_layers_per_stage and config.num_layers_per_pipeline_stage > 1
 
 
-def _parts_of_microbatch(config: Any) -> Iterator[str]:
+def _parts_of_microbatch(config: HostKeys) -> Iterator[str]:
   """AQT's int8 quantizes a weight's gradient in equal parts of a microbatch, and has a bare assertion for others."""
   batch, microbatches, parts = (
       config.micro_batch_size_to_train_on,

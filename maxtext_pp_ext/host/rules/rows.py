@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
 
 # Blocks whose layers have no `Attention` of MaxText's, or another one.
@@ -51,7 +52,7 @@ class Need:
     return rows % self.devices == 0 and rows >= self.least
 
 
-def needs(config: Any, *, evaluation: bool = False, platform: str | None = None) -> list[Need]:
+def needs(config: HostKeys, *, evaluation: bool = False, platform: str | None = None) -> list[Need]:
   """All that needs rows, with the rules of training or of evaluations.
 
   Args:
@@ -65,17 +66,17 @@ def needs(config: Any, *, evaluation: bool = False, platform: str | None = None)
   return list(_needs(config, mesh, rules(config, evaluation), platform or _platform(config)))
 
 
-def rules(config: Any, evaluation: bool) -> Any:
+def rules(config: HostKeys, evaluation: bool) -> Any:
   found = getattr(config, "logical_axis_rules_for_eval", None) if evaluation else None
   return found or getattr(config, "logical_axis_rules", None) or ()
 
 
-def parts(config: Any) -> int:
+def parts(config: HostKeys) -> int:
   """Into how many parts a layer of the batch-split schedule divides its rows."""
   return max(config.batch_split_factor, 1) if getattr(config, "use_batch_split_schedule", False) else 1
 
 
-def _needs(config: Any, mesh: dict[str, int], logical: Any, platform: str | None) -> Iterator[Need]:
+def _needs(config: HostKeys, mesh: dict[str, int], logical: Any, platform: str | None) -> Iterator[Need]:
   block = derived.decoder_block(config)
   if getattr(config, "fused_qkv", False) and block not in _OWN_FUSED_QKV:
     names = ("activation_kv_batch", "activation_length_attn", "activation_kv_heads", "activation_kv_head_dim")
@@ -97,18 +98,18 @@ def _needs(config: Any, mesh: dict[str, int], logical: Any, platform: str | None
       yield Need(what=what, axes=axes, least=1, instead={"attention": "dot_product"})
 
 
-def _flash(config: Any) -> bool:
+def _flash(config: HostKeys) -> bool:
   if config.attention == "autoselected":
     return config.max_target_length >= _LEAST_LENGTH_OF_FLASH
   return config.attention == "flash"
 
 
-def expert_axes(config: Any) -> tuple[str, ...]:
+def expert_axes(config: HostKeys) -> tuple[str, ...]:
   rule = plain(config.custom_mesh_and_rule)
   return ("context", "expert") if rule == "cp-as-ep" else ("expert",)
 
 
-def shards(names: Sequence[str | None], config: Any, evaluation: bool = False) -> int:
+def shards(names: Sequence[str | None], config: HostKeys, evaluation: bool = False) -> int:
   """Over how many devices the first of these logical axes is sharded; 1 if the mesh is not known."""
   mesh = derived.mesh_shape(config)
   return 1 if mesh is None else math.prod(_axes(names, mesh, rules(config, evaluation)).values())
@@ -119,7 +120,7 @@ def _axes(names: Sequence[str | None], mesh: dict[str, int], logical: Any) -> di
 
   As `sharding.resolve`, which imports JAX: the first rule for a name that fits binds it, a mesh axis is bound once.
   """
-  bound: dict[str, tuple[str, ...]] = {}
+  bound: dict[str | None, tuple[str, ...]] = {}
   for name, binds in logical:
     axes = (binds,) if isinstance(binds, str) else tuple(binds or ())
     if name in names and name not in bound and not any(axis in other for other in bound.values() for axis in axes):
@@ -127,7 +128,7 @@ def _axes(names: Sequence[str | None], mesh: dict[str, int], logical: Any) -> di
   return {axis: mesh[axis] for axis in bound.get(names[0], ()) if mesh.get(axis, 1) > 1}
 
 
-def _platform(config: Any) -> str | None:
+def _platform(config: HostKeys) -> str | None:
   """What the model will run on, as far as that is known."""
   if getattr(config, "internal_compile", False):
     return None  # for devices that are not there

@@ -13,12 +13,13 @@ from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.config.remedies import Problem
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.derived import num_stages, stages_text
+from maxtext_pp_ext.config.keys import Keys
 
 # A number of stages that is proposed is at most so large.
 _MOST_PROPOSED_STAGES = 1024
 
 
-def problems(config: Any) -> list[Problem]:
+def problems(config: Keys) -> list[Problem]:
   """All but those about devices."""
   return [
       *_stages(config),
@@ -30,16 +31,16 @@ def problems(config: Any) -> list[Problem]:
   ]
 
 
-def _stages(config: Any) -> Iterator[Problem]:
+def _stages(config: Keys) -> Iterator[Problem]:
   for key in ("ici_pipeline_parallelism", "dcn_pipeline_parallelism"):
     value = getattr(config, key)
     if value < 1:
       what = f"{key}={value}: MaxText does not derive the number of stages."
       yield Problem(what, otherwise=f"{key} to a number of at least 1")
   if num_stages(config) == 1:
-    layers = derived.pipelined_layers(config)
+    layers = derived.pipelined_layers(config) or 0
     per_stage = max(config.num_layers_per_pipeline_stage, 1)
-    candidates = range(2, 1 + min((layers or 0) // per_stage, _MOST_PROPOSED_STAGES))
+    candidates = range(2, 1 + min(layers // per_stage, _MOST_PROPOSED_STAGES))
     fitting = [s for s in candidates if layers % (s * per_stage) == 0]
     yield Problem(
         f"pipeline_impl={config.pipeline_impl} without a pipeline: ici_pipeline_parallelism=1 × "
@@ -50,14 +51,14 @@ def _stages(config: Any) -> Iterator[Problem]:
     )
 
 
-def _layers_text(config: Any) -> str:
+def _layers_text(config: Keys) -> str:
   available = f"num_decoder_layers={config.num_decoder_layers}"
   if derived.is_deepseek(config):
     available += f" − first_num_dense_layers={config.first_num_dense_layers}"
   return f"{derived.pipelined_layers(config)} pipelined layers (pipeline_parallel_layers, by default {available})"
 
 
-def _layers(config: Any) -> Iterator[Problem]:
+def _layers(config: Keys) -> Iterator[Problem]:
   stages, layers = num_stages(config), derived.pipelined_layers(config)
   available = derived.layers_to_choose_from(config)
   per_stage = config.num_layers_per_pipeline_stage
@@ -99,13 +100,12 @@ def _layers(config: Any) -> Iterator[Problem]:
     )
 
 
-def _microbatches(config: Any) -> Iterator[Problem]:
+def _microbatches(config: Keys) -> Iterator[Problem]:
   stages, microbatches = num_stages(config), config.num_pipeline_microbatches
   if stages is None or stages == 1 or microbatches == -1:
     return
   delay, least = derived.forwarding_delay(config), derived.least_microbatches(config)
   nearest = propose.microbatches(config)[:1] or [max(-(-microbatches // stages) * stages, least)]
-  ways = [{"num_pipeline_microbatches": nearest[0]}, ({"num_pipeline_microbatches": -1}, f" for {least}")]
   what = []
   if microbatches % stages or microbatches < 1:
     what.append(f"is not a multiple of {stages_text(config)}, as it must be for every stage to keep equally many.")
@@ -116,10 +116,14 @@ def _microbatches(config: Any) -> Iterator[Problem]:
         "back to the first stage."
     )
   if what:
-    yield Problem(f"num_pipeline_microbatches={microbatches} {' It '.join(what)}", *ways)
+    yield Problem(
+        f"num_pipeline_microbatches={microbatches} {' It '.join(what)}",
+        {"num_pipeline_microbatches": nearest[0]},
+        ({"num_pipeline_microbatches": -1}, f" for {least}"),
+    )
 
 
-def _batch(config: Any) -> Iterator[Problem]:
+def _batch(config: Keys) -> Iterator[Problem]:
   batch, stages = config.micro_batch_size_to_train_on, num_stages(config)
   if batch is None or batch < 0 or stages is None or stages == 1:
     return
@@ -140,21 +144,22 @@ def _batch(config: Any) -> Iterator[Problem]:
   )
 
 
-def _sound_batch(config: Any) -> int | None:
-  """The microbatches of a batch that can be divided into them, or None: then something else is to be said first."""
+def _sound_batch(config: Keys) -> tuple[int, int] | None:
+  """A batch and its microbatches, if it can be divided into them, or None: then something else is to be said first."""
   batch, stages, microbatches = config.micro_batch_size_to_train_on, num_stages(config), config.num_pipeline_microbatches
   if batch is None or batch < 1 or stages is None or stages == 1 or microbatches < 1 or batch % microbatches:
     return None
-  return microbatches
+  return batch, microbatches
 
 
-def _other_batches(config: Any) -> Iterator[Problem]:
+def _other_batches(config: Keys) -> Iterator[Problem]:
   """The batches of evaluations and of a growing batch size, which the pipeline divides into as many microbatches."""
-  microbatches, devices = _sound_batch(config), config.num_target_devices
-  if microbatches is None:
+  sound, devices = _sound_batch(config), config.num_target_devices
+  if sound is None:
     return
+  _, microbatches = sound
   if config.eval_interval > 0:
-    rows = config.micro_batch_size_to_eval_on
+    rows = config.micro_batch_size_to_eval_on or 0
     if rows < 1 or rows % microbatches:
       fitting = [m for m in derived.fitting_microbatches(config)[::-1] if 0 < rows and rows % m == 0]
       yield Problem(
@@ -177,20 +182,21 @@ def _other_batches(config: Any) -> Iterator[Problem]:
       )
 
 
-def _evaluation_ways(config: Any, microbatches: int) -> list[dict[str, Any]]:
+def _evaluation_ways(config: Keys, microbatches: int) -> list[dict[str, Any]]:
   key = "eval_per_device_batch_size"
   return [{key: size} for size in propose.batches(config, microbatches, key)[:1]]
 
 
-def _rows(config: Any, platform: str | None = None) -> Iterator[Problem]:
+def _rows(config: Keys, platform: str | None = None) -> Iterator[Problem]:
   """Microbatches with fewer rows than the devices that each want some."""
-  microbatches = _sound_batch(config)
-  if microbatches is None:
+  sound = _sound_batch(config)
+  if sound is None:
     return
+  _, microbatches = sound
   accumulated = config.gradient_accumulation_steps
-  batches = {"per_device_batch_size": (config.micro_batch_size_to_train_on, microbatches)}
+  batches = {"per_device_batch_size": sound}
   if config.eval_interval > 0:
-    batches["eval_per_device_batch_size"] = (config.micro_batch_size_to_eval_on, microbatches)
+    batches["eval_per_device_batch_size"] = (config.micro_batch_size_to_eval_on or 0, microbatches)
   batches |= {key: (count, microbatches * accumulated) for key, (_, count) in derived.growing(config).items()}
   replicas = (getattr(config, "num_diloco_replicas", None) or 1) if getattr(config, "enable_diloco", False) else 1
   for key, (batch, divided_by) in batches.items():
@@ -204,7 +210,7 @@ def _rows(config: Any, platform: str | None = None) -> Iterator[Problem]:
         yield _too_few_rows(config, key, batch, divided_by, need)
 
 
-def _too_few_rows(config: Any, key: str, batch: int, divided_by: int, need: rows_of_devices.Need) -> Problem:
+def _too_few_rows(config: Keys, key: str, batch: int, divided_by: int, need: rows_of_devices.Need) -> Problem:
   parts = rows_of_devices.parts(config)
   microbatches = config.num_pipeline_microbatches
   of = f"{batch} / num_pipeline_microbatches={microbatches}"
@@ -227,12 +233,12 @@ def _too_few_rows(config: Any, key: str, batch: int, divided_by: int, need: rows
   )
 
 
-def rows_on(config: Any, platform: str) -> list[Problem]:
+def rows_on(config: Keys, platform: str) -> list[Problem]:
   """`problems` about rows, if the model runs on a platform that the config does not tell."""
   return list(_rows(config, platform))
 
 
-def devices(config: Any) -> list[Problem]:
+def devices(config: Keys) -> list[Problem]:
   """What is wrong with the parallelism, for a mesh of all devices, as the trainers have it."""
   found = []
   for network in derived.NETWORKS if num_stages(config) is not None else ():

@@ -66,7 +66,7 @@ def _bind_everywhere(old: Any, new: Any) -> None:
   for module, name in list(_names_of(old)):
     setattr(module, name, new)
   for function in list(_functions_with_default(old)):
-    function.__defaults__ = tuple(new if value is old else value for value in function.__defaults__)
+    function.__defaults__ = tuple(new if value is old else value for value in function.__defaults__ or ())
 
 
 def _modules() -> list[ModuleType]:
