@@ -17,6 +17,7 @@ import json
 import math
 import pathlib
 import random
+import re
 from typing import Any
 
 from maxtext_pp_ext import registry
@@ -205,6 +206,9 @@ def _run(folder: pathlib.Path, runs: Mapping[str, Run], weights: Mapping[str, Se
     return Results(folder)
 
 
+_ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")  # how the last line of a traceback begins
+
+
 def outcome(results: Results, name: str, configuration: Configuration) -> Outcome:
   """The verdict on a configuration that was trained."""
   found: dict[str, list[dict[str, float]]] = {}
@@ -212,7 +216,8 @@ def outcome(results: Results, name: str, configuration: Configuration) -> Outcom
     try:
       found[kind] = [_values(line) for line in results.metrics(f"{name}_{kind}")]
     except trainer.RunFailedError as error:
-      text = str(error).strip().splitlines()[-1]
+      lines = str(error).strip().splitlines()
+      text = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
       verdict = (
           HOST_FAILS if kind != "pipeline" else REFUSED if "with the pipeline configuration" in str(error) else FAILS
       )
