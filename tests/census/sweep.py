@@ -75,7 +75,7 @@ class Configuration:
         "num_pipeline_microbatches": MICROBATCHES[self.stages],
         "pipeline_impl": self.pipeline_impl,
     }
-    alone, rounding = self._arguments({}), ROUNDING[self.rounds_to]
+    alone, rounding = self._arguments({}), STEP if self.keys.get("quantization") else ROUNDING[self.rounds_to]
     return {
         f"{name}_none": Run(keys=alone, weights=name),
         f"{name}_twin": Run(keys=alone, weights=name, rounding=rounding),
@@ -102,6 +102,9 @@ def _without(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, An
 
 # By how much of itself a weight is moved: as `trainer_cases.ROUNDING`, four times the unit roundoff.
 ROUNDING = {"bfloat16": 2.0**-7, "float32": cases.ROUNDING}
+# With quantization: a value that is rounded to few bits moves by a whole step or not at all, and a step is much. By so
+# much of itself a weight is moved that some values do move, as they do by the rounding of another order of sums.
+STEP = 2.0**-14
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
