@@ -144,7 +144,7 @@ def draw(
     keys, drawn = {}, []
     for item in list(left):
       entry, value = item
-      if len(drawn) < group and model in entry.models and _fits(entry, value, keys, drawn):
+      if len(drawn) < group and model in entry.models and _fits(entry, value, keys, drawn, stages):
         keys |= {**entry.with_keys, entry.key: value}
         drawn.append(entry)
         left.remove(item)
@@ -172,8 +172,10 @@ def same(value: Any, other: Any) -> bool:
   return value == other or (empty(value) and empty(other))
 
 
-def _fits(entry: table.Entry, value: Any, keys: Mapping[str, Any], drawn: Sequence[table.Entry]) -> bool:
+def _fits(entry: table.Entry, value: Any, keys: Mapping[str, Any], drawn: Sequence[table.Entry], stages: int) -> bool:
   new = {**entry.with_keys, entry.key: value}
+  if LAYERS % (stages * new.get("num_layers_per_pipeline_stage", 1)):
+    return False
   if any(key in keys and keys[key] != wanted for key, wanted in new.items()):
     return False
   if any(key in keys for key in entry.not_with):
