@@ -121,7 +121,7 @@ class CircularPipelineBase(nnx.Module):
       )
       shape = (size, *shape)
     graphdef, params, rest = create(_split_keys(rngs, shape))
-    return nnx.merge(graphdef, params, rest)
+    return nnx.merge(graphdef, _with_one_annotation(params), rest)
 
   def get_weight_sharding(self, *init_args: Any) -> Any:
     """Logical PartitionSpecs of the parameters, in the tree of `layers`' parameter state (the host's contract)."""
@@ -312,6 +312,23 @@ def _save_also(names: Callable, policy: Callable) -> Callable:
 def _names_layouts(node: Any) -> bool:
   mode = getattr(getattr(node, "config", None), "shard_mode", None) if isinstance(node, nnx.Module) else None
   return plain(mode) == "explicit"
+
+
+def _with_one_annotation(params: nnx.State) -> nnx.State:
+  """The parameters without an older annotation of their axes.
+
+  Blocks that scan over layers themselves (Qwen3-Next's) leave `sharding_names` beside `out_sharding`, and `nnx.vmap` adds
+  the stages' name to the latter only. Flax takes the former where it makes a moment of a parameter, which would be
+  sharded over the wrong axes (MaxText 0.2.5, flax 0.12.12; MaxText's own pipeline fails, too).
+  """
+
+  def one(variable):
+    metadata = variable.get_metadata()
+    if "sharding_names" in metadata and "out_sharding" in metadata:
+      variable.set_metadata({key: value for key, value in metadata.items() if key != "sharding_names"})
+    return variable
+
+  return jax.tree.map(one, params, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
 def _split_keys(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Rngs:

@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
   console, folder = Console(), options.folder.resolve()
   folder.mkdir(parents=True, exist_ok=True)
-  swept = SWEPT / f"maxtext-{version.found_version()}.jsonl"
+  swept = swept_file(version.found_version())
   known, defaults = read(swept) | read(folder / "outcomes.jsonl"), defaults_of_models()
   for number, chosen in enumerate(_rounds(known, defaults, options.keys, options.models)):
     chosen = dict(itertools.islice(chosen.items(), max(options.most, 0)))
@@ -141,6 +141,11 @@ def _words(configuration: Configuration) -> str:
   return f"{configuration.model}, {configuration.stages} stages, {configuration.pipeline_impl}: {keys}"
 
 
+def swept_file(of_version: str) -> pathlib.Path:
+  """What agreed with a version of MaxText."""
+  return SWEPT / f"maxtext-{of_version}.jsonl"
+
+
 def read(file: pathlib.Path) -> dict[str, tuple[Configuration, Outcome]]:
   """Configurations by name, with their outcomes, from a file that `write` wrote; none if there is none."""
   if not file.exists():
@@ -180,7 +185,7 @@ def defaults_of_models() -> dict[str, Any]:
 
 def trained() -> set[str]:
   """Keys that the newest MaxText was trained with at two values or more, and agreed."""
-  swept = [configuration for configuration, _ in read(SWEPT / "maxtext-0.2.5.jsonl").values()]
+  swept = [configuration for configuration, _ in read(swept_file("0.2.5")).values()]
   held = sweep.held(swept, defaults_of_models()) if swept else {}
   return {key for key, values in held.items() if len(values) > 1}
 

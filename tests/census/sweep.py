@@ -17,6 +17,7 @@ import json
 import math
 import pathlib
 import random
+import re
 from typing import Any
 
 from maxtext_pp_ext import registry
@@ -74,7 +75,7 @@ class Configuration:
         "num_pipeline_microbatches": MICROBATCHES[self.stages],
         "pipeline_impl": self.pipeline_impl,
     }
-    alone, rounding = self._arguments({}), ROUNDING[self.rounds_to]
+    alone, rounding = self._arguments({}), STEP if self.keys.get("quantization") else ROUNDING[self.rounds_to]
     return {
         f"{name}_none": Run(keys=alone, weights=name),
         f"{name}_twin": Run(keys=alone, weights=name, rounding=rounding),
@@ -101,6 +102,9 @@ def _without(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, An
 
 # By how much of itself a weight is moved: as `trainer_cases.ROUNDING`, four times the unit roundoff.
 ROUNDING = {"bfloat16": 2.0**-7, "float32": cases.ROUNDING}
+# With quantization: a value that is rounded to few bits moves by a whole step or not at all, and a step is much. By so
+# much of itself a weight is moved that some values do move, as they do by the rounding of another order of sums.
+STEP = 2.0**-14
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +144,7 @@ def draw(
     keys, drawn = {}, []
     for item in list(left):
       entry, value = item
-      if len(drawn) < group and model in entry.models and _fits(entry, value, keys, drawn):
+      if len(drawn) < group and model in entry.models and _fits(entry, value, keys, drawn, stages):
         keys |= {**entry.with_keys, entry.key: value}
         drawn.append(entry)
         left.remove(item)
@@ -168,8 +172,10 @@ def same(value: Any, other: Any) -> bool:
   return value == other or (empty(value) and empty(other))
 
 
-def _fits(entry: table.Entry, value: Any, keys: Mapping[str, Any], drawn: Sequence[table.Entry]) -> bool:
+def _fits(entry: table.Entry, value: Any, keys: Mapping[str, Any], drawn: Sequence[table.Entry], stages: int) -> bool:
   new = {**entry.with_keys, entry.key: value}
+  if LAYERS % (stages * new.get("num_layers_per_pipeline_stage", 1)):
+    return False
   if any(key in keys and keys[key] != wanted for key, wanted in new.items()):
     return False
   if any(key in keys for key in entry.not_with):
@@ -205,6 +211,9 @@ def _run(folder: pathlib.Path, runs: Mapping[str, Run], weights: Mapping[str, Se
     return Results(folder)
 
 
+_ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")  # how the last line of a traceback begins
+
+
 def outcome(results: Results, name: str, configuration: Configuration) -> Outcome:
   """The verdict on a configuration that was trained."""
   found: dict[str, list[dict[str, float]]] = {}
@@ -212,7 +221,8 @@ def outcome(results: Results, name: str, configuration: Configuration) -> Outcom
     try:
       found[kind] = [_values(line) for line in results.metrics(f"{name}_{kind}")]
     except trainer.RunFailedError as error:
-      text = str(error).strip().splitlines()[-1]
+      lines = str(error).strip().splitlines()
+      text = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
       verdict = (
           HOST_FAILS if kind != "pipeline" else REFUSED if "with the pipeline configuration" in str(error) else FAILS
       )

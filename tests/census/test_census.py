@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table has every key of MaxText, what it says is so, and the sweep compares what it should."""
 
+import itertools
 import math
 import pathlib
 import re
@@ -67,6 +68,29 @@ def test_what_the_table_calls_refused_is(tmp_path, key, kind, refusal):
 @pytest.mark.parametrize("key, kind, refusal", [example for example in EXAMPLES if example not in QUICK])
 def test_all_that_the_table_calls_refused_is(tmp_path, key, kind, refusal):
   _check(key, kind, refusal, tmp_path)
+
+
+NEWEST = "0.2.5"
+# What the sweep was run for, with each version of MaxText.
+SWEPT_MODELS = {NEWEST: table.MODELS, "0.2.4": ("dense", "moe")}
+
+
+@pytest.mark.parametrize("of_version", SWEPT_MODELS)
+def test_all_that_was_swept_agrees_and_is_of_each_model_number_of_stages_and_implementation(of_version):
+  swept = command.read(command.swept_file(of_version)).values()
+  assert {outcome.verdict for _, outcome in swept} == {sweep.AGREES}
+  places = {(each.model, each.stages, each.pipeline_impl) for each, _ in swept}
+  assert places == set(itertools.product(SWEPT_MODELS[of_version], sweep.STAGES, sweep.IMPLEMENTATIONS))
+
+
+def test_enough_configurations_were_swept():
+  assert len(command.read(command.swept_file(NEWEST))) >= sweep.ENOUGH
+
+
+@pytest.mark.skipif(version.found_version() != NEWEST, reason="defaults differ by version")
+def test_every_key_for_the_sweep_was_swept_at_two_values():
+  trained = command.trained()
+  assert not {key for key, entry in ENTRIES.items() if entry.equal and not entry.only} - trained
 
 
 def test_the_documentation_has_the_table():

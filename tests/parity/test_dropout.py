@@ -25,7 +25,7 @@ SIZES = (("stages", 3), ("repeats", 2), ("microbatches", 6))
 # As few microbatches as stages: the first stage's bubbles follow its last microbatches.
 TIGHT = (("stages", 4), ("repeats", 3), ("microbatches", 4))
 PRNGS = ("unsafe_rbg", "threefry2x32")
-DROPOUT = {"dropout_rate": 0.3, "enable_dropout": True}
+DROPOUT = {"dropout_rate": 0.1, "enable_dropout": True}
 
 
 class Masks(nnx.Module):

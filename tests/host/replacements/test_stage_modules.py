@@ -6,11 +6,18 @@ from flax import linen as nn
 from flax import nnx
 import jax
 from maxtext.models.llama2 import LlamaDecoderLayer
+import optax
 import pytest
 
+<<<<<<< HEAD:tests/host/replacements/test_stage_modules.py
 from maxtext_pp_ext.host.replacements import stage_modules
+=======
+from maxtext_pp_ext.host import decoder_layers, stage_modules
+>>>>>>> main:tests/host/test_stage_modules.py
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
+from maxtext_pp_ext.sharding import logical_axes
 from maxtext_pp_ext.testing import parity
+from tests.parity.blocks import DELTA_NET
 from tests.parity.common import LAYERS, make_config, make_pipeline
 
 TWO_LAYERS = {"stages": 2, "repeats": 2, "microbatches": 4, "layers_per_stage": 2}
@@ -61,3 +68,16 @@ def test_layers_for_explicit_sharding_are_refused_in_a_pipeline():
   config = make_config(stages=2, repeats=1, microbatches=2, shard_mode="explicit")
   with pytest.raises(NotImplementedError, match="Build them with a config that has shard_mode=auto"):
     make_pipeline(CircularBswPipeline, config, "llama", parity.mesh_of(config))
+
+
+def test_moments_have_the_logical_axes_of_their_parameters_where_a_block_scans_over_layers_itself():
+  keys = DELTA_NET | {"inhomogeneous_layer_cycle_interval": 2, "layers_per_stage": 2}
+  config = make_config(stages=2, repeats=1, microbatches=2, decoder_block="qwen3_next", **keys)
+  pipeline = decoder_layers.pipeline(config, parity.mesh_of(config), "circular_bsw")
+  optimizer = nnx.Optimizer(pipeline, optax.adam(1.0), wrt=nnx.Param)
+  params = {path: logical_axes(variable) for path, variable in nnx.to_flat_state(nnx.state(pipeline, nnx.Param))}
+  moments = [(path, v) for path, v in nnx.to_flat_state(nnx.state(optimizer)) if {"mu", "nu"} & set(path)]
+  assert len(moments) == 2 * len(params)
+  for path, variable in moments:
+    of = next(parameter for parameter in params if path[-len(parameter) :] == parameter)
+    assert logical_axes(variable) == params[of], path
