@@ -24,7 +24,9 @@ def test_a_fault_can_be_put_in_and_its_test_is_there(mutant):
 
 def test_names_are_distinct_and_the_documentation_lists_them():
   assert len(table.MUTANTS) == sum(map(len, table.WAYS.values()))
-  assert table.markdown() in (CHECKOUT / "docs" / "reliability.md").read_text(encoding="utf-8")
+  document = (CHECKOUT / "docs" / "faults.md").read_text(encoding="utf-8")
+  assert table.markdown() in document
+  assert f"All {len(table.MUTANTS)} faults, of {len(table.WAYS)} kinds, are noticed." in document
 
 
 SOUND = {
