@@ -18,8 +18,10 @@ import jax.numpy as jnp
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.engine import MAX, SUM, Engine, Residency, Ring, WeightLayout, Weights
 from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
-from maxtext_pp_ext.pipelines.expert_bias import updates_from_counts
-from maxtext_pp_ext.pipelines.intermediates import SOWN, put_before
+from maxtext_pp_ext.host.models.expert_bias import updates_from_counts
+from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, STAGE_AXES, data_mesh_axes
+from maxtext_pp_ext.host.models.sown import SOWN
+from maxtext_pp_ext.pipelines.intermediates import put_before
 from maxtext_pp_ext.pipelines.stages import Differentiated, StageModule
 from maxtext_pp_ext.schedule import CircularSchedule, Schedule
 from maxtext_pp_ext.sharding import (
@@ -35,24 +37,6 @@ from maxtext_pp_ext.sharding import (
     spec_of,
 )
 from maxtext_pp_ext.sharding.resolve import mesh_axes
-
-ACTIVATION_AXES = ("activation_batch", "activation_length", "activation_embed")
-# A mesh axis bound to one of these shards the batch or the sequence that a stage computes on.
-DATA_AXES = (
-    "activation_batch",
-    "activation_length",
-    "activation_batch_attn",
-    "activation_length_attn",
-    "activation_batch_moe",
-    "activation_length_moe",
-)
-STAGE_AXES = ("circular_repeats", "layers")
-
-
-def data_mesh_axes(mesh: Any, rules: Any) -> set[str]:
-  """The mesh axes that shard the batch or the sequence that a stage computes on."""
-  return {axis for name in DATA_AXES for axis in mesh_axes(resolve((name,), mesh, rules)[0])}
-
 
 class CircularPipelineBase(nnx.Module):
   """Circular pipeline over a stack of decoder layers.

@@ -1,49 +1,26 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What layers sow while they run (`SOWN`), from pipeline iterations back to layers.
+"""What layers sow while they run, from pipeline iterations back to layers.
 
 An unpipelined decoder sows one value per layer and batch. A pipeline sees the batch as M microbatches, so each layer
-sows M values. They are combined by the meaning that their name has in MaxText, to what the layer would sow for the whole
-batch; a name that is not listed keeps a microbatch axis, so that nothing is averaged that must not be. Microbatches have
-equally many rows, and none of the means below leaves out padding. Read in MaxText 0.2.5.
+sows M values. They are combined by the meaning that their name has in MaxText (`host.models.sown`), to what the layer
+would sow for the whole batch. A name that is not listed keeps a microbatch axis, so that nothing is averaged that must
+not be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from maxtext_pp_ext.host.models.sown import COMBINE, DEVIATION, MEAN, SOWN
 from maxtext_pp_ext.schedule import Schedule
 
 PyTree = Any
-
-# The loss of DeepSeek's indexer has a type of its own in MaxText 0.2.5, which is no `nnx.Intermediate`.
-SOWN = nnx.Any(nnx.Intermediate, lambda _, variable: type(variable).__name__ == "indexer_losses")
-
-# Each takes values and the axis on which those of parts of the batch stand.
-COMBINE: dict[str, Callable] = {
-    # Means over tokens, and over rows, each of which has a load-balance loss of its own: the mean of means is the mean.
-    "moe_lb_loss": jnp.mean,
-    "indexer_loss": jnp.mean,
-    "activation_mean": jnp.mean,
-    "activation_fraction_zero": jnp.mean,
-    # Extremes and flags over tokens. Buffers of experts are filled by a microbatch: how full the fullest one was.
-    "max_logits": jnp.max,
-    "moe_required_rbf": jnp.max,
-    "moe_max_load_ratio": jnp.max,
-    "moe_has_overflow": jnp.any,
-    "moe_dropless_fallback": jnp.any,
-    # Counts of tokens; see `expert_bias`.
-    "moe_bias_updates": jnp.sum,
-}
-
-# A standard deviation, and the mean that is sown beside it: those of parts give that of the batch.
-DEVIATION, MEAN = "activation_stdev", "activation_mean"
-
 
 def per_layer(intermediates: PyTree, schedule: Schedule) -> PyTree:
   """Values per layer from values per iteration, without bubbles.

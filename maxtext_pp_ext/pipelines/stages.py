@@ -14,8 +14,9 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
-from maxtext_pp_ext.pipelines.expert_bias import READ_ONLY_STATE, sow_counts
-from maxtext_pp_ext.pipelines.intermediates import SOWN, per_layer, per_microbatch
+from maxtext_pp_ext.host.models.expert_bias import READ_ONLY_STATE, sow_counts
+from maxtext_pp_ext.host.models.sown import SOWN
+from maxtext_pp_ext.pipelines.intermediates import per_layer, per_microbatch
 from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.sharding import logical_axes
 from maxtext_pp_ext.sharding.resolve import LogicalAxes

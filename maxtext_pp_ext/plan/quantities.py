@@ -17,8 +17,8 @@ from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import abstract_model
+from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.host.models.flops import of_step
-from maxtext_pp_ext.pipelines import base
 from maxtext_pp_ext.plan.costs import Sizes
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.gathered import gathered_spec
@@ -130,7 +130,7 @@ def flops(config: Any) -> tuple[float, float]:
 def _weights(
     config: DerivedKeys, parameters: sharding.Explanation, mesh: AbstractMesh, inside: re.Pattern
 ) -> tuple[list[_Weight], list[_Weight]]:
-  data_axes = base.data_mesh_axes(mesh, config.logical_axis_rules)
+  data_axes = data_mesh_axes(mesh, config.logical_axis_rules)
   found: tuple[list[_Weight], list[_Weight]] = ([], [])
   for row in parameters.rows:
     layout = row.layout
@@ -138,7 +138,7 @@ def _weights(
     kept = gathered_spec(spec, names, data_axes) if names is not None and len(names) == len(spec) else spec
     all_axes, kept_axes = _axes(spec), _axes(kept)
     count = math.prod(layout.shape) / math.prod(mesh.shape[axis] for axis in kept_axes if axis != "stage")
-    batch = _axes(resolve(base.ACTIVATION_AXES[:2], mesh, config.logical_axis_rules)) - {"stage"}
+    batch = _axes(resolve(ACTIVATION_AXES[:2], mesh, config.logical_axis_rules)) - {"stage"}
     if outside := not inside.match(layout.path):
       batch |= {"stage"} & set(mesh.axis_names)  # the stages share what is outside the pipeline
     weight = _Weight(count, layout.dtype, frozenset(all_axes - kept_axes), frozenset(batch - all_axes))
@@ -170,12 +170,12 @@ def _rows(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
 
 def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
   elements = _rows(config, schedule) * config.max_target_length * config.emb_dim
-  return math.ceil(elements * jnp.dtype(config.dtype).itemsize / _shards(base.ACTIVATION_AXES, config, mesh))
+  return math.ceil(elements * jnp.dtype(config.dtype).itemsize / _shards(ACTIVATION_AXES, config, mesh))
 
 
 def _work(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
   """Inputs and outputs of matrix multiplications, for one microbatch, of the layers whose backward is at once."""
-  tokens = _rows(config, schedule) * config.max_target_length / _shards(base.ACTIVATION_AXES[:2], config, mesh)
+  tokens = _rows(config, schedule) * config.max_target_length / _shards(ACTIVATION_AXES[:2], config, mesh)
   attention = 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim
   if config.num_experts > 1:
     capacity = config.capacity_factor if config.capacity_factor > 0 else 1

@@ -28,7 +28,9 @@ SUMS = (
 )
 TILES = "tests/engine/test_partial.py::test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch"
 PRECISION = "tests/engine/test_precision.py"
-DECODER_CALL = "tests/host/replacements/test_factory.py::test_an_argument_that_the_pipelined_path_drops_is_refused_by_name"
+DECODER_CALL = (
+    "tests/host/replacements/test_factory.py::test_an_argument_that_the_pipelined_path_drops_is_refused_by_name"
+)
 BUILT = "tests/host/replacements/test_factory.py::test_our_implementation_is_built_with_all_that_the_decoder_gives"
 INSTALLED = "tests/host/seams/test_install.py::test_installing_after_maxtext_was_imported_reaches_every_place"
 VERSION = "tests/host/seams/test_version.py::test_"
@@ -373,7 +375,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "updates-of-other-layers",
             "with as many experts as layers in a stage, biases get the updates of other layers' experts",
-            "pipelines/expert_bias.py",
+            "host/models/expert_bias.py",
             "scanned and isinstance(bias, nnx.Param) and config.param_scan_axis != 0",
             "False",
             STACKED,

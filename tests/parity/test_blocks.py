@@ -140,10 +140,10 @@ def test_the_table_in_the_documentation_lists_every_case():
 def test_a_wrong_gradient_of_the_load_balance_loss_is_noticed(monkeypatch):
   import jax
 
-  from maxtext_pp_ext.pipelines import intermediates
+  from maxtext_pp_ext.host.models import sown
 
   [case] = [case for case in PIPELINED if case.block == "mixtral"]
-  right = intermediates.COMBINE["moe_lb_loss"]
-  monkeypatch.setitem(intermediates.COMBINE, "moe_lb_loss", lambda x, axis: jax.lax.stop_gradient(right(x, axis=axis)))
+  right = sown.COMBINE["moe_lb_loss"]
+  monkeypatch.setitem(sown.COMBINE, "moe_lb_loss", lambda x, axis: jax.lax.stop_gradient(right(x, axis=axis)))
   with pytest.raises(AssertionError, match=r"(?s)Relative error above.*gate"):
     parity.assert_pipeline_parity(None, case.config(stages=2, repeats=1, microbatches=2))

@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from maxtext_pp_ext.config.view import with_values
-from maxtext_pp_ext.pipelines.intermediates import COMBINE
+from maxtext_pp_ext.host.models.sown import COMBINE
 
 
 @functools.cache

@@ -97,6 +97,6 @@ def _over_stages(rules: Iterable) -> list[str]:
   found = [name for name, axes in rules if "stage" in ([axes] if isinstance(axes, str) else axes or ())]
   if not any(name.startswith("activation_") for name in found):
     return []
-  from maxtext_pp_ext.pipelines.base import DATA_AXES  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models.axes import DATA_AXES  # pylint: disable=import-outside-toplevel
 
   return [name for name in found if name in DATA_AXES]

@@ -59,7 +59,7 @@ def _qk_clip(config: HostKeys) -> Iterator[str]:
 
 
 def _expert_bias(config: HostKeys) -> Iterator[str]:
-  """MaxText's train step adds one update to the bias of one module (0.2.5); see `pipelines.expert_bias`."""
+  """MaxText's train step adds one update to the bias of one module (0.2.5); see `host.models.expert_bias`."""
   if not config.routed_bias or config.routed_bias_update_rate <= 0:
     return
   rate = f"routed_bias_update_rate={config.routed_bias_update_rate}"

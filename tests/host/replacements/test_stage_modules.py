@@ -9,11 +9,8 @@ from maxtext.models.llama2 import LlamaDecoderLayer
 import optax
 import pytest
 
-<<<<<<< HEAD:tests/host/replacements/test_stage_modules.py
+from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.host.replacements import stage_modules
-=======
-from maxtext_pp_ext.host import decoder_layers, stage_modules
->>>>>>> main:tests/host/test_stage_modules.py
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.sharding import logical_axes
 from maxtext_pp_ext.testing import parity
