@@ -143,7 +143,7 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
 
 def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes) -> dict[str, int]:
   if residency.prefetches:
-    weights = {"weight window: slot and spare": min(2, schedule.repeats) * sizes.gathered}
+    weights = {"weight window: slot and prefetch buffer": min(2, schedule.repeats) * sizes.gathered}
   elif residency.gathers_first:
     weights = {"gathered weights of all repeats": schedule.repeats * sizes.gathered}
   else:

@@ -51,7 +51,7 @@ def test_layers_schedule_and_memory_of_a_run_for_devices_that_are_not_there(chec
   }
   parts = found["memory"]["bytes"]
   layer = 4 * 16 * 2 * 8 + 3 * 16 * 32 + 2 * 16  # weights: attention, MLP, norms
-  assert parts["weight window: slot and spare"] == 2 * 2 * layer * 4
+  assert parts["weight window: slot and prefetch buffer"] == 2 * 2 * layer * 4
   assert parts["sums of the gradients of a repeat"] == 2 * layer * 4
   rows = 18 // 6 / 2  # a microbatch's, of 6 devices of which each stage has two
   assert parts["stages' inputs, kept for backward"] == 14 * rows * 16 * 16 * 4
@@ -165,8 +165,8 @@ def test_the_window_of_the_example_in_the_documentation(installed, capfd):  # no
   assert cli.main(["check", *shape, "pipeline_impl=circular_bsw", "--json"]) == 0
   parts = json.loads(capfd.readouterr().out)["memory"]["bytes"]
   # W = 1.71 GB in bfloat16; A = 67 MB; T = 163
-  assert parts["weight window: slot and spare"] / 2 == pytest.approx(1.71e9, rel=2e-3)
-  assert parts["sums of the gradients of a repeat"] == parts["weight window: slot and spare"]
+  assert parts["weight window: slot and prefetch buffer"] / 2 == pytest.approx(1.71e9, rel=2e-3)
+  assert parts["sums of the gradients of a repeat"] == parts["weight window: slot and prefetch buffer"]
   assert parts["stages' inputs, kept for backward"] == 163 * 4096 * 8192 * 2
 
 
