@@ -193,7 +193,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "aux-loss-multiplied",
             "load-balance losses of microbatches are added up instead of averaged",
-            "pipelines/intermediates.py",
+            "host/models/sown.py",
             '"moe_lb_loss": jnp.mean',
             '"moe_lb_loss": jnp.sum',
             EXPERTS,
@@ -367,7 +367,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "counts-of-one-microbatch",
             "biases of experts balance the fullest microbatch instead of the batch",
-            "pipelines/intermediates.py",
+            "host/models/sown.py",
             '"moe_bias_updates": jnp.sum',
             '"moe_bias_updates": jnp.max',
             BIASES,

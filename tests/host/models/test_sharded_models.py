@@ -33,7 +33,8 @@ def test_a_created_model_has_the_values_and_shardings_of_maxtexts(made):
   assert len(pairs) > 10
   for our, their in pairs:
     assert our.sharding.is_equivalent_to(their.sharding, our.ndim)
-    np.testing.assert_array_equal(_data(our), _data(their))
+    # Two programs: XLA may compute a random number's last bit otherwise in one of them.
+    np.testing.assert_allclose(_data(our), _data(their), rtol=0, atol=2.0**-22)
 
 
 def test_weights_that_maxtext_saved_are_restored_onto_another_mesh(made, make_config, tmp_path):

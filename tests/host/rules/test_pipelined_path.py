@@ -6,7 +6,7 @@ import inspect
 import re
 import types
 
-from maxtext_pp_ext.host.rules import pipelined_path
+from maxtext_pp_ext.host.rules import meshes, pipelined_path
 import pytest
 
 TWO_SLICES = {"dcn_pipeline_parallelism": 2, "dcn_parallelism": [1, 2, 1]}
@@ -54,6 +54,9 @@ def make(**overrides):
       "dcn_parallelism": [1, 1, 1],
       "inference_benchmark_test": False,
       "weight_dtype": "float32",
+      "rope_type": "default",
+      "shard_mode": "auto",
+      "custom_mesh_and_rule": "",
   }
   assert set(overrides) <= {*values, "use_lineage", "pure_nnx_decoder", "use_m3_model"}
   return types.SimpleNamespace(**(values | overrides))
@@ -137,6 +140,11 @@ def test_what_is_built_alike_with_and_without_a_pipeline_is_not_refused(model):
   assert pipelined_path.problems(make(**model)) == []
 
 
+def problems(**keys):
+  config = make(**keys)
+  return [*pipelined_path.problems(config), *meshes.problems(config)]
+
+
 @pytest.mark.parametrize(
     "feature",
     [
@@ -158,13 +166,13 @@ def test_what_is_built_alike_with_and_without_a_pipeline_is_not_refused(model):
     ],
 )
 def test_features_that_the_pipelined_path_does_not_have_are_refused_by_name(feature):
-  [problem] = pipelined_path.problems(make(**feature))
+  [problem] = problems(**feature)
   assert any(re.search(rf"\b{key}(\.\w+)?=", problem) for key in feature)
 
 
 @pytest.mark.parametrize("axes", ["stage", ["data", "stage", "fsdp"]])
 def test_rules_that_shard_what_a_stage_computes_on_over_stages_are_refused_by_name(axes):
-  [problem] = pipelined_path.problems(make(logical_axis_rules=[("activation_batch", axes), ("layers", "stage")]))
+  [problem] = problems(logical_axis_rules=[("activation_batch", axes), ("layers", "stage")])
   assert "shard activation_batch over the mesh axis 'stage'" in problem
 
 
@@ -180,7 +188,7 @@ def test_rules_that_shard_what_a_stage_computes_on_over_stages_are_refused_by_na
     ],
 )
 def test_features_that_lose_nothing_by_themselves_are_not_refused(feature):
-  assert pipelined_path.problems(make(**feature)) == []
+  assert problems(**feature) == []
 
 
 BATCH_SPLIT = {"decoder_block": "deepseek", "num_experts": 8, "use_batch_split_schedule": True}
