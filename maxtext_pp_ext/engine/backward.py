@@ -53,7 +53,7 @@ def backward(
   iterations, schedule, ring, weights = pipeline.iterations, pipeline.schedule, pipeline.ring, pipeline.weights
   gradients = pipeline.gradients(kept.params)
 
-  def iteration(phase: Phase, t: jax.Array, carry: Carry) -> Carry:
+  def iteration(phase: Phase, t: jax.Array | int, carry: Carry) -> Carry:
     state, window, sums = carry
     item, repeat, before = iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=-1)
     piece = schedule.microbatches - 1 - item % schedule.microbatches
@@ -98,7 +98,7 @@ def _iteration(
     pipeline: TracedPipeline,
     kept: Residuals,
     dintermediates: PyTree,
-    t: jax.Array,
+    t: jax.Array | int,
     state: BackwardState,
     dleaving: jax.Array,
     weights: Arrays,
@@ -134,5 +134,5 @@ def _iteration(
   return BackwardState(dshift, dstore, dheld), gradient, overlapped
 
 
-def _cotangent_at(all_: jax.Array, t: jax.Array) -> jax.Array:
+def _cotangent_at(all_: jax.Array, t: jax.Array | int) -> jax.Array:
   return all_[0] if all_.dtype == jax.dtypes.float0 else get(all_, t)

@@ -51,13 +51,11 @@ def forward(
   """
   iterations, schedule, weights = pipeline.iterations, pipeline.schedule, pipeline.weights
 
-  def run(
-      t: jax.Array, state: ForwardState, slot: Arrays, overlapped: Buffer | None
-  ) -> tuple[ForwardState, Buffer | None]:
+  def run(t: jax.Array | int, state: ForwardState, slot: Arrays, overlapped: Buffer) -> tuple[ForwardState, Buffer]:
     gathered = weights.at(slot, loaded, iterations.repeat(t))
     return _iteration(pipeline, aux, t, state, gathered, overlapped, save=save)
 
-  def advancing(t: jax.Array, carry: tuple[ForwardState, Window]) -> tuple[ForwardState, Window]:
+  def advancing(t: jax.Array | int, carry: tuple[ForwardState, Window]) -> tuple[ForwardState, Window]:
     state, window = carry
     item, following = iterations.item(t), iterations.repeat(t, after=1)
     window = weights.prefetch(window, loaded, following, item % schedule.microbatches)
@@ -66,7 +64,7 @@ def forward(
     return state, weights.advance(window, loaded, following, (item >= 0) & schedule.ends_repeat(item))
 
   def staying(slot: Arrays) -> Body:
-    return lambda t, state: run(t, state, slot, None)[0]
+    return lambda t, state: run(t, state, slot, [])[0]
 
   state, window = _initial_state(pipeline, inputs, save=save), weights.window(weights.first(loaded))
   for phase in schedule.forward_phases(advances=weights.has_slots):
@@ -101,10 +99,10 @@ def _iteration(
     t: jax.Array | int,
     state: ForwardState,
     weights: Arrays,
-    overlapped: Buffer | None,
+    overlapped: Buffer,
     *,
     save: bool,
-) -> tuple[ForwardState, Buffer | None]:
+) -> tuple[ForwardState, Buffer]:
   """One iteration: (state, `overlapped`, which is computed at the same time, before the outputs leave).
 
   The compiler's scheduler lays a program out from its end and would have all that is independent of the stages, such as
@@ -136,11 +134,11 @@ def _outputs(pipeline: TracedPipeline, state: ForwardState) -> jax.Array:
   return ring.leave(store)
 
 
-def put(all_: jax.Array, one: jax.Array, t: jax.Array) -> jax.Array:
+def put(all_: jax.Array, one: jax.Array, t: jax.Array | int) -> jax.Array:
   """Writes iteration t's value into a buffer with a leading iteration axis."""
   return jax.lax.dynamic_update_index_in_dim(all_, one, t, axis=0)
 
 
-def get(all_: jax.Array, t: jax.Array) -> jax.Array:
+def get(all_: jax.Array, t: jax.Array | int) -> jax.Array:
   """Reads iteration t's value from a buffer with a leading iteration axis."""
   return jax.lax.dynamic_index_in_dim(all_, t, axis=0, keepdims=False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 from jax.sharding import Mesh, PartitionSpec as P
@@ -72,13 +72,13 @@ class Gradients:
         each if n > 1 else dataclasses.replace(each, partial_axes=())
         for each, n in zip(weights.layouts, parts, strict=True)
     ]
-    params = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in params]
+    types = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in params]
     # Where pieces overlap, one that comes in would take the place of what has not left.
     in_buffer = [
         weights.is_prefetched(each) and each.transfer(weights.mesh, w.shape, weights.pieces).moves_once
-        for each, w in zip(layouts, params, strict=True)
+        for each, w in zip(layouts, types, strict=True)
     ]
-    return cls(mesh=weights.mesh, layouts=layouts, params=params, in_buffer=in_buffer, pieces=weights.pieces)
+    return cls(mesh=weights.mesh, layouts=layouts, params=types, in_buffer=in_buffer, pieces=weights.pieces)
 
   @property
   def _partial(self) -> list[int]:
@@ -189,7 +189,8 @@ class Gradients:
     return self._reduce(sums, self._done(sums, buffer), repeat, piece, self.pieces)
 
   def _done(self, sums: Sums, buffer: Buffer) -> Arrays:
-    return [buffer[i] if self.in_buffer[i] else own for i, own in zip(self._partial, sums.done, strict=True)]
+    done = [buffer[i] if self.in_buffer[i] else own for i, own in zip(self._partial, sums.done, strict=True)]
+    return cast(Arrays, done)  # with several repeats each waits in one of the two; with one, nobody asks
 
   def finish(self, sums: Sums) -> Arrays:
     """The gradients [R, S, …] in the parameters' dtypes, once repeat 0 is all that is left in `total`."""

@@ -23,7 +23,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
 
-from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.sharding import constrain, divisible_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
@@ -42,7 +42,7 @@ class Ring:
       this is; tests set it to NaN.
   """
 
-  schedule: CircularSchedule
+  schedule: Schedule
   mesh: Mesh
   activation_spec: P
   bubble_fill: float = 0.0
@@ -72,7 +72,7 @@ class Ring:
     """[S, 1, …]: the number of each stage, to mask an array of this rank."""
     return jnp.arange(self.schedule.stages, dtype=jnp.int32).reshape((-1,) + (1,) * (ndim - 1))
 
-  def is_bubble(self, t: jax.Array, ndim: int) -> jax.Array:
+  def is_bubble(self, t: jax.Array | int, ndim: int) -> jax.Array:
     """[S, 1, …]: which stages have nothing to do at iteration t."""
     return self.schedule.is_bubble(t, self._stage_index(ndim))
 
@@ -129,7 +129,7 @@ class Ring:
     stage = STAGE_AXIS if self._is_sharded else None
     return constrain(x, P(None, stage, *(P.UNCONSTRAINED,) * (x.ndim - 2)), self.mesh)
 
-  def read(self, t: jax.Array, shift: jax.Array, store: jax.Array) -> jax.Array:
+  def read(self, t: jax.Array | int, shift: jax.Array, store: jax.Array) -> jax.Array:
     """The stages' inputs at iteration t: stage 0 reads its store, the others what was shifted to them.
 
     Args:
@@ -142,7 +142,7 @@ class Ring:
     x = jnp.where(self.is_bubble(t, x.ndim), jnp.asarray(self.bubble_fill, x.dtype), x)
     return self.constrain(x)
 
-  def write(self, t: jax.Array, shift: jax.Array, store: jax.Array) -> jax.Array:
+  def write(self, t: jax.Array | int, shift: jax.Array, store: jax.Array) -> jax.Array:
     """Puts what arrived at stage 0 at the end of iteration t into its store slot."""
     item = self.schedule.arrival(t)
     slot = item % self.schedule.microbatches
@@ -150,7 +150,7 @@ class Ring:
     kept = jax.lax.dynamic_index_in_dim(store, slot, axis=1, keepdims=False)
     return jax.lax.dynamic_update_index_in_dim(store, jnp.where(item >= 0, shift, kept), slot, axis=1)
 
-  def write_back(self, t: jax.Array, dshift: jax.Array, dstore: jax.Array) -> jax.Array:
+  def write_back(self, t: jax.Array | int, dshift: jax.Array, dstore: jax.Array) -> jax.Array:
     """The transpose of `write` in its first argument: cotangent of the shift that was produced at iteration t.
 
     The slot itself needs no clearing: each value in it is read once, by the `read` whose transpose overwrites it.
@@ -159,7 +159,7 @@ class Ring:
     slot = jax.lax.dynamic_index_in_dim(dstore, item % self.schedule.microbatches, axis=1, keepdims=False)
     return dshift + jnp.where((self._stage_index(dshift.ndim) == 0) & (item >= 0), slot, jnp.zeros_like(slot))
 
-  def read_back(self, t: jax.Array, dx: jax.Array, dstore: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def read_back(self, t: jax.Array | int, dx: jax.Array, dstore: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The transpose of `read`: (dshift, dstore) from the cotangent of the stages' inputs."""
     slot = t % self.schedule.microbatches
     dshift = jnp.where(self._stage_index(dx.ndim) == 0, jnp.zeros_like(dx), dx)

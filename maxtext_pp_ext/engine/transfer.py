@@ -83,7 +83,7 @@ class Transfer:
     """
     if self.cut is None:
       return jax.lax.dynamic_index_in_dim(stored, repeat, keepdims=False).astype(slot.dtype)
-    first = self._first(piece)
+    first = self._first(piece, self.cut)
     sizes = [self.cut.size if dim == self.cut.dim else size for dim, size in enumerate(self.shard)]
     part = jax.lax.dynamic_slice(stored, self._starts(repeat, first), (1, *sizes))[0]
     if part.dtype != slot.dtype:
@@ -95,7 +95,7 @@ class Transfer:
     if not self._is_gathered(self.cut.dim):
       return jax.lax.dynamic_update_slice_in_dim(slot, part, first, self.cut.dim)
     part = jax.lax.all_gather(part, self.axes[self.cut.dim], axis=self.cut.dim)
-    by_device = jax.lax.dynamic_update_slice_in_dim(self._by_device(slot), part, first, self.cut.dim + 1)
+    by_device = jax.lax.dynamic_update_slice_in_dim(self._by_device(slot, self.cut.dim), part, first, self.cut.dim + 1)
     return by_device.reshape(slot.shape)
 
   def reduce(
@@ -115,33 +115,34 @@ class Transfer:
       repeat: which one.
       piece: which piece, 0 … pieces − 1.
     """
-    first, part = 0, summand
+    first: jax.Array | int = 0
+    part = summand
     if self.cut is not None:
-      first = self._first(piece)
+      first = self._first(piece, self.cut)
       if self._is_gathered(self.cut.dim):
-        part = jax.lax.dynamic_slice_in_dim(self._by_device(summand), first, self.cut.size, self.cut.dim + 1)
+        by_device = self._by_device(summand, self.cut.dim)
+        part = jax.lax.dynamic_slice_in_dim(by_device, first, self.cut.size, self.cut.dim + 1)
         part = _scatter(part, self.axes[self.cut.dim], self.cut.dim, sum_over, tiled=False)
       else:
         part = jax.lax.dynamic_slice_in_dim(summand, first, self.cut.size, self.cut.dim)
-    for dim, axes in enumerate(self.axes):
-      if axes and dim != self.cut.dim:
-        part = _scatter(part, axes, dim, sum_over, tiled=True)
+      for dim, axes in enumerate(self.axes):
+        if axes and dim != self.cut.dim:
+          part = _scatter(part, axes, dim, sum_over, tiled=True)
     scattered = {a for axes in self.axes for a in axes}
     rest = tuple(a for a in sum_over if a not in scattered)
     part = jax.lax.psum(part, rest) if rest else part
     return jax.lax.dynamic_update_slice(stored, part[None].astype(stored.dtype), self._starts(repeat, first))
 
-  def _first(self, piece: jax.Array) -> jax.Array:
+  def _first(self, piece: jax.Array, cut: Cut) -> jax.Array:
     """Where a piece begins in the shard."""
-    last = self.shard[self.cut.dim] - self.cut.size
-    return jnp.minimum(piece * self.cut.size, last)
+    last = self.shard[cut.dim] - cut.size
+    return jnp.minimum(piece * cut.size, last)
 
   def _starts(self, repeat: jax.Array, first: jax.Array | int) -> list[jax.Array | int]:
     return [repeat, *(first if self.cut and dim == self.cut.dim else 0 for dim in range(len(self.shard)))]
 
-  def _by_device(self, gathered: jax.Array) -> jax.Array:
-    """[…, devices · a, …] -> […, devices, a, …] at the cut dimension."""
-    dim = self.cut.dim
+  def _by_device(self, gathered: jax.Array, dim: int) -> jax.Array:
+    """[…, devices · a, …] -> […, devices, a, …] at a dimension."""
     return gathered.reshape(*gathered.shape[:dim], -1, self.shard[dim], *gathered.shape[dim + 1 :])
 
 

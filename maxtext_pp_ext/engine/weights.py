@@ -135,7 +135,7 @@ class Weights:
 
     stored = [Layout(P(None, *self.layouts[i].sharded), 1) for i in prefetched]
     gathered = [self.layouts[i].by_device for i in prefetched]
-    args = [*(loaded[i] for i in prefetched), *(window.buffer[i] for i in prefetched)]
+    args = [*(loaded[i] for i in prefetched), *(w for w in window.buffer if w is not None)]
     filled = per_stage(gather, self.mesh, [repeat, piece], args, [*stored, *gathered], gathered)
     buffer = list(window.buffer)
     for i, w in zip(prefetched, filled, strict=True):

@@ -38,6 +38,7 @@ from maxtext_pp_ext.sharding import (
 )
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
+
 class CircularPipelineBase(nnx.Module):
   """Circular pipeline over a stack of decoder layers.
 
@@ -95,11 +96,11 @@ class CircularPipelineBase(nnx.Module):
   def _stack(self, stage_factory: Callable, rngs: nnx.Rngs) -> nnx.Module:
     """Stacks the stages along `circular_repeats` and `layers`, as the host does."""
     schedule = self.schedule
-    create = lambda r: nnx.split(stage_factory(r), nnx.Param, ...)
+    create: Callable[[nnx.Rngs], Any] = lambda r: nnx.split(stage_factory(r), nnx.Param, ...)
     shape: tuple[int, ...] = ()
     sizes = (schedule.stages,) if schedule.repeats == 1 else (schedule.repeats, schedule.stages)
     for size, name in zip(reversed(sizes), ("layers", "circular_repeats"), strict=False):
-      on_stages = {"spmd_axis_name": "stage"} if name == "layers" and not is_explicit(self.mesh) else {}
+      on_stages: dict[str, Any] = {"spmd_axis_name": "stage"} if name == "layers" and not is_explicit(self.mesh) else {}
       create = nnx.vmap(
           create, in_axes=0, out_axes=(None, 0, 0), transform_metadata={nnx.PARTITION_NAME: name}, **on_stages
       )
@@ -166,10 +167,8 @@ class CircularPipelineBase(nnx.Module):
       put_before(self.layers, earlier, appends)
     return outputs
 
-  def _split_batch(self, x: jax.Array | None, name: str = "inputs") -> jax.Array | None:
+  def _split_batch(self, x: jax.Array, name: str = "inputs") -> jax.Array:
     """[batch, …] -> [M, batch / M, …]."""
-    if x is None:
-      return None
     microbatches = self.schedule.microbatches
     if x.shape[0] % microbatches:
       raise ValueError(

@@ -64,7 +64,7 @@ class StageModule:
     Raises:
       NotImplementedError: if a stage has state other than parameters, random streams, and what no call changes.
     """
-    graphdef, params, rest = nnx.split(layers, Differentiated, ...)
+    graphdef, params, rest = nnx.split(layers, Differentiated, ...)  # type: ignore[misc]  # flax says one state or more
     is_variable = lambda x: isinstance(x, nnx.Variable)
     for path, variable in jax.tree_util.tree_leaves_with_path(rest, is_leaf=is_variable):
       if not isinstance(variable, nnx.RngState) and type(variable).__name__ not in READ_ONLY_STATE:
@@ -101,7 +101,7 @@ class StageModule:
     """What stages read and nothing differentiates. Segment ids and positions are [M, microbatch, sequence] or None."""
     return {"rest": self.rest, "segment_ids": segment_ids, "positions": positions}
 
-  def aux_at(self, aux: PyTree, t: jax.Array) -> PyTree:
+  def aux_at(self, aux: PyTree, t: jax.Array | int) -> PyTree:
     """`aux` of iteration t, leaves [S, …]: each stage's random state, and its microbatch's ids."""
     stages = jnp.arange(self.schedule.stages, dtype=jnp.int32)
     microbatch = self.schedule.microbatch(t, stages)

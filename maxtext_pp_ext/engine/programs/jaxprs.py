@@ -48,7 +48,9 @@ def depends(jaxpr: Jaxpr, out: int, candidates: list[bool]) -> bool:
 
 def number(outvars: Sequence[Var | Literal], wanted: Sequence[bool]) -> tuple[dict[int, int], list[int]]:
   """Numbers the wanted outputs, equal variables getting one number: ({output: number}, [output of each number])."""
-  numbers, by_var, first = {}, {}, []
+  numbers: dict[int, int] = {}
+  by_var: dict[Var | int, int] = {}
+  first: list[int] = []
   for i, (var, want) in enumerate(zip(outvars, wanted, strict=True)):
     if not want:
       continue
@@ -71,7 +73,7 @@ def select_eqns(
     closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], invars: Sequence[Var], outvars: Sequence[Var], *, consts: bool
 ) -> ClosedJaxpr:
   """A program of these operations only, with the constants of the whole or with none."""
-  given = {} if consts else {"constvars": []}
+  given: dict[str, list] = {} if consts else {"constvars": []}
   jaxpr = closed.jaxpr.replace(eqns=list(eqns), invars=list(invars), outvars=list(outvars), **given)
   return ClosedJaxpr(jaxpr, closed.consts if consts else [])
 

@@ -180,6 +180,7 @@ def _split_axes(eqn: JaxprEqn, split: Sequence[BatchSplit], exact: bool) -> list
   The axis is the first contracted one of that size or fraction, or else, unless it has to be exact, of a multiple of it:
   an axis that the batch was merged into as its slower part. Axes are distinct.
   """
+  axes: list[tuple[int, ...]]
   if eqn.primitive.name == "dot_general":
     (left, right), _ = eqn.params["dimension_numbers"]
     axes = list(zip(left, right, strict=True))
@@ -189,7 +190,7 @@ def _split_axes(eqn: JaxprEqn, split: Sequence[BatchSplit], exact: bool) -> list
     return None
   shape = eqn.invars[0].aval.shape
   axes.sort()
-  chosen = []
+  chosen: list[tuple[tuple[int, ...], int]] = []
   for size, parts, fraction in split:
     if size is None:
       return None

@@ -78,7 +78,7 @@ class StageProgram:
       splits: for each weight, the batch axes over whose parts its gradient is left as a partial sum.
       batch_axes: the mesh axes that shard the batch and the sequence.
     """
-    structure = {}
+    structure: dict[str, Any] = {}
 
     def with_residuals(weights, aux, x):
       stage = lambda w, x: fn(w, aux, x)
