@@ -8,10 +8,10 @@ import argparse
 import pathlib
 from typing import Any
 
-from benchmarks import shapes
-from maxtext_pp_ext.compiled import limits
-from maxtext_pp_ext.compiled import step
 from rich import console as rich_console
+
+from benchmarks import shapes
+from maxtext_pp_ext.compiled import limits, step
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 versions = step.versions

@@ -15,12 +15,11 @@ import argparse
 import sys
 from typing import Any
 
-from benchmarks import compile_step
-from benchmarks import shapes
-from benchmarks import tables
+from rich import console as rich_console
+
+from benchmarks import compile_step, shapes, tables
 from maxtext_pp_ext.compiled import traffic
 from maxtext_pp_ext.processes import interruption
-from rich import console as rich_console
 
 SHAPES = ("llama3-70b", "llama3-8b-dcn", "mixtral-8x7b")
 _HEADER = ("pipeline", "temp GB", "peak GB", "arg GB", "GB on the wire", "gather", "reduce-scatter", "all-reduce")

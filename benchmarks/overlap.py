@@ -21,14 +21,11 @@ import pathlib
 import sys
 from typing import Any
 
-from benchmarks import compile_step
-from maxtext_pp_ext.compiled import hlo
-from benchmarks import shapes
-from maxtext_pp_ext.compiled import spans
-from benchmarks import tables
-from maxtext_pp_ext.compiled import traffic
-from maxtext_pp_ext.processes import interruption
 from rich import console as rich_console
+
+from benchmarks import compile_step, shapes, tables
+from maxtext_pp_ext.compiled import hlo, spans, traffic
+from maxtext_pp_ext.processes import interruption
 
 SHAPE = "llama3-8b-v6e"
 FLOPS_PER_BYTE = 918e12 / 448e9

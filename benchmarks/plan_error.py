@@ -15,10 +15,7 @@ from collections.abc import Iterator
 import pathlib
 from typing import Any, NamedTuple
 
-from benchmarks import compile_step
-from benchmarks import scaling
-from benchmarks import shapes
-from benchmarks import tables
+from benchmarks import compile_step, scaling, shapes, tables
 
 _HEADER = (
     "shape",

@@ -15,11 +15,10 @@ import pathlib
 import sys
 from typing import Any
 
-from benchmarks import compile_step
-from benchmarks import shapes
-from benchmarks import tables
-from maxtext_pp_ext.processes import interruption
 from rich import console as rich_console
+
+from benchmarks import compile_step, shapes, tables
+from maxtext_pp_ext.processes import interruption
 
 _CHIPS = 16
 _BASE = {"stages": 4, "repeats": 4, "layers": 1, "microbatches": 8, "embed": 2048}

@@ -28,21 +28,18 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks import compile_step
-from maxtext_pp_ext.compiled import hlo
-from maxtext_pp_ext.compiled import paired
-from benchmarks import shapes
-from benchmarks import tables
-from maxtext_pp_ext.compiled import traffic
-from maxtext_pp_ext.host.models import variants
 from flax import linen as nn
 from flax import nnx
 import jax
 from jax.sharding import Mesh, NamedSharding
 import maxtext
-import maxtext_pp_ext
 from rich import console as rich_console
 from rich import progress
+
+from benchmarks import compile_step, shapes, tables
+import maxtext_pp_ext
+from maxtext_pp_ext.compiled import hlo, paired, traffic
+from maxtext_pp_ext.host.models import variants
 
 maxtext_pp_ext.install()
 
@@ -50,8 +47,8 @@ maxtext_pp_ext.install()
 from maxtext.configs import pyconfig  # noqa: E402
 from maxtext.layers import pipeline  # noqa: E402
 from maxtext.models import llama2  # noqa: E402
-from maxtext.utils import maxtext_utils  # noqa: E402
-from maxtext.utils import sharding  # noqa: E402
+from maxtext.utils import maxtext_utils, sharding  # noqa: E402
+
 from maxtext_pp_ext.testing import parity  # noqa: E402
 
 _STAGES, _FSDP = 4, 2

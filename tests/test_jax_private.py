@@ -8,13 +8,15 @@ import pathlib
 import re
 
 import jax
-from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
 from maxtext_pp_ext import jax_private
 from maxtext_pp_ext.engine.programs import jaxprs
 from maxtext_pp_ext.errors import SetupError
-import numpy as np
-import pytest
 
 PACKAGE = pathlib.Path(jax_private.__file__).parent
 PRIVATE = re.compile(r"jax\.(_src|extend|interpreters)\b")

@@ -4,8 +4,8 @@
 
 import pathlib
 
-from maxtext.configs import pyconfig
 import maxtext.configs
+from maxtext.configs import pyconfig
 import pytest
 import yaml
 

@@ -7,8 +7,9 @@ import subprocess
 import sys
 import textwrap
 
-from maxtext_pp_ext import registry
 import pytest
+
+from maxtext_pp_ext import registry
 
 GOOD_PIPELINE = """
 from flax import nnx

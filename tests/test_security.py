@@ -9,8 +9,9 @@ import pathlib
 import subprocess
 import sys
 
-from maxtext_pp_ext.host import activate, build
 import pytest
+
+from maxtext_pp_ext.host import activate, build
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "maxtext_pp_ext"
 SOURCES = sorted(PACKAGE.rglob("*.py"))

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of bytes for people."""
 
-from maxtext_pp_ext import units
 import pytest
+
+from maxtext_pp_ext import units
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from orbax.checkpoint import type_handlers
 import tensorstore as ts
 
 from maxtext_pp_ext.checkpoint.layout import LayoutError, Path, Shape
-from maxtext_pp_ext.checkpoint.places import TREE, find_items
+from maxtext_pp_ext.checkpoint.places import find_items, TREE
 
 _ROOT = "_CHECKPOINT_METADATA"
 _COMMITTED = "commit_success.txt"

@@ -16,7 +16,7 @@ import importlib.util
 import sys
 
 import maxtext_pp_ext
-from maxtext_pp_ext.cli.errors import FAILED, UNUSABLE, CommandError
+from maxtext_pp_ext.cli.errors import CommandError, FAILED, UNUSABLE
 from maxtext_pp_ext.errors import SetupError
 from maxtext_pp_ext.processes import interruption
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import REFUSALS, UNUSABLE, CommandError
+from maxtext_pp_ext.cli.errors import CommandError, REFUSALS, UNUSABLE
 from maxtext_pp_ext.host.models import refusals
 
 

@@ -33,7 +33,7 @@ from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import compiling, maxtext, output
-from maxtext_pp_ext.cli.errors import FAILED, REFUSALS, CommandError
+from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
 
 _DEFAULT = "none,host,circular,circular_bsw,circular_ag_once"
 _MOST_CPU_DEVICES = 4096

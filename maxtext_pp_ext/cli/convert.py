@@ -21,7 +21,7 @@ import pathlib
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import FAILED, REFUSALS, CommandError
+from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +104,7 @@ def _layouts(source: pathlib.Path, maxtext_args: list[str], given: dict[str, obj
 
 def _convert(opened, destination: pathlib.Path, old, new, config) -> dict[str, object]:
   from absl import logging  # pylint: disable=import-outside-toplevel
+
   from maxtext_pp_ext.checkpoint import convert  # pylint: disable=import-outside-toplevel
 
   logging.set_verbosity(logging.ERROR)  # Orbax's

@@ -17,7 +17,7 @@ import shutil
 import sys
 
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import REFUSALS, CommandError
+from maxtext_pp_ext.cli.errors import CommandError, REFUSALS
 
 _MOST_CELLS = 100_000
 

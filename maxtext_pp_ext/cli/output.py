@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, TextIO
 
-from maxtext_pp_ext.cli.errors import REFUSALS, CommandError
+from maxtext_pp_ext.cli.errors import CommandError, REFUSALS
 from maxtext_pp_ext.errors import SetupError
 
 # Seconds. What takes longer shows how far it is.
@@ -141,7 +141,8 @@ def _bar(shown: Progress, ended: threading.Event, stream: TextIO, console: Any, 
 
 def _rich():
   try:
-    from rich import console, progress as bars  # pylint: disable=import-outside-toplevel
+    from rich import console  # pylint: disable=import-outside-toplevel
+    from rich import progress as bars
   except ImportError:
     return None
   return console, bars

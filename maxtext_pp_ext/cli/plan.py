@@ -32,7 +32,7 @@ from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import compiling, maxtext, output
-from maxtext_pp_ext.cli.errors import FAILED, REFUSALS, CommandError
+from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
 from maxtext_pp_ext.host.models import refusals
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
@@ -111,8 +111,8 @@ def _check(args: argparse.Namespace, names: list[str]) -> Any:
 
 
 def _plan(args: argparse.Namespace, names: list[str], chip: Any, show: Any) -> Any:
-  from maxtext_pp_ext.plan import search  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.plan import search  # pylint: disable=import-outside-toplevel
 
   topology = run_config.given_keys(args.maxtext_args).get("compile_topology")
   if topology and args.devices:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import REFUSALS, CommandError
+from maxtext_pp_ext.cli.errors import CommandError, REFUSALS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,9 +72,10 @@ def _picture(explanation: Any, name: str) -> None:
 
 def _table(explanation: Any, limit: int | None, file: TextIO) -> None:
   # pylint: disable=import-outside-toplevel
+  from rich import box, console, table, text
+
   from maxtext_pp_ext.sharding.conflicts import conflicts_text
   from maxtext_pp_ext.sharding.explain import dimension_lines, mesh_text, spec_text, totals_text
-  from rich import box, console, table, text
 
   # pylint: enable=import-outside-toplevel
 

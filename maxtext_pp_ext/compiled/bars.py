@@ -7,8 +7,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from maxtext_pp_ext.compiled import carried
-from maxtext_pp_ext.compiled import compare
+from maxtext_pp_ext.compiled import carried, compare
 
 _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#bab0ac", "#79706e")
 

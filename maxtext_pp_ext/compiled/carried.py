@@ -12,10 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from maxtext_pp_ext.compiled import dataflow
-from maxtext_pp_ext.compiled import hlo
-from maxtext_pp_ext.compiled import spans
-from maxtext_pp_ext.compiled import traffic
+from maxtext_pp_ext.compiled import dataflow, hlo, spans, traffic
 
 WEIGHTS, GRADIENTS, ACTIVATIONS, ELSEWHERE = "weights", "gradients", "activations", "elsewhere"
 CARRIED = (WEIGHTS, GRADIENTS, ACTIVATIONS, ELSEWHERE)

@@ -9,12 +9,7 @@ from collections.abc import Sequence
 import pathlib
 from typing import Any
 
-from maxtext_pp_ext.compiled import carried
-from maxtext_pp_ext.compiled import child
-from maxtext_pp_ext.compiled import hlo
-from maxtext_pp_ext.compiled import limits
-from maxtext_pp_ext.compiled import spans
-from maxtext_pp_ext.compiled import step
+from maxtext_pp_ext.compiled import carried, child, hlo, limits, spans, step
 from maxtext_pp_ext.processes import interruption
 
 UNTOLD = "not told"

@@ -11,8 +11,9 @@ import re
 import subprocess
 import time
 
-from maxtext_pp_ext.processes import children
 import psutil
+
+from maxtext_pp_ext.processes import children
 
 GIB = 1 << 30
 # Stop before the operating system does: it might choose another process.

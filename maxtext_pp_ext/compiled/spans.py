@@ -14,8 +14,7 @@ from collections.abc import Iterator
 import dataclasses
 import functools
 
-from maxtext_pp_ext.compiled import hlo
-from maxtext_pp_ext.compiled import traffic
+from maxtext_pp_ext.compiled import hlo, traffic
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

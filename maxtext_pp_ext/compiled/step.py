@@ -20,10 +20,7 @@ import re
 import sys
 from typing import Any
 
-from maxtext_pp_ext.compiled import child
-from maxtext_pp_ext.compiled import hlo
-from maxtext_pp_ext.compiled import limits
-from maxtext_pp_ext.compiled import traffic
+from maxtext_pp_ext.compiled import child, hlo, limits, traffic
 
 
 def compile_step(

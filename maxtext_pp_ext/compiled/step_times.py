@@ -21,9 +21,7 @@ import statistics
 import sys
 from typing import Any
 
-from maxtext_pp_ext.compiled import child
-from maxtext_pp_ext.compiled import limits
-from maxtext_pp_ext.compiled import paired
+from maxtext_pp_ext.compiled import child, limits, paired
 from maxtext_pp_ext.processes import interruption
 
 _PLAN, _DOING = "plan.json", "doing.txt"

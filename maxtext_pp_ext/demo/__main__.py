@@ -13,7 +13,8 @@ import pathlib
 import sys
 import time
 
-from maxtext_pp_ext.demo import report, runs, settings as demo_settings
+from maxtext_pp_ext.demo import report, runs
+from maxtext_pp_ext.demo import settings as demo_settings
 from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.trainer_runs import trainer
 

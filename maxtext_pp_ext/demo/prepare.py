@@ -10,8 +10,9 @@ import pathlib
 import sys
 
 import maxtext_pp_ext
+from maxtext_pp_ext.demo import settings as demo_settings
+from maxtext_pp_ext.demo import text
 from maxtext_pp_ext.host.models import run_config
-from maxtext_pp_ext.demo import settings as demo_settings, text
 from maxtext_pp_ext.trainer_runs import weights
 
 

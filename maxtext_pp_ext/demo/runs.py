@@ -6,8 +6,8 @@ from collections.abc import Callable
 import json
 import re
 
-from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.demo import settings as demo_settings
+from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.trainer_runs import trainer
 
 # Of the first process, where there are several; they say the same.

@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import NamedTuple, cast
+from typing import cast, NamedTuple
 
 import jax
-from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
+from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
 from maxtext_pp_ext.engine.weights import Arrays, Buffer, Weights
 from maxtext_pp_ext.sharding import constrain

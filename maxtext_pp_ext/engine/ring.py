@@ -20,8 +20,9 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.sharding import constrain, divisible_spec

@@ -10,8 +10,9 @@ import math
 from typing import NamedTuple
 
 import jax
-from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.per_stage import Layout
 from maxtext_pp_ext.engine.transfer import Transfer

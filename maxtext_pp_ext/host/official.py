@@ -17,10 +17,7 @@ from typing import Any
 
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import DerivedKeys
-from maxtext_pp_ext.host.replacements import config_class
-from maxtext_pp_ext.host.replacements import decoder_call
-from maxtext_pp_ext.host.replacements import factory
-from maxtext_pp_ext.host.replacements import sharding_conflicts
+from maxtext_pp_ext.host.replacements import config_class, decoder_call, factory, sharding_conflicts
 
 extend_config_class = config_class.extend_config_class
 pipeline_class = factory.pipeline_class

@@ -12,14 +12,15 @@ from typing import Any, ClassVar
 from flax import nnx
 from flax.linen import spmd
 import jax
-from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.config.view import plain
-from maxtext_pp_ext.engine import MAX, SUM, Engine, Residency, Ring, WeightLayout, Weights
+from maxtext_pp_ext.engine import Engine, MAX, Residency, Ring, SUM, WeightLayout, Weights
 from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
+from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, STAGE_AXES
 from maxtext_pp_ext.host.models.expert_bias import updates_from_counts
-from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, STAGE_AXES, data_mesh_axes
 from maxtext_pp_ext.host.models.sown import SOWN
 from maxtext_pp_ext.pipelines.intermediates import put_before
 from maxtext_pp_ext.pipelines.stages import Differentiated, StageModule

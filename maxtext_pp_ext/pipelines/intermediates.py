@@ -22,6 +22,7 @@ from maxtext_pp_ext.schedule import Schedule
 
 PyTree = Any
 
+
 def per_layer(intermediates: PyTree, schedule: Schedule) -> PyTree:
   """Values per layer from values per iteration, without bubbles.
 

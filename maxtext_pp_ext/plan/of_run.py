@@ -8,8 +8,7 @@ from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext import registry, sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
-from maxtext_pp_ext.plan import quantities
-from maxtext_pp_ext.plan import costs
+from maxtext_pp_ext.plan import costs, quantities
 from maxtext_pp_ext.schedule import CircularSchedule
 
 

@@ -10,8 +10,9 @@ import math
 import re
 from typing import Any
 
-from jax.sharding import AbstractMesh, PartitionSpec as P
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.keys import DerivedKeys

@@ -10,14 +10,13 @@ import itertools
 import math
 from typing import Any
 
-from maxtext_pp_ext.config import PipelineConfigError, derived
-from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext import registry
+from maxtext_pp_ext.config import derived, PipelineConfigError
+from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.models import abstract_model, run_config, variants
-from maxtext_pp_ext.plan import quantities
-from maxtext_pp_ext.plan.of_run import costs_of_run
-from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.plan import chips, quantities
 from maxtext_pp_ext.plan.costs import Costs
+from maxtext_pp_ext.plan.of_run import costs_of_run
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logical axes to mesh axes to NamedSharding, for Flax NNX. Imports neither MaxText nor the rest of this package."""
 
-from maxtext_pp_ext.sharding.conflicts import Conflict, Kind, ShardingConflictError, ShardingConflictWarning, conflicts
+from maxtext_pp_ext.sharding.conflicts import Conflict, conflicts, Kind, ShardingConflictError, ShardingConflictWarning
 from maxtext_pp_ext.sharding.constrain import constrain, divisible_spec
 from maxtext_pp_ext.sharding.create import create_sharded, shard_batch
-from maxtext_pp_ext.sharding.explain import Explanation, explain
+from maxtext_pp_ext.sharding.explain import explain, Explanation
 from maxtext_pp_ext.sharding.explicit import automatic, is_explicit, run_automatic, spec_of
 from maxtext_pp_ext.sharding.gathered import gathered_last, gathered_spec
 from maxtext_pp_ext.sharding.picture import picture

@@ -19,7 +19,7 @@ import warnings
 
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.sharding.resolve import Dimension, Dropped, Resolution, Rule, mesh_axes, spec_entry
+from maxtext_pp_ext.sharding.resolve import Dimension, Dropped, mesh_axes, Resolution, Rule, spec_entry
 
 OnConflict = Literal["fallback", "warn", "error"]
 ON_CONFLICT = ("fallback", "warn", "error")

@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.sharding.resolve import divisible, mesh_axes, spec_entry
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from flax import nnx
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 
-from maxtext_pp_ext.sharding.conflicts import OnConflict, conflicts, settle
+from maxtext_pp_ext.sharding.conflicts import conflicts, OnConflict, settle
 from maxtext_pp_ext.sharding.explicit import run_automatic
 from maxtext_pp_ext.sharding.resolve import mesh_axes, read_rules, resolution
-from maxtext_pp_ext.sharding.variables import PyTree, named_shardings, unwrap
+from maxtext_pp_ext.sharding.variables import named_shardings, PyTree, unwrap
 
 
 def abstract_state(init_fn: Callable[[], Any]) -> tuple[Any, nnx.State]:

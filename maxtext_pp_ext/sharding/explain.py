@@ -9,11 +9,12 @@ import dataclasses
 import math
 from typing import Any
 
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.sharding.conflicts import Conflict
 from maxtext_pp_ext.sharding.resolve import Dimension, mesh_axes
-from maxtext_pp_ext.sharding.variables import Layout, PyTree, layouts
+from maxtext_pp_ext.sharding.variables import Layout, layouts, PyTree
 from maxtext_pp_ext.units import bytes_text
 
 

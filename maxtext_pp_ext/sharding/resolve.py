@@ -16,7 +16,8 @@ import math
 from typing import Any
 
 from flax.core.spmd import get_logical_axis_rules
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
 
 # A logical name, mesh axes (a tuple, as in a PartitionSpec), None, or PartitionSpec.UNCONSTRAINED, per dimension.
 LogicalAxes = tuple[str | tuple[str, ...] | None, ...]

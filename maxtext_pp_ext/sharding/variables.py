@@ -11,11 +11,12 @@ from typing import Any
 
 from flax import nnx
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 
-from maxtext_pp_ext.sharding.conflicts import Conflict, OnConflict, conflicts, settle
-from maxtext_pp_ext.sharding.resolve import LogicalAxes, Resolution, Rules, mesh_axes, read_rules, resolution
+from maxtext_pp_ext.sharding.conflicts import Conflict, conflicts, OnConflict, settle
+from maxtext_pp_ext.sharding.resolve import LogicalAxes, mesh_axes, read_rules, Resolution, resolution, Rules
 
 PyTree = Any
 

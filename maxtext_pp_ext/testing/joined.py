@@ -36,6 +36,7 @@ def main() -> None:
 
 def _join(arguments: dict[str, Any]) -> None:
   import jax  # pylint: disable=import-outside-toplevel
+
   from maxtext_pp_ext.jax_private import extension as _jax  # pylint: disable=import-outside-toplevel
 
   # For tensors gloo listens on the address that this machine's name has, if it has one; jax 0.11.2 cannot be told

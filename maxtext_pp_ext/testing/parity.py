@@ -12,8 +12,9 @@ from typing import Any
 from flax import linen as nn
 from flax import nnx
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from maxtext.utils import maxtext_utils
 import numpy as np
 

@@ -23,9 +23,10 @@ import os
 import sys
 from typing import Any
 
+import pytest
+
 import maxtext_pp_ext
 from maxtext_pp_ext import processes
-import pytest
 
 TPU_ONLY = "tpu_only"
 # Keys of the properties through which a test's reports carry what happened to its configs (also from xdist's workers).

@@ -113,6 +113,7 @@ def main(plan_file: str) -> None:
   maxtext_pp_ext.install()
   from absl import logging  # pylint: disable=import-outside-toplevel
   import jax  # pylint: disable=import-outside-toplevel
+
   from maxtext_pp_ext.trainer_runs import weights as initial  # pylint: disable=import-outside-toplevel
 
   logging.use_absl_handler()  # as absl's app.run does
@@ -131,6 +132,7 @@ def main(plan_file: str) -> None:
 
 def _train(name: str, run: Run, draw: Callable[[str], Any]) -> None:
   import jax  # pylint: disable=import-outside-toplevel
+
   from maxtext_pp_ext.trainer_runs import weights as initial  # pylint: disable=import-outside-toplevel
 
   print(f"== {name}", flush=True)

@@ -39,6 +39,7 @@ def draw(argv: Sequence[str]) -> Weights:
   from jax.experimental import multihost_utils  # pylint: disable=import-outside-toplevel
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
   from maxtext.utils import maxtext_utils, model_creation_utils  # pylint: disable=import-outside-toplevel
+
   from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
   config = pyconfig.initialize(list(argv))
@@ -67,6 +68,7 @@ def in_layout_of(weights: Weights, argv: Sequence[str]) -> Tree:
   """
   from flax import traverse_util  # pylint: disable=import-outside-toplevel
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
+
   from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
   layout = layouts.of_config(pyconfig.initialize(list(argv)))

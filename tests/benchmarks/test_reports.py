@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command lines and tables, without compiling anything."""
 
-from benchmarks import compiler_figures
-from benchmarks import shapes
-from benchmarks import tables
 import pytest
+
+from benchmarks import compiler_figures, shapes, tables
 
 
 def row(**figures):

@@ -25,8 +25,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests import conftest  # noqa: F401  (the environment of the tests, compiled programs kept)
 from maxtext_pp_ext.host.seams import version
+from tests import conftest  # noqa: F401  (the environment of the tests, compiled programs kept)
 from tests.census import sweep, table
 from tests.census.sweep import Configuration, Outcome
 
@@ -169,8 +169,8 @@ def write(file: pathlib.Path, known: Mapping[str, tuple[Configuration, Outcome]]
 
 def defaults_of_models() -> dict[str, Any]:
   """Values of keys in configurations that do not set them; those of the first model in which a key is drawn."""
-  from maxtext_pp_ext.host.seams import install  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.seams import install  # pylint: disable=import-outside-toplevel
 
   install.install()
   from maxtext.configs import types  # pylint: disable=import-outside-toplevel

@@ -17,8 +17,8 @@ An entry has one or more of these, and the first of them that it has is its kind
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 import collections
+from collections.abc import Iterator, Mapping
 import dataclasses
 import functools
 import pathlib

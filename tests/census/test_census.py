@@ -10,8 +10,8 @@ import re
 import pytest
 
 from maxtext_pp_ext import config as keys
-from maxtext_pp_ext.host.seams import install, version
 from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.host.seams import install, version
 from tests.census import __main__ as command
 from tests.census import sweep, table
 

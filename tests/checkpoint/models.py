@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts of small models, made without MaxText."""
 
-from maxtext_pp_ext.checkpoint.layout import LayerAxis, Layout, Leaf, axes_of_stack
 import numpy as np
+
+from maxtext_pp_ext.checkpoint.layout import axes_of_stack, LayerAxis, Layout, Leaf
 
 # What a layer has: name -> shape.
 ARRAYS = {("mlp", "kernel"): (3, 5), ("norm", "scale"): (4,), ("gate",): ()}

@@ -9,13 +9,15 @@ import sys
 
 from etils import epath
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import jax.numpy as jnp
-from maxtext_pp_ext.checkpoint import convert, files, places
-from maxtext_pp_ext.checkpoint.moves import converted
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+
+from maxtext_pp_ext.checkpoint import convert, files, places
+from maxtext_pp_ext.checkpoint.moves import converted
 from tests.checkpoint import models
 
 LAYERS = 6

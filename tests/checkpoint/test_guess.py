@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is told of a checkpoint's layout from its paths and shapes."""
 
-from maxtext_pp_ext.checkpoint import guess
 import pytest
+
+from maxtext_pp_ext.checkpoint import guess
 from tests.checkpoint import models
 
 

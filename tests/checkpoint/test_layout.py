@@ -4,12 +4,14 @@
 
 import dataclasses
 
-from hypothesis import given, strategies as st
-from maxtext_pp_ext.checkpoint import moves
-from maxtext_pp_ext.checkpoint.layout import Layout, LayoutError, axes_of_stack
-from maxtext_pp_ext.checkpoint.moves import converted
+from hypothesis import given
+from hypothesis import strategies as st
 import numpy as np
 import pytest
+
+from maxtext_pp_ext.checkpoint import moves
+from maxtext_pp_ext.checkpoint.layout import axes_of_stack, Layout, LayoutError
+from maxtext_pp_ext.checkpoint.moves import converted
 from tests.checkpoint import models
 
 

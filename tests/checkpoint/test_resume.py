@@ -8,10 +8,11 @@ Each model is trained a few steps in one layout, converted by the command, and t
 import json
 import shutil
 
-from maxtext_pp_ext.host.models import run_config
-from maxtext_pp_ext import cli
-from maxtext_pp_ext.trainer_runs.train_runs import Results, Run, run_all
 import pytest
+
+from maxtext_pp_ext import cli
+from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.trainer_runs.train_runs import Results, Run, run_all
 
 DEVICES, BEFORE, AFTER = 6, 3, 5
 # float32 through a few layers and two updates; the loss moves by a hundred times as much from step to step.

@@ -4,8 +4,9 @@
 
 import json
 
-from maxtext_pp_ext import cli
 import pytest
+
+from maxtext_pp_ext import cli
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 

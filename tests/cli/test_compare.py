@@ -10,10 +10,11 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.compiled import compare, limits, step_times
 from maxtext_pp_ext.host.models import variants
-import pytest
 from tests.host.common import ROOT, TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 

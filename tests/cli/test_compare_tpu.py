@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 
-from maxtext_pp_ext.compiled import compare
 import pytest
+
+from maxtext_pp_ext.compiled import compare
 from tests.compiled import common
 from tests.host.common import ROOT
 

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import types
 
+import pytest
+
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.cli import errors
-import pytest
 
 
 @pytest.mark.parametrize(

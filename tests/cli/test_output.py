@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 
-from maxtext_pp_ext.cli import output
 import pytest
+
+from maxtext_pp_ext.cli import output
 
 
 class Stream(io.StringIO):

@@ -4,9 +4,10 @@
 
 import json
 
+import pytest
+
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.compiled import step
-import pytest
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What collectives carry, on a program with a loop, an asynchronous gather and tuples, as compilers print them."""
 
-from maxtext_pp_ext.compiled import carried, compare, dataflow, hlo, spans
 import pytest
+
+from maxtext_pp_ext.compiled import carried, compare, dataflow, hlo, spans
 
 STEP = r"""HloModule step, is_scheduled=true, num_partitions=4
 

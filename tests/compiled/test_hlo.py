@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HLO reader, on short texts in the forms that compilers print."""
 
-from maxtext_pp_ext.compiled import hlo
 import pytest
+
+from maxtext_pp_ext.compiled import hlo
 
 LOOP = """HloModule step, is_scheduled=true, num_partitions=8
 

@@ -4,8 +4,9 @@
 
 import sys
 
-from maxtext_pp_ext.compiled import limits
 import pytest
+
+from maxtext_pp_ext.compiled import limits
 
 
 def run(tmp_path, program: str, **bounds) -> limits.Outcome:

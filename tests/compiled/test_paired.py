@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps take turns, and their times are compared within a round."""
 
-from maxtext_pp_ext.compiled import paired
 import pytest
+
+from maxtext_pp_ext.compiled import paired
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ import importlib.util
 import math
 import re
 
+import pytest
+
 from maxtext_pp_ext.compiled import carried, hlo, limits, spans, step, traffic
 from maxtext_pp_ext.host.models import train_step
-import pytest
 from tests.compiled import common
 from tests.parity.trainer_cases import IMPLEMENTATIONS
 

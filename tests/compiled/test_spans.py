@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands between start and done of a collective, and the report of it."""
 
-from maxtext_pp_ext.compiled import hlo
-from benchmarks import overlap
-from maxtext_pp_ext.compiled import spans
 import pytest
+
+from benchmarks import overlap
+from maxtext_pp_ext.compiled import hlo, spans
 
 # A gather of 32 MiB on another thread, whose wait stands where each test wants it.
 TEXT = """HloModule step, is_scheduled=true, num_partitions=16

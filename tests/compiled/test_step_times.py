@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which step is the base, and which has no time. Steps that do run: tests/cli/test_compare.py."""
 
-from maxtext_pp_ext.compiled import step_times
 import pytest
+
+from maxtext_pp_ext.compiled import step_times
 
 
 def test_the_first_step_that_ran_is_the_base():

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traffic and FLOPs of a step, on hand-made HLO and on programs compiled here."""
 
-from maxtext_pp_ext.compiled import hlo
-from maxtext_pp_ext.compiled import traffic
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
+
+from maxtext_pp_ext.compiled import hlo, traffic
 
 # A whole array of 1024 float32; groups of 4 of 8 devices.
 SIZE, GROUP = 4096, 4

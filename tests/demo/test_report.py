@@ -4,8 +4,9 @@
 
 import math
 
-from maxtext_pp_ext.demo import report
 import pytest
+
+from maxtext_pp_ext.demo import report
 
 LAYERS = 8
 CURVE = [10.875, 9.04, 7.393, 6.843]

@@ -4,9 +4,10 @@
 
 import re
 
+import pytest
+
 from maxtext_pp_ext.draw import picture, text
 from maxtext_pp_ext.schedule import CircularSchedule
-import pytest
 
 SMALL = CircularSchedule(stages=4, microbatches=8, repeats=2)
 LARGE = CircularSchedule(stages=16, microbatches=64, repeats=4)

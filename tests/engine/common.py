@@ -15,10 +15,9 @@ from flax import linen as nn
 from flax import nnx
 import jax
 import jax.numpy as jnp
-from maxtext.layers import nnx_decoders
-from maxtext.layers import pipeline
+from maxtext.layers import nnx_decoders, pipeline
 
-from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, dce_jaxpr
+from maxtext_pp_ext.jax_private import ClosedJaxpr, dce_jaxpr, Jaxpr
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import make_config, make_pipeline
 

@@ -6,11 +6,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec as P
-from maxtext_pp_ext.engine.programs.partial import GradientProgram
-from maxtext_pp_ext.engine.programs.roots import BatchSplit
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
+
+from maxtext_pp_ext.engine.programs.partial import GradientProgram
+from maxtext_pp_ext.engine.programs.roots import BatchSplit
 
 BATCH, LENGTH, EMBED = 4, 6, 8
 F32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)

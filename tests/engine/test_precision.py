@@ -4,8 +4,9 @@
 
 import jax
 import jax.numpy as jnp
-from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
 import pytest
+
+from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
 
 WEIGHT = jax.ShapeDtypeStruct((4, 4), jnp.float32)
 X = jnp.ones((2, 4), jnp.bfloat16)

@@ -3,16 +3,18 @@
 """Weights that come in pieces are the weights, gradients that leave in pieces are their sum, wherever each stage is."""
 
 import jax
-from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
 from maxtext_pp_ext.engine.gradients import Gradients
 from maxtext_pp_ext.engine.transfer import Cut, Transfer
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
 from maxtext_pp_ext.engine.weights import Weights
 from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain, gathered_last
-import numpy as np
-import pytest
 
 REPEATS, STAGES = 3, 2
 F32 = jnp.dtype(jnp.float32)

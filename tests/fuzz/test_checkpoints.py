@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from tests.fuzz.common import ACCEPTED, REFUSED, contents, run
+
+from tests.fuzz.common import ACCEPTED, contents, REFUSED, run
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 from tests.host.replacements.test_checkpoint_load import state

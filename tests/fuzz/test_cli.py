@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of every bad kind: no traceback, the documented exit codes, nothing written by what is refused."""
 
-from hypothesis import HealthCheck, given, settings, strategies as st
-from maxtext_pp_ext import cli
+from hypothesis import given, HealthCheck, settings
+from hypothesis import strategies as st
 import pytest
+
+from maxtext_pp_ext import cli
 from tests.fuzz.common import ACCEPTED, NO, REFUSED, run
 
 INTEGERS = st.one_of(

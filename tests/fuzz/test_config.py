@@ -7,6 +7,7 @@ import os
 import random
 
 import pytest
+
 from tests.fuzz.common import ACCEPTED, REFUSED, run
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import

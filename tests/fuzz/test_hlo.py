@@ -5,11 +5,13 @@
 import random
 
 import jax
-from jax.sharding import Mesh, PartitionSpec as P
 import jax.numpy as jnp
-from maxtext_pp_ext.compiled import compare, hlo, traffic
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
+
+from maxtext_pp_ext.compiled import compare, hlo, traffic
 from tests.compiled.test_carried import STEP
 from tests.fuzz.common import within
 

@@ -4,9 +4,11 @@
 
 import sys
 
-from hypothesis import given, settings, strategies as st
-from maxtext_pp_ext import registry
+from hypothesis import given, settings
+from hypothesis import strategies as st
 import pytest
+
+from maxtext_pp_ext import registry
 from tests.fuzz.common import REFUSED, run, within
 from tests.host.common import write_package
 from tests.test_registry import GOOD_PIPELINE

@@ -7,14 +7,12 @@ Several sets of keys are separated by `--`; each program starts with a line `mod
 
 import sys
 
-import jax
 from flax.linen import partitioning
+import jax
 from jax.sharding import Mesh
 from maxtext.configs import pyconfig
-from maxtext.trainers.pre_train import train
-from maxtext.trainers.pre_train import train_compile
-from maxtext.utils import maxtext_utils
-from maxtext.utils import sharding
+from maxtext.trainers.pre_train import train, train_compile
+from maxtext.utils import maxtext_utils, sharding
 
 
 def lower(argv):

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import zipfile
 
-from maxtext_pp_ext.host import activate
 import pytest
+
+from maxtext_pp_ext.host import activate
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

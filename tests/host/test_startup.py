@@ -6,10 +6,10 @@ import importlib.util
 import sys
 import textwrap
 
-from maxtext_pp_ext.host import activate
-from maxtext_pp_ext.host import startup
-from maxtext_pp_ext.host.seams import table
 import pytest
+
+from maxtext_pp_ext.host import activate, startup
+from maxtext_pp_ext.host.seams import table
 from tests.host.common import write_package
 
 HOOK = activate.PTH_LINE.strip()

@@ -14,8 +14,7 @@ import jax
 from jax.sharding import Mesh
 import maxtext
 from maxtext.configs import pyconfig
-from maxtext.layers import nnx_decoders
-from maxtext.layers import quantizations
+from maxtext.layers import nnx_decoders, quantizations
 from maxtext.models.llama2 import LlamaDecoderLayer
 from maxtext.models.simple_layer import SimpleDecoderLayer
 

@@ -10,7 +10,8 @@ kinds. There is no third outcome: an error that is not ours, or another result, 
 import math
 import os
 
-from hypothesis import HealthCheck, Phase, example, given, seed, settings, strategies as st
+from hypothesis import example, given, HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
 from maxtext.configs.types import RematLocation, RematPolicy
 import pytest
 

@@ -12,7 +12,7 @@ from maxtext_pp_ext.testing import parity
 from tests.engine.common import primitives
 from tests.parity.blocks import IMPLEMENTATIONS
 from tests.parity.common import make_config
-from tests.parity.test_expert_bias import DEEPSEEK, check
+from tests.parity.test_expert_bias import check, DEEPSEEK
 
 LAYER = DEEPSEEK | {"routed_bias_update_rate": 0.0}
 TILED = ("batch_seq", "embed_dim", "mlp_dim")

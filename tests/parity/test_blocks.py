@@ -11,10 +11,9 @@ import re
 from maxtext.common.common_types import DecoderBlockType
 import pytest
 
-from maxtext_pp_ext.host.rules import optimizer
-from maxtext_pp_ext.host.rules import pipelined_path
+from maxtext_pp_ext.host.rules import optimizer, pipelined_path
 from maxtext_pp_ext.testing import parity
-from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED, REFUSED, TABLE, reason
+from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED, reason, REFUSED, TABLE
 
 BLOCKS = {block.value for block in DecoderBlockType}
 

@@ -11,8 +11,9 @@ import functools
 from flax import linen as nn
 from flax import nnx, traverse_util
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from maxtext.common.train_state_nnx import TrainStateNNX
 from maxtext.configs import pyconfig
 from maxtext.layers.moe import MoEBiasVar
@@ -25,7 +26,7 @@ import pytest
 from maxtext_pp_ext.checkpoint.moves import converted
 from maxtext_pp_ext.host.models import layouts
 from maxtext_pp_ext.testing import parity
-from tests.parity.common import BASE_YML, TINY, make_config
+from tests.parity.common import BASE_YML, make_config, TINY
 
 STEPS, RATE, BOUND = 3, 0.01, 1e-5
 TRAINED = nnx.Any(nnx.Param, MoEBiasVar)

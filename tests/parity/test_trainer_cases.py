@@ -5,10 +5,10 @@
 import json
 import math
 
-from maxtext_pp_ext.trainer_runs.train_runs import Results
-from maxtext_pp_ext.trainer_runs.trainer import RunFailedError
 import pytest
 
+from maxtext_pp_ext.trainer_runs.train_runs import Results
+from maxtext_pp_ext.trainer_runs.trainer import RunFailedError
 from tests.parity import trainer_cases as cases
 
 LOSSES = [4.0 - 0.05 * step for step in range(cases.STEPS)]

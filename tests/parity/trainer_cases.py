@@ -22,8 +22,7 @@ import pathlib
 import random
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.trainer_runs import records
-from maxtext_pp_ext.trainer_runs import trainer
+from maxtext_pp_ext.trainer_runs import records, trainer
 from maxtext_pp_ext.trainer_runs.train_runs import Results, Run
 
 DEVICES = 12

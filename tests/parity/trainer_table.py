@@ -11,9 +11,9 @@ import itertools
 import pathlib
 import sys
 
-from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
 from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all
+from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
 from tests.parity import trainer_cases as cases
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "trainer-parity.md"

@@ -7,8 +7,9 @@ benchmarks/results/plan_error.md has all of the errors.
 
 import functools
 
-from benchmarks import plan_error
 import pytest
+
+from benchmarks import plan_error
 
 # How far peak memory and bytes sent may be off. The compiler chooses how to gather what is gathered as it is used.
 BOUNDS = {"circular_bsw": (0.06, 0.07), "circular_ag_once": (0.07, 0.05), "circular": (0.13, 0.30), "none": (0.20, 0.35)}

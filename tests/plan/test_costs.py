@@ -4,9 +4,10 @@
 
 import dataclasses
 
+import pytest
+
 from maxtext_pp_ext.plan import chips, costs
 from maxtext_pp_ext.schedule import CircularSchedule, Residency, window
-import pytest
 
 SCHEDULES = [
     CircularSchedule(stages=stages, microbatches=delay * stages * more, repeats=repeats, delay=delay)

@@ -51,8 +51,9 @@ def main() -> None:
       if seen == death.count:
         os.kill(os.getpid(), death.signal)
 
-  from maxtext_pp_ext.trainer_runs import train_runs  # pylint: disable=import-outside-toplevel
   import jax  # pylint: disable=import-outside-toplevel
+
+  from maxtext_pp_ext.trainer_runs import train_runs  # pylint: disable=import-outside-toplevel
 
   if not jax.distributed.is_initialized() or jax.process_index() == death.process:
     sys.addaudithook(count)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import psutil
 
-from maxtext_pp_ext.sharding import ShardingConflictError, create_sharded, restore_sharded, shard_batch
+from maxtext_pp_ext.sharding import create_sharded, restore_sharded, shard_batch, ShardingConflictError
 
 RULES = [("batch", ("stage", "fsdp")), ("microbatch", "fsdp"), ("length", None), ("embed", "fsdp"), ("mlp", "stage")]
 EMBED, MLP, ROWS, LENGTH = 8, 12, 16, 3

@@ -15,7 +15,7 @@ from maxtext_pp_ext.trainer_runs import trainer
 from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all, write_plan
 from tests.parity import trainer_cases
 from tests.reliability import common, dying
-from tests.reliability.common import STEPS, WHILE_WRITING, at_metrics, pipeline
+from tests.reliability.common import at_metrics, pipeline, STEPS, WHILE_WRITING
 
 DEVICES = 6
 OURS = pipeline(3, fsdp=2)

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the window holds, and that each repeat's weights are whole when they are needed and gone when they are not."""
 
-from hypothesis import given, strategies as st
-from maxtext_pp_ext.schedule import CircularSchedule, window
+from hypothesis import given
+from hypothesis import strategies as st
 import pytest
+
+from maxtext_pp_ext.schedule import CircularSchedule, window
 
 
 @st.composite

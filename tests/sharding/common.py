@@ -4,8 +4,8 @@
 
 from flax import nnx
 import jax
-from jax.sharding import AbstractMesh, AxisType
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType
 
 
 def mesh_of(**sizes):

@@ -7,9 +7,16 @@ import warnings
 
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from maxtext_pp_ext.sharding import Kind, ShardingConflictError, ShardingConflictWarning, conflicts, named_shardings
-from maxtext_pp_ext.sharding import resolution
 import pytest
+
+from maxtext_pp_ext.sharding import (
+    conflicts,
+    Kind,
+    named_shardings,
+    resolution,
+    ShardingConflictError,
+    ShardingConflictWarning,
+)
 from tests.sharding.common import mesh_of, param
 
 MESH = mesh_of(data=2, fsdp=4, tensor=2, one=1)

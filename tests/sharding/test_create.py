@@ -6,13 +6,15 @@ import re
 
 from flax import nnx
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from maxtext_pp_ext.sharding import ShardingConflictError, create_sharded, layouts, shard_batch
-from maxtext_pp_ext.sharding.create import abstract_state, creation
-from maxtext_pp_ext.sharding.variables import named_shardings, unwrap
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
+
+from maxtext_pp_ext.sharding import create_sharded, layouts, shard_batch, ShardingConflictError
+from maxtext_pp_ext.sharding.create import abstract_state, creation
+from maxtext_pp_ext.sharding.variables import named_shardings, unwrap
 
 RULES = [("batch", "fsdp"), ("embed", "fsdp"), ("mlp", "tensor")]
 

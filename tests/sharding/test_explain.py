@@ -8,8 +8,9 @@ import math
 from flax import nnx
 import jax
 from jax.sharding import PartitionSpec as P
-from maxtext_pp_ext.sharding import create_sharded, explain
 import pytest
+
+from maxtext_pp_ext.sharding import create_sharded, explain
 from tests.sharding.common import mesh_of, param
 
 MESH = mesh_of(data=2, fsdp=4, tensor=2)

@@ -5,10 +5,12 @@
 import hypothesis
 from hypothesis import strategies as st
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+
 from maxtext_pp_ext.sharding import picture
 from maxtext_pp_ext.sharding.picture import parts
-import numpy as np
 from tests.sharding.common import mesh_of
 
 SPECS = st.permutations(["x", "y", "z"]).flatmap(

@@ -7,8 +7,9 @@ from flax.core.spmd import logical_axis_rules
 import hypothesis
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from maxtext_pp_ext.sharding.resolve import Dropped, mesh_axes, read_rules, resolution, resolve, spec_entry
 import pytest
+
+from maxtext_pp_ext.sharding.resolve import Dropped, mesh_axes, read_rules, resolution, resolve, spec_entry
 from tests.sharding.common import mesh_of
 
 MESH = mesh_of(data=2, fsdp=4, tensor=2, one=1)

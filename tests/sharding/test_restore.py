@@ -6,14 +6,16 @@ import pickle
 
 from flax import nnx
 import jax
-from jax.sharding import AxisType, PartitionSpec as P
 import jax.numpy as jnp
-from maxtext_pp_ext.sharding import CheckpointMismatchError, ShardingConflictError, create_sharded, restore_sharded
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 from orbax import checkpoint as ocp
 import pytest
-from tests.sharding.test_create import RULES, Mlp, mesh_of_devices, mlp, mlp_and_optimizer
+
+from maxtext_pp_ext.sharding import CheckpointMismatchError, create_sharded, restore_sharded, ShardingConflictError
+from tests.sharding.test_create import mesh_of_devices, Mlp, mlp, mlp_and_optimizer, RULES
 
 
 def other_values():

@@ -8,11 +8,13 @@ import sys
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 import jax
-from jax.sharding import NamedSharding, PartitionSpec as P
 import jax.numpy as jnp
-from maxtext_pp_ext.sharding import layouts, logical_axes, named_shardings, unwrap
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 import optax
 import pytest
+
+from maxtext_pp_ext.sharding import layouts, logical_axes, named_shardings, unwrap
 from tests.sharding.common import mesh_of, param
 
 MESH = mesh_of(stage=2, fsdp=4, tensor=2)

@@ -5,8 +5,9 @@
 import configparser
 import pathlib
 
-from maxtext_pp_ext import testing
 import pytest
+
+from maxtext_pp_ext import testing
 
 pytest_plugins = ["pytester"]
 

@@ -3,9 +3,10 @@
 """Tests of `maxtext_pp_ext.trainer_runs.weights`. That layers go where they belong is tested in `tests/checkpoint`."""
 
 import jax
+import numpy as np
+
 from maxtext_pp_ext.checkpoint.layout import Layout
 from maxtext_pp_ext.trainer_runs import weights
-import numpy as np
 
 
 def test_moved_weights_are_off_by_the_fraction_and_not_all_in_one_direction():

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, dce_jaxpr, jaxpr_as_fun
+from maxtext_pp_ext.jax_private import ClosedJaxpr, dce_jaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 
 # Calls whose operands are the inner program's inputs, one to one. Functions with their own derivative rule are not
 # among them: the rule may use an operand in another way than the function does.

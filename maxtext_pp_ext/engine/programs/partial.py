@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.programs.jaxprs import count_uses, inline, makers_of, select_eqns
-from maxtext_pp_ext.engine.programs.roots import BatchSplit, Root, expose_sums, find
+from maxtext_pp_ext.engine.programs.roots import BatchSplit, expose_sums, find, Root
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun
 
 PyTree = Any

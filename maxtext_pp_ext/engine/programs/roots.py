@@ -16,7 +16,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.programs.jaxprs import count_uses, inner_program, makers_of
-from maxtext_pp_ext.jax_private import ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 
 # Linear, acts on each part alone: may stand between the root and the gradient.
 _LINEAR = frozenset(

@@ -14,8 +14,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
-from maxtext_pp_ext.host.replacements import sharding_conflicts
 from maxtext_pp_ext.host.models.refusals import as_value_errors
+from maxtext_pp_ext.host.replacements import sharding_conflicts
 
 # A model is built, and looked at, layer by layer.
 MOST_LAYERS = 1 << 13

@@ -17,10 +17,9 @@ from typing import Any
 from flax import linen as nn
 from flax import nnx
 import jax
-from jax.sharding import Mesh
 import jax.numpy as jnp
-from maxtext.layers import nnx_decoders
-from maxtext.layers import quantizations
+from jax.sharding import Mesh
+from maxtext.layers import nnx_decoders, quantizations
 import numpy as np
 
 from maxtext_pp_ext import registry

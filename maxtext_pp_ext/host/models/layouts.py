@@ -18,14 +18,12 @@ import tempfile
 from typing import Any
 
 from maxtext_pp_ext import registry
+from maxtext_pp_ext.checkpoint import forms, guess, moves
+from maxtext_pp_ext.checkpoint.layout import axes_of_stack, LayerAxis, Layout, LayoutError, Leaf, Path
 from maxtext_pp_ext.config import PipelineConfigError
 from maxtext_pp_ext.config.derived import decoder_block, is_deepseek, sound_stages
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import DerivedKeys
-from maxtext_pp_ext.checkpoint import forms
-from maxtext_pp_ext.checkpoint import guess
-from maxtext_pp_ext.checkpoint import moves
-from maxtext_pp_ext.checkpoint.layout import LayerAxis, Layout, LayoutError, Leaf, Path, axes_of_stack
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.host.models.refusals import integer
 from maxtext_pp_ext.schedule import CircularSchedule

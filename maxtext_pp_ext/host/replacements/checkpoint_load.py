@@ -22,8 +22,7 @@ import shlex
 import sys
 from typing import Any
 
-from maxtext_pp_ext.checkpoint import forms
-from maxtext_pp_ext.checkpoint import guess
+from maxtext_pp_ext.checkpoint import forms, guess
 from maxtext_pp_ext.checkpoint.layout import Path, Shape
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values

@@ -12,6 +12,8 @@ import os
 from typing import Any
 import warnings
 
+import pydantic
+
 from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import remedies
@@ -19,7 +21,6 @@ from maxtext_pp_ext.config.keys import Keys
 from maxtext_pp_ext.host.replacements import defaults
 from maxtext_pp_ext.host.rules import parameter_patterns
 from maxtext_pp_ext.host.rules import problems as rules
-import pydantic
 
 # MaxText's config classes -> the method in which each derives and validates, a pydantic "after" validator.
 VALIDATORS = {

@@ -27,8 +27,10 @@ def pipeline_class(config: HostKeys) -> type | None:
 @functools.cache
 def linen_class(cls: type) -> type:
   """The Linen module class around an NNX pipeline class, made as MaxText makes its own; the same for the same class."""
-  from maxtext.layers import initializers  # pylint: disable=import-outside-toplevel
-  from maxtext.layers import nnx_wrappers  # pylint: disable=import-outside-toplevel
+  from maxtext.layers import (
+      initializers,  # pylint: disable=import-outside-toplevel
+      nnx_wrappers,  # pylint: disable=import-outside-toplevel
+  )
 
   return nnx_wrappers.to_linen_class(cls, base_metadata_fn=initializers.variable_to_logically_partitioned)
 

@@ -41,6 +41,7 @@ def judge(config: HostKeys, model: Any, mesh: Any) -> None:
     return
   # Flax has been imported by the time there is a model.
   from flax import nnx  # pylint: disable=import-outside-toplevel
+
   from maxtext_pp_ext import sharding  # pylint: disable=import-outside-toplevel
 
   rules = rules_in_play(config.logical_axis_rules)

@@ -22,8 +22,8 @@ from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.derived import pipeline_impl
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import with_values
-from maxtext_pp_ext.host.replacements import batch_split
 from maxtext_pp_ext.host.models import cycles
+from maxtext_pp_ext.host.replacements import batch_split
 
 
 class _DecoderView:

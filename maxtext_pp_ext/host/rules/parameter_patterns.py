@@ -75,6 +75,7 @@ def _can_be_built(config: HostKeys) -> bool:
 
 def _parameters(config: HostKeys) -> Layout:
   from flax import nnx  # pylint: disable=import-outside-toplevel
+
   from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
   with as_value_errors("build this model"):

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 import math
 
-from maxtext_pp_ext.host.rules import rows
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.host.rules import rows
 
 _OVER_ALL_DEVICES = (
     "MaxText takes the maximum over all axes of the mesh, so that a layer would report that of other stages, "

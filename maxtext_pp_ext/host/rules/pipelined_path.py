@@ -11,12 +11,12 @@ segment ids, positions, deterministic and model mode, nothing else.
 
 from collections.abc import Iterator
 
-from maxtext_pp_ext.host.rules import propose
-from maxtext_pp_ext.host.models import cycles
 from maxtext_pp_ext.config.derived import decoder_block
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.remedies import Problem
 from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.host.models import cycles
+from maxtext_pp_ext.host.rules import propose
 
 # Every layer is the same, whatever its index. DeepSeek's dense layers differ, and the host runs them before the pipeline.
 UNIFORM_BLOCKS = frozenset(

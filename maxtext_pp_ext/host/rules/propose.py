@@ -9,10 +9,10 @@ import itertools
 import math
 from typing import Any
 
-from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.remedies import BATCHES, changed, Values
+from maxtext_pp_ext.host.rules import rows as rows_of_devices
 
 _MOST_STAGES = 1024
 _MOST_CANDIDATES = 24  # of a kind

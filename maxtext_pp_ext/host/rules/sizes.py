@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import math
 from typing import Any
 
-from maxtext_pp_ext.host.rules import propose
-from maxtext_pp_ext.host.rules import rows as rows_of_devices
-from maxtext_pp_ext.config.remedies import Problem
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.derived import num_stages, stages_text
 from maxtext_pp_ext.config.keys import Keys
+from maxtext_pp_ext.config.remedies import Problem
+from maxtext_pp_ext.host.rules import propose
+from maxtext_pp_ext.host.rules import rows as rows_of_devices
 
 # A number of stages that is proposed is at most so large.
 _MOST_PROPOSED_STAGES = 1024

@@ -13,10 +13,8 @@ import sys
 import threading
 from types import ModuleType
 
-from maxtext_pp_ext.host.seams import rebind
-from maxtext_pp_ext.host.seams import table
 from maxtext_pp_ext.host import startup
-from maxtext_pp_ext.host.seams import version
+from maxtext_pp_ext.host.seams import rebind, table, version
 
 _lock = threading.RLock()
 # A module that is reloaded, or removed and imported again, gets its seam again; what bound the older objects keeps them.

@@ -25,8 +25,7 @@ import sys
 from types import ModuleType
 
 from maxtext_pp_ext.config import host_keys
-from maxtext_pp_ext.host.seams import rebind
-from maxtext_pp_ext.host.seams import version
+from maxtext_pp_ext.host.seams import rebind, version
 
 CREATE_NNX_PIPELINE = "(config, stage_factory, mesh, remat_policy=None, *, rngs)"
 CREATE_PIPELINE = "(config, layers=None, mesh=None, remat_policy=None)"

@@ -8,10 +8,11 @@ import re
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 import jax
+import pytest
+
 from maxtext_pp_ext.host.models import abstract_model, run_config
 from maxtext_pp_ext.host.replacements import sharding_conflicts
-from maxtext_pp_ext.sharding import Kind, divisible_spec, layouts
-import pytest
+from maxtext_pp_ext.sharding import divisible_spec, Kind, layouts
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 from tests.sharding.common import mesh_of
 

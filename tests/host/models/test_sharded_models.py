@@ -4,9 +4,10 @@
 
 from flax import nnx
 import jax
-from maxtext_pp_ext.sharding import create_sharded, restore_sharded
 import numpy as np
 import pytest
+
+from maxtext_pp_ext.sharding import create_sharded, restore_sharded
 
 KEYS = {"ici_fsdp_parallelism": 4, "ici_tensor_parallelism": 2}
 

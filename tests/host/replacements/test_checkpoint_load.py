@@ -9,14 +9,14 @@ from etils import epath
 from flax import nnx
 import jax
 import jax.numpy as jnp
-from maxtext_pp_ext import cli
-from maxtext_pp_ext.config.view import ConfigView
-from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
-from maxtext_pp_ext.host.replacements import checkpoint_load
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from maxtext_pp_ext import cli
+from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
+from maxtext_pp_ext.host.replacements import checkpoint_load
 from tests.host.common import TINY
 
 PIPELINED = ("pipeline_impl=circular_bsw", "ici_pipeline_parallelism=2")

@@ -5,8 +5,9 @@
 import copy
 import pickle
 
-from maxtext_pp_ext import config as keys
 import pytest
+
+from maxtext_pp_ext import config as keys
 
 PIPELINED = {"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 2, "pipeline_impl": "circular_bsw"}
 

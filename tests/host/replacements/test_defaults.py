@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which configs a process-wide default of `pipeline_impl` reaches, and what it changes there."""
 
-from maxtext_pp_ext.host.replacements import defaults
 import pytest
+
+from maxtext_pp_ext.host.replacements import defaults
 
 
 def test_without_a_default_the_keys_of_a_config_are_returned_as_they_are():

@@ -4,10 +4,10 @@
 
 import types
 
-from maxtext_pp_ext import registry
-from maxtext_pp_ext.host.replacements import decoder_call
-from maxtext_pp_ext.host.replacements import factory
 import pytest
+
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.host.replacements import decoder_call, factory
 
 PIPELINED = {"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 2, "base_num_decoder_layers": 4}
 
@@ -81,8 +81,8 @@ def test_our_implementation_is_built_with_all_that_the_decoder_gives(fake, make_
 
 
 def test_the_linen_factory_wraps_our_module_once_per_class(fake, make_config):
-  import jax
   from flax import linen
+  import jax
   from maxtext.layers import pipeline
 
   config = make_config(**PIPELINED, pipeline_impl="circular")

@@ -6,8 +6,9 @@ import inspect
 import re
 import types
 
-from maxtext_pp_ext.host.rules import meshes, pipelined_path
 import pytest
+
+from maxtext_pp_ext.host.rules import meshes, pipelined_path
 
 TWO_SLICES = {"dcn_pipeline_parallelism": 2, "dcn_parallelism": [1, 2, 1]}
 

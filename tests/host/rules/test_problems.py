@@ -11,9 +11,10 @@ import types
 
 from hypothesis import given
 from hypothesis import strategies as st
+import pytest
+
 from maxtext_pp_ext import config as keys
 from maxtext_pp_ext.host.rules import problems
-import pytest
 
 RULES = [(f"activation_{name}", ["data", "fsdp"]) for name in ("batch", "kv_batch", "batch_attn")]
 RULES += [("activation_embed_and_logits_batch", ["data", "stage", "fsdp"]), ("activation_kv_heads", ["tensor"])]

@@ -6,12 +6,11 @@ import re
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from maxtext_pp_ext.config import derived
-from maxtext_pp_ext.host.rules import problems
-from maxtext_pp_ext.host.rules import propose, rows, sizes
-from maxtext_pp_ext.config import remedies
 import pytest
-from tests.host.rules.test_problems import make, RULES, problems_after, values_to_set
+
+from maxtext_pp_ext.config import derived, remedies
+from maxtext_pp_ext.host.rules import problems, propose, rows, sizes
+from tests.host.rules.test_problems import make, problems_after, RULES, values_to_set
 
 PARALLELISM = st.sampled_from([-1, 1, 1, 1, 2, 3, 4, 8])
 

@@ -4,10 +4,11 @@
 
 import random
 
-from maxtext_pp_ext import config as keys
-from maxtext_pp_ext.host.rules import problems
-from maxtext_pp_ext.host.models import abstract_model, run_config
 import pytest
+
+from maxtext_pp_ext import config as keys
+from maxtext_pp_ext.host.models import abstract_model, run_config
+from maxtext_pp_ext.host.rules import problems
 from tests.host.common import TINY
 from tests.host.rules.test_problems import values_to_set
 

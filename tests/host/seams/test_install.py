@@ -6,13 +6,11 @@ import sys
 import threading
 import types as python_types
 
-import maxtext_pp_ext
-from maxtext_pp_ext.host.seams import install
-from maxtext_pp_ext.host.seams import rebind
-from maxtext_pp_ext.host.seams import table
-from maxtext_pp_ext.host import startup
-from maxtext_pp_ext.host.seams import version
 import pytest
+
+import maxtext_pp_ext
+from maxtext_pp_ext.host import startup
+from maxtext_pp_ext.host.seams import install, rebind, table, version
 
 # What is replaced in a process that has imported the trainer's modules.
 TOUCHED = {

@@ -7,8 +7,9 @@ import pathlib
 import shutil
 import subprocess
 
-from tests.host.common import HOOK, ROOT, TINY, write_package
 import pytest
+
+from tests.host.common import HOOK, ROOT, TINY, write_package
 
 PATCH = ROOT / "patches" / "maxtext-0.2.5" / "extension-points.patch"
 # What setup.cfg declares, for a checkout that is not installed.

@@ -7,13 +7,13 @@ import pathlib
 import re
 import types
 
+import pytest
+
 import maxtext_pp_ext
 from maxtext_pp_ext import config
 from maxtext_pp_ext.config import host_keys
 from maxtext_pp_ext.host.rules import pipelined_path
-from maxtext_pp_ext.host.seams import table
-from maxtext_pp_ext.host.seams import version
-import pytest
+from maxtext_pp_ext.host.seams import table, version
 
 
 @pytest.mark.parametrize("found", ["0.2.4", "0.2.5", "0.2.10", "0.2.5.post1", "0.2.6.dev3+g123", "0.2.4rc1"])
