@@ -34,14 +34,20 @@ DECODER_CALL = (
 BUILT = "tests/host/replacements/test_factory.py::test_our_implementation_is_built_with_all_that_the_decoder_gives"
 INSTALLED = "tests/host/seams/test_install.py::test_installing_after_maxtext_was_imported_reaches_every_place"
 VERSION = "tests/host/seams/test_version.py::test_"
-LOAD = "tests/host/replacements/test_checkpoint_load.py::test_a_checkpoint_of_another_layout_is_refused_with_both_layouts_and_the_command"
+LOAD = (
+    "tests/host/replacements/test_checkpoint_load.py::"
+    "test_a_checkpoint_of_another_layout_is_refused_with_both_layouts_and_the_command"
+)
 PRETRAINED = (
     "tests/host/replacements/test_checkpoint_load.py::"
     "test_from_pretrained_refuses_another_layout_before_it_makes_the_model[layers would be repeated]"
 )
 STRIDES = "tests/host/models/test_layouts.py::test_layers_of_a_stage_run_one_after_the_other[1]"
 CONVERT = "tests/checkpoint/test_convert.py::test_values_that_are_read_back_otherwise_are_found_and_nothing_is_left"
-REFUSED = "tests/host/replacements/test_config_class.py::test_a_bad_configuration_stops_with_our_error_and_not_with_an_assert_of_the_host"
+REFUSED = (
+    "tests/host/replacements/test_config_class.py::"
+    "test_a_bad_configuration_stops_with_our_error_and_not_with_an_assert_of_the_host"
+)
 UNEQUAL = "tests/host/rules/test_pipelined_path.py::test_blocks_whose_layers_differ_by_index_are_refused_with_the_reason"
 OPTIMIZER = "tests/host/rules/test_problems.py::test_what_the_implementations_cannot_do_is_refused_with_what_to_set"
 PATTERNS = (
