@@ -35,8 +35,9 @@ def _imported(module: str) -> set[str]:
 
 
 def _room(module: str) -> str:
-  """The folder of a module; files beside the folders are rooms of their own."""
-  return module.split(".")[1]
+  """The folder of a module, within host/ that below it; files beside the folders are rooms of their own."""
+  _, folder, *rest = module.split(".")
+  return f"{folder}/{rest[0]}" if folder == "host" and rest else folder
 
 
 def _order(arrows: dict[str, set[str]]) -> None:
@@ -58,13 +59,14 @@ def test_no_folder_imports_itself_through_others():
     if module != NAME:
       rooms = {_room(other) for other in _imported(module)} - {_room(module)}
       arrows[_room(module)] = arrows.get(_room(module), set()) | rooms
+  arrows[_room(EXPECTED_CIRCLE[0])].remove(_room(EXPECTED_CIRCLE[1]).removesuffix("/install"))
   _order(arrows)
 
 
 def test_only_host_and_what_runs_it_import_maxtext():
   at_home = {"host", "testing", "trainer_runs", "train"}
   imports = re.compile(r"^\s*(from|import) maxtext\b", re.MULTILINE)
-  others = [module for module in FILES if module != NAME and _room(module) not in at_home]
+  others = [module for module in FILES if module != NAME and module.split(".")[1] not in at_home]
   assert [module for module in others if imports.search(FILES[module].read_text(encoding="utf-8"))] == []
 
 

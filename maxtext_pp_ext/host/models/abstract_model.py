@@ -1,9 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A MaxText config's model without weights, on a mesh without devices.
-
-Read in MaxText 0.2.5; in 0.2.4 models may need flags to be NNX.
-"""
+"""A MaxText config's model without weights, on a mesh without devices."""
 
 from typing import Any
 
@@ -14,8 +11,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.host.models.axes import rules_in_play
 from maxtext_pp_ext.host.models.refusals import as_value_errors
-from maxtext_pp_ext.host.replacements import sharding_conflicts
 
 # A model is built, and looked at, layer by layer.
 MOST_LAYERS = 1 << 13
@@ -73,4 +70,4 @@ def explained(config: Any) -> tuple[sharding.Explanation, AbstractMesh]:
   """
   mesh = abstract_mesh(config)
   parameters = nnx.state(abstract_model(config, mesh), nnx.Param)
-  return sharding.explain(parameters, mesh, sharding_conflicts.rules_in_play(config.logical_axis_rules)), mesh
+  return sharding.explain(parameters, mesh, rules_in_play(config.logical_axis_rules)), mesh

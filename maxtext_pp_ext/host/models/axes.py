@@ -1,7 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of MaxText's logical axes: of activations between layers, and of stacked stages."""
+"""Names of MaxText's logical axes: of activations between layers, of stacked stages, and those that rules leave out."""
 
+from collections.abc import Iterable
+import functools
 from typing import Any
 
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
@@ -17,8 +19,39 @@ DATA_AXES = (
     "activation_length_moe",
 )
 STAGE_AXES = ("circular_repeats", "layers")
+# Names for which base.yml has no rule (MaxText 0.2.5): of DeepSeek 4's dimensions, and of the layers that a pipeline
+# leaves out. They are replicated, and meant to be.
+_WITHOUT_RULE = (
+    "layers_outside_pipeline",
+    "scanned_blocks",
+    "o_groups",
+    "o_lora_up_proj",
+    "indexer_q",
+    "indexer_weights",
+)
 
 
 def data_mesh_axes(mesh: Any, rules: Any) -> set[str]:
   """The mesh axes that shard the batch or the sequence that a stage computes on."""
   return {axis for name in DATA_AXES for axis in mesh_axes(resolve((name,), mesh, rules)[0])}
+
+
+def rules_in_play(rules: Iterable) -> list:
+  """A config's rules, and an empty one for each name of MaxText's that they leave out.
+
+  MaxText's rules for custom meshes list only what is sharded on them. That a name which MaxText knows has no rule there
+  is thus no mistake, while one that nobody knows is.
+  """
+  rules = list(rules)
+  named = {rule[0] for rule in rules}
+  return rules + [(name, ()) for name in _names_of_maxtext() if name not in named]
+
+
+@functools.cache
+def _names_of_maxtext() -> tuple[str, ...]:
+  import omegaconf  # pylint: disable=import-outside-toplevel
+
+  from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
+
+  rules = omegaconf.OmegaConf.load(run_config.base_yml()).logical_axis_rules
+  return tuple(dict.fromkeys([*(rule[0] for rule in rules), *_WITHOUT_RULE]))

@@ -4,8 +4,7 @@
 
 Without a pipeline and with `scan_layers`, MaxText scans over blocks of one cycle. Its pipelined path counts layers of
 the config, takes such a block for one of them, and so would build a deeper model. Here a stage of
-`num_layers_per_pipeline_stage` layers is made of whole cycles, and so of fewer blocks. Read in MaxText 0.2.4 and
-0.2.5.
+`num_layers_per_pipeline_stage` layers is made of whole cycles, and so of fewer blocks.
 """
 
 from __future__ import annotations

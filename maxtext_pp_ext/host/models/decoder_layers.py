@@ -3,7 +3,7 @@
 """The layers of MaxText's decoder, with a pipeline around them and without, and nothing else of the model.
 
 Both are what the decoder itself makes: its stage builder fills the pipeline, and its path without a pipeline makes the
-layers that a pipeline has to equal, each told its index where its kind wants to know it. Read in MaxText 0.2.4 and 0.2.5.
+layers that a pipeline has to equal, each told its index where its kind wants to know it.
 """
 
 from __future__ import annotations

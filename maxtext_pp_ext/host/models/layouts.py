@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where MaxText's model of a config has its decoder layers: read off the model itself, built without arrays.
 
-Read in MaxText 0.2.4 and 0.2.5. Its decoder has stacks of layers under names that depend on the config; `get_layers`
+MaxText's decoder has stacks of layers under names that depend on the config; `get_layers`
 gives them in the order in which they run. Of what is scanned over, parameters are stacked along `param_scan_axis`, other
 state along the first axis; the stages of a pipeline are in front of all that.
 """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MaxText's train step, compiled as its `train_compile` compiles it, which keeps the compiled step to itself; and run.
 
-Read in MaxText 0.2.4 and 0.2.5. `train_compile` knows TPU topologies and GPUs; virtual CPU devices take their place here.
+`train_compile` knows TPU topologies and GPUs; virtual CPU devices take their place here.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RunningStep:
     if len(shardings) != 2:
       raise RefusedError("Steps that take random numbers too, as those of DiLoCo, are compiled, but not run.")
     config = run_config.read(_with_yml(arguments), **_STATE_ONLY)
-    # The places of the loader and of the state among what it returns are those of MaxText 0.2.4 and 0.2.5.
+    # The places of the loader and of the state among what it returns are those of `seams.version.READ_IN`.
     *_, loader, _, _, model_and_optimizer = train_utils.setup_train_loop(config, None)
     self._state = jax.device_put(nnx.state(model_and_optimizer), shardings[0])
     self._batch = jax.device_put(loader.load_next_batch(), shardings[1])

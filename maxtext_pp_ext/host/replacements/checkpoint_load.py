@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses a checkpoint of another layout before MaxText tries to load it, and says how to convert it.
 
-MaxText 0.2.4 and 0.2.5 load checkpoints in two ways. `load_state_if_possible`, of the pre-trainer, fails where layouts
+MaxText loads checkpoints in two ways. `load_state_if_possible`, of the pre-trainer, fails where layouts
 differ: with a list of weights that are missing, or with "Requested shape … is not compatible with the stored shape".
 `from_pretrained`, of the post-trainers, does not. It takes an array that is shorter than the model's for one that is to
 be padded, and repeats what is in it, layer by layer; layers that the model has elsewhere are left out; and of up to 80 %

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the decoder builds the stages of our pipelines.
 
-Read in MaxText 0.2.4 and 0.2.5:
+What of MaxText this rests on:
 - Layers decide by `config.shard_mode` and the mesh they are built with whether they name the layout of each result. Our
   pipelines run them under automatic sharding, in a model with explicit sharding as well.
 - `set_remat_policy_on_layers_per_stage` is read nowhere since the Linen decoder went. Here it means what it meant there:

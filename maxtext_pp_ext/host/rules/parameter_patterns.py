@@ -4,7 +4,7 @@
 
 A pipeline has the decoder's layers at other paths than a model without one. So a pattern may choose other layers there,
 or none, and MaxText trains without a word. Here both models are built without arrays, and what a pattern selects in the
-one has to be what it selects in the other, layer by layer. Read in MaxText 0.2.4 and 0.2.5:
+one has to be what it selects in the other, layer by layer. In MaxText:
 `optimizers/optimizers.py`, and `trainers/post_train/distillation` for `student_params_to_update`.
 """
 

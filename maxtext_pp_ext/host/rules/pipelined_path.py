@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What MaxText's pipelined decoder would lose without a word, and is refused here instead.
 
-Read in `maxtext/layers/nnx_decoders.py` and `maxtext/models/` of MaxText 0.2.4 and 0.2.5. The pipelined path builds each
+Read in `maxtext/layers/nnx_decoders.py` and `maxtext/models/` of MaxText. The pipelined path builds each
 stage's layers as `decoder_blocks[0](config, mesh, model_mode, quant, rngs)` (`decoder_blocks[1]` for DeepSeek), without
 the arguments by which the path without a pipeline tells a layer its index (of blocks of a whole cycle of layers `cycles`
 makes stages that are right); and it calls the pipeline module with inputs,

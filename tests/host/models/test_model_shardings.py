@@ -10,8 +10,7 @@ from flax.core.spmd import logical_axis_rules
 import jax
 import pytest
 
-from maxtext_pp_ext.host.models import abstract_model, run_config
-from maxtext_pp_ext.host.replacements import sharding_conflicts
+from maxtext_pp_ext.host.models import abstract_model, axes, run_config
 from maxtext_pp_ext.sharding import divisible_spec, Kind, layouts
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 from tests.sharding.common import mesh_of
@@ -114,7 +113,7 @@ def _divides(sharding, shape):
 def test_rules_that_ship_conflict_on_no_mesh_of_one_device_and_on_fsdp_where_both_dimensions_want_it(installed, name):  # noqa: F811
   config = _config(name)
   parameters = nnx.split_state(_state(config), nnx.Param, ...)[0]
-  rules = sharding_conflicts.rules_in_play(config.logical_axis_rules)
+  rules = axes.rules_in_play(config.logical_axis_rules)
 
   def conflicts(fsdp):
     mesh = mesh_of(**{axis: fsdp if axis == "fsdp" else 1 for axis in config.mesh_axes})

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.host.models import axes, run_config
 from maxtext_pp_ext.host.replacements import sharding_conflicts
 from maxtext_pp_ext.sharding import Kind, ShardingConflictError, ShardingConflictWarning
 from tests.sharding.common import mesh_of
@@ -76,7 +76,7 @@ def test_the_trainer_stops_before_it_compiles(tmp_path):
 
 
 def test_names_that_maxtext_knows_may_be_left_out_and_others_may_not():
-  rules = sharding_conflicts.rules_in_play([("embed", "fsdp")])
+  rules = axes.rules_in_play([("embed", "fsdp")])
   assert rules[0] == ("embed", "fsdp") and ("mlp", ()) in rules and "embed" not in dict(rules[1:])
   from maxtext_pp_ext.sharding import conflicts, resolution
 
