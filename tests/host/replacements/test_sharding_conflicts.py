@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from maxtext_pp_ext.host.models import axes, run_config
-from maxtext_pp_ext.host.replacements import sharding_conflicts
 from maxtext_pp_ext.sharding import Kind, ShardingConflictError, ShardingConflictWarning
 from tests.sharding.common import mesh_of
 
