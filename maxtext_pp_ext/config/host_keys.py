@@ -106,7 +106,6 @@ class HostKeys(Protocol):
   compile_topology: str
   internal_compile: bool
   inference_benchmark_test: bool
-  defer_small_all_reduces: bool
   parameter_memory_host_offload: bool
 
   # Training.

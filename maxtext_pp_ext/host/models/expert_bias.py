@@ -69,15 +69,16 @@ def _update(counts: jax.Array, bias: nnx.Variable, config: Any) -> jax.Array:
   # it. The config is refused already where MaxText 0.2.5 has such biases; 0.2.4 has them in DeepSeek 3, too.
   scanned = config.scan_layers_per_stage and config.num_layers_per_pipeline_stage > 1
   stacked_otherwise = scanned and isinstance(bias, nnx.Param) and config.param_scan_axis != 0
-  # Deferred, counts are still in parts here.
-  if stacked_otherwise or (not config.defer_small_all_reduces and counts.shape != bias.get_value().shape):
+  # Deferred, counts are still in parts here. MaxText 0.2.4 defers nothing.
+  deferred = getattr(config, "defer_small_all_reduces", False)
+  if stacked_otherwise or (not deferred and counts.shape != bias.get_value().shape):
     raise NotImplementedError(
         f"{rate}: the update has the shape {list(counts.shape)}, layers before experts, and the bias"
         f" {list(bias.get_value().shape)}, param_scan_axis={config.param_scan_axis}; MaxText's train step adds them as"
         " they are. Set scan_layers_per_stage=False, num_layers_per_pipeline_stage=1, or param_scan_axis=0."
     )
   # MaxText makes updates of these itself: of counts that are still in parts, or are to be added up over further batches.
-  if config.defer_small_all_reduces or config.gradient_accumulation_steps > 1:
+  if deferred or config.gradient_accumulation_steps > 1:
     return counts
   from maxtext.layers.moe import load_balance_updates_from_counts  # pylint: disable=import-outside-toplevel
 
