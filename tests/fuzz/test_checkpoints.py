@@ -164,7 +164,7 @@ def test_metadata_of_any_kind_is_refused(sound, convert, tmp_path, text):
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{", '{"custom_metadata": 3}', '{"custom_metadata": {"scan_layers": "x"}}'])
-def test_so_is_what_maxtext_noted_of_its_config(sound, convert, tmp_path, text):
+def test_a_damaged_note_of_maxtexts_config_is_refused(sound, convert, tmp_path, text):
   shutil.copytree(sound[0], tmp_path / "old")
   (tmp_path / "old" / "_CHECKPOINT_METADATA").write_text(text)
   assert convert()[0] == REFUSED

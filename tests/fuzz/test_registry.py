@@ -141,7 +141,7 @@ def test_any_name_is_one_that_a_config_can_hold_or_is_refused(name):
 @pytest.mark.parametrize(
     "name", ["nan", "infinity", "1_000", "0x1", "e1", "a.b", "x-y", "_", "None", "On", "yes", "y", "Inf"]
 )
-def test_so_are_names_that_look_like_something_else(tried, name):
+def test_names_that_look_like_something_else_are_refused(tried, name):
   test_any_name_is_one_that_a_config_can_hold_or_is_refused.hypothesis.inner_test(name)
   tried("judged")
 
@@ -182,7 +182,9 @@ def test_commands_end_with_the_error_and_2(install, capfd, tried):
 
 
 @pytest.mark.parametrize("kind", ["ends the process on import", "recurses", "is a class of something else"])
-def test_so_does_a_command_that_is_asked_for_a_bad_module(install, capfd, monkeypatch, tmp_path, tried, kind):
+def test_a_command_that_is_asked_for_a_bad_module_ends_with_the_error_and_2(
+    install, capfd, monkeypatch, tmp_path, tried, kind
+):
   install(MODULES[kind], {"bad": "plugin:Pipeline"})
   (tmp_path / "empty").mkdir()
   monkeypatch.chdir(tmp_path / "empty")

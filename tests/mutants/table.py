@@ -13,7 +13,7 @@ LLAMA = f"{LAYERS}bsw_of_llama_layers_equals_a_loop_over_them[3-3-1]"
 NAN = f"{LAYERS}a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients[3-2-2-2]"
 EXPERTS = "tests/parity/test_moe.py::test_dense_experts_train_as_the_layers_do_without_a_pipeline[stage 2, expert 4]"
 BIASES = "tests/parity/test_expert_bias.py::test_biases_move_as_without_a_pipeline[3-2]"
-STACKED = "tests/parity/test_blocks.py::test_so_they_are_if_the_config_does_not_tell"
+STACKED = "tests/parity/test_blocks.py::test_stacked_biases_that_the_config_does_not_tell_of_are_refused_when_traced"
 BATCHES = "tests/reliability/test_processes.py::test_models_checkpoints_and_batches_come_sharded_over_processes"
 DROPOUT = (
     "tests/parity/test_dropout.py::"

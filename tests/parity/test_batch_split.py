@@ -82,5 +82,5 @@ def test_maxtexts_train_step_gives_a_model_with_the_schedule_what_it_gives_a_pla
 
 
 @pytest.mark.slow
-def test_so_it_does_with_layers_outside_the_pipeline():
+def test_maxtexts_train_step_takes_the_schedule_with_layers_outside_the_pipeline():
   check(stages=2, repeats=2, microbatches=4, outside=2, routed_bias_update_rate=0.0, **SCHEDULE)

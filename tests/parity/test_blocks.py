@@ -95,7 +95,7 @@ def test_biases_that_are_stacked_otherwise_than_their_updates_are_refused():
 
 
 @pytest.mark.slow
-def test_so_they_are_if_the_config_does_not_tell(monkeypatch):
+def test_stacked_biases_that_the_config_does_not_tell_of_are_refused_when_traced(monkeypatch):
   """With as many experts as layers in a stage nobody else would notice."""
   monkeypatch.setattr(optimizer, "_expert_bias", lambda config: ())
   [case] = [case for case in PIPELINED if case.name == "deepseek"]

@@ -110,7 +110,9 @@ def test_a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients(stages, rep
 
 
 @pytest.mark.parametrize("stages, repeats, rounds, delay", [(1, 2, 2, 1), (2, 3, 1, 1), (3, 3, 1, 1), (3, 2, 2, 2)])
-def test_neither_does_a_nan_in_what_has_not_come_yet(monkeypatch, stages, repeats, rounds, delay):
+def test_a_nan_in_what_is_not_gathered_yet_reaches_neither_outputs_nor_gradients(
+    monkeypatch, stages, repeats, rounds, delay
+):
   """In the prefetch buffer, and in sums before their first summand and before their first piece."""
   window, zeros = Weights.window, Gradients.zeros
   nan = lambda arrays: jax.tree.map(lambda x: jnp.full_like(x, math.nan), arrays)

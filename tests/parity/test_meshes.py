@@ -55,11 +55,11 @@ def test_a_pipeline_on_a_mesh_equals_its_layers_on_one_device(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MESHES)
-def test_so_do_the_others(name):
+def test_the_other_implementations_on_a_mesh_equal_their_layers_on_one_device(name):
   check(name, [other for other in IMPLEMENTATIONS if other != "circular_bsw"])
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK[:1] else pytest.mark.slow) for n in MESHES])
-def test_so_they_do_with_explicit_sharding(name):
+def test_a_pipeline_on_an_explicit_mesh_equals_its_layers_on_one_device(name):
   # YaRN with layers outside the pipeline, such as DeepSeek's first, is refused (tests/host/rules/test_problems.py).
   check(name, IMPLEMENTATIONS, shard_mode="explicit", rope_type="default")

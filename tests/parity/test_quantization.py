@@ -259,7 +259,7 @@ def test_quantizers_that_calibrate_see_one_microbatch():
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["circular", "circular_bsw", "circular_ag_once"])
 @pytest.mark.parametrize("keys", [CALIBRATED["aqt int8"], CALIBRATED["qwix int8"]], ids=["aqt", "qwix"])
-def test_they_do_so_with_weights_sharded_over_fsdp(implementation, keys):
+def test_quantizers_that_calibrate_see_one_microbatch_of_weights_sharded_over_fsdp(implementation, keys):
   check(implementation, parts=2, stages=2, repeats=2, microbatches=2, ici_fsdp_parallelism=4, **keys)
 
 

@@ -75,7 +75,7 @@ def test_a_pipeline_trains_and_evaluates_as_the_model_does_without_one(few, case
 
 
 @pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
-def test_it_reports_of_each_layer_and_loss_what_the_model_reports_without_one(few, case):
+def test_a_pipeline_reports_of_each_layer_and_loss_what_the_model_reports_without_one(few, case):
   [ours, expected] = (few.metrics(name, "learning/loss")[0] for name in (case.name, case.reference))
   of_layers = [name for name in expected if name.startswith("activ_")]
   assert len(of_layers) == 3 * cases.LAYERS and ours.keys() == expected.keys()
@@ -88,7 +88,7 @@ def test_it_reports_of_each_layer_and_loss_what_the_model_reports_without_one(fe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases.more_cases(), ids=lambda case: case.name)
-def test_so_do_pipelines_of_models_with_more_kinds_of_losses_and_experts(more_trained, case):
+def test_pipelines_of_models_with_more_kinds_of_losses_and_experts_train_as_the_models_do(more_trained, case):
   _check(more_trained, case)
   losses = [metrics.get("learning/indexer_loss", 0.0) for metrics in more_trained.metrics(case.name, "learning/loss")]
   assert all(loss > 0 for loss in losses) == (case.model == "indexer")

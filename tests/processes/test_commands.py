@@ -87,7 +87,7 @@ def test_a_command_that_is_asked_to_end_leaves_nothing_running_and_no_temporary_
 
 
 @pytest.mark.parametrize("name, code", [("SIGHUP", 129), ("SIGINT", 130)])
-def test_so_it_does_when_its_terminal_closes_and_when_it_alone_is_interrupted(tmp_path, name, code):
+def test_a_command_whose_terminal_closes_or_that_alone_is_interrupted_leaves_nothing(tmp_path, name, code):
   with started(tmp_path, COMPARE) as command:
     assert command.code_after(signal.Signals[name]) == code, command.said
     check_gone(command, name)

@@ -75,6 +75,6 @@ def test_maxtext_accepts_what_is_proposed(installed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_it_does_for_many_more(installed, seed):
+def test_maxtext_accepts_what_is_proposed_for_many_configs(installed, seed):
   source = random.Random(seed)
   assert sum(check(drawn(source)) for _ in range(24)) > 12
