@@ -234,8 +234,8 @@ class NaNInBubbles(CircularBswPipeline):
   bubble_fill = math.nan
 
 
-@pytest.mark.parametrize("implementation", [HugeInBubbles, NaNInBubbles])
-@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("implementation", [pytest.param(HugeInBubbles, marks=pytest.mark.slow), NaNInBubbles])
+@pytest.mark.parametrize("repeats", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_is_in_bubbles_reaches_no_scale_and_no_history(implementation, repeats):
   check(implementation, parts=1, steps=2, stages=3, repeats=repeats, microbatches=3, **FP8)
 
