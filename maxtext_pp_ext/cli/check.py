@@ -74,9 +74,10 @@ def _print(result: dict[str, Any]) -> None:
     print(f"{result['devices']} devices: {result['layout']}")
     print("\n".join(_layer_lines(result["layers"])))
   if schedule := result.get("schedule"):
+    fraction, iterations = schedule["bubble_fraction"], schedule["iterations"]
     print(
-        f"schedule: {schedule['microbatches']} microbatches, {schedule['iterations']} iterations, of which a stage idles "
-        f"in {schedule['delay'] * (schedule['stages'] - 1)}: bubble fraction {schedule['bubble_fraction']:.3f}"
+        f"schedule: {schedule['microbatches']} microbatches, {iterations} iterations, of which a stage idles in "
+        f"{round(fraction * iterations)}: bubble fraction {fraction:.3f}"
     )
   if memory := result.get("memory"):
     print(f"memory of a device, estimated: {units.bytes_text(memory['total'])}, {memory['when']}")

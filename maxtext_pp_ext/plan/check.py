@@ -16,11 +16,12 @@ from maxtext_pp_ext.config.derived import pipeline_impl, sound_stages
 from maxtext_pp_ext.config.keys import DerivedKeys, Keys
 from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
 from maxtext_pp_ext.host.models.refusals import integer, MOST_DEVICES
+from maxtext_pp_ext.host.replacements import factory
 from maxtext_pp_ext.host.rules import checkpoint_paths, problems, sizes
 from maxtext_pp_ext.plan import quantities
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.of_run import costs_of_run
-from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.sharding.conflicts import by_problem
 
 _PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
@@ -46,7 +47,7 @@ class Checked:
   devices: int | None = None
   layout: str | None = None
   layers: list[tuple[int, int] | None] = dataclasses.field(default_factory=list)
-  schedule: CircularSchedule | None = None
+  schedule: Schedule | None = None
   costs: Costs | None = None
   not_counted: list[str] = dataclasses.field(default_factory=list)
 
@@ -128,7 +129,7 @@ def _model(config: DerivedKeys, found: Checked) -> None:
   layout = layouts.of_config(config)
   found.layout, found.layers = layout.description, _places(layout, config)
   if config.using_pipeline_parallelism:
-    found.schedule = CircularSchedule.of_config(config)
+    found.schedule = factory.schedule_of(config)
   parameters, mesh = abstract_model.explained(config)
   of_sharding = _conflicts(parameters.conflicts)
   (found.errors if config.sharding_conflicts == "error" else found.warnings).extend(of_sharding)

@@ -9,17 +9,30 @@ from jax.sharding import AbstractMesh
 from maxtext_pp_ext import registry, sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.plan import costs, quantities
-from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
+
+
+def residency_with_formulas(impl: str) -> Residency | None:
+  """The residency of an implementation; None where the closed forms do not hold: without one, or in another order.
+
+  Raises:
+    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
+  """
+  if impl == registry.HOST:
+    return None
+  cls = registry.get(impl).load()
+  circular = getattr(cls, "schedule_class", CircularSchedule) is CircularSchedule
+  return getattr(cls, "residency", None) if circular else None
 
 
 def costs_of_run(
     config: DerivedKeys,
     impl: str,
-    schedule: CircularSchedule | None,
+    schedule: Schedule | None,
     parameters: sharding.Explanation,
     mesh: AbstractMesh,
 ) -> costs.Costs | None:
-  """What a step costs a device; None if there are no formulas for the pipeline.
+  """What a step costs a device; None if there are no formulas for the pipeline or its schedule.
 
   Args:
     config: MaxText's config.
@@ -33,8 +46,8 @@ def costs_of_run(
   """
   if schedule is None:
     return costs.without(config.num_decoder_layers, quantities.sizes(config, None, parameters, mesh))
-  residency = None if impl == registry.HOST else getattr(registry.get(impl).load(), "residency", None)
-  if residency is None:
+  residency = residency_with_formulas(impl)
+  if residency is None or not isinstance(schedule, CircularSchedule):
     return None
   return costs.pipelined(
       schedule,

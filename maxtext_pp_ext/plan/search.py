@@ -10,13 +10,12 @@ import itertools
 import math
 from typing import Any
 
-from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import derived, PipelineConfigError
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.models import abstract_model, run_config, variants
 from maxtext_pp_ext.plan import chips, quantities
 from maxtext_pp_ext.plan.costs import Costs
-from maxtext_pp_ext.plan.of_run import costs_of_run
+from maxtext_pp_ext.plan.of_run import costs_of_run, residency_with_formulas
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
@@ -135,7 +134,7 @@ class _Search:
 
   def __init__(self, argv, implementations, devices, chip, memory_limit):
     for impl in implementations:
-      if impl != variants.NONE and not hasattr(registry.get(impl).load(), "residency"):
+      if impl != variants.NONE and residency_with_formulas(impl) is None:
         raise ValueError(f"There are no formulas for the implementation {impl!r}.")
     given = run_config.given_keys(argv)
     topology = given.get("compile_topology")

@@ -5,7 +5,7 @@
 A configuration is a model, a number of stages, an implementation, and a group of keys at other values than their
 defaults. It is trained three times by MaxText's trainer on real text, packed, with equal weights in float32: without a
 pipeline, without one from weights that are moved by rounding (the twin), and with the pipeline. Every metric that a run
-writes has to agree within what rounding does to the twin; see `tests.parity.trainer_cases`, whose bounds these are.
+writes has to agree within what rounding does to the twin; see `tests.trainer.cases`, whose bounds these are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from maxtext_pp_ext.host.seams import version
 from maxtext_pp_ext.trainer_runs import records, trainer
 from maxtext_pp_ext.trainer_runs.train_runs import Results, Run, run_all
 from tests.census import table
-from tests.parity import trainer_cases as cases
+from tests.trainer import cases
 
 DEVICES = 12
 STEPS = 4
@@ -103,7 +103,7 @@ def _without(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, An
   return {key: value for key, value in keys.items() if key not in others}
 
 
-# By how much of itself a weight is moved: as `trainer_cases.ROUNDING`, four times the unit roundoff.
+# By how much of itself a weight is moved: as `tests.trainer.cases.ROUNDING`, four times the unit roundoff.
 ROUNDING = {"bfloat16": 2.0**-7, "float32": cases.ROUNDING}
 # With quantization: a value that is rounded to few bits moves by a whole step or not at all, and a step is much. By so
 # much of itself a weight is moved that some values do move, as they do by the rounding of another order of sums.

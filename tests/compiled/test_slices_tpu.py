@@ -16,7 +16,7 @@ import pytest
 from maxtext_pp_ext.compiled import carried, hlo, limits, spans, step, traffic
 from maxtext_pp_ext.host.models import train_step
 from tests.compiled import common
-from tests.parity.trainer_cases import IMPLEMENTATIONS
+from tests.trainer.cases import IMPLEMENTATIONS
 
 EMBED, MLP, SEQUENCE, VOCABULARY, LAYERS, MICROBATCHES, ROWS_PER_CHIP = 512, 1024, 512, 2560, 8, 4, 2
 SLICES, STAGES_IN_SLICE, FSDP = 2, 2, 2

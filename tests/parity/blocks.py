@@ -20,7 +20,7 @@ from maxtext.common.common_types import DecoderBlockType
 from maxtext_pp_ext.config import PipelineConfigError
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import make_config
-from tests.parity.trainer_cases import IMPLEMENTATIONS
+from tests.trainer.cases import IMPLEMENTATIONS
 
 Keys = Mapping[str, Any]
 

@@ -7,8 +7,8 @@ import signal
 
 from maxtext_pp_ext.checkpoint import files
 from maxtext_pp_ext.trainer_runs import trainer
-from tests.parity import trainer_cases
 from tests.reliability.dying import Death
+from tests.trainer import cases as trainer_cases
 
 STEPS, PERIOD, LAYERS = 9, 3, 6  # checkpoints of steps 0, 3, 6, and the last
 _KEYS = {

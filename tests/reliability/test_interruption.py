@@ -13,9 +13,9 @@ from maxtext_pp_ext.checkpoint import places
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.trainer_runs import trainer
 from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all, write_plan
-from tests.parity import trainer_cases
 from tests.reliability import common, dying
 from tests.reliability.common import at_metrics, pipeline, STEPS, WHILE_WRITING
+from tests.trainer import cases as trainer_cases
 
 DEVICES = 6
 OURS = pipeline(3, fsdp=2)

@@ -3,7 +3,7 @@
 """Training in 2 and 4 processes is training in one: `stage` and `fsdp` within processes, across them, and astride.
 
 Each process reads its share of the rows, so that a batch has the same rows in another order. The reference, in one
-process without a pipeline, and how far apart runs may be, are those of `parity.trainer_cases`.
+process without a pipeline, and how far apart runs may be, are those of `tests.trainer.cases`.
 """
 
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ import maxtext_pp_ext
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.trainer_runs import trainer
 from maxtext_pp_ext.trainer_runs.train_runs import run_all
-from tests.parity import trainer_cases
 from tests.reliability import sharded
 from tests.reliability.common import pipeline
+from tests.trainer import cases as trainer_cases
 
 maxtext_pp_ext.install()
 ROWS, STEPS = 12, 6

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.parity.trainer_table`: trains every case of `trainer_cases` for docs/trainer-parity.md.
+"""`python -m tests.trainer.table`: trains every case of `cases` for docs/trainer-parity.md.
 
 Takes half an hour on two cores. With `--folder F` the runs stay in F; `--table-only` reads what an earlier run left
 there.
@@ -14,7 +14,7 @@ import sys
 from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all
 from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
-from tests.parity import trainer_cases as cases
+from tests.trainer import cases
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "trainer-parity.md"
 BEGIN, END = "<!-- table begins -->\n", "<!-- table ends -->\n"
@@ -26,7 +26,7 @@ NAMES = {
 
 
 def main(argv: list[str] | None = None) -> int:
-  parser = argparse.ArgumentParser(prog="python -m tests.parity.trainer_table", description=__doc__)
+  parser = argparse.ArgumentParser(prog="python -m tests.trainer.table", description=__doc__)
   parser.add_argument("--folder", type=pathlib.Path)
   parser.add_argument("--table-only", action="store_true")
   arguments = parser.parse_args(argv)
@@ -84,4 +84,4 @@ def _layout(stages: int) -> str:
 
 
 if __name__ == "__main__":
-  sys.exit(interruption.run(main, "trainer_table"))
+  sys.exit(interruption.run(main, "tests.trainer.table"))

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `trainer_cases`: which runs count as the same."""
+"""Tests of `cases`: which runs count as the same."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import pytest
 
 from maxtext_pp_ext.trainer_runs.train_runs import Results
 from maxtext_pp_ext.trainer_runs.trainer import RunFailedError
-from tests.parity import trainer_cases as cases
+from tests.trainer import cases
 
 LOSSES = [4.0 - 0.05 * step for step in range(cases.STEPS)]
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MaxText's own trainers train the same with a pipeline and without: losses, gradient norms, evaluations, over 20 steps.
 
-What is trained, and how far apart two runs may be, is in `trainer_cases`; `python -m tests.parity.trainer_table` prints
+What is trained, and how far apart two runs may be, is in `cases`; `python -m tests.trainer.table` prints
 how far apart they are.
 """
 
@@ -13,8 +13,8 @@ import pytest
 
 from maxtext_pp_ext.config import PipelineConfigError
 from maxtext_pp_ext.trainer_runs.train_runs import run_all
-from tests.parity import trainer_cases as cases
 from tests.parity.common import make_config
+from tests.trainer import cases
 
 FEW = (
     cases.Case("dense", cases.PRETRAIN, 3, "circular_bsw"),
