@@ -12,8 +12,8 @@ from maxtext_pp_ext.config.host_keys import HostKeys
 CHOICES = {
     "pipeline_grad_accum_dtype": ("auto", "float32", "bfloat16"),
     "pipeline_gather_dtype": ("auto", "weight", "compute"),
+    "sharding_conflicts": ("fallback", "warn", "error"),
 }
-ON_SHARDING_CONFLICT = ("fallback", "warn", "error")
 
 
 class PipelineConfigError(ValueError):

@@ -140,10 +140,10 @@ def assert_pipeline_parity(
     implementations = config.pipeline_impl
   if isinstance(implementations, (str, type)):
     implementations = [implementations]
+  maxtext_pp_ext.install()
   expected, found = None, {}
   for implementation in implementations:
     name = implementation if isinstance(implementation, str) else implementation.__name__
-    maxtext_pp_ext.install()
     pipeline = decoder_layers.pipeline(config, mesh, implementation, layer_class, seed=seed)
     if expected is None:  # one for all: with the same seed they have the same weights, and the same dropout
       expected = reference(pipeline, layer_class, config, batch, mesh=reference_mesh, deterministic=deterministic)

@@ -81,7 +81,7 @@ def _of_implementations(config: Keys) -> list[str]:
 
 
 def _bad_choices(config: Keys) -> Iterator[str]:
-  for key, choices in (keys.CHOICES | {"sharding_conflicts": keys.ON_SHARDING_CONFLICT}).items():
+  for key, choices in keys.CHOICES.items():
     value = getattr(config, key)
     if value not in choices:
       default = keys.PipelineKeys.model_fields[key].default
@@ -91,7 +91,7 @@ def _bad_choices(config: Keys) -> Iterator[str]:
 def _keys_without_effect(config: Keys) -> Iterator[str]:
   for key, choices in keys.CHOICES.items():
     value = getattr(config, key)
-    if value != "auto" and value in choices:
+    if "auto" in choices and value != "auto" and value in choices:
       yield (
           f"{key}={value} has no effect with pipeline_impl=host. Set pipeline_impl to one of "
           f"{', '.join(name for name in registry.names() if name != registry.HOST)}, or leave {key} out."
