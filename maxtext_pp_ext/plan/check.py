@@ -16,7 +16,6 @@ from maxtext_pp_ext.config.derived import pipeline_impl, sound_stages
 from maxtext_pp_ext.config.keys import DerivedKeys, Keys
 from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
 from maxtext_pp_ext.host.models.refusals import integer, MOST_DEVICES
-from maxtext_pp_ext.host.replacements import factory
 from maxtext_pp_ext.host.rules import checkpoint_paths, problems, sizes
 from maxtext_pp_ext.plan import quantities
 from maxtext_pp_ext.plan.costs import Costs
@@ -129,7 +128,7 @@ def _model(config: DerivedKeys, found: Checked) -> None:
   layout = layouts.of_config(config)
   found.layout, found.layers = layout.description, _places(layout, config)
   if config.using_pipeline_parallelism:
-    found.schedule = factory.schedule_of(config)
+    found.schedule = run_config.schedule_of(config)
   parameters, mesh = abstract_model.explained(config)
   of_sharding = _conflicts(parameters.conflicts)
   (found.errors if config.sharding_conflicts == "error" else found.warnings).extend(of_sharding)

@@ -3,7 +3,7 @@
 """Phases leave out work that nothing needs: a schedule that names one phase for a whole direction trains the same."""
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.host.replacements import factory
+from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.plan.of_run import residency_with_formulas
 from maxtext_pp_ext.schedule import CircularSchedule, Phase
@@ -34,6 +34,6 @@ def test_checks_and_plans_ask_the_implementation_for_its_schedule(monkeypatch):
   config = make_config(stages=3, repeats=2, microbatches=3)
   other = registry.Implementation(name="one_phase", summary="", load=lambda: OnePhasePipeline)
   monkeypatch.setattr(registry, "_implementations", lambda: {"one_phase": other})
-  monkeypatch.setattr(factory, "pipeline_impl", lambda _: "one_phase")
-  assert isinstance(factory.schedule_of(config), OnePhase)
+  monkeypatch.setattr(run_config, "pipeline_impl", lambda _: "one_phase")
+  assert isinstance(run_config.schedule_of(config), OnePhase)
   assert residency_with_formulas("one_phase") is None

@@ -1,13 +1,17 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's config for the arguments of a run, read without ending the process."""
+"""MaxText's config for the arguments of a run, read without ending the process, and the schedule of its pipeline."""
 
 from collections.abc import Mapping, Sequence
 import importlib.util
 import pathlib
 from typing import Any
 
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.config.derived import pipeline_impl
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.host.models.refusals import as_value_errors
+from maxtext_pp_ext.schedule import CircularSchedule, Schedule
 
 
 def maxtext_folder() -> pathlib.Path:
@@ -92,3 +96,15 @@ def _text(detail: Mapping[str, Any]) -> str:
   message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
   keys = ".".join(map(str, detail["loc"]))
   return f"{keys}: {message}" if keys else message
+
+
+def schedule_of(config: HostKeys) -> Schedule:
+  """The schedule of the config's pipeline: that of its implementation's `schedule_class`, circular where it has none.
+
+  Raises:
+    ValueError: stages, microbatches and repeats do not fit together.
+    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
+  """
+  name = pipeline_impl(config)
+  cls = None if name == registry.HOST else registry.get(name).load()
+  return getattr(cls, "schedule_class", CircularSchedule).of_config(config)

@@ -7,7 +7,7 @@ import functools
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.derived import pipeline_impl
 from maxtext_pp_ext.config.host_keys import HostKeys
-from maxtext_pp_ext.schedule import CircularSchedule, Schedule
+from maxtext_pp_ext.host.models import run_config
 
 
 def pipeline_class(config: HostKeys) -> type | None:
@@ -22,18 +22,6 @@ def pipeline_class(config: HostKeys) -> type | None:
   cls = registry.get(name).load()
   announce(config)
   return cls
-
-
-def schedule_of(config: HostKeys) -> Schedule:
-  """The schedule of the config's pipeline: that of its implementation's `schedule_class`, circular where it has none.
-
-  Raises:
-    ValueError: stages, microbatches and repeats do not fit together.
-    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
-  """
-  name = pipeline_impl(config)
-  cls = None if name == registry.HOST else registry.get(name).load()
-  return getattr(cls, "schedule_class", CircularSchedule).of_config(config)
 
 
 @functools.cache
@@ -54,7 +42,7 @@ def announce(config: HostKeys) -> None:
 
 def describe(config: HostKeys) -> str:
   """Implementation, stages, repeats, microbatches, delay and the bubble fraction of the schedule."""
-  schedule = schedule_of(config)
+  schedule = run_config.schedule_of(config)
   return (
       f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active: {schedule.stages} stages, {schedule.repeats} "
       f"repeats, {schedule.microbatches} microbatches, forwarding delay {schedule.delay}, bubble fraction "
