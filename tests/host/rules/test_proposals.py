@@ -176,7 +176,7 @@ EXPERTS = {"decoder_block": "mixtral", "num_experts": 4}
     [
         (
             {"fused_qkv": True},
-            r"fused_qkv=True needs equally many rows on each of 4 devices \(fsdp=4\) .* has 2 \(4 / num_pipeline_microb",
+            r"fused_qkv=True needs equally many rows on each of 4 devices \(fsdp=4\), .* has 2 \(4 / num_pipeline_microb",
         ),
         ({"fused_qkv": True}, "Set per_device_batch_size=1 or fused_qkv=False"),
         (
@@ -184,7 +184,7 @@ EXPERTS = {"decoder_block": "mixtral", "num_experts": 4}
             | {"num_pipeline_microbatches": 8},
             "Set num_pipeline_microbatches=4 or per_device_batch_size=4",
         ),
-        (EXPERTS | {"expert": 2, "ici_fsdp_parallelism": 2}, "sparse_matmul=True with 2 devices for 4 experts gives"),
+        (EXPERTS | {"expert": 2, "ici_fsdp_parallelism": 2}, "sparse_matmul=True with 2 devices for 4 experts needs"),
         (EXPERTS | {"expert": 2, "ici_fsdp_parallelism": 2}, "Set per_device_batch_size=1 or sparse_matmul=False"),
         (
             EXPERTS | {"expert": 4, "per_device_batch_size": 0.25, "micro_batch_size_to_train_on": 2, "rules": "none"},
