@@ -109,7 +109,7 @@ REFUSED = {
     ),
     "an array that the model has not": (
         lambda shapes: shapes | {("params", "params", "decoder", "layers", "mlp", "bias"): (6, 5)},
-        "mlp/bias is nothing that the model has",
+        "mlp/bias is not in the model",
     ),
     "a factored moment, which is no stack of layers": (
         lambda shapes: shapes | {("opt_state", "v_row", "decoder", "layers", "mlp", "kernel"): (3,)},
@@ -129,7 +129,7 @@ def test_a_checkpoint_of_another_model_is_refused(change, message):
 def test_layouts_of_different_depth_are_refused():
   source = models.stacked(6)
   shapes = checkpoint(source, ("params", "params"))
-  with pytest.raises(LayoutError, match="is to hold the layers 6, 7, which the checkpoint has not"):
+  with pytest.raises(LayoutError, match="is to hold the layers 6, 7, which the checkpoint lacks"):
     moves.plan(shapes, source, models.pipeline(4, 2))
   with pytest.raises(LayoutError, match="no place for all of .*gate"):
     moves.plan(shapes, source, models.pipeline(2, 2))
