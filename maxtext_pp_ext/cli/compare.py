@@ -175,7 +175,9 @@ def _print(found: dict[str, Any]) -> None:
         shown.add_row(text.Text(label), *map(text.Text, cells))
     screen.print(shown)
   if found.get("run", {}).get("base"):
-    note = "Times are of virtual devices, whose transfers are memory copies: they say which step computes or copies more."
+    note = (
+        "Times are of virtual devices, whose transfers are copies in memory: they say which step computes or copies more."
+    )
     screen.print(text.Text(note))
   for name, row in found["implementations"].items():
     if "failure" in row:

@@ -105,7 +105,7 @@ def test_random_state_that_has_no_counterpart_is_left_behind_and_nothing_else():
 REFUSED = {
     "an array of another shape": (
         lambda shapes: shapes | {("params", "params", "decoder", "layers", "mlp", "kernel"): (3, 7, 5)},
-        r"has the shape \[3, 7, 5\] in the checkpoint, the model has \[3, 6, 5\]",
+        r"has the shape \[3, 7, 5\] in the checkpoint, but \[3, 6, 5\] in the model",
     ),
     "an array that the model has not": (
         lambda shapes: shapes | {("params", "params", "decoder", "layers", "mlp", "bias"): (6, 5)},
