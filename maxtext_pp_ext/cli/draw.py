@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a schedule: which stage works on what when, and what is in the window of weights.
+"""Draws a schedule: which stage works on which microbatch when, and which repeats are in the window of weights.
 
   maxtext-pp draw --stages 4 --microbatches 8 --repeats 2 [--output schedule.svg]
   maxtext-pp draw CONFIG key=value ... [--output schedule.png]

@@ -48,7 +48,7 @@ def read(arguments: Sequence[str], **overrides: Any) -> Any:
     raise ValueError("\n".join(_text(detail) for detail in details)) from None
 
 
-# Turns off what a run would start, write or print: nobody wants it when only the config is read.
+# Turns off what a run starts, writes or prints; reading a config needs none of it.
 _WITHOUT_RUN = {"skip_jax_distributed_system": True, "log_config": False, "enable_checkpointing": False, "run_name": "x"}
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `pipeline_impl` for every pipelined config of this process that does not name one itself.
 
-Nothing is changed until somebody calls `set_default_pipeline_impl` (or the context manager `override_pipeline_impl`):
+Nothing changes until a caller uses `set_default_pipeline_impl` (or the context manager `override_pipeline_impl`):
 the normal way to choose an implementation is the config key. The default is for code whose configs one cannot edit,
 such as MaxText's own tests (`maxtext_pp_ext.testing.plugin`).
 

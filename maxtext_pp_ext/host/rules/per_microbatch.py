@@ -17,7 +17,7 @@ from maxtext_pp_ext.host.rules import rows
 
 _OVER_ALL_DEVICES = "MaxText takes the maximum over all mesh axes, so a layer would report the maximum of other stages "
 _OVER_ALL_DEVICES += "and of bubbles"
-# Keys that have to be False, and what is wrong if they are True.
+# Key that must be False -> the problem if it is True.
 _MOE = {
     "moe_log_max_load_ratio": _OVER_ALL_DEVICES,
     "log_required_ragged_buffer_factor": _OVER_ALL_DEVICES,

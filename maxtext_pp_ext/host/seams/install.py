@@ -92,7 +92,7 @@ def uninstall() -> Report:
     changed_since = [name for rebindings in _applied.values() for name in rebindings[-1].changed_since()]
     if changed_since:
       raise RuntimeError(
-          f"maxtext_pp_ext cannot be uninstalled: {', '.join(changed_since)} was replaced by somebody else after us. "
+          f"maxtext_pp_ext cannot be uninstalled: {', '.join(changed_since)} was replaced by other code after us. "
           "Undo that first."
       )
     unhooked = startup.unhook()
