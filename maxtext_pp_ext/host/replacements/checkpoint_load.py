@@ -7,8 +7,8 @@ MaxText loads checkpoints in two ways:
 - `load_state_if_possible`, of the pre-trainer, fails if layouts differ: with a list of missing weights, or with
   "Requested shape … is not compatible with the stored shape".
 - `from_pretrained`, of the post-trainers, does not fail. It pads an array that is shorter than the model's by repeating
-  its values, layer by layer. It leaves out layers that the model has at other paths. It stays silent if the checkpoint
-  has none of up to 80 % of the model's arrays.
+  its values, layer by layer. It leaves out layers that the model has at other paths. It reports nothing
+  while the checkpoint lacks at most 80 % of the model's arrays.
 """
 
 from __future__ import annotations
