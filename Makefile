@@ -1,21 +1,21 @@
-# `make demo` and `make test` are all one needs to know; each builds what it needs. `make help` lists the rest.
-# PYTHON=/path/to/python3.12 chooses the interpreter, PYTEST_ARGS="..." goes to pytest (-n 0: one test after the other).
+# `make demo` and `make test` are enough to start; each builds what it needs. `make help` lists the rest.
+# PYTHON=/path/to/python3.12 chooses the interpreter, PYTEST_ARGS="..." goes to pytest (-n 0: one test after another).
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-# Of the caller's environment only what would mix other packages in is taken away; indexes, proxies, caches stay.
+# Removes from the caller's environment only what would mix in other packages; indexes, proxies and caches stay.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE VIRTUAL_ENV CONDA_PREFIX MAXTEXT_PP_EXT
 
 PYTHON ?=
 PYTEST_ARGS ?=
-# A file's tests stay together: some share what takes long to make. Each process may take 2 GiB.
+# A file's tests stay in one process, since some share slow fixtures. Each process may take 2 GiB.
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 AUDIT := --requirement .ci/constraints-cpu.txt --no-deps --disable-pip
 SOURCES := $(wildcard maxtext_pp_ext tests benchmarks)
 VENV_PYTHON := .venv/bin/python
 
-# An environment whose interpreter is gone (moved folder, removed Python) is built again.
+# Rebuilds an environment whose interpreter is gone (moved folder, removed Python).
 ifneq ($(wildcard .venv/installed),)
   ifneq ($(shell $(VENV_PYTHON) -c 'print(1)' 2>/dev/null),1)
     $(shell rm -f .venv/installed)
@@ -27,7 +27,7 @@ endif
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-# host/build.py writes the start-up hook, so a change of it needs a new installation; other sources are used in place.
+# host/build.py writes the start-up hook, so changing it needs a new installation; other sources are used in place.
 .venv/installed: setup.cfg pyproject.toml .ci/constraints-cpu.txt .ci/environment maxtext_pp_ext/host/build.py
 	@.ci/environment $(PYTHON)
 
@@ -40,24 +40,24 @@ test: .venv/installed ## the tests (25 minutes on 2 cores at most)
 test-all: .venv/installed ## the tests and the slow tests
 	@$(VENV_PYTHON) -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
-mutants: .venv/installed ## shows that the tests notice deliberate faults (15 minutes on 2 cores; MUTANTS="--only NAME")
+mutants: .venv/installed ## show that the tests notice deliberate faults (15 minutes on 2 cores; MUTANTS="--only NAME")
 	@$(VENV_PYTHON) -m tests.mutants $(MUTANTS)
 
-# In an environment of its own, which is thrown away. Asks PyPI about each of the packages.
+# Runs in a temporary environment. Asks PyPI about each package.
 audit: ## known vulnerabilities of the packages in .ci/constraints-cpu.txt, by pip-audit (needs uv or pipx, and network)
 	@if uv --version >/dev/null 2>&1; then uvx pip-audit $(AUDIT); else pipx run pip-audit $(AUDIT); fi
 
 licences: .venv/installed ## the licences of these packages, as they state them
 	@$(VENV_PYTHON) .ci/licences
 
-lint: .venv/installed ## what ruff and mypy object to
+lint: .venv/installed ## list what ruff and mypy object to
 	@$(VENV_PYTHON) -m ruff check $(SOURCES)
 	@$(VENV_PYTHON) -m mypy
 
 format: .venv/installed ## rewrite the sources in MaxText's formatting
 	@$(VENV_PYTHON) -m pyink --quiet $(SOURCES)
 
-constraints: .venv/installed ## newest versions that fit setup.cfg into .ci/constraints-cpu.txt (needs uv)
+constraints: .venv/installed ## write the newest versions that fit setup.cfg into .ci/constraints-cpu.txt (needs uv)
 	@{ sed -n 1p .ci/constraints-cpu.txt && \
 	  uv pip compile --quiet --python $(VENV_PYTHON) --no-header --no-annotate \
 	    --extra cpu --extra tools --extra test --extra lint setup.cfg; } >.ci/constraints.new

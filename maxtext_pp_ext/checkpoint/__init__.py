@@ -1,8 +1,7 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model's layers are in a checkpoint, and how they get from there to where another model has them.
+"""Moves a model's layers from their places in one checkpoint to those that another layout has.
 
-`layout` and `moves` are arithmetic on paths and shapes, `guess` tells from them how a checkpoint's model was pipelined,
-`files` reads and writes with Orbax, `convert` puts these together. What MaxText calls its layers is known in
-`host.models.layouts`.
+`layout` and `moves` are arithmetic on paths and shapes. `guess` infers from them how a checkpoint's model was pipelined.
+`files` reads and writes with Orbax, and `convert` combines these. `host.models.layouts` knows MaxText's names of layers.
 """

@@ -1,13 +1,13 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a checkpoint anew in another layout, a piece at a time, and reads it back.
+"""Rewrites a checkpoint in another layout, a piece at a time, and reads it back.
 
-Each chunk of the old checkpoint is read once; its layers go where the new layout has them. The new chunks hold one layer
-each, and of that as much as the old ones, so each is written once, whole. What is in memory is a few chunks: of a
-parameter at most, and of one device's shard of it where that is what the run wrote.
+Each chunk of the old checkpoint is read once, and its layers go where the new layout has them. A new chunk holds one
+layer, and as much of it as an old chunk, so each new chunk is written once, whole. Memory holds a few chunks: of one
+parameter at most, or of one device's shard of it if the run wrote shards.
 
-Nothing looks like a checkpoint before it is one: it is written into a folder that Orbax takes for unfinished, compared
-there with what was read, and renamed.
+Nothing unfinished looks like a checkpoint: the new one is written into a folder that Orbax takes for unfinished, compared
+there with what was read, and then renamed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from maxtext_pp_ext.checkpoint.layout import Index, Layout, LayoutError, Path
 from maxtext_pp_ext.checkpoint.moves import Move, Plan, plan
 
 UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax neither loads nor counts a folder whose name ends so
-# Small pieces are on their way together, up to so many bytes; a larger one is alone.
+# Bytes of pieces that are written at the same time. A larger piece is written alone.
 IN_FLIGHT = 32 * 2**20
 _MODULUS = 2**128
 _M_MMAP_THRESHOLD = -3  # in glibc's malloc.h
@@ -40,9 +40,9 @@ Checksums = dict[tuple[str, int | None], int]
 
 
 def hold_no_freed_memory() -> None:
-  """Has the C library give large blocks back when they are freed; it affects the whole process.
+  """Makes the C library give large blocks back when they are freed; this affects the whole process.
 
-  Without it glibc, which learns from each block that was freed, soon serves all of them from heaps that do not shrink.
+  Otherwise glibc adapts its threshold to freed blocks, and soon serves all blocks from heaps that do not shrink.
   """
   try:
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
@@ -51,19 +51,19 @@ def hold_no_freed_memory() -> None:
 
 
 class VerificationError(RuntimeError):
-  """What was read back is not what was written; the new checkpoint has been removed."""
+  """The values read back differ from those written; the new checkpoint has been removed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """What a conversion did.
+  """The result of a conversion.
 
   Attributes:
     arrays: number of arrays in the new checkpoint.
-    nbytes: their size, uncompressed.
-    layers: checksum of each layer, over all that the checkpoint has of it.
+    nbytes: their size in bytes, uncompressed.
+    layers: checksum of each layer, over all of its values in the checkpoint.
     rest: checksum of all else.
-    dropped: random state of layers that the new model has nowhere, and draws anew.
+    dropped: random state of layers that has no place in the new model, which draws its own.
   """
 
   arrays: int
@@ -82,20 +82,20 @@ def convert(
     scan_layers: bool,
     on_bytes: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> Report:
-  """Writes `source`, which is of the layout `old`, to `destination` in the layout `new`.
+  """Writes `source`, which has the layout `old`, to `destination` in the layout `new`.
 
   Args:
     source: the old checkpoint.
     destination: the new checkpoint's folder.
-    old: layout of the model that it is of.
-    new: layout of the model that is to load it.
+    old: layout of the old checkpoint's model.
+    new: layout of the model that is to load the new one.
     scan_layers: MaxText's key of that name, noted in the checkpoint.
-    on_bytes: is called with "writing" or "verifying", and how many bytes of how many.
+    on_bytes: is called with "writing" or "verifying", the bytes done, and their total.
 
   Raises:
-    FileExistsError: there is something at the destination, or what an interrupted conversion has left.
+    FileExistsError: the destination exists, or the unfinished folder of an interrupted conversion.
     LayoutError: the checkpoint does not fit the layouts.
-    VerificationError: what was written could not be read back.
+    VerificationError: the values read back differ from those written.
   """
   check_dtypes(source, old, new)
   todo = plan(source.shapes, old, new)
@@ -127,7 +127,7 @@ def convert(
     if wrong := sorted(
         f"{name} of layer {layer}" for (name, layer), sum_ in written.items() if found[name, layer] != sum_
     ):
-      raise VerificationError(f"{unfinished}: read back other values than were written for {', '.join(wrong[:5])}.")
+      raise VerificationError(f"{unfinished}: the values read back differ from those written for {', '.join(wrong[:5])}.")
     unfinished.rename(destination)
   except BaseException:
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -144,17 +144,17 @@ def convert(
 def check_dtypes(source: files.Checkpoint, old: Layout, new: Layout) -> None:
   """Raises LayoutError if a checkpoint has integers where the model has floating-point numbers, or the other way round.
 
-  A wider or narrower dtype is what a run may be continued with.
+  Another width is allowed: a run may continue in a wider or narrower dtype.
   """
   for entry in plan(source.shapes, old, new).entries:
     found, wanted = source.arrays[entry.like].dtype, entry.leaf.is_floating if entry.leaf is not None else None
     if wanted is not None and jnp.issubdtype(found, jnp.floating) != wanted:
       kind = "floating-point numbers" if wanted else "integers"
-      raise LayoutError(f"{'/'.join(entry.like)} is {found} in the checkpoint, where the model has {kind}.")
+      raise LayoutError(f"{'/'.join(entry.like)} is {found} in the checkpoint, but the model has {kind}.")
 
 
 def _chunk(entry, todo: Plan, source: files.Checkpoint) -> tuple[int, ...]:
-  """One layer, and of that as much as a chunk of the old checkpoint has."""
+  """Returns the shape of a new chunk: one layer, and as much of it as a chunk of the old checkpoint has."""
   like = source.arrays[entry.like]
   move = next(move for move in todo.moves[entry.like] if move.path == entry.path)
   rest = iter(size for size, at in zip(like.chunk, move.source, strict=True) if isinstance(at, slice))
@@ -166,7 +166,7 @@ class _Piece:
   """One layer's part of one chunk.
 
   Attributes:
-    name: what it is, in either layout.
+    name: name of the array, the same in both layouts.
     layer: its layer.
     offset: where it begins within what the array holds of that layer.
     path: the new array.
@@ -183,7 +183,7 @@ class _Piece:
 
 
 def _chunks(source: files.Checkpoint, todo: Plan, old: Layout) -> Iterator[tuple[Path, Index, list[_Piece]]]:
-  """Each chunk of the old checkpoint, and where its parts go."""
+  """Yields each chunk of the old checkpoint, and where its parts go."""
   for path, array in source.arrays.items():
     moves = todo.moves[path]
     name = _name(path, old)
@@ -218,7 +218,7 @@ def _piece(name: str, move: Move, box: Index) -> _Piece:
 
 
 def _name(path: Path, old: Layout) -> str:
-  """An array's name without where the layout has it, so that both layouts have the same."""
+  """Returns an array's name without its place in the layout, so it is the same in both layouts."""
   for start in range(len(path)):
     leaf = old.by_path.get(path[start:])
     if leaf is not None and leaf.name is not None:
@@ -234,7 +234,7 @@ def _copy(
     checksums: Checksums,
     on_bytes: Callable[[int], None],
 ) -> None:
-  """Copies everything, and adds up checksums of it."""
+  """Copies everything, and adds up its checksums."""
   pending: deque[tuple[int, Any]] = deque()
   in_flight = done = 0
 
@@ -262,14 +262,14 @@ def _copy(
       finish()
   except BaseException:
     for _, future in pending:
-      future.exception()  # waits: what is still being written would come back after it is removed
+      future.exception()  # waits: a pending write would recreate files after their removal
     raise
 
 
 def _read_back(
     root: pathlib.Path, source: files.Checkpoint, todo: Plan, old: Layout, on_bytes: Callable[[int], None]
 ) -> Checksums:
-  """The checksums of what is on disk now."""
+  """Returns the checksums of what is on disk now."""
   checksums: Checksums = defaultdict(int)
   arrays = files.open_checkpoint(root).arrays
   for entry in todo.entries:
@@ -298,7 +298,7 @@ def _checksum(checksums: Checksums, layer: int | None) -> str:
 
 
 def is_same(source: files.Checkpoint, old: Layout, new: Layout) -> bool:
-  """Whether a checkpoint of one layout is one of the other."""
+  """Returns whether the checkpoint is the same in both layouts."""
   todo = plan(source.shapes, old, new)
   return (
       all(move.path == path and move.source == move.target for path, moves in todo.moves.items() for move in moves)

@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes Orbax checkpoints array by array: what is opened and created here holds no data.
+"""Reads and writes Orbax checkpoints array by array: arrays opened and created here hold no data.
 
-Orbax keeps its formats (OCDBT or files, Zarr 2 or 3) to itself; a handler for a type of leaf gets to see how each array
-is to be opened. So a "leaf" here is an open array instead of its values, and what is copied when is `convert`'s affair.
+Orbax hides its formats (OCDBT or files, Zarr 2 or 3), but the handler of a type of leaf sees how to open each array. So a
+"leaf" here is an open array instead of its values; `convert` decides what is copied when.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from maxtext_pp_ext.checkpoint.places import find_items, TREE
 
 _ROOT = "_CHECKPOINT_METADATA"
 _COMMITTED = "commit_success.txt"
-# Leaves that hold numbers; Orbax also knows strings, which MaxText's train state has not.
+# Kinds of leaves that hold numbers. Orbax also has strings; MaxText's train state has none.
 _KINDS = ("jax.Array", "np.ndarray", "scalar")
 
 
@@ -43,7 +43,7 @@ class StoredArray:
 
   Attributes:
     store: the open array.
-    kind: what Orbax noted of what was saved.
+    kind: the type of the saved value, as Orbax noted it.
   """
 
   store: Any
@@ -59,7 +59,7 @@ class StoredArray:
 
   @property
   def chunk(self) -> Shape:
-    """The part that is read at a time."""
+    """Shape of the part that is read at a time."""
     return tuple(max(1, size) for size in self.store.chunk_layout.read_chunk.shape or self.shape)
 
   @property
@@ -69,7 +69,7 @@ class StoredArray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NewArray:
-  """An array to be created, to be read by `chunk`."""
+  """An array to create, which is to be read by `chunk`."""
 
   shape: Shape
   dtype: np.dtype
@@ -103,7 +103,7 @@ class Checkpoint:
 
   @property
   def scan_layers(self) -> bool | None:
-    """What MaxText noted of its config; None if nothing."""
+    """The value of scan_layers that MaxText noted in the checkpoint; None if it noted none."""
     with reading(self.root):
       noted = _read_json(self.root / _ROOT).get("custom_metadata") or {}
       return noted.get("scan_layers")
@@ -113,7 +113,7 @@ def open_checkpoint(root: pathlib.Path) -> Checkpoint:
   """Opens all arrays of a checkpoint.
 
   Raises:
-    FileNotFoundError: there is none.
+    FileNotFoundError: there is no checkpoint.
     LayoutError: it has leaves other than arrays and numbers.
     DamagedCheckpointError: Orbax cannot open it.
   """
@@ -127,7 +127,7 @@ def open_checkpoint(root: pathlib.Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def reading(root: pathlib.Path) -> Iterator[None]:
-  """Turns what Orbax and TensorStore raise about files that are damaged, which may be anything, into one error."""
+  """Turns the various errors of Orbax and TensorStore about damaged files into one error."""
   try:
     yield
   except (LayoutError, OSError):
@@ -147,7 +147,7 @@ def _open(root: pathlib.Path, items: pathlib.Path) -> Checkpoint:
   classes = {kind: type(f"_Of{i}", (), {}) for i, kind in enumerate(_KINDS)}
   for path, _ in _leaves(metadata):
     if kinds.get(path) not in classes:
-      raise LayoutError(f"{'/'.join(path)} of {root} is no array ({kinds.get(path, 'of unknown type')}).")
+      raise LayoutError(f"{'/'.join(path)} of {root} is not an array ({kinds.get(path, 'of unknown type')}).")
   restore = jax.tree_util.tree_map_with_path(
       lambda key, _: ocp.RestoreArgs(restore_type=classes[kinds[_path(key)]]), metadata
   )
@@ -177,9 +177,9 @@ def create(
 
   Args:
     root: the folder, which must not exist.
-    like: the checkpoint whose format, and everything beside the train state, it gets.
+    like: the checkpoint from which it takes the format, and everything beside the train state.
     arrays: what to create.
-    scan_layers: what MaxText is to find noted of its config.
+    scan_layers: MaxText's key, noted in the new checkpoint.
     fill: is given the open arrays, and writes into them.
   """
   root.mkdir(parents=True)
@@ -205,22 +205,22 @@ def create(
   handler.save(epath.Path(items), args=ocp.args.PyTreeSave(item=item))
   handler.finalize(epath.Path(items))
   for old, new in {like.root: root, like.items: items}.items():
-    if (old / _COMMITTED).is_file():  # Orbax's sign of a whole checkpoint, where there is no renaming
+    if (old / _COMMITTED).is_file():  # Orbax's mark of a complete checkpoint on storage without renaming
       (new / _COMMITTED).write_text("Checkpoint commit was successful", encoding="utf-8")
 
 
 class _Placed:
-  """A leaf of the tree that is saved: where it is, and what is to be created there."""
+  """A leaf of the tree that is saved: its path, and the array to create there."""
 
   def __init__(self, path: Path, new: NewArray):
     self.path, self.new = path, new
-    # Asked for by Orbax, which counts what it writes.
+    # Orbax reads these to count what it writes.
     self.shape, self.dtype, self.size = new.shape, new.dtype, int(np.prod(new.shape, dtype=np.int64))
     self.nbytes = self.size * new.dtype.itemsize
 
 
 class _Written:
-  """Collects what is created; Orbax hands each kind of leaf to its own handler, and all are to be filled together."""
+  """Collects the created arrays to fill them together: Orbax hands each kind of leaf to its own handler."""
 
   def __init__(self, count: int, fill: Callable[[Mapping[Path, Any]], None]):
     self._count, self._fill = count, fill
@@ -264,12 +264,12 @@ class _Handler(type_handlers.TypeHandler):
           dtype=value.new.dtype,
       )
       stores[value.path] = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
-    await self._written.add(stores)  # type: ignore[union-attr]  # one that serializes has been given it
+    await self._written.add(stores)  # type: ignore[union-attr]  # a handler that serializes has been given it
     return []
 
 
 def _nested(leaves: Mapping[Path, Any], like: Checkpoint) -> Any:
-  """A tree of leaves; lists are where the old checkpoint has them."""
+  """Returns a tree of leaves, with lists where the old checkpoint has them."""
   tree: dict[str, Any] = {}
   for path, leaf in {**leaves, **dict.fromkeys(like.empty)}.items():
     node = tree

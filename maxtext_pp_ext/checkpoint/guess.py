@@ -1,8 +1,8 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a checkpoint's model was pipelined, told from the paths and shapes of its arrays.
+"""Infers how a checkpoint's model was pipelined from the paths and shapes of its arrays.
 
-What is told here is a guess for `host.models.layouts` to check against the model itself.
+The results are guesses; `host.models.layouts` checks them against the model itself.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _SINGLE = re.compile(r"(dense_|moe_)?layers(_outside_pipeline)?_\d+")
 
 
 def candidates(shapes: Mapping[Path, Shape], *, layers: int, scan_layers: bool | None) -> Iterator[dict[str, Any]]:
-  """Values of MaxText's keys that would explain a checkpoint, the likeliest first.
+  """Yields values of MaxText's keys that would explain a checkpoint, the likeliest first.
 
   Args:
     shapes: the checkpoint's arrays.
-    layers: how many layers the model has of the kind that is in pipelines.
-    scan_layers: what the checkpoint says of this key; None if it says nothing.
+    layers: number of the model's layers of the kind that pipelines hold.
+    scan_layers: the checkpoint's note of this key; None if it has none.
   """
   singles = any(_SINGLE.fullmatch(part) for path in shapes for part in _in_decoder(path)[:1])
   scans = [scan_layers] if scan_layers is not None else [not singles, singles]
@@ -40,7 +40,7 @@ def _pipelines(shapes: Mapping[Path, Shape], layers: int) -> Iterator[dict[str, 
   if not inside:
     return
   outside = [shape for path, shape in shapes.items() if _OUTSIDE.fullmatch("".join(_in_decoder(path)[:1]))]
-  # Layers inside and outside are of one kind, so their numbers are as their sizes.
+  # Layers inside and outside are of one kind, so their numbers are proportional to their sizes.
   size_inside, size_outside = (sum(map(math.prod, of)) for of in (inside.values(), outside))
   left, remainder = divmod(layers * size_outside, size_inside + size_outside)
   if remainder:

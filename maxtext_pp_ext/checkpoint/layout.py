@@ -1,11 +1,11 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which layer is where in which array of a model.
+"""Where each layer is in the arrays of a model.
 
-Layers are numbered in the order in which they run, whatever the model calls them, so that two layouts of one model
-describe the same layers by the same numbers. An array holds one layer or several; the axes that count them may be
-anywhere: the host's pipelines have `[repeat, stage, …]`, scanned layers are along `param_scan_axis`, and both occur in
-one array, as in `[repeat, stage, embed, layer of the stage, mlp]`.
+Layers are numbered in the order in which they run, whatever the model calls them. So two layouts of one model give the
+same layer the same number. An array holds one layer or several. The axes that count layers may be anywhere: MaxText's
+pipelines have `[repeat, stage, …]`, scanned layers are stacked along `param_scan_axis`, and one array may have both, as
+in `[repeat, stage, embed, layer of the stage, mlp]`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LayerAxis:
 
   Attributes:
     axis: where it is in the array.
-    stride: by how many layers successive entries are apart.
+    stride: number of layers between successive entries.
   """
 
   axis: int
@@ -44,12 +44,12 @@ class Leaf:
   """One array of a model.
 
   Attributes:
-    path: where it is in the model.
+    path: its path in the model.
     shape: its shape.
-    name: what it is within a layer; None for an array that belongs to no decoder layer.
+    name: its path within a layer; None for an array that belongs to no decoder layer.
     first: number of the first layer in it.
-    axes: the axes that count layers; none where it is one layer's own.
-    is_random_state: a random key or counter. MaxText draws it anew where a checkpoint has none.
+    axes: the axes that count layers; empty if it holds one layer.
+    is_random_state: a random key or counter. MaxText draws a new one if a checkpoint has none.
     is_floating: whether its numbers are floating-point; None if that is not known.
   """
 
@@ -63,7 +63,7 @@ class Leaf:
 
   @property
   def of_layer(self) -> Shape:
-    """Shape of what it holds of each layer."""
+    """Shape of its part of each layer."""
     counting = {axis.axis for axis in self.axes}
     return tuple(size for axis, size in enumerate(self.shape) if axis not in counting)
 
@@ -84,7 +84,7 @@ class Leaf:
     return tuple(index)
 
   def fits(self, shape: Shape) -> bool:
-    """Whether an array of this shape can be this one: random keys are stored as words along one more axis."""
+    """Returns whether an array of this shape can be this one: random keys are stored as words along one more axis."""
     return shape == self.shape or (self.is_random_state and shape[: len(self.shape)] == self.shape)
 
 
@@ -121,19 +121,19 @@ class Layout:
 
   @property
   def number_of_layers(self) -> int:
-    """How many layers there are."""
+    """The number of layers."""
     return 1 + max((layer for leaf in self.leaves if leaf.name is not None for layer, _ in leaf.layers()), default=-1)
 
 
 def axes_of_stack(stacks: Sequence[int | None], ndim: int) -> tuple[int, ...]:
-  """Where the axes of nested stacks are in an array.
+  """Returns where the axes of nested stacks are in an array.
 
   Args:
-    stacks: from the outermost to the innermost, the axis along which it stacks, or None for the first.
+    stacks: for each stack, from the outermost to the innermost, the axis along which it stacks, or None for the first.
     ndim: rank of the array, with all these axes.
 
   Returns:
-    The axis of each stack. One that is asked for beyond the array's end is its last, as in MaxText.
+    The axis of each stack. An axis beyond the array's rank becomes its last, as in MaxText.
   """
   places: list[int] = []
   rank = ndim - len(stacks)

@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What of which array of a checkpoint goes where in a checkpoint of another layout.
+"""Plans which part of which array of a checkpoint goes where in a checkpoint of another layout.
 
 A checkpoint has a model's arrays several times, below different prefixes: `params/params` has the parameters,
-`nnx_aux/model` biases of experts, scales of fp8 and random state, and `opt_state/0/mu/params` a moment of each parameter.
-An array is recognised by the end of its path, so the kind of optimizer does not matter.
+`nnx_aux/model` has biases of experts, scales of fp8 and random state, and `opt_state/0/mu/params` has a moment of each
+parameter. Arrays are recognised by the end of their paths, so the kind of optimizer does not matter.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Entry:
   """An array of the new checkpoint.
 
   Attributes:
-    path: where it is.
+    path: its path.
     shape: its shape.
     like: an array of the old checkpoint of the same dtype.
-    leaf: the model's array that it is, or belongs to; None if it is no model's.
+    leaf: the array of the model that it is, or belongs to; None if it belongs to no array of the model.
   """
 
   path: Path
@@ -36,13 +36,13 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Move:
-  """One layer of an array of the old checkpoint, or all of it, on its way.
+  """The move of one layer of an old array, or of the whole array.
 
   Attributes:
-    path: where it goes.
+    path: path of the new array.
     source: its place in the old array.
     target: its place in the new one.
-    layer: the layer's number; None for what belongs to none.
+    layer: the layer's number; None for an array of no layer.
   """
 
   path: Path
@@ -53,12 +53,12 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-  """What becomes of a checkpoint.
+  """The plan of a conversion.
 
   Attributes:
     entries: arrays of the new checkpoint.
-    moves: path in the old checkpoint -> where its parts go.
-    dropped: random state of layers that the new model has nowhere.
+    moves: path in the old checkpoint -> the moves of its parts.
+    dropped: random state of layers that has no place in the new model.
   """
 
   entries: tuple[Entry, ...]
@@ -67,12 +67,12 @@ class Plan:
 
 
 def plan(shapes: Mapping[Path, Shape], source: Layout, target: Layout) -> Plan:
-  """Finds for all of a checkpoint where it goes.
+  """Plans the conversion of a whole checkpoint.
 
   Args:
-    shapes: the checkpoint's arrays.
-    source: the layout of the model that it is of.
-    target: the layout that it is to have.
+    shapes: path -> shape of the checkpoint's arrays.
+    source: the layout of the checkpoint's model.
+    target: the layout of the new checkpoint.
 
   Raises:
     LayoutError: an array is not of the source's model, or the two are not layouts of one model.
@@ -106,17 +106,17 @@ def _recognise(path: Path, shape: Shape, source: Layout) -> tuple[Path, Leaf | N
     if leaf is not None:
       if not leaf.fits(shape):
         raise LayoutError(
-            f"{'/'.join(path)} has the shape {list(shape)} in the checkpoint, the model has {list(leaf.shape)} there "
+            f"{'/'.join(path)} has the shape {list(shape)} in the checkpoint, but {list(leaf.shape)} in the model "
             f"({source.description})."
         )
       return path[:start], leaf
   if any(part in source.roots for part in path):
-    raise LayoutError(f"{'/'.join(path)} is nothing that the model has ({source.description}).")
+    raise LayoutError(f"{'/'.join(path)} is not in the model ({source.description}).")
   return path, None
 
 
 def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[Path, Shape], source, target):
-  """Entries, moves, and what is dropped, of all arrays below one prefix."""
+  """Returns (entries, moves, dropped paths) of all arrays below one prefix."""
   places: dict[tuple, tuple[Leaf, Index]] = {}  # by (layer, name) or path
   for leaf in leaves.values():
     if leaf.name is None:
@@ -138,7 +138,7 @@ def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[P
         continue
       missing = [str(layer) for (layer, _, _), has in zip(wanted, there, strict=True) if not has]
       raise LayoutError(
-          f"{'/'.join((*prefix, *leaf.path))} is to hold the layers {', '.join(missing)}, which the checkpoint has not "
+          f"{'/'.join((*prefix, *leaf.path))} is to hold the layers {', '.join(missing)}, which the checkpoint lacks "
           f"(checkpoint: {source.description}; wanted: {target.description})."
       )
     path = (*prefix, *leaf.path)
@@ -148,8 +148,8 @@ def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[P
       from_leaf, from_index = places[key]
       if from_leaf.of_layer != leaf.of_layer:
         raise LayoutError(
-            f"{'/'.join((*prefix, *from_leaf.path))} has {list(from_leaf.of_layer)} for each layer, the model that is to "
-            f"load it {list(leaf.of_layer)} ({'/'.join(leaf.path)}): these are not two layouts of one model."
+            f"{'/'.join((*prefix, *from_leaf.path))} has {list(from_leaf.of_layer)} for each layer, but the model that "
+            f"is to load it has {list(leaf.of_layer)} ({'/'.join(leaf.path)}): these are not two layouts of one model."
         )
       used.add(key)
       rest = (slice(None),) * len(words)
@@ -169,7 +169,7 @@ def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[P
 
 
 def converted(arrays: Mapping[Path, np.ndarray], source: Layout, target: Layout) -> dict[Path, np.ndarray]:
-  """A model's arrays, by path, in another layout; see `plan` for what is refused."""
+  """Returns a model's arrays, path -> array, in another layout. Raises what `plan` raises."""
   shapes = {path: tuple(array.shape) for path, array in arrays.items()}
   found = plan(shapes, source, target)
   result = {entry.path: np.empty(entry.shape, arrays[entry.like].dtype) for entry in found.entries}

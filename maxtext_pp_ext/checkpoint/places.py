@@ -1,40 +1,39 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which folders a conversion is about. Imports nothing heavy, so that a wrong path is found at once."""
+"""The folders of a conversion. Imports nothing heavy, so a wrong path is reported at once."""
 
 from __future__ import annotations
 
 import pathlib
 
-ITEMS = "items"  # what MaxText calls its train state, beside the state of a data iterator
-TREE = "_METADATA"  # in the folder of each tree that Orbax saved
+ITEMS = "items"  # MaxText's name of its train state, beside the state of a data iterator
+TREE = "_METADATA"  # in the folder of each tree saved by Orbax
 
 
 def find_items(root: pathlib.Path) -> pathlib.Path | None:
-  """The folder of a checkpoint's train state, or None if there is no checkpoint."""
+  """Returns the folder of a checkpoint's train state, or None if there is no checkpoint."""
   return next((folder for folder in (root / ITEMS, root) if (folder / TREE).is_file()), None)
 
 
 def steps(folder: pathlib.Path) -> list[int]:
-  """The steps of a run's `checkpoints` folder of which there is a checkpoint."""
+  """Returns the steps that have a checkpoint in a run's `checkpoints` folder."""
   if not folder.is_dir():
     return []
   return sorted(int(step.name) for step in folder.iterdir() if step.name.isdecimal() and find_items(step))
 
 
 def source_and_destination(source: str, destination: str, step: int | None) -> tuple[pathlib.Path, pathlib.Path]:
-  """The folders of the old and the new checkpoint.
+  """Returns the folders of the old and the new checkpoint.
 
   Raises:
     FileNotFoundError: there is no such checkpoint.
-    FileExistsError: there is something at the destination.
-    ValueError: they are not on a file system, or a step was asked for where there are none.
+    FileExistsError: the destination exists.
+    ValueError: they are not on a file system, or a step is given for a single checkpoint, or the destination
+      is within the source.
   """
   for path in (source, destination):
     if "://" in path:
-      raise ValueError(
-          f"{path}: only files can be converted, since elsewhere there is no renaming; mount it, or copy it."
-      )
+      raise ValueError(f"{path}: only files can be converted, since object stores cannot rename; mount it, or copy it.")
   old, new = (pathlib.Path(path).expanduser().absolute() for path in (source, destination))
   if old.name == ITEMS and find_items(old.parent) == old:
     old = old.parent

@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`maxtext-pp`: questions and chores around pipelines, one subcommand per file.
+"""`maxtext-pp`: tools for pipelines, one subcommand per file.
 
-A subcommand is a module of this package with `add_arguments(parser)` and `run(args) -> exit code`. What it needs is
-imported within `run`, so that help is instant. MaxText's own arguments are in `args.maxtext_args`, and `args.json` asks
-for output for programs, without either being declared; a subcommand that wants them otherwise declares them itself.
+A subcommand is a module of this package with `add_arguments(parser)` and `run(args) -> exit code`. `run` imports what it
+needs, so help is instant. Every subcommand has MaxText's arguments in `args.maxtext_args`, and `args.json`, which asks
+for output for programs; a subcommand that needs them in another form declares them itself.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from maxtext_pp_ext.processes import interruption
 
 # name: what it is for. The module has the same name.
 SUBCOMMANDS = {
-    "check": "everything that is wrong with a config, its layout, schedule and memory, without compiling",
+    "check": "list all problems of a config, and its layout, schedule and memory, without compiling",
     "compare": "one run's train step compiled with several pipelines: memory, traffic, FLOPs, step times on CPU",
-    "convert": "write a checkpoint anew in the layout of another pipeline, or of none",
+    "convert": "rewrite a checkpoint in the layout of another pipeline, or of none",
     "draw": "draw a schedule: which stage works on what when",
-    "plan": "the pipelines that a model could have on a topology, ranked by what they would cost",
-    "sharding": "how each parameter is sharded, and by which rule",
+    "plan": "rank the possible pipelines of a model on a topology by their costs",
+    "sharding": "show how each parameter is sharded, and by which rule",
 }
 
 _EPILOG = f"""exit codes:
   0  done
-  {FAILED}  it was tried, and failed
+  {FAILED}  tried, and failed
   {UNUSABLE}  arguments, configuration or files that cannot work; nothing was done
-  128 and its number: a signal ended it; 129 SIGHUP, 130 SIGINT (Ctrl-C), 143 SIGTERM
+  128 + N  ended by signal N: 129 SIGHUP, 130 SIGINT (Ctrl-C), 143 SIGTERM
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one subcommand and returns the exit code."""
   argv = list(sys.argv[1:] if argv is None else argv)
-  for stream in (sys.stdout, sys.stderr):  # arguments need not be text that can be printed
+  for stream in (sys.stdout, sys.stderr):  # arguments may be text that cannot be printed
     if hasattr(stream, "reconfigure"):
       stream.reconfigure(errors="backslashreplace")
   if not argv or argv[0] not in SUBCOMMANDS:
@@ -75,8 +75,8 @@ def _run(module, args: argparse.Namespace) -> int:
     if error.name is None or error.name.split(".")[0] == "maxtext_pp_ext":
       raise
     print(
-        f"maxtext-pp: {error.name} is not installed. maxtext-pp-ext[tools] has what tables and pictures need, and "
-        "maxtext-pp-ext[cpu] what MaxText needs on a machine without accelerators.",
+        f"maxtext-pp: {error.name} is not installed. Tables and pictures need maxtext-pp-ext[tools]. MaxText "
+        "on a machine without accelerators needs maxtext-pp-ext[cpu].",
         file=sys.stderr,
     )
     return UNUSABLE
@@ -88,7 +88,8 @@ def _without_subcommand(argv: Sequence[str]) -> int:
   parser = argparse.ArgumentParser(
       prog="maxtext-pp",
       usage="maxtext-pp SUBCOMMAND [--help] ...",
-      description=f"Pipelines of MaxText, planned, seen and kept.\n\nsubcommands:\n{commands}",
+      description="Checks, plans, compares and draws pipelines of MaxText, and converts their checkpoints.\n\n"
+      f"subcommands:\n{commands}",
       epilog=_EPILOG,
       formatter_class=argparse.RawDescriptionHelpFormatter,
       allow_abbrev=False,

@@ -1,13 +1,13 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Says everything that is wrong with a run's config, and what it comes to, without compiling it.
+"""Lists all problems of a run's config, and shows its layout, schedule and estimated costs, without compiling it.
 
   maxtext-pp check my.yml ici_pipeline_parallelism=4 pipeline_impl=circular_bsw
 
-Errors of pipelines are all listed, of MaxText's own the first. Then: which layer runs on which stage in which repeat,
-the schedule, and estimates of a device's memory and traffic (docs/how-it-works.md has the formulas), with what is not in
-them. No devices are needed: it is for those of compile_topology, of --devices, or as many as the parallelism makes.
-Ends with 2 if there is an error, else with 0, also with warnings.
+It lists all errors about pipelines, and the first of MaxText's own. Then it shows which layer runs on which stage in
+which repeat, the schedule, and estimates of a device's memory and traffic (docs/how-it-works.md has the formulas), with
+what they leave out. No devices are needed: the check is for those of compile_topology, of --devices, or as many as the
+parallelism makes. The exit code is 2 if there is an error, else 0, also with warnings.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _print_bytes(sizes: dict[str, int]) -> None:
 
 
 def _layer_lines(layers: list[dict[str, int] | None]) -> list[str]:
-  """A line for each stage, with the layers of each of its repeats; and one for those outside."""
+  """Returns a line per stage, with the layers of each repeat, and a line for the layers outside the pipeline."""
   places: dict[int, dict[int, list[int]]] = {}
   for layer, place in enumerate(layers):
     if place is not None:

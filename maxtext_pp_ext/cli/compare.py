@@ -1,26 +1,26 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles one run's train step with several pipelines, and with none, and compares what the compiler makes of it.
+"""Compiles one run's train step with several pipelines, and with none, and compares the compiled programs.
 
   maxtext-pp compare my.yml compile_topology=v5p-256 ici_pipeline_parallelism=4 --impl none,host,circular_bsw
 
-For the TPUs of compile_topology, none of which need be there, or without that key for virtual CPU devices. Figures are
-of one device and step. "none" is the same model without a pipeline, the devices of its stages given to FSDP; "host-bsw"
-and "host-ag-once" are MaxText's pipeline_fsdp_ag_per_repeat and pipeline_fsdp_ag_once.
+It compiles for the TPUs of compile_topology, which need not be present, or without that key for virtual CPU devices.
+Figures are per device and step. "none" is the same model without a pipeline, with its stages' devices given to FSDP;
+"host-bsw" and "host-ag-once" are MaxText's pipeline_fsdp_ag_per_repeat and pipeline_fsdp_ag_once.
 
-  peak      what has to fit into a device's memory at once, arguments included. A step that does not fit into the TPU's
-            is not compiled, and its row says so. The CPU compiler does not tell it.
-  temp      temporary buffers without their reuse of one another's memory
-  carries   what collectives carry, told from where their data come from and go to in the program
+  peak      what must fit into a device's memory at once, arguments included. A step that does not fit into the TPU's
+            is not compiled, and its row says so. The CPU compiler does not report it.
+  temp      temporary buffers, counted without reuse of each other's memory
+  carries   what collectives carry, inferred from where the program takes their data from and uses them
   overlap   share of the bytes with a matrix multiplication or kernel between start and end of the transfer; a CPU's
             transfers are synchronous
   FLOPs     of matrix multiplications; those within TPU kernels are not counted
 
---run, on CPU devices, also trains: MaxText's step with its optimizer on a synthetic batch. All steps are compiled once
-more, in one process, and take turns: in each round each runs once, in rotating order, and the ratio to the first of
---impl that ran is taken within the round. Shown are medians over rounds, and in brackets between which values the middle
-half of the ratios is. Transfers between virtual devices are copies in memory, and all devices share this machine's cores:
-times say whether a step computes or copies more than another, not how long it would take on TPUs.
+--run also trains, on CPU devices: MaxText's step with its optimizer on a synthetic batch. All steps are compiled once
+more, in one process, and take turns: each round runs each step once, in rotating order. A ratio compares a step with the
+first of --impl that ran, within the round. The table shows medians over rounds, and in brackets the lower and upper
+quartile of the ratios. Transfers between virtual devices are copies in memory, and all devices share this machine's
+cores: times show whether a step computes or copies more than another, not how long it would take on TPUs.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "a
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("--impl", default=_DEFAULT, metavar="NAME,…", help="which (default: %(default)s)")
+  parser.add_argument("--impl", default=_DEFAULT, metavar="NAME,…", help="implementations (default: %(default)s)")
   parser.add_argument(
       "--devices", type=int, metavar="N", help="virtual CPU devices, without compile_topology (default: 8)"
   )
   parser.add_argument("--run", action="store_true", help="also run the steps, on CPU devices, and compare their times")
   parser.add_argument("--rounds", type=int, metavar="N", help=f"rounds of --run that are measured (default: {_ROUNDS})")
   compiling.add_arguments(parser, "each, and for --run in all")
-  parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="draw bars, an .svg or .png")
+  parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="draw bars into an .svg or .png file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,14 +89,14 @@ def _check(args: argparse.Namespace, names: list[str]) -> None:
   maxtext.check_numbers({"--minutes": args.minutes, "--memory-gib": args.memory_gib, "--rounds": args.rounds})
   maxtext.check_numbers({"--devices": args.devices}, most=_MOST_CPU_DEVICES)
   if args.rounds is not None and not args.run:
-    raise CommandError(f"--rounds {args.rounds}: goes with --run.")
-  # What is missing is better known before hours of compiling than after.
+    raise CommandError(f"--rounds {args.rounds}: needs --run.")
+  # A missing package is reported before hours of compiling.
   for package in (["matplotlib"] if args.output else []) + ([] if args.json else ["rich"]):
     importlib.import_module(package)
 
 
 def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, str, dict[str, list[str]]]:
-  """How many CPU devices, None for a TPU topology; which devices, in words; MaxText's arguments by implementation."""
+  """Returns (CPU devices, None for a TPU topology; the devices in words; implementation -> MaxText's arguments)."""
   from maxtext_pp_ext.host.models import refusals, run_config, variants  # pylint: disable=import-outside-toplevel
 
   try:
@@ -145,7 +145,7 @@ def _run(arguments: dict[str, list[str]], devices: int, rounds: int, bounds: Any
 
 
 def _run_failures(found: dict[str, Any]) -> dict[str, str]:
-  """Why steps were not run, by implementation; or under --run, why none was."""
+  """Returns implementation -> why its step was not run; or "--run" -> why none was."""
   ran = {"--run": found, **found["implementations"]}
   return {name: row["run"]["failure"] for name, row in ran.items() if "failure" in row.get("run", {})}
 
@@ -188,7 +188,7 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _lines(rows: list[dict[str, Any]]):
-  """A label and a cell for each row; cells None is a rule."""
+  """Yields (label, a cell for each row); cells None stand for a rule."""
   from maxtext_pp_ext.compiled import carried, compare  # pylint: disable=import-outside-toplevel
 
   size = lambda value: "–" if value is None else units.bytes_text(value)
@@ -214,7 +214,7 @@ def _lines(rows: list[dict[str, Any]]):
 
 
 def _time_lines(rows: list[dict[str, Any]], run_: dict[str, Any] | None):
-  """The same of steps that were run."""
+  """Yields the same for the steps that were run."""
   if run_ is None or run_.get("base") is None:
     return
   ratio = "{median:.3f}× ({lower_quartile:.3f}–{upper_quartile:.3f})"
@@ -225,7 +225,7 @@ def _time_lines(rows: list[dict[str, Any]], run_: dict[str, Any] | None):
 
 
 def _chosen(rows: list[dict[str, Any]], key: str, values: Any, prefix: str, labels: Any = None):
-  """Bytes, and how often, of the transfers with each value that occurs."""
+  """Yields bytes and counts of the transfers, for each value that occurs."""
   from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
 
   for value in values:

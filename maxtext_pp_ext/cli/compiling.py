@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What subcommands have in common that compile in processes of their own: options, limits, what is shown meanwhile."""
+"""Shared by the subcommands that compile in separate processes: options, limits, progress text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser, each: str = "each") -> None:
 
 
 def bounds(args: argparse.Namespace) -> Any:
-  """The `limits.Limits` that the options ask for."""
+  """Returns the `limits.Limits` that the options ask for."""
   from maxtext_pp_ext.compiled import limits  # pylint: disable=import-outside-toplevel
 
   return limits.Limits(seconds=args.minutes * 60, memory_bytes=int(args.memory_gib * _GIB))

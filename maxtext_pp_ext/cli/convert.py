@@ -1,17 +1,17 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a checkpoint of MaxText anew in the layout of another pipeline, or of none.
+"""Rewrites a checkpoint of MaxText in the layout of another pipeline, or of none.
 
   maxtext-pp convert SRC DST CONFIG key=value ...
 
-CONFIG and keys are those of the run that is to load DST. How SRC was trained, with or without a pipeline, is told from
-its arrays and compared with MaxText's own model; keys that cannot be told can be given with --from. Parameters,
-optimizer state, biases of experts and scales of fp8 are carried over, bit by bit; what belongs to no layer passes
-unchanged. SRC is not touched, DST must not exist; it is there when it is whole and has been read back. No accelerators
-are needed, and memory for a few chunks of one parameter.
+CONFIG and keys are those of the run that is to load DST. The layout of SRC, with or without a pipeline, is inferred from
+its arrays and checked against MaxText's own model; --from gives keys that cannot be inferred. Parameters, optimizer
+state, biases of experts and scales of fp8 are carried over, bit by bit; arrays of no layer pass unchanged. SRC is not
+touched. DST must not exist; it appears when it is complete and has been read back. No accelerators are needed, and memory
+for a few chunks of one parameter.
 
-SRC is a checkpoint (.../checkpoints/100, with or without /items) or a run's checkpoints folder, of which the last one
-is taken (--step: another); DST is the same kind of folder.
+SRC is a checkpoint (.../checkpoints/100, with or without /items) or a run's checkpoints folder, of which the last
+checkpoint is taken (--step: another). DST is the same kind of folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
       metavar="key=value",
       action="append",
       default=[],
-      help="a key that the run which wrote SRC had otherwise, e.g. param_scan_axis=0; may be repeated",
+      help="a key with another value in the run that wrote SRC, e.g. param_scan_axis=0; may be repeated",
   )
   parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _paths(args: argparse.Namespace) -> tuple[pathlib.Path, pathlib.Path]:
-  """The checkpoint's folder, and the new one's."""
+  """Returns the folders of the old and the new checkpoint."""
   from maxtext_pp_ext.checkpoint import places  # pylint: disable=import-outside-toplevel
 
   try:
@@ -86,7 +86,7 @@ def _keys(assignments: list[str]) -> dict[str, object]:
 
 
 def _layouts(source: pathlib.Path, maxtext_args: list[str], given: dict[str, object]):
-  """The opened checkpoint, the config of the run that is to load its successor, the layout it has and the one it gets."""
+  """Returns (the opened checkpoint, the config of the run that is to load DST, the old layout, the new layout)."""
   from maxtext_pp_ext.checkpoint import convert, files  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
@@ -97,7 +97,7 @@ def _layouts(source: pathlib.Path, maxtext_args: list[str], given: dict[str, obj
       maxtext_args, opened.shapes, scan_layers=opened.scan_layers, given=given, wanted=new
   )
   if convert.is_same(opened, old, new) and old_config.scan_layers == config.scan_layers:
-    raise ValueError(f"{source} has the layout that these arguments ask for already: {new.description}.")
+    raise ValueError(f"{source} already has the layout that these arguments ask for: {new.description}.")
   convert.check_dtypes(opened, old, new)
   return opened, config, old, new
 
@@ -139,4 +139,4 @@ def _print(result: dict) -> None:
       "disk, checksums agree."
   )
   if result["drawn_anew"]:
-    print(f"Random state that the new model has nowhere, and draws anew: {', '.join(result['drawn_anew'])}")
+    print(f"Random state that has no place in the new model, which draws its own: {', '.join(result['drawn_anew'])}")

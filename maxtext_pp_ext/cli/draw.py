@@ -1,12 +1,12 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a schedule: which stage works on what when, and what is in the window of weights.
+"""Draws a schedule: which stage works on which microbatch when, and which repeats are in the window of weights.
 
   maxtext-pp draw --stages 4 --microbatches 8 --repeats 2 [--output schedule.svg]
   maxtext-pp draw CONFIG key=value ... [--output schedule.png]
 
 The terminal gets the picture as text; --output writes it as SVG or PNG. Colours are repeats, and bubbles are empty. The
-window is drawn of one stage, as circular_bsw keeps it: circular_ag_once has all repeats, circular has none.
+window is that of one stage, as circular_bsw keeps it; circular_ag_once keeps all repeats, circular keeps none.
 """
 
 from __future__ import annotations
@@ -118,5 +118,5 @@ def _step_as_json(step) -> dict:
   import dataclasses  # pylint: disable=import-outside-toplevel
 
   values = dataclasses.asdict(step)
-  # The name that programs know it by.
+  # The name in JSON, which programs may rely on.
   return values | {"turns": values.pop("advances")}

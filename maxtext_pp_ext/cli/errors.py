@@ -3,7 +3,7 @@
 """Exit codes, and errors that end a command with one message instead of a traceback."""
 
 FAILED, UNUSABLE = 1, 2
-# What the code below raises about what a user gave it: with a message for people.
+# Errors about a user's input, with a message for people.
 REFUSALS = (ValueError, NotImplementedError, OSError)
 
 

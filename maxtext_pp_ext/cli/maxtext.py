@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText within a command: on a machine without accelerators, and without what it says while it starts."""
+"""Prepares MaxText for a command: without accelerators, and without its start-up output."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _OF_MAXTEXT = "src/maxtext/configs/"
 
 
 def prepare() -> None:
-  """Connects this package with MaxText, and has JAX use no accelerator, and MaxText no Google Cloud.
+  """Connects this package with MaxText; JAX then uses no accelerator, and MaxText no Google Cloud.
 
-  To be called before JAX or MaxText is imported.
+  Must be called before JAX or MaxText is imported.
   """
   os.environ["JAX_PLATFORMS"] = "cpu"
   os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
@@ -26,18 +26,18 @@ def prepare() -> None:
 
 
 def check_arguments(maxtext_args: Sequence[str]) -> None:
-  """Raises CommandError unless these are arguments of MaxText: a .yml file, perhaps, and key=value."""
+  """Raises CommandError unless these are arguments of MaxText: optionally a .yml file, then key=value."""
   for i, argument in enumerate(maxtext_args):
     if argument.endswith(".yml") and not i:
-      # As MaxText looks for it.
+      # The places where MaxText looks for it.
       if not argument.startswith(_OF_MAXTEXT) and not any(map(os.path.isfile, (argument, os.path.join("src", argument)))):
         raise CommandError(f"There is no file {argument}.")
     elif not argument.partition("=")[0] or "=" not in argument:
-      raise CommandError(f"{argument!r} is neither a .yml file in front nor key=value.")
+      raise CommandError(f"{argument!r} is neither a leading .yml file nor key=value.")
 
 
 def check_numbers(given: Mapping[str, float | None], most: float = math.inf) -> None:
-  """Raises CommandError unless the numbers of these options, None where there is none, are positive and finite."""
+  """Raises CommandError unless the numbers of these options are positive, finite and at most `most`; None passes."""
   for option, value in given.items():
     if value is None:
       continue

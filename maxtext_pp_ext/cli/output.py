@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What commands print: results on stdout, all else on stderr."""
+"""Output of commands: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any, TextIO
 from maxtext_pp_ext.cli.errors import CommandError, REFUSALS
 from maxtext_pp_ext.errors import SetupError
 
-# Seconds. What takes longer shows how far it is.
+# Seconds. Work that takes longer shows its progress.
 PATIENCE = 2.0
-# Between two lines where there is no terminal; between two looks at what is shown on one.
+# Seconds between two lines without a terminal; between two updates of a bar on one.
 _BETWEEN_LINES, _BETWEEN_LOOKS = 30.0, 0.25
 
 
@@ -30,16 +30,16 @@ def print_json(result: Any) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Keeps what libraries print, and what they log, from the terminal.
+  """Keeps output and logs of libraries from the terminal.
 
-  MaxText and what it imports have much to say on both streams. It is shown if what they do fails unexpectedly.
+  MaxText and its imports print much on both streams. Their output is shown if they fail unexpectedly.
   """
   sys.stdout.flush()
   sys.stderr.flush()
   with tempfile.TemporaryFile() as said:
     saved = [os.dup(fd) for fd in (1, 2)]
-    # A caller may have put streams without a descriptor in the place of the process's own. This one is never closed: a
-    # handler of logging that is made meanwhile keeps it, and writes later where stderr is then.
+    # A caller may have replaced the process's streams by ones without a descriptor. This one is never closed: a logging
+    # handler made meanwhile keeps it, and later writes to what stderr is then.
     stream = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # pylint: disable=consider-using-with
     failed = True
     try:
@@ -64,12 +64,12 @@ def quiet() -> Iterator[None]:
 
 
 class Progress:
-  """What is under way, since when, and how far it is.
+  """The state of some work: what it is, when it began, and its progress.
 
   Attributes:
     text: what it is.
-    detail: said after the seconds.
-    done, total: how much of how much; total 0 if there is no telling.
+    detail: shown after the seconds.
+    done, total: amounts; total 0 if it is not known.
   """
 
   def __init__(self, text: str):
@@ -92,13 +92,13 @@ class Progress:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[Progress]:
-  """Shows on stderr what is under way, if it takes long; yields what can be told how far it is.
+  """Shows work on stderr if it takes long; yields the `Progress` that takes updates.
 
-  On a terminal that has rich there is a bar, elsewhere a line now and then.
+  On a terminal with rich it shows a bar, elsewhere a line now and then.
   """
   shown, ended = Progress(text), threading.Event()
   with _stderr() as stream:
-    # A thread, as libraries do not call back; rich is imported here, since an import at a time is safest.
+    # A thread, as libraries do not call back; rich is imported here, since one import at a time is safest.
     rich = _rich() if stream.isatty() else None
     show = (lambda: _bar(shown, ended, stream, *rich)) if rich else (lambda: _lines(shown, ended, stream))
     thread = threading.Thread(target=lambda: ended.wait(PATIENCE) or show(), daemon=True)
@@ -112,7 +112,7 @@ def progress(text: str) -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def _stderr() -> Iterator[TextIO]:
-  """stderr as it is now, also while `quiet` keeps what libraries print from it."""
+  """Yields the present stderr, also while `quiet` redirects the output of libraries."""
   try:
     descriptor = os.dup(sys.stderr.fileno())
   except (OSError, ValueError):  # a stream in its place that has no descriptor

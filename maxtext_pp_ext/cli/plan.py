@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the pipelines that a model could have on a topology, and ranks them by closed forms.
+"""Finds the possible pipelines of a model on a topology, and ranks them by closed-form costs.
 
   maxtext-pp plan my.yml compile_topology=v5p-256 [--validate 2]
 
@@ -9,19 +9,19 @@ batch, sequence, tensor and expert parallelism stay as the arguments say. "none"
 
   S R L/S M    stages (4=2×2: two within a slice, on two slices), repeats, layers per stage and repeat, microbatches
   bubble       share of a stage's iterations in which it idles
-  memory       what has to fit into a device at the worst time of a step
+  memory       what must fit into a device at the worst time of a step
   window       of that, gathered weights and sums of gradients
   kept         of that, the stages' inputs that backward needs
   weights      sent by a device in a step to gather weights and to reduce their gradients
   act.         sent to other stages: activations and their gradients
   sent         in all
   slices       of that, to other slices
-  at least     seconds of a step if everything sent hides behind compute, at the peak that the vendor states
-  at most      plus what is sent, if nothing hides
+  at least     seconds of a step if all transfers and compute overlap, at the vendor's peak rates
+  at most      seconds of a step if nothing overlaps
 
-The first of them is what they are ranked by, so that a pipeline comes before "none" only where transfers bound the step.
-docs/how-it-works.md has the formulas, docs/choosing.md says how far they are from what the compiler makes of it;
---validate compiles the best for the TPUs of compile_topology, none of which need be there, and shows both.
+Ranking is by "at least", so a pipeline comes before "none" only where transfers bound the step. docs/how-it-works.md has
+the formulas; docs/choosing.md says how far they are from the compiler's figures. --validate compiles the best for the
+TPUs of compile_topology, which need not be present, and shows both.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ _GIB = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("--impl", default=_DEFAULT, metavar="NAME,…", help="which (default: %(default)s)")
+  parser.add_argument("--impl", default=_DEFAULT, metavar="NAME,…", help="implementations (default: %(default)s)")
   parser.add_argument("--devices", type=int, metavar="N", help="how many devices, without compile_topology")
-  parser.add_argument("--chip", metavar="NAME", help="what the devices are, in the place of compile_topology's")
-  parser.add_argument("--device-memory-gib", type=float, metavar="X", help="in the place of the chip's")
-  parser.add_argument("--top", type=int, default=10, metavar="N", help="show so many, and none (default: %(default)s)")
-  parser.add_argument("--all", action="store_true", help="show all, also those that do not fit or cannot be, and why")
+  parser.add_argument("--chip", metavar="NAME", help="kind of the devices, instead of compile_topology's")
+  parser.add_argument("--device-memory-gib", type=float, metavar="X", help="memory of a device, instead of the chip's")
+  parser.add_argument("--top", type=int, default=10, metavar="N", help="show the best N, and none (default: %(default)s)")
+  parser.add_argument(
+      "--all", action="store_true", help="show all, also those that do not fit, and why others are impossible"
+  )
   parser.add_argument("--validate", type=int, default=0, metavar="N", help="compile the best N, and none, and compare")
   compiling.add_arguments(parser)
 
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _best(found: Any, count: int) -> list[Any]:
-  """So many of those that fit, and the model without a pipeline, which all want to be compared with."""
+  """Returns the best `count` that fit, and the model without a pipeline for comparison."""
   fitting = [each for each in found.candidates if found.fits(each)]
   return fitting[:count] + [each for each in fitting[count:] if each.schedule is None]
 
@@ -104,7 +106,7 @@ def _check(args: argparse.Namespace, names: list[str]) -> Any:
   if not names:
     raise CommandError("--impl names nothing.")
   if args.chip is not None and args.chip not in chips.CHIPS:
-    raise CommandError(f"--chip {args.chip}: there are numbers for {', '.join(chips.CHIPS)}.")
+    raise CommandError(f"--chip {args.chip}: known chips are {', '.join(chips.CHIPS)}.")
   if args.validate < 0:
     raise CommandError(f"--validate {args.validate}: cannot be negative.")
   return chips.CHIPS[args.chip] if args.chip else None
@@ -153,7 +155,7 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
 
 
 def _compiled(candidate: Any, args: argparse.Namespace) -> dict[str, Any]:
-  """The compiler's figures of what was predicted, or `failure`."""
+  """Returns the compiler's figures for what was predicted, or `failure`."""
   from maxtext_pp_ext.compiled import step, traffic  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.models import variants  # pylint: disable=import-outside-toplevel
 
@@ -240,13 +242,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _stages(row: dict[str, Any]) -> str:
-  """2 within a slice, 2 over slices: 4=2×2."""
+  """Returns the number of stages; 4=2×2 means 2 within a slice, on 2 slices."""
   ici, dcn = (row["keys"].get(f"{network}_pipeline_parallelism", 1) for network in ("ici", "dcn"))
   return str(ici) if dcn == 1 else f"{ici * dcn}={ici}×{dcn}"
 
 
 def _keys_to_set(row: dict[str, Any]) -> dict[str, Any]:
-  """Those that are not the defaults, or not the only possible."""
+  """Returns the keys without those that have the default or only possible value."""
   kept = {"pipeline_impl", "num_pipeline_microbatches", "num_layers_per_pipeline_stage"}
   return {
       key: value for key, value in row["keys"].items() if key in kept or (key.endswith("_parallelism") and value != 1)

@@ -1,12 +1,12 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Shows, for each parameter of a MaxText config, its shape, logical axes and sharding, the rule that bound each dimension
-and those passed over and why, and what it takes on each device; first those whose replication costs most.
+"""Shows how each parameter of a MaxText config is sharded, and why; first those whose replication costs most.
 
   maxtext-pp sharding CONFIG key=value ... [--picture PARAMETER]
 
-compile_topology=... chooses the devices, as for MaxText's train_compile; none need be there. Conflicts are shown, and are
-no failure.
+For each parameter it shows shape, logical axes, sharding and memory per device; for each dimension the rule that bound
+it, and the rules passed over, with the reason. compile_topology=... chooses the devices, as for MaxText's train_compile;
+they need not be present. Conflicts are shown, but are not a failure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How many stages, layers, microbatches, rows and devices a config asks for. Arithmetic on the values of its keys.
+"""Stages, layers, microbatches, rows and devices of a config, computed from the values of its keys.
 
 Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding delay; P layers per stage, L pipelined layers.
 """
@@ -14,23 +14,23 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 
 NETWORKS = ("ici", "dcn")
-# Mesh axes whose parallelism has another name in its key.
+# Mesh axis -> its name in the parallelism key, where the two differ.
 _NAMES = {"stage": "pipeline", "model": "tensor"}
 
 
 def pipeline_impl(config: HostKeys) -> str:
-  """The implementation a config asks for; `host` if it was made without our keys."""
+  """Returns the implementation that a config asks for; `host` if the config lacks our keys."""
   return getattr(config, "pipeline_impl", registry.HOST)
 
 
 def num_stages(config: HostKeys) -> int | None:
-  """S = ici_pipeline_parallelism × dcn_pipeline_parallelism, or None if one of them is no number of stages."""
+  """S = ici_pipeline_parallelism × dcn_pipeline_parallelism, or None if one of them is below 1."""
   sound = config.ici_pipeline_parallelism >= 1 and config.dcn_pipeline_parallelism >= 1
   return sound_stages(config) if sound else None
 
 
 def sound_stages(config: HostKeys) -> int:
-  """S of a config in which it is known to be a number of stages."""
+  """Returns S of a config whose keys are known to be at least 1."""
   return config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism
 
 
@@ -56,30 +56,30 @@ def is_deepseek(config: HostKeys) -> bool:
 
 
 def layers_to_choose_from(config: HostKeys) -> int | None:
-  """How many layers of the model could be in the pipeline: DeepSeek's leading dense layers run before it."""
+  """Returns how many layers of the model can be in the pipeline: all but DeepSeek's dense layers, which run before it."""
   if config.num_decoder_layers is None:
     return None
   return config.num_decoder_layers - (config.first_num_dense_layers if is_deepseek(config) else 0)
 
 
 def pipelined_layers(config: HostKeys) -> int | None:
-  """L, as pipeline_parallel_layers or the model says."""
+  """Returns L: pipeline_parallel_layers, or for -1 all layers that can be in the pipeline."""
   layers = config.pipeline_parallel_layers
   return layers_to_choose_from(config) if layers == -1 else layers
 
 
 def sound_layers(config: DerivedKeys) -> int:
-  """L of a config whose number of layers is known."""
+  """Returns L of a config whose number of layers is known."""
   return pipelined_layers(config)  # type: ignore[return-value]  # None only for num_decoder_layers=None
 
 
 def least_microbatches(config: HostKeys) -> int:
-  """D·S, which is also what MaxText takes for -1."""
+  """Returns D·S, which is also MaxText's value for num_pipeline_microbatches=-1."""
   return forwarding_delay(config) * sound_stages(config)
 
 
 def fitting_microbatches(config: HostKeys) -> list[int]:
-  """All M that are multiples of S, at least D·S, and divide the batch, ascending."""
+  """Returns all M that divide the batch, are multiples of S and are at least D·S, ascending."""
   batch, stages = config.micro_batch_size_to_train_on or 0, sound_stages(config)
   if batch < 1 or batch % stages:
     return []
@@ -87,7 +87,7 @@ def fitting_microbatches(config: HostKeys) -> list[int]:
 
 
 def divisors(number: int) -> list[int]:
-  """All divisors of a positive number, ascending; of one beyond 10¹² those that one of 10⁶ or less leads to."""
+  """Returns all divisors of a positive number, ascending. Beyond 10¹²: only divisors up to 10⁶ and their cofactors."""
   small = [k for k in range(1, min(math.isqrt(number), 10**6) + 1) if number % k == 0]
   return sorted({*small, *(number // k for k in small)})
 
@@ -97,7 +97,7 @@ def parallelism_key(network: str, axis: str) -> str:
 
 
 def parallelism(config: HostKeys, network: str) -> dict[str, int]:
-  """What the keys say for each mesh axis on "ici" (within a slice) or "dcn" (over slices), as MaxText reads them."""
+  """Returns mesh axis -> size as given, on "ici" (within a slice) or "dcn" (over slices)."""
   axes = list(config.mesh_axes)
   listed = getattr(config, f"{network}_parallelism", None)  # a user may give the list itself
   if listed and len(listed) == len(axes):
@@ -106,17 +106,17 @@ def parallelism(config: HostKeys, network: str) -> dict[str, int]:
 
 
 def devices_to_share(config: HostKeys, network: str) -> int | None:
-  """How many devices of a slice, or how many slices, the parallelism has to come to; None if that is not known."""
+  """Returns the product that the parallelism must have: devices of a slice, or slices; None if it is not known."""
   devices, slices = config.num_target_devices, getattr(config, "num_slices", 1)
   if not devices or not slices or devices < 1 or slices < 1:
     return None
   if network == "ici":
     return devices // slices
-  return slices if slices > 1 else None  # MaxText does not look at the other network then
+  return slices if slices > 1 else None  # with one slice MaxText ignores the other network
 
 
 def filled(sizes: Sequence[int], target: int) -> list[int] | None:
-  """Sizes with what is left for the one that is -1, or None if they do not come to the target, as MaxText has it."""
+  """Returns the sizes with -1 replaced by what is left, or None if they cannot make the target; as MaxText does."""
   known = math.prod(size for size in sizes if size != -1)
   unknown = sum(size == -1 for size in sizes)
   if known < 1 or unknown > 1 or any(size < 1 and size != -1 for size in sizes):
@@ -127,7 +127,7 @@ def filled(sizes: Sequence[int], target: int) -> list[int] | None:
 
 
 def mesh_shape(config: HostKeys) -> dict[str, int] | None:
-  """The size of each axis of the mesh of all devices, or None if the parallelism does not come to their number."""
+  """Returns axis -> size of the mesh of all devices, or None if the parallelism does not give their number."""
   shape = dict.fromkeys(config.mesh_axes, 1)
   for network in NETWORKS:
     target = devices_to_share(config, network)
@@ -145,7 +145,7 @@ def mesh_shape(config: HostKeys) -> dict[str, int] | None:
 
 
 def growing(config: HostKeys) -> dict[str, tuple[float, int]]:
-  """The keys of a growing batch that say something: their values, and how many rows these are on all devices."""
+  """Returns key -> (value per device, rows on all devices), for the keys of a growing batch that have an effect."""
   devices = config.num_target_devices
   start, increment = config.per_device_batch_size_start, config.per_device_batch_size_increment
   if not config.enable_rampup_batch_size or not devices or start <= 0 or increment <= 0:

@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's keys that this package reads, with the types of their values once MaxText has derived and validated them.
+"""MaxText's keys that this package reads, with the types of their values after MaxText has derived and validated them.
 
-A MaxText whose config lacks one of them is refused (`host.seams.table`). Keys that not all supported versions have are
-read with `getattr` where they are judged. Enums are strings here: `config.view.plain` makes them so.
+A MaxText whose config lacks one of them is refused (`host.seams.table`). Rules read keys that not all supported versions
+have with `getattr`. Enums are strings here; `config.view.plain` converts them.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The keys that this package adds to MaxText's config, and how a bad combination of values is reported."""
+"""The keys that this package adds to MaxText's config, and the error that reports bad values."""
 
 from typing import Protocol
 
@@ -29,14 +29,14 @@ class PipelineConfigError(ValueError):
 
 
 class PipelineConfigWarning(UserWarning):
-  """A configuration can be built, and cannot be trained as it is."""
+  """A configuration can be built, but cannot be trained as it is."""
 
 
 class PipelineKeys(BaseModel):
   """The keys, as a mixin for MaxText's config class.
 
-  Their types are loose: `problems` refuses bad values, together with everything else that is wrong, instead of pydantic
-  one by one. None is what MaxText makes of `none` in a yml file or on the command line.
+  Their types are loose: `problems` refuses bad values together with all other problems, where pydantic would refuse them
+  one by one. MaxText turns `none` in a yml file or on the command line into None.
   """
 
   pipeline_impl: None | str = Field(
@@ -47,19 +47,19 @@ class PipelineKeys(BaseModel):
   pipeline_grad_accum_dtype: None | str = Field(
       "auto",
       description="In which dtype weight gradients are summed over microbatches on each device: 'float32', 'bfloat16',"
-      " or 'auto', the parameter's own dtype. Sums over devices travel in the dtype of one microbatch's gradient,"
-      " as MaxText's plain pipeline's do.",
+      " or 'auto', the parameter's own dtype. Sums over devices are sent in the dtype of one microbatch's gradient,"
+      " as in MaxText's plain pipeline.",
   )
   pipeline_gather_dtype: None | str = Field(
       "auto",
       description="In which dtype weights are gathered: 'weight' (as they are stored), 'compute' (the dtype key), or"
-      " 'auto', the compute dtype where the layer's first use of a weight is that cast, so that nothing changes.",
+      " 'auto', the compute dtype where the layer's first use of a weight is a cast to it, so values stay.",
   )
   sharding_conflicts: None | str = Field(
       "fallback",
       description="What to do, at set-up, about parameters whose logical axes cannot all be sharded as the rules say:"
-      " 'fallback' (what MaxText does, without a word), 'warn', or 'error'. It acts with every pipeline_impl, and without"
-      " a pipeline.",
+      " 'fallback' (as MaxText does, silently), 'warn', or 'error'. It acts with every pipeline_impl, and without a"
+      " pipeline.",
   )
 
 
@@ -73,7 +73,7 @@ class Keys(HostKeys, Protocol):
 
 
 class DerivedKeys(Keys, Protocol):
-  """One that MaxText has derived and accepted for training: it knows its model, its batches and its devices."""
+  """A config that MaxText has derived and accepted for training, so model, batches and devices are known."""
 
   num_decoder_layers: int
   emb_dim: int

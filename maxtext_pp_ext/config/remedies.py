@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Problems with what can be set about them, and a config with other values, as MaxText would derive it."""
+"""Problems with their remedies, and a config with other values, as MaxText would derive it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import with_values
 
-# The keys of which MaxText puts what it derives in the place of what was given.
+# The keys whose given values MaxText replaces by derived ones.
 DERIVED = ("pipeline_parallel_layers", "num_pipeline_repeats", "num_pipeline_microbatches")
-# Keys of batches -> what MaxText derives from them.
+# Key of a batch size -> the number of rows that MaxText derives from it.
 BATCHES = {
     "per_device_batch_size": "micro_batch_size_to_train_on",
     "eval_per_device_batch_size": "micro_batch_size_to_eval_on",
@@ -25,12 +25,12 @@ _MOST_WAYS = 4  # that are printed
 
 
 class Problem(str):
-  """What is wrong about the sizes of a pipeline. As a text it has its ways out, whether or not one alone is enough.
+  """A problem with the sizes of a pipeline. Its text lists its remedies, whether or not each alone is enough.
 
   Attributes:
-    what: is wrong, with the keys and their values.
-    ways: each a way out: values for keys, and a remark or nothing.
-    otherwise: what to set in general, for the text.
+    what: the problem, with the keys and their values.
+    ways: remedies: each is values for keys, and a remark or "".
+    otherwise: a general remedy for the text, used instead of `ways`.
   """
 
   what: str
@@ -55,7 +55,7 @@ def _way_text(way: tuple[Values, str]) -> str:
 
 
 def settings(values: Values) -> str:
-  """key=value, as on MaxText's command line."""
+  """Returns key=value, as on MaxText's command line."""
   return ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
 
 
@@ -64,12 +64,12 @@ def value_text(value: Any) -> str:
 
 
 def changed[C: HostKeys](config: C, values: Values, given: Values | None = None) -> C:
-  """A config with these values, and all that MaxText derives from them and a pipeline's sizes depend on.
+  """Returns a config with these values, and everything that MaxText derives from them and a pipeline's sizes depend on.
 
   Args:
-    config: MaxText's, or anything with its keys.
-    values: for keys.
-    given: what the user has given for `DERIVED` and for parallelism, where the config has what was derived from it.
+    config: MaxText's config, or any object with its keys.
+    values: key -> value.
+    given: the user's values of `DERIVED` and of parallelism, if the config holds derived values instead.
   """
   view: dict[str, Any] = {**{key: (given or {})[key] for key in DERIVED if key in (given or {})}, **values}
   for network in derived.NETWORKS:
@@ -100,12 +100,12 @@ def with_remedies[C: HostKeys](
     propose: Callable[..., Values | None],
     given: Values | None = None,
 ) -> list[str]:
-  """The texts of problems: with those remedies that are enough each by itself, or with one for all of them.
+  """Returns the texts of problems, with each remedy that is enough alone, or with one remedy for all problems together.
 
   Args:
-    config: MaxText's.
-    found: what is wrong with it; each `Problem` is about sizes.
-    problems: finds what is wrong with another config.
+    config: MaxText's config.
+    found: its problems; each `Problem` is about sizes.
+    problems: finds the problems of another config.
     propose: `propose.proposal`.
     given: as for `changed`.
   """
@@ -118,7 +118,7 @@ def with_remedies[C: HostKeys](
 
   if not sizes:
     return list(found)
-  ways: dict[Any, tuple[Values, str]] = {}  # of several for the same keys the first, unless it says what it is for
+  ways: dict[Any, tuple[Values, str]] = {}  # the first way for the same keys and remark
   for way in sizes[0].ways if len(sizes) == 1 else ():
     if len(ways) < _MOST_WAYS and (*way[0], way[1]) not in ways and passes(way[0]):
       ways[*way[0], way[1]] = way

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a config: values of keys as plain Python, and a config with other values for a few of them."""
+"""Reads a config: values of keys as plain Python, and views of a config with a few other values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class ConfigView:
-  """Reads like `config`, but for the (key, value) pairs in `replaced`. Views of one config with equal pairs are equal.
+  """Reads like `config`, except for the (key, value) pairs in `replaced`. Views of one config with equal pairs are equal.
 
   MaxText's own configs are read-only, and expensive to derive again.
   """
@@ -21,7 +21,7 @@ class ConfigView:
 
   def __getattr__(self, key: str) -> Any:
     if key.startswith("__"):
-      raise AttributeError(key)  # copying and pickling ask before there are fields
+      raise AttributeError(key)  # copying and pickling ask before the fields exist
     for name, value in self.replaced:
       if name == key:
         return value
@@ -29,10 +29,10 @@ class ConfigView:
 
 
 def with_values[C](config: C, values: Mapping[str, Any]) -> C:
-  """A `ConfigView` of a config with other values for these keys."""
+  """Returns a `ConfigView` of a config with other values for these keys."""
   return ConfigView(config, tuple(values.items()))  # type: ignore[return-value]  # has all that C has, by __getattr__
 
 
 def plain(value: Any) -> Any:
-  """A key's value as it stands in a yml file. MaxText has some as enums, and as text before it has validated them."""
+  """Returns a key's value as in a yml file. MaxText holds some as enums, and as text before validation."""
   return getattr(value, "value", value)

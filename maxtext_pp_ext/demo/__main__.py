@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains one small model on real text, with a pipeline and without, and fails if the loss curves differ.
 
-Both runs are MaxText's own trainer, started by its usual command in a process of its own. They share the text (the
-language reference inside every CPython), its order, the initial weights and every key that is not about the mesh or the
-pipeline.
+Both runs are MaxText's own trainer, started by its usual command in a separate process. They share the text (the language
+reference inside every CPython), its order, the initial weights, and every key except those of the mesh and the pipeline.
 """
 
 import argparse
@@ -54,7 +53,7 @@ def _parse(argv: list[str] | None) -> demo_settings.Settings:
       "--processes",
       type=int,
       default=1,
-      help="the pipelined run in so many processes, as on several hosts, the other in one (default: %(default)s)",
+      help="processes of the pipelined run, as on several hosts; the other run has one (default: %(default)s)",
   )
   parser.add_argument("extra_keys", nargs="*", metavar="KEY=VALUE", help="more MaxText keys for the pipelined run")
   arguments = parser.parse_args(argv)
@@ -87,7 +86,7 @@ def _prepare(settings: demo_settings.Settings) -> None:
 def _train(
     settings: demo_settings.Settings, name: str, keys: list[str], expect: str | None, processes: int = 1
 ) -> list[float]:
-  """One run under a progress bar, or with a line every ten steps where there is no terminal."""
+  """Trains one run under a progress bar, or with a line every ten steps without a terminal; returns its losses."""
   from rich import console, progress  # pylint: disable=import-outside-toplevel
 
   where = f" ({processes} processes)" if processes > 1 else ""

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m maxtext_pp_ext.demo.prepare OUTPUT STEPS PIPELINE_IMPL KEY=VALUE…`: text and initial weights of both runs.
 
-A process of its own, so that what MaxText logs while it is imported goes to a file instead of over the demo's output.
+It runs in a separate process, so MaxText's log at import goes to a file instead of the demo's output.
 """
 
 import json

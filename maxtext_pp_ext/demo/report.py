@@ -13,17 +13,17 @@ ROUNDED_OPERATIONS_PER_LAYER = 16
 
 
 def tolerance(loss: float, step: int, layers: int) -> float:
-  """How far two float32 runs of the same computation may be apart at `step`, counted from 0.
+  """Returns how far the losses of two float32 runs of one computation may be apart at `step`, counted from 0.
 
-  Summing in another order changes a result by about one rounding error per operation in the chain, relative to its
-  size: `EPSILON` times the layers times the operations in a layer. Each optimizer step starts from the differences of
-  all steps before and adds its own, so the bound grows with their number.
+  Another order of summation changes a result by about one rounding error per operation in the chain, relative to its
+  size: `EPSILON` times the layers times the operations in a layer. Each optimizer step starts from the differences of all
+  earlier steps and adds its own, so the bound grows with the number of steps.
   """
   return EPSILON * layers * ROUNDED_OPERATIONS_PER_LAYER * (step + 1) * abs(loss)
 
 
 def excess_steps(pipelined: Sequence[float], sequential: Sequence[float], layers: int) -> list[int]:
-  """The steps at which the curves are further apart than `tolerance`, or at which one of them is not finite."""
+  """Returns the steps at which the curves are further apart than `tolerance`, or one of them is not finite."""
   return [
       step
       for step, (ours, reference) in enumerate(zip(pipelined, sequential, strict=True))
@@ -35,7 +35,7 @@ def excess_steps(pipelined: Sequence[float], sequential: Sequence[float], layers
 def write_picture(
     path: pathlib.Path, pipelined: Sequence[float], sequential: Sequence[float], layers: int, title: str
 ) -> None:
-  """A PNG with both curves, and below them, on a logarithmic scale, their difference and what `tolerance` allows."""
+  """Writes a PNG: both curves, and below them, on a logarithmic scale, their difference and the allowed `tolerance`."""
   import matplotlib  # pylint: disable=import-outside-toplevel
 
   matplotlib.use("Agg")
@@ -51,7 +51,7 @@ def write_picture(
   gap.plot(differences, color="tab:red", label="difference")
   gap.plot(allowed, color="tab:gray", linestyle="--", label="allowed")
   gap.set(xlabel="step", ylabel="loss")
-  gap.set_yscale("symlog", linthresh=EPSILON)  # logarithmic, but with a zero: most steps have the same loss
+  gap.set_yscale("symlog", linthresh=EPSILON)  # logarithmic but with a zero, since most steps have the same loss
   gap.legend()
   figure.savefig(path, dpi=120)
   pyplot.close(figure)

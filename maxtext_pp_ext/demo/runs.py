@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's processes: one that prepares text and weights, then MaxText's trainer as a user starts it, twice."""
+"""Starts the demo's processes: one prepares text and weights; then MaxText's trainer runs twice, as a user starts it."""
 
 from collections.abc import Callable
 import json
@@ -10,12 +10,12 @@ from maxtext_pp_ext.demo import settings as demo_settings
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.trainer_runs import trainer
 
-# Of the first process, where there are several; they say the same.
+# With several processes, only lines of the first: all report the same.
 _STEP = re.compile(r"(?:\[0\] )?[^\[].*completed step: (\d+),.* loss: (\S+), lm_loss")
 
 
 def prepare(settings: demo_settings.Settings) -> dict[str, int]:
-  """Writes text and weights. Returns how many `topics`, `characters` and `parameters` there are."""
+  """Writes text and weights. Returns the numbers of `topics`, `characters` and `parameters`."""
   own = [str(settings.output), str(settings.steps), settings.pipeline_impl, *settings.extra_keys]
   arguments = ["-m", "maxtext_pp_ext.demo.prepare", *own]
   trainer.run_python(arguments, settings.log_file("prepare"), devices=demo_settings.DEVICES)
@@ -33,12 +33,12 @@ def train(
 ) -> list[float]:
   """Trains `name` (also the name of its weights' layout) and returns the loss of every step.
 
-  `on_step(step, loss)` is called while it trains, with the loss rounded as MaxText's log has it. Raises RunFailedError
-  if the trainer fails or skips a step, or if no line of its log has `expect` in it.
+  `on_step(step, loss)` is called during training, with the loss rounded as in MaxText's log. Raises RunFailedError if the
+  trainer fails or skips a step, or if no line of its log contains `expect`.
   """
   metrics = [settings.metrics_file(name, process) for process in range(processes)]
   for file in metrics:
-    file.unlink(missing_ok=True)  # a run that dies early must not be judged by the file of an earlier one
+    file.unlink(missing_ok=True)  # a run that dies early must not be judged by an older file
   own_keys = {
       "run_name": name,
       "metrics_file": settings.metrics_file(name, 0 if processes == 1 else "{process}"),
@@ -62,6 +62,6 @@ def train(
     raise trainer.RunFailedError(f"The {name} run reported {len(losses)} of {settings.steps} steps; its log: {log}")
   if not met_expectation:
     raise trainer.RunFailedError(
-        f"The {name} run's log says nowhere {expect!r}, so it did not run what was asked for: {log}"
+        f"The {name} run's log does not contain {expect!r}, so it did not run what was asked for: {log}"
     )
   return losses

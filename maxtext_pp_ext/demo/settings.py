@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo trains: the MaxText keys that both runs share, and those in which they differ."""
+"""The MaxText keys of the demo: those that both runs share, and those in which they differ."""
 
 import dataclasses
 import pathlib
@@ -14,8 +14,8 @@ MICROBATCHES = 8
 LAYERS = 8
 DEVICES = STAGES * FSDP
 
-# A Llama-type decoder of 4.5 million parameters, nearly all of them in the two vocabulary tables: MaxText's wheel
-# carries no tokenizer with fewer than 32000 tokens.
+# A Llama-type decoder of 4.5 million parameters. Nearly all are in the two vocabulary tables: MaxText's wheel has no
+# tokenizer with fewer than 32000 tokens.
 MODEL_KEYS = {
     "decoder_block": "llama2",
     "base_emb_dim": 64,
@@ -25,7 +25,7 @@ MODEL_KEYS = {
     "base_mlp_dim": 192,
     "base_num_decoder_layers": LAYERS,
     "vocab_size": 32000,
-    # float32 throughout, so that the two runs differ by the order of additions and by nothing else.
+    # float32 throughout, so the two runs differ only in the order of additions.
     "dtype": "float32",
     "weight_dtype": "float32",
     "attention": "dot_product",
@@ -74,7 +74,7 @@ class Settings:
     return as_arguments(SEQUENTIAL_KEYS)
 
   def shared_keys(self) -> list[str]:
-    """The keys of both runs: model, text, optimizer, and nothing written outside `output`."""
+    """Returns the keys of both runs: model, text, optimizer, and paths under `output` for everything written."""
     return as_arguments(
         MODEL_KEYS
         | {
@@ -83,10 +83,10 @@ class Settings:
             "dataset_type": "grain",
             "grain_file_type": "arrayrecord",
             "grain_train_files": self.data_file,
-            "grain_worker_count": 0,  # 0.5 MB of text needs no process of its own
+            "grain_worker_count": 0,  # 0.5 MB of text needs no worker process
             "tokenizer_type": "sentencepiece",
             "tokenizer_path": maxtext_folder() / "assets" / "tokenizers" / "tokenizer.llama2",
-            "packing": False,  # so that a batch does not depend on how many processes read it
+            "packing": False,  # so a batch does not depend on the number of processes that read it
             "num_epoch": 1 + self.steps // 32,  # one pass over the text is about 75 steps; this never runs dry
             "per_device_batch_size": 2,
             "max_target_length": 128,

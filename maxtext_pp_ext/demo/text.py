@@ -1,20 +1,20 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's text: the language reference inside every CPython, as the record file that MaxText's Grain input reads."""
+"""Writes the demo's text, the language reference inside every CPython, as a record file for MaxText's Grain input."""
 
 import pathlib
 import textwrap
 
 from maxtext_pp_ext.trainer_runs import records
 
-_CHARACTERS = 400  # about as many as a row of the demo has room for
+_CHARACTERS = 400  # about the capacity of a row of the demo
 
 
 def write_language_reference(path: pathlib.Path) -> tuple[int, int]:
   """Writes pieces of the topics, each a `tf.train.Example` with the one feature `text`. Returns (topics, characters).
 
-  A piece is a row of a batch, however many processes read them. Where MaxText packs several texts into a row, each
-  process packs those that it reads.
+  A piece is one row of a batch, for any number of processes. If MaxText packed several texts into a row, each process
+  would pack those that it reads.
   """
   from pydoc_data.topics import topics  # pylint: disable=import-outside-toplevel
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m maxtext_pp_ext.host.activate`: puts the start-up hook into this environment's site-packages.
 
-Wheels and editable installs bring the hook with them; this is for a checkout that is only on the path, and shows whether
-the hook is there. `--remove` takes it out, `--path` says where it would be.
+Wheels and editable installs include the hook. This command is for a checkout that is only on the path; it also shows
+whether the hook is there. `--remove` removes the hook, `--path` prints its path.
 """
 
 import argparse
@@ -16,12 +16,12 @@ PTH_LINE = "import maxtext_pp_ext.host.startup as s; s.at_startup()\n"
 
 
 def pth_path() -> pathlib.Path:
-  """Where this interpreter looks for it."""
+  """Returns the path at which this interpreter looks for the hook."""
   return pathlib.Path(sysconfig.get_path("purelib"), PTH_NAME)
 
 
 def pth_text() -> str:
-  """The file's content: the checkout's folder, if the package is not installed, then the hook."""
+  """Returns the content of the file: the checkout's folder if the package is not installed, then the hook."""
   root = pathlib.Path(__file__).resolve().parents[2]
   installed = root == pathlib.Path(sysconfig.get_path("purelib")).resolve()
   return PTH_LINE if installed else f"{root}\n{PTH_LINE}"
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
   parser = argparse.ArgumentParser(prog="python -m maxtext_pp_ext.host.activate", description=__doc__)
   group = parser.add_mutually_exclusive_group()
-  group.add_argument("--remove", action="store_true", help="take the hook out")
+  group.add_argument("--remove", action="store_true", help="remove the hook")
   group.add_argument("--path", action="store_true", help="print the hook's path and whether it is there")
   options = parser.parse_args(arguments)
   path = pth_path()

@@ -3,7 +3,7 @@
 """Build command that puts `maxtext_pp_ext.pth` at the top of the wheel, so that it lands in site-packages.
 
 setup.cfg names it: `[options] cmdclass = build_py = maxtext_pp_ext.host.build.BuildPy`. setuptools loads this file by
-its path before the package can be imported, so it imports nothing of ours.
+its path before the package can be imported, so it imports nothing of this package.
 """
 
 import os
@@ -29,7 +29,7 @@ class BuildPy(build_py):
     return outputs if self.editable_mode else [*outputs, self._pth_path()]
 
   def _pth_folder(self):
-    # `editable_wheel` throws build_lib away and packs what lies where `install` would put modules.
+    # `editable_wheel` discards build_lib and packs the folder in which `install` would put modules.
     return self.get_finalized_command("install").install_lib if self.editable_mode else self.build_lib
 
   def _pth_path(self):

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the entry points of our wheel name, for a MaxText that has the seams itself (`patches/`).
+"""Targets of our wheel's entry points, for a MaxText that has the seams itself (`patches/`).
 
 maxtext.config_class    extend_config_class(cls) -> cls
 maxtext.pipeline_class  pipeline_class(config) -> NNX module class or None
@@ -25,7 +25,7 @@ check_abstract_model = sharding_conflicts.judge
 
 
 def decoder_layers(config: HostKeys, layer_classes: list[type]) -> list[type]:
-  """The classes of a decoder's layers, given MaxText's own."""
+  """Returns the classes of a decoder's layers, given MaxText's own."""
   from maxtext_pp_ext.host.replacements import stage_modules  # pylint: disable=import-outside-toplevel
 
   return stage_modules.layer_classes(config, layer_classes)
@@ -39,14 +39,14 @@ def build_pipeline_stage(build: Callable, decoder: Any, layer_classes: list[type
 
 
 def check_checkpoint_load(**arguments: Any) -> None:
-  """Raises a ValueError if the checkpoint has another layout. The arguments are load_state_if_possible's."""
+  """Raises ValueError if the checkpoint has another layout. Takes the arguments of load_state_if_possible."""
   from maxtext_pp_ext.host.replacements import checkpoint_load  # pylint: disable=import-outside-toplevel
 
   checkpoint_load.refuse_other_layouts(**arguments)
 
 
 def check_pretrained_load(config: DerivedKeys, model: Any) -> None:
-  """Raises a ValueError if what from_pretrained is about to load into a model has another layout than that."""
+  """Raises ValueError if the checkpoint that from_pretrained is about to load has another layout than the model."""
   from maxtext_pp_ext.host.replacements import checkpoint_load  # pylint: disable=import-outside-toplevel
 
   checkpoint_load.refuse_other_layouts_of_pretrained(config, model)

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""All that can be said about a run's config without compiling it, on a machine without its devices."""
+"""Checks a run's config without compiling it, on a machine without its devices."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 @dataclasses.dataclass(kw_only=True)
 class Checked:
-  """What was found.
+  """The result of a check.
 
   Attributes:
-    errors: why it cannot be trained; with any, the rest may be missing.
-    warnings: what will be otherwise than one may think.
-    devices: how many it is for.
-    layout: in words.
-    layers: for each layer of the model in their order, (stage, repeat), or None outside the pipeline.
-    schedule: of the pipeline.
-    costs: of a device and step; None if there are no formulas for the pipeline.
+    errors: reasons why it cannot be trained; if there are any, the rest may be missing.
+    warnings: effects that a user may not expect.
+    devices: number of devices that the run is for.
+    layout: the layout in words.
+    layers: for each layer of the model, in order, (stage, repeat), or None outside the pipeline.
+    schedule: schedule of the pipeline; None without one.
+    costs: costs per device and step; None if there are no formulas for the pipeline.
     not_counted: what takes memory or traffic and is not in the costs.
   """
 
@@ -56,10 +56,10 @@ def check(argv: Sequence[str], devices: int | None = None) -> Checked:
 
   Args:
     argv: a yml file, which may be left out, then `key=value`.
-    devices: for how many; by default those of `compile_topology`, or as many as the parallelism says.
+    devices: number of devices; by default those of `compile_topology`, or as many as the parallelism makes.
 
   Raises:
-    OSError: there is no such yml file.
+    OSError: the yml file does not exist.
   """
   found = Checked()
   try:
@@ -68,7 +68,7 @@ def check(argv: Sequence[str], devices: int | None = None) -> Checked:
     if not given.get("compile_topology"):
       found.devices = devices or _devices(given)
       overrides |= {"internal_compile": True, "internal_compile_num_devices": found.devices}
-    # As given: the config is read without checkpoints.
+    # The values as given, since the config is read without checkpoints.
     found.errors += [*checkpoint_paths.problems(given.get), *checkpoint_paths.of_loading(given.get)]
     config = run_config.read_without_run(argv, **overrides)
   except PipelineConfigError as error:
@@ -88,7 +88,7 @@ def check(argv: Sequence[str], devices: int | None = None) -> Checked:
 
 
 def _devices(given: Mapping[str, Any]) -> int:
-  """The product of all parallelism; what is -1 takes what is left, so nothing."""
+  """Returns the product of all parallelism; a value of -1 takes what is left, so it counts as 1."""
   values = (integer(given, key) for key in given if _PARALLELISM.fullmatch(key))
   devices = math.prod(value for value in values if value > 0)
   if devices > MOST_DEVICES:
@@ -97,7 +97,7 @@ def _devices(given: Mapping[str, Any]) -> int:
 
 
 def _of_host(config: Keys) -> list[str]:
-  """Silent defects of MaxText's own pipelines (0.2.5)."""
+  """Returns silent defects of MaxText's own pipelines (0.2.5)."""
   if pipeline_impl(config) != "host" or not config.using_pipeline_parallelism:
     return []
   if config.pipeline_fsdp_ag_per_repeat and sound_stages(config) > 2:
@@ -109,7 +109,7 @@ def _of_host(config: Keys) -> list[str]:
 
 
 def _devices_not_shared_out(config: Keys, given: Mapping[str, Any]) -> list[str]:
-  """What MaxText's trainers come upon when they make the mesh, with what to set."""
+  """Returns the problems that MaxText's trainers meet when they make the mesh, with remedies."""
   if not config.using_pipeline_parallelism:
     return []
   chosen = {key: given[key] for key in remedies.DERIVED if isinstance(given.get(key), int)}
@@ -117,7 +117,7 @@ def _devices_not_shared_out(config: Keys, given: Mapping[str, Any]) -> list[str]
 
 
 def _on_tpus(config: Keys) -> list[str]:
-  """What MaxText refuses on TPUs, which the run may be for."""
+  """Returns the problems that the run would have on TPUs, if the config does not name the devices."""
   if pipeline_impl(config) == "host" or config.compile_topology or not config.using_pipeline_parallelism:
     return []
   elsewhere = sizes.problems(config)
@@ -140,7 +140,7 @@ def _model(config: DerivedKeys, found: Checked) -> None:
 
 
 def _conflicts(found: Iterable[Any]) -> list[str]:
-  """Each conflict once, with the arrays that have it."""
+  """Returns each conflict once, with the arrays that have it."""
   return [
       f"{problem}. {remedy} (sharding of {'; '.join(arrays)})"
       for (_, problem, remedy), arrays in by_problem(found).items()
@@ -148,7 +148,7 @@ def _conflicts(found: Iterable[Any]) -> list[str]:
 
 
 def _places(layout: Layout, config: DerivedKeys) -> list[tuple[int, int] | None]:
-  """Where each layer is, read off the arrays of the model."""
+  """Returns (stage, repeat) of each layer, read off the arrays of the model."""
   places: list[tuple[int, int] | None] = [None] * layout.number_of_layers
   repeated = config.num_pipeline_repeats > 1
   for leaf in layout.leaves:

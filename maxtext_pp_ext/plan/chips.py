@@ -1,11 +1,12 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a device of each kind can do at best, to bound step times from below.
+"""Peak rates of each kind of device, to bound step times from below.
 
-Peak bf16 FLOPs, HBM and interconnect are of Google Cloud's pages (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e,
-tpu7x); interconnect is one direction of all links together, half of what those pages call bidirectional. The data-centre
-network is a host's, divided by its chips: v5e 2 × 100 Gbit/s for 8, v5p 50 Gbit/s per chip, v6e and 7x 100, and for v4
-the 6.25 GB/s of the "How to Scale Your Model" book (jax-ml.github.io/scaling-book/tpus). A chip of TPU7x is two devices.
+Sources: peak bf16 FLOPs, HBM and interconnect are from Google Cloud's pages (docs.cloud.google.com/tpu/docs/v4, v5e, v5p,
+v6e, tpu7x). Interconnect is one direction of all links together, half of what those pages call bidirectional. The
+data-centre network is that of a host, divided by its chips: v5e 2 × 100 Gbit/s for 8 chips, v5p 50 Gbit/s per chip, v6e
+and 7x 100. For v4 it is the 6.25 GB/s of the book "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus). A chip
+of TPU7x is two devices.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Chip:
   """One device of JAX.
 
   Attributes:
-    flops: bfloat16, per second.
-    hbm_bytes: memory.
+    flops: bfloat16 FLOPs per second.
+    hbm_bytes: memory in bytes.
     interconnect: bytes per second it can send to others of its slice.
     network: bytes per second it can send to other slices.
   """
@@ -42,24 +43,24 @@ CHIPS = {
 
 
 def of_topology(topology: str) -> Chip | None:
-  """The chip of a `compile_topology` such as v5p-256; None if it is not known."""
+  """Returns the chip of a `compile_topology` such as v5p-256; None if it is not known."""
   return CHIPS.get(topology.partition("-")[0])
 
 
 def bounds(
     chip: Chip, *, flops: float, outside_flops: float, bubble_fraction: float, sent: float, between_slices: float
 ) -> dict[str, float]:
-  """Seconds of a step that "compute", "interconnect" and "network" take, each at its best.
+  """Returns the seconds that "compute", "interconnect" and "network" take in a step, each at its peak rate.
 
-  Transfers may run while the device computes: a step takes at least the largest of them, and their sum if nothing does.
+  If transfers and compute overlap fully, a step takes the largest of the three; if nothing overlaps, their sum.
 
   Args:
     chip: the device.
-    flops: of one device and step, in the pipeline, rematerialisation included.
-    outside_flops: outside the pipeline.
+    flops: FLOPs of one device and step in the pipeline, rematerialisation included.
+    outside_flops: FLOPs outside the pipeline.
     bubble_fraction: share of a pipeline's iterations in which a stage idles.
-    sent: bytes to others of the slice, and of all slices.
-    between_slices: bytes of those to other slices.
+    sent: bytes sent in all, within the slice and to other slices.
+    between_slices: of these, bytes sent to other slices.
   """
   return {
       "compute": (flops / (1 - bubble_fraction) + outside_flops) / chip.flops,

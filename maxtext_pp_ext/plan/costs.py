@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traffic and memory of a pipeline as closed forms; docs/how-it-works.md derives them.
 
-Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding delay, T iterations. All bytes are of one
-device, and traffic is what it sends in one step, counted as `compiled.traffic` counts the compiler's.
+Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding delay, T iterations. All bytes are per
+device. Traffic is what a device sends in one step, counted as `compiled.traffic` counts that of compiled programs.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-  """What a model comes to on one device, in bytes.
+  """Sizes of a model on one device, in bytes.
 
-  "Repeat" is one repeat of one stage; without a pipeline it is one layer, and the whole batch is one microbatch.
+  A "repeat" is one repeat of one stage. Without a pipeline it is one layer, and the whole batch is one microbatch.
 
   Attributes:
-    parameters: of the whole model, sharded as they are stored.
-    optimizer: its moments.
-    gathered: the weights of a repeat as a stage computes with them, in the dtype in which they are gathered.
-    summed: their gradients, in the dtype in which they are summed over microbatches.
-    sent_to_gather, sent_to_reduce: what a device sends to gather these weights once, and to reduce these gradients.
-    activations: one microbatch between two layers.
-    work: what a stage's backward keeps of one microbatch while it is at it.
-    logits: of the device's share of the batch.
+    parameters: the whole model, sharded as stored.
+    optimizer: the optimizer's moments.
+    gathered: the gathered weights of a repeat, in the dtype of the gather.
+    summed: the gradients of these weights, in the dtype in which they are summed over microbatches.
+    sent_to_gather, sent_to_reduce: what a device sends to gather these weights once, and to reduce these gradients once.
+    activations: the activations of one microbatch between two layers.
+    work: what a stage's backward keeps of one microbatch while it computes it.
+    logits: the logits of the device's share of the batch.
     head: weights outside the pipeline, as they are gathered.
     head_sent: what a device sends in a step for weights outside the pipeline, and their gradients.
-    between_slices: of sent_to_gather and sent_to_reduce, and of all replicas' gradients once, over the data-centre
-      network.
+    between_slices: bytes over the data-centre network: those of sent_to_gather, those of sent_to_reduce, and those sent
+      once per step for weights outside the pipeline.
   """
 
   parameters: int
@@ -50,12 +50,13 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-  """Attributes: bytes, by what they are.
+  """Costs per device and step, in bytes.
 
-  traffic: sent in a step.
-  between_slices: of those, over the data-centre network.
-  always: memory that is taken throughout a step.
-  phases: memory that is taken at the same time, for each time that may be the worst.
+  Attributes:
+    traffic: what -> bytes sent.
+    between_slices: of those, bytes over the data-centre network.
+    always: what -> memory that is taken throughout the step.
+    phases: phase that may be the worst -> what -> memory that is taken in it.
   """
 
   traffic: dict[str, int]
@@ -73,7 +74,7 @@ class Costs:
 
   @property
   def memory(self) -> dict[str, int]:
-    """What is taken at the worst time."""
+    """The memory that is taken in the worst phase."""
     return self.always | self.phases[self.worst_phase]
 
   @property
@@ -82,35 +83,35 @@ class Costs:
 
 
 def gathers(schedule: CircularSchedule, residency: Residency) -> float:
-  """How often the weights of one repeat are gathered in a step, by what a device sends."""
+  """Returns how often the weights of one repeat are gathered in a step, measured by what a device sends."""
   if not residency.has_slots:
     return 2.0 * schedule.iterations
   if residency.gathers_first or schedule.repeats == 1:
     return float(schedule.repeats)
-  # Backward begins with the weights that forward ended with. A piece is sent in every iteration in which some stage needs
-  # one, and stages need them at different times.
+  # Backward begins with the weights that forward ended with. A piece is sent in each iteration in which any
+  # stage needs one, and stages need them at different times.
   return 2 * schedule.repeats - 1 + 2 * _others_iterations(schedule)
 
 
 def reductions(schedule: CircularSchedule, residency: Residency) -> float:
-  """How often the gradients of one repeat are reduced in a step, by what a device sends."""
+  """Returns how often the gradients of one repeat are reduced in a step, measured by what a device sends."""
   if not residency.has_slots:
     return float(schedule.iterations)
   return schedule.repeats + (_others_iterations(schedule) if schedule.repeats > 1 else 0)
 
 
 def _others_iterations(schedule: CircularSchedule) -> float:
-  """In repeats: how long the ring works in which a stage itself does not."""
+  """Returns how long, in repeats, other stages work while one stage idles."""
   return schedule.delay * (schedule.stages - 1) / schedule.microbatches
 
 
 def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *, over_slices: bool = False) -> Costs:
-  """The costs of one of our pipelines.
+  """Returns the costs of one of our pipelines.
 
   Args:
-    schedule: what is worked on when.
+    schedule: the schedule.
     residency: how long gathered weights stay.
-    sizes: of the model, with this schedule's stages.
+    sizes: sizes of the model with this schedule's stages.
     over_slices: whether stages are on different slices.
   """
   gather, reduce = gathers(schedule, residency), reductions(schedule, residency)
@@ -155,10 +156,10 @@ def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes) -> d
 
 
 def without(layers: int, sizes: Sizes) -> Costs:
-  """The costs of the same model without a pipeline, its layers one after another in a loop, rematerialised.
+  """Returns the costs of the same model without a pipeline: its layers run one after another in a loop, with remat.
 
-  A layer's weights are gathered in forward, and in backward once more for what is computed again and once for the
-  gradients: with remat, the compiler does not share the two.
+  A layer's weights are gathered three times: in forward, in backward for what is recomputed, and in backward for the
+  gradients. With remat the compiler does not share the last two.
   """
   traffic = {
       "weights": 3 * layers * sizes.sent_to_gather,

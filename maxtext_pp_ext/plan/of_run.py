@@ -32,12 +32,12 @@ def costs_of_run(
     parameters: sharding.Explanation,
     mesh: AbstractMesh,
 ) -> costs.Costs | None:
-  """What a step costs a device; None if there are no formulas for the pipeline or its schedule.
+  """Returns the costs of a step per device; None if there are no formulas for the pipeline or its schedule.
 
   Args:
     config: MaxText's config.
     impl: the implementation of its pipeline.
-    schedule: of its pipeline; None without one.
+    schedule: the schedule of its pipeline; None without one.
     parameters: how its parameters are sharded.
     mesh: its mesh.
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a config's model comes to on one device: what `plan.costs` needs to know, without compiling anything."""
+"""The quantities that `plan.costs` needs of a config's model on one device, without compiling anything."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _ADAMS = ("adamw", "adam_pax")
 
 @dataclasses.dataclass(frozen=True)
 class _Weight:
-  """One array of weights, of a device.
+  """One array of weights on a device.
 
   Attributes:
-    count: elements as a stage computes with them, of all layers that are stacked in it.
-    dtype: as stored.
+    count: elements of all layers stacked in it, sharded as a stage computes with them.
+    dtype: the dtype in which it is stored.
     gathered_over: the mesh axes over which it is gathered.
-    replicas_over: those over which it is not sharded but the batch is, so that gradients are added up.
+    replicas_over: the mesh axes that shard the batch but not this array, so gradients are summed over them.
   """
 
   count: float
@@ -51,11 +51,11 @@ class _Weight:
 def sizes(
     config: DerivedKeys, schedule: CircularSchedule | None, parameters: sharding.Explanation, mesh: AbstractMesh
 ) -> Sizes:
-  """Bytes of one device.
+  """Returns the bytes per device.
 
   Args:
     config: MaxText's config.
-    schedule: of its pipeline; None without one, where a layer takes the place of a stage's repeat.
+    schedule: the schedule of its pipeline; None without one: a layer then takes the place of a stage's repeat.
     parameters: how its parameters are sharded.
     mesh: its mesh.
   """
@@ -71,12 +71,12 @@ def sizes(
   slices_of = lambda axes: math.prod(network[axis] for axis in axes)
 
   def reduced(w: _Weight) -> float:
-    """A reduce-scatter over where it is sharded, then an all-reduce among replicas of the shards."""
+    """A reduce-scatter over the axes that shard the weight, then an all-reduce among replicas of the shards."""
     shards, replicas = over(w.gathered_over), over(w.replicas_over)
     return narrow(w) * ((1 - 1 / shards) + 2 * (1 - 1 / replicas) / shards)
 
   def gathered_between(w: _Weight, size: float) -> float:
-    """First the shards of other slices, then all within the slice."""
+    """A gather fetches the shards of other slices first, then all shards within the slice."""
     slices = slices_of(w.gathered_over)
     return size / (over(w.gathered_over) / slices) * (1 - 1 / slices)
 
@@ -104,7 +104,7 @@ def sizes(
 
 
 def not_counted(config: DerivedKeys) -> list[str]:
-  """What takes memory or traffic in this config and is not in `sizes`."""
+  """Returns what takes memory or traffic in this config and is not in `sizes`."""
   missing = []
   if (optimizer := plain(config.opt_type)) not in _ADAMS:
     missing.append(f"the optimizer's state (opt_type={optimizer})")
@@ -120,7 +120,7 @@ def not_counted(config: DerivedKeys) -> list[str]:
 
 
 def flops(config: Any) -> tuple[float, float]:
-  """Of one device and step, by MaxText's own count, rematerialisation included: in the layers, and outside."""
+  """Returns FLOPs of one device and step (in the layers, outside), by MaxText's own count, with rematerialisation."""
   total = of_step(config)
   tokens = config.per_device_batch_size * config.max_target_length
   outside = 3 * 2 * tokens * config.emb_dim * config.vocab_size
@@ -175,7 +175,7 @@ def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: A
 
 
 def _work(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
-  """Inputs and outputs of matrix multiplications, for one microbatch, of the layers whose backward is at once."""
+  """Returns bytes of inputs and outputs of matrix products, for one microbatch and all layers with a joint backward."""
   tokens = _rows(config, schedule) * config.max_target_length / _shards(ACTIVATION_AXES[:2], config, mesh)
   attention = 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim
   if config.num_experts > 1:

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every pipeline that a model could have on a topology, with what it would cost, and which of them are worth a look."""
+"""Finds the possible pipelines of a model on a topology, with their costs, and ranks them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from maxtext_pp_ext.plan.of_run import costs_of_run, residency_with_formulas
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
-# Which axis gives its devices to the stages, and gets them back: the one that takes what is left, or the first of these.
+# The axis that gives its devices to stages, and gets them back: the one with -1, or else the first of these.
 _GIVING = ("fsdp", "data")
 
 
@@ -29,11 +29,11 @@ class Candidate:
 
   Attributes:
     impl: an implementation of the registry, or `variants.NONE`.
-    keys: of MaxText, those that make it so.
+    keys: the MaxText keys that select it.
     schedule: None without a pipeline.
-    layers_per_stage: in one repeat.
-    costs: of a device and step.
-    takes: seconds by "compute", "interconnect" and "network", each at its best; empty if the device is not known.
+    layers_per_stage: layers per stage and repeat.
+    costs: costs per device and step.
+    takes: seconds by "compute", "interconnect" and "network", each at its peak; empty if the device is not known.
   """
 
   impl: str
@@ -45,12 +45,12 @@ class Candidate:
 
   @property
   def seconds(self) -> float | None:
-    """What a step takes at least."""
+    """The least seconds that a step takes: transfers and compute overlap fully."""
     return max(self.takes.values(), default=None)
 
   @property
   def seconds_unhidden(self) -> float | None:
-    """What it takes at those speeds if no transfer hides behind compute."""
+    """The seconds of a step at the same rates if nothing overlaps."""
     return sum(self.takes.values()) or None
 
   @property
@@ -58,13 +58,13 @@ class Candidate:
     return max(self.takes, key=self.takes.__getitem__, default=None)
 
   def arguments(self, argv: Sequence[str]) -> list[str]:
-    """MaxText's arguments of the run with this pipeline."""
+    """Returns MaxText's arguments of the run with this pipeline."""
     return run_config.with_keys(argv, self.keys)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Infeasible:
-  """A way in which the model cannot be run, and why."""
+  """A combination with which the model cannot be run, and the reason."""
 
   keys: dict[str, Any]
   reason: str
@@ -72,14 +72,14 @@ class Infeasible:
 
 @dataclasses.dataclass(kw_only=True)
 class Plan:
-  """What was found.
+  """The result of a search.
 
   Attributes:
-    devices: how many it is for.
-    chip: of the topology.
-    memory_limit: bytes of a device.
+    devices: number of devices.
+    chip: kind of the devices; None if it is not known.
+    memory_limit: bytes of a device; None if it is not known.
     candidates: those that fit, the best first; then those that do not, the smallest first.
-    infeasible: those that cannot be.
+    infeasible: combinations that are impossible.
     not_counted: what takes memory or traffic in all of them and is not in their costs.
   """
 
@@ -106,20 +106,20 @@ def plan(
 ) -> Plan:
   """Finds the combinations of stages, repeats, layers per stage and microbatches, and ranks them.
 
-  Stages take their devices from the axis that MaxText is asked to derive, or from FSDP, or data parallelism; whatever
-  else the arguments say stays.
+  Stages take their devices from the axis that MaxText is asked to derive, or from FSDP, or from data parallelism. All
+  other arguments stay.
 
   Args:
-    argv: MaxText's arguments, of a run with a pipeline or without.
-    implementations: of the registry, those that have a residency, and `variants.NONE`.
-    devices: for how many, without `compile_topology`.
-    chip: in the place of that of `compile_topology`.
-    memory_limit: bytes of a device, in the place of the chip's.
-    shown: how many of the best are checked to be what this package and MaxText accept.
-    on_progress: called with how many layouts of how many were looked at.
+    argv: MaxText's arguments of a run, with or without a pipeline.
+    implementations: implementations of the registry that have a residency, and `variants.NONE`.
+    devices: number of devices, without `compile_topology`.
+    chip: kind of the devices, instead of that of `compile_topology`.
+    memory_limit: bytes of a device, instead of the chip's.
+    shown: how many of the best must be accepted as configs by this package and MaxText.
+    on_progress: called with the number of layouts done, and their total.
 
   Raises:
-    ValueError: the config without a pipeline is none either, or there is no such implementation.
+    ValueError: the config is refused without a pipeline, too; or there is no such implementation, or no formula for it.
   """
   search = _Search(argv, implementations, devices, chip, memory_limit)
   layouts = list(search.layouts())
@@ -130,7 +130,7 @@ def plan(
 
 
 class _Search:
-  """What all candidates have in common."""
+  """A search in progress, with what all candidates have in common."""
 
   def __init__(self, argv, implementations, devices, chip, memory_limit):
     for impl in implementations:
@@ -155,7 +155,7 @@ class _Search:
       self._add(variants.NONE, self._none, self._without, None, *abstract_model.explained(self._without))
 
   def layouts(self) -> Iterator[dict[str, Any]]:
-    """The keys of each choice of stages on both networks, and of layers per stage."""
+    """Yields the keys for each choice of stages on both networks and of layers per stage."""
     if not self._ours:
       return
     layers = derived.sound_layers(self._without)
@@ -169,7 +169,7 @@ class _Search:
         yield self._none | chosen | {"num_layers_per_pipeline_stage": per_stage}
 
   def _stages_of(self, network: str) -> Iterator[dict[str, int]]:
-    """Each number of stages on a network, and what its other devices are for then."""
+    """Yields keys for each number of stages on a network, with the size of the axis that gives its devices."""
     axes, of_axes = list(self._without.mesh_axes), getattr(self._without, f"{network}_parallelism")
     sizes_of = dict(zip(axes, abstract_model.parallelism(self._without, network), strict=True))
     unset = [axis for axis, size in zip(axes, of_axes, strict=True) if size == -1]
@@ -179,7 +179,7 @@ class _Search:
       yield found | ({f"{network}_{giving}_parallelism": sizes_of[giving] // stages} if giving else {})
 
   def look_at(self, changed: dict[str, Any]) -> None:
-    """Adds one choice of stages and layers per stage, with all that it leaves open."""
+    """Adds all candidates with one choice of stages and layers per stage."""
     try:
       config = self._read(changed | {"pipeline_impl": self._ours[0]})
       parameters, mesh = abstract_model.explained(config)
@@ -207,7 +207,7 @@ class _Search:
       self._add(impl, chosen, config, schedule, parameters, mesh)
 
   def ranked(self, shown: int) -> Plan:
-    """All candidates in their order, the first so many of which are accepted as configs."""
+    """Returns the plan with its candidates in order; the first `shown` are accepted as configs."""
     found = self.found
     found.candidates.sort(key=self._rank)
     accepted = 0
@@ -230,7 +230,7 @@ class _Search:
     self.found.infeasible.append(Infeasible(keys=self._names(changed), reason=" ".join(problems)))
 
   def _names(self, changed: dict[str, Any]) -> dict[str, Any]:
-    """Those that tell a candidate from the others."""
+    """Returns the keys that tell a candidate from the others."""
     return {key: value for key, value in changed.items() if self._none.get(key) != value}
 
   def _add(self, impl, changed, config, schedule, parameters, mesh) -> None:
@@ -258,10 +258,10 @@ class _Search:
     self.found.candidates.append(candidate)
 
   def _rank(self, candidate: Candidate) -> tuple:
-    """Those that fit by their time, then by what they send; the others by their memory."""
+    """Ranks candidates that fit by time, then by what they send; the others by memory."""
     if not self.found.fits(candidate):
       return (1, candidate.costs.peak, 0, 0)
     bubble = candidate.schedule.bubble_fraction if candidate.schedule else 0.0
-    # Where the device is not known, there is no telling what its transfers take.
+    # The time of transfers is unknown if the device is not known: then the bubble decides.
     first = bubble if candidate.seconds is None else candidate.seconds
     return (0, first, candidate.costs.sent, candidate.costs.peak)

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Config files for pipelines that take more than a few keys; they take the place of MaxText's base.yml, and inherit it.
+"""Config files for pipelines that need more than a few keys. They replace MaxText's base.yml, and inherit it.
 
 python -m maxtext_pp_ext.presets        the names
 python -m maxtext_pp_ext.presets NAME   the path of one
@@ -12,12 +12,12 @@ _FOLDER = pathlib.Path(__file__).parent
 
 
 def names() -> list[str]:
-  """The presets that there are."""
+  """Returns the names of all presets."""
   return sorted(file.stem for file in _FOLDER.glob("*.yml"))
 
 
 def path(name: str) -> str:
-  """The path of a preset, to be given to MaxText as its config file.
+  """Returns the path of a preset, which MaxText takes as its config file.
 
   Raises:
     ValueError: there is no preset of that name.

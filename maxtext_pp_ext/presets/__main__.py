@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""See the package."""
+"""Prints the names of the presets, or the path of one; see the package."""
 
 import argparse
 

@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands between a process and a command that it runs: `python -I -S guardian.py LIFELINE COMMAND …`.
 
-LIFELINE is the descriptor of a pipe that nobody writes into. When its other end is closed, by the parent or by the
-kernel because the parent has ended in whatever way, also by SIGKILL, all that descends from here is killed. SIGTERM
-is passed on to the command alone. What a command that ends leaves running is killed, and then this process ends as the
-command did: with its exit code, or by its signal.
+LIFELINE is the descriptor of a pipe into which nobody writes. Its other end closes when the parent closes it or ends in
+any way, even by SIGKILL; then the guardian kills all its descendants. It passes SIGTERM on to the command alone. When the
+command ends, the guardian kills what the command left running, and then ends as the command did: with its exit code, or
+by its signal.
 
-Why a process: Linux can send a signal to a child when its parent ends (PR_SET_PDEATHSIG), but not to what the child has
-started, and does it already when the *thread* that started the child ends. And the child itself cannot watch a pipe
-while it is stopped, or compiles and holds the interpreter's lock.
+Why a separate process? Linux can signal a child when its parent ends (PR_SET_PDEATHSIG), but not the child's own
+children, and it does so already when the *thread* that started the child ends. The child itself cannot watch a pipe while
+it is stopped, or while it compiles and holds the interpreter's lock.
 
-Standard library only, and nothing of this package, since it starts with every command: less than 0.1 s.
+Uses the standard library only, and nothing of this package, since it starts with every command: in less than 0.1 s.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ import sys
 import threading
 from typing import NoReturn
 
-# Of linux/prctl.h.
+# From linux/prctl.h.
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
-_NO_COMMAND = 127  # as a shell has it
+_NO_COMMAND = 127  # as in a shell
 
 
 def main() -> NoReturn:
   lifeline, command = int(sys.argv[1]), sys.argv[2:]
   asked: list[int] = []
   signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))  # until there is a command
-  _prctl(_SET_CHILD_SUBREAPER, 1)  # what loses its parent becomes ours, also if it has left group and session
+  _prctl(_SET_CHILD_SUBREAPER, 1)  # orphans become our children, even if they left group and session
   try:
-    # Should this process be killed, the command is, too. Functions before exec are safe here, where there are no threads.
+    # If this process is killed, so is the command. A function before exec is safe here, since there are no threads.
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -49,13 +49,13 @@ def main() -> NoReturn:
   for number in asked:
     _send(process.pid, number)
   threading.Thread(target=_watch, args=(lifeline, process.pid), daemon=True).start()
-  # All that end are waited for, not the command alone: orphans are this process's as well.
+  # Waits for all children, not the command alone: orphans are children of this process, too.
   while (ended := os.waitpid(-1, 0))[0] != process.pid:
     pass
   with contextlib.suppress(ChildProcessError):
     while True:
       _kill_children(process.pid)
-      os.waitpid(-1, 0)  # those of one that has ended are ours next
+      os.waitpid(-1, 0)  # the children of an ended process are ours next
   _end_like(ended[1])
 
 
@@ -66,12 +66,12 @@ def _watch(lifeline: int, command: int) -> None:
 
 
 def _kill_children(command: int) -> None:
-  """Kills all processes whose parent this one is; where /proc does not tell, the command's group."""
+  """Kills all children of this process; without /proc, the command's process group."""
   if not os.path.exists("/proc/self/stat"):
     with contextlib.suppress(ProcessLookupError, PermissionError):
       os.killpg(command, signal.SIGKILL)
   for name in filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ()):
-    # One that has ended meanwhile has no file any more.
+    # A process that has ended meanwhile has no file.
     with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as stat:
       if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid():
         _send(int(name), signal.SIGKILL)

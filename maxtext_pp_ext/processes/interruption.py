@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that end a command become an exception, so that it ends its children and removes its temporary folders.
+"""Turns signals that end a command into an exception, so the command ends its children and removes its temporary folders.
 
-For programs: only their outermost function knows that nothing else in the process minds. Library functions leave signals
-alone; what they have started ends with the process (see `guardian`), if a signal ends that at once.
+For programs: only their outermost function knows that nothing else in the process objects. Library functions leave
+signals alone. If a signal ends the process at once, its children end with it (see `guardian`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 import weakref
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A signal that could not raise is sent again after so many seconds.
+# Seconds after which a signal that could not raise is sent again.
 _AGAIN_S = 0.05
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class Interrupted(KeyboardInterrupt):
-  """A signal came that ends the command.
+  """A signal that ends the command arrived.
 
   Attributes:
-    number: the signal's.
+    number: number of the signal.
   """
 
   def __init__(self, number: int):
@@ -41,8 +41,8 @@ class _Handler:
   """Raises in the main thread, which is where Python handles signals."""
 
   def __init__(self):
-    # A closing terminal sends several signals. While the exception of the first is on its way they must not disturb what
-    # cleans up. It is gone if something has swallowed it: the next one is raised then.
+    # A closing terminal sends several signals. While the exception of the first one propagates, others must not disturb
+    # the cleanup. If something swallows that exception, it is gone, and the next signal raises again.
     self._on_its_way: Callable[[], Interrupted | None] = lambda: None
     self._holding = False
     self._held: list[int] = []
@@ -55,19 +55,19 @@ class _Handler:
       raise self._new(number)
 
   def _new(self, number: int) -> Interrupted:
-    # Not in `__call__`, whose variables would keep the exception, and it them.
+    # Not in `__call__`: its variables and the exception would keep each other alive.
     error = Interrupted(number)
     self._on_its_way = weakref.ref(error)
     return error
 
   def arrived(self) -> None:
-    """Nothing is on its way any more, also if somebody keeps the exception."""
+    """Notes that no exception is on its way any more, even if something keeps it alive."""
     self._on_its_way = lambda: None
     if self._again is not None:
       self._again.cancel()
 
   def unraisable(self, before: Callable[[Any], object], found: Any) -> None:
-    """For `sys.unraisablehook`: what was raised where no exception can leave, such as finalizers, is raised again.
+    """For `sys.unraisablehook`: sends a signal again if it raised where no exception can leave, such as in finalizers.
 
     JAX has Python call it after each garbage collection, so a signal that comes during one is raised just there.
     """
@@ -81,7 +81,7 @@ class _Handler:
 
   @contextlib.contextmanager
   def hold(self) -> Iterator[None]:
-    """Signals that come meanwhile are handled at its end, the first of them."""
+    """Delays signals: the first one that arrives meanwhile is handled at the end."""
     if self._holding or threading.current_thread() is not threading.main_thread():
       yield
       return
@@ -100,10 +100,10 @@ _handler = _Handler()
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-  """Meanwhile SIGINT, SIGTERM and SIGHUP raise `Interrupted`.
+  """Makes SIGINT, SIGTERM and SIGHUP raise `Interrupted` within the context.
 
-  But for those that are ignored, as nohup does with SIGHUP and a shell with SIGINT for what it runs in the background,
-  and those that somebody else handles. In another thread than the main one, which cannot handle signals, nothing changes.
+  Exceptions: signals that are ignored (nohup ignores SIGHUP; a shell ignores SIGINT for background commands), and signals
+  that other code handles. Nothing changes in other threads than the main one, which cannot handle signals.
   """
   if threading.current_thread() is not threading.main_thread():
     yield
@@ -125,7 +125,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str | None = None) -> Iterator[str]:
-  """`tempfile.TemporaryDirectory`, of which no signal that `interruptible` handles leaves a half."""
+  """Yields a `tempfile.TemporaryDirectory`; signals that `interruptible` handles leave no half of it."""
   with contextlib.ExitStack() as stack:
     with _handler.hold():
       folder = tempfile.TemporaryDirectory(prefix=prefix)  # pylint: disable=consider-using-with
@@ -139,12 +139,12 @@ def _remove(folder: tempfile.TemporaryDirectory) -> None:
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
-  """128 and the signal's number, as a shell has it: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM."""
+  """Returns 128 plus the signal's number, as a shell does: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM."""
   return 128 + getattr(error, "number", signal.SIGINT)
 
 
 def run(main: Callable[[], int | None], name: str) -> int:
-  """The exit code of a program whose outermost function this is; it may be interrupted."""
+  """Runs a program's outermost function, which signals may interrupt; returns the exit code."""
   try:
     with interruptible():
       return main() or 0

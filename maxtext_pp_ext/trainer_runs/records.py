@@ -1,13 +1,13 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Record files that MaxText's Grain input reads."""
+"""Writes record files that MaxText's Grain input reads."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import pathlib
 
 
 def write(path: pathlib.Path, examples: Iterable[Mapping[str, str | Sequence[int]]]) -> None:
-  """Writes one `tf.train.Example` per example; a feature is text, or token ids."""
+  """Writes one `tf.train.Example` per example; a feature is text or token ids."""
   from array_record.python.array_record_module import ArrayRecordWriter  # pylint: disable=import-outside-toplevel
   from maxtext.input_pipeline.protos import example_pb2  # pylint: disable=import-outside-toplevel
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Many runs of MaxText's trainers in one process, since importing them takes longer than training a tiny model.
+"""Trains many runs of MaxText's trainers in one process, since importing them takes longer than training a tiny model.
 
-`python -m maxtext_pp_ext.trainer_runs.train_runs PLAN`, started by `run_all`; PLAN is the JSON that `run_all` writes. All
-runs may also be in several processes that are joined.
+`run_all` starts `python -m maxtext_pp_ext.trainer_runs.train_runs PLAN`; PLAN is the JSON that it writes. All runs may
+also be in several joined processes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +22,12 @@ from maxtext_pp_ext.trainer_runs import trainer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-  """One training.
+  """One training run.
 
   Attributes:
     keys: MaxText's `key=value` arguments; without a yml file in front, base.yml is read.
     trainer: the module whose `main` trains.
-    weights: name of the `Weights` to start from, or None for those that MaxText draws.
+    weights: name of the `Weights` from which it starts; None for those that MaxText draws.
     rounding: if not 0, each weight is first moved by this fraction of itself, up or down at random.
   """
 
@@ -37,34 +37,34 @@ class Run:
   rounding: float = 0.0
 
 
-_METRICS = "metrics"  # folder: a folder for each run, in it a file for each process
+_METRICS = "metrics"  # folder with a folder per run, which has a file per process
 _OUTPUT = "out"  # MaxText's base_output_directory
 
 
 class Results:
-  """What runs left in a folder."""
+  """The files that runs left in a folder."""
 
   def __init__(self, folder: pathlib.Path):
     self.folder = folder
 
   def error(self, run: str) -> str | None:
-    """The traceback of a run that failed, or None."""
+    """Returns the traceback of a failed run, or None."""
     file = self.folder / f"{run}.error"
     return file.read_text(encoding="utf-8") if file.exists() else None
 
   def checkpoints(self, run: str) -> pathlib.Path:
-    """The folder of the run's checkpoints."""
+    """Returns the folder of the run's checkpoints."""
     return self.folder / _OUTPUT / run / "checkpoints"
 
   def metrics_files(self, run: str) -> list[pathlib.Path]:
-    """What each process has reported, in their order."""
+    """Returns the metrics file of each process, in the order of processes."""
     return sorted((self.folder / _METRICS / run).glob("*.jsonl"), key=lambda file: int(file.stem))
 
   def metrics(self, run: str, *having: str) -> list[dict[str, float]]:
-    """The run's metrics, of steps and evaluations in their order; see `trainer.read_metrics`.
+    """Returns the run's metrics of steps and evaluations, in order; see `trainer.read_metrics`.
 
     Raises:
-      RunFailedError: if the run failed, or its processes do not all report the same.
+      RunFailedError: the run failed, or its processes report different metrics.
     """
     if error := self.error(run):
       raise trainer.RunFailedError(f"{run}: {error}")
@@ -82,16 +82,16 @@ def run_all(
     processes: int = 1,
     weights: Mapping[str, Sequence[str]] | None = None,
 ) -> Results:
-  """Trains all runs, one after the other, in one new process with this many virtual CPU devices.
+  """Trains all runs, one after another, in one new process with this many virtual CPU devices.
 
   Args:
     folder: where everything is written.
-    runs: name -> run. A run that fails leaves its error and does not stop the others, if it is not one of several
-      processes, which have to stay together.
+    runs: name -> run. A failed run leaves its error and does not stop the others. Exception: several processes must stay
+      together, so there it stops them.
     devices: number of virtual devices.
-    processes: in so many new processes instead, which are joined and have equally many of the devices.
-    weights: name -> MaxText's keys of the model, without a pipeline, whose initial weights bear this name. A run with
-      them gets the same numbers in the layout that its own keys ask for.
+    processes: number of joined processes, which share the devices equally.
+    weights: name -> MaxText's keys of a model without a pipeline; its initial weights get this name. A run that names
+      them gets the same numbers in the layout of its own keys.
   """
   arguments = ["-m", "maxtext_pp_ext.trainer_runs.train_runs", write_plan(folder, runs, weights)]
   trainer.run_python(arguments, folder / "runs.log", devices=devices, processes=processes, cwd=folder)
@@ -99,9 +99,9 @@ def run_all(
 
 
 def write_plan(folder: pathlib.Path, runs: Mapping[str, Run], weights: Mapping[str, Sequence[str]] | None = None) -> str:
-  """Writes a file that says to `main`, in this folder, what `run_all` says; returns its name."""
+  """Writes the plan of `run_all` into a file in this folder, for `main`; returns the name of the file."""
   for name in runs:
-    (folder / f"{name}.error").unlink(missing_ok=True)  # of a run that this one goes on with
+    (folder / f"{name}.error").unlink(missing_ok=True)  # of an earlier run that this one continues
   plan = {"weights": weights or {}, "runs": {name: dataclasses.asdict(run) for name, run in runs.items()}}
   (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
   return "plan.json"
@@ -124,7 +124,7 @@ def main(plan_file: str) -> None:
   for name, fields in plan["runs"].items():
     try:
       _train(name, Run(**fields), draw)
-    except (Exception, SystemExit):  # MaxText ends the process where a loss is NaN
+    except (Exception, SystemExit):  # MaxText ends the process if a loss is NaN
       pathlib.Path(f"{name}.error").write_text(traceback.format_exc(), encoding="utf-8")
       if jax.process_count() > 1:
         raise
@@ -147,12 +147,12 @@ def _train(name: str, run: Run, draw: Callable[[str], Any]) -> None:
 
 
 def _argv(keys: Sequence[str], name: str) -> list[str]:
-  output = pathlib.Path(_OUTPUT).absolute()  # Orbax wants to know exactly
+  output = pathlib.Path(_OUTPUT).absolute()  # Orbax needs an absolute path
   return ["", str(run_config.base_yml()), *keys, f"run_name={name}", f"base_output_directory={output}"]
 
 
 def _keep_metrics_of_training() -> None:
-  """MaxText 0.2.5 empties its metrics file at step 0 of every evaluation, not of training alone."""
+  """Keeps metrics of training: MaxText 0.2.5 empties its metrics file also at step 0 of every evaluation."""
   from maxtext.common import metric_logger  # pylint: disable=import-outside-toplevel
 
   write = metric_logger.MetricLogger.write_metrics_locally

@@ -1,8 +1,8 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's trainers in processes of their own: how they are started, and what they report.
+"""Starts MaxText's trainers in separate processes, and reads what they report.
 
-Nothing here imports JAX or MaxText, so that a caller need not have them, and keeps its own devices.
+Nothing here imports JAX or MaxText, so a caller need not have them, and keeps its own devices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ _LOG_LINES_IN_ERROR = 25
 
 
 class RunFailedError(RuntimeError):
-  """A process failed, or did something else than it was asked to."""
+  """A process failed, or did not do what it was asked to do."""
 
 
 def as_arguments(keys: Mapping[str, object]) -> list[str]:
@@ -30,14 +30,14 @@ def as_arguments(keys: Mapping[str, object]) -> list[str]:
 
 
 def parameters_path(checkpoint: pathlib.Path) -> pathlib.Path:
-  """What `load_parameters_path` takes for a checkpoint written by `weights.save`."""
+  """Returns the value of `load_parameters_path` for a checkpoint written by `weights.save`."""
   return checkpoint / "items"
 
 
 def environment(devices: int) -> dict[str, str]:
-  """This process's environment, with virtual CPU devices for JAX and no Google Cloud packages for MaxText.
+  """Returns this process's environment, with virtual CPU devices for JAX and no Google Cloud packages for MaxText.
 
-  This package is found first, also where it is a checkout that is not installed.
+  This package comes first on the path, also from a checkout that is not installed.
   """
   return os.environ | {
       "PYTHONPATH": processes.python_path(),
@@ -58,13 +58,14 @@ def run_python(
 ) -> None:
   """Runs this Python with `arguments`; `on_line` sees each line of its output while it runs.
 
-  The log file has the command, then all output. With several processes, which have equally many of the devices,
-  `arguments` are `-m MODULE …`, and each line has a process's number in front; see `launch`.
+  The log file has the command, then all output. With several processes, which share the devices equally, `arguments` are
+  `-m MODULE …`, and each line begins with the number of a process; see `launch`.
 
-  What is run ends with this call, and with this process; see `children`. Can be called in any thread.
+  The started processes end with this call, and with this process; see `children`. Any thread may call this function.
 
   Raises:
-    RunFailedError: with the end of the log, if the exit code is not 0.
+    RunFailedError: the exit code is not 0; the message has the end of the log.
+    ValueError: the processes cannot share the devices equally.
   """
   if devices % processes:
     raise ValueError(f"{processes} processes cannot share {devices} devices equally")
@@ -94,14 +95,16 @@ def run_python(
 
 
 def read_metrics(metrics_files: Sequence[pathlib.Path], *having: str) -> list[dict[str, float]]:
-  """The lines of a trainer's `metrics_file` with all these metrics: `learning/…` of steps, `eval/…` of evaluations.
+  """Returns the lines of a trainer's `metrics_file` that have all these metrics.
+
+  Metrics of steps begin with `learning/`, those of evaluations with `eval/`.
 
   Args:
-    metrics_files: one of each process (MaxText 0.2.5 writes it in all of them).
+    metrics_files: a file per process (MaxText 0.2.5 writes it in all of them).
     having: names of metrics.
 
   Raises:
-    RunFailedError: the processes do not all report the same, times aside.
+    RunFailedError: processes report different metrics, times aside.
   """
   of_processes = [_read(file, having) for file in metrics_files]
   for file, metrics in zip(metrics_files, of_processes, strict=True):

@@ -1,8 +1,8 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The same weights for runs with and without a pipeline: drawn once by MaxText, and carried into each run's layout.
+"""Gives runs with and without a pipeline the same weights: MaxText draws them once, and each run gets them in its layout.
 
-MaxText draws other numbers for a pipelined model than for the same model without a pipeline, so a shared seed is not
+MaxText draws different numbers for a pipelined model than for the same model without a pipeline, so a shared seed is not
 enough. Runs load their checkpoint with MaxText's own key, `load_parameters_path`.
 """
 
@@ -24,7 +24,7 @@ Tree = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights:
-  """Parameters of a model, and how that model has its layers."""
+  """Parameters of a model, and the layout of its layers."""
 
   tree: Tree
   layout: Layout
@@ -35,7 +35,7 @@ class Weights:
 
 
 def draw(argv: Sequence[str]) -> Weights:
-  """Weights as MaxText initialises them for a config, with a pipeline or without."""
+  """Returns weights as MaxText initialises them for a config, with a pipeline or without."""
   from flax import nnx  # pylint: disable=import-outside-toplevel
   from flax.core.spmd import logical_axis_rules  # pylint: disable=import-outside-toplevel
   from jax.experimental import multihost_utils  # pylint: disable=import-outside-toplevel
@@ -54,7 +54,7 @@ def draw(argv: Sequence[str]) -> Weights:
 
 
 def moved(weights: Weights, fraction: float, seed: int = 0) -> Weights:
-  """Each weight moved by this fraction of itself, up or down at random."""
+  """Returns the weights, each moved by this fraction of itself, up or down at random."""
   if fraction == 0:
     return weights
   random = np.random.default_rng(seed)
@@ -63,10 +63,10 @@ def moved(weights: Weights, fraction: float, seed: int = 0) -> Weights:
 
 
 def in_layout_of(weights: Weights, argv: Sequence[str]) -> Tree:
-  """The parameters as the model of MaxText's arguments `argv` has them, in a pipeline or not.
+  """Returns the parameters in the layout of the model of MaxText's arguments `argv`, with a pipeline or without.
 
   Raises:
-    LayoutError: it is another model.
+    LayoutError: `argv` describes another model.
   """
   from flax import traverse_util  # pylint: disable=import-outside-toplevel
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
@@ -82,7 +82,7 @@ def save(path: pathlib.Path, tree: Tree) -> None:
   """Writes a checkpoint of parameters; `trainer.parameters_path(path)` is what a run then loads."""
   from maxtext.common import checkpointing  # pylint: disable=import-outside-toplevel
 
-  # The outer `params` is added by MaxText; the inner one is the collection it looks for in the file. MaxText 0.2.4 writes
-  # to the path itself what 0.2.5 writes below it.
+  # The outer `params` is added by MaxText; the inner one is the collection that it looks for in the file. MaxText 0.2.4
+  # writes to the path itself, 0.2.5 below it.
   place = trainer.parameters_path(path) if version.found_version() == "0.2.4" else path
   checkpointing.save_params_to_path(str(place), {"params": tree})

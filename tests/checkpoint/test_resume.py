@@ -118,7 +118,7 @@ def test_a_checkpoint_that_has_the_layout_already_is_not_written_anew(tmp_path, 
   places = [str(Results(tmp_path).checkpoints("one")), str(tmp_path / "new")]
   convert = lambda *more: cli.main(["convert", *places, str(run_config.base_yml()), *keys, *more])
   assert convert() == 2
-  assert "has the layout that these arguments ask for already" in capsys.readouterr().err
+  assert "already has the layout that these arguments ask for" in capsys.readouterr().err
   assert convert("base_mlp_dim=64") == 2
   assert "has the shape" in capsys.readouterr().err
   assert convert(*pipeline(4)) == 2  # 6 layers

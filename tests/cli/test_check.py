@@ -129,7 +129,7 @@ def test_devices_that_are_not_shared_out_are_said_with_what_to_set_before_maxtex
   arguments = ("--devices", "8", "ici_pipeline_parallelism=3", "base_num_decoder_layers=12", "per_device_batch_size=3")
   status, out = check(*arguments, "pipeline_impl=circular_bsw", "--json")
   ours, maxtexts = json.loads(out)["errors"]
-  assert status == 2 and "8 devices (num_target_devices=8) cannot be shared out" in ours
+  assert status == 2 and "8 devices (num_target_devices=8) cannot be divided as" in ours
   assert ours.endswith("Set ici_pipeline_parallelism=4.") and "Unspecified value unable" in maxtexts
 
 
@@ -137,7 +137,7 @@ def test_rows_that_flash_attention_wants_on_tpus_are_a_warning(check):
   arguments = ("--devices", "8", "ici_pipeline_parallelism=2", "per_device_batch_size=0.5", "attention=flash")
   status, out = check(*arguments, "pipeline_impl=circular_bsw", "--json")
   [warning] = json.loads(out)["warnings"]
-  assert status == 0 and "attention=flash on TPUs gives each of 4 devices (fsdp=4) equally many rows" in warning
+  assert status == 0 and "attention=flash on TPUs needs equally many rows on each of 4 devices (fsdp=4)" in warning
 
 
 def test_a_known_defect_of_maxtexts_pipeline_is_a_warning(check):

@@ -203,7 +203,7 @@ WRONG = {
     "two kinds of devices": (["compile_topology=v5p-8", "--devices", "4"], "give one of them"),
     "to run on TPUs that are not there": (["compile_topology=v5p-8", "--run"], "--run is for CPU devices"),
     "no rounds": (["--run", "--rounds", "0"], "has to be positive"),
-    "rounds of nothing": (["--rounds", "3"], "goes with --run"),
+    "rounds of nothing": (["--rounds", "3"], "needs --run"),
     "no file": (["/no/such.yml"], "/no/such.yml"),
 }
 

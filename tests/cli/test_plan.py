@@ -102,7 +102,7 @@ WRONG = {
     "no topology to compile for": (("--devices", "8", "--validate", "1"), "needs compile_topology="),
     "unknown implementation": (("--devices", "8", "--impl", "zero-bubble"), "zero-bubble"),
     "no formulas": (("--devices", "8", "--impl", "host"), "host"),
-    "unknown chip": (("--devices", "8", "--chip", "h100"), "there are numbers for v4, v5e"),
+    "unknown chip": (("--devices", "8", "--chip", "h100"), "known chips are v4, v5e"),
     "nothing to show": (("--devices", "8", "--top", "0"), "has to be positive"),
     "no such key": (("--devices", "8", "no_such_key=1"), "no_such_key"),
 }

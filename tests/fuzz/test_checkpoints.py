@@ -178,9 +178,9 @@ ARRAYS = {
     "a scalar": (lambda path, x: np.float32(0) if path == KERNEL else x, "has the shape"),
     "integers": (lambda path, x: x.astype(np.int32) if path == KERNEL else x, "is int32 in the checkpoint"),
     "booleans": (lambda path, x: x > 0 if path == KERNEL else x, "is bool in the checkpoint"),
-    "text": (lambda path, x: "text" if path == KERNEL else x, "is no array"),
+    "text": (lambda path, x: "text" if path == KERNEL else x, "is not an array"),
     "all layers less": (lambda path, x: x[:, :-1] if path[:2] == KERNEL[:2] else x, "not of this model in any layout"),
-    "another array": (lambda path, x: {"more": x} if path == KERNEL else x, "is nothing that the model has"),
+    "another array": (lambda path, x: {"more": x} if path == KERNEL else x, "is not in the model"),
     "no layers": (lambda path, x: None if path[:2] == KERNEL[:2] else x, ""),
 }
 

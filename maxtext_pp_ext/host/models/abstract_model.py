@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A MaxText config's model without weights, on a mesh without devices."""
+"""Builds a MaxText config's model without weights, on a mesh without devices."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models.axes import rules_in_play
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 
-# A model is built, and looked at, layer by layer.
+# A model is built, and read, layer by layer.
 MOST_LAYERS = 1 << 13
 
 
 def abstract_mesh(config: DerivedKeys) -> AbstractMesh:
-  """The mesh of a config, with the devices of its `compile_topology`, or those that are there.
+  """Returns the mesh of a config, for the devices of its `compile_topology` or those present.
 
   Raises:
     ValueError: the parallelism does not fit the number of devices.
@@ -31,7 +31,7 @@ def abstract_mesh(config: DerivedKeys) -> AbstractMesh:
 
 
 def parallelism(config: DerivedKeys, network: str) -> list[int]:
-  """The size of each mesh axis on "ici" (within a slice) or "dcn" (over slices), with what MaxText derives for -1.
+  """Returns the size of each mesh axis on "ici" (within a slice) or "dcn" (over slices), with -1 derived by MaxText.
 
   Raises:
     ValueError: the parallelism does not fit the number of devices.
@@ -44,12 +44,12 @@ def parallelism(config: DerivedKeys, network: str) -> list[int]:
   target = slices if network == "dcn" else config.num_target_devices // slices
   try:
     return [int(size) for size in max_utils.fill_unspecified_mesh_axes(given, target, network.upper())]
-  except AssertionError as error:  # MaxText's way to say so
+  except AssertionError as error:  # how MaxText reports it
     raise ValueError(f"{error} (compile_topology={config.compile_topology!r})") from error
 
 
 def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
-  """A config's model, with ShapeDtypeStructs for values.
+  """Returns a config's model, with ShapeDtypeStructs for values.
 
   Raises:
     ValueError: MaxText cannot build it.
@@ -57,13 +57,13 @@ def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
   from maxtext.utils import model_creation_utils  # pylint: disable=import-outside-toplevel
 
   if config.num_decoder_layers > MOST_LAYERS:
-    raise ValueError(f"{config.num_decoder_layers} layers are more than can be looked at one by one ({MOST_LAYERS}).")
+    raise ValueError(f"{config.num_decoder_layers} layers are more than the limit ({MOST_LAYERS}).")
   with logical_axis_rules(config.logical_axis_rules), as_value_errors("build this model"):
     return nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh))
 
 
 def explained(config: Any) -> tuple[sharding.Explanation, AbstractMesh]:
-  """How a config's parameters are sharded, and its mesh.
+  """Returns (how a config's parameters are sharded, its mesh).
 
   Raises:
     ValueError: the parallelism does not fit the number of devices.

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of MaxText's logical axes: of activations between layers, of stacked stages, and those that rules leave out."""
+"""Names of MaxText's logical axes: those of activations and of stacked stages, and those without a rule."""
 
 from collections.abc import Iterable
 import functools
@@ -19,8 +19,8 @@ DATA_AXES = (
     "activation_length_moe",
 )
 STAGE_AXES = ("circular_repeats", "layers")
-# Names for which base.yml has no rule (MaxText 0.2.5): of DeepSeek 4's dimensions, and of the layers that a pipeline
-# leaves out. They are replicated, and meant to be.
+# Names for which base.yml has no rule (MaxText 0.2.5): dimensions of DeepSeek 4, and layers outside a pipeline. They are
+# replicated by design.
 _WITHOUT_RULE = (
     "layers_outside_pipeline",
     "scanned_blocks",
@@ -32,15 +32,15 @@ _WITHOUT_RULE = (
 
 
 def data_mesh_axes(mesh: Any, rules: Any) -> set[str]:
-  """The mesh axes that shard the batch or the sequence that a stage computes on."""
+  """Returns the mesh axes that shard the batch or the sequence that a stage computes on."""
   return {axis for name in DATA_AXES for axis in mesh_axes(resolve((name,), mesh, rules)[0])}
 
 
 def rules_in_play(rules: Iterable) -> list:
-  """A config's rules, and an empty one for each name of MaxText's that they leave out.
+  """Returns a config's rules, with an empty rule for each name of MaxText's that they omit.
 
-  MaxText's rules for custom meshes list only what is sharded on them. That a name which MaxText knows has no rule there
-  is thus no mistake, while one that nobody knows is.
+  MaxText's rules for custom meshes list only what is sharded on them. So known names that they omit are replicated by
+  design and not reported; a name that MaxText does not know is a mistake.
   """
   rules = list(rules)
   named = {rule[0] for rule in rules}

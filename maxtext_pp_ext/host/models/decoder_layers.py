@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of MaxText's decoder, with a pipeline around them and without, and nothing else of the model.
+"""Builds the layers of MaxText's decoder, with a pipeline around them and without, and nothing else of the model.
 
-Both are what the decoder itself makes: its stage builder fills the pipeline, and its path without a pipeline makes the
-layers that a pipeline has to equal, each told its index where its kind wants to know it.
+The decoder itself makes both: its stage builder fills the pipeline, and its path without a pipeline makes the layers that
+a pipeline must equal, and tells each layer its index if its kind needs it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Layer:
 
   Attributes:
     module: the layer.
-    path: names that lead to it, or to the stack that it was taken from.
-    index: its place in that stack, or None if it is in none.
+    path: names that lead to it, or to the stack from which it was taken.
+    index: its index in that stack; None if it is in no stack.
   """
 
   module: nnx.Module
@@ -45,7 +45,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Structure:
-  """What a layer is without its arrays: its graph, and the paths of its state."""
+  """The structure of a layer without its arrays: its graph, and the paths of its state."""
 
   graphdef: nnx.GraphDef
   paths: frozenset[tuple[str, ...]]
@@ -57,21 +57,21 @@ class Structure:
 
 
 def paths(state: nnx.State) -> frozenset[tuple[str, ...]]:
-  """Where a module's state has variables."""
+  """Returns the paths of the variables in a module's state."""
   return frozenset(tuple(map(str, path)) for path, _ in nnx.to_flat_state(state))
 
 
 def pipeline(
     config: Any, mesh: Mesh, implementation: str | type, layer_class: type | None = None, *, seed: int = 0
 ) -> nnx.Module:
-  """The pipeline module that the decoder would have, with random weights: biases are not zero, nor all scales alike.
+  """Returns the decoder's pipeline module with random weights: biases are not zero, and scales differ.
 
   Args:
     config: MaxText's config, with any number of stages.
     mesh: device mesh.
-    implementation: a value of `pipeline_impl`, whatever the config has, or a class.
+    implementation: a value of `pipeline_impl`, used instead of the config's, or a class.
     layer_class: class of the layers; by default that of `decoder_block`.
-    seed: of weights and dropout.
+    seed: seed of weights and dropout.
 
   Raises:
     registry.UnknownImplementationError: there is no implementation of that name.
@@ -81,7 +81,7 @@ def pipeline(
   new = _pipeline_class(implementation)
   found = []
 
-  @jax.jit  # each of the many small operations would be a compilation of its own
+  @jax.jit  # without it, each of many small operations would be compiled separately
   def build():
     decoder = _WithoutLayers(config, mesh, quantizations.configure_quantization(config), rngs=nnx.Rngs(seed))
     classes = decoder.get_decoder_layers() if layer_class is None else [layer_class] * 2
@@ -107,7 +107,7 @@ def _pipeline_class(implementation: str | type) -> Callable:
 
 
 def _random(params: nnx.State, seed: int) -> nnx.State:
-  """Values of a size that keeps activations near 1."""
+  """Returns random values whose size keeps activations near 1."""
   generator = np.random.default_rng(seed)
 
   def one(path, weight):
@@ -125,7 +125,7 @@ class _WithoutLayers(nnx_decoders.NNXDecoder):
 
 
 def without_pipeline(config: Any, mesh: Mesh, layer_class: type | None = None) -> list[Structure]:
-  """What the pipelined layers are if the model has no pipeline: the structure of each, without its arrays.
+  """Returns the structure, without arrays, that each pipelined layer has in the model without a pipeline.
 
   Args:
     config: MaxText's config.
@@ -149,7 +149,7 @@ def without_pipeline(config: Any, mesh: Mesh, layer_class: type | None = None) -
 
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
     jax.eval_shape(build)
-  # With a pipeline, DeepSeek's dense layers and MoE layers that are left over come first, other layers left over last.
+  # Layers outside the pipeline: DeepSeek's dense layers and remaining MoE layers run first; others run last.
   return found[-sound_layers(config) :] if is_deepseek(config) else found[: sound_layers(config)]
 
 
@@ -160,9 +160,9 @@ def _of_decoder(decoder: nnx_decoders.NNXDecoder) -> Iterator[Layer]:
 
 
 def layers_of(module: nnx.Module) -> Iterator[Layer]:
-  """The decoder layers in a pipeline's stage, or in what MaxText scans over as one layer, in the order they run in.
+  """Yields the decoder layers of a stage, or of a block that MaxText scans over as one layer, in the order they run in.
 
-  Layers that are in no stack are the module's own: state that they change stays changed.
+  Layers outside stacks are the module's own objects, so changes of their state persist.
   """
   if not holds_layers(module):
     yield Layer(module=module)
@@ -176,13 +176,13 @@ def layers_of(module: nnx.Module) -> Iterator[Layer]:
 
 
 def holds_layers(module: nnx.Module) -> bool:
-  """Whether it is a stage, or a block of layers, instead of a layer."""
+  """Returns whether the module is a stage or a block of layers, instead of a layer."""
   stages = (nnx_decoders.NNXScannedPipelineStage, nnx_decoders.NNXSequentialPipelineStage)
   return isinstance(module, stages) or type(module).__name__.endswith("ScannableBlock")
 
 
 def children(module: nnx.Module) -> list[tuple[str, bool]]:
-  """(name, whether it is a stack) of what holds a stage's or block's layers, in the order they run in."""
+  """Returns (name, whether it is a stack) of what holds a stage's or block's layers, in the order they run in."""
   if isinstance(module, nnx_decoders.NNXScannedPipelineStage):
     return [("scanned_layers", True)]
   there = lambda name: getattr(module, name, None) is not None
@@ -196,7 +196,7 @@ def children(module: nnx.Module) -> list[tuple[str, bool]]:
 
 
 def _of_stack(stack: nnx.Module, config: HostKeys, path: tuple[str, ...] = ()) -> Iterator[Layer]:
-  """Layers in a module whose parameters are stacked along `param_scan_axis`, and other state along the first axis."""
+  """Yields the layers of a module that stacks parameters along `param_scan_axis`, other state along the first axis."""
   graphdef, *(params, rest) = nnx.split(stack, nnx.Param, ...)
   axis = config.param_scan_axis
   for index in range(jax.tree.leaves(params)[0].shape[axis]):

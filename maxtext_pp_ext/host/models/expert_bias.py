@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load balancing of experts without an auxiliary loss (`routed_bias_update_rate`), from stages that see microbatches.
 
-After each step the bias of an expert's router logit moves by rate · sign(mean count − count), where the counts are of the
+After each step the bias of an expert's router logit moves by rate · sign(mean count − count). The counts are those of
 tokens that the whole batch sent to each expert (Wang et al., 2024, https://arxiv.org/abs/2408.15664). Signs of
-microbatches do not add up to the sign of the batch, counts do. So stages sow counts, as MaxText's layers do themselves
-under gradient accumulation; the pipeline adds them up over microbatches, and takes the sign once.
+microbatches do not add up to the sign of the batch, but counts do. So stages sow counts, as MaxText's layers do under
+gradient accumulation. The pipeline sums the counts over microbatches, and takes the sign once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ READ_ONLY_STATE = frozenset({"MoEBiasVar"})
 
 
 def sow_counts(stage: nnx.Module) -> None:
-  """Has the routed experts of a stage sow counts, int [..., experts], where they would sow updates.
+  """Makes the routed experts of a stage sow counts, int [..., experts], instead of updates.
 
-  Gradient accumulation is all that MaxText's routed experts look at to do so.
+  MaxText's routed experts do so if gradient_accumulation_steps is above 1.
   """
   for _, node in nnx.iter_graph(stage):
     if _updates_bias(node):
@@ -38,14 +38,14 @@ def _updates_bias(node: Any) -> bool:
 
 
 def updates_from_counts(layers: nnx.Module, config: Any) -> None:
-  """Replaces the batch's counts that stacked layers hold by what MaxText's train step adds to their biases.
+  """Replaces the batch's counts in stacked layers by the updates that MaxText's train step adds to their biases.
 
   Args:
     layers: the stacked stages, after `StageModule.store_back`.
     config: MaxText's config.
 
   Raises:
-    NotImplementedError: if the train step could not add the updates: it takes one value for the bias of one module.
+    NotImplementedError: the train step could not add the updates: it takes one value, for the bias of one module.
   """
   balanced = [node for _, node in nnx.iter_graph(layers) if isinstance(node, nnx.Module) and hasattr(node, NAME)]
   if len(balanced) > 1:
@@ -62,14 +62,15 @@ def _update(counts: jax.Array, bias: nnx.Variable, config: Any) -> jax.Array:
   rate = f"routed_bias_update_rate={config.routed_bias_update_rate}"
   if not jnp.issubdtype(counts.dtype, jnp.integer):
     raise NotImplementedError(
-        f"{rate}: the layers of this version of MaxText give updates of microbatches, not the counts that the update of a"
-        " batch is made of. Set routed_bias_update_rate=0."
+        f"{rate}: the layers of this version of MaxText give updates of microbatches, but the update of a batch needs"
+        " counts. Set routed_bias_update_rate=0."
     )
-  # A bias that is a parameter is stacked along param_scan_axis, as counts are not; as many experts as layers would hide
-  # it. The config is refused already where MaxText 0.2.5 has such biases; 0.2.4 has them in DeepSeek 3, too.
+  # A bias that is a parameter is stacked along param_scan_axis, and counts are not. With as many experts as layers,
+  # shapes would hide that. MaxText 0.2.5 has such biases only in configs that are already refused; 0.2.4 has them in
+  # DeepSeek 3, too.
   scanned = config.scan_layers_per_stage and config.num_layers_per_pipeline_stage > 1
   stacked_otherwise = scanned and isinstance(bias, nnx.Param) and config.param_scan_axis != 0
-  # Deferred, counts are still in parts here. MaxText 0.2.4 defers nothing.
+  # With defer_small_all_reduces, counts are still in parts here. MaxText 0.2.4 has no such key.
   deferred = getattr(config, "defer_small_all_reduces", False)
   if stacked_otherwise or (not deferred and counts.shape != bias.get_value().shape):
     raise NotImplementedError(
@@ -77,7 +78,7 @@ def _update(counts: jax.Array, bias: nnx.Variable, config: Any) -> jax.Array:
         f" {list(bias.get_value().shape)}, param_scan_axis={config.param_scan_axis}; MaxText's train step adds them as"
         " they are. Set scan_layers_per_stage=False, num_layers_per_pipeline_stage=1, or param_scan_axis=0."
     )
-  # MaxText makes updates of these itself: of counts that are still in parts, or are to be added up over further batches.
+  # MaxText itself turns these into updates: counts in parts, and counts that are to be summed over further batches.
   if deferred or config.gradient_accumulation_steps > 1:
     return counts
   from maxtext.layers.moe import load_balance_updates_from_counts  # pylint: disable=import-outside-toplevel

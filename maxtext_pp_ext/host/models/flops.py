@@ -6,7 +6,7 @@ from typing import Any
 
 
 def of_step(config: Any) -> float:
-  """FLOPs of a train step on one device, as MaxText's log reports them: forward and backward, nothing computed twice."""
+  """Returns FLOPs of a train step on one device, as MaxText's log reports them: forward and backward, without remat."""
   from maxtext.utils import maxtext_utils  # pylint: disable=import-outside-toplevel
 
   return maxtext_utils.calculate_tflops_training_per_device(config, log=False)[0] * 1e12

@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where MaxText's model of a config has its decoder layers: read off the model itself, built without arrays.
+"""Finds the decoder layers in the arrays of a config's model, read off the model itself, built without arrays.
 
-MaxText's decoder has stacks of layers under names that depend on the config; `get_layers`
-gives them in the order in which they run. Of what is scanned over, parameters are stacked along `param_scan_axis`, other
-state along the first axis; the stages of a pipeline are in front of all that.
+MaxText's decoder has stacks of layers under names that depend on the config; `get_layers` returns them in the order in
+which they run. In scanned modules, parameters are stacked along `param_scan_axis`, and other state along the first axis.
+The axes of a pipeline's stages come before these.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.host.models.refusals import integer
 from maxtext_pp_ext.schedule import CircularSchedule
 
-# What a layout depends on beside the model. All other parallelism shards arrays, and changes none.
+# The parallelism on which a layout depends. All other parallelism shards arrays, and leaves their shapes.
 STAGES, DCN_STAGES = "ici_pipeline_parallelism", "dcn_pipeline_parallelism"
-# A config with one device per stage, none of which has to be there, and nothing that a layout does not depend on.
+# One absent device per stage, and neutral values for keys on which a layout does not depend.
 _NO_RUN = {
     "internal_compile": True,
     "skip_jax_distributed_system": True,
@@ -63,14 +63,14 @@ _SHARDS_NOTHING = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 
 def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
-  """MaxText's config for the model of these arguments, whatever devices they are for.
+  """Returns MaxText's config for the model of these arguments, whatever devices they are for.
 
   Args:
     argv: MaxText's arguments, a yml file and `key=value`.
     **replaced: values for keys instead of those of `argv`. The number of stages is `ici_pipeline_parallelism`.
 
   Raises:
-    ValueError: MaxText, or this package, does not accept it.
+    ValueError: MaxText or this package refuses it.
   """
   from maxtext.configs import types  # pylint: disable=import-outside-toplevel
 
@@ -96,15 +96,15 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
 
 
 def schedule_of_run(argv: Sequence[str]) -> CircularSchedule:
-  """The schedule of a run with these arguments, on a machine that need not have its devices.
+  """Returns the schedule of a run with these arguments; its devices need not be present.
 
   Raises:
-    ValueError: it has no pipeline, or its sizes do not fit.
+    ValueError: the run has no pipeline, or its sizes do not fit.
   """
   config = config_of_layout(argv)
   given = run_config.given_keys(argv)
   if not config.using_pipeline_parallelism:
-    raise ValueError("These arguments ask for no pipeline: set ici_pipeline_parallelism.")
+    raise ValueError("These arguments ask for no pipeline. Set ici_pipeline_parallelism.")
   stages = sound_stages(config)
   delay = 2 if given.get("pipeline_delay_activation_forwarding") else 1
   microbatches = integer(given, "num_pipeline_microbatches", -1)
@@ -117,14 +117,14 @@ def schedule_of_run(argv: Sequence[str]) -> CircularSchedule:
 
 
 def of_config(config: Any, *kinds: type) -> Layout:
-  """The layout of the model that MaxText makes of a config; nothing is allocated.
+  """Returns the layout of the model that MaxText makes of a config, without allocating arrays.
 
   Args:
     config: MaxText's config.
-    *kinds: of which types of variables; by default all that MaxText saves.
+    *kinds: types of variables to include; by default all that MaxText saves.
 
   Raises:
-    LayoutError: the model's layers are not where this version of the package knows them to be.
+    LayoutError: the model's layers are not where this version of the package expects them.
   """
   from flax import nnx  # pylint: disable=import-outside-toplevel
 
@@ -138,7 +138,7 @@ def of_config(config: Any, *kinds: type) -> Layout:
   layout = Layout(leaves=tuple(leaves), description=describe(config))
   if layout.number_of_layers != config.num_decoder_layers:
     raise LayoutError(
-        f"{layout.number_of_layers} layers of MaxText's decoder were found, where num_decoder_layers="
+        f"{layout.number_of_layers} layers of MaxText's decoder were found, but num_decoder_layers="
         f"{config.num_decoder_layers} (decoder_block={decoder_block(config)})."
     )
   return layout
@@ -152,17 +152,17 @@ def of_checkpoint(
     given: Mapping[str, Any],
     wanted: Layout,
 ) -> tuple[Any, Layout]:
-  """The config and the layout of a checkpoint of this model, whatever layout the arguments themselves ask for.
+  """Returns (config, layout) of a checkpoint of this model, whatever layout the arguments themselves ask for.
 
   Args:
     argv: MaxText's arguments of a run of the same model.
     shapes: the checkpoint's arrays.
-    scan_layers: what MaxText noted of this key in the checkpoint; None if nothing.
-    given: keys that are known, and are not to be guessed.
+    scan_layers: MaxText's note of this key in the checkpoint; None if it has none.
+    given: key -> value, for keys that are known and not guessed.
     wanted: the layout that the arguments ask for.
 
   Raises:
-    LayoutError: the checkpoint is not one of this model, keys have to be given, or it is of a form that cannot be
+    LayoutError: the checkpoint is not of this model, has several possible layouts, or has a form that cannot be
       converted.
   """
   if why_not := forms.why_not_converted({path[0] for path in shapes}):
@@ -189,7 +189,7 @@ def of_checkpoint(
 
 
 def layers_of_pipelined_kind(config: DerivedKeys) -> int:
-  """How many of the decoder's layers are of the kind that is in pipelines: all but the dense ones of DeepSeek."""
+  """Returns how many of the decoder's layers are of the kind that pipelines hold: all but the dense ones of DeepSeek."""
   dense = config.first_num_dense_layers if is_deepseek(config) else 0
   return config.num_decoder_layers - dense
 
@@ -199,7 +199,7 @@ def _assignments(values: Mapping[str, Any]) -> str:
 
 
 def describe(config: DerivedKeys) -> str:
-  """The layout in words."""
+  """Returns the layout in words."""
   scanned = f"stacked along param_scan_axis={config.param_scan_axis}" if config.scan_layers else "not stacked"
   if not config.using_pipeline_parallelism:
     return f"{config.num_decoder_layers} layers {scanned}, no pipeline"
@@ -220,7 +220,7 @@ def abstract_model_of(config: Any) -> Any:
 
   from maxtext_pp_ext.host.models import abstract_model  # pylint: disable=import-outside-toplevel
 
-  # Shapes do not depend on the mesh, so that of one device will do.
+  # Shapes do not depend on the mesh, so a mesh of one device is enough.
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape([1] * len(config.mesh_axes)), config.mesh_axes)
   return abstract_model.abstract_model(config, mesh)
 
@@ -235,7 +235,7 @@ class _Place:
   Attributes:
     path: names that lead there.
     first: number of the first layer.
-    stacks: for each stack within a stack, from the outermost: (its kind, its size, how many layers an entry has).
+    stacks: nested stacks from the outermost to the innermost: (kind, size, number of layers in an entry).
   """
 
   path: tuple[str, ...]
@@ -247,12 +247,12 @@ class _Place:
     return math.prod(size for _, size, _ in self.stacks)
 
   def axes(self, ndim: int, scan_axis: int | None) -> tuple[int, ...]:
-    """Where the stacks are in an array of this rank; `scan_axis` None: scans stack along the first axis."""
+    """Returns the axes of the stacks in an array of this rank; `scan_axis` None: scans stack along the first axis."""
     return axes_of_stack([None if kind == _PIPELINE else scan_axis for kind, _, _ in self.stacks], ndim)
 
 
 def _places(decoder: Any) -> list[_Place]:
-  """The decoder's layers, in the order in which they run."""
+  """Returns the decoder's layers, in the order in which they run."""
   config, pipeline = decoder.config, getattr(decoder, "pipeline_module", None)
   paths: dict[int, tuple[str, ...]] = {id(module): (name,) for name, module in vars(decoder).items()}
   if pipeline is not None:
@@ -272,7 +272,7 @@ def _places(decoder: Any) -> list[_Place]:
     found += _after(places, sum(place.count for place in found))
   if {"stacked", "single"} <= kinds:
     raise LayoutError(
-        "Some of the decoder's layers are stacked and others are not; it is not known in which order they run "
+        "Some of the decoder's layers are stacked and others are not; their order is not known "
         f"(decoder_block={decoder_block(config)})."
     )
   return found
@@ -283,7 +283,7 @@ def _after(places: list[_Place], layers: int) -> list[_Place]:
 
 
 def _stacked(places: list[_Place], kind: str, size: int) -> list[_Place]:
-  """Places of which there are several, one after the other."""
+  """Returns places repeated `size` times, one after another, in a stack."""
   count = sum(place.count for place in places)
   return [dataclasses.replace(place, stacks=((kind, size, count), *place.stacks)) for place in places]
 
@@ -296,14 +296,14 @@ def _in_pipeline(stages: Any, path: tuple[str, ...], config: HostKeys) -> list[_
 
 
 def _in_scan(module: Any, path: tuple[str, ...], config: HostKeys, around: tuple[str, ...]) -> list[_Place]:
-  """Layers, or blocks of layers, that are scanned over; `around` are the kinds of stacks that this one is in."""
+  """Returns the places of a scanned module's layers or blocks; `around`: the kinds of the stacks around this one."""
   from flax import nnx  # pylint: disable=import-outside-toplevel
 
   places = _within(module, path, config, (*around, _SCAN))
   inner = places[0].path[len(path) :]
   kinds = (*around, _SCAN, *(kind for kind, _, _ in places[0].stacks))
   asked = [None if kind == _PIPELINE else config.param_scan_axis for kind in kinds]
-  # Any parameter tells the size; that the others agree is checked for each array.
+  # Any parameter tells the size. `_leaf` checks that each array agrees.
   for name, variable in nnx.to_flat_state(nnx.state(module, nnx.Param)):
     if tuple(map(str, name))[: len(inner)] == inner:
       shape = variable.get_value().shape
@@ -312,7 +312,7 @@ def _in_scan(module: Any, path: tuple[str, ...], config: HostKeys, around: tuple
 
 
 def _within(module: Any, path: tuple[str, ...], config: HostKeys, around: tuple[str, ...]) -> list[_Place]:
-  """The layers of one entry of a stack: a layer, a block of several, or a pipeline's stage."""
+  """Returns the layers of one entry of a stack: a layer, a block of several, or a pipeline's stage."""
   from maxtext_pp_ext.host.models import decoder_layers  # pylint: disable=import-outside-toplevel
 
   if not decoder_layers.holds_layers(module):
@@ -340,7 +340,7 @@ def _leaf(path: tuple[str, ...], variable: Any, places: list[_Place], scan_axis:
   sizes = tuple(size for _, size, _ in place.stacks)
   if tuple(shape[axis] for axis in axes) != sizes:
     raise LayoutError(
-        f"{'/'.join(path)} of MaxText's model has the shape {list(shape)}, where axes {list(axes)} were expected to "
+        f"{'/'.join(path)} of MaxText's model has the shape {list(shape)}, but its axes {list(axes)} were expected to "
         f"count {list(sizes)} layers."
     )
   return leaf(

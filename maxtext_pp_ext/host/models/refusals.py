@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What MaxText raises about what it cannot do, as one kind of error. Standard library only."""
+"""Turns MaxText's various errors about a config into one kind. Imports only the standard library."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -13,13 +13,13 @@ MOST_DEVICES = 1 << 20  # a mesh of more is a mistake
 
 @contextlib.contextmanager
 def as_value_errors(what: str) -> Iterator[None]:
-  """Turns what MaxText, and what it is made of, raise about a config into ValueErrors with the config to blame.
+  """Turns the errors that MaxText and its dependencies raise about a config into ValueErrors that blame the config.
 
-  MaxText validates a part of its keys. With other values it ends in whatever its code comes to: AssertionError,
+  MaxText validates only some of its keys. Other bad values fail somewhere in its code: with AssertionError,
   ZeroDivisionError, AttributeError, RecursionError and more (0.2.5).
 
   Args:
-    what: what MaxText cannot do if anything else than an error with a message for people is raised.
+    what: the task that MaxText cannot do, for the message. Errors that already have a message for people pass unchanged.
   """
   try:
     yield
@@ -31,13 +31,13 @@ def as_value_errors(what: str) -> Iterator[None]:
 
 
 def integer(given: Mapping[str, Any], key: str, default: int = 1) -> int:
-  """The whole number that arguments give for a key, before MaxText has looked at them.
+  """Returns the whole number that arguments give for a key, before MaxText has validated them.
 
   Raises:
-    ValueError: it is none.
+    ValueError: the value is not a whole number.
   """
   value = given.get(key, default)
   try:
     return int(value)
   except (TypeError, ValueError, OverflowError):
-    raise ValueError(f"{key}={value!r} has to be a whole number.") from None
+    raise ValueError(f"{key}={value!r} must be a whole number.") from None

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's config for the arguments of a run, read without ending the process, and the schedule of its pipeline."""
+"""Reads MaxText's config for the arguments of a run; an error does not end the process. Makes its pipeline's schedule."""
 
 from collections.abc import Mapping, Sequence
 import importlib.util
@@ -15,7 +15,7 @@ from maxtext_pp_ext.schedule import CircularSchedule, Schedule
 
 
 def maxtext_folder() -> pathlib.Path:
-  """Where MaxText is installed, without importing it. Raises ModuleNotFoundError if it is not."""
+  """Returns where MaxText is installed, without importing it. Raises ModuleNotFoundError if it is not installed."""
   spec = importlib.util.find_spec("maxtext")
   if spec is None or spec.origin is None:
     raise ModuleNotFoundError("No module named 'maxtext'", name="maxtext")
@@ -23,19 +23,19 @@ def maxtext_folder() -> pathlib.Path:
 
 
 def base_yml() -> pathlib.Path:
-  """MaxText's own base.yml."""
+  """Returns the path of MaxText's own base.yml."""
   return maxtext_folder() / "configs" / "base.yml"
 
 
 def read(arguments: Sequence[str], **overrides: Any) -> Any:
-  """MaxText's config.
+  """Returns MaxText's config.
 
   Args:
     arguments: those of its trainers: a yml file, which may be left out for base.yml, then `key=value`.
     **overrides: values for keys instead of those of the arguments.
 
   Raises:
-    ValueError: MaxText, or this package, does not accept it; with every reason.
+    ValueError: MaxText or this package refuses it; the message has every reason.
   """
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
   import pydantic  # pylint: disable=import-outside-toplevel
@@ -43,23 +43,23 @@ def read(arguments: Sequence[str], **overrides: Any) -> Any:
   arguments = list(arguments)
   if not arguments or "=" in arguments[0]:
     arguments.insert(0, str(base_yml()))
-  # Not `initialize`: that ends the process where it finds an error (MaxText 0.2.5).
+  # Not `initialize`: it ends the process if it finds an error (MaxText 0.2.5).
   try:
     with as_value_errors("read this config"):
       return pyconfig.HyperParameters(pyconfig._initialize_pydantic(["", *arguments], **overrides))  # pylint: disable=protected-access
-  except pydantic.ValidationError as error:  # whose own text has all of the config
+  except pydantic.ValidationError as error:  # its own text repeats the whole config
     details = error.errors(include_url=False, include_input=False)
     raise ValueError("\n".join(_text(detail) for detail in details)) from None
 
 
-# What a run would start, write or print, and nobody who only looks at its config wants.
+# Turns off what a run starts, writes or prints; reading a config needs none of it.
 _WITHOUT_RUN = {"skip_jax_distributed_system": True, "log_config": False, "enable_checkpointing": False, "run_name": "x"}
 
 
 def read_without_run(arguments: Sequence[str], **overrides: Any) -> Any:
-  """`read`, for looking at a config: no process is connected with others, and nothing is written.
+  """Calls `read` to look at a config: connects no processes, and writes nothing.
 
-  What is on the command line stays, and a topology is one slice unless something else is said.
+  Keys on the command line stay. A topology is one slice unless the arguments say otherwise.
   """
   on_command_line = {argument.partition("=")[0] for argument in arguments if "=" in argument}
   given = given_keys(arguments)
@@ -70,13 +70,13 @@ def read_without_run(arguments: Sequence[str], **overrides: Any) -> Any:
 
 
 def with_keys(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-  """MaxText's arguments with these values instead of what they say themselves."""
+  """Returns MaxText's arguments with these values instead of their own."""
   kept = [argument for argument in argv if argument.partition("=")[0] not in values]
   return [*kept, *(f"{key}={value}" for key, value in values.items())]
 
 
 def given_keys(argv: Sequence[str]) -> dict[str, Any]:
-  """The keys of MaxText's arguments, of the yml file and those it is based on too, as MaxText merges them.
+  """Returns key -> value of MaxText's arguments, merged as MaxText merges them with the yml file and its base files.
 
   Raises:
     ValueError, OSError: they cannot be read.
@@ -88,7 +88,7 @@ def given_keys(argv: Sequence[str]) -> dict[str, Any]:
     path, assignments = pyconfig._resolve_or_infer_config(["", *argv])  # pylint: disable=protected-access
     file = pyconfig._load_config(path)  # pylint: disable=protected-access
     merged = omegaconf.OmegaConf.merge(file, omegaconf.OmegaConf.from_cli(list(assignments)))
-    found: Any = omegaconf.OmegaConf.to_container(merged, resolve=True)  # a dict, of which its types are not sure
+    found: Any = omegaconf.OmegaConf.to_container(merged, resolve=True)  # a dict, though its types allow more
     return {str(key): value for key, value in found.items()}
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's train step, compiled as its `train_compile` compiles it, which keeps the compiled step to itself; and run.
+"""Compiles MaxText's train step as its `train_compile` does, which does not return the compiled step; and runs it.
 
 `train_compile` knows TPU topologies and GPUs; virtual CPU devices take their place here.
 """
@@ -18,27 +18,27 @@ import jax
 from maxtext_pp_ext import presets
 from maxtext_pp_ext.host.models import run_config
 
-# What the names of the step's arguments begin with that are the batch, and the optimizer's state.
+# Prefixes of the names of the step's arguments: the batch, and the optimizer's state.
 BATCH, OPTIMIZER = "data[", "state['optimizer']"
 
 
 class RefusedError(ValueError):
-  """MaxText, or this package, does not accept the configuration."""
+  """MaxText or this package refuses the configuration."""
 
 
 def compile_train_step(arguments: Sequence[str], *, on_cpu: bool = False) -> tuple[Any, dict[str, float]]:
   """Compiles a train step without arrays.
 
   Args:
-    arguments: MaxText's. The yml in front may be left out, for base.yml, or be the name of a preset.
-    on_cpu: for the CPU devices of this process; otherwise for the devices of `compile_topology`.
+    arguments: MaxText's arguments. The leading yml file may be left out, for base.yml, or be the name of a preset.
+    on_cpu: compiles for the CPU devices of this process, otherwise for the devices of `compile_topology`.
 
   Returns:
-    The compiled step, and the seconds that took: `compile_s` is wall time, `compile_cpu_s` that of all processors
-    together, which depends less on what else they do.
+    The compiled step, and seconds: `compile_s` is wall time. `compile_cpu_s` is the time of all processors together,
+    which depends less on their other work.
 
   Raises:
-    RefusedError: the configuration cannot be.
+    RefusedError: the configuration is refused.
   """
   from maxtext.trainers.pre_train import train_compile  # pylint: disable=import-outside-toplevel
 
@@ -62,8 +62,8 @@ def compile_train_step(arguments: Sequence[str], *, on_cpu: bool = False) -> tup
   return caught["compiled"], caught["times"]
 
 
-# Of the run's config what a state needs otherwise than a step: nothing is loaded, whose layout would be another for each
-# implementation; and parameters may be replicated, as they are in small models, which is no matter of the step.
+# Keys that differ for building a state. Nothing is loaded, since each implementation would need another layout.
+# Parameters may be replicated, as in small models, which does not concern the step.
 _STATE_ONLY = {"load_parameters_path": "", "load_full_state_path": "", "sharding_tolerance": 1.0}
 
 
@@ -73,26 +73,26 @@ class RunningStep:
   Calling it runs a step and waits for it.
 
   Attributes:
-    losses: of each step so far.
+    losses: the loss of each step so far.
   """
 
   def __init__(self, arguments: Sequence[str]):
     """Compiles a step, and initialises its state as MaxText's trainer does.
 
     Args:
-      arguments: as those of `compile_train_step`; `dataset_type=synthetic` and no checkpoints are up to the caller.
+      arguments: as for `compile_train_step`. The caller sets `dataset_type=synthetic` and turns off checkpoints.
 
     Raises:
-      RefusedError: the configuration cannot be, or its step takes more than a state and a batch.
+      RefusedError: the configuration is refused, or its step takes more than a state and a batch.
     """
     from maxtext.utils import train_utils  # pylint: disable=import-outside-toplevel
 
     self._step, _ = compile_train_step(arguments, on_cpu=True)
     shardings, _ = self._step.input_shardings
     if len(shardings) != 2:
-      raise RefusedError("Steps that take random numbers too, as those of DiLoCo, are compiled, but not run.")
+      raise RefusedError("Steps that also take random numbers, such as those of DiLoCo, are compiled but not run.")
     config = run_config.read(_with_yml(arguments), **_STATE_ONLY)
-    # The places of the loader and of the state among what it returns are those of `seams.version.READ_IN`.
+    # The positions of the loader and the state in the returned tuple hold for the versions in `seams.version.READ_IN`.
     *_, loader, _, _, model_and_optimizer = train_utils.setup_train_loop(config, None)
     self._state = jax.device_put(nnx.state(model_and_optimizer), shardings[0])
     self._batch = jax.device_put(loader.load_next_batch(), shardings[1])
@@ -117,13 +117,13 @@ def _replaced(module: Any, values: dict[str, Any]) -> Iterator[None]:
 
 def _with_yml(arguments: Sequence[str]) -> list[str]:
   if not arguments or "=" in arguments[0]:
-    return list(arguments)  # MaxText takes base.yml then
+    return list(arguments)  # MaxText then takes base.yml
   first, *rest = arguments
   return [first if first.endswith((".yml", ".yaml")) else presets.path(first), *rest]
 
 
 def _initialize(argv: Sequence[str]) -> Any:
-  """In the place of MaxText's own, which logs what is wrong and ends the process."""
+  """Replaces MaxText's own function, which logs problems and ends the process."""
   try:
     return run_config.read(argv[1:])
   except ValueError as error:
@@ -133,6 +133,6 @@ def _initialize(argv: Sequence[str]) -> Any:
 def _mesh_of_this_process(config: Any) -> Any:
   from maxtext.utils import maxtext_utils  # pylint: disable=import-outside-toplevel
 
-  # As the function in whose place this is, and the trainer.
+  # As in the replaced function, and in the trainer.
   jax.config.update("jax_remove_size_one_mesh_axis_from_type", config.remove_size_one_mesh_axis_from_type)
   return maxtext_utils.get_mesh_from_config(config, jax.devices())

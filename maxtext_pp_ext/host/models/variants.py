@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run with several pipelines, or with none: which of MaxText's keys differ."""
+"""The keys of MaxText in which runs with several pipelines, or with none, differ."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _HOST_MODES = {
     "host-ag-once": {"pipeline_fsdp_ag_once": True},
 }
 _NO_MODE = {"pipeline_fsdp_ag_per_repeat": False, "pipeline_fsdp_ag_once": False}
-# Which have no effect there, and are refused therefore.
+# These have no effect with MaxText's own pipelines, and so are refused there.
 _NO_KEYS_OF_OURS = {"pipeline_grad_accum_dtype": "auto", "pipeline_gather_dtype": "auto"}
-# The kernel that MaxText selects by itself depends on the devices of the machine, not on those that are compiled for.
+# attention=autoselected depends on the devices of this machine, not on those that the step is compiled for.
 _ATTENTION = {"tpu": "flash", "cpu": "dot_product"}
 
 
 def names() -> tuple[str, ...]:
-  """All variants: none, MaxText's own, and the implementations of the registry."""
+  """Returns all variants: none, MaxText's own, and the implementations of the registry."""
   return (NONE, *_HOST_MODES, *(name for name in registry.names() if name != registry.HOST))
 
 
 def arguments(name: str, argv: Sequence[str], *, on_cpu: bool) -> list[str]:
-  """MaxText's arguments of a variant of a run, for a step that is compiled and has no data.
+  """Returns MaxText's arguments of a variant of a run, for a step that is compiled and has no data.
 
   Without a pipeline the devices of the stages are given to FSDP.
 
   Args:
     name: one of `names()`.
-    argv: MaxText's arguments of the run, a yml file that may be left out, then `key=value`.
+    argv: MaxText's arguments of the run: a yml file, which may be left out, then `key=value`.
     on_cpu: for CPU devices instead of those of `compile_topology`.
 
   Raises:
@@ -58,7 +58,7 @@ def arguments(name: str, argv: Sequence[str], *, on_cpu: bool) -> list[str]:
 
 
 def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-  """The keys that make a variant of a run that has these, as far as they choose the pipeline."""
+  """Returns the keys that choose the pipeline of a variant, for a run with the keys `given`."""
   if name == NONE:
     return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _stages_to_fsdp(given)
   if name in _HOST_MODES:
@@ -71,6 +71,6 @@ def _stages_to_fsdp(given: Mapping[str, Any]) -> dict[str, int]:
   for network in ("ici", "dcn"):
     stages, fsdp = (integer(given, f"{network}_{axis}_parallelism") for axis in ("pipeline", "fsdp"))
     found[f"{network}_pipeline_parallelism"] = 1
-    # -1 is what the other axes leave, the stages included.
+    # -1 takes what other axes leave, so it includes the devices of the stages.
     found[f"{network}_fsdp_parallelism"] = fsdp if fsdp == -1 else fsdp * stages
   return found

@@ -1,3 +1,3 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is put in the place of MaxText's own functions and classes."""
+"""Replacements of MaxText's own functions and classes."""

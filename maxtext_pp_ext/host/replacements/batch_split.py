@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The batch-split schedule (`use_batch_split_schedule`) for DeepSeek's MoE layers in a pipeline.
 
-A layer computes its examples in `batch_split_factor` parts, so that while one part's tokens travel to and from their
-experts another part computes. MaxText 0.2.5 has two implementations, both outside of pipelines only: one names layouts
-of explicit sharding throughout (`jax.reshard`, reduced and unreduced types), gathers weights itself and comes with a
-VJP over its own loop of layers; one calls a kernel that only TPUs have and lays experts out in another way than their
-parameters. Stages of a pipeline are sharded automatically and their weights are gathered by the pipeline. So this is the
-schedule alone, over the sublayers of MaxText's own layer: same parameters, same values as the layer has without it.
+A layer computes its examples in `batch_split_factor` parts: one part computes while another part's tokens travel to and
+from their experts.
+
+MaxText 0.2.5 has two implementations; both work outside of pipelines only. One names layouts of explicit sharding
+throughout (`jax.reshard`, reduced and unreduced types), gathers weights itself, and has a VJP over its own loop of
+layers. The other calls a kernel that only TPUs have, and lays experts out differently from their parameters. In a
+pipeline, stages are sharded automatically, and the pipeline gathers their weights. So this module implements the schedule
+alone, over the sublayers of MaxText's own layer. Parameters and values are those of the layer without the schedule.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +27,10 @@ from maxtext_pp_ext.host.models.sown import COMBINE
 
 @functools.cache
 def batch_split(layer_class: type) -> type:
-  """A DeepSeek MoE layer with the schedule; one class per class, since models of one config have to be equal."""
+  """Returns a DeepSeek MoE layer with the schedule; one class per class, since models of one config must be equal."""
 
   def init(self, config, *args, **kwargs):
-    # The key would have the layer lay its experts out for, and call, MaxText's own schedule.
+    # With this key the layer would lay its experts out for MaxText's own schedule, and call it.
     config = with_values(config, {"use_batch_split_schedule": False})
     layer_class.__init__(self, config, *args, **kwargs)  # type: ignore[misc]  # of the class, not of an instance
 
@@ -45,7 +47,7 @@ def batch_split(layer_class: type) -> type:
       out, _, counts = self.mlp_op(normed, deterministic)
       return self.dropout_op(out + residual, deterministic=deterministic), counts
 
-    # One attention after the other, so that the experts of the part before run beside it.
+    # Attentions run one after another, so the experts of the previous part overlap with them.
     outputs, counts = zip(*(experts(*x) for x in one_by_one(attention, examples)), strict=True)
     _one_for_all_parts(self, len(examples))
     count = None if counts[0] is None else sum(counts)
@@ -56,7 +58,7 @@ def batch_split(layer_class: type) -> type:
 
 
 def _one_for_all_parts(layer: nnx.Module, parts: int) -> None:
-  """Makes one value of those that each part has sown, as the layer sows one without the schedule."""
+  """Combines the values that the parts have sown into one, as the layer sows one without the schedule."""
   for path, variable in nnx.iter_graph(layer):
     if isinstance(variable, nnx.Intermediate) and (combine := COMBINE.get(str(path[-1]))) is not None:
       values = variable.get_value()
@@ -64,7 +66,7 @@ def _one_for_all_parts(layer: nnx.Module, parts: int) -> None:
 
 
 def split(x: jax.Array | None, parts: int) -> list[jax.Array | None]:
-  """[batch, …] -> `parts` × [batch / parts, …]. Every so many-th example, so that none changes its device."""
+  """[batch, …] -> `parts` × [batch / parts, …]. Part i has examples i, i + parts, …: none changes its device."""
   if x is None:
     return [None] * parts
   x = x.reshape(-1, parts, *x.shape[1:])
@@ -72,13 +74,13 @@ def split(x: jax.Array | None, parts: int) -> list[jax.Array | None]:
 
 
 def merge(parts: Sequence[jax.Array]) -> jax.Array:
-  """Takes back `split`."""
+  """Inverts `split`."""
   x = jnp.stack(parts, axis=1)
   return x.reshape(-1, *x.shape[2:])
 
 
 def one_by_one(fn: Callable, args: list[tuple]) -> list[Any]:
-  """[fn(*a) for a in args], each begun when the one before has ended."""
+  """[fn(*a) for a in args], each call after the previous one has ended."""
   results: list[Any] = []
   for a in args:
     if results:

@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses a checkpoint of another layout before MaxText tries to load it, and says how to convert it.
 
-MaxText loads checkpoints in two ways. `load_state_if_possible`, of the pre-trainer, fails where layouts
-differ: with a list of weights that are missing, or with "Requested shape … is not compatible with the stored shape".
-`from_pretrained`, of the post-trainers, does not. It takes an array that is shorter than the model's for one that is to
-be padded, and repeats what is in it, layer by layer; layers that the model has elsewhere are left out; and of up to 80 %
-of the model's arrays nothing is said if the checkpoint has none of that name.
+MaxText loads checkpoints in two ways:
+
+- `load_state_if_possible`, of the pre-trainer, fails if layouts differ: with a list of missing weights, or with
+  "Requested shape … is not compatible with the stored shape".
+- `from_pretrained`, of the post-trainers, does not fail. It pads an array that is shorter than the model's by repeating
+  its values, layer by layer. It leaves out layers that the model has at other paths. It reports nothing
+  while the checkpoint lacks at most 80 % of the model's arrays.
 """
 
 from __future__ import annotations
@@ -27,26 +29,26 @@ from maxtext_pp_ext.checkpoint.layout import Path, Shape
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
 
-# In names of arrays that from_pretrained leaves as they are initialized if a checkpoint has none of them.
+# In names of arrays that from_pretrained leaves at their initial values if a checkpoint lacks them.
 _CUSTOM = "custom_linear"
-# Names in paths of random state, which older checkpoints of NNX models have and MaxText drops.
+# Names in paths of random state. Older checkpoints of NNX models have it, and MaxText drops it.
 _RANDOM_STATE = ("rngs", "to_nnx__rngs", "dropout")
 _in_from_pretrained: contextvars.ContextVar[bool] = contextvars.ContextVar("in_from_pretrained", default=False)
 
 
 class WrongLayoutError(ValueError):
-  """A checkpoint has its layers in other arrays than this run's model.
+  """A checkpoint and this run's model hold layers in different arrays.
 
-  If it is of this model, the message names both layouts and the command that converts it.
+  If the checkpoint is of the same model, the message names both layouts and the command that converts it.
   """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Stored:
-  """What there is of a model's decoder in a checkpoint.
+  """A model's decoder in a checkpoint.
 
   Attributes:
-    shapes: of its parameters, named as in a checkpoint of the trainer; none if there is no checkpoint that can be read.
+    shapes: path -> shape of its parameters, named as in a checkpoint of the trainer; empty if no checkpoint can be read.
     why_not_converted: why `maxtext-pp convert` cannot convert it, and what to do instead; None if it can.
   """
 
@@ -65,17 +67,18 @@ def refuse_other_layouts(
     maxtext_config: DerivedKeys | None,
     **others: Any,
 ) -> None:
-  """Compares what is about to be loaded with the model that is to get it.
+  """Compares the checkpoint that is about to be loaded with the model that is to get it.
 
-  What is no checkpoint of Orbax, or of another model, is left to MaxText.
+  MaxText itself handles other formats than Orbax's, and checkpoints of other models.
 
   Args:
-    checkpoint_manager: of the run's own checkpoints; None if there are none.
+    checkpoint_manager: manager of the run's own checkpoints; None if it has none.
     load_parameters_from_path: MaxText's key load_parameters_path, used where the run has no checkpoint.
-    load_full_state_from_path: load_full_state_path, as well.
+    load_full_state_from_path: MaxText's key load_full_state_path, used in the same case.
     abstract_unboxed_pre_state: the train state without arrays.
-    step: of the run's own checkpoint; the last one if negative.
-    source_checkpoint_layout: what is at the paths; only "orbax" is looked at.
+    step: step of the run's own checkpoint; the last one if negative.
+    source_checkpoint_layout: format of what is at the paths. "orbax" is compared, "safetensors_dynamic" is refused for a
+      model with a pipeline, and others are left to MaxText.
     maxtext_config: MaxText's config.
     **others: the other arguments of MaxText's load_state_if_possible.
 
@@ -93,14 +96,14 @@ def refuse_other_layouts(
   if own_step is None and source_checkpoint_layout != "orbax":
     return
   stored, wanted = _stored(folder), _wanted(abstract_unboxed_pre_state)
-  # What is of another size is of another model, and MaxText says what differs.
+  # Another size means another model; MaxText reports the difference.
   if stored.shapes and stored.shapes != wanted and _size(stored.shapes) == _size(wanted):
     raise WrongLayoutError(_message(stored, folder, own_step, config))
 
 
 @contextlib.contextmanager
 def from_pretrained() -> Iterator[None]:
-  """The time in which MaxText's from_pretrained runs, which makes a model and loads a checkpoint into it."""
+  """Marks the time in which MaxText's from_pretrained runs: it makes a model and loads a checkpoint into it."""
   token = _in_from_pretrained.set(True)
   try:
     yield
@@ -109,21 +112,21 @@ def from_pretrained() -> Iterator[None]:
 
 
 def refuse_other_layouts_within_from_pretrained(config: DerivedKeys, model: Any) -> None:
-  """`refuse_other_layouts_of_pretrained` if it is from_pretrained that has made this model."""
+  """Calls `refuse_other_layouts_of_pretrained` if from_pretrained has made this model."""
   if _in_from_pretrained.get():
     refuse_other_layouts_of_pretrained(config, model)
 
 
 def refuse_other_layouts_of_pretrained(config: DerivedKeys, model: Any) -> None:
-  """Compares what from_pretrained is about to load with the model that is to get it.
+  """Compares the checkpoint that from_pretrained is about to load with the model that is to get it.
 
   Args:
-    config: MaxText's config, whose load_parameters_path is what is loaded.
+    config: MaxText's config; its load_parameters_path is loaded.
     model: the abstract model.
 
   Raises:
     WrongLayoutError: the layouts differ, or one of the two has a pipeline and not all arrays agree. MaxText pads arrays
-      for vLLM, so others of another size are left to it; no model with a pipeline is padded.
+      for vLLM, so other differences in size are left to it; it pads no model with a pipeline.
   """
   if not config.load_parameters_path:
     return
@@ -147,7 +150,7 @@ def _refuse_safetensors(folder: str, config: DerivedKeys) -> None:
   from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
   raise WrongLayoutError(
-      f"source_checkpoint_layout=safetensors_dynamic: MaxText can load {folder} into a model without a pipeline only. "
+      f"source_checkpoint_layout=safetensors_dynamic: MaxText can load {folder} only into a model without a pipeline. "
       f"This run's is: {layouts.describe(config)}.\n"
       "Convert it with maxtext.checkpoint_conversion.to_maxtext, without a pipeline, and then with `maxtext-pp convert` "
       "to this layout; load the result with source_checkpoint_layout=orbax."
@@ -171,18 +174,18 @@ def _message(stored: _Stored, folder: str, own_step: int | None, config: Derived
 
 
 def _message_about_arrays(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape], folder: str) -> str:
-  """For a checkpoint that has other values than the model: which arrays differ."""
+  """Returns the message about a checkpoint of another size than the model: it names the arrays that differ."""
   text = lambda shapes, path: list(shapes[path]) if path in shapes else "none"
   differ = [path for path in sorted({*stored, *wanted}) if stored.get(path) != wanted.get(path)]
   lines = [f"  {'/'.join(path)}: checkpoint {text(stored, path)}, model {text(wanted, path)}" for path in differ[:5]]
   more = [f"  and {len(differ) - 5} more"] if len(differ) > 5 else []
   heading = f"The checkpoint {folder} is not of this run's model: arrays of the decoder differ."
-  danger = "MaxText would repeat what they hold, or leave it out. Set the keys of the model that the checkpoint is of."
+  danger = "MaxText would repeat their values or leave them out. Set the keys of the checkpoint's model."
   return "\n".join([heading, *lines, *more, danger])
 
 
 def _what_is_loaded(manager: Any, load_parameters_path: str, load_full_state_path: str, step: int):
-  """(the checkpoint's folder, its step if it is the run's own) or None, in the order in which MaxText looks."""
+  """Returns (folder, step) of the checkpoint that MaxText will load, or None. Only a run's own checkpoint has a step."""
   if manager is not None:
     if not hasattr(manager, "directory"):
       return None  # of emergency checkpoints, which are in memory
@@ -204,7 +207,7 @@ def _root(path: Any) -> str:
 
 
 def _stored(folder: str) -> _Stored:
-  """Parameters of the checkpoint's decoder."""
+  """Returns the parameters of the checkpoint's decoder."""
   from etils import epath  # pylint: disable=import-outside-toplevel
   import jax  # pylint: disable=import-outside-toplevel
   import orbax.checkpoint as ocp  # pylint: disable=import-outside-toplevel
@@ -217,7 +220,7 @@ def _stored(folder: str) -> _Stored:
     shapes = {tuple(str(getattr(k, "key", getattr(k, "idx", k))) for k in path): tuple(x.shape) for path, x in leaves}
     why_not = forms.why_not_converted(tree)
   except Exception:  # pylint: disable=broad-exception-caught
-    return _Stored(shapes={})  # MaxText's affair
+    return _Stored(shapes={})  # left to MaxText
   if not forms.is_of_trainer(tree):
     shapes = {path[:-1] if path[-1] == forms.VALUE else path: shape for path, shape in shapes.items()}
   shapes = {path: shape for path, shape in shapes.items() if not set(path) & set(_RANDOM_STATE)}
@@ -225,7 +228,7 @@ def _stored(folder: str) -> _Stored:
 
 
 def _wanted(abstract_state: Any) -> dict[Path, Shape]:
-  """Parameters of the model's decoder, named as in a checkpoint."""
+  """Returns the parameters of the model's decoder, named as in a checkpoint."""
   from flax import nnx  # pylint: disable=import-outside-toplevel
 
   if not isinstance(abstract_state, nnx.State):
@@ -241,7 +244,7 @@ def _of_decoder(shapes: Mapping[Path, Shape]) -> dict[Path, Shape]:
 
 
 def _fused_as_in(wanted: Mapping[Path, Shape], stored: Mapping[Path, Shape]) -> Mapping[Path, Shape]:
-  """The checkpoint with two matrices of experts in one where the model has them so, as from_pretrained joins them."""
+  """Joins wi_0 and wi_1 of a checkpoint's experts where the model has them in one matrix, as from_pretrained does."""
   fused = dict(stored)
   for path in wanted:
     if path[-1] == "wi" and path not in stored:
@@ -252,7 +255,7 @@ def _fused_as_in(wanted: Mapping[Path, Shape], stored: Mapping[Path, Shape]) -> 
 
 
 def _agree(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape]) -> bool:
-  """Whether all arrays are the model's, matrices transposed as from_pretrained does it."""
+  """Returns whether all shapes are the model's; matrices may be transposed, as from_pretrained allows."""
   return stored.keys() == wanted.keys() and all(
       shape == wanted[path] or (len(shape) == 2 and shape[::-1] == wanted[path]) for path, shape in stored.items()
   )
@@ -277,7 +280,7 @@ def _describe(shapes: Mapping[Path, Shape], config: DerivedKeys) -> str:
 
 
 def _command(folder: str, own_step: int | None, config: DerivedKeys) -> str:
-  """How to convert the checkpoint and how to load what comes of it."""
+  """Returns text that says how to convert the checkpoint and load the result."""
   arguments = _arguments_of_this_run(sys.argv[1:])
   if own_step is None:
     destination, then = f"{folder}-converted", f"give {folder}-converted instead of it"

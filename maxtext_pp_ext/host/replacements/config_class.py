@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MaxText's config classes with our keys: subclasses that check them with MaxText's derived values.
 
-They carry the names of the classes they replace, so that pickling by reference, error messages and documentation stay as
-they are.
+They carry the names of the classes that they replace, so pickling by reference, error messages and documentation stay the
+same.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ def extend_config_class(base: type[pydantic.BaseModel]) -> type:
   derive = getattr(base, VALIDATORS[kind])
   problems = {"MaxTextConfig": _problems, "RLConfig": _rl_problems}[kind]
 
-  # A subclass's validator of the same name takes the place of the base's, which we call ourselves.
+  # A subclass's validator replaces the base's validator of the same name, so we call the base's ourselves.
   @functools.wraps(derive)
   def derive_and_check(self):
     return _derive_and_check(self, derive, problems)
@@ -74,7 +74,7 @@ def _init_of(base: type[pydantic.BaseModel]) -> Callable[..., None]:
 def _read_environment(cls, values: Any) -> Any:
   """Adds keys that only the environment or the process's default sets.
 
-  MaxText reads M_<KEY> for keys that stand in a yml file or on the command line; ours stand in none of its yml files.
+  MaxText reads M_<KEY> only for keys in a yml file or on the command line; its yml files have none of ours.
   """
   del cls
   if isinstance(values, Mapping):
@@ -85,7 +85,7 @@ def _read_environment(cls, values: Any) -> Any:
 
 
 def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Callable[..., list[str]]) -> Any:
-  """Lets MaxText derive and validate, and puts our messages before its own where both have something to say."""
+  """Lets MaxText derive and validate. If both MaxText and we find problems, our error is raised from MaxText's."""
   given = {key: getattr(config, key) for key in remedies.DERIVED if hasattr(config, key)}
   try:
     derived = derive(config)
@@ -103,7 +103,7 @@ def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Calla
 
 def _problems(config: Keys, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
   found = rules.problems(config, given, whole_mesh)
-  # Patterns are judged by models, which a config with problems may not have.
+  # Patterns are judged on models, and a config with problems may have no model.
   return found if found or whole_mesh or config.pipeline_impl == registry.HOST else _of_patterns(config)
 
 
@@ -116,7 +116,7 @@ def _of_patterns(config: Any) -> list[str]:
 
 
 def _warn(found: list[str]) -> None:
-  """Says what is wrong unless somebody makes a mesh of fewer devices: MaxText's own error then says less."""
+  """Warns of problems that only a mesh of fewer devices avoids: MaxText's own error, later, says less."""
   if found:
     text = "\n".join(["With a mesh of all devices this cannot be trained:", *found])
     warnings.warn(text, keys.PipelineConfigWarning, stacklevel=2)

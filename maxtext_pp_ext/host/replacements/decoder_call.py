@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses what the decoder is called with and its pipelined path would drop: it passes on five arguments, no others."""
+"""Refuses arguments of the decoder that its pipelined path would drop: it passes on five arguments, no others."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ def refuse_lost_arguments(config: HostKeys, arguments: Mapping[str, Any]) -> Non
 
   Args:
     config: the decoder's config.
-    arguments: the arguments of `NNXDecoder.__call__` by name; what is absent was not given.
+    arguments: the arguments of `NNXDecoder.__call__` by name; absent ones were not given.
   """
   name = pipeline_impl(config)
   if name == registry.HOST or not getattr(config, "using_pipeline_parallelism", False):

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `pipeline_impl` for every pipelined config of this process that does not name one itself.
 
-Nothing is changed until somebody calls `set_default_pipeline_impl` (or the context manager `override_pipeline_impl`):
+Nothing changes until a caller uses `set_default_pipeline_impl` (or the context manager `override_pipeline_impl`):
 the normal way to choose an implementation is the config key. The default is for code whose configs one cannot edit,
 such as MaxText's own tests (`maxtext_pp_ext.testing.plugin`).
 
 The config class calls `apply_default_pipeline_impl` on its raw keys, before any of them is validated. A key counts as
-set by the config itself if it is there at all: `pipeline_impl` stands in none of MaxText's yml files. Standard library
-only, so that the config class costs nothing extra.
+set by the config itself if it is there at all: none of MaxText's yml files has `pipeline_impl`. This module imports only
+the standard library, so the config class costs nothing extra.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,14 +16,14 @@ import contextlib
 import dataclasses
 from typing import Any
 
-# Modes of the host's own pipelines. They say how long gathered weights stay, as an implementation of ours does by its
-# name, so a config may not have both (`maxtext_pp_ext.config` refuses it).
+# Modes of MaxText's own pipelines. They choose how long gathered weights stay, as the name of one of our implementations
+# does, so a config may not have both (`host.rules.problems` refuses it).
 HOST_RESIDENCY_KEYS = ("pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfigReport:
-  """What was decided for one pipelined config while a default was set."""
+  """The decision about one pipelined config while a default was set."""
 
   pipeline_impl: str  # the implementation that the config ends up with
   explicit: bool  # the config named it itself, so nothing was changed
@@ -47,7 +47,7 @@ def set_default_pipeline_impl(name: str | None, observer: Callable[[ConfigReport
 
   Args:
     name: a name known to `maxtext_pp_ext.registry`; the config class checks it. None ends the default.
-    observer: called once per pipelined config with what was decided, so that no change goes unreported.
+    observer: called once per pipelined config with the decision, so no change goes unreported.
   """
   global _default
   _default = None if name is None else _Default(pipeline_impl=name, observer=observer)
@@ -83,7 +83,7 @@ def apply_default_pipeline_impl(values: Any) -> Any:
 
 
 def _uses_pipeline(values: Mapping[str, Any]) -> bool:
-  """Whether the host will pipeline this config: its own rule, on keys that pydantic has not converted yet."""
+  """Returns whether MaxText will pipeline this config: its own rule, on keys that pydantic has not converted yet."""
   return any(_as_int(values.get(key, 1)) > 1 for key in ("ici_pipeline_parallelism", "dcn_pipeline_parallelism"))
 
 

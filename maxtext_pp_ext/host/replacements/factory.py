@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which pipeline module a config asks for, and the line in the log that says so."""
+"""Chooses the pipeline module that a config asks for, and logs the choice."""
 
 import functools
 
@@ -11,7 +11,7 @@ from maxtext_pp_ext.host.models import run_config
 
 
 def pipeline_class(config: HostKeys) -> type | None:
-  """The NNX module class that the config asks for, announced in the log; None where MaxText is to choose its own.
+  """Returns the NNX module class that the config asks for, and logs it; None if MaxText is to choose its own.
 
   Raises:
     registry.UnknownImplementationError, registry.PluginError: there is no such class.
@@ -26,7 +26,7 @@ def pipeline_class(config: HostKeys) -> type | None:
 
 @functools.cache
 def linen_class(cls: type) -> type:
-  """The Linen module class around an NNX pipeline class, made as MaxText makes its own; the same for the same class."""
+  """Returns the Linen module class around an NNX pipeline class, made as MaxText makes its own; one for each class."""
   from maxtext.layers import (
       initializers,  # pylint: disable=import-outside-toplevel
       nnx_wrappers,  # pylint: disable=import-outside-toplevel
@@ -36,12 +36,12 @@ def linen_class(cls: type) -> type:
 
 
 def announce(config: HostKeys) -> None:
-  """Logs one line about the pipeline that is about to be built; MaxText builds a model several times, so once each."""
+  """Logs one line about the pipeline, once although MaxText builds a model several times."""
   _log_once(describe(config))
 
 
 def describe(config: HostKeys) -> str:
-  """Implementation, stages, repeats, microbatches, delay and the bubble fraction of the schedule."""
+  """Returns text: implementation, stages, repeats, microbatches, delay and the schedule's bubble fraction."""
   schedule = run_config.schedule_of(config)
   return (
       f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active: {schedule.stages} stages, {schedule.repeats} "

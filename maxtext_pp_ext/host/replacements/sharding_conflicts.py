@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The config key `sharding_conflicts`: judges how MaxText shards a model's parameters, before anything is compiled."""
+"""Implements the key `sharding_conflicts`: checks how MaxText shards a model's parameters, before compilation."""
 
 from typing import Any, Literal
 
@@ -9,18 +9,18 @@ from maxtext_pp_ext.host.models.axes import rules_in_play
 
 FALLBACK: Literal["fallback"] = "fallback"
 _WAY_OUT = (
-    "This is what sharding_conflicts=error is for. With sharding_conflicts=warn or fallback MaxText goes on; "
+    "sharding_conflicts=error stops here. With sharding_conflicts=warn or fallback MaxText goes on; "
     "`maxtext-pp sharding` with the same arguments shows the shardings."
 )
 
 
 def judge(config: HostKeys, model: Any, mesh: Any) -> None:
-  """Warns or raises if the parameters of an abstract model have conflicts, as the config says.
+  """Warns or raises, as the config says, if the shardings of an abstract model's parameters have conflicts.
 
   Args:
     config: MaxText's config.
     model: the abstract model.
-    mesh: its mesh, None for the one that the model has.
+    mesh: its device mesh; None for the model's own.
 
   Raises:
     ShardingConflictError: with sharding_conflicts=error.

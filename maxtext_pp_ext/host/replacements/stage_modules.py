@@ -1,13 +1,13 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How the decoder builds the stages of our pipelines.
+"""Builds the stages of our pipelines for the decoder.
 
-What of MaxText this rests on:
-- Layers decide by `config.shard_mode` and the mesh they are built with whether they name the layout of each result. Our
-  pipelines run them under automatic sharding, in a model with explicit sharding as well.
-- `set_remat_policy_on_layers_per_stage` is read nowhere since the Linen decoder went. Here it means what it meant there:
-  the remat policy applies to each layer of a stage.
-- Layers that differ by index in cycles come in blocks of a cycle, see `cycles`. The remat policy applies to such a block.
+This rests on MaxText as follows:
+- `config.shard_mode` and the mesh decide whether a layer names the layout of each result. Our pipelines run layers under
+  automatic sharding, also in a model with explicit sharding.
+- Nothing reads `set_remat_policy_on_layers_per_stage` since the Linen decoder was removed. Here it has the meaning it had
+  there: the remat policy applies to each layer of a stage.
+- Layers that differ by index in cycles come in blocks of one cycle, see `cycles`. The remat policy applies to each block.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from maxtext_pp_ext.host.replacements import batch_split
 
 
 class _DecoderView:
-  """A decoder that builds its layers with another config and mesh. The decoder itself must not change meanwhile."""
+  """A decoder that builds its layers with another config and mesh. The decoder itself stays unchanged."""
 
   def __init__(self, decoder: Any, config: Any, mesh: Any):
     self._decoder, self.config, self.mesh = decoder, config, mesh
@@ -40,14 +40,14 @@ class _DecoderView:
 
 
 def layer_classes(config: HostKeys, classes: list[type]) -> list[type]:
-  """The classes of a decoder's layers, in the pipeline and outside, instead of those that MaxText would build."""
+  """Returns the classes of a decoder's layers, in the pipeline and outside, in place of MaxText's own."""
   if pipeline_impl(config) == registry.HOST or not config.use_batch_split_schedule:
     return classes
   return [*classes[:-1], batch_split.batch_split(classes[-1])]  # DeepSeek's: dense, MoE
 
 
 def build(host_build: Callable, decoder: Any, layer_classes: list[type], rngs: nnx.Rngs) -> nnx.Module:
-  """The module of one stage.
+  """Returns the module of one stage.
 
   Args:
     host_build: `NNXDecoder._get_pipeline_stage_module`.
@@ -77,7 +77,7 @@ def build(host_build: Callable, decoder: Any, layer_classes: list[type], rngs: n
 
 @dataclasses.dataclass(frozen=True)
 class _RematPolicy:
-  """A config and the policy that follows from it; equal for the same config, where MaxText makes each policy anew."""
+  """A config and its remat policy. Equal for equal configs, although MaxText creates a new policy each time."""
 
   config: Any
   policy: Any = dataclasses.field(compare=False)
@@ -85,9 +85,9 @@ class _RematPolicy:
 
 @functools.cache
 def rematerialised(layer_class: type, remat: _RematPolicy) -> type:
-  """A decoder layer that keeps for backward what the policy says, and computes the rest again.
+  """Returns a decoder layer class that keeps for backward what the policy says, and recomputes the rest.
 
-  There is one such class per layer class and config, since models of one config have to be equal.
+  One such class exists per layer class and config, since models of one config must be equal.
   """
 
   # Graph-mode, since layers sow values and count random numbers.

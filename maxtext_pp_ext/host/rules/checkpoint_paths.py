@@ -1,8 +1,8 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of checkpoints that Orbax refuses, which it does when it first writes one: after the first step.
+"""Refuses checkpoint paths that Orbax refuses only at its first write, after the first step.
 
-Its arrays are written and read by TensorStore, which is given `gs://` paths and absolute ones (`tensorstore_utils` of
+TensorStore reads and writes Orbax's arrays. Orbax gives it `gs://` paths and absolute paths only (`tensorstore_utils` of
 Orbax, with MaxText 0.2.5).
 """
 
@@ -17,10 +17,10 @@ _LOADED = ("load_parameters_path", "load_full_state_path")
 
 
 def problems(value_of: Callable[[str], Any]) -> list[str]:
-  """What is wrong with a run's paths of checkpoints; [] if nothing.
+  """Returns the problems with the paths to which a run writes checkpoints; [] if there are none.
 
   Args:
-    value_of: gives the value of a key of MaxText, None if there is none.
+    value_of: returns the value of a MaxText key, None if it has none.
   """
   if not _is_true(value_of("enable_checkpointing")):
     return []
@@ -34,19 +34,19 @@ def problems(value_of: Callable[[str], Any]) -> list[str]:
     if _is_relative(path):
       without = f"{by}=False" if by == "enable_checkpointing" else f"enable_checkpointing=False and {by}=False"
       found.append(
-          f"{key}={path} with {by}=True: Orbax writes checkpoints to absolute paths and gs:// only, and would stop at "
+          f"{key}={path} with {by}=True: Orbax writes checkpoints only to absolute paths and gs://, and would fail at "
           f"the first one. Set {key}{_remedy(path)}, or {without}."
       )
   return found
 
 
 def of_loading(value_of: Callable[[str], Any]) -> list[str]:
-  """The same about checkpoints that a run begins with, where it stops by itself before its first step."""
+  """Returns the problems with the paths from which a run loads; the run itself would stop before its first step."""
   found = []
   for key in _LOADED:
     path = value_of(key)
     if _is_relative(path):
-      what = "Orbax reads checkpoints at absolute paths and gs:// only"
+      what = "Orbax reads checkpoints only at absolute paths and gs://"
       found.append(f"{key}={path}: {what}. Set {key}{_remedy(path)}.")
   return found
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a pipeline lays out over devices and slices otherwise than MaxText's other code takes for granted.
+"""Refuses configs in which a pipeline's layout over devices and slices breaks an assumption of other MaxText code.
 
 Read in MaxText 0.2.5.
 """
@@ -27,12 +27,12 @@ def _mesh(config: HostKeys) -> Iterator[str]:
     yield (
         f"{stages_text(config)}, but mesh_axes={list(config.mesh_axes)} has no axis 'stage' (custom_mesh_and_rule="
         f"{getattr(config.custom_mesh_and_rule, 'value', config.custom_mesh_and_rule)!r}), so nothing would be "
-        "pipelined over devices. Use mesh_axes with 'stage', as base.yml has them, or pipeline_impl=host."
+        "pipelined over devices. Use mesh_axes with 'stage', as in base.yml, or pipeline_impl=host."
     )
 
 
 def _explicit_sharding(config: HostKeys) -> Iterator[str]:
-  """MaxText's YaRN embedding fixes a layout when it is built that its layers outside a pipeline do not use (0.2.5)."""
+  """MaxText's YaRN embedding fixes its layout at construction; layers outside a pipeline use another one (0.2.5)."""
   rope_type = plain(config.rope_type)
   if plain(config.shard_mode) != "explicit" or not rope_type.startswith("yarn"):
     return
@@ -48,8 +48,8 @@ def _explicit_sharding(config: HostKeys) -> Iterator[str]:
 def _activations_over_stages(config: HostKeys) -> Iterator[str]:
   for name in _over_stages(config.logical_axis_rules or ()):
     yield (
-        f"logical_axis_rules shard {name} over the mesh axis 'stage', over which a pipeline has its stages. Take 'stage' "
-        "out of that rule."
+        f"logical_axis_rules shard {name} over the mesh axis 'stage', which a pipeline reserves for its stages. Remove "
+        "'stage' from that rule."
     )
 
 
@@ -57,8 +57,9 @@ def _copies_of_the_model(config: HostKeys) -> Iterator[str]:
   if config.enable_multi_tier_checkpointing and config.dcn_pipeline_parallelism > 1 and config.mtc_data_parallelism < 1:
     yield (
         f"enable_multi_tier_checkpointing=True with dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}: MaxText "
-        "takes every slice for a copy of the whole model (mtc_data_parallelism=num_slices), where slices hold different "
-        f"stages. Set mtc_data_parallelism to the number of slices divided by {config.dcn_pipeline_parallelism}."
+        "assumes that every slice holds a copy of the whole model (mtc_data_parallelism=num_slices), but slices hold "
+        "different stages. Set mtc_data_parallelism to the number of slices divided by "
+        f"{config.dcn_pipeline_parallelism}."
     )
 
 
@@ -66,13 +67,13 @@ def _weight_dtype(config: HostKeys) -> Iterator[str]:
   weight_dtype = str(plain(config.weight_dtype))
   if "float8" in weight_dtype:
     yield (
-        f"weight_dtype={weight_dtype} is for serving: gradients of microbatches would be added up in it. Set "
+        f"weight_dtype={weight_dtype} is for serving: gradients of microbatches would be summed in it. Set "
         "weight_dtype=bfloat16 or float32."
     )
 
 
 def _stage_axis(config: HostKeys) -> Iterator[str]:
-  """MaxText takes ici_parallelism and dcn_parallelism as they are if a mesh axis has a name that it does not know."""
+  """MaxText uses ici_parallelism and dcn_parallelism as given if it does not know the name of a mesh axis."""
   axes, sizes = list(config.mesh_axes), (list(config.ici_parallelism or ()), list(config.dcn_parallelism or ()))
   stages = config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism
   if "stage" not in axes or any(len(each) != len(axes) for each in sizes):
@@ -81,9 +82,9 @@ def _stage_axis(config: HostKeys) -> Iterator[str]:
   if ici * dcn != stages:
     yield (
         f"ici_parallelism={sizes[0]} and dcn_parallelism={sizes[1]} give the mesh axis 'stage' of mesh_axes={axes} {ici} "
-        f"× {dcn} devices, which are not the {stages} stages of "
+        f"× {dcn} devices, not the {stages} stages of "
         f"ici_pipeline_parallelism={config.ici_pipeline_parallelism} × "
-        f"dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}. Set both to the same."
+        f"dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}. Set both to the same number."
     )
   if config.inference_benchmark_test and config.dcn_pipeline_parallelism > 1:
     yield (
@@ -93,7 +94,7 @@ def _stage_axis(config: HostKeys) -> Iterator[str]:
 
 
 def _over_stages(rules: Iterable) -> list[str]:
-  """Names of dimensions that a stage computes on, and rules shard over stages."""
+  """Returns the logical axes that a stage computes on and that the rules shard over stages."""
   found = [name for name, axes in rules if "stage" in ([axes] if isinstance(axes, str) else axes or ())]
   if not any(name.startswith("activation_") for name in found):
     return []

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What MaxText's train step does to parameters by their path and shape, which a pipeline changes (0.2.5)."""
+"""Refuses train-step features that depend on the paths or shapes of parameters, which a pipeline changes (0.2.5)."""
 
 from collections.abc import Iterator
 
@@ -23,8 +23,8 @@ def problems(config: HostKeys) -> Iterator[str]:
 def _muon(config: HostKeys) -> Iterator[str]:
   if plain(config.opt_type) == "muon":
     yield (
-        "opt_type=muon: MaxText counts the axes of the matrices that Muon orthogonalizes from a parameter's first axis, "
-        "which in a pipeline is its repeats or stages, so that layers are mixed. Set opt_type=adamw, adam_pax or sgd, or "
+        "opt_type=muon: MaxText counts the axes of the matrices that Muon orthogonalizes from a parameter's first axis. "
+        "In a pipeline that axis is repeats or stages, so layers would be mixed. Set opt_type=adamw, adam_pax or sgd, or "
         "train without a pipeline."
     )
 
@@ -32,16 +32,16 @@ def _muon(config: HostKeys) -> Iterator[str]:
 def _streaming_diloco(config: HostKeys) -> Iterator[str]:
   if getattr(config, "enable_streaming_diloco", False):
     yield (
-        "enable_streaming_diloco=True: MaxText takes a parameter for stacked layers if its size along param_scan_axis="
+        "enable_streaming_diloco=True: MaxText treats a parameter as stacked layers if its size along param_scan_axis="
         f"{config.param_scan_axis} is num_decoder_layers={config.num_decoder_layers}. A pipeline stacks layers along "
-        "other axes, so that they would be synchronised in other fragments, at other steps. Set "
+        "other axes, so layers would be synchronised in other fragments, at other steps. Set "
         "enable_streaming_diloco=False (enable_diloco=True alone synchronises the whole model), or train without a "
         "pipeline."
     )
 
 
 def _qk_clip(config: HostKeys) -> Iterator[str]:
-  """MaxText clips all layers of one stacked parameter by their largest logit: all layers, without a pipeline."""
+  """MaxText clips layers stacked in one parameter by their common largest logit: all layers, without a pipeline."""
   layers, available = pipelined_layers(config), layers_to_choose_from(config)
   apart = []
   if layers is not None and available is not None and layers < available:
@@ -54,7 +54,7 @@ def _qk_clip(config: HostKeys) -> Iterator[str]:
   for what in apart:
     yield (
         f"use_qk_clip=True with {what}. MaxText clips layers that are stacked in one parameter by their common largest "
-        "logit, and would clip other layers together than without a pipeline."
+        "logit, so it would clip other layers together than without a pipeline."
     )
 
 
@@ -82,16 +82,16 @@ def _expert_bias(config: HostKeys) -> Iterator[str]:
   elif are_parameters and config.param_scan_axis != 0:
     yield (
         f"{rate} with {per_stage}, scan_layers_per_stage=True and param_scan_axis={config.param_scan_axis}: biases are"
-        " stacked along that axis, and the updates that MaxText's train step adds to them along the first. Set"
+        " stacked along that axis, but the updates that MaxText's train step adds to them along the first. Set"
         " param_scan_axis=0, or num_layers_per_pipeline_stage=1."
     )
 
 
 def _host_offload(config: HostKeys) -> Iterator[str]:
-  """MaxText's own limit, which it says less clearly."""
+  """MaxText has this limit itself, but reports it less clearly."""
   if config.parameter_memory_host_offload and config.gradient_accumulation_steps > 1:
     yield (
         f"parameter_memory_host_offload=True with gradient_accumulation_steps={config.gradient_accumulation_steps}:"
-        " MaxText brings parameters to the device only in a step without accumulation; it fails without a pipeline, too."
+        " MaxText moves parameters to the device only in a step without accumulation; it fails without a pipeline, too."
         " Set gradient_accumulation_steps=1, or parameter_memory_host_offload=False."
     )

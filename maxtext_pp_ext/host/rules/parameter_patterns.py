@@ -1,11 +1,11 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that choose parameters by regular expressions over their paths, judged by what they choose.
+"""Checks keys that select parameters by regular expressions over their paths.
 
-A pipeline has the decoder's layers at other paths than a model without one. So a pattern may choose other layers there,
-or none, and MaxText trains without a word. Here both models are built without arrays, and what a pattern selects in the
-one has to be what it selects in the other, layer by layer. In MaxText:
-`optimizers/optimizers.py`, and `trainers/post_train/distillation` for `student_params_to_update`.
+A pipeline puts the decoder's layers at other paths. A pattern may then select other layers, or none, and MaxText trains
+silently. This module builds both models without arrays, and compares layer by layer what a pattern selects in each.
+MaxText reads these keys in `optimizers/optimizers.py`, and `student_params_to_update` in
+`trainers/post_train/distillation`.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 
-# One layer's share of an array, (number of the layer, name within it), or an array of no layer, (None, path).
+# One layer's part of an array: (number of the layer, name within it). An array of no layer: (None, path).
 Part = tuple[int | None, Path]
 
-# Which optimizers read a key; None: any. The last one is read by distillation only.
+# Key -> the optimizers that read it; None: all. Only distillation reads the last one.
 KEYS = {"adamw_mask": ("adamw", "adam_pax"), "trainable_parameters_mask": None, "student_params_to_update": None}
-# How many of the arrays that differ a message names.
+# How many differing arrays a message names.
 _MOST_NAMED = 4
-# MaxText's optimizer is initialised with paths that have this at their end, and updated with paths that do not.
+# MaxText initialises its optimizer with paths that end in "/value", and updates it with paths that do not.
 _ENDS = ("", "/value")
 
 
 def problems(config: HostKeys) -> list[str]:
-  """What is wrong with the patterns of a config that has a pipeline; [] if nothing, or MaxText cannot build the model."""
+  """Returns the problems with a pipelined config's patterns; [] if there are none, or MaxText cannot build the model."""
   found, given = [], {key: list(getattr(config, key, None) or ()) for key in KEYS}
   given = {key: patterns for key, patterns in given.items() if patterns and _is_read(config, key)}
   for key, patterns in given.items():
-    found += [f"{key} has {pattern!r}, which is no regular expression: {why}." for pattern, why in _invalid(patterns)]
+    found += [f"{key} has {pattern!r}, which is not a regular expression: {why}." for pattern, why in _invalid(patterns)]
   if found or not given:
     return found
   try:
     with_pipeline, without = _parameters(config), _parameters(_without_pipeline(config))
   except ValueError as error:
-    # What MaxText cannot build, it says itself.
-    return [f"{key} cannot be judged: {error} Leave it out." for key in given] if _can_be_built(config) else []
+    # MaxText itself reports a model that it cannot build.
+    return [f"{key} cannot be checked: {error} Leave it out." for key in given] if _can_be_built(config) else []
   return [text for key, patterns in given.items() for text in differences(key, patterns, with_pipeline, without)]
 
 
@@ -83,7 +83,7 @@ def _parameters(config: HostKeys) -> Layout:
 
 
 def differences(key: str, patterns: Sequence[str], with_pipeline: Layout, without: Layout) -> Iterator[str]:
-  """A message if patterns select other parameters in one layout of a model than in another.
+  """Yields a message if patterns select different parameters in two layouts of a model.
 
   Args:
     key: the config key that has the patterns.
@@ -98,7 +98,7 @@ def differences(key: str, patterns: Sequence[str], with_pipeline: Layout, withou
       f"{key} has {', '.join(map(repr, unlike))}, which selects other parameters with a pipeline than without: "
       f"{_arrays(patterns, without, with_pipeline)} without, {_arrays(patterns, with_pipeline, without)} with a pipeline."
   )
-  # What each is meant to select: what it does without a pipeline, or with one if that is nothing.
+  # The intended selection of each pattern: that without a pipeline, or that with one if the former is empty.
   wanted = {part for p in patterns for part in _selections([p], without)[0] or _selections([p], with_pipeline)[0]}
   proposed = _proposal([p for p in patterns if p not in unlike], wanted, (without, with_pipeline))
   if proposed is None:
@@ -113,7 +113,7 @@ def differences(key: str, patterns: Sequence[str], with_pipeline: Layout, withou
 
 
 def _selections(patterns: Sequence[str], layout: Layout) -> list[set[Part]]:
-  """What the patterns select when the optimizer is initialised and when it is updated."""
+  """Returns the parts that the patterns select, at updates of the optimizer and at its initialisation."""
   return [{part for leaf in _selected(patterns, layout, end) for part in _parts(leaf)} for end in _ENDS]
 
 
@@ -130,7 +130,7 @@ def _parts(leaf: Leaf) -> Iterator[Part]:
 
 
 def _arrays(patterns: Sequence[str], layout: Layout, other: Layout) -> str:
-  """How many arrays are selected in one layout, and which of them hold what is not selected in the other."""
+  """Returns, as text, how many arrays one layout selects, and which of them hold parts not selected in the other."""
   selected, elsewhere = _selected(patterns, layout), _selections(patterns, other)[0]
   alone = ["/".join(leaf.path) for leaf in selected if not elsewhere.issuperset(_parts(leaf))]
   more = f" and {len(alone) - _MOST_NAMED} more" if len(alone) > _MOST_NAMED else ""
@@ -144,7 +144,7 @@ def _is_cut(leaf: Leaf, wanted: set[Part]) -> bool:
 
 
 def _proposal(kept: list[str], wanted: set[Part], both: Sequence[Layout]) -> list[str] | None:
-  """Patterns that select the wanted in both layouts, those to be kept among them, or None if there are none."""
+  """Returns patterns, `kept` among them, that select `wanted` in both layouts; None if there are none."""
   found = list(kept)
   for layout in both:
     chosen = {leaf.path for leaf in layout.leaves if wanted.issuperset(_parts(leaf))}
@@ -155,9 +155,9 @@ def _proposal(kept: list[str], wanted: set[Part], both: Sequence[Layout]) -> lis
 
 
 def patterns_of(chosen: set[Path], paths: set[Path]) -> list[str]:
-  """Regular expressions that select these paths and no others, as few as beginnings of paths allow.
+  """Returns regular expressions that select exactly these paths, as few as common prefixes of paths allow.
 
-  Names that differ by a number at their end, as those of layers do, are one pattern if all of them are chosen.
+  Names that differ only in a number at their end, as those of layers do, share one pattern if all of them are chosen.
   """
   families: dict[Path, set[Path]] = {}
   for path in paths:
@@ -172,12 +172,12 @@ _NUMBER = "#"
 
 
 def _escaped(part: str) -> str:
-  """Without backslashes, which YAML and Python read differently between quotes."""
+  """Escapes without backslashes, which YAML and Python read differently between quotes."""
   return re.sub(r"[^\w#]", lambda match: f"[{match[0]}]", part).replace(_NUMBER, "[0-9]+")
 
 
 def _beginnings(start: Path, chosen: set[Path], paths: set[Path]) -> list[Path]:
-  """The shortest beginnings, from this one on, that only chosen paths have."""
+  """Returns the shortest prefixes, from `start` on, that only chosen paths have."""
   if not chosen:
     return []
   if start and chosen == paths:

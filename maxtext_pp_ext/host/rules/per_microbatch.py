@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a layer of MaxText computes of all rows that it is called with, and is not the same of a microbatch's.
+"""Refuses layer computations over all rows of a call if their result for microbatches differs from that for the batch.
 
-A pipeline calls layers with a microbatch, for all stages at once, in bubbles as well. What is a sum or mean over rows, or
-belongs to a row, is right then. What is refused here is not. Read in MaxText 0.2.5; 0.2.4 has fewer of these keys.
+A pipeline calls layers with one microbatch, for all stages at once, also in bubbles. Values of a single row, and sums and
+means over rows, stay correct. The values refused here do not. Read in MaxText 0.2.5; 0.2.4 has fewer of these keys.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.host.rules import rows
 
-_OVER_ALL_DEVICES = (
-    "MaxText takes the maximum over all axes of the mesh, so that a layer would report that of other stages, "
-)
+_OVER_ALL_DEVICES = "MaxText takes the maximum over all mesh axes, so a layer would report the maximum of other stages "
 _OVER_ALL_DEVICES += "and of bubbles"
-# Keys that have to be False, and what is wrong if they are True.
+# Key that must be False -> the problem if it is True.
 _MOE = {
     "moe_log_max_load_ratio": _OVER_ALL_DEVICES,
     "log_required_ragged_buffer_factor": _OVER_ALL_DEVICES,
     "te_moe_block": (
-        "buffers of Transformer Engine's experts are made for a call with all rows, and a pipeline calls layers with a "
+        "Transformer Engine's experts size their buffers for a call with all rows, but a pipeline calls layers with one "
         "microbatch"
     ),
 }
 
 
 def problems(config: HostKeys) -> list[str]:
-  """Everything in a config that a pipeline would compute of microbatches instead of the batch; [] if nothing."""
+  """Returns a problem for each value that a pipeline would compute per microbatch, not per batch; [] if there is none."""
   return [*_experts(config), *_buffers(config), *_replicas(config), *_accumulation(config)]
 
 
@@ -41,15 +39,15 @@ def _experts(config: HostKeys) -> Iterator[str]:
       yield f"{key}=True: {reason}. Set {key}=False."
   if getattr(config, "moe_dropless_fallback", None) == "layer":
     yield (
-        "moe_dropless_fallback=layer: MaxText adds up over all axes of the mesh whether a layer falls back, so that the "
-        "layers of all stages would, and bubbles count. Set moe_dropless_fallback=step."
+        "moe_dropless_fallback=layer: MaxText sums over all mesh axes whether a layer falls back, so the layers of "
+        "all stages would fall back together, and bubbles would count. Set moe_dropless_fallback=step."
     )
 
 
 def _buffers(config: HostKeys) -> Iterator[str]:
-  """Buffers for the tokens of one call, which drop those that they have no room for."""
+  """Buffers hold the tokens of one call, and drop those that do not fit."""
   if getattr(config, "moe_dropless_fallback", None) is not None:
-    return  # which computes again what has dropped tokens
+    return  # the fallback recomputes what dropped tokens
   for key in ("ragged_buffer_factor", "eval_ragged_buffer_factor"):
     value, of_evaluation = getattr(config, key, -1.0), key.startswith("eval")
     if value <= 0 or _has_room_for_all(config, value) or (of_evaluation and config.eval_interval <= 0):
@@ -58,24 +56,24 @@ def _buffers(config: HostKeys) -> Iterator[str]:
     if of_evaluation:
       ways.append("eval_interval=-1")
     elif getattr(config, "use_ring_of_experts", False) and getattr(config, "use_ragged_sort", False):
-      ways.append("moe_dropless_fallback=step")  # which MaxText has for these only
+      ways.append("moe_dropless_fallback=step")  # MaxText has it for these only
     yield (
-        f"{key}={value}: a buffer has room for so many tokens of one call, which in a pipeline are a microbatch's, so "
-        f"that other tokens are dropped than without a pipeline. Set {' or '.join(ways)}."
+        f"{key}={value}: this limits how many tokens of one call a buffer holds. In a pipeline one call has one "
+        f"microbatch, so other tokens would be dropped than without a pipeline. Set {' or '.join(ways)}."
     )
 
 
 def _has_room_for_all(config: HostKeys, factor: float) -> bool:
-  """Whether a buffer that is so many times as large as balanced experts need takes the tokens of any others."""
+  """Whether a buffer `factor` times as large as balanced experts need also holds the tokens of unbalanced ones."""
   mesh = derived.mesh_shape(config)
   if mesh is None or not config.num_experts_per_tok:
-    return True  # not known (yet), which is an error of its own
+    return True  # not known (yet); another rule reports that
   devices = math.prod(mesh.get(axis, 1) for axis in rows.expert_axes(config))
   return factor >= min(devices, config.num_experts / config.num_experts_per_tok)
 
 
 def _replicas(config: HostKeys) -> Iterator[str]:
-  """With DiLoCo a pipeline is called with the rows of one replica."""
+  """With DiLoCo, one call of a pipeline has the rows of one replica."""
   batch, microbatches = config.micro_batch_size_to_train_on, config.num_pipeline_microbatches
   replicas = getattr(config, "num_diloco_replicas", None) if config.enable_diloco else None
   if replicas and batch and microbatches > 0 and batch % (replicas * microbatches):
@@ -87,10 +85,10 @@ def _replicas(config: HostKeys) -> Iterator[str]:
 
 
 def _accumulation(config: HostKeys) -> Iterator[str]:
-  """MaxText adds up over the steps of an accumulation what layers have sown, row by row."""
+  """Over the steps of a gradient accumulation, MaxText adds up sown values row by row."""
   if config.use_qk_clip and config.gradient_accumulation_steps > 1:
     yield (
         f"use_qk_clip=True with gradient_accumulation_steps={config.gradient_accumulation_steps}: MaxText adds up the "
-        "largest logits of each row, and clips by the largest sum. A pipeline has the largest logit of a microbatch's "
-        "rows, and would clip more. Set gradient_accumulation_steps=1, and num_pipeline_microbatches to more."
+        "largest logits of each row, and clips by the largest sum. A pipeline has the largest logit of each "
+        "microbatch, and would clip more. Set gradient_accumulation_steps=1 and a larger num_pipeline_microbatches."
     )

@@ -1,12 +1,14 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What MaxText's pipelined decoder would lose without a word, and is refused here instead.
+"""Refuses models and features that MaxText's pipelined decoder would silently train wrongly.
 
-Read in `maxtext/layers/nnx_decoders.py` and `maxtext/models/` of MaxText. The pipelined path builds each
-stage's layers as `decoder_blocks[0](config, mesh, model_mode, quant, rngs)` (`decoder_blocks[1]` for DeepSeek), without
-the arguments by which the path without a pipeline tells a layer its index (of blocks of a whole cycle of layers `cycles`
-makes stages that are right); and it calls the pipeline module with inputs,
-segment ids, positions, deterministic and model mode, nothing else.
+Read in `maxtext/layers/nnx_decoders.py` and `maxtext/models/` of MaxText. The pipelined path loses information in two
+places:
+
+- It builds each stage's layers as `decoder_blocks[0](config, mesh, model_mode, quant, rngs)` (`decoder_blocks[1]` for
+  DeepSeek). The path without a pipeline also passes arguments that tell a layer its index. Blocks of a whole cycle of
+  layers are an exception: `cycles` builds correct stages of them.
+- It calls the pipeline module with inputs, segment ids, positions, deterministic and model mode, and nothing else.
 """
 
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import cycles
 from maxtext_pp_ext.host.rules import propose
 
-# Every layer is the same, whatever its index. DeepSeek's dense layers differ, and the host runs them before the pipeline.
+# All layers are the same, whatever their index. Exception: DeepSeek's dense layers, which run before the pipeline.
 UNIFORM_BLOCKS = frozenset(
     {
         "default",
@@ -38,9 +40,9 @@ UNIFORM_BLOCKS = frozenset(
     }
 )
 
-# A number of cycles in a stage that is proposed by itself is at most so large.
+# The most cycles per stage that a message proposes.
 _MOST_CYCLES = 16
-# The unscanned layer's constructor wants this argument, and the pipelined path does not give it.
+# Block -> the argument that its unscanned layer's constructor needs and the pipelined path omits.
 _INDEX_ARGUMENT = {
     "gpt_oss": "attention_type",
     "olmo3": "attention_type",
@@ -50,7 +52,7 @@ _INDEX_ARGUMENT = {
 
 
 def problems(config: HostKeys) -> list[str]:
-  """Everything about the model that MaxText's pipelined path does not carry out; [] if nothing."""
+  """Returns all problems with what MaxText's pipelined path does not support; [] if there are none."""
   return [
       *_decoder_block(config),
       *_features(config),
@@ -79,7 +81,7 @@ def _decoder_block(config: HostKeys) -> Iterator[str]:
 
 
 def _cycles_of_equal_layers(config: HostKeys, block: str) -> Iterator[str]:
-  """Without a pipeline MaxText takes each layer of such a block for a cycle, and scans over so many fewer."""
+  """Without a pipeline MaxText counts each layer of such a block as a whole cycle, and scans over fewer layers."""
   interval = config.inhomogeneous_layer_cycle_interval
   if block in UNIFORM_BLOCKS - {"deepseek"} and config.scan_layers and interval != 1:
     yield (
@@ -100,21 +102,21 @@ def _whole_cycles(config: HostKeys, block: str, total: int) -> Iterator[str]:
         f"decoder_block={block} cannot be pipelined with num_layers_per_pipeline_stage={per_stage}: its layers come in "
         f"cycles of {key}{cycle}, and a stage has to hold whole cycles.",
         *({"num_layers_per_pipeline_stage": count * cycle} for count in range(1, min(total // cycle, _MOST_CYCLES) + 1)),
-        otherwise=f"num_layers_per_pipeline_stage={cycle} or a multiple of it, and so many stages that "
-        "num_decoder_layers is a multiple of the layers of all stages",
+        otherwise=f"num_layers_per_pipeline_stage={cycle} or a multiple of it, and the number of stages so "
+        "that stages × num_layers_per_pipeline_stage divides num_decoder_layers",
     )
   layers = config.pipeline_parallel_layers
   if layers not in (-1, total):
     yield Problem(
         f"decoder_block={block} cannot be pipelined with pipeline_parallel_layers={layers} of {total} layers: "
-        f"its layers come in cycles of {key}{cycle}, and MaxText would take each of the {total - layers} layers outside "
-        "the pipeline for a cycle.",
+        f"its layers come in cycles of {key}{cycle}, and MaxText would treat each of the {total - layers} layers "
+        "outside the pipeline as a whole cycle.",
         {"pipeline_parallel_layers": -1},
     )
 
 
 def _block_problem(config: HostKeys, block: str, total: int) -> str | None:
-  """Why the pipelined path builds another model from this block than the path without a pipeline, or None."""
+  """Returns why the pipelined path builds a different model from this block than the path without one, or None."""
   unscanned = "its layers differ by index, and with scan_layers=False MaxText builds each stage"
   match block:
     case _ if block in _INDEX_ARGUMENT:
@@ -129,7 +131,7 @@ def _block_problem(config: HostKeys, block: str, total: int) -> str | None:
     case "gemma4":
       return "MaxText bypasses the pipeline for it (it calls _apply_gemma4_scanned_blocks)"
     case "gemma4_small":
-      return "its layers share keys and values with, and differ by, other layers' indices; MaxText refuses it, too"
+      return "its layers differ by index and share keys and values with other layers; MaxText refuses it, too"
     case "deepseek4":
       return (
           "its layers differ by index (hash routing in the first ones, alternating compress_ratios); MaxText would "
@@ -155,7 +157,7 @@ def _unscanned_llama4_problem(config: HostKeys, total: int) -> str | None:
 
 def _unscanned_envy_problem(config: HostKeys, total: int) -> str | None:
   moe = config.interleave_moe_layer_step
-  if moe > total:  # Built without MoE: right only if no layer is due to have it.
+  if moe > total:  # All layers are built without MoE: right only if no layer should have it.
     return None
   return (
       f"with scan_layers=False MaxText would build every layer without MoE, whatever interleave_moe_layer_step={moe} "
@@ -174,17 +176,17 @@ def _features(config: HostKeys) -> Iterator[str]:
   if config.mhc_expansion_rate > 1:
     yield (
         f"mhc_expansion_rate={config.mhc_expansion_rate}: activations have four axes [batch, sequence, stream, embed], "
-        "a pipeline passes on three. Set mhc_expansion_rate=1."
+        "but a pipeline passes three. Set mhc_expansion_rate=1."
     )
 
 
-# What does not go together with the batch-split schedule, what to set it to, and why.
+# Key that the batch-split schedule excludes, the value to set, and the reason.
 _NOT_WITH_BATCH_SPLIT = (
     ("load_balance_loss_weight", "0", "the loss of a batch is not the mean of its parts'"),
     (
         "mtp_num_layers",
         "0",
-        "MaxText has the layers of multi-token prediction use its own schedule, outside of pipelines",
+        "MaxText runs the layers of multi-token prediction outside the pipeline, with its own schedule",
     ),
     ("quantization", '""', "MaxText quantizes its own schedule only"),
     ("te_moe_block", "False", "it reports how full the buffers of a whole batch are"),
@@ -223,11 +225,11 @@ def _batch_split(config: HostKeys) -> Iterator[str]:
     )
 
 
-_MOST_IN_ORDER = 10  # numbered names in the order of their letters: layers_10 is before layers_2
+_MOST_IN_ORDER = 10  # names sort alphabetically: layers_10 comes before layers_2
 
 
 def _metrics_of_layers(config: HostKeys) -> Iterator[str]:
-  """MaxText numbers what layers sow in the order of their names in the model, not in the order in which they run."""
+  """MaxText numbers sown metrics by the order of layer names in the model, not by the order in which layers run."""
   if not config.record_internal_nn_metrics or config.num_decoder_layers is None:
     return
   given = f"record_internal_nn_metrics={config.record_internal_nn_metrics}"
@@ -235,20 +237,21 @@ def _metrics_of_layers(config: HostKeys) -> Iterator[str]:
   block, per_stage, layers = decoder_block(config), config.num_layers_per_pipeline_stage, config.pipeline_parallel_layers
   dense = config.first_num_dense_layers if block == "deepseek" else 0
   outside = 0 if layers == -1 or config.num_decoder_layers is None else config.num_decoder_layers - dense - layers
-  if outside > 0 and block != "deepseek":  # whose layers outside come first, by name as well
+  if outside > 0 and block != "deepseek":  # DeepSeek's layers outside run first and sort first
     yield (
         f"{given} with {outside} layers outside the pipeline (pipeline_parallel_layers={layers}): layers_outside_pipeline"
-        f" run last and are first by name, so that all layers {why}. Set pipeline_parallel_layers=-1, or "
+        f" run last but sort first by name, so all layers {why}. Set pipeline_parallel_layers=-1, or "
         "record_internal_nn_metrics=0."
     )
   if max(outside, dense) > _MOST_IN_ORDER and not config.scan_layers:
     yield (
-        f"{given} with scan_layers=False and {max(outside, dense)} layers of a kind outside the pipeline: more than "
-        f"{_MOST_IN_ORDER} {why}, as without a pipeline. Set scan_layers=True, or record_internal_nn_metrics=0."
+        f"{given} with scan_layers=False and {max(outside, dense)} layers of one kind outside the pipeline: with more "
+        f"than {_MOST_IN_ORDER}, layers {why}, also without a pipeline. Set scan_layers=True, or "
+        "record_internal_nn_metrics=0."
     )
   if cycles.length(config) > 1:
     yield (
-        f"{given} with decoder_block={block}, whose layers come in cycles of {cycles.length(config)}: they {why}, as "
+        f"{given} with decoder_block={block}, whose layers come in cycles of {cycles.length(config)}: they {why}, also "
         "without a pipeline. Set record_internal_nn_metrics=0."
     )
   elif per_stage > 1 and not config.scan_layers_per_stage:
@@ -280,7 +283,7 @@ def _multimodal(config: HostKeys) -> Iterator[str]:
 
 
 def _past_the_decoder(config: HostKeys) -> Iterator[str]:
-  """What finds the decoder's layers where they are without a pipeline, or builds none of them."""
+  """Refuses features that look for decoder layers at their paths without a pipeline, or build no decoder layers."""
   if getattr(config, "use_m3_model", False):
     yield (
         "use_m3_model=True: MaxText's m3 models have no pipeline, and all stages would compute the same. Set "
@@ -293,13 +296,13 @@ def _past_the_decoder(config: HostKeys) -> Iterator[str]:
     )
   if config.distill_beta > 0:
     yield (
-        f"distill_beta={config.distill_beta}: MaxText compares features of the decoder's last stack of layers, and takes "
-        "its first axis for that of the layers. A pipeline has them by repeat, stage and microbatch. Set distill_beta=0, "
-        "or distill without a pipeline."
+        f"distill_beta={config.distill_beta}: MaxText compares features of the decoder's last stack of layers, and "
+        "assumes that their first axis counts layers. A pipeline orders them by repeat, stage and microbatch. Set "
+        "distill_beta=0, or distill without a pipeline."
     )
 
 
 def _linen_decoder(config: HostKeys) -> Iterator[str]:
-  # Only 0.2.4 has the key. Its Linen decoder takes the pipeline from our factory but drops arguments where we do not see.
+  # Only 0.2.4 has this key. Its Linen decoder uses our factory, but drops arguments where we cannot check them.
   if not getattr(config, "pure_nnx_decoder", True):
     yield "pure_nnx_decoder=False: implementations of maxtext-pp-ext need the NNX decoder. Set pure_nnx_decoder=True."

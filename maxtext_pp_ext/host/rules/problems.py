@@ -1,10 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a config is refused: all rules about it, each in the module of its subject.
+"""All rules that refuse a config. Each module of this folder holds the rules of one subject.
 
-`problems` reads any object that has MaxText's keys as attributes, so that it can be tested, and reused by tools, without
-MaxText. It wants the values as MaxText has derived them: -1 and None that are left mean "not derived (yet)" and are not
-judged.
+`problems` reads any object with MaxText's keys as attributes, so tests and tools can use it without MaxText. It expects
+the values that MaxText has derived. A remaining -1 or None means "not derived (yet)" and is not judged.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,22 +23,22 @@ from maxtext_pp_ext.host.rules import (
     sizes,
 )
 
-# Host key -> what it is asked for instead. They choose how long gathered weights stay, as pipeline_impl does.
+# Host key -> the pipeline_impl that replaces it. Both choose how long gathered weights stay.
 _CONTRADICTING_HOST_KEYS = {"pipeline_fsdp_ag_once": "circular_ag_once", "pipeline_fsdp_ag_per_repeat": "circular_bsw"}
 
 
 def problems(config: Keys, given: Mapping[str, Any] | None = None, whole_mesh: bool = False) -> list[str]:
-  """Everything that is wrong with our keys, and with MaxText's keys under an implementation of ours; [] if nothing.
+  """Returns all problems with our keys, and with MaxText's keys under one of our implementations; [] if there are none.
 
   Args:
-    config: MaxText's, or anything with its keys.
-    given: what the user has given for `remedies.DERIVED`, if the config has what was derived from it.
-    whole_mesh: whether the mesh is one of all devices, as the trainers make it, and the tests of models need not.
+    config: MaxText's config, or any object with its keys.
+    given: the user's values of the keys in `remedies.DERIVED`, if the config holds derived values instead.
+    whole_mesh: whether the mesh has all devices. A trainer's mesh has; a mesh in a test of models may have fewer.
   """
   if config.pipeline_impl == registry.HOST:
     return _of_host(config)
   found = _of_implementations(config)
-  # Nobody makes a smaller mesh of devices that are not there.
+  # A mesh of absent devices always has all of them.
   if (
       whole_mesh
       or (found and _devices_are_absent(config))
@@ -64,7 +63,7 @@ def _of_host(config: Keys) -> list[str]:
 
 
 def _of_implementations(config: Keys) -> list[str]:
-  """What is wrong with an implementation of ours."""
+  """Returns the problems of a config that uses one of our implementations."""
   return [
       *_unknown_implementation(config),
       *_bad_choices(config),
@@ -75,7 +74,7 @@ def _of_implementations(config: Keys) -> list[str]:
       *quantization.problems(config),
       *pipelined_path.problems(config),
       *per_microbatch.problems(config),
-      # What is only compiled writes no checkpoint.
+      # A run that only compiles writes no checkpoint.
       *([] if _devices_are_absent(config) else checkpoint_paths.problems(lambda key: getattr(config, key, None))),
   ]
 
@@ -109,6 +108,6 @@ def _contradicting_host_keys(config: Keys) -> Iterator[str]:
   for key, instead in _CONTRADICTING_HOST_KEYS.items():
     if getattr(config, key):
       yield (
-          f"{key}=True together with pipeline_impl={config.pipeline_impl}: both say how long gathered weights stay. Set "
-          f"{key}=False; pipeline_impl={instead} does what {key} is for."
+          f"{key}=True together with pipeline_impl={config.pipeline_impl}: both choose how long gathered weights stay. "
+          f"Set {key}=False; pipeline_impl={instead} does what {key} is for."
       )

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which sizes a pipeline could have instead: of each kind those near to what was asked for, and all kinds together."""
+"""Proposes other sizes for a pipeline: per kind those nearest to the ones asked for, and all kinds in combination."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maxtext_pp_ext.host.rules import rows as rows_of_devices
 
 _MOST_STAGES = 1024
 _MOST_CANDIDATES = 24  # of a kind
-# Which axes get the devices that others do not want.
+# The axes that take the remaining devices.
 _GIVING = ("fsdp", "data")
 _INPUTS = ("activation_embed_and_logits_batch", "activation_norm_length")
 
@@ -26,31 +26,31 @@ def _distance(a: int, b: int) -> float:
 
 
 def _nearest(candidates: Sequence[int], value: int) -> list[int]:
-  """The values themselves first, then those that are the fewest times larger or smaller."""
+  """Returns the candidates with the smallest ratio to `value`, up or down, in that order."""
   return sorted(dict.fromkeys(candidates), key=lambda c: (_distance(c, value), c))[:_MOST_CANDIDATES]
 
 
 def microbatches(config: HostKeys) -> list[int]:
-  """Numbers of microbatches into which the batch can be divided, the nearest first."""
+  """Returns the numbers of microbatches into which the batch can be divided, the nearest first."""
   return sorted(derived.fitting_microbatches(config), key=lambda m: abs(m - config.num_pipeline_microbatches))
 
 
 def batches(
     config: HostKeys, divided_by: int, key: str = "per_device_batch_size", units: Sequence[int] = (1,)
 ) -> list[int | float]:
-  """Sizes per device, not below the present one, whose rows can be divided by so many microbatches.
+  """Returns batch sizes per device, at least the present one, whose rows divide into this many microbatches.
 
   Args:
-    config: MaxText's, or anything with its keys.
-    divided_by: how many microbatches there are.
-    key: that of the batch.
-    units: of which each microbatch's rows are to be a multiple: a size for each of them.
+    config: MaxText's config, or any object with its keys.
+    divided_by: the number of microbatches.
+    key: the key of the batch size.
+    units: for each unit, one size is returned whose microbatches have a multiple of `unit` rows.
   """
   devices = config.num_target_devices
   if not devices:
     return []
   now = getattr(config, BATCHES[key]) if key in BATCHES else int(devices * getattr(config, key))
-  # The host loads a row per device at least, and shares what it loads out equally.
+  # MaxText loads at least one row per device, and divides the loaded rows equally.
   loaded = rows_of_devices.shards(_INPUTS, config)
   found = []
   for unit in units:
@@ -60,7 +60,7 @@ def batches(
       multiple = math.lcm(multiple, loaded)
       rows = _ceil(now, multiple)
     size = float(f"{rows / devices:g}")
-    if int(devices * size) != rows:  # the host truncates; a fraction such as 1/3 would lose a row
+    if int(devices * size) != rows:  # MaxText truncates; a fraction such as 1/3 would lose a row
       size = _ceil(now, math.lcm(multiple, devices)) // devices
     found.append(int(size) if size == int(size) else size)
   return list(dict.fromkeys(found))
@@ -71,7 +71,7 @@ def _ceil(rows: int, multiple: int) -> int:
 
 
 def parallelism(config: HostKeys) -> list[dict[str, int]]:
-  """Changes after which all devices are shared out, among two stages or more: the present number of stages first."""
+  """Returns changes that use all devices for two stages or more; those nearest to the present number of stages first."""
   ways = [list(_shares(config, network)) for network in derived.NETWORKS]
   found = []
   for parts in itertools.product(*ways):
@@ -86,13 +86,13 @@ def parallelism(config: HostKeys) -> list[dict[str, int]]:
 
 
 def _shares(config: HostKeys, network: str) -> Iterator[dict[str, int]]:
-  """For each number of stages on a network, changes after which its devices are shared out."""
+  """Yields, for each number of stages on a network, changes that use all its devices."""
   target, asked = derived.devices_to_share(config, network), derived.parallelism(config, network)
   key = derived.parallelism_key(network, "stage")
   present = getattr(config, key)
   if "stage" not in asked or any(getattr(config, derived.parallelism_key(network, a), 1) != n for a, n in asked.items()):
     if present >= 1:
-      yield {key: present}  # the user gives sizes of axes otherwise than by these keys
+      yield {key: present}  # the user sets the sizes of axes by other keys
     return
   if target is None:
     layers = derived.layers_to_choose_from(config) or 1
@@ -108,7 +108,7 @@ def _shares(config: HostKeys, network: str) -> Iterator[dict[str, int]]:
 
 
 def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
-  """Sizes of other axes than that of stages with which the devices are shared out: none, one, or all of them."""
+  """Yields sizes of axes other than that of stages that use all devices: changes of no axis, of one, or of all."""
   fits = lambda others: derived.filled(list((asked | others).values()), target) is not None
   if fits({}):
     yield {}
@@ -130,7 +130,7 @@ def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
 
 
 def layers(config: HostKeys, given: Values) -> Iterator[dict[str, int]]:
-  """Layers per stage, pipelined layers and repeats that go together with the number of stages."""
+  """Yields layers per stage, pipelined layers and repeats that fit the number of stages."""
   stages, available = derived.sound_stages(config), derived.layers_to_choose_from(config)
   per_stage, asked = config.num_layers_per_pipeline_stage, derived.pipelined_layers(config)
   if available is None or asked is None:
@@ -154,7 +154,7 @@ def layers(config: HostKeys, given: Values) -> Iterator[dict[str, int]]:
 
 
 def of_batches(config: HostKeys) -> Iterator[dict[str, Any]]:
-  """Microbatches and batches that go together with the number of stages."""
+  """Yields microbatches and batches that fit the number of stages."""
   stages, least, asked = (
       derived.sound_stages(config),
       derived.least_microbatches(config),
@@ -175,7 +175,7 @@ def of_batches(config: HostKeys) -> Iterator[dict[str, Any]]:
 
 
 def _units(config: HostKeys, evaluation: bool) -> list[int]:
-  """Of which the rows of a microbatch could have to be a multiple."""
+  """Returns the numbers of which a microbatch's rows may have to be a multiple."""
   parts = rows_of_devices.parts(config)
   unit = math.lcm(parts, *(need.devices * parts for need in rows_of_devices.needs(config, evaluation=evaluation)))
   of_quantization = max(getattr(config, "quantization_local_shard_count", 1), 1)
@@ -183,7 +183,7 @@ def _units(config: HostKeys, evaluation: bool) -> list[int]:
 
 
 def _with_other_batches(config: HostKeys, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
-  """The same with batches of evaluations, and those of a growing batch, for as many microbatches."""
+  """Adds evaluation batches and growing batches that divide into the same number of microbatches."""
   view = changed(config, values)
   count, of_growing = view.num_pipeline_microbatches, derived.growing(view)
   devices = view.num_target_devices or 0
@@ -209,13 +209,13 @@ def _enough(config: HostKeys, rows: int, evaluation: bool) -> bool:
 
 
 def proposal(config: HostKeys, passes: Callable[[Values], bool], given: Values) -> dict[str, Any] | None:
-  """Values for as few keys as possible after which nothing is wrong with a pipeline's sizes, or None.
+  """Returns values for as few keys as possible that leave no problem with a pipeline's sizes; None if there are none.
 
-  The number of stages is kept if it can be, then the layers of the pipeline, then the microbatches or the batch.
+  It keeps the number of stages if it can, then the layers of the pipeline, then the microbatches or the batch.
 
   Args:
-    config: MaxText's, or anything with its keys.
-    passes: whether nothing is wrong with these values.
+    config: MaxText's config, or any object with its keys.
+    passes: returns whether a config with these values has no problem.
     given: see `remedies.changed`.
   """
   asked = {"num_pipeline_microbatches": given.get("num_pipeline_microbatches", config.num_pipeline_microbatches)}

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What of MaxText's quantizations a pipeline cannot do. Read in MaxText 0.2.5."""
+"""Refuses quantizations that pipelines do not support. Read in MaxText 0.2.5."""
 
 from collections.abc import Iterator
 
@@ -8,28 +8,29 @@ from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.remedies import LEAVE_OUT
 from maxtext_pp_ext.config.view import plain
 
-# Scales that qwix makes when a layer is first called, and the same operations with scales that a layer is built with.
+# Quantization whose scales qwix creates on a layer's first call -> the same operations, with scales built with the layer.
 _SCALES_OF_FIRST_CALL = {"fp8_gpu": "fp8", "fp8_nanoo": "nanoo_fp8"}
 
 
 def problems(config: HostKeys) -> Iterator[str]:
-  """Of what `quantization` names; values that MaxText itself does not train with are left to MaxText."""
+  """Yields the problems with `quantization`. MaxText refuses values that it cannot train with itself."""
   name = plain(config.quantization) or ""
   if name in _SCALES_OF_FIRST_CALL:
     yield (
-        f"quantization={name}: qwix makes its scales when a layer is first called, which in a pipeline is where they are "
-        f"lost (MaxText's own pipeline fails, too). Set quantization={_SCALES_OF_FIRST_CALL[name]} and "
+        f"quantization={name}: qwix creates its scales on a layer's first call, and a pipeline loses what that call "
+        f"creates (MaxText's own pipeline fails, too). Set quantization={_SCALES_OF_FIRST_CALL[name]} and "
         "use_qwix_quantization=False for the same operations."
     )
   if name.startswith("te_"):
     yield (
-        f"quantization={name}: operations of NVIDIA's Transformer Engine have not been tried in pipelines of "
+        f"quantization={name}: NVIDIA Transformer Engine operations are untested in pipelines of "
         f"maxtext-pp-ext. Set quantization=fp8 and use_qwix_quantization=False for fp8 on NVIDIA GPUs. {LEAVE_OUT}"
     )
   if name == "fp8_full" and config.use_qwix_quantization and _scans_layers_of_stages(config):
     yield (
-        "quantization=fp8_full with use_qwix_quantization=True and scan_layers_per_stage=True: layers whose scales qwix "
-        "makes in two dtypes cannot be scanned over (MaxText's own pipeline fails, too). Set scan_layers_per_stage=False."
+        "quantization=fp8_full with use_qwix_quantization=True and scan_layers_per_stage=True: qwix creates scales in "
+        "two dtypes, and such layers cannot be scanned over (MaxText's own pipeline fails, too). Set "
+        "scan_layers_per_stage=False."
     )
   if name == "serve_fp8_weight":
     yield f'quantization={name} is for serving, a pipeline is for training. Set quantization="" or another value.'
@@ -42,7 +43,7 @@ def _scans_layers_of_stages(config: HostKeys) -> bool:
 
 
 def _parts_of_microbatch(config: HostKeys) -> Iterator[str]:
-  """AQT's int8 quantizes a weight's gradient in equal parts of a microbatch, and has a bare assertion for others."""
+  """AQT's int8 quantizes a weight's gradient in equal parts of a microbatch; unequal parts fail a bare assertion."""
   batch, microbatches, parts = (
       config.micro_batch_size_to_train_on,
       config.num_pipeline_microbatches,
@@ -56,5 +57,5 @@ def _parts_of_microbatch(config: HostKeys) -> Iterator[str]:
     yield (
         f"quantization=int8 divides a microbatch of {rows} rows ({batch} / num_pipeline_microbatches={microbatches}) "
         f"into quantization_local_shard_count={parts} parts (by default the number of local devices), which does not "
-        f"divide it. Set quantization_local_shard_count={fitting}, or use_qwix_quantization=True."
+        f"divide the rows. Set quantization_local_shard_count={fitting}, or use_qwix_quantization=True."
     )

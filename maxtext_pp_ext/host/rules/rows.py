@@ -1,12 +1,14 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What in MaxText's layers needs every device to have equally many rows of a microbatch.
+"""Finds the parts of MaxText's layers that need equally many rows of a microbatch on every device.
 
-Most of a layer is partitioned by XLA, which pads or replicates rows that devices cannot share. These are `shard_map`s
-over the rows, which have an error from within MaxText for such rows, where a batch that is not divided into microbatches
-has enough of them. Read in `maxtext/layers/{attentions,attention_op,moe}.py` of MaxText 0.2.5; all other `shard_map`s
-that training comes to are over sequences or heads, drop axes that do not divide the rows (qwen3's gated delta rule,
-experts without expert parallelism), or are not in layers of a pipeline.
+XLA partitions most of a layer, and pads or replicates rows that do not divide among devices. The parts found here are
+`shard_map`s over rows, and fail with an error from within MaxText for such rows. A batch that is not divided into
+microbatches may still have enough rows.
+
+Read in `maxtext/layers/{attentions,attention_op,moe}.py` of MaxText 0.2.5. All other `shard_map`s of training are over
+sequences or heads, drop axes that do not divide the rows (qwen3's gated delta rule, experts without expert parallelism),
+or are not in layers of a pipeline.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,7 @@ from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
 
-# Blocks whose layers have no `Attention` of MaxText's, or another one.
+# Blocks whose layers do not use MaxText's `Attention`; gpt3 has its own.
 _WITHOUT_ATTENTION = ("simple", "simple_mlp")
 _OWN_FUSED_QKV = (*_WITHOUT_ATTENTION, "gpt3")
 _WITH_EXPERTS = (
@@ -30,13 +32,13 @@ _LEAST_LENGTH_OF_FLASH = 128  # with attention=autoselected
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Need:
-  """Something that needs rows.
+  """A feature that needs rows on each of several devices.
 
   Attributes:
-    what: the keys that ask for it, with their values.
-    axes: mesh axes whose devices have rows each, with their sizes.
-    least: how many rows there have to be at least.
-    instead: keys that do without it.
+    what: its keys with their values, as text.
+    axes: mesh axis -> size, for the axes over whose devices the rows are divided.
+    least: the least number of rows that it needs in all.
+    instead: values for keys that turn it off.
   """
 
   what: str
@@ -53,12 +55,12 @@ class Need:
 
 
 def needs(config: HostKeys, *, evaluation: bool = False, platform: str | None = None) -> list[Need]:
-  """All that needs rows, with the rules of training or of evaluations.
+  """Returns every feature that needs rows, under the sharding rules of training or of evaluations.
 
   Args:
-    config: MaxText's, or anything with its keys.
-    evaluation: whether it is about evaluations.
-    platform: what the model runs on; None for what the config or this process says.
+    config: MaxText's config, or any object with its keys.
+    evaluation: whether to use the rules of evaluations.
+    platform: the platform on which the model runs; None for the one that the config or this process tells.
   """
   mesh = derived.mesh_shape(config)
   if mesh is None:
@@ -72,7 +74,7 @@ def rules(config: HostKeys, evaluation: bool) -> Any:
 
 
 def parts(config: HostKeys) -> int:
-  """Into how many parts a layer of the batch-split schedule divides its rows."""
+  """Returns how many parts a layer divides its rows into: batch_split_factor with the batch-split schedule, else 1."""
   return max(config.batch_split_factor, 1) if getattr(config, "use_batch_split_schedule", False) else 1
 
 
@@ -86,12 +88,12 @@ def _needs(config: HostKeys, mesh: dict[str, int], logical: Any, platform: str |
     if of_experts > 1:
       axes = _axes(("activation_batch", "activation_norm_length", None), mesh, logical)
       what = f"sparse_matmul=True with {of_experts} devices for {config.num_experts} experts"
-      # MaxText takes one row for a decoding step, whose transfers between experts cannot be in a pipeline.
+      # MaxText treats a single row as a decoding step, whose transfers between experts cannot be in a pipeline.
       yield Need(what=what, axes=axes, least=2, instead={"sparse_matmul": False})
   if platform == "tpu" and block not in _WITHOUT_ATTENTION and _flash(config):
     names = ("activation_batch_attn", "activation_heads", "activation_length_attn", "activation_kv")
     of_rules = _axes(names, mesh, logical)
-    # MaxText's own assertion is about these in any case.
+    # MaxText's own assertion always checks these axes.
     of_assertion = {axis: mesh[axis] for axis in ("data", "fsdp") if mesh.get(axis, 1) > 1}
     for axes in [of_rules] if of_rules == of_assertion else [of_rules, of_assertion]:
       what = f"attention={config.attention} on TPUs"
@@ -110,15 +112,16 @@ def expert_axes(config: HostKeys) -> tuple[str, ...]:
 
 
 def shards(names: Sequence[str | None], config: HostKeys, evaluation: bool = False) -> int:
-  """Over how many devices the first of these logical axes is sharded; 1 if the mesh is not known."""
+  """Returns over how many devices the first of these logical axes is sharded; 1 if the mesh is not known."""
   mesh = derived.mesh_shape(config)
   return 1 if mesh is None else math.prod(_axes(names, mesh, rules(config, evaluation)).values())
 
 
 def _axes(names: Sequence[str | None], mesh: dict[str, int], logical: Any) -> dict[str, int]:
-  """The mesh axes of more than one device over which the first of these logical axes is sharded.
+  """Returns mesh axis -> size, for the axes that shard the first of these logical axes; axes of size 1 are left out.
 
-  As `sharding.resolve`, which imports JAX: the first rule for a name that fits binds it, a mesh axis is bound once.
+  Resolves as `sharding.resolve` does, without its import of JAX: the first rule for a name that fits binds it, and a mesh
+  axis is bound once.
   """
   bound: dict[str | None, tuple[str, ...]] = {}
   for name, binds in logical:
@@ -129,13 +132,13 @@ def _axes(names: Sequence[str | None], mesh: dict[str, int], logical: Any) -> di
 
 
 def _platform(config: HostKeys) -> str | None:
-  """What the model will run on, as far as that is known."""
+  """Returns the platform on which the model will run, None if it is not known."""
   if getattr(config, "internal_compile", False):
-    return None  # for devices that are not there
+    return None  # for absent devices
   topology = getattr(config, "compile_topology", "")
   if topology:
     return "gpu" if topology.startswith("a3") else "tpu"
-  jax = sys.modules.get("jax")  # which MaxText has imported, and asked for its devices
+  jax = sys.modules.get("jax")  # already imported and initialised by MaxText
   try:
     return jax.default_backend() if jax is not None else None
   except RuntimeError:

@@ -15,12 +15,12 @@ from maxtext_pp_ext.config.remedies import Problem
 from maxtext_pp_ext.host.rules import propose
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
 
-# A number of stages that is proposed is at most so large.
+# The most stages that a message proposes.
 _MOST_PROPOSED_STAGES = 1024
 
 
 def problems(config: Keys) -> list[Problem]:
-  """All but those about devices."""
+  """Returns all problems with sizes, except those of `devices`."""
   return [
       *_stages(config),
       *_layers(config),
@@ -108,12 +108,12 @@ def _microbatches(config: Keys) -> Iterator[Problem]:
   nearest = propose.microbatches(config)[:1] or [max(-(-microbatches // stages) * stages, least)]
   what = []
   if microbatches % stages or microbatches < 1:
-    what.append(f"is not a multiple of {stages_text(config)}, as it must be for every stage to keep equally many.")
+    what.append(f"is not a multiple of {stages_text(config)}; every stage must keep equally many.")
   if microbatches < least:
     why = " with pipeline_delay_activation_forwarding=True" if delay == 2 else ""
     what.append(
-        f"is fewer than {least} = {delay} × {stages_text(config)}{why}: a microbatch needs that many iterations to come "
-        "back to the first stage."
+        f"is fewer than {least} = {delay} × {stages_text(config)}{why}: a microbatch needs that many iterations to "
+        "return to the first stage."
     )
   if what:
     yield Problem(
@@ -131,7 +131,7 @@ def _batch(config: Keys) -> Iterator[Problem]:
   microbatches = least if config.num_pipeline_microbatches == -1 else config.num_pipeline_microbatches
   if microbatches % stages or microbatches < least:
     if derived.fitting_microbatches(config):
-      return  # `_microbatches` has one of those
+      return  # `_microbatches` proposes one of those
     microbatches = least
   elif batch > 0 and batch % microbatches == 0:
     return
@@ -145,7 +145,7 @@ def _batch(config: Keys) -> Iterator[Problem]:
 
 
 def _sound_batch(config: Keys) -> tuple[int, int] | None:
-  """A batch and its microbatches, if it can be divided into them, or None: then something else is to be said first."""
+  """Returns (rows of a batch, microbatches), or None if the rows do not divide: another rule reports that."""
   batch, stages, microbatches = config.micro_batch_size_to_train_on, num_stages(config), config.num_pipeline_microbatches
   if batch is None or batch < 1 or stages is None or stages == 1 or microbatches < 1 or batch % microbatches:
     return None
@@ -153,7 +153,7 @@ def _sound_batch(config: Keys) -> tuple[int, int] | None:
 
 
 def _other_batches(config: Keys) -> Iterator[Problem]:
-  """The batches of evaluations and of a growing batch size, which the pipeline divides into as many microbatches."""
+  """Checks evaluation batches and growing batches. The pipeline divides them into the same number of microbatches."""
   sound, devices = _sound_batch(config), config.num_target_devices
   if sound is None:
     return
@@ -165,7 +165,7 @@ def _other_batches(config: Keys) -> Iterator[Problem]:
       yield Problem(
           f"an evaluation's batch of {rows} rows (int(num_target_devices={devices} × eval_per_device_batch_size="
           f"{config.eval_per_device_batch_size})) cannot be divided into {microbatches} microbatches "
-          "(num_pipeline_microbatches), as evaluations are, too.",
+          "(num_pipeline_microbatches, which applies to evaluations, too).",
           *_evaluation_ways(config, microbatches),
           *[{"num_pipeline_microbatches": m} for m in fitting[:1]],
           {"eval_interval": -1},
@@ -188,7 +188,7 @@ def _evaluation_ways(config: Keys, microbatches: int) -> list[dict[str, Any]]:
 
 
 def _rows(config: Keys, platform: str | None = None) -> Iterator[Problem]:
-  """Microbatches with fewer rows than the devices that each want some."""
+  """Checks that the rows of each microbatch divide among the devices that each need some."""
   sound = _sound_batch(config)
   if sound is None:
     return
@@ -202,7 +202,7 @@ def _rows(config: Keys, platform: str | None = None) -> Iterator[Problem]:
   for key, (batch, divided_by) in batches.items():
     batch //= replicas
     if batch < 1 or batch % divided_by:
-      continue  # has been said
+      continue  # another rule reports that
     rows, parts = batch // divided_by, rows_of_devices.parts(config)
     evaluation = key.startswith("eval")
     for need in rows_of_devices.needs(config, evaluation=evaluation, platform=platform):
@@ -217,14 +217,14 @@ def _too_few_rows(config: Keys, key: str, batch: int, divided_by: int, need: row
   of += f" / gradient_accumulation_steps={config.gradient_accumulation_steps}" if divided_by != microbatches else ""
   of += f" / batch_split_factor={parts}" if parts > 1 else ""
   over = " × ".join(f"{axis}={size}" for axis, size in need.axes.items())
-  wants = f"gives each of {need.devices} devices ({over or 'one'}) equally many rows"
+  wants = f"needs equally many rows on each of {need.devices} devices ({over or 'one'})"
   wants += " and at least two in all" if need.least > 1 and need.devices == 1 else ""
   kind = {"eval_per_device_batch_size": "an evaluation's microbatch", "per_device_batch_size": "a microbatch"}
   unit = need.devices * parts
   off = [{"eval_interval": -1}] if key.startswith("eval") else []
   off += [{"enable_rampup_batch_size": False}] if key in derived.growing(config) else []
   return Problem(
-      f"{need.what} {wants}, and {kind.get(key, 'a microbatch of the growing batch')} of "
+      f"{need.what} {wants}, but {kind.get(key, 'a microbatch of the growing batch')} of "
       f"{key}={getattr(config, key)} has {batch // divided_by // parts} ({of}).",
       *[{"num_pipeline_microbatches": m} for m in propose.microbatches(config)],
       *[{key: size} for size in propose.batches(config, divided_by, key, (unit, 2 * unit))],
@@ -234,12 +234,12 @@ def _too_few_rows(config: Keys, key: str, batch: int, divided_by: int, need: row
 
 
 def rows_on(config: Keys, platform: str) -> list[Problem]:
-  """`problems` about rows, if the model runs on a platform that the config does not tell."""
+  """Returns the problems with rows on a platform, such as "tpu", that the config does not tell."""
   return list(_rows(config, platform))
 
 
 def devices(config: Keys) -> list[Problem]:
-  """What is wrong with the parallelism, for a mesh of all devices, as the trainers have it."""
+  """Returns the problems with the parallelism for a mesh of all devices, as trainers make it."""
   found = []
   for network in derived.NETWORKS if num_stages(config) is not None else ():
     target = derived.devices_to_share(config, network)
@@ -253,5 +253,5 @@ def devices(config: Keys) -> list[Problem]:
     product = " × ".join(f"{key}={size}" for key, size in keys.items())
     unit = "" if -1 in keys.values() else f" = {math.prod(keys.values())}"
     ways = [changes for changes in propose.parallelism(config) if changes]
-    found.append(Problem(f"{kind} cannot be shared out as {product}{unit}.", *ways))
+    found.append(Problem(f"{kind} cannot be divided as {product}{unit}.", *ways))
   return found

@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Connects this package with MaxText and takes it back: all seams or none.
+"""Connects this package with MaxText and disconnects it: all seams or none.
 
-A seam is applied when its module is imported (`startup`), or at once if that has happened already. `install` checks every
-loaded module before it touches the first, and puts everything back if one of them fails.
+A seam is applied when its module is imported (`startup`), or at once if the module is already imported. `install` checks
+every loaded module before it changes the first, and restores everything if one of them fails.
 """
 
 import dataclasses
@@ -17,21 +17,21 @@ from maxtext_pp_ext.host import startup
 from maxtext_pp_ext.host.seams import rebind, table, version
 
 _lock = threading.RLock()
-# A module that is reloaded, or removed and imported again, gets its seam again; what bound the older objects keeps them.
+# A module that is reloaded, or removed and imported again, gets its seam again. Names bound to older objects keep them.
 _applied: dict[str, list[rebind.Rebinding]] = {}
 _stood_aside: set[str] = set()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """What is connected.
+  """The state of the connection.
 
   Attributes:
     changed: whether this call changed anything.
     hooked: whether seams are applied to modules that are imported from now on.
-    touched: qualified names of what is replaced in MaxText now.
+    touched: qualified names that are replaced in MaxText now.
     pending: MaxText modules whose seam waits for their import.
-    stood_aside: MaxText modules that have the seam themselves and use our entry points; we left them alone.
+    stood_aside: MaxText modules that have the seam themselves and use our entry points; they are left unchanged.
   """
 
   changed: bool
@@ -50,12 +50,12 @@ class Report:
 def install() -> Report:
   """Applies our seams to the MaxText modules that are loaded, and to the others when they are imported.
 
-  It does so whatever MAXTEXT_PP_EXT says, which is about the start-up hook alone. Repeating it changes nothing. Configs
-  and models that exist already keep the classes they were made with; such a config can no longer be pickled, since
-  pickle finds classes by name.
+  The environment variable MAXTEXT_PP_EXT has no effect here: it controls the start-up hook alone. A second call changes
+  nothing. Existing configs and models keep the classes with which they were made. Such a config can no longer be pickled,
+  since pickle finds classes by name.
 
   Raises:
-    version.HostVersionError: a loaded module is not what our seam was written for. Nothing is changed then.
+    version.HostVersionError: our seam was not written for a loaded module. Nothing is changed then.
   """
   loaded = _loaded()
   with _lock:
@@ -79,20 +79,20 @@ def install() -> Report:
 
 
 def uninstall() -> Report:
-  """Puts back everything that `install` or the start-up hook replaced, and stops applying seams to further imports.
+  """Restores everything that `install` or the start-up hook replaced, and stops applying seams to further imports.
 
-  Configs and models that exist already keep the classes they were made with. A config that was made with another
-  `pipeline_impl` than `host` gets MaxText's own pipeline from then on: make configs anew.
+  Existing configs and models keep the classes with which they were made. From then on, a config made with another
+  `pipeline_impl` than `host` gets MaxText's own pipeline, so make configs again.
 
   Raises:
-    RuntimeError: somebody else has replaced, after us, what we had replaced, so that putting back ours would undo
-      theirs. Nothing is changed then.
+    RuntimeError: other code has replaced our replacements, so restoring the originals would undo theirs. Nothing is
+      changed then.
   """
   with _lock:
     changed_since = [name for rebindings in _applied.values() for name in rebindings[-1].changed_since()]
     if changed_since:
       raise RuntimeError(
-          f"maxtext_pp_ext cannot be uninstalled: {', '.join(changed_since)} was replaced by somebody else after us. "
+          f"maxtext_pp_ext cannot be uninstalled: {', '.join(changed_since)} was replaced by other code after us. "
           "Undo that first."
       )
     unhooked = startup.unhook()
@@ -104,7 +104,7 @@ def uninstall() -> Report:
 
 
 def status() -> Report:
-  """What is connected now; changes nothing."""
+  """Returns the state of the connection; changes nothing."""
   with _lock:
     return _report(changed=False)
 
@@ -113,7 +113,7 @@ def apply(module: ModuleType) -> None:
   """Applies the seam of a module that has just been executed; called by `startup.SeamLoader`.
 
   Raises:
-    version.HostVersionError: the module is not what our seam was written for. Its import fails with that.
+    version.HostVersionError: our seam was not written for this module. Its import fails with this error.
   """
   with _lock:
     if _stands_aside(module):
@@ -124,7 +124,7 @@ def apply(module: ModuleType) -> None:
 
 
 def _apply(module: ModuleType) -> None:
-  """Applies a seam that was checked, wholly or not at all."""
+  """Applies a checked seam completely or not at all."""
   rebinding = rebind.Rebinding()
   try:
     table.SEAMS[module.__name__].apply(module, rebinding)
@@ -148,9 +148,9 @@ def _stands_aside(module: ModuleType) -> bool:
 
 
 def _loaded() -> list[ModuleType]:
-  """The seam modules that are imported, completely: if another thread is importing one, waits for it."""
+  """Returns the imported seam modules. If another thread is importing one, waits for it."""
   names = [name for name in startup.SEAM_MODULES if name in sys.modules]
-  # Before the lock is taken: that thread may be about to take it in `apply`.
+  # Called before the lock is taken: that thread may be about to take it in `apply`.
   return [importlib.import_module(name) for name in names]
 
 

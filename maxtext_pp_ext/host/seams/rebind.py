@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Swap:
-  """An object that stands for another one wherever MaxText has bound that: it is imported by name in many modules."""
+  """An object that replaces another one wherever MaxText has bound it: many modules import it by name."""
 
   home: Any  # the module or class that defines it
   name: str
@@ -27,7 +27,7 @@ class Rebinding:
 
   @property
   def touched(self) -> tuple[str, ...]:
-    """Qualified names of what is bound to our objects now, those that were imported by name since included."""
+    """Qualified names that are bound to our objects now, including later imports by name."""
     found = []
     for swap in self._swaps:
       if isinstance(swap.home, ModuleType):
@@ -48,12 +48,12 @@ class Rebinding:
     setattr(cls, name, new)
 
   def changed_since(self) -> list[str]:
-    """What somebody else has replaced after us, so that undoing ours would undo theirs."""
+    """Returns names that other code has replaced after us: undoing ours would undo theirs."""
     changed = [swap for swap in self._swaps if vars(swap.home).get(swap.name) is not swap.new]
     return [f"{getattr(swap.home, '__qualname__', swap.home.__name__)}.{swap.name}" for swap in changed]
 
   def undo(self) -> None:
-    """Puts everything back that is still ours."""
+    """Restores everything that is still ours."""
     while self._swaps:
       swap = self._swaps.pop()
       if isinstance(swap.home, ModuleType):

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The seams: for each MaxText module that we touch, what it must look like and what is replaced in it.
+"""The seams: for each MaxText module that we change, what it must look like and what is replaced in it.
 
   maxtext.configs.types        MaxTextConfig and RLConfig gain our keys
   maxtext.layers.pipeline      create_nnx_pipeline and create_pipeline ask our registry first
@@ -12,7 +12,7 @@
                                shardings (`sharding_conflicts`); from_pretrained refuses checkpoints of another layout
   maxtext.common.checkpointing load_state_if_possible refuses checkpoints of another layout
 
-With `pipeline_impl=host` and `sharding_conflicts=fallback` each of them does what MaxText does, by calling it, but that
+With `pipeline_impl=host` and `sharding_conflicts=fallback` each of them calls MaxText's own and does the same. Exception:
 checkpoints of another layout are refused.
 """
 
@@ -31,7 +31,7 @@ CREATE_NNX_PIPELINE = "(config, stage_factory, mesh, remat_policy=None, *, rngs)
 CREATE_PIPELINE = "(config, layers=None, mesh=None, remat_policy=None)"
 STAGE_MODULE = "(self, decoder_blocks, rngs)"
 ABSTRACT_MODEL = ("config", "mesh", "devices", "model_mode", "rng_key", "quant_mode_str")
-# What is read of the arguments with which a checkpoint is loaded.
+# The arguments of loading a checkpoint that we read.
 LOAD_PARAMETERS = (
     "checkpoint_manager",
     "load_parameters_from_path",
@@ -41,7 +41,7 @@ LOAD_PARAMETERS = (
     "source_checkpoint_layout",
     "maxtext_config",
 )
-# A parameter that we do not know could be one more that the pipelined path drops.
+# Unknown parameters are refused: the pipelined path might drop them, too.
 DECODER_PARAMETERS = (
     "self",
     "shared_embedding",
@@ -67,8 +67,8 @@ class Seam:
   """One module's seam.
 
   Attributes:
-    check: raises HostVersionError unless the module looks as expected; touches nothing.
-    apply: replaces what is to be replaced, everywhere in MaxText where it is bound already.
+    check: raises HostVersionError unless the module looks as expected; changes nothing.
+    apply: makes the replacements, everywhere in MaxText where the originals are bound already.
   """
 
   check: Callable[[ModuleType], None]
@@ -76,7 +76,7 @@ class Seam:
 
 
 def official(module: ModuleType) -> bool:
-  """Whether this MaxText has the seam itself (`patches/`) and finds our entry point: then there is nothing to do."""
+  """Returns whether this MaxText has the seam itself (`patches/`) and finds our entry point: we then change nothing."""
   group = getattr(module, "EXTENSION_GROUP", None)
   if group is None:
     return False
@@ -111,7 +111,7 @@ def _apply_types(module: ModuleType, rebinding: rebind.Rebinding) -> None:
 
 
 def _pyconfig_functions() -> list:
-  """The functions that have bound MaxTextConfig as a default, if MaxText was imported before us; none while pyconfig is
+  """Returns the functions with MaxTextConfig as a default, if MaxText was imported before us; [] while pyconfig is
   being imported, since it imports types first."""
   pyconfig = sys.modules.get(_PYCONFIG)
   return [getattr(pyconfig, name) for name in _PYCONFIG_FUNCTIONS if hasattr(pyconfig, name)]
@@ -163,13 +163,13 @@ def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
 
   @functools.wraps(host_call)
   def __call__(self, *args, **kwargs):
-    # bind_partial: what is missing is the host's own error.
+    # bind_partial: a missing argument is MaxText's own error.
     decoder_call.refuse_lost_arguments(self.config, signature.bind_partial(self, *args, **kwargs).arguments)
     return host_call(self, *args, **kwargs)
 
   @functools.wraps(host_stage_module)
   def _get_pipeline_stage_module(self, decoder_blocks, rngs):
-    # Imports Flax, which has been imported by the time a model is built.
+    # This imports Flax, which is already imported when a model is built.
     from maxtext_pp_ext.host.replacements import stage_modules  # pylint: disable=import-outside-toplevel
 
     return stage_modules.build(host_stage_module, self, decoder_blocks, rngs)
@@ -187,7 +187,7 @@ def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
 
 def _check_model_creation(module: ModuleType) -> None:
   version.check_parameters(module, "create_nnx_abstract_model", ABSTRACT_MODEL[:2], ABSTRACT_MODEL)
-  # Where it makes its model is where we judge what it is about to load.
+  # We judge what it is about to load at the point where it makes its model.
   version.check_calls(module, "from_pretrained", "create_nnx_abstract_model")
 
 
@@ -225,7 +225,7 @@ def _apply_checkpointing(module: ModuleType, rebinding: rebind.Rebinding) -> Non
 
   @functools.wraps(host_load)
   def load_state_if_possible(*args, **kwargs):
-    bound = signature.bind_partial(*args, **kwargs)  # what is missing is the host's own error
+    bound = signature.bind_partial(*args, **kwargs)  # a missing argument is MaxText's own error
     bound.apply_defaults()
     checkpoint_load.refuse_other_layouts(**bound.arguments)
     return host_load(*args, **kwargs)

@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Guards: is this the MaxText that our seams were written for? Every seam asks here before it touches anything.
+"""Guards: every seam checks here that this is the MaxText it was written for, before it changes anything.
 
-What is said of MaxText anywhere in `host/` was read in the versions of `READ_IN`, or in the newest of them where a
-comment names it alone. They differ in this, as far as this package is concerned:
+All statements about MaxText in `host/` were read in the versions of `READ_IN`, or in the newest of them where a comment
+names it alone. For this package these versions differ as follows:
 
   0.2.5 only  NNXDecoder.__call__ takes forced_routed_experts and decoder_input_embeddings (`table`)
   0.2.5 only  keys such as te_moe_block, moe_dropless_fallback and use_m3_model, which rules read with `getattr`
@@ -33,7 +33,7 @@ _WAYS_OUT = (
 
 
 class HostVersionError(SetupError):
-  """This MaxText is not one that our seams fit; the message gives both versions and what differs."""
+  """Our seams do not fit this MaxText; the message gives both versions and the difference."""
 
   def __init__(self, difference: str):
     super().__init__(
@@ -43,7 +43,7 @@ class HostVersionError(SetupError):
 
 
 def found_version() -> str:
-  """The version that MaxText itself gives, 'unknown' if it gives none."""
+  """Returns the version that MaxText itself gives, 'unknown' if it gives none."""
   try:
     from maxtext import version  # pylint: disable=import-outside-toplevel
 
@@ -63,7 +63,7 @@ def check_version() -> None:
 
 
 def attribute(owner: ModuleType | type, name: str) -> Any:
-  """`owner.name`, or HostVersionError that says where it was expected."""
+  """Returns `owner.name`. Raises HostVersionError, which says where it was expected, if it is missing."""
   try:
     return getattr(owner, name)
   except AttributeError:
@@ -84,13 +84,13 @@ def check_signature(owner: ModuleType | type, name: str, expected: str) -> None:
 
 
 def check_parameters(owner: ModuleType | type, name: str, required: Iterable[str], known: Iterable[str]) -> None:
-  """Raises HostVersionError unless `owner.name` takes all `required` parameters and none that is not `known`."""
+  """Raises HostVersionError unless `owner.name` takes all `required` parameters, and only `known` ones."""
   found = list(inspect.signature(attribute(owner, name)).parameters)
   missing = [parameter for parameter in required if parameter not in found]
   unknown = [parameter for parameter in found if parameter not in known]
   if missing or unknown:
     raise HostVersionError(
-        f"expected {_qualified(owner)}.{name} with the parameters {', '.join(required)}, and none but "
+        f"expected {_qualified(owner)}.{name} with the parameters {', '.join(required)}, and no others than "
         f"{', '.join(known)}, found {name}{signature_text(attribute(owner, name))}."
     )
 
@@ -104,7 +104,7 @@ def check_calls(owner: ModuleType, name: str, called: str) -> None:
 
 
 def signature_text(function: Any) -> str:
-  """A function's signature without annotations."""
+  """Returns a function's signature without annotations."""
   signature = inspect.signature(function)
   bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
   return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))

@@ -87,7 +87,9 @@ def test_a_checkpoints_layout_is_found_and_what_shapes_do_not_tell_is_given(keys
 def test_another_model_is_refused_with_what_differs():
   argv = [str(run_config.base_yml()), *TINY, "base_num_decoder_layers=12"]
   stored = shapes(layout("base_num_decoder_layers=12", "base_mlp_dim=48"))
-  with pytest.raises(ValueError, match=r"has the shape \[16, 12, 48\] in the checkpoint, the model has \[16, 12, 32\]"):
+  with pytest.raises(
+      ValueError, match=r"has the shape \[16, 12, 48\] in the checkpoint, but \[16, 12, 32\] in the model"
+  ):
     layouts.of_checkpoint(argv, stored, scan_layers=True, given={}, wanted=layout("base_num_decoder_layers=12"))
 
 

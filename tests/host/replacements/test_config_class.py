@@ -90,7 +90,7 @@ def test_the_process_wide_default_reaches_configs_with_a_pipeline_only(make_conf
         ({"mhc_expansion_rate": 2}, "mhc_expansion_rate=2"),
         ({"custom_mesh_and_rule": "pure-fsdp"}, "no axis 'stage'"),
         ({"pipeline_gather_dtype": "fp4"}, "'compute'"),
-        ({"fused_qkv": "True", "rows": 4}, "fused_qkv=True gives each of 4 devices (fsdp=4) equally many rows"),
+        ({"fused_qkv": "True", "rows": 4}, "fused_qkv=True needs equally many rows on each of 4 devices (fsdp=4)"),
         (
             {"fused_qkv": "True", "rows": 8, "eval_interval": 5, "eval_per_device_batch_size": 0.5},
             "an evaluation's microbatch of eval_per_device_batch_size=0.5 has 2",
@@ -98,7 +98,7 @@ def test_the_process_wide_default_reaches_configs_with_a_pipeline_only(make_conf
         (
             {"decoder_block": "mixtral", "num_experts": 4, "num_experts_per_tok": 2, "base_moe_mlp_dim": 32, "rows": 4}
             | {"sparse_matmul": "True", "ici_expert_parallelism": 2},
-            "sparse_matmul=True with 2 devices for 4 experts gives each of 4 devices (fsdp=2 × expert=2)",
+            "sparse_matmul=True with 2 devices for 4 experts needs equally many rows on each of 4 devices (fsdp=2",
         ),
         ({"enable_checkpointing": "True", "base_output_directory": "out"}, "base_output_directory=out with enable_check"),
     ],
@@ -122,7 +122,7 @@ def test_devices_that_the_stages_do_not_divide_are_part_of_one_proposal_for_all_
     make_config(**(PIPELINED | {"ici_pipeline_parallelism": 3, "num_pipeline_microbatches": 5, "rows": 32}))
   *others, last = error.value.problems
   assert len(others) == 3 and not any("Set " in problem for problem in others)  # layers, microbatches, batch
-  assert "8 devices (num_target_devices=8) cannot be shared out" in last
+  assert "8 devices (num_target_devices=8) cannot be divided as" in last
   assert last.endswith("Set, together: ici_pipeline_parallelism=4, num_pipeline_microbatches=4.")
   make_config(**(PIPELINED | {"ici_pipeline_parallelism": 4, "num_pipeline_microbatches": 4, "rows": 32}))
 
@@ -131,7 +131,7 @@ def test_such_devices_alone_are_said_before_maxtext_makes_the_mesh_and_do_not_ke
     make_config,
 ):
   values = {"ici_pipeline_parallelism": 3, "num_pipeline_microbatches": 3, "base_num_decoder_layers": 12, "rows": 24}
-  with pytest.warns(keys.PipelineConfigWarning, match="shared out as ici_pipeline_parallelism=3 .* Set"):
+  with pytest.warns(keys.PipelineConfigWarning, match="divided as ici_pipeline_parallelism=3 .* Set"):
     config = make_config(**(PIPELINED | values))
   from maxtext.utils import maxtext_utils
 

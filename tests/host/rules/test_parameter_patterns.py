@@ -96,7 +96,9 @@ def test_patterns_that_no_optimizer_reads_are_not_judged(make_config):
 
 
 def test_what_is_no_regular_expression_is_refused_as_such(make_config):
-  with pytest.raises(PipelineConfigError, match=r"adamw_mask has '\(pipe', which is no regular expression: missing \)"):
+  with pytest.raises(
+      PipelineConfigError, match=r"adamw_mask has '\(pipe', which is not a regular expression: missing \)"
+  ):
     make_config(**masked("adamw_mask", ["(pipe"], DENSE))
 
 

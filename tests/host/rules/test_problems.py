@@ -416,7 +416,7 @@ def test_what_the_implementations_can_do_is_not_refused(values):
             | {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1},
             "cannot be scanned over.*Set scan_layers_per_stage=False",
         ),
-        ({"opt_type": "muon"}, "layers are mixed.*Set opt_type=adamw, adam_pax or sgd"),
+        ({"opt_type": "muon"}, "layers would be mixed.*Set opt_type=adamw, adam_pax or sgd"),
         (
             {"use_qk_clip": True, "num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1},
             "num_layers_per_pipeline_stage=2: set scan_layers_per_stage=True",

@@ -123,7 +123,7 @@ def test_three_problems_at_once_have_one_proposal():
   )
   found = problems.problems(config)
   assert len(found) == 3 and "num_pipeline_microbatches=5" in found[0] and "a batch of 32 rows" in found[1]
-  assert "8 devices (num_target_devices=8) cannot be shared out as ici_pipeline_parallelism=3" in found[2]
+  assert "8 devices (num_target_devices=8) cannot be divided as ici_pipeline_parallelism=3" in found[2]
   assert "Set" not in found[0] + found[1]
   assert found[2].endswith("Set, together: ici_pipeline_parallelism=4, num_pipeline_microbatches=4.")
   assert problems_after(config, found) == []
@@ -174,14 +174,17 @@ EXPERTS = {"decoder_block": "mixtral", "num_experts": 4}
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"fused_qkv": True}, r"fused_qkv=True gives each of 4 devices \(fsdp=4\) .* has 2 \(4 / num_pipeline_microb"),
+        (
+            {"fused_qkv": True},
+            r"fused_qkv=True needs equally many rows on each of 4 devices \(fsdp=4\), .* has 2 \(4 / num_pipeline_microb",
+        ),
         ({"fused_qkv": True}, "Set per_device_batch_size=1 or fused_qkv=False"),
         (
             {"fused_qkv": True, "per_device_batch_size": 2.0, "micro_batch_size_to_train_on": 16}
             | {"num_pipeline_microbatches": 8},
             "Set num_pipeline_microbatches=4 or per_device_batch_size=4",
         ),
-        (EXPERTS | {"expert": 2, "ici_fsdp_parallelism": 2}, "sparse_matmul=True with 2 devices for 4 experts gives"),
+        (EXPERTS | {"expert": 2, "ici_fsdp_parallelism": 2}, "sparse_matmul=True with 2 devices for 4 experts needs"),
         (EXPERTS | {"expert": 2, "ici_fsdp_parallelism": 2}, "Set per_device_batch_size=1 or sparse_matmul=False"),
         (
             EXPERTS | {"expert": 4, "per_device_batch_size": 0.25, "micro_batch_size_to_train_on": 2, "rules": "none"},
@@ -253,7 +256,7 @@ def test_flash_attention_wants_rows_on_tpus_only(attention, length, few):
   assert bool(sizes.rows_on(few_rows(attention="autoselected", max_target_length=128), "tpu"))
   if few:
     config.compile_topology = "v5e-8"
-    assert "attention=flash on TPUs gives each of 4 devices" in problems.problems(config)[0]
+    assert "attention=flash on TPUs needs equally many rows on each of 4 devices" in problems.problems(config)[0]
 
 
 def test_rows_are_sharded_as_the_rules_say():

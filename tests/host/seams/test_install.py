@@ -138,7 +138,7 @@ def test_uninstalling_refuses_to_undo_what_somebody_else_has_put_on_top(disconne
   maxtext_pp_ext.install()
   ours = pipeline.create_nnx_pipeline
   pipeline.create_nnx_pipeline = lambda *args, **kwargs: ours(*args, **kwargs)
-  with pytest.raises(RuntimeError, match="maxtext.layers.pipeline.create_nnx_pipeline was replaced by somebody else"):
+  with pytest.raises(RuntimeError, match="maxtext.layers.pipeline.create_nnx_pipeline was replaced by other code"):
     maxtext_pp_ext.uninstall()
   assert install.status().hooked and install.status().touched
   pipeline.create_nnx_pipeline = ours
