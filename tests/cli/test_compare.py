@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from maxtext_pp_ext import cli
+from maxtext_pp_ext import cli, registry
 from maxtext_pp_ext.compiled import compare, limits, step_times
 from maxtext_pp_ext.host.models import variants
 from tests.host.common import ROOT, TINY
@@ -235,10 +235,7 @@ def test_implementations_differ_in_what_chooses_them_only(installed):  # noqa: F
       "host": ("host", "False", "False"),
       "host-bsw": ("host", "True", "False"),
       "host-ag-once": ("host", "False", "True"),
-      "circular": ("circular", "False", "False"),
-      "circular_bsw": ("circular_bsw", "False", "False"),
-      "circular_ag_once": ("circular_ag_once", "False", "False"),
-  }
+  } | {name: (name, "False", "False") for name in registry.names() if name != registry.HOST}
 
 
 def test_the_attention_kernel_is_that_of_the_devices_unless_one_is_asked_for(installed):  # noqa: F811  pylint: disable=redefined-outer-name

@@ -15,6 +15,10 @@ import re
 import sys
 from typing import Any
 
+from tests import conftest  # noqa: F401  (the environment of the tests; before anything imports JAX)
+
+# isort: split
+
 from maxtext.common.common_types import DecoderBlockType
 
 from maxtext_pp_ext.config import PipelineConfigError
@@ -373,8 +377,12 @@ def row(case: Case, measured: tuple[str, float] | None = None) -> str:
 
 def main(blocks: list[str]) -> None:
   """Measures the given blocks, by default all, and keeps the other lines of the table."""
+  unknown = set(blocks) - {case.block for case in [*PIPELINED, *REFUSED]}
+  if unknown:
+    sys.exit(f"tests.parity.blocks: neither PIPELINED nor REFUSED has a case of {', '.join(sorted(unknown))}.")
   order = [block.value for block in DecoderBlockType]
   rows = {case.name: row(case) for case in REFUSED}
+  _write(rows, order)
   for case in PIPELINED:
     if not blocks or case.block in blocks:
       rows[case.name] = row(case, measure(case))

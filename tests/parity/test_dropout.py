@@ -20,6 +20,7 @@ import pytest
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import make_config
+from tests.parity.trainer_cases import OTHERS
 
 SIZES = (("stages", 3), ("repeats", 2), ("microbatches", 6))
 # As few microbatches as stages: the first stage's bubbles follow its last microbatches.
@@ -83,7 +84,7 @@ def slow(*values):
         ("unsafe_rbg", "circular_bsw", TIGHT),
         slow("threefry2x32", "circular_bsw", TIGHT),
         slow("unsafe_rbg", "circular_bsw", (*SIZES, ("pipeline_delay_activation_forwarding", True))),
-        *(slow(prng, name, SIZES) for prng in PRNGS for name in ("circular", "circular_ag_once")),
+        *(slow(prng, name, SIZES) for prng in PRNGS for name in OTHERS),
     ],
 )
 def test_masks_are_the_same_in_forward_and_backward_and_different_for_layers_and_microbatches(

@@ -18,6 +18,7 @@ from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import LAYERS, make_config
+from tests.parity.trainer_cases import OTHERS
 
 
 def check(implementation, layer, *, bound=None, **keys):
@@ -94,7 +95,7 @@ def test_bsw_of_llama_layers_equals_a_loop_over_them(stages, repeats, rounds):
   check("circular_bsw", "llama", stages=stages, repeats=repeats, microbatches=rounds * stages)
 
 
-@pytest.mark.parametrize("implementation", ["circular", "circular_ag_once"])
+@pytest.mark.parametrize("implementation", OTHERS)
 @pytest.mark.parametrize("stages, repeats, rounds, delay", [(2, 1, 2, 1), (3, 3, 2, 1), (4, 2, 2, 2)])
 def test_other_residencies_equal_a_loop_over_the_layers(implementation, stages, repeats, rounds, delay):
   check_schedule(implementation, "llama", stages, repeats, rounds, delay)

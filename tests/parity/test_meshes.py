@@ -7,6 +7,7 @@ import pytest
 from maxtext_pp_ext.sharding.explicit import is_explicit
 from maxtext_pp_ext.testing import parity
 from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED
+from tests.parity.trainer_cases import OTHERS
 
 # name: (block, keys); FSDP takes the devices that are left.
 MESHES = {
@@ -56,7 +57,7 @@ def test_a_pipeline_on_a_mesh_equals_its_layers_on_one_device(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MESHES)
 def test_the_other_implementations_on_a_mesh_equal_their_layers_on_one_device(name):
-  check(name, [other for other in IMPLEMENTATIONS if other != "circular_bsw"])
+  check(name, OTHERS)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK[:1] else pytest.mark.slow) for n in MESHES])

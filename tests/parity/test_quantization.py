@@ -32,6 +32,7 @@ from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.pipelines.stages import Differentiated, Overwritten
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import LAYERS, make_config, make_pipeline
+from tests.parity.trainer_cases import IMPLEMENTATIONS, OTHERS
 
 BOUND = 2e-2
 FP8 = {"quantization": "fp8"}
@@ -184,7 +185,7 @@ def test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline(stages, rep
   assert histories and all(((history > 0).sum(-1) == 3).all() for history in histories)  # one value per step
 
 
-@pytest.mark.parametrize("implementation", ["circular", "circular_ag_once"])
+@pytest.mark.parametrize("implementation", OTHERS)
 @pytest.mark.parametrize("keys", [FP8, NANOO], ids=["fp8", "nanoo_fp8"])
 def test_fp8_layers_learn_so_with_other_residencies(implementation, keys):
   check(implementation, parts=1, steps=2, stages=3, microbatches=3, **keys)
@@ -257,7 +258,7 @@ def test_quantizers_that_calibrate_see_one_microbatch():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["circular", "circular_bsw", "circular_ag_once"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("keys", [CALIBRATED["aqt int8"], CALIBRATED["qwix int8"]], ids=["aqt", "qwix"])
 def test_quantizers_that_calibrate_see_one_microbatch_of_weights_sharded_over_fsdp(implementation, keys):
   check(implementation, parts=2, stages=2, repeats=2, microbatches=2, ici_fsdp_parallelism=4, **keys)

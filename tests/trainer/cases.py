@@ -35,6 +35,7 @@ VOCABULARY = 64
 LONGEST = 24  # tokens in a sequence
 LAYERS = 12
 IMPLEMENTATIONS = tuple(name for name in registry.names() if name != registry.HOST)
+OTHERS = tuple(name for name in IMPLEMENTATIONS if name != "circular_bsw")  # which most tests compare by itself
 
 MODELS = {
     "dense": {"decoder_block": "llama2", "base_mlp_dim": 48},

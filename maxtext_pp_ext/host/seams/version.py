@@ -70,17 +70,17 @@ def attribute(owner: ModuleType | type, name: str) -> Any:
     raise HostVersionError(f"expected {_qualified(owner)}.{name}, found nothing of that name.") from None
 
 
-def check_signature(owner: ModuleType | type, name: str, expected: str) -> None:
-  """Raises HostVersionError unless `owner.name` takes the expected parameters.
+def check_signature(owner: ModuleType | type, name: str, *expected: str) -> None:
+  """Raises HostVersionError unless `owner.name` takes the parameters that it has in one of the supported versions.
 
   Args:
     owner: the module or class.
     name: the function's name in it.
-    expected: the signature without annotations, as in "(config, mesh, remat_policy=None, *, rngs)".
+    expected: signatures without annotations, as in "(config, mesh, remat_policy=None, *, rngs)".
   """
   found = signature_text(attribute(owner, name))
-  if found != expected:
-    raise HostVersionError(f"expected {_qualified(owner)}.{name}{expected}, found {name}{found}.")
+  if found not in expected:
+    raise HostVersionError(f"expected {_qualified(owner)}.{name}{' or '.join(expected)}, found {name}{found}.")
 
 
 def check_parameters(owner: ModuleType | type, name: str, required: Iterable[str], known: Iterable[str]) -> None:

@@ -44,6 +44,14 @@ def test_a_signature_that_differs_stops_with_the_expected_and_the_found_one():
   assert "found create_nnx_pipeline(config, stage_factory, mesh, *, remat_policy, rngs)" in message
 
 
+def test_a_signature_may_be_that_of_any_supported_version():
+  module = types.ModuleType("maxtext.layers.pipeline")
+  module.create = lambda config, stage_factory: None
+  version.check_signature(module, "create", "(config)", "(config, stage_factory)")
+  with pytest.raises(version.HostVersionError, match=r"create\(config\) or \(config, \*\), found create\(config, "):
+    version.check_signature(module, "create", "(config)", "(config, *)")
+
+
 def test_annotations_are_no_part_of_a_signature():
   def function(a: int, b: str = "x", *, c: float) -> None:
     del a, b, c
