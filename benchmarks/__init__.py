@@ -1,3 +1,3 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured and how; `benchmarks/README.md` lists the commands, `benchmarks/results/` has what they printed."""
+"""The benchmarks. `benchmarks/README.md` lists the commands; `benchmarks/results/` has their results."""

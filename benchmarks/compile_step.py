@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands that compile train steps have in common: their options, and a line of progress for each step."""
+"""Common parts of the commands that compile train steps: their options, and a line of progress for each step."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def compile_step(
     console: rich_console.Console,
     hlo_file: pathlib.Path | None = None,
 ) -> dict[str, Any]:
-  """Compiles in a process of its own, with a line of progress, and returns the figures, or `failure` with the reason.
+  """Compiles in a separate process, with a line of progress; returns the figures, or `failure` with the reason.
 
   Args:
-    arguments: MaxText's, without the yml, or with the name of a preset in front.
-    label: for the line of progress.
-    bounds: wall time and host memory.
-    console: where progress goes.
-    hlo_file: keeps the optimised HLO there.
+    arguments: MaxText's command-line arguments, without the yml file, or with a preset's name in its place.
+    label: the text of the line of progress.
+    bounds: limits of wall time and host memory.
+    console: console for the progress.
+    hlo_file: file to keep the optimised HLO in.
   """
   with console.status(label) as status:
     figures = step.compile_step(
@@ -41,7 +41,7 @@ def compile_step(
         hlo_file=hlo_file,
         on_tick=lambda seconds, memory: status.update(f"{label}: {seconds:.0f} s, {memory / limits.GIB:.1f} GiB"),
     )
-  figures.pop("bytes", None)  # the same in GB stays
+  figures.pop("bytes", None)  # the same figures in GB stay
   ending = figures.get("failure") or f"compiled in {figures['compile_s']} s"
   line = f"{label}: {ending} ({figures['host_memory_GiB']} GiB of host memory)"
   console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -51,10 +51,10 @@ def compile_step(
 def parse(
     parser: argparse.ArgumentParser, argv: list[str] | None, *, output: str, impl: list[str], minutes: float = 30.0
 ) -> argparse.Namespace:
-  """Parses the options that all commands have which compile train steps: what, within which limits, and where to."""
+  """Parses the options that all commands that compile train steps have: implementations, limits and output files."""
   parser.add_argument("--impl", nargs="+", type=shapes.implementation, default=impl, metavar="NAME")
-  parser.add_argument("--minutes", type=float, default=minutes, help="wall time for a compilation (default: %(default)s)")
-  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory for it (default: %(default)s)")
+  parser.add_argument("--minutes", type=float, default=minutes, help="wall time per compilation (default: %(default)s)")
+  parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory per compilation (default: %(default)s)")
   parser.add_argument("--hlo", type=pathlib.Path, help="folder to keep the optimised HLO in")
   parser.add_argument("--output", type=pathlib.Path, default=RESULTS / output)
   options = parser.parse_args(argv)

@@ -5,8 +5,8 @@
   python -m benchmarks.compiler_figures                                    every shape and implementation
   python -m benchmarks.compiler_figures --shape llama3-70b --impl circular_bsw host-plain
 
-Needs the extra `tools` (libtpu) and about 6 GiB per row. Rows that are computed replace those of an earlier run in
-`results/compiler_figures.{json,md}`; the others stay. A row that cannot be computed says why.
+Needs the extra `tools` (libtpu) and about 6 GiB of host memory per row. Computed rows replace those of an earlier run in
+`results/compiler_figures.{json,md}`; the others stay. A row that cannot be computed gives the reason.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ _INTRODUCTION = """# Compiler figures
 MaxText's plain pipeline. The TPU compiler reports them without a TPU, so they do not depend on the machine, compile \
 time excepted (seconds of all processors together).
 
-- temp: the compiler's temporary buffers summed up without their reuse of one another's memory, arguments not included. \
-peak: what has to fit into a chip at once, arguments included. arg: weights, optimizer state and batch.
-- GB on the wire: what a chip sends, by collective and in total (with what goes between slices). Gather, \
+- temp: the sum of the compiler's temporary buffers, as if they did not reuse one another's memory, without arguments. \
+peak: the memory that a chip needs at once, arguments included. arg: weights, optimizer state and batch.
+- GB on the wire: the bytes that a chip sends, by collective and in total (including those between slices). Gather, \
 reduce-scatter and all-to-all send (g−1)/g of the whole array in a group of g, all-reduce twice that, a permute its \
 operand. A gather that the compiler turned into permutes inside a matrix multiplication counts as permutes.
 - weight gathers: all-gathers of floating-point arrays of 1 MiB and more that run in a \
-step; where weights come in pieces, each piece counts.
-- none: without a pipeline, the chips of its stages given to FSDP.
-- between slices: for a collective of several slices, what one slice's part of it sends. The rows of the shape over DCN \
-other than circular_bsw's are older, and count the operand of every transfer instead, which is 4 % less for our pipelines.
+step; if a weight is gathered in pieces, each piece counts.
+- none: without a pipeline; FSDP uses the chips of the stages.
+- between slices: for a collective over several slices, the bytes that one slice's part of it sends. For the shape over \
+DCN, only the row of circular_bsw is counted in this way. The others are older and count the operand of every transfer, which is 4 % \
+less for our pipelines.
 - host BSW (`pipeline_fsdp_ag_per_repeat=true`) computes wrong values with 3 or more stages in MaxText 0.2.5; its \
-figures are those of a program that is not right.
+figures are those of a wrong program.
 """
 
 
@@ -65,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def report(results: dict[str, dict[str, Any]]) -> str:
-  """The Markdown file: a table for each shape that there are rows of."""
+  """The Markdown file: a table for each shape that has rows."""
   return "\n".join([_INTRODUCTION, *(_section(name, results[name]) for name in shapes.SHAPES if name in results)])
 
 
@@ -80,7 +81,7 @@ def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
   keys = " ".join(f"{key}={value}" for key, value in shapes.SHAPES[name].keys.items())
   used = {", ".join(f"{package} {version}" for package, version in row["versions"].items()) for row in rows.values()}
   preset = shapes.SHAPES[name].preset
-  keys = f"{keys}`, in the place of base.yml the preset `{preset}" if preset else keys
+  keys = f"{keys}`, with the preset `{preset}` instead of `base.yml" if preset else keys
   return "\n\n".join([*parts, f"MaxText's keys: `{keys}`. Versions: {'; '.join(sorted(used))}."]) + "\n"
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which share of the weight gathers and gradient reductions has stage compute to hide behind, from the TPU's schedule.
+"""The share of weight gathers and gradient reductions that overlaps stage compute, from the TPU compiler's schedule.
 
   python -m benchmarks.overlap                                compile Llama 3 8B for a v6e-64, circular_bsw and host BSW
   python -m benchmarks.overlap --impl circular_bsw --hlo DIR  keep the HLO
@@ -9,8 +9,8 @@
 
 The default flags move collectives to the SparseCores, which makes them asynchronous: without them the compiler emits
 synchronous gathers. A byte counts as overlapped if a dot, a convolution, a Pallas kernel or a loop with one of them
-stands between start and done. That can be less compute than the transfer takes: the second figure asks for as much as
-a v6e does while it sends those bytes, 918 TFLOP/s over 448 GB/s on all its links.
+stands between start and done. Such compute may take less time than the transfer. So the second figure requires as many
+FLOPs as a v6e can do while it sends those bytes: 918 TFLOP/s over 448 GB/s on all its links.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _FSDP = 16
 _HEADER = ("pipeline", "transfer", "collectives", "GB on the wire", "asynchronous", "compute meanwhile", "enough of it")
 _INTRODUCTION = f"""# Overlap of transfers with compute
 
-`python -m benchmarks.overlap` printed this: Llama 3 8B on a v6e-64, 4 stages × FSDP {_FSDP}, 8 microbatches, the \
-collectives on the SparseCores. Shares of the bytes that a chip sends for the stages' weights and their gradients. \
-Asynchronous: started by one instruction and awaited by another. Compute meanwhile: with a matrix multiplication, a \
-Pallas kernel, or a loop with one of them, between the two in the schedule. Enough of it: with as many FLOPs between \
-the two as the chip can do while it sends those bytes ({FLOPS_PER_BYTE:.0f} per byte).
+`python -m benchmarks.overlap` printed this: Llama 3 8B on a v6e-64, 4 stages × FSDP {_FSDP}, 8 microbatches, \
+collectives on the SparseCores. The table has shares of the bytes that a chip sends for the stages' weights and their \
+gradients. Asynchronous: one instruction starts the transfer and another awaits it. Compute meanwhile: a matrix \
+multiplication, a Pallas kernel, or a loop with one of them is between the two in the schedule. Enough of it: between \
+the two are as many FLOPs as the chip can do while it sends those bytes ({FLOPS_PER_BYTE:.0f} per byte).
 
-With R repeats at most (R − 1) / R of the forward gathers and of the reductions can hide: no stage computes before the \
-first repeat's weights are there, or after the last gradient is. Llama 3 8B has 8 repeats on 4 stages. What is below \
-that is the scheduler's choice. It has one transfer of the SparseCores under way at a time, lays a loop's body out from \
-its end, and takes a short time for enough, so a transfer often gets the few small operations that stand next to it. \
-Spanning a loop with a whole gather, as host BSW does, lets at most one of a repeat's gathers hide; tying transfers to \
-the activations or gradients next to which they should go on (`optimization_barrier` in `engine/`) is what moved the \
-shares from nothing to those below.
+With R repeats, compute can hide at most (R − 1) / R of the forward gathers and of the reductions: no stage computes \
+before the first repeat's weights have arrived, or after the last gradient is complete. Llama 3 8B has 8 repeats on 4 \
+stages. Lower shares are the scheduler's choice. It runs one SparseCore transfer at a time, schedules a loop's body from \
+its end, and regards a short overlap as enough. So it often overlaps a transfer with the few small operations next to \
+it. Host BSW spans a loop with a whole gather, so at most one of a repeat's gathers can be hidden. Barriers \
+(`optimization_barrier` in `engine/`) tie our transfers to the activations or gradients next to which they should run. \
+They raised the shares from nothing to those below.
 """
 
 
@@ -66,8 +66,8 @@ def transfers(module: hlo.Module, *, group: int, exclude_dim: int) -> dict[str, 
 
   Args:
     module: scheduled HLO of a train step.
-    group: the number of devices that a weight is sharded over; what is gathered over another number is an activation.
-    exclude_dim: arrays with a dimension of that size belong to the embedding or the output projection.
+    group: number of devices that a weight is sharded over; arrays gathered over another number are activations.
+    exclude_dim: arrays with a dimension of this size belong to the embedding or the output projection.
   """
   found: dict[str, list[spans.Span]] = {"forward gathers": [], "backward gathers": [], "gradient reductions": []}
   for span in spans.spans(module):
@@ -82,7 +82,7 @@ def transfers(module: hlo.Module, *, group: int, exclude_dim: int) -> dict[str, 
 
 
 def summary(found: Iterable[spans.Span]) -> dict[str, Any]:
-  """Collectives per step, their GB, and the shares of the bytes."""
+  """The number of collectives per step, their GB, and shares of their bytes."""
   found = list(found)
   total = sum(span.wire_bytes for span in found)
 
@@ -101,7 +101,7 @@ def summary(found: Iterable[spans.Span]) -> dict[str, Any]:
 
 
 def details(found: dict[str, list[spans.Span]]) -> str:
-  """One line for every collective in the text: where it stands and what runs meanwhile."""
+  """One line for every collective in the text: its computation, and the compute that runs meanwhile."""
   lines = []
   for kind, each in found.items():
     for span in each:

@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How far `maxtext-pp plan`'s closed forms are from what the TPU compiler made of the same steps.
+"""Compares the closed forms of `maxtext-pp plan` with the TPU compiler's figures of the same steps.
 
   python -m benchmarks.plan_error
 
-Compiles nothing: it predicts every row that compiler_figures and scaling have computed, and writes
+It compiles nothing. It predicts every row that compiler_figures and scaling have computed, and writes
 `results/plan_error.md`.
 """
 
@@ -34,11 +34,11 @@ _INTRODUCTION = """# Closed forms against the compiler
 `python -m benchmarks.plan_error` printed this: what `maxtext-pp plan` predicts (`maxtext_pp_ext/plan/costs.py`) for the \
 rows of [compiler_figures.md](compiler_figures.md) and [scaling.md](scaling.md), per chip and step.
 
-- Memory is what has to fit into a chip at once.
-- Where weights are gathered as they are used (none, circular), the compiler turns some gathers into loops of permutes \
-inside the matrix multiplication, and gathers anew for each multiplication of backward. The closed forms do not have that.
-- Of Mixtral with dense dispatch they do not have what the layers themselves send to dispatch tokens, which is most of \
-it there, and grows with the bubbles.
+- Peak memory is the memory that a chip needs at once.
+- If weights are gathered at each use (none, circular), the compiler turns some gathers into loops of permutes inside \
+the matrix multiplication, and gathers again for each multiplication of backward. The closed forms do not include that.
+- For Mixtral with dense dispatch, the closed forms do not include the bytes that the layers send to dispatch tokens. \
+These are most of the traffic there, and grow with the bubbles.
 """
 
 
@@ -46,10 +46,10 @@ class Case(NamedTuple):
   """A step that was compiled.
 
   Attributes:
-    title: of the shape.
-    impl: as in `shapes.IMPLEMENTATIONS`.
-    arguments: MaxText's.
-    figures: the compiler's.
+    title: the shape's title.
+    impl: a key of `shapes.IMPLEMENTATIONS`.
+    arguments: MaxText's command-line arguments.
+    figures: the compiler's figures.
   """
 
   title: str
@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
 
 def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
-  """Every row that was computed, of the pipelines that there are formulas for."""
+  """Every computed row of the pipelines that have closed forms."""
   rows = {name: (shapes.SHAPES[name], each) for name, each in tables.read(results / "compiler_figures.json").items()}
   points = tables.read(results / "scaling.json")
   for _, series in scaling.SERIES.values():
@@ -73,7 +73,7 @@ def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
 
 
 def predicted(case: Case) -> Any:
-  """The closed forms' `Costs` of a case."""
+  """The `Costs` of a case by the closed forms."""
   import maxtext_pp_ext
 
   maxtext_pp_ext.install()

@@ -4,8 +4,8 @@
 
   python -m benchmarks.scaling [--series stages …] [--impl …]
 
-Small Llama models are compiled for a v5p-32 (16 chips), one number changed at a time. Writes
-`results/scaling.{json,md,svg}`; points that are computed replace those of an earlier run, the others stay.
+It compiles small Llama models for a v5p-32 (16 chips) and changes one number at a time. Writes
+`results/scaling.{json,md,svg}`; computed points replace those of an earlier run, the others stay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from maxtext_pp_ext.processes import interruption
 
 _CHIPS = 16
 _BASE = {"stages": 4, "repeats": 4, "layers": 1, "microbatches": 8, "embed": 2048}
-# What changes, the values, and what happens to the rest.
+# Of each series the axis label, and the values that differ from _BASE at each point.
 SERIES: dict[str, tuple[str, list[dict[str, int]]]] = {
     "stages": (
         "stages (16 layers; the other chips are FSDP)",
@@ -42,7 +42,7 @@ _IMPLEMENTATIONS = (shapes.PLAIN, "host BSW", "circular_bsw")
 _INTRODUCTION = f"""# Scaling
 
 `python -m benchmarks.scaling` printed this: Llama layers on a v5p-32 ({_CHIPS} chips), sequence 1024, 4 sequences per \
-chip. Where nothing else is said: {_BASE["stages"]} stages × FSDP {_CHIPS // _BASE["stages"]}, {_BASE["repeats"]} \
+chip. Unless the table says otherwise: {_BASE["stages"]} stages × FSDP {_CHIPS // _BASE["stages"]}, {_BASE["repeats"]} \
 repeats, {_BASE["microbatches"]} microbatches, embedding {_BASE["embed"]}. Per chip and step, from the TPU compiler; \
 columns as in `compiler_figures.md`.
 
@@ -51,7 +51,7 @@ columns as in `compiler_figures.md`.
 
 
 def shape(point: dict[str, int]) -> shapes.Shape:
-  """The shape of a point, which names what differs from the base."""
+  """The shape of a point, which has the values that differ from the base."""
   values = {**_BASE, **point}
   embed = values["embed"]
   keys = {
@@ -75,7 +75,7 @@ def shape(point: dict[str, int]) -> shapes.Shape:
 
 
 def label(point: dict[str, int]) -> str:
-  """The same for the same shape, so that a point that several series share is compiled once."""
+  """A label that is equal for equal shapes, so that a point that several series share is compiled once."""
   values = {**_BASE, **point}
   return " ".join(f"{key}={value}" for key, value in values.items() if key != "layers" or value != 1)
 
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def write(points: dict[str, dict[str, Any]], output: pathlib.Path) -> None:
-  """After every point, so that an interrupted run leaves what it has."""
+  """Writes all results; called after every point, so that an interrupted run keeps its points."""
   tables.write(output.with_suffix(".json"), points)
   output.with_suffix(".md").write_text(report(points), encoding="utf-8")
   plot(points, output.with_suffix(".svg"))
@@ -138,7 +138,7 @@ def plot(points: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
   import matplotlib
 
   matplotlib.use("Agg")
-  matplotlib.rcParams["svg.hashsalt"] = "maxtext_pp_ext"  # the same picture is the same file
+  matplotlib.rcParams["svg.hashsalt"] = "maxtext_pp_ext"  # equal pictures give equal files
   from matplotlib import pyplot
 
   figure, axes = pyplot.subplots(

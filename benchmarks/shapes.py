@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is compiled: models on TPU topologies, and the pipelines that are compared on them."""
+"""The models and TPU topologies to compile for, and the pipelines to compare on them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Shape:
   """A model on a topology.
 
   Attributes:
-    title: for a table's heading.
+    title: the heading of its table.
     keys: MaxText's keys.
-    preset: the preset that takes the place of MaxText's base.yml.
+    preset: the preset that replaces MaxText's base.yml; None for base.yml.
   """
 
   title: str
@@ -79,13 +79,13 @@ SHAPES = {
             "num_pipeline_microbatches": 8,
             "per_device_batch_size": 2,
             "max_target_length": 2048,
-            # Dense dispatch with a capacity: the path of MaxText that every pipeline of its own can trace.
+            # Dense dispatch with a capacity: the path of MaxText that each of its own pipelines can trace.
             "sparse_matmul": False,
             "megablox": False,
             "capacity_factor": 1.25,
         },
     ),
-    # Sequences of 2048 keep the compilation short: memory grows with them, the rest of the program stays.
+    # Sequences of 2048 keep the compilation short. Longer ones need more memory; the rest of the program stays the same.
     "deepseek3-671b-batch-split": Shape(
         title="DeepSeek-V3 671B, v5p-1024 (512 chips), 4 stages × expert 8 × FSDP 16, batch-split schedule",
         preset="deepseek3-671b-batch-split",
@@ -112,7 +112,7 @@ SHAPES = {
     ),
 }
 
-# The names of rows, of which `--impl` takes those with spaces with - too; and those of `maxtext-pp compare`.
+# {name of a row: its name in `maxtext-pp compare`}. `--impl` also takes the names of rows with - instead of spaces.
 IMPLEMENTATIONS: dict[str, str] = {
     "none": variants.NONE,
     PLAIN: "host",
@@ -125,12 +125,12 @@ IMPLEMENTATIONS: dict[str, str] = {
 
 
 def implementation(name: str) -> str:
-  """The implementation that a command line means, `host-plain` for `host plain`. Raises ValueError with the choices."""
+  """The row's name for a name on a command line, such as `host-plain`. Raises ValueError with the choices."""
   for known in IMPLEMENTATIONS:
     if name.replace("-", " ").casefold() == known.casefold():
       return known
   choices = ", ".join(known.replace(" ", "-") for known in IMPLEMENTATIONS)
-  raise ValueError(f"unknown implementation {name!r}; there are {choices}")
+  raise ValueError(f"unknown implementation {name!r}; choose from {choices}")
 
 
 def arguments(shape: Shape, impl: str, extra: dict[str, object] | None = None) -> list[str]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Results as they are kept: one JSON file per benchmark with all figures, one Markdown file with its tables."""
+"""Reads and writes results: a JSON file per benchmark with all figures, and a Markdown file with its tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MISSING = "–"
 
 
 def read(file: pathlib.Path) -> dict[str, Any]:
-  """What an earlier run left; empty if there was none."""
+  """The results of earlier runs; empty if there are none."""
   return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 

@@ -5,9 +5,9 @@
   python -m benchmarks.wall_time [--impl …] [--rounds N] [--layers 16]
 
 A step is forward and backward of the pipelined Llama layers, 4 stages × FSDP 2. In each round every pipeline runs one
-step, in an order that changes from round to round; ratios are taken within a round and their median is reported, so
-that what else the machine does falls on all alike. On virtual devices a transfer is a copy in memory: the times say
-whether a pipeline computes or copies more than another, not how it would do on TPUs.
+step, in an order that changes from round to round. Reported ratios are medians of the ratios within a round, so that
+other load on the machine affects all alike. On virtual devices a transfer is a copy in memory. So the times show whether
+a pipeline computes or copies more than another, not how fast it would be on TPUs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from maxtext_pp_ext.host.models import variants
 
 maxtext_pp_ext.install()
 
-# After install(), which adds our keys to MaxText's schema while that is imported.
+# After install(), which adds our keys to MaxText's schema when the schema is imported.
 from maxtext.configs import pyconfig  # noqa: E402
 from maxtext.layers import pipeline  # noqa: E402
 from maxtext.models import llama2  # noqa: E402
@@ -58,13 +58,13 @@ _HEADER = ("pipeline", "median ms", "of host plain", "of host BSW", "dot GFLOP",
 
 @dataclasses.dataclass(kw_only=True)
 class Pipeline:
-  """A compiled step and what is known about it.
+  """A compiled step and its figures.
 
   Attributes:
-    step: runs one forward and backward pass and waits for it.
-    dot_flops: per device and step, from the compiled program.
-    compile_seconds: tracing included.
-    seconds: of each measured step.
+    step: runs one forward and backward pass and waits until it is done.
+    dot_flops: dot FLOPs per device and step, from the compiled program.
+    compile_seconds: time to trace and compile.
+    seconds: times of the measured steps.
   """
 
   step: Callable[[], Any]
@@ -74,7 +74,7 @@ class Pipeline:
 
 
 def config_keys(options: argparse.Namespace) -> dict[str, Any]:
-  """MaxText's keys, without those that choose the pipeline. Large enough that matrix multiplications take most time."""
+  """MaxText's keys except those that choose the pipeline. Matrix multiplications are large enough to take most time."""
   return {
       "ici_pipeline_parallelism": _STAGES,
       "ici_fsdp_parallelism": _FSDP,
@@ -114,7 +114,7 @@ def build(impl: str, keys: dict[str, Any]) -> Pipeline:
     return llama2.LlamaDecoderLayer(config=config, mesh=mesh, quant=None, model_mode="train", rngs=rngs)
 
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
-    # No policy object is what MaxText's decoder passes for remat_policy=full, its default.
+    # MaxText's decoder passes None as the policy for remat_policy=full, its default.
     module = pipeline.create_nnx_pipeline(config, stage, mesh, None, rngs=nnx.Rngs(params=0, dropout=1))
     specs = module.get_weight_sharding() if config.pipeline_fsdp_ag_per_repeat else None
     graphdef, params, rest = nnx.split(module, nnx.Param, ...)
@@ -170,7 +170,7 @@ def _description(options: argparse.Namespace) -> str:
       f"sequence {options.sequence}, {options.microbatches} microbatches of {_FSDP} sequences; {_STAGES} stages × FSDP "
       f"{_FSDP} on 8 virtual devices of {os.cpu_count()} cores. Medians of {options.rounds} rounds: in each round every "
       "pipeline runs one step, and ratios are medians of the ratios within a round. dot GFLOP: of one device and step, "
-      "counted in the compiled program. Host BSW computes wrong values with 4 stages, but as many of them. "
+      "counted in the compiled program. Host BSW computes wrong values with 4 stages, but the same number of values. "
       f"Versions: {versions}."
   )
 
@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> None:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.wall_time", description=__doc__.splitlines()[0])
   parser.add_argument("--impl", nargs="+", type=shapes.implementation, default=list(_IMPLEMENTATIONS), metavar="NAME")
-  parser.add_argument("--rounds", type=int, default=11, help="measured steps of each (default: %(default)s)")
+  parser.add_argument("--rounds", type=int, default=11, help="measured steps of each pipeline (default: %(default)s)")
   parser.add_argument("--layers", type=int, default=16, help="a multiple of 8, for two repeats and more")
   parser.add_argument("--microbatches", type=int, default=8, help="a multiple of 4")
   parser.add_argument("--embed", type=int, default=256)

@@ -15,14 +15,14 @@ __all__ = ["__version__", "install", "uninstall"]
 
 
 def install():
-  """Connects this package with MaxText now, whatever the start-up hook did before; see `host.seams.install.install`."""
+  """Connects this package with MaxText now, whether or not the start-up hook did; see `host.seams.install.install`."""
   from maxtext_pp_ext.host.seams import install as implementation  # pylint: disable=import-outside-toplevel
 
   return implementation.install()
 
 
 def uninstall():
-  """Takes back what `install` or the start-up hook did; see `host.seams.install.uninstall`."""
+  """Undoes `install` and the start-up hook; see `host.seams.install.uninstall`."""
   from maxtext_pp_ext.host.seams import install as implementation  # pylint: disable=import-outside-toplevel
 
   return implementation.uninstall()

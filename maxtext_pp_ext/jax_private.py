@@ -1,16 +1,16 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""All that this package uses of JAX beyond its public interface.
+"""The names of JAX beyond its public interface that this package uses.
 
-JAX promises nothing about these names. They were tried with the version in `TRIED_WITH`, and no other module of the
-package imports from `jax._src`, `jax.extend` or `jax.interpreters`.
+JAX promises nothing about these names. They were tested with the version in `TRIED_WITH`. No other module of the package
+imports from `jax._src`, `jax.extend` or `jax.interpreters`.
 
-A name is looked up when it is first asked for (`from maxtext_pp_ext.jax_private import Var`), since some who ask must not
-import JAX before they do.
+A name is looked up on first use (`from maxtext_pp_ext.jax_private import Var`), since some modules that import this one
+must not import JAX earlier.
 
 Raises:
-  SetupError: when a name is asked for that the installed JAX does not have. The message says which, what it is for, and
-    with which version it was tried.
+  SetupError: the installed JAX does not have a name on its first use. The message gives the name, its purpose, and the
+    version with which it was tested.
 """
 
 import functools
@@ -25,12 +25,12 @@ TRIED_WITH = "0.11.2"
 
 
 class Use(NamedTuple):
-  """Where JAX has something, and what this package does with it.
+  """The place of a name in JAX, and this package's use of it.
 
   Attributes:
     module: the module of JAX.
-    attribute: its name there, with dots between an attribute and its own.
-    purpose: what it is for.
+    attribute: the name in that module; dots separate nested attributes.
+    purpose: the use, as the end of a sentence: "to …".
   """
 
   module: str
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def find(use: Use) -> Any:
-  """What JAX has there.
+  """The object in JAX.
 
   Raises:
     SetupError: the installed JAX does not have it.
@@ -70,8 +70,8 @@ def find(use: Use) -> Any:
     return operator.attrgetter(use.attribute)(importlib.import_module(use.module))
   except (ImportError, AttributeError) as error:
     raise SetupError(
-        f"jax {_version()} has no {use.module}.{use.attribute}, which maxtext_pp_ext uses {use.purpose}. It was tried"
-        f" with jax {TRIED_WITH}: install that version, or a version of maxtext_pp_ext that knows this one."
+        f"jax {_version()} has no {use.module}.{use.attribute}, which maxtext_pp_ext uses {use.purpose}. It was tested"
+        f" with jax {TRIED_WITH}: install that version, or a version of maxtext_pp_ext that supports this jax."
     ) from error
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Implementations of the pipeline by name: the values that the config key `pipeline_impl` takes.
+"""Pipeline implementations by name: the values of the config key `pipeline_impl`.
 
 The built-in ones are listed below. An installed package adds its own with an entry point
 
@@ -8,15 +8,15 @@ The built-in ones are listed below. An installed package adds its own with an en
   maxtext_pp_ext.pipelines =
     my_pipeline = my_package.my_module:MyPipeline
 
-whose name is the value of `pipeline_impl` and whose object is an NNX module class with the contract of MaxText's
+The entry point's name is the value of `pipeline_impl`. Its object is an NNX module class with the contract of MaxText's
 `NNXPipeline`: `__init__(config, stage_factory, mesh, remat_policy=None, *, rngs)`, `__call__(inputs, segment_ids,
 positions, deterministic, model_mode, logical_partition_spec)`, `get_weight_sharding(*init_args)` and `layers`.
 
-A name is what a config can hold as it is: ASCII letters, digits, `_`, `-` and `.`, and nothing that YAML takes for
-something else.
+A name has ASCII letters, digits, `_`, `-` and `.`, and begins with a letter or `_`. Names that YAML reads as another
+value, such as `yes`, are refused; so are `none` and names that begin with `host-`.
 
-Names are collected once, when they are first asked for, and do not change after that. An implementation is imported when
-it is loaded, not before. Standard library only.
+Names are collected once, on first use, and do not change after that. An implementation is imported when it is loaded, not
+before. Standard library only.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,18 +34,18 @@ from maxtext_pp_ext.errors import SetupError
 ENTRY_POINT_GROUP = "maxtext_pp_ext.pipelines"
 HOST = "host"
 
-# What a class must take and have to stand in for the host's pipeline module.
+# The constructor parameters and methods that a class must have to replace the host's pipeline module.
 _CONSTRUCTOR_PARAMETERS = ("config", "stage_factory", "mesh", "remat_policy", "rngs")
 _METHODS = ("__call__", "get_weight_sharding")
 
-# YAML reads the first as no names; "none" and those that begin with "host-" are models without a pipeline, and modes of
-# MaxText's own pipelines, where implementations are compared.
+# YAML reads "null" to "nan" as other values. Commands that compare implementations use "none" for a model without a
+# pipeline, and "host-…" for modes of MaxText's own pipelines.
 _NO_NAME = re.compile(r"(none|null|true|false|yes|no|on|off|y|n|inf|nan|host-.*)", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 
 
 class UnknownImplementationError(ValueError):
-  """No implementation has this name; the message lists those that there are, and the nearest match."""
+  """No implementation has this name; the message lists the known names and the nearest match."""
 
 
 class PluginError(SetupError):
@@ -58,8 +58,9 @@ class Implementation:
 
   Attributes:
     name: the value of `pipeline_impl`.
-    summary: one line for a person who has to choose.
-    load: imports and returns the NNX module class. For `host` it raises ValueError, since MaxText chooses among its own.
+    summary: one line that helps to choose.
+    load: imports and returns the NNX module class. For `host` it raises ValueError: MaxText chooses among its own
+      pipelines.
   """
 
   name: str
@@ -80,7 +81,7 @@ def get(name: str) -> Implementation:
   """The implementation of that name.
 
   Raises:
-    UnknownImplementationError: there is none.
+    UnknownImplementationError: no implementation has this name.
     PluginError: an installed package claims a name that is taken.
   """
   try:
@@ -90,14 +91,14 @@ def get(name: str) -> Implementation:
 
 
 def unknown_name_message(name: object, known: tuple[str, ...]) -> str:
-  """The text for a name that nobody knows."""
+  """The error text for an unknown name."""
   nearest = difflib.get_close_matches(str(name).lower().replace("-", "_"), known, n=1, cutoff=0.5)
   suggestion = f"; did you mean {nearest[0]!r}?" if nearest else "."
   return f"pipeline_impl={name!r} is not known. Known are {', '.join(map(repr, known))}{suggestion}"
 
 
 def reset() -> None:
-  """Forgets what was collected, so that the next call sees packages that were installed in between. For tests."""
+  """Forgets the collected names, so that the next call sees packages that were installed since. For tests."""
   _implementations.cache_clear()
 
 
@@ -109,7 +110,7 @@ def _implementations() -> Mapping[str, Implementation]:
   for entry_point in _entry_points():
     key = (entry_point.name, entry_point.value)
     if key in seen:
-      continue  # one package found twice on sys.path, as with an editable install beside a build folder
+      continue  # one package is found twice on sys.path, for example an editable install and a build folder
     seen.add(key)
     if not _NAME.fullmatch(entry_point.name) or _NO_NAME.fullmatch(entry_point.name):
       raise PluginError(
@@ -133,10 +134,10 @@ def _implementations() -> Mapping[str, Implementation]:
 def _entry_points() -> list[importlib.metadata.EntryPoint]:
   try:
     return list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
-  except Exception as error:  # Python reads those of all packages, whatever the group
+  except Exception as error:  # Python reads the entry points of all packages, whatever the group
     raise PluginError(
         f"The entry points of the installed packages cannot be read ({type(error).__name__}: {error}): the "
-        "entry_points.txt of one of them is damaged. Install that package anew."
+        "entry_points.txt of one of them is damaged. Reinstall that package."
     ) from error
 
 
@@ -155,14 +156,14 @@ def _load_plugin(entry_point: importlib.metadata.EntryPoint) -> type:
 
 
 def contract_problem(loaded: object) -> str | None:
-  """What keeps an object from being a pipeline module class, or None."""
+  """The reason why an object is no pipeline module class, or None."""
   if not isinstance(loaded, type):
     return f"it is {_kind(loaded)}, expected a class derived from flax.nnx.Module"
   from flax import nnx  # pylint: disable=import-outside-toplevel
 
   if not issubclass(loaded, nnx.Module):
     return f"class {loaded.__name__} is not derived from flax.nnx.Module"
-  # Not getattr: every class itself can be called.
+  # Not getattr: that finds `__call__` on every class, since classes can be called.
   in_class = lambda name: next((vars(each)[name] for each in loaded.__mro__ if name in vars(each)), None)
   missing = [method for method in _METHODS if not callable(in_class(method))]
   if missing:

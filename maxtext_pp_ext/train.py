@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m maxtext_pp_ext.train ARGS`: MaxText's trainer with this package connected, start-up hook or not.
+"""`python -m maxtext_pp_ext.train ARGS` runs MaxText's trainer with this package, with or without the start-up hook.
 
 The arguments are those of `python -m maxtext.trainers.pre_train.train`.
 """
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   from absl import app  # pylint: disable=import-outside-toplevel
   from maxtext.trainers.pre_train import train  # pylint: disable=import-outside-toplevel
 
-  # MaxText tells from the script's path which yml file is the default, if none is given.
+  # MaxText derives the default yml file from the script's path.
   app.run(train.main, argv=[train.__file__, *(sys.argv if argv is None else argv)[1:]])
 
 

@@ -38,7 +38,7 @@ def test_what_is_gone_is_said_with_its_purpose_and_both_versions(monkeypatch):
   installed = importlib.metadata.version("jax")
   expected = (
       rf"^jax {installed} has no jax\.interpreters\.partial_eval\.no_such_function, which maxtext_pp_ext uses to find"
-      rf" what is not needed\. It was tried with jax {jax_private.TRIED_WITH}: "
+      rf" what is not needed\. It was tested with jax {jax_private.TRIED_WITH}: "
   )
   with pytest.raises(SetupError, match=expected):
     from maxtext_pp_ext.jax_private import no_such_function  # pylint: disable=import-outside-toplevel # noqa: F401

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled train steps as bars: memory, what is sent, FLOPs, compile time."""
+"""Draws figures of compiled train steps as bars: memory, bytes sent, FLOPs, compile time."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#bab0ac", "#79706e")
 
 
 def draw(rows: dict[str, dict[str, Any]], file: pathlib.Path, title: str) -> None:
-  """Writes a picture, by its suffix an SVG or a PNG.
+  """Writes a picture, an SVG or a PNG by the file's suffix.
 
   Args:
-    rows: by implementation, as `compare.figures` returns them. Those with `failure` have no bars, and say so.
-    file: where to.
-    title: above the picture.
+    rows: results of `compare.figures`, by implementation. A row with `failure` has a note instead of bars.
+    file: the file to write.
+    title: the text above the picture.
 
   Raises:
-    ValueError: there is nothing to draw.
+    ValueError: all rows have failed.
   """
   import matplotlib  # pylint: disable=import-outside-toplevel
 
   matplotlib.use("Agg")
-  matplotlib.rcParams["svg.hashsalt"] = "maxtext_pp_ext"  # the same picture is the same file
+  matplotlib.rcParams["svg.hashsalt"] = "maxtext_pp_ext"  # equal pictures give equal files
   from matplotlib import pyplot  # pylint: disable=import-outside-toplevel
 
   if all("failure" in row for row in rows.values()):
-    raise ValueError("Nothing was computed: there is nothing to draw.")
+    raise ValueError("Every row has failed: there is nothing to draw.")
   panels = [panel for panel in _panels() if any(panel[2](row) for row in rows.values() if "failure" not in row)]
   figure, axes = pyplot.subplots(
       1, len(panels), figsize=(3.4 * len(panels) + 1.2, 1.7 + 0.36 * len(rows)), sharey=True, squeeze=False
@@ -46,7 +46,7 @@ def draw(rows: dict[str, dict[str, Any]], file: pathlib.Path, title: str) -> Non
 
 
 def _panels():
-  """A title, a unit, and a function from a row to its parts: (label, value), side by side in one bar."""
+  """Of each panel the title, the unit, and a function from a row to the parts of its bar: (label, value)."""
   memory = lambda row: [
       ("arguments", row["bytes"]["arguments"]),
       ("the rest of the peak", max(row["bytes"]["peak"] - row["bytes"]["arguments"], 0)),

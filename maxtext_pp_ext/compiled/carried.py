@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the collectives of a train step carry, as far as the program tells: weights, gradients, activations, or else.
+"""Classifies what the collectives of a train step carry: weights, gradients, activations, or anything else.
 
-Weights do not depend on the batch. What does is an activation (or its gradient) if a matrix multiplication, a kernel or
-a scatter is still computed from it, and a weight's gradient if nothing but the new state is. Integers and scalars are
-"elsewhere". Optimizers that multiply matrices, such as Muon, make activations of gradients here.
+Weights do not depend on the batch. A value that does is an activation (or its gradient) if a matrix multiplication, a
+kernel or a scatter is computed from it. It is a weight's gradient if only the new state is computed from it. Integers and
+scalars are "elsewhere". With optimizers that multiply matrices, such as Muon, gradients are classified as activations.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _KERNELS = ("tpu_custom_call", "matmul", "gemm", "cudnn")
 
 
 def carried(module: hlo.Module, found: Iterable[spans.Span], *, batch: str, optimizer: str) -> list[str | None]:
-  """What each collective carries; None if the program's arguments have no names.
+  """What each collective carries; None for all if no argument's name begins with `batch`, as when they have no names.
 
   Args:
-    module: of a train step.
-    found: its collectives.
-    batch: what the names of the arguments begin with that are the batch, as `data[`.
-    optimizer: what those begin with that are the optimizer's state.
+    module: the module of a train step.
+    found: the module's collectives.
+    batch: prefix of the names of those arguments that are the batch, such as `data[`.
+    optimizer: prefix of the names of those arguments that are the optimizer's state.
   """
   found = list(found)
   flow = dataflow.Dataflow(module)
@@ -48,7 +48,7 @@ def carried(module: hlo.Module, found: Iterable[spans.Span], *, batch: str, opti
       return ACTIVATIONS
     if span.collective.kind in _REDUCTIONS:
       return GRADIENTS
-    # Gathered, and only for the new state: an updated weight, or the gradient of the embedding's output.
+    # A gather that only the new state needs carries an updated weight, or the gradient of the embedding's output.
     return WEIGHTS if value in of_optimizer else ACTIVATIONS
 
   return [of(span) for span in found]
@@ -64,7 +64,7 @@ def _arguments(module: hlo.Module, prefix: str) -> list[dataflow.Value]:
 
 
 def _compute(flow: dataflow.Dataflow) -> list[dataflow.Value]:
-  """What goes into matrix multiplications, kernels and scatters."""
+  """The operands of matrix multiplications, kernels and scatters."""
   found = []
   for computation in flow.module.computations.values():
     for step in computation.instructions:
@@ -74,10 +74,10 @@ def _compute(flow: dataflow.Dataflow) -> list[dataflow.Value]:
 
 
 def _result(flow: dataflow.Dataflow, span: spans.Span) -> dataflow.Value | None:
-  """The largest array of a collective's result, which an asynchronous one has when it is done."""
+  """The largest array of a collective's result; for an asynchronous collective, of the result of its `-done`."""
   steps = flow.module.computations[span.where].instructions
   current = flow.module.computations[span.where].by_name[span.name]
-  if current.opcode == "send":  # what it has sent when it is done is elsewhere
+  if current.opcode == "send":  # its `-done` does not return the array that was sent
     return flow.values(span.where, current)[0]
   for step in steps:
     if current.name in step.operand_names and step.opcode.endswith(("-update", "-done")):

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of this room as programs, in processes of their own with limits: devices, flags and memory are theirs alone."""
+"""Runs modules of this folder as programs, each in its own process with limits, devices, flags and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OnTick = Callable[[float, int], None]
 _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "DECOUPLE_GCLOUD": "TRUE",
-    "JAX_ENABLE_COMPILATION_CACHE": "false",  # a compile time from a cache is none
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # a compile time with a cache hit means nothing
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -34,17 +34,18 @@ def run(
     cpu_devices: int | None = None,
     on_tick: OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
-  """What a module finds out, or `failure` with the reason why it did not.
+  """Runs a module and returns its result, or `failure` with the reason.
 
   Args:
-    module: its full name; the program gets the name of a file, into which it writes a JSON object, and the arguments.
-    arguments: those.
-    bounds: wall time and host memory.
-    cpu_devices: how many virtual CPU devices it has.
-    on_tick: called now and then with seconds so far and resident bytes now.
+    module: full name of the module. Its program gets the name of a file, then `arguments`. It writes a JSON object into
+      that file.
+    arguments: the program's further arguments.
+    bounds: limits of wall time and host memory.
+    cpu_devices: number of virtual CPU devices; None leaves XLA_FLAGS as they are.
+    on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
-    the object, and `host_memory_GiB`, the most that was seen.
+    The JSON object, with `host_memory_GiB`, the largest resident memory seen.
   """
   environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": processes.python_path()}
   if cpu_devices is not None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of one compiled train step, with what its collectives carry and how deep in loops they are."""
+"""The figures of one compiled train step, with the content and the loop depth of its collectives."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def figures(
     cpu_devices: int | None = None,
     on_tick: child.OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
-  """Compiles a train step in a process of its own.
+  """Compiles a train step in a separate process.
 
   Args:
-    arguments: MaxText's.
-    bounds: wall time and host memory.
-    batch: what the names of the step's arguments begin with that are the batch.
-    optimizer: what those begin with that are the optimizer's state.
-    cpu_devices: how many virtual CPU devices to compile for; None for the TPUs of `compile_topology`.
-    on_tick: called now and then with seconds so far and resident bytes now.
+    arguments: MaxText's command-line arguments.
+    bounds: limits of wall time and host memory.
+    batch: prefix of the names of those arguments of the step that are the batch.
+    optimizer: prefix of the names of those arguments of the step that are the optimizer's state.
+    cpu_devices: number of virtual CPU devices to compile for; None for the TPUs of `compile_topology`.
+    on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
-    Those of `step.compile_step`, and `transfers`, the collectives of a device and step by what they carry, kind and
-    number of loops that they are in, and `overlap`, the shares of their bytes that run asynchronously and with compute
-    meanwhile; or `failure`.
+    The figures of `step.compile_step`, `transfers` and `overlap`; or `failure`. `transfers` lists the collectives per
+    device and step, by what they carry, kind and loop depth. `overlap` has the shares of their bytes that are
+    transferred asynchronously, and with compute meanwhile.
   """
   with interruption.temporary_folder() as folder:
     file = pathlib.Path(folder) / "step.hlo"
@@ -55,7 +55,7 @@ def of_program(text: str, *, batch: str, optimizer: str) -> dict[str, Any]:
   """`transfers` and `overlap` of an HLO program.
 
   Raises:
-    HloError: the text is not that of a whole program, or has what is not understood.
+    HloError: the text is not a whole program, or the reader does not understand a part of it.
   """
   module = hlo.program(text)
   with hlo.reading():
@@ -65,7 +65,7 @@ def of_program(text: str, *, batch: str, optimizer: str) -> dict[str, Any]:
 
 
 def transfers(collectives: Sequence[spans.Span], what: Sequence[str | None]) -> list[dict[str, Any]]:
-  """Bytes on the wire and executions, by what is carried, kind and depth of loops; the most bytes first."""
+  """Bytes on the wire and executions, by what is carried, kind and loop depth; the most bytes first."""
   sums: dict[tuple[str, str, int], list[float]] = collections.defaultdict(lambda: [0.0, 0])
   for span, carries in zip(collectives, what, strict=True):
     entry = sums[carries or UNTOLD, span.collective.kind, span.depth]
@@ -79,7 +79,7 @@ def transfers(collectives: Sequence[spans.Span], what: Sequence[str | None]) -> 
 
 
 def overlap(collectives: Sequence[spans.Span]) -> dict[str, float | None]:
-  """Shares of the bytes: started by one instruction and awaited by another; with compute between the two."""
+  """Shares of the bytes that are transferred asynchronously, and with compute between start and done."""
   total = sum(span.wire_bytes for span in collectives)
 
   def share(chosen: Sequence[spans.Span]) -> float | None:

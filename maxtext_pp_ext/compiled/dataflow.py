@@ -1,11 +1,11 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which values of a compiled program depend on which others, through loops, branches, fusions and asynchronous calls.
+"""Dependences between values of a compiled program, through loops, branches, fusions and asynchronous calls.
 
 A value is one array: (computation, instruction, path in the instruction's tuple). Every value of an instruction depends
-on every operand, except where tuples are only packed, unpacked and passed on; what is received depends on what is sent to
-the same rendezvous, as all devices run the same program. Control is no dependence: a loop's
-condition and a branch's choice are left out.
+on every operand, except where tuples are only packed, unpacked and passed on. A received value depends on the value sent
+to the same rendezvous, as all devices run the same program. Control is no dependence: a loop's condition and a branch's
+choice are left out.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Dataflow:
     self._before[after].append(before)
 
   def depending_on(self, values: Iterable[Value]) -> set[Value]:
-    """The values, and all that are computed from them."""
+    """The values, and all values that are computed from them."""
     return _reached(values, self._after)
 
   def needed_for(self, values: Iterable[Value]) -> set[Value]:
-    """The values, and all from which they are computed."""
+    """The values, and all values from which they are computed."""
     return _reached(values, self._before)
 
   def values(self, computation: str, instruction: hlo.Instruction) -> list[Value]:
@@ -88,7 +88,7 @@ class Dataflow:
   def _into_calls(
       self, computation: hlo.Computation, instruction: hlo.Instruction, names: list[str], results: list[Value]
   ) -> Iterator[tuple[Value, Value]]:
-    """From operands to the parameters of what is called, and from its result to the instruction's."""
+    """Edges from operands to the parameters of called computations, and from their results to the instruction's."""
     where = computation.name
     for number, callee in enumerate(self.module.callees(instruction)):
       given = names[1 + number : 2 + number] if instruction.opcode == "conditional" else names
@@ -117,12 +117,12 @@ def _reached(values: Iterable[Value], edges: dict[Value, list[Value]]) -> set[Va
 
 
 def _paths(type_text: str) -> list[tuple[int, ...]]:
-  """The places of the arrays in a type such as `((f32[2], s32[]), f32[3])`; [()] for an array."""
+  """The paths of the arrays in a type such as `((f32[2], s32[]), f32[3])`; [()] for an array."""
   if not type_text.startswith("("):
     return [()]
   found: list[tuple[int, ...]] = []
-  at: list[int] = []  # the index in each tuple that is open
-  depth, is_array = 0, False  # depth: of brackets that are part of an array's type
+  at: list[int] = []  # the index in each open tuple
+  depth, is_array = 0, False  # depth counts open brackets that are part of an array's type
   for i, char in enumerate(type_text):
     if char in "[{" or (char == "(" and depth):
       depth += 1
@@ -147,5 +147,5 @@ def _paths(type_text: str) -> list[tuple[int, ...]]:
 
 
 def _is_dtype(text: str, at: int) -> bool:
-  """Whether an array's type begins here: comments such as /*index=5*/ stand between them."""
+  """Whether an array's type begins here, and not a comment such as /*index=5*/, which may stand between types."""
   return text.find("[", at) >= 0 and text[at : text.find("[", at)].isalnum()

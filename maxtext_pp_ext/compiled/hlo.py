@@ -1,11 +1,11 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads optimised HLO text, as `compiled.as_text()` gives it, into computations of instructions.
+"""Reads optimised HLO text, the result of `compiled.as_text()`, into computations of instructions.
 
-Only what the figures need: names, opcodes, shapes, operands and which computations an instruction runs. In scheduled
-HLO (TPU) the instructions of a computation stand in the order of execution.
+It reads only what the figures need: names, opcodes, shapes, operands and the computations that an instruction runs. In
+scheduled HLO (TPU) the instructions of a computation are in the order of execution.
 
-`program` reads a whole program and accepts no other text: figures of a part of it would be wrong without a word.
+`program` reads a whole program and accepts no other text: figures of a part of a program would be silently wrong.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CALLED = re.compile(
     r"\b(calls|to_apply|called_computations|branch_computations|true_computation|false_computation|body)="
     r"(\{[^}]*\}|%?[\w.\-]+)"
 )
-# Their to_apply combines two elements: it runs as part of the operation, not as a step of the program.
+# The to_apply of these operations combines two elements: it runs as part of the operation, not as a step of the program.
 _COMBINERS = frozenset({"all-reduce", "all-reduce-start", "reduce", "reduce-scatter", "reduce-window", "scatter"})
 _COMBINERS |= {"select-and-scatter", "sort"}
 
 
 class HloError(ValueError):
-  """A text is not that of a whole HLO program as this reader knows it; the message says where."""
+  """A text is not a whole HLO program, or has a part that the reader does not understand; the message says where."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Instruction:
 
   @functools.cached_property
   def arrays(self) -> tuple[Array, ...]:
-    """The arrays of the result, of a tuple all of them."""
+    """The arrays of the result; for a tuple, all its arrays."""
     return arrays_in(self.type)
 
   @functools.cached_property
@@ -84,7 +84,7 @@ class Instruction:
 
   @functools.cached_property
   def called(self) -> tuple[str, ...]:
-    """Names of the computations that it runs as steps of the program; of a loop the body, of a reduction none."""
+    """Names of the computations that it runs as steps of the program: the body of a loop, none for a reduction."""
     if self.opcode in _COMBINERS:
       return ()
     found = [names for _, names in _CALLED.findall(_QUOTED.sub('""', self.attributes))]
@@ -92,7 +92,7 @@ class Instruction:
 
   @property
   def op_name(self) -> str:
-    """Where it comes from in the program, as JAX wrote it down: `jit(train_step)/transpose(jvp())/…`."""
+    """JAX's name for the operation's place in the program: `jit(train_step)/transpose(jvp())/…`."""
     match = re.search(r'op_name="([^"]*)"', self.attributes)
     return match[1] if match else ""
 
@@ -113,7 +113,7 @@ class Computation:
 
   @property
   def root(self) -> Instruction:
-    """What it returns."""
+    """The instruction whose result the computation returns."""
     return next((step for step in self.instructions if step.is_root), self.instructions[-1])
 
 
@@ -122,9 +122,9 @@ class Module:
   """An HLO module.
 
   Attributes:
-    computations: by name.
-    entry: name of the one that the program starts with.
-    partitions: devices that the program is divided over.
+    computations: the computations, by name.
+    entry: name of the computation that the program starts with.
+    partitions: number of devices over which the program is partitioned.
   """
 
   computations: dict[str, Computation]
@@ -132,7 +132,7 @@ class Module:
   partitions: int
 
   def trip_count(self, loop: Instruction) -> int | None:
-    """How often the body of a `while` runs: the compiler's own note, else the bound that its condition compares with."""
+    """How often a `while` runs its body: the compiler's note, else the bound that the condition compares with."""
     for pattern in (r'known_trip_count"?[=:]\{"?n"?[=:]"?(\d+)', r'estimated_trip_count"?[=:]"?(\d+)'):
       if match := loop.attribute(pattern):
         return int(match[1])
@@ -154,20 +154,20 @@ def arrays_in(text: str) -> tuple[Array, ...]:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-  """Turns whatever ends the reading of figures off a program into an HloError: a compiler may print what nobody knew."""
+  """Turns any error while figures are read into an HloError: a compiler may print text that this reader does not know."""
   try:
     yield
   except HloError:
     raise
   except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-    raise HloError(f"The program has something that is not understood: {type(error).__name__}: {error}.") from error
+    raise HloError(f"The reader does not understand a part of the program: {type(error).__name__}: {error}.") from error
 
 
 def program(text: str) -> Module:
   """Parses the text of a whole program, as the compiler prints it.
 
   Raises:
-    HloError: it is not one: it is cut off, something in it is not understood, or refers to what is not there.
+    HloError: the text is cut off, has a part that the reader does not understand, or refers to a missing name.
   """
   with reading():
     module = parse(text)
@@ -179,7 +179,7 @@ def program(text: str) -> Module:
 
 
 def _check_lines(text: str) -> None:
-  """Every line within a computation is an instruction, or goes on with one; every computation ends, and is there once."""
+  """Checks that every line in a computation belongs to an instruction, and that each computation ends and is unique."""
   name, seen = None, set()
   entries = 0
   for number, line in enumerate(text.splitlines(), start=1):
@@ -188,14 +188,14 @@ def _check_lines(text: str) -> None:
         raise HloError(f"Line {number}: the computation {start[2]} begins within {name}.")
       name, entries = start[2], entries + bool(start[1])
       if name in seen:
-        raise HloError(f"Line {number}: the computation {name} is there twice.")
+        raise HloError(f"Line {number}: the computation {name} is defined twice.")
       seen.add(name)
     elif _END.match(line):
       if name is None:
-        raise HloError(f"Line {number}: a computation ends that has not begun.")
+        raise HloError(f"Line {number} ends a computation, but none has begun.")
       name = None
     elif _INSTRUCTION.match(line) and (name is None or _parse_instruction(line) is None):
-      raise HloError(f"Line {number} is not understood: {line.strip()[:100]}")
+      raise HloError(f"Line {number} is no instruction in a computation: {line.strip()[:100]}")
   if name is not None:
     raise HloError(f"The text ends within the computation {name}.")
   if entries != 1:
@@ -207,19 +207,19 @@ def _check_computation(module: Module, computation: Computation) -> None:
   if sum(step.is_root for step in computation.instructions) != 1:
     raise HloError(f"There is no ROOT, or more than one, {of}.")
   if len(computation.by_name) != len(computation.instructions):
-    raise HloError(f"There are instructions of one name {of}.")
+    raise HloError(f"Two instructions have the same name {of}.")
   for step in computation.instructions:
     operands = _QUOTED.sub('""', step.operands)
     if missing := [name for name in re.findall(r"%([\w.\-]+)", operands) if name not in computation.by_name]:
-      raise HloError(f"The operand {missing[0]} of {step.name} is not there, {of}.")
+      raise HloError(f"The operand {missing[0]} of {step.name} is not defined {of}.")
     condition = step.attribute(r"condition=%?([\w.\-]+)") if step.opcode == "while" else None
     called = [*step.called, *(condition.groups() if condition else ())]
     if missing := [name for name in called if name not in module.computations]:
-      raise HloError(f"{step.name} runs {missing[0]}, which is not there, {of}.")
+      raise HloError(f"{step.name} runs {missing[0]}, which is not defined ({of}).")
 
 
 def _check_calls(module: Module) -> None:
-  """No computation runs itself."""
+  """Checks that no computation runs itself."""
   done: set[str] = set()
   for name in module.computations:
     waiting: list[tuple[str, bool]] = [(name, False)]
@@ -239,7 +239,7 @@ def _check_calls(module: Module) -> None:
 
 
 def parse(text: str) -> Module:
-  """Parses the text of one HLO module, or of parts of it. Raises HloError if it has no entry computation."""
+  """Parses the text of one HLO module, or parts of it. Raises HloError if the text has no entry computation."""
   computations: dict[str, Computation] = {}
   entry = None
   name: str | None = None

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command that may want more time or memory than there is, and says how it ended."""
+"""Runs a command with limits of time and memory, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ import psutil
 from maxtext_pp_ext.processes import children
 
 GIB = 1 << 30
-# Stop before the operating system does: it might choose another process.
+# The command is stopped before the operating system runs out of memory: that might kill another process.
 _KEEP_FREE_BYTES = GIB // 2
 _ERROR_LINE = re.compile(r"^(?:[\w.]*(?:Error|Exception|Interrupt)\b.*|.*RESOURCE_EXHAUSTED.*|.*Check fail(?:ure|ed).*)$")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """Attributes: seconds of wall time; bytes of resident memory, of the command and its children together."""
+  """Limits of a command.
+
+  Attributes:
+    seconds: wall time.
+    memory_bytes: resident memory of the command and its children together.
+  """
 
   seconds: float = 1800.0
   memory_bytes: int = 24 * GIB
@@ -53,15 +58,15 @@ def run(
     on_tick: Callable[[float, int], None] = lambda seconds, memory: None,
     tick: float = 0.25,
 ) -> Outcome:
-  """Runs a command with its output in a log file. It does not outlive the call, nor the process that calls.
+  """Runs a command with its output in a log file. The command does not outlive the call or the calling process.
 
   Args:
     command: program and arguments.
-    log: file for output and errors, replaced.
-    limits: what stops it.
-    environment: of the process; the caller's by default.
-    on_tick: called every `tick` seconds with seconds so far and resident bytes now.
-    tick: seconds between looks at the process.
+    log: file for output and errors; it is replaced.
+    limits: the limits at which the command is stopped.
+    environment: the command's environment; by default the caller's.
+    on_tick: called every `tick` seconds with the seconds so far and the resident bytes now.
+    tick: seconds between checks of the limits.
   """
   start, peak, failure = time.monotonic(), 0, None
   with open(log, "wb") as output:
@@ -83,7 +88,7 @@ def _over(limits: Limits, seconds: float, memory: int) -> str | None:
   if memory > limits.memory_bytes:
     return f"stopped after {seconds:.0f} s: more than {limits.memory_bytes / GIB:.3g} GiB of host memory"
   if psutil.virtual_memory().available < _KEEP_FREE_BYTES:
-    return f"stopped after {seconds:.0f} s: it had taken {memory / GIB:.1f} GiB and the machine had none left"
+    return f"stopped after {seconds:.0f} s: the machine had no memory left, the command used {memory / GIB:.1f} GiB"
   if seconds > limits.seconds:
     return f"stopped: more than {limits.seconds:.0f} s"
   return None
@@ -104,7 +109,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _why(returncode: int, log: pathlib.Path) -> str:
-  """The error that a failed command's log ends with, in one line of at most 200 characters."""
+  """The last error in a failed command's log, in one line of at most 200 characters; else how the command ended."""
   lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
   at = [index for index, line in enumerate(lines) if _ERROR_LINE.match(line.strip())]
   if at:

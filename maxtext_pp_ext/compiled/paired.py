@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Times of several steps that take turns, so that what else the machine does falls on all alike. No JAX."""
+"""Times of several steps that take turns, so that other load on the machine affects all alike. No JAX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WARM_UP = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ratio:
-  """Of times within a round: the median over rounds, and between which values the middle half of them is."""
+  """Ratios of times within a round: their median over rounds and their quartiles."""
 
   median: float
   lower_quartile: float
@@ -25,15 +25,15 @@ class Ratio:
 def measure(
     steps: Mapping[str, Callable[[], Any]], rounds: int, on_round: Callable[[int], None] = lambda done: None
 ) -> dict[str, list[float]]:
-  """The seconds of each step in each round.
+  """Measures the seconds of each step in each round.
 
-  In a round each step runs once, in an order that rotates: each stands at each place of it in turn. Before the first,
-  each runs twice unmeasured, since what runs first allocates.
+  In a round each step runs once. The order rotates, so each step takes each place in turn. Before the first round, each
+  step runs twice unmeasured, since first runs allocate memory.
 
   Args:
-    steps: each runs and waits until it is done.
-    rounds: how many.
-    on_round: called after each round with how many are done, and with 0 before the first.
+    steps: functions that run a step and wait until it is done.
+    rounds: number of rounds.
+    on_round: called with the number of finished rounds, after each round and, with 0, before the first.
   """
   for step in steps.values():
     for _ in range(_WARM_UP):
@@ -52,7 +52,7 @@ def measure(
 
 
 def ratio(seconds: Sequence[float], base: Sequence[float]) -> Ratio:
-  """How long one step takes as a multiple of another, of times measured in the same rounds."""
+  """The time of one step as a multiple of another's, from times measured in the same rounds."""
   found = [mine / other for mine, other in zip(seconds, base, strict=True)]
   if len(found) == 1:
     return Ratio(median=found[0], lower_quartile=found[0], upper_quartile=found[0])

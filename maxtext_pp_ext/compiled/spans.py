@@ -1,11 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What runs while a collective is under way, read off scheduled HLO.
+"""Finds the compute that runs while a collective is under way, from scheduled HLO.
 
-A collective is asynchronous if one instruction starts it and another waits for it. In scheduled HLO those in between
-run meanwhile. The TPU compiler's SparseCore collectives are in three parts: `call-start` loads the program,
-`call-update` hands it its operands, `call-done` waits. Bytes can move from `call-update` on, so that is where a span
-begins here.
+A collective is asynchronous if one instruction starts it and another waits for it. In scheduled HLO the instructions in
+between run meanwhile. The TPU compiler's SparseCore collectives have three parts: `call-start` loads the program,
+`call-update` passes its operands, and `call-done` waits. Bytes can move from `call-update` on, so a span begins there.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from maxtext_pp_ext.compiled import hlo, traffic
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compute:
-  """Work of some instructions: dot FLOPs without padding, and whether a Pallas kernel runs; loops taken in full."""
+  """Work of some instructions: dot FLOPs without padding, and whether a Pallas kernel runs. Loops count in full."""
 
   dot_flops: float = 0.0
   kernels: bool = False
@@ -36,20 +35,20 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Span:
-  """One collective of the program and what runs while it is under way.
+  """One collective of the program and the compute that runs while it is under way.
 
   Attributes:
-    name: of the instruction that starts it.
-    where: of the computation that it stands in.
+    name: name of the instruction that starts the collective.
+    where: name of the computation that has this instruction.
     collective: kind and bytes of one execution.
-    array: the result's type; of several arrays the largest.
-    group: participants.
-    backward: whether it belongs to the backward pass.
-    executions: per step.
-    depth: how many loops it is in.
-    asynchronous: whether anything can run meanwhile.
+    array: the result's type; the largest of several arrays.
+    group: number of participants.
+    backward: whether the collective belongs to the backward pass.
+    executions: number of executions per step.
+    depth: number of loops around the collective.
+    asynchronous: whether other instructions can run meanwhile.
     meanwhile: compute between start and done.
-    instructions: how many instructions stand between start and done.
+    instructions: number of instructions between start and done.
   """
 
   name: str
@@ -66,7 +65,7 @@ class Span:
 
   @property
   def wire_bytes(self) -> float:
-    """Per step."""
+    """Bytes that a device sends per step."""
     return self.collective.wire_bytes * self.executions
 
 
@@ -81,15 +80,15 @@ def spans(module: hlo.Module) -> list[Span]:
 
 
 class _Analysis:
-  """One module's loops and compute, each computation looked at once."""
+  """Loops and compute of one module; each computation is analysed once."""
 
   def __init__(self, module: hlo.Module):
     self.module = module
 
   def executions(self) -> dict[tuple[str, int], int]:
-    """How often every computation runs in a step in how many loops, callers before callees.
+    """{(computation, loop depth): executions per step}, callers before callees.
 
-    Threads of collectives are not in it.
+    Threads of collectives are left out.
     """
     counts: dict[tuple[str, int], int] = {}
 
@@ -110,7 +109,7 @@ class _Analysis:
     return 1 if count is None else count
 
   def spans_in(self, name: str, depth: int, executions: int) -> Iterator[Span]:
-    """The collectives that stand in a computation, or that it starts on another thread."""
+    """The collectives that a computation contains, or starts on another thread."""
     computation = self.module.computations[name]
     for index, instruction in enumerate(computation.instructions):
       found = self.collective_inside(instruction) or self.collective_itself(computation, instruction)
@@ -168,7 +167,7 @@ class _Analysis:
     return None
 
   def compute_of(self, computation: hlo.Computation, instruction: hlo.Instruction) -> Compute:
-    """Of one execution of an instruction, what it calls included."""
+    """The compute of one execution of an instruction, including the computations that it calls."""
     own = Compute(
         dot_flops=traffic.dot_flops(computation, instruction, padding=False),
         kernels=instruction.opcode == "custom-call" and "tpu_custom_call" in instruction.attributes,
@@ -186,7 +185,7 @@ class _Analysis:
 
   @functools.cache  # noqa: B019
   def is_backward(self, name: str) -> bool:
-    """Whether most of a loop's body comes from the transposed program. The entry computation has both."""
+    """Whether most of a computation comes from the transposed program. False for the entry, which has both passes."""
     if name == self.module.entry:
       return False
     named = [step.op_name for step in self.module.computations[name].instructions if step.op_name]

@@ -1,13 +1,13 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles one MaxText train step, on a machine that need not have its devices, in a process of its own with limits.
+"""Compiles one MaxText train step in a separate process with limits. The machine need not have the step's devices.
 
-`compile_step(...)` is what commands and benchmarks call. As a program it is the process itself:
+Commands and benchmarks call `compile_step(...)`. The process that compiles runs this module as a program:
 
   python -m maxtext_pp_ext.compiled.step RESULT.json [--hlo=FILE] CONFIG.yml compile_topology=v5p-32 key=value …
 
-The memory figures are the compiler's. `peak_GB` is what has to fit into a chip at once, arguments included. `temp_GB`
-sums up the temporary buffers without their reuse of one another's memory, and without arguments.
+The compiler reports the memory figures. `peak_GB` is the memory that a chip needs at once, arguments included. `temp_GB`
+is the sum of the temporary buffers, as if they did not reuse one another's memory, without arguments.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def compile_step(
     cpu_devices: int | None = None,
     on_tick: child.OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
-  """Compiles in a process of its own and returns the figures, or `failure` with the reason.
+  """Compiles in a separate process and returns the figures, or `failure` with the reason.
 
   Args:
-    arguments: MaxText's. The yml in front may be left out, for base.yml, or be the name of a preset.
-    bounds: wall time and host memory.
-    hlo_file: keeps the optimised HLO there.
-    cpu_devices: how many virtual CPU devices to compile for; None for the TPUs of `compile_topology`.
-    on_tick: called now and then with seconds so far and resident bytes now.
+    arguments: MaxText's command-line arguments. The first, a yml file, may be left out (base.yml), or be a preset's name.
+    bounds: limits of wall time and host memory.
+    hlo_file: file to keep the optimised HLO in.
+    cpu_devices: number of virtual CPU devices to compile for; None for the TPUs of `compile_topology`.
+    on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
-    figures of a device and step; with `failure`, and `refused` if it was the configuration, where there are none.
+    The figures per device and step. If there are none, `failure`, and `refused` if the configuration was refused.
   """
   options = [f"--hlo={hlo_file}"] if hlo_file else []
   options += ["--cpu"] if cpu_devices is not None else []
@@ -49,7 +49,7 @@ def compile_step(
 
 
 def versions() -> dict[str, str]:
-  """Of the packages that the figures depend on."""
+  """The versions of the packages that the figures depend on."""
   found = {}
   for name in ("maxtext", "jax", "flax", "libtpu"):
     try:
@@ -60,7 +60,7 @@ def versions() -> dict[str, str]:
 
 
 def main(argv: list[str]) -> None:
-  """The process that compiles: writes its figures to the file named first."""
+  """The process that compiles: writes its figures to the file that is its first argument."""
   result, arguments = pathlib.Path(argv[0]), argv[1:]
   hlo_file, on_cpu = None, False
   if arguments and (match := re.fullmatch(r"--hlo=(.+)", arguments[0])):

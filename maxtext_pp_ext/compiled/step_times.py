@@ -1,13 +1,13 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Times of train steps on virtual CPU devices, paired: all in one process, where they take turns.
+"""Paired times of train steps on virtual CPU devices: all steps take turns in one process.
 
-`step_times(...)` is what the command calls. As a program it is the process itself:
+The command calls `step_times(...)`. The process that runs the steps runs this module as a program:
 
   python -m maxtext_pp_ext.compiled.step_times RESULT.json PLAN.json
 
-Transfers between virtual devices are copies in memory, and all devices share the machine's cores: the times say whether a
-step computes or copies more than another, not how it would do on TPUs.
+Transfers between virtual devices are copies in memory, and all devices share the machine's cores. So the times show
+whether a step computes or copies more than another, not how fast it would be on TPUs.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ def step_times(
     cpu_devices: int,
     on_tick: Callable[[str, int], None] = lambda doing, memory: None,
 ) -> dict[str, Any]:
-  """Compiles and runs several train steps in a process of its own.
+  """Compiles and runs several train steps in one separate process.
 
   Args:
-    arguments: MaxText's, by the name of the step.
+    arguments: MaxText's command-line arguments of each step, by the step's name.
     rounds: how often each step is measured.
-    bounds: wall time and host memory of the process, in which the states of all steps are at once.
-    cpu_devices: how many virtual devices.
-    on_tick: called now and then with what is being done and resident bytes now.
+    bounds: limits of wall time and host memory of the process, which holds the states of all steps at once.
+    cpu_devices: number of virtual devices.
+    on_tick: called regularly with the current activity and the resident bytes now.
 
   Returns:
-    `steps`, by name: the `seconds` of each round, their `median_s`, and `ratio`, that of the times within a round to
-    those of the first step that ran, which is `base`; or `failure`. Or `failure` for all of them.
+    `steps` and `base`, the name of the first step that ran; or `failure` if the process failed. `steps` has for each
+    name the `seconds` of each round, their `median_s`, and the `ratio` of times to those of `base` within a round; or
+    `failure`.
   """
   with interruption.temporary_folder() as folder:
     plan, doing = pathlib.Path(folder) / _PLAN, pathlib.Path(folder) / _DOING
@@ -64,7 +65,7 @@ def step_times(
 
 
 def compared(steps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-  """`base` and `steps`, with medians and ratios beside the seconds; those with `failure` stay as they are."""
+  """`base`, and `steps` with medians and ratios added; steps with `failure` stay unchanged."""
   base = next((name for name, each in steps.items() if "failure" not in each), None)
 
   def figures(each: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def main(argv: list[str]) -> None:
     except train_step.RefusedError as error:
       found[name] = {"failure": str(error), "refused": True}
     except Exception as error:  # pylint: disable=broad-exception-caught
-      # Whatever it is, it is that step's; the others are still worth measuring.
+      # Any error concerns this step only; the others are still worth measuring.
       found[name] = {"failure": f"{type(error).__name__}: {error}".splitlines()[0]}
   if steps:
     say("first steps, not measured")
@@ -111,7 +112,7 @@ def main(argv: list[str]) -> None:
 
 
 def checked(seconds: list[float], losses: list[float]) -> dict[str, Any]:
-  """Times of steps that compute no numbers are none."""
+  """The seconds and losses of a step, or `failure` if a loss is not finite: such times mean nothing."""
   for number, loss in enumerate(losses):
     if not math.isfinite(loss):
       return {"failure": f"the loss of step {number} is {loss}"}

@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What one step of a compiled program sends and multiplies, per device, from its optimised HLO.
+"""Traffic and FLOPs per device of one step of a compiled program, from its optimised HLO.
 
-Every instruction counts as often as the loops around it run. Bytes on the wire are those that a device has to send in
-a group of g, whatever the algorithm: of an array of b bytes, (g−1)/g·b for its all-gather and all-to-all, (g−1)/g of
-the summed array for a reduce-scatter, twice that for an all-reduce, b for a permute.
+Every instruction counts as often as the loops around it run. Bytes on the wire are the bytes that a device in a group of
+g has to send, whatever the algorithm. For an array of b bytes they are (g−1)/g·b for an all-gather or all-to-all,
+(g−1)/g of the summed array for a reduce-scatter, twice that for an all-reduce, and b for a permute.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ COLLECTIVES = (
     "ragged-all-to-all",
     "collective-permute",
 )
-# A collective that another execution thread runs keeps its opcode inside the computation that call-start names.
+# A collective on another execution thread keeps its opcode, inside the computation that call-start names.
 _STARTS = {f"{kind}-start": kind for kind in COLLECTIVES}
 # The TPU compiler's fused reduce-scatter: an all-reduce in a computation of this name, followed by a slice.
 _FUSED_REDUCE_SCATTER = "all-reduce-scatter"
-# A gather of scales, norms or routing indices is smaller than this; a weight matrix that matters is larger.
+# Gathers of scales, norms or routing indices are smaller than this; the weight matrices that matter are larger.
 WEIGHT_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-  """One collective of the program, for one execution.
+  """One execution of a collective of the program.
 
   Attributes:
     kind: one of COLLECTIVES, or BETWEEN_SLICES for a transfer over the data-centre network.
-    wire_bytes: what a device sends.
-    weights: how many of its result arrays are as large as a weight matrix and floating-point.
+    wire_bytes: bytes that a device sends.
+    weights: number of its result arrays that are floating-point and have at least WEIGHT_BYTES.
   """
 
   kind: str
@@ -54,11 +54,11 @@ class Traffic:
   """Sums over a step, per device.
 
   Attributes:
-    wire_bytes: sent, by kind of collective.
-    count: executed, by kind of collective.
-    weight_gathers: all-gathers executed, counted per array of at least WEIGHT_BYTES.
-    dot_flops: of matrix multiplications and convolutions, two per multiply-add. Pallas kernels are not in it.
-    loops_without_trip_count: loops whose number of iterations could not be read; counted as one.
+    wire_bytes: bytes sent, by kind of collective.
+    count: executions, by kind of collective.
+    weight_gathers: all-gathers executed, counted per floating-point array of at least WEIGHT_BYTES.
+    dot_flops: FLOPs of matrix multiplications and convolutions, two per multiply-add. Pallas kernels are left out.
+    loops_without_trip_count: loops whose number of iterations could not be read; each counts as one iteration.
   """
 
   wire_bytes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
@@ -95,7 +95,7 @@ def of_program(text: str) -> Traffic:
   """Traffic and dot FLOPs of an HLO program.
 
   Raises:
-    HloError: the text is not that of a whole program, or has what is not understood.
+    HloError: the text is not a whole program, or the reader does not understand a part of it.
   """
   module = hlo.program(text)
   with hlo.reading():
@@ -134,7 +134,7 @@ def _of_instruction(module: hlo.Module, computation: hlo.Computation, instructio
 
 
 def collective_of(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction) -> Collective | None:
-  """The instruction as a collective; None if it is none. A `-done` is none: its `-start` counts."""
+  """The instruction as a collective; None for other instructions, and for a `-done`, since its `-start` counts."""
   if instruction.opcode == "send":
     return Collective(kind=BETWEEN_SLICES, wire_bytes=_sent_between_slices(instruction), weights=0)
   kind = _STARTS.get(instruction.opcode, instruction.opcode)
@@ -163,7 +163,7 @@ def collective_of(module: hlo.Module, computation: hlo.Computation, instruction:
 
 
 def _sent_between_slices(instruction: hlo.Instruction) -> float:
-  """Of a `send` to the runtime that connects slices, which may be one slice's part in a collective of several."""
+  """Bytes of a `send` to the runtime that connects slices; it may be one slice's part of a collective over slices."""
   size = max((array.bytes for array in instruction.arrays), default=0)
   kind = instruction.attribute(r'_xla_megascale_transfer_type="(\w+)"')
   target = instruction.attribute(r'_xla_megascale_target="\{+([0-9,:]+)\}')
@@ -178,7 +178,7 @@ def _sent_between_slices(instruction: hlo.Instruction) -> float:
 
 
 def group_size(module: hlo.Module, instruction: hlo.Instruction) -> int:
-  """How many devices take part in one group of a collective, from any of the notations of HLO."""
+  """The number of devices in one group of a collective, from any of HLO's notations."""
   if match := instruction.attribute(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}"):
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
     return math.prod(sizes[axis] for axis in re.findall(r"'([^']+)'", match[2]))
@@ -190,14 +190,14 @@ def group_size(module: hlo.Module, instruction: hlo.Instruction) -> int:
 
 
 def dot_flops(computation: hlo.Computation, instruction: hlo.Instruction, *, padding: bool = True) -> float:
-  """Two per multiply-add of a dot or convolution; 0 for anything else.
+  """FLOPs of a dot or convolution, two per multiply-add; 0 for anything else.
 
   The TPU compiler writes dots as convolutions, some with a window that lies mostly on padding.
 
   Args:
-    computation: where the instruction stands.
+    computation: the computation that has the instruction.
     instruction: any instruction.
-    padding: whether multiplications with padding count. Without them it is what the program asked for.
+    padding: whether multiplications with padding count. Without them, the result is the FLOPs that the program needs.
   """
   if instruction.opcode == "dot":
     dims = instruction.attribute(r"lhs_contracting_dims=\{([^}]*)\}")
@@ -211,7 +211,7 @@ def dot_flops(computation: hlo.Computation, instruction: hlo.Instruction, *, pad
   result = instruction.arrays[0]
   if not (labels and operand and kernel):
     return 2.0 * result.elements
-  # Every dimension of the kernel but its output features is summed over.
+  # Every dimension of the kernel except its output features is summed over.
   flops = 2.0 * result.elements * math.prod(d for label, d in zip(labels[2], kernel.dims, strict=True) if label != "o")
   return flops if padding else flops * _share_inside(instruction, labels, operand, kernel, result)
 
@@ -244,7 +244,7 @@ def _share_inside(
 
 
 def _operand(computation: hlo.Computation, instruction: hlo.Instruction, index: int) -> hlo.Array | None:
-  """The type of an operand: written with it, or looked up by its name."""
+  """The type of an operand, from the operand's text or from the instruction of its name."""
   if len(written := hlo.arrays_in(instruction.operands)) > index:
     return written[index]
   names = instruction.operand_names

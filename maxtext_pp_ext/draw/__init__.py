@@ -1,3 +1,3 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of schedules: as text for a terminal, and as SVG or PNG."""
+"""Draws schedules as text for a terminal, and as SVG or PNG."""

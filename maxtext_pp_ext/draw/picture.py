@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A schedule as a picture: stages × iterations, coloured by repeat, and the window of one stage beneath."""
+"""Draws a schedule as a picture: stages × iterations, coloured by repeat, and below it the window of one stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from maxtext_pp_ext.draw import text
 from maxtext_pp_ext.schedule import Schedule, window
 
-# Numbers are written into cells as long as they can be read.
+# With more iterations than this, cells have no numbers: they would be too small to read.
 _MOST_CELLS_WITH_NUMBERS = 90
 _ROWS_OF_WINDOW = {
     "forward": ("works on", "slot", "buffer"),
@@ -24,12 +24,12 @@ _ROWS_OF_WINDOW = {
 
 
 def draw(schedule: Schedule, path: pathlib.Path, *, stage: int) -> None:
-  """Writes the picture as SVG or PNG, by the file's name.
+  """Writes the picture as SVG or PNG, by the file's suffix.
 
   Args:
-    schedule: what to draw.
-    path: the file, which is written over.
-    stage: whose window is drawn.
+    schedule: the schedule to draw.
+    path: the file; an existing file is overwritten.
+    stage: the number of the stage whose window is drawn.
   """
   iterations = schedule.iterations
   width = min(max(9.0, 0.2 * iterations + 1.8), 16.0)
@@ -55,7 +55,7 @@ def draw(schedule: Schedule, path: pathlib.Path, *, stage: int) -> None:
 
 
 def _colors(repeats: int) -> list:
-  """One colour per repeat; neighbours differ most where there are few."""
+  """One colour per repeat. Up to 10 repeats have colours that are easy to tell apart."""
   if repeats <= 10:
     return [matplotlib.colormaps["tab10"](i) for i in range(repeats)]
   return [matplotlib.colormaps["tab20"](i % 20) for i in range(repeats)]
@@ -112,7 +112,7 @@ def _cell(column: int, row: int, share: float, color) -> tuple:
 
 
 def _rectangles(cells: list[tuple], merge: bool) -> tuple[list, list]:
-  """Rectangles and their colours; neighbours in a row that look alike are one, if they are to be merged."""
+  """Rectangles and their colours. If `merge`, equal neighbours in a row become one rectangle."""
   found: list[list] = []
   for column, row, share, color in sorted(cells, key=lambda cell: (cell[1], cell[0])):
     last = found[-1] if found else None

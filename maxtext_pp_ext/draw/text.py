@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A schedule in a terminal: a row per stage, a column per iteration, digits and colours for repeats."""
+"""Draws a schedule in a terminal: a row per stage, a column per iteration, digits and colours for repeats."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _COLORS = (34, 32, 33, 35, 36, 31)
 
 
 def lines(schedule: Schedule, *, stage: int, width: int, color: bool) -> Iterator[str]:
-  """The picture, in parts no wider than `width`: who works on what, forward, and one stage's window both ways."""
+  """The picture, in parts no wider than `width`: all stages in forward, and one stage's window in both directions."""
   yield title(schedule)
-  yield "forward: the repeat that each stage is at, · where it has nothing to do"
+  yield "forward: the repeat that each stage works on; · in a bubble"
   rows = {
       f"stage {s}": [_cell(step.repeat, color) for step in window.forward(schedule, s)] for s in range(schedule.stages)
   }
@@ -25,8 +25,8 @@ def lines(schedule: Schedule, *, stage: int, width: int, color: bool) -> Iterato
     yield ""
     reduced = "; reducing: repeat whose gradient is reduced" if name == "backward" else ""
     yield from textwrap.wrap(
-        f"{name}, window of stage {stage}; arriving: repeat whose pieces are gathered{reduced}; advances: ^ where what "
-        "has arrived takes the slot, and what was in it is released",
+        f"{name}, window of stage {stage}; arriving: repeat whose pieces are gathered{reduced}; advances: ^ where the "
+        "arrived weights move to the slot, and the slot's weights are released",
         width,
     )
     rows = {

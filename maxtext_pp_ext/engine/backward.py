@@ -23,9 +23,9 @@ class BackwardState(NamedTuple):
   """Cotangents of the forward state's activations.
 
   Attributes:
-    dshift, dstore: as `ring.py` lays shift and store out, [S, microbatch, sequence, embed] and [S, M, microbatch,
+    dshift, dstore: laid out like shift and store in `ring.py`, [S, microbatch, sequence, embed] and [S, M, microbatch,
       sequence, embed].
-    dheld: with D = 2 the cotangent of the outputs that the forward held back, like dshift; None with D = 1.
+    dheld: with D = 2 the cotangent of the outputs that forward held back, laid out like dshift; None with D = 1.
   """
 
   dshift: jax.Array
@@ -43,7 +43,7 @@ def backward(
 
   Args:
     pipeline: the pipeline.
-    kept: what forward kept.
+    kept: the residuals that forward kept.
     doutputs: cotangent of the outputs [M, microbatch, sequence, embed].
     dintermediates: cotangents of the intermediates, leaves [T, S, …].
 
@@ -61,8 +61,8 @@ def backward(
     if phase.reduces:
       sums = gradients.reduce(sums, window.buffer, iterations.repeat(t, after=1), piece)
     if phase.advances:
-      # What is reduced goes on while the forward is computed again and the cotangents arrive; what is gathered goes on
-      # from there until each weight's own gradient is computed. Left alone, both would go on at the same time.
+      # The barrier separates two transfers that would otherwise run at the same time. The reduction runs while the
+      # forward is recomputed and the cotangents arrive; the gather follows, until each weight's own gradient is computed.
       dleaving, piece = jax.lax.optimization_barrier((dleaving, piece))
       window = weights.prefetch(window, kept.loaded, before, piece)
     gathered = weights.at(window.slot, kept.loaded, repeat)
@@ -104,17 +104,17 @@ def _iteration(
     weights: Arrays,
     overlapped: Buffer,
 ) -> tuple[BackwardState, Arrays, Buffer]:
-  """One iteration in reverse, from the cotangent of what leaves the stages at its end.
+  """One iteration in reverse, from the cotangent of the activations that leave the stages at its end.
 
   Args:
     pipeline: the pipeline.
-    kept: what forward kept.
+    kept: the residuals that forward kept.
     dintermediates: cotangents of the intermediates, leaves [T, S, …].
     t: iteration.
     state: cotangents after the iteration.
-    dleaving: cotangent of what leaves the stages, [S, microbatch, sequence, embed].
-    weights: of the stages, leaves [S, …].
-    overlapped: for each weight arrays, or None, that are computed at the same time.
+    dleaving: cotangent of the activations that leave the stages, [S, microbatch, sequence, embed].
+    weights: the stages' weights, leaves [S, …].
+    overlapped: for each weight, arrays or None, computed at the same time.
 
   Returns:
     (state, gradients of the stages' weights [F, S, …], `overlapped`, each computed before its weight's gradient).

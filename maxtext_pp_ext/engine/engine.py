@@ -15,10 +15,11 @@ r = ⌊n / M⌋. Each stage keeps its own time, so this is the program of every 
       y → next stage                                 cotangent of x → stage before
                                                    total is reduced → gradient of repeat 0
 
-What crosses device boundaries in an iteration, a piece of a weight, a piece of a gradient and an activation, depends on
-nothing else in it: all of it has the iteration's computation to hide behind. The pieces of a repeat add up to one gather
-in each direction and one reduction. While the last repeat is in work there is nothing to gather (and while the first one
-finished is not yet there, nothing to reduce), so each direction runs a few loops with the same body, less those lines.
+Three things cross device boundaries in an iteration: a piece of a weight, a piece of a gradient and an activation. The
+two pieces depend on nothing else in the iteration, so its computation hides their transfers; with D = 2 it also hides
+that of the activation. The pieces of a repeat add up to one gather in each direction and one reduction. There is nothing
+to gather while a direction's last repeat is in work, and nothing to reduce until backward has finished a repeat. So each
+direction runs a few loops, whose bodies differ only in those lines.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ class Engine:
   """Runs stages over microbatches as a circular pipeline.
 
   Attributes:
-    schedule: who works on what when.
+    schedule: which stage works on which item at which iteration.
     ring: moves the activations.
     weights: fetches the weights and reduces their gradients.
     stages: all stages of one iteration, (weights [S, …], aux [S, …], x [S, microbatch, sequence, embed]) ->
       (y like x, intermediates [S, …]).
-    aux_at: (aux, t) -> the stages' aux of iteration t: what is not differentiated, such as segment ids and random keys.
+    aux_at: (aux, t) -> the stages' aux of iteration t: inputs without gradients, such as segment ids and random keys.
     checkpoint: wraps a stage in `jax.checkpoint`; None keeps all residuals.
-    row_groups: in how many groups of rows layers compute a microbatch, one after the other.
+    row_groups: the number of groups of rows into which layers split a microbatch; they compute one group at a time.
     loop_iterations: run iterations in a compiled loop (True) or unroll them.
     loop_repeats: if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop.
   """

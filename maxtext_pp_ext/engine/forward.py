@@ -16,12 +16,12 @@ PyTree = Any
 
 
 class ForwardState(NamedTuple):
-  """What an iteration reads and replaces.
+  """The state that an iteration reads and replaces.
 
   Attributes:
     shift, store: the ring's buffers, see `ring.py`, [S, microbatch, sequence, embed] and [S, M, microbatch, sequence,
       embed].
-    held: with D = 2 the previous iteration's outputs, on their way, like shift; None with D = 1.
+    held: with D = 2 the previous iteration's outputs, still in transfer, laid out like shift; None with D = 1.
     intermediates: leaves [T, S, …].
     saved: residuals for backward, leaves [T, S, …]; empty if there is no backward.
   """
@@ -43,11 +43,11 @@ def forward(
     loaded: weights to fetch from, leaves [R, S, …].
     aux: pytree for `pipeline.aux_at`.
     inputs: [M, microbatch, sequence, embed].
-    save: whether to keep what backward needs.
+    save: whether to keep the residuals that backward needs.
 
   Returns:
     (outputs [M, microbatch, sequence, embed], intermediates [T, S, …], (the slot of the last repeat, saved residuals
-    [T, S, …])): backward begins with the weights that forward ended with.
+    [T, S, …])). Backward begins with the weights of that slot.
   """
   iterations, schedule, weights = pipeline.iterations, pipeline.schedule, pipeline.weights
 
@@ -81,7 +81,7 @@ def _initial_state(pipeline: TracedPipeline, inputs: jax.Array, *, save: bool) -
 
   def per_iteration(aval):
     zeros = ring.constrain_iterations(jnp.zeros((schedule.iterations, *aval.shape), aval.dtype))
-    # What a remat policy offloads arrives in host memory.
+    # Residuals that a remat policy offloads arrive in host memory.
     return zeros if aval.memory_space == jax.memory.Space.Device else jax.device_put(zeros, aval.memory_space)
 
   return ForwardState(
@@ -103,10 +103,11 @@ def _iteration(
     *,
     save: bool,
 ) -> tuple[ForwardState, Buffer]:
-  """One iteration: (state, `overlapped`, which is computed at the same time, before the outputs leave).
+  """One iteration: (state, `overlapped`, computed while the stages compute, before the outputs leave).
 
-  The compiler's scheduler lays a program out from its end and would have all that is independent of the stages, such as
-  a transfer of weights, go on while the outputs move. Tied to the outputs it goes on while they are computed.
+  The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
+  such as a transfer of weights, while the outputs move. A barrier that ties them to the outputs makes the compiler run
+  them while the stages compute the outputs.
   """
   ring, program = pipeline.ring, pipeline.program
   x, stage_aux = ring.read(t, state.shift, state.store), pipeline.aux_at(aux, t)
@@ -129,7 +130,7 @@ def _iteration(
 
 def _outputs(pipeline: TracedPipeline, state: ForwardState) -> jax.Array:
   ring, store = pipeline.ring, state.store
-  if state.held is not None:  # with D = 2 the last output is still on its way
+  if state.held is not None:  # with D = 2 the last output has still to be transferred
     store = ring.write(pipeline.schedule.iterations, ring.rotate(state.held), store)
   return ring.leave(store)
 

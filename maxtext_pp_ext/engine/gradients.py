@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of the weights' gradients: over the microbatches of a repeat, then over the devices, then in the stored layout.
 
-A gradient that an iteration leaves as a partial sum (see `programs/partial.py`) is added up on each device over the M
-items of a repeat. When a stage has finished a repeat its sum moves on, in the dtype that travels, and is reduced a
-piece per iteration while the stage works on the repeat before. In the same iterations a piece of the weight comes into
-the window's prefetch buffer, of the same shape. So the sum waits in that buffer, and every piece of the weight comes in
-where a piece of the sum has just left. A gradient that comes complete is added to its place in the stored layout at
-once.
+An iteration may leave a gradient as a partial sum (see `programs/partial.py`). Each device adds such gradients up over
+the M items of a repeat. When a stage has finished a repeat, its sum is cast to the compute dtype and reduced, one piece
+per iteration, while the stage works on the repeat before. Each of these iterations also gathers one piece of the weight
+into the window's prefetch buffer, which has the same shape as the sum. So the sum waits in that buffer, and each piece of
+the weight takes the place of the piece of the sum that has just left. A complete gradient is added to its place in the
+stored layout at once.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Sums(NamedTuple):
   """Sums so far.
 
   Attributes:
-    total: of the repeat that each stage is at; only of gradients that come as partial sums. [F, S, …], in the dtype in
-      which microbatches are summed.
-    done: of the repeat that it has finished, like `total` in the dtype that travels; None for what waits in the prefetch
-      buffer.
-    stored: what is complete, leaves [R, S, …] as the parameters are stored.
+    total: sums of the repeat that each stage is at, [F, S, …], in the dtype in which microbatches are summed; only for
+      gradients that are partial sums.
+    done: sums of the repeat that each stage has finished, laid out like `total`, in the compute dtype; None for a sum
+      that waits in the prefetch buffer.
+    stored: complete sums, leaves [R, S, …], laid out as the parameters are stored.
   """
 
   total: Arrays
@@ -56,8 +56,8 @@ class Gradients:
     mesh: the device mesh.
     layouts: one per parameter.
     params: the parameters' shapes and dtypes, [R, S, …].
-    in_buffer: whose finished sums wait in the window's prefetch buffer.
-    pieces: in how many pieces a repeat's sums are reduced.
+    in_buffer: for each parameter, whether its finished sums wait in the window's prefetch buffer.
+    pieces: the number of pieces in which a repeat's sums are reduced.
   """
 
   mesh: Mesh
@@ -68,13 +68,13 @@ class Gradients:
 
   @classmethod
   def of(cls, weights: Weights, params: Arrays, parts: Sequence[int]):
-    """For gradients of those weights, which come in so many parts each; 1 is complete."""
+    """For gradients of `weights`, each in as many `parts` as given; a gradient with 1 part is complete."""
     layouts = [
         each if n > 1 else dataclasses.replace(each, partial_axes=())
         for each, n in zip(weights.layouts, parts, strict=True)
     ]
     types = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in params]
-    # Where pieces overlap, one that comes in would take the place of what has not left.
+    # If pieces overlap, an arriving piece of the weight would overwrite a part of the sum that has not been reduced yet.
     in_buffer = [
         weights.is_prefetched(each) and each.transfer(weights.mesh, w.shape, weights.pieces).moves_once
         for each, w in zip(layouts, types, strict=True)
@@ -90,7 +90,7 @@ class Gradients:
     return bool(self._partial)
 
   def zeros(self) -> Sums:
-    """Before the first item."""
+    """The sums before the first item."""
     total = [self._zeros(i, self.layouts[i].accumulation_dtype) for i in self._partial]
     own = lambda i: None if self.in_buffer[i] or self._repeats == 1 else self._zeros(i, self.layouts[i].compute_dtype)
     done = [own(i) for i in self._partial]
@@ -112,11 +112,11 @@ class Gradients:
     """Adds an iteration's gradients, each [F, S, …].
 
     Args:
-      sums: those so far.
-      gradients: in any float dtype; those of stages that have nothing to do may be anything, NaN included.
+      sums: the sums so far.
+      gradients: in any float dtype; those of idle stages may have any value, NaN included.
       repeat: the repeat that each stage is at.
-      where: the stages that have something to do.
-      first: those that add the first gradient of a repeat: that of its last item, as backward goes.
+      where: the stages that are not idle, bool [S].
+      first: the stages that add the first gradient of a repeat, bool [S]: in backward, the gradient of its last item.
     """
     total, stored = iter(sums.total), list(sums.stored)
     totals, complete = [], []
@@ -151,10 +151,10 @@ class Gradients:
     return per_stage(add, self.mesh, [repeat, where], args, [*stored, *shards], stored)
 
   def finish_repeat(self, sums: Sums, buffer: Buffer, where: jax.Array) -> tuple[Sums, Buffer]:
-    """Puts the totals of stages that have finished a repeat aside, to be reduced: (sums, buffer) with them.
+    """Moves the totals of stages that have finished a repeat to where they wait for reduction: (sums, buffer).
 
     Args:
-      sums: those so far.
+      sums: the sums so far.
       buffer: the window's prefetch buffer, leaves [F, S, …] or None.
       where: the stages that have finished a repeat, bool [S].
     """
@@ -164,7 +164,7 @@ class Gradients:
     def move(where, *arrays):
       half = len(arrays) // 2
       take = lambda total, done: [t.astype(d.dtype) for t, d in zip(total, done, strict=True)]
-      # A condition and not a choice: the sums are copied once per repeat and not at every iteration.
+      # A `cond` instead of a `where` copies the sums once per repeat and not at every iteration.
       return jax.lax.cond(where, take, lambda total, done: done, list(arrays[:half]), list(arrays[half:]))
 
     layouts = [self.layouts[i].by_device for i in self._partial]
@@ -179,22 +179,22 @@ class Gradients:
     return sums._replace(done=done), buffer
 
   def reduce(self, sums: Sums, buffer: Buffer, repeat: jax.Array, piece: jax.Array) -> Sums:
-    """Reduces one piece of what is done into its repeat's place.
+    """Reduces one piece of the finished sums into their repeat's place.
 
     Args:
-      sums: those so far.
+      sums: the sums so far.
       buffer: the window's prefetch buffer, leaves [F, S, …] or None.
       repeat: the repeat that each stage has finished last, int [S].
-      piece: which piece, int [S], 0 … pieces − 1.
+      piece: number of the piece, int [S], 0 … pieces − 1.
     """
     return self._reduce(sums, self._done(sums, buffer), repeat, piece, self.pieces)
 
   def _done(self, sums: Sums, buffer: Buffer) -> Arrays:
     done = [buffer[i] if self.in_buffer[i] else own for i, own in zip(self._partial, sums.done, strict=True)]
-    return cast(Arrays, done)  # with several repeats each waits in one of the two; with one, nobody asks
+    return cast(Arrays, done)  # with several repeats each sum is in one of the two; with one repeat, this is not called
 
   def finish(self, sums: Sums) -> Arrays:
-    """The gradients [R, S, …] in the parameters' dtypes, once repeat 0 is all that is left in `total`."""
+    """The gradients [R, S, …] in the parameters' dtypes, when `total` holds repeat 0 and no other sum is left."""
     zeros = jnp.zeros((self.params[0].shape[1],), jnp.int32)
     summands = [t.astype(self.layouts[i].compute_dtype) for i, t in zip(self._partial, sums.total, strict=True)]
     stored = self._reduce(sums, summands, zeros, zeros, pieces=1).stored
@@ -226,20 +226,20 @@ class Gradients:
 def splits(
     mesh: Mesh, layouts: Sequence[WeightLayout], batch: Sequence[tuple[int, tuple[str, ...]]], row_groups: int = 1
 ) -> list[list[BatchSplit]]:
-  """Into how many parts each weight's gradient is to be left.
+  """For each weight, how to split the batch so that its gradient is left as a partial sum.
 
   Args:
-    mesh: the devices.
-    layouts: of the weights.
+    mesh: the device mesh.
+    layouts: one per weight.
     batch: (size, mesh axes) of the axes of rows and sequence.
-    row_groups: in how many groups of rows layers compute a microbatch.
+    row_groups: the number of groups of rows into which layers split a microbatch.
   """
 
   def of(layout: WeightLayout) -> list[BatchSplit]:
     owned = {a for entry in layout.gathered for a in mesh_axes(entry)}
     parts = [math.prod(mesh.shape[a] for a in axes if a in layout.partial_axes) for _, axes in batch]
-    # Where the weight keeps an axis that shards the batch too (experts), an operation outside of a shard_map sums over
-    # that axis as well, and the compiler has to be free to choose how.
+    # A weight may stay sharded over an axis that also shards the batch (experts). Then an operation outside of a
+    # shard_map also sums over that axis, and the compiler must be free to choose how.
     whole = any(a in owned for _, axes in batch for a in axes)
     groups = [row_groups, *(1 for _ in batch[1:])]
     return [

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a function on every stage by itself: stages are at different items, so each has its own indices."""
+"""Runs a function on each stage separately: stages are at different items, so each has its own indices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maxtext_pp_ext.sharding import constrain
 
 
 class Layout(NamedTuple):
-  """A PartitionSpec and which dimension of the array is that of the stages."""
+  """A PartitionSpec, and the number of the array dimension that numbers the stages."""
 
   spec: P
   stages: int
@@ -30,16 +30,16 @@ def per_stage(
     layouts: Sequence[Layout],
     results: Sequence[Layout],
 ) -> list[jax.Array]:
-  """`fn(*indices, *args)` on each device's arrays, for each stage by itself.
+  """Runs `fn(*indices, *args)` on each device's arrays, for each stage separately.
 
   Args:
-    fn: (arrays of one stage on one device, without the dimension of the stages) -> the same. May communicate over mesh
-      axes other than `stage`.
+    fn: (arrays of one stage on one device, without the stages' dimension) -> the same. May communicate over mesh axes
+      other than `stage`.
     mesh: the device mesh.
     indices: arrays [S], one number for each stage.
-    args: arrays with a dimension of the stages.
-    layouts: those of the arguments.
-    results: those of the results.
+    args: arrays with a stages' dimension.
+    layouts: the layouts of the arguments.
+    results: the layouts of the results.
   """
   stage = layouts[0].spec[layouts[0].stages]
   args, layouts = [*indices, *args], [*(Layout(P(stage), 0) for _ in indices), *layouts]

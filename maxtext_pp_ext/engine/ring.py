@@ -9,7 +9,7 @@ the mesh axis `stage`. Two buffers exist:
   store: [S, M, microbatch, sequence, embed]  only stage 0's part matters. Slot m holds microbatch m whenever it waits
                                               for stage 0: as an input, between two repeats, and as an output.
 
-So the one rotation per iteration carries everything: stage to stage, and from the last stage back to stage 0's store.
+One rotation per iteration carries everything: stage to stage, and from the last stage back to stage 0's store.
 Inputs are gathered before the first iteration and outputs scattered after the last one: M microbatches each way. One
 program runs on every device, so the other stages hold a store too; nothing reads it.
 """
@@ -36,11 +36,11 @@ class Ring:
   """Moves activations for a schedule. All methods are pure.
 
   Attributes:
-    schedule: who works on what when.
-    mesh: device mesh; its `stage` axis has size S, or S = 1 or the axis is absent.
+    schedule: which stage works on which item at which iteration.
+    mesh: device mesh; its `stage` axis has size S or 1, or is absent.
     activation_spec: PartitionSpec of one microbatch [microbatch, sequence, embed].
-    bubble_fill: what a stage computes on in a bubble. Results of bubbles reach neither outputs nor gradients, whatever
-      this is; tests set it to NaN.
+    bubble_fill: the value of a stage's inputs in a bubble. Results of bubbles reach neither outputs nor gradients,
+      whatever the value is; tests set it to NaN.
   """
 
   schedule: Schedule
@@ -70,18 +70,18 @@ class Ring:
     return constrain(x, self.stages_spec, self.mesh)
 
   def _stage_index(self, ndim: int) -> jax.Array:
-    """[S, 1, …]: the number of each stage, to mask an array of this rank."""
+    """[S, 1, …]: the number of each stage, to mask an array of rank `ndim`."""
     return jnp.arange(self.schedule.stages, dtype=jnp.int32).reshape((-1,) + (1,) * (ndim - 1))
 
   def is_bubble(self, t: jax.Array | int, ndim: int) -> jax.Array:
-    """[S, 1, …]: which stages have nothing to do at iteration t."""
+    """[S, 1, …]: whether each stage is idle at iteration t."""
     return self.schedule.is_bubble(t, self._stage_index(ndim))
 
   def _on_stage_axis(self, fn, in_spec: P, out_spec: P, x: jax.Array) -> jax.Array:
     return jax.shard_map(fn, mesh=self.mesh, in_specs=in_spec, out_specs=out_spec, check_vma=False)(x)
 
   def _permute(self, x: jax.Array, step: int) -> jax.Array:
-    """Moves [S, …] around the ring: stage s's part to stage s + step."""
+    """Moves an array [S, …] around the ring: the part of stage s to stage s + step."""
     stages = self.schedule.stages
     if stages == 1:
       return x
@@ -92,7 +92,7 @@ class Ring:
     return self._on_stage_axis(lambda a: jax.lax.ppermute(a, STAGE_AXIS, pairs), spec, spec, x)
 
   def rotate(self, x: jax.Array) -> jax.Array:
-    """Each stage's output to the next stage, the last one's to the first. [S, microbatch, sequence, embed]."""
+    """Moves each stage's output to the next stage, and the last stage's to stage 0. [S, microbatch, sequence, embed]."""
     return self._permute(x, 1)
 
   def rotate_back(self, x: jax.Array) -> jax.Array:
@@ -126,12 +126,12 @@ class Ring:
     return self.constrain(shift), store
 
   def constrain_iterations(self, x: jax.Array) -> jax.Array:
-    """Lays a buffer with a value per iteration, [T, S, …], out over the stages; the rest follows what is written."""
+    """Lays a buffer with a value per iteration, [T, S, …], out over the stages; the compiler lays out the other axes."""
     stage = STAGE_AXIS if self._is_sharded else None
     return constrain(x, P(None, stage, *(P.UNCONSTRAINED,) * (x.ndim - 2)), self.mesh)
 
   def read(self, t: jax.Array | int, shift: jax.Array, store: jax.Array) -> jax.Array:
-    """The stages' inputs at iteration t: stage 0 reads its store, the others what was shifted to them.
+    """The stages' inputs at iteration t: stage 0 reads its store, the other stages read `shift`.
 
     Args:
       t: iteration.
@@ -144,7 +144,7 @@ class Ring:
     return self.constrain(x)
 
   def write(self, t: jax.Array | int, shift: jax.Array, store: jax.Array) -> jax.Array:
-    """Puts what arrived at stage 0 at the end of iteration t into its store slot."""
+    """Puts the activation that arrived at stage 0 at the end of iteration t into its store slot."""
     item = self.schedule.arrival(t)
     slot = item % self.schedule.microbatches
     # Before the first arrival the slots still hold inputs.
@@ -152,9 +152,9 @@ class Ring:
     return jax.lax.dynamic_update_index_in_dim(store, jnp.where(item >= 0, shift, kept), slot, axis=1)
 
   def write_back(self, t: jax.Array | int, dshift: jax.Array, dstore: jax.Array) -> jax.Array:
-    """The transpose of `write` in its first argument: cotangent of the shift that was produced at iteration t.
+    """The transpose of `write` with respect to `shift`: the cotangent of the shift that iteration t produced.
 
-    The slot itself needs no clearing: each value in it is read once, by the `read` whose transpose overwrites it.
+    The slot needs no clearing. Each of its values is read once, and the transpose of that `read` overwrites the slot.
     """
     item = self.schedule.arrival(t)
     slot = jax.lax.dynamic_index_in_dim(dstore, item % self.schedule.microbatches, axis=1, keepdims=False)
@@ -164,7 +164,7 @@ class Ring:
     """The transpose of `read`: (dshift, dstore) from the cotangent of the stages' inputs."""
     slot = t % self.schedule.microbatches
     dshift = jnp.where(self._stage_index(dx.ndim) == 0, jnp.zeros_like(dx), dx)
-    # Stage 0 reads nothing in a bubble: the slot holds an output's cotangent.
+    # In a bubble stage 0 reads nothing, and the slot holds an output's cotangent.
     kept = jax.lax.dynamic_index_in_dim(dstore, slot, axis=1, keepdims=False)
     dx = jnp.where(self.is_bubble(t, dx.ndim), kept, dx)
     dshift = jnp.where(self.is_bubble(t, dx.ndim), jnp.zeros_like(dshift), dshift)

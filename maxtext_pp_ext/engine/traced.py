@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the loops of both directions work with: a pipeline with traced stages, and what forward keeps for backward."""
+"""What the loops of both directions use: a pipeline with traced stages, and the residuals that forward keeps."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Body = Callable[[jax.Array | int, PyTree], PyTree]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Iterations:
-  """Where all stages are at in an iteration, and how iterations are looped over.
+  """The item and repeat of each stage in an iteration, and the loops over iterations.
 
   Attributes:
-    schedule: who works on what when.
+    schedule: which stage works on which item at which iteration.
     compiled: run iterations in a compiled loop (True) or unroll them.
     compiled_repeats: if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop.
   """
@@ -49,12 +49,12 @@ class Iterations:
     return self.schedule.item(t, self.stage_numbers)
 
   def repeat(self, t: jax.Array | int, after: int = 0) -> jax.Array:
-    """The repeat that each stage is at, or that many after it, [S] int32; the nearest there is where there is none."""
+    """The repeat that each stage is at, plus `after`, [S] int32, clipped to [0, R − 1]."""
     repeats = self.schedule.repeat(t, self.stage_numbers) + after
     return jnp.clip(repeats, 0, self.schedule.repeats - 1)
 
   def loop(self, phase: Phase, body: Body, carry: PyTree, *, reverse: bool = False) -> PyTree:
-    """`carry = body(t, carry)` for the iterations of a phase, or from the last of them to the first."""
+    """`carry = body(t, carry)` for the iterations of a phase in ascending order, or descending if `reverse`."""
     first, count = phase.first, phase.count
     if reverse:
       at = lambda k: first + (count - 1 - k)
@@ -63,7 +63,7 @@ class Iterations:
     step = lambda k, carry: body(at(k), carry)
     if self.compiled:
       return _loop(count, step, carry, compiled=True)
-    # Unrolled, and if repeats are to be looped over, then only as many iterations as a repeat has.
+    # With a compiled loop over repeats, only the iterations of one repeat are unrolled.
     per_repeat = self.schedule.microbatches
     repeats, rest = divmod(count, per_repeat) if self.compiled_repeats else (0, count)
     in_repeat = lambda r, carry: _loop(
@@ -85,11 +85,11 @@ class TracedPipeline:
   """A pipeline whose stages are traced.
 
   Attributes:
-    iterations: where stages are at, and how iterations are looped over.
+    iterations: the item and repeat of each stage, and the loops over iterations.
     ring: moves the activations.
     weights: fetches the weights.
     program: all stages of one iteration.
-    aux_at: what stages read in an iteration and nothing differentiates.
+    aux_at: (aux, t) -> the stages' inputs of iteration t that have no gradients.
   """
 
   iterations: Iterations
@@ -100,23 +100,23 @@ class TracedPipeline:
 
   @property
   def schedule(self) -> Schedule:
-    """Who works on what when."""
+    """Which stage works on which item at which iteration."""
     return self.iterations.schedule
 
   def gradients(self, params: Arrays) -> Gradients:
-    """What adds up the gradients of these parameters, [R, S, …]."""
+    """The `Gradients` of these parameters, [R, S, …]."""
     return Gradients.of(self.weights, params, self.program.gradients.parts)
 
 
 class Residuals(NamedTuple):
-  """What forward keeps for backward.
+  """The residuals that forward keeps for backward.
 
   Attributes:
     loaded: weights to fetch from, leaves [R, S, …] (`Weights.keep`).
     params: the parameters, leaves [R, S, …], for the types of their gradients.
     aux: pytree for `aux_at`.
     slot: the gathered weights of the last repeat, leaves [S, …]; empty without slots. Backward begins with them.
-    saved: what stages save in each iteration, leaves [T, S, …].
+    saved: the residuals that stages save in each iteration, leaves [T, S, …].
   """
 
   loaded: Arrays

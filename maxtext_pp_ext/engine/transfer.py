@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A weight's way from its shards to its gathered form and its gradient's way back, in pieces.
+"""All-gathers of a weight's shards and reduce-scatters of its gradient, in pieces.
 
-While a stage works on one repeat, M iterations pass. In each of them one of M pieces of another repeat is gathered, or
-reduced and scattered, while the stage computes. Everything here acts on the local arrays of one stage on one device,
-inside a `shard_map`.
+A stage works on one repeat for M iterations. In each of them one of M pieces of another repeat is gathered, or reduced
+and scattered, while the stage computes. Everything here acts on the local arrays of one stage on one device, inside a
+`shard_map`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# The shape of a TPU tile of 16-bit values: pieces of such sizes are copied without shifting rows or columns.
+# The shape of a TPU tile of 16-bit values. Pieces whose sizes are multiples of it are copied without shifting rows or
+# columns.
 _TILE = (16, 128)
-# By which share all pieces together may be larger than the whole, if they are copied more easily for it.
+# The share by which all pieces together may exceed the whole, if that makes them easier to copy.
 _SLACK = 1 / 16
 
 
 class Cut(NamedTuple):
-  """Pieces along one dimension of the shard. If they do not divide it, the last one overlaps the one before."""
+  """Pieces along one dimension of the shard. If they do not divide it evenly, the last one overlaps the one before."""
 
   dim: int
   size: int
@@ -32,12 +33,12 @@ class Cut(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-  """How one weight moves.
+  """How one weight is transferred.
 
   Attributes:
     axes: for each dimension the mesh axes over which it is sharded and has to be gathered.
-    shard: shape of a device's shard of one stage, [a, b, …]; gathered it is [A, B, …].
-    pieces: into how many pieces it is cut.
+    shard: shape of a device's shard of one stage, [a, b, …]; the gathered shape is [A, B, …].
+    pieces: the number of pieces into which the shard is cut.
   """
 
   axes: tuple[tuple[str, ...], ...]
@@ -46,7 +47,7 @@ class Transfer:
 
   @functools.cached_property
   def cut(self) -> Cut | None:
-    """The dimension that wastes least and is copied most easily; None for a scalar, which always moves whole."""
+    """The cut that wastes least and is easiest to copy; None for a scalar, which is always transferred whole."""
 
     def cost(dim: int) -> tuple:
       size = self._piece_size(dim)
@@ -63,7 +64,7 @@ class Transfer:
 
   @property
   def moves_once(self) -> bool:
-    """Whether pieces do not overlap, so that nothing is moved twice."""
+    """Whether pieces do not overlap, so that each element is transferred once."""
     return self.cut is not None and self.cut.size * self.pieces == self.shard[self.cut.dim]
 
   def _piece_size(self, dim: int) -> int:
@@ -73,13 +74,16 @@ class Transfer:
     return bool(self.axes[dim])
 
   def gather(self, stored: jax.Array, repeat: jax.Array, slot: jax.Array, piece: jax.Array) -> jax.Array:
-    """Puts one piece of a repeat, gathered, into a slot, in the slot's dtype.
+    """Gathers one piece of a repeat into a slot, in the slot's dtype.
 
     Args:
       stored: shards of all repeats, [R, a, b, …].
-      repeat: which one.
-      slot: what is gathered of the weight so far, [A, B, …].
-      piece: which piece, 0 … pieces − 1.
+      repeat: number of the repeat.
+      slot: the pieces of the weight that have been gathered so far, [A, B, …].
+      piece: number of the piece, 0 … pieces − 1.
+
+    Returns:
+      The slot with the piece, [A, B, …].
     """
     if self.cut is None:
       return jax.lax.dynamic_index_in_dim(stored, repeat, keepdims=False).astype(slot.dtype)
@@ -106,14 +110,17 @@ class Transfer:
       repeat: jax.Array,
       piece: jax.Array,
   ) -> jax.Array:
-    """Adds one piece of a gradient up over devices and puts each device's shard of it into a repeat's place.
+    """Adds one piece of a gradient up over devices and puts each device's shard of the sum into a repeat's place.
 
     Args:
-      summand: this device's, [A, B, …].
-      sum_over: the mesh axes whose devices hold summands; over the others they hold the same.
+      summand: this device's summand, [A, B, …].
+      sum_over: the mesh axes along which devices hold different summands; along the other axes they hold equal ones.
       stored: shards of all repeats, [R, a, b, …].
-      repeat: which one.
-      piece: which piece, 0 … pieces − 1.
+      repeat: number of the repeat.
+      piece: number of the piece, 0 … pieces − 1.
+
+    Returns:
+      `stored` with the piece, [R, a, b, …].
     """
     first: jax.Array | int = 0
     part = summand
@@ -147,7 +154,7 @@ class Transfer:
 
 
 def _scatter(x: jax.Array, axes: tuple[str, ...], dim: int, sum_over: Collection[str], *, tiled: bool) -> jax.Array:
-  """This device's share of a dimension: of the sum over those axes that hold summands, of the value over the others."""
+  """This device's part of a dimension of `x`, which is summed over those of the axes that are in `sum_over`."""
   summed = tuple(a for a in axes if a in sum_over)
   if summed == axes:
     return jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=tiled)

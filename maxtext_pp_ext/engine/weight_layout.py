@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How one parameter is laid out: as it is stored, as a stage computes with it, and where its gradient is summed."""
+"""The layouts of one parameter: as it is stored, as a stage computes with it, and as its gradient is summed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 
 class Combination(NamedTuple):
-  """How the gradients that a weight gets from several microbatches become one.
+  """How the gradients of a weight from several microbatches are combined.
 
   Attributes:
-    add: (a, b) -> both, elementwise, associative and commutative.
-    nothing: the value that adds nothing; what accumulators begin with and what a bubble contributes.
+    add: (a, b) -> their combination, elementwise, associative and commutative.
+    nothing: the neutral value of `add`; accumulators begin with it and bubbles contribute it.
   """
 
   add: Callable[[jax.Array, jax.Array], jax.Array]
@@ -33,9 +33,9 @@ class Combination(NamedTuple):
 
 
 SUM = Combination(jnp.add, 0.0)
-# For state whose "gradient" is its next value, found from the largest element of an activation: the next value for all
-# microbatches together is the largest of theirs. (Flax's fp8 scales and amax histories; its own dtype for them, fm32,
-# adds so.)
+# For state whose "gradient" is its next value, computed from the largest element of an activation: Flax's fp8 scales and
+# amax histories. The next value for all microbatches is the largest of theirs; Flax's dtype for such state, fm32, also
+# adds by taking the maximum.
 MAX = Combination(jnp.maximum, -math.inf)
 
 
@@ -44,13 +44,14 @@ class WeightLayout:
   """Layouts and dtypes of one parameter [R, S, …]. Specs are those of one repeat, [S, …].
 
   Attributes:
-    sharded: PartitionSpec as stored; in an entry of several mesh axes, those to be gathered come last.
-    gathered: PartitionSpec as a stage computes with it.
+    sharded: PartitionSpec of the stored parameter; in an entry of several mesh axes, those to be gathered come last.
+    gathered: PartitionSpec of the parameter as a stage computes with it.
     partial_axes: mesh axes over which an iteration's gradient is left as a partial sum, with one part per device along a
-      leading axis (see `programs/partial.py`); empty if it is complete.
-    compute_dtype: dtype in which it is gathered and handed to the stage.
-    accumulation_dtype: dtype in which its gradient is summed over the microbatches of a repeat.
-    combine: what takes the place of that sum. Other than SUM there are no partial sums: `partial_axes` must be empty.
+      leading axis (see `programs/partial.py`); empty if the gradient is complete.
+    compute_dtype: dtype in which the parameter is gathered and passed to the stage.
+    accumulation_dtype: dtype in which the gradient is summed over the microbatches of a repeat.
+    combine: how gradients of microbatches are combined. Anything but SUM has no partial sums: `partial_axes` must be
+      empty.
   """
 
   sharded: P
@@ -62,27 +63,27 @@ class WeightLayout:
 
   @property
   def gathered_axes(self) -> tuple[tuple[str, ...], ...]:
-    """For each dimension but the stages' the mesh axes over which the weight is gathered."""
+    """For each dimension except the stages', the mesh axes over which the weight is gathered."""
     pairs = zip(self.sharded[1:], self.gathered[1:], strict=True)
     return tuple(tuple(a for a in mesh_axes(all_) if a not in mesh_axes(kept)) for all_, kept in pairs)
 
   @property
   def needs_gather(self) -> bool:
-    """Whether there is anything to gather."""
+    """Whether the weight has to be gathered over any mesh axis."""
     return any(self.gathered_axes)
 
   @property
   def by_device(self) -> Layout:
-    """[F, S, …]: like `gathered`, but with a part of its own on each of the F devices along `partial_axes`."""
+    """[F, S, …]: like `gathered`, but with a separate part on each of the F devices along `partial_axes`."""
     return Layout(P(self.partial_axes, *self.gathered), 1)
 
   def by_device_like(self, mesh: Mesh, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """Zeros laid out `by_device` for a weight of the shape [S, …]."""
+    """Zeros [F, S, …] in the layout `by_device`, for a weight of the shape [S, …]."""
     parts = math.prod(mesh.shape[a] for a in self.partial_axes)
     return constrain(jnp.zeros((parts, *shape), dtype), self.by_device.spec, mesh)
 
   def transfer(self, mesh: Mesh, shape: tuple[int, ...], pieces: int) -> Transfer:
-    """How a parameter of this shape, [R, S, …], moves in so many pieces."""
+    """How a parameter of this shape, [R, S, …], is transferred in `pieces` pieces."""
     sizes = zip(shape[2:], self.sharded[1:], strict=True)
     shard = tuple(size // math.prod(mesh.shape[a] for a in mesh_axes(entry)) for size, entry in sizes)
     return Transfer(axes=self.gathered_axes, shard=shard, pieces=pieces)

@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The weights that stages compute with: gathered, kept and replaced as a residency says.
+"""The weights that stages compute with. A residency determines when they are gathered, kept and replaced.
 
-With the residency `repeat`, weights are in a window of two buffers that slides over the repeats, on each stage in its own
-time. A stage computes with `slot` while its next repeat is prefetched into `buffer`, a piece per iteration; when the
-repeat begins, the buffer becomes the slot. No stage waits for a gather and none holds a third repeat.
+With the residency `repeat`, each stage has a window of two buffers that slides over its repeats. The stage computes with
+`slot` while its next repeat is prefetched into `buffer`, one piece per iteration. When that repeat begins, the buffer
+becomes the slot. No stage waits for a gather, and no stage holds a third repeat.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Window(NamedTuple):
   """Gathered weights.
 
   Attributes:
-    slot: what the stages compute with, leaves [S, …], in the dtypes that they compute in.
-    buffer: the prefetch buffer, what becomes the slot next, leaves [F, S, …] laid out `by_device`; None for weights that
-      need not be gathered. Once a weight has come, its F parts are the same. Where it has not, they may be anything: in
-      backward summands of a gradient wait there for their reduction (see `Gradients`).
+    slot: the weights that the stages compute with, leaves [S, …], in their compute dtypes.
+    buffer: the prefetch buffer, which becomes the slot next, leaves [F, S, …] in the layout `by_device`; None for weights
+      that need not be gathered. The F parts of a weight are equal once all its pieces have arrived. Before, they may hold
+      any values: in backward, summands of a gradient wait there for their reduction (see `Gradients`).
   """
 
   slot: Arrays
@@ -41,15 +41,15 @@ class Window(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights:
-  """The weights of the repeat that each stage is at, as a residency says.
+  """The weights of the repeat that each stage is at, for any residency.
 
   Indices such as `repeat` are arrays [S]: each stage has its own.
 
   Attributes:
-    residency: how long gathered weights stay.
+    residency: how long gathered weights are kept.
     mesh: the device mesh.
     layouts: one per parameter.
-    pieces: in how many pieces a repeat's weights come.
+    pieces: the number of pieces in which a repeat's weights are gathered.
   """
 
   residency: Residency
@@ -59,17 +59,17 @@ class Weights:
 
   @property
   def has_slots(self) -> bool:
-    """Whether weights stay from one iteration to the next."""
+    """Whether gathered weights are kept from one iteration to the next."""
     return self.residency.has_slots
 
   def load(self, params: Arrays) -> Arrays:
-    """What slots are filled from, leaves [R, S, …]. Gathers here if weights stay gathered for the whole step.
+    """The weights that slots are filled from, leaves [R, S, …]. Gathers them if they stay gathered for the whole step.
 
     Args:
       params: leaves [R, S, …], in the dtypes in which they are stored.
 
     Returns:
-      Sharded as they are stored and in the same dtypes; or gathered, in the dtypes in which stages compute.
+      The parameters, either sharded as they are stored and in the same dtypes, or gathered and in the compute dtypes.
     """
     if not self.residency.gathers_first:
       return [constrain(w, P(None, *each.sharded), self.mesh) for each, w in self._with_layouts(params)]
@@ -79,9 +79,10 @@ class Weights:
     ]
 
   def keep(self, params: Arrays, loaded: Arrays) -> Arrays:
-    """What backward fills slots from, leaves [R, S, …]: what is gathered if that stays for the step, else the parameters.
+    """The weights that backward fills slots from, leaves [R, S, …].
 
-    Where `load` changes the order of shards, backward does so again, and nothing of it is held in between.
+    These are the gathered weights if they stay gathered for the whole step, and otherwise the parameters. Where `load`
+    changes the order of shards, backward changes it again, so that no copy is held in between.
     """
     return loaded if self.residency.gathers_first else params
 
@@ -100,15 +101,15 @@ class Weights:
     return Window(slot, [empty(each, w) for each, w in self._with_layouts(slot)])
 
   def at(self, slot: Arrays, loaded: Arrays, repeat: jax.Array) -> Arrays:
-    """The weights of an iteration, gathered, leaves [S, …], in the dtypes in which stages compute.
+    """The gathered weights of an iteration, leaves [S, …], in the compute dtypes.
 
     Args:
       slot: leaves [S, …]; empty without slots.
-      loaded: what `load` or `keep` returned, leaves [R, S, …].
+      loaded: the result of `load` or `keep`, leaves [R, S, …].
       repeat: the repeat that each stage is at, int [S].
     """
     if self.has_slots:
-      # Pinned at each use, so that a loop carries them as they are used, and not in a layout of the compiler's choice.
+      # Constrained at each use, so that a loop carries them in this layout and not in one of the compiler's choice.
       return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(slot)]
     own = lambda repeat, *stored: [jax.lax.dynamic_index_in_dim(w, repeat, keepdims=False) for w in stored]
     results = [Layout(each.sharded, 0) for each in self.layouts]
@@ -120,10 +121,10 @@ class Weights:
     """Gathers one piece of a repeat into the prefetch buffer.
 
     Args:
-      window: the weights so far.
-      loaded: what `load` or `keep` returned, leaves [R, S, …].
-      repeat: the repeat that each stage comes to next, int [S].
-      piece: which piece, int [S], 0 … pieces − 1.
+      window: the window so far.
+      loaded: the result of `load` or `keep`, leaves [R, S, …].
+      repeat: the repeat that each stage works on next, int [S].
+      piece: number of the piece, int [S], 0 … pieces − 1.
     """
     prefetched = [i for i, w in enumerate(window.buffer) if w is not None]
     if not prefetched:
@@ -144,13 +145,13 @@ class Weights:
     return window._replace(buffer=buffer)
 
   def advance(self, window: Window, loaded: Arrays, repeat: jax.Array, where: jax.Array) -> Window:
-    """Goes over to a repeat, which is in the prefetch buffer: it takes the slot.
+    """Replaces the slot by the prefetch buffer, which holds the weights of the next repeat.
 
     Args:
-      window: the weights so far.
-      loaded: what `load` or `keep` returned, leaves [R, S, …]; weights that are not prefetched are taken from it.
-      repeat: the repeat that each stage comes to, int [S].
-      where: on which stages, bool [S].
+      window: the window so far.
+      loaded: the result of `load` or `keep`, leaves [R, S, …]; weights that are not prefetched are taken from it.
+      repeat: the repeat that each stage works on next, int [S].
+      where: the stages whose slot is replaced, bool [S].
     """
     if not self.has_slots:
       return window
@@ -171,20 +172,20 @@ class Weights:
         ]
         return [w.astype(slot.dtype) for w, slot in zip(own, old, strict=True)]
 
-      # A condition and not a choice: the slot is copied once per repeat and not at every iteration.
+      # A `cond` instead of a `where` copies the slot once per repeat and not at every iteration.
       return jax.lax.cond(where, take, lambda new, old: old, new, old)
 
     args = [*sources, *window.slot]
     return window._replace(slot=per_stage(replace, self.mesh, [where, repeat], args, [*layouts, *slots], slots))
 
   def is_prefetched(self, layout: WeightLayout) -> bool:
-    """Whether a weight comes into the prefetch buffer, in pieces, before it goes into the slot."""
+    """Whether a weight is gathered into the prefetch buffer, in pieces, before it moves to the slot."""
     return self.residency.prefetches and layout.needs_gather
 
   def _with_layouts(self, arrays: Arrays):
     return zip(self.layouts, arrays, strict=True)
 
   def _loaded(self, stages: int) -> list[Layout]:
-    """How `load` lays weights out, with `stages` dimensions before that of the stages."""
+    """The layouts in which `load` returns weights, with `stages` dimensions before that of the stages."""
     spec = lambda layout: layout.gathered if self.residency.gathers_first else layout.sharded
     return [Layout(P(*(None,) * stages, *spec(each)), stages) for each in self.layouts]

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The NNX module behind every circular `pipeline_impl`; subclasses name a residency."""
+"""The base class of every circular `pipeline_impl`; subclasses name a residency."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class CircularPipelineBase(nnx.Module):
   """Circular pipeline over a stack of decoder layers.
 
   Holds the layers stacked as `[repeat, stage, …]` (`[stage, …]` with one repeat) under `layers`, with the tree paths
-  and logical axis names of MaxText's own pipeline, so that checkpoints are interchangeable. Called like one decoder
+  and logical axis names of MaxText's own pipeline, so that checkpoints are interchangeable. It is called like one decoder
   layer. The computation is in `engine`; this class maps config and modules to it.
 
   Attributes:
-    residency: how long gathered weights stay, named by the subclass.
-    schedule_class: who works on what when.
+    residency: how long gathered weights are kept, named by the subclass.
+    schedule_class: class of the schedule: which stage works on which item at which iteration.
     shards_automatically: tells `host.replacements.stage_modules` to build layers for automatic sharding, also in a model
-      with explicit sharding: layouts within the pipeline are ours and the compiler's matter.
-    bubble_fill: what stages compute on in bubbles; see `Ring`.
+      with explicit sharding: this package and the compiler choose the layouts within the pipeline.
+    bubble_fill: the value of a stage's inputs in a bubble; see `Ring`.
     layers: the stacked stages.
   """
 
@@ -90,7 +90,7 @@ class CircularPipelineBase(nnx.Module):
     self.layers = self._stack(stage_factory, rngs)
     if any(_names_layouts(node) for _, node in nnx.iter_graph(self.layers)):
       raise NotImplementedError(
-          "shard_mode=explicit: the layers of a stage are built for explicit sharding, and would name layouts where the"
+          "shard_mode=explicit: the layers of a stage are built for explicit sharding. They would name layouts where the"
           " pipeline shards automatically. Build them with a config that has shard_mode=auto, or set shard_mode=auto."
       )
 
@@ -130,7 +130,7 @@ class CircularPipelineBase(nnx.Module):
       inputs: activations [batch, sequence, embed].
       segment_ids: [batch, sequence] int, or None.
       positions: [batch, sequence] int, or None.
-      deterministic: no dropout.
+      deterministic: whether dropout is off.
       model_mode: must be `train`; a pipeline keeps no decoding state.
       logical_partition_spec: ignored; layouts come from the parameters' own metadata.
 
@@ -138,7 +138,8 @@ class CircularPipelineBase(nnx.Module):
       Activations [batch, sequence, embed].
 
     Raises:
-      NotImplementedError: for another model mode, or state that the stages would have to carry.
+      NotImplementedError: for another model mode, ids of another rank, or state that a pipeline cannot carry.
+      TypeError: if `deterministic` is no Python bool.
       ValueError: if the batch is not divisible by the microbatches.
     """
     del logical_partition_spec
@@ -178,11 +179,11 @@ class CircularPipelineBase(nnx.Module):
     return x.reshape((microbatches, x.shape[0] // microbatches) + x.shape[1:])
 
   def _ids(self, x: jax.Array | None, name: str) -> jax.Array | None:
-    """[batch, sequence] -> [M, microbatch, sequence], laid out so that every stage has those of every microbatch."""
+    """[batch, sequence] -> [M, microbatch, sequence], laid out so that every stage has the ids of every microbatch."""
     if x is None:
       return None
     if x.ndim != 2:
-      raise NotImplementedError(f"A pipeline takes {name} of the shape [batch, sequence], got {list(x.shape)}.")
+      raise NotImplementedError(f"A pipeline takes {name} of the shape [batch, sequence], but got {list(x.shape)}.")
     mesh = automatic(self.mesh)
     spec = resolve(ACTIVATION_AXES[:2], mesh, self._rules)
     return constrain(self._split_batch(x, name), P(None, *spec), mesh)
@@ -209,20 +210,20 @@ class CircularPipelineBase(nnx.Module):
         checkpoint=self._checkpoint(),
         row_groups=self.config.batch_split_factor if self.config.use_batch_split_schedule else 1,
         loop_iterations=self.config.scan_pipeline_iterations,
-        # As in the host, one key suffices to keep all iterations of all repeats out of the program text.
+        # As in the host, either key suffices to loop over repeats instead of unrolling them.
         loop_repeats=self.config.scan_pipeline_iterations or self.config.scan_pipeline_repeats,
     )
 
   def _checkpoint(self) -> Callable | None:
-    """Wraps one iteration's stages as the host wraps its iterations; None if the config says not to."""
+    """Wraps one iteration's stages as the host wraps its iterations; None if the config switches that off."""
     if not self.config.set_remat_policy_on_pipeline_iterations:
       return None
-    # Unrolled, forward and backward share a computation, in which the compiler would merge them again.
+    # Unrolled, forward and backward are in one computation, where the compiler would merge what backward recomputes.
     prevent_cse = not self.config.scan_pipeline_iterations
     return lambda fn: jax.checkpoint(fn, policy=self._policy(), prevent_cse=prevent_cse)
 
   def _policy(self) -> Any:
-    """What an iteration keeps for backward: the host's policy, and always the stages' inputs."""
+    """The remat policy of an iteration: the host's. Unless that is custom, the stages' inputs are also saved."""
     if self.config.remat_policy == "custom":
       return self.remat_policy
     inputs = jax.checkpoint_policies.save_only_these_names("iteration_input", "decoder_layer_input")
@@ -239,18 +240,18 @@ class CircularPipelineBase(nnx.Module):
     layouts = []
     weights = zip(stage.weight_axes, stage.weights, stage.overwritten, computes_in, strict=True)
     for axes, weight, overwritten, compute_dtype in weights:
-      # Without annotation a weight is replicated over all but its stages. As in a PartitionSpec, names may be missing at
-      # the end: MaxText's scans within a layer name their axis of a weight whose own axes have no names.
+      # A weight without annotation is replicated over all axes but its stages. As in a PartitionSpec, names may be
+      # missing at the end: MaxText's scans within a layer name their axis even if the weight's own axes have no names.
       axes = axes or STAGE_AXES
       axes = (*axes, *(None,) * (weight.ndim - len(axes)))
-      # Those names also come out of order then, and one more axis goes by the stages' name.
+      # Such names are also out of order, and one more axis has the stages' name.
       within = gathered_spec(P(*resolve(axes, self.mesh, rules)[2:]), None, ("stage",))
       stored = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *within)
       stored = divisible_spec(stored, weight.shape[1:], self.mesh)
       gathered = gathered_spec(stored, axes[1:], data_axes)
       stored = gathered_last(stored, gathered)
       kept = {a for entry in gathered for a in mesh_axes(entry)}
-      # Gathered at each use, a weight's gradient is also complete at each use. A next value is no sum.
+      # If a weight is gathered at each use, its gradient is completed at each use. A next value is no sum.
       partial = self.residency.has_slots and not overwritten
       layouts.append(
           WeightLayout(
@@ -265,7 +266,7 @@ class CircularPipelineBase(nnx.Module):
     return layouts
 
   def _compute_dtypes(self, stage: StageModule, aux: Any, inputs: jax.Array) -> list[jnp.dtype]:
-    """The dtype in which each weight is gathered, by `pipeline_gather_dtype`; what is overwritten keeps its own."""
+    """The dtype in which each weight is gathered, by `pipeline_gather_dtype`; overwritten state keeps its dtype."""
     choice = self.config.pipeline_gather_dtype
     own = [w.dtype for w in stage.weights]
     if choice == "weight":
@@ -286,9 +287,9 @@ class CircularPipelineBase(nnx.Module):
 
 
 def _save_also(names: Callable, policy: Callable) -> Callable:
-  """`policy`, but what the policy `names` saves is saved.
+  """A policy that saves what the policy `names` saves, and otherwise follows `policy`.
 
-  `jax.checkpoint_policies.save_from_both_policies`, which the host uses here, refuses policies that offload.
+  The host uses `jax.checkpoint_policies.save_from_both_policies` here, which refuses policies that offload.
   """
   return lambda *args, **params: names(*args, **params) or policy(*args, **params)
 
@@ -299,10 +300,10 @@ def _names_layouts(node: Any) -> bool:
 
 
 def _with_one_annotation(params: nnx.State) -> nnx.State:
-  """The parameters without an older annotation of their axes.
+  """The parameters without the older annotation of their axes, `sharding_names`.
 
-  Blocks that scan over layers themselves (Qwen3-Next's) leave `sharding_names` beside `out_sharding`, and `nnx.vmap` adds
-  the stages' name to the latter only. Flax takes the former where it makes a moment of a parameter, which would be
+  Blocks that scan over layers themselves (Qwen3-Next's) have both `sharding_names` and `out_sharding`, and `nnx.vmap`
+  adds the stages' name to `out_sharding` only. Flax lays optimizer moments out by `sharding_names`, so they would be
   sharded over the wrong axes (MaxText 0.2.5, flax 0.12.12; MaxText's own pipeline fails, too).
   """
 
@@ -320,6 +321,6 @@ def _split_keys(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Rngs:
   streams = {}
   for path, key in jax.tree_util.tree_leaves_with_path(nnx.state(rngs, nnx.RngState)):
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
-      key = jax.random.key(key)  # a stream's counter, which the host turns into a key too
+      key = jax.random.key(key)  # a stream's counter; the host also turns it into a key
     streams[getattr(path[0], "key", str(path[0]))] = jax.random.split(key, math.prod(shape)).reshape(shape + key.shape)
   return nnx.Rngs(**streams)

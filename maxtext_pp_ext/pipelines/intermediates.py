@@ -1,11 +1,11 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What layers sow while they run, from pipeline iterations back to layers.
+"""Maps values that layers sow from pipeline iterations back to layers.
 
-An unpipelined decoder sows one value per layer and batch. A pipeline sees the batch as M microbatches, so each layer
-sows M values. They are combined by the meaning that their name has in MaxText (`host.models.sown`), to what the layer
-would sow for the whole batch. A name that is not listed keeps a microbatch axis, so that nothing is averaged that must
-not be.
+An unpipelined decoder sows one value per layer and batch. A pipeline splits the batch into M microbatches, so each layer
+sows M values. They are combined into the value that the layer would sow for the whole batch, by the meaning of their name
+in MaxText (`host.models.sown`). Values with an unlisted name keep a microbatch axis, so that no value is averaged by
+mistake.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def per_layer(intermediates: PyTree, schedule: Schedule) -> PyTree:
     schedule: the pipeline's schedule.
 
   Returns:
-    Leaves [R, S, …], or [R, S, M, …] for names without a rule; the repeat axis is left out where there is one repeat,
-    as in the parameters.
+    Leaves [R, S, …], or [R, S, M, …] for names without a rule. As in the parameters, there is no repeat axis if R = 1.
   """
 
   values = per_microbatch(intermediates, schedule)
@@ -49,21 +48,21 @@ def per_layer(intermediates: PyTree, schedule: Schedule) -> PyTree:
 
 
 def deviation(deviations: jax.Array, means: jax.Array | None, axis: int) -> jax.Array:
-  """The standard deviation of equally large parts together: √(mean of variances + variance of means).
+  """The standard deviation of the union of equally large parts: √(mean of variances + variance of means).
 
   Args:
-    deviations: of the parts, without Bessel's correction.
-    means: of the parts.
-    axis: on which parts stand.
+    deviations: the parts' standard deviations, without Bessel's correction.
+    means: the parts' means; None if there are none.
+    axis: the axis of the parts.
 
   Raises:
-    NotImplementedError: there are no such means.
+    NotImplementedError: there are no means, or they have another shape than the deviations.
   """
   if means is None or means.shape != deviations.shape:
     raise NotImplementedError(
-        f"A pipelined stage sows {DEVIATION} of a microbatch without {MEAN} of the same values beside it, both of which"
-        f" make {DEVIATION} of the batch. Sow {MEAN}, too, or {DEVIATION} under another name, which keeps an axis of"
-        " microbatches."
+        f"A pipelined stage sows {DEVIATION} of a microbatch without {MEAN} of the same values. Both are needed to"
+        f" compute {DEVIATION} of the batch. Sow {MEAN}, too, or sow {DEVIATION} under another name, whose values keep a"
+        " microbatch axis."
     )
   wide = lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32))
   variance = jnp.mean(jnp.square(wide(deviations)), axis=axis) + jnp.var(wide(means), axis=axis)
@@ -71,12 +70,13 @@ def deviation(deviations: jax.Array, means: jax.Array | None, axis: int) -> jax.
 
 
 def put_before(layers: nnx.Module, earlier: nnx.State, appends: Mapping[tuple, bool]) -> None:
-  """Gives stacked layers what calls before the last one have left in them, as if they had held it during that call.
+  """Restores values of earlier calls in stacked layers, as if the layers had held them during the last call.
 
   Args:
-    layers: the stacked stages, with what the last call has left.
-    earlier: what was popped from them before that call.
-    appends: by path, whether that call appends to it; False: it overwrites it. Other paths are those it leaves alone.
+    layers: the stacked stages, with the values that the last call has sown.
+    earlier: the values that were popped from the stages before that call.
+    appends: by path, True if that call appends to the earlier value and False if it overwrites it. Paths that the call
+      does not sow are missing.
   """
   last = dict(nnx.to_flat_state(nnx.state(layers, SOWN)))
   kept = {}
@@ -85,7 +85,7 @@ def put_before(layers: nnx.Module, earlier: nnx.State, appends: Mapping[tuple, b
       kept[path] = variable
     elif appends[path]:
       kept[path] = variable.replace((*variable.get_value(), *last[path].get_value()))
-  nnx.pop(layers, lambda path, _: path in kept)  # an update would want as many values as before
+  nnx.pop(layers, lambda path, _: path in kept)  # nnx.update requires the same number of values as before
   nnx.update(layers, nnx.from_flat_state(list(kept.items())))
 
 
@@ -97,12 +97,12 @@ def per_microbatch(values: PyTree, schedule: Schedule) -> PyTree:
 
 
 def _name(path: tuple) -> str:
-  """The name a value was sown under: the last string of its path (what follows are a tuple's index or `value`)."""
+  """The name under which a value was sown: the last string of its path, before a tuple's index or `value`."""
   keys = [k.key for k in path if isinstance(k, jax.tree_util.DictKey) and isinstance(k.key, str)]
   return keys[-1] if keys else ""
 
 
 def _renamed(path: tuple, name: str) -> tuple:
-  """The path of what was sown beside, under another name."""
+  """The path of a value that the same module sows under another name."""
   last = max(i for i, k in enumerate(path) if isinstance(k, jax.tree_util.DictKey) and isinstance(k.key, str))
   return (*path[:last], jax.tree_util.DictKey(name), *path[last + 1 :])

@@ -25,23 +25,23 @@ PyTree = Any
 
 # State whose "gradient" is its next value, such as the scales and histories of Flax's fp8 operations.
 Overwritten = nnx.variable_type_from_name(OVERWRITE_WITH_GRADIENT, allow_register=True)
-# What a training step differentiates.
+# The state that a training step differentiates.
 Differentiated = nnx.Any(nnx.Param, Overwritten)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageModule:
-  """The state of stacked stages `[repeat, stage, …]`, taken apart, and the function of one stage.
+  """The state of stacked stages `[repeat, stage, …]` as lists of arrays, and the function of one stage.
 
   Attributes:
     schedule: the pipeline's schedule.
     graphdef: structure of one stage's module.
-    weights: differentiated arrays, leaves [R, S, …] (a repeat axis is added where there is one repeat).
+    weights: differentiated arrays, leaves [R, S, …] (with a repeat axis also if R = 1).
     weight_axes: logical axes of each weight, or None.
-    overwritten: whether each weight is overwritten with its gradient instead of stepped along it.
-    weight_structure: puts weights back into the module's state.
+    overwritten: whether a training step overwrites each weight with its gradient instead of stepping along it.
+    weight_structure: tree structure of the weights' state.
     rest: random keys as raw data, other random state, and state that no call changes, leaves [R, S, …].
-    rest_structure: puts them back.
+    rest_structure: tree structure of their state.
     is_key: which of `rest` are random keys.
     call: the stage's call, (module, x, segment_ids, positions) -> output.
   """
@@ -59,10 +59,10 @@ class StageModule:
 
   @classmethod
   def of(cls, layers: nnx.Module, schedule: Schedule, *, deterministic: bool, model_mode: str) -> StageModule:
-    """Takes a stacked module apart, from which what an earlier call has sown has been popped.
+    """Splits a stacked module from which all values that an earlier call has sown were popped.
 
     Raises:
-      NotImplementedError: if a stage has state other than parameters, random streams, and what no call changes.
+      NotImplementedError: if a stage has state other than parameters, random streams, and state that no call changes.
     """
     graphdef, params, rest = nnx.split(layers, Differentiated, ...)  # type: ignore[misc]  # flax says one state or more
     is_variable = lambda x: isinstance(x, nnx.Variable)
@@ -98,7 +98,7 @@ class StageModule:
     )
 
   def aux(self, segment_ids: jax.Array | None, positions: jax.Array | None) -> PyTree:
-    """What stages read and nothing differentiates. Segment ids and positions are [M, microbatch, sequence] or None."""
+    """The stages' inputs without gradients. Segment ids and positions are int [M, microbatch, sequence] or None."""
     return {"rest": self.rest, "segment_ids": segment_ids, "positions": positions}
 
   def aux_at(self, aux: PyTree, t: jax.Array | int) -> PyTree:
@@ -135,11 +135,11 @@ class StageModule:
     sow_counts(module)
     x = checkpoint_name(x, "iteration_input")
     out = self.call(module, x, aux["segment_ids"], aux["positions"])
-    # MaxText's layers return (activations, what a scan over layers would stack).
+    # MaxText's layers return (activations, the values that a scan over layers would stack).
     y = out[0] if isinstance(out, tuple) else out
     if y.shape != x.shape or y.dtype != x.dtype:
       raise NotImplementedError(
-          f"A pipelined stage must keep the shape and dtype of its input {x.dtype}{list(x.shape)}, it returned"
+          f"A pipelined stage must keep the shape and dtype of its input {x.dtype}{list(x.shape)}, but it returned"
           f" {y.dtype}{list(y.shape)}."
       )
     intermediates = nnx.pop(module, SOWN)
@@ -147,24 +147,25 @@ class StageModule:
       if path not in known and not isinstance(variable, nnx.RngState):
         raise NotImplementedError(
             f"A pipelined stage makes the state variable {'/'.join(map(str, path))} of type {type(variable).__name__}"
-            " when it is called; circular pipelines return what is sown as nnx.Intermediate only."
+            " when it is called; circular pipelines return values only if they are sown as nnx.Intermediate."
         )
-    # Without those of modules that a layer makes anew in each call, as MoE layers do with AQT.
+    # Counters of modules that a layer makes anew in each call, as MoE layers do with AQT, are left out.
     counts = dict(jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount)))
     return y, (intermediates, [counts[path] for path in counters])
 
   def appends(self, earlier: nnx.State, aux: PyTree, x: jax.Array) -> dict[tuple, bool]:
-    """Whether a call appends to what an earlier one has left, as `sow` does by default, or overwrites it, by path.
+    """By path, whether a call appends to the value of an earlier call, as `sow` does by default, or overwrites it.
 
-    Stages start without it. What they would do is seen from shapes, if they find values with one more axis.
+    The pipeline runs stages without the earlier values. So this method traces a stage that holds values with one more
+    axis, and reads off the shapes of the results what the call does with them.
 
     Args:
-      earlier: what the stacked module holds of earlier calls.
-      aux: as `aux` returns it.
+      earlier: the values of earlier calls that the stacked module holds.
+      aux: the result of `aux`.
       x: inputs of a microbatch, [microbatch, sequence, embed].
 
     Raises:
-      NotImplementedError: the layers make something else of it, by a `reduce_fn` of their own.
+      NotImplementedError: the layers combine the values in another way, by their own `reduce_fn`.
     """
     weights, aux = [w[0, 0] for w in self.weights], jax.tree.map(lambda leaf: leaf[0], self.aux_at(aux, 0))
     sown = lambda earlier: self._one_stage(weights, aux, x, earlier)[1][0]
@@ -186,18 +187,18 @@ class StageModule:
     return appended
 
   def per_layer(self, sown: PyTree) -> tuple[PyTree, list[jax.Array]]:
-    """Intermediates of each layer, and its random counters after one call, from what the engine returns.
+    """Intermediates of each layer, and its random counters after one call, from the engine's results.
 
     Args:
       sown: (intermediates, random counters), leaves [T, S, …].
     """
     intermediates, counts = sown
-    # Every microbatch starts from the same counters; its key tells it apart.
+    # Every microbatch starts from the same counters; its random numbers differ by its key.
     counts = [c[:, :, 0] for c in per_microbatch(counts, self.schedule)]
     return per_layer(intermediates, self.schedule), [c if self.schedule.repeats > 1 else c[0] for c in counts]
 
   def store_back(self, layers: nnx.Module, intermediates: PyTree, counts: list[jax.Array]) -> None:
-    """Leaves the results of `per_layer` in the stacked module."""
+    """Stores the results of `per_layer` in the stacked module."""
     if jax.tree.leaves(intermediates):
       nnx.update(layers, intermediates)
     if counts:
@@ -206,23 +207,24 @@ class StageModule:
 
 
 _OTHER_REDUCTION = (
-    "A pipelined stage is called again while it holds {} of an earlier call, and what it makes of both is neither the one"
-    " after the other, as nnx's sow does by default, nor the later one. Take what a call leaves before the next one:"
+    "A pipelined stage is called again while it holds {} of an earlier call. It neither appends the new values, as nnx's"
+    " sow does by default, nor overwrites the earlier ones. Pop the values of a call before the next one:"
     " nnx.pop(model, nnx.Intermediate)."
 )
 
 
 def _keys_of_microbatch(data: jax.Array, microbatch: jax.Array) -> jax.Array:
-  """The random keys of a microbatch in a layer, made of the layer's own.
+  """The random keys of a microbatch in a layer, derived from the layer's keys.
 
-  They are keys of threefry, whatever the layer's own are. MaxText's trainers ask for `unsafe_rbg` (0.2.5), which draws
-  for all keys of a `vmap` from the first, and under `xla_tpu_spmd_rng_bit_generator_unsafe` something else for another
-  layout. Stages are such a `vmap`: in bubbles the first stage's key is one that has been used. And backward, which draws
-  again, may have another layout than forward.
+  They are threefry keys, whatever the implementation of the layer's keys is. MaxText's trainers use `unsafe_rbg` (0.2.5).
+  That implementation draws the numbers for all keys of a `vmap` from the first key, and under
+  `xla_tpu_spmd_rng_bit_generator_unsafe` it draws other numbers in another layout. Stages are such a `vmap`: in a bubble
+  of the first stage, all stages would draw from a key that has been used before. Backward draws the numbers again, and
+  may have another layout than forward.
 
   Args:
     data: raw keys of any implementation, uint32 [..., words].
-    microbatch: its number.
+    microbatch: the microbatch's number.
 
   Returns:
     Keys [...].

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Who works on what when: integer arithmetic, no JAX."""
+"""Which stage works on which item at which iteration: integer arithmetic, no JAX."""
 
 from maxtext_pp_ext.schedule.circular import CircularSchedule
 from maxtext_pp_ext.schedule.interface import Phase, Schedule

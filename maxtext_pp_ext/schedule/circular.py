@@ -4,8 +4,8 @@
 
 Symbols, used everywhere in this package: S stages, M microbatches, R repeats, D forwarding delay, t iteration.
 
-All microbatches of a repeat enter the pipeline before the next repeat begins, so a weight is needed in one run of
-consecutive iterations only, and at any iteration the stages use at most two successive repeats. See Lamy-Poirier,
+All microbatches of a repeat enter the pipeline before the next repeat begins. So a weight is needed in one run of
+consecutive iterations only, and the stages use at most two successive repeats at any iteration. See Lamy-Poirier,
 "Breadth-First Pipeline Parallelism" (2022), https://arxiv.org/abs/2211.05953.
 """
 
@@ -29,14 +29,15 @@ class CircularSchedule:
   at iteration `n + D·s`. The last stage's result of repeat r is the first stage's input of repeat r + 1, M iterations
   after that microbatch entered repeat r, so M ≥ D·S must hold.
 
-  Each stage works through the items in order, so it is at repeat r for M iterations, from `r·M + D·s` on; at any time the
-  stages are at two successive repeats at most. Stage s idles in the first D·s iterations, and in the last D·(S − 1 − s).
+  Each stage works through the items in order, so it is at repeat r for M iterations, from `r·M + D·s` on. At any time the
+  stages are at two successive repeats at most. Stage s is idle in the first D·s iterations, and in the last
+  D·(S − 1 − s).
 
   Attributes:
     stages: S ≥ 1, number of pipeline stages.
     microbatches: M, a multiple of S and at least D·S.
     repeats: R ≥ 1, how often a microbatch passes through the ring of stages.
-    delay: D, iterations from a stage's output to its use by the next stage; 2 hides the transfer behind compute.
+    delay: D, 1 or 2, iterations from a stage's output to its use by the next stage; with 2, compute hides the transfer.
 
   Raises:
     ValueError: if a value is out of range, naming it and what to set.
@@ -68,7 +69,7 @@ class CircularSchedule:
 
   @classmethod
   def of_config(cls, config: Any) -> CircularSchedule:
-    """The schedule of a config that has MaxText's keys of pipelines, with the values that MaxText derives."""
+    """The schedule of a config with MaxText's pipeline keys and the values that MaxText derives."""
     return cls(
         stages=config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism,
         microbatches=config.num_pipeline_microbatches,
@@ -78,12 +79,12 @@ class CircularSchedule:
 
   @property
   def items(self) -> int:
-    """M·R: what each stage has to work on."""
+    """M·R: the number of items that each stage works on."""
     return self.microbatches * self.repeats
 
   @property
   def bubble_iterations(self) -> int:
-    """D·(S − 1): iterations that a stage idles; the length of the warm-up and of the drain."""
+    """D·(S − 1): the iterations in which a stage is idle; also the length of the warm-up and of the drain."""
     return self.delay * (self.stages - 1)
 
   @property
@@ -93,24 +94,24 @@ class CircularSchedule:
 
   @property
   def bubble_fraction(self) -> float:
-    """D·(S − 1) / T: the share of a stage's iterations that is idle."""
+    """D·(S − 1) / T: the share of the iterations in which a stage is idle, 0 … 1."""
     return self.bubble_iterations / self.iterations
 
   def item(self, t: Int, s: Int) -> Int:
-    """The item that stage s works on at iteration t; outside [0, M·R) it is a bubble."""
+    """The item that stage s works on at iteration t; outside [0, M·R) in a bubble."""
     return t - self.delay * s
 
   def is_bubble(self, t: Int, s: Int) -> Int:
-    """Whether stage s has nothing to do at iteration t."""
+    """Whether stage s is idle at iteration t."""
     n = self.item(t, s)
     return (n < 0) | (n >= self.items)
 
   def microbatch(self, t: Int, s: Int) -> Int:
-    """The microbatch of stage s at iteration t, in [0, M) also where it is a bubble."""
+    """The microbatch of stage s at iteration t; in [0, M) also in a bubble."""
     return self.item(t, s) % self.microbatches
 
   def repeat(self, t: Int, s: Int) -> Int:
-    """The repeat of stage s at iteration t; −1 or R where it is a bubble."""
+    """The repeat of stage s at iteration t; −1 or R in a bubble."""
     return self.item(t, s) // self.microbatches
 
   def begins_repeat(self, item: Int) -> Int:
@@ -126,26 +127,26 @@ class CircularSchedule:
     return t - self.delay * self.stages + 1
 
   def iteration(self, repeat: Int, microbatch: Int, s: Int) -> Int:
-    """When stage s works on a microbatch in a repeat: r·M + m + D·s."""
+    """The iteration at which stage s works on microbatch m in repeat r: r·M + m + D·s."""
     return repeat * self.microbatches + microbatch + self.delay * s
 
   def forward_phases(self, *, advances: bool) -> list[Phase]:
-    """All iterations in the order in which forward goes through them.
+    """All iterations in the order in which forward runs them.
 
-    In the last M, every stage is at the last repeat or after it: there is none to go over to.
+    In the last M iterations, every stage is at the last repeat or after it, so no stage advances to another repeat.
 
     Args:
-      advances: whether stages keep weights, so that they have to go over from those of a repeat to those of the next.
+      advances: whether stages keep weights, which they have to replace by those of the next repeat.
     """
     advancing = self.iterations - self.microbatches if advances and self.repeats > 1 else 0
     bounds = sorted({0, advancing, self.iterations})
     return [Phase(first=low, count=high - low, advances=high <= advancing) for low, high in itertools.pairwise(bounds)]
 
   def backward_phases(self, *, advances: bool, reduces: bool) -> list[Phase]:
-    """All iterations in the order in which backward goes through them, from the last one on.
+    """All iterations in the order in which backward runs them, from the last to the first.
 
-    In the first M, every stage is at repeat 0 or before it: there is none to go over to. In the last M, every stage is at
-    the last repeat or after it: none has been finished yet, whose sums could wait.
+    In the first M iterations, every stage is at repeat 0 or before it, so no stage advances to another repeat. In the
+    last M, every stage is at the last repeat or after it: no repeat is finished yet, so no sums wait for reduction.
 
     Args:
       advances: whether stages keep weights or sums of gradients of a repeat.

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine, the pipelines, the pictures and the formulas of costs ask of a schedule."""
+"""The interface of a schedule, for the engine, the pipelines, the pictures and the cost formulas."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Int = Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phase:
-  """Iterations that follow each other and in which the same happens.
+  """Successive iterations that run the same program.
 
-  Where nothing is to be done, `advances` and `reduces` cost transfers and change no result; with one repeat both must be
+  If `advances` or `reduces` is True without need, it costs transfers and changes no result. With one repeat both must be
   False.
 
   Attributes:
-    first: the first of them; backward, which goes through them in reverse, ends with it.
-    count: how many there are, at least 1.
-    advances: whether stages go over to another repeat in or after them, so that its weights have to be fetched, and the
-      sums of gradients of the repeat that a stage leaves have to be put aside.
-    reduces: whether sums of gradients that were put aside may wait for their reduction.
+    first: the first iteration of the phase. Backward runs the phase in reverse, so it ends with this iteration.
+    count: number of iterations, at least 1.
+    advances: whether stages advance to another repeat in or after the phase: its weights have to be fetched, and the
+      sums of gradients of the repeat that a stage leaves have to be set aside.
+    reduces: whether sums of gradients that were set aside may wait for reduction.
   """
 
   first: int
@@ -33,15 +33,15 @@ class Phase:
 
 
 class Schedule(Protocol):
-  """An order in which each stage works through its M·R items, one in an iteration. S stages, iterations 0 … T − 1.
+  """An order in which each stage works through its M·R items, one per iteration. S stages, iterations 0 … T − 1.
 
   All arithmetic is on integers of any type, elementwise; `s` is a stage's number, 0 … S − 1, and `t` an iteration.
-  `CircularSchedule` is one, and says what its methods return.
+  `CircularSchedule` is an example.
   """
 
   @classmethod
   def of_config(cls, config: Any) -> Schedule:
-    """The schedule of a config that has MaxText's keys of pipelines, with the values that MaxText derives."""
+    """The schedule of a config with MaxText's pipeline keys and the values that MaxText derives."""
 
   @property
   def stages(self) -> int:
@@ -65,22 +65,22 @@ class Schedule(Protocol):
 
   @property
   def bubble_fraction(self) -> float:
-    """The share of a stage's iterations in which it is idle, 0 … 1."""
+    """The share of the iterations in which a stage is idle, 0 … 1."""
 
   def item(self, t: Int, s: Int) -> Int:
-    """The item that stage s is at; outside [0, M·R) it is a bubble."""
+    """The item that stage s works on; outside [0, M·R) in a bubble."""
 
   def is_bubble(self, t: Int, s: Int) -> Int:
     """Whether stage s is idle."""
 
   def microbatch(self, t: Int, s: Int) -> Int:
-    """The microbatch that stage s is at, in [0, M) also where it is idle."""
+    """The microbatch that stage s works on; in [0, M) also in a bubble."""
 
   def repeat(self, t: Int, s: Int) -> Int:
-    """The repeat that stage s is at; outside [0, R) where it is idle."""
+    """The repeat that stage s works on; outside [0, R) in a bubble."""
 
   def iteration(self, repeat: Int, microbatch: Int, s: Int) -> Int:
-    """When stage s works on a microbatch in a repeat: the one iteration at which it is at both and not idle."""
+    """The iteration at which stage s works on a microbatch in a repeat. There is exactly one."""
 
   def begins_repeat(self, item: Int) -> Int:
     """Whether an item is the first of its repeat."""
@@ -89,10 +89,10 @@ class Schedule(Protocol):
     """Whether an item is the last of its repeat."""
 
   def arrival(self, t: Int) -> Int:
-    """The item whose output has come from the last stage back to stage 0 at the end of iteration t."""
+    """The item whose output has arrived at stage 0, from the last stage, at the end of iteration t."""
 
   def forward_phases(self, *, advances: bool) -> list[Phase]:
-    """All iterations in the order in which forward goes through them."""
+    """All iterations in the order in which forward runs them."""
 
   def backward_phases(self, *, advances: bool, reduces: bool) -> list[Phase]:
-    """All iterations in the order in which backward goes through them, from the last one on."""
+    """All iterations in the order in which backward runs them, from the last to the first."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How long gathered weights stay: the only thing in which the circular pipelines differ.
+"""How long gathered weights are kept: the only difference between the circular pipelines.
 
 | residency   | gathers per weight and step          | gathered weights held      |
 |-------------|--------------------------------------|----------------------------|
@@ -17,11 +17,11 @@ import enum
 class Residency(enum.Enum):
   """When a weight is gathered over the data-like mesh axes.
 
-  The rest of the package asks for what stands in the columns, and for no residency by its name.
+  The rest of the package reads these attributes and never compares residencies by name.
 
   Attributes:
-    has_slots: whether a stage keeps gathered weights from one iteration to the next. The gradients of the microbatches of
-      a repeat are then summed on each device before they are reduced; otherwise each is reduced at once.
+    has_slots: whether a stage keeps gathered weights from one iteration to the next. If so, each device sums the
+      gradients of a repeat's microbatches before they are reduced; otherwise each gradient is reduced at once.
     gathers_first: whether the weights of all repeats are gathered before the first iteration, and kept for backward.
   """
 

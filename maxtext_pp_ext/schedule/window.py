@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the Buffer Sliding Window of a stage holds at each iteration, and what comes into it and leaves it.
+"""The contents of a stage's Buffer Sliding Window at each iteration, and the pieces that enter and leave it.
 
-The arithmetic of `engine.engine`'s pseudo-code, for pictures of it and tests: with a slot for the repeat in work, and a
-prefetch buffer in which the next repeat arrives, in as many pieces as a repeat has microbatches.
+This is the arithmetic of `engine.engine`'s pseudo-code, for pictures and tests. The window has a slot for the repeat in
+work, and a prefetch buffer in which the next repeat arrives, in as many pieces as a repeat has microbatches.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Step:
     iteration: t.
     repeat: the repeat in work; None in a bubble.
     microbatch: the microbatch in work; None in a bubble.
-    slot: whose weights the slot has.
-    arriving: the repeat of which a piece is gathered into the prefetch buffer; None if none is.
-    reducing: the repeat of whose gradient a piece is reduced; None in forward.
-    piece: which piece of both; None if there is none.
-    advances: whether the prefetch buffer becomes the slot afterwards, which frees the slot's weights.
+    slot: the repeat whose weights are in the slot.
+    arriving: the repeat from which a piece is gathered into the prefetch buffer; None if no piece is gathered.
+    reducing: the repeat from whose gradient a piece is reduced; None if no piece is reduced, as always in forward.
+    piece: number of the piece, for both; None if there is no piece.
+    advances: whether the prefetch buffer becomes the slot after this iteration, which frees the slot's weights.
   """
 
   iteration: int
@@ -39,12 +39,12 @@ class Step:
 
 
 def forward(schedule: Schedule, stage: int) -> list[Step]:
-  """A stage's iterations forward, 0 … T − 1. Repeat 0 is gathered before them."""
+  """A stage's iterations in forward, 0 … T − 1. Repeat 0 is gathered before the first."""
   return [_step(schedule, t, stage, backward=False) for t in range(schedule.iterations)]
 
 
 def backward(schedule: Schedule, stage: int) -> list[Step]:
-  """A stage's iterations backward, T − 1 … 0. It begins with the last repeat, which forward has left in the slot."""
+  """A stage's iterations in backward, T − 1 … 0. It begins with the last repeat, which forward left in the slot."""
   return [_step(schedule, t, stage, backward=True) for t in reversed(range(schedule.iterations))]
 
 

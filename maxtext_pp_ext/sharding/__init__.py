@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Logical axes to mesh axes to NamedSharding, for Flax NNX. Imports neither MaxText nor the rest of this package."""
+"""Maps logical axes to mesh axes to NamedSharding, for Flax NNX. Imports neither MaxText nor the rest of this package."""
 
 from maxtext_pp_ext.sharding.conflicts import Conflict, conflicts, Kind, ShardingConflictError, ShardingConflictWarning
 from maxtext_pp_ext.sharding.constrain import constrain, divisible_spec

@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What of an annotation's intent a resolution lost, and what would resolve it.
+"""Finds the parts of annotations that a resolution did not follow, and suggests remedies.
 
-Rules that cannot all be followed are resolved without a word, in Flax as in MaxText. Most of that is intended: a rule for
-a mesh axis that has one device, or a rule with another one behind it for when it does not fit. A conflict is what nobody
-has said anything about.
+Flax and MaxText resolve rules that cannot all be followed silently. Most of these cases are intended: a mesh axis has one
+device, or a later rule for the same name covers the case in which the earlier one does not fit. A conflict is a case that
+no rule covers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_ARRAYS = 20  # in the text of one conflict; `conflicts` of an error has al
 
 
 class Kind(enum.Enum):
-  """What is in conflict."""
+  """The kinds of conflicts."""
 
   TAKEN = "two dimensions want the same mesh axis"
   MISSING = "a rule for a mesh axis that the mesh lacks"
@@ -42,13 +42,13 @@ class Conflict:
   """One conflict of one array.
 
   Attributes:
-    kind: which of the six.
-    path: the array's path, "" if it has none.
-    names: its logical axes.
-    shape: its shape, None if unknown.
-    rules: the rules in play, in order.
-    problem: what is wrong, and what became of it.
-    remedy: what would resolve it.
+    kind: one of the six kinds.
+    path: the array's path; "" if it has none.
+    names: the array's logical axes.
+    shape: the array's shape; None if unknown.
+    rules: the rules involved, in order.
+    problem: the conflict and its effect.
+    remedy: what would resolve the conflict.
   """
 
   kind: Kind
@@ -68,7 +68,7 @@ class Conflict:
 
 
 class ShardingConflictError(ValueError):
-  """Conflicts of `on_conflict="error"`; the message has all of them, each with every array that has it."""
+  """Conflicts of `on_conflict="error"`; the message lists each conflict with its arrays, `conflicts` has all of them."""
 
   def __init__(self, conflicts: Sequence[Conflict]):
     self.conflicts = tuple(conflicts)
@@ -83,11 +83,11 @@ class ShardingConflictWarning(UserWarning):
 
 
 def settle(conflicts: Iterable[Conflict], on_conflict: OnConflict) -> None:
-  """Raises, warns or lets be, as the caller of a function has chosen with its `on_conflict`.
+  """Raises, warns or does nothing about conflicts, as `on_conflict` says.
 
   Raises:
     ShardingConflictError: with "error", if there are conflicts.
-    ValueError: `on_conflict` is none of the three.
+    ValueError: `on_conflict` is not "fallback", "warn" or "error".
   """
   if on_conflict not in ON_CONFLICT:
     raise ValueError(f"on_conflict={on_conflict!r} must be one of {', '.join(map(repr, ON_CONFLICT))}.")
@@ -146,17 +146,17 @@ def _without_rule(resolution: Resolution, dimension: Dimension) -> Iterator[_Fou
   if not isinstance(name, str) or dimension.rule or dimension.passed:
     return
   alike = difflib.get_close_matches(name, {rule.name for rule in resolution.rules}, n=1)
-  meant = f"Is {alike[0]!r} meant? Otherwise" if alike else "Either"
+  meant = f"Did you mean {alike[0]!r}? Otherwise" if alike else "Either"
   yield (
       Kind.UNKNOWN,
       (),
-      f"no rule is for {name!r}, which is replicated",
+      f"there is no rule for {name!r}, so it is replicated",
       f"{meant} add the rule ({name!r}, None) to replicate it, or one for the mesh axis to shard it over.",
   )
 
 
 def _taken(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
-  """Only a dimension that no rule binds: one more rule behind the one that does not fit is how to say what then."""
+  """Reports only a dimension that no rule binds: a later rule that binds the dimension would cover the case."""
   if dimension.rule or not isinstance(dimension.name, str):
     return
   sizes = resolution.mesh_shape
@@ -178,7 +178,7 @@ def _taken(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
       Kind.TAKEN,
       (*(d.rule for d in held if d.rule), *rules),
       f"{problem}, so {_and(rules)} was passed over, and {dimension.name!r} is not sharded over {lost!r}",
-      f"Behind it, add {_suggested(resolution, dimension)}, or take the common axis out of one of the rules.",
+      f"After it, add {_suggested(resolution, dimension)}, or remove the common axis from one of the rules.",
   )
 
 
@@ -190,7 +190,7 @@ def _missing(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
         Kind.MISSING,
         (dimension.rule,) if dimension.rule else (),
         f"{where} names {_and(missing)}, which the mesh ({', '.join(resolution.mesh_shape)}) does not have",
-        f"Add {_and(missing)} to the mesh, or take it out of the rule.",
+        f"Add {_and(missing)} to the mesh, or remove it from the rule.",
     )
 
 
@@ -213,11 +213,11 @@ def _indivisible(resolution: Resolution, dimension: Dimension) -> Iterator[_Foun
 
 
 def _shadowed(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
-  """A rule whose mesh axes include all those of an earlier one: where they are free, the earlier one has bound."""
+  """Reports a rule whose mesh axes include all those of an earlier rule: if they are free, the earlier rule applies."""
   rules = [passed.rule for passed in dimension.passed] + ([dimension.rule] if dimension.rule else [])
   rules.sort(key=lambda rule: (not rule.own, rule.index))
   for i, rule in enumerate(rules):
-    # A variable's own rules are there to come before those of the context.
+    # A variable's own rules are meant to override those of the context.
     earlier = next((r for r in rules[:i] if r.own == rule.own and set(r.axes) <= set(rule.axes)), None)
     if earlier:
       yield (
@@ -251,7 +251,7 @@ def _and(items: Iterable[Any]) -> str:
 
 
 def by_problem(found: Iterable[Conflict]) -> dict[tuple[Kind, str, str], list[str]]:
-  """Every conflict once, as (kind, problem, remedy), with the arrays that have it."""
+  """Each distinct conflict, as (kind, problem, remedy), with the arrays that have it."""
   groups: dict[tuple[Kind, str, str], list[str]] = {}
   for conflict in found:
     groups.setdefault((conflict.kind, conflict.problem, conflict.remedy), []).append(conflict.array)
@@ -259,7 +259,7 @@ def by_problem(found: Iterable[Conflict]) -> dict[tuple[Kind, str, str], list[st
 
 
 def conflicts_text(found: Sequence[Conflict]) -> str:
-  """Every conflict once, with the arrays that have it, or the first of many."""
+  """Each distinct conflict, with the arrays that have it, or the first `_MOST_ARRAYS` and the number of others."""
   groups = by_problem(found)
   lines = [f"{len(groups)} sharding conflict{'s' if len(groups) > 1 else ''}:"]
   for (kind, problem, remedy), arrays in groups.items():

@@ -16,7 +16,7 @@ from maxtext_pp_ext.sharding.resolve import divisible, mesh_axes, spec_entry
 def divisible_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
   """`spec` without the mesh axes that do not divide their dimension; the array is replicated over those.
 
-  Of a compound entry the axes are tried in order, and those that fit are kept.
+  The axes of a compound entry are tried in order, and those that fit are kept.
   """
   padded = tuple(spec) + (None,) * (len(shape) - len(spec))
   return P(

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose variables are born sharded, and batches that come sharded."""
+"""Creates models with sharded variables, and places batches sharded on devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from maxtext_pp_ext.sharding.variables import named_shardings, PyTree, unwrap
 
 
 def abstract_state(init_fn: Callable[[], Any]) -> tuple[Any, nnx.State]:
-  """The graph definition of what `init_fn` makes, and its state with ShapeDtypeStructs for values."""
+  """The graph definition of the result of `init_fn`, and its state with ShapeDtypeStructs for values."""
   # With logical names for annotations, only `named_shardings` knows how to shard a variable.
   with nnx.use_eager_sharding(False):
     return nnx.split(nnx.eval_shape(init_fn))
@@ -34,13 +34,13 @@ def create_sharded(
   """Makes a model with each variable sharded from the start: no device ever holds more than its own part.
 
   Args:
-    init_fn: makes the model, or a tuple of a model and its `nnx.Optimizer`, from nothing. It is traced, twice.
+    init_fn: makes the model, or a tuple of a model and its `nnx.Optimizer`, without arguments. It is traced twice.
     mesh: the device mesh.
     rules: (logical name, mesh axes) pairs; None for those of the context.
     on_conflict: "fallback", "warn" or "error"; see `conflicts`.
 
   Returns:
-    What `init_fn` returns, laid out as `named_shardings` says. Optimizer state is laid out as its parameters.
+    The result of `init_fn`, laid out by `named_shardings`. Optimizer state is laid out like its parameters.
 
   Raises:
     ShardingConflictError: with on_conflict="error", before anything is compiled.
@@ -54,25 +54,25 @@ def create_sharded(
 def creation(
     init_fn: Callable[[], Any], mesh: Mesh, shardings: PyTree, which: Callable[[nnx.State], nnx.State] = lambda s: s
 ) -> Callable[[], nnx.State]:
-  """The jitted function that makes the state of `create_sharded`, or `which` part of it; the mesh has to be set."""
+  """The jitted function that makes the state of `create_sharded`, or the part `which` selects; the mesh must be set."""
 
   def make() -> nnx.State:
     with nnx.use_eager_sharding(False):
       return which(nnx.state(init_fn()))
 
-  # With shardings in types, an initializer that names none would make the whole array on each device.
+  # With explicit mesh axes, an initializer that names no sharding would make the whole array on each device.
   make = run_automatic(make, mesh, jax.tree.map(lambda sharding: sharding.spec, shardings))
   return jax.jit(make, out_shardings=shardings)
 
 
 def _whole_shape(shape: Sequence[int], spec: P, mesh: Mesh) -> tuple[int, ...]:
-  """The shape of an array of which this process's devices hold a part of this shape."""
+  """The shape of the whole array if this process's devices hold a part of the shape `shape`."""
   return tuple(size * _parts(mesh, mesh_axes(entry)) for size, entry in itertools.zip_longest(shape, spec))
 
 
 @functools.lru_cache(maxsize=64)
 def _parts(mesh: Mesh, axes: tuple[str, ...]) -> int:
-  """Into how many equal parts processes divide what is sharded over these axes."""
+  """The number of equal parts into which processes divide a dimension that is sharded over these axes."""
   process_of = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
   if jax.process_index() not in process_of:
     raise ValueError(
@@ -85,8 +85,9 @@ def _parts(mesh: Mesh, axes: tuple[str, ...]) -> int:
     held = ", ".join(f"process {i} {np.flatnonzero(blocks).tolist()}" for i, blocks in blocks_of.items())
     name = " and ".join(axes)
     raise ValueError(
-        f"Of the blocks into which {name} cuts a batch, processes hold neither the same nor equally many others: {held}."
-        f" The mesh is {dict(mesh.shape)}; give {name} another size, or another place in mesh_axes."
+        f"{name} cuts a batch into blocks. Two processes must hold either the same blocks or equally many different ones,"
+        f" but they hold: {held}. The mesh is {dict(mesh.shape)}. Give {name} another size, or another place in"
+        " mesh_axes."
     )
   return len(parts)
 
@@ -102,14 +103,14 @@ def shard_batch(
   """Puts a batch from this process's memory onto the devices.
 
   Args:
-    batch: arrays [batch, …]. With several processes each gives the part that its devices hold: its own rows, and where
-      a mesh axis that does not shard the batch is across processes, the same rows as the others along it. That these
-      are the same is not checked.
+    batch: arrays [batch, …]. With several processes, each passes the part that its devices hold. Processes along a mesh
+      axis that does not shard the batch must pass the same rows; this is not checked.
     mesh: the device mesh.
-    axes: logical names of the first dimensions, such as ("batch", "length"); an array takes as many as it has.
+    axes: logical names of the first dimensions, such as ("batch", "length"). An array with fewer dimensions uses the
+      first names.
     rules: (logical name, mesh axes) pairs; None for those of the context.
-    on_conflict: "error", "warn" or "fallback"; unlike a parameter, a batch that cannot be sharded is an error unless
-      said otherwise, and always with several processes.
+    on_conflict: "error", "warn" or "fallback". Unlike for parameters, the default is "error"; with several processes,
+      it is always "error".
 
   Returns:
     The batch as jax.Arrays over the mesh.
@@ -130,7 +131,7 @@ def shard_batch(
   found = jax.tree_util.tree_map_with_path(resolutions, batch)
   is_leaf = lambda x: isinstance(x, tuple) and len(x) == 3 and hasattr(x[1], "spec")
   leaves = jax.tree.leaves(found, is_leaf=is_leaf)
-  # What is not sharded would be taken for the same in all processes.
+  # Several processes: JAX would assume that an array that is not sharded is the same in all of them.
   on_conflict = "error" if several else on_conflict
   settle((c for path, how, _ in leaves for c in conflicts(how, f"batch/{path}" if path else "batch")), on_conflict)
   place = lambda how, x: jax.make_array_from_process_local_data(NamedSharding(mesh, how.spec), np.asarray(x))

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Shows how a model is sharded, by which rules, and what replication costs."""
+"""Shows how a model is sharded, by which rules, and how much memory replication costs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Row:
   """One array of the model.
 
   Attributes:
-    layout: where it is, and why.
-    devices: how many devices the mesh has.
+    layout: the array's layout, and the reasons for it.
+    devices: number of devices of the mesh.
   """
 
   layout: Layout
@@ -32,18 +32,18 @@ class Row:
 
   @property
   def shards(self) -> int:
-    """How many different parts the array has."""
+    """Number of different parts of the array."""
     sharding = self.layout.sharding
     return math.prod(dict(sharding.mesh.shape)[axis] for entry in sharding.spec for axis in mesh_axes(entry))
 
   @property
   def replication(self) -> int:
-    """How many devices hold the same part."""
+    """Number of devices that hold the same part."""
     return self.devices // self.shards
 
   @property
   def bytes(self) -> int:
-    """The whole array's."""
+    """Bytes of the whole array."""
     return math.prod(self.layout.shape) * self.layout.dtype.itemsize
 
   @property
@@ -52,7 +52,7 @@ class Row:
 
   @property
   def bytes_of_replication(self) -> int:
-    """What a device would hold less if the array were sharded over all devices."""
+    """Bytes that each device would save if the array were sharded over all devices."""
     return self.bytes_per_device - -(-self.bytes // self.devices)
 
   def to_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Explanation:
 
   Attributes:
     mesh_shape: the size of each mesh axis.
-    rows: its arrays, the one whose replication costs a device most first.
+    rows: its arrays, sorted by the bytes that replication costs each device, the most first.
   """
 
   mesh_shape: dict[str, int]
@@ -94,7 +94,7 @@ class Explanation:
 
   @property
   def totals(self) -> dict[str, int]:
-    """Sums over all arrays: elements, bytes, bytes per device, and of these what is replicated."""
+    """Sums over all arrays: count, elements, bytes, bytes per device, and the part of the latter due to replication."""
     return {
         "arrays": len(self.rows),
         "elements": sum(math.prod(row.layout.shape) for row in self.rows),
@@ -104,7 +104,7 @@ class Explanation:
     }
 
   def to_dict(self) -> dict[str, Any]:
-    """All of it, of strings, numbers, lists and dicts."""
+    """The whole explanation as strings, numbers, lists and dicts."""
     mesh = {axis: size for axis, size in self.mesh_shape.items() if size > 1}
     return {
         "mesh": mesh,
@@ -134,7 +134,7 @@ class Explanation:
 
 
 def explain(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Iterable | None = None) -> Explanation:
-  """How a tree of NNX variables is sharded; arguments as those of `named_shardings`, values are not read."""
+  """Explains how a tree of NNX variables is sharded. Arguments as for `named_shardings`; values are not read."""
   mesh_shape = dict(mesh.shape)
   devices = math.prod(mesh_shape.values())
   rows = [Row(layout=layout, devices=devices) for layout in layouts(tree, mesh, rules)]
@@ -143,7 +143,7 @@ def explain(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Iterable | None = No
 
 
 def dimension_lines(layout: Layout) -> Iterator[str]:
-  """A line per annotated dimension: what it is bound to by which rule, and what was passed over and why."""
+  """A line per annotated dimension: its mesh axes, the rule that bound it, and the rules passed over and why."""
   if layout.resolution is None:
     return
   for d in layout.resolution.dimensions:
@@ -163,8 +163,8 @@ def mesh_text(mesh_shape: dict[str, int]) -> str:
 def totals_text(totals: dict[str, int]) -> str:
   return (
       f"{totals['arrays']} arrays, {totals['elements']:,} elements, {bytes_text(totals['bytes'])};"
-      f" {bytes_text(totals['bytes_per_device'])} per device, of which {bytes_text(totals['bytes_of_replication'])} would"
-      " not be there if all were sharded over all devices"
+      f" {bytes_text(totals['bytes_per_device'])} per device; sharding all arrays over all devices would save"
+      f" {bytes_text(totals['bytes_of_replication'])} of these"
   )
 
 

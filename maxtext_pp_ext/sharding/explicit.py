@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Automatic sharding within a program whose arrays carry their shardings in their types (explicit mesh axes)."""
+"""Automatic sharding within a program with explicit mesh axes, whose arrays carry their shardings in their types."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PyTree = Any
 
 
 def is_explicit(mesh: Mesh) -> bool:
-  """Whether an axis of the mesh is part of array types."""
+  """Whether any axis of the mesh is explicit, that is, part of array types."""
   return AxisType.Explicit in mesh.axis_types
 
 
 def automatic(mesh: Mesh) -> Mesh:
-  """The same devices under the same names, with shardings that are the compiler's matter."""
+  """A mesh with the same devices and axis names, for which the compiler chooses shardings."""
   return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
@@ -30,9 +30,9 @@ def spec_of(x: jax.Array) -> P:
 
 
 def run_automatic(fn: Callable, mesh: Mesh, out_specs: PyTree) -> Callable:
-  """`fn`, but traced with `automatic(mesh)`; its results have these PartitionSpecs (a prefix of its results' tree).
+  """`fn`, but traced with `automatic(mesh)`; its results have the PartitionSpecs `out_specs`, a prefix of their tree.
 
-  Without explicit axes in the mesh it is `fn` itself.
+  Returns `fn` itself if the mesh has no explicit axes.
   """
   if not is_explicit(mesh):
     return fn

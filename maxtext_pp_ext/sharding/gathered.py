@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What of a weight's layout a pipeline gathers."""
+"""Determines the mesh axes over which a pipeline gathers a weight."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.sharding.resolve import mesh_axes, spec_entry
 
-# Logical axes along which a weight's shards are themselves the unit of work: each device computes with its own
-# experts, so a mesh axis bound to one of these is never gathered, although it may shard the batch elsewhere.
+# Logical axes along which each device computes with its own shard of a weight, such as its own experts. A mesh axis bound
+# to one of these is never gathered, although it may shard the batch elsewhere.
 OWNED_LOGICAL_AXES = frozenset({"exp", "exp_with_fsdp"})
 
 
 def gathered_spec(spec: P, axes: Sequence | None, data_axes: Collection[str]) -> P:
-  """The layout of a weight when a stage computes with it: sharded as `spec`, less what has to be gathered.
+  """The layout of a weight when a stage computes with it: `spec` without the mesh axes that have to be gathered.
 
   A mesh axis that shards the activations' batch or sequence cannot stay on a weight's dimension while the stage
-  multiplies the two, so it is gathered. It stays where the logical axis is one of `OWNED_LOGICAL_AXES`. The decision
-  depends on this weight's logical axes only: not on its name, not on the order of the parameter tree.
+  multiplies the two, so it is gathered. It stays if the logical axis is one of `OWNED_LOGICAL_AXES`. The decision
+  depends on the weight's logical axes only: not on its name, and not on the order of the parameter tree.
 
   Args:
     spec: resolved PartitionSpec of the weight.
-    axes: its logical axes (same length), or None.
+    axes: the weight's logical axes (same length), or None.
     data_axes: mesh axes over which the activations' batch and sequence are sharded.
 
   Returns:
@@ -41,10 +41,10 @@ def gathered_spec(spec: P, axes: Sequence | None, data_axes: Collection[str]) ->
 
 
 def gathered_last(spec: P, gathered: P) -> P:
-  """`spec` with the mesh axes that `gathered` lacks behind the others of their entry.
+  """`spec` with the mesh axes that `gathered` lacks moved to the end of their entry.
 
-  Only then does gathering over them give each device one block of the dimension. Where the order changes, shards change
-  places once, which is as many bytes as a device holds.
+  Only in this order does a gather over them give each device one block of the dimension. If the order changes, shards
+  are exchanged once; each device then transfers as many bytes as it holds.
   """
   entries = []
   for entry, kept in zip(spec, gathered, strict=True):

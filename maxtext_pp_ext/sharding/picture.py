@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws which device holds which part of an array, in text, for meshes that need no devices."""
+"""Draws, as text, which device holds which part of an array. The mesh may be abstract."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MOST = 8  # parts along an edge that are drawn
 
 
 def parts(sharding: NamedSharding, rank: int) -> np.ndarray:
-  """Which part of an array each device holds.
+  """Finds the part of an array that each device holds.
 
   Args:
     sharding: the array's sharding.
-    rank: its number of dimensions.
+    rank: the array's number of dimensions.
 
   Returns:
-    int [devices, rank]: per device, numbered along the mesh's axes in their order, the index of its part along each
-    dimension.
+    int [devices, rank]: for each device, the index of its part along each dimension. Devices are numbered along the
+    mesh's axes in their order.
   """
   sizes = dict(sharding.mesh.shape)
   coordinates = dict(zip(sizes, np.indices(tuple(sizes.values())), strict=True))
@@ -38,8 +38,8 @@ def parts(sharding: NamedSharding, rank: int) -> np.ndarray:
 def picture(shape: Sequence[int], sharding: NamedSharding) -> str:
   """A table with a cell for each part of the array and the devices that hold it.
 
-  Rows are the parts along the first sharded dimension and columns those along the second. Of an array that is sharded
-  along more, the first part along each of the others is drawn.
+  Rows are the parts along the first sharded dimension and columns those along the second. Along further sharded
+  dimensions, only the first part is drawn.
   """
   where = parts(sharding, len(shape))
   counts = where.max(axis=0, initial=0) + 1
@@ -50,7 +50,7 @@ def picture(shape: Sequence[int], sharding: NamedSharding) -> str:
   for row, heading in enumerate(_headings(shape, counts, rows)):
     cells = []
     for column in range(len(table[0]) - 1):
-      if "…" in (heading, table[0][column + 1]):  # stands for all that are left out
+      if "…" in (heading, table[0][column + 1]):  # stands for all parts that are left out
         cells.append("…")
         continue
       holds = shown

@@ -1,10 +1,11 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Logical axes, rules and a mesh to a PartitionSpec, with a record of what each rule did.
+"""Resolves logical axes to a PartitionSpec by rules and a mesh, and records what each rule did.
 
-The algorithm is that of `flax.linen.logical_to_mesh_axes`: rules in order, the first that fits binds a dimension, and a
-mesh axis is bound to at most one dimension of an array. What it bound, and which rules it passed over and why, is kept in
-a `Resolution`; `resolve` gives its PartitionSpec, `conflicts` judges it, and `explain` shows it.
+The algorithm is that of `flax.linen.logical_to_mesh_axes`. Rules are tried in order. The first rule that fits binds a
+dimension, and a mesh axis is bound to at most one dimension of an array. A `Resolution` records the bindings, and which
+rules were passed over and why. `resolve` returns its PartitionSpec, `conflicts` finds its conflicts, and `explain` shows
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from flax.core.spmd import get_logical_axis_rules
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
-# A logical name, mesh axes (a tuple, as in a PartitionSpec), None, or PartitionSpec.UNCONSTRAINED, per dimension.
+# For each dimension a logical name, mesh axes (a tuple, as in a PartitionSpec), None, or PartitionSpec.UNCONSTRAINED.
 LogicalAxes = tuple[str | tuple[str, ...] | None, ...]
 
 
@@ -36,7 +37,7 @@ def spec_entry(axes: Sequence[str]) -> str | tuple[str, ...] | None:
 
 
 def divisible(axes: Iterable[str], size: int, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
-  """The mesh axes, in order, that divide a dimension of this size together with those before them that do."""
+  """The mesh axes, in order, that divide a dimension of this size together with the axes kept before them."""
   kept: tuple[str, ...] = ()
   for axis in axes:
     if size % math.prod(mesh_shape[a] for a in (*kept, axis)) == 0:
@@ -46,12 +47,12 @@ def divisible(axes: Iterable[str], size: int, mesh_shape: Mapping[str, int]) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-  """A pair of a logical name and what it is bound to.
+  """A pair of a logical name and the mesh axes that it is bound to.
 
   Attributes:
-    index: its place among the rules it came with.
+    index: the rule's place in its list of rules.
     name: the logical name.
-    binds: mesh axes, () for none of them, or PartitionSpec.UNCONSTRAINED.
+    binds: mesh axes, () for replication, or PartitionSpec.UNCONSTRAINED.
     own: whether it is one of a variable's own rules, which come before all others.
   """
 
@@ -70,7 +71,7 @@ class Rule:
 
 
 class Rules(tuple[Rule, ...]):
-  """Rules that have been read once, so that a tree's variables need not read them each."""
+  """Rules that have been read, so that they are read once for all variables of a tree."""
 
 
 def read_rules(rules: Iterable | None, own: Iterable = ()) -> Rules:
@@ -81,7 +82,7 @@ def read_rules(rules: Iterable | None, own: Iterable = ()) -> Rules:
     own: a variable's own pairs.
 
   Raises:
-    ValueError: a rule that is no such pair, or that names a mesh axis twice.
+    ValueError: a rule is no such pair, or names a mesh axis twice.
   """
   if rules is None:
     rules = get_logical_axis_rules() or ()
@@ -110,7 +111,7 @@ def _read_rule(index: int, pair: Any, *, own: bool) -> Rule:
 
 
 class Dropped(enum.Enum):
-  """Why a mesh axis of the rule that bound a dimension is not in the PartitionSpec."""
+  """The reason why a mesh axis of the rule that bound a dimension is not in the PartitionSpec."""
 
   ONE_DEVICE = "one device"
   MISSING = "not in the mesh"
@@ -123,7 +124,7 @@ class PassedOver:
 
   Attributes:
     rule: the rule.
-    taken: its mesh axes that were bound already, and to which dimension; empty if this dimension was bound already.
+    taken: {mesh axis of the rule: dimension that it was already bound to}; empty if this dimension was already bound.
   """
 
   rule: Rule
@@ -141,12 +142,12 @@ class Dimension:
   """One dimension of an array.
 
   Attributes:
-    index: which.
-    size: its size, None if the array's shape was not given.
+    index: number of the dimension.
+    size: its size; None if the array's shape was not given.
     name: its annotation; only a str is a logical name.
-    rule: the rule that bound it, None if none did.
+    rule: the rule that bound it; None if no rule did.
     passed: the other rules for its name, in order.
-    dropped: mesh axes that it was bound to, and that the spec does not have.
+    dropped: mesh axes that it was bound to but that are not in the PartitionSpec, with the reasons.
     entry: its entry of the PartitionSpec.
   """
 
@@ -161,11 +162,11 @@ class Dimension:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resolution:
-  """What became of an array's logical axes.
+  """The result of binding an array's logical axes to mesh axes.
 
   Attributes:
-    names: its annotation, one per dimension.
-    shape: its shape, if given. An annotation may be shorter, and by mistake longer.
+    names: the array's annotation, one name per dimension.
+    shape: the array's shape, if given. An annotation may be shorter, and by mistake longer.
     mesh_shape: the size of each mesh axis.
     rules: all rules.
     dimensions: one per name.
@@ -188,13 +189,13 @@ def resolution(
   """Binds an array's logical axes to mesh axes.
 
   Args:
-    names: per dimension a logical name, None, UNCONSTRAINED, or a tuple of mesh axes; None without annotation.
+    names: for each dimension a logical name, None, UNCONSTRAINED, or a tuple of mesh axes; None without annotation.
     mesh: the device mesh.
     rules: (logical name, mesh axes) pairs; None for those of the context.
-    shape: the array's shape. With it, mesh axes that do not divide their dimension are dropped, one after the other.
+    shape: the array's shape. If it is given, mesh axes that do not divide their dimension are dropped, one by one.
 
   Raises:
-    ValueError: a name occurs twice, or a rule is none.
+    ValueError: a name occurs twice, or a rule is malformed.
   """
   names, rules = tuple(names or ()), read_rules(rules)
   logical = [name for name in names if isinstance(name, str)]

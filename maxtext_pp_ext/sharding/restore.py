@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From an Orbax checkpoint straight into a sharding."""
+"""Restores an Orbax checkpoint directly into shardings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from maxtext_pp_ext.sharding.create import abstract_state, creation
 from maxtext_pp_ext.sharding.variables import named_shardings, unwrap
 
 Path = tuple[str, ...]
-# Where Orbax finds a variable's value if an nnx.State was saved, rather than its pure dict.
+# The path of a variable's value if an nnx.State was saved instead of its pure dict.
 _VALUE = ("value",)
 
 
 class CheckpointMismatchError(ValueError):
-  """A checkpoint is not one of this model; the message has every array that differs.
+  """A checkpoint does not fit the model; the message lists every array that differs.
 
   Attributes:
+    path: the checkpoint's path.
     problems: a line per array.
   """
 
@@ -40,7 +41,7 @@ class CheckpointMismatchError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Wanted:
-  """An array of the model: where it is in the checkpoint, if it is, and what it has to be."""
+  """An array of the model: its possible places in the checkpoint, its type and its sharding."""
 
   name: str
   places: tuple[Path, ...]
@@ -53,7 +54,7 @@ class _Wanted:
 
   @property
   def stored(self) -> jax.ShapeDtypeStruct:
-    """What is in the checkpoint: of random keys, their data."""
+    """The type of the array in the checkpoint, which stores random keys as their data."""
     value = jax.eval_shape(jax.random.key_data, self.value) if self.is_key else self.value
     return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=self.sharding)
 
@@ -74,22 +75,23 @@ def restore_sharded(
     created: Any = (),
     on_conflict: OnConflict = "fallback",
 ) -> Any:
-  """Restores a model from a checkpoint of Orbax, each device reading its own part.
+  """Restores a model from an Orbax checkpoint. Each device reads its own part.
 
-  The checkpoint may have been written from another mesh, with other rules. Only what `created` says is initialised.
+  The checkpoint may have been written from another mesh, with other rules. Only the variables that `created` selects are
+  initialised.
 
   Args:
-    path: the checkpoint's folder; what was saved is an `nnx.state` or `nnx.to_pure_dict` of what `init_fn` makes.
+    path: the checkpoint's folder. It holds the `nnx.state`, or its `nnx.to_pure_dict`, of the result of `init_fn`.
     init_fn: makes the model, or a tuple of a model and its optimizer, as for `create_sharded`.
     mesh: the device mesh.
     rules: (logical name, mesh axes) pairs; None for those of the context.
-    at: where in the checkpoint that state is, as "model" or "params/params"; by default it is the whole.
+    at: path of the state within the checkpoint, such as "model" or "params/params"; by default the whole checkpoint.
     created: an NNX filter for variables that `init_fn` makes instead: `nnx.RngState` for a checkpoint of parameters only.
-      What the checkpoint has of them is not read.
+      Their values in the checkpoint are not read.
     on_conflict: "fallback", "warn" or "error"; see `conflicts`.
 
   Returns:
-    What `init_fn` returns, with the checkpoint's values.
+    The result of `init_fn`, with the checkpoint's values.
 
   Raises:
     CheckpointMismatchError: an array is missing in the checkpoint or in the model, or has another shape or dtype.
@@ -110,7 +112,7 @@ def restore_sharded(
   whole = checkpointer.metadata(path)
   whole = getattr(whole.item_metadata, "tree", whole.item_metadata)
   if whole is None:
-    raise FileNotFoundError(f"{path} is no checkpoint of Orbax. With ocp.CheckpointManager the folder is STEP/default.")
+    raise FileNotFoundError(f"{path} is no Orbax checkpoint. With ocp.CheckpointManager the folder is STEP/default.")
   root = tuple(part for part in at.split("/") if part)
   stored = {keys[len(root) :]: leaf for keys, leaf in _leaves(whole) if keys[: len(root)] == root}
   places = _match(path, wanted, stored, not_read)
@@ -147,7 +149,7 @@ def _match(path: str, wanted: list[_Wanted], stored: dict[Path, Any], not_read: 
   """Finds each array in the checkpoint.
 
   Raises:
-    CheckpointMismatchError: for all that differ.
+    CheckpointMismatchError: with all arrays that differ.
   """
   problems, places = [], {}
   for want in wanted:

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of NNX variables to trees of shardings."""
+"""Maps trees of NNX variables to trees of shardings."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from maxtext_pp_ext.sharding.resolve import LogicalAxes, mesh_axes, read_rules, 
 
 PyTree = Any
 
-# Flax has kept annotations under these names over time; the first one that says something wins.
+# Versions of Flax keep annotations under these names; the first one that is set wins.
 _ANNOTATIONS = ("out_sharding", "sharding_names", "sharding")
-# With it, MaxText's scans over layers say at which dimension they have stacked a variable.
+# The key under which MaxText's scans over layers record the dimension along which they stacked a variable.
 _SCAN_AXIS = "param_scan_axis"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-  """Where one array is, or is to be.
+  """The layout of one array.
 
   Attributes:
     path: the array's path in its tree.
     shape: its shape.
     dtype: its dtype.
     sharding: its sharding.
-    resolution: how that came about; None if the array came with a PartitionSpec or a sharding, or without annotation.
-    follows: whether it has another array's annotation, which fits it as far as it goes: a smaller part of a composite
-      value, such as the scales of quantized weights, or an optimizer's state.
+    resolution: how the sharding was resolved; None if the array has a PartitionSpec, a sharding or no annotation.
+    follows: whether it takes another array's annotation, as far as that fits. True for optimizer state, and for smaller
+      parts of a composite value, such as the scales of quantized weights.
   """
 
   path: str
@@ -49,18 +49,18 @@ class Layout:
 
   @property
   def conflicts(self) -> list[Conflict]:
-    """The conflicts of its resolution."""
+    """The conflicts of its resolution; none if it follows another array."""
     return [] if self.resolution is None or self.follows else conflicts(self.resolution, self.path)
 
 
 def annotation(variable: nnx.Variable) -> Any:
-  """What a variable's metadata say of its sharding: names, a PartitionSpec, a sharding, or None."""
+  """The sharding annotation in a variable's metadata: names, a PartitionSpec, a sharding, or None."""
   metadata = variable.get_metadata()
   return next((metadata[key] for key in _ANNOTATIONS if metadata.get(key)), None)
 
 
 def logical_axes(variable: nnx.Variable) -> LogicalAxes | None:
-  """The axis names that a variable carries in its metadata, with that of a scan over layers; None if it has none."""
+  """The axis names in a variable's metadata, with the name of a scan over layers; None if it has none."""
   names = annotation(variable)
   if names is None:
     return None
@@ -71,10 +71,10 @@ def logical_axes(variable: nnx.Variable) -> LogicalAxes | None:
 
 
 def _with_scan_axis(names: LogicalAxes, variable: nnx.Variable) -> LogicalAxes:
-  """Adds the name of the dimension along which layers are stacked, if the names lack it.
+  """Adds the name of the dimension along which layers are stacked, if it is missing.
 
-  MaxText 0.2.5 puts it first where a variable's own dimensions have no names, whichever dimension it is: the names are
-  then fewer than the dimensions, and its place is known from the metadata.
+  If a variable's own dimensions have no names, MaxText 0.2.5 puts that name first, whichever dimension is meant. There
+  are then fewer names than dimensions, and the metadata give the right place.
   """
   metadata = variable.get_metadata()
   if _SCAN_AXIS not in metadata or nnx.PARTITION_NAME not in metadata:
@@ -107,14 +107,14 @@ def named_shardings(
   Args:
     tree: variables with arrays or ShapeDtypeStructs, as in `nnx.state(nnx.eval_shape(init_fn))`. Values may be trees of
       arrays (quantized weights), or have no array (optax's MaskedNode). An array that is no variable is replicated.
-    mesh: the device mesh; an AbstractMesh does where nothing is placed.
+    mesh: the device mesh; an AbstractMesh suffices if nothing is placed.
     rules: (logical name, mesh axes) pairs; None for those of the context. A variable's own `sharding_rules` come first.
-      Where there are no rules at all, names are those of mesh axes.
+      If there are no rules at all, names are taken as mesh axes.
     on_conflict: "fallback", "warn" or "error"; see `conflicts`.
 
   Returns:
-    The tree with a NamedSharding in the place of each array, in the same nnx.Variables. A sharding or PartitionSpec that
-    a variable came with is taken as it is. `unwrap` takes the variables off.
+    The tree with a NamedSharding in the place of each array, in the same nnx.Variables. A variable's own sharding or
+    PartitionSpec is used unchanged. `unwrap` removes the variables.
 
   Raises:
     ShardingConflictError: with on_conflict="error", for all conflicts of the tree.

@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Help for tests. Importing this package imports neither JAX nor MaxText.
+"""Tools for tests. Importing this package imports neither JAX nor MaxText.
 
-`assert_pipeline_parity` compares pipelines with their layers, also with those that are not MaxText's (docs/parity.md);
-`plugin` runs MaxText's own tests with one of our pipelines; `launch` runs a module in several joined processes.
+`assert_pipeline_parity` compares pipelines with their layers, which may be yours or MaxText's (docs/parity.md). `plugin`
+runs MaxText's own tests with one of our pipelines. `launch` runs a module in several joined processes.
 """
 
 from typing import Any

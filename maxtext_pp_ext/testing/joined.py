@@ -1,8 +1,8 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One of the processes that `launch` starts: `python -m maxtext_pp_ext.testing.joined JSON -m MODULE …`.
+"""The program of each process that `launch` starts: `python -m maxtext_pp_ext.testing.joined JSON -m MODULE …`.
 
-Joins the others with JSON's arguments of `jax.distributed.initialize`, then is MODULE.
+JSON has arguments of `jax.distributed.initialize`. The process joins the others with them, then runs MODULE.
 """
 
 import functools
@@ -13,7 +13,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-# How long the others may take until they join.
+# How long to wait for the other processes to join.
 _JOINING_S = 120
 
 
@@ -39,17 +39,19 @@ def _join(arguments: dict[str, Any]) -> None:
 
   from maxtext_pp_ext.jax_private import extension as _jax  # pylint: disable=import-outside-toplevel
 
-  # For tensors gloo listens on the address that this machine's name has, if it has one; jax 0.11.2 cannot be told
-  # otherwise, and calls this function of its extension when it makes the CPU devices.
+  # For tensors, gloo listens on the address of this machine's name, if it has one. jax 0.11.2 has no option for that. It
+  # calls this function of its extension when it makes the CPU devices.
   if not hasattr(_jax, "make_gloo_tcp_collectives"):
-    raise RuntimeError(f"jax {jax.__version__} makes gloo's connections otherwise than 0.11.2: not over loopback")
+    raise RuntimeError(
+        f"jax {jax.__version__} makes gloo's connections in another way than 0.11.2, so they would not use loopback"
+    )
   _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname="127.0.0.1")
-  jax.config.update("jax_check_proxy_envs", False)  # it would warn of `no_grpc_proxy`
+  jax.config.update("jax_check_proxy_envs", False)  # JAX would warn of `no_grpc_proxy`
   jax.distributed.initialize(**arguments, initialization_timeout=_JOINING_S)
 
 
 def _end(code: int) -> NoReturn:
-  """JAX's shutdown at exit would wait for the others, and they for what this process does not send any more."""
+  """Exits at once: JAX's shutdown would wait for the other processes, which wait for transfers from this one."""
   try:
     sys.stdout.flush()
     sys.stderr.flush()

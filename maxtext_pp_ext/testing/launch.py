@@ -1,13 +1,14 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training in several processes of this machine, as on several hosts: joined by `jax.distributed` over loopback.
+"""Trains in several processes of this machine, as on several hosts, joined by `jax.distributed` over loopback.
 
   python -m maxtext_pp_ext.testing.launch --processes 4 --devices 2 -m maxtext_pp_ext.train CONFIG KEY=VALUE ...
 
-Every process runs the module with the same arguments, in which `{process}` becomes its number; MaxText finds the
-processes joined and leaves them so. SIGTERM goes to all, which JAX takes for a notice of preemption: they save if
-`enable_autocheckpoint` says so, and those that do not end are killed. SIGINT and SIGHUP to it kill them at once.
-Nothing outlives the launcher, whatever ends it. Imports neither JAX nor MaxText.
+Every process runs the module with the same arguments, in which `{process}` becomes its number. MaxText finds the
+processes joined and does not join them again. The launcher passes SIGTERM on to all processes. JAX treats SIGTERM as a
+notice of preemption: processes save if `enable_autocheckpoint` is set, and those that do not end are killed. On SIGINT or
+SIGHUP, the launcher kills all processes immediately. No process outlives the launcher, whatever ends it. Imports neither
+JAX nor MaxText.
 """
 
 import argparse
@@ -28,26 +29,27 @@ from maxtext_pp_ext.processes import children, interruption
 from maxtext_pp_ext.trainer_runs import trainer
 
 HEARTBEAT_S = 20
-# A process that has lost another one notices when a transfer fails, or after the heartbeats that are missing.
+# A process notices the loss of another one when a transfer fails, or after this many missing heartbeats.
 _HEARTBEATS = 3
 GRACE_S = _HEARTBEATS * HEARTBEAT_S
 _POLL_S = 0.05
 _ENVIRONMENT = {
     "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-    # On CPU only the first process finds its programs in the persistent cache (jax 0.11.2). It would wait for the others,
-    # which compile theirs, in its first transfer, and there gloo waits for 30 s.
+    # On CPU only the first process finds its programs in the persistent cache (jax 0.11.2). In its first transfer it
+    # would wait for the others, which still compile, and gloo waits for 30 s only.
     "JAX_ENABLE_COMPILATION_CACHE": "false",
-    "no_grpc_proxy": "127.0.0.1",  # where there is a proxy, gRPC asks it for loopback, too
+    "no_grpc_proxy": "127.0.0.1",  # if there is a proxy, gRPC uses it even for loopback
 }
-# The system gives outgoing connections ports of this range, and so may take one that was free before.
+# The system gives outgoing connections ports of this range, so it may take one that was free before.
 _OUTGOING = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST_PORT, _LOWEST_OUTGOING = 10000, 32768
-# Output of what has left its process's group, and so cannot be killed with it, is not waited for.
+# How long to wait for the rest of the output. A child that has left its process's group is not killed with it, and may
+# keep the pipe open.
 _REST_OF_OUTPUT_S = 5
 
 
 class Group:
-  """Processes that are joined. As a context, they are gone at its end."""
+  """Joined processes. As a context manager, it ends all of them on exit."""
 
   def __init__(
       self,
@@ -59,18 +61,21 @@ class Group:
       on_line: Callable[[int, str], None] = lambda process, line: None,
       cwd: pathlib.Path | None = None,
   ):
-    """Starts them.
+    """Starts the processes.
 
     Args:
       arguments: `-m MODULE …`.
-      processes: how many.
-      devices: virtual CPU devices of each.
-      heartbeat_s: a process that has not been heard of for so many seconds is taken for dead by the others.
-      on_line: sees each line of output of each process, one at a time.
-      cwd: where they run.
+      processes: number of processes.
+      devices: number of virtual CPU devices of each process.
+      heartbeat_s: seconds without a heartbeat after which the others consider a process dead.
+      on_line: called with (process, line) for each line of output of each process, one at a time.
+      cwd: working directory of the processes.
+
+    Raises:
+      ValueError: `processes` or `devices` is less than 1.
     """
     if processes < 1 or devices < 1:
-      raise ValueError(f"{processes} processes of {devices} devices")
+      raise ValueError(f"{processes} processes with {devices} devices each: give at least 1 of both")
     address = f"127.0.0.1:{_free_port()}"
     self._lock, self._on_line = threading.Lock(), on_line
     self._error: Exception | None = None
@@ -114,14 +119,14 @@ class Group:
     self._finish()
 
   def wait(self, *, grace_s: float = GRACE_S, timeout_s: float = float("inf")) -> list[int]:
-    """Waits until all have ended; if one fails, or after `end`, they have `grace_s` seconds to end by themselves.
+    """Waits until all processes have ended. After a failure or `end`, those that still run have `grace_s` seconds.
 
     Returns:
-      The exit codes, as `subprocess` has them: minus the signal's number for a process that a signal ended.
+      The exit codes as in `subprocess`: minus the signal's number for a process that a signal ended.
 
     Raises:
-      TimeoutError: some had not ended in time and were killed; says which.
-      Exception: what `on_line` raised, after all were killed.
+      TimeoutError: some processes had not ended in time and were killed; the message lists them.
+      Exception: the exception that `on_line` raised, after all processes were killed.
     """
     started, failed = time.monotonic(), None
     while self._error is None and None in (codes := [process.poll() for process in self.processes]):
@@ -145,7 +150,7 @@ class Group:
     return self._ending
 
   def end(self) -> None:
-    """Asks all to end, as a scheduler does: by SIGTERM. The second time they are killed."""
+    """Asks all processes to end, as a scheduler does, by SIGTERM. The second call kills them."""
     if self._ending:
       self.kill()
     self._ending = True
@@ -153,12 +158,12 @@ class Group:
       process.terminate()
 
   def kill(self) -> None:
-    """Kills all, and what they have started."""
+    """Kills all processes and their children."""
     for process in self.processes:
       process.kill()
 
   def _finish(self) -> None:
-    """Nothing of them is left after it, not even what those that have ended have started."""
+    """Kills all processes and all their children, including children of processes that have ended."""
     self.kill()
     for process in self.processes:
       process.cut()
@@ -174,26 +179,29 @@ class Group:
         with self._lock:
           self._on_line(i, line)
       except Exception as error:  # pylint: disable=broad-exception-caught
-        self._error = self._error or error  # a pipe that nobody reads any more would stop its process
+        self._error = self._error or error  # goes on reading: a full pipe would block its process
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs a group, its output with the process's number in front of each line; returns the exit code.
+  """Runs a group and prints its output, each line after its process's number; returns the exit code.
 
-  Which is 1 if one failed or was killed, and 143 if that was after SIGTERM.
+  The exit code is 0 if all processes succeeded. If one failed or was killed, it is 143 after SIGTERM, and otherwise 1.
   """
   parser = argparse.ArgumentParser(
       prog="python -m maxtext_pp_ext.testing.launch",
       usage="%(prog)s [options] -m MODULE ...",
       description=(__doc__ or "").split("\n\n", maxsplit=1)[0],
   )
-  parser.add_argument("--processes", type=int, default=2, help="how many (default: %(default)s)")
-  parser.add_argument("--devices", type=int, default=1, help="virtual CPU devices of each (default: %(default)s)")
+  parser.add_argument("--processes", type=int, default=2, help="number of processes (default: %(default)s)")
+  parser.add_argument("--devices", type=int, default=1, help="virtual CPU devices per process (default: %(default)s)")
   parser.add_argument(
-      "--heartbeat", type=int, default=HEARTBEAT_S, help="seconds until a silent process is dead (default: %(default)s)"
+      "--heartbeat",
+      type=int,
+      default=HEARTBEAT_S,
+      help="seconds until a silent process counts as dead (default: %(default)s)",
   )
   parser.add_argument(
-      "--grace", type=int, help="seconds that the others have to end by themselves (default: three times --heartbeat)"
+      "--grace", type=int, help="seconds to end after a failure or SIGTERM (default: three times --heartbeat)"
   )
   parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, required=True, help="module and its arguments")
   options = parser.parse_args(argv)
@@ -207,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   grace_s = _HEARTBEATS * options.heartbeat if options.grace is None else options.grace
 
   if isinstance(sys.stdout, io.TextIOWrapper):
-    sys.stdout.reconfigure(errors="replace")  # a character that it lacks is no reason to end
+    sys.stdout.reconfigure(errors="replace")  # a character that the encoding lacks must not end the launcher
 
   def show(i: int, line: str) -> None:
     sys.stdout.write(f"[{i}] {line}")
@@ -232,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TimeoutError as error:
       print(error, file=sys.stderr)
       return _failure(group)
-    except BrokenPipeError:  # nobody reads our output any more
+    except BrokenPipeError:  # the reader of our output has gone
       return 1
     finally:
       signal.signal(signal.SIGTERM, before)
@@ -250,7 +258,7 @@ def _how(code: int) -> str:
 
 
 def _free_port() -> int:
-  """One that no outgoing connection can take until it is used, if there are such ports."""
+  """A free port. If possible, one outside the range that the system gives to outgoing connections."""
   try:
     outgoing = int(_OUTGOING.read_text(encoding="ascii").split()[0])
   except OSError:

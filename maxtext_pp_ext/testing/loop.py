@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The reference of `parity`: decoder layers called one after the other, by no pipeline code of anybody's.
+"""The reference of `parity`: decoder layers called one after the other, without any pipeline code.
 
-The loop runs over microbatches, then over layers. It has to be microbatches, since random numbers are drawn for each, and
-experts in buffers of a given size drop tokens of a microbatch.
+The loop runs over microbatches, then over layers. It must not run the whole batch at once: random numbers are drawn per
+microbatch, and experts in buffers of a given size drop tokens per microbatch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from maxtext_pp_ext.host.models import decoder_layers
 
 PyTree = Any
 
-# What a value for the batch is, of values for its microbatches, by the name that layers sow it under. Other names have no
-# value for the batch: a pipeline keeps one per microbatch.
+# How values of microbatches combine into the value of the batch, by the name under which layers sow them. Other names
+# have no value for the batch: a pipeline keeps one per microbatch.
 OF_THE_BATCH: dict[str, Callable] = {
     "moe_lb_loss": jnp.mean,
     "indexer_loss": jnp.mean,
@@ -35,8 +35,8 @@ OF_THE_BATCH: dict[str, Callable] = {
     "moe_has_overflow": jnp.any,
     "moe_dropless_fallback": jnp.any,
 }
-# What takes the whole batch at once: a standard deviation is no mean, and an update's sign is that of counts over all
-# tokens.
+# Values that need the whole batch at once: a standard deviation is no mean of standard deviations, and the sign of an
+# update depends on counts over all tokens.
 OF_THE_WHOLE_BATCH = ("activation_stdev", "moe_bias_updates")
 
 
@@ -45,13 +45,13 @@ class Loop:
   """Calls layers one after the other, with the weights and random streams of a pipeline.
 
   Attributes:
-    graphdef: of the pipeline's stacked stages.
-    rest: what they have besides parameters, leaves [repeat, stage, …] ([stage, …] with one repeat).
+    graphdef: graph definition of the pipeline's stacked stages.
+    rest: state of the stages other than parameters, leaves [repeat, stage, …] ([stage, …] with one repeat).
     layers: structures of the layers to call, in order.
-    repeats: of the pipeline.
-    stages: of the pipeline.
-    microbatches: into which the batch is divided.
-    deterministic: no dropout.
+    repeats: number of the pipeline's repeats.
+    stages: number of the pipeline's stages.
+    microbatches: number of microbatches into which the batch is divided.
+    deterministic: whether dropout is off.
   """
 
   graphdef: nnx.GraphDef
@@ -67,7 +67,7 @@ class Loop:
   def of(
       cls, pipeline: nnx.Module, layers: list[decoder_layers.Structure], config: HostKeys, *, deterministic: bool = True
   ) -> Loop:
-    """The loop for a pipeline's stages, from the structures of the layers without one (`decoder_layers`)."""
+    """The loop for a pipeline's stages, from the structures of the layers without a pipeline (`decoder_layers`)."""
     graphdef, *(_, rest) = nnx.split(pipeline.layers, nnx.Param, ...)  # type: ignore[attr-defined]  # pipelines have it
     return cls(
         graphdef=graphdef,
@@ -88,15 +88,18 @@ class Loop:
       *ids: segment ids and positions, [batch, sequence].
 
     Returns:
-      Activations [batch, sequence, embed], and what layers have sown, by path in the stage: [repeat · stage, …].
+      Activations [batch, sequence, embed], and the sown values, by path in the stage: [repeat · stage, …].
+
+    Raises:
+      NotImplementedError: with dropout, if layers sow values that need the whole batch at once.
     """
     outputs, sown = self._run(params, self.microbatches, inputs, *ids)
     of_batch = [path for path in sown if _is_named(path, OF_THE_WHOLE_BATCH)]
     if of_batch and not self.deterministic:
       raise NotImplementedError(
-          f"deterministic=False with {', '.join(of_batch)}: for this the loop would run the whole batch at once, which "
-          "draws other random numbers than microbatches do. Compare with deterministic=True, or without what the layers "
-          "sow there (record_internal_nn_metrics=0, routed_bias_update_rate=0)."
+          f"deterministic=False with {', '.join(of_batch)}: for these values the loop would run the whole batch at once, "
+          "which draws other random numbers than microbatches do. Compare with deterministic=True, or make the layers "
+          "sow none of these values (record_internal_nn_metrics=0, routed_bias_update_rate=0)."
       )
     if of_batch:
       _, of_whole = self._run(params, 1, inputs, *ids)
@@ -134,11 +137,11 @@ class Loop:
       for path, value in values.items():
         path = "".join(f"['{name}']" for name in layer.path) + path
         sown.setdefault(path, []).append(value if layer.index is None else value[None])
-    # Layers in a stack have one path, others have each their own.
+    # Layers in a stack share one path; other layers have a path each.
     return x, {path: jnp.concatenate(values) if len(values) > 1 else values[0] for path, values in sown.items()}
 
   def _layer(self, structure: decoder_layers.Structure, of_stage: nnx.Module, x: jax.Array, *ids: jax.Array):
-    """Calls a layer without a pipeline with the state of a stage's: (activations, sown values by path)."""
+    """Calls a layer built without a pipeline with the state of a stage's layer: (activations, sown values by path)."""
     state = nnx.state(of_stage)
     found = decoder_layers.paths(state)
     if found != structure.paths:
@@ -156,9 +159,10 @@ class Loop:
 
 
 def sown_beside(module: nnx.Module) -> Callable:
-  """A filter for what a call will have left in a module beside what it has now, of any type but random streams.
+  """A filter for the variables that a later call adds to a module, of any type except random streams.
 
-  A variable may have several names, of which `nnx.pop` asks for each: one with another name is known as well.
+  A variable may have several names, and `nnx.pop` calls the filter with each of them. So a variable that the module has
+  now is recognised under any of its names.
   """
   before = {path: variable for path, variable in nnx.iter_graph(module) if isinstance(variable, nnx.Variable)}
   known = {id(variable) for variable in before.values()}
@@ -170,10 +174,10 @@ def sown_beside(module: nnx.Module) -> Callable:
 
 
 def _of_part(leaf: jax.Array, part: jax.Array) -> jax.Array:
-  """Every microbatch has random keys of its own: a layer's, folded with the microbatch's number.
+  """The random keys of a microbatch: a layer's keys, folded with the microbatch's number.
 
-  Keys of other implementations than threefry (`unsafe_rbg` has four words) become keys of threefry first: of their first
-  two words, folded with the others.
+  Keys of other implementations than threefry (`unsafe_rbg` has four words) are first converted to threefry keys: the
+  first two words, folded with the others.
   """
   if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
     return leaf
@@ -191,7 +195,7 @@ def _is_named(path: str, names: Any) -> bool:
 
 
 def _of_the_batch(path: str, values: jax.Array) -> jax.Array:
-  """[repeat · stage, microbatch, …] -> [repeat · stage, …], or as it is for names that are not listed."""
+  """[repeat · stage, microbatch, …] -> [repeat · stage, …]; unchanged for names that are not listed."""
   if _is_named(path, OF_THE_WHOLE_BATCH):
     return values[:, 0]
   for name, combine in OF_THE_BATCH.items():

@@ -25,17 +25,22 @@ from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.testing.loop import Loop, sown_beside
 
 PyTree = Any
-# (params, inputs, segment ids, positions) -> (activations, what layers have sown, by path).
+# (params, inputs, segment ids, positions) -> (activations, the values that layers have sown, by path).
 Function = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
-# Of which part of the mean gradient an array's error is measured against, if its own gradient is smaller. Some gradients
-# are zero but for rounding, such as that of a bias of keys, which softmax takes out.
+# An array whose gradient is smaller than this part of the mean gradient is compared with that part instead. Some
+# gradients are zero except for rounding, such as those of key biases, which softmax cancels.
 LEAST_GRADIENT = 0.01
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-  """What decoder layers are called with. inputs and cotangent: [batch, sequence, embed]; ids: [batch, sequence]."""
+  """Arguments of decoder layers, and the cotangent of their outputs.
+
+  Attributes:
+    inputs, cotangent: activations [batch, sequence, embed].
+    segment_ids, positions: int [batch, sequence].
+  """
 
   inputs: jax.Array
   cotangent: jax.Array
@@ -62,10 +67,11 @@ class Parity:
   """Relative errors ‖pipeline − layers‖ / ‖layers‖, in float32, per array.
 
   Attributes:
-    outputs: of the activations [batch, sequence, embed].
-    gradients: of each parameter's gradient, by its path in the pipeline, and of the inputs' (`inputs`).
-    sown: of what the layers sow, by path in a stage: load-balance losses, updates of experts' biases, statistics.
-    without_gradient: arrays that the layers' outputs do not depend on, so that their gradients are zero.
+    outputs: error of the activations [batch, sequence, embed].
+    gradients: error of each parameter's gradient, by the parameter's path in the pipeline, and of the inputs' gradient
+      (`inputs`).
+    sown: error of each sown value, by path in a stage: load-balance losses, updates of experts' biases, statistics.
+    without_gradient: arrays whose gradient in the layers is zero: neither outputs nor sown values depend on them.
   """
 
   outputs: float
@@ -75,7 +81,7 @@ class Parity:
 
   @property
   def errors(self) -> list[tuple[str, float]]:
-    """All arrays with their errors, the largest first; NaN is the largest."""
+    """All arrays with their errors, the largest error first; NaN counts as the largest."""
     errors = [("outputs", self.outputs), *self.gradients.items(), *((f"sown{k}", v) for k, v in self.sown.items())]
     return sorted(errors, key=lambda item: -math.inf if math.isnan(item[1]) else -item[1])
 
@@ -104,34 +110,34 @@ def assert_pipeline_parity(
     tolerance: float | None = None,
     seed: int = 0,
 ) -> dict[str, Parity]:
-  """Asserts that pipelines compute what their layers compute one after another, and learn the same.
+  """Asserts that pipelines compute the same outputs and gradients as their layers called one after another.
 
-  Compares outputs, the gradient of every parameter and of the inputs, and what the layers sow, whose gradients are part
-  of the others: the function that is differentiated is ⟨cotangent, outputs⟩ plus what was sown, each value with a random
-  weight. The reference is a Python loop over microbatches and layers on one device, `testing.loop`.
+  Compares outputs, the gradient of every parameter and of the inputs, and the values that layers sow. Gradients of sown
+  values are part of the compared gradients: the differentiated function is ⟨cotangent, outputs⟩ plus the sown values,
+  each with a random weight. The reference is a Python loop over microbatches and layers on one device, `testing.loop`.
 
   Args:
-    layer_class: the decoder layer, an NNX module class that is called like MaxText's: made as `layer_class(config=…,
-      mesh=…, model_mode=…, quant=…, rngs=…)`, called with (inputs, segment_ids, positions, deterministic, model_mode), it
-      returns activations or a tuple of which they are the first. None stands for the layers of the config's
-      `decoder_block`, each as MaxText without a pipeline makes it for its index.
+    layer_class: the decoder layer, an NNX module class with the interface of MaxText's. It is made as
+      `layer_class(config=…, mesh=…, model_mode=…, quant=…, rngs=…)` and called with (inputs, segment_ids, positions,
+      deterministic, model_mode). It returns activations, or a tuple that begins with them. None stands for the layers of
+      the config's `decoder_block`, each as MaxText makes it for its index without a pipeline.
     config: MaxText's config, with the sizes of the pipeline.
     implementations: values of `pipeline_impl` or pipeline classes; by default the config's own.
-    mesh: by default as many of the devices as the stages divide.
-    reference_mesh: where the loop runs, by default on one device, for sharding is a part of what is compared. Nor can it
-      be relied upon: on a mesh of more devices than divide the batch, XLA multiplies the gradient of a depthwise
-      convolution's kernel (jax 0.11.2, CPU). Layers that compute something else where they are sharded need the
-      pipeline's mesh, as MaxText's sparse experts do, which have a load-balance loss for each part of the tokens.
+    mesh: the pipeline's mesh; by default the config's, of the largest number of devices that the stages divide.
+    reference_mesh: the loop's mesh; by default one device, so that the comparison also checks sharding. XLA's sharding
+      itself may be wrong: on a mesh of more devices than divide the batch, XLA multiplies the gradient of a depthwise
+      convolution's kernel (jax 0.11.2, CPU). Layers whose results depend on sharding need the pipeline's mesh. MaxText's
+      sparse experts do, as they have a load-balance loss for each part of the tokens.
     batch: by default random activations, and packed sequences that differ by example.
     deterministic: False for dropout; the loop then uses the same random keys.
-    tolerance: bound of relative errors, by default that of the function `tolerance`.
-    seed: of weights, dropout and the batch.
+    tolerance: bound of relative errors; by default the result of the function `tolerance`.
+    seed: seed of weights, dropout and the batch.
 
   Returns:
     The errors, by name of the implementation.
 
   Raises:
-    AssertionError: naming the arrays whose error is above the tolerance, the worst first.
+    AssertionError: lists the arrays whose error is above the tolerance, the worst first.
   """
   mesh = mesh_of(config) if mesh is None else mesh
   batch = Batch.random(config, seed) if batch is None else batch
@@ -153,23 +159,23 @@ def assert_pipeline_parity(
     except AssertionError as error:
       moves, by = sensitivity(pipeline, expected, batch, config.dtype, deterministic=deterministic).worst
       raise AssertionError(
-          f"pipeline_impl={name}: {error}\nThe layers' own results move by up to {by:.1e} ({moves}) if each weight moves"
-          " by one unit in the last place: errors below that may be rounding."
+          f"pipeline_impl={name}: {error}\nThe layers' own results change by up to {by:.1e} ({moves}) if each weight"
+          " changes by one unit in the last place: smaller errors may be rounding."
       ) from None
   return found
 
 
 def tolerance(config: DerivedKeys) -> float:
-  """How far a pipeline may be from the layers, as a relative error, for rounding is all that may differ.
+  """The largest relative error of a pipeline that rounding explains.
 
-  Each of L layers rounds forward and backward: 2·L times. Matrix products add up K numbers in float32, with unit
-  roundoff v = 2⁻²⁴, so that sums in another order differ by √K·v. Elementary functions such as exp are approximated to a
-  few units, 8·v, in another way in another loop. Results are rounded to the dtype of activations, with unit roundoff u.
-  Errors are independent and add up to √(2·L) times one, and a layer makes a few, for which there is a factor of 4:
-  4·√(2·L)·(u + (√K + 8)·v). Gradients that are added up over M microbatches in bfloat16 (w = 2⁻⁹), as those of weights in
-  bfloat16 are in the loop, round another M times: √M·w more.
+  Each of L layers rounds in forward and backward: 2·L times. Matrix products add up K numbers in float32, with unit
+  roundoff v = 2⁻²⁴, so sums in another order differ by √K·v. Elementary functions such as exp are approximated to a few
+  units, 8·v, and differently in another loop. Results are rounded to the dtype of activations, with unit roundoff u.
+  Independent errors add up to √(2·L) times one of them. A factor of 4 covers several errors per layer:
+  4·√(2·L)·(u + (√K + 8)·v). Gradients that are summed over M microbatches in bfloat16 (w = 2⁻⁹) round another M times,
+  which adds √M·w; the loop sums gradients of bfloat16 weights in this way.
 
-  A wrong weight, microbatch or reduction is an error of the order of 1.
+  A wrong weight, microbatch or reduction gives an error of the order of 1.
   """
   unit = lambda dtype: float(jnp.finfo(dtype).eps) / 2
   layers = sound_layers(config)
@@ -184,14 +190,14 @@ _tolerance = tolerance
 
 
 def mesh_of(config: Any) -> Mesh:
-  """The config's mesh, of as many devices as the stages divide."""
+  """The config's mesh, of the largest number of devices that the stages divide."""
   stages = config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism
   devices = jax.devices()[: jax.device_count() // stages * stages]
   return maxtext_utils.get_mesh_from_config(config, devices)
 
 
 def function_of(pipeline: nnx.Module, *, deterministic: bool = True) -> tuple[Function, PyTree]:
-  """A pipeline as a function of the parameters of its `layers`, and these."""
+  """(a pipeline as a function of the parameters of its `layers`, these parameters)."""
   graphdef, *(params, rest) = nnx.split(pipeline, nnx.Param, ...)
 
   def run(of_layers, inputs, segment_ids, positions):
@@ -213,15 +219,15 @@ def reference(
     mesh: Mesh | None = None,
     deterministic: bool = True,
 ) -> Callable:
-  """What a pipeline of such layers should compute, for `compare`.
+  """The function that computes the expected results of a pipeline, for `compare`.
 
   Args:
-    pipeline: the pipeline, whose random streams the layers get.
+    pipeline: the pipeline; the layers get its random streams.
     layer_class: as in `assert_pipeline_parity`.
     config: MaxText's config.
     batch: inputs and the outputs' cotangent.
-    mesh: where the layers run, by default on one device.
-    deterministic: no dropout.
+    mesh: the mesh on which the layers run; by default one device.
+    deterministic: whether dropout is off.
   """
   if mesh is None:
     mesh = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(config.mesh_axes)), config.mesh_axes)
@@ -241,15 +247,16 @@ def reference(
 def compare(
     pipeline: nnx.Module, expected: Callable, batch: Batch, mesh: Mesh, rules: Any, *, deterministic: bool = True
 ) -> Parity:
-  """Runs both forward and backward, and compares outputs, every gradient, and what layers sow.
+  """Runs a pipeline and its reference forward and backward, and compares outputs, every gradient, and sown values.
 
   Args:
     pipeline: a pipeline module, called like a decoder layer.
-    expected: what it should compute, of the parameters of its `layers` and inputs, `with_gradients`; see `reference`.
+    expected: (parameters of the pipeline's `layers`, inputs) -> the expected results, as from `with_gradients`; see
+      `reference`.
     batch: inputs and the outputs' cotangent.
     mesh: device mesh.
     rules: logical axis rules.
-    deterministic: no dropout.
+    deterministic: whether dropout is off.
   """
   pipelined, params = function_of(pipeline, deterministic=deterministic)
   with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
@@ -260,18 +267,18 @@ def compare(
 def sensitivity(
     pipeline: nnx.Module, expected: Callable, batch: Batch, dtype: Any, *, deterministic: bool = True, seed: int = 0
 ) -> Parity:
-  """How far the results of the layers alone move if each weight moves by one unit in the last place, up or down.
+  """How far the layers' own results change if each weight changes by one unit in the last place, up or down.
 
-  What they are computed with is rounded as much at every step, so no two ways to compute them agree much better. Some
-  models magnify rounding far beyond what `tolerance` allows for: for 36 layers of Gemma 3 by a factor of 2000.
+  Every step of a computation rounds its values as much, so two correct computations do not agree much better. Some models
+  magnify rounding far beyond `tolerance`: 36 layers of Gemma 3 do so by a factor of 2000.
 
   Args:
     pipeline: as in `compare`.
     expected: as in `compare`.
     batch: as in `compare`.
-    dtype: whose last place; that of activations.
-    deterministic: no dropout.
-    seed: of the directions.
+    dtype: the dtype that defines the last place: the dtype of activations.
+    deterministic: whether dropout is off.
+    seed: seed of the directions.
   """
   _, params = function_of(pipeline, deterministic=deterministic)
   leaves, tree = jax.tree.flatten(params)
@@ -284,14 +291,14 @@ def sensitivity(
 
 
 def _stacked(sown: np.ndarray, like: np.ndarray) -> np.ndarray:
-  """What a pipeline's layers have sown [R, S, …] as a loop's have [layer, …]."""
-  if sown.dtype == bool and like.size == like.shape[0]:  # the pipeline's have a flag from each device
+  """A pipeline's sown values [R, S, …] in the shape of a loop's, [layer, …]."""
+  if sown.dtype == bool and like.size == like.shape[0]:  # a pipeline has a flag from each device
     return sown.reshape(like.shape[0], -1).any(axis=1).reshape(like.shape)
   return sown.reshape(like.shape) if sown.size == like.size else sown
 
 
 def _difference(found: tuple, expected: tuple) -> Parity:
-  """Of two results of `with_gradients`."""
+  """The relative errors between two results of `with_gradients`."""
   (outputs, sown), gradients = found
   (expected_outputs, expected_sown), expected_gradients = expected
   if sown.keys() != expected_sown.keys():
@@ -310,9 +317,9 @@ def _difference(found: tuple, expected: tuple) -> Parity:
 
 
 def with_gradients(fn: Function, batch: Batch, *, compiled: bool = True) -> Callable:
-  """(params, inputs) -> ((outputs, sown), gradients of both) of what is differentiated in a comparison.
+  """(params, inputs) -> ((outputs, sown), gradients with respect to params and inputs) of a comparison's loss.
 
-  Not compiled as a whole, a loop compiles one stage and calls it many times.
+  With `compiled=False`, a loop compiles one stage and calls it many times.
   """
 
   def loss(params, inputs):

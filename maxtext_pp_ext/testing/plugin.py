@@ -4,16 +4,16 @@
 
   pytest -p maxtext_pp_ext.testing.plugin --pipeline-impl circular_bsw --virtual-devices 4 MAXTEXT/tests/...
 
-`--pipeline-impl NAME` installs the seams and gives NAME to every config with a pipeline that names no implementation
-itself. Tests of the host's own modes (`pipeline_fsdp_ag_once`, `pipeline_fsdp_ag_per_repeat`) have these two keys turned
-off, and the terminal summary lists them. Configs without a pipeline are not touched.
+`--pipeline-impl NAME` installs the seams, and sets `pipeline_impl=NAME` in every config that has a pipeline and names no
+implementation. In tests of the host's own modes it turns the two keys `pipeline_fsdp_ag_once` and
+`pipeline_fsdp_ag_per_repeat` off; the terminal summary lists these tests. Configs without a pipeline stay unchanged.
 
-`--virtual-devices N` lets N CPU devices stand in for TPUs: it sets XLA_FLAGS, and DECOUPLE_GCLOUD=TRUE and
-JAX_PLATFORMS=cpu unless they are set, before anything can initialise JAX; and it lifts the mark `tpu_only`, so that
-tests that run on TPUs upstream run here. A test that really needs a TPU fails then.
+`--virtual-devices N` replaces TPUs by N CPU devices. Before anything can initialise JAX, it sets XLA_FLAGS, and
+DECOUPLE_GCLOUD=TRUE and JAX_PLATFORMS=cpu unless these are set. It also removes the mark `tpu_only`, so that tests that
+run on TPUs upstream run here. A test that really needs a TPU then fails.
 
-Each option works without the other. Without both the plugin does nothing; it is loaded into every pytest of an
-environment, so nothing outside pytest and the standard library is imported before an option asks for it.
+Each option works without the other. Without both the plugin does nothing. It is loaded into every pytest run of an
+environment, so it imports nothing outside pytest and the standard library before an option needs it.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ import maxtext_pp_ext
 from maxtext_pp_ext import processes
 
 TPU_ONLY = "tpu_only"
-# Keys of the properties through which a test's reports carry what happened to its configs (also from xdist's workers).
+# Keys of the properties that record in a test's reports how its configs were changed (also from xdist's workers).
 _IMPL_PROPERTY = "maxtext_pp_ext.pipeline_impl"
 _EXPLICIT_PROPERTY = "maxtext_pp_ext.explicit_pipeline_impl"
 _SWITCHED_OFF_PROPERTY = "maxtext_pp_ext.switched_off"
@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
   )
 
 
-# First of its kind, because conftest files (MaxText's own among them) import jax, and some initialise it.
+# Runs before other hooks of this name, because conftest files, such as MaxText's own, import jax, and some initialise it.
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
   _prepare(early_config)
@@ -76,13 +76,13 @@ def _virtual_devices(config: pytest.Config) -> int | None:
 
 
 def _option(config: pytest.Config, name: str):
-  # `config.option` is filled after the first conftests are loaded; before, only the known arguments are there.
+  # `config.option` is filled after the first conftests are loaded; before, there are only the known arguments.
   value = getattr(config.option, name, None)
   return getattr(config.known_args_namespace, name, None) if value is None else value
 
 
 def _prepare(config: pytest.Config) -> None:
-  """Does once what has to happen before a test module can import MaxText."""
+  """Applies the options, once, before a test module can import MaxText."""
   if config.stash.get(_prepared, False):
     return
   config.stash[_prepared] = True
@@ -99,7 +99,7 @@ def _use_virtual_devices(count: int) -> None:
   platforms = os.environ.setdefault("JAX_PLATFORMS", "cpu")
   if platforms.split(",")[0] != "cpu":
     raise pytest.UsageError(
-        f"--virtual-devices {count} means CPU devices, but JAX_PLATFORMS={platforms}: unset it, set it to cpu, "
+        f"--virtual-devices {count} needs CPU devices, but JAX_PLATFORMS={platforms}: unset it, set it to cpu, "
         "or leave out --virtual-devices to run on real devices"
     )
   os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
@@ -109,12 +109,12 @@ def _use_virtual_devices(count: int) -> None:
     if _jax_backend_initialized():
       raise pytest.UsageError(
           f"--virtual-devices {count} comes too late: JAX's backend was initialised before pytest loaded its first "
-          "conftest, and its devices cannot change after that. Find what calls jax.devices() or computes that early "
-          f"(another plugin, or -p), or start pytest with XLA_FLAGS={flag} in the environment"
+          "conftest, and its devices cannot change after that. Find the module that calls jax.devices() or computes that "
+          f"early (another plugin, or -p), or start pytest with XLA_FLAGS={flag} in the environment"
       )
     os.environ["XLA_FLAGS"] = processes.xla_flags(count)
   if "JAX_NUM_CPU_DEVICES" in os.environ:
-    os.environ["JAX_NUM_CPU_DEVICES"] = str(count)  # JAX prefers it to XLA_FLAGS
+    os.environ["JAX_NUM_CPU_DEVICES"] = str(count)  # overrides XLA_FLAGS
   jax = sys.modules.get("jax")
   if jax is not None and not jax.config.jax_platforms:
     jax.config.update("jax_platforms", platforms)  # JAX reads JAX_PLATFORMS only when it is imported
@@ -132,7 +132,7 @@ def _install(name: str) -> None:
 
   try:
     registry.get(name)
-    # The wheel's start-up hook has normally done this; without the hook, or with MAXTEXT_PP_EXT=off, it has not.
+    # The wheel's start-up hook has normally done this, except without the hook or with MAXTEXT_PP_EXT=off.
     maxtext_pp_ext.install()
   except (registry.UnknownImplementationError, registry.PluginError, version.HostVersionError) as error:
     raise pytest.UsageError(f"--pipeline-impl: {error}") from error
@@ -150,7 +150,7 @@ def _tests(tests: set[str]) -> str:
 
 
 class _Session:
-  """What an active plugin does during one pytest run."""
+  """The hooks of an active plugin during one pytest run."""
 
   def __init__(self, config: pytest.Config) -> None:
     self.pipeline_impl = _pipeline_impl(config)
@@ -169,7 +169,7 @@ class _Session:
     impl = f"pipeline_impl={self.pipeline_impl}" if self.pipeline_impl else "pipelines untouched"
     return f"maxtext_pp_ext {maxtext_pp_ext.__version__}: {impl}, MaxText {_maxtext_version()}, {devices}"
 
-  # Last, so that `-m tpu_only` still selects, and a conftest that sorts tests by mark still sees it.
+  # Runs last, so that `-m tpu_only` still selects tests, and a conftest that sorts tests by mark still sees the mark.
   @pytest.hookimpl(trylast=True)
   def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
     if self.virtual_devices is None:
@@ -177,7 +177,7 @@ class _Session:
     marked = [item for item in items if item.get_closest_marker(TPU_ONLY) is not None]
     for item in marked:
       item.user_properties.append((_LIFTED_PROPERTY, TPU_ONLY))
-    # A mark may stand at the test, its class or its module.
+    # The test, its class or its module may have the mark.
     for node in {node for item in marked for node in item.listchain()}:
       node.own_markers[:] = [mark for mark in node.own_markers if mark.name != TPU_ONLY]
 
@@ -190,7 +190,7 @@ class _Session:
       self.item = None
 
   def _on_config(self, report) -> None:
-    """Notes at the running test what `maxtext_pp_ext.host.replacements.defaults` decided for a config it built."""
+    """Records in the running test the decision of `maxtext_pp_ext.host.replacements.defaults` for one of its configs."""
     key = _EXPLICIT_PROPERTY if report.explicit else _IMPL_PROPERTY
     properties = [(key, report.pipeline_impl), *((_SWITCHED_OFF_PROPERTY, host_key) for host_key in report.switched_off)]
     if self.item is not None:

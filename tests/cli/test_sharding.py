@@ -81,7 +81,7 @@ def test_conflicts_are_shown_and_are_no_failure(command):
   assert status == 0 and "! two dimensions want the same mesh axis" in text
   assert (
       "1 sharding conflict:" in text
-      and "Behind it, add the rule ('mlp', None)" in text
+      and "After it, add the rule ('mlp', None)" in text
       and "9 more, without --limit" in text
   )
 

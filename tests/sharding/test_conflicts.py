@@ -91,7 +91,7 @@ MESSAGES = {
     Kind.TAKEN: (
         (("embed", "mlp"), [("embed", "fsdp"), ("mlp", "fsdp")], (8, 16)),
         "'embed' has fsdp (4 devices) by rule 0 ('embed', 'fsdp'), so rule 1 ('mlp', 'fsdp') was passed over, and"
-        " 'mlp' is not sharded over 'fsdp'. Behind it, add the rule ('mlp', None) to replicate it, or"
+        " 'mlp' is not sharded over 'fsdp'. After it, add the rule ('mlp', None) to replicate it, or"
         " ('mlp', 'data') to shard it,",
     ),
     Kind.MISSING: (
@@ -112,7 +112,7 @@ MESSAGES = {
     ),
     Kind.UNKNOWN: (
         (("embed", "mpl"), [("embed", "fsdp"), ("mlp", "data")], (8, 16)),
-        "no rule is for 'mpl', which is replicated. Is 'mlp' meant? Otherwise add the rule ('mpl', None)",
+        "there is no rule for 'mpl', so it is replicated. Did you mean 'mlp'? Otherwise add the rule ('mpl', None)",
     ),
     Kind.RANK: ((("embed", "mlp"), [("embed", "fsdp"), ("mlp", None)], (8,)), "2 logical axes for 1 dimensions"),
 }

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs as JAX traces them (jaxprs): what their operations use, parts of them, and programs without calls."""
+"""Helpers for jaxprs: they analyse which variables operations use, select parts of programs and inline calls."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import jax
 
 from maxtext_pp_ext.jax_private import ClosedJaxpr, dce_jaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 
-# Calls whose operands are the inner program's inputs, one to one. Functions with their own derivative rule are not
-# among them: the rule may use an operand in another way than the function does.
+# Calls whose operands are the inner program's inputs, one to one. Functions with their own derivative rule are left out:
+# the rule may use an operand in another way than the function does.
 CALLS = frozenset({"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
 
-# (operation, values of its operands) -> values of its results in its place, or None to leave it as it is.
+# (operation, values of its operands) -> values that replace its results, or None to keep the operation.
 Rewrite = Callable[[JaxprEqn, list], list | None]
 
 
 def inner_program(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[Any]]:
-  """(jaxpr, its constants) of an operation that runs another program."""
+  """(jaxpr, constants) of the program that an operation runs."""
   inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
   return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
 
 
 def count_uses(jaxpr: Jaxpr) -> dict[Var, int]:
-  """How often each variable is an operand or an output; variables that are neither are left out."""
+  """Counts how often each variable is an operand or an output; variables that are neither are left out."""
   uses: dict = {}
   for var in [v for eqn in jaxpr.eqns for v in eqn.invars] + list(jaxpr.outvars):
     if isinstance(var, Var):
@@ -35,19 +35,19 @@ def count_uses(jaxpr: Jaxpr) -> dict[Var, int]:
 
 
 def makers_of(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
-  """The operation that each variable is a result of; inputs and constants are left out."""
+  """Maps each variable to the operation that computes it; inputs and constants are left out."""
   return {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
 
 
 def depends(jaxpr: Jaxpr, out: int, candidates: list[bool]) -> bool:
-  """Whether output number `out` is computed from one of the candidate inputs, looking into loops and calls."""
+  """Whether output number `out` is computed from any of the candidate inputs. Looks into loops and calls."""
   used_outputs = [i == out for i in range(len(jaxpr.outvars))]
   _, used_inputs = dce_jaxpr(jaxpr, used_outputs)
   return any(u and c for u, c in zip(used_inputs, candidates, strict=True))
 
 
 def number(outvars: Sequence[Var | Literal], wanted: Sequence[bool]) -> tuple[dict[int, int], list[int]]:
-  """Numbers the wanted outputs, equal variables getting one number: ({output: number}, [output of each number])."""
+  """Numbers the wanted outputs; equal variables share a number. ({output: number}, [output of each number])."""
   numbers: dict[int, int] = {}
   by_var: dict[Var | int, int] = {}
   first: list[int] = []
@@ -63,7 +63,7 @@ def number(outvars: Sequence[Var | Literal], wanted: Sequence[bool]) -> tuple[di
 
 
 def select_outputs(closed: ClosedJaxpr, outs: Sequence[int]) -> ClosedJaxpr:
-  """The part of a program that computes these outputs (numbers in ascending order), with all its inputs kept."""
+  """The part of a program that computes these outputs (numbers in ascending order). All inputs are kept."""
   wanted = set(outs)
   jaxpr, _ = dce_jaxpr(closed.jaxpr, [i in wanted for i in range(len(closed.jaxpr.outvars))], instantiate=True)
   return ClosedJaxpr(jaxpr, closed.consts)
@@ -72,7 +72,7 @@ def select_outputs(closed: ClosedJaxpr, outs: Sequence[int]) -> ClosedJaxpr:
 def select_eqns(
     closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], invars: Sequence[Var], outvars: Sequence[Var], *, consts: bool
 ) -> ClosedJaxpr:
-  """A program of these operations only, with the constants of the whole or with none."""
+  """A program of these operations only, with all constants of `closed` or with none."""
   given: dict[str, list] = {} if consts else {"constvars": []}
   jaxpr = closed.jaxpr.replace(eqns=list(eqns), invars=list(invars), outvars=list(outvars), **given)
   return ClosedJaxpr(jaxpr, closed.consts if consts else [])
@@ -83,7 +83,7 @@ def inline(closed: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
 
   Args:
     closed: the program.
-    rewrite: is asked for each operation first, also within calls.
+    rewrite: called first on each operation, also within calls.
   """
   return jax.make_jaxpr(lambda *args: _run(closed.jaxpr, closed.consts, rewrite, *args))(*closed.in_avals)
 
@@ -106,13 +106,13 @@ def _run(jaxpr: Jaxpr, consts: Sequence, rewrite: Rewrite, *args: Any) -> list:
 
 
 def _has_shardings(eqn: JaxprEqn) -> bool:
-  """Whether a call lays its operands or results out; then it is left alone."""
+  """Whether a call gives its operands or results shardings. Such a call is not inlined."""
   given = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
   return any(isinstance(s, jax.sharding.Sharding) for s in given)
 
 
 def _keep_from_merging(eqn: JaxprEqn, values: list) -> list:
-  """What lowering a rematerialised call does: a barrier, or the compiler would merge it with the forward pass."""
+  """Adds the barrier that lowering a rematerialised call adds; without it the compiler merges call and forward pass."""
   prevent = eqn.params.get("prevent_cse", False) if eqn.params.get("differentiated", False) else False
   flags = [prevent] * len(values) if isinstance(prevent, bool) else list(prevent)
   if not any(flags):

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weight gradients as explicit partial sums, so that they cross device boundaries once per repeat.
 
-A weight's gradient is a sum over the batch, which is sharded over the data-like mesh axes. Left to itself the compiler
-completes the sum (an all-reduce) wherever the gradient leaves the operation that made it: at every iteration, or, where
-it manages to move the reduction out of a loop, at the end of that loop. A partial sum cannot cross a loop's boundary,
-because automatic sharding has no layout for "not yet added up".
+A weight's gradient is a sum over the batch, which is sharded over the data-like mesh axes. By default, the compiler
+completes the sum (an all-reduce) where the gradient leaves the operation that computes it: at every iteration, or at the
+end of a loop if it can move the reduction out of that loop. A partial sum cannot cross a loop's boundary, because
+automatic sharding has no layout for a sum that is not complete.
 
-Here it gets one: a leading axis. The operation at the root of each gradient (a matrix product or a sum that contracts
-the batch) is rewritten to contract within each of F equal parts of the batch, with the parts as a leading axis of the
-result, sharded over the data-like axes. On each device that is the product it computed anyway, and adding such values up
-over iterations and loops needs no communication. What is left to do once is to add up the leading axis.
+This module gives a partial sum a layout: a leading axis. The operation at the root of each gradient (a matrix product or
+a sum that contracts the batch) is rewritten to contract within each of F equal parts of the batch. The parts become a
+leading axis of the result, sharded over the data-like axes. Each device computes the same product as before, and adding
+such values up over iterations and loops needs no communication. The sum over the leading axis remains, and is done once.
 
 The rewrite is algebra, true whatever the layouts are: Σ_b = Σ_f Σ_{b in part f}. Layouts decide only how fast it is.
 """
@@ -40,10 +40,10 @@ class GradientProgram:
   Attributes:
     body: everything else; (inputs) -> each gradient's operands of roots and factors, then the outputs that have no root.
     roots: for each gradient its roots, or None if it has none that can be split.
-    tails: for each gradient with roots what follows them, (results of the roots, factors) -> gradient.
-    num_factors: for each gradient how many values its tail takes that do not come from its roots.
+    tails: for each gradient with roots the operations that follow them, (results of the roots, factors) -> gradient.
+    num_factors: for each gradient the number of its tail's inputs that do not come from its roots.
     parts: for each gradient F; 1 without roots.
-    num_rest: how many outputs have no root.
+    num_rest: the number of outputs that have no root.
   """
 
   body: ClosedJaxpr
@@ -61,8 +61,8 @@ class GradientProgram:
 
     Args:
       closed: the backward program.
-      splits: for each gradient the batch axes to split. An empty one, or one that no axis of the root's contraction
-        fits, leaves the gradient whole.
+      splits: for each gradient the batch axes to split. A gradient stays whole if its split is empty, or if no axis of
+        the root's contraction fits the split.
       batch_axes: the mesh axes that shard the batch, in the order in which a leading axis of parts is sharded.
     """
     splits = [tuple(s for s in split if s.parts > 1) for split in splits]
@@ -100,8 +100,8 @@ class GradientProgram:
     """Runs the program.
 
     Args:
-      args: its inputs.
-      overlapped: for each gradient arrays, or None, that are to be computed before it is.
+      args: the program's inputs.
+      overlapped: for each gradient, arrays or None, to be computed before the gradient.
 
     Returns:
       (gradients, each [F, …] with its own F, other outputs, `overlapped`).
@@ -116,7 +116,7 @@ class GradientProgram:
         results = []
         for root in roots:
           given = [next(operands) for _ in root.eqn.invars]
-          # Tied to the smallest operand: what makes a larger one may be part of the same kernel as its product.
+          # Tied to the smallest operand: the operation that makes a larger one may be fused with the product.
           smallest = min(range(len(given)), key=[x.size for x in given].__getitem__)
           given[smallest], before = jax.lax.optimization_barrier((given[smallest], before))
           results.append(_run_root(root, given))

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""In which dtype a weight can be gathered without changing a single bit of the result."""
+"""Finds the dtype in which a weight can be gathered without changing a single bit of the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from maxtext_pp_ext.engine.programs.jaxprs import CALLS, inner_program
 from maxtext_pp_ext.jax_private import Jaxpr, JaxprEqn, Literal, Var
 
-# Move or lay out elements without computing with them, so they commute with a cast.
+# Operations that move or lay out elements without computing with them, so they commute with a cast.
 _MOVES = frozenset(
     {
         "sharding_constraint",
@@ -36,11 +36,11 @@ class _UsedOtherwise(Exception):
 def cast_on_first_use(fn: Callable, weights: list[Any], *args: Any) -> list[jnp.dtype | None]:
   """For each weight the one dtype that `fn` casts it to before any arithmetic, or None.
 
-  If a weight's every use in `fn(weights, *args)` begins with the same cast, then casting it earlier (before it is
+  If every use of a weight in `fn(weights, *args)` begins with the same cast, then casting it earlier (before it is
   gathered) gives bit-identical results. Only casts to a narrower dtype count.
 
   Args:
-    fn: a stage; it is traced, its Python side effects happen.
+    fn: a stage. It is traced, so its Python side effects happen.
     weights: arrays or shape-dtype structs.
     *args: further arguments.
   """
@@ -61,7 +61,7 @@ def _narrower(jaxpr: Jaxpr, var: Var) -> jnp.dtype | None:
 
 
 def _casts(jaxpr: Jaxpr, var: Var) -> set[jnp.dtype]:
-  """The dtypes that a variable is cast to; raises if it is used in any other way."""
+  """The dtypes that a variable is cast to; raises `_UsedOtherwise` if it is used in any other way."""
   if any(v is var for v in jaxpr.outvars):
     raise _UsedOtherwise
   dtypes = set()

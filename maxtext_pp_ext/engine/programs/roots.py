@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where in a backward program a weight's gradient is summed over the batch: its roots, and what follows them.
+"""Finds the operations of a backward program that sum a weight's gradient over the batch: its roots.
 
-A root is a matrix product or a sum that contracts the batch, or a sum over devices inside a `shard_map`. From a root to
-the gradient there are linear operations only, so that they may as well act on each part of the sum alone.
+A root is a matrix product or a sum that contracts the batch, or a sum over devices inside a `shard_map`. Only linear
+operations follow between a root and the gradient, so they can act on each part of the sum alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from maxtext_pp_ext.engine.programs.jaxprs import count_uses, inner_program, makers_of
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 
-# Linear, acts on each part alone: may stand between the root and the gradient.
+# Operations that may stand between the root and the gradient: they are linear and act on each part alone.
 _LINEAR = frozenset(
     {
         "transpose",
@@ -35,13 +35,13 @@ _LINEAR = frozenset(
 
 
 class BatchSplit(NamedTuple):
-  """An axis of the activations, by its size, and into how many parts the devices hold it.
+  """An axis of the activations, identified by its size, and the number of parts in which the devices hold it.
 
   Attributes:
-    size: how many elements the axis has. Without a size no operation is split; only sums that a shard_map does itself are
-      left in parts.
-    parts: into how many parts.
-    fraction: the size of what layers compute at a time, where that is less than the whole axis.
+    size: number of elements of the axis. If None, no operation is split; only sums that a shard_map does itself are left
+      in parts.
+    parts: number of parts.
+    fraction: the number of elements that layers compute at a time; None stands for `size`.
   """
 
   size: int | None
@@ -67,9 +67,9 @@ class Found(NamedTuple):
 
   Attributes:
     roots: the operations that sum.
-    tail: those that follow them, in the program's order, without layout constraints.
+    tail: the operations that follow the roots, in the program's order, without layout constraints.
     factors: variables that the tail takes in addition to the roots' results.
-    out: the variable that the tail ends in.
+    out: the result of the tail.
     taken: all operations that roots and tail replace.
   """
 
@@ -88,17 +88,17 @@ def find(
     *,
     exact: bool = False,
 ) -> Found | None:
-  """Walks from a gradient back to its roots, through linear operations whose results go nowhere else.
+  """Walks from a gradient back to its roots, through linear operations whose results are used nowhere else.
 
   Args:
     out: the gradient.
-    makers: as `jaxprs.makers_of` returns them.
-    uses: as `jaxprs.count_uses` returns them.
-    split: the axes of the batch that are to be split, each into more than one part.
-    exact: whether a root may only sum over axes of exactly the size of those.
+    makers: the result of `jaxprs.makers_of`.
+    uses: the result of `jaxprs.count_uses`.
+    split: the batch axes to split, each into more than one part.
+    exact: whether the axes that a root sums over must have exactly the sizes in `split`.
 
   Returns:
-    None if there are no roots that can be split so.
+    None if the gradient has no roots that can be split in this way.
   """
   roots, tail, factors, taken, same, todo = [], [], [], [], {}, [out]
   while todo:
@@ -107,7 +107,7 @@ def find(
     if eqn is None or uses[var] != 1:
       return None
     root = _root(eqn, makers, split, exact)
-    # A sum over parts of the batch, whose products are scaled part by part (as quantizers do), is not the batch's.
+    # A quantizer may scale the products of parts of the batch before it adds them up. That sum is not the batch's.
     if root is not None and eqn.primitive.name == "reduce_sum" and root.axes is not None and not exact:
       deeper = find(eqn.invars[0], makers, uses, split, exact=True)
       root = None if deeper is not None and deeper.factors else root
@@ -115,7 +115,7 @@ def find(
     if root is not None:
       roots.append(root)
       continue
-    if eqn.primitive.name == "sharding_constraint":  # about the whole sum; the parts have a layout of their own
+    if eqn.primitive.name == "sharding_constraint":  # applies to the whole sum; the parts have their own layout
       same[var] = eqn.invars[0]
       todo.append(eqn.invars[0])
       continue
@@ -134,7 +134,7 @@ def find(
 
 
 def _linear_operands(eqn: JaxprEqn, makers: dict[Var, JaxprEqn]) -> set[int]:
-  """The operands that the operation is linear in, jointly, while it acts on each part alone; empty if there are none."""
+  """The operands in which the operation is jointly linear, if it acts on each part alone; empty if there are none."""
   name = eqn.primitive.name
   if name in _LINEAR:
     return set(range(len(eqn.invars)))
@@ -150,7 +150,7 @@ def _linear_operands(eqn: JaxprEqn, makers: dict[Var, JaxprEqn]) -> set[int]:
 
 
 def _source(var: Var | Literal, makers: dict[Var, JaxprEqn]) -> Var | Literal:
-  """What a variable repeats or converts. A scale has fewer elements than what it scales, unlike an activation."""
+  """The variable that `var` repeats or converts: smaller than the scaled array if it is a scale, unlike an activation."""
   while isinstance(var, Var) and var in makers:
     eqn = makers[var]
     if eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type", "reshape", "copy"):
@@ -164,7 +164,7 @@ def _is_zero(var: Var | Literal) -> bool:
 
 
 def _root(eqn: JaxprEqn, makers: dict[Var, JaxprEqn], split: Sequence[BatchSplit], exact: bool) -> Root | None:
-  """The operation as a root that can be split so, or None."""
+  """The operation as a root, or None if it cannot be split in this way."""
   parts = math.prod(s.parts for s in split)
   if eqn.primitive.name == "reduce_sum" and eqn.params["axes"] == (0,):
     maker = makers.get(eqn.invars[0])
@@ -175,10 +175,11 @@ def _root(eqn: JaxprEqn, makers: dict[Var, JaxprEqn], split: Sequence[BatchSplit
 
 
 def _split_axes(eqn: JaxprEqn, split: Sequence[BatchSplit], exact: bool) -> list[tuple[tuple[int, ...], int]] | None:
-  """For each part of a split ((axis of each operand), parts), or None if the operation does not contract all of them.
+  """For each `BatchSplit` ((axis of each operand), parts), or None if the operation does not contract all of them.
 
-  The axis is the first contracted one of that size or fraction, or else, unless it has to be exact, of a multiple of it:
-  an axis that the batch was merged into as its slower part. Axes are distinct.
+  The axis is the first contracted one whose size is that of the split or its fraction. If there is none and `exact` is
+  False, it is the first contracted one whose size is a multiple: an axis into which the batch was merged as its slower
+  part. Axes are distinct.
   """
   axes: list[tuple[int, ...]]
   if eqn.primitive.name == "dot_general":
@@ -205,15 +206,15 @@ def _split_axes(eqn: JaxprEqn, split: Sequence[BatchSplit], exact: bool) -> list
 
 
 def expose_sums(eqn: JaxprEqn, values: list, batch_axes: Sequence[str]) -> list | None:
-  """Runs a shard_map whose sums over batch axes are done outside of it, over a leading axis of parts.
+  """Runs a shard_map, but moves its sums over batch axes out of it, to sums over a leading axis of parts.
 
   Args:
     eqn: any operation.
-    values: of its operands.
+    values: the values of its operands.
     batch_axes: the mesh axes that shard the batch.
 
   Returns:
-    Its results; None if it is no shard_map that ends in such a sum.
+    The results of the operation; None if it is no shard_map that ends in such a sum.
   """
   sums = _sums_of(eqn, batch_axes)
   if not sums:
@@ -237,7 +238,7 @@ def expose_sums(eqn: JaxprEqn, values: list, batch_axes: Sequence[str]) -> list 
 
 
 def _sums_of(eqn: JaxprEqn, batch_axes: Sequence[str]) -> dict[int, tuple[Var, tuple[str, ...]]]:
-  """Outputs of a shard_map that end in a sum over batch axes only: {output: (what is summed, mesh axes)}."""
+  """Outputs of a shard_map that end in a sum over batch axes only: {output: (summed variable, mesh axes)}."""
   if eqn.primitive.name != "shard_map" or not batch_axes:
     return {}
   (inner, _), mesh = inner_program(eqn), eqn.params["mesh"]

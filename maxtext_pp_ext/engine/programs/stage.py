@@ -27,14 +27,13 @@ StageFn = Callable[[PyTree, PyTree, jax.Array], tuple[jax.Array, PyTree]]
 class StageProgram:
   """All S stages of one iteration, traced once.
 
-  A stage maps (weights, aux, x) to (y, intermediates), where `weights` are differentiated, `aux` (segment ids,
-  positions, random keys) are not, and x and y are activations [S, microbatch, sequence, embed]. The layer's Python code
-  runs during `trace` only. Later it would run outside Flax's module scope and count random numbers twice.
+  A stage maps (weights, aux, x) to (y, intermediates). `weights` are differentiated, `aux` (segment ids, positions,
+  random keys) are not, and x and y are activations [S, microbatch, sequence, embed]. The layer's Python code runs during
+  `trace` only. Later it would run outside Flax's module scope and count random numbers twice.
 
-  What backward needs is split by what it depends on. Residuals that depend on x, such as the stage input itself and
-  whatever the remat policy saves, are returned by `save` and have to be stored per iteration. The others (weights,
-  their casts and transposes, masks, dropout keys) are computed again by `backward` from the weights and aux it is
-  given, so that no gathered weight is ever stored.
+  There are two kinds of residuals. `save` returns those that depend on x, such as the stage input itself and the values
+  that the remat policy saves; they have to be stored per iteration. `backward` recomputes the others (weights, their
+  casts and transposes, masks, dropout keys) from its weights and aux, so no gathered weight is ever stored.
 
   Attributes:
     weights_and_aux: structure of (weights, aux).
@@ -43,7 +42,7 @@ class StageProgram:
     primal: (weights, aux, x) -> outputs.
     saving: (weights, aux, x) -> outputs + saved.
     rebuilding: (weights, aux, x) -> the residuals that do not depend on x.
-    saved_avals: types of what is saved, each [S, …].
+    saved_avals: types of the saved residuals, each [S, …].
     gradients: (rebuilt, saved, cotangents) -> (gradients of the weights, cotangent of x).
   """
 
@@ -75,7 +74,7 @@ class StageProgram:
       aux: pytree of arrays that are not differentiated.
       x: activations [S, microbatch, sequence, embed].
       checkpoint: wraps a function of (weights, x) in `jax.checkpoint` with the remat policy; None stores every residual.
-      splits: for each weight, the batch axes over whose parts its gradient is left as a partial sum.
+      splits: for each weight, the batch axes to split so that its gradient is left as a partial sum.
       batch_axes: the mesh axes that shard the batch and the sequence.
     """
     structure: dict[str, Any] = {}
@@ -141,12 +140,12 @@ class StageProgram:
       x: [S, microbatch, sequence, embed].
 
     Raises:
-      TypeError: weights and aux have another structure than those that were traced.
+      TypeError: weights and aux have another structure than when the stage was traced.
     """
     return jax.tree.unflatten(self.outputs, self._run(self.primal, weights, aux, x))
 
   def save(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree, list[jax.Array]]:
-    """Forward with residuals: (y, intermediates, saved [S, …]). Takes and raises what `run` does."""
+    """Forward with residuals: (y, intermediates, saved [S, …]). Takes the same arguments and raises as `run` does."""
     out = self._run(self.saving, weights, aux, x)
     n = self.outputs.num_leaves
     y, intermediates = jax.tree.unflatten(self.outputs, out[:n])
@@ -161,13 +160,13 @@ class StageProgram:
       dintermediates: PyTree,
       overlapped: list[PyTree],
   ) -> tuple[list[jax.Array], jax.Array, list[PyTree]]:
-    """Cotangents of the weights, each [F, S, …] to be summed over F, and of x. Recomputes what was not saved.
+    """Cotangents of the weights, each [F, S, …] to be summed over F, of x, and `overlapped`.
 
-    F is 1 for a weight whose gradient is not left as a partial sum (`gradients.parts`). Intermediates that are not
-    floating point have no cotangent; theirs is ignored. `overlapped` holds for each weight arrays, or None, that are to
-    be computed before its cotangent is; they are returned.
+    Recomputes residuals that were not saved. F is 1 for a weight whose gradient is not left as a partial sum
+    (`gradients.parts`). Cotangents of intermediates that are not floating point are ignored. `overlapped` holds, for
+    each weight, arrays or None, to be computed before the weight's cotangent; they are returned.
     """
-    # No x is needed for what does not depend on x; a placeholder completes the argument list and is never read.
+    # These residuals do not depend on x: a placeholder completes the argument list and is never read.
     rebuilt = self._run(self.rebuilding, weights, aux, jnp.zeros(dy.shape, dy.dtype))
     cotangents = [
         d for d, o in zip(jax.tree.leaves((dy, dintermediates)), self.output_avals, strict=True) if _is_float(o)
@@ -186,12 +185,12 @@ def _is_float(aval: Any) -> bool:
 
 
 def _float0(aval: Any) -> np.ndarray:
-  """The cotangent that JAX wants for integers."""
+  """The cotangent that JAX requires for integers."""
   return np.zeros(aval.shape, jax.dtypes.float0)
 
 
 def _struct(aval: Any) -> Any:
-  """The type of an array to trace with. It includes the memory an array is in: a policy may offload what it saves."""
+  """The type of an array to trace with. It includes the memory space: a remat policy may offload what it saves."""
   return aval.strip_weak_type()
 
 
