@@ -97,7 +97,8 @@ def _named(drawn: Iterable[Configuration], known: Mapping, most: int) -> dict[st
   """Those that have not been trained, under new names."""
   tried = [configuration for configuration, _ in known.values()]
   new = itertools.islice((configuration for configuration in drawn if configuration not in tried), most)
-  return {f"{number:04}": configuration for number, configuration in enumerate(new, start=len(known))}
+  first = 1 + max(map(int, known), default=-1)
+  return {f"{number:04}": configuration for number, configuration in enumerate(new, start=first)}
 
 
 def _items(configuration: Configuration) -> list[tuple[str, str]]:
