@@ -99,7 +99,7 @@ def test_no_source_runs_text_as_code_starts_a_shell_unpickles_or_talks_to_a_netw
         "import os\nos.execv('a', [])",
     ],
 )
-def test_each_of_these_is_objected_to(source):
+def test_each_forbidden_construct_is_objected_to(source):
   assert objections(source)
 
 

@@ -67,7 +67,7 @@ def test_custom_locations_mean_what_they_do_in_the_hosts_plain_pipeline(location
     ],
     ids=", ".join,
 )
-def test_so_does_a_policy_with(keys):
+def test_a_policy_keeps_and_recomputes_as_in_the_hosts_plain_pipeline_with(keys):
   check_same(remat_policy="save_qkv_proj", **keys)
 
 

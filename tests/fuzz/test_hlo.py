@@ -132,7 +132,7 @@ def test_what_is_no_program_or_has_what_is_not_understood_is_refused(tried, text
   tried("refused")
 
 
-def test_deep_calls_are_no_matter(tried):
+def test_deeply_nested_calls_are_read(tried):
   """More than Python's recursion goes."""
   deep = "".join(
       f"%c{i} (p: f32[]) -> f32[] {{\n  %p = f32[] parameter(0)\n  ROOT %r = f32[] call(%p), to_apply=%c{i + 1}\n}}\n"

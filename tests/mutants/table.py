@@ -59,7 +59,9 @@ OWN_VARIABLES = (
     "tests/testing/test_parity.py::test_what_a_layer_leaves_in_a_variable_of_its_own_type_is_refused_instead_of_lost"
 )
 CALLS = "tests/parity/test_calls.py::test_what_two_calls_leave_is_what_layers_without_a_pipeline_hold[sown and assigned]"
-NUMBERED = "tests/host/rules/test_pipelined_path.py::test_others_would_have_metrics_of_other_layers_and_are_refused"
+NUMBERED = (
+    "tests/host/rules/test_pipelined_path.py::test_layers_whose_names_are_in_another_order_are_refused_with_metrics"
+)
 TWO_NAMES = "tests/testing/test_parity.py::test_a_parameter_with_two_names_in_a_layer_has_one_gradient[False]"
 COMPARISON = "tests/testing/test_parity.py::test_nan_is_the_worst_error"
 

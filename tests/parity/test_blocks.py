@@ -58,7 +58,9 @@ SIZES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("stages, repeats, layers_per_stage, scanned", SIZES)
 @pytest.mark.parametrize("case", PIPELINED, ids=lambda case: case.name)
-def test_every_implementation_does_so_at_every_size(case, stages, repeats, layers_per_stage, scanned):
+def test_every_implementation_computes_and_learns_what_the_layers_do_at_every_size(
+    case, stages, repeats, layers_per_stage, scanned
+):
   if not case.takes(stages, repeats, layers_per_stage):
     pytest.skip(f"at most {case.most_layers} layers of this block can be pipelined")
   if case.block == "gemma3" and stages * repeats * layers_per_stage * case.cycle > 24:
@@ -73,7 +75,7 @@ def test_every_implementation_does_so_at_every_size(case, stages, repeats, layer
 
 
 @pytest.mark.slow
-def test_deepseek_without_biases_of_experts_does_so():
+def test_deepseek_without_biases_of_experts_computes_and_learns_what_its_layers_do():
   [case] = [case for case in PIPELINED if case.name == "deepseek"]
   keys = {**case.keys, "routed_bias": False, "routed_bias_update_rate": 0}
   check(

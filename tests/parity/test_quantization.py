@@ -186,7 +186,7 @@ def test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline(stages, rep
 
 @pytest.mark.parametrize("implementation", ["circular", "circular_ag_once"])
 @pytest.mark.parametrize("keys", [FP8, NANOO], ids=["fp8", "nanoo_fp8"])
-def test_fp8_layers_learn_so_with_other_residencies(implementation, keys):
+def test_fp8_layers_learn_scales_and_histories_with_other_residencies(implementation, keys):
   check(implementation, parts=1, steps=2, stages=3, microbatches=3, **keys)
 
 
@@ -203,7 +203,7 @@ VARIATIONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", VARIATIONS.values(), ids=VARIATIONS.keys())
-def test_fp8_layers_learn_so_with(keys):
+def test_fp8_layers_learn_scales_and_histories_with(keys):
   check(parts=1, steps=2, **FP8, **keys)
 
 
@@ -221,7 +221,7 @@ MOE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts, keys", [(1, FP8), (4, AQT["aqt int8"])], ids=["fp8", "aqt int8"])
-def test_experts_do_so_too(monkeypatch, parts, keys):
+def test_quantized_experts_compute_and_learn_as_without_a_pipeline(monkeypatch, parts, keys):
   monkeypatch.setitem(LAYERS, "mixtral", MixtralDecoderLayer)
   check(parts=parts, microbatch_size=4, **MOE, **keys)
 

@@ -26,7 +26,7 @@ def test_there_is_something_to_compare_with():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_memory_and_traffic(name):
+def test_predicted_memory_and_traffic_are_near_the_compilers(name):
   case, costs = CASES[name], predicted(name)
   memory, sent = BOUNDS[case.impl]
   assert costs.peak / 1e9 == pytest.approx(case.figures["peak_GB"], rel=memory)

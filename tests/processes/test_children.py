@@ -44,7 +44,7 @@ def gone(folder):
 
 
 @pytest.mark.parametrize("program, code", ENDS.values(), ids=ENDS.keys())
-def test_it_ends_as_the_command_does(tmp_path, program, code):
+def test_a_child_ends_as_its_command_does(tmp_path, program, code):
   with python(program, tmp_path, stderr=subprocess.DEVNULL) as child:
     pass
   assert child.returncode == code
@@ -70,7 +70,7 @@ def test_what_a_command_leaves_running_ends_with_it(tmp_path):
   assert child.returncode == 3 and (tmp_path / "ready").exists() and not common.running_in(tmp_path)
 
 
-def test_an_exception_ends_it_and_all_is_gone_when_the_context_is_left(tmp_path):
+def test_an_exception_ends_a_child_and_all_its_descendants_with_the_context(tmp_path):
   with pytest.raises(ValueError, match="ours"), waiting(tmp_path) as child:
     raise ValueError("ours")
   assert child.returncode == -signal.SIGTERM and not common.running_in(tmp_path)
@@ -101,13 +101,13 @@ sys.exit(5)
   assert child.returncode == 5 and not (tmp_path / "told").exists() and not common.running_in(tmp_path)
 
 
-def test_it_ends_with_the_object_that_stands_for_it(tmp_path):
+def test_a_child_ends_with_the_object_that_stands_for_it(tmp_path):
   child = waiting(tmp_path)
   del child
   assert gone(tmp_path)
 
 
-def test_to_kill_it_is_to_kill_all(tmp_path):
+def test_killing_a_child_kills_all_its_descendants(tmp_path):
   with waiting(tmp_path) as child:
     child.kill()
   assert child.returncode == -signal.SIGKILL and not common.running_in(tmp_path)

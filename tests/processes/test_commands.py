@@ -119,7 +119,7 @@ def test_a_command_that_is_killed_leaves_nothing_running(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [number.name for number in interruption.SIGNALS])
-def test_a_comparison_of_real_steps_leaves_nothing_either(tmp_path, name):
+def test_a_signalled_comparison_of_real_steps_leaves_nothing_running(tmp_path, name):
   keys = [*TINY, "ici_pipeline_parallelism=2", "num_pipeline_microbatches=2"]
   program = f"from maxtext_pp_ext import cli\nimport sys\nsys.exit(cli.main({['compare', *keys, '--devices', '4']!r}))"
   with common.Command(tmp_path, program) as command:

@@ -73,7 +73,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_found(case):
+def test_conflicts_are_found_and_intended_cases_are_not(case):
   names, rules, shape, expected = CASES[case]
   assert kinds(names, rules, shape) == expected
 

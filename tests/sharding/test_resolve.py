@@ -54,7 +54,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rules(case):
+def test_rules_bind_dimensions_in_order(case):
   names, rules, expected = CASES[case]
   assert resolve(names, MESH, rules) == expected
 

@@ -117,7 +117,7 @@ def test_conflicts_are_an_error_before_anything_is_read(tmp_path):
     restore_sharded(tmp_path / "nothing", mlp, mesh_of_devices(), [("embed", "nowhere")], on_conflict="error")
 
 
-def test_a_folder_without_a_checkpoint_is_said_so(tmp_path):
+def test_a_folder_without_a_checkpoint_is_reported(tmp_path):
   (tmp_path / "empty").mkdir()
   for folder in ("nothing", "empty"):
     with pytest.raises(FileNotFoundError):
