@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the package uses of JAX beyond its public interface is there, and stands in one file."""
+"""The installed JAX has all private names that the package uses, and one file has all these uses."""
 
 import ast
 import importlib.metadata

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table has every key of MaxText, what it says is so, and the sweep compares what it should."""
+"""The table has every key of MaxText, its statements are true, and the sweep compares the right values."""
 
 import itertools
 import math

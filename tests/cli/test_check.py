@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`maxtext-pp check`, as a command: what it finds, what it prints, how it ends."""
+"""`maxtext-pp check` as a command: its findings, output and exit codes."""
 
 import json
 

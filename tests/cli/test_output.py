@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is shown of what takes long, on a terminal and elsewhere."""
+"""Progress of long operations, on a terminal and elsewhere."""
 
 import contextlib
 import importlib.util
@@ -18,7 +18,7 @@ from maxtext_pp_ext.cli import output
 
 
 class Stream(io.StringIO):
-  """Tells when something is written."""
+  """A stream that sets an event when something is written."""
 
   def __init__(self):
     super().__init__()

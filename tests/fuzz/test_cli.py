@@ -48,7 +48,7 @@ POSITIONAL = st.lists(
 
 @st.composite
 def arguments(draw):
-  """A command line: a command or something else, and options, right and wrong."""
+  """A random command line: a command or another word, with right and wrong options."""
   name = draw(st.sampled_from(sorted(cli.SUBCOMMANDS)))
   found = [draw(st.one_of(st.just(name), st.just(name), st.just(name), TEXT))]
   for option in draw(st.lists(st.sampled_from(sorted(OPTIONS[name])), max_size=4)):

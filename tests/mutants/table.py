@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a pipeline could train another model without an error, a fault that does so, and the test that has to notice."""
+"""Ways in which a pipeline could silently train another model, faults that cause them, and tests that have to notice."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class Mutant:
   """A fault.
 
   Attributes:
-    name: for `--only`.
+    name: the fault's name, for `--only`.
     what: what goes wrong in training.
-    file: in which it is, below the package.
-    old: text that is replaced; it has to be there once.
-    new: what it is replaced by.
+    file: the file with the fault, below the package.
+    old: text that is replaced; it must occur exactly once.
+    new: the replacement.
     test: pytest's name of the smallest test that notices.
   """
 

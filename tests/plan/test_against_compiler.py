@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The closed forms against what the TPU compiler made of the same steps, as the benchmarks recorded it.
+"""Compares the closed forms with the TPU compiler's figures of the same steps, as the benchmarks recorded them.
 
 benchmarks/results/plan_error.md has all of the errors.
 """

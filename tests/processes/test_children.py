@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A child, and all that descends from it, ends with its parent, and else as the command does."""
+"""A child and all its descendants end with the parent; otherwise a child ends as its command does."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def python(program, folder, **options):
 
 
 def waiting(folder):
-  """A child with two of its own, when they are there."""
+  """A child with two children, once these run."""
   child = python(common.PARENT, folder)
   common.until((folder / "ready").exists, "no child of the child")
   assert len(common.running_in(folder)) == 4
@@ -84,7 +84,7 @@ def test_what_ignores_sigterm_is_killed(tmp_path):
 
 
 def test_sigterm_goes_to_the_command_alone(tmp_path):
-  """Which then decides what becomes of its own."""
+  """The command decides what happens to its children."""
   own = "import pathlib, signal, time; signal.signal(signal.SIGTERM, lambda *_: pathlib.Path('told').touch()); "
   own += f"pathlib.Path('listens').touch(); time.sleep({common.LONG_S})"
   program = f"""
@@ -132,7 +132,7 @@ thread = threading.Thread(target=run)
 @pytest.mark.parametrize("run", ["run()", "thread.start(); thread.join()"], ids=["main thread", "another thread"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: number.name)
 def test_what_a_library_function_runs_ends_with_a_process_that_handles_no_signals(tmp_path, run, number):
-  """As pytest, which SIGTERM ends at once."""
+  """For example pytest, which SIGTERM ends immediately."""
   with common.Command(tmp_path, f"{LIBRARY}\n{run}") as command:
     command.wait_for("ready")
     assert command.code_after(number) == -number

@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A command that gets a signal ends all that it has started, removes its temporary folders, and ends with 128 + signal.
+"""A command that gets a signal ends all its children, removes its temporary folders, and exits with 128 + signal.
 
 The commands are the real ones. Their child, which would compile or train for minutes, is replaced by one that sleeps and
-has itself started two: one in a session of its own, and one that ignores SIGTERM. The guardian is the real one.
+has itself started two: one in a separate session, and one that ignores SIGTERM. The guardian is the real one.
 """
 
 import signal
@@ -62,7 +62,7 @@ WITHOUT_FOLDERS = {"demo"}
 
 
 def started(folder, program):
-  """A command whose child has started its own two."""
+  """A command whose child has started its two children."""
   command = common.Command(folder, SLEEPING + program)
   try:
     command.wait_for("ready")

@@ -18,7 +18,7 @@ from tests.processes import common
 
 @pytest.fixture(autouse=True)
 def defaults():
-  """What a program starts with, whatever pytest was started by; and then what was before."""
+  """Sets the dispositions of signals with which a program starts, and restores the previous ones."""
   before = {number: signal.getsignal(number) for number in interruption.SIGNALS}
   signal.signal(signal.SIGINT, signal.default_int_handler)
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -95,7 +95,7 @@ def test_the_signal_after_a_swallowed_one_raises():
 
 
 def test_a_signal_during_garbage_collection_is_not_lost():
-  """What is raised in its callbacks, of which JAX has one, is printed and forgotten."""
+  """Python prints and drops exceptions in callbacks of the garbage collector. JAX has such a callback."""
   came, hook = [], sys.unraisablehook
 
   def callback(phase, _):
@@ -114,7 +114,7 @@ def test_a_signal_during_garbage_collection_is_not_lost():
 
 
 def test_a_signal_while_a_temporary_folder_is_made_or_removed_comes_after_it(monkeypatch):
-  """So that no folder is left of which nobody knows, and none that is half removed."""
+  """So no folder is left that is not registered, and none that is half removed."""
   made = interruption.tempfile.TemporaryDirectory
   folders = []
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is a conflict, what is none, and what is said about it."""
+"""Which resolutions are conflicts, which are not, and the messages about them."""
 
 import pickle
 import warnings

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Each rule of the resolution, and that it is Flax's on all that Flax's can express."""
+"""Each rule of the resolution; it equals Flax's in all cases that Flax's can express."""
 
 from flax import linen as nn
 from flax.core.spmd import logical_axis_rules

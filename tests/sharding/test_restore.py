@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From a checkpoint into another sharding than it was written from."""
+"""Restores checkpoints into other shardings than they were written from."""
 
 import pickle
 
@@ -19,7 +19,7 @@ from tests.sharding.test_create import mesh_of_devices, Mlp, mlp, mlp_and_optimi
 
 
 def other_values():
-  """The same model and optimizer from another seed: what restoring must not leave there."""
+  """The same model and optimizer from another seed: restoring must replace all these values."""
   model = Mlp(nnx.Rngs(7, dropout=8))
   return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
 

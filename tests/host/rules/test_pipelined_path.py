@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of what MaxText's pipelined path would lose: which models are refused, and the facts that this rests on."""
+"""Tests of the models that are refused because MaxText's pipelined path would lose something, and of the reasons."""
 
 import inspect
 import re
@@ -266,7 +266,7 @@ def test_every_decoder_block_of_maxtext_is_judged():
 
 
 def test_layers_of_maxtext_take_their_index_as_this_module_says():
-  """If MaxText changes these, the judgement above has to be read again."""
+  """If MaxText changes these, the tests above have to be reviewed."""
   from maxtext.models import deepseek4, envy, gemma3, gemma4, gpt_oss, llama4, olmo3, qwen3, qwen3_5
 
   def default(cls, name):
