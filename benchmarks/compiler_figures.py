@@ -39,8 +39,8 @@ operand. A gather that the compiler turned into permutes inside a matrix multipl
 step; if a weight is gathered in pieces, each piece counts.
 - none: without a pipeline; FSDP uses the chips of the stages.
 - between slices: for a collective over several slices, the bytes that one slice's part of it sends. For the shape over \
-DCN, only the row of circular_bsw is counted in this way. The others are older and count the operand of every \
-transfer, which is 4 % less for our pipelines.
+DCN, only the row of circular_bsw is counted in this way. The others are older and count the operand of every transfer, \
+which is 4 % less for our pipelines.
 - host BSW (`pipeline_fsdp_ag_per_repeat=true`) computes wrong values with 3 or more stages in MaxText 0.2.5; its \
 figures are those of a wrong program.
 """

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The machine that tests run on: 8 virtual CPU devices, no Google Cloud, compiled programs kept between runs.
 
-The settings are environment variables, set before anything imports JAX, so that processes started by tests have them
-too. A caller's own choice wins.
+The settings are environment variables, set before anything imports JAX, so that processes that tests start have them,
+too. A caller's own settings win.
 
-What Hypothesis draws is the same in each run of the same version of it, and may take as long as it does.
+Each run with the same version of Hypothesis draws the same examples. Hypothesis has no time limit.
 """
 
 import os

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the package uses of JAX beyond its public interface is there, and stands in one file."""
+"""The installed JAX has all private names that the package uses, and one file has all these uses."""
 
 import ast
 import importlib.metadata
@@ -23,16 +23,16 @@ PRIVATE = re.compile(r"jax\.(_src|extend|interpreters)\b")
 
 
 @pytest.mark.parametrize("use", jax_private.USES.values(), ids=jax_private.USES.keys())
-def test_jax_has_it(use):
+def test_jax_has_every_private_name(use):
   jax_private.find(use)
 
 
-def test_the_version_that_it_was_tried_with_is_that_of_the_locked_environment():
+def test_the_tested_version_is_that_of_the_locked_environment():
   constraints = (PACKAGE.parent / ".ci" / "constraints-cpu.txt").read_text(encoding="utf-8")
   assert f"jax=={jax_private.TRIED_WITH}" in constraints.splitlines()
 
 
-def test_what_is_gone_is_said_with_its_purpose_and_both_versions(monkeypatch):
+def test_a_missing_name_is_reported_with_its_purpose_and_both_versions(monkeypatch):
   use = jax_private.Use("jax.interpreters.partial_eval", "no_such_function", "to find what is not needed")
   monkeypatch.setitem(jax_private.USES, "no_such_function", use)
   installed = importlib.metadata.version("jax")
@@ -44,7 +44,7 @@ def test_what_is_gone_is_said_with_its_purpose_and_both_versions(monkeypatch):
     from maxtext_pp_ext.jax_private import no_such_function  # pylint: disable=import-outside-toplevel # noqa: F401
 
 
-def test_a_module_of_jax_that_is_gone_is_said_too():
+def test_a_missing_module_of_jax_is_reported():
   with pytest.raises(SetupError, match=r"has no jax\.no_such_module\.Var"):
     jax_private.find(jax_private.Use("jax.no_such_module", "Var", "for nothing"))
 

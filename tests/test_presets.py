@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Presets are configs that MaxText takes, and those of MaxText's own models with stages."""
+"""Presets are configs that MaxText accepts: configs of MaxText's own models, with stages added."""
 
 import pathlib
 

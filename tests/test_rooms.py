@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The house that docs/extending.md describes: which folder may import which, and how large files and folders are."""
+"""The structure in docs/extending.md: which folder may import which, and how large files and folders may be."""
 
 import ast
 import graphlib
@@ -35,7 +35,7 @@ def _imported(module: str) -> set[str]:
 
 
 def _room(module: str) -> str:
-  """The folder of a module, within host/ that below it; files beside the folders are rooms of their own."""
+  """The room of a module: its folder, within host/ the folder below it. A file beside the folders is its own room."""
   _, folder, *rest = module.split(".")
   return f"{folder}/{rest[0]}" if folder == "host" and rest else folder
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a security reviewer looks for: in all sources of the package, and in what its start-up hook does."""
+"""Checks of a security reviewer: on all sources of the package, and on the behaviour of its start-up hook."""
 
 import ast
 import json
@@ -37,7 +37,7 @@ NETWORK |= {"socketserver", "xmlrpc", "asyncio", "grpc"}
 
 
 def dotted(node: ast.expr) -> str:
-  """The name that an expression such as `a.b.c` is, empty if it is none."""
+  """The dotted name of an expression such as `a.b.c`; empty for other expressions."""
   if isinstance(node, ast.Name):
     return node.id
   if isinstance(node, ast.Attribute):
@@ -46,7 +46,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def imported(tree: ast.AST) -> set[str]:
-  """Absolute names of imported modules, and of what is imported from them."""
+  """Absolute names of imported modules, and of the names imported from them."""
   found = set()
   for node in ast.walk(tree):
     if isinstance(node, ast.Import):
@@ -57,7 +57,7 @@ def imported(tree: ast.AST) -> set[str]:
 
 
 def objections(source: str) -> list[str]:
-  """What of a source runs text as code, starts a shell, unpickles, or talks to a network."""
+  """The parts of a source that run text as code, start a shell, unpickle, or use a network."""
   tree, found = ast.parse(source), []
   for name in imported(tree):
     root = name.partition(".")[0]
@@ -99,7 +99,7 @@ def test_no_source_runs_text_as_code_starts_a_shell_unpickles_or_talks_to_a_netw
         "import os\nos.execv('a', [])",
     ],
 )
-def test_each_of_these_is_objected_to(source):
+def test_each_forbidden_construct_is_objected_to(source):
   assert objections(source)
 
 

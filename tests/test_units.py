@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of bytes for people."""
+"""Formats numbers of bytes."""
 
 import pytest
 

@@ -149,7 +149,7 @@ class StageModule:
             f"A pipelined stage makes the state variable {'/'.join(map(str, path))} of type {type(variable).__name__}"
             " when it is called; circular pipelines return values only if they are sown as nnx.Intermediate."
         )
-    # Counters of modules that a layer makes anew in each call, as MoE layers do with AQT, are left out.
+    # Counters of modules that a layer creates in each call, as MoE layers do with AQT, are left out.
     counts = dict(jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount)))
     return y, (intermediates, [counts[path] for path in counters])
 

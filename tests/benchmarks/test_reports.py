@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines and tables, without compiling anything."""
+"""Tests of the benchmarks' command lines and tables. They compile nothing."""
 
 import pytest
 

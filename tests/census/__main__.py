@@ -1,12 +1,12 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.census`: sweeps the keys of the table, and writes what agreed into tests/census/swept.
+"""`python -m tests.census` sweeps the keys of the table; it writes configurations that agree into tests/census/swept.
 
-There is a file for each version of MaxText, that of the environment.
+Each version of MaxText has its own file; a run uses the version of its environment.
 
-Takes a few hours on two cores. It begins with what those files have, keeps what it has trained in --folder, and goes on
-where it was ended. Values whose configuration did not agree are drawn again, each by itself. Exit code 1 if a
-configuration differs or fails, or a value was not trained.
+Takes a few hours on two cores. It begins with the configurations of these files, keeps trained runs in --folder, and
+resumes where it was ended. Values of configurations that did not agree are drawn again, one at a time. The exit code is 1
+if a configuration differs or fails, or a value was not trained.
 
 `--document` writes docs/keys.md, and trains nothing.
 """
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
 def _rounds(
     known: Mapping, defaults: Mapping[str, Any], keys: Iterable[str] | None, models: Sequence[str]
 ) -> Iterator[dict[str, Configuration]]:
-  """What is to be trained, round by round: groups first, then what did not agree by itself, then more groups."""
+  """The configurations of each round: groups first, then single values of groups that did not agree, then more groups."""
   for seed in range(_ROUNDS):
     covered = {item for c, o in known.values() if o.verdict == sweep.AGREES for item in _items(c)}
     if keys is not None:
@@ -94,7 +94,7 @@ def _rounds(
 
 
 def _named(drawn: Iterable[Configuration], known: Mapping, most: int) -> dict[str, Configuration]:
-  """Those that have not been trained, under new names."""
+  """The configurations that have not been trained, under new names."""
   tried = [configuration for configuration, _ in known.values()]
   new = itertools.islice((configuration for configuration in drawn if configuration not in tried), most)
   first = 1 + max(map(int, known), default=-1)
@@ -110,7 +110,7 @@ def _is_covered(known: Mapping, key: str, value: Any) -> bool:
 
 
 def _train(chosen: Mapping, folder: pathlib.Path, known: dict, workers: int, console: Console) -> None:
-  """Trains configurations in chunks, and keeps each outcome when it is there."""
+  """Trains configurations in chunks, and writes each outcome as soon as it is known."""
   names = list(chosen)
   chunks = [names[i : i + _CHUNK] for i in range(0, len(names), _CHUNK)]
   columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
@@ -143,12 +143,12 @@ def _words(configuration: Configuration) -> str:
 
 
 def swept_file(of_version: str) -> pathlib.Path:
-  """What agreed with a version of MaxText."""
+  """The file of the configurations that agreed with a version of MaxText."""
   return SWEPT / f"maxtext-{of_version}.jsonl"
 
 
 def read(file: pathlib.Path) -> dict[str, tuple[Configuration, Outcome]]:
-  """Configurations by name, with their outcomes, from a file that `write` wrote; none if there is none."""
+  """Configurations and their outcomes by name, from a file that `write` wrote; empty if there is no file."""
   if not file.exists():
     return {}
   found = {}
@@ -169,7 +169,7 @@ def write(file: pathlib.Path, known: Mapping[str, tuple[Configuration, Outcome]]
 
 
 def defaults_of_models() -> dict[str, Any]:
-  """Values of keys in configurations that do not set them; those of the first model in which a key is drawn."""
+  """The value of each key in configurations that do not set it, in the first model in which the key is drawn."""
   from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.seams import install  # pylint: disable=import-outside-toplevel
 
@@ -185,7 +185,7 @@ def defaults_of_models() -> dict[str, Any]:
 
 
 def trained() -> set[str]:
-  """Keys that the newest MaxText was trained with at two values or more, and agreed."""
+  """Keys that agreed at two values or more with the newest MaxText."""
   swept = [configuration for configuration, _ in read(swept_file("0.2.5")).values()]
   held = sweep.held(swept, defaults_of_models()) if swept else {}
   return {key for key, values in held.items() if len(values) > 1}

@@ -63,7 +63,7 @@ if version.found_version() == "0.2.4":  # which loads weights only where it may 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Configuration:
-  """One comparison; `keys` are what was drawn, and what these need."""
+  """One comparison; `keys` are the drawn keys and the keys that these need."""
 
   model: str
   stages: int
@@ -72,7 +72,7 @@ class Configuration:
   drawn: tuple[str, ...]
 
   def runs(self, name: str) -> dict[str, Run]:
-    """Without a pipeline, its twin, and with one, by name."""
+    """The runs of a configuration by name: without a pipeline, the twin of that run, and with a pipeline."""
     pipeline = {
         "ici_pipeline_parallelism": self.stages,
         "num_pipeline_microbatches": MICROBATCHES[self.stages],
@@ -86,7 +86,7 @@ class Configuration:
     }
 
   def weights(self) -> Sequence[str]:
-    """MaxText's keys of the model whose initial weights all runs have."""
+    """MaxText's keys of the model whose initial weights all runs use."""
     return self._arguments({})
 
   @property
@@ -112,7 +112,7 @@ STEP = 2.0**-14
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-  """What became of a configuration: a verdict, the largest difference by what is allowed, and where it is."""
+  """The result of a configuration: a verdict, the largest ratio of a difference to its bound, and the place of it."""
 
   verdict: str
   ratio: float = 0.0
@@ -131,9 +131,9 @@ def draw(
   Args:
     defaults: the keys that this MaxText has, with their values where no configuration sets them.
     covered: (key, repr of the value) that need not be drawn.
-    seed: of the groups.
-    group: how many keys are drawn together.
-    models: of which models.
+    seed: seed of the groups.
+    group: number of keys that are drawn together.
+    models: the models to draw.
   """
   numbers = random.Random(seed)
   left = [item for item in values_to_draw(defaults) if (item[0].key, repr(item[1])) not in covered]
@@ -218,7 +218,7 @@ _ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")  # how the last line of a
 
 
 def outcome(results: Results, name: str, configuration: Configuration) -> Outcome:
-  """The verdict on a configuration that was trained."""
+  """The verdict on a trained configuration."""
   found: dict[str, list[dict[str, float]]] = {}
   for kind in ("none", "pipeline", *(["twin"] if results.metrics_files(f"{name}_twin") else [])):
     try:
@@ -234,7 +234,7 @@ def outcome(results: Results, name: str, configuration: Configuration) -> Outcom
 
 
 def _values(line: Mapping[str, float]) -> dict[str, float]:
-  """The numbers that a step or evaluation reports, but for times."""
+  """The numbers that a step or evaluation reports, except times."""
   is_time = lambda key: key.startswith("perf/") or "step_time" in key
   return {key: value for key, value in line.items() if isinstance(value, int | float) and not is_time(key)}
 
@@ -270,7 +270,7 @@ _CHARACTERS = " etaoinsrhldcumfpgwybvkxjqz\n.,()`'\"_:-=*/0123456789[]{}<>#+"
 
 
 def write_text(folder: pathlib.Path) -> None:
-  """Python's own documentation, a character a token, in pieces of random length; and a tokenizer that names them."""
+  """Writes Python's own documentation, one token per character, in pieces of random length, and its tokenizer."""
   from pydoc_data.topics import topics  # pylint: disable=import-outside-toplevel
 
   cases.write_tokenizer(folder / "tokenizer")
@@ -290,7 +290,7 @@ def write_text(folder: pathlib.Path) -> None:
 
 
 def held(configurations: Iterable[Configuration], defaults: Mapping[str, Any]) -> dict[str, list[Any]]:
-  """The values of each key that configurations hold."""
+  """The values of each key in these configurations."""
   found: dict[str, list[Any]] = {key: [] for key, entry in table.entries().items() if entry.equal}
   for configuration in configurations:
     for key, values in found.items():

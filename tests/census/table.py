@@ -40,12 +40,12 @@ KINDS = {
 
 
 class TableError(ValueError):
-  """The table is not what it should be; the message names the key."""
+  """The table is malformed; the message names the key."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal:
-  """A config that is refused: keys on top of one that is not, and a part of the message."""
+  """A refused config: keys on top of a config that is accepted, and a part of the message."""
 
   keys: Mapping[str, Any]
   says: str
@@ -53,7 +53,7 @@ class Refusal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-  """What is known of a key; see the module."""
+  """The entry of a key; see the module's docstring."""
 
   key: str
   equal: tuple[Any, ...] = ()
@@ -117,7 +117,7 @@ def groups() -> dict[str, str]:
 
 
 def counts() -> dict[str, int]:
-  """How many keys there are of each kind."""
+  """The number of keys of each kind."""
   found = collections.Counter(entry.kind for entry in entries().values())
   return {kind: found[kind] for kind in KINDS}
 
@@ -171,7 +171,7 @@ def _text(value: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-  """Refuses a key that stands twice, of which YAML takes the last."""
+  """Refuses a key that occurs twice; YAML would take the last value."""
 
   def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
     names = [self.construct_object(key, deep=deep) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table has every key of MaxText, what it says is so, and the sweep compares what it should."""
+"""The table has every key of MaxText, its statements are true, and the sweep compares the right values."""
 
 import itertools
 import math
@@ -60,13 +60,13 @@ def _check(key, kind, refusal, folder):
 
 
 @pytest.mark.parametrize("key, kind, refusal", QUICK)
-def test_what_the_table_calls_refused_is(tmp_path, key, kind, refusal):
+def test_a_config_that_the_table_calls_refused_is_refused(tmp_path, key, kind, refusal):
   _check(key, kind, refusal, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key, kind, refusal", [example for example in EXAMPLES if example not in QUICK])
-def test_all_that_the_table_calls_refused_is(tmp_path, key, kind, refusal):
+def test_every_config_that_the_table_calls_refused_is_refused(tmp_path, key, kind, refusal):
   _check(key, kind, refusal, tmp_path)
 
 

@@ -59,7 +59,7 @@ def pipeline(stages, repeats, per_stage=1, *, scanned=False, outside=0, scan_axi
 
 
 def values(of):
-  """A model whose numbers tell the layer and the place in it: {path: array}."""
+  """A model whose numbers encode the layer and the place in it: {path: array}."""
   arrays = {}
   for leaf in of.leaves:
     arrays[leaf.path] = array = np.zeros(leaf.shape)

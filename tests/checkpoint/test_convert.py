@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions of checkpoints on disk: what Orbax reads afterwards, and what is left where one fails."""
+"""Conversions of checkpoints on disk: what Orbax reads afterwards, and what a failed conversion leaves."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def nested(arrays):
 
 
 def train_state(of, dtypes=PREFIXES, random=None):
-  """A train state as MaxText saves it, and its arrays by path, with random bits in them."""
+  """A train state as MaxText saves it, and its arrays by path, filled with random bits."""
   random = random or np.random.default_rng(0)
   arrays = {}
   for prefix, dtype in dtypes.items():
@@ -51,7 +51,7 @@ def train_state(of, dtypes=PREFIXES, random=None):
 
 
 def save(root, tree, *, shard=True, **options):
-  """Saves with Orbax, arrays in pieces as several devices write them."""
+  """Saves with Orbax; arrays are in pieces, as several devices write them."""
   mesh = Mesh(np.array(jax.devices()[:4]), "x")
 
   def put(array):
@@ -171,7 +171,7 @@ def test_a_conversion_that_fails_leaves_nothing_and_the_old_checkpoint_as_it_was
 
 
 def test_what_a_killed_conversion_leaves_is_no_checkpoint(old):
-  """Killed after everything is written: the most that can be there without being verified."""
+  """The conversion is killed after everything is written and before anything is verified."""
   code = f"""
 import os, pathlib
 from tests.checkpoint import models, test_convert
@@ -249,7 +249,7 @@ print(status("VmHWM") - before)
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path):
-  """Up to 8 parameters of 64 MiB each, written whole as one device does."""
+  """Converts up to 8 parameters of 64 MiB each, written whole, as one device writes them."""
   parameter, random = 2**26, np.random.default_rng(0)
   peaks = {}
   for many in (2, 8):

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a checkpoint's layout from its paths and shapes."""
+"""Guesses of a checkpoint's layout from its paths and shapes."""
 
 import pytest
 

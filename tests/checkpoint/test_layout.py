@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts and what goes where between them: every layer arrives whole, where the other model has it."""
+"""Moves between layouts: every layer arrives whole at its place in the other layout."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from tests.checkpoint import models
 
 @st.composite
 def layouts_of(draw, layers):
-  """Any layout of a model of so many layers."""
+  """Any layout of a model with this number of layers."""
   kind = draw(st.sampled_from(["stacked", "single", "pipeline"]))
   scan_axis = draw(st.integers(0, 3))
   if kind != "pipeline":
@@ -51,7 +51,7 @@ def test_every_layer_arrives_where_the_other_layout_has_it_and_comes_back(data, 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 4)), max_size=4), st.integers(0, 3))
 def test_axes_of_stacks_are_those_that_stacking_makes(stacks, ndim):
-  """Entry i of a stack holds i times a power of ten of its own: stacked for real, from the innermost."""
+  """Stacks real arrays, from the innermost stack. Entry i of a stack adds i times the stack's own power of ten."""
   array = np.zeros((1,) * ndim)
   for place, axis in reversed(list(enumerate(stacks))):
     array = np.stack([array + i * 10**place for i in range(2)], 0 if axis is None else min(axis, array.ndim))

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's trainer goes on from a converted checkpoint as the run that wrote it would have: weights, moments, step.
+"""MaxText's trainer resumes from a converted checkpoint like the run that wrote it: weights, moments, step.
 
 Each model is trained a few steps in one layout, converted by the command, and trained on in the others.
 """
@@ -73,7 +73,7 @@ CASES = [pytest.param(name, marks=pytest.mark.slow if i else ()) for i, name in 
 
 @pytest.fixture(scope="module", params=CASES)
 def resumed(request, tmp_path_factory):
-  """(results, names of the layouts): the run that went on by itself is `same`, and `wrong` found another's checkpoint."""
+  """(results, names of the layouts). `same` resumed in its own layout; `wrong` found a checkpoint of another layout."""
   model, first, others = MODELS[request.param]
   folder = tmp_path_factory.mktemp("resumed")
   keys = (*KEYS, *model)
@@ -112,7 +112,7 @@ def test_a_checkpoint_of_another_layout_is_refused_with_the_command(resumed):
 
 @pytest.mark.slow
 def test_a_checkpoint_that_has_the_layout_already_is_not_written_anew(tmp_path, capsys):
-  """The same with wrong arguments, and what programs get."""
+  """Also tests wrong arguments, and the output for programs."""
   keys = (*KEYS, "base_num_decoder_layers=6")
   run_all(tmp_path, {"one": Run(keys=(*keys, "steps=1"))}, devices=DEVICES).metrics("one")
   places = [str(Results(tmp_path).checkpoints("one")), str(tmp_path / "new")]

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`maxtext-pp check`, as a command: what it finds, what it prints, how it ends."""
+"""`maxtext-pp check` as a command: its findings, output and exit codes."""
 
 import json
 
@@ -171,6 +171,6 @@ def test_the_window_of_the_example_in_the_documentation(installed, capfd):  # no
   assert parts["stages' inputs, kept for backward"] == 163 * 4096 * 8192 * 2
 
 
-def test_a_file_that_is_not_there_is_said_so(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name
+def test_a_missing_file_is_reported(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name
   assert cli.main(["check", "/no/such.yml"]) == 2
   assert "/no/such.yml" in capfd.readouterr().err

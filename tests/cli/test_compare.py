@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`maxtext-pp compare`: what is compiled, what is printed, and one step that really is compiled."""
+"""`maxtext-pp compare`: which steps it compiles and what it prints; one test really compiles a step."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-
 
 
 def figures(scale: float = 1.0, **changed):
-  """As `compare.figures` returns them."""
+  """Figures in the form of `compare.figures`."""
   transfers = [
       {"carries": "weights", "kind": "all-gather", "loop_depth": 1, "wire_bytes": round(3e9 * scale), "count": 12},
       {"carries": "activations", "kind": "collective-permute", "loop_depth": 2, "wire_bytes": 5000, "count": 7},
@@ -44,7 +44,7 @@ STOPPED = {"failure": "stopped: more than 60 s", "host_memory_GiB": 1.0}
 
 @pytest.fixture
 def fake(monkeypatch, installed):  # noqa: F811  pylint: disable=redefined-outer-name
-  """Figures in the place of compilations, by implementation; returns what was to be compiled."""
+  """Replaces compilations by figures, by implementation; returns the list of requested compilations."""
   asked = []
 
   def install(**rows):
@@ -112,7 +112,7 @@ def times(*seconds):
 
 @pytest.fixture
 def fake_times(monkeypatch):
-  """Times in the place of a process that runs steps; returns what was to be run."""
+  """Replaces the process that runs steps by times; returns the list of requested runs."""
   asked = {}
 
   def install(**steps):

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `maxtext-pp compare` reads off steps that the TPU compiler made is what the schedule says has to be sent."""
+"""The traffic that `maxtext-pp compare` reads off steps of the TPU compiler is that of the schedule."""
 
 import importlib.util
 import json

@@ -96,7 +96,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("argv, message", WRONG.values(), ids=WRONG.keys())
-def test_what_cannot_work_is_said_at_once(tmp_path, capsys, argv, message):
+def test_what_cannot_work_is_reported_at_once(tmp_path, capsys, argv, message):
   assert cli.main([text.format(tmp_path) for text in argv]) == 2
   said = capsys.readouterr()
   assert message in said.err and said.out == "" and list(tmp_path.iterdir()) == []

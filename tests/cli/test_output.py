@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is shown of what takes long, on a terminal and elsewhere."""
+"""Progress of long operations, on a terminal and elsewhere."""
 
 import contextlib
 import importlib.util
@@ -18,7 +18,7 @@ from maxtext_pp_ext.cli import output
 
 
 class Stream(io.StringIO):
-  """Tells when something is written."""
+  """A stream that sets an event when something is written."""
 
   def __init__(self):
     super().__init__()
@@ -65,7 +65,7 @@ def test_how_much_of_how_much_is_said_in_percent(monkeypatch):
   assert str(shown) == "converting: 33 %, 75 s"
 
 
-def test_it_ends_with_what_it_is_about_also_when_that_fails(no_patience):
+def test_a_line_of_progress_ends_with_its_block_also_when_the_block_fails(no_patience):
   before = set(threading.enumerate())
   stderr = Stream()
   with pytest.raises(KeyboardInterrupt), contextlib.redirect_stderr(stderr), output.progress("reading"):

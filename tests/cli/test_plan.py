@@ -109,6 +109,6 @@ WRONG = {
 
 
 @pytest.mark.parametrize("arguments, words", WRONG.values(), ids=WRONG.keys())
-def test_what_cannot_be_planned_is_said(plan, arguments, words):
+def test_what_cannot_be_planned_is_reported(plan, arguments, words):
   status, captured = plan(*arguments)
   assert status == 2 and words in captured.err and captured.out == ""

@@ -86,6 +86,6 @@ def test_conflicts_are_shown_and_are_no_failure(command):
   )
 
 
-def test_a_parallelism_that_does_not_fit_the_topology_is_said_so(command):
+def test_a_parallelism_that_does_not_fit_the_topology_is_reported(command):
   status, out, err = command(*SMALL, "ici_tensor_parallelism=5")
   assert status == 2 and out == "" and "maxtext-pp: " in err

@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A dense model that the TPU compiler takes seconds for."""
+"""A dense model that the TPU compiler compiles in seconds."""
 
 
 def keys(topology, *, embed, mlp, layers, sequence, vocabulary, rows_per_device):
-  """MaxText's arguments; sizes that the compiler's tiles divide, so that it transfers no padding."""
+  """MaxText's arguments. The compiler's tiles divide the sizes, so that it transfers no padding."""
   return (
       f"compile_topology={topology}",
       f"base_emb_dim={embed}",

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What collectives carry, on a program with a loop, an asynchronous gather and tuples, as compilers print them."""
+"""Classification of collectives, on a program with a loop, an asynchronous gather and tuples, as compilers print them."""
 
 import pytest
 
@@ -85,7 +85,7 @@ SLICES = 'frontend_attributes={_xla_host_transfer_rendezvous="NAME",_xla_megasca
 
 
 def between_slices(text: str, name: str, operand: str, result: str, transfer: str) -> str:
-  """The collective `name` as the TPU compiler writes it between slices: sent there, and received from there."""
+  """The collective `name` as the TPU compiler writes it between slices: a send and a receive."""
   (line,) = [line for line in text.splitlines() if line.startswith(f"  %{name} = ")]
   attributes = SLICES.replace("NAME", name).replace("TYPE", transfer)
   new = [

@@ -19,13 +19,13 @@ def test_a_command_that_succeeds_has_no_failure(tmp_path):
   assert (tmp_path / "log").read_text().strip() == "done"
 
 
-def test_too_long_is_said_and_stopped(tmp_path):
+def test_a_command_that_runs_too_long_is_stopped_and_reported(tmp_path):
   outcome = run(tmp_path, "import time; time.sleep(60)", seconds=0.3)
   assert "more than 0 s" in outcome.failure
   assert outcome.seconds < 30
 
 
-def test_too_much_memory_is_said_with_children_counted(tmp_path):
+def test_a_command_whose_children_use_too_much_memory_is_stopped_and_reported(tmp_path):
   grandchild = "x = bytearray(200 << 20); import time; time.sleep(60)"
   child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{grandchild}'])"
   outcome = run(tmp_path, child, memory_bytes=100 << 20, seconds=50)
@@ -42,5 +42,5 @@ def test_too_much_memory_is_said_with_children_counted(tmp_path):
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "killed by signal 9"),
     ],
 )
-def test_a_failure_says_why(tmp_path, program, reason):
+def test_a_failed_command_gives_the_reason(tmp_path, program, reason):
   assert run(tmp_path, program).failure == reason

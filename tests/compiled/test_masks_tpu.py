@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout in a pipeline on TPUs: what forward draws, backward draws again, whatever the layouts of both are.
+"""Dropout in a pipeline on TPUs: backward draws the same bits as forward, whatever the layouts of both are.
 
-A TPU's `rng-bit-generator`, which MaxText's trainers ask for, draws other bits in another layout, with
-`xla_tpu_spmd_rng_bit_generator_unsafe` for each device by itself. Layers in a pipeline draw with threefry, elementwise
-arithmetic whose bits belong to an array's elements. So a compiled step has no such instruction in the pipeline.
+MaxText's trainers use a TPU's `rng-bit-generator`, which draws other bits in another layout. With
+`xla_tpu_spmd_rng_bit_generator_unsafe` each device draws separately. Layers in a pipeline draw with threefry: elementwise
+arithmetic, whose bits belong to an array's elements. So a compiled step has no such instruction in the pipeline.
 """
 
 import importlib.util

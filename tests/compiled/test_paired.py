@@ -9,7 +9,7 @@ from maxtext_pp_ext.compiled import paired
 
 @pytest.fixture
 def clock(monkeypatch):
-  """A clock that steps move on."""
+  """A clock that steps advance."""
   now = [0.0]
   monkeypatch.setattr(paired.time, "perf_counter", lambda: now[0])
   return now

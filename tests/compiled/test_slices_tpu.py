@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Stages across slices: every implementation compiles for TPUs, and what crosses between slices are activations.
+"""Stages across slices: every implementation compiles for TPUs, and the transfers between slices are activations.
 
-The compiled program is one slice's, and its replica groups name devices of that slice; what leaves it are its `send`s,
-whose arrays are looked at. Besides activations these are gradients of what is outside the pipeline (embedding, logits,
-final norm), which all slices hold, and scalars.
+The compiled program is that of one slice, and its replica groups name devices of that slice. Only its `send`s leave the
+slice; the tests check their arrays. These are activations, scalars, and gradients of weights outside the pipeline
+(embedding, logits, final norm), which all slices hold.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What stands between start and done of a collective, and the report of it."""
+"""The instructions between start and done of a collective, and the report of them."""
 
 import pytest
 

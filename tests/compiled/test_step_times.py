@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which step is the base, and which has no time. Steps that do run: tests/cli/test_compare.py."""
+"""Which step is the base, and which has no time. tests/cli/test_compare.py runs real steps."""
 
 import pytest
 

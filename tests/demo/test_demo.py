@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `python -m maxtext_pp_ext.demo` as a command, in processes of its own."""
+"""Tests of `python -m maxtext_pp_ext.demo` as a command, in separate processes."""
 
 import os
 import subprocess

@@ -20,7 +20,7 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def links(page: pathlib.Path) -> list[str]:
-  """Relative links of a page, images among them; what looks like one in code is none."""
+  """Relative links of a page, including images. Text in code that looks like a link is left out."""
   text = CODE.sub("`code`", page.read_text(encoding="utf-8"))
   return [link for link in LINK.findall(text) if not re.match(r"[a-z]+:", link)]
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of schedules. How they look has been looked at; here is that they are of the schedule."""
+"""Pictures of schedules. The tests check that they show the schedule, not how they look."""
 
 import re
 

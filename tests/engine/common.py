@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines as MaxText's decoder builds them, and what can be read from their programs without compiling them."""
+"""Pipelines as MaxText's decoder builds them, and figures of their programs before compilation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.parity.common import make_config, make_pipeline
 
 
 class Built(NamedTuple):
-  """A pipeline module and what it was built from."""
+  """A pipeline module, and the config and mesh that it was built from."""
 
   config: Any
   mesh: Any
@@ -106,7 +106,7 @@ def dot_flops(jaxpr: Any) -> int:
 
 
 def primitives(jaxpr: Any) -> collections.Counter:
-  """How often each operation stands in the program's text, loops and calls included."""
+  """How often each operation occurs in the program's text, including loops and calls."""
   found = collections.Counter(eqn.primitive.name for eqn in jaxpr.eqns)
   for eqn in jaxpr.eqns:
     for inner in inner_jaxprs(eqn):

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Under every option that MaxText has for pipelines, training goes as with MaxText's plain pipeline.
+"""Under every option that MaxText has for pipelines, training equals that with MaxText's plain pipeline.
 
 Losses and gradient norms of three steps, from the same initial weights, in float32. They are sums of a few thousand
 terms, added in another order: relative differences of √1000·2⁻²⁴ ≈ 2e-6 in the first step, which three steps of Adam
@@ -86,7 +86,7 @@ def _runs() -> dict[str, Run]:
 
 
 def _merged(keys) -> list[str]:
-  """The common keys with these in their place: MaxText refuses a key that is given twice."""
+  """The common keys, overridden by these: MaxText refuses a key that is given twice."""
   return [f"{k}={v}" for k, v in dict(key.split("=", 1) for key in (*PIPELINE, *keys)).items()]
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weight gradients left as partial sums add up to the gradients, and are left so where they can be."""
+"""Weight gradients left as partial sums add up to the gradients; gradients that can be split are left in this way."""
 
 import functools
 
@@ -78,7 +78,7 @@ def test_other_uses_are_left_in_parts_too(layer, shape):
 
 
 def in_groups(weight, x):
-  """Every second row at a time, as the batch-split schedule computes."""
+  """Computes every second row at a time, as the batch-split schedule does."""
   rows = x.reshape(-1, 2, LENGTH, EMBED)
   return sum(dense(weight, rows[:, group]) for group in range(2))
 
@@ -96,7 +96,7 @@ def test_rows_that_are_computed_in_groups_are_told_from_a_sequence_of_a_multiple
 
 
 def scaled(weight, x):
-  """Its gradient is a product with a scale for each output, as of quantized operands, and zero where it is clipped."""
+  """A layer whose gradient is scaled per output, as for quantized operands, and zero where the weight is clipped."""
 
   @jax.custom_vjp
   def product(weight, x):
@@ -113,7 +113,7 @@ def scaled(weight, x):
 
 
 def scaled_in_tiles(weight, x):
-  """The same with a scale for each part of the sequence, of which there are as many as rows in the batch."""
+  """Like `scaled`, with a scale for each part of the sequence; there are as many parts as rows in the batch."""
 
   @jax.custom_vjp
   def product(weight, x):

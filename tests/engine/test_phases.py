@@ -12,7 +12,7 @@ from tests.parity.common import LAYERS, make_config
 
 
 class OnePhase(CircularSchedule):
-  """The circular schedule, without telling when there is nothing to gather or to reduce."""
+  """The circular schedule with one phase per direction, in which there may be nothing to gather or to reduce."""
 
   def forward_phases(self, *, advances):
     return [Phase(first=0, count=self.iterations, advances=advances)]

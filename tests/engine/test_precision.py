@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A weight is gathered in the dtype of its first cast only if everything that uses it casts it so."""
+"""A weight is gathered in the dtype of its first cast only if every use begins with the same cast."""
 
 import jax
 import jax.numpy as jnp

@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every remat policy of MaxText keeps the same values for backward as in its plain pipeline, and recomputes as much.
+"""Under every remat policy, our pipelines keep the same values as MaxText's plain pipeline, and recompute as much.
 
-Both are read from the programs before they are compiled: both pipelines run T iterations of all stages, so their matrix
-products and the types [T, S, …] of what they keep can be compared as they are.
+Both are read from the programs before compilation. Both pipelines run T iterations of all stages, so their matrix
+products, and the types [T, S, …] of the kept values, can be compared directly.
 """
 
 import jax
@@ -36,7 +36,7 @@ CUSTOM = {
 
 
 def kept(built):
-  """Shape, dtype and memory of what is kept per iteration, sorted."""
+  """Shape, dtype and memory space of the values kept per iteration, sorted."""
   return sorted((aval.shape, aval.dtype.name, aval.memory_space.name) for aval in residuals(built))
 
 
@@ -67,7 +67,7 @@ def test_custom_locations_mean_what_they_do_in_the_hosts_plain_pipeline(location
     ],
     ids=", ".join,
 )
-def test_so_does_a_policy_with(keys):
+def test_a_policy_keeps_and_recomputes_as_in_the_hosts_plain_pipeline_with(keys):
   check_same(remat_policy="save_qkv_proj", **keys)
 
 
@@ -82,7 +82,7 @@ def test_an_offloading_policy_keeps_in_host_memory_what_its_counterpart_keeps_on
 
 
 def test_without_a_policy_for_layer_inputs_nothing_but_the_stages_inputs_is_kept():
-  """MaxText's plain pipeline keeps its buffers of all microbatches at each iteration then."""
+  """In this case MaxText's plain pipeline keeps its buffers of all microbatches at each iteration."""
   ours = build(pipeline_impl="circular_bsw", remat_policy="custom", decoder_layer_input="remat", **SHAPE)
   full = build(pipeline_impl="circular_bsw", remat_policy="full", **SHAPE)
   assert kept(ours) == kept(full)

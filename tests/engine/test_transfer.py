@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that come in pieces are the weights, gradients that leave in pieces are their sum, wherever each stage is."""
+"""Weights gathered in pieces equal the weights, gradients reduced in pieces equal their sum, at any item of a stage."""
 
 import jax
 import jax.numpy as jnp

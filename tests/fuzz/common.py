@@ -31,7 +31,7 @@ def within(seconds: int = SECONDS) -> Iterator[None]:
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes | None]:
-  """Every file below a folder with what is in it, and every other entry."""
+  """Every file below a folder with its content, and every other entry."""
   return {
       str(path.relative_to(folder)): path.read_bytes() if path.is_file() and not path.is_symlink() else None
       for path in folder.rglob("*")
@@ -39,9 +39,9 @@ def contents(folder: pathlib.Path) -> dict[str, bytes | None]:
 
 
 def run(capfd, folder: pathlib.Path, argv: Sequence[str]) -> tuple[str, str]:
-  """(REFUSED, ACCEPTED or NO, what was said) of `maxtext-pp argv`; an assertion fails if it is none of these.
+  """(REFUSED, ACCEPTED or NO, the output) of `maxtext-pp argv`; an assertion fails for any other outcome.
 
-  Refused is: exit code 2, an error, no traceback, and nothing written in the folder.
+  REFUSED means exit code 2, an error, no traceback, and nothing written in the folder.
   """
   before = contents(folder)
   capfd.readouterr()

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the inputs that were tried, and says so at the end: `pytest tests/fuzz`."""
+"""Counts the tried inputs and reports the number at the end of `pytest tests/fuzz`."""
 
 import collections
 
@@ -11,7 +11,7 @@ _KEY = "inputs tried"
 
 @pytest.fixture
 def tried(request, record_property):
-  """Called for each input with what became of it; kept with the test's report, so that pytest -n counts too."""
+  """A function to call with the outcome of each input. The test's report carries them, so that `pytest -n` counts."""
   counts = collections.Counter()
   yield lambda outcome: counts.update([outcome])
   kind = request.node.path.stem.removeprefix("test_")

@@ -43,7 +43,7 @@ def weights(change=lambda path, array: array):
 
 @pytest.fixture(name="sound", scope="module", params=FORMATS.values(), ids=FORMATS.keys())
 def _sound(request, tmp_path_factory):
-  """A checkpoint that is whole, and what a conversion makes of it."""
+  """A sound checkpoint and the result of its conversion."""
   import maxtext_pp_ext
   from maxtext_pp_ext import cli
 
@@ -69,7 +69,7 @@ def _convert(installed, capfd, tmp_path, tried):  # noqa: F811  pylint: disable=
   def convert(expected=None, *, checked=True):
     """Converts tmp_path/old: refused or failed with nothing written, or, if that is expected, to these values.
 
-    `checked`: whether values that are others without an error are a failure.
+    `checked`: whether wrong values without an error are a failure.
     """
     before = contents(tmp_path / "old")
     argv = ["convert", str(tmp_path / "old"), str(tmp_path / "new"), *TINY, *WANTED]
@@ -91,7 +91,7 @@ def _convert(installed, capfd, tmp_path, tried):  # noqa: F811  pylint: disable=
 
 
 def files(root):
-  """In the same order each time, as far as sizes tell: Orbax names some of them at random."""
+  """The files of a checkpoint, sorted by size: Orbax names some of them at random."""
   found = [path for path in root.rglob("*") if path.is_file()]
   return sorted(found, key=lambda path: (path.parent, path.stat().st_size, path.name))
 
@@ -133,7 +133,7 @@ def all_damages(root):
 
 
 def test_damage_to_a_file_is_noticed_or_harmless(sound, convert, tmp_path):
-  """Of files in which Orbax keeps what nobody reads, damage is harmless; values are never others without an error."""
+  """Damage to files that nobody reads is harmless. Wrong values without an error are a failure."""
   check_damages(sound, convert, tmp_path, random.Random(0).sample(all_damages(sound[0]), 6))
 
 

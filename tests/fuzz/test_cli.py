@@ -48,7 +48,7 @@ POSITIONAL = st.lists(
 
 @st.composite
 def arguments(draw):
-  """A command line: a command or something else, and options, right and wrong."""
+  """A random command line: a command or another word, with right and wrong options."""
   name = draw(st.sampled_from(sorted(cli.SUBCOMMANDS)))
   found = [draw(st.one_of(st.just(name), st.just(name), st.just(name), TEXT))]
   for option in draw(st.lists(st.sampled_from(sorted(OPTIONS[name])), max_size=4)):
@@ -115,6 +115,6 @@ def test_what_would_not_end_or_mean_something_else_is_refused(capfd, tmp_path, t
   tried(outcome)
 
 
-def test_outcomes_are_what_they_are_called(capfd, tmp_path):
+def test_a_good_command_line_is_accepted_and_a_bad_one_refused(capfd, tmp_path):
   assert run(capfd, tmp_path, ["draw", "--stages", "2"])[0] == ACCEPTED
   assert run(capfd, tmp_path, ["draw", "--stages", "0"])[0] == REFUSED != NO

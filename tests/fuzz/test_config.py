@@ -240,7 +240,7 @@ def test_a_yml_file_of_any_kind_is_refused_or_accepted(check, tmp_path, content)
 @pytest.mark.slow
 @pytest.mark.parametrize("command", OTHER_COMMANDS.values(), ids=OTHER_COMMANDS.keys())
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
-def test_the_other_commands_refuse_or_accept_it_too(check, tmp_path, content, command):
+def test_a_yml_file_of_any_kind_is_refused_or_accepted_by_the_other_commands(check, tmp_path, content, command):
   (tmp_path / "bad.yml").write_bytes(content)
   check("bad.yml", command=command)
   assert not (tmp_path / "made").exists()

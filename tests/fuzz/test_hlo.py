@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged HLO: a text that is cut off, has lost lines or is something else is refused, and never counted in part."""
+"""Damaged HLO: a text that is cut off, has lost lines or is something else is refused, and never counted partially."""
 
 import random
 
@@ -43,7 +43,7 @@ def _texts(compiled):
 
 
 def figures(text):
-  """What is read off a text, or None if it is refused."""
+  """The figures of a text, or None if it is refused."""
   try:
     with within(60):
       return compare.of_program(text, **KEYS), traffic.of_program(text).to_json()
@@ -72,7 +72,7 @@ def test_a_text_that_is_cut_off_anywhere_is_refused(texts, tried, name):
 
 
 def uncounted(line):
-  """Whether a line of a program can go without any figure being another."""
+  """Whether a line of a program can be removed without changing any figure."""
   return not line.strip() or not line.startswith((" ", "%", "ENTRY", "}"))
 
 
@@ -132,8 +132,8 @@ def test_what_is_no_program_or_has_what_is_not_understood_is_refused(tried, text
   tried("refused")
 
 
-def test_deep_calls_are_no_matter(tried):
-  """More than Python's recursion goes."""
+def test_deeply_nested_calls_are_read(tried):
+  """Calls nest deeper than Python's recursion limit."""
   deep = "".join(
       f"%c{i} (p: f32[]) -> f32[] {{\n  %p = f32[] parameter(0)\n  ROOT %r = f32[] call(%p), to_apply=%c{i + 1}\n}}\n"
       for i in range(5000)

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the seams share: fresh interpreters to look into, and seams applied for the length of a test."""
+"""Fixtures of the tests of the seams: fresh interpreters, and seams that are applied during a test."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def fake_package(tmp_path):
 def run_python(tmp_path):
   """Runs code or arguments in a fresh interpreter, with this checkout on its path; returns the completed process.
 
-  The start-up hook is off, whether this environment has one or not, unless the code has `HOOK` in it.
+  The start-up hook is off, whether or not this environment has it, unless the code contains `HOOK`.
   """
 
   def run(*arguments, path=(), devices=2, timeout=300, check=True, env=()):
@@ -54,7 +54,7 @@ def run_python(tmp_path):
 
 @pytest.fixture
 def installed():
-  """Has the seams applied in this process during a test, and leaves things as they were."""
+  """Applies the seams in this process during a test, and undoes them afterwards."""
   from maxtext_pp_ext.host.seams import install
 
   before = install.status()
@@ -68,7 +68,7 @@ def installed():
 
 @pytest.fixture
 def make_config(installed):
-  """Makes a small config through pyconfig; `rows` is the whole batch, whatever the number of devices is."""
+  """Makes a small config through pyconfig; `rows` is the size of the whole batch, for any number of devices."""
   import jax
   from maxtext.configs import pyconfig
 

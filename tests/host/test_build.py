@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the start-up file: what the wheels carry, and what `python -m maxtext_pp_ext.host.activate` writes."""
+"""Tests of the start-up file: wheels contain it, and `python -m maxtext_pp_ext.host.activate` writes it."""
 
 import pathlib
 import shutil
@@ -29,7 +29,7 @@ include = maxtext_pp_ext*
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-  """A copy of the package with the least of a setup.cfg that has the build command."""
+  """A copy of the package with a minimal setup.cfg that has the build command."""
   pytest.importorskip("setuptools", reason="builds a wheel")
   folder = tmp_path_factory.mktemp("project")
   shutil.copytree(ROOT / "maxtext_pp_ext", folder / "maxtext_pp_ext", ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the start-up hook: what it costs an interpreter, when it acts, and that it does not hide what goes wrong."""
+"""Tests of the start-up hook: its cost for an interpreter, when it acts, and that it hides no errors."""
 
 import importlib.util
 import sys
@@ -96,7 +96,7 @@ FAKE_MAXTEXT = {
 
 @pytest.fixture
 def other_maxtext(tmp_path):
-  """A MaxText of another version, on a path of its own."""
+  """A MaxText of another version, on a separate path."""
   folder = tmp_path / "other"
   for name, source in FAKE_MAXTEXT.items():
     file = folder / name

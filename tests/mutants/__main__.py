@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m tests.mutants [--only NAME …]`: shows that the tests notice faults that train the wrong model.
 
-Each fault is put into a copy of the package, and the one test that has to notice it is run against that copy. Exit code 1
-unless all are caught: also if the text that a fault replaces is not there any more, or a test fails without it.
+Each fault is put into a copy of the package, and the one test that has to notice it is run against that copy. The exit
+code is 1 unless all faults are caught. It is also 1 if the text that a fault replaces is missing, or if a test fails
+without the fault.
 """
 
 import argparse

@@ -27,7 +27,7 @@ _PASSED, _FAILED = 0, 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-  """What became of a mutant: `verdict` is CAUGHT, SURVIVED, STALE, or what else kept it from being caught."""
+  """The result of a mutant: `verdict` is CAUGHT, SURVIVED, STALE, or another reason why it was not caught."""
 
   mutant: Mutant
   verdict: str
@@ -41,8 +41,8 @@ class Runner:
 
   Attributes:
     checkout: the folder with the package and its tests.
-    seconds: what a run of tests may take.
-    say: is told what happens.
+    seconds: time limit of a run of tests.
+    say: called with messages of progress.
   """
 
   checkout: pathlib.Path
@@ -50,9 +50,9 @@ class Runner:
   say: Callable[[str], None] = print
 
   def run(self, mutants: Sequence[Mutant]) -> list[Outcome]:
-    """What becomes of each of these.
+    """Runs these mutants; returns their outcomes.
 
-    The tests are run without any fault first: one that fails by itself catches nothing.
+    First the tests run without any fault: a test that fails then catches nothing.
 
     Raises:
       RuntimeError: tests would run against another package than the copy.
@@ -74,7 +74,7 @@ class Runner:
     return outcomes
 
   def _broken(self, folder: pathlib.Path, tests: Sequence[str]) -> dict[str, str]:
-    """Those of the tests that do not pass, with what they say; one by one only if not all pass together."""
+    """The tests that fail without a fault, with their messages. One by one only if they do not all pass together."""
     if self._pytest(folder, tests)[0] == _PASSED:
       return {}
     found = {test: self._pytest(folder, [test]) for test in tests}
@@ -96,7 +96,7 @@ class Runner:
     return Outcome(mutant=mutant, verdict=verdict, seconds=time.monotonic() - start, said=said)
 
   def _environment(self, folder: pathlib.Path) -> dict[str, str]:
-    """That of this process, with the copy before any installed package, and without what bytecode could be left of."""
+    """This process's environment, with the copy before any installed package, and without stale bytecode."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     environment["COLUMNS"] = "1000"  # pytest cuts its summary to the terminal's width
     # Programs that a fault does not change are compiled once for all.
@@ -131,7 +131,7 @@ class Runner:
     return done.returncode, said[0][:200] if said else ""
 
   def _python(self, folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Runs Python in a copy; what takes too long is stopped with all that it has started."""
+    """Runs Python in a copy. A run that takes too long is stopped with all its children."""
     command = [sys.executable, *arguments]
     environment = self._environment(folder)
     pipe = subprocess.PIPE

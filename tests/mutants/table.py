@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a pipeline could train another model without an error, a fault that does so, and the test that has to notice."""
+"""Ways in which a pipeline could silently train another model, faults that cause them, and tests that have to notice."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ OWN_VARIABLES = (
     "tests/testing/test_parity.py::test_what_a_layer_leaves_in_a_variable_of_its_own_type_is_refused_instead_of_lost"
 )
 CALLS = "tests/parity/test_calls.py::test_what_two_calls_leave_is_what_layers_without_a_pipeline_hold[sown and assigned]"
-NUMBERED = "tests/host/rules/test_pipelined_path.py::test_others_would_have_metrics_of_other_layers_and_are_refused"
+NUMBERED = (
+    "tests/host/rules/test_pipelined_path.py::test_layers_whose_names_are_in_another_order_are_refused_with_metrics"
+)
 TWO_NAMES = "tests/testing/test_parity.py::test_a_parameter_with_two_names_in_a_layer_has_one_gradient[False]"
 COMPARISON = "tests/testing/test_parity.py::test_nan_is_the_worst_error"
 
@@ -69,11 +71,11 @@ class Mutant:
   """A fault.
 
   Attributes:
-    name: for `--only`.
+    name: the fault's name, for `--only`.
     what: what goes wrong in training.
-    file: in which it is, below the package.
-    old: text that is replaced; it has to be there once.
-    new: what it is replaced by.
+    file: the file with the fault, below the package.
+    old: text that is replaced; it must occur exactly once.
+    new: the replacement.
     test: pytest's name of the smallest test that notices.
   """
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of faults fits the sources, the tests and the documentation, and the runner tells what was noticed."""
+"""The table of faults fits the sources, the tests and the documentation, and the runner reports which were noticed."""
 
 import pathlib
 import re

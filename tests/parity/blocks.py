@@ -35,13 +35,13 @@ class Case:
 
   Attributes:
     block: value of `decoder_block`.
-    keys: of the model.
-    condition: what a model of this block has to fulfil to be pipelined; "" if every one can be.
-    attention: kinds of attention in it.
-    experts: mixture of experts in it; "" if none.
-    cycle: how many layers make a cycle; a stage has whole cycles.
+    keys: the model's keys.
+    condition: condition under which a model of this block can be pipelined; "" if there is none.
+    attention: the block's kinds of attention.
+    experts: the block's mixture of experts; "" without one.
+    cycle: number of layers of a cycle; a stage has whole cycles.
     amplification: how much more the layers amplify rounding than `parity.tolerance` allows for.
-    most_layers: the most layers of which `keys` make a model that can be pipelined.
+    most_layers: the largest number of layers for which a model with `keys` can be pipelined.
     refused: a part of the reason, if it is refused.
     unused: parameters that have no gradient, for a reason that has nothing to do with pipelines.
   """
@@ -62,11 +62,11 @@ class Case:
     return f"{self.block}: {self.condition}" if self.condition else self.block
 
   def takes(self, stages: int, repeats: int, layers_per_stage: int = 1) -> bool:
-    """Whether a model of so many layers can be pipelined."""
+    """Whether a model of this number of layers can be pipelined."""
     return self.most_layers is None or stages * repeats * layers_per_stage <= self.most_layers
 
   def repeats(self, stages: int) -> int:
-    """Two, or one where that would be too many layers for the block, or for rounding (`parity.tolerance`)."""
+    """2 repeats; 1 if 2 would be too many layers for the block, or for rounding (`parity.tolerance`)."""
     return 2 if self.takes(stages, 2) and self.cycle < 6 else 1
 
   def config(self, **sizes: Any) -> Any:
@@ -350,7 +350,7 @@ def measure(case: Case) -> tuple[str, float]:
 
 
 def reason(case: Case) -> str:
-  """Why a model is refused, from the error that it is refused with."""
+  """The reason of a refusal, from its error."""
   try:
     case.config(stages=3, repeats=2, microbatches=3)
   except PipelineConfigError as error:

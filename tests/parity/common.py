@@ -46,7 +46,7 @@ TINY = {
 
 
 def make_config(*, stages: int, repeats: int, microbatches: int, layers_per_stage: int = 1, **overrides: Any) -> Any:
-  """A config for a pipeline module that the tests build themselves, of one stage too, which `pipeline_impl` refuses."""
+  """A config for a pipeline module that the tests build. It may have one stage, which `pipeline_impl` refuses."""
   microbatch_size = overrides.pop("microbatch_size", 8 // stages)
   keys = {
       **TINY,

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSeek's MoE layers with the batch-split schedule compute in a pipeline what they compute without either."""
+"""DeepSeek's MoE layers with the batch-split schedule compute the same in a pipeline as without schedule and pipeline."""
 
 from flax import linen as nn
 import jax
@@ -54,7 +54,7 @@ def test_layers_equal_a_loop_over_layers_without_the_schedule(stages, keys):
 
 
 def operations(**keys):
-  """How often each is in the program of a pipeline's forward pass."""
+  """How often each operation is in the program of a pipeline's forward pass."""
   sizes = {"stages": 2, "repeats": 1, "microbatches": 2, "microbatch_size": 8, "base_num_decoder_layers": 3}
   config = make_config(**(sizes | LAYER | keys))
   mesh, batch = parity.mesh_of(config), parity.Batch.random(config)

@@ -1,8 +1,8 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every decoder block of MaxText: pipelined as its layers compute without a pipeline, or refused for a reason.
+"""Every decoder block of MaxText computes the same in a pipeline as its layers without one, or is refused for a reason.
 
-Stages are built by MaxText's stage builder; the layers they are compared with by its path without a pipeline, each for
+MaxText's stage builder builds the stages. MaxText's path without a pipeline builds the layers of the reference, each for
 its index (`host.models.decoder_layers`).
 """
 
@@ -58,7 +58,9 @@ SIZES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("stages, repeats, layers_per_stage, scanned", SIZES)
 @pytest.mark.parametrize("case", PIPELINED, ids=lambda case: case.name)
-def test_every_implementation_does_so_at_every_size(case, stages, repeats, layers_per_stage, scanned):
+def test_every_implementation_computes_and_learns_what_the_layers_do_at_every_size(
+    case, stages, repeats, layers_per_stage, scanned
+):
   if not case.takes(stages, repeats, layers_per_stage):
     pytest.skip(f"at most {case.most_layers} layers of this block can be pipelined")
   if case.block == "gemma3" and stages * repeats * layers_per_stage * case.cycle > 24:
@@ -73,7 +75,7 @@ def test_every_implementation_does_so_at_every_size(case, stages, repeats, layer
 
 
 @pytest.mark.slow
-def test_deepseek_without_biases_of_experts_does_so():
+def test_deepseek_without_biases_of_experts_computes_and_learns_what_its_layers_do():
   [case] = [case for case in PIPELINED if case.name == "deepseek"]
   keys = {**case.keys, "routed_bias": False, "routed_bias_update_rate": 0}
   check(
@@ -96,7 +98,7 @@ def test_biases_that_are_stacked_otherwise_than_their_updates_are_refused():
 
 @pytest.mark.slow
 def test_stacked_biases_that_the_config_does_not_tell_of_are_refused_when_traced(monkeypatch):
-  """With as many experts as layers in a stage nobody else would notice."""
+  """With as many experts as layers in a stage, no shape would differ."""
   monkeypatch.setattr(optimizer, "_expert_bias", lambda config: ())
   [case] = [case for case in PIPELINED if case.name == "deepseek"]
   with pytest.raises(NotImplementedError, match=r"param_scan_axis=1; .* or param_scan_axis=0\."):

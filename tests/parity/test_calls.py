@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline that is called twice before its loss holds what layers without one hold then, and has the same gradients."""
+"""A pipeline called twice before its loss holds the values and has the gradients of layers without a pipeline."""
 
 import functools
 
@@ -18,7 +18,7 @@ IN_A_SCAN = {"stages": 2, "repeats": 1, "microbatches": 2, "layers_per_stage": 2
 
 
 class Sows(nnx.Module):
-  """Sows a loss, and assigns another."""
+  """Sows one loss, and assigns another."""
 
   def __init__(self, config, mesh, model_mode, quant=None, *, rngs):
     del mesh, model_mode, quant
@@ -49,7 +49,7 @@ class KeepsLast(Sows):
 
 
 def without_pipeline(structure, axis, params, batches):
-  """What layers called one after another, twice, hold then: outputs, and what was sown, leaves [layer, …]."""
+  """Outputs and sown values of layers called one after another, twice; leaves [layer, …]."""
   weight = jnp.moveaxis(params["weight"][...], axis, -3)
   layers = [
       nnx.merge(structure.graphdef, nnx.State({"weight": nnx.Param(each)}))
@@ -62,7 +62,7 @@ def without_pipeline(structure, axis, params, batches):
 
 
 def in_pipeline(graphdef, rest, names, params, batches):
-  """The same of a pipeline's stages, leaves [repeat, stage, layer of a stage, …]; `names` lead to the layers."""
+  """Like `without_pipeline`, of a pipeline: [repeat, stage, layer of a stage, …]; `names` lead to the layers."""
   layers = functools.reduce(lambda inner, name: {name: inner}, reversed(("layers", *names)), params)
   module = nnx.merge(graphdef, nnx.State(layers), rest, copy=True)
   outputs = [module(x, None, None, True, "train") for x in batches]
@@ -72,7 +72,7 @@ def in_pipeline(graphdef, rest, names, params, batches):
 
 
 def with_gradients(fn, batches):
-  """Outputs and what was sown, and gradients of a loss of all of it."""
+  """Outputs and sown values, and gradients of a loss of all of them."""
 
   def loss(params):
     outputs, sown = fn(params, batches)

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks whose layers differ by index in cycles: MaxText's train step learns with a pipeline what it learns without."""
+"""Blocks whose layers differ by index in cycles: MaxText's train step learns the same with a pipeline as without."""
 
 import functools
 

@@ -59,7 +59,7 @@ MODEL_KEYS = (
 
 
 def make(stages, repeats, layers_per_stage=1, outside=0, **overrides):
-  """A pipelined config, with so many MoE layers outside the pipeline, and one of the same model and batch without one."""
+  """A pipelined config with this number of MoE layers outside the pipeline; a plain one of the same model and batch."""
   inside = stages * repeats * layers_per_stage
   layers = {"base_num_decoder_layers": DEEPSEEK["first_num_dense_layers"] + outside + inside}
   model = DEEPSEEK | layers | {key: overrides.pop(key) for key in MODEL_KEYS if key in overrides}
@@ -76,7 +76,7 @@ def make(stages, repeats, layers_per_stage=1, outside=0, **overrides):
 
 
 def without_pipeline(state, pipelined, plain):
-  """A pipelined model's state as a plain one has it, by path."""
+  """A pipelined model's state in the layout of a plain model, by path."""
   arrays = traverse_util.flatten_dict(nnx.to_pure_dict(state))
   return converted(arrays, layouts.of_config(pipelined), layouts.of_config(plain))
 
@@ -97,7 +97,7 @@ def create(config, mesh):
 
 
 def steps(config, mesh, graph, state, batches):
-  """Parameters and biases after MaxText's train steps, and the losses."""
+  """(parameters and biases after MaxText's train steps, losses)."""
   losses = []
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
     params_shardings = jax.tree.map(

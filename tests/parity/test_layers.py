@@ -114,7 +114,7 @@ def test_a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients(stages, rep
 def test_a_nan_in_what_is_not_gathered_yet_reaches_neither_outputs_nor_gradients(
     monkeypatch, stages, repeats, rounds, delay
 ):
-  """In the prefetch buffer, and in sums before their first summand and before their first piece."""
+  """NaN in the prefetch buffer, and in sums before their first summand and before their first piece."""
   window, zeros = Weights.window, Gradients.zeros
   nan = lambda arrays: jax.tree.map(lambda x: jnp.full_like(x, math.nan), arrays)
 

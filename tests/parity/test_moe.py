@@ -64,7 +64,7 @@ def test_dense_experts_train_as_the_layers_do_without_a_pipeline(mesh):
 
 @pytest.mark.parametrize("mesh", [m for m in MESHES.values() if "ici_expert_parallelism" not in m], ids=str)
 def test_sparse_experts_train_as_the_layers_do_without_a_pipeline(mesh):
-  """Sparse experts on an expert axis exchange tokens with ragged-all-to-all, which XLA has not on CPUs."""
+  """Sparse experts on an expert axis exchange tokens with ragged-all-to-all, which XLA does not have on CPUs."""
   check(loss_per_shard=True, **SPARSE, **mesh)
 
 
@@ -94,7 +94,7 @@ def test_expert_weights_stay_sharded_over_the_experts_and_nothing_else_does(mesh
 
 
 def per_device(shape, spec, mesh):
-  """What a device holds of an array: its dimensions without ones, sorted."""
+  """The dimensions of a device's part of an array, without ones, sorted."""
   parts = [math.prod(mesh.shape[a] for a in mesh_axes(entry)) for entry in spec]
   return tuple(sorted(d // n for d, n in zip(shape, parts, strict=True) if d != n))
 
@@ -123,7 +123,7 @@ def gathers_by_depth(text):
 
 
 def piece_of(shape, layout, mesh, pieces):
-  """How many elements a device has of one gathered piece of a weight [R, S, …]."""
+  """The number of elements that a device has of one gathered piece of a weight [R, S, …]."""
   transfer = layout.transfer(mesh, shape, pieces)
   whole = math.prod(per_device(shape[1:], layout.gathered, mesh))
   return whole * transfer.cut.size // transfer.shard[transfer.cut.dim]

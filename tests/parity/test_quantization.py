@@ -1,11 +1,11 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quantized layers in a pipeline compute, and learn, what a loop over the same layers does.
+"""Quantized layers in a pipeline compute and learn the same as a loop over the layers.
 
-Flax's fp8 operations scale by what earlier steps saw. Within a step the scale does not depend on the batch, so the
+Flax's fp8 operations scale by the values of earlier steps. Within a step the scale does not depend on the batch, so the
 reference is the loop over the layers with the whole batch, and next scales and histories are compared like gradients.
-Other quantizers calibrate on what they multiply; where that is a sum over tokens, as in weight gradients, the result
-depends on which tokens come together. There the reference is the loop over microbatches and layers.
+Other quantizers calibrate on their operands. If the product sums over tokens, as in weight gradients, the result depends
+on which tokens are multiplied together. Then the reference is the loop over microbatches and layers.
 
 Bound. Float32 rounding of 1e-7 is all that should differ, but a value next to the boundary of two quantized values may
 fall to either side. Of N > 500 values of an activation of size √N, one of size up to 3 then changes by up to its eighth
@@ -57,9 +57,9 @@ CALIBRATED = AQT | {f"qwix {name}": {**keys, "use_qwix_quantization": True} for 
 
 @pytest.fixture(autouse=True)
 def no_ties(monkeypatch):
-  """Takes the largest value of every channel off the boundary of two integers.
+  """Moves the largest value of every channel away from the boundary of two integers.
 
-  Qwix scales it to 127.5, to the last bit or not: rounding upstream decides between -127 and -128 all the time.
+  Qwix scales this value to 127.5, up to the last bit. So rounding upstream would decide between -127 and -128.
   """
   bound = numerics.get_symmetric_bound
   monkeypatch.setattr(numerics, "get_symmetric_bound", lambda qtype: math.floor(bound(qtype)))
@@ -98,7 +98,7 @@ def _fold(keys, k):
 
 
 class Model(nnx.Module):
-  """As much of a model as MaxText's rules for qwix name."""
+  """The parts of a model that MaxText's rules for qwix name."""
 
   def __init__(self, pipeline):
     self.decoder = nnx.Module()
@@ -150,7 +150,7 @@ def difference(actual, expected):
 
 
 def check(implementation="circular_bsw", *, parts, steps=1, **keys):
-  """Compares outputs and gradients in each of several steps of training; returns what was learnt."""
+  """Compares outputs and gradients in each of several steps of training; returns the learnt parameters."""
   config, mesh, batch, model, loop = build(implementation, parts=parts, **keys)
   params = nnx.state(loop, Differentiated)
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
@@ -187,7 +187,7 @@ def test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline(stages, rep
 
 @pytest.mark.parametrize("implementation", OTHERS)
 @pytest.mark.parametrize("keys", [FP8, NANOO], ids=["fp8", "nanoo_fp8"])
-def test_fp8_layers_learn_so_with_other_residencies(implementation, keys):
+def test_fp8_layers_learn_scales_and_histories_with_other_residencies(implementation, keys):
   check(implementation, parts=1, steps=2, stages=3, microbatches=3, **keys)
 
 
@@ -204,7 +204,7 @@ VARIATIONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", VARIATIONS.values(), ids=VARIATIONS.keys())
-def test_fp8_layers_learn_so_with(keys):
+def test_fp8_layers_learn_scales_and_histories_with(keys):
   check(parts=1, steps=2, **FP8, **keys)
 
 
@@ -222,7 +222,7 @@ MOE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts, keys", [(1, FP8), (4, AQT["aqt int8"])], ids=["fp8", "aqt int8"])
-def test_experts_do_so_too(monkeypatch, parts, keys):
+def test_quantized_experts_compute_and_learn_as_without_a_pipeline(monkeypatch, parts, keys):
   monkeypatch.setitem(LAYERS, "mixtral", MixtralDecoderLayer)
   check(parts=parts, microbatch_size=4, **MOE, **keys)
 
@@ -267,7 +267,7 @@ def test_quantizers_that_calibrate_see_one_microbatch_of_weights_sharded_over_fs
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [FP8, CALIBRATED["qwix fp8_full"]], ids=["fp8", "qwix fp8_full"])
 def test_gathering_in_the_compute_dtype_changes_no_bit_of_what_quantized_layers_compute(keys):
-  """Weights' gradients differ by the rounding to the dtype in which they travel."""
+  """Weight gradients differ by the rounding to the dtype in which they are reduced."""
   results = []
   for dtype in ("weight", "auto"):
     given = {"pipeline_gather_dtype": dtype, "dtype": "bfloat16", "ici_fsdp_parallelism": 4, "microbatches": 2}

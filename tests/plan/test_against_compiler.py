@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The closed forms against what the TPU compiler made of the same steps, as the benchmarks recorded it.
+"""Compares the closed forms with the TPU compiler's figures of the same steps, as the benchmarks recorded them.
 
 benchmarks/results/plan_error.md has all of the errors.
 """
@@ -26,7 +26,7 @@ def test_there_is_something_to_compare_with():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_memory_and_traffic(name):
+def test_predicted_memory_and_traffic_are_near_the_compilers(name):
   case, costs = CASES[name], predicted(name)
   memory, sent = BOUNDS[case.impl]
   assert costs.peak / 1e9 == pytest.approx(case.figures["peak_GB"], rel=memory)

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The closed forms against counting, iteration by iteration."""
+"""Compares the closed forms with counting, iteration by iteration."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ SIZES = costs.Sizes(
 
 
 def iterations_with(schedule, steps, attribute):
-  """In how many iterations some stage has something there: all stages run the same program."""
+  """The number of iterations in which some stage has something there: all stages run the same program."""
   every = [steps(schedule, stage) for stage in range(schedule.stages)]
   return sum(any(getattr(step, attribute) is not None for step in at_once) for at_once in zip(*every, strict=True))
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that are started as a person starts them, in a folder of their own, and what is left there of them."""
+"""Commands started as a person starts them, each in its own folder, and the files that they leave there."""
 
 import os
 import pathlib
@@ -33,7 +33,7 @@ time.sleep({LONG_S})
 
 
 def running_in(folder):
-  """The commands of the processes that work in this folder, by their identifiers."""
+  """The commands of the processes that work in this folder, by process id."""
   found = {}
   for process in pathlib.Path("/proc").iterdir():
     try:
@@ -45,7 +45,7 @@ def running_in(folder):
 
 
 def until(condition, what):
-  """Waits for it, for so long that only what never happens takes longer."""
+  """Waits until a condition is true. The time limit is long enough for anything that happens at all."""
   deadline = time.monotonic() + 240
   while not condition():
     assert time.monotonic() < deadline, what
@@ -53,7 +53,7 @@ def until(condition, what):
 
 
 class Command:
-  """A program that runs in a folder, with temporary folders in `temporary` there; as a context, killed at its end."""
+  """A program that runs in a folder, with temporary folders in its `temporary`; as a context, it is killed on exit."""
 
   def __init__(self, folder, program, *arguments):
     self.folder, self.temporary = folder, folder / "temporary"
@@ -86,11 +86,11 @@ class Command:
     return list(running_in(self.folder).values())
 
   def left(self):
-    """What is in the folder of temporary files."""
+    """The content of the folder of temporary files."""
     return list(self.temporary.iterdir())
 
   def wait_for(self, what):
-    """Waits until it, or one of its children, has written a file of this name into the folder."""
+    """Waits until the command, or one of its children, has written a file of this name into the folder."""
     until(lambda: (self.folder / what).exists() or self.process.poll() is not None, f"no {what}: {self.said}")
     assert (self.folder / what).exists(), self.said
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A child, and all that descends from it, ends with its parent, and else as the command does."""
+"""A child and all its descendants end with the parent; otherwise a child ends as its command does."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def python(program, folder, **options):
 
 
 def waiting(folder):
-  """A child with two of its own, when they are there."""
+  """A child with two children, once these run."""
   child = python(common.PARENT, folder)
   common.until((folder / "ready").exists, "no child of the child")
   assert len(common.running_in(folder)) == 4
@@ -44,7 +44,7 @@ def gone(folder):
 
 
 @pytest.mark.parametrize("program, code", ENDS.values(), ids=ENDS.keys())
-def test_it_ends_as_the_command_does(tmp_path, program, code):
+def test_a_child_ends_as_its_command_does(tmp_path, program, code):
   with python(program, tmp_path, stderr=subprocess.DEVNULL) as child:
     pass
   assert child.returncode == code
@@ -70,7 +70,7 @@ def test_what_a_command_leaves_running_ends_with_it(tmp_path):
   assert child.returncode == 3 and (tmp_path / "ready").exists() and not common.running_in(tmp_path)
 
 
-def test_an_exception_ends_it_and_all_is_gone_when_the_context_is_left(tmp_path):
+def test_an_exception_ends_a_child_and_all_its_descendants_with_the_context(tmp_path):
   with pytest.raises(ValueError, match="ours"), waiting(tmp_path) as child:
     raise ValueError("ours")
   assert child.returncode == -signal.SIGTERM and not common.running_in(tmp_path)
@@ -84,7 +84,7 @@ def test_what_ignores_sigterm_is_killed(tmp_path):
 
 
 def test_sigterm_goes_to_the_command_alone(tmp_path):
-  """Which then decides what becomes of its own."""
+  """The command decides what happens to its children."""
   own = "import pathlib, signal, time; signal.signal(signal.SIGTERM, lambda *_: pathlib.Path('told').touch()); "
   own += f"pathlib.Path('listens').touch(); time.sleep({common.LONG_S})"
   program = f"""
@@ -101,13 +101,13 @@ sys.exit(5)
   assert child.returncode == 5 and not (tmp_path / "told").exists() and not common.running_in(tmp_path)
 
 
-def test_it_ends_with_the_object_that_stands_for_it(tmp_path):
+def test_a_child_ends_with_the_object_that_stands_for_it(tmp_path):
   child = waiting(tmp_path)
   del child
   assert gone(tmp_path)
 
 
-def test_to_kill_it_is_to_kill_all(tmp_path):
+def test_killing_a_child_kills_all_its_descendants(tmp_path):
   with waiting(tmp_path) as child:
     child.kill()
   assert child.returncode == -signal.SIGKILL and not common.running_in(tmp_path)
@@ -132,7 +132,7 @@ thread = threading.Thread(target=run)
 @pytest.mark.parametrize("run", ["run()", "thread.start(); thread.join()"], ids=["main thread", "another thread"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: number.name)
 def test_what_a_library_function_runs_ends_with_a_process_that_handles_no_signals(tmp_path, run, number):
-  """As pytest, which SIGTERM ends at once."""
+  """For example pytest, which SIGTERM ends immediately."""
   with common.Command(tmp_path, f"{LIBRARY}\n{run}") as command:
     command.wait_for("ready")
     assert command.code_after(number) == -number

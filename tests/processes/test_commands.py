@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A command that gets a signal ends all that it has started, removes its temporary folders, and ends with 128 + signal.
+"""A command that gets a signal ends all its children, removes its temporary folders, and exits with 128 + signal.
 
 The commands are the real ones. Their child, which would compile or train for minutes, is replaced by one that sleeps and
-has itself started two: one in a session of its own, and one that ignores SIGTERM. The guardian is the real one.
+has itself started two: one in a separate session, and one that ignores SIGTERM. The guardian is the real one.
 """
 
 import signal
@@ -62,7 +62,7 @@ WITHOUT_FOLDERS = {"demo"}
 
 
 def started(folder, program):
-  """A command whose child has started its own two."""
+  """A command whose child has started its two children."""
   command = common.Command(folder, SLEEPING + program)
   try:
     command.wait_for("ready")
@@ -119,7 +119,7 @@ def test_a_command_that_is_killed_leaves_nothing_running(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [number.name for number in interruption.SIGNALS])
-def test_a_comparison_of_real_steps_leaves_nothing_either(tmp_path, name):
+def test_a_signalled_comparison_of_real_steps_leaves_nothing_running(tmp_path, name):
   keys = [*TINY, "ici_pipeline_parallelism=2", "num_pipeline_microbatches=2"]
   program = f"from maxtext_pp_ext import cli\nimport sys\nsys.exit(cli.main({['compare', *keys, '--devices', '4']!r}))"
   with common.Command(tmp_path, program) as command:

@@ -18,7 +18,7 @@ from tests.processes import common
 
 @pytest.fixture(autouse=True)
 def defaults():
-  """What a program starts with, whatever pytest was started by; and then what was before."""
+  """Sets the dispositions of signals with which a program starts, and restores the previous ones."""
   before = {number: signal.getsignal(number) for number in interruption.SIGNALS}
   signal.signal(signal.SIGINT, signal.default_int_handler)
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -46,13 +46,13 @@ def test_the_exit_code_is_128_and_the_signal_and_dispositions_are_put_back(capsy
 
 
 @pytest.mark.parametrize("returned, code", [(None, 0), (0, 0), (1, 1)])
-def test_without_a_signal_it_is_what_the_program_returns(returned, code):
+def test_without_a_signal_the_exit_code_is_what_the_program_returns(returned, code):
   before = dispositions()
   assert interruption.run(lambda: returned, "program") == code
   assert dispositions() == before
 
 
-def test_what_is_ignored_stays_ignored_and_what_another_handles_stays_his():
+def test_ignored_signals_stay_ignored_and_other_handlers_stay():
   came = []
   signal.signal(signal.SIGHUP, signal.SIG_IGN)
   signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
@@ -85,7 +85,7 @@ def test_a_signal_that_comes_while_one_is_on_its_way_raises_nothing():
   assert raised.value.__context__ is None
 
 
-def test_after_one_that_was_swallowed_the_next_raises():
+def test_the_signal_after_a_swallowed_one_raises():
   with pytest.raises(interruption.Interrupted, match="SIGHUP"), interruption.interruptible():
     try:
       signal.raise_signal(signal.SIGTERM)
@@ -94,8 +94,8 @@ def test_after_one_that_was_swallowed_the_next_raises():
     signal.raise_signal(signal.SIGHUP)
 
 
-def test_one_that_comes_in_a_garbage_collection_is_not_lost():
-  """What is raised in its callbacks, of which JAX has one, is printed and forgotten."""
+def test_a_signal_during_garbage_collection_is_not_lost():
+  """Python prints and drops exceptions in callbacks of the garbage collector. JAX has such a callback."""
   came, hook = [], sys.unraisablehook
 
   def callback(phase, _):
@@ -114,7 +114,7 @@ def test_one_that_comes_in_a_garbage_collection_is_not_lost():
 
 
 def test_a_signal_while_a_temporary_folder_is_made_or_removed_comes_after_it(monkeypatch):
-  """So that no folder is left of which nobody knows, and none that is half removed."""
+  """So no folder is left that is not registered, and none that is half removed."""
   made = interruption.tempfile.TemporaryDirectory
   folders = []
 

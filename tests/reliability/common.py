@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A training that is interrupted and resumed, and what has to be equal then."""
+"""A training that is interrupted and resumed, and the values that must then be equal."""
 
 import dataclasses
 import signal
@@ -39,7 +39,7 @@ def pipeline(stages, per_stage=1, implementation="circular_bsw", **axes):
 
 
 def at_metrics(number, step, process=0):
-  """A signal when the metrics of this step are written: while a later one is computed, and a checkpoint maybe written."""
+  """A signal when this step's metrics are written. A later step is computed then, maybe a checkpoint written."""
   return Death(signal=number, event="open", path=f"/{process}.jsonl", count=step + 1, process=process)
 
 
@@ -58,7 +58,7 @@ WHILE_WRITING = {
 
 
 def by_step(results, name, process=0):
-  """(step, all that was learnt, times aside) in the order in which a process wrote them."""
+  """(step, metrics that begin with `learning/`) in the order in which a process wrote them."""
   if error := results.error(name):
     raise AssertionError(error)
   learnt = lambda metrics: {k: v for k, v in metrics.items() if k.startswith("learning/")}

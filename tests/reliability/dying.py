@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`train_runs` in a process that gets a signal at one file operation: `python -m tests.reliability.dying JSON PLAN`.
 
-JSON is a `Death`. What is done to files says what a run is doing, and comes in the same order each time, so that it can
-be interrupted exactly there.
+JSON is a `Death`. File operations show what a run is doing, and come in the same order each time, so the run can be
+interrupted at an exact place.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import sys
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Death:
-  """When a process gets a signal: right before the `count`-th time that this is done to a file of this name.
+  """When a process gets a signal: right before the `count`-th occurrence of this event for a file of this name.
 
   Attributes:
     signal: the signal's number; 0 raises an exception instead.
@@ -32,7 +32,7 @@ class Death:
 
 
 def arguments(death: Death, plan: str) -> list[str]:
-  """Python's, for a process that dies so; `plan` is what `train_runs.write_plan` returned."""
+  """Python's arguments for a process that dies in this way; `plan` is the result of `train_runs.write_plan`."""
   return ["-m", "tests.reliability.dying", json.dumps(dataclasses.asdict(death)), plan]
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One of several processes dies: the others end with an error, soon, and a restart goes on from the last checkpoint.
 
-The others are not helped: the launcher would kill them only after `GRACE_S`, and fail the test. Also a notice of
-termination to one of them (SIGTERM), after which all save and end. 2 stages × 2 FSDP shards, a device in each process.
+The others end without help: the launcher would kill them only after `GRACE_S`, and the test would fail. A notice of
+termination (SIGTERM) to one process makes all save and end. 2 stages × 2 FSDP shards, a device in each process.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ DEATHS = {
 
 
 def start(folder, plan, death):
-  """All processes, and their output as it comes."""
+  """Starts all processes; returns them and their output as it arrives."""
   lines = []
   group = launch.Group(
       dying.arguments(death, write_plan(folder, plan)),
@@ -69,11 +69,11 @@ def running_in(folder):
 
 @dataclasses.dataclass(frozen=True)
 class Died:
-  """What was left after one died.
+  """The state after one process died.
 
   Attributes:
     codes: exit codes.
-    seconds: how long the others lived on, at most.
+    seconds: the longest time that another process ran on.
     last: step of the last whole checkpoint.
   """
 
@@ -146,7 +146,7 @@ def test_a_notice_of_termination_makes_all_save_and_end_and_a_restart_goes_on_bi
 
 
 def launched(folder, *arguments):
-  """A launcher as a person starts it, whose processes have begun to wait."""
+  """A launcher started as a person starts it, once its processes wait."""
   command = [sys.executable, "-m", "maxtext_pp_ext.testing.launch", "--grace", "2", "--processes", "2", "-m"]
   environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[2])}
   launcher = subprocess.Popen(
@@ -169,7 +169,7 @@ def launched(folder, *arguments):
 
 
 def gone(folder):
-  """Whether nothing runs there any more, soon."""
+  """Whether, after a short wait, no process runs there any more."""
   deadline = time.monotonic() + 30
   while running_in(folder) and time.monotonic() < deadline:
     time.sleep(0.1)
@@ -184,7 +184,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_running_not_even_what_its_proc
 
 
 def test_sigterm_to_the_launcher_ends_processes_that_take_no_notice(tmp_path):
-  """JAX catches it in them."""
+  """JAX catches SIGTERM in these processes."""
   with launched(tmp_path) as launcher:
     launcher.terminate()
     assert launcher.wait(timeout=30) == 143

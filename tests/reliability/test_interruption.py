@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training that was killed goes on as if it had not been, bit for bit; in another layout, within float32."""
+"""Training that was killed resumes as if it had not been, bit for bit; in another layout, within float32."""
 
 import dataclasses
 import shutil
@@ -39,7 +39,7 @@ def run_name(name):
 
 
 def interrupted(folder, names, keys=OURS):
-  """Runs until their deaths. Returns {name: the last whole checkpoint}."""
+  """Runs trainings until they are killed. Returns {name: the last whole checkpoint}."""
   last = {}
   for name in names:
     death, _ = DEATHS[name]
@@ -104,7 +104,7 @@ CONVERTED = ("other stages", "no pipeline")
 
 @pytest.fixture(scope="module")
 def switched(tmp_path_factory):
-  """Runs that were killed in one layout or implementation and went on in another, converted where the layout differs."""
+  """Runs killed in one layout or implementation and resumed in another, converted if the layout differs."""
   folder = tmp_path_factory.mktemp("switched")
   trainer_cases.write_data(folder)
   runs, last = {"whole": common.run(OURS)}, {}

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training in 2 and 4 processes is training in one: `stage` and `fsdp` within processes, across them, and astride.
+"""Training in 2 and 4 processes equals training in one: `stage` and `fsdp` are within processes, across them, or both.
 
 Each process reads its share of the rows, so that a batch has the same rows in another order. The reference, in one
 process without a pipeline, and how far apart runs may be, are those of `tests.trainer.cases`.
@@ -108,7 +108,7 @@ def every(tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_axes_of_a_case_are_across_its_processes(case):
-  """As MaxText makes the mesh: of all devices in their order, of which each process has successive ones."""
+  """MaxText makes the mesh of all devices in their order; each process has successive devices."""
   any_rows = {"per_device_batch_size": ROWS, "eval_per_device_batch_size": ROWS}  # this process may have more devices
   keys = run(case.model, case.devices, case.keys | any_rows).keys
   config = pyconfig.initialize(["", str(run_config.base_yml()), *keys])

@@ -1,8 +1,8 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A process that says so and waits: `python -m tests.reliability.waiting [child | fail | HOW-beside PROCESS FAILING]`.
+"""A process that reports, then waits: `python -m tests.reliability.waiting [child | fail | HOW-beside PROCESS FAILING]`.
 
-With `child` another one waits that it has started. With `fail` it ends with exit code 3, without the end of
+With `child` it starts another process that waits. With `fail` it exits with code 3 and skips the shutdown of
 `jax.distributed`, which would wait for others. With `fail-beside`, PROCESS its own number of two, it does that if it is
 the one that is FAILING, once the other one hangs, deaf to all but SIGKILL; with `exit-beside` it calls `sys.exit`.
 """
@@ -28,7 +28,7 @@ def wait_until(condition):
 
 
 def number_in(file):
-  """None before it has been written."""
+  """The number in a file; None before it has been written."""
   return int(file.read_text(encoding="utf-8") or 0) if file.exists() else None
 
 

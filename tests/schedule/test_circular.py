@@ -92,7 +92,7 @@ def test_a_stage_begins_and_ends_each_repeat_once_and_in_order(schedule):
 
 @given(schedules())
 def test_all_stages_are_at_the_last_repeat_in_the_last_iterations_only(schedule):
-  """So much of a loop needs no weights of another repeat; the same holds of the first repeat, from the other end."""
+  """These iterations need no weights of another repeat. The same holds for the first repeat and the first iterations."""
   first_of_last = max(t for t, _, m, r in work(schedule) if m == 0 and r == schedule.repeats - 1)
   last_of_first = min(t for t, _, m, r in work(schedule) if m == schedule.microbatches - 1 and r == 0)
   assert first_of_last == schedule.iterations - schedule.microbatches

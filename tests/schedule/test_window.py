@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the window holds, and that each repeat's weights are whole when they are needed and gone when they are not."""
+"""The window's contents: each repeat's weights are whole when they are needed, and released when they are not."""
 
 from hypothesis import given
 from hypothesis import strategies as st

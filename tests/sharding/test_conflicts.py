@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is a conflict, what is none, and what is said about it."""
+"""Which resolutions are conflicts, which are not, and the messages about them."""
 
 import pickle
 import warnings
@@ -73,7 +73,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_found(case):
+def test_conflicts_are_found_and_intended_cases_are_not(case):
   names, rules, shape, expected = CASES[case]
   assert kinds(names, rules, shape) == expected
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models and batches that are born sharded, on 8 devices."""
+"""Models and batches that are sharded from the start, on 8 devices."""
 
 import re
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a model's sharding, against what JAX makes of it."""
+"""Compares the explanation of a model's sharding with JAX's arrays."""
 
 import json
 import math

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of shardings, against where JAX puts the parts."""
+"""Compares pictures of shardings with the places where JAX puts the parts."""
 
 import hypothesis
 from hypothesis import strategies as st

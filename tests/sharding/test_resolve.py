@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Each rule of the resolution, and that it is Flax's on all that Flax's can express."""
+"""Each rule of the resolution; it equals Flax's in all cases that Flax's can express."""
 
 from flax import linen as nn
 from flax.core.spmd import logical_axis_rules
@@ -54,7 +54,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rules(case):
+def test_rules_bind_dimensions_in_order(case):
   names, rules, expected = CASES[case]
   assert resolve(names, MESH, rules) == expected
 

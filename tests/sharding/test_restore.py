@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From a checkpoint into another sharding than it was written from."""
+"""Restores checkpoints into other shardings than they were written from."""
 
 import pickle
 
@@ -19,7 +19,7 @@ from tests.sharding.test_create import mesh_of_devices, Mlp, mlp, mlp_and_optimi
 
 
 def other_values():
-  """The same model and optimizer from another seed: what restoring must not leave there."""
+  """The same model and optimizer from another seed: restoring must replace all these values."""
   model = Mlp(nnx.Rngs(7, dropout=8))
   return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
 
@@ -117,7 +117,7 @@ def test_conflicts_are_an_error_before_anything_is_read(tmp_path):
     restore_sharded(tmp_path / "nothing", mlp, mesh_of_devices(), [("embed", "nowhere")], on_conflict="error")
 
 
-def test_a_folder_without_a_checkpoint_is_said_so(tmp_path):
+def test_a_folder_without_a_checkpoint_is_reported(tmp_path):
   (tmp_path / "empty").mkdir()
   for folder in ("nothing", "empty"):
     with pytest.raises(FileNotFoundError):

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of variables to trees of shardings."""
+"""Maps trees of variables to trees of shardings."""
 
 import subprocess
 import sys

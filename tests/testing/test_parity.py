@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison that is offered to people with layers of their own: its example runs, and it finds mistakes."""
+"""The comparison for users' own layers: its example runs, and it finds mistakes."""
 
 import math
 import pathlib
@@ -66,7 +66,7 @@ def test_what_a_layer_leaves_in_a_variable_of_its_own_type_is_refused_instead_of
 
 
 class Tied(nnx.Module):
-  """Multiplies by one matrix twice, which has two names."""
+  """Multiplies twice by one matrix that has two names."""
 
   def __init__(self, config, mesh, model_mode, quant=None, *, rngs):
     del mesh, model_mode, quant
@@ -88,7 +88,7 @@ def test_a_parameter_with_two_names_in_a_layer_has_one_gradient(scanned):
 
 def test_a_custom_layer_that_is_not_alike_in_the_loop_is_noticed():
   class Drifts(SimpleDecoderLayer):
-    """Another layer each time that it is made."""
+    """A layer that differs each time it is made."""
 
     made = 0
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `maxtext_pp_ext.testing.plugin`: each runs pytest in a process of its own on a small project."""
+"""Tests of `maxtext_pp_ext.testing.plugin`: each runs pytest in a separate process on a small project."""
 
 import configparser
 import pathlib

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainings of the same models by MaxText's own trainers, with pipelines and without, and how far apart they may be.
 
-All runs are on 12 virtual devices, which 2, 3 and 4 stages divide; the rest is FSDP. Model, data, initial weights,
-optimizer and the rows of a batch are the same; one run without a pipeline, its layers sharded over 12 devices, is the
-reference of all.
+All runs are on 12 virtual devices, which 2, 3 and 4 stages divide; FSDP uses the other factor. Model, data, initial
+weights, optimizer and the rows of a batch are the same. One run without a pipeline, with layers sharded over 12 devices,
+is the reference of all.
 
 How far apart: both sides round differently, and training multiplies what it starts from. How much is measured, by a twin
 of the reference that differs by rounding alone: its initial weights are moved by `ROUNDING` = 2⁻²² of themselves, up or
@@ -170,7 +170,10 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-  """Every model, implementation and number of stages in pre-training; in the other modes one of the latter varies."""
+  """Every model, implementation and number of stages in pre-training.
+
+  In the other modes, either the implementation or the number of stages varies.
+  """
   modes = (PRETRAIN, SFT, ACCUMULATION)
   every = (Case(*parts) for parts in itertools.product(MODELS, modes, PIPELINES, IMPLEMENTATIONS))
   return [c for c in every if c.mode == PRETRAIN or c.stages == 3 or c.pipeline_impl == "circular_bsw"]
@@ -199,7 +202,7 @@ def run_of(model: str, mode: str, keys: dict[str, object], rounding: float = 0.0
 
 
 def runs_of(cases: Iterable[Case]) -> dict[str, Run]:
-  """The runs of all cases, and those that they are compared with."""
+  """The runs of all cases, and their references."""
   cases = list(cases)
   runs = {}
   for case in cases:
@@ -238,8 +241,8 @@ def compare(
   """Metrics of a run's steps and evaluations, with those of a reference that has a twin.
 
   Raises:
-    RunFailedError: if one of the runs failed, or did not come to its end.
-    ValueError: if the runs have not equally many steps or evaluations.
+    RunFailedError: if one of the runs failed or did not finish.
+    ValueError: if the runs have different numbers of steps or evaluations.
   """
   for metric in metrics:
     ours, expected, twin = (
@@ -268,7 +271,7 @@ def write_data(folder: pathlib.Path, seed: int = 0) -> None:
 
 
 def _document(numbers: random.Random, shortest: int, longest: int) -> list[int]:
-  """Counting in steps of 1 to 3, with an error here and there: something to learn, and nothing to learn by heart."""
+  """Counts in steps of 1 to 3 with occasional errors: text that can be learnt, but not by heart."""
   token, step, ids = numbers.randrange(4, VOCABULARY), numbers.randint(1, 3), []
   for _ in range(numbers.randint(shortest, longest)):
     ids.append(token)

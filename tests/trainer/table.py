@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m tests.trainer.table`: trains every case of `cases` for docs/trainer-parity.md.
 
-Takes half an hour on two cores. With `--folder F` the runs stay in F; `--table-only` reads what an earlier run left
+Takes half an hour on two cores. `--folder F` keeps the runs in F; `--table-only` reads the runs of an earlier call
 there.
 """
 

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MaxText's own trainers train the same with a pipeline and without: losses, gradient norms, evaluations, over 20 steps.
 
-What is trained, and how far apart two runs may be, is in `cases`; `python -m tests.trainer.table` prints
-how far apart they are.
+`cases` has the runs and the bounds of their differences; `python -m tests.trainer.table` prints the differences.
 """
 
 import dataclasses
@@ -124,7 +123,7 @@ def test_the_model_learns_and_its_experts_are_balanced(few, case):
 
 
 def test_maxtext_lets_muon_orthogonalize_repeats_for_rows():
-  """Why `opt_type=muon` is refused. Where this fails MaxText has changed, and the refusal may go."""
+  """Why `opt_type=muon` is refused. If this test fails, MaxText has changed, and the refusal may be removed."""
   of_mlp = ("layers", "mlp", "wi_0", "kernel")
   alone = muon_utils.transform_logic(("decoder", *of_mlp), shape=(24, 12, 48))  # [embed, layer, mlp]
   pipelined = muon_utils.transform_logic(("decoder", "pipeline_module", *of_mlp), shape=(2, 3, 24, 48))

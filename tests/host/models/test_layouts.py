@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where MaxText's models have their layers: read off the models, and one model's layouts go over into each other."""
+"""Where MaxText's models have their layers, read off the models; layouts of one model convert into each other."""
 
 import pytest
 

@@ -18,7 +18,7 @@ def _data(x):
 
 @pytest.fixture(name="made", params=["auto", "explicit"])
 def _made(make_config, request):
-  """A config, the function that makes its model, its mesh, and the model as MaxText makes it."""
+  """(config, function that makes its model, mesh, the model as MaxText makes it)."""
   from maxtext.utils import maxtext_utils, maxtext_utils_nnx, model_creation_utils
 
   config = make_config(**KEYS, shard_mode=request.param)

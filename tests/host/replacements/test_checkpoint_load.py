@@ -1,7 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is compared before MaxText loads a checkpoint, with small checkpoints of its models; see `checkpoint/test_resume`
-for the same through the trainer."""
+"""The comparison before MaxText loads a checkpoint, with small checkpoints of its models.
+
+`checkpoint/test_resume` tests it through the trainer.
+"""
 
 import types
 
@@ -67,7 +69,7 @@ FORMS = {
 
 
 def load(folder, config, of, *, own=False, source_checkpoint_layout="orbax"):
-  """What our seam does before MaxText loads a folder, or the run's own checkpoint in it."""
+  """Calls our seam as MaxText does before it loads a folder, or the run's own checkpoint in it."""
   manager = types.SimpleNamespace(directory=folder.parent, latest=types.SimpleNamespace(step=int(folder.name)))
   checkpoint_load.refuse_other_layouts(
       checkpoint_manager=manager if own else None,
@@ -182,7 +184,7 @@ def test_from_pretrained_loads_the_models_own_layout(make_config, tmp_path, form
 
 
 class Model(nnx.Module):
-  """One with a decoder of the given arrays."""
+  """A model with a decoder of the given arrays."""
 
   def __init__(self, **shapes):
     self.decoder = nnx.Module()

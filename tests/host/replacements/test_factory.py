@@ -14,7 +14,7 @@ PIPELINED = {"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 2, "bas
 
 @pytest.fixture
 def fake(monkeypatch):
-  """An implementation named `circular` that only notes how it was built."""
+  """An implementation named `circular` that only records how it was built."""
   from flax import nnx
 
   class Fake(nnx.Module):
@@ -38,7 +38,7 @@ def fake(monkeypatch):
 
 
 def _calls(monkeypatch, module, name):
-  """Notes calls of one of the host's pipeline classes instead of building it."""
+  """Records calls of one of the host's pipeline classes instead of building it."""
   calls = []
   monkeypatch.setattr(module, name, lambda **kwargs: calls.append(kwargs) or name)
   return calls

@@ -17,7 +17,7 @@ CONFLICT = {"logical_axis_rules": '[["embed", "fsdp"], ["mlp", ["fsdp", "tensor"
 
 
 def set_up(config):
-  """What MaxText's trainers begin with."""
+  """The set-up with which MaxText's trainers begin."""
   from maxtext.utils import maxtext_utils, model_creation_utils
 
   return model_creation_utils.create_nnx_abstract_model(config, maxtext_utils.get_mesh_from_config(config))

@@ -103,7 +103,7 @@ def test_what_is_no_regular_expression_is_refused_as_such(make_config):
 
 
 def test_what_counts_as_selected_is_what_maxtext_masks(make_config):
-  """In the model with a pipeline, and in the one without."""
+  """Checks the model with a pipeline and the one without."""
   pattern = "pre_self_attention|decoder/layers"
   config = make_config(**DENSE)
   for each in (config, ConfigView(config, (("using_pipeline_parallelism", False),))):
@@ -125,7 +125,7 @@ def stacked(path, *, layers, first=0):
 
 
 def test_arrays_of_the_same_name_that_hold_other_layers_are_not_the_same():
-  """Both select one array, in which other layers are."""
+  """Both patterns select one array, but these hold different layers."""
   without = layout(stacked("early/w", layers=2), stacked("late/w", layers=4, first=2))
   with_pipeline = layout(stacked("early/w", layers=4), stacked("late/w", layers=2, first=4))
   [text] = parameter_patterns.differences("adamw_mask", ["late"], with_pipeline, without)

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the refusal of what layers would compute of a microbatch instead of the batch."""
+"""Tests that values that layers would compute per microbatch instead of per batch are refused."""
 
 import types
 

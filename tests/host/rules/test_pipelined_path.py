@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of what MaxText's pipelined path would lose: which models are refused, and the facts that this rests on."""
+"""Tests of the models that are refused because MaxText's pipelined path would lose something, and of the reasons."""
 
 import inspect
 import re
@@ -214,7 +214,7 @@ def test_the_batch_split_schedule_of_deepseek_is_accepted(keys):
         ({"batch_split_factor": 3}, "a microbatch of 4 rows"),
     ],
 )
-def test_what_does_not_go_together_with_it_is_refused_by_name(keys, named):
+def test_what_the_batch_split_schedule_excludes_is_refused_by_name(keys, named):
   (problem,) = pipelined_path.problems(make(**(BATCH_SPLIT | keys)))
   assert named in problem and "use_batch_split_schedule=True" in problem and "use_batch_split_schedule=False" in problem
 
@@ -252,7 +252,7 @@ def test_layers_whose_names_are_in_the_order_in_which_they_run_may_have_metrics(
     ],
     ids=str,
 )
-def test_others_would_have_metrics_of_other_layers_and_are_refused(keys, message):
+def test_layers_whose_names_are_in_another_order_are_refused_with_metrics(keys, message):
   (problem,) = pipelined_path.problems(make(**METRICS, **keys))
   assert re.search(message, problem) and "record_internal_nn_metrics=1 with" in problem
   assert problem.endswith("record_internal_nn_metrics=0.") and pipelined_path.problems(make(**keys)) == []
@@ -266,7 +266,7 @@ def test_every_decoder_block_of_maxtext_is_judged():
 
 
 def test_layers_of_maxtext_take_their_index_as_this_module_says():
-  """If MaxText changes these, the judgement above has to be read again."""
+  """If MaxText changes these, the tests above have to be reviewed."""
   from maxtext.models import deepseek4, envy, gemma3, gemma4, gpt_oss, llama4, olmo3, qwen3, qwen3_5
 
   def default(cls, name):

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `maxtext_pp_ext.config` on plain objects: what is refused, and that what a message says to set is right.
+"""Tests of `maxtext_pp_ext.config` on plain objects: what is refused, and that the proposed settings are right.
 
 That MaxText's config class asks it is tested in `tests/host/replacements/test_config_class.py`.
 """
@@ -21,7 +21,7 @@ RULES += [("activation_embed_and_logits_batch", ["data", "stage", "fsdp"]), ("ac
 
 
 def make(**overrides):
-  """8 layers on 4 stages, 8 microbatches, 2 repeats: nothing is wrong with it."""
+  """A config without problems: 8 layers on 4 stages, 8 microbatches, 2 repeats."""
   values = {
       "pipeline_impl": "circular_bsw",
       "pipeline_grad_accum_dtype": "auto",
@@ -108,14 +108,14 @@ def only_problem(config):
 
 
 def values_to_set(said):
-  """What the first remedy that is printed, or that for all problems together, says to set."""
+  """The settings of the first printed remedy, or of the remedy for all problems together."""
   [text] = [match for problem in said for match in re.findall(r"Set(?:, together:)? (\w+=.*)", problem)]
   values = [pair.split("=") for pair in re.match(r"\w+=[^ ,]+(?:, \w+=[^ ,]+)*", text)[0].rstrip(".").split(", ")]
   return {key: value if key == "pipeline_impl" else float(value) if "." in value else int(value) for key, value in values}
 
 
 def problems_after(config, said, **more):
-  """What is wrong with a config if all is set that these problems say, and all is derived anew, as MaxText does it."""
+  """The problems of a config with all proposed settings and all values derived again, as MaxText derives them."""
   values = vars(config) | values_to_set(said) | more
   again = types.SimpleNamespace(**values)
   if again.pipeline_parallel_layers == -1:

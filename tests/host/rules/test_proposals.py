@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What messages about sizes say to set: each remedy alone, and what is proposed as a whole, leaves nothing wrong."""
+"""The settings that messages about sizes propose: each remedy alone, and the proposal as a whole, solve all problems."""
 
 import re
 
@@ -52,7 +52,7 @@ def configs(draw):
 
 
 def with_dcn(config):
-  """Data parallelism over slices takes what is left, as in MaxText's base.yml."""
+  """Data parallelism over slices takes the remaining devices, as in MaxText's base.yml."""
   config.dcn_data_parallelism = -1
   config.ici_data_parallelism = 1
   return config

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is proposed for sizes that do not go together, set in MaxText's own config: it accepts it, and has a mesh."""
+"""MaxText's own config accepts the settings proposed for sizes that do not fit together, and its mesh can be made."""
 
 import random
 
@@ -23,7 +23,7 @@ MODELS = (
 
 
 def drawn(source):
-  """Arguments of a run on devices that are not there."""
+  """Arguments of a run on devices that this machine does not have."""
   stages = source.choice((2, 3, 4, 5, 8))
   values = {
       "internal_compile": "True",
@@ -47,7 +47,7 @@ def drawn(source):
 
 
 def check(values):
-  """Whether there was something to propose; an assertion fails if that is refused."""
+  """Whether there was a proposal; an assertion fails if MaxText refuses it."""
   try:
     read(values)
     return False

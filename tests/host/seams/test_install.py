@@ -34,7 +34,7 @@ TOUCHED = {
 
 @pytest.fixture
 def disconnected():
-  """MaxText imported, and nothing of ours connected with it."""
+  """Imports MaxText without any of our seams."""
   import maxtext
   from maxtext.common import checkpointing  # noqa: F401  pylint: disable=unused-import
   from maxtext.configs import pyconfig  # noqa: F401  pylint: disable=unused-import

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the guards: which MaxText they let through, and what they say about another one."""
+"""Tests of the version checks: which versions of MaxText they accept, and their messages for others."""
 
 import inspect
 import pathlib
@@ -98,7 +98,7 @@ def test_a_from_pretrained_that_makes_its_model_another_way_is_refused():
 
 
 def _types_module(**changes):
-  """A stand-in for `maxtext.configs.types` whose classes have all that the seam needs, but for `changes`."""
+  """A stand-in for `maxtext.configs.types` whose classes have all that the seam needs, except for `changes`."""
   import pydantic
 
   def build(name, validator, fields):
