@@ -20,7 +20,7 @@ import pytest
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import make_config
-from tests.parity.trainer_cases import OTHERS
+from tests.trainer.cases import OTHERS
 
 SIZES = (("stages", 3), ("repeats", 2), ("microbatches", 6))
 # As few microbatches as stages: the first stage's bubbles follow its last microbatches.

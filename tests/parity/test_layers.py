@@ -18,7 +18,7 @@ from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import LAYERS, make_config
-from tests.parity.trainer_cases import OTHERS
+from tests.trainer.cases import OTHERS
 
 
 def check(implementation, layer, *, bound=None, **keys):

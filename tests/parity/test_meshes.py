@@ -7,7 +7,7 @@ import pytest
 from maxtext_pp_ext.sharding.explicit import is_explicit
 from maxtext_pp_ext.testing import parity
 from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED
-from tests.parity.trainer_cases import OTHERS
+from tests.trainer.cases import OTHERS
 
 # name: (block, keys); FSDP takes the devices that are left.
 MESHES = {

@@ -32,7 +32,7 @@ from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.pipelines.stages import Differentiated, Overwritten
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import LAYERS, make_config, make_pipeline
-from tests.parity.trainer_cases import IMPLEMENTATIONS, OTHERS
+from tests.trainer.cases import IMPLEMENTATIONS, OTHERS
 
 BOUND = 2e-2
 FP8 = {"quantization": "fp8"}
