@@ -43,7 +43,7 @@ def test_layers_in_another_order_are_noticed_and_the_worst_array_is_named_first(
     assert_pipeline_parity(SimpleDecoderLayer, make_config(**SIZES), implementations=SwapsStages)
   *lines, hint = str(error.value).splitlines()[1:]
   found = [float(line.rsplit(": ", 1)[1]) for line in lines]
-  assert float(re.search(r"move by up to (\S+) ", hint)[1]) < 1e-5
+  assert float(re.search(r"change by up to (\S+) ", hint)[1]) < 1e-5
   assert "SwapsStages" in str(error.value) and len(found) == 3  # outputs, the one parameter, inputs
   assert found == sorted(found, reverse=True) and found[0] > 0.1
 
