@@ -41,6 +41,7 @@ class Use(NamedTuple):
 USES = {
     "ClosedJaxpr": Use("jax.extend.core", "ClosedJaxpr", "to hold a program with its constants"),
     "Jaxpr": Use("jax.extend.core", "Jaxpr", "to hold a program"),
+    "HloPrintOptions": Use("jaxlib._hlo", "HloPrintOptions", "to print a compiled program with its tables of integers"),
     "JaxprEqn": Use("jax.extend.core", "JaxprEqn", "to name the type of an operation of a program"),
     "Literal": Use("jax.extend.core", "Literal", "to tell a number in a program from a variable"),
     "Var": Use("jax.extend.core", "Var", "to tell a variable of a program from a number"),

@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 from maxtext_pp_ext.compiled import carried, compare
+from maxtext_pp_ext.compiled.projection import costs
 
 _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#bab0ac", "#79706e")
 
@@ -57,9 +58,18 @@ def _panels():
       ("temporary buffers", "B", lambda row: [("", row["bytes"]["temp"])]),
       ("sent", "B", sent),
       ("dots", "FLOP", lambda row: [("", row["dot_flops"])]),
+      ("step, projected seconds", "", _projected),
       ("compile, CPU seconds", "", lambda row: [("", row["compile_cpu_s"])]),
       ("step here, seconds", "", lambda row: [("", row["run"]["median_s"])] if "median_s" in row.get("run", {}) else []),
   ]
+
+
+def _projected(row: dict[str, Any]) -> list[tuple[str, float]]:
+  if "projection" not in row:
+    return []
+  parts = row["projection"]["parts"]
+  compute = [(name, parts.get(name, 0.0)) for name in (costs.PRODUCTS, costs.KERNELS, costs.OTHER)]
+  return [*compute, ("waiting for transfers", row["projection"]["step_s"] - sum(value for _, value in compute))]
 
 
 def _panel(axis: Any, name: str, unit: str, rows: dict[str, dict[str, Any]], parts: Any) -> None:

@@ -10,6 +10,8 @@ import pathlib
 from typing import Any
 
 from maxtext_pp_ext.compiled import carried, child, hlo, limits, spans, step
+from maxtext_pp_ext.compiled.projection import picture, summary, trace
+from maxtext_pp_ext.plan import chips
 from maxtext_pp_ext.processes import interruption
 
 UNTOLD = "not told"
@@ -22,6 +24,9 @@ def figures(
     batch: str,
     optimizer: str,
     cpu_devices: int | None = None,
+    chip: chips.Chip | None = None,
+    trace_file: pathlib.Path | None = None,
+    picture_file: pathlib.Path | None = None,
     on_tick: child.OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
   """Compiles a train step in a separate process.
@@ -32,12 +37,16 @@ def figures(
     batch: prefix of the names of those arguments of the step that are the batch.
     optimizer: prefix of the names of those arguments of the step that are the optimizer's state.
     cpu_devices: number of virtual CPU devices to compile for; None for the TPUs of `compile_topology`.
+    chip: device for which the step's time is projected; None for no projection.
+    trace_file: file for the projected step in Chrome's trace format, gzipped.
+    picture_file: file for a picture of one of its iterations in each direction, an SVG or PNG.
     on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
     The figures of `step.compile_step`, `transfers` and `overlap`; or `failure`. `transfers` lists the collectives per
     device and step, by what they carry, kind and loop depth. `overlap` has the shares of their bytes that are
-    transferred asynchronously, and with compute meanwhile.
+    transferred asynchronously, and with compute meanwhile. With a chip also `projection`, see
+    `projection.summary.figures`.
   """
   with interruption.temporary_folder() as folder:
     file = pathlib.Path(folder) / "step.hlo"
@@ -46,7 +55,17 @@ def figures(
       return found
     text = file.read_text(encoding="utf-8")
   try:
-    return found | of_program(text, batch=batch, optimizer=optimizer)
+    module = hlo.program(text)
+    found |= of_module(module, batch=batch, optimizer=optimizer)
+    if chip is not None:
+      simulated = summary.simulate(module, chip, found["placement"], batch=batch, optimizer=optimizer)
+      found["projection"] = summary.figures(simulated, chip, found["work"])
+      title = f"{' '.join(arguments)}: projected from the compiler's estimates"
+      if trace_file:
+        trace.write(simulated.step, trace_file, title=title)
+      if picture_file:
+        picture.draw(simulated.step, picture_file, "One iteration of each direction")
+    return found
   except hlo.HloError as error:
     return {"failure": f"the compiled program cannot be read. {error}"}
 
@@ -55,9 +74,13 @@ def of_program(text: str, *, batch: str, optimizer: str) -> dict[str, Any]:
   """`transfers` and `overlap` of an HLO program.
 
   Raises:
-    HloError: the text is not a whole program, or the reader does not understand a part of it.
+    HloError: the text is not that of a whole program, or contains something unknown.
   """
-  module = hlo.program(text)
+  return of_module(hlo.program(text), batch=batch, optimizer=optimizer)
+
+
+def of_module(module: hlo.Module, *, batch: str, optimizer: str) -> dict[str, Any]:
+  """The same of a program that has been read."""
   with hlo.reading():
     collectives = spans.spans(module)
     kinds = carried.carried(module, collectives, batch=batch, optimizer=optimizer)

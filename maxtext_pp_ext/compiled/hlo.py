@@ -243,7 +243,7 @@ def parse(text: str) -> Module:
   computations: dict[str, Computation] = {}
   entry = None
   name: str | None = None
-  instructions: list[Instruction] = []
+  instructions: list[str] = []
   for line in text.splitlines():
     if start := _COMPUTATION.match(line):
       name, instructions = start[2], []
@@ -251,10 +251,13 @@ def parse(text: str) -> Module:
     elif name is None:
       continue
     elif _END.match(line):
-      computations[name] = Computation(name=name, instructions=tuple(instructions))
+      parsed = (_parse_instruction(each) for each in instructions)
+      computations[name] = Computation(name=name, instructions=tuple(filter(None, parsed)))
       name = None
-    elif instruction := _parse_instruction(line):
-      instructions.append(instruction)
+    elif _INSTRUCTION.match(line):
+      instructions.append(line)
+    elif instructions:
+      instructions[-1] += f" {line}"  # the metadata of kernels have lines of their own
   if entry is None:
     raise HloError("No ENTRY computation: not the text of an HLO module.")
   partitions = re.search(r"num_partitions=(\d+)", text)

@@ -79,6 +79,32 @@ def spans(module: hlo.Module) -> list[Span]:
   ]
 
 
+def collective_at(
+    module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction
+) -> tuple[hlo.Instruction, traffic.Collective] | None:
+  """The collective that an instruction is, starts on another thread or is fused with, and where it stands; or None."""
+  if inside := collective_inside(module, instruction):
+    return inside
+  collective = traffic.collective_of(module, computation, instruction)
+  return (instruction, collective) if collective else None
+
+
+def collective_inside(
+    module: hlo.Module, instruction: hlo.Instruction
+) -> tuple[hlo.Instruction, traffic.Collective] | None:
+  """The collective that an asynchronous call, or a fused reduce-scatter, consists of."""
+  is_fused = instruction.opcode == "fusion" and any("all-reduce-scatter" in name for name in instruction.called)
+  if not is_fused and instruction.opcode not in ("call-start", "async-start"):
+    return None
+  for callee in module.callees(instruction):
+    for step in callee.instructions:
+      if collective := traffic.collective_of(module, callee, step):
+        return step, collective
+      if inside := collective_inside(module, step):
+        return inside
+  return None
+
+
 class _Analysis:
   """Loops and compute of one module; each computation is analysed once."""
 
@@ -95,7 +121,7 @@ class _Analysis:
     def visit(computation: hlo.Computation, depth: int, times: int) -> None:
       counts[computation.name, depth] = counts.get((computation.name, depth), 0) + times
       for instruction in computation.instructions:
-        if self.collective_inside(instruction) is None:
+        if collective_inside(self.module, instruction) is None:
           for callee in self.module.callees(instruction):
             visit(callee, depth + (instruction.opcode == "while"), times * self.trips(instruction))
 
@@ -112,7 +138,7 @@ class _Analysis:
     """The collectives that a computation contains, or starts on another thread."""
     computation = self.module.computations[name]
     for index, instruction in enumerate(computation.instructions):
-      found = self.collective_inside(instruction) or self.collective_itself(computation, instruction)
+      found = collective_at(self.module, computation, instruction)
       if found is None:
         continue
       source, collective = found
@@ -131,25 +157,6 @@ class _Analysis:
           meanwhile=sum((self.compute_of(computation, step) for step in between or ()), Compute()),
           instructions=len(between or ()),
       )
-
-  def collective_itself(
-      self, computation: hlo.Computation, instruction: hlo.Instruction
-  ) -> tuple[hlo.Instruction, traffic.Collective] | None:
-    collective = traffic.collective_of(self.module, computation, instruction)
-    return (instruction, collective) if collective else None
-
-  def collective_inside(self, instruction: hlo.Instruction) -> tuple[hlo.Instruction, traffic.Collective] | None:
-    """The collective that an asynchronous call, or a fused reduce-scatter, consists of."""
-    is_fused = instruction.opcode == "fusion" and any("all-reduce-scatter" in name for name in instruction.called)
-    if not is_fused and instruction.opcode not in ("call-start", "async-start"):
-      return None
-    for callee in self.module.callees(instruction):
-      for step in callee.instructions:
-        if collective := traffic.collective_of(self.module, callee, step):
-          return step, collective
-        if inside := self.collective_inside(step):
-          return inside
-    return None
 
   def between(self, computation: hlo.Computation, index: int) -> tuple[hlo.Instruction, ...] | None:
     """The instructions from the start at index, or from its update, to its done; None if it is synchronous."""

@@ -22,6 +22,9 @@ from typing import Any
 
 from maxtext_pp_ext.compiled import child, hlo, limits, traffic
 
+# Masks of attention may have millions of elements. No choice of a branch needs a table of this many characters.
+_LARGE_TABLE = re.compile(r"constant\(\{[^()]{400000,}\}\)")
+
 
 def compile_step(
     arguments: Sequence[str],
@@ -74,18 +77,31 @@ def main(argv: list[str]) -> None:
   from maxtext_pp_ext.host.models import train_step
 
   try:
-    compiled, times = train_step.compile_train_step(arguments, on_cpu=on_cpu)
+    compiled = train_step.compile_train_step(arguments, on_cpu=on_cpu)
   except train_step.RefusedError as error:
     figures = {"failure": str(error), "refused": True}
   else:
-    text = compiled.as_text()
+    text = printed(compiled.executable)
     if hlo_file:
       hlo_file.write_text(text, encoding="utf-8")
     try:
-      figures = {**_memory(compiled, on_cpu), **times, **traffic.of_program(text).to_json()}
+      figures = _memory(compiled.executable, on_cpu) | compiled.times | traffic.of_program(text).to_json()
     except hlo.HloError as error:
       figures = {"failure": f"the compiled program cannot be read. {error}"}
+    else:
+      if not on_cpu:
+        figures |= {"placement": train_step.placement(compiled), "work": train_step.work(compiled.config)}
   result.write_text(json.dumps(figures), encoding="utf-8")
+
+
+def printed(executable: Any) -> str:
+  """The optimised HLO, with the tables of integers that `as_text` leaves out; projections follow what they decide."""
+  from maxtext_pp_ext.jax_private import HloPrintOptions
+
+  options = HloPrintOptions()
+  options.print_large_constants = True
+  (module,) = executable.runtime_executable().hlo_modules()
+  return _LARGE_TABLE.sub("constant({...})", module.to_string(options))
 
 
 def _memory(compiled: Any, on_cpu: bool) -> dict[str, Any]:

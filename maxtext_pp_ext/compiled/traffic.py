@@ -15,6 +15,8 @@ import math
 import re
 from typing import Any
 
+import numpy as np
+
 from maxtext_pp_ext.compiled import hlo
 
 BETWEEN_SLICES = "between slices"
@@ -142,9 +144,9 @@ def collective_of(module: hlo.Module, computation: hlo.Computation, instruction:
     return None
   arrays = instruction.arrays
   if instruction.opcode != kind and kind != "all-reduce":
-    # The result of a start has operands, results and context side by side; the result of a gather is the largest. An
-    # all-reduce-start has only its results.
-    arrays = (max(arrays, key=lambda array: array.bytes),)
+    # The result of a start has operands, results and context side by side. An all-reduce-start has only its results.
+    count = len(instruction.operand_names)
+    arrays = arrays[count : 2 * count] if len(arrays) >= 2 * count else (max(arrays, key=lambda array: array.bytes),)
   size = sum(array.bytes for array in arrays)
   group = group_size(module, instruction)
   share = (group - 1) / group
@@ -178,15 +180,30 @@ def _sent_between_slices(instruction: hlo.Instruction) -> float:
 
 
 def group_size(module: hlo.Module, instruction: hlo.Instruction) -> int:
-  """The number of devices in one group of a collective, from any of HLO's notations."""
+  """The number of devices in one group of a collective."""
+  return len(first_group(module, instruction))
+
+
+def first_group(module: hlo.Module, instruction: hlo.Instruction) -> tuple[int, ...]:
+  """The partitions of a collective's first group, from any of HLO's notations; all partitions if it names no group."""
   if match := instruction.attribute(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}"):
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
-    return math.prod(sizes[axis] for axis in re.findall(r"'([^']+)'", match[2]))
-  if match := instruction.attribute(r"replica_groups=\[\d+,(\d+)\]"):
-    return int(match[1])
+    chosen = re.findall(r"'([^']+)'", match[2])
+    if unknown := [axis for axis in chosen if axis not in sizes]:
+      raise hlo.HloError(f"{instruction.name} has a group along {unknown[0]}, which is no axis of its mesh.")
+    numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    return tuple(numbers[tuple(slice(None) if axis in chosen else 0 for axis in sizes)].ravel().tolist())
+  if match := instruction.attribute(r"replica_groups=\[(\d+),(\d+)\]<=\[([0-9,]*)\](?:T\(([0-9,]*)\))?"):
+    dims = [int(size) for size in match[3].split(",")]
+    numbers = np.arange(math.prod(dims)).reshape(dims)
+    if match[4]:
+      numbers = numbers.transpose([int(axis) for axis in match[4].split(",")])
+    return tuple(numbers.reshape(int(match[1]), int(match[2]))[0].tolist())
   if match := instruction.attribute(r"replica_groups=\{\{([0-9,]*)\}"):
-    return len(match[1].split(","))
-  return module.partitions
+    return tuple(int(partition) for partition in match[1].split(","))
+  if (match := instruction.attribute(r"replica_groups=(\S+)")) and match[1].strip(",") != "{}":
+    raise hlo.HloError(f"{instruction.name} has replica_groups={match[1][:60]}, a notation that is not known.")
+  return tuple(range(module.partitions))
 
 
 def dot_flops(computation: hlo.Computation, instruction: hlo.Instruction, *, padding: bool = True) -> float:

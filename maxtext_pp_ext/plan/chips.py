@@ -1,12 +1,18 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Peak rates of each kind of device, to bound step times from below.
+"""Peak rates of each kind of device, to bound step times from below and to project them.
 
-Sources: peak bf16 FLOPs, HBM and interconnect are from Google Cloud's pages (docs.cloud.google.com/tpu/docs/v4, v5e, v5p,
-v6e, tpu7x). Interconnect is one direction of all links together, half of what those pages call bidirectional. The
-data-centre network is that of a host, divided by its chips: v5e 2 × 100 Gbit/s for 8 chips, v5p 50 Gbit/s per chip, v6e
-and 7x 100. For v4 it is the 6.25 GB/s of the book "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus). A chip
-of TPU7x is two devices.
+Sources:
+
+- Peak bfloat16 FLOPs and HBM's size and rate: Google Cloud's pages (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e,
+  tpu7x). A chip of TPU7x is two devices.
+- Clock: peak FLOPs divided by two per multiply-accumulate unit, of which the matrix units of a device have 4 × 128 × 128
+  (v5e), 8 × 128 × 128 (v4, v5p) and 4 × 256 × 256 (v6e). TPU7x is taken to have those of v6e; nobody has verified it.
+- Links, one direction of one link, and PCIe: "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus); TPU7x from
+  its page, the chip's 1200 GB/s in both directions over 6 links.
+- The data-centre network, nominal: a host's, divided by its chips: v5e 2 × 100 Gbit/s for 8, v5p 50 Gbit/s per chip, v6e
+  and 7x 100, v4 the 6.25 GB/s of the same book. Measured: 4.11 GB/s per chip in an all-reduce over two slices v6e-256
+  (github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks; the formula behind that figure is not published).
 """
 
 from __future__ import annotations
@@ -22,23 +28,63 @@ class Chip:
 
   Attributes:
     flops: bfloat16 FLOPs per second.
+    clock: cycles per second.
     hbm_bytes: memory in bytes.
-    interconnect: bytes per second it can send to others of its slice.
-    network: bytes per second it can send to other slices.
+    hbm_bandwidth: bytes per second between the device and that memory.
+    link: bytes per second of one link to a neighbour, in one direction.
+    links: how many links it has; two for each axis of the torus.
+    network: bytes per second it can send to other slices, nominal.
+    network_measured: the same as somebody measured it; None if nobody is known to have.
+    host_bandwidth: bytes per second to its host's memory, in one direction.
   """
 
   flops: float
+  clock: float
   hbm_bytes: int
-  interconnect: float
+  hbm_bandwidth: float
+  link: float
+  links: int
   network: float
+  network_measured: float | None = None
+  host_bandwidth: float = 16e9
+
+  @property
+  def interconnect(self) -> float:
+    """Bytes per second it can send to others of its slice, over all links."""
+    return self.links * self.link
 
 
 CHIPS = {
-    "v4": Chip(flops=275e12, hbm_bytes=32 * _GIB, interconnect=300e9, network=6.25e9),
-    "v5e": Chip(flops=197e12, hbm_bytes=16 * _GIB, interconnect=200e9, network=3.125e9),
-    "v5p": Chip(flops=459e12, hbm_bytes=95 * _GIB, interconnect=600e9, network=6.25e9),
-    "v6e": Chip(flops=918e12, hbm_bytes=32 * _GIB, interconnect=400e9, network=12.5e9),
-    "tpu7x": Chip(flops=2307e12 / 2, hbm_bytes=96 * _GIB, interconnect=300e9, network=6.25e9),
+    "v4": Chip(
+        flops=275e12, clock=1.049e9, hbm_bytes=32 * _GIB, hbm_bandwidth=1228e9, link=45e9, links=6, network=6.25e9
+    ),
+    "v5e": Chip(
+        flops=197e12, clock=1.503e9, hbm_bytes=16 * _GIB, hbm_bandwidth=819e9, link=45e9, links=4, network=3.125e9
+    ),
+    "v5p": Chip(
+        flops=459e12, clock=1.751e9, hbm_bytes=95 * _GIB, hbm_bandwidth=2765e9, link=90e9, links=6, network=6.25e9
+    ),
+    "v6e": Chip(
+        flops=918e12,
+        clock=1.751e9,
+        hbm_bytes=32 * _GIB,
+        hbm_bandwidth=1638e9,
+        link=90e9,
+        links=4,
+        network=12.5e9,
+        network_measured=4.11e9,
+        host_bandwidth=32e9,
+    ),
+    "tpu7x": Chip(
+        flops=2307e12 / 2,
+        clock=2.2e9,
+        hbm_bytes=96 * _GIB,
+        hbm_bandwidth=7380e9 / 2,
+        link=50e9,
+        links=6,
+        network=6.25e9,
+        host_bandwidth=32e9,
+    ),
 }
 
 

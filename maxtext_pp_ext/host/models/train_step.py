@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 import contextlib
+import dataclasses
+import inspect
 import time
 from typing import Any
 
@@ -16,7 +18,7 @@ from flax import nnx
 import jax
 
 from maxtext_pp_ext import presets
-from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.host.models import flops, run_config
 
 # Prefixes of the names of the step's arguments: the batch, and the optimizer's state.
 BATCH, OPTIMIZER = "data[", "state['optimizer']"
@@ -26,40 +28,79 @@ class RefusedError(ValueError):
   """MaxText or this package refuses the configuration."""
 
 
-def compile_train_step(arguments: Sequence[str], *, on_cpu: bool = False) -> tuple[Any, dict[str, float]]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompiledStep:
+  """A train step that was compiled.
+
+  Attributes:
+    executable: JAX's compiled step.
+    mesh: of devices that need not be there. Partition i of the program runs on the i-th of them.
+    config: MaxText's.
+    times: seconds that the compiler took: `compile_s` is wall time; `compile_cpu_s` is that of all processors together,
+      which depends less on what else they do.
+  """
+
+  executable: Any
+  mesh: jax.sharding.Mesh
+  config: Any
+  times: dict[str, float]
+
+
+def compile_train_step(arguments: Sequence[str], *, on_cpu: bool = False) -> CompiledStep:
   """Compiles a train step without arrays.
 
   Args:
     arguments: MaxText's arguments. The leading yml file may be left out, for base.yml, or be the name of a preset.
     on_cpu: compiles for the CPU devices of this process, otherwise for the devices of `compile_topology`.
 
-  Returns:
-    The compiled step, and seconds: `compile_s` is wall time. `compile_cpu_s` is the time of all processors together,
-    which depends less on their other work.
-
   Raises:
     RefusedError: the configuration is refused.
   """
   from maxtext.trainers.pre_train import train_compile  # pylint: disable=import-outside-toplevel
 
-  caught: dict[str, Any] = {}
+  caught: list[CompiledStep] = []
   original = train_compile.jit_and_compile
 
   def catching(*args, **kwargs):
     start, cpu_start = time.monotonic(), time.process_time()
-    caught["compiled"] = original(*args, **kwargs)
-    caught["times"] = {
+    executable = original(*args, **kwargs)
+    times = {
         "compile_s": round(time.monotonic() - start, 1),
         "compile_cpu_s": round(time.process_time() - cpu_start, 1),
     }
-    return caught["compiled"]
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    caught.append(CompiledStep(executable=executable, mesh=given["mesh"], config=given["config"], times=times))
+    return executable
 
   replaced: dict[str, Any] = {"jit_and_compile": catching}
   if on_cpu:
     replaced |= {"validate_config": lambda config: None, "get_topology_mesh": _mesh_of_this_process}
   with _replaced(train_compile, replaced), _replaced(train_compile.pyconfig, {"initialize": _initialize}):
     train_compile.main(["", *_with_yml(arguments)])
-  return caught["compiled"], caught["times"]
+  return caught[-1]
+
+
+def placement(step: CompiledStep) -> dict[str, Any]:
+  """Where each partition of a step runs: `mesh`, sizes by name in order, and `devices`, [slice, x, y, z] of each."""
+
+  def of(device: Any) -> list[int]:
+    at = list(getattr(device, "coords", None) or (device.id, 0, 0))
+    return [getattr(device, "slice_index", 0), *at]
+
+  return {"mesh": dict(step.mesh.shape), "devices": [of(device) for device in step.mesh.devices.flat]}
+
+
+def work(config: Any) -> dict[str, Any]:
+  """What a step is counted as: `model_flops` of a device as MaxText's log has them, `tokens` of a device, and bubbles."""
+  pipelined = config.using_pipeline_parallelism
+  schedule = run_config.schedule_of(config) if pipelined else None
+  return {
+      "model_flops": flops.of_step(config),
+      "tokens": config.per_device_batch_size * config.max_target_length * config.gradient_accumulation_steps,
+      "bubble_fraction": schedule.bubble_fraction if schedule else 0.0,
+      "microbatches": schedule.microbatches if schedule else 1,
+      "iterations": schedule.iterations if schedule else 0,
+  }
 
 
 # Keys that differ for building a state. Nothing is loaded, since each implementation would need another layout.
@@ -87,7 +128,7 @@ class RunningStep:
     """
     from maxtext.utils import train_utils  # pylint: disable=import-outside-toplevel
 
-    self._step, _ = compile_train_step(arguments, on_cpu=True)
+    self._step = compile_train_step(arguments, on_cpu=True).executable
     shardings, _ = self._step.input_shardings
     if len(shardings) != 2:
       raise RefusedError("Steps that also take random numbers, such as those of DiLoCo, are compiled but not run.")

@@ -1,0 +1,216 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How long each instruction of a scheduled TPU program takes, and on which lane.
+
+- Compute: the compiler's `estimated_cycles` at the chip's clock. They are of all cores of a device together.
+- Pallas kernels, of which there are none: FLOPs and bytes (`kernels`), at a share of the peak that such kernels reach.
+- What the compiler writes no cycles for and is larger than `_SMALL_BYTES`: bytes read and written at the HBM's rate.
+- Collectives: bytes over the links that `torus` finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import re
+from typing import Any
+
+from maxtext_pp_ext.compiled import hlo, spans, traffic
+from maxtext_pp_ext.compiled.projection import integers, kernels, torus
+from maxtext_pp_ext.plan import chips
+
+PRODUCTS, KERNELS, OTHER = "products", "kernels", "other compute"
+TRANSFERS, MEMORY = "transfers that nothing hides", "waiting for memory"
+SPARSECORE, HOST, DMA = "SparseCore", "host", "HBM"
+
+_NOTHING = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency"})
+_NOTHING |= {"partition-id", "replica-id", "optimization-barrier", "opt-barrier", "recv"}
+_SMALL_BYTES = 1 << 16
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_HOST_MEMORY = "S(5)"
+# Shares of the peak.
+_KERNEL_EFFICIENCY = {"attention": 0.5, "grouped product": 0.7, "other": 1.0}
+LINK_EFFICIENCY = 0.9
+HOP_SECONDS = 1e-6  # a message's way over one link, which the book of `torus` gives
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transfer:
+  """One execution of a transfer.
+
+  Attributes:
+    kind: of the collective; "copy" between memories.
+    part: what the time counts as that compute waits for it.
+    seconds: on its lanes.
+    lanes: that it occupies.
+    is_asynchronous: whether a later instruction waits for it.
+    detail: mesh axes, bytes and what is carried.
+  """
+
+  kind: str
+  part: str
+  seconds: float
+  lanes: tuple[str, ...]
+  is_asynchronous: bool
+  detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Costs:
+  """Of one program on one chip.
+
+  Args:
+    module: scheduled HLO.
+    chip: the device.
+    grid: where its partitions run.
+    mesh: sizes of the mesh's axes by name, in order.
+    carries: what a collective carries, by computation and name of the instruction.
+  """
+
+  def __init__(
+      self,
+      module: hlo.Module,
+      chip: chips.Chip,
+      grid: torus.Torus,
+      mesh: Mapping[str, int],
+      carries: Mapping[tuple[str, str], str | None],
+  ):
+    self._module, self._chip, self._grid, self._mesh, self._carries = module, chip, grid, dict(mesh), carries
+    self._route = functools.cache(grid.route)
+    self._network = chip.network_measured or chip.network
+
+  def compute(self, scope: integers.Scope, step: hlo.Instruction) -> tuple[str, float]:
+    """The kind of an instruction's compute, and its seconds."""
+    if step.opcode in _NOTHING:
+      return OTHER, 0.0
+    computation = scope.computation
+    operands = operand_arrays(computation, step)
+    if step.opcode == "custom-call":
+      if '"tpu_custom_call"' not in step.attributes:
+        return OTHER, 0.0
+      return KERNELS, self._kernel(kernels.kernel(step, operands, functools.partial(_blocks, scope, step)))
+    kind = PRODUCTS if self._is_product(step.name, computation.name) else OTHER
+    if cycles := _CYCLES.search(step.attributes):
+      return kind, int(cycles[1]) / self._chip.clock
+    moved = _moved(step, operands)
+    rate = self._chip.host_bandwidth if _HOST_MEMORY in step.type else self._chip.hbm_bandwidth
+    return kind, moved / rate if moved >= _SMALL_BYTES else 0.0
+
+  def transfer(self, computation: hlo.Computation, step: hlo.Instruction) -> Transfer | None:
+    """The transfer that an instruction is, or starts; None if it is none."""
+    found = spans.collective_at(self._module, computation, step)
+    if found is None:
+      return self._copy(computation, step) if step.opcode.endswith("-start") else None
+    source, collective = found
+    lanes, seconds, axes = self._collective(source, collective)
+    on_sparsecore = step.opcode == "call-start"
+    carried = self._carries.get((computation.name, step.name)) or "not told"
+    return Transfer(
+        kind=collective.kind,
+        part=f"{TRANSFERS}: {carried} over {'+'.join(axes) or 'one device'}",
+        seconds=seconds,
+        lanes=(*lanes, SPARSECORE) if on_sparsecore else lanes,
+        is_asynchronous=step.opcode.endswith("-start") or step.opcode == "send",
+        detail={"axes": axes, "bytes": collective.wire_bytes, "carries": carried},
+    )
+
+  def _kernel(self, found: kernels.Kernel) -> float:
+    return max(found.flops / (self._chip.flops * _KERNEL_EFFICIENCY[found.kind]), found.bytes / self._chip.hbm_bandwidth)
+
+  def hides_collective(self, step: hlo.Instruction) -> bool:
+    """Whether a fusion runs a collective beside its compute, of which only the compute is counted."""
+    if step.opcode != "fusion" or spans.collective_inside(self._module, step):
+      return False
+    inner = [(callee, each) for callee in self._module.callees(step) for each in callee.instructions]
+    return any(traffic.collective_of(self._module, callee, each) for callee, each in inner)
+
+  def _copy(self, computation: hlo.Computation, step: hlo.Instruction) -> Transfer:
+    """A copy between memories: `copy-start`, `slice-start` and others like them."""
+    moved = _copied(computation, step)
+    lane, rate = (HOST, self._chip.host_bandwidth) if _HOST_MEMORY in step.type else (DMA, self._chip.hbm_bandwidth)
+    return Transfer(
+        kind="copy",
+        part=MEMORY if lane == DMA else f"{TRANSFERS}: to the host's memory",
+        seconds=moved / rate,
+        lanes=(lane,),
+        is_asynchronous=True,
+        detail={"bytes": moved},
+    )
+
+  def _collective(
+      self, source: hlo.Instruction, collective: traffic.Collective
+  ) -> tuple[tuple[str, ...], float, tuple[str, ...]]:
+    """Lanes, seconds and mesh axes."""
+    if collective.kind == traffic.BETWEEN_SLICES:
+      return (torus.DCN,), collective.wire_bytes / self._network, self._slice_axes()
+    if collective.kind == "collective-permute":
+      pairs = permuted(source)
+      route = self._grid.permute(pairs)
+      moving = [pair for pair in pairs if pair[0] != pair[1]]
+      axes = torus.axes_of_groups(moving[0], self._mesh) if moving else ()
+      seconds = collective.wire_bytes / route.rate
+    else:
+      group = traffic.first_group(self._module, source)
+      route, axes = self._route(group), torus.axes_of_groups(group, self._mesh)
+      exchanges = "all-to-all" in collective.kind
+      rate = self._grid.all_to_all_rate(group) if exchanges else route.rate
+      seconds = collective.wire_bytes / rate
+    return route.lanes, seconds / LINK_EFFICIENCY + route.hops * HOP_SECONDS, axes
+
+  def _slice_axes(self) -> tuple[str, ...]:
+    first: dict[int, int] = {}
+    for partition, device in enumerate(self._grid.devices):
+      first.setdefault(device.slice, partition)
+    return torus.axes_of_groups(tuple(first.values()), self._mesh)
+
+  @functools.cache  # noqa: B019 - the costs live as long as their module
+  def _is_product(self, name: str, where: str) -> bool:
+    computation = self._module.computations[where]
+    step = computation.by_name[name]
+    if traffic.dot_flops(computation, step) > 0:
+      return True
+    return any(
+        self._is_product(inner.name, callee.name)
+        for callee in self._module.callees(step)
+        for inner in callee.instructions
+    )
+
+
+def operand_arrays(computation: hlo.Computation, step: hlo.Instruction) -> list[hlo.Array]:
+  """The arrays of an instruction's operands, of tuples all of them."""
+  sources = (computation.by_name.get(name) for name in step.operand_names)
+  return [array for source in sources if source for array in source.arrays]
+
+
+def permuted(step: hlo.Instruction) -> list[tuple[int, int]]:
+  """Source and target of each pair of a permute."""
+  pairs = step.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+  return [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[1])] if pairs else []
+
+
+def _moved(step: hlo.Instruction, operands: Sequence[hlo.Array]) -> float:
+  """Bytes read and written in HBM. What updates a part of its operand in place reads and writes that part."""
+  results = list(step.arrays)
+  if step.opcode == "dynamic-update-slice" and len(operands) > 1:
+    return 2.0 * operands[1].bytes
+  if step.opcode in ("dynamic-slice", "slice", "gather"):
+    return 2.0 * sum(array.bytes for array in results)
+  return float(sum(array.bytes for array in (*operands, *results)))
+
+
+def _copied(computation: hlo.Computation, step: hlo.Instruction) -> int:
+  """Bytes that an asynchronous copy moves. Its type holds operands and result side by side, and a context."""
+  operands = operand_arrays(computation, step)
+  if "update-slice" in step.opcode or "update-slice" in step.attributes:
+    return operands[1].bytes if len(operands) > 1 else 0
+  if step.opcode == "copy-start" or len(step.arrays) <= len(operands):
+    return max((array.bytes for array in step.arrays), default=0)
+  return step.arrays[len(operands)].bytes
+
+
+def _blocks(scope: integers.Scope, step: hlo.Instruction) -> Any:
+  """The blocks that an attention kernel computes, bool [heads, blocks of queries, blocks of keys]; None if unknown."""
+  try:
+    return scope.value(step.operand_names[1])[0] != 0
+  except integers.UnknownError:
+    return None

@@ -1,0 +1,108 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""FLOPs and bytes of Pallas kernels, of which the compiler estimates no cycles, from their names and operands.
+
+Splash attention (jax.experimental.pallas.ops.tpu.splash_attention) multiplies matrices of a query's and a key's length,
+in blocks; its mask says which blocks it leaves out. A mask that is not known is taken to be causal. Grouped matrix
+multiplication (megablox) multiplies each row with one expert's matrix. Any other kernel is taken to read and write its
+operands and results once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import math
+import re
+
+import numpy as np
+
+from maxtext_pp_ext.compiled import hlo
+
+# Products of [queries, keys, head dimension] in a kernel: QKᵀ and PV; backward computes QKᵀ and dO Vᵀ again.
+_SPLASH = {"fwd": 2, "dkv": 4, "dq": 3}
+_SPLASH_FUSED_BACKWARD = 5
+_GROUPED = ("gmm", "megablox", "ragged_dot", "grouped_matmul")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernel:
+  """One execution.
+
+  Attributes:
+    kind: "attention", "grouped product" or "other".
+    flops: two per multiply-add, of the blocks that are not masked.
+    bytes: read and written.
+  """
+
+  kind: str
+  flops: float
+  bytes: float
+
+
+def kernel(
+    instruction: hlo.Instruction, operands: Sequence[hlo.Array], blocks: Callable[[], np.ndarray | None] = lambda: None
+) -> Kernel:
+  """What a `tpu_custom_call` does.
+
+  Args:
+    instruction: the custom call.
+    operands: the types of its operands.
+    blocks: of an attention kernel the blocks that its mask leaves, bool [heads, blocks of queries, blocks of keys], or
+      None if they are not known.
+  """
+  moved = float(sum(array.bytes for array in (*operands, *instruction.arrays)))
+  name = instruction.name + instruction.op_name
+  if "splash" in name or "flash_attention" in name:
+    return Kernel(kind="attention", flops=_attention_flops(instruction, operands, blocks()), bytes=moved)
+  if any(word in name for word in _GROUPED):
+    return Kernel(kind="grouped product", flops=_grouped_flops(instruction, operands), bytes=moved)
+  return Kernel(kind="other", flops=0.0, bytes=moved)
+
+
+def _attention_flops(instruction: hlo.Instruction, operands: Sequence[hlo.Array], blocks: np.ndarray | None) -> float:
+  wide = [array for array in operands if array.is_floating and len(array.dims) >= 3 and array.elements > 1]
+  if len(wide) < 3:
+    return 0.0
+  query, key, value = (array.dims for array in wide[:3])
+  phase = _phase(instruction)
+  pairs = query[-2] * key[-2] * _share_not_masked(operands)
+  if blocks is not None and blocks.ndim == 3:
+    block = dict(re.findall(r"(block_\w+)\\*\": (\d+)", instruction.attributes))
+    suffix = "" if phase == "fwd" else f"_{phase}"
+    rows = int(block.get(f"block_q{suffix}", query[-2] // blocks.shape[1]))
+    columns = int(block.get(f"block_kv{suffix}", key[-2] // blocks.shape[2]))
+    # Masks of several heads have a dimension for them; queries of a head are computed with that head's mask.
+    pairs = blocks.sum() / blocks.shape[0] * rows * columns
+  products = _SPLASH[phase]
+  if phase == "dkv" and re.search(r"use_fused_bwd_kernel\\*\": true", instruction.attributes):
+    products = _SPLASH_FUSED_BACKWARD
+  return math.prod(query[:-2]) * products * (query[-1] + value[-1]) * pairs
+
+
+def _phase(instruction: hlo.Instruction) -> str:
+  name = instruction.name + instruction.op_name
+  return next((phase for phase in ("dkv", "dq") if f"_{phase}" in name), "fwd")
+
+
+def _share_not_masked(operands: Sequence[hlo.Array]) -> float:
+  """Of blocks: the lower triangle with the diagonal, for a causal mask of so many blocks of queries and of keys."""
+  mask = next((array for array in operands if array.dtype == "s8" and len(array.dims) >= 2), None)
+  if mask is None:
+    return 0.5
+  return (1 + 1 / min(mask.dims[-2:])) / 2
+
+
+def _grouped_flops(instruction: hlo.Instruction, operands: Sequence[hlo.Array]) -> float:
+  """Rows × columns × contracted: [m, k] × [groups, k, n] → [m, n], or for the weights' gradient [k, m] × [m, n]."""
+  indices = ("s32", "u32", "pred")
+  matrices = [array for array in operands if len(array.dims) >= 2 and array.elements > 1 and array.dtype not in indices]
+  if len(matrices) < 2:
+    return 0.0
+  result = max(instruction.arrays, key=lambda array: array.elements)
+  if len(result.dims) == 3:  # [groups, k, n]: the rows are contracted
+    _, k, n = result.dims
+    return 2.0 * (matrices[0].elements // k) * k * n
+  rows, columns = result.dims[-2:]
+  weights = next((array for array in matrices if len(array.dims) == 3), matrices[1])
+  return 2.0 * rows * columns * (math.prod(weights.dims[-2:]) // columns)

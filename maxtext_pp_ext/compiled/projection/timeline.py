@@ -1,0 +1,366 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Simulates one step of a scheduled TPU program on one device: what runs when, on which lane.
+
+The compiler has put the instructions in the order of execution. Compute follows that order, one instruction at a time,
+each as long as the compiler's estimate of its cycles. A transfer occupies the links that it goes over, one transfer at a
+time on a link. A transfer with a start and a done runs beside compute between the two, and compute waits at its done. Any
+other transfer stands in line with compute. Copies between memories (HBM, VMEM, host) have lanes, too.
+
+A loop runs its body as often as the compiler says. Of a conditional that branch runs which the program chooses in that
+iteration; where devices choose different ones, the longest, since each waits for the others at the next transfer.
+
+This is a projection from the compiler's estimates. Nothing is measured.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+from maxtext_pp_ext.compiled import hlo, traffic
+from maxtext_pp_ext.compiled.projection import costs, integers
+
+COMPUTE, STAGE = "compute", "stage"
+_TO_NEIGHBOURS = ("collective-permute", traffic.BETWEEN_SLICES)
+_MIXED = (0.2, 0.8)  # shares of backward in a loop of both directions
+
+
+class Part(NamedTuple):
+  """What a device's time goes to.
+
+  Attributes:
+    what: PRODUCTS, KERNELS, OTHER, MEMORY, or a transfer that compute waits for, by what it carries and mesh axes.
+    backward: the direction.
+    again: whether it is computed again (rematerialisation).
+    in_pipeline: whether within a loop in which stages send to each other.
+  """
+
+  what: str
+  backward: bool
+  again: bool
+  in_pipeline: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+  """Something that occupies a lane.
+
+  Attributes:
+    name: of the instruction.
+    lane: COMPUTE, links of the torus, or one of `costs`' lanes.
+    start: seconds after the computation's begin.
+    seconds: how long.
+    kind: PRODUCTS, KERNELS, OTHER; of a transfer its kind.
+    op_name: where it comes from in the program, as JAX wrote it.
+    detail: mesh axes, bytes and what is carried.
+  """
+
+  name: str
+  lane: str
+  start: float
+  seconds: float
+  kind: str
+  op_name: str = ""
+  detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Run:
+  """One execution of a computation, or one step.
+
+  Attributes:
+    seconds: from begin to end.
+    parts: seconds of the device, by `Part`; they add up to `seconds`.
+    busy: seconds by lane.
+    events: at their times, loops' as `Loop`.
+  """
+
+  seconds: float = 0.0
+  parts: dict[Part, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
+  busy: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
+  events: list[Event | Loop] = dataclasses.field(default_factory=list)
+
+  def add_times(self, other: Run, times: int) -> None:
+    """Adds executions of something else, without its events."""
+    self.seconds += times * other.seconds
+    for part, seconds in other.parts.items():
+      self.parts[part] += times * seconds
+    for lane, seconds in other.busy.items():
+      self.busy[lane] += times * seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loop:
+  """A loop within a `Run`.
+
+  Attributes:
+    name: of the instruction.
+    op_name: where it comes from.
+    start: seconds after the computation's begin.
+    seconds: of all iterations.
+    iterations: runs of its body, each with how many iterations in a row are like it.
+    backward: its direction; None if it has both.
+    in_pipeline: whether stages send to each other in it.
+  """
+
+  name: str
+  op_name: str
+  start: float
+  seconds: float
+  iterations: Sequence[tuple[Run, int]]
+  backward: bool | None
+  in_pipeline: bool
+
+
+class Timeline:
+  """Simulates a program.
+
+  Args:
+    module: scheduled HLO.
+    model: durations of its instructions.
+
+  Attributes:
+    step: one run of the program.
+    unknown: instructions that could not be followed: loops without a trip count, which run once here; conditionals whose
+      choice is not known, of which the longest branch runs; fusions that hide a collective, of which compute counts.
+  """
+
+  def __init__(self, module: hlo.Module, model: costs.Costs):
+    self.module, self._model = module, model
+    self.unknown: set[str] = set()
+    self.step = self._run(integers.entry(module), _Place())
+
+  def _run(self, scope: integers.Scope, place: _Place) -> Run:
+    run = Run()
+    self._advance(run, scope, _Lanes(), place)
+    return run
+
+  def _advance(self, run: Run, scope: integers.Scope, lanes: _Lanes, place: _Place) -> None:
+    computation = scope.computation
+    for step in computation.instructions:
+      if step.opcode == "while":
+        self._loop(run, scope, step, place)
+      elif step.opcode == "conditional":
+        self._conditional(run, scope, step, place)
+      elif step.opcode == "call":
+        (callee,) = self.module.callees(step)
+        self._advance(run, scope.called(step, callee), lanes, place)
+      else:
+        self._instruction(run, scope, step, lanes, place)
+
+  def _instruction(self, run: Run, scope: integers.Scope, step: hlo.Instruction, lanes: _Lanes, place: _Place) -> None:
+    if step.opcode.endswith("-done"):
+      lanes.wait(run, step, place)
+      return
+    if step.opcode.endswith("-update"):
+      lanes.update(run, step, place)
+      return
+    if (transfer := self._model.transfer(scope.computation, step)) is not None:
+      lanes.send(run, step, transfer, place)
+      return
+    if step.opcode == "recv":
+      lanes.receive(step)
+    if self._model.hides_collective(step):
+      self.unknown.add(step.name)
+    kind, seconds = self._model.compute(scope, step)
+    if seconds:
+      run.events.append(
+          Event(name=step.name, lane=COMPUTE, start=run.seconds, seconds=seconds, kind=kind, op_name=step.op_name)
+      )
+      run.busy[COMPUTE] += seconds
+      run.parts[place.part(kind, step)] += seconds
+      run.seconds += seconds
+
+  def _loop(self, run: Run, scope: integers.Scope, step: hlo.Instruction, place: _Place) -> None:
+    count = self.module.trip_count(step)
+    if count is None:
+      self.unknown.add(step.name)
+      count = 1
+    start, (body,) = run.seconds, self.module.callees(step)
+    place = _Place(
+        in_pipeline=place.in_pipeline or self._sends_to_stages(body.name),
+        backward=_direction(body) if place.backward is None else place.backward,
+        loops=place.loops + 1,
+    )
+    if place.loops > 1 and self._has_conditional(body.name):
+      self.unknown.add(step.name)  # its iterations are followed in one iteration of the loop around it
+    iterations: list[tuple[Run, int]] = []
+    if self._has_conditional(body.name):
+      variants: dict[tuple, Run] = {}
+      for inside in scope.iterations(step, count):
+        chosen = tuple(self._choices(inside))
+        if chosen not in variants:
+          variants[chosen] = self._run(inside, place)
+        if iterations and iterations[-1][0] is variants[chosen]:
+          iterations[-1] = (variants[chosen], iterations[-1][1] + 1)
+        else:
+          iterations.append((variants[chosen], 1))
+    elif count:
+      iterations.append((self._run(next(scope.iterations(step, 1)), place), count))
+    for each, times in iterations:
+      run.add_times(each, times)
+    run.events.append(
+        Loop(
+            name=step.name,
+            op_name=step.op_name,
+            start=start,
+            seconds=run.seconds - start,
+            iterations=iterations,
+            backward=place.backward,
+            in_pipeline=place.in_pipeline,
+        )
+    )
+
+  def _conditional(self, run: Run, scope: integers.Scope, step: hlo.Instruction, place: _Place) -> None:
+    branches = self.module.callees(step)
+    chosen = self._branches(scope, step)
+    runs = []
+    for index in chosen:
+      # The operands follow the choice, one for each branch.
+      given = functools.partial(_operand, scope, step.operand_names[1 + index])
+      inside = integers.Scope(self.module, branches[index], given)
+      runs.append(self._run(inside, place))
+    longest = max(runs, key=lambda each: each.seconds)
+    start = run.seconds
+    run.add_times(longest, 1)
+    run.events += [dataclasses.replace(event, start=start + event.start) for event in longest.events]
+
+  def _choices(self, scope: integers.Scope) -> Iterator[tuple[int, ...]]:
+    for step in scope.computation.instructions:
+      if step.opcode == "conditional":
+        yield self._branches(scope, step)
+      elif step.opcode == "call":
+        (callee,) = self.module.callees(step)
+        yield from self._choices(scope.called(step, callee))
+
+  def _branches(self, scope: integers.Scope, step: hlo.Instruction) -> tuple[int, ...]:
+    """The branches that some device takes."""
+    branches = self.module.callees(step)
+    try:
+      chosen = scope.value(step.operand_names[0])
+    except integers.UnknownError:
+      self.unknown.add(step.name)
+      return tuple(range(len(branches)))
+    if chosen.dtype == bool:
+      return tuple(sorted({0 if each else 1 for each in chosen.ravel().tolist()}))  # the true computation comes first
+    last = len(branches) - 1
+    return tuple(sorted({each if 0 <= each <= last else last for each in chosen.ravel().tolist()}))
+
+  @functools.cache  # noqa: B019 - a timeline lives as long as its module
+  def _sends_to_stages(self, name: str) -> bool:
+    """Whether stages send to each other in a computation itself, not in the loops within it."""
+    computation = self.module.computations[name]
+    for step in computation.instructions:
+      transfer = self._model.transfer(computation, step)
+      if transfer is not None and transfer.kind in _TO_NEIGHBOURS and STAGE in transfer.detail["axes"]:
+        return True
+      if step.opcode == "call" and any(self._sends_to_stages(each.name) for each in self.module.callees(step)):
+        return True
+    return False
+
+  @functools.cache  # noqa: B019
+  def _has_conditional(self, name: str) -> bool:
+    steps = self.module.computations[name].instructions
+    called = (each.name for step in steps if step.opcode == "call" for each in self.module.callees(step))
+    return any(step.opcode == "conditional" for step in steps) or any(map(self._has_conditional, called))
+
+
+def _operand(scope: integers.Scope, name: str, _: int, index: int | None) -> Any:
+  return scope.value(name, index)
+
+
+class _Lanes:
+  """Which lanes are busy until when, within one execution of a computation, and which transfers are under way."""
+
+  def __init__(self) -> None:
+    self._free: dict[str, float] = collections.defaultdict(float)
+    self._loaded: dict[str, tuple[hlo.Instruction, costs.Transfer]] = {}
+    self._waiting: dict[str, tuple[float, costs.Transfer]] = {}
+    self._sent: dict[str, tuple[float, costs.Transfer]] = {}
+
+  def send(self, run: Run, step: hlo.Instruction, transfer: costs.Transfer, place: _Place) -> None:
+    """Begins a transfer, or makes it ready: a SparseCore's program is loaded first and gets its operands later."""
+    if transfer.is_asynchronous and not step.operand_names:
+      self._loaded[step.name] = (step, transfer)
+      return
+    end = self._occupy(run, step, transfer)
+    if not transfer.is_asynchronous:
+      self._until(run, end, transfer, step, place)
+      return
+    self._waiting[step.name] = (end, transfer)
+    if rendezvous := _rendezvous(step):
+      self._sent[rendezvous] = (end, transfer)
+
+  def update(self, run: Run, step: hlo.Instruction, place: _Place) -> None:
+    """Gives a transfer that is ready its operands."""
+    for name in step.operand_names:
+      if name in self._loaded:
+        start, transfer = self._loaded.pop(name)
+        self._waiting[step.name] = (self._occupy(run, start, transfer), transfer)
+      elif name in self._waiting:
+        self._waiting[step.name] = self._waiting.pop(name)
+
+  def receive(self, step: hlo.Instruction) -> None:
+    """What another slice sends arrives when what this slice sends has arrived there."""
+    if (rendezvous := _rendezvous(step)) in self._sent:
+      self._waiting[step.name] = self._sent[rendezvous]
+
+  def wait(self, run: Run, step: hlo.Instruction, place: _Place) -> None:
+    """Waits for the end of a transfer."""
+    started = next((name for name in step.operand_names if name in self._waiting), None)
+    if started is not None:
+      self._until(run, *self._waiting.pop(started), step, place)
+
+  def _occupy(self, run: Run, step: hlo.Instruction, transfer: costs.Transfer) -> float:
+    start = max([run.seconds, *(self._free[lane] for lane in transfer.lanes)])
+    for lane in transfer.lanes:
+      self._free[lane] = start + transfer.seconds
+      run.busy[lane] += transfer.seconds
+      run.events.append(
+          Event(
+              name=step.name,
+              lane=lane,
+              start=start,
+              seconds=transfer.seconds,
+              kind=transfer.kind,
+              op_name=step.op_name,
+              detail=transfer.detail,
+          )
+      )
+    return start + transfer.seconds
+
+  def _until(self, run: Run, end: float, transfer: costs.Transfer, step: hlo.Instruction, place: _Place) -> None:
+    waited = max(end - run.seconds, 0.0)
+    run.parts[place.part(transfer.part, step)] += waited
+    run.seconds += waited
+
+
+def _rendezvous(step: hlo.Instruction) -> str:
+  """The name under which slices send and receive."""
+  found = step.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"')
+  return found[1] if found else ""
+
+
+def _direction(body: hlo.Computation) -> bool | None:
+  """Whether a loop's body comes from the transposed program; None if it has much of both, as gradient accumulation."""
+  named = [step.op_name for step in body.instructions if step.op_name]
+  share = sum("transpose(" in name for name in named) / max(len(named), 1)
+  return None if _MIXED[0] < share < _MIXED[1] else share > 0.5
+
+
+class _Place(NamedTuple):
+  """Where in the program something stands: in a loop of the pipeline or not; of a loop's body the direction."""
+
+  in_pipeline: bool = False
+  backward: bool | None = None
+  loops: int = 0
+
+  def part(self, what: str, step: hlo.Instruction) -> Part:
+    backward = "transpose(" in step.op_name if self.backward is None else self.backward
+    # Attention kernels lose the names around them; backward has none of forward's but to compute it again.
+    again = "rematted_computation" in step.op_name or (backward and what == costs.KERNELS and "_fwd_" in step.name)
+    return Part(what, backward, again, self.in_pipeline)
