@@ -15,6 +15,12 @@ Figures are per device and step. "none" is the same model without a pipeline, wi
   overlap   share of the bytes with a matrix multiplication or kernel between start and end of the transfer; a CPU's
             transfers are synchronous
   FLOPs     of matrix multiplications; those within TPU kernels are not counted
+  step      projected seconds, and what they go to: products, TPU kernels, other compute, transfers that nothing hides. Of
+            the compute, bubbles are what stages compute while they idle, and "again" is rematerialisation. A projection
+            from the compiler's estimate of cycles and the bandwidth of links, not a measurement. MFU is MaxText's own
+            count of FLOPs by the chip's peak
+
+--trace writes the projected step for ui.perfetto.dev, --picture draws an iteration of each direction of it.
 
 --run also trains, on CPU devices: MaxText's step with its optimizer on a synthetic batch. All steps are compiled once
 more, in one process, and take turns: each round runs each step once, in rotating order. A ratio compares a step with the
@@ -50,6 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--rounds", type=int, metavar="N", help=f"rounds of --run that are measured (default: {_ROUNDS})")
   compiling.add_arguments(parser, "each, and for --run in all")
   parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="draw bars into an .svg or .png file")
+  parser.add_argument(
+      "--trace", type=pathlib.Path, metavar="FILE", help="write the projected step into a .json.gz file for each --impl"
+  )
+  parser.add_argument(
+      "--picture",
+      type=pathlib.Path,
+      metavar="FILE",
+      help="draw an iteration of it into an .svg or .png file for each --impl",
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
   with output.progress("reading the config"), output.quiet():
     devices, described, arguments = _arguments(args, names)
   bounds = compiling.bounds(args)
-  rows = {name: _row(name, arguments[name], devices, bounds) for name in names}
+  rows = {name: _row(name, arguments[name], devices, bounds, args) for name in names}
   found: dict[str, Any] = {"devices": described, "versions": _versions(), "implementations": rows}
   computed = {name: arguments[name] for name, row in rows.items() if "failure" not in row}
   if args.run and computed:
@@ -82,22 +97,29 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace, names: list[str]) -> None:
   if not names:
     raise CommandError("--impl names nothing.")
-  if args.output and args.output.suffix not in (".svg", ".png"):
-    raise CommandError(f"--output {args.output}: the name has to end in .svg or .png.")
-  if args.output and not args.output.absolute().parent.is_dir():
-    raise CommandError(f"--output {args.output}: there is no folder {args.output.absolute().parent}.")
+  pictures, traces = (".svg", ".png"), (".json.gz",)
+  for option, file, suffixes in (
+      ("--output", args.output, pictures),
+      ("--picture", args.picture, pictures),
+      ("--trace", args.trace, traces),
+  ):
+    if file and not file.name.endswith(suffixes):
+      raise CommandError(f"{option} {file}: the name has to end in {' or '.join(suffixes)}.")
+    if file and not file.absolute().parent.is_dir():
+      raise CommandError(f"{option} {file}: there is no folder {file.absolute().parent}.")
   maxtext.check_numbers({"--minutes": args.minutes, "--memory-gib": args.memory_gib, "--rounds": args.rounds})
   maxtext.check_numbers({"--devices": args.devices}, most=_MOST_CPU_DEVICES)
   if args.rounds is not None and not args.run:
     raise CommandError(f"--rounds {args.rounds}: needs --run.")
   # A missing package is reported before hours of compiling.
-  for package in (["matplotlib"] if args.output else []) + ([] if args.json else ["rich"]):
+  for package in (["matplotlib"] if args.output or args.picture else []) + ([] if args.json else ["rich"]):
     importlib.import_module(package)
 
 
 def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, str, dict[str, list[str]]]:
   """Returns (CPU devices, None for a TPU topology; the devices in words; implementation -> MaxText's arguments)."""
   from maxtext_pp_ext.host.models import refusals, run_config, variants  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.plan import chips  # pylint: disable=import-outside-toplevel
 
   try:
     given = run_config.given_keys(args.maxtext_args)
@@ -105,6 +127,11 @@ def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, 
     devices = None if topology else args.devices or 8
     if topology and args.devices:
       raise CommandError(f"--devices is for CPU devices, and compile_topology={topology} for TPUs: give one of them.")
+    if (args.trace or args.picture) and chips.of_topology(topology) is None:
+      raise CommandError(
+          f"--trace and --picture need a projection, which is for compile_topology of {', '.join(chips.CHIPS)}, not "
+          f"{topology or 'CPU devices'}."
+      )
     if topology and args.run:
       raise CommandError(f"--run is for CPU devices, and compile_topology={topology} for TPUs: give one of them.")
     arguments = {name: variants.arguments(name, args.maxtext_args, on_cpu=devices is not None) for name in names}
@@ -115,10 +142,12 @@ def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, 
   return devices, on_tpu if devices is None else f"{devices} virtual CPU devices", arguments
 
 
-def _row(name: str, arguments: list[str], devices: int | None, bounds: Any) -> dict[str, Any]:
+def _row(name: str, arguments: list[str], devices: int | None, bounds: Any, args: argparse.Namespace) -> dict[str, Any]:
   from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.models import train_step  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import run_config, train_step  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.plan import chips  # pylint: disable=import-outside-toplevel
 
+  topology = run_config.given_keys(args.maxtext_args).get("compile_topology", "")
   with output.progress(f"compiling {name}") as shown:
     figures = compare.figures(
         arguments,
@@ -126,9 +155,20 @@ def _row(name: str, arguments: list[str], devices: int | None, bounds: Any) -> d
         batch=train_step.BATCH,
         optimizer=train_step.OPTIMIZER,
         cpu_devices=devices,
+        chip=chips.of_topology(topology) if devices is None else None,
+        trace_file=_of_implementation(args.trace, name),
+        picture_file=_of_implementation(args.picture, name),
         on_tick=lambda _, memory: shown.say(compiling.memory_text(memory, bounds.memory_bytes)),
     )
   return {"arguments": arguments, **figures}
+
+
+def _of_implementation(file: pathlib.Path | None, name: str) -> pathlib.Path | None:
+  """`step-circular_bsw.json.gz` for `step.json.gz`."""
+  if file is None:
+    return None
+  stem, dot, suffixes = file.name.partition(".")
+  return file.with_name(f"{stem}-{name}{dot}{suffixes}")
 
 
 def _run(arguments: dict[str, list[str]], devices: int, rounds: int, bounds: Any) -> dict[str, Any]:
@@ -174,6 +214,11 @@ def _print(found: dict[str, Any]) -> None:
       else:
         shown.add_row(text.Text(label), *map(text.Text, cells))
     screen.print(shown)
+  if any("projection" in row for row in computed.values()):
+    screen.print(text.Text("* from the compiler's own estimates; nothing was measured (docs/seconds.md)"))
+  for name, row in computed.items():
+    if unknown := row.get("projection", {}).get("unknown"):
+      screen.print(text.Text(f"{name}: the projection could not follow {', '.join(unknown)}"))
   if found.get("run", {}).get("base"):
     note = (
         "Times are of virtual devices, whose transfers are copies in memory: they say which step computes or copies more."
@@ -208,9 +253,36 @@ def _lines(rows: list[dict[str, Any]]):
   share = lambda value: "–" if value is None else f"{value:.0%}"
   yield "overlap", [share(row["overlap"]["compute_meanwhile"]) for row in rows]
   yield "dot FLOPs", [f"{row['dot_flops']:.4g}" for row in rows]
+  if any("projection" in row for row in rows):
+    yield "", None
+    yield from _projected([row.get("projection") for row in rows])
+    yield "", None
   yield "compile seconds (of all processors)", [f"{row['compile_s']} ({row['compile_cpu_s']})" for row in rows]
   if any(row["loops_without_trip_count"] for row in rows):
     yield "loops counted once, trips unknown", [str(len(row["loops_without_trip_count"])) for row in rows]
+
+
+def _projected(found: list[dict[str, Any] | None]):
+  """The projected step, what its time goes to, and what it comes to."""
+  from maxtext_pp_ext.compiled.projection import costs  # pylint: disable=import-outside-toplevel
+
+  cells = lambda text: ["–" if each is None else text(each) for each in found]
+  seconds = lambda value: f"{value:.3g}" if value else "–"
+  compute = (costs.PRODUCTS, costs.KERNELS, costs.OTHER)
+  yield "step, projected seconds*", cells(lambda each: f"{each['step_s']:.4g}")
+  for part in compute:
+    yield f"  {part}", cells(lambda each, part=part: seconds(each["parts"].get(part, 0)))
+  sums = [{} if each is None else each["parts"] for each in found]
+  waits = dict.fromkeys(
+      part for parts in sums for part in parts if part not in (costs.PRODUCTS, costs.KERNELS, costs.OTHER)
+  )
+  for part in sorted(waits, key=lambda part: -max(parts.get(part, 0.0) for parts in sums)):
+    if any(each and each["parts"].get(part, 0) >= 0.001 * each["step_s"] for each in found):
+      yield f"  {part}", cells(lambda each, part=part: seconds(each["parts"].get(part, 0)))
+  yield "of the compute, bubbles", cells(lambda each: seconds(each["bubbles_s"]))
+  yield "of the compute, again", cells(lambda each: seconds(each["again_s"]))
+  yield "tokens per second and device", cells(lambda each: f"{each['tokens_per_s']:.0f}")
+  yield "TFLOP/s per device, MFU", cells(lambda each: f"{each['tflops_per_s']:.0f}, {each['mfu']:.1%}")
 
 
 def _time_lines(rows: list[dict[str, Any]], run_: dict[str, Any] | None):
