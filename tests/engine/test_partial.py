@@ -168,3 +168,16 @@ def test_a_sum_inside_a_shard_map_is_done_outside_of_it():
   layer = jax.shard_map(dense, mesh=mesh, in_specs=(P(), P("fsdp")), out_specs=P("fsdp"), check_vma=False)
   check(layer, (EMBED, 5), [BatchSplit(BATCH, 4)], 4)
   check(layer, (EMBED, 5), [BatchSplit(BATCH, 4)], 1, batch_axes=("data",))
+
+
+def test_a_factor_of_a_gradient_is_computed_once_for_all_products_that_use_it():
+  """Without a barrier the TPU compiler computes tanh's derivative again within each of the two products."""
+  weight, x = jnp.ones((EMBED, 5)), jnp.ones((BATCH, LENGTH, EMBED))
+  backward = lambda w, x, d: jax.vjp(dense, w, x)[1](d)
+  d = jnp.ones((BATCH, LENGTH, 5))
+  program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, d), [[BatchSplit(BATCH, 2)]], ("fsdp",))
+  body = program.body.jaxpr
+  (barrier,) = [eqn for eqn in body.eqns if eqn.primitive.name == "optimization_barrier"]
+  users = [eqn.primitive.name for eqn in body.eqns if barrier.outvars[0] in eqn.invars]
+  assert users.count("dot_general") == 1  # that of x's cotangent; the weight's gradient takes it from the outputs
+  assert barrier.outvars[0] in body.outvars

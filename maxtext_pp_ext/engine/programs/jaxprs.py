@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -88,6 +88,27 @@ def inline(closed: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
   return jax.make_jaxpr(lambda *args: _run(closed.jaxpr, closed.consts, rewrite, *args))(*closed.in_avals)
 
 
+def compute_once(closed: ClosedJaxpr, variables: Collection[Var]) -> ClosedJaxpr:
+  """The same program, which computes each of these variables once, before all operations that use it.
+
+  Without this the compiler may compute a cheap operation again within each matrix product that uses its result.
+  """
+
+  def rewrite(eqn: JaxprEqn, values: list) -> list | None:
+    if not any(v in variables for v in eqn.outvars):
+      return None
+    results = _run_one(closed.jaxpr, eqn, values)
+    return [jax.lax.optimization_barrier(x) if v in variables else x for v, x in zip(eqn.outvars, results, strict=True)]
+
+  return inline(closed, rewrite)
+
+
+def _run_one(jaxpr: Jaxpr, eqn: JaxprEqn, values: list) -> list:
+  given = {v: x for v, x in zip(eqn.invars, values, strict=True) if isinstance(v, Var)}
+  single = jaxpr.replace(constvars=[], eqns=[eqn], invars=list(given), outvars=list(eqn.outvars))
+  return jaxpr_as_fun(ClosedJaxpr(single, []))(*given.values())
+
+
 def _run(jaxpr: Jaxpr, consts: Sequence, rewrite: Rewrite, *args: Any) -> list:
   env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
   read = lambda v: v.val if isinstance(v, Literal) else env[v]
@@ -98,9 +119,7 @@ def _run(jaxpr: Jaxpr, consts: Sequence, rewrite: Rewrite, *args: Any) -> list:
       inner, inner_consts = inner_program(eqn)
       results = _run(inner, inner_consts, rewrite, *_keep_from_merging(eqn, values))
     elif results is None:
-      variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, Var)))
-      single = jaxpr.replace(constvars=[], eqns=[eqn], invars=variables, outvars=list(eqn.outvars))
-      results = jaxpr_as_fun(ClosedJaxpr(single, []))(*(env[v] for v in variables))
+      results = _run_one(jaxpr, eqn, values)
     env.update(zip(eqn.outvars, results, strict=True))
   return [read(v) for v in jaxpr.outvars]
 
