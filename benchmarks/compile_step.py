@@ -11,7 +11,11 @@ from typing import Any
 from rich import console as rich_console
 
 from benchmarks import shapes
-from maxtext_pp_ext.compiled import limits, step
+from maxtext_pp_ext.compiled import hlo, limits, step
+from maxtext_pp_ext.compiled.projection import summary
+from maxtext_pp_ext.host.models import train_step
+from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.processes import interruption
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 versions = step.versions
@@ -27,6 +31,8 @@ def compile_step(
 ) -> dict[str, Any]:
   """Compiles in a separate process, with a line of progress; returns the figures, or `failure` with the reason.
 
+  The figures are those of `step.compile_step`, and `projection` (`summary.figures`) for a chip that is known.
+
   Args:
     arguments: MaxText's command-line arguments, without the yml file, or with a preset's name in its place.
     label: the text of the line of progress.
@@ -34,15 +40,26 @@ def compile_step(
     console: console for the progress.
     hlo_file: file to keep the optimised HLO in.
   """
-  with console.status(label) as status:
+  with console.status(label) as status, interruption.temporary_folder() as folder:
+    file = hlo_file or pathlib.Path(folder) / "step.hlo"
     figures = step.compile_step(
         arguments,
         bounds=bounds,
-        hlo_file=hlo_file,
+        hlo_file=file,
         on_tick=lambda seconds, memory: status.update(f"{label}: {seconds:.0f} s, {memory / limits.GIB:.1f} GiB"),
     )
-  figures.pop("bytes", None)  # the same figures in GB stay
+    placement, work = figures.pop("placement", None), figures.pop("work", None)
+    topology = next((text.partition("=")[2] for text in arguments if text.startswith("compile_topology=")), "")
+    if "failure" not in figures and (chip := chips.of_topology(topology)):
+      try:
+        module = hlo.program(file.read_text(encoding="utf-8"))
+        simulated = summary.simulate(module, chip, placement, batch=train_step.BATCH, optimizer=train_step.OPTIMIZER)
+        figures["projection"] = summary.figures(simulated, chip, work)
+      except hlo.HloError as error:
+        console.print(f"{label}: no projection: {error}", markup=False)
+  figures.pop("bytes", None)  # the same in GB stays
   ending = figures.get("failure") or f"compiled in {figures['compile_s']} s"
+  ending += f", a step of {figures['projection']['step_s']:.4g} s projected" if "projection" in figures else ""
   line = f"{label}: {ending} ({figures['host_memory_GiB']} GiB of host memory)"
   console.print(line, markup=False, highlight=False, soft_wrap=True)
   return figures

@@ -22,14 +22,16 @@ from maxtext_pp_ext.compiled import traffic
 from maxtext_pp_ext.processes import interruption
 
 SHAPES = ("llama3-70b", "llama3-8b-dcn", "mixtral-8x7b")
-_HEADER = ("pipeline", "temp GB", "peak GB", "arg GB", "GB on the wire", "gather", "reduce-scatter", "all-reduce")
-_HEADER += ("permute", "all-to-all", "between slices", "weight gathers", "compile CPU s")
+_HEADER = ("pipeline", "step s, projected", "temp GB", "peak GB", "arg GB", "GB on the wire", "gather", "reduce-scatter")
+_HEADER += ("all-reduce", "permute", "all-to-all", "between slices", "weight gathers", "compile CPU s")
 _INTRODUCTION = """# Compiler figures
 
 `python -m benchmarks.compiler_figures` printed this. All figures are per chip and step; in parentheses the ratio to \
 MaxText's plain pipeline. The TPU compiler reports them without a TPU, so they do not depend on the machine, compile \
 time excepted (seconds of all processors together).
 
+- step: seconds, projected from the compiler's own estimate of cycles and the bandwidth of the links that transfers go \
+over (docs/seconds.md); not a measurement. A row without it is older than the projection.
 - temp: the sum of the compiler's temporary buffers, as if they did not reuse one another's memory, without arguments. \
 peak: the memory that a chip needs at once, arguments included. arg: weights, optimizer state and batch.
 - GB on the wire: the bytes that a chip sends, by collective and in total (including those between slices). Gather, \
@@ -88,8 +90,10 @@ def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
 def _row(impl: str, row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...]:
   wire = row["wire_GB"]
   kinds = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all", traffic.BETWEEN_SLICES)
+  projected = lambda figures: figures.get("projection", {}).get("step_s")
   return (
       impl,
+      tables.with_ratio(projected(row), projected(base), 3),
       tables.with_ratio(row["temp_GB"], base.get("temp_GB")),
       tables.with_ratio(row["peak_GB"], base.get("peak_GB")),
       tables.number(row["arg_GB"]),

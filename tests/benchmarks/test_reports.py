@@ -24,15 +24,15 @@ def row(**figures):
 
 def test_a_table_has_ratios_to_the_hosts_plain_pipeline_and_says_what_was_not_computed():
   rows = {
-      shapes.PLAIN: row(),
-      "circular_bsw": row(temp_GB=9.0, wire_total_GB=1.75),
+      shapes.PLAIN: row(projection={"step_s": 1.0}),
+      "circular_bsw": row(temp_GB=9.0, wire_total_GB=1.75, projection={"step_s": 0.9}),
       "host ag_once": {"failure": "stopped after 90 s: more than 24 GiB of host memory", "versions": {"jax": "1"}},
   }
   text = compiler_figures.report({"llama3-70b": rows})
   (line,) = [line for line in text.splitlines() if line.startswith("| circular_bsw")]
   cells = [cell.strip() for cell in line.strip("|").split("|")]
-  assert cells[1:5] == ["9.0 (0.90×)", "8.0 (1.00×)", "2.0", "1.8 (0.50×)"]
-  assert cells[10:12] == ["0.50", "280"]
+  assert cells[1:6] == ["0.900 (0.90×)", "9.0 (0.90×)", "8.0 (1.00×)", "2.0", "1.8 (0.50×)"]
+  assert cells[11:13] == ["0.50", "280"]
   assert "- host ag_once: stopped after 90 s: more than 24 GiB of host memory" in text
   assert "python -m benchmarks.compiler_figures --shape llama3-70b" in text
 
