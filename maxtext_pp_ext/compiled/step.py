@@ -81,11 +81,11 @@ def main(argv: list[str]) -> None:
   except train_step.RefusedError as error:
     figures = {"failure": str(error), "refused": True}
   else:
-    text = printed(compiled.executable)
+    text = printed(compiled.program)
     if hlo_file:
       hlo_file.write_text(text, encoding="utf-8")
     try:
-      figures = _memory(compiled.executable, on_cpu) | compiled.times | traffic.of_program(text).to_json()
+      figures = _memory(compiled.program, on_cpu) | compiled.times | traffic.of_program(text).to_json()
     except hlo.HloError as error:
       figures = {"failure": f"the compiled program cannot be read. {error}"}
     else:

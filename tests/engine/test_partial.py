@@ -181,3 +181,19 @@ def test_a_factor_of_a_gradient_is_computed_once_for_all_products_that_use_it():
   users = [eqn.primitive.name for eqn in body.eqns if barrier.outvars[0] in eqn.invars]
   assert users.count("dot_general") == 1  # that of x's cotangent; the weight's gradient takes it from the outputs
   assert barrier.outvars[0] in body.outvars
+
+
+def test_factors_of_one_type_are_not_mistaken_for_each_other():
+  def layer(weights, x):
+    return jnp.tanh(x @ weights[0]) @ weights[1] + jnp.sin(x @ weights[0]) @ weights[1]
+
+  weights = jax.random.normal(jax.random.key(0), (2, EMBED, EMBED))
+  x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, EMBED))
+  d = jax.random.normal(jax.random.key(2), (BATCH, LENGTH, EMBED))
+  backward = lambda a, b, x, d: jax.vjp(lambda a, b, x: layer((a, b), x), a, b, x)[1](d)
+  program = GradientProgram.plan(jax.make_jaxpr(backward)(*weights, x, d), [[BatchSplit(BATCH, 2)]] * 2, ("fsdp",))
+  assert program.parts == (2, 2)
+  gradients, (dx,), _ = program.run([*weights, x, d], [None, None])
+  expected = backward(*weights, x, d)
+  for found, right in zip([*(g.sum(0) for g in gradients), dx], expected, strict=True):
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)

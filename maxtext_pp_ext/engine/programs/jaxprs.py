@@ -93,20 +93,17 @@ def compute_once(closed: ClosedJaxpr, variables: Collection[Var]) -> ClosedJaxpr
 
   Without this the compiler may compute a cheap operation again within each matrix product that uses its result.
   """
-
-  def rewrite(eqn: JaxprEqn, values: list) -> list | None:
-    if not any(v in variables for v in eqn.outvars):
-      return None
-    results = _run_one(closed.jaxpr, eqn, values)
-    return [jax.lax.optimization_barrier(x) if v in variables else x for v, x in zip(eqn.outvars, results, strict=True)]
-
-  return inline(closed, rewrite)
-
-
-def _run_one(jaxpr: Jaxpr, eqn: JaxprEqn, values: list) -> list:
-  given = {v: x for v, x in zip(eqn.invars, values, strict=True) if isinstance(v, Var)}
-  single = jaxpr.replace(constvars=[], eqns=[eqn], invars=list(given), outvars=list(eqn.outvars))
-  return jaxpr_as_fun(ClosedJaxpr(single, []))(*given.values())
+  eqns: list[JaxprEqn] = []
+  behind: dict[Var, Var] = {}
+  use = lambda v: behind.get(v, v) if isinstance(v, Var) else v
+  for eqn in closed.jaxpr.eqns:
+    eqns.append(eqn.replace(invars=[use(v) for v in eqn.invars]) if behind else eqn)
+    for var in eqn.outvars:
+      if var in variables:
+        (barrier,) = jax.make_jaxpr(jax.lax.optimization_barrier)(var.aval).jaxpr.eqns
+        behind[var] = Var(var.aval)  # JAX traces a type once, so variables of one type have the same barrier
+        eqns.append(barrier.replace(invars=[var], outvars=[behind[var]]))
+  return ClosedJaxpr(closed.jaxpr.replace(eqns=eqns, outvars=[use(v) for v in closed.jaxpr.outvars]), closed.consts)
 
 
 def _run(jaxpr: Jaxpr, consts: Sequence, rewrite: Rewrite, *args: Any) -> list:
@@ -119,7 +116,9 @@ def _run(jaxpr: Jaxpr, consts: Sequence, rewrite: Rewrite, *args: Any) -> list:
       inner, inner_consts = inner_program(eqn)
       results = _run(inner, inner_consts, rewrite, *_keep_from_merging(eqn, values))
     elif results is None:
-      results = _run_one(jaxpr, eqn, values)
+      variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, Var)))
+      single = jaxpr.replace(constvars=[], eqns=[eqn], invars=variables, outvars=list(eqn.outvars))
+      results = jaxpr_as_fun(ClosedJaxpr(single, []))(*(env[v] for v in variables))
     env.update(zip(eqn.outvars, results, strict=True))
   return [read(v) for v in jaxpr.outvars]
 

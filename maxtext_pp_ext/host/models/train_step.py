@@ -33,14 +33,14 @@ class CompiledStep:
   """A train step that was compiled.
 
   Attributes:
-    executable: JAX's compiled step.
+    program: JAX's compiled step.
     mesh: of devices that need not be there. Partition i of the program runs on the i-th of them.
     config: MaxText's.
     times: seconds that the compiler took: `compile_s` is wall time; `compile_cpu_s` is that of all processors together,
       which depends less on what else they do.
   """
 
-  executable: Any
+  program: Any
   mesh: jax.sharding.Mesh
   config: Any
   times: dict[str, float]
@@ -69,7 +69,7 @@ def compile_train_step(arguments: Sequence[str], *, on_cpu: bool = False) -> Com
         "compile_cpu_s": round(time.process_time() - cpu_start, 1),
     }
     given = inspect.signature(original).bind(*args, **kwargs).arguments
-    caught.append(CompiledStep(executable=executable, mesh=given["mesh"], config=given["config"], times=times))
+    caught.append(CompiledStep(program=executable, mesh=given["mesh"], config=given["config"], times=times))
     return executable
 
   replaced: dict[str, Any] = {"jit_and_compile": catching}
@@ -128,7 +128,7 @@ class RunningStep:
     """
     from maxtext.utils import train_utils  # pylint: disable=import-outside-toplevel
 
-    self._step = compile_train_step(arguments, on_cpu=True).executable
+    self._step = compile_train_step(arguments, on_cpu=True).program
     shardings, _ = self._step.input_shardings
     if len(shardings) != 2:
       raise RefusedError("Steps that also take random numbers, such as those of DiLoCo, are compiled but not run.")
