@@ -32,8 +32,8 @@ _INTRODUCTION = """# Published runs
 `python -m benchmarks.published` printed this: MaxText runs without a pipeline whose step time is published, and what a \
 step is projected to take (docs/seconds.md) with the same keys and flags, MaxText 0.2.5 and today's compiler. Measured \
 with older versions of both; the same configuration published twice with other versions differs by 1 to 6 %. \
-Sources, keys and flags are in `../published.yml`. Seconds of a step, those with * from published TFLOP/s; products, kernels, other compute and waiting for \
-transfers add up to the projection.
+Sources, keys and flags are in `../published.yml`. Seconds of a step, those with * from published TFLOP/s; products, \
+kernels, other compute and waiting for transfers add up to the projection.
 """
 
 
