@@ -268,14 +268,11 @@ def _projected(found: list[dict[str, Any] | None]):
 
   cells = lambda text: ["–" if each is None else text(each) for each in found]
   seconds = lambda value: f"{value:.3g}" if value else "–"
-  compute = (costs.PRODUCTS, costs.KERNELS, costs.OTHER)
   yield "step, projected seconds*", cells(lambda each: f"{each['step_s']:.4g}")
-  for part in compute:
+  for part in costs.COMPUTED:
     yield f"  {part}", cells(lambda each, part=part: seconds(each["parts"].get(part, 0)))
   sums = [{} if each is None else each["parts"] for each in found]
-  waits = dict.fromkeys(
-      part for parts in sums for part in parts if part not in (costs.PRODUCTS, costs.KERNELS, costs.OTHER)
-  )
+  waits = dict.fromkeys(part for parts in sums for part in parts if part not in costs.COMPUTED)
   for part in sorted(waits, key=lambda part: -max(parts.get(part, 0.0) for parts in sums)):
     if any(each and each["parts"].get(part, 0) >= 0.001 * each["step_s"] for each in found):
       yield f"  {part}", cells(lambda each, part=part: seconds(each["parts"].get(part, 0)))

@@ -68,7 +68,7 @@ def _projected(row: dict[str, Any]) -> list[tuple[str, float]]:
   if "projection" not in row:
     return []
   parts = row["projection"]["parts"]
-  compute = [(name, parts.get(name, 0.0)) for name in (costs.PRODUCTS, costs.KERNELS, costs.OTHER)]
+  compute = [(name, parts.get(name, 0.0)) for name in costs.COMPUTED]
   return [*compute, ("waiting for transfers", row["projection"]["step_s"] - sum(value for _, value in compute))]
 
 

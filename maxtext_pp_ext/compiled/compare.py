@@ -58,7 +58,7 @@ def figures(
     module = hlo.program(text)
     found |= of_module(module, batch=batch, optimizer=optimizer)
     if chip is not None:
-      simulated = summary.simulate(module, chip, found["placement"], batch=batch, optimizer=optimizer)
+      simulated = summary.simulate(module, chip, found.pop("placement"), batch=batch, optimizer=optimizer)
       found["projection"] = summary.figures(simulated, chip, found["work"])
       title = f"{' '.join(arguments)}: projected from the compiler's estimates"
       if trace_file:

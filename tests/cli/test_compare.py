@@ -204,6 +204,8 @@ WRONG = {
     "to run on TPUs that are not there": (["compile_topology=v5p-8", "--run"], "--run is for CPU devices"),
     "no rounds": (["--run", "--rounds", "0"], "has to be positive"),
     "rounds of nothing": (["--rounds", "3"], "needs --run"),
+    "trace of CPU devices": (["--trace", "a.json.gz"], "need a projection"),
+    "trace of no kind": (["--trace", "a.txt"], "has to end in .json.gz"),
     "no file": (["/no/such.yml"], "/no/such.yml"),
 }
 

@@ -3,7 +3,7 @@
 """How long each instruction of a scheduled TPU program takes, and on which lane.
 
 - Compute: the compiler's `estimated_cycles` at the chip's clock. They are of all cores of a device together.
-- Pallas kernels, of which there are none: FLOPs and bytes (`kernels`), at a share of the peak that such kernels reach.
+- Pallas kernels have no such estimate. Their FLOPs (`kernels`) count at a share of the peak, their bytes at HBM's rate.
 - What the compiler writes no cycles for and is larger than `_SMALL_BYTES`: bytes read and written at the HBM's rate.
 - Collectives: bytes over the links that `torus` finds.
 """
@@ -21,6 +21,7 @@ from maxtext_pp_ext.compiled.projection import integers, kernels, torus
 from maxtext_pp_ext.plan import chips
 
 PRODUCTS, KERNELS, OTHER = "products", "kernels", "other compute"
+COMPUTED = (PRODUCTS, KERNELS, OTHER)
 TRANSFERS, MEMORY = "transfers that nothing hides", "waiting for memory"
 SPARSECORE, HOST, DMA = "SparseCore", "host", "HBM"
 

@@ -10,7 +10,7 @@ that is not known here, is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import functools
 import re
 
@@ -97,9 +97,8 @@ class Scope:
       raise UnknownError(name)
     return found
 
-  def called(self, instruction: hlo.Instruction, callee: hlo.Computation, skipped: int = 0) -> Scope:
-    """The execution of a computation that an instruction calls with its operands, of which the first are skipped."""
-    names = instruction.operand_names[skipped:]
+  def called(self, callee: hlo.Computation, names: Sequence[str]) -> Scope:
+    """The execution of a computation that is called with these instructions' results."""
     return Scope(self.module, callee, lambda number, index: self.value(names[number], index))
 
   def iterations(self, loop: hlo.Instruction, count: int) -> Iterator[Scope]:
@@ -125,7 +124,7 @@ class Scope:
       return self._unchanged(step, index)
     if step.opcode in ("fusion", "call"):
       (callee,) = self.module.callees(step)
-      return _result(self.called(step, callee), 0, index)
+      return _result(self.called(callee, step.operand_names), 0, index)
     if index is not None and step.opcode != "optimization-barrier":
       raise UnknownError(step.name)
     array = step.arrays[0] if step.arrays else None

@@ -12,8 +12,6 @@ from maxtext_pp_ext.compiled import carried, hlo, spans
 from maxtext_pp_ext.compiled.projection import costs, timeline, torus
 from maxtext_pp_ext.plan import chips
 
-_COMPUTE = (costs.PRODUCTS, costs.KERNELS, costs.OTHER)
-
 
 def simulate(
     module: hlo.Module, chip: chips.Chip, placement: Mapping[str, Any], *, batch: str, optimizer: str
@@ -57,7 +55,7 @@ def figures(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[str, A
   parts: dict[str, float] = collections.defaultdict(float)
   for part, seconds in run.parts.items():
     parts[part.what] += seconds
-  compute = {part: seconds for part, seconds in run.parts.items() if part.what in _COMPUTE}
+  compute = {part: seconds for part, seconds in run.parts.items() if part.what in costs.COMPUTED}
   bubbles = work["bubble_fraction"]
   in_pipeline = sum(seconds for part, seconds in compute.items() if part.in_pipeline)
   return {

@@ -3,12 +3,12 @@
 """Simulates one step of a scheduled TPU program on one device: what runs when, on which lane.
 
 The compiler has put the instructions in the order of execution. Compute follows that order, one instruction at a time,
-each as long as the compiler's estimate of its cycles. A transfer occupies the links that it goes over, one transfer at a
-time on a link. A transfer with a start and a done runs beside compute between the two, and compute waits at its done. Any
-other transfer stands in line with compute. Copies between memories (HBM, VMEM, host) have lanes, too.
+each as long as the compiler's estimate of its cycles. A transfer occupies the links that it goes over, one transfer at
+a time on a link. A transfer with a start and a done runs beside compute between the two, and compute waits at its done.
+Any other transfer stands in line with compute. Copies between memories (HBM, VMEM, host) have lanes, too.
 
-A loop runs its body as often as the compiler says. Of a conditional that branch runs which the program chooses in that
-iteration; where devices choose different ones, the longest, since each waits for the others at the next transfer.
+A loop runs its body as often as the compiler says. A conditional runs the branch that the program chooses in that
+iteration. Where devices choose different branches, the longest runs: each waits for the others at the next transfer.
 
 This is a projection from the compiler's estimates. Nothing is measured.
 """
@@ -76,7 +76,7 @@ class Run:
     seconds: from begin to end.
     parts: seconds of the device, by `Part`; they add up to `seconds`.
     busy: seconds by lane.
-    events: at their times, loops' as `Loop`.
+    events: what occupies lanes, and loops, in the order of execution.
   """
 
   seconds: float = 0.0
@@ -148,7 +148,7 @@ class Timeline:
         self._conditional(run, scope, step, place)
       elif step.opcode == "call":
         (callee,) = self.module.callees(step)
-        self._advance(run, scope.called(step, callee), lanes, place)
+        self._advance(run, scope.called(callee, step.operand_names), lanes, place)
       else:
         self._instruction(run, scope, step, lanes, place)
 
@@ -157,7 +157,7 @@ class Timeline:
       lanes.wait(run, step, place)
       return
     if step.opcode.endswith("-update"):
-      lanes.update(run, step, place)
+      lanes.update(run, step)
       return
     if (transfer := self._model.transfer(scope.computation, step)) is not None:
       lanes.send(run, step, transfer, place)
@@ -221,9 +221,7 @@ class Timeline:
     runs = []
     for index in chosen:
       # The operands follow the choice, one for each branch.
-      given = functools.partial(_operand, scope, step.operand_names[1 + index])
-      inside = integers.Scope(self.module, branches[index], given)
-      runs.append(self._run(inside, place))
+      runs.append(self._run(scope.called(branches[index], step.operand_names[1 + index : 2 + index]), place))
     longest = max(runs, key=lambda each: each.seconds)
     start = run.seconds
     run.add_times(longest, 1)
@@ -235,7 +233,7 @@ class Timeline:
         yield self._branches(scope, step)
       elif step.opcode == "call":
         (callee,) = self.module.callees(step)
-        yield from self._choices(scope.called(step, callee))
+        yield from self._choices(scope.called(callee, step.operand_names))
 
   def _branches(self, scope: integers.Scope, step: hlo.Instruction) -> tuple[int, ...]:
     """The branches that some device takes."""
@@ -269,10 +267,6 @@ class Timeline:
     return any(step.opcode == "conditional" for step in steps) or any(map(self._has_conditional, called))
 
 
-def _operand(scope: integers.Scope, name: str, _: int, index: int | None) -> Any:
-  return scope.value(name, index)
-
-
 class _Lanes:
   """Which lanes are busy until when, within one execution of a computation, and which transfers are under way."""
 
@@ -295,7 +289,7 @@ class _Lanes:
     if rendezvous := _rendezvous(step):
       self._sent[rendezvous] = (end, transfer)
 
-  def update(self, run: Run, step: hlo.Instruction, place: _Place) -> None:
+  def update(self, run: Run, step: hlo.Instruction) -> None:
     """Gives a transfer that is ready its operands."""
     for name in step.operand_names:
       if name in self._loaded:
