@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from maxtext_pp_ext.engine.forward import get
 from maxtext_pp_ext.engine.gradients import Sums
 from maxtext_pp_ext.engine.traced import Residuals, TracedPipeline
-from maxtext_pp_ext.engine.weights import Arrays, Buffer, Window
+from maxtext_pp_ext.engine.weights import Arrays, Window, Windowed
 from maxtext_pp_ext.schedule import Phase
 
 PyTree = Any
@@ -59,26 +59,28 @@ def backward(
     piece = schedule.microbatches - 1 - item % schedule.microbatches
     dleaving = ring.rotate_back(ring.write_back(t, state.dshift, state.dstore))
     if phase.reduces:
-      sums = gradients.reduce(sums, window.buffer, iterations.repeat(t, after=1), piece)
+      sums = gradients.reduce(sums, window, repeat, iterations.repeat(t, after=1), piece)
+    arriving: Windowed = [None] * len(window)
     if phase.advances:
       # The barrier separates two transfers that would otherwise run at the same time. The reduction runs while the
       # forward is recomputed and the cotangents arrive; the gather follows, until each weight's own gradient is computed.
       dleaving, piece = jax.lax.optimization_barrier((dleaving, piece))
-      window = weights.prefetch(window, kept.loaded, before, piece)
-    gathered = weights.at(window.slot, kept.loaded, repeat)
-    state, gradient, buffer = _iteration(pipeline, kept, dintermediates, t, state, dleaving, gathered, window.buffer)
-    window = window._replace(buffer=buffer)
+      arriving = weights.prefetch(window, kept.loaded, before, piece)
+    gathered = weights.at(window, kept.loaded, repeat)
+    state, gradient, arriving = _iteration(pipeline, kept, dintermediates, t, state, dleaving, gathered, arriving)
+    # What changes the window comes after all that reads it: the stages, and the reduction of waiting sums.
+    state, window, sums = jax.lax.optimization_barrier((state, window, sums))
     works = ~schedule.is_bubble(t, iterations.stage_numbers)
     sums = gradients.add(sums, gradient, repeat, works, works & schedule.ends_repeat(item))
     if phase.advances:
+      window = weights.place(window, arriving, kept.loaded, repeat, piece)
       finishes = works & schedule.begins_repeat(item) & (item > 0)
-      window = weights.advance(window, kept.loaded, before, finishes)
-      sums, buffer = gradients.finish_repeat(sums, window.buffer, finishes)
-      window = window._replace(buffer=buffer)
+      sums, window = gradients.finish_repeat(sums, window, repeat, finishes)
     return state, window, sums
 
-  carry = _initial_state(pipeline, doutputs), weights.window(kept.slot), gradients.zeros()
-  advances = weights.has_slots or gradients.any_partial
+  window = weights.window(kept.slot, schedule.repeats - 1, schedule.repeats)
+  carry = _initial_state(pipeline, doutputs), window, gradients.zeros()
+  advances = weights.advances or gradients.any_partial
   for phase in schedule.backward_phases(advances=advances, reduces=gradients.any_partial):
     carry = iterations.loop(phase, functools.partial(iteration, phase), carry, reverse=True)
   state, _, sums = carry
@@ -102,8 +104,8 @@ def _iteration(
     state: BackwardState,
     dleaving: jax.Array,
     weights: Arrays,
-    overlapped: Buffer,
-) -> tuple[BackwardState, Arrays, Buffer]:
+    overlapped: Windowed,
+) -> tuple[BackwardState, Arrays, Windowed]:
   """One iteration in reverse, from the cotangent of the activations that leave the stages at its end.
 
   Args:

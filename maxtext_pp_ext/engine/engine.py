@@ -9,9 +9,9 @@ r = ⌊n / M⌋. Each stage keeps its own time, so this is the program of every 
     slot = repeat 0                                slot: forward's last; total = 0
     for t = 0 … T − 1:                             for t = T − 1 … 0:
                                                      piece −1 − n mod M of buffer is reduced → gradient of repeat r + 1
-      piece n mod M of repeat r + 1 → buffer         piece −1 − n mod M of repeat r − 1 → buffer, in its place
       y = stage(slot, x)                             total += gradient of stage(slot, x)
-      after the last item of r: slot = buffer        after the first item of r: slot = buffer; buffer = total; total = 0
+      piece n mod M of repeat r + 1 → buffer         piece −1 − n mod M of repeat r − 1 → buffer, in its place
+      after the last item of r: slot ↔ buffer        after the first item of r: slot = total; total = 0; slot ↔ buffer
       y → next stage                                 cotangent of x → stage before
                                                    total is reduced → gradient of repeat 0
 
@@ -104,7 +104,8 @@ class Engine:
     """Traces the stages once, on the values of iteration 0 (unused, so the compiler drops them)."""
     iterations = Iterations(schedule=self.schedule, compiled=self.loop_iterations, compiled_repeats=self.loop_repeats)
     loaded = self.weights.load(params)
-    slot = self.weights.at(self.weights.first(loaded), loaded, iterations.repeat(0))
+    window = self.weights.window(self.weights.first(loaded), 0, repeats=1)
+    slot = self.weights.at(window, loaded, iterations.repeat(0))
     x = self.ring.read(0, *self.ring.buffers(inputs))
     batch = self.ring.batch_axes(inputs)
     axes = [a for _, axes in batch for a in axes]

@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.traced import Body, TracedPipeline
-from maxtext_pp_ext.engine.weights import Arrays, Buffer, Window
+from maxtext_pp_ext.engine.traced import TracedPipeline
+from maxtext_pp_ext.engine.weights import Arrays, Window, Windowed
+from maxtext_pp_ext.schedule import Phase
 
 PyTree = Any
 
@@ -35,7 +37,7 @@ class ForwardState(NamedTuple):
 
 def forward(
     pipeline: TracedPipeline, loaded: Arrays, aux: PyTree, inputs: jax.Array, *, save: bool
-) -> tuple[jax.Array, PyTree, tuple[Arrays, list[jax.Array]]]:
+) -> tuple[jax.Array, PyTree, tuple[Windowed, list[jax.Array]]]:
   """Runs all iterations.
 
   Args:
@@ -51,28 +53,25 @@ def forward(
   """
   iterations, schedule, weights = pipeline.iterations, pipeline.schedule, pipeline.weights
 
-  def run(t: jax.Array | int, state: ForwardState, slot: Arrays, overlapped: Buffer) -> tuple[ForwardState, Buffer]:
-    gathered = weights.at(slot, loaded, iterations.repeat(t))
-    return _iteration(pipeline, aux, t, state, gathered, overlapped, save=save)
-
-  def advancing(t: jax.Array | int, carry: tuple[ForwardState, Window]) -> tuple[ForwardState, Window]:
+  def iteration(phase: Phase, t: jax.Array | int, carry: tuple[ForwardState, Window]) -> tuple[ForwardState, Window]:
     state, window = carry
-    item, following = iterations.item(t), iterations.repeat(t, after=1)
-    window = weights.prefetch(window, loaded, following, item % schedule.microbatches)
-    state, buffer = run(t, state, window.slot, window.buffer)
-    window = window._replace(buffer=buffer)
-    return state, weights.advance(window, loaded, following, (item >= 0) & schedule.ends_repeat(item))
-
-  def staying(slot: Arrays) -> Body:
-    return lambda t, state: run(t, state, slot, [])[0]
-
-  state, window = _initial_state(pipeline, inputs, save=save), weights.window(weights.first(loaded))
-  for phase in schedule.forward_phases(advances=weights.has_slots):
+    repeat, piece = iterations.repeat(t), iterations.item(t) % schedule.microbatches
+    arriving: Windowed = [None] * len(window)
     if phase.advances:
-      state, window = iterations.loop(phase, advancing, (state, window))
-    else:
-      state = iterations.loop(phase, staying(window.slot), state)
-  return _outputs(pipeline, state), state.intermediates, (window.slot, state.saved)
+      arriving = weights.prefetch(window, loaded, iterations.repeat(t, after=1), piece)
+    gathered = weights.at(window, loaded, repeat)
+    state, (arriving, window) = _iteration(pipeline, aux, t, state, gathered, (arriving, window), save=save)
+    if phase.advances:
+      window = weights.place(window, arriving, loaded, repeat, piece)
+    return state, window
+
+  window = weights.window(weights.first(loaded), 0, schedule.repeats)
+  carry = _initial_state(pipeline, inputs, save=save), window
+  for phase in schedule.forward_phases(advances=weights.advances):
+    carry = iterations.loop(phase, functools.partial(iteration, phase), carry)
+  state, window = carry
+  slot = weights.slot(window, iterations.repeat(schedule.iterations))
+  return _outputs(pipeline, state), state.intermediates, (slot, state.saved)
 
 
 def _initial_state(pipeline: TracedPipeline, inputs: jax.Array, *, save: bool) -> ForwardState:
@@ -99,15 +98,15 @@ def _iteration(
     t: jax.Array | int,
     state: ForwardState,
     weights: Arrays,
-    overlapped: Buffer,
+    overlapped: PyTree,
     *,
     save: bool,
-) -> tuple[ForwardState, Buffer]:
+) -> tuple[ForwardState, PyTree]:
   """One iteration: (state, `overlapped`, computed while the stages compute, before the outputs leave).
 
   The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
   such as a transfer of weights, while the outputs move. A barrier that ties them to the outputs makes the compiler run
-  them while the stages compute the outputs.
+  them while the stages compute the outputs. What reads `overlapped` from there on, runs after the stages.
   """
   ring, program = pipeline.ring, pipeline.program
   x, stage_aux = ring.read(t, state.shift, state.store), pipeline.aux_at(aux, t)

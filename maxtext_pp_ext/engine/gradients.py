@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
-from maxtext_pp_ext.engine.weights import Arrays, Buffer, Weights
+from maxtext_pp_ext.engine.weights import Arrays, other_buffer, Weights, Window
 from maxtext_pp_ext.sharding import constrain
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
@@ -37,12 +37,12 @@ class Sums(NamedTuple):
     total: sums of the repeat that each stage is at, [F, S, …], in the dtype in which microbatches are summed; only for
       gradients that are partial sums.
     done: sums of the repeat that each stage has finished, laid out like `total`, in the compute dtype; None for a sum
-      that waits in the prefetch buffer.
+      that waits in the window.
     stored: complete sums, leaves [R, S, …], laid out as the parameters are stored.
   """
 
   total: Arrays
-  done: Buffer
+  done: list[jax.Array | None]
   stored: Arrays
 
 
@@ -56,14 +56,14 @@ class Gradients:
     mesh: the device mesh.
     layouts: one per parameter.
     params: the parameters' shapes and dtypes, [R, S, …].
-    in_buffer: for each parameter, whether its finished sums wait in the window's prefetch buffer.
+    in_window: for each parameter, whether its finished sums wait in the window's prefetch buffer.
     pieces: the number of pieces in which a repeat's sums are reduced.
   """
 
   mesh: Mesh
   layouts: list[WeightLayout]
   params: list[jax.ShapeDtypeStruct]
-  in_buffer: list[bool]
+  in_window: list[bool]
   pieces: int
 
   @classmethod
@@ -75,11 +75,11 @@ class Gradients:
     ]
     types = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in params]
     # If pieces overlap, an arriving piece of the weight would overwrite a part of the sum that has not been reduced yet.
-    in_buffer = [
-        weights.is_prefetched(each) and each.transfer(weights.mesh, w.shape, weights.pieces).moves_once
+    in_window = [
+        weights.has_window(each, w.dtype) and each.transfer(weights.mesh, w.shape, weights.pieces).moves_once
         for each, w in zip(layouts, types, strict=True)
     ]
-    return cls(mesh=weights.mesh, layouts=layouts, params=types, in_buffer=in_buffer, pieces=weights.pieces)
+    return cls(mesh=weights.mesh, layouts=layouts, params=types, in_window=in_window, pieces=weights.pieces)
 
   @property
   def _partial(self) -> list[int]:
@@ -92,7 +92,7 @@ class Gradients:
   def zeros(self) -> Sums:
     """The sums before the first item."""
     total = [self._zeros(i, self.layouts[i].accumulation_dtype) for i in self._partial]
-    own = lambda i: None if self.in_buffer[i] or self._repeats == 1 else self._zeros(i, self.layouts[i].compute_dtype)
+    own = lambda i: None if self.in_window[i] or self._repeats == 1 else self._zeros(i, self.layouts[i].compute_dtype)
     done = [own(i) for i in self._partial]
     stored = [self._empty(*each) for each in zip(self.layouts, self.params, strict=True)]
     return Sums(total, done, stored)
@@ -150,73 +150,104 @@ class Gradients:
     args = [*(sums.stored[i] for i, _ in gradients), *(g for _, g in gradients)]
     return per_stage(add, self.mesh, [repeat, where], args, [*stored, *shards], stored)
 
-  def finish_repeat(self, sums: Sums, buffer: Buffer, where: jax.Array) -> tuple[Sums, Buffer]:
-    """Moves the totals of stages that have finished a repeat to where they wait for reduction: (sums, buffer).
+  def finish_repeat(self, sums: Sums, window: Window, repeat: jax.Array, where: jax.Array) -> tuple[Sums, Window]:
+    """Moves the totals of stages that have finished a repeat to where they wait for reduction.
+
+    That is the buffer of the window that has been the stage's slot: with the next repeat it is the prefetch buffer.
 
     Args:
       sums: the sums so far.
-      buffer: the window's prefetch buffer, leaves [F, S, …] or None.
-      where: the stages that have finished a repeat, bool [S].
+      window: the window, leaves [B, F, S, …] or None.
+      repeat: the repeat that each stage is at, int [S].
+      where: the stages that have finished it, bool [S].
+
+    Returns:
+      (sums, window).
     """
     if not self._partial:
-      return sums, buffer
+      return sums, window
 
-    def move(where, *arrays):
+    def move(where, repeat, *arrays):
       half = len(arrays) // 2
-      take = lambda total, done: [t.astype(d.dtype) for t, d in zip(total, done, strict=True)]
+      each = lambda total, done: zip(self._partial, total, done, strict=True)
+
+      def put(i: int, total: jax.Array, done: jax.Array) -> jax.Array:
+        total = total.astype(done.dtype)
+        return jax.lax.dynamic_update_index_in_dim(done, total, repeat % 2, 0) if self.in_window[i] else total
+
       # A `cond` instead of a `where` copies the sums once per repeat and not at every iteration.
+      take = lambda total, done: [put(*one) for one in each(total, done)]
       return jax.lax.cond(where, take, lambda total, done: done, list(arrays[:half]), list(arrays[half:]))
 
-    layouts = [self.layouts[i].by_device for i in self._partial]
-    arrays = [*sums.total, *self._done(sums, buffer)]
-    moved = per_stage(move, self.mesh, [where], arrays, [*layouts, *layouts], layouts)
-    done, buffer = list(sums.done), list(buffer)
+    totals = [self.layouts[i].by_device for i in self._partial]
+    waiting = [self._layout(i, self.in_window[i]) for i in self._partial]
+    arrays = [*sums.total, *self._done(sums, window)]
+    moved = per_stage(move, self.mesh, [where, repeat], arrays, [*totals, *waiting], waiting)
+    done, window = list(sums.done), list(window)
     for k, (i, new) in enumerate(zip(self._partial, moved, strict=True)):
-      if self.in_buffer[i]:
-        buffer[i] = new
+      if self.in_window[i]:
+        window[i] = new
       else:
         done[k] = new
-    return sums._replace(done=done), buffer
+    return sums._replace(done=done), window
 
-  def reduce(self, sums: Sums, buffer: Buffer, repeat: jax.Array, piece: jax.Array) -> Sums:
+  def reduce(self, sums: Sums, window: Window, repeat: jax.Array, finished: jax.Array, piece: jax.Array) -> Sums:
     """Reduces one piece of the finished sums into their repeat's place.
 
     Args:
       sums: the sums so far.
-      buffer: the window's prefetch buffer, leaves [F, S, …] or None.
-      repeat: the repeat that each stage has finished last, int [S].
+      window: the window, leaves [B, F, S, …] or None.
+      repeat: the repeat that each stage is at, int [S].
+      finished: the repeat that each stage has finished last, int [S].
       piece: number of the piece, int [S], 0 … pieces − 1.
     """
-    return self._reduce(sums, self._done(sums, buffer), repeat, piece, self.pieces)
+    in_window = [self.in_window[i] for i in self._partial]
+    return self._reduce(sums, self._done(sums, window), in_window, repeat, finished, piece, self.pieces)
 
-  def _done(self, sums: Sums, buffer: Buffer) -> Arrays:
-    done = [buffer[i] if self.in_buffer[i] else own for i, own in zip(self._partial, sums.done, strict=True)]
+  def _layout(self, i: int, in_window: bool) -> Layout:
+    return self.layouts[i].window if in_window else self.layouts[i].by_device
+
+  def _done(self, sums: Sums, window: Window) -> Arrays:
+    done = [window[i] if self.in_window[i] else own for i, own in zip(self._partial, sums.done, strict=True)]
     return cast(Arrays, done)  # with several repeats each sum is in one of the two; with one repeat, this is not called
 
   def finish(self, sums: Sums) -> Arrays:
     """The gradients [R, S, …] in the parameters' dtypes, when `total` holds repeat 0 and no other sum is left."""
     zeros = jnp.zeros((self.params[0].shape[1],), jnp.int32)
     summands = [t.astype(self.layouts[i].compute_dtype) for i, t in zip(self._partial, sums.total, strict=True)]
-    stored = self._reduce(sums, summands, zeros, zeros, pieces=1).stored
+    in_window = [False] * len(summands)
+    stored = self._reduce(sums, summands, in_window, zeros, zeros, zeros, pieces=1).stored
     return [g.astype(w.dtype) for g, w in zip(stored, self.params, strict=True)]
 
-  def _reduce(self, sums: Sums, summands: Arrays, repeat: jax.Array, piece: jax.Array, pieces: int) -> Sums:
+  def _reduce(
+      self,
+      sums: Sums,
+      summands: Arrays,
+      in_window: list[bool],
+      repeat: jax.Array,
+      finished: jax.Array,
+      piece: jax.Array,
+      pieces: int,
+  ) -> Sums:
     if not self._partial:
       return sums
     layouts = [self.layouts[i] for i in self._partial]
     transfers = [self.layouts[i].transfer(self.mesh, self.params[i].shape, pieces) for i in self._partial]
 
-    def reduce(repeat, piece, *arrays):
+    def reduce(repeat, finished, piece, *arrays):
       half = len(arrays) // 2
-      return [
-          transfer.reduce(summand[0], layout.partial_axes, all_, repeat, piece)
-          for transfer, layout, summand, all_ in zip(transfers, layouts, arrays[:half], arrays[half:], strict=True)
-      ]
+      reduced = []
+      for transfer, layout, inside, x, all_ in zip(
+          transfers, layouts, in_window, arrays[:half], arrays[half:], strict=True
+      ):
+        x = jax.lax.dynamic_index_in_dim(x, other_buffer(repeat), keepdims=False) if inside else x
+        reduced.append(transfer.reduce(x[0], layout.partial_axes, all_, finished, piece))
+      return reduced
 
-    parts = [each.by_device for each in layouts]
+    waiting = [self._layout(i, inside) for i, inside in zip(self._partial, in_window, strict=True)]
     places = [Layout(P(None, *each.sharded), 1) for each in layouts]
     args = [*summands, *(sums.stored[i] for i in self._partial)]
-    reduced = per_stage(reduce, self.mesh, [repeat, piece], args, [*parts, *places], places)
+    reduced = per_stage(reduce, self.mesh, [repeat, finished, piece], args, [*waiting, *places], places)
     stored = list(sums.stored)
     for i, new in zip(self._partial, reduced, strict=True):
       stored[i] = new

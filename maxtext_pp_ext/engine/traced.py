@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from maxtext_pp_ext.engine.gradients import Gradients
 from maxtext_pp_ext.engine.programs.stage import StageProgram
 from maxtext_pp_ext.engine.ring import Ring
-from maxtext_pp_ext.engine.weights import Arrays, Weights
+from maxtext_pp_ext.engine.weights import Arrays, Weights, Windowed
 from maxtext_pp_ext.schedule import Phase, Schedule
 
 PyTree = Any
@@ -115,12 +115,12 @@ class Residuals(NamedTuple):
     loaded: weights to fetch from, leaves [R, S, …] (`Weights.keep`).
     params: the parameters, leaves [R, S, …], for the types of their gradients.
     aux: pytree for `aux_at`.
-    slot: the gathered weights of the last repeat, leaves [S, …]; empty without slots. Backward begins with them.
+    slot: the weights of the last repeat, leaves [S, …]; None without a window. Backward begins with them.
     saved: the residuals that stages save in each iteration, leaves [T, S, …].
   """
 
   loaded: Arrays
   params: Arrays
   aux: PyTree
-  slot: Arrays
+  slot: Windowed
   saved: list[jax.Array]

@@ -9,10 +9,10 @@ and scattered, while the stage computes. Everything here acts on the local array
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,34 +73,56 @@ class Transfer:
   def _is_gathered(self, dim: int) -> bool:
     return bool(self.axes[dim])
 
-  def gather(self, stored: jax.Array, repeat: jax.Array, slot: jax.Array, piece: jax.Array) -> jax.Array:
-    """Gathers one piece of a repeat into a slot, in the slot's dtype.
+  def gather(self, stored: jax.Array, repeat: jax.Array, piece: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Gathers one piece of a repeat.
 
     Args:
       stored: shards of all repeats, [R, a, b, …].
       repeat: number of the repeat.
-      slot: the pieces of the weight that have been gathered so far, [A, B, …].
       piece: number of the piece, 0 … pieces − 1.
+      dtype: the dtype to gather it in.
 
     Returns:
-      The slot with the piece, [A, B, …].
+      The piece, [A, B, …] but for the dimension of the cut. That is [piece], or [devices, piece] if it is gathered.
     """
     if self.cut is None:
-      return jax.lax.dynamic_index_in_dim(stored, repeat, keepdims=False).astype(slot.dtype)
-    first = self._first(piece, self.cut)
+      return jax.lax.dynamic_index_in_dim(stored, repeat, keepdims=False).astype(dtype)
     sizes = [self.cut.size if dim == self.cut.dim else size for dim, size in enumerate(self.shard)]
-    part = jax.lax.dynamic_slice(stored, self._starts(repeat, first), (1, *sizes))[0]
-    if part.dtype != slot.dtype:
+    part = jax.lax.dynamic_slice(stored, self._starts(repeat, self._first(piece, self.cut)), (1, *sizes))[0]
+    if part.dtype != dtype:
       # The factor is one. Without it the TPU compiler (libtpu 0.0.48.1) casts all repeats before the loop and keeps them.
-      part = (part * (repeat >= 0).astype(part.dtype)).astype(slot.dtype)
+      part = (part * (repeat >= 0).astype(part.dtype)).astype(dtype)
     for dim, axes in enumerate(self.axes):
       if axes and dim != self.cut.dim:
         part = jax.lax.all_gather(part, axes, axis=dim, tiled=True)
-    if not self._is_gathered(self.cut.dim):
-      return jax.lax.dynamic_update_slice_in_dim(slot, part, first, self.cut.dim)
-    part = jax.lax.all_gather(part, self.axes[self.cut.dim], axis=self.cut.dim)
-    by_device = jax.lax.dynamic_update_slice_in_dim(self._by_device(slot, self.cut.dim), part, first, self.cut.dim + 1)
-    return by_device.reshape(slot.shape)
+    if self._is_gathered(self.cut.dim):
+      part = jax.lax.all_gather(part, self.axes[self.cut.dim], axis=self.cut.dim)
+    return part
+
+  def piece_spec(self, gathered: Sequence[Any]) -> tuple[Any, ...]:
+    """The entries of a piece's PartitionSpec, from those of the gathered weight, [A, B, …]."""
+    if self.cut is None or not self._is_gathered(self.cut.dim):
+      return tuple(gathered)
+    return (*gathered[: self.cut.dim + 1], None, *gathered[self.cut.dim + 1 :])
+
+  def place(self, part: jax.Array, buffers: jax.Array, number: jax.Array, piece: jax.Array) -> jax.Array:
+    """Puts one piece into a buffer.
+
+    Args:
+      part: the result of `gather`.
+      buffers: [B, 1, A, B, …].
+      number: number of the buffer.
+      piece: number of the piece, 0 … pieces − 1.
+
+    Returns:
+      The buffers with the piece.
+    """
+    starts: list[jax.Array | int] = [number, 0, *(0 for _ in part.shape)]
+    if self.cut is None:
+      return jax.lax.dynamic_update_slice(buffers, part[None, None], starts)
+    by_device = self._by_device(buffers, self.cut.dim - len(self.shard)) if self._is_gathered(self.cut.dim) else buffers
+    starts[self.cut.dim - len(self.shard)] = self._first(piece, self.cut)
+    return jax.lax.dynamic_update_slice(by_device, part[None, None], starts).reshape(buffers.shape)
 
   def reduce(
       self,
@@ -150,7 +172,9 @@ class Transfer:
 
   def _by_device(self, gathered: jax.Array, dim: int) -> jax.Array:
     """[…, devices · a, …] -> […, devices, a, …] at a dimension."""
-    return gathered.reshape(*gathered.shape[:dim], -1, self.shard[dim], *gathered.shape[dim + 1 :])
+    dim %= gathered.ndim
+    size = self.shard[dim - gathered.ndim + len(self.shard)]
+    return gathered.reshape(*gathered.shape[:dim], -1, size, *gathered.shape[dim + 1 :])
 
 
 def _scatter(x: jax.Array, axes: tuple[str, ...], dim: int, sum_over: Collection[str], *, tiled: bool) -> jax.Array:

@@ -77,10 +77,18 @@ class WeightLayout:
     """[F, S, …]: like `gathered`, but with a separate part on each of the F devices along `partial_axes`."""
     return Layout(P(self.partial_axes, *self.gathered), 1)
 
+  @property
+  def window(self) -> Layout:
+    """[B, F, S, …]: B arrays laid out `by_device`."""
+    return Layout(P(None, *self.by_device.spec), 2)
+
+  def parts(self, mesh: Mesh) -> int:
+    """F, the number of parts along `partial_axes`."""
+    return math.prod(mesh.shape[a] for a in self.partial_axes)
+
   def by_device_like(self, mesh: Mesh, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
     """Zeros [F, S, …] in the layout `by_device`, for a weight of the shape [S, …]."""
-    parts = math.prod(mesh.shape[a] for a in self.partial_axes)
-    return constrain(jnp.zeros((parts, *shape), dtype), self.by_device.spec, mesh)
+    return constrain(jnp.zeros((self.parts(mesh), *shape), dtype), self.by_device.spec, mesh)
 
   def transfer(self, mesh: Mesh, shape: tuple[int, ...], pieces: int) -> Transfer:
     """How a parameter of this shape, [R, S, …], is transferred in `pieces` pieces."""

@@ -3,40 +3,38 @@
 """The weights that stages compute with. A residency determines when they are gathered, kept and replaced.
 
 With the residency `repeat`, each stage has a window of two buffers that slides over its repeats. The stage computes with
-`slot` while its next repeat is prefetched into `buffer`, one piece per iteration. When that repeat begins, the buffer
-becomes the slot. No stage waits for a gather, and no stage holds a third repeat.
+one of them, its slot, while its next repeat is prefetched into the other, one piece per iteration. When that repeat
+begins, the two buffers change places. No weight is copied. No stage waits for a
+gather, and no stage holds a third repeat.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 import dataclasses
-from typing import NamedTuple
+from typing import Any
 
 import jax
+from jax.experimental.layout import Layout as MemoryLayout
+from jax.experimental.layout import with_layout_constraint
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
+from maxtext_pp_ext.engine.transfer import Transfer
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
 from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain
 
 Arrays = list[jax.Array]
-Buffer = list[jax.Array | None]
-
-
-class Window(NamedTuple):
-  """Gathered weights.
-
-  Attributes:
-    slot: the weights that the stages compute with, leaves [S, …], in their compute dtypes.
-    buffer: the prefetch buffer, which becomes the slot next, leaves [F, S, …] in the layout `by_device`; None for weights
-      that need not be gathered. The F parts of a weight are equal once all its pieces have arrived. Before, they may hold
-      any values: in backward, summands of a gradient wait there for their reduction (see `Gradients`).
-  """
-
-  slot: Arrays
-  buffer: Buffer
+# One entry per weight, None for weights without a window.
+Windowed = list[jax.Array | None]
+# Gathered weights, leaves [B, F, S, …], each of the B buffers in the layout `by_device`. B is 2, or 1 if there is one
+# repeat only. A stage at repeat r computes with buffer r mod B, its slot; the other one is its prefetch buffer. The
+# F parts of a weight are equal once all its pieces have arrived. Before, they may hold any values: in backward, summands
+# of a gradient wait there for their reduction (see `Gradients`).
+Window = Windowed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,12 +56,16 @@ class Weights:
   pieces: int
 
   @property
-  def has_slots(self) -> bool:
-    """Whether gathered weights are kept from one iteration to the next."""
-    return self.residency.has_slots
+  def advances(self) -> bool:
+    """Whether a stage that begins a repeat replaces the weights that it keeps."""
+    return self.residency.prefetches
+
+  def has_window(self, layout: WeightLayout, stored: jnp.dtype) -> bool:
+    """Whether a weight is gathered, or cast from the dtype in which it is stored, into a window."""
+    return self.residency.prefetches and (layout.needs_gather or layout.compute_dtype != stored)
 
   def load(self, params: Arrays) -> Arrays:
-    """The weights that slots are filled from, leaves [R, S, …]. Gathers them if they stay gathered for the whole step.
+    """The weights that windows are filled from, leaves [R, S, …]. Gathers them if they stay gathered for the whole step.
 
     Args:
       params: leaves [R, S, …], in the dtypes in which they are stored.
@@ -79,113 +81,159 @@ class Weights:
     ]
 
   def keep(self, params: Arrays, loaded: Arrays) -> Arrays:
-    """The weights that backward fills slots from, leaves [R, S, …].
+    """The weights that backward fills windows from, leaves [R, S, …].
 
     These are the gathered weights if they stay gathered for the whole step, and otherwise the parameters. Where `load`
     changes the order of shards, backward changes it again, so that no copy is held in between.
     """
     return loaded if self.residency.gathers_first else params
 
-  def first(self, loaded: Arrays) -> Arrays:
-    """The slot of repeat 0 on all stages, leaves [S, …] from leaves [R, S, …]; empty without slots."""
-    if not self.has_slots:
-      return []
-    stored = [constrain(w[0], each.spec, self.mesh) for each, w in zip(self._loaded(0), loaded, strict=True)]
-    return [constrain(w.astype(each.compute_dtype), each.gathered, self.mesh) for each, w in self._with_layouts(stored)]
+  def first(self, loaded: Arrays) -> Windowed:
+    """The weights of repeat 0 on all stages, leaves [S, …] from leaves [R, S, …], in the compute dtypes."""
 
-  def window(self, slot: Arrays) -> Window:
-    """A window with this slot, leaves [S, …], and an empty prefetch buffer."""
-    if not self.has_slots:
-      return Window([], [None] * len(self.layouts))
-    empty = lambda layout, w: layout.by_device_like(self.mesh, w.shape, w.dtype) if self.is_prefetched(layout) else None
-    return Window(slot, [empty(each, w) for each, w in self._with_layouts(slot)])
+    def gathered(layout: WeightLayout, w: jax.Array) -> jax.Array:
+      shard = constrain(w[0], layout.sharded, self.mesh)
+      return constrain(shard.astype(layout.compute_dtype), layout.gathered, self.mesh)
 
-  def at(self, slot: Arrays, loaded: Arrays, repeat: jax.Array) -> Arrays:
+    return [gathered(each, w) if self.has_window(each, w.dtype) else None for each, w in self._with_layouts(loaded)]
+
+  def window(self, slot: Windowed, repeat: int, repeats: int) -> Window:
+    """A window with these weights in the slots, and empty prefetch buffers.
+
+    Args:
+      slot: the weights of one repeat on all stages, leaves [S, …].
+      repeat: the number of the repeat.
+      repeats: R. With one repeat there are no prefetch buffers.
+    """
+
+    def buffers(layout: WeightLayout, w: jax.Array) -> jax.Array:
+      by_device = jnp.broadcast_to(w, (layout.parts(self.mesh), *w.shape))
+      both = [by_device, jnp.zeros_like(by_device)] if repeats > 1 else [by_device]
+      return constrain(jnp.stack(both[:: -1 if repeat % 2 else 1]), layout.window.spec, self.mesh)
+
+    return [None if w is None else buffers(each, w) for each, w in self._with_layouts(slot)]
+
+  def slot(self, window: Window, repeat: jax.Array) -> Windowed:
+    """The weights of each stage's slot, leaves [S, …]. `repeat`: the repeat that each stage is at, int [S]."""
+    own = lambda repeat, *buffers: [_row_major(w[0]) for w in _take(repeat % buffers[0].shape[0], buffers)]
+    windowed = _windowed(window)
+    results = [Layout(self.layouts[i].gathered, 0) for i in windowed]
+    return self._run(own, windowed, [repeat], [(window, lambda i: self.layouts[i].window)], results)
+
+  def at(self, window: Window, loaded: Arrays, repeat: jax.Array) -> Arrays:
     """The gathered weights of an iteration, leaves [S, …], in the compute dtypes.
 
     Args:
-      slot: leaves [S, …]; empty without slots.
-      loaded: the result of `load` or `keep`, leaves [R, S, …].
+      window: the window.
+      loaded: the result of `load` or `keep`, leaves [R, S, …]; weights without a window are taken from it.
       repeat: the repeat that each stage is at, int [S].
     """
-    if self.has_slots:
-      # Constrained at each use, so that a loop carries them in this layout and not in one of the compiler's choice.
-      return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(slot)]
-    own = lambda repeat, *stored: [jax.lax.dynamic_index_in_dim(w, repeat, keepdims=False) for w in stored]
-    results = [Layout(each.sharded, 0) for each in self.layouts]
-    shards = per_stage(own, self.mesh, [repeat], loaded, self._loaded(1), results)
-    shards = [constrain(w.astype(each.compute_dtype), each.sharded, self.mesh) for each, w in self._with_layouts(shards)]
-    return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(shards)]
+    others = [i for i, w in enumerate(window) if w is None]
+    results = [Layout(self._loaded_spec(i), 0) for i in others]
+    own = self._run(lambda repeat, *w: _take(repeat, w), others, [repeat], [(loaded, self._loaded)], results)
+    for i in others:
+      own[i] = constrain(own[i].astype(self.layouts[i].compute_dtype), self._loaded_spec(i), self.mesh)
+    weights = [w if w is not None else own[i] for i, w in enumerate(self.slot(window, repeat))]
+    # Constrained at each use, so that a loop carries them in this layout and not in one of the compiler's choice.
+    return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(weights)]
 
-  def prefetch(self, window: Window, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Window:
-    """Gathers one piece of a repeat into the prefetch buffer.
+  def prefetch(self, window: Window, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Windowed:
+    """Gathers one piece of a repeat's weights, leaves [F, S, …].
 
     Args:
-      window: the window so far.
+      window: the window that the piece is for.
       loaded: the result of `load` or `keep`, leaves [R, S, …].
       repeat: the repeat that each stage works on next, int [S].
       piece: number of the piece, int [S], 0 … pieces − 1.
     """
-    prefetched = [i for i, w in enumerate(window.buffer) if w is not None]
-    if not prefetched:
-      return window
-    transfers = [self.layouts[i].transfer(self.mesh, loaded[i].shape, self.pieces) for i in prefetched]
+    windowed = _windowed(window)
+    transfers = self._transfers(windowed, loaded)
 
-    def gather(repeat, piece, *arrays):
-      stored, buffer = arrays[: len(prefetched)], arrays[len(prefetched) :]
-      return [t.gather(w, repeat, new[0], piece)[None] for t, w, new in zip(transfers, stored, buffer, strict=True)]
+    def gather(repeat, piece, *stored):
+      each = zip(windowed, transfers, stored, strict=True)
+      return [t.gather(w, repeat, piece, self.layouts[i].compute_dtype)[None] for i, t, w in each]
 
-    stored = [Layout(P(None, *self.layouts[i].sharded), 1) for i in prefetched]
-    gathered = [self.layouts[i].by_device for i in prefetched]
-    args = [*(loaded[i] for i in prefetched), *(w for w in window.buffer if w is not None)]
-    filled = per_stage(gather, self.mesh, [repeat, piece], args, [*stored, *gathered], gathered)
-    buffer = list(window.buffer)
-    for i, w in zip(prefetched, filled, strict=True):
-      buffer[i] = w
-    return window._replace(buffer=buffer)
+    results = [self._piece(i, t) for i, t in zip(windowed, transfers, strict=True)]
+    return self._run(gather, windowed, [repeat, piece], [(loaded, self._loaded)], results)
 
-  def advance(self, window: Window, loaded: Arrays, repeat: jax.Array, where: jax.Array) -> Window:
-    """Replaces the slot by the prefetch buffer, which holds the weights of the next repeat.
+  def place(self, window: Window, pieces: Windowed, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Window:
+    """Puts one piece of another repeat's weights into each stage's prefetch buffer.
+
+    All else that reads the window in an iteration has to come before. Otherwise the compiler copies the window.
 
     Args:
       window: the window so far.
-      loaded: the result of `load` or `keep`, leaves [R, S, …]; weights that are not prefetched are taken from it.
-      repeat: the repeat that each stage works on next, int [S].
-      where: the stages whose slot is replaced, bool [S].
+      pieces: the result of `prefetch`.
+      loaded: the arrays that the pieces were gathered from.
+      repeat: the repeat that each stage is at, int [S].
+      piece: number of the piece, int [S], 0 … pieces − 1.
     """
-    if not self.has_slots:
-      return window
-    in_buffer = [buffer is not None for buffer in window.buffer]
-    slots = [Layout(each.gathered, 0) for each in self.layouts]
-    sources = [buffer if buffer is not None else w for buffer, w in zip(window.buffer, loaded, strict=True)]
-    layouts = [
-        each.by_device if i else stored for i, each, stored in zip(in_buffer, self.layouts, self._loaded(1), strict=True)
-    ]
+    windowed = _windowed(window)
+    transfers = self._transfers(windowed, loaded)
 
-    def replace(where, repeat, *arrays):
-      new, old = list(arrays[: len(slots)]), list(arrays[len(slots) :])
+    def put(repeat, piece, *arrays):
+      half = len(arrays) // 2
+      each = zip(transfers, arrays[:half], arrays[half:], strict=True)
+      return [t.place(part[0], buffers, other_buffer(repeat), piece) for t, buffers, part in each]
 
-      def take(new, old):
-        own = [
-            w[0] if i else jax.lax.dynamic_index_in_dim(w, repeat, keepdims=False)
-            for i, w in zip(in_buffer, new, strict=True)
-        ]
-        return [w.astype(slot.dtype) for w, slot in zip(own, old, strict=True)]
+    layouts = [self.layouts[i].window for i in windowed]
+    pieces_of = dict(zip(windowed, (self._piece(i, t) for i, t in zip(windowed, transfers, strict=True)), strict=True))
+    args = [(window, lambda i: self.layouts[i].window), (pieces, pieces_of.__getitem__)]
+    return self._run(put, windowed, [repeat, piece], args, layouts)
 
-      # A `cond` instead of a `where` copies the slot once per repeat and not at every iteration.
-      return jax.lax.cond(where, take, lambda new, old: old, new, old)
+  def _run(
+      self,
+      fn: Callable[..., Sequence[jax.Array]],
+      chosen: list[int],
+      indices: list[jax.Array],
+      args: Sequence[tuple[Sequence[jax.Array | None], Callable[[int], Layout]]],
+      results: list[Layout],
+  ) -> list[Any]:
+    """Runs `per_stage` on the chosen weights' entries of each list in `args`; None for the other weights."""
+    out: list[Any] = [None] * len(self.layouts)
+    if chosen:
+      arrays = [all_[i] for all_, _ in args for i in chosen]
+      layouts = [layout(i) for _, layout in args for i in chosen]
+      for i, x in zip(chosen, per_stage(fn, self.mesh, indices, arrays, layouts, results), strict=True):
+        out[i] = x
+    return out
 
-    args = [*sources, *window.slot]
-    return window._replace(slot=per_stage(replace, self.mesh, [where, repeat], args, [*layouts, *slots], slots))
+  def _transfers(self, chosen: list[int], loaded: Arrays) -> list[Transfer]:
+    return [self.layouts[i].transfer(self.mesh, loaded[i].shape, self.pieces) for i in chosen]
 
-  def is_prefetched(self, layout: WeightLayout) -> bool:
-    """Whether a weight is gathered into the prefetch buffer, in pieces, before it moves to the slot."""
-    return self.residency.prefetches and layout.needs_gather
+  def _piece(self, i: int, transfer: Transfer) -> Layout:
+    """The layout of a piece of weight i, [F, S, …]."""
+    layout = self.layouts[i]
+    return Layout(P(layout.partial_axes, layout.gathered[0], *transfer.piece_spec(layout.gathered[1:])), 1)
 
-  def _with_layouts(self, arrays: Arrays):
+  def _with_layouts(self, arrays):
     return zip(self.layouts, arrays, strict=True)
 
-  def _loaded(self, stages: int) -> list[Layout]:
-    """The layouts in which `load` returns weights, with `stages` dimensions before that of the stages."""
-    spec = lambda layout: layout.gathered if self.residency.gathers_first else layout.sharded
-    return [Layout(P(*(None,) * stages, *spec(each)), stages) for each in self.layouts]
+  def _loaded_spec(self, i: int) -> P:
+    """The PartitionSpec of one repeat of weight i, [S, …], as `load` returns it."""
+    return self.layouts[i].gathered if self.residency.gathers_first else self.layouts[i].sharded
+
+  def _loaded(self, i: int) -> Layout:
+    return Layout(P(None, *self._loaded_spec(i)), 1)
+
+
+def other_buffer(repeat: jax.Array) -> jax.Array:
+  """The number of the prefetch buffer of a stage that is at a repeat; the buffer of the repeats before and after it."""
+  return (repeat + 1) % 2
+
+
+def _windowed(window: Window) -> list[int]:
+  return [i for i, w in enumerate(window) if w is not None]
+
+
+def _row_major(x: jax.Array) -> jax.Array:
+  """The same array, in the layout of the window.
+
+  Without this the TPU compiler (libtpu 0.0.48.1) may choose another layout for a product's operand and convert a weight
+  at each use.
+  """
+  return with_layout_constraint(x, MemoryLayout(major_to_minor=tuple(range(x.ndim))))
+
+
+def _take(index: jax.Array, arrays: Sequence[jax.Array]) -> Arrays:
+  return [jax.lax.dynamic_index_in_dim(w, index, keepdims=False) for w in arrays]

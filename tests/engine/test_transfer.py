@@ -16,7 +16,7 @@ from maxtext_pp_ext.engine.weights import Weights
 from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain, gathered_last
 
-REPEATS, STAGES = 3, 2
+REPEATS, STAGES = 4, 2
 F32 = jnp.dtype(jnp.float32)
 
 # shape of one stage's weight, how it is stored, and how a stage computes with it
@@ -54,22 +54,25 @@ def layout(stored, gathered, partial_axes=("a", "b")):
 def test_all_pieces_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored, gathered, pieces):
   params = constrain(jax.random.normal(jax.random.key(0), (REPEATS, STAGES, *shape)), P(None, *stored), mesh)
   weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[layout(stored, gathered)], pieces=pieces)
-  repeat = jnp.array([2, 1])  # each stage is at another one
+  at, repeat = jnp.array([2, 0]), jnp.array([3, 1])  # each stage is at another one
 
   @jax.jit
   def prefetch(params):
     loaded = weights.load([params])
-    window = weights.window(weights.first(loaded))
+    window = weights.window(weights.first(loaded), 0, REPEATS)
     for k in range(pieces):
-      window = weights.prefetch(window, loaded, repeat, jnp.array([k, pieces - 1 - k]))
-    advanced = weights.advance(window, loaded, repeat, jnp.array([True, True]))
-    half = weights.advance(window, loaded, repeat, jnp.array([False, True]))
-    return window.slot[0], advanced.slot[0], half.slot[0]
+      piece = jnp.array([k, pieces - 1 - k])
+      window = weights.place(window, weights.prefetch(window, loaded, repeat, piece), loaded, at, piece)
+    before, after = weights.at(window, loaded, at), weights.at(window, loaded, repeat)
+    return before[0], after[0], weights.at(window, loaded, jnp.array([2, 1]))[0]
 
-  first, advanced, half = prefetch(params)
-  np.testing.assert_array_equal(first, params[0])
-  np.testing.assert_array_equal(advanced, [params[2, 0], params[1, 1]])
-  np.testing.assert_array_equal(half, [params[0, 0], params[1, 1]])
+  before, after, half = prefetch(params)
+  np.testing.assert_array_equal(after, [params[3, 0], params[1, 1]])
+  if weights.first([params]) == [None]:  # read where it is stored
+    np.testing.assert_array_equal(before, [params[2, 0], params[0, 1]])
+  else:
+    np.testing.assert_array_equal(before, params[0])
+    np.testing.assert_array_equal(half, [params[0, 0], params[1, 1]])
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 4])
@@ -87,24 +90,25 @@ def test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_co
   gradients = Gradients.of(weights, [params], [parts])
   done = jax.random.normal(jax.random.key(1), (parts, STAGES, *shape))
   total = jax.random.normal(jax.random.key(2), (parts, STAGES, *shape))
-  repeat, following, everywhere = jnp.array([2, 1]), jnp.array([1, 0]), jnp.array([True, True])
+  finished, repeat, following = jnp.array([3, 2]), jnp.array([2, 1]), jnp.array([1, 0])
+  everywhere = jnp.array([True, True])
 
   @jax.jit
   def reduce(params, done, total):
     loaded = weights.load([params])
-    window = weights.window(weights.first(loaded))
-    sums, buffer = gradients.finish_repeat(gradients.zeros()._replace(total=[done]), window.buffer, everywhere)
-    sums, window = sums._replace(total=[total]), window._replace(buffer=buffer)
+    window = weights.window(weights.first(loaded), 0, REPEATS)
+    sums, window = gradients.finish_repeat(gradients.zeros()._replace(total=[done]), window, finished, everywhere)
+    sums = sums._replace(total=[total])
     for k in range(pieces):
       piece = jnp.array([k, pieces - 1 - k])
-      sums = gradients.reduce(sums, window.buffer, repeat, piece)
-      window = weights.prefetch(window, loaded, following, piece)
-    return gradients.finish(sums)[0], weights.advance(window, loaded, following, everywhere).slot[0]
+      sums = gradients.reduce(sums, window, repeat, finished, piece)
+      window = weights.place(window, weights.prefetch(window, loaded, following, piece), loaded, repeat, piece)
+    return gradients.finish(sums)[0], weights.at(window, loaded, following)[0]
 
   reduced, slot = reduce(params, done, total)
   expected = np.zeros((REPEATS, STAGES, *shape), np.float32)
   expected[0] = total.sum(0)
-  expected[2, 0], expected[1, 1] = done.sum(0)
+  expected[3, 0], expected[2, 1] = done.sum(0)
   np.testing.assert_allclose(reduced, expected, rtol=1e-6, atol=1e-6)
   np.testing.assert_array_equal(slot, [params[1, 0], params[0, 1]])
 

@@ -125,10 +125,10 @@ def test_a_nan_in_what_is_not_gathered_yet_reaches_neither_outputs_nor_gradients
     stored = [nan(x) if pieces else x for x, pieces in zip(sums.stored, comes_in_pieces, strict=True)]
     return Sums(nan(sums.total), nan(sums.done), stored)
 
-  def empty_window(self, slot):
-    made = window(self, slot)
-    assert any(w is not None for w in made.buffer)
-    return made._replace(buffer=nan(made.buffer))
+  def empty_window(self, slot, repeat, repeats):
+    made = window(self, slot, repeat, repeats)
+    assert any(w is not None for w in made)
+    return [w if w is None or repeats == 1 else w.at[1 - repeat % 2].set(math.nan) for w in made]
 
   monkeypatch.setattr(Weights, "window", empty_window)
   monkeypatch.setattr(Gradients, "zeros", empty_sums)
