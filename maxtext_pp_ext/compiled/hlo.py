@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import math
 import re
+from typing import NamedTuple
 
 _BITS = {"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32}
 _BITS |= {"s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128}
@@ -116,6 +117,35 @@ class Computation:
     """The instruction whose result the computation returns."""
     return next((step for step in self.instructions if step.is_root), self.instructions[-1])
 
+  def value(self, name: str) -> Value:
+    """An integer as a constant, or as an element of the parameter plus a constant."""
+    step = self.by_name.get(name)
+    unknown = Value(None, None)
+    if step is None:
+      return unknown
+    if step.opcode == "constant":
+      return Value(None, int(step.operands)) if re.fullmatch(r"-?\d+", step.operands) else unknown
+    if step.opcode in ("copy", "bitcast", "convert"):
+      return self.value(step.operand_names[0])
+    if step.opcode == "get-tuple-element":
+      index, of = step.attribute(r"index=(\d+)"), self.by_name.get(step.operand_names[0])
+      return Value(int(index[1]), 0) if index and of is not None and of.opcode == "parameter" else unknown
+    if step.opcode in ("add", "subtract"):
+      left, right = (self.value(operand) for operand in step.operand_names)
+      if step.opcode == "add" and left.element is None:
+        left, right = right, left
+      if left.offset is None or right.offset is None or right.element is not None:
+        return unknown
+      return Value(left.element, left.offset + (right.offset if step.opcode == "add" else -right.offset))
+    return unknown
+
+
+class Value(NamedTuple):
+  """An integer: an element of a computation's parameter plus `offset`, or `offset` alone; None if it is unknown."""
+
+  element: int | None
+  offset: int | None
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Module:
@@ -132,19 +162,52 @@ class Module:
   partitions: int
 
   def trip_count(self, loop: Instruction) -> int | None:
-    """How often a `while` runs its body: the compiler's note, else the bound that the condition compares with."""
+    """How often a `while` runs its body: the compiler's note, else as its counter's start, step and bound say.
+
+    None if there is no note and the counter does not start, step and end at constants.
+    """
     for pattern in (r'known_trip_count"?[=:]\{"?n"?[=:]"?(\d+)', r'estimated_trip_count"?[=:]"?(\d+)'):
       if match := loop.attribute(pattern):
         return int(match[1])
-    condition = loop.attribute(r"condition=%?([\w.\-]+)")
-    if condition is None or condition[1] not in self.computations:
+    condition, body = (loop.attribute(rf"{name}=%?([\w.\-]+)") for name in ("condition", "body"))
+    around = next((each for each in self.computations.values() if each.by_name.get(loop.name) is loop), None)
+    if condition is None or body is None or around is None or condition[1] not in self.computations:
       return None
-    steps = self.computations[condition[1]].instructions
-    bounds = [int(step.operands) for step in steps if step.opcode == "constant" and step.operands.isdigit()]
-    return max(bounds, default=None)
+    compare = self.computations[condition[1]].root
+    direction = compare.attribute(r"direction=(\w+)")
+    if compare.opcode != "compare" or direction is None:
+      return None
+    left, right = (self.computations[condition[1]].value(name) for name in compare.operand_names)
+    if left.element is None:
+      left, right, swapped = right, left, {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
+      compared = swapped.get(direction[1], direction[1])
+    else:
+      compared = direction[1]
+    start = around.by_name[loop.operand_names[0]] if loop.operand_names[0] in around.by_name else None
+    end = self.computations[body[1]].root
+    if left.element is None or right.element is not None or right.offset is None:
+      return None
+    if start is None or start.opcode != "tuple" or end.opcode != "tuple":
+      return None
+    first = around.value(start.operand_names[left.element])
+    after = self.computations[body[1]].value(end.operand_names[left.element])
+    if first.element is not None or first.offset is None or after.element != left.element:
+      return None
+    return _trips(first.offset + left.offset, after.offset, right.offset, compared)
 
   def callees(self, instruction: Instruction) -> tuple[Computation, ...]:
     return tuple(self.computations[name] for name in instruction.called if name in self.computations)
+
+
+def _trips(first: int, step: int, bound: int, direction: str) -> int | None:
+  """How often a counter passes a comparison with a bound; None if it never ends."""
+  distance = {"LT": bound - first, "LE": bound - first + 1, "GT": first - bound, "GE": first - bound + 1}
+  if direction == "NE":
+    return (bound - first) // step if step and (bound - first) % step == 0 and (bound - first) // step >= 0 else None
+  per_trip = step if direction in ("LT", "LE") else -step
+  if direction not in distance or per_trip <= 0:
+    return None
+  return max(0, -(-distance[direction] // per_trip))
 
 
 def arrays_in(text: str) -> tuple[Array, ...]:

@@ -11,18 +11,24 @@ LOOP = """HloModule step, is_scheduled=true, num_partitions=8
 %body (p: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
   %p = (s32[]{:T(128)}, f32[4,8]{1,0:T(8,128)(2,1)}) parameter(0)
   %i = s32[]{:T(128)} get-tuple-element(%p), index=0
-  ROOT %next = (s32[]{:T(128)}, /*index=1*/f32[4,8]{1,0:T(8,128)(2,1)}) tuple(%i, %i)
+  %x.1 = f32[4,8]{1,0:T(8,128)(2,1)} get-tuple-element(%p), index=1
+  %one = s32[]{:T(128)} constant(1)
+  %j = s32[]{:T(128)} add(%i, %one)
+  ROOT %next = (s32[]{:T(128)}, /*index=1*/f32[4,8]{1,0:T(8,128)(2,1)}) tuple(%j, %x.1)
 }
 
 %condition (p.1: (s32[], f32[4,8])) -> pred[] {
   %p.1 = (s32[], f32[4,8]) parameter(0)
+  %counter = s32[] get-tuple-element(%p.1), index=0
   %bound = s32[] constant(5)
-  ROOT %less = pred[] compare(%p.1, %bound), direction=LT
+  ROOT %less = pred[] compare(%counter, %bound), direction=LT
 }
 
 ENTRY %main (x: f32[4,8]) -> f32[4,8] {
   %x = f32[4,8]{1,0} parameter(0)
-  %loop = (s32[], f32[4,8]{1,0}) while(%x), condition=%condition, body=%body LOOP_NOTE
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[4,8]{1,0}) tuple(%zero, %x)
+  %loop = (s32[], f32[4,8]{1,0}) while(%start), condition=%condition, body=%body LOOP_NOTE
   ROOT %y = f32[4,8]{1,0} get-tuple-element(%loop), index=1, metadata={op_name="jit(f)/transpose(jvp())/while"}
 }
 """
@@ -37,7 +43,13 @@ def test_a_module_has_its_computations_entry_and_partitions():
   module = hlo.parse(LOOP)
   assert set(module.computations) == {"body", "condition", "main"}
   assert (module.entry, module.partitions) == ("main", 8)
-  assert [step.opcode for step in module.computations["main"].instructions] == ["parameter", "while", "get-tuple-element"]
+  assert [step.opcode for step in module.computations["main"].instructions] == [
+      "parameter",
+      "constant",
+      "tuple",
+      "while",
+      "get-tuple-element",
+  ]
 
 
 def test_a_tuple_type_with_layouts_and_comments_gives_its_arrays():
@@ -62,17 +74,42 @@ def test_text_without_an_entry_is_refused():
     [
         (', backend_config={"known_trip_count":{"n":"7"},"known_init_step":{"init":"0","step":"1"}}', 7),
         (', frontend_attributes={"estimated_trip_count"="6"}', 6),
-        ("", 5),  # the bound in the condition
+        ("", 5),  # as the counter says
     ],
 )
-def test_a_loops_trip_count_is_the_compilers_note_or_else_its_bound(note, trips):
-  module = hlo.parse(LOOP.replace(" LOOP_NOTE", note))
-  assert module.trip_count(module.computations["main"].by_name["loop"]) == trips
+def test_a_loops_trip_count_is_the_compilers_note_or_else_its_counters(note, trips):
+  assert _trips(LOOP.replace(" LOOP_NOTE", note)) == trips
 
 
-def test_a_loop_without_a_bound_has_no_trip_count():
-  module = hlo.parse(LOOP.replace("constant(5)", "parameter(1)"))
-  assert module.trip_count(module.computations["main"].by_name["loop"]) is None
+@pytest.mark.parametrize(
+    "changes, trips",
+    [
+        ({"constant(1)": "constant(2)", "constant(5)": "constant(8)"}, 4),  # unrolled by the compiler
+        ({"constant(1)": "constant(2)"}, 3),
+        ({"constant(0)": "constant(3)"}, 2),
+        ({"direction=LT": "direction=LE"}, 6),
+        ({"direction=LT": "direction=NE"}, 5),
+        ({"compare(%counter, %bound), direction=LT": "compare(%bound, %counter), direction=GT"}, 5),
+        ({"add(%i, %one)": "subtract(%i, %one)", "constant(0)": "constant(7)", "direction=LT": "direction=GE"}, 3),
+        ({"constant(0)": "constant(5)"}, 0),
+        ({"add(%i, %one)": "multiply(%i, %one)"}, None),
+        ({"add(%i, %one)": "add(%i, %i)"}, None),
+        ({"constant(1)": "constant(0)"}, None),  # never ends
+        ({"constant(5)": "parameter(1)"}, None),
+        ({"constant(0)": "parameter(1)"}, None),
+    ],
+)
+def test_a_trip_count_without_a_note_follows_from_the_counters_start_step_and_bound(changes, trips):
+  text = LOOP.replace(" LOOP_NOTE", "")
+  for old, new in changes.items():
+    assert old in text
+    text = text.replace(old, new)
+  assert _trips(text) == trips
+
+
+def _trips(text: str) -> int | None:
+  module = hlo.parse(text)
+  return module.trip_count(module.computations["main"].by_name["loop"])
 
 
 def test_an_asynchronous_computation_ends_where_its_thread_is_named_and_a_kernel_does_not():
