@@ -20,6 +20,8 @@ Figures are per device and step. "none" is the same model without a pipeline, wi
             from the compiler's estimate of cycles and the bandwidth of links, not a measurement. MFU is MaxText's own
             count of FLOPs by the chip's peak
 
+--flags adds MaxText's own sets of XLA flags to compile_xla_flags, for all implementations alike.
+
 --trace writes the projected step for ui.perfetto.dev, --picture draws an iteration of each direction of it.
 
 --run also trains, on CPU devices: MaxText's step with its optimizer on a synthetic batch. All steps are compiled once
@@ -40,6 +42,7 @@ from typing import Any
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import compiling, maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
+from maxtext_pp_ext.compiled import flags
 
 _DEFAULT = "none,host,circular,circular_bsw,circular_ag_once"
 _MOST_CPU_DEVICES = 4096
@@ -51,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--impl", default=_DEFAULT, metavar="NAME,…", help="implementations (default: %(default)s)")
   parser.add_argument(
       "--devices", type=int, metavar="N", help="virtual CPU devices, without compile_topology (default: 8)"
+  )
+  parser.add_argument(
+      "--flags", default="", metavar="NAME,…", help="sets of XLA flags of MaxText's, such as DENSE_VMEM_LIMIT_FLAG"
   )
   parser.add_argument("--run", action="store_true", help="also run the steps, on CPU devices, and compare their times")
   parser.add_argument("--rounds", type=int, metavar="N", help=f"rounds of --run that are measured (default: {_ROUNDS})")
@@ -69,14 +75,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   maxtext.check_arguments(args.maxtext_args)
-  names = list(dict.fromkeys(filter(None, args.impl.split(","))))
-  _check(args, names)
+  names, sets = _listed(args.impl), _listed(args.flags)
+  _check(args, names, sets)
   maxtext.prepare()
   with output.progress("reading the config"), output.quiet():
-    devices, described, arguments = _arguments(args, names)
+    devices, described, arguments = _arguments(args, names, sets)
   bounds = compiling.bounds(args)
   rows = {name: _row(name, arguments[name], devices, bounds, args) for name in names}
   found: dict[str, Any] = {"devices": described, "versions": _versions(), "implementations": rows}
+  if sets:
+    found["flags"] = {name: " ".join(flags.SETS[name].split()) for name in sets}
   computed = {name: arguments[name] for name, row in rows.items() if "failure" not in row}
   if args.run and computed:
     rounds = args.rounds or _ROUNDS
@@ -94,9 +102,18 @@ def run(args: argparse.Namespace) -> int:
   return 0 if computed and not _run_failures(found) else FAILED
 
 
-def _check(args: argparse.Namespace, names: list[str]) -> None:
+def _listed(text: str) -> list[str]:
+  return list(dict.fromkeys(filter(None, text.split(","))))
+
+
+def _check(args: argparse.Namespace, names: list[str], sets: list[str]) -> None:
   if not names:
     raise CommandError("--impl names nothing.")
+  for name in sets:
+    try:
+      flags.named(name)
+    except ValueError as error:
+      raise CommandError(str(error)) from error
   pictures, traces = (".svg", ".png"), (".json.gz",)
   for option, file, suffixes in (
       ("--output", args.output, pictures),
@@ -116,7 +133,9 @@ def _check(args: argparse.Namespace, names: list[str]) -> None:
     importlib.import_module(package)
 
 
-def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, str, dict[str, list[str]]]:
+def _arguments(
+    args: argparse.Namespace, names: list[str], sets: list[str]
+) -> tuple[int | None, str, dict[str, list[str]]]:
   """Returns (CPU devices, None for a TPU topology; the devices in words; implementation -> MaxText's arguments)."""
   from maxtext_pp_ext.host.models import refusals, run_config, variants  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.plan import chips  # pylint: disable=import-outside-toplevel
@@ -134,7 +153,12 @@ def _arguments(args: argparse.Namespace, names: list[str]) -> tuple[int | None, 
       )
     if topology and args.run:
       raise CommandError(f"--run is for CPU devices, and compile_topology={topology} for TPUs: give one of them.")
-    arguments = {name: variants.arguments(name, args.maxtext_args, on_cpu=devices is not None) for name in names}
+    if sets and not topology:
+      raise CommandError(f"--flags {args.flags}: these flags are the TPU compiler's. Give compile_topology.")
+    argv = args.maxtext_args
+    if sets:
+      argv = run_config.with_keys(argv, {flags.KEY: flags.joined(given.get(flags.KEY) or "", sets)})
+    arguments = {name: variants.arguments(name, argv, on_cpu=devices is not None) for name in names}
     slices = refusals.integer(given, "compile_topology_num_slices")
   except REFUSALS as error:
     raise CommandError(str(error)) from error
@@ -172,7 +196,7 @@ def _of_implementation(file: pathlib.Path | None, name: str) -> pathlib.Path | N
 
 
 def _run(arguments: dict[str, list[str]], devices: int, rounds: int, bounds: Any) -> dict[str, Any]:
-  from maxtext_pp_ext.compiled import step_times  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.compiled.measured import step_times  # pylint: disable=import-outside-toplevel
 
   with output.progress("running") as shown:
     return step_times.step_times(
@@ -202,6 +226,8 @@ def _print(found: dict[str, Any]) -> None:
   screen = console.Console(width=None if sys.stdout.isatty() else 160, highlight=False)
   versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
   screen.print(text.Text(f"{found['devices']}, per device and step ({versions})"))
+  for name, text_ in found.get("flags", {}).items():
+    screen.print(text.Text(f"with {name}: {text_}"))
   computed = {name: row for name, row in found["implementations"].items() if "failure" not in row}
   if computed:
     shown = table.Table(box=box.HORIZONTALS)

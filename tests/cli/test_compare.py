@@ -13,7 +13,8 @@ import sys
 import pytest
 
 from maxtext_pp_ext import cli, registry
-from maxtext_pp_ext.compiled import compare, limits, step_times
+from maxtext_pp_ext.compiled import compare, limits
+from maxtext_pp_ext.compiled.measured import step_times
 from maxtext_pp_ext.host.models import variants
 from tests.host.common import ROOT, TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
@@ -85,6 +86,19 @@ def test_json_has_every_figure_and_the_arguments(fake, capfd):
   row = found["implementations"]["none"]
   assert "ici_fsdp_parallelism=8" in row.pop("arguments") and row == figures()
   assert found["implementations"]["circular_bsw"]["failure"] == REFUSED["failure"]
+
+
+def test_sets_of_flags_join_those_of_the_run_in_every_implementation(fake, capfd):
+  asked = fake(none=figures(), circular_bsw=figures())
+  own, sets = "compile_xla_flags=--xla_a=1", "DENSE_VMEM_LIMIT_FLAG,DATA_PARALLEL_OVERLAP"
+  arguments = ["compare", *TINY, *FOUR_STAGES, "compile_topology=v5p-8", own, "--impl", "none,circular_bsw"]
+  assert cli.main([*arguments, "--flags", sets]) == 0
+  assert "with DENSE_VMEM_LIMIT_FLAG: --xla_tpu_scoped_vmem_limit_kib=98304" in capfd.readouterr().out
+  for given, *_ in asked:
+    (value,) = [argument for argument in given if argument.startswith("compile_xla_flags=")]
+    assert value.startswith(f"{own} --xla_tpu_scoped_vmem_limit_kib=98304 --xla_tpu_enable_data_parallel")
+  assert cli.main([*arguments, "--flags", sets, "--json"]) == 0
+  assert list(json.loads(capfd.readouterr().out)["flags"]) == sets.split(",")
 
 
 def test_it_fails_if_nothing_could_be_computed(fake, capfd, tmp_path):
@@ -205,6 +219,15 @@ WRONG = {
     "no rounds": (["--run", "--rounds", "0"], "has to be positive"),
     "rounds of nothing": (["--rounds", "3"], "needs --run"),
     "trace of CPU devices": (["--trace", "a.json.gz"], "need a projection"),
+    "unknown flags": (
+        ["compile_topology=v5p-8", "--flags", "LAYOUT"],
+        "--flags LAYOUT: there is no such set of XLA flags",
+    ),
+    "flags of the TPU compiler for CPUs": (["--flags", "DENSE_VMEM_LIMIT_FLAG"], "Give compile_topology"),
+    "flags against flags": (
+        ["compile_topology=v5p-8", "--flags", "DENSE_VMEM_LIMIT_FLAG,MOE_VMEM_LIMIT_FLAG"],
+        "is 98304 by --flags DENSE_VMEM_LIMIT_FLAG, and 81920 by --flags MOE_VMEM_LIMIT_FLAG",
+    ),
     "trace of no kind": (["--trace", "a.txt"], "has to end in .json.gz"),
     "no file": (["/no/such.yml"], "/no/such.yml"),
 }

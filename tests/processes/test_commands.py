@@ -31,7 +31,7 @@ children.Child = Sleeping
 """
 CLI = """
 from maxtext_pp_ext.cli import main, compare, plan
-compare._arguments = lambda args, names: (4, "4 devices", {name: [] for name in names})
+compare._arguments = lambda args, names, sets: (4, "4 devices", {name: [] for name in names})
 """
 MODULE = """
 import runpy

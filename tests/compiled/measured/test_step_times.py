@@ -4,7 +4,7 @@
 
 import pytest
 
-from maxtext_pp_ext.compiled import step_times
+from maxtext_pp_ext.compiled.measured import step_times
 
 
 def test_the_first_step_that_ran_is_the_base():

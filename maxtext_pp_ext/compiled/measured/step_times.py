@@ -4,7 +4,7 @@
 
 The command calls `step_times(...)`. The process that runs the steps runs this module as a program:
 
-  python -m maxtext_pp_ext.compiled.step_times RESULT.json PLAN.json
+  python -m maxtext_pp_ext.compiled.measured.step_times RESULT.json PLAN.json
 
 Transfers between virtual devices are copies in memory, and all devices share the machine's cores. So the times show
 whether a step computes or copies more than another, not how fast it would be on TPUs.
@@ -21,7 +21,8 @@ import statistics
 import sys
 from typing import Any
 
-from maxtext_pp_ext.compiled import child, limits, paired
+from maxtext_pp_ext.compiled import child, limits
+from maxtext_pp_ext.compiled.measured import paired
 from maxtext_pp_ext.processes import interruption
 
 _PLAN, _DOING = "plan.json", "doing.txt"

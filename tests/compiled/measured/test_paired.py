@@ -4,7 +4,7 @@
 
 import pytest
 
-from maxtext_pp_ext.compiled import paired
+from maxtext_pp_ext.compiled.measured import paired
 
 
 @pytest.fixture
