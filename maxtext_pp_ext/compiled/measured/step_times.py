@@ -1,31 +1,28 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Paired times of train steps on virtual CPU devices: all steps take turns in one process.
+"""Times and memory of several train steps that take turns on the same devices.
 
-The command calls `step_times(...)`. The process that runs the steps runs this module as a program:
-
-  python -m maxtext_pp_ext.compiled.measured.step_times RESULT.json PLAN.json
-
-Transfers between virtual devices are copies in memory, and all devices share the machine's cores. So the times show
-whether a step computes or copies more than another, not how fast it would be on TPUs.
+Accelerators have no memory for several states at once, and count their peak from the start of a process. So each turn is
+a process of its own. Steps A, B, C take turns as A B C C B A, where C's two are one: what changes steadily meanwhile
+affects all alike. Each step is compiled in its first turn only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import json
-import math
-import pathlib
-import statistics
-import sys
 from typing import Any
 
 from maxtext_pp_ext.compiled import child, limits
-from maxtext_pp_ext.compiled.measured import paired
+from maxtext_pp_ext.compiled.measured import paired, turn
 from maxtext_pp_ext.processes import interruption
 
-_PLAN, _DOING = "plan.json", "doing.txt"
+_CACHE = "jax_cache_dir"
+_WITH_CACHE = {
+    "JAX_ENABLE_COMPILATION_CACHE": "true",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+}
 
 
 def step_times(
@@ -33,92 +30,78 @@ def step_times(
     *,
     rounds: int,
     bounds: limits.Limits,
-    cpu_devices: int,
+    devices: int | child.Machine,
     on_tick: Callable[[str, int], None] = lambda doing, memory: None,
 ) -> dict[str, Any]:
-  """Compiles and runs several train steps in one separate process.
+  """Compiles and runs several train steps.
 
   Args:
     arguments: MaxText's command-line arguments of each step, by the step's name.
     rounds: how often each step is measured.
-    bounds: limits of wall time and host memory of the process, which holds the states of all steps at once.
-    cpu_devices: number of virtual devices.
+    bounds: limits of wall time and host memory of each turn.
+    devices: a number of virtual CPU devices, or this machine's.
     on_tick: called regularly with the current activity and the resident bytes now.
 
   Returns:
-    `steps` and `base`, the name of the first step that ran; or `failure` if the process failed. `steps` has for each
-    name the `seconds` of each round, their `median_s`, and the `ratio` of times to those of `base` within a round; or
-    `failure`.
+    `steps`; `base`, the name of the first that ran; `rounds`; and `turns`, name and rounds of each, in order. `steps` has
+    for each name `failure`, or: the `seconds` of each round and the `losses` of all steps, turn after turn; `step_s`,
+    quartiles of the seconds; `ratio`, quartiles of their ratios to those of `base`, round by round; and `memory`, bytes
+    of the device with the most: `peak` in use, and `peak_before_steps`, which initialising the state took; None if the
+    devices do not report it.
   """
-  with interruption.temporary_folder() as folder:
-    plan, doing = pathlib.Path(folder) / _PLAN, pathlib.Path(folder) / _DOING
-    plan.write_text(json.dumps({"rounds": rounds, "arguments": dict(arguments)}), encoding="utf-8")
-    found = child.run(
-        __name__,
-        [str(plan)],
-        bounds=bounds,
-        cpu_devices=cpu_devices,
-        on_tick=lambda _, memory: on_tick(doing.read_text(encoding="utf-8") if doing.exists() else "starting", memory),
-    )
-  if "failure" in found:
-    return found
-  return found | compared(found["steps"]) | {"rounds": rounds}
+  found: dict[str, dict[str, Any]] = {}
+  order = turns(list(arguments), rounds)
+  with interruption.temporary_folder() as cache:
+    for number, (name, count) in enumerate(order):
+      if "failure" in found.get(name, {}):
+        continue
+      doing = f"{name}, turn {number + 1} of {len(order)}"
+      kept = [argument for argument in arguments[name] if not argument.startswith(f"{_CACHE}=")]
+      ran = child.run(
+          turn.__name__,
+          [str(count), *kept, f"{_CACHE}={cache}"],
+          bounds=bounds,
+          devices=devices,
+          environment=_WITH_CACHE,
+          on_tick=lambda _, memory, doing=doing: on_tick(doing, memory),
+      )
+      found[name] = joined(found[name], ran) if name in found else ran
+  return compared(found) | {"rounds": rounds, "turns": order}
+
+
+def turns(names: Sequence[str], rounds: int) -> list[tuple[str, int]]:
+  """Returns the name and the rounds of each turn: forth and back, with both turns of the last as one."""
+  second = rounds // 2
+  *others, last = names
+  forth = [(name, rounds - second) for name in others]
+  return [*forth, (last, rounds), *((name, second) for name in reversed(others) if second)]
+
+
+def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+  """The figures of both turns of a step, or `failure` if one failed."""
+  for each in (first, second):
+    if "failure" in each:
+      return dict(each)
+  memory = None
+  if first["memory"] and second["memory"]:
+    memory = {key: max(value, second["memory"][key]) for key, value in first["memory"].items()}
+  return {
+      "seconds": [*first["seconds"], *second["seconds"]],
+      "losses": [*first["losses"], *second["losses"]],
+      "memory": memory,
+      "host_memory_GiB": max(first["host_memory_GiB"], second["host_memory_GiB"]),
+  }
 
 
 def compared(steps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-  """`base`, and `steps` with medians and ratios added; steps with `failure` stay unchanged."""
+  """`base`, and `steps` with quartiles and ratios added; steps with `failure` stay unchanged."""
   base = next((name for name, each in steps.items() if "failure" not in each), None)
 
   def figures(each: Mapping[str, Any]) -> dict[str, Any]:
     if "failure" in each:
       return dict(each)
     ratio = paired.ratio(each["seconds"], steps[base]["seconds"])  # type: ignore[index]  # this one at least has run
-    return {**each, "median_s": statistics.median(each["seconds"]), "ratio": dataclasses.asdict(ratio)}
+    quartiles = {"step_s": paired.quartiles(each["seconds"]), "ratio": ratio}
+    return {**each, **{key: dataclasses.asdict(value) for key, value in quartiles.items()}}
 
   return {"base": base, "steps": {name: figures(each) for name, each in steps.items()}}
-
-
-def main(argv: list[str]) -> None:
-  """The process in which the steps run."""
-  result, plan_file = map(pathlib.Path, argv)
-  plan = json.loads(plan_file.read_text(encoding="utf-8"))
-  doing = plan_file.with_name(_DOING)
-
-  def say(text: str) -> None:
-    doing.write_text(text, encoding="utf-8")
-
-  # Before MaxText is imported: our keys have to be in its schema.
-  import maxtext_pp_ext
-
-  maxtext_pp_ext.install()
-  from maxtext_pp_ext.host.models import train_step
-
-  steps, found = {}, {}
-  for name, arguments in plan["arguments"].items():
-    say(f"compiling {name}")
-    try:
-      steps[name] = train_step.RunningStep(arguments)
-    except train_step.RefusedError as error:
-      found[name] = {"failure": str(error), "refused": True}
-    except Exception as error:  # pylint: disable=broad-exception-caught
-      # Any error concerns this step only; the others are still worth measuring.
-      found[name] = {"failure": f"{type(error).__name__}: {error}".splitlines()[0]}
-  if steps:
-    say("first steps, not measured")
-    rounds = plan["rounds"]
-    seconds = paired.measure(steps, rounds, lambda done: say(f"round {min(done + 1, rounds)} of {rounds}"))
-    found |= {name: checked(seconds[name], step.losses) for name, step in steps.items()}
-  in_order = {name: found[name] for name in plan["arguments"]}
-  result.write_text(json.dumps({"steps": in_order}), encoding="utf-8")
-
-
-def checked(seconds: list[float], losses: list[float]) -> dict[str, Any]:
-  """The seconds and losses of a step, or `failure` if a loss is not finite: such times mean nothing."""
-  for number, loss in enumerate(losses):
-    if not math.isfinite(loss):
-      return {"failure": f"the loss of step {number} is {loss}"}
-  return {"seconds": seconds, "losses": losses}
-
-
-if __name__ == "__main__":
-  main(sys.argv[1:])
