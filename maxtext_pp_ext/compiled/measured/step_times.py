@@ -17,7 +17,8 @@ from maxtext_pp_ext.compiled import child, limits
 from maxtext_pp_ext.compiled.measured import paired, turn
 from maxtext_pp_ext.processes import interruption
 
-_CACHE = "jax_cache_dir"
+# MaxText's key, and the variable with which it is set; MaxText refuses both together.
+_CACHE, _CACHE_VARIABLE = "jax_cache_dir", "M_JAX_CACHE_DIR"
 _WITH_CACHE = {
     "JAX_ENABLE_COMPILATION_CACHE": "true",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -59,10 +60,10 @@ def step_times(
       kept = [argument for argument in arguments[name] if not argument.startswith(f"{_CACHE}=")]
       ran = child.run(
           turn.__name__,
-          [str(count), *kept, f"{_CACHE}={cache}"],
+          [str(count), *kept],
           bounds=bounds,
           devices=devices,
-          environment=_WITH_CACHE,
+          environment=_WITH_CACHE | {_CACHE_VARIABLE: cache},
           on_tick=lambda _, memory, doing=doing: on_tick(doing, memory),
       )
       found[name] = joined(found[name], ran) if name in found else ran
