@@ -5,6 +5,8 @@
   python -m benchmarks.compiler_figures                                    every shape and implementation
   python -m benchmarks.compiler_figures --shape llama3-70b --impl circular_bsw host-plain
 
+  python -m benchmarks.compiler_figures --shape llama3-70b --flags DENSE_VMEM_LIMIT_FLAG    rows with MaxText's XLA flags
+
 Needs the extra `tools` (libtpu) and about 6 GiB of host memory per row. Computed rows replace those of an earlier run in
 `results/compiler_figures.{json,md}`; the others stay. A row that cannot be computed gives the reason.
 """
@@ -18,10 +20,11 @@ from typing import Any
 from rich import console as rich_console
 
 from benchmarks import compile_step, shapes, tables
-from maxtext_pp_ext.compiled import traffic
+from maxtext_pp_ext.compiled import flags, traffic
 from maxtext_pp_ext.processes import interruption
 
 SHAPES = ("llama3-70b", "llama3-8b-dcn", "mixtral-8x7b")
+_ORDER = tuple(shapes.IMPLEMENTATIONS)
 _HEADER = ("pipeline", "step s, projected", "temp GB", "peak GB", "arg GB", "GB on the wire", "gather", "reduce-scatter")
 _HEADER += ("all-reduce", "permute", "all-to-all", "between slices", "weight gathers", "compile CPU s")
 _INTRODUCTION = """# Compiler figures
@@ -39,6 +42,7 @@ reduce-scatter and all-to-all send (g−1)/g of the whole array in a group of g,
 operand. A gather that the compiler turned into permutes inside a matrix multiplication counts as permutes.
 - weight gathers: all-gathers of floating-point arrays of 1 MiB and more that run in a \
 step; if a weight is gathered in pieces, each piece counts.
+- A name after the pipeline is a set of MaxText's XLA flags (`--flags`, maxtext_pp_ext/compiled/flags.py).
 - none: without a pipeline; FSDP uses the chips of the stages.
 - between slices: for a collective over several slices, the bytes that one slice's part of it sends. For the shape over \
 DCN, only the row of circular_bsw is counted in this way. The others are older and count the operand of every transfer, \
@@ -54,13 +58,15 @@ def main(argv: list[str] | None = None) -> None:
   results = tables.read(options.output.with_suffix(".json"))
   for name in options.shape:
     for impl in options.impl:
-      arguments = shapes.arguments(shapes.SHAPES[name], impl)
-      hlo_file = options.hlo / f"{name}-{impl.replace(' ', '_')}.hlo" if options.hlo else None
+      row_name = ", ".join([impl, *options.flags])
+      extra = {flags.KEY: flags.joined("", options.flags)} if options.flags else None
+      arguments = shapes.arguments(shapes.SHAPES[name], impl, extra)
+      hlo_file = options.hlo / f"{name}-{row_name.replace(', ', '-').replace(' ', '_')}.hlo" if options.hlo else None
       figures = compile_step.compile_step(
-          arguments, label=f"{name}, {impl}", bounds=options.limits, console=console, hlo_file=hlo_file
+          arguments, label=f"{name}, {row_name}", bounds=options.limits, console=console, hlo_file=hlo_file
       )
       row = {**figures, "arguments": arguments, "versions": compile_step.versions()}
-      results.setdefault(name, {})[impl] = row
+      results.setdefault(name, {})[row_name] = row
       tables.write(options.output.with_suffix(".json"), results)
       options.output.with_suffix(".md").write_text(report(results), encoding="utf-8")
   for name in options.shape:
@@ -74,9 +80,10 @@ def report(results: dict[str, dict[str, Any]]) -> str:
 
 def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
   base = rows.get(shapes.PLAIN, {})
-  computed = [impl for impl in shapes.IMPLEMENTATIONS if impl in rows and "failure" not in rows[impl]]
-  table = tables.markdown(_HEADER, [_row(impl, rows[impl], base) for impl in computed])
-  failures = [f"- {impl}: {rows[impl]['failure']}" for impl in shapes.IMPLEMENTATIONS if "failure" in rows.get(impl, {})]
+  ordered = sorted(rows, key=lambda row: (_ORDER.index(shapes.implementation_of(row)), row))
+  computed = [row for row in ordered if "failure" not in rows[row]]
+  table = tables.markdown(_HEADER, [_row(row, rows[row], base) for row in computed])
+  failures = [f"- {row}: {rows[row]['failure']}" for row in ordered if "failure" in rows[row]]
   parts = [f"## {shapes.SHAPES[name].title}", f"`python -m benchmarks.compiler_figures --shape {name}`"]
   parts += [table] if computed else []
   parts += ["Not computed:\n\n" + "\n".join(failures)] if failures else []
@@ -107,7 +114,13 @@ def _row(impl: str, row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...
 def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.compiler_figures", description=__doc__.splitlines()[0])
   parser.add_argument("--shape", nargs="+", choices=sorted(shapes.SHAPES), default=list(SHAPES), metavar="NAME")
-  return compile_step.parse(parser, argv, output="compiler_figures", impl=list(shapes.IMPLEMENTATIONS))
+  parser.add_argument("--flags", nargs="+", default=[], metavar="NAME", help="MaxText's sets of XLA flags")
+  options = compile_step.parse(parser, argv, output="compiler_figures", impl=list(shapes.IMPLEMENTATIONS))
+  try:
+    flags.joined("", options.flags)
+  except ValueError as error:
+    parser.error(str(error))
+  return options
 
 
 if __name__ == "__main__":

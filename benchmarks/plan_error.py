@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
 
 def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
-  """Every computed row of the pipelines that have closed forms."""
+  """Every computed row of the pipelines that have closed forms, compiled without further flags."""
   rows = {name: (shapes.SHAPES[name], each) for name, each in tables.read(results / "compiler_figures.json").items()}
   points = tables.read(results / "scaling.json")
   for _, series in scaling.SERIES.values():
@@ -68,7 +68,7 @@ def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
       rows[label] = scaling.shape(point), points.get(label, {})
   for title, (shape, each) in rows.items():
     for impl, figures in each.items():
-      if "failure" not in figures and not impl.startswith("host"):
+      if "failure" not in figures and impl in shapes.IMPLEMENTATIONS and not impl.startswith("host"):
         yield Case(title, impl, shapes.arguments(shape, impl), figures)
 
 

@@ -133,6 +133,11 @@ def implementation(name: str) -> str:
   raise ValueError(f"unknown implementation {name!r}; choose from {choices}")
 
 
+def implementation_of(row: str) -> str:
+  """The implementation of a row, whose name may go on with ", " and sets of XLA flags."""
+  return row.partition(", ")[0]
+
+
 def arguments(shape: Shape, impl: str, extra: dict[str, object] | None = None) -> list[str]:
   """MaxText's command-line arguments for a shape and an implementation; a preset's name comes first."""
   keys = {**_COMMON, **shape.keys, **(extra or {})}

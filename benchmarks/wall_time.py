@@ -38,7 +38,8 @@ from rich import progress
 
 from benchmarks import compile_step, shapes, tables
 import maxtext_pp_ext
-from maxtext_pp_ext.compiled import hlo, paired, traffic
+from maxtext_pp_ext.compiled import hlo, traffic
+from maxtext_pp_ext.compiled.measured import paired
 from maxtext_pp_ext.host.models import variants
 
 maxtext_pp_ext.install()

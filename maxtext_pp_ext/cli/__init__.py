@@ -23,7 +23,7 @@ from maxtext_pp_ext.processes import interruption
 # name: what it is for. The module has the same name.
 SUBCOMMANDS = {
     "check": "list all problems of a config, and its layout, schedule and memory, without compiling",
-    "compare": "one run's train step compiled with several pipelines: memory, traffic, FLOPs, step times on CPU",
+    "compare": "one run's train step compiled with several pipelines: memory, traffic, step times",
     "convert": "rewrite a checkpoint in the layout of another pipeline, or of none",
     "draw": "draw a schedule: which stage works on what when",
     "plan": "rank the possible pipelines of a model on a topology by their costs",

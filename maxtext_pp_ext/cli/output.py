@@ -25,7 +25,11 @@ _BETWEEN_LINES, _BETWEEN_LOOKS = 30.0, 0.25
 
 def print_json(result: Any) -> None:
   """Prints a result for programs."""
-  print(json.dumps(result, indent=2))
+  print(json_text(result))
+
+
+def json_text(result: Any) -> str:
+  return json.dumps(result, indent=2)
 
 
 @contextlib.contextmanager

@@ -160,7 +160,7 @@ def _compiled(candidate: Any, args: argparse.Namespace) -> dict[str, Any]:
   from maxtext_pp_ext.host.models import variants  # pylint: disable=import-outside-toplevel
 
   bounds = compiling.bounds(args)
-  arguments = variants.arguments(candidate.impl, candidate.arguments(args.maxtext_args), on_cpu=False)
+  arguments = variants.arguments(candidate.impl, candidate.arguments(args.maxtext_args), platform="tpu")
   with output.progress(f"compiling {_name(candidate.impl, candidate.keys)}") as shown:
     on_tick = lambda _, memory: shown.say(compiling.memory_text(memory, bounds.memory_bytes))
     figures = step.compile_step(arguments, bounds=bounds, on_tick=on_tick)

@@ -60,7 +60,11 @@ def _panels():
       ("dots", "FLOP", lambda row: [("", row["dot_flops"])]),
       ("step, projected seconds", "", _projected),
       ("compile, CPU seconds", "", lambda row: [("", row["compile_cpu_s"])]),
-      ("step here, seconds", "", lambda row: [("", row["run"]["median_s"])] if "median_s" in row.get("run", {}) else []),
+      (
+          "step here, seconds",
+          "",
+          lambda row: [("", row["run"]["step_s"]["median"])] if "step_s" in row.get("run", {}) else [],
+      ),
   ]
 
 

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import json
 import os
 import pathlib
 import sys
+import types
 from typing import Any
 
 from maxtext_pp_ext import processes
@@ -17,13 +19,26 @@ from maxtext_pp_ext.processes import interruption
 
 OnTick = Callable[[float, int], None]
 _ENVIRONMENT = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "DECOUPLE_GCLOUD": "TRUE",
     "JAX_ENABLE_COMPILATION_CACHE": "false",  # a compile time with a cache hit means nothing
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
+_WITHOUT_ACCELERATORS = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+  """The devices that JAX has on this machine.
+
+  Attributes:
+    platforms: JAX_PLATFORMS of the user, which a command may have replaced for itself; None if it is not set.
+  """
+
+  platforms: str | None
+
+
+# Virtual CPU devices, those of the machine, or none for a step of a TPU topology, which need not be there.
+Devices = int | Machine | None
 
 
 def run(
@@ -31,7 +46,8 @@ def run(
     arguments: Sequence[str],
     *,
     bounds: limits.Limits,
-    cpu_devices: int | None = None,
+    devices: Devices = None,
+    environment: Mapping[str, str] = types.MappingProxyType({}),
     on_tick: OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
   """Runs a module and returns its result, or `failure` with the reason.
@@ -41,18 +57,24 @@ def run(
       that file.
     arguments: the program's further arguments.
     bounds: limits of wall time and host memory.
-    cpu_devices: number of virtual CPU devices; None leaves XLA_FLAGS as they are.
+    devices: those that JAX has in the process: a number of virtual CPU devices, or this machine's; None for one CPU.
+    environment: further environment variables.
     on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
     The JSON object, with `host_memory_GiB`, the largest resident memory seen.
   """
-  environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": processes.python_path()}
-  if cpu_devices is not None:
-    environment["XLA_FLAGS"] = processes.xla_flags(cpu_devices)
+  variables = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": processes.python_path()}
+  if isinstance(devices, Machine):
+    variables.pop("JAX_PLATFORMS", None)
+    variables |= {} if devices.platforms is None else {"JAX_PLATFORMS": devices.platforms}
+  else:
+    variables |= _WITHOUT_ACCELERATORS
+  if isinstance(devices, int):
+    variables["XLA_FLAGS"] = processes.xla_flags(devices)
   with interruption.temporary_folder() as folder:
     result, log = pathlib.Path(folder) / "result.json", pathlib.Path(folder) / "log.txt"
     command = [sys.executable, "-m", module, str(result), *arguments]
-    outcome = limits.run(command, log=log, limits=bounds, environment=environment, on_tick=on_tick)
+    outcome = limits.run(command, log=log, limits=bounds, environment={**variables, **environment}, on_tick=on_tick)
     found = {"failure": outcome.failure} if outcome.failure else json.loads(result.read_text(encoding="utf-8"))
   return found | {"host_memory_GiB": round(outcome.peak_memory_bytes / limits.GIB, 1)}

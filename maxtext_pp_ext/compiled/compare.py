@@ -23,7 +23,7 @@ def figures(
     bounds: limits.Limits,
     batch: str,
     optimizer: str,
-    cpu_devices: int | None = None,
+    devices: child.Devices = None,
     chip: chips.Chip | None = None,
     trace_file: pathlib.Path | None = None,
     picture_file: pathlib.Path | None = None,
@@ -36,21 +36,21 @@ def figures(
     bounds: limits of wall time and host memory.
     batch: prefix of the names of those arguments of the step that are the batch.
     optimizer: prefix of the names of those arguments of the step that are the optimizer's state.
-    cpu_devices: number of virtual CPU devices to compile for; None for the TPUs of `compile_topology`.
+    devices: those to compile for, see `step.compile_step`.
     chip: device for which the step's time is projected; None for no projection.
     trace_file: file for the projected step in Chrome's trace format, gzipped.
     picture_file: file for a picture of one of its iterations in each direction, an SVG or PNG.
     on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
-    The figures of `step.compile_step`, `transfers` and `overlap`; or `failure`. `transfers` lists the collectives per
-    device and step, by what they carry, kind and loop depth. `overlap` has the shares of their bytes that are
-    transferred asynchronously, and with compute meanwhile. With a chip also `projection`, see
+    The figures of `step.compile_step`, `transfers` and `overlap`; or `failure`, as there. `transfers` lists the
+    collectives per device and step, by what they carry, kind and loop depth. `overlap` has the shares of their bytes that
+    are transferred asynchronously, and with compute meanwhile. With a chip also `projection`, see
     `projection.summary.figures`.
   """
   with interruption.temporary_folder() as folder:
     file = pathlib.Path(folder) / "step.hlo"
-    found = step.compile_step(arguments, bounds=bounds, hlo_file=file, cpu_devices=cpu_devices, on_tick=on_tick)
+    found = step.compile_step(arguments, bounds=bounds, hlo_file=file, devices=devices, on_tick=on_tick)
     if "failure" in found:
       return found
     text = file.read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ def figures(
         picture.draw(simulated.step, picture_file, "One iteration of each direction")
     return found
   except hlo.HloError as error:
-    return {"failure": f"the compiled program cannot be read. {error}"}
+    return {"failure": f"the compiled program cannot be read. {error}", "unread": True}
 
 
 def of_program(text: str, *, batch: str, optimizer: str) -> dict[str, Any]:

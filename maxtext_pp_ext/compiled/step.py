@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles one MaxText train step in a separate process with limits. The machine need not have the step's devices.
+"""Compiles one MaxText train step in a separate process with limits, for devices that the machine has or need not have.
 
 Commands and benchmarks call `compile_step(...)`. The process that compiles runs this module as a program:
 
@@ -31,7 +31,7 @@ def compile_step(
     *,
     bounds: limits.Limits,
     hlo_file: pathlib.Path | None = None,
-    cpu_devices: int | None = None,
+    devices: child.Devices = None,
     on_tick: child.OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
   """Compiles in a separate process and returns the figures, or `failure` with the reason.
@@ -40,15 +40,17 @@ def compile_step(
     arguments: MaxText's command-line arguments. The first, a yml file, may be left out (base.yml), or be a preset's name.
     bounds: limits of wall time and host memory.
     hlo_file: file to keep the optimised HLO in.
-    cpu_devices: number of virtual CPU devices to compile for; None for the TPUs of `compile_topology`.
+    devices: those to compile for: a number of virtual CPU devices, or this machine's; None for the TPUs of
+      `compile_topology`.
     on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
-    The figures per device and step. If there are none, `failure`, and `refused` if the configuration was refused.
+    The figures per device and step. If there are none, `failure`; and `refused` if the configuration was refused,
+    `unread` if the step was compiled and its program could not be read.
   """
   options = [f"--hlo={hlo_file}"] if hlo_file else []
-  options += ["--cpu"] if cpu_devices is not None else []
-  return child.run(__name__, [*options, *arguments], bounds=bounds, cpu_devices=cpu_devices, on_tick=on_tick)
+  options += ["--here"] if devices is not None else []
+  return child.run(__name__, [*options, *arguments], bounds=bounds, devices=devices, on_tick=on_tick)
 
 
 def versions() -> dict[str, str]:
@@ -65,11 +67,11 @@ def versions() -> dict[str, str]:
 def main(argv: list[str]) -> None:
   """The process that compiles: writes its figures to the file that is its first argument."""
   result, arguments = pathlib.Path(argv[0]), argv[1:]
-  hlo_file, on_cpu = None, False
+  hlo_file, here = None, False
   if arguments and (match := re.fullmatch(r"--hlo=(.+)", arguments[0])):
     hlo_file, arguments = pathlib.Path(match[1]), arguments[1:]
-  if arguments and arguments[0] == "--cpu":
-    on_cpu, arguments = True, arguments[1:]
+  if arguments and arguments[0] == "--here":
+    here, arguments = True, arguments[1:]
   # Before MaxText is imported: our keys have to be in its schema.
   import maxtext_pp_ext
 
@@ -77,19 +79,19 @@ def main(argv: list[str]) -> None:
   from maxtext_pp_ext.host.models import train_step
 
   try:
-    compiled = train_step.compile_train_step(arguments, on_cpu=on_cpu)
+    compiled = train_step.compile_train_step(arguments, here=here)
   except train_step.RefusedError as error:
     figures = {"failure": str(error), "refused": True}
   else:
-    text = printed(compiled.program)
+    text, platform = printed(compiled.program), compiled.mesh.devices.flat[0].platform
     if hlo_file:
       hlo_file.write_text(text, encoding="utf-8")
     try:
-      figures = _memory(compiled.program, on_cpu) | compiled.times | traffic.of_program(text).to_json()
+      figures = _memory(compiled.program, platform) | compiled.times | traffic.of_program(text).to_json()
     except hlo.HloError as error:
-      figures = {"failure": f"the compiled program cannot be read. {error}"}
+      figures = {"failure": f"the compiled program cannot be read. {error}", "unread": True}
     else:
-      if not on_cpu:
+      if platform == "tpu":
         figures |= {"placement": train_step.placement(compiled), "work": train_step.work(compiled.config)}
   result.write_text(json.dumps(figures), encoding="utf-8")
 
@@ -104,10 +106,10 @@ def printed(executable: Any) -> str:
   return _LARGE_TABLE.sub("constant({...})", module.to_string(options))
 
 
-def _memory(compiled: Any, on_cpu: bool) -> dict[str, Any]:
+def _memory(compiled: Any, platform: str) -> dict[str, Any]:
   memory = compiled.memory_analysis()
   # The CPU compiler's peak leaves temporary buffers out (jaxlib 0.11.2).
-  peak = 0 if on_cpu else getattr(memory, "peak_memory_in_bytes", 0)
+  peak = 0 if platform == "cpu" else getattr(memory, "peak_memory_in_bytes", 0)
   sizes = {"temp": memory.temp_size_in_bytes, "peak": peak or None, "arguments": memory.argument_size_in_bytes}
   return {
       "bytes": sizes,

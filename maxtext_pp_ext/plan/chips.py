@@ -93,6 +93,24 @@ def of_topology(topology: str) -> Chip | None:
   return CHIPS.get(topology.partition("-")[0])
 
 
+# What JAX calls them; both names of a chip are in use (jax/_src/tpu_info.py).
+_DEVICE_KINDS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "TPU7x": "tpu7x",
+}
+
+
+def of_device_kind(kind: str) -> Chip | None:
+  """Returns the chip of a JAX device by its `device_kind`, such as "TPU v5 lite"; None if it is not known."""
+  return CHIPS.get(_DEVICE_KINDS.get(kind, ""))
+
+
 def bounds(
     chip: Chip, *, flops: float, outside_flops: float, bubble_fraction: float, sent: float, between_slices: float
 ) -> dict[str, float]:

@@ -37,6 +37,22 @@ def test_a_table_has_ratios_to_the_hosts_plain_pipeline_and_says_what_was_not_co
   assert "python -m benchmarks.compiler_figures --shape llama3-70b" in text
 
 
+def test_rows_with_flags_stand_below_those_without():
+  rows = {name: row() for name in ("circular_bsw, DENSE_VMEM_LIMIT_FLAG", "circular_bsw", "none", "none, A, B")}
+  rows["host BSW, A"] = {"failure": "stopped", "versions": {"jax": "1"}}
+  text = compiler_figures.report({"llama3-70b": rows})
+  first = [line.strip("| ").partition(" |")[0].strip() for line in text.splitlines() if line.startswith("| ")]
+  assert first[2:] == ["none", "none, A, B", "circular_bsw", "circular_bsw, DENSE_VMEM_LIMIT_FLAG"]
+  assert "- host BSW, A: stopped" in text
+
+
+def test_flags_that_cannot_be_used_end_the_command_before_anything_is_compiled(capsys):
+  for given, words in ((["DENSE"], "no such set"), (["DENSE_VMEM_LIMIT_FLAG", "MOE_VMEM_LIMIT_FLAG"], "is 98304 by")):
+    with pytest.raises(SystemExit):
+      compiler_figures.main(["--flags", *given])
+    assert words in capsys.readouterr().err
+
+
 def test_without_the_hosts_plain_pipeline_there_are_no_ratios():
   text = compiler_figures.report({"mixtral-8x7b": {"circular": row()}})
   assert "10.0" in text

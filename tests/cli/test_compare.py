@@ -13,7 +13,8 @@ import sys
 import pytest
 
 from maxtext_pp_ext import cli, registry
-from maxtext_pp_ext.compiled import compare, limits, step_times
+from maxtext_pp_ext.compiled import child, compare, limits
+from maxtext_pp_ext.compiled.measured import devices, step_times
 from maxtext_pp_ext.host.models import variants
 from tests.host.common import ROOT, TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
@@ -48,8 +49,8 @@ def fake(monkeypatch, installed):  # noqa: F811  pylint: disable=redefined-outer
   asked = []
 
   def install(**rows):
-    def compiled(arguments, *, bounds, cpu_devices, **_):
-      asked.append((arguments, bounds, cpu_devices))
+    def compiled(arguments, *, bounds, devices, **_):
+      asked.append((arguments, bounds, devices))
       given = dict(argument.split("=", 1) for argument in arguments)
       return rows["none" if given.get("ici_pipeline_parallelism", "1") == "1" else given["pipeline_impl"]]
 
@@ -87,6 +88,19 @@ def test_json_has_every_figure_and_the_arguments(fake, capfd):
   assert found["implementations"]["circular_bsw"]["failure"] == REFUSED["failure"]
 
 
+def test_sets_of_flags_join_those_of_the_run_in_every_implementation(fake, capfd):
+  asked = fake(none=figures(), circular_bsw=figures())
+  own, sets = "compile_xla_flags=--xla_a=1", "DENSE_VMEM_LIMIT_FLAG,DATA_PARALLEL_OVERLAP"
+  arguments = ["compare", *TINY, *FOUR_STAGES, "compile_topology=v5p-8", own, "--impl", "none,circular_bsw"]
+  assert cli.main([*arguments, "--flags", sets]) == 0
+  assert "with DENSE_VMEM_LIMIT_FLAG: --xla_tpu_scoped_vmem_limit_kib=98304" in capfd.readouterr().out
+  for given, *_ in asked:
+    (value,) = [argument for argument in given if argument.startswith("compile_xla_flags=")]
+    assert value.startswith(f"{own} --xla_tpu_scoped_vmem_limit_kib=98304 --xla_tpu_enable_data_parallel")
+  assert cli.main([*arguments, "--flags", sets, "--json"]) == 0
+  assert list(json.loads(capfd.readouterr().out)["flags"]) == sets.split(",")
+
+
 def test_it_fails_if_nothing_could_be_computed(fake, capfd, tmp_path):
   fake(circular=REFUSED)
   assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", "circular", "--output", str(tmp_path / "a.svg")]) == 1
@@ -106,20 +120,20 @@ def test_bars_have_a_row_for_each_implementation(fake, capfd, tmp_path, suffix):
       assert f"<!-- {label} -->" in text
 
 
-def times(*seconds):
-  return {"seconds": list(seconds), "losses": [4.0] * (len(seconds) + 2)}
+def times(*seconds, memory=None):
+  return {"seconds": list(seconds), "losses": [4.0] * (len(seconds) + 2), "memory": memory, "host_memory_GiB": 1.0}
 
 
 @pytest.fixture
 def fake_times(monkeypatch):
-  """Replaces the process that runs steps by times; returns the list of requested runs."""
+  """Replaces the processes that run steps by times; returns what they were asked for."""
   asked = {}
 
   def install(**steps):
-    def ran(arguments, *, rounds, bounds, cpu_devices, on_tick):
-      on_tick("compiling", 1 << 30)
-      asked.update(arguments=arguments, rounds=rounds, bounds=bounds, cpu_devices=cpu_devices)
-      return step_times.compared(steps) | {"rounds": rounds, "host_memory_GiB": 1.0} if steps else STOPPED
+    def ran(arguments, *, rounds, bounds, devices, on_tick):
+      on_tick("none, turn 1 of 3", 1 << 30)
+      asked.update(arguments=arguments, rounds=rounds, bounds=bounds, devices=devices)
+      return step_times.compared(steps) | {"rounds": rounds, "turns": step_times.turns(list(arguments), rounds)}
 
     monkeypatch.setattr(step_times, "step_times", ran)
     return asked
@@ -133,10 +147,12 @@ def test_steps_that_were_compiled_are_run_and_compared_with_the_first(fake, fake
   file = tmp_path / "bars.svg"
   arguments = ["compare", *TINY, *FOUR_STAGES, "--impl", "host,circular,circular_bsw", "--run", "--rounds", "3"]
   assert cli.main([*arguments, "--devices", "16", "--output", str(file)]) == 0
-  assert list(asked["arguments"]) == ["host", "circular_bsw"] and asked["rounds"] == 3 and asked["cpu_devices"] == 16
+  assert list(asked["arguments"]) == ["host", "circular_bsw"] and asked["rounds"] == 3 and asked["devices"] == 16
   assert "pipeline_impl=circular_bsw" in asked["arguments"]["circular_bsw"]
   text = capfd.readouterr().out
-  assert re.search(r"seconds a step here, 3 rounds +0\.2 +0\.16", text)
+  assert "measured on 16 virtual CPU devices, 3 rounds" in text and "rounds: host 2, circular_bsw 3, host 1" in text
+  assert re.search(r"seconds of a step \(middle half\) +0\.2 \(0\.2–0\.3\) +0\.16 \(0\.13–0\.23\)", text)
+  assert re.search(r"memory in use, peak +– +–", text) and "do not report their memory in use" in text
   assert re.search(r"ratio to host \(middle half\) +1\.000× \(1\.000–1\.000\) +0\.750× \(0\.625–0\.775\)", text)
   assert "transfers are copies in memory" in text and "circular: not computed: stopped" in text
   if importlib.util.find_spec("matplotlib") is not None:
@@ -148,7 +164,7 @@ def test_json_has_the_times_of_every_round(fake, fake_times, capfd):
   asked = fake_times(host=times(0.2, 0.4), circular_bsw=times(0.1, 0.2))
   assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", "host,circular_bsw", "--run", "--json"]) == 0
   found = json.loads(capfd.readouterr().out)
-  assert found["run"] == {"base": "host", "rounds": asked["rounds"], "host_memory_GiB": 1.0} and asked["rounds"] > 1
+  assert found["run"]["base"] == "host" and found["run"]["rounds"] == asked["rounds"] > 1
   ran = found["implementations"]["circular_bsw"]["run"]
   assert ran["seconds"] == [0.1, 0.2] and ran["ratio"]["median"] == 0.5
 
@@ -156,7 +172,6 @@ def test_json_has_the_times_of_every_round(fake, fake_times, capfd):
 NOT_RUN = {
     "one of two": ({"host": times(0.1), "circular_bsw": {"failure": "the loss of step 1 is nan"}}, "circular_bsw"),
     "each": ({"host": {"failure": "ValueError: no"}, "circular_bsw": {"failure": "the loss of step 1 is nan"}}, "host"),
-    "all": ({}, "--run"),
 }
 
 
@@ -166,17 +181,17 @@ def test_it_fails_if_a_step_was_not_run_and_shows_what_there_is(fake, fake_times
   fake_times(**steps)
   assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", "host,circular_bsw", "--run"]) == 1
   text = capfd.readouterr().out
-  reason = steps.get(name, STOPPED)["failure"]
-  assert f"{name}: not run: {reason}" in text and "memory: peak" in text
-  assert ("ratio to host" in text) == ("seconds" in steps.get("host", {}))
+  assert f"{name}: not run: {steps[name]['failure']}" in text and "memory: peak" in text
+  assert ("ratio to host" in text) == ("seconds" in steps["host"])
 
 
 def test_limits_are_those_of_the_process_that_runs_too(fake, capfd):
   fake(host=figures())
   assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", "host", "--run", "--memory-gib", "0.01"]) == 1
-  assert re.search(r"--run: not run: stopped after \d+ s: more than 0.01 GiB of host memory", capfd.readouterr().out)
+  assert re.search(r"host: not run: stopped after \d+ s: more than 0.01 GiB of host memory", capfd.readouterr().out)
 
 
+@pytest.mark.slow
 def test_steps_train_in_turns_on_virtual_devices(fake, capfd):
   fake(none=figures(), circular_bsw=figures())
   keys = ("ici_pipeline_parallelism=2", "base_num_decoder_layers=2", "num_pipeline_microbatches=2", "steps=4")
@@ -184,14 +199,100 @@ def test_steps_train_in_turns_on_virtual_devices(fake, capfd):
   status = cli.main(["compare", *TINY, *keys, "--impl", "none,circular_bsw", "--run", "--json"])
   found = json.loads(capfd.readouterr().out)
   assert status == 0, found
-  assert found["run"]["base"] == "none" and found["run"]["rounds"] == 2
+  assert found["run"]["base"] == "none" and found["run"]["turns"] == [["none", 1], ["circular_bsw", 2], ["none", 1]]
   for row in found["implementations"].values():
     ran = row["run"]
-    assert len(ran["seconds"]) == 2 and all(seconds > 0 for seconds in ran["seconds"])
+    assert len(ran["seconds"]) == 2 and all(seconds > 0 for seconds in ran["seconds"]) and ran["memory"] is None
     losses = ran["losses"]
     # It starts at guessing among 64 words, where logits of variance 1 make the loss 1/2 more than their logarithm, and
     # learns the one batch: the state goes from step to step.
-    assert len(losses) == 4 and losses[0] == pytest.approx(math.log(64) + 0.5, abs=0.5) and losses[-1] < losses[0]
+    assert losses[0] == pytest.approx(math.log(64) + 0.5, abs=0.5) and losses[2] < losses[0]
+  losses = found["implementations"]["none"]["run"]["losses"]
+  assert losses[:3] == pytest.approx(losses[3:], rel=1e-6)  # another turn begins anew
+
+
+TPU = {"platform": "tpu", "kinds": {"TPU v5": 8}, "count": 8, "processes": 1, "runtime": "libtpu 1"}
+PROJECTION = {"step_s": 0.5, "parts": {}, "bubbles_s": 0.1, "again_s": 0.1, "tokens_per_s": 1e3, "tflops_per_s": 2.0}
+PROJECTION |= {"mfu": 0.4, "unknown": []}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+  """A machine that has devices: sets what JAX would find."""
+
+  def install(**changed):
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
+    monkeypatch.setattr(devices, "of_machine", lambda machine, bounds: TPU | changed)
+
+  return install
+
+
+def test_on_tpus_measured_steps_stand_beside_projected_ones_and_go_into_one_file(
+    fake, fake_times, machine, capfd, tmp_path
+):
+  compiled = fake(host=figures(projection=PROJECTION), circular_bsw=figures(projection=PROJECTION))
+  memory = {"peak": 7 * 10**9, "peak_before_steps": 2 * 10**9}
+  initialised = {"peak": 3 * 10**9, "peak_before_steps": 3 * 10**9}
+  asked = fake_times(host=times(0.5, 0.7, memory=memory), circular_bsw=times(0.4, 0.4, memory=initialised))
+  machine()
+  file = tmp_path / "result.json"
+  arguments = ["compare", *TINY, *FOUR_STAGES, "--impl", "host,circular_bsw", "--flags", "DENSE_VMEM_LIMIT_FLAG"]
+  assert cli.main([*arguments, "--run", "--rounds", "2", "--result", str(file)]) == 0
+  here = child.Machine(platforms="tpu,cpu")
+  assert asked["devices"] == here and all(each == here for *_, each in compiled)
+  for given in asked["arguments"].values():
+    assert "compile_xla_flags=--xla_tpu_scoped_vmem_limit_kib=98304" in given
+  text = capfd.readouterr().out
+  assert "8 × TPU v5, per device and step" in text and "measured on 8 × TPU v5, 2 rounds" in text
+  assert re.search(r"projected seconds\* +0\.5 +0\.5", text) and re.search(r"measured / proj\w+ +1\.200× +0\.800×", text)
+  assert re.search(r"memory in use, peak +7 GB +3 GB", text) and "Virtual" not in text
+  assert "circular_bsw: the peak is that of the state's initialisation" in text and "host: the peak" not in text
+  found = json.loads(file.read_text())
+  assert found["machine"] == TPU and set(found["versions"]) >= {"maxtext_pp_ext", "jax"}
+  assert found["given"] == [*TINY, *FOUR_STAGES] and found["flags"]
+  ran = found["implementations"]["host"]["run"]
+  assert ran["seconds"] == [0.5, 0.7] and ran["memory"] == memory and ran["of_projection"] == pytest.approx(1.2)
+
+
+def test_what_was_compiled_and_cannot_be_read_still_runs(fake, fake_times, machine, capfd):
+  fake(host=figures(), circular_bsw={"failure": "the compiled program cannot be read. gpu", "unread": True})
+  fake_times(host=times(0.5), circular_bsw=times(0.4))
+  machine(platform="gpu", kinds={"NVIDIA H100": 8})
+  assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", "host,circular_bsw", "--run", "--rounds", "1"]) == 0
+  text = capfd.readouterr().out
+  assert "circular_bsw: not computed: the compiled program cannot be read" in text and "measured / " not in text
+  assert re.search(r"ratio to host .* 0\.800×", text)
+
+
+MACHINES = {
+    "none": (
+        {"failure": "RuntimeError: the TPU is in use"},
+        [],
+        1,
+        "JAX found no devices: RuntimeError: the TPU is in use",
+    ),
+    "several processes": ({"processes": 4}, [], 2, "belong to 4 processes"),
+    "flags on GPUs": ({"platform": "gpu"}, ["--flags", "DENSE_VMEM_LIMIT_FLAG"], 2, "would compile for GPUs"),
+    "trace on GPUs": ({"kinds": {"NVIDIA H100": 8}}, ["--trace", "a.json.gz"], 2, "not 8 × NVIDIA H100"),
+}
+
+
+@pytest.mark.parametrize("changed, options, code, words", MACHINES.values(), ids=MACHINES.keys())
+def test_devices_on_which_it_cannot_run_are_named_before_anything_is_compiled(
+    fake, machine, capfd, changed, options, code, words
+):
+  asked = fake()
+  machine(**changed)
+  assert cli.main(["compare", *TINY, "--run", *options]) == code
+  assert words in capfd.readouterr().err and asked == []
+
+
+def test_a_machine_that_has_cpus_only_gets_virtual_devices(fake, fake_times, machine, capfd):
+  fake(host=figures())
+  asked = fake_times(host=times(0.5))
+  machine(platform="cpu")
+  assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", "host", "--run"]) == 0
+  assert asked["devices"] == 8
 
 
 WRONG = {
@@ -201,10 +302,20 @@ WRONG = {
     "picture nowhere": (["--output", "/no/such/a.svg"], "there is no folder"),
     "no time": (["--minutes", "0"], "has to be positive"),
     "two kinds of devices": (["compile_topology=v5p-8", "--devices", "4"], "give one of them"),
-    "to run on TPUs that are not there": (["compile_topology=v5p-8", "--run"], "--run is for CPU devices"),
+    "to run on TPUs that are not there": (["compile_topology=v5p-8", "--run"], "need not be: give one of them"),
+    "result of no kind": (["--result", "a.txt"], "has to end in .json"),
     "no rounds": (["--run", "--rounds", "0"], "has to be positive"),
     "rounds of nothing": (["--rounds", "3"], "needs --run"),
     "trace of CPU devices": (["--trace", "a.json.gz"], "need a projection"),
+    "unknown flags": (
+        ["compile_topology=v5p-8", "--flags", "LAYOUT"],
+        "--flags LAYOUT: there is no such set of XLA flags",
+    ),
+    "flags of the TPU compiler for CPUs": (["--flags", "DENSE_VMEM_LIMIT_FLAG"], "Give compile_topology"),
+    "flags against flags": (
+        ["compile_topology=v5p-8", "--flags", "DENSE_VMEM_LIMIT_FLAG,MOE_VMEM_LIMIT_FLAG"],
+        "is 98304 by --flags DENSE_VMEM_LIMIT_FLAG, and 81920 by --flags MOE_VMEM_LIMIT_FLAG",
+    ),
     "trace of no kind": (["--trace", "a.txt"], "has to end in .json.gz"),
     "no file": (["/no/such.yml"], "/no/such.yml"),
 }
@@ -217,8 +328,8 @@ def test_what_cannot_be_compared_is_said_before_anything_is_compiled(fake, capfd
   assert words in capfd.readouterr().err and asked == []
 
 
-def keys(name, *argv, on_cpu=True):
-  return dict(argument.split("=", 1) for argument in variants.arguments(name, argv, on_cpu=on_cpu))
+def keys(name, *argv, platform="cpu"):
+  return dict(argument.split("=", 1) for argument in variants.arguments(name, argv, platform=platform))
 
 
 def test_without_a_pipeline_the_stages_devices_are_given_to_fsdp(installed):  # noqa: F811  pylint: disable=redefined-outer-name
@@ -241,9 +352,10 @@ def test_implementations_differ_in_what_chooses_them_only(installed):  # noqa: F
 
 
 def test_the_attention_kernel_is_that_of_the_devices_unless_one_is_asked_for(installed):  # noqa: F811  pylint: disable=redefined-outer-name
-  assert keys("host", on_cpu=True)["attention"] == "dot_product"
-  assert keys("host", "compile_topology=v5p-8", on_cpu=False)["attention"] == "flash"
-  assert keys("host", "attention=dot_product", on_cpu=False)["attention"] == "dot_product"
+  assert keys("host")["attention"] == "dot_product"
+  assert keys("host", "compile_topology=v5p-8", platform="tpu")["attention"] == "flash"
+  assert keys("host", "attention=dot_product", platform="tpu")["attention"] == "dot_product"
+  assert "attention" not in keys("host", platform=None)  # MaxText's own choice, made where the devices are
 
 
 def test_a_step_is_compiled_for_cpu_devices_and_a_wrong_one_refused(tmp_path):

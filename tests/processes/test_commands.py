@@ -31,7 +31,9 @@ children.Child = Sleeping
 """
 CLI = """
 from maxtext_pp_ext.cli import main, compare, plan
-compare._arguments = lambda args, names: (4, "4 devices", {name: [] for name in names})
+compare._target = lambda args, names, *_: compare.Target(
+    devices=4, described="4 devices", arguments={name: [] for name in names}
+)
 """
 MODULE = """
 import runpy

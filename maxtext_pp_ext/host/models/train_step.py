@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles MaxText's train step as its `train_compile` does, which does not return the compiled step; and runs it.
 
-`train_compile` knows TPU topologies and GPUs; virtual CPU devices take their place here.
+`train_compile` knows TPU topologies and GPUs; the devices of the process may take their place here.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class CompiledStep:
   times: dict[str, float]
 
 
-def compile_train_step(arguments: Sequence[str], *, on_cpu: bool = False) -> CompiledStep:
+def compile_train_step(arguments: Sequence[str], *, here: bool = False) -> CompiledStep:
   """Compiles a train step without arrays.
 
   Args:
     arguments: MaxText's arguments. The leading yml file may be left out, for base.yml, or be the name of a preset.
-    on_cpu: compiles for the CPU devices of this process, otherwise for the devices of `compile_topology`.
+    here: compiles for the devices of this process, otherwise for those of `compile_topology`.
 
   Raises:
     RefusedError: the configuration is refused.
@@ -73,7 +73,7 @@ def compile_train_step(arguments: Sequence[str], *, on_cpu: bool = False) -> Com
     return executable
 
   replaced: dict[str, Any] = {"jit_and_compile": catching}
-  if on_cpu:
+  if here:
     replaced |= {"validate_config": lambda config: None, "get_topology_mesh": _mesh_of_this_process}
   with _replaced(train_compile, replaced), _replaced(train_compile.pyconfig, {"initialize": _initialize}):
     train_compile.main(["", *_with_yml(arguments)])
@@ -109,7 +109,7 @@ _STATE_ONLY = {"load_parameters_path": "", "load_full_state_path": "", "sharding
 
 
 class RunningStep:
-  """A train step on the CPU devices of this process, with the state that it trains and a batch of synthetic data.
+  """A train step on the devices of this process, with the state that it trains and a batch of synthetic data.
 
   Calling it runs a step and waits for it.
 
@@ -128,7 +128,7 @@ class RunningStep:
     """
     from maxtext.utils import train_utils  # pylint: disable=import-outside-toplevel
 
-    self._step = compile_train_step(arguments, on_cpu=True).program
+    self._step = compile_train_step(arguments, here=True).program
     shardings, _ = self._step.input_shardings
     if len(shardings) != 2:
       raise RefusedError("Steps that also take random numbers, such as those of DiLoCo, are compiled but not run.")

@@ -20,7 +20,7 @@ _HOST_MODES = {
 _NO_MODE = {"pipeline_fsdp_ag_per_repeat": False, "pipeline_fsdp_ag_once": False}
 # These have no effect with MaxText's own pipelines, and so are refused there.
 _NO_KEYS_OF_OURS = {"pipeline_grad_accum_dtype": "auto", "pipeline_gather_dtype": "auto"}
-# attention=autoselected depends on the devices of this machine, not on those that the step is compiled for.
+# attention=autoselected depends on the devices of the process, which may not be those that the step is compiled for.
 _ATTENTION = {"tpu": "flash", "cpu": "dot_product"}
 
 
@@ -29,7 +29,7 @@ def names() -> tuple[str, ...]:
   return (NONE, *_HOST_MODES, *(name for name in registry.names() if name != registry.HOST))
 
 
-def arguments(name: str, argv: Sequence[str], *, on_cpu: bool) -> list[str]:
+def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[str]:
   """Returns MaxText's arguments of a variant of a run, for a step that is compiled and has no data.
 
   Without a pipeline the devices of the stages are given to FSDP.
@@ -37,7 +37,7 @@ def arguments(name: str, argv: Sequence[str], *, on_cpu: bool) -> list[str]:
   Args:
     name: one of `names()`.
     argv: MaxText's arguments of the run: a yml file, which may be left out, then `key=value`.
-    on_cpu: for CPU devices instead of those of `compile_topology`.
+    platform: what is compiled for, "cpu" or the "tpu" of `compile_topology`; None for devices that the process has.
 
   Raises:
     ValueError: there is no such variant, or no such yml file.
@@ -49,9 +49,9 @@ def arguments(name: str, argv: Sequence[str], *, on_cpu: bool) -> list[str]:
   except FileNotFoundError as error:
     raise ValueError(f"There is no file {error.filename}.") from error
   replaced = {"dataset_type": "synthetic", "enable_checkpointing": False, "skip_jax_distributed_system": True}
-  if given.get("attention") == "autoselected":
-    replaced["attention"] = _ATTENTION["cpu" if on_cpu else "tpu"]
-  if not on_cpu and given.get("compile_topology_num_slices", -1) == -1:
+  if platform and given.get("attention") == "autoselected":
+    replaced["attention"] = _ATTENTION[platform]
+  if platform == "tpu" and given.get("compile_topology_num_slices", -1) == -1:
     replaced["compile_topology_num_slices"] = 1
   replaced |= keys(name, given)
   return run_config.with_keys(argv, replaced)

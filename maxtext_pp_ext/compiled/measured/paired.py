@@ -14,8 +14,8 @@ _WARM_UP = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ratio:
-  """Ratios of times within a round: their median over rounds and their quartiles."""
+class Quartiles:
+  """Median and quartiles of some values."""
 
   median: float
   lower_quartile: float
@@ -51,10 +51,14 @@ def measure(
   return seconds
 
 
-def ratio(seconds: Sequence[float], base: Sequence[float]) -> Ratio:
+def ratio(seconds: Sequence[float], base: Sequence[float]) -> Quartiles:
   """The time of one step as a multiple of another's, from times measured in the same rounds."""
-  found = [mine / other for mine, other in zip(seconds, base, strict=True)]
-  if len(found) == 1:
-    return Ratio(median=found[0], lower_quartile=found[0], upper_quartile=found[0])
-  lower, median, upper = statistics.quantiles(found, n=4, method="inclusive")
-  return Ratio(median=median, lower_quartile=lower, upper_quartile=upper)
+  return quartiles([mine / other for mine, other in zip(seconds, base, strict=True)])
+
+
+def quartiles(values: Sequence[float]) -> Quartiles:
+  """The quartiles of at least one value, between neighbours where there is none at that place."""
+  if len(values) == 1:
+    return Quartiles(median=values[0], lower_quartile=values[0], upper_quartile=values[0])
+  lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+  return Quartiles(median=median, lower_quartile=lower, upper_quartile=upper)

@@ -4,7 +4,7 @@
 
 import pytest
 
-from maxtext_pp_ext.compiled import paired
+from maxtext_pp_ext.compiled.measured import paired
 
 
 @pytest.fixture
@@ -35,13 +35,13 @@ def test_what_slows_a_round_down_falls_out_of_the_ratio():
   machine = [1.0, 5.0, 1.5, 1.0, 9.0]
   base = [2.0 * slower for slower in machine]
   own = [3.0 * slower for slower in machine]
-  assert paired.ratio(own, base) == paired.Ratio(median=1.5, lower_quartile=1.5, upper_quartile=1.5)
+  assert paired.ratio(own, base) == paired.Quartiles(median=1.5, lower_quartile=1.5, upper_quartile=1.5)
 
 
 def test_the_spread_is_that_of_the_middle_half():
   found = paired.ratio([1.0, 2.0, 3.0, 4.0, 500.0], [1.0] * 5)
-  assert found == paired.Ratio(median=3.0, lower_quartile=2.0, upper_quartile=4.0)
-  assert paired.ratio([3.0], [2.0]) == paired.Ratio(median=1.5, lower_quartile=1.5, upper_quartile=1.5)
+  assert found == paired.Quartiles(median=3.0, lower_quartile=2.0, upper_quartile=4.0)
+  assert paired.ratio([3.0], [2.0]) == paired.Quartiles(median=1.5, lower_quartile=1.5, upper_quartile=1.5)
 
 
 def test_times_of_different_rounds_are_not_compared():
