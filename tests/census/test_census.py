@@ -148,6 +148,7 @@ SAMPLE = sweep.Configuration(
 )
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_sweep_trains_equal(tmp_path):
   sweep.write_text(tmp_path)
   [found] = sweep.train(tmp_path, {"sample": SAMPLE}).values()

@@ -75,6 +75,7 @@ def test_installing_after_maxtext_was_imported_reaches_every_place(disconnected)
   assert TOUCHED | {"maxtext.MaxTextConfig"} <= set(report.touched)
 
 
+@pytest.mark.slow
 def test_installing_twice_changes_nothing_the_second_time(disconnected):
   first = maxtext_pp_ext.install()
   bound = _bound_names()
