@@ -117,34 +117,33 @@ class Computation:
     """The instruction whose result the computation returns."""
     return next((step for step in self.instructions if step.is_root), self.instructions[-1])
 
-  def value(self, name: str) -> Value:
-    """An integer as a constant, or as an element of the parameter plus a constant."""
+  def value(self, name: str) -> Value | None:
+    """An integer: a constant, or an element of the computation's parameter plus one; None if it is neither."""
     step = self.by_name.get(name)
-    unknown = Value(None, None)
     if step is None:
-      return unknown
+      return None
     if step.opcode == "constant":
-      return Value(None, int(step.operands)) if re.fullmatch(r"-?\d+", step.operands) else unknown
+      return Value(None, int(step.operands)) if re.fullmatch(r"-?\d+", step.operands) else None
     if step.opcode in ("copy", "bitcast", "convert"):
       return self.value(step.operand_names[0])
     if step.opcode == "get-tuple-element":
       index, of = step.attribute(r"index=(\d+)"), self.by_name.get(step.operand_names[0])
-      return Value(int(index[1]), 0) if index and of is not None and of.opcode == "parameter" else unknown
+      return Value(int(index[1]), 0) if index and of is not None and of.opcode == "parameter" else None
     if step.opcode in ("add", "subtract"):
       left, right = (self.value(operand) for operand in step.operand_names)
-      if step.opcode == "add" and left.element is None:
+      if step.opcode == "add" and left is not None and left.element is None:
         left, right = right, left
-      if left.offset is None or right.offset is None or right.element is not None:
-        return unknown
+      if left is None or right is None or right.element is not None:
+        return None
       return Value(left.element, left.offset + (right.offset if step.opcode == "add" else -right.offset))
-    return unknown
+    return None
 
 
 class Value(NamedTuple):
-  """An integer: an element of a computation's parameter plus `offset`, or `offset` alone; None if it is unknown."""
+  """An integer: element number `element` of a computation's parameter, if there is one, plus `offset`."""
 
   element: int | None
-  offset: int | None
+  offset: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,34 +168,31 @@ class Module:
     for pattern in (r'known_trip_count"?[=:]\{"?n"?[=:]"?(\d+)', r'estimated_trip_count"?[=:]"?(\d+)'):
       if match := loop.attribute(pattern):
         return int(match[1])
-    condition, body = (loop.attribute(rf"{name}=%?([\w.\-]+)") for name in ("condition", "body"))
     around = next((each for each in self.computations.values() if each.by_name.get(loop.name) is loop), None)
-    if condition is None or body is None or around is None or condition[1] not in self.computations:
+    called = [loop.attribute(rf"{name}=%?([\w.\-]+)") for name in ("condition", "body")]
+    condition, body = (self.computations.get(name[1]) if name else None for name in called)
+    if around is None or condition is None or body is None:
       return None
-    compare = self.computations[condition[1]].root
+    compare, start, end = condition.root, around.by_name.get(loop.operand_names[0]), body.root
     direction = compare.attribute(r"direction=(\w+)")
-    if compare.opcode != "compare" or direction is None:
+    if compare.opcode != "compare" or direction is None or start is None or {start.opcode, end.opcode} != {"tuple"}:
       return None
-    left, right = (self.computations[condition[1]].value(name) for name in compare.operand_names)
-    if left.element is None:
-      left, right, swapped = right, left, {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
-      compared = swapped.get(direction[1], direction[1])
-    else:
-      compared = direction[1]
-    start = around.by_name[loop.operand_names[0]] if loop.operand_names[0] in around.by_name else None
-    end = self.computations[body[1]].root
-    if left.element is None or right.element is not None or right.offset is None:
+    compared = direction[1]
+    counter, bound = (condition.value(name) for name in compare.operand_names)
+    if counter is not None and counter.element is None:
+      counter, bound, compared = bound, counter, _SWAPPED.get(compared, compared)
+    if counter is None or counter.element is None or bound is None or bound.element is not None:
       return None
-    if start is None or start.opcode != "tuple" or end.opcode != "tuple":
+    first, after = around.value(start.operand_names[counter.element]), body.value(end.operand_names[counter.element])
+    if first is None or first.element is not None or after is None or after.element != counter.element:
       return None
-    first = around.value(start.operand_names[left.element])
-    after = self.computations[body[1]].value(end.operand_names[left.element])
-    if first.element is not None or first.offset is None or after.element != left.element:
-      return None
-    return _trips(first.offset + left.offset, after.offset, right.offset, compared)
+    return _trips(first.offset + counter.offset, after.offset, bound.offset, compared)
 
   def callees(self, instruction: Instruction) -> tuple[Computation, ...]:
     return tuple(self.computations[name] for name in instruction.called if name in self.computations)
+
+
+_SWAPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
 
 
 def _trips(first: int, step: int, bound: int, direction: str) -> int | None:

@@ -186,7 +186,7 @@ class Weights:
       fn: Callable[..., Sequence[jax.Array]],
       chosen: list[int],
       indices: list[jax.Array],
-      args: Sequence[tuple[Sequence[jax.Array | None], Callable[[int], Layout]]],
+      args: Sequence[tuple[Sequence[Any], Callable[[int], Layout]]],
       results: list[Layout],
   ) -> list[Any]:
     """Runs `per_stage` on the chosen weights' entries of each list in `args`; None for the other weights."""

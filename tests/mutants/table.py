@@ -288,7 +288,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "engine/gradients.py",
             "total, repeat % 2, 0)",
             "total, (repeat + 1) % 2, 0)",
-            SIMPLE,
+            SUMS.format("pieces divide", 0),
         ),
         Mutant(
             "replicated-not-reduced",

@@ -64,7 +64,7 @@ def step_times(
           bounds=bounds,
           devices=devices,
           environment=_WITH_CACHE | {_CACHE_VARIABLE: cache},
-          on_tick=lambda _, memory, doing=doing: on_tick(doing, memory),
+          on_tick=_with_activity(on_tick, doing),
       )
       found[name] = joined(found[name], ran) if name in found else ran
   return compared(found) | {"rounds": rounds, "turns": order}
@@ -106,3 +106,7 @@ def compared(steps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {**each, **{key: dataclasses.asdict(value) for key, value in quartiles.items()}}
 
   return {"base": base, "steps": {name: figures(each) for name, each in steps.items()}}
+
+
+def _with_activity(on_tick: Callable[[str, int], None], doing: str) -> Callable[[float, int], None]:
+  return lambda _, memory: on_tick(doing, memory)

@@ -45,7 +45,8 @@ def main(argv: list[str]) -> None:
 def in_use(devices: Sequence[Any]) -> int | None:
   """The most bytes that one of the devices had in use so far; None if a device does not report it, as CPUs do not."""
   found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
-  return None if None in found else max(found)
+  known = [size for size in found if size is not None]
+  return max(known) if known and len(known) == len(found) else None
 
 
 def checked(seconds: list[float], losses: list[float]) -> dict[str, Any]:
