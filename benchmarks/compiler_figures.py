@@ -34,7 +34,8 @@ MaxText's plain pipeline. The TPU compiler reports them without a TPU, so they d
 time excepted (seconds of all processors together).
 
 - step: seconds, projected from the compiler's own estimate of cycles and the bandwidth of the links that transfers go \
-over (docs/seconds.md); not a measurement. A row without it is older than the projection.
+over (docs/seconds.md); not a measurement. A row without it is older than the projection, and may count permutes inside \
+matrix multiplications twice.
 - temp: the sum of the compiler's temporary buffers, as if they did not reuse one another's memory, without arguments. \
 peak: the memory that a chip needs at once, arguments included. arg: weights, optimizer state and batch.
 - GB on the wire: the bytes that a chip sends, by collective and in total (including those between slices). Gather, \
@@ -44,9 +45,8 @@ operand. A gather that the compiler turned into permutes inside a matrix multipl
 step; if a weight is gathered in pieces, each piece counts.
 - A name after the pipeline is a set of MaxText's XLA flags (`--flags`, maxtext_pp_ext/compiled/flags.py).
 - none: without a pipeline; FSDP uses the chips of the stages.
-- between slices: for a collective over several slices, the bytes that one slice's part of it sends. For the shape over \
-DCN, only the row of circular_bsw is counted in this way. The others are older and count the operand of every transfer, \
-which is 4 % less for our pipelines.
+- between slices: for a collective over several slices, the bytes that one slice's part of it sends. Rows without \
+projected seconds are older and count the operand of every transfer, which is 4 % less for our pipelines.
 - host BSW (`pipeline_fsdp_ag_per_repeat=true`) computes wrong values with 3 or more stages in MaxText 0.2.5; its \
 figures are those of a wrong program.
 """
