@@ -59,7 +59,7 @@ def backward(
     piece = schedule.microbatches - 1 - item % schedule.microbatches
     dleaving = ring.rotate_back(ring.write_back(t, state.dshift, state.dstore))
     if phase.reduces:
-      sums = gradients.reduce(sums, window, repeat, iterations.repeat(t, after=1), piece)
+      sums, window = gradients.reduce(sums, window, repeat, iterations.repeat(t, after=1), piece)
     arriving: Windowed = [None] * len(window)
     if phase.advances:
       # The barrier separates two transfers that would otherwise run at the same time. The reduction runs while the
@@ -68,8 +68,8 @@ def backward(
       arriving = weights.prefetch(window, kept.loaded, before, piece)
     gathered = weights.at(window, kept.loaded, repeat)
     state, gradient, arriving = _iteration(pipeline, kept, dintermediates, t, state, dleaving, gathered, arriving)
-    # What changes the window comes after all that reads it: the stages, and the reduction of waiting sums.
-    state, window, sums = jax.lax.optimization_barrier((state, window, sums))
+    # What changes the window comes after the stages, which read it.
+    state, window = jax.lax.optimization_barrier((state, window))
     works = ~schedule.is_bubble(t, iterations.stage_numbers)
     sums = gradients.add(sums, gradient, repeat, works, works & schedule.ends_repeat(item))
     if phase.advances:

@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
+from maxtext_pp_ext.engine.transfer import Transfer
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
 from maxtext_pp_ext.engine.weights import Arrays, other_buffer, Weights, Window
 from maxtext_pp_ext.sharding import constrain
@@ -191,7 +192,9 @@ class Gradients:
         done[k] = new
     return sums._replace(done=done), window
 
-  def reduce(self, sums: Sums, window: Window, repeat: jax.Array, finished: jax.Array, piece: jax.Array) -> Sums:
+  def reduce(
+      self, sums: Sums, window: Window, repeat: jax.Array, finished: jax.Array, piece: jax.Array
+  ) -> tuple[Sums, Window]:
     """Reduces one piece of the finished sums into their repeat's place.
 
     Args:
@@ -200,9 +203,26 @@ class Gradients:
       repeat: the repeat that each stage is at, int [S].
       finished: the repeat that each stage has finished last, int [S].
       piece: number of the piece, int [S], 0 … pieces − 1.
+
+    Returns:
+      (sums, the window, for what comes after the piece has been read).
     """
+    if not self._partial:
+      return sums, window
+    transfers = self._transfers(self.pieces)
     in_window = [self.in_window[i] for i in self._partial]
-    return self._reduce(sums, self._done(sums, window), in_window, repeat, finished, piece, self.pieces)
+
+    def cut_out(repeat, piece, *done):
+      own = [
+          jax.lax.dynamic_index_in_dim(x, other_buffer(repeat), keepdims=False) if inside else x
+          for x, inside in zip(done, in_window, strict=True)
+      ]
+      return [t.cut_out(x[0], piece)[None] for t, x in zip(transfers, own, strict=True)]
+
+    waiting = [self._layout(i, inside) for i, inside in zip(self._partial, in_window, strict=True)]
+    leaving = per_stage(cut_out, self.mesh, [repeat, piece], self._done(sums, window), waiting, self._pieces(transfers))
+    window, leaving = jax.lax.optimization_barrier((window, leaving))
+    return self._reduce(sums, leaving, transfers, finished, piece), window
 
   def _layout(self, i: int, in_window: bool) -> Layout:
     return self.layouts[i].window if in_window else self.layouts[i].by_device
@@ -215,39 +235,34 @@ class Gradients:
     """The gradients [R, S, …] in the parameters' dtypes, when `total` holds repeat 0 and no other sum is left."""
     zeros = jnp.zeros((self.params[0].shape[1],), jnp.int32)
     summands = [t.astype(self.layouts[i].compute_dtype) for i, t in zip(self._partial, sums.total, strict=True)]
-    in_window = [False] * len(summands)
-    stored = self._reduce(sums, summands, in_window, zeros, zeros, zeros, pieces=1).stored
+    transfers = self._transfers(pieces=1)
+    whole = lambda piece, *own: [t.cut_out(x[0], piece)[None] for t, x in zip(transfers, own, strict=True)]
+    layouts = [self.layouts[i].by_device for i in self._partial]
+    pieces = per_stage(whole, self.mesh, [zeros], summands, layouts, self._pieces(transfers)) if summands else []
+    stored = self._reduce(sums, pieces, transfers, zeros, zeros).stored
     return [g.astype(w.dtype) for g, w in zip(stored, self.params, strict=True)]
 
+  def _transfers(self, pieces: int) -> list[Transfer]:
+    return [self.layouts[i].transfer(self.mesh, self.params[i].shape, pieces) for i in self._partial]
+
+  def _pieces(self, transfers: list[Transfer]) -> list[Layout]:
+    return [self.layouts[i].piece(transfer) for i, transfer in zip(self._partial, transfers, strict=True)]
+
   def _reduce(
-      self,
-      sums: Sums,
-      summands: Arrays,
-      in_window: list[bool],
-      repeat: jax.Array,
-      finished: jax.Array,
-      piece: jax.Array,
-      pieces: int,
+      self, sums: Sums, leaving: Arrays, transfers: list[Transfer], finished: jax.Array, piece: jax.Array
   ) -> Sums:
     if not self._partial:
       return sums
     layouts = [self.layouts[i] for i in self._partial]
-    transfers = [self.layouts[i].transfer(self.mesh, self.params[i].shape, pieces) for i in self._partial]
 
-    def reduce(repeat, finished, piece, *arrays):
+    def reduce(finished, piece, *arrays):
       half = len(arrays) // 2
-      reduced = []
-      for transfer, layout, inside, x, all_ in zip(
-          transfers, layouts, in_window, arrays[:half], arrays[half:], strict=True
-      ):
-        x = jax.lax.dynamic_index_in_dim(x, other_buffer(repeat), keepdims=False) if inside else x
-        reduced.append(transfer.reduce(x[0], layout.partial_axes, all_, finished, piece))
-      return reduced
+      each = zip(transfers, layouts, arrays[:half], arrays[half:], strict=True)
+      return [t.reduce(part[0], layout.partial_axes, all_, finished, piece) for t, layout, part, all_ in each]
 
-    waiting = [self._layout(i, inside) for i, inside in zip(self._partial, in_window, strict=True)]
-    places = [Layout(P(None, *each.sharded), 1) for each in layouts]
-    args = [*summands, *(sums.stored[i] for i in self._partial)]
-    reduced = per_stage(reduce, self.mesh, [repeat, finished, piece], args, [*waiting, *places], places)
+    places = [Layout(P(None, *layout.sharded), 1) for layout in layouts]
+    args = [*leaving, *(sums.stored[i] for i in self._partial)]
+    reduced = per_stage(reduce, self.mesh, [finished, piece], args, [*self._pieces(transfers), *places], places)
     stored = list(sums.stored)
     for i, new in zip(self._partial, reduced, strict=True):
       stored[i] = new

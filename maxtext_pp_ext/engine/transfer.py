@@ -124,18 +124,30 @@ class Transfer:
     starts[self.cut.dim - len(self.shard)] = self._first(piece, self.cut)
     return jax.lax.dynamic_update_slice(by_device, part[None, None], starts).reshape(buffers.shape)
 
+  def cut_out(self, summand: jax.Array, piece: jax.Array) -> jax.Array:
+    """One piece of a device's summand of a gradient.
+
+    Args:
+      summand: [A, B, …].
+      piece: number of the piece, 0 … pieces − 1.
+
+    Returns:
+      The piece, shaped like that of a gathered weight (`gather`).
+    """
+    if self.cut is None:
+      return summand
+    by_device = self._is_gathered(self.cut.dim)
+    whole = self._by_device(summand, self.cut.dim) if by_device else summand
+    first = self._first(piece, self.cut)
+    return jax.lax.dynamic_slice_in_dim(whole, first, self.cut.size, self.cut.dim + by_device)
+
   def reduce(
-      self,
-      summand: jax.Array,
-      sum_over: Collection[str],
-      stored: jax.Array,
-      repeat: jax.Array,
-      piece: jax.Array,
+      self, part: jax.Array, sum_over: Collection[str], stored: jax.Array, repeat: jax.Array, piece: jax.Array
   ) -> jax.Array:
     """Adds one piece of a gradient up over devices and puts each device's shard of the sum into a repeat's place.
 
     Args:
-      summand: this device's summand, [A, B, …].
+      part: the piece of this device's summand, the result of `cut_out`.
       sum_over: the mesh axes along which devices hold different summands; along the other axes they hold equal ones.
       stored: shards of all repeats, [R, a, b, …].
       repeat: number of the repeat.
@@ -145,15 +157,10 @@ class Transfer:
       `stored` with the piece, [R, a, b, …].
     """
     first: jax.Array | int = 0
-    part = summand
     if self.cut is not None:
       first = self._first(piece, self.cut)
       if self._is_gathered(self.cut.dim):
-        by_device = self._by_device(summand, self.cut.dim)
-        part = jax.lax.dynamic_slice_in_dim(by_device, first, self.cut.size, self.cut.dim + 1)
         part = _scatter(part, self.axes[self.cut.dim], self.cut.dim, sum_over, tiled=False)
-      else:
-        part = jax.lax.dynamic_slice_in_dim(summand, first, self.cut.size, self.cut.dim)
       for dim, axes in enumerate(self.axes):
         if axes and dim != self.cut.dim:
           part = _scatter(part, axes, dim, sum_over, tiled=True)

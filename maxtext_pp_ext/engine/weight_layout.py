@@ -82,6 +82,10 @@ class WeightLayout:
     """[B, F, S, …]: B arrays laid out `by_device`."""
     return Layout(P(None, *self.by_device.spec), 2)
 
+  def piece(self, transfer: Transfer) -> Layout:
+    """[F, S, …]: pieces of arrays laid out `by_device`."""
+    return Layout(P(self.partial_axes, self.gathered[0], *transfer.piece_spec(self.gathered[1:])), 1)
+
   def parts(self, mesh: Mesh) -> int:
     """F, the number of parts along `partial_axes`."""
     return math.prod(mesh.shape[a] for a in self.partial_axes)

@@ -153,7 +153,7 @@ class Weights:
       each = zip(windowed, transfers, stored, strict=True)
       return [t.gather(w, repeat, piece, self.layouts[i].compute_dtype)[None] for i, t, w in each]
 
-    results = [self._piece(i, t) for i, t in zip(windowed, transfers, strict=True)]
+    results = [self.layouts[i].piece(t) for i, t in zip(windowed, transfers, strict=True)]
     return self._run(gather, windowed, [repeat, piece], [(loaded, self._loaded)], results)
 
   def place(self, window: Window, pieces: Windowed, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Window:
@@ -177,7 +177,7 @@ class Weights:
       return [t.place(part[0], buffers, other_buffer(repeat), piece) for t, buffers, part in each]
 
     layouts = [self.layouts[i].window for i in windowed]
-    pieces_of = dict(zip(windowed, (self._piece(i, t) for i, t in zip(windowed, transfers, strict=True)), strict=True))
+    pieces_of = {i: self.layouts[i].piece(t) for i, t in zip(windowed, transfers, strict=True)}
     args = [(window, lambda i: self.layouts[i].window), (pieces, pieces_of.__getitem__)]
     return self._run(put, windowed, [repeat, piece], args, layouts)
 
@@ -200,11 +200,6 @@ class Weights:
 
   def _transfers(self, chosen: list[int], loaded: Arrays) -> list[Transfer]:
     return [self.layouts[i].transfer(self.mesh, loaded[i].shape, self.pieces) for i in chosen]
-
-  def _piece(self, i: int, transfer: Transfer) -> Layout:
-    """The layout of a piece of weight i, [F, S, …]."""
-    layout = self.layouts[i]
-    return Layout(P(layout.partial_axes, layout.gathered[0], *transfer.piece_spec(layout.gathered[1:])), 1)
 
   def _with_layouts(self, arrays):
     return zip(self.layouts, arrays, strict=True)

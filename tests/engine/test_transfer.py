@@ -101,7 +101,7 @@ def test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_co
     sums = sums._replace(total=[total])
     for k in range(pieces):
       piece = jnp.array([k, pieces - 1 - k])
-      sums = gradients.reduce(sums, window, repeat, finished, piece)
+      sums, window = gradients.reduce(sums, window, repeat, finished, piece)
       window = weights.place(window, weights.prefetch(window, loaded, following, piece), loaded, repeat, piece)
     return gradients.finish(sums)[0], weights.at(window, loaded, following)[0]
 
