@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the closed forms of `maxtext-pp plan` with the TPU compiler's figures of the same steps.
+"""Compares the closed forms and estimated seconds of `maxtext-pp plan` with the TPU compiler's figures of the same steps.
 
   python -m benchmarks.plan_error
 
@@ -16,6 +16,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 from benchmarks import compile_step, scaling, shapes, tables
+from maxtext_pp_ext.plan import chips
 
 _HEADER = (
     "shape",
@@ -28,6 +29,9 @@ _HEADER = (
     "error",
     "between slices",
     "predicted",
+    "step s, projected",
+    "estimated",
+    "error",
 )
 _INTRODUCTION = """# Closed forms against the compiler
 
@@ -39,6 +43,8 @@ rows of [compiler_figures.md](compiler_figures.md) and [scaling.md](scaling.md),
 the matrix multiplication, and gathers again for each multiplication of backward. The closed forms do not include that.
 - For Mixtral with dense dispatch, the closed forms do not include the bytes that the layers send to dispatch tokens. \
 These are most of the traffic there, and grow with the bubbles.
+- Step: seconds projected from the compiled program (docs/seconds.md), which is no measurement, and estimated before \
+anything is compiled (`maxtext_pp_ext/plan/estimate.py`). Rows compiled with XLA flags have only these.
 """
 
 
@@ -47,7 +53,7 @@ class Case(NamedTuple):
 
   Attributes:
     title: the shape's title.
-    impl: a key of `shapes.IMPLEMENTATIONS`.
+    impl: the row's name: a key of `shapes.IMPLEMENTATIONS`, then sets of XLA flags.
     arguments: MaxText's command-line arguments.
     figures: the compiler's figures.
   """
@@ -57,9 +63,14 @@ class Case(NamedTuple):
   arguments: list[str]
   figures: dict[str, Any]
 
+  @property
+  def projected(self) -> float | None:
+    """The seconds of a step that were projected from the compiled program; None in rows older than the projection."""
+    return self.figures.get("projection", {}).get("step_s")
+
 
 def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
-  """Every computed row of the pipelines that have closed forms, compiled without further flags."""
+  """Every computed row of the pipelines that have closed forms; of those with further XLA flags, the projected ones."""
   rows = {name: (shapes.SHAPES[name], each) for name, each in tables.read(results / "compiler_figures.json").items()}
   points = tables.read(results / "scaling.json")
   for _, series in scaling.SERIES.values():
@@ -68,12 +79,13 @@ def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
       rows[label] = scaling.shape(point), points.get(label, {})
   for title, (shape, each) in rows.items():
     for impl, figures in each.items():
-      if "failure" not in figures and impl in shapes.IMPLEMENTATIONS and not impl.startswith("host"):
-        yield Case(title, impl, shapes.arguments(shape, impl), figures)
+      case = Case(title, impl, figures.get("arguments") or shapes.arguments(shape, impl), figures)
+      if "failure" not in figures and not impl.startswith("host") and (impl in shapes.IMPLEMENTATIONS or case.projected):
+        yield case
 
 
 def predicted(case: Case) -> Any:
-  """The `Costs` of a case by the closed forms."""
+  """The `Costs` of a case by the closed forms, and the `Estimate` of its seconds."""
   import maxtext_pp_ext
 
   maxtext_pp_ext.install()
@@ -87,12 +99,14 @@ def predicted(case: Case) -> Any:
     arguments = [presets.path(arguments[0]), *arguments[1:]]
   config = run_config.read_without_run(arguments)
   schedule = CircularSchedule.of_config(config) if config.using_pipeline_parallelism else None
-  return of_run.costs_of_run(config, shapes.IMPLEMENTATIONS[case.impl], schedule, *abstract_model.explained(config))
+  impl = shapes.IMPLEMENTATIONS[shapes.implementation_of(case.impl)]
+  chip = chips.of_topology(config.compile_topology)
+  return of_run.of_run(config, impl, schedule, *abstract_model.explained(config), chip)
 
 
 def report(rows: list[tuple[Case, Any]]) -> str:
   lines = []
-  for case, costs in rows:
+  for case, (costs, estimate) in rows:
     between = case.figures["wire_GB"].get("between slices", 0.0)
     cells = [case.title, case.impl]
     for actual, expected in ((case.figures["peak_GB"], costs.peak), (case.figures["wire_total_GB"], costs.sent)):
@@ -100,6 +114,11 @@ def report(rows: list[tuple[Case, Any]]) -> str:
     cells += (
         [tables.number(between, 2), tables.number(costs.between_slices / 1e9, 2)] if between else [tables.MISSING] * 2
     )
+    if case.projected:
+      error = estimate.seconds / case.projected - 1
+      cells += [tables.number(case.projected, 2), tables.number(estimate.seconds, 2), f"{error:+.0%}"]
+    else:
+      cells += [tables.MISSING] * 3
     lines.append(tuple(cells))
   return "\n".join([_INTRODUCTION, tables.markdown(_HEADER, lines)]) + "\n"
 

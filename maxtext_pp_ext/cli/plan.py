@@ -16,12 +16,14 @@ batch, sequence, tensor and expert parallelism stay as the arguments say. "none"
   act.         sent to other stages: activations and their gradients
   sent         in all
   slices       of that, to other slices
+  step s       estimated seconds of a step, at the rates that compiled programs reach; not a measurement
   at least     seconds of a step if all transfers and compute overlap, at the vendor's peak rates
-  at most      seconds of a step if nothing overlaps
+  at most      seconds of a step at the rates of the estimate, if nothing overlaps
+  bound by     what takes longest at the vendor's peak rates
 
-Ranking is by "at least", so a pipeline comes before "none" only where transfers bound the step. docs/how-it-works.md has
-the formulas; docs/choosing.md says how far they are from the compiler's figures. --validate compiles the best for the
-TPUs of compile_topology, which need not be present, and shows both.
+Ranking is by "step s". docs/how-it-works.md has the formulas of bytes, docs/seconds.md that of seconds, and
+docs/choosing.md says how far they are from the compiler's figures. --validate compiles the best for the TPUs of
+compile_topology, which need not be present, projects their seconds, and shows both.
 """
 
 from __future__ import annotations
@@ -75,13 +77,30 @@ def run(args: argparse.Namespace) -> int:
   if not shown:
     _show(args, result, found)
     return FAILED
-  failed = False
+  failed, chip = False, _chip_of_topology(args)
   for rank, (candidate, row) in enumerate(zip(shown, result["candidates"], strict=True)):
     if rank < args.validate or (args.validate and candidate.schedule is None):
-      row["compiled"] = _compiled(candidate, args)
+      row["compiled"] = _compiled(candidate, args, chip)
       failed |= "failure" in row["compiled"]
+  result["order"] = _order(result["candidates"])
   _show(args, result, found)
   return FAILED if failed else 0
+
+
+def _chip_of_topology(args: argparse.Namespace) -> Any:
+  from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.plan import chips  # pylint: disable=import-outside-toplevel
+
+  return chips.of_topology(run_config.given_keys(args.maxtext_args).get("compile_topology", ""))
+
+
+def _order(rows: list[dict[str, Any]]) -> dict[str, list[str]] | None:
+  """Returns the compiled rows by estimated and by projected seconds; None if fewer than two are projected."""
+  found = [row for row in rows if row.get("compiled", {}).get("seconds")]
+  if len(found) < 2 or any(row["seconds"] is None for row in found):
+    return None
+  by = lambda seconds: [_name(row["impl"], row["keys"], row["microbatches"]) for row in sorted(found, key=seconds)]
+  return {"estimated": by(lambda row: row["seconds"]), "projected": by(lambda row: row["compiled"]["seconds"])}
 
 
 def _best(found: Any, count: int) -> list[Any]:
@@ -136,7 +155,7 @@ def _plan(args: argparse.Namespace, names: list[str], chip: Any, show: Any) -> A
 
 
 def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
-  costs, schedule = candidate.costs, candidate.schedule
+  costs, schedule, estimate = candidate.costs, candidate.schedule, candidate.estimate
   return {
       "impl": candidate.impl,
       "keys": candidate.keys,
@@ -148,35 +167,49 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
       "fits": found.fits(candidate),
       "memory": {"when": costs.worst_phase, "bytes": costs.memory, "total": costs.peak},
       "sent": {"bytes": costs.traffic, "total": costs.sent, "between_slices": costs.between_slices},
-      "seconds_at_least": candidate.seconds,
-      "seconds_at_most": candidate.seconds_unhidden,
+      "seconds": candidate.seconds,
+      "seconds_of": estimate.parts if estimate else None,
+      "seconds_at_least": estimate.at_least if estimate else None,
+      "seconds_at_most": estimate.at_most if estimate else None,
       "bound_by": candidate.bound_by,
   }
 
 
-def _compiled(candidate: Any, args: argparse.Namespace) -> dict[str, Any]:
-  """Returns the compiler's figures for what was predicted, or `failure`."""
-  from maxtext_pp_ext.compiled import step, traffic  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.models import variants  # pylint: disable=import-outside-toplevel
+def _compiled(candidate: Any, args: argparse.Namespace, chip: Any) -> dict[str, Any]:
+  """Returns the compiler's figures for what was predicted, and projected seconds; or `failure`."""
+  from maxtext_pp_ext.compiled import compare, traffic  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import train_step, variants  # pylint: disable=import-outside-toplevel
 
   bounds = compiling.bounds(args)
   arguments = variants.arguments(candidate.impl, candidate.arguments(args.maxtext_args), platform="tpu")
   with output.progress(f"compiling {_name(candidate.impl, candidate.keys)}") as shown:
     on_tick = lambda _, memory: shown.say(compiling.memory_text(memory, bounds.memory_bytes))
-    figures = step.compile_step(arguments, bounds=bounds, on_tick=on_tick)
+    figures = compare.figures(
+        arguments,
+        bounds=bounds,
+        batch=train_step.BATCH,
+        optimizer=train_step.OPTIMIZER,
+        chip=chip,
+        on_tick=on_tick,
+    )
   if "failure" in figures:
     return {"failure": figures["failure"]}
   wire = figures["wire_GB"]
   return {
+      "seconds": figures.get("projection", {}).get("step_s"),
       "memory": figures["bytes"]["peak"],
       "sent": round(sum(wire.values()) * 1e9),
       "between_slices": round(wire.get(traffic.BETWEEN_SLICES, 0) * 1e9),
   }
 
 
-def _name(impl: str, keys: dict[str, Any]) -> str:
+def _name(impl: str, keys: dict[str, Any], microbatches: int | None = None) -> str:
   stages = keys.get("ici_pipeline_parallelism", 1) * keys.get("dcn_pipeline_parallelism", 1)
-  return impl if stages == 1 else f"{impl}, {stages} stages"
+  if stages == 1:
+    return impl
+  per_stage = keys["num_layers_per_pipeline_stage"]
+  of = f", {per_stage} layer{'s' * (per_stage != 1)}, {microbatches} microbatches" if microbatches else ""
+  return f"{impl}, {stages} stages{of}"
 
 
 def _print(result: dict[str, Any], found: Any) -> None:
@@ -204,14 +237,14 @@ def _print(result: dict[str, Any], found: Any) -> None:
     say("none of them fits")
   if result["not_estimated"]:
     say("not estimated, in none of them: " + "; ".join(result["not_estimated"]))
-  _print_compiled(rows, say)
+  _print_compiled(rows, result.get("order"), say)
   for each in result.get("infeasible", ()):
     say(f"cannot be: {' '.join(f'{key}={value}' for key, value in each['keys'].items())}: {each['reason']}")
 
 
 _HEADINGS = (
     *("pipeline", "S", "R", "L/S", "M", "bubble", "memory", "window", "kept", "weights", "act.", "sent", "slices"),
-    *("at least", "at most", "bound by"),
+    *("step s", "at least", "at most", "bound by"),
 )
 _WINDOW = ("weight window", "gathered weights", "sums of", "their gradients", "weights that")
 
@@ -235,6 +268,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
       units.bytes_text(sent["activations"]),
       units.bytes_text(row["sent"]["total"]),
       units.bytes_text(between) if between else "–",
+      seconds(row["seconds"]),
       seconds(row["seconds_at_least"]),
       seconds(row["seconds_at_most"]),
       row["bound_by"] or "–",
@@ -255,7 +289,7 @@ def _keys_to_set(row: dict[str, Any]) -> dict[str, Any]:
   }
 
 
-def _print_compiled(rows: list[dict[str, Any]], say: Any) -> None:
+def _print_compiled(rows: list[dict[str, Any]], order: dict[str, list[str]] | None, say: Any) -> None:
   for row in rows:
     if (compiled := row.get("compiled")) is None:
       continue
@@ -269,8 +303,15 @@ def _print_compiled(rows: list[dict[str, Any]], say: Any) -> None:
         "between_slices": row["sent"]["between_slices"],
     }
     texts = []
+    if (projected := compiled["seconds"]) and row["seconds"]:
+      error = f"{row['seconds'] / projected - 1:+.0%}"
+      texts.append(f"step {row['seconds']:.3g} s, projected {projected:.3g} s ({error})")
     for what, predicted in pairs.items():
       if actual := compiled[what]:
         words = f"{what.replace('_', ' ')} {units.bytes_text(predicted)}, compiled {units.bytes_text(actual)}"
         texts.append(f"{words} ({predicted / actual - 1:+.0%})")
     say(f"{name}: {'; '.join(texts)}")
+  if order and order["estimated"] == order["projected"]:
+    say("the order by projected seconds is the same")
+  elif order:
+    say(f"the order by projected seconds is another: {'; '.join(order['projected'])}")

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Peak rates of each kind of device, to bound step times from below and to project them.
+"""Rates of each kind of device, to bound step times from below, to estimate and to project them.
 
 Sources:
 
@@ -20,6 +20,10 @@ from __future__ import annotations
 import dataclasses
 
 _GIB = 1 << 30
+# Shares of the peak that kernels reach. That of grouped products is fitted to two published runs, deepseek2-16b-v5p-8 and
+# mixtral-8x7b-v5p-256. The others are assumptions.
+KERNEL_EFFICIENCY = {"attention": 0.5, "grouped product": 0.4, "other": 1.0}
+LINK_EFFICIENCY = 0.9  # share of their rate that links reach, an assumption
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,9 @@ class Chip:
     network: bytes per second it can send to other slices, nominal.
     network_measured: the same as somebody measured it; None if nobody is known to have.
     host_bandwidth: bytes per second to its host's memory, in one direction.
+    gathers_beside_compute: whether gathers and reductions run beside compute without further compiler flags. Of the
+      compiled steps those for v6e show it, whose SparseCores run them (benchmarks/results/overlap.md); in those for v5p
+      compute waits for each (compiler_figures.md).
   """
 
   flops: float
@@ -47,6 +54,7 @@ class Chip:
   network: float
   network_measured: float | None = None
   host_bandwidth: float = 16e9
+  gathers_beside_compute: bool = False
 
   @property
   def interconnect(self) -> float:
@@ -74,6 +82,7 @@ CHIPS = {
         network=12.5e9,
         network_measured=4.11e9,
         host_bandwidth=32e9,
+        gathers_beside_compute=True,
     ),
     "tpu7x": Chip(
         flops=2307e12 / 2,

@@ -54,19 +54,26 @@ class Costs:
 
   Attributes:
     traffic: what -> bytes sent.
-    between_slices: of those, bytes over the data-centre network.
+    over_network: what -> of those, bytes over the data-centre network.
+    beside_compute: what -> share of those that may be sent while the pipeline computes.
     always: what -> memory that is taken throughout the step.
     phases: phase that may be the worst -> what -> memory that is taken in it.
   """
 
   traffic: dict[str, int]
-  between_slices: int
+  over_network: dict[str, int]
+  beside_compute: dict[str, float]
   always: dict[str, int]
   phases: dict[str, dict[str, int]]
 
   @property
   def sent(self) -> int:
     return sum(self.traffic.values())
+
+  @property
+  def between_slices(self) -> int:
+    """The bytes over the data-centre network."""
+    return sum(self.over_network.values())
 
   @property
   def worst_phase(self) -> str:
@@ -126,8 +133,20 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
       "outside the pipeline": sizes.head_sent,
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
-  between = round(gather * gathered_over + reduce * reduced_over) + once_over
-  between += traffic["activations"] if over_slices else 0
+  over_network = {
+      "weights": round(gather * gathered_over),
+      "gradients": round(reduce * reduced_over),
+      "activations": traffic["activations"] if over_slices else 0,
+      "outside the pipeline": once_over,
+  }
+  several = residency.has_slots and schedule.repeats > 1
+  # Nothing computes before the first weights have come, nor after the last gradients; with D = 1 the next stage waits for
+  # the activations.
+  beside_compute = {
+      "weights": 1 - 1 / gather if several and residency.prefetches else 0.0,
+      "gradients": 1 - 1 / reduce if several else 0.0,
+      "activations": ring / (ring + ends) if schedule.delay == 2 and ring else 0.0,
+  }
   kept = {"stages' inputs, kept for backward": schedule.iterations * sizes.activations}
   backward = {"gradients, sharded": sizes.parameters, **_window(schedule, residency, sizes), **kept}
   backward["waiting microbatches, both directions"] = 2 * whole
@@ -136,7 +155,8 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
   head = {**kept, "weights that the pipeline keeps gathered": slots * sizes.gathered, "outputs": whole}
   return Costs(
       traffic=traffic,
-      between_slices=between,
+      over_network=over_network,
+      beside_compute=beside_compute,
       always=_always(sizes),
       phases={"in the pipeline's backward": backward, "at the logits": head | _head(sizes)},
   )
@@ -178,7 +198,12 @@ def without(layers: int, sizes: Sizes) -> Costs:
   }
   return Costs(
       traffic=traffic,
-      between_slices=layers * (3 * gathered_over + reduced_over) + once_over,
+      over_network={
+          "weights": 3 * layers * gathered_over,
+          "gradients": layers * reduced_over,
+          "outside the pipeline": once_over,
+      },
+      beside_compute={},
       always=_always(sizes),
       phases={"in the layers' backward": backward, "at the logits": kept | _head(sizes)},
   )

@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext import registry, sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
-from maxtext_pp_ext.plan import costs, quantities
+from maxtext_pp_ext.plan import chips, costs, estimate, quantities
 from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
 
 
@@ -44,14 +44,28 @@ def costs_of_run(
   Raises:
     registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
   """
-  if schedule is None:
-    return costs.without(config.num_decoder_layers, quantities.sizes(config, None, parameters, mesh))
-  residency = residency_with_formulas(impl)
-  if residency is None or not isinstance(schedule, CircularSchedule):
+  found = of_run(config, impl, schedule, parameters, mesh)
+  return found[0] if found else None
+
+
+def of_run(
+    config: DerivedKeys,
+    impl: str,
+    schedule: Schedule | None,
+    parameters: sharding.Explanation,
+    mesh: AbstractMesh,
+    chip: chips.Chip | None = None,
+) -> tuple[costs.Costs, estimate.Estimate | None] | None:
+  """Returns the costs, as `costs_of_run`, and the estimated seconds on a chip, None without one."""
+  residency = None if schedule is None else residency_with_formulas(impl)
+  circular = schedule if isinstance(schedule, CircularSchedule) else None
+  if schedule is not None and (circular is None or residency is None):
     return None
-  return costs.pipelined(
-      schedule,
-      residency,
-      quantities.sizes(config, schedule, parameters, mesh),
-      over_slices=config.dcn_pipeline_parallelism > 1,
-  )
+  sizes = quantities.sizes(config, circular, parameters, mesh)
+  if circular is None or residency is None:
+    found = costs.without(config.num_decoder_layers, sizes)
+  else:
+    found = costs.pipelined(circular, residency, sizes, over_slices=config.dcn_pipeline_parallelism > 1)
+  if chip is None:
+    return found, None
+  return found, estimate.estimate(chip, quantities.work(config, circular, sizes, mesh), found, circular, residency)

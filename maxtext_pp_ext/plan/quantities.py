@@ -19,8 +19,9 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import abstract_model
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
-from maxtext_pp_ext.host.models.flops import of_step
+from maxtext_pp_ext.host.models.flops import of_attention, of_step
 from maxtext_pp_ext.plan.costs import Sizes
+from maxtext_pp_ext.plan.estimate import Work
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.gathered import gathered_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
@@ -124,8 +125,50 @@ def flops(config: Any) -> tuple[float, float]:
   total = of_step(config)
   tokens = config.per_device_batch_size * config.max_target_length
   outside = 3 * 2 * tokens * config.emb_dim * config.vocab_size
-  again = 4 / 3 if config.remat_policy == "full" else 1
-  return max(total - outside, 0) * again, outside
+  return max(total - outside, 0) * (3 + _recomputed(config)) / 3, outside
+
+
+def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, mesh: AbstractMesh) -> Work:
+  """Returns what one device computes in a step, without bubbles.
+
+  Args:
+    config: MaxText's config.
+    schedule: the schedule of its pipeline; None without one.
+    sized: its `sizes`.
+    mesh: its mesh.
+  """
+  inside, outside = flops(config)
+  again = _recomputed(config)
+  attention = of_attention(config) / 6  # forward's two products, and backward's four
+  layers = config.num_decoder_layers / (schedule.stages if schedule else 1)
+  elementwise = 2 * (3 + again) * _tokens(config, mesh) * layers * _token(config, mesh)
+  ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
+  data = data_mesh_axes(mesh, config.logical_axis_rules) - {"stage"}
+  return Work(
+      flops=inside,
+      products=max(inside - attention * (6 + 2 * again), 0),
+      outside=outside,
+      largest=2.0 * _tokens(config, mesh) / (schedule.microbatches if schedule else 1) * _weight(config, mesh),
+      # splash attention computes whole blocks on the diagonal
+      attention=attention * (1 + min(config.sa_block_q / config.max_target_length, 1)),
+      recomputed=again,
+      elementwise=elementwise,
+      sums=float(sized.summed),
+      state=2 * (sized.parameters + sized.optimizer) + sized.parameters,
+      vmem_kib=_vmem_kib(config),
+      chips=math.prod(ici.values()),
+      group=math.prod(ici[axis] for axis in data),
+  )
+
+
+def _recomputed(config: Any) -> int:
+  """Returns how often backward computes forward again."""
+  return int(config.remat_policy == "full")
+
+
+def _vmem_kib(config: Any) -> int | None:
+  found = re.search(r"--xla_tpu_scoped_vmem_limit_kib=(\d+)", config.compile_xla_flags or "")
+  return int(found[1]) if found else None
 
 
 def _weights(
@@ -176,7 +219,20 @@ def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: A
 
 def _work(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
   """Returns bytes of inputs and outputs of matrix products, for one microbatch and all layers with a joint backward."""
-  tokens = _rows(config, schedule) * config.max_target_length / _shards(ACTIVATION_AXES[:2], config, mesh)
+  tokens = _tokens(config, mesh) / (1 if schedule is None else schedule.microbatches)
+  each = config.set_remat_policy_on_layers_per_stage or config.remat_policy == "none"
+  layers = 1 if schedule is None or each else config.num_layers_per_pipeline_stage
+  return math.ceil(tokens * _token(config, mesh) * layers)
+
+
+def _tokens(config: DerivedKeys, mesh: AbstractMesh) -> float:
+  """Returns the tokens of a step that a device has while it computes a layer."""
+  rows = config.micro_batch_size_to_train_on
+  return rows * config.max_target_length / _shards(ACTIVATION_AXES[:2], config, mesh)
+
+
+def _token(config: DerivedKeys, mesh: AbstractMesh) -> float:
+  """Returns bytes of inputs and outputs of matrix products, for one token and layer."""
   attention = 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim
   if config.num_experts > 1:
     capacity = config.capacity_factor if config.capacity_factor > 0 else 1
@@ -184,9 +240,13 @@ def _work(config: DerivedKeys, schedule: CircularSchedule | None, mesh: Abstract
   else:
     mlp = 3 * config.mlp_dim
   wide = attention / _shards(("heads",), config, mesh) + mlp / _shards(("mlp",), config, mesh)
-  each = config.set_remat_policy_on_layers_per_stage or config.remat_policy == "none"
-  layers = 1 if schedule is None or each else config.num_layers_per_pipeline_stage
-  return math.ceil(tokens * (2 * config.emb_dim + wide) * jnp.dtype(config.dtype).itemsize * layers)
+  return (2 * config.emb_dim + wide) * jnp.dtype(config.dtype).itemsize
+
+
+def _weight(config: DerivedKeys, mesh: AbstractMesh) -> float:
+  """Returns elements of the largest weight of a layer: a matrix of the MLP, or of one expert."""
+  width = (config.moe_mlp_dim or config.mlp_dim) if config.num_experts > 1 else config.mlp_dim
+  return config.emb_dim * width / _shards(("mlp",), config, mesh)
 
 
 def _logits(config: DerivedKeys, mesh: AbstractMesh) -> int:

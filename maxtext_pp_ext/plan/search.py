@@ -15,7 +15,8 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.models import abstract_model, run_config, variants
 from maxtext_pp_ext.plan import chips, quantities
 from maxtext_pp_ext.plan.costs import Costs
-from maxtext_pp_ext.plan.of_run import costs_of_run, residency_with_formulas
+from maxtext_pp_ext.plan.estimate import Estimate
+from maxtext_pp_ext.plan.of_run import of_run, residency_with_formulas
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
@@ -33,7 +34,7 @@ class Candidate:
     schedule: None without a pipeline.
     layers_per_stage: layers per stage and repeat.
     costs: costs per device and step.
-    takes: seconds by "compute", "interconnect" and "network", each at its peak; empty if the device is not known.
+    estimate: of the seconds of a step; None if the device is not known.
   """
 
   impl: str
@@ -41,21 +42,17 @@ class Candidate:
   schedule: CircularSchedule | None
   layers_per_stage: int
   costs: Costs
-  takes: dict[str, float]
+  estimate: Estimate | None
 
   @property
   def seconds(self) -> float | None:
-    """The least seconds that a step takes: transfers and compute overlap fully."""
-    return max(self.takes.values(), default=None)
-
-  @property
-  def seconds_unhidden(self) -> float | None:
-    """The seconds of a step at the same rates if nothing overlaps."""
-    return sum(self.takes.values()) or None
+    """The seconds that a step is estimated to take."""
+    return self.estimate.seconds if self.estimate else None
 
   @property
   def bound_by(self) -> str | None:
-    return max(self.takes, key=self.takes.__getitem__, default=None)
+    """What takes longest at the vendor's peak rates."""
+    return max(self.estimate.at_peak, key=self.estimate.at_peak.__getitem__) if self.estimate else None
 
   def arguments(self, argv: Sequence[str]) -> list[str]:
     """Returns MaxText's arguments of the run with this pipeline."""
@@ -235,30 +232,19 @@ class _Search:
 
   def _add(self, impl, changed, config, schedule, parameters, mesh) -> None:
     # There are formulas for all that __init__ accepts.
-    costs: Costs = costs_of_run(config, impl, schedule, parameters, mesh)  # type: ignore[assignment]  # so not None
-    takes = {}
-    if self.found.chip is not None:
-      flops, outside = quantities.flops(config)
-      takes = chips.bounds(
-          self.found.chip,
-          flops=flops,
-          outside_flops=outside,
-          bubble_fraction=schedule.bubble_fraction if schedule else 0.0,
-          sent=costs.sent,
-          between_slices=costs.between_slices,
-      )
+    costs, estimate = of_run(config, impl, schedule, parameters, mesh, self.found.chip)  # type: ignore[misc]  # so not None
     candidate = Candidate(
         impl=impl,
         keys=changed,
         schedule=schedule,
         layers_per_stage=config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers,
         costs=costs,
-        takes=takes,
+        estimate=estimate,
     )
     self.found.candidates.append(candidate)
 
   def _rank(self, candidate: Candidate) -> tuple:
-    """Ranks candidates that fit by time, then by what they send; the others by memory."""
+    """Ranks candidates that fit by estimated time, then by what they send; the others by memory."""
     if not self.found.fits(candidate):
       return (1, candidate.costs.peak, 0, 0)
     bubble = candidate.schedule.bubble_fraction if candidate.schedule else 0.0

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from maxtext_pp_ext import cli
-from maxtext_pp_ext.compiled import step
+from maxtext_pp_ext.compiled import compare
+from maxtext_pp_ext.plan import chips
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 
@@ -63,13 +64,11 @@ def test_what_fits_comes_first_and_its_keys_are_accepted_as_they_are(plan, capfd
 def test_a_chip_gives_a_memory_and_bounds_of_the_step(plan):
   status, captured = plan("--devices", "8", "--chip", "v5e", "--top", "3")
   assert status == 0 and "8 devices of 17.2 GB" in captured.out and "the first pipeline: pipeline_impl=" in captured.out
-  _, captured = plan("--devices", "8", "--chip", "v5e", "--top", "3", "--json")
+  _, captured = plan("--devices", "8", "--chip", "v5e", "--all", "--json")
   rows = json.loads(captured.out)["candidates"]
-  assert sorted({row["impl"] for row in rows[3:]}) in ([], ["none"]) and "none" in [row["impl"] for row in rows]
-  assert all(0 < row["seconds_at_least"] < row["seconds_at_most"] for row in rows)
-  assert len(rows[:3]) == 3 and [row["seconds_at_least"] for row in rows] == sorted(
-      row["seconds_at_least"] for row in rows
-  )
+  assert len(rows) > 3 and "none" in [row["impl"] for row in rows]
+  assert all(0 < row["seconds_at_least"] < row["seconds"] <= row["seconds_at_most"] for row in rows)
+  assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
 
 
 def test_nothing_fits_into_no_memory(plan):
@@ -80,17 +79,23 @@ def test_nothing_fits_into_no_memory(plan):
 def test_the_best_are_compiled_for_the_topology_and_shown_beside(plan, monkeypatch):
   asked = []
 
-  def compile_step(arguments, **_):
+  def figures(arguments, *, chip, **_):
     asked.append(arguments)
     if len(asked) == 2:
       return {"failure": "stopped: more than 60 s"}
-    return {"bytes": {"peak": 10**9}, "wire_GB": {"all-gather": 2.0, "collective-permute": 1.0}}
+    seconds = 2.0 if len(asked) == 1 else 1.0
+    assert chip is chips.CHIPS["v5p"]
+    wire = {"all-gather": 2.0, "collective-permute": 1.0}
+    return {"bytes": {"peak": 10**9}, "wire_GB": wire, "projection": {"step_s": seconds}}
 
-  monkeypatch.setattr(step, "compile_step", compile_step)
-  status, captured = plan("compile_topology=v5p-16", "--validate", "2", "--impl", "circular,circular_bsw")
-  assert status == 1 and len(asked) == 2
-  assert "2 stages: memory" in captured.out and "compiled 1 GB (" in captured.out and "compiled 3 GB (" in captured.out
-  assert "not compiled: stopped: more than 60 s" in captured.out
+  monkeypatch.setattr(compare, "figures", figures)
+  status, captured = plan("compile_topology=v5p-16", "--validate", "3", "--impl", "circular,circular_bsw")
+  assert status == 1 and len(asked) == 3
+  said = " ".join(captured.out.split())  # lines are wrapped
+  assert "2 stages: step " in said and "projected 2 s (" in said
+  assert "compiled 1 GB (" in said and "compiled 3 GB (" in said
+  assert "not compiled: stopped: more than 60 s" in said
+  assert "the order by projected seconds is another: circular" in said
   for arguments in asked:
     assert {"compile_topology=v5p-16", "ici_pipeline_parallelism=2", "dataset_type=synthetic"} <= set(arguments)
   assert asked[0] != asked[1]

@@ -30,10 +30,7 @@ _NOTHING |= {"partition-id", "replica-id", "optimization-barrier", "opt-barrier"
 _SMALL_BYTES = 1 << 16
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _HOST_MEMORY = "S(5)"
-# Shares of the peak. That of grouped products is fitted to two published runs, deepseek2-16b-v5p-8 and
-# mixtral-8x7b-v5p-256. The others are assumptions.
-_KERNEL_EFFICIENCY = {"attention": 0.5, "grouped product": 0.4, "other": 1.0}
-LINK_EFFICIENCY = 0.9
+LINK_EFFICIENCY = chips.LINK_EFFICIENCY
 HOP_SECONDS = 1e-6  # a message's way over one link, which the book of `torus` gives
 
 
@@ -117,7 +114,8 @@ class Costs:
     )
 
   def _kernel(self, found: kernels.Kernel) -> float:
-    return max(found.flops / (self._chip.flops * _KERNEL_EFFICIENCY[found.kind]), found.bytes / self._chip.hbm_bandwidth)
+    reached = self._chip.flops * chips.KERNEL_EFFICIENCY[found.kind]
+    return max(found.flops / reached, found.bytes / self._chip.hbm_bandwidth)
 
   def hides_collective(self, step: hlo.Instruction) -> bool:
     """Whether a fusion runs a collective beside its compute, of which only the compute is counted."""

@@ -10,3 +10,10 @@ def of_step(config: Any) -> float:
   from maxtext.utils import maxtext_utils  # pylint: disable=import-outside-toplevel
 
   return maxtext_utils.calculate_tflops_training_per_device(config, log=False)[0] * 1e12
+
+
+def of_attention(config: Any) -> float:
+  """Returns those of a step that multiply queries with keys, and scores with values."""
+  from maxtext.utils import maxtext_utils  # pylint: disable=import-outside-toplevel
+
+  return maxtext_utils.calculate_tflops_training_per_device(config, log=False)[2] * 1e12

@@ -1,0 +1,173 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The seconds of a step from closed forms, at the rates that the TPU compiler's programs reach; docs/seconds.md.
+
+It adds up matrix products, attention, elementwise work, sums of gradients and the optimizer, each of which waits for the
+others, and the transfers for which compute waits. All is of one device and step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.plan.costs import Costs
+from maxtext_pp_ext.schedule import CircularSchedule, Residency
+
+# Shares of the peak by the FLOPs of a product, from the TPU compiler's estimated cycles (libtpu 0.0.48, v5p):
+#   2048 × 4096 × 4096 alone: 158 µs, 150 at the peak; v6e: 79.6, 74.9.
+#   4096 × 8192 × 28672 in Llama 3 70B without a pipeline, 4.19 ms at the peak: 4.64 in forward; in backward 4.6, 5.2 and
+#   5.4 for gradients of weights and 5.9 for that of the inputs. With 48 MiB of scoped VMEM or more 4.24.
+_FLOPS = (2.0 * 2048 * 4096 * 4096, 2.0 * 4096 * 8192 * 28672)
+_FORWARD, _BACKWARD, _LARGE_VMEM = (0.945, 0.903), (0.945, 0.794), 0.988
+_LARGE_VMEM_KIB = 49152
+# Products of splash attention; backward's two kernels compute QKᵀ and dO Vᵀ each (`compiled.projection.kernels`).
+_SPLASH_FORWARD, _SPLASH_BACKWARD = 2, 7
+# A microbatch's gradient is written and read, the sum read and written; the compiler fuses neither with the product.
+_SUM_PASSES = 4
+# A torus with fewer chips has axes that are not closed to rings (docs.cloud.google.com/tpu/docs/v5p, v6e).
+_LEAST_CLOSED = {2: 256, 3: 64}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+  """What a device computes in a step, without bubbles.
+
+  Attributes:
+    flops: FLOPs in the layers, rematerialisation included.
+    products: those of matrix products other than attention's.
+    outside: FLOPs outside the layers.
+    largest: FLOPs of the largest product in a layer, for one microbatch.
+    attention: FLOPs of one product of attention in all layers.
+    recomputed: how often backward computes forward again, 0 or 1.
+    elementwise: bytes that the layers read and write between products.
+    sums: bytes of the sums of the gradients of a stage's repeat.
+    state: bytes that the optimizer reads and writes.
+    vmem_kib: XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given.
+    chips: chips of a slice.
+    group: of these, how many share out the batch, and gather weights from one another.
+  """
+
+  flops: float
+  products: float
+  outside: float
+  largest: float
+  attention: float
+  recomputed: int
+  elementwise: float
+  sums: float
+  state: float
+  vmem_kib: int | None
+  chips: int
+  group: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+  """The seconds of a step.
+
+  Attributes:
+    parts: what -> seconds, one after another; transfers only those for which compute waits.
+    beside: lane -> seconds of the transfers that run beside the pipeline's compute.
+    pipeline: of the parts, seconds that the pipeline computes.
+    at_peak: "compute", "interconnect" and "network" -> seconds of each at the vendor's peak rate (`chips.bounds`).
+  """
+
+  parts: dict[str, float]
+  beside: dict[str, float]
+  pipeline: float
+  at_peak: dict[str, float]
+
+  @property
+  def seconds(self) -> float:
+    return sum(self.parts.values()) + max(0.0, max(self.beside.values()) - self.pipeline)
+
+  @property
+  def at_least(self) -> float:
+    """The seconds if transfers and compute overlap fully, at their peak rates."""
+    return max(self.at_peak.values())
+
+  @property
+  def at_most(self) -> float:
+    """The seconds if compute waits for every transfer."""
+    return sum(self.parts.values()) + sum(self.beside.values())
+
+
+def estimate(
+    chip: chips.Chip, work: Work, costs: Costs, schedule: CircularSchedule | None, residency: Residency | None
+) -> Estimate:
+  """Returns the estimate.
+
+  Args:
+    chip: the device.
+    work: what it computes.
+    costs: what it sends.
+    schedule: the schedule of the pipeline; None without one.
+    residency: how long the pipeline keeps gathered weights; None without one.
+  """
+  bubble = schedule.bubble_fraction if schedule else 0.0
+  with_bubbles = 1 / (1 - bubble)
+  kernels = _SPLASH_FORWARD * (1 + work.recomputed) + _SPLASH_BACKWARD
+  summed = schedule.iterations * work.sums if schedule and residency and residency.has_slots else 0.0
+  layers = {
+      "products": _products(work) / chip.flops * with_bubbles,
+      "attention": kernels * work.attention / (chip.flops * chips.KERNEL_EFFICIENCY["attention"]) * with_bubbles,
+      "elementwise": work.elementwise / chip.hbm_bandwidth * with_bubbles,
+      "sums of gradients": _SUM_PASSES * summed / chip.hbm_bandwidth,
+  }
+  waits, beside = _transfers(chip, work, costs)
+  others = {
+      "outside the layers": work.outside / _efficiency(work, _FORWARD) / chip.flops,
+      "optimizer": work.state / chip.hbm_bandwidth,
+      "transfers": sum(waits.values()),
+  }
+  at_peak = chips.bounds(
+      chip,
+      flops=work.flops,
+      outside_flops=work.outside,
+      bubble_fraction=bubble,
+      sent=costs.sent,
+      between_slices=costs.between_slices,
+  )
+  return Estimate(parts=layers | others, beside=beside, pipeline=sum(layers.values()), at_peak=at_peak)
+
+
+def _products(work: Work) -> float:
+  """FLOPs that take as long at the peak as the products take: forward, perhaps again, and twice as many in backward."""
+  forward = (1 + work.recomputed) / (3 + work.recomputed)
+  return work.products * (forward / _efficiency(work, _FORWARD) + (1 - forward) / _efficiency(work, _BACKWARD))
+
+
+def _efficiency(work: Work, shares: tuple[float, float]) -> float:
+  if (work.vmem_kib or 0) >= _LARGE_VMEM_KIB:
+    return _LARGE_VMEM
+  return float(np.interp(math.log(max(work.largest, 1.0)), np.log(_FLOPS), shares))
+
+
+def _transfers(chip: chips.Chip, work: Work, costs: Costs) -> tuple[dict[str, float], dict[str, float]]:
+  """Seconds by lane of the transfers for which compute waits, and of those beside it."""
+  rates = {
+      "links": _gather_rate(chip, work),
+      "links to the next stage": chip.link * chips.LINK_EFFICIENCY,  # one way over one of them
+      "network": chip.network_measured or chip.network,
+  }
+  waits, beside = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
+  for what, sent in costs.traffic.items():
+    moves = what == "activations"
+    share = costs.beside_compute.get(what, 0.0) if moves or chip.gathers_beside_compute else 0.0
+    between = costs.over_network.get(what, 0)
+    for lane, size in (("links to the next stage" if moves else "links", max(sent - between, 0)), ("network", between)):
+      waits[lane] += (1 - share) * size / rates[lane]
+      beside[lane] += share * size / rates[lane]
+  return waits, beside
+
+
+def _gather_rate(chip: chips.Chip, work: Work) -> float:
+  """Bytes per second of a gather: over the links of the torus axes that its group spans, about log g / log n of them."""
+  dimensions = chip.links // 2
+  axes = dimensions * (math.log(work.group) / math.log(work.chips) if work.group > 1 else 1)
+  links = 2 if work.chips >= _LEAST_CLOSED[dimensions] else 1
+  return axes * links * chip.link * chips.LINK_EFFICIENCY

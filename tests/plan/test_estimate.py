@@ -1,0 +1,86 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Estimated seconds are between their bounds, and longer with more bubbles, work and bytes."""
+
+import dataclasses
+
+import pytest
+
+from maxtext_pp_ext.plan import chips, costs, estimate
+from maxtext_pp_ext.schedule import CircularSchedule, Residency
+
+# A layer of Llama 3 8B on v6e-64 with 4 stages, a sequence of 4096 for each microbatch; bytes and FLOPs of a device.
+SIZES = costs.Sizes(
+    parameters=500_000_000,
+    optimizer=1_000_000_000,
+    gathered=436_000_000,
+    summed=872_000_000,
+    sent_to_gather=409_000_000,
+    sent_to_reduce=409_000_000,
+    activations=33_000_000,
+    work=500_000_000,
+    logits=1_000_000_000,
+    head=1_000_000_000,
+    head_sent=1_500_000_000,
+)
+WORK = estimate.Work(
+    flops=4.83e14,
+    products=4.6e14,
+    outside=2.6e13,
+    largest=4.8e11,
+    attention=2.9e12,
+    recomputed=1,
+    elementwise=2.6e11,
+    sums=8.72e8,
+    state=3.5e9,
+    vmem_kib=None,
+    chips=64,
+    group=16,
+)
+SCHEDULE = CircularSchedule(stages=4, microbatches=8, repeats=8)
+
+
+def of(chip="v5p", *, residency=Residency.REPEAT, schedule=SCHEDULE, over_slices=False, sizes=SIZES, **work):
+  sent = costs.pipelined(schedule, residency, sizes, over_slices=over_slices)
+  return estimate.estimate(chips.CHIPS[chip], dataclasses.replace(WORK, **work), sent, schedule, residency)
+
+
+@pytest.mark.parametrize("chip", chips.CHIPS)
+@pytest.mark.parametrize("residency", Residency)
+def test_fewer_bytes_are_not_slower_and_more_bubbles_are_slower(chip, residency):
+  whole = of(chip, residency=residency)
+  for name in ("sent_to_gather", "sent_to_reduce", "activations", "head_sent"):
+    half = dataclasses.replace(SIZES, **{name: getattr(SIZES, name) // 2})
+    assert of(chip, residency=residency, sizes=half).seconds <= whole.seconds
+  assert whole.at_least < whole.seconds <= whole.at_most
+  delayed = of(chip, residency=residency, schedule=dataclasses.replace(SCHEDULE, delay=2))
+  assert delayed.at_least < delayed.seconds <= delayed.at_most
+  for part in ("products", "attention", "elementwise"):
+    assert delayed.parts[part] > whole.parts[part]
+
+
+def test_products_are_nearer_to_the_peak_with_more_vector_memory_and_attention_has_its_own_share_of_it():
+  small = of(vmem_kib=16384).parts
+  large = of(vmem_kib=98304).parts
+  assert large["products"] < small["products"] and large["attention"] == small["attention"]
+  peak = WORK.products / (1 - SCHEDULE.bubble_fraction) / chips.CHIPS["v5p"].flops
+  assert peak < large["products"] < 1.02 * peak
+  whole = estimate._efficiency(dataclasses.replace(WORK, largest=1e15), estimate._FORWARD)
+  assert whole == pytest.approx(4.19 / 4.64, abs=0.001)
+
+
+def test_weights_are_gathered_beside_compute_where_the_chip_does_it_and_the_pipeline_prefetches():
+  waiting = {residency: of("v6e", residency=residency).parts["transfers"] for residency in Residency}
+  assert waiting[Residency.REPEAT] < waiting[Residency.ONCE] < waiting[Residency.ITERATION]
+  assert of("v6e").beside["links"] > 0 and of("v5p").beside["links"] == 0
+  # More than the pipeline computes does not hide.
+  slow = of("v6e", sizes=dataclasses.replace(SIZES, sent_to_gather=10**11))
+  assert slow.seconds == pytest.approx(sum(slow.parts.values()) + slow.beside["links"] - slow.pipeline)
+
+
+def test_activations_are_waited_for_unless_they_have_an_iteration_of_their_own():
+  at_once, delayed = (
+      of("v6e", over_slices=True, schedule=dataclasses.replace(SCHEDULE, delay=delay)) for delay in (1, 2)
+  )
+  assert at_once.beside["network"] == 0 < delayed.beside["network"]
+  assert delayed.parts["transfers"] < at_once.parts["transfers"]
