@@ -21,13 +21,16 @@ STEP = r"""HloModule step, is_scheduled=true, num_partitions=4
   %x = f32[4,8] get-tuple-element(%p), index=2
   %y = f32[4,8] dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
   %passed = f32[4,8] collective-permute(%y), source_target_pairs={{0,1},{1,0}}
-  ROOT %next = (s32[], f32[8,8], f32[4,8]) tuple(%i, %w, %passed)
+  %one = s32[] constant(1)
+  %j = s32[] add(%i, %one)
+  ROOT %next = (s32[], f32[8,8], f32[4,8]) tuple(%j, %w, %passed)
 }
 
 %condition (p.1: (s32[], f32[8,8], f32[4,8])) -> pred[] {
   %p.1 = (s32[], f32[8,8], f32[4,8]) parameter(0)
+  %counter = s32[] get-tuple-element(%p.1), index=0
   %bound = s32[] constant(5)
-  ROOT %less = pred[] compare(%bound, %bound), direction=LT
+  ROOT %less = pred[] compare(%counter, %bound), direction=LT
 }
 
 ENTRY %main (kernel: f32[2,8], nu: f32[2,8], rows: f32[4,8]) -> (f32[2,8], f32[8,8], s32[4], f32[]) {

@@ -109,6 +109,7 @@ def one_value(check, cases):
     check(*(f"{k}={v}" for k, v in (SOUND | {key: value}).items()))
 
 
+@pytest.mark.slow
 def test_one_value_of_any_kind_is_refused_or_accepted(check):
   one_value(check, random.Random(0).sample(CASES, 36))
 

@@ -58,6 +58,7 @@ def test_another_value_is_refused(make_config):
     make_config(sharding_conflicts="strict")
 
 
+@pytest.mark.slow
 def test_the_trainer_stops_before_it_compiles(tmp_path):
   from tests.host.common import TINY
 
