@@ -61,6 +61,7 @@ class HostKeys(Protocol):
   dtype: str
   weight_dtype: str
   lora: Any
+  sa_block_q: int
 
   # Experts.
   num_experts: int
@@ -104,6 +105,7 @@ class HostKeys(Protocol):
   custom_mesh_and_rule: str
   shard_mode: str
   compile_topology: str
+  compile_xla_flags: str
   internal_compile: bool
   inference_benchmark_test: bool
   parameter_memory_host_offload: bool

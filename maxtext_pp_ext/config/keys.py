@@ -81,7 +81,6 @@ class DerivedKeys(Keys, Protocol):
   num_query_heads: int
   num_kv_heads: int
   moe_mlp_dim: int
-  sa_block_q: int
   global_batch_size_to_train_on: int
   micro_batch_size_to_train_on: int
   micro_batch_size_to_eval_on: int
