@@ -12,6 +12,7 @@ import pytest
 
 from maxtext_pp_ext.testing import parity
 from tests.engine.common import build, dot_flops, gradient_program, residuals
+from tests.marks import slow_but
 from tests.parity.common import LAYERS
 
 SHAPE = {"stages": 2, "repeats": 3, "microbatches": 4}
@@ -106,17 +107,16 @@ def test_without_remat_of_iterations_no_matrix_product_is_recomputed():
 BOUND = 1e-5
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"remat_policy": "minimal"},
-        {"remat_policy": "minimal_offloaded"},
-        {"remat_policy": "custom", "decoder_layer_input": "offload", "query_proj": "device", "layers_per_stage": 2},
-    ],
-    ids=lambda keys: keys["remat_policy"],
-)
-def test_gradients_under_a_policy_equal_those_of_a_loop_over_the_layers(keys):
-  built = build(pipeline_impl="circular_bsw", **SHAPE, **keys)
+POLICIES = {
+    "minimal": {},
+    "minimal_offloaded": {},
+    "custom": {"decoder_layer_input": "offload", "query_proj": "device", "layers_per_stage": 2},
+}
+
+
+@pytest.mark.parametrize("policy", slow_but(["custom"], POLICIES.keys()))
+def test_gradients_under_a_policy_equal_those_of_a_loop_over_the_layers(policy):
+  built = build(pipeline_impl="circular_bsw", remat_policy=policy, **SHAPE, **POLICIES[policy])
   reference = parity.reference(built.module, LAYERS["llama"], built.config, built.batch)
   result = parity.compare(built.module, reference, built.batch, built.mesh, built.config.logical_axis_rules)
   result.check(BOUND)

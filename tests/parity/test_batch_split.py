@@ -32,12 +32,9 @@ LAYOUTS = {
     "weights and batch on several devices": (2, {"ici_fsdp_parallelism": 4}),
 }
 
-QUICK = ("3 stages",)
 
-
-@pytest.mark.parametrize(
-    "stages, keys", [pytest.param(*v, id=k, marks=[] if k in QUICK else pytest.mark.slow) for k, v in LAYOUTS.items()]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stages, keys", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_layers_equal_a_loop_over_layers_without_the_schedule(stages, keys):
   layers = DEEPSEEK["first_num_dense_layers"] + stages * 2 * keys.get("layers_per_stage", 1)
   config = make_config(

@@ -17,6 +17,7 @@ from maxtext_pp_ext.engine.weights import Weights
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
+from tests.marks import slow_but
 from tests.parity.common import LAYERS, make_config
 from tests.trainer.cases import OTHERS
 
@@ -80,7 +81,11 @@ VARIATIONS = {
 }
 
 
-@pytest.mark.parametrize("keys", VARIATIONS.values(), ids=VARIATIONS.keys())
+# Of what other quick tests have, too.
+SLOW = ("unrolled iterations", "layers per stage in a scan over the first axis", "no scan over layers, several per stage")
+
+
+@pytest.mark.parametrize("keys", slow_but(VARIATIONS.keys() - SLOW, VARIATIONS))
 def test_bsw_of_llama_layers_equals_a_loop_over_them_with(keys):
   check("circular_bsw", "llama", stages=3, repeats=2, microbatches=6, **keys)
 
@@ -90,7 +95,9 @@ def test_statistics_of_activations_are_those_of_the_whole_batch():
   check("circular_bsw", "llama", stages=2, repeats=2, microbatches=4, record_internal_nn_metrics=1)
 
 
-@pytest.mark.parametrize("stages, repeats, rounds", [(1, 2, 2), (2, 3, 1), (3, 3, 1), (4, 2, 2), (8, 1, 1)])
+@pytest.mark.parametrize(
+    "stages, repeats, rounds", slow_but([(3, 3, 1)], [(1, 2, 2), (2, 3, 1), (3, 3, 1), (4, 2, 2), (8, 1, 1)], spread=True)
+)
 def test_bsw_of_llama_layers_equals_a_loop_over_them(stages, repeats, rounds):
   check("circular_bsw", "llama", stages=stages, repeats=repeats, microbatches=rounds * stages)
 
@@ -105,12 +112,18 @@ class NaNInBubbles(CircularBswPipeline):
   bubble_fill = math.nan
 
 
-@pytest.mark.parametrize("stages, repeats, rounds, delay", [(2, 1, 1, 1), (3, 2, 2, 2), (4, 3, 1, 1), (8, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "stages, repeats, rounds, delay",
+    slow_but([(2, 1, 1, 1), (3, 2, 2, 2)], [(2, 1, 1, 1), (3, 2, 2, 2), (4, 3, 1, 1), (8, 1, 1, 1)], spread=True),
+)
 def test_a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients(stages, repeats, rounds, delay):
   check_schedule(NaNInBubbles, "llama", stages, repeats, rounds, delay)
 
 
-@pytest.mark.parametrize("stages, repeats, rounds, delay", [(1, 2, 2, 1), (2, 3, 1, 1), (3, 3, 1, 1), (3, 2, 2, 2)])
+@pytest.mark.parametrize(
+    "stages, repeats, rounds, delay",
+    slow_but([(1, 2, 2, 1), (3, 2, 2, 2)], [(1, 2, 2, 1), (2, 3, 1, 1), (3, 3, 1, 1), (3, 2, 2, 2)], spread=True),
+)
 def test_a_nan_in_what_is_not_gathered_yet_reaches_neither_outputs_nor_gradients(
     monkeypatch, stages, repeats, rounds, delay
 ):
@@ -135,7 +148,7 @@ def test_a_nan_in_what_is_not_gathered_yet_reaches_neither_outputs_nor_gradients
   check_schedule(NaNInBubbles, "llama", stages, repeats, rounds, delay)
 
 
-@pytest.mark.parametrize("accumulation", ["auto", "bfloat16"])
+@pytest.mark.parametrize("accumulation", slow_but(["auto"], ["auto", "bfloat16"]))
 def test_in_bfloat16_the_difference_is_that_of_its_rounding(accumulation):
   """Unit roundoff u = 2⁻⁹. L layers round a few times each, independently: 4·√L·u. Gradients that are also summed over
   M microbatches in bfloat16 round another M times: √M·u more."""

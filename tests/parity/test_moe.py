@@ -18,6 +18,7 @@ from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.pipelines.stages import StageModule
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 from maxtext_pp_ext.testing import parity
+from tests.marks import slow_but
 from tests.parity.common import LAYERS, make_config, make_pipeline
 
 MOE = {
@@ -57,12 +58,15 @@ def check(*, loss_per_shard=False, **keys):
   assert "['moe_lb_loss'][0]" in result.sown and not result.without_gradient
 
 
-@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES.keys())
+@pytest.mark.parametrize("mesh", slow_but(["stage 2, fsdp 2, expert 2"], MESHES))
 def test_dense_experts_train_as_the_layers_do_without_a_pipeline(mesh):
   check(**DENSE, **mesh)
 
 
-@pytest.mark.parametrize("mesh", [m for m in MESHES.values() if "ici_expert_parallelism" not in m], ids=str)
+WITHOUT_EXPERT_AXIS = {str(m): m for m in MESHES.values() if "ici_expert_parallelism" not in m}
+
+
+@pytest.mark.parametrize("mesh", slow_but(list(WITHOUT_EXPERT_AXIS)[-1:], WITHOUT_EXPERT_AXIS))
 def test_sparse_experts_train_as_the_layers_do_without_a_pipeline(mesh):
   """Sparse experts on an expert axis exchange tokens with ragged-all-to-all, which XLA does not have on CPUs."""
   check(loss_per_shard=True, **SPARSE, **mesh)
@@ -129,7 +133,10 @@ def piece_of(shape, layout, mesh, pieces):
   return whole * transfer.cut.size // transfer.shard[transfer.cut.dim]
 
 
-@pytest.mark.parametrize("mesh", [m for m in MESHES.values() if "tensor" not in str(m)], ids=str)
+WITHOUT_TENSOR_AXIS = {str(m): m for m in MESHES.values() if "tensor" not in str(m)}
+
+
+@pytest.mark.parametrize("mesh", slow_but([m for m in WITHOUT_TENSOR_AXIS if "fsdp" in m], WITHOUT_TENSOR_AXIS))
 def test_a_weight_is_gathered_whole_before_the_loops_and_one_piece_of_it_in_an_iteration(mesh):
   # With these sizes no activation has the dimensions of a weight.
   config, devices, pipeline = build(**DENSE, **mesh, repeats=3, microbatches=8, head_dim=12, base_emb_dim=24)

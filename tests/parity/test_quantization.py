@@ -31,6 +31,7 @@ from maxtext_pp_ext.pipelines import base
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.pipelines.stages import Differentiated, Overwritten
 from maxtext_pp_ext.testing import parity
+from tests.marks import slow_but
 from tests.parity.common import LAYERS, make_config, make_pipeline
 from tests.trainer.cases import IMPLEMENTATIONS, OTHERS
 
@@ -177,7 +178,7 @@ def _next(variable, gradient):
 SCHEDULES = [(1, 2, 2, 1), (2, 3, 2, 2), (3, 1, 2, 1), (4, 2, 1, 1)]
 
 
-@pytest.mark.parametrize("stages, repeats, rounds, delay", SCHEDULES)
+@pytest.mark.parametrize("stages, repeats, rounds, delay", slow_but([(2, 3, 2, 2)], SCHEDULES, spread=True))
 def test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline(stages, repeats, rounds, delay):
   delayed = {"pipeline_delay_activation_forwarding": delay == 2}
   learnt = check(parts=1, steps=3, stages=stages, repeats=repeats, microbatches=rounds * stages, **delayed, **FP8)
@@ -185,8 +186,9 @@ def test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline(stages, rep
   assert histories and all(((history > 0).sum(-1) == 3).all() for history in histories)  # one value per step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", OTHERS)
-@pytest.mark.parametrize("keys", [FP8, pytest.param(NANOO, marks=pytest.mark.slow)], ids=["fp8", "nanoo_fp8"])
+@pytest.mark.parametrize("keys", [FP8, NANOO], ids=["fp8", "nanoo_fp8"])
 def test_fp8_layers_learn_scales_and_histories_with_other_residencies(implementation, keys):
   check(implementation, parts=1, steps=2, stages=3, microbatches=3, **keys)
 

@@ -82,6 +82,7 @@ def check(found, name):
   common.check_resumed(found.results, run_name(name), "whole", found.last[name])
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_while_it_wrote_a_checkpoint_goes_on_from_the_one_before_bit_for_bit(quick):
   check(quick, QUICK)
 

@@ -125,10 +125,12 @@ def check(results, case):
   assert len(compared) == 3 and not bad, bad
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(quick):
   check(quick, QUICK)
 
 
+@pytest.mark.slow
 def test_batches_differ_from_step_to_step_and_the_model_learns(quick):
   losses = [m["learning/loss"] for m in quick.metrics("dense", "learning/loss")]
   assert len(set(losses)) == STEPS and losses[-1] < 0.99 * losses[0]

@@ -6,12 +6,14 @@
 """
 
 import dataclasses
+import functools
 
 from maxtext.utils import muon_utils
 import pytest
 
 from maxtext_pp_ext.config import PipelineConfigError
 from maxtext_pp_ext.trainer_runs.train_runs import run_all
+from tests.marks import slow_but
 from tests.parity.common import make_config
 from tests.trainer import cases
 
@@ -46,7 +48,14 @@ def _train(folder, chosen, *keys):
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
-  return _train(tmp_path_factory.mktemp("few"), [*FEW, HOST_BSW], "record_internal_nn_metrics=1")
+  """Model -> the results of its runs."""
+
+  @functools.cache
+  def of(model):
+    chosen = [case for case in (*FEW, HOST_BSW) if case.model == model]
+    return _train(tmp_path_factory.mktemp(model), chosen, "record_internal_nn_metrics=1")
+
+  return of
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +77,14 @@ def _check(results, case):
   assert not bad, bad
 
 
-@pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", slow_but(["dense"], {case.model: case for case in FEW}))
 def test_a_pipeline_trains_and_evaluates_as_the_model_does_without_one(few, case):
-  _check(few, case)
+  _check(few(case.model), case)
 
 
-@pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", slow_but(["dense"], {case.model: case for case in FEW}))
 def test_a_pipeline_reports_of_each_layer_and_loss_what_the_model_reports_without_one(few, case):
+  few = few(case.model)
   [ours, expected] = (few.metrics(name, "learning/loss")[0] for name in (case.name, case.reference))
   of_layers = [name for name in expected if name.startswith("activ_")]
   assert len(of_layers) == 3 * cases.LAYERS and ours.keys() == expected.keys()
@@ -105,19 +115,19 @@ def test_every_pipeline_trains_and_evaluates_as_the_model_does_without_one(all_t
 
 
 def test_the_comparison_finds_the_pipeline_of_the_host_that_computes_wrong_values(few):
-  compared = list(cases.compare(few, HOST_BSW.name, HOST_BSW.reference, cases.TRAIN_METRICS))
+  compared = list(cases.compare(few(HOST_BSW.model), HOST_BSW.name, HOST_BSW.reference, cases.TRAIN_METRICS))
   assert len(compared) == 2 and not any(c.agrees for c in compared)
 
 
-@pytest.mark.parametrize("case", FEW, ids=lambda case: case.reference)
+@pytest.mark.parametrize("case", slow_but(["dense"], {case.model: case for case in FEW}))
 def test_the_comparison_finds_weights_that_are_off_by_one_in_ten_thousand(few, case):
-  compared = _compared(few, f"{case.reference}_other", case.reference)
+  compared = _compared(few(case.model), f"{case.reference}_other", case.reference)
   assert not any(compared[metric].agrees for metric in cases.METRICS)
 
 
-@pytest.mark.parametrize("case", FEW, ids=lambda case: case.reference)
+@pytest.mark.parametrize("case", slow_but(["dense"], {case.model: case for case in FEW}))
 def test_the_model_learns_and_its_experts_are_balanced(few, case):
-  steps = few.metrics(case.reference, "learning/loss")
+  steps = few(case.model).metrics(case.reference, "learning/loss")
   assert steps[-1]["learning/loss"] < 0.95 * steps[0]["learning/loss"]
   assert all((m["learning/moe_lb_loss"] > 0.05) == (case.model == "moe") for m in steps)
 

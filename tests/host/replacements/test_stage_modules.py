@@ -14,6 +14,7 @@ from maxtext_pp_ext.host.replacements import stage_modules
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.sharding import logical_axes
 from maxtext_pp_ext.testing import parity
+from tests.marks import slow_but
 from tests.parity.blocks import DELTA_NET
 from tests.parity.common import LAYERS, make_config, make_pipeline
 
@@ -24,8 +25,10 @@ def rematerialised(config, policy=None):
   return stage_modules.rematerialised(LlamaDecoderLayer, stage_modules._RematPolicy(config, policy))
 
 
-@pytest.mark.parametrize("scanned", [False, True])
-@pytest.mark.parametrize("of_iterations", [False, True])
+@pytest.mark.parametrize(
+    "scanned, of_iterations",
+    slow_but([(True, True)], [(False, False), (False, True), (True, False), (True, True)], spread=True),
+)
 def test_layers_with_remat_have_the_gradients_of_layers_without(monkeypatch, scanned, of_iterations):
   keys = {"scan_layers_per_stage": scanned, "set_remat_policy_on_pipeline_iterations": of_iterations}
   config = make_config(**TWO_LAYERS, **keys)
