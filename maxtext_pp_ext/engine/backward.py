@@ -74,7 +74,9 @@ def backward(
     sums = gradients.add(sums, gradient, repeat, works, works & schedule.ends_repeat(item))
     if phase.advances:
       window = weights.place(window, arriving, kept.loaded, repeat, piece)
-      finishes = works & schedule.begins_repeat(item) & (item > 0)
+      # With one microbatch on one stage, each iteration that advances finishes a repeat.
+      always = schedule.stages == schedule.microbatches == 1
+      finishes = None if always else works & schedule.begins_repeat(item) & (item > 0)
       sums, window = gradients.finish_repeat(sums, window, repeat, finishes)
     return state, window, sums
 

@@ -151,7 +151,7 @@ class Gradients:
     args = [*(sums.stored[i] for i, _ in gradients), *(g for _, g in gradients)]
     return per_stage(add, self.mesh, [repeat, where], args, [*stored, *shards], stored)
 
-  def finish_repeat(self, sums: Sums, window: Window, repeat: jax.Array, where: jax.Array) -> tuple[Sums, Window]:
+  def finish_repeat(self, sums: Sums, window: Window, repeat: jax.Array, where: jax.Array | None) -> tuple[Sums, Window]:
     """Moves the totals of stages that have finished a repeat to where they wait for reduction.
 
     That is the buffer of the window that has been the stage's slot: with the next repeat it is the prefetch buffer.
@@ -160,7 +160,7 @@ class Gradients:
       sums: the sums so far.
       window: the window, leaves [B, F, S, …] or None.
       repeat: the repeat that each stage is at, int [S].
-      where: the stages that have finished it, bool [S].
+      where: the stages that have finished it, bool [S]; None for all.
 
     Returns:
       (sums, window).
@@ -168,7 +168,7 @@ class Gradients:
     if not self._partial:
       return sums, window
 
-    def move(where, repeat, *arrays):
+    def move(repeat, *arrays, where=None):
       half = len(arrays) // 2
       each = lambda total, done: zip(self._partial, total, done, strict=True)
 
@@ -178,12 +178,18 @@ class Gradients:
 
       # A `cond` instead of a `where` copies the sums once per repeat and not at every iteration.
       take = lambda total, done: [put(*one) for one in each(total, done)]
+      if where is None:
+        return take(list(arrays[:half]), list(arrays[half:]))
       return jax.lax.cond(where, take, lambda total, done: done, list(arrays[:half]), list(arrays[half:]))
 
     totals = [self.layouts[i].by_device for i in self._partial]
     waiting = [self._layout(i, self.in_window[i]) for i in self._partial]
     arrays = [*sums.total, *self._done(sums, window)]
-    moved = per_stage(move, self.mesh, [where, repeat], arrays, [*totals, *waiting], waiting)
+    if where is None:
+      moved = per_stage(move, self.mesh, [repeat], arrays, [*totals, *waiting], waiting)
+    else:
+      some = lambda where, repeat, *arrays: move(repeat, *arrays, where=where)
+      moved = per_stage(some, self.mesh, [where, repeat], arrays, [*totals, *waiting], waiting)
     done, window = list(sums.done), list(window)
     for k, (i, new) in enumerate(zip(self._partial, moved, strict=True)):
       if self.in_window[i]:

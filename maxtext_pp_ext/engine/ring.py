@@ -102,7 +102,8 @@ class Ring:
   def enter(self, inputs: jax.Array) -> jax.Array:
     """Brings all microbatches to stage 0: [M, microbatch, sequence, embed] -> store."""
     if not self._is_sharded:
-      return jnp.broadcast_to(inputs[None], (self.schedule.stages, *inputs.shape))
+      store = jnp.broadcast_to(inputs[None], (self.schedule.stages, *inputs.shape))
+      return constrain(store, self.spec(None, None), self.mesh)
     in_spec = divisible_spec(self.spec(STAGE_AXIS), inputs.shape, self.mesh)
     collect = lambda part: jax.lax.all_gather(part, STAGE_AXIS, tiled=True)[None]
     return self._on_stage_axis(collect, in_spec, P(STAGE_AXIS, None, *in_spec[1:]), constrain(inputs, in_spec, self.mesh))

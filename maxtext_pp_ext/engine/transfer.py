@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -39,11 +40,13 @@ class Transfer:
     axes: for each dimension the mesh axes over which it is sharded and has to be gathered.
     shard: shape of a device's shard of one stage, [a, b, …]; the gathered shape is [A, B, …].
     pieces: the number of pieces into which the shard is cut.
+    over_all_devices: whether these axes are the whole mesh.
   """
 
   axes: tuple[tuple[str, ...], ...]
   shard: tuple[int, ...]
   pieces: int
+  over_all_devices: bool = False
 
   @functools.cached_property
   def cut(self) -> Cut | None:
@@ -160,14 +163,27 @@ class Transfer:
     if self.cut is not None:
       first = self._first(piece, self.cut)
       if self._is_gathered(self.cut.dim):
-        part = _scatter(part, self.axes[self.cut.dim], self.cut.dim, sum_over, tiled=False)
+        part = self._scatter(part, self.cut.dim, sum_over, tiled=False)
       for dim, axes in enumerate(self.axes):
         if axes and dim != self.cut.dim:
-          part = _scatter(part, axes, dim, sum_over, tiled=True)
+          part = self._scatter(part, dim, sum_over, tiled=True)
     scattered = {a for axes in self.axes for a in axes}
     rest = tuple(a for a in sum_over if a not in scattered)
     part = jax.lax.psum(part, rest) if rest else part
     return jax.lax.dynamic_update_slice(stored, part[None].astype(stored.dtype), self._starts(repeat, first))
+
+  def _scatter(self, x: jax.Array, dim: int, sum_over: Collection[str], *, tiled: bool) -> jax.Array:
+    """This device's part of a dimension of `x`, which is summed over those of its axes that are in `sum_over`."""
+    axes = self.axes[dim]
+    summed = tuple(a for a in axes if a in sum_over)
+    if summed == axes:
+      return _sum_scatter(x, axes, dim, tiled=tiled, in_steps=self.over_all_devices)
+    x = jax.lax.psum(x, summed) if summed else x
+    index = jax.lax.axis_index(axes)
+    if not tiled:
+      return jax.lax.dynamic_index_in_dim(x, index, dim, keepdims=False)
+    size = x.shape[dim] // jax.lax.axis_size(axes)
+    return jax.lax.dynamic_slice_in_dim(x, index * size, size, dim)
 
   def _first(self, piece: jax.Array, cut: Cut) -> jax.Array:
     """Where a piece begins in the shard."""
@@ -184,14 +200,26 @@ class Transfer:
     return gathered.reshape(*gathered.shape[:dim], -1, size, *gathered.shape[dim + 1 :])
 
 
-def _scatter(x: jax.Array, axes: tuple[str, ...], dim: int, sum_over: Collection[str], *, tiled: bool) -> jax.Array:
-  """This device's part of a dimension of `x`, which is summed over those of the axes that are in `sum_over`."""
-  summed = tuple(a for a in axes if a in sum_over)
-  if summed == axes:
+def _sum_scatter(x: jax.Array, axes: tuple[str, ...], dim: int, *, tiled: bool, in_steps: bool) -> jax.Array:
+  """`jax.lax.psum_scatter`; in two steps or more, each over some of the devices, if `in_steps`.
+
+  The TPU compiler (libtpu 0.0.48.1) makes an all-reduce of a reduce-scatter over all devices, which sends twice as much.
+  """
+  several = [axis for axis in axes if jax.lax.axis_size(axis) > 1]
+  if not in_steps or not several:
     return jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=tiled)
-  x = jax.lax.psum(x, summed) if summed else x
-  index = jax.lax.axis_index(axes)
   if not tiled:
-    return jax.lax.dynamic_index_in_dim(x, index, dim, keepdims=False)
-  size = x.shape[dim] // jax.lax.axis_size(axes)
-  return jax.lax.dynamic_slice_in_dim(x, index * size, size, dim)
+    return jnp.squeeze(_sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps), dim)
+  if len(several) > 1:  # those of the first axis hold the largest parts
+    for axis in several:
+      x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
+    return x
+  size = jax.lax.axis_size(several[0])
+  outer = next(k for k in range(math.isqrt(size), 0, -1) if size % k == 0)
+  inner = size // outer
+  if outer > 1:
+    groups = [[first + inner * k for k in range(outer)] for first in range(inner)]
+    x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=groups)
+    groups = [[inner * k + last for last in range(inner)] for k in range(outer)]
+    return jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=groups)
+  return jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True)

@@ -98,4 +98,5 @@ class WeightLayout:
     """How a parameter of this shape, [R, S, …], is transferred in `pieces` pieces."""
     sizes = zip(shape[2:], self.sharded[1:], strict=True)
     shard = tuple(size // math.prod(mesh.shape[a] for a in mesh_axes(entry)) for size, entry in sizes)
-    return Transfer(axes=self.gathered_axes, shard=shard, pieces=pieces)
+    devices = math.prod(mesh.shape[a] for axes in self.gathered_axes for a in axes)
+    return Transfer(axes=self.gathered_axes, shard=shard, pieces=pieces, over_all_devices=devices == mesh.size)
