@@ -5,39 +5,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-import dataclasses
 import math
 from typing import Any, ClassVar
 
 from flax import nnx
-from flax.linen import spmd
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.config.view import plain
-from maxtext_pp_ext.engine import Engine, MAX, Residency, Ring, SUM, WeightLayout, Weights
-from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
-from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, STAGE_AXES
-from maxtext_pp_ext.host.models.expert_bias import updates_from_counts
-from maxtext_pp_ext.host.models.sown import SOWN
-from maxtext_pp_ext.pipelines.intermediates import put_before
-from maxtext_pp_ext.pipelines.stages import Differentiated, StageModule
+from maxtext_pp_ext.config.derived import keys_of_window
+from maxtext_pp_ext.config.view import plain, with_values
+from maxtext_pp_ext.engine import Residency
+from maxtext_pp_ext.pipelines.execution import Execution
+from maxtext_pp_ext.pipelines.stacking import OfPipeline, OfScan
+from maxtext_pp_ext.pipelines.stages import Differentiated
 from maxtext_pp_ext.schedule import CircularSchedule, Schedule
-from maxtext_pp_ext.sharding import (
-    automatic,
-    constrain,
-    divisible_spec,
-    gathered_last,
-    gathered_spec,
-    is_explicit,
-    logical_axes,
-    resolve,
-    run_automatic,
-    spec_of,
-)
-from maxtext_pp_ext.sharding.resolve import mesh_axes
+from maxtext_pp_ext.sharding import is_explicit, logical_axes
 
 
 class CircularPipelineBase(nnx.Module):
@@ -147,80 +130,22 @@ class CircularPipelineBase(nnx.Module):
       raise NotImplementedError(f"Pipelines run training and evaluation only, got model_mode={model_mode!r}.")
     if not isinstance(deterministic, bool):
       raise TypeError(f"deterministic must be a Python bool, got {type(deterministic).__name__}.")
-    earlier, appends = nnx.pop(self.layers, SOWN), {}
-    stage = StageModule.of(self.layers, self.schedule, deterministic=deterministic, model_mode=model_mode)
-
-    def run(weights, rest, inputs, segment_ids, positions):
-      run_stage = dataclasses.replace(stage, weights=weights, rest=rest)
-      microbatched = self._split_batch(inputs)
-      aux = run_stage.aux(self._ids(segment_ids, "segment_ids"), self._ids(positions, "positions"))
-      if earlier:
-        appends.update(run_stage.appends(earlier, aux, microbatched[0]))
-      outputs, sown = self._engine(run_stage, aux, microbatched)(weights, aux, microbatched)
-      return outputs.reshape(inputs.shape), *run_stage.per_layer(sown)
-
-    counters = jax.tree.leaves(nnx.state(self.layers, nnx.RngCount))
-    out_specs = (spec_of(inputs), P(), [spec_of(c) for c in counters]) if is_explicit(self.mesh) else None
-    run = run_automatic(run, self.mesh, out_specs)
-    outputs, intermediates, counts = run(stage.weights, stage.rest, inputs, segment_ids, positions)
-    stage.store_back(self.layers, intermediates, counts)
-    updates_from_counts(self.layers, self.config)
-    if earlier:
-      put_before(self.layers, earlier, appends)
-    return outputs
-
-  def _split_batch(self, x: jax.Array, name: str = "inputs") -> jax.Array:
-    """[batch, …] -> [M, batch / M, …]."""
-    microbatches = self.schedule.microbatches
-    if x.shape[0] % microbatches:
-      raise ValueError(
-          f"The batch of {name} ({x.shape[0]}) must be divisible by num_pipeline_microbatches ({microbatches})."
-      )
-    return x.reshape((microbatches, x.shape[0] // microbatches) + x.shape[1:])
-
-  def _ids(self, x: jax.Array | None, name: str) -> jax.Array | None:
-    """[batch, sequence] -> [M, microbatch, sequence], laid out so that every stage has the ids of every microbatch."""
-    if x is None:
-      return None
-    if x.ndim != 2:
-      raise NotImplementedError(f"A pipeline takes {name} of the shape [batch, sequence], but got {list(x.shape)}.")
-    mesh = automatic(self.mesh)
-    spec = resolve(ACTIVATION_AXES[:2], mesh, self._rules)
-    return constrain(self._split_batch(x, name), P(None, *spec), mesh)
-
-  @property
-  def _rules(self) -> Any:
-    return spmd.get_logical_axis_rules() or self.config.logical_axis_rules
-
-  def _engine(self, stage: StageModule, aux: Any, inputs: jax.Array) -> Engine:
-    rules, mesh = self._rules, automatic(self.mesh)
-    ring = Ring(
+    call = lambda module, x, segment_ids, positions: module(x, segment_ids, positions, deterministic, model_mode)
+    run = Execution(
+        config=self.config,
+        mesh=self.mesh,
         schedule=self.schedule,
-        mesh=mesh,
-        activation_spec=resolve(ACTIVATION_AXES, mesh, rules),
+        residency=self.residency,
+        stacking=OfPipeline(self.schedule.repeats),
+        call=call,
+        checkpoint=self._checkpoint(),
         bubble_fill=self.bubble_fill,
     )
-    layouts = self._layouts(stage, aux, inputs, rules, [a for _, axes in ring.batch_axes(inputs) for a in axes])
-    return Engine(
-        schedule=self.schedule,
-        ring=ring,
-        weights=Weights(residency=self.residency, mesh=mesh, layouts=layouts, pieces=self.schedule.microbatches),
-        stages=stage.over_stages("stage"),
-        aux_at=stage.aux_at,
-        checkpoint=self._checkpoint(),
-        row_groups=self.config.batch_split_factor if self.config.use_batch_split_schedule else 1,
-        loop_iterations=self.config.scan_pipeline_iterations,
-        # As in the host, either key suffices to loop over repeats instead of unrolling them.
-        loop_repeats=self.config.scan_pipeline_iterations or self.config.scan_pipeline_repeats,
-    )
+    return run(self.layers, inputs, segment_ids, positions)
 
   def _checkpoint(self) -> Callable | None:
     """Wraps one iteration's stages as the host wraps its iterations; None if the config switches that off."""
-    if not self.config.set_remat_policy_on_pipeline_iterations:
-      return None
-    # Unrolled, forward and backward are in one computation, where the compiler would merge what backward recomputes.
-    prevent_cse = not self.config.scan_pipeline_iterations
-    return lambda fn: jax.checkpoint(fn, policy=self._policy(), prevent_cse=prevent_cse)
+    return checkpointed(self.config, self._policy()) if self.config.set_remat_policy_on_pipeline_iterations else None
 
   def _policy(self) -> Any:
     """The remat policy of an iteration: the host's. Unless that is custom, the stages' inputs are also saved."""
@@ -231,59 +156,63 @@ class CircularPipelineBase(nnx.Module):
       return inputs
     return _save_also(inputs, self.remat_policy)
 
-  def _layouts(
-      self, stage: StageModule, aux: Any, inputs: jax.Array, rules: Any, batch_axes: list[str]
-  ) -> list[WeightLayout]:
-    data_axes = data_mesh_axes(self.mesh, rules)
-    computes_in = self._compute_dtypes(stage, aux, inputs)
-    accumulate_in = self.config.pipeline_grad_accum_dtype
-    layouts = []
-    weights = zip(stage.weight_axes, stage.weights, stage.overwritten, computes_in, strict=True)
-    for axes, weight, overwritten, compute_dtype in weights:
-      # A weight without annotation is replicated over all axes but its stages. As in a PartitionSpec, names may be
-      # missing at the end: MaxText's scans within a layer name their axis even if the weight's own axes have no names.
-      axes = axes or STAGE_AXES
-      axes = (*axes, *(None,) * (weight.ndim - len(axes)))
-      # Such names are also out of order, and one more axis has the stages' name.
-      within = gathered_spec(P(*resolve(axes, self.mesh, rules)[2:]), None, ("stage",))
-      stored = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *within)
-      stored = divisible_spec(stored, weight.shape[1:], self.mesh)
-      gathered = gathered_spec(stored, axes[1:], data_axes)
-      stored = gathered_last(stored, gathered)
-      kept = {a for entry in gathered for a in mesh_axes(entry)}
-      # If a weight is gathered at each use, its gradient is completed at each use. A next value is no sum.
-      partial = self.residency.has_slots and not overwritten
-      layouts.append(
-          WeightLayout(
-              sharded=stored,
-              gathered=gathered,
-              partial_axes=tuple(a for a in batch_axes if a not in kept) if partial else (),
-              compute_dtype=compute_dtype,
-              accumulation_dtype=weight.dtype if overwritten or accumulate_in == "auto" else jnp.dtype(accumulate_in),
-              combine=MAX if overwritten else SUM,
-          )
-      )
-    return layouts
+  @classmethod
+  def run_scanned(
+      cls,
+      layers: nnx.Module,
+      inputs: jax.Array,
+      segment_ids: jax.Array | None,
+      positions: jax.Array | None,
+      *,
+      config: Any,
+      mesh: Mesh,
+      length: int,
+      call: Callable,
+      policy: Any,
+      recomputes: bool,
+  ) -> jax.Array:
+    """Runs layers that MaxText scans over, without a pipeline: each of them is a repeat of the only stage.
 
-  def _compute_dtypes(self, stage: StageModule, aux: Any, inputs: jax.Array) -> list[jnp.dtype]:
-    """The dtype in which each weight is gathered, by `pipeline_gather_dtype`; overwritten state keeps its dtype."""
-    choice = self.config.pipeline_gather_dtype
-    own = [w.dtype for w in stage.weights]
-    if choice == "weight":
-      return own
-    if choice == "compute":
-      is_cast = [jnp.issubdtype(d, jnp.floating) and not o for d, o in zip(own, stage.overwritten, strict=True)]
-      return [jnp.dtype(self.config.dtype) if cast else d for d, cast in zip(own, is_cast, strict=True)]
-    stages = lambda weights: stage.over_stages(None)(
-        [w[0] for w in weights],
-        stage.aux_at(aux, 0),
-        jnp.broadcast_to(inputs[:1], (self.schedule.stages, *inputs.shape[1:])),
+    Stores in the layers what they sow, as MaxText's scan does, and their random counters.
+
+    Args:
+      layers: the stacked layers, or blocks of layers: parameters along `param_scan_axis`, other state along the first
+        axis.
+      inputs: activations [batch, sequence, embed].
+      segment_ids: [batch, sequence] int, or None.
+      positions: [batch, sequence] int, or None.
+      config: MaxText's config. A batch is divided into `num_pipeline_microbatches`; −1 stands for 1.
+      mesh: device mesh.
+      length: the number of stacked layers.
+      call: the call of a layer, (layer, x, segment_ids, positions) -> output.
+      policy: the host's remat policy for a layer.
+      recomputes: whether the policy applies to the call; False if layers within it apply it themselves.
+
+    Returns:
+      Activations [batch, sequence, embed].
+
+    Raises:
+      NotImplementedError: for ids of another rank, or state that an iteration cannot carry.
+      ValueError: if the batch is not divisible by the microbatches.
+    """
+    config = with_values(config, keys_of_window(config, length))
+    run = Execution(
+        config=config,
+        mesh=mesh,
+        schedule=cls.schedule_class.of_config(config),
+        residency=cls.residency,
+        stacking=OfScan(length, config.param_scan_axis),
+        call=call,
+        checkpoint=checkpointed(config, policy) if recomputes else None,
     )
-    casts = cast_on_first_use(stages, stage.weights)
-    return [
-        d if cast is None or overwritten else cast
-        for d, cast, overwritten in zip(own, casts, stage.overwritten, strict=True)
-    ]
+    return run(layers, inputs, segment_ids, positions)
+
+
+def checkpointed(config: Any, policy: Any) -> Callable:
+  """A wrapper of functions in `jax.checkpoint` with a remat policy."""
+  # Unrolled, forward and backward are in one computation, where the compiler would merge what backward recomputes.
+  prevent_cse = not config.scan_pipeline_iterations
+  return lambda fn: jax.checkpoint(fn, policy=policy, prevent_cse=prevent_cse)
 
 
 def _save_also(names: Callable, policy: Callable) -> Callable:

@@ -31,18 +31,20 @@ def per_layer(intermediates: PyTree, schedule: Schedule) -> PyTree:
     schedule: the pipeline's schedule.
 
   Returns:
-    Leaves [R, S, …], or [R, S, M, …] for names without a rule. As in the parameters, there is no repeat axis if R = 1.
+    Leaves [R, S, …], or [R, S, M, …] for names without a rule if there are several microbatches.
   """
 
   values = per_microbatch(intermediates, schedule)
   by_path = dict(jax.tree_util.tree_leaves_with_path(values))
 
   def one(path, x):
+    if schedule.microbatches == 1:
+      return x[:, :, 0]
     if _name(path) == DEVIATION:
       x = deviation(x, by_path.get(_renamed(path, MEAN)), axis=2)
     elif (combine := COMBINE.get(_name(path))) is not None:
       x = combine(x, axis=2)
-    return x if schedule.repeats > 1 else x[0]
+    return x
 
   return jax.tree_util.tree_map_with_path(one, values)
 

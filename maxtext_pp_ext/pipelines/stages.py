@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from maxtext_pp_ext.host.models.expert_bias import READ_ONLY_STATE, sow_counts
 from maxtext_pp_ext.host.models.sown import SOWN
 from maxtext_pp_ext.pipelines.intermediates import per_layer, per_microbatch
+from maxtext_pp_ext.pipelines.stacking import Stacking
 from maxtext_pp_ext.schedule import Schedule
-from maxtext_pp_ext.sharding import logical_axes
 from maxtext_pp_ext.sharding.resolve import LogicalAxes
 
 PyTree = Any
@@ -35,6 +35,7 @@ class StageModule:
 
   Attributes:
     schedule: the pipeline's schedule.
+    stacking: how the module's arrays are stacked.
     graphdef: structure of one stage's module.
     weights: differentiated arrays, leaves [R, S, …] (with a repeat axis also if R = 1).
     weight_axes: logical axes of each weight, or None.
@@ -47,6 +48,7 @@ class StageModule:
   """
 
   schedule: Schedule
+  stacking: Stacking
   graphdef: Any
   weights: list[jax.Array]
   weight_axes: list[LogicalAxes | None]
@@ -58,7 +60,7 @@ class StageModule:
   call: Callable
 
   @classmethod
-  def of(cls, layers: nnx.Module, schedule: Schedule, *, deterministic: bool, model_mode: str) -> StageModule:
+  def of(cls, layers: nnx.Module, schedule: Schedule, stacking: Stacking, call: Callable) -> StageModule:
     """Splits a stacked module from which all values that an earlier call has sown were popped.
 
     Raises:
@@ -66,36 +68,37 @@ class StageModule:
     """
     graphdef, params, rest = nnx.split(layers, Differentiated, ...)  # type: ignore[misc]  # flax says one state or more
     is_variable = lambda x: isinstance(x, nnx.Variable)
-    for path, variable in jax.tree_util.tree_leaves_with_path(rest, is_leaf=is_variable):
+    of_params = jax.tree.leaves(params, is_leaf=is_variable)
+    of_rest = jax.tree_util.tree_leaves_with_path(rest, is_leaf=is_variable)
+    for path, variable in of_rest:
       if not isinstance(variable, nnx.RngState) and type(variable).__name__ not in READ_ONLY_STATE:
         raise NotImplementedError(
             f"A pipelined stage has the state variable {jax.tree_util.keystr(path)} of type {type(variable).__name__};"
             " circular pipelines carry parameters and random streams only."
         )
-    with_repeats = lambda x: x if schedule.repeats > 1 else x[None]
-    weights, weight_structure = jax.tree.flatten(params)
-    axes, overwritten = [], []
-    for variable in jax.tree.leaves(params, is_leaf=is_variable):
-      names = logical_axes(variable)
-      if names is not None and schedule.repeats == 1:
-        names = ("circular_repeats", *names)
-      axes += [names] * len(jax.tree.leaves(variable))
-      overwritten += [isinstance(variable, Overwritten)] * len(jax.tree.leaves(variable))
-    rest, rest_structure = jax.tree.flatten(rest)
-    is_key = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in rest]
-    call = lambda module, x, segment_ids, positions: module(x, segment_ids, positions, deterministic, model_mode)
+    # A variable may hold several arrays.
+    weights = [(variable, x) for variable in of_params for x in jax.tree.leaves(variable)]
+    others = [(variable, x) for _, variable in of_rest for x in jax.tree.leaves(variable)]
+    is_key = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for _, x in others]
+    data = [(variable, jax.random.key_data(x) if k else x) for (variable, x), k in zip(others, is_key, strict=True)]
     return cls(
         schedule=schedule,
+        stacking=stacking,
         graphdef=graphdef,
-        weights=[with_repeats(w) for w in weights],
-        weight_axes=axes,
-        overwritten=overwritten,
-        weight_structure=weight_structure,
-        rest=[with_repeats(jax.random.key_data(x) if k else x) for x, k in zip(rest, is_key, strict=True)],
-        rest_structure=rest_structure,
+        weights=[stacking.leading(variable, x) for variable, x in weights],
+        weight_axes=[stacking.names(variable) for variable, _ in weights],
+        overwritten=[isinstance(variable, Overwritten) for variable, _ in weights],
+        weight_structure=jax.tree.structure(params),
+        rest=[stacking.leading(variable, x) for variable, x in data],
+        rest_structure=jax.tree.structure(rest),
         is_key=is_key,
         call=call,
     )
+
+  @property
+  def counts_tokens(self) -> bool:
+    """Whether routed experts sow counts of tokens instead of updates of their biases; see `expert_bias`."""
+    return self.schedule.microbatches > 1
 
   def aux(self, segment_ids: jax.Array | None, positions: jax.Array | None) -> PyTree:
     """The stages' inputs without gradients. Segment ids and positions are int [M, microbatch, sequence] or None."""
@@ -132,7 +135,8 @@ class StageModule:
     counters = [path for path, _ in jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.RngCount))]
     if earlier is not None:
       nnx.update(module, earlier)
-    sow_counts(module)
+    if self.counts_tokens:
+      sow_counts(module)
     x = checkpoint_name(x, "iteration_input")
     out = self.call(module, x, aux["segment_ids"], aux["positions"])
     # MaxText's layers return (activations, the values that a scan over layers would stack).
@@ -195,7 +199,8 @@ class StageModule:
     intermediates, counts = sown
     # Every microbatch starts from the same counters; its random numbers differ by its key.
     counts = [c[:, :, 0] for c in per_microbatch(counts, self.schedule)]
-    return per_layer(intermediates, self.schedule), [c if self.schedule.repeats > 1 else c[0] for c in counts]
+    values = per_layer(intermediates, self.schedule)
+    return jax.tree.map(self.stacking.stored, values), [self.stacking.stored(c) for c in counts]
 
   def store_back(self, layers: nnx.Module, intermediates: PyTree, counts: list[jax.Array]) -> None:
     """Stores the results of `per_layer` in the stacked module."""

@@ -63,6 +63,7 @@ NUMBERED = (
     "tests/host/rules/test_pipelined_path.py::test_layers_whose_names_are_in_another_order_are_refused_with_metrics"
 )
 TWO_NAMES = "tests/testing/test_parity.py::test_a_parameter_with_two_names_in_a_layer_has_one_gradient[False]"
+WINDOW = "tests/parity/test_windows.py::test_a_window_over_the_layers_equals_the_scan_over_them[llama2-2]"
 COMPARISON = "tests/testing/test_parity.py::test_nan_is_the_worst_error"
 
 
@@ -173,8 +174,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "first-calls-loss-lost",
             "of two calls of a model before its loss, only the second one's load-balance losses count",
-            "pipelines/base.py",
-            "put_before(self.layers, earlier, appends)",
+            "pipelines/execution.py",
+            "put_before(layers, earlier, appends)",
             "pass",
             CALLS,
         ),
@@ -215,7 +216,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "deterministic-dropped",
             "nothing is dropped out",
-            "pipelines/stages.py",
+            "pipelines/base.py",
             "module(x, segment_ids, positions, deterministic, model_mode)",
             "module(x, segment_ids, positions, True, model_mode)",
             DROPOUT,
@@ -361,7 +362,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "scales-added-up",
             "the next scales and histories of microbatches are added up",
-            "pipelines/base.py",
+            "pipelines/execution.py",
             "combine=MAX if overwritten else SUM",
             "combine=SUM",
             FP8,
@@ -388,7 +389,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "updates-of-other-layers",
             "with as many experts as layers in a stage, biases get the updates of other layers' experts",
             "host/models/expert_bias.py",
-            "scanned and isinstance(bias, nnx.Param) and config.param_scan_axis != 0",
+            "isinstance(bias, nnx.Param) and axis != 0",
             "False",
             STACKED,
         ),
@@ -415,9 +416,9 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "summed-narrower",
             "gradients are summed in bfloat16 without being asked to",
-            "pipelines/base.py",
-            'weight.dtype if overwritten or accumulate_in == "auto" else jnp.dtype(accumulate_in)',
-            "weight.dtype if overwritten else jnp.dtype(jnp.bfloat16)",
+            "pipelines/execution.py",
+            'in_auto if overwritten or accumulate_in == "auto" else jnp.dtype(accumulate_in)',
+            "in_auto if overwritten else jnp.dtype(jnp.bfloat16)",
             SIMPLE,
         ),
     ),
@@ -505,6 +506,32 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "if entry_point.name in found:",
             "if not entry_point.name:",
             CLAIMED,
+        ),
+    ),
+    "layers without a pipeline": (
+        Mutant(
+            "scanned-over-another-axis",
+            "layers without a pipeline are taken along another axis than they are stacked along",
+            "pipelines/stacking.py",
+            "axis = self.axis if isinstance(variable, nnx.Param) and x.ndim > self.axis else 0",
+            "axis = 0",
+            WINDOW,
+        ),
+        Mutant(
+            "rows-change-places",
+            "without a pipeline, the rows of microbatches return in another order than they came",
+            "pipelines/execution.py",
+            "return jnp.moveaxis(by_part, 0, 1).reshape(-1, *x.shape[2:])",
+            "return by_part.reshape(-1, *x.shape[2:])",
+            WINDOW,
+        ),
+        Mutant(
+            "first-rows-only",
+            "without a pipeline, a device computes on its first microbatch again instead of on the others",
+            "pipelines/execution.py",
+            "return jnp.moveaxis(by_part, 1, 0).reshape(microbatches, -1, *x.shape[1:])",
+            "return jnp.moveaxis(by_part[:, :1].repeat(microbatches, 1), 1, 0).reshape(microbatches, -1, *x.shape[1:])",
+            WINDOW,
         ),
     ),
     "another model than without a pipeline": (

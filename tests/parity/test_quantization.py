@@ -27,7 +27,7 @@ import qwix
 from qwix._src.core import numerics
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.pipelines import base
+from maxtext_pp_ext.pipelines import execution
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.pipelines.stages import Differentiated, Overwritten
 from maxtext_pp_ext.testing import parity
@@ -244,7 +244,7 @@ def test_what_is_in_bubbles_reaches_no_scale_and_no_history(implementation, repe
 
 
 def test_the_comparison_notices_histories_that_were_added_up(monkeypatch):
-  monkeypatch.setattr(base, "MAX", base.SUM)
+  monkeypatch.setattr(execution, "MAX", execution.SUM)
   with pytest.raises(AssertionError, match="amax_history"):
     check(parts=1, **FP8)
 

@@ -37,12 +37,13 @@ def _updates_bias(node: Any) -> bool:
   return isinstance(node, nnx.Module) and getattr(node, "should_update_load_balance", lambda: False)()
 
 
-def updates_from_counts(layers: nnx.Module, config: Any) -> None:
+def updates_from_counts(layers: nnx.Module, config: Any, axis: int) -> None:
   """Replaces the batch's counts in stacked layers by the updates that MaxText's train step adds to their biases.
 
   Args:
     layers: the stacked stages, after `StageModule.store_back`.
     config: MaxText's config.
+    axis: the axis along which biases that are parameters are stacked.
 
   Raises:
     NotImplementedError: the train step could not add the updates: it takes one value, for the bias of one module.
@@ -55,28 +56,27 @@ def updates_from_counts(layers: nnx.Module, config: Any) -> None:
     )
   for layer in balanced:
     sown = getattr(layer, NAME)
-    sown.set_value(tuple(_update(counts, _bias(layer), config) for counts in sown.get_value()))
+    sown.set_value(tuple(_update(counts, _bias(layer), config, axis) for counts in sown.get_value()))
 
 
-def _update(counts: jax.Array, bias: nnx.Variable, config: Any) -> jax.Array:
+def _update(counts: jax.Array, bias: nnx.Variable, config: Any, axis: int) -> jax.Array:
   rate = f"routed_bias_update_rate={config.routed_bias_update_rate}"
   if not jnp.issubdtype(counts.dtype, jnp.integer):
     raise NotImplementedError(
         f"{rate}: the layers of this version of MaxText give updates of microbatches, but the update of a batch needs"
         " counts. Set routed_bias_update_rate=0."
     )
-  # A bias that is a parameter is stacked along param_scan_axis, and counts are not. With as many experts as layers,
-  # shapes would hide that. MaxText 0.2.5 has such biases only in configs that are already refused; 0.2.4 has them in
-  # DeepSeek 3, too.
-  scanned = config.scan_layers_per_stage and config.num_layers_per_pipeline_stage > 1
-  stacked_otherwise = scanned and isinstance(bias, nnx.Param) and config.param_scan_axis != 0
+  # Counts are stacked along the first axis. With as many experts as layers, shapes would hide a difference. MaxText
+  # 0.2.5 has such biases only in configs that are already refused; 0.2.4 has them in DeepSeek 3, too.
+  stacked_otherwise = isinstance(bias, nnx.Param) and axis != 0
   # With defer_small_all_reduces, counts are still in parts here. MaxText 0.2.4 has no such key.
   deferred = getattr(config, "defer_small_all_reduces", False)
   if stacked_otherwise or (not deferred and counts.shape != bias.get_value().shape):
     raise NotImplementedError(
         f"{rate}: the update has the shape {list(counts.shape)}, layers before experts, and the bias"
         f" {list(bias.get_value().shape)}, param_scan_axis={config.param_scan_axis}; MaxText's train step adds them as"
-        " they are. Set scan_layers_per_stage=False, num_layers_per_pipeline_stage=1, or param_scan_axis=0."
+        " they are. Set param_scan_axis=0, or in a pipeline scan_layers_per_stage=False or"
+        " num_layers_per_pipeline_stage=1."
     )
   # MaxText itself turns these into updates: counts in parts, and counts that are to be summed over further batches.
   if deferred or config.gradient_accumulation_steps > 1:

@@ -1,0 +1,225 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs stacked layers on a batch with the engine: maps config and modules to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import math
+from typing import Any
+
+from flax import nnx
+from flax.linen import spmd
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from maxtext_pp_ext.engine import Engine, MAX, Residency, Ring, SUM, WeightLayout, Weights
+from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
+from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, STAGE_AXES
+from maxtext_pp_ext.host.models.expert_bias import updates_from_counts
+from maxtext_pp_ext.host.models.sown import SOWN
+from maxtext_pp_ext.pipelines.intermediates import put_before
+from maxtext_pp_ext.pipelines.stacking import Stacking
+from maxtext_pp_ext.pipelines.stages import StageModule
+from maxtext_pp_ext.schedule import Schedule
+from maxtext_pp_ext.sharding import (
+    automatic,
+    constrain,
+    divisible_spec,
+    gathered_last,
+    gathered_spec,
+    is_explicit,
+    resolve,
+    run_automatic,
+    spec_of,
+)
+from maxtext_pp_ext.sharding.resolve import mesh_axes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Execution:
+  """How stacked layers run on a batch.
+
+  Attributes:
+    config: MaxText's config.
+    mesh: device mesh.
+    schedule: which stage works on which item at which iteration.
+    residency: how long gathered weights are kept.
+    stacking: how the layers' arrays are stacked.
+    call: the call of one repeat's layers on one stage, (module, x, segment_ids, positions) -> output.
+    checkpoint: wraps an iteration's stages in `jax.checkpoint`; None keeps all residuals.
+    bubble_fill: the value of a stage's inputs in a bubble; see `Ring`.
+  """
+
+  config: Any
+  mesh: Mesh
+  schedule: Schedule
+  residency: Residency
+  stacking: Stacking
+  call: Callable
+  checkpoint: Callable | None
+  bubble_fill: float = 0.0
+
+  def __call__(
+      self, layers: nnx.Module, inputs: jax.Array, segment_ids: jax.Array | None, positions: jax.Array | None
+  ) -> jax.Array:
+    """Runs the layers, and stores in them what they sow, as well as their random counters.
+
+    Args:
+      layers: the stacked layers.
+      inputs: activations [batch, sequence, embed].
+      segment_ids: [batch, sequence] int, or None.
+      positions: [batch, sequence] int, or None.
+
+    Returns:
+      Activations [batch, sequence, embed].
+
+    Raises:
+      NotImplementedError: for ids of another rank, or state that an iteration cannot carry.
+      ValueError: if the batch is not divisible by the microbatches.
+    """
+    earlier, appends = nnx.pop(layers, SOWN), {}
+    stage = StageModule.of(layers, self.schedule, self.stacking, self.call)
+
+    def run(weights, rest, inputs, segment_ids, positions):
+      run_stage = dataclasses.replace(stage, weights=weights, rest=rest)
+      microbatched = self._split_batch(inputs)
+      aux = run_stage.aux(self._ids(segment_ids, "segment_ids"), self._ids(positions, "positions"))
+      if earlier:
+        appends.update(run_stage.appends(earlier, aux, microbatched[0]))
+      outputs, sown = self._engine(run_stage, aux, microbatched)(weights, aux, microbatched)
+      return self._join_batch(outputs), *run_stage.per_layer(sown)
+
+    counters = jax.tree.leaves(nnx.state(layers, nnx.RngCount))
+    out_specs = (spec_of(inputs), P(), [spec_of(c) for c in counters]) if is_explicit(self.mesh) else None
+    run = run_automatic(run, self.mesh, out_specs)
+    outputs, intermediates, counts = run(stage.weights, stage.rest, inputs, segment_ids, positions)
+    stage.store_back(layers, intermediates, counts)
+    if stage.counts_tokens:
+      updates_from_counts(layers, self.config, self.stacking.axis_of_parameters(self.config))
+    if earlier:
+      put_before(layers, earlier, appends)
+    return outputs
+
+  def _split_batch(self, x: jax.Array, name: str = "inputs") -> jax.Array:
+    """[batch, …] -> [M, batch / M, …]."""
+    microbatches = self.schedule.microbatches
+    if x.shape[0] % microbatches:
+      raise ValueError(
+          f"The batch of {name} ({x.shape[0]}) must be divisible by num_pipeline_microbatches ({microbatches})."
+      )
+    parts = self._parts(x.shape[0])
+    by_part = x.reshape(parts, microbatches, -1, *x.shape[1:])
+    return jnp.moveaxis(by_part, 1, 0).reshape(microbatches, -1, *x.shape[1:])
+
+  def _join_batch(self, x: jax.Array) -> jax.Array:
+    """[M, batch / M, …] -> [batch, …], the inverse of `_split_batch`."""
+    microbatches, parts = x.shape[0], self._parts(x.shape[0] * x.shape[1])
+    by_part = x.reshape(microbatches, parts, -1, *x.shape[2:])
+    return jnp.moveaxis(by_part, 0, 1).reshape(-1, *x.shape[2:])
+
+  def _parts(self, rows: int) -> int:
+    """The number of parts of the batch, each of which gives equally many rows to every microbatch.
+
+    In a pipeline this is 1: all rows move to the first stage. Without one, each device computes on rows that it has.
+    """
+    if self.schedule.stages > 1:
+      return 1
+    mesh = automatic(self.mesh)
+    parts = math.prod(mesh.shape[axis] for axis in mesh_axes(resolve(ACTIVATION_AXES, mesh, self._rules)[0]))
+    return parts if rows % (parts * self.schedule.microbatches) == 0 else 1
+
+  def _ids(self, x: jax.Array | None, name: str) -> jax.Array | None:
+    """[batch, sequence] -> [M, microbatch, sequence], laid out so that every stage has the ids of every microbatch."""
+    if x is None:
+      return None
+    if x.ndim != 2:
+      raise NotImplementedError(f"A pipeline takes {name} of the shape [batch, sequence], but got {list(x.shape)}.")
+    mesh = automatic(self.mesh)
+    spec = resolve(ACTIVATION_AXES[:2], mesh, self._rules)
+    return constrain(self._split_batch(x, name), P(None, *spec), mesh)
+
+  @property
+  def _rules(self) -> Any:
+    return spmd.get_logical_axis_rules() or self.config.logical_axis_rules
+
+  def _engine(self, stage: StageModule, aux: Any, inputs: jax.Array) -> Engine:
+    rules, mesh = self._rules, automatic(self.mesh)
+    ring = Ring(
+        schedule=self.schedule,
+        mesh=mesh,
+        activation_spec=resolve(ACTIVATION_AXES, mesh, rules),
+        bubble_fill=self.bubble_fill,
+    )
+    layouts = self._layouts(stage, aux, inputs, rules, [a for _, axes in ring.batch_axes(inputs) for a in axes])
+    return Engine(
+        schedule=self.schedule,
+        ring=ring,
+        weights=Weights(residency=self.residency, mesh=mesh, layouts=layouts, pieces=self.schedule.microbatches),
+        stages=stage.over_stages("stage" if "stage" in mesh.axis_names else None),
+        aux_at=stage.aux_at,
+        checkpoint=self.checkpoint,
+        row_groups=self.config.batch_split_factor if self.config.use_batch_split_schedule else 1,
+        loop_iterations=self.config.scan_pipeline_iterations,
+        # As in the host, either key suffices to loop over repeats instead of unrolling them.
+        loop_repeats=self.config.scan_pipeline_iterations or self.config.scan_pipeline_repeats,
+    )
+
+  def _layouts(
+      self, stage: StageModule, aux: Any, inputs: jax.Array, rules: Any, batch_axes: list[str]
+  ) -> list[WeightLayout]:
+    data_axes = data_mesh_axes(self.mesh, rules)
+    computes_in = self._compute_dtypes(stage, aux, inputs)
+    accumulate_in = self.config.pipeline_grad_accum_dtype
+    layouts = []
+    weights = zip(stage.weight_axes, stage.weights, stage.overwritten, computes_in, strict=True)
+    for axes, weight, overwritten, compute_dtype in weights:
+      # A weight without annotation is replicated over all axes but its stages. As in a PartitionSpec, names may be
+      # missing at the end: MaxText's scans within a layer name their axis even if the weight's own axes have no names.
+      axes = axes or STAGE_AXES
+      axes = (*axes, *(None,) * (weight.ndim - len(axes)))
+      # Such names are also out of order, and one more axis has the stages' name.
+      within = gathered_spec(P(*resolve(axes, self.mesh, rules)[2:]), None, ("stage",))
+      stored = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *within)
+      stored = divisible_spec(stored, weight.shape[1:], self.mesh)
+      gathered = gathered_spec(stored, axes[1:], data_axes)
+      stored = gathered_last(stored, gathered)
+      kept = {a for entry in gathered for a in mesh_axes(entry)}
+      # If a weight is gathered at each use, its gradient is completed at each use. A next value is no sum.
+      partial = self.residency.has_slots and not overwritten
+      # The gradient of one microbatch is no sum: it is in the dtype of the weight that the layer computes with.
+      in_auto = weight.dtype if overwritten or self.schedule.microbatches > 1 else compute_dtype
+      layouts.append(
+          WeightLayout(
+              sharded=stored,
+              gathered=gathered,
+              partial_axes=tuple(a for a in batch_axes if a not in kept) if partial else (),
+              compute_dtype=compute_dtype,
+              accumulation_dtype=in_auto if overwritten or accumulate_in == "auto" else jnp.dtype(accumulate_in),
+              combine=MAX if overwritten else SUM,
+          )
+      )
+    return layouts
+
+  def _compute_dtypes(self, stage: StageModule, aux: Any, inputs: jax.Array) -> list[jnp.dtype]:
+    """The dtype in which each weight is gathered, by `pipeline_gather_dtype`; overwritten state keeps its dtype."""
+    choice = self.config.pipeline_gather_dtype
+    own = [w.dtype for w in stage.weights]
+    if choice == "weight":
+      return own
+    if choice == "compute":
+      is_cast = [jnp.issubdtype(d, jnp.floating) and not o for d, o in zip(own, stage.overwritten, strict=True)]
+      return [jnp.dtype(self.config.dtype) if cast else d for d, cast in zip(own, is_cast, strict=True)]
+    stages = lambda weights: stage.over_stages(None)(
+        [w[0] for w in weights],
+        stage.aux_at(aux, 0),
+        jnp.broadcast_to(inputs[:1], (self.schedule.stages, *inputs.shape[1:])),
+    )
+    casts = cast_on_first_use(stages, stage.weights)
+    return [
+        d if cast is None or overwritten else cast
+        for d, cast, overwritten in zip(own, casts, stage.overwritten, strict=True)
+    ]
