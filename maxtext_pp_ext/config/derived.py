@@ -23,6 +23,21 @@ def pipeline_impl(config: HostKeys) -> str:
   return getattr(config, "pipeline_impl", registry.HOST)
 
 
+def windowed(config: HostKeys) -> bool:
+  """Returns whether an implementation of ours runs the layers of a model without a pipeline."""
+  return pipeline_impl(config) != registry.HOST and num_stages(config) == 1
+
+
+def runs_ours(config: HostKeys) -> bool:
+  """Returns whether an implementation of ours runs the model's layers, with a pipeline or without."""
+  return pipeline_impl(config) != registry.HOST
+
+
+def keys_of_window(config: HostKeys, length: int) -> dict[str, int]:
+  """Returns values of a pipeline's keys with which `length` layers run without one, as repeats of one stage."""
+  return {"num_pipeline_repeats": length, "num_pipeline_microbatches": max(config.num_pipeline_microbatches, 1)}
+
+
 def num_stages(config: HostKeys) -> int | None:
   """S = ici_pipeline_parallelism × dcn_pipeline_parallelism, or None if one of them is below 1."""
   sound = config.ici_pipeline_parallelism >= 1 and config.dcn_pipeline_parallelism >= 1

@@ -15,6 +15,7 @@ maxtext.pretrained_load  check_pretrained_load(config, model) -> None
 from collections.abc import Callable
 from typing import Any
 
+from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.replacements import config_class, decoder_call, factory, sharding_conflicts
@@ -53,5 +54,13 @@ def check_pretrained_load(config: DerivedKeys, model: Any) -> None:
 
 
 def check_decoder_call(config: HostKeys, **arguments: Any) -> None:
-  """Raises NotImplementedError if the pipelined path would drop an argument that matters."""
+  """Raises NotImplementedError if the pipelined path would drop an argument that matters, or there is no pipeline.
+
+  These seams have none for layers without a pipeline, which would silently run as MaxText runs them.
+  """
+  if derived.windowed(config):
+    raise NotImplementedError(
+        f"pipeline_impl={derived.pipeline_impl(config)} without a pipeline: this MaxText is patched with seams that have "
+        "pipelines only. Install MaxText without patches/, or set pipeline_impl=host."
+    )
   decoder_call.refuse_lost_arguments(config, arguments)

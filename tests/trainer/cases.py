@@ -82,8 +82,9 @@ MORE_MODELS = {
         "indexer_sparse_training": True,
     },
 }
-# stages: repeats × layers per stage are 12 layers / stages.
+# stages: repeats × layers per stage are 12 layers / stages. One stage is no pipeline.
 PIPELINES = {
+    1: {"ici_pipeline_parallelism": 1, "num_pipeline_microbatches": 2},
     2: {"ici_pipeline_parallelism": 2, "num_layers_per_pipeline_stage": 2, "num_pipeline_microbatches": 4},
     3: {
         "ici_pipeline_parallelism": 3,

@@ -8,8 +8,11 @@ import pathlib
 from typing import Any
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config.derived import pipeline_impl
+from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.config.derived import pipeline_impl, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.config.view import with_values
+from maxtext_pp_ext.host.models import cycles
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 from maxtext_pp_ext.schedule import CircularSchedule, Schedule
 
@@ -101,10 +104,16 @@ def _text(detail: Mapping[str, Any]) -> str:
 def schedule_of(config: HostKeys) -> Schedule:
   """The schedule of the config's pipeline: that of its implementation's `schedule_class`, circular where it has none.
 
+  Without a pipeline, it is that of all layers, or blocks of layers, as repeats of the only stage. Models with several
+  stacks of layers, such as DeepSeek's, run one such schedule for each of them.
+
   Raises:
     ValueError: stages, microbatches and repeats do not fit together.
     registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
   """
   name = pipeline_impl(config)
+  if windowed(config):
+    blocks = (config.num_decoder_layers or 0) // cycles.length(config)
+    config = with_values(config, derived.keys_of_window(config, blocks))
   cls = None if name == registry.HOST else registry.get(name).load()
   return getattr(cls, "schedule_class", CircularSchedule).of_config(config)

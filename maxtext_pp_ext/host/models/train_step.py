@@ -18,6 +18,7 @@ from flax import nnx
 import jax
 
 from maxtext_pp_ext import presets
+from maxtext_pp_ext.config.derived import windowed
 from maxtext_pp_ext.host.models import flops, run_config
 
 # Prefixes of the names of the step's arguments: the batch, and the optimizer's state.
@@ -92,8 +93,7 @@ def placement(step: CompiledStep) -> dict[str, Any]:
 
 def work(config: Any) -> dict[str, Any]:
   """What a step is counted as: `model_flops` of a device as MaxText's log has them, `tokens` of a device, and bubbles."""
-  pipelined = config.using_pipeline_parallelism
-  schedule = run_config.schedule_of(config) if pipelined else None
+  schedule = run_config.schedule_of(config) if config.using_pipeline_parallelism or windowed(config) else None
   return {
       "model_flops": flops.of_step(config),
       "tokens": config.per_device_batch_size * config.max_target_length * config.gradient_accumulation_steps,

@@ -12,12 +12,22 @@ from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.host.models.refusals import integer
 
 NONE = "none"
+# circular_bsw without a pipeline: the window slides over the layers.
+WINDOW = "window"
 _HOST_MODES = {
     "host": {},
     "host-bsw": {"pipeline_fsdp_ag_per_repeat": True},
     "host-ag-once": {"pipeline_fsdp_ag_once": True},
 }
 _NO_MODE = {"pipeline_fsdp_ag_per_repeat": False, "pipeline_fsdp_ag_once": False}
+# The sizes of a pipeline, which has others. The batch of a device stays whole.
+_NO_SIZES = {
+    "num_pipeline_microbatches": -1,
+    "num_pipeline_repeats": -1,
+    "num_layers_per_pipeline_stage": 1,
+    "pipeline_parallel_layers": -1,
+    "pipeline_delay_activation_forwarding": False,
+}
 # These have no effect with MaxText's own pipelines, and so are refused there.
 _NO_KEYS_OF_OURS = {"pipeline_grad_accum_dtype": "auto", "pipeline_gather_dtype": "auto"}
 # attention=autoselected depends on the devices of the process, which may not be those that the step is compiled for.
@@ -25,8 +35,8 @@ _ATTENTION = {"tpu": "flash", "cpu": "dot_product"}
 
 
 def names() -> tuple[str, ...]:
-  """Returns all variants: none, MaxText's own, and the implementations of the registry."""
-  return (NONE, *_HOST_MODES, *(name for name in registry.names() if name != registry.HOST))
+  """Returns all variants: none, the window without a pipeline, MaxText's pipelines, and those of the registry."""
+  return (NONE, WINDOW, *_HOST_MODES, *(name for name in registry.names() if name != registry.HOST))
 
 
 def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[str]:
@@ -61,6 +71,8 @@ def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the keys that choose the pipeline of a variant, for a run with the keys `given`."""
   if name == NONE:
     return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _stages_to_fsdp(given)
+  if name == WINDOW:
+    return {"pipeline_impl": "circular_bsw"} | _NO_MODE | _NO_SIZES | _stages_to_fsdp(given)
   if name in _HOST_MODES:
     return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _HOST_MODES[name]
   return {"pipeline_impl": name} | _NO_MODE

@@ -16,7 +16,7 @@ import pydantic
 
 from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config import remedies
+from maxtext_pp_ext.config import derived, remedies
 from maxtext_pp_ext.config.keys import Keys
 from maxtext_pp_ext.host.replacements import defaults
 from maxtext_pp_ext.host.rules import parameter_patterns
@@ -103,8 +103,9 @@ def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Calla
 
 def _problems(config: Keys, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:
   found = rules.problems(config, given, whole_mesh)
-  # Patterns are judged on models, and a config with problems may have no model.
-  return found if found or whole_mesh or config.pipeline_impl == registry.HOST else _of_patterns(config)
+  # Patterns are judged on models, and a config with problems may have no model. Without a pipeline paths are MaxText's.
+  unchanged = config.pipeline_impl == registry.HOST or derived.windowed(config)
+  return found if found or whole_mesh or unchanged else _of_patterns(config)
 
 
 def _of_patterns(config: Any) -> list[str]:

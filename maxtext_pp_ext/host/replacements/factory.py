@@ -50,6 +50,15 @@ def describe(config: HostKeys) -> str:
   )
 
 
+def announce_window(config: HostKeys, length: int) -> None:
+  """Logs one line about layers that run in an implementation of ours without a pipeline, once for each number of them."""
+  microbatches = max(config.num_pipeline_microbatches, 1)
+  _log_once(
+      f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active without a pipeline: {length} scanned layers, "
+      f"{microbatches} microbatches"
+  )
+
+
 @functools.cache
 def _log_once(line: str) -> None:
   from maxtext.utils import max_logging  # pylint: disable=import-outside-toplevel

@@ -19,7 +19,7 @@ from typing import Any
 from flax import nnx
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config.derived import pipeline_impl
+from maxtext_pp_ext.config.derived import pipeline_impl, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import cycles
@@ -62,17 +62,37 @@ def build(host_build: Callable, decoder: Any, layer_classes: list[type], rngs: n
   if config.set_remat_policy_on_layers_per_stage and config.remat_policy != "none":
     policy = _RematPolicy(config, decoder.get_remat_policy())
     layer_classes = [rematerialised(layer_class, policy) for layer_class in layer_classes]
-  mesh, replaced = decoder.mesh, {}
+  replaced = {}
   if (cycle := cycles.length(config)) > 1:
     replaced["num_layers_per_pipeline_stage"] = config.num_layers_per_pipeline_stage // cycle
-  if config.shard_mode.value == "explicit" and _shards_automatically(config):
-    from maxtext_pp_ext.sharding import automatic  # pylint: disable=import-outside-toplevel
-
-    mesh = automatic(mesh)
-    replaced["shard_mode"] = type(config.shard_mode)("auto")
+  decoder = _automatic(decoder)
   if replaced:
-    decoder = _DecoderView(decoder, with_values(config, replaced), mesh)
+    decoder = _DecoderView(decoder, with_values(decoder.config, replaced), decoder.mesh)
   return host_build(decoder, layer_classes, rngs)
+
+
+def build_scanned(host_build: Callable, decoder: Any, *args: Any, **kwargs: Any) -> nnx.Module:
+  """Returns layers that MaxText scans over, for automatic sharding if an implementation of ours runs them.
+
+  Args:
+    host_build: `NNXDecoder._create_scanned_layers`.
+    decoder: the decoder.
+    *args: its other arguments.
+    **kwargs: its other arguments.
+  """
+  trains = windowed(decoder.config) and decoder.model_mode == "train"
+  return host_build(_automatic(decoder) if trains else decoder, *args, **kwargs)
+
+
+def _automatic(decoder: Any) -> Any:
+  """A decoder that builds layers for automatic sharding, if its implementation wants that; else the decoder."""
+  config = decoder.config
+  if config.shard_mode.value != "explicit" or not _shards_automatically(config):
+    return decoder
+  from maxtext_pp_ext.sharding import automatic  # pylint: disable=import-outside-toplevel
+
+  automatically = with_values(config, {"shard_mode": type(config.shard_mode)("auto")})
+  return _DecoderView(decoder, automatically, automatic(decoder.mesh))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,10 @@ from maxtext_pp_ext.config.view import plain
 
 
 def problems(config: HostKeys) -> Iterator[str]:
-  yield from _mesh(config)
-  yield from _explicit_sharding(config)
-  yield from _activations_over_stages(config)
+  if num_stages(config) != 1:
+    yield from _mesh(config)
+    yield from _explicit_sharding(config)
+    yield from _activations_over_stages(config)
   yield from _stage_axis(config)
   yield from _copies_of_the_model(config)
   yield from _weight_dtype(config)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config import keys, remedies
+from maxtext_pp_ext.config import derived, keys, remedies
 from maxtext_pp_ext.config.keys import Keys
 from maxtext_pp_ext.host.rules import (
     checkpoint_paths,
@@ -21,6 +21,7 @@ from maxtext_pp_ext.host.rules import (
     propose,
     quantization,
     sizes,
+    windowed_path,
 )
 
 # Host key -> the pipeline_impl that replaces it. Both choose how long gathered weights stay.
@@ -70,12 +71,26 @@ def _of_implementations(config: Keys) -> list[str]:
       *_contradicting_host_keys(config),
       *sizes.problems(config),
       *meshes.problems(config),
+      *(_without_pipeline(config) if derived.windowed(config) else _with_pipeline(config)),
+  ]
+
+
+def _with_pipeline(config: Keys) -> list[str]:
+  return [
       *optimizer.problems(config),
       *quantization.problems(config),
       *pipelined_path.problems(config),
       *per_microbatch.problems(config),
       # A run that only compiles writes no checkpoint.
       *([] if _devices_are_absent(config) else checkpoint_paths.problems(lambda key: getattr(config, key, None))),
+  ]
+
+
+def _without_pipeline(config: Keys) -> list[str]:
+  return [
+      *quantization.problems(config),
+      *windowed_path.problems(config),
+      *(per_microbatch.problems(config) if config.num_pipeline_microbatches > 1 else []),
   ]
 
 

@@ -15,9 +15,6 @@ from maxtext_pp_ext.config.remedies import Problem
 from maxtext_pp_ext.host.rules import propose
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
 
-# The most stages that a message proposes.
-_MOST_PROPOSED_STAGES = 1024
-
 
 def problems(config: Keys) -> list[Problem]:
   """Returns all problems with sizes, except those of `devices`."""
@@ -37,18 +34,6 @@ def _stages(config: Keys) -> Iterator[Problem]:
     if value < 1:
       what = f"{key}={value}: MaxText does not derive the number of stages."
       yield Problem(what, otherwise=f"{key} to a number of at least 1")
-  if num_stages(config) == 1:
-    layers = derived.pipelined_layers(config) or 0
-    per_stage = max(config.num_layers_per_pipeline_stage, 1)
-    candidates = range(2, 1 + min(layers // per_stage, _MOST_PROPOSED_STAGES))
-    fitting = [s for s in candidates if layers % (s * per_stage) == 0]
-    yield Problem(
-        f"pipeline_impl={config.pipeline_impl} without a pipeline: ici_pipeline_parallelism=1 × "
-        "dcn_pipeline_parallelism=1 = 1 stage. ici_pipeline_parallelism is the number of stages within a slice, "
-        "dcn_pipeline_parallelism that of stages on different slices.",
-        *[{"ici_pipeline_parallelism": s} for s in fitting[:16]],
-        ({"pipeline_impl": "host"}, ""),
-    )
 
 
 def _layers_text(config: Keys) -> str:
@@ -66,7 +51,10 @@ def _layers(config: Keys) -> Iterator[Problem]:
     what = f"num_layers_per_pipeline_stage={per_stage} must be at least 1."
     yield Problem(what, {"num_layers_per_pipeline_stage": 1})
     return
-  if layers is None or available is None or stages is None or stages == 1:
+  if stages == 1:
+    yield from _without_effect(config)
+    return
+  if layers is None or available is None or stages is None:
     return
   group = stages * per_stage
   group_text = f"{stages_text(config)} × num_layers_per_pipeline_stage={per_stage} = {group}"
@@ -100,9 +88,25 @@ def _layers(config: Keys) -> Iterator[Problem]:
     )
 
 
+# Key of a pipeline -> its only value without one.
+_OF_PIPELINES = {
+    "num_layers_per_pipeline_stage": 1,
+    "num_pipeline_repeats": -1,
+    "pipeline_delay_activation_forwarding": False,
+}
+
+
+def _without_effect(config: Keys) -> Iterator[Problem]:
+  for key, only in _OF_PIPELINES.items():
+    value = getattr(config, key)
+    if value != only:
+      what = f"{key}={value} has no effect without a pipeline (ici_pipeline_parallelism=1, dcn_pipeline_parallelism=1)."
+      yield Problem(what, {key: only})
+
+
 def _microbatches(config: Keys) -> Iterator[Problem]:
   stages, microbatches = num_stages(config), config.num_pipeline_microbatches
-  if stages is None or stages == 1 or microbatches == -1:
+  if stages is None or microbatches == -1:
     return
   delay, least = derived.forwarding_delay(config), derived.least_microbatches(config)
   nearest = propose.microbatches(config)[:1] or [max(-(-microbatches // stages) * stages, least)]
@@ -125,7 +129,7 @@ def _microbatches(config: Keys) -> Iterator[Problem]:
 
 def _batch(config: Keys) -> Iterator[Problem]:
   batch, stages = config.micro_batch_size_to_train_on, num_stages(config)
-  if batch is None or batch < 0 or stages is None or stages == 1:
+  if batch is None or batch < 0 or stages is None or _one_part(config):
     return
   least = derived.least_microbatches(config)
   microbatches = least if config.num_pipeline_microbatches == -1 else config.num_pipeline_microbatches
@@ -144,10 +148,16 @@ def _batch(config: Keys) -> Iterator[Problem]:
   )
 
 
+def _one_part(config: Keys) -> bool:
+  """Whether the batch stays whole, without a pipeline: then its rows are MaxText's business."""
+  return num_stages(config) == 1 and config.num_pipeline_microbatches in (-1, 1)
+
+
 def _sound_batch(config: Keys) -> tuple[int, int] | None:
   """Returns (rows of a batch, microbatches), or None if the rows do not divide: another rule reports that."""
   batch, stages, microbatches = config.micro_batch_size_to_train_on, num_stages(config), config.num_pipeline_microbatches
-  if batch is None or batch < 1 or stages is None or stages == 1 or microbatches < 1 or batch % microbatches:
+  sound = stages is not None and microbatches >= 1 and not _one_part(config)
+  if batch is None or batch < 1 or not sound or batch % microbatches:
     return None
   return batch, microbatches
 

@@ -6,7 +6,8 @@
   maxtext.layers.pipeline      create_nnx_pipeline and create_pipeline ask our registry first
   maxtext.layers.nnx_decoders  NNXDecoder.__call__ refuses arguments that its pipelined path drops, and the stages
                                of our pipelines are built our way (`stage_modules`), of layers that MaxText has
-                               outside of pipelines only (`batch_split`)
+                               outside of pipelines only (`batch_split`); without a pipeline our implementations run the
+                               layers that MaxText scans over (`scanned_layers`)
   maxtext.utils.model_creation_utils
                                create_nnx_abstract_model, with which every set-up starts, judges the model's parameter
                                shardings (`sharding_conflicts`); from_pretrained refuses checkpoints of another layout
@@ -58,6 +59,8 @@ DECODER_PARAMETERS = (
     "multimodal_input",
 )
 DECODER_PARAMETERS_SINCE_0_2_5 = ("forced_routed_experts", "decoder_input_embeddings")
+# Other parameters are refused where they have a value (`scanned_layers`).
+SCAN_PARAMETERS = ("self", "layers", "x_in", "args", "length", "kwargs")
 _PYCONFIG = "maxtext.configs.pyconfig"
 _PYCONFIG_FUNCTIONS = ("initialize", "initialize_pydantic", "_initialize_pydantic", "_prepare_for_pydantic")
 
@@ -151,6 +154,9 @@ def _check_decoders(module: ModuleType) -> None:
   version.check_parameters(decoder, "__call__", DECODER_PARAMETERS, known)
   version.check_signature(decoder, "_get_pipeline_stage_module", STAGE_MODULE)
   version.check_signature(decoder, "get_decoder_layers", "(self)")
+  version.attribute(decoder, "_create_scanned_layers")
+  found = inspect.signature(version.attribute(decoder, "_apply_layers_sequentially")).parameters
+  version.check_parameters(decoder, "_apply_layers_sequentially", SCAN_PARAMETERS, (*SCAN_PARAMETERS, *found))
 
 
 def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
@@ -159,6 +165,8 @@ def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
   host_call = module.NNXDecoder.__call__
   host_stage_module = module.NNXDecoder._get_pipeline_stage_module
   host_layers = module.NNXDecoder.get_decoder_layers
+  host_scan = module.NNXDecoder._apply_layers_sequentially
+  host_scanned = module.NNXDecoder._create_scanned_layers
   signature = inspect.signature(host_call)
 
   @functools.wraps(host_call)
@@ -180,7 +188,21 @@ def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
 
     return stage_modules.layer_classes(self.config, host_layers(self))
 
+  @functools.wraps(host_scan)
+  def _apply_layers_sequentially(self, layers, x_in, *args, length, **kwargs):
+    from maxtext_pp_ext.host.replacements import scanned_layers  # pylint: disable=import-outside-toplevel
+
+    return scanned_layers.apply(host_scan, self, layers, x_in, args, length, kwargs)
+
+  @functools.wraps(host_scanned)
+  def _create_scanned_layers(self, *args, **kwargs):
+    from maxtext_pp_ext.host.replacements import stage_modules  # pylint: disable=import-outside-toplevel
+
+    return stage_modules.build_scanned(host_scanned, self, *args, **kwargs)
+
   rebinding.class_level(module.NNXDecoder, "__call__", __call__)
+  rebinding.class_level(module.NNXDecoder, "_create_scanned_layers", _create_scanned_layers)
+  rebinding.class_level(module.NNXDecoder, "_apply_layers_sequentially", _apply_layers_sequentially)
   rebinding.class_level(module.NNXDecoder, "get_decoder_layers", get_decoder_layers)
   rebinding.class_level(module.NNXDecoder, "_get_pipeline_stage_module", _get_pipeline_stage_module)
 

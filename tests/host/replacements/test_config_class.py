@@ -77,7 +77,6 @@ def test_the_process_wide_default_reaches_configs_with_a_pipeline_only(make_conf
     [
         ({"pipeline_impl": "circular_bws"}, "did you mean 'circular_bsw'"),
         ({"pipeline_impl": "none"}, "pipeline_impl=None is not known"),
-        ({"ici_pipeline_parallelism": 1}, "without a pipeline"),
         ({"base_num_decoder_layers": 5}, "cannot be divided"),
         ({"num_pipeline_repeats": 3}, "Set num_pipeline_repeats=2"),
         ({"num_pipeline_microbatches": 3}, "not a multiple of 2 stages"),

@@ -188,12 +188,36 @@ def test_no_implementation_at_all_is_refused_with_the_known_ones(name):
   assert "'host', 'circular'" in only_problem(make(pipeline_impl=name))
 
 
-def test_an_implementation_without_a_pipeline_is_refused_with_a_number_of_stages_that_works():
-  config = make(ici_pipeline_parallelism=1)
-  problem = only_problem(config)
-  assert "ici_pipeline_parallelism=1 × dcn_pipeline_parallelism=1 = 1 stage" in problem
-  assert problem.endswith("Set ici_pipeline_parallelism=4 or pipeline_impl=host.")  # of 8 layers and 2 repeats
-  assert problems_after(config, [problem]) == []
+WITHOUT_PIPELINE = {"ici_pipeline_parallelism": 1, "num_pipeline_repeats": -1, "num_pipeline_microbatches": -1}
+NO_WINDOW = {
+    "unscanned": ({"scan_layers": False}, "Set scan_layers=True"),
+    "a block that is not scanned over": ({"decoder_block": "gemma4_small"}, "decoder_block=gemma4_small"),
+    "too few layers for a block": ({"decoder_block": "gemma3", "num_decoder_layers": 5}, "blocks of 6"),
+    "a schedule of MaxText's": ({"use_batch_split_schedule": True}, "Set use_batch_split_schedule=False"),
+    "tokens": ({"engram_layers": [1]}, "Set engram_layers=[]"),
+    "streams": ({"mhc_expansion_rate": 2}, "Set mhc_expansion_rate=1"),
+    "parameters on the host": ({"parameter_memory_host_offload": True}, "Set parameter_memory_host_offload=False"),
+    "distillation": ({"distill_beta": 0.5}, "Set distill_beta=0"),
+    "layers per stage": ({"num_layers_per_pipeline_stage": 2}, "Set num_layers_per_pipeline_stage=1"),
+    "repeats": ({"num_pipeline_repeats": 2}, "Set num_pipeline_repeats=-1"),
+    "delay": ({"pipeline_delay_activation_forwarding": True}, "Set pipeline_delay_activation_forwarding=False"),
+    "rows": ({"num_pipeline_microbatches": 3}, "cannot be divided into 3 microbatches"),
+}
+
+
+def test_an_implementation_runs_without_a_pipeline():
+  assert problems.problems(make(**WITHOUT_PIPELINE)) == []
+  assert problems.problems(make(**WITHOUT_PIPELINE | {"num_pipeline_microbatches": 2})) == []
+
+
+@pytest.mark.parametrize("keys, words", NO_WINDOW.values(), ids=NO_WINDOW.keys())
+def test_what_has_no_window_without_a_pipeline_is_refused_with_what_to_set(keys, words):
+  assert words in only_problem(make(**WITHOUT_PIPELINE | keys))
+
+
+@pytest.mark.parametrize("keys", [{"opt_type": "muon"}, {"record_internal_nn_metrics": 1}])
+def test_what_only_pipelines_cannot_do_is_allowed_without_one(keys):
+  assert problems.problems(make(**WITHOUT_PIPELINE | keys)) == []
 
 
 @pytest.mark.parametrize("key", ["ici_pipeline_parallelism", "dcn_pipeline_parallelism"])

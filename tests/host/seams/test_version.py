@@ -74,6 +74,12 @@ def test_a_decoder_with_a_parameter_that_we_do_not_know_is_refused():
     def get_decoder_layers(self):
       pass
 
+    def _create_scanned_layers(self, *args, **kwargs):
+      pass
+
+    def _apply_layers_sequentially(self, layers, x_in, *args, length, **kwargs):
+      pass
+
   def with_parameters(names):
     return inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
 

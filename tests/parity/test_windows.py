@@ -1,0 +1,62 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Without a pipeline, our implementations train what MaxText's scan over the layers trains, parameter by parameter.
+
+The reference is MaxText's own model on one device, with its own loss; the window's model is on 8. Of models whose layers
+come in cycles, a block of one cycle is a repeat.
+"""
+
+import pytest
+
+from tests.marks import slow_but
+from tests.parity import windows
+from tests.parity.blocks import PIPELINED
+from tests.trainer.cases import IMPLEMENTATIONS
+
+# Of layers that are not scanned over, there is no window. Gemma 3 has none below 6 layers.
+CASES = {
+    case.name: case
+    for case in PIPELINED
+    if case.keys.get("scan_layers", True) and case.name != "gemma3: fewer than 6 layers"
+}
+QUICK = ("llama2", "mixtral", "deepseek")
+MESHES = {
+    "fsdp 8": {},
+    "fsdp 2, tensor 2, data 2": {"ici_tensor_parallelism": 2, "ici_data_parallelism": 2},
+    "fsdp 4, fsdp_transpose 2": {"ici_fsdp_transpose_parallelism": 2},
+    "fsdp 4, context 2": {"ici_context_parallelism": 2},
+    "fsdp 4, expert 2": {"ici_expert_parallelism": 2},
+    "fsdp 8, no axis of stages": {"custom_mesh_and_rule": "pure-fsdp"},
+}
+
+
+def check(case, implementations, **keys):
+  dense = case.keys.get("first_num_dense_layers", 0)
+  # MaxText adds updates to biases as if both were stacked along the first axis.
+  axis = {"param_scan_axis": 0} if "routed_bias_update_rate" in case.keys else {}
+  windows.compare(
+      implementations,
+      layers=dense + 2 * case.cycle,
+      decoder_block=case.block,
+      amplification=case.amplification,
+      **{**case.keys, **axis, **keys},
+  )
+
+
+@pytest.mark.parametrize("microbatches", [-1, 2])
+@pytest.mark.parametrize("name", slow_but(QUICK, CASES.keys()))
+def test_a_window_over_the_layers_equals_the_scan_over_them(name, microbatches):
+  check(CASES[name], ["circular_bsw"], num_pipeline_microbatches=microbatches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("microbatches", [-1, 2, 4])
+@pytest.mark.parametrize("name", ["llama2", "mixtral"])
+def test_every_implementation_equals_the_scan_over_the_layers(name, microbatches):
+  check(CASES[name], IMPLEMENTATIONS, num_pipeline_microbatches=microbatches)
+
+
+@pytest.mark.parametrize("shard_mode", slow_but(["explicit"], ["auto", "explicit"]))
+@pytest.mark.parametrize("mesh", slow_but(["fsdp 4, context 2"], MESHES.keys()))
+def test_a_window_on_a_mesh_equals_the_scan_on_one_device(mesh, shard_mode):
+  check(CASES["mixtral"], ["circular_bsw"], num_pipeline_microbatches=2, shard_mode=shard_mode, **MESHES[mesh])

@@ -1,0 +1,147 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models with MaxText's own loss, with an implementation of ours without a pipeline and with MaxText's scan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+import dataclasses
+from typing import Any
+
+from flax import linen as nn
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from maxtext.configs import pyconfig
+from maxtext.trainers.pre_train import train
+from maxtext.utils import maxtext_utils, model_creation_utils
+import numpy as np
+
+from maxtext_pp_ext.testing import parity
+from tests.parity.common import BASE_YML, TINY
+
+PyTree = Any
+
+
+def make_config(*, layers: int = 4, rows: int = 16, **keys: Any) -> Any:
+  """A config without a pipeline: a batch of `rows` on all devices."""
+  values = {
+      **TINY,
+      "base_num_decoder_layers": layers,
+      "per_device_batch_size": rows / jax.device_count(),
+      **keys,
+  }
+  return pyconfig.initialize(["", BASE_YML], **values)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+  """A model's structure, its state, and its mesh."""
+
+  config: Any
+  mesh: Mesh
+  graphdef: Any
+  params: PyTree
+  rest: PyTree
+
+
+def build(config: Any, *, one_device: bool = False) -> Model:
+  """A model with the initial values that MaxText gives it."""
+  if one_device:
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(config.mesh_axes)), config.mesh_axes)
+  else:
+    mesh = maxtext_utils.get_mesh_from_config(config)
+  create, abstract = model_creation_utils.create_nnx_abstract_model(config, mesh)
+  with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
+    shardings = jax.tree.map(lambda x: x.sharding, nnx.state(abstract))
+    state = jax.jit(lambda: nnx.state(create()), out_shardings=shardings)()
+  params, rest = nnx.split_state(state, nnx.Param, ...)
+  return Model(config=config, mesh=mesh, graphdef=nnx.graphdef(abstract), params=params, rest=rest)
+
+
+def batch(config: Any, seed: int = 0) -> dict[str, jax.Array]:
+  """Random tokens, in sequences packed in two segments that differ by row; the last tokens are padding."""
+  rows, length = config.global_batch_size_to_train_on, config.max_target_length
+  keys = jax.random.split(jax.random.key(seed), 3)
+  starts = jax.random.randint(keys[0], (rows, 1), 1, length - 1)
+  at = jnp.arange(length, dtype=jnp.int32)[None]
+  segments = jnp.where(at < starts, 1, 2).astype(jnp.int32).at[: rows // 2, -1].set(0)
+  positions = jnp.where(at < starts, at, at - starts).astype(jnp.int32)
+  found = {}
+  for name, key in zip(("inputs", "targets"), keys[1:], strict=True):
+    found[name] = jax.random.randint(key, (rows, length), 0, config.vocab_size, jnp.int32)
+    found[f"{name}_segmentation"], found[f"{name}_position"] = segments, positions
+  return found
+
+
+def moved(params: PyTree, seed: int = 0) -> PyTree:
+  """Parameters moved at random, so that no bias is zero and no two scales are equal."""
+  leaves, tree = jax.tree.flatten(params)
+  keys = jax.random.split(jax.random.key(seed), len(leaves))
+  return jax.tree.unflatten(
+      tree, [w + 0.1 * jax.random.normal(key, w.shape, w.dtype) for w, key in zip(leaves, keys, strict=True)]
+  )
+
+
+def loss_and_gradients(model: Model, params: PyTree, data: dict[str, jax.Array], *, is_train: bool = True) -> tuple:
+  """((loss, the other scalars that the loss returns), gradients of all parameters)."""
+  place = lambda like, value: jax.device_put(np.asarray(value), like.sharding)
+  params = jax.tree.map(place, model.params, params)
+  data = jax.device_put(data, NamedSharding(model.mesh, P()))
+
+  def loss(params):
+    merged = nnx.merge(model.graphdef, params, model.rest, copy=True)
+    value, aux = train.loss_fn(merged, model.config, dict(data), None, None, is_train=is_train)
+    scalars = {name: x for name, x in aux.items() if getattr(x, "ndim", 1) == 0 and name != "total_weights"}
+    return value, scalars
+
+  with jax.set_mesh(model.mesh), nn.logical_axis_rules(model.config.logical_axis_rules):
+    return jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(params))
+
+
+def compare(implementations: Iterable[str], *, amplification: float = 1.0, **keys: Any) -> None:
+  """Asserts that the loss, what belongs to it, and every gradient are those of MaxText's scan on one device.
+
+  The initial parameters must be equal, and at the same paths.
+
+  Args:
+    implementations: values of `pipeline_impl`.
+    amplification: how much more the layers amplify rounding than `parity.tolerance` allows for.
+    **keys: arguments of `make_config`.
+  """
+  reference = build(make_config(**{**keys, "pipeline_impl": "host", **_ON_ONE_DEVICE}), one_device=True)
+  params, data = moved(reference.params), batch(reference.config)
+  bound = amplification * parity.tolerance(reference.config)
+  (loss, scalars), gradients = loss_and_gradients(reference, params, data)
+  for name in implementations:
+    found = build(make_config(**keys, pipeline_impl=name))
+    same_start(reference.params, found.params)
+    (own_loss, own_scalars), own = loss_and_gradients(found, params, data)
+    errors = {"loss": parity.relative_error(own_loss, loss)}
+    errors |= {key: parity.relative_error(own_scalars[key], value) for key, value in scalars.items()}
+    errors |= _errors(own, gradients)
+    bad = {key: error for key, error in errors.items() if not error <= bound}
+    assert not bad, (name, bound, bad)
+
+
+# The reference is MaxText's own scan over the whole batch.
+_ON_ONE_DEVICE = {"num_pipeline_microbatches": -1, "shard_mode": "auto"}
+
+
+def same_start(expected: PyTree, found: PyTree) -> None:
+  """Asserts that two models have equal parameters at equal paths."""
+  by_path = lambda tree: {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+  expected, found = by_path(expected), by_path(found)
+  assert expected.keys() == found.keys()
+  for path, value in expected.items():
+    np.testing.assert_allclose(np.asarray(found[path]), np.asarray(value), rtol=1e-6, atol=1e-6, err_msg=path)
+
+
+def _errors(found: PyTree, expected: PyTree) -> dict[str, float]:
+  wanted = {jax.tree_util.keystr(p): np.asarray(g) for p, g in jax.tree_util.tree_leaves_with_path(expected)}
+  actual = {jax.tree_util.keystr(p): np.asarray(g) for p, g in jax.tree_util.tree_leaves_with_path(found)}
+  mean = np.sqrt(sum(np.sum(g**2) for g in wanted.values()) / sum(g.size for g in wanted.values()))
+  least = {path: parity.LEAST_GRADIENT * mean * np.sqrt(g.size) for path, g in wanted.items()}
+  return {path: parity.relative_error(actual[path], wanted[path], least[path]) for path in wanted}
