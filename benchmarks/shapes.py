@@ -115,6 +115,7 @@ SHAPES = {
 # {name of a row: its name in `maxtext-pp compare`}. `--impl` also takes the names of rows with - instead of spaces.
 IMPLEMENTATIONS: dict[str, str] = {
     "none": variants.NONE,
+    "window": variants.WINDOW,
     PLAIN: "host",
     "host BSW": "host-bsw",
     "host ag_once": "host-ag-once",

@@ -206,7 +206,7 @@ def _compiled(candidate: Any, args: argparse.Namespace, chip: Any) -> dict[str, 
 def _name(impl: str, keys: dict[str, Any], microbatches: int | None = None) -> str:
   stages = keys.get("ici_pipeline_parallelism", 1) * keys.get("dcn_pipeline_parallelism", 1)
   if stages == 1:
-    return impl
+    return f"{impl}, {microbatches} microbatches" if microbatches and microbatches > 1 else impl
   per_stage = keys["num_layers_per_pipeline_stage"]
   of = f", {per_stage} layer{'s' * (per_stage != 1)}, {microbatches} microbatches" if microbatches else ""
   return f"{impl}, {stages} stages{of}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from maxtext_pp_ext.checkpoint.layout import Layout
 from maxtext_pp_ext.config import PipelineConfigError, remedies
-from maxtext_pp_ext.config.derived import pipeline_impl, sound_stages
+from maxtext_pp_ext.config.derived import pipeline_impl, sound_stages, windowed
 from maxtext_pp_ext.config.keys import DerivedKeys, Keys
 from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
 from maxtext_pp_ext.host.models.refusals import integer, MOST_DEVICES
@@ -110,7 +110,7 @@ def _of_host(config: Keys) -> list[str]:
 
 def _devices_not_shared_out(config: Keys, given: Mapping[str, Any]) -> list[str]:
   """Returns the problems that MaxText's trainers meet when they make the mesh, with remedies."""
-  if not config.using_pipeline_parallelism:
+  if not config.using_pipeline_parallelism and not windowed(config):
     return []
   chosen = {key: given[key] for key in remedies.DERIVED if isinstance(given.get(key), int)}
   return problems.problems(config, chosen, whole_mesh=True)
@@ -118,7 +118,7 @@ def _devices_not_shared_out(config: Keys, given: Mapping[str, Any]) -> list[str]
 
 def _on_tpus(config: Keys) -> list[str]:
   """Returns the problems that the run would have on TPUs, if the config does not name the devices."""
-  if pipeline_impl(config) == "host" or config.compile_topology or not config.using_pipeline_parallelism:
+  if pipeline_impl(config) == "host" or config.compile_topology:
     return []
   elsewhere = sizes.problems(config)
   return [str(problem) for problem in sizes.rows_on(config, "tpu") if problem not in elsewhere]
@@ -127,7 +127,7 @@ def _on_tpus(config: Keys) -> list[str]:
 def _model(config: DerivedKeys, found: Checked) -> None:
   layout = layouts.of_config(config)
   found.layout, found.layers = layout.description, _places(layout, config)
-  if config.using_pipeline_parallelism:
+  if config.using_pipeline_parallelism or windowed(config):
     found.schedule = run_config.schedule_of(config)
   parameters, mesh = abstract_model.explained(config)
   of_sharding = _conflicts(parameters.conflicts)

@@ -60,7 +60,7 @@ def sizes(
     parameters: how its parameters are sharded.
     mesh: its mesh.
   """
-  inside, outside = _weights(config, parameters, mesh, _IN_LAYERS if schedule is None else _IN_PIPELINE)
+  inside, outside = _weights(config, parameters, mesh, _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS)
   parts = config.num_decoder_layers if schedule is None else schedule.repeats * schedule.stages
   own = parameters.totals["bytes_per_device"]
   narrow = lambda w: w.count * min(w.dtype.itemsize, jnp.dtype(config.dtype).itemsize)

@@ -160,9 +160,10 @@ class _Search:
     for ici, dcn in itertools.product(*networks):
       chosen = ici | dcn
       stages = chosen["ici_pipeline_parallelism"] * chosen["dcn_pipeline_parallelism"]
-      if not 1 < stages <= layers:
+      if stages > layers:
         continue
-      for per_stage in derived.divisors(layers // stages) if layers % stages == 0 else [1]:
+      several = stages > 1 and layers % stages == 0
+      for per_stage in derived.divisors(layers // stages) if several else [1]:
         yield self._none | chosen | {"num_layers_per_pipeline_stage": per_stage}
 
   def _stages_of(self, network: str) -> Iterator[dict[str, int]]:
@@ -180,7 +181,7 @@ class _Search:
     try:
       config = self._read(changed | {"pipeline_impl": self._ours[0]})
       parameters, mesh = abstract_model.explained(config)
-      least = CircularSchedule.of_config(config)
+      least: CircularSchedule = run_config.schedule_of(config)  # type: ignore[assignment]  # __init__ refuses others
     except (ValueError, NotImplementedError) as error:
       self._refused(changed, error)
       return

@@ -297,7 +297,10 @@ def test_a_machine_that_has_cpus_only_gets_virtual_devices(fake, fake_times, mac
 
 WRONG = {
     "no implementation": (["--impl", ""], "names nothing"),
-    "unknown implementation": (["--impl", "zero-bubble"], "There is no implementation 'zero-bubble', only none, host"),
+    "unknown implementation": (
+        ["--impl", "zero-bubble"],
+        "There is no implementation 'zero-bubble', only none, window, host",
+    ),
     "picture of no kind": (["--output", "a.gif"], "has to end in .svg or .png"),
     "picture nowhere": (["--output", "/no/such/a.svg"], "there is no folder"),
     "no time": (["--minutes", "0"], "has to be positive"),
@@ -345,6 +348,7 @@ def test_implementations_differ_in_what_chooses_them_only(installed):  # noqa: F
   found = {name: keys(name, *argv) for name in variants.names() if name != "none"}
   chosen = ("pipeline_impl", "pipeline_fsdp_ag_per_repeat", "pipeline_fsdp_ag_once")
   assert {name: tuple(each[key] for key in chosen) for name, each in found.items()} == {
+      "window": ("circular_bsw", "False", "False"),
       "host": ("host", "False", "False"),
       "host-bsw": ("host", "True", "False"),
       "host-ag-once": ("host", "False", "True"),
