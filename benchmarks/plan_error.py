@@ -90,16 +90,17 @@ def predicted(case: Case) -> Any:
 
   maxtext_pp_ext.install()
   from maxtext_pp_ext import presets
+  from maxtext_pp_ext.config import derived
   from maxtext_pp_ext.host.models import abstract_model, run_config
   from maxtext_pp_ext.plan import of_run
-  from maxtext_pp_ext.schedule import CircularSchedule
 
   arguments = case.arguments
   if "=" not in arguments[0]:
     arguments = [presets.path(arguments[0]), *arguments[1:]]
   config = run_config.read_without_run(arguments)
-  schedule = CircularSchedule.of_config(config) if config.using_pipeline_parallelism else None
-  impl = shapes.IMPLEMENTATIONS[shapes.implementation_of(case.impl)]
+  scheduled = config.using_pipeline_parallelism or derived.windowed(config)
+  schedule = run_config.schedule_of(config) if scheduled else None
+  impl = derived.pipeline_impl(config)
   chip = chips.of_topology(config.compile_topology)
   return of_run.of_run(config, impl, schedule, *abstract_model.explained(config), chip)
 

@@ -130,8 +130,13 @@ class CircularPipelineBase(nnx.Module):
       raise NotImplementedError(f"Pipelines run training and evaluation only, got model_mode={model_mode!r}.")
     if not isinstance(deterministic, bool):
       raise TypeError(f"deterministic must be a Python bool, got {type(deterministic).__name__}.")
+    run = self.execution(deterministic=deterministic, model_mode=model_mode)
+    return run(self.layers, inputs, segment_ids, positions)
+
+  def execution(self, *, deterministic: bool, model_mode: str) -> Execution:
+    """How the pipeline runs its layers, whose call has these arguments."""
     call = lambda module, x, segment_ids, positions: module(x, segment_ids, positions, deterministic, model_mode)
-    run = Execution(
+    return Execution(
         config=self.config,
         mesh=self.mesh,
         schedule=self.schedule,
@@ -141,7 +146,6 @@ class CircularPipelineBase(nnx.Module):
         checkpoint=self._checkpoint(),
         bubble_fill=self.bubble_fill,
     )
-    return run(self.layers, inputs, segment_ids, positions)
 
   def _checkpoint(self) -> Callable | None:
     """Wraps one iteration's stages as the host wraps its iterations; None if the config switches that off."""

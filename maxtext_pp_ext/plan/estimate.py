@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from maxtext_pp_ext.plan import chips
-from maxtext_pp_ext.plan.costs import Costs
+from maxtext_pp_ext.plan.costs import Costs, gathers, reductions
 from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
 # Shares of the peak by the FLOPs of a product, from the TPU compiler's estimated cycles (libtpu 0.0.48, v5p):
@@ -28,6 +28,10 @@ _LARGE_VMEM_KIB = 49152
 _SPLASH_FORWARD, _SPLASH_BACKWARD = 2, 7
 # A microbatch's gradient is written and read, the sum read and written; the compiler fuses neither with the product.
 _SUM_PASSES = 4
+# Without a pipeline whole layers are copied between the layouts of gathers, window and products: 2.2 s of Llama 3 70B on
+# v5p (`python -m benchmarks.compiler_figures --shape llama3-70b --impl none window --flags DENSE_VMEM_LIMIT_FLAG`), which
+# is as long as 15 passes over each gathered and each reduced layer.
+_COPY_PASSES = 15
 # A torus with fewer chips has axes that are not closed to rings (docs.cloud.google.com/tpu/docs/v5p, v6e).
 _LEAST_CLOSED = {2: 256, 3: 64}
 
@@ -45,6 +49,7 @@ class Work:
     recomputed: how often backward computes forward again, 0 or 1.
     elementwise: bytes that the layers read and write between products.
     sums: bytes of the sums of the gradients of a stage's repeat.
+    gathered: bytes of the gathered weights of a stage's repeat.
     state: bytes that the optimizer reads and writes.
     vmem_kib: XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given.
     chips: chips of a slice.
@@ -59,6 +64,7 @@ class Work:
   recomputed: int
   elementwise: float
   sums: float
+  gathered: float
   state: float
   vmem_kib: int | None
   chips: int
@@ -117,6 +123,7 @@ def estimate(
       "attention": kernels * work.attention / (chip.flops * chips.KERNEL_EFFICIENCY["attention"]) * with_bubbles,
       "elementwise": work.elementwise / chip.hbm_bandwidth * with_bubbles,
       "sums of gradients": _SUM_PASSES * summed / chip.hbm_bandwidth,
+      "copies of whole layers": _copied(work, schedule, residency) / chip.hbm_bandwidth,
   }
   waits, beside = _transfers(chip, work, costs)
   others = {
@@ -133,6 +140,13 @@ def estimate(
       between_slices=costs.between_slices,
   )
   return Estimate(parts=layers | others, beside=beside, pipeline=sum(layers.values()), at_peak=at_peak)
+
+
+def _copied(work: Work, schedule: CircularSchedule | None, residency: Residency | None) -> float:
+  """Bytes of the copies of a window over layers without a pipeline."""
+  if schedule is None or residency is None or schedule.stages > 1 or not residency.prefetches:
+    return 0.0
+  return _COPY_PASSES * (gathers(schedule, residency) + reductions(schedule, residency)) * work.gathered
 
 
 def _products(work: Work) -> float:

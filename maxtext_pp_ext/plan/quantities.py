@@ -154,6 +154,7 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
       recomputed=again,
       elementwise=elementwise,
       sums=float(sized.summed),
+      gathered=float(sized.gathered),
       state=2 * (sized.parameters + sized.optimizer) + sized.parameters,
       vmem_kib=_vmem_kib(config),
       chips=math.prod(ici.values()),

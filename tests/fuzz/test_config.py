@@ -143,7 +143,7 @@ CONTRADICTIONS = (
     {"pipeline_impl": "circular", "pipeline_fsdp_ag_once": "True"},
     {"pipeline_impl": "circular_bsw", "pipeline_fsdp_ag_per_repeat": "True"},
     {"pipeline_impl": "host", "pipeline_gather_dtype": "compute"},
-    {"pipeline_impl": "circular", "ici_pipeline_parallelism": "1"},
+    {"ici_pipeline_parallelism": "1", "num_layers_per_pipeline_stage": "2"},
     {"base_num_decoder_layers": "5", "ici_pipeline_parallelism": "2"},
     {"num_pipeline_repeats": "3", "base_num_decoder_layers": "4"},
     {"pipeline_parallel_layers": "8", "base_num_decoder_layers": "4"},

@@ -75,11 +75,12 @@ def test_sparse_experts_train_as_the_layers_do_without_a_pipeline(mesh):
 def layouts(pipeline, config, mesh):
   """(logical axes, WeightLayout) of each parameter."""
   batch = parity.Batch.random(config)
-  stage = StageModule.of(pipeline.layers, pipeline.schedule, deterministic=True, model_mode="train")
+  run = pipeline.execution(deterministic=True, model_mode="train")
+  stage = StageModule.of(pipeline.layers, run.schedule, run.stacking, run.call)
   split = lambda x: x.reshape(config.num_pipeline_microbatches, -1, *x.shape[1:])
   aux = stage.aux(split(batch.segment_ids), split(batch.positions))
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
-    engine = pipeline._engine(stage, aux, split(batch.inputs))
+    engine = run._engine(stage, aux, split(batch.inputs))
   return list(zip(stage.weight_axes, stage.weights, engine.weights.layouts, strict=True))
 
 

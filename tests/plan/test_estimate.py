@@ -32,6 +32,7 @@ WORK = estimate.Work(
     recomputed=1,
     elementwise=2.6e11,
     sums=8.72e8,
+    gathered=4.36e8,
     state=3.5e9,
     vmem_kib=None,
     chips=64,

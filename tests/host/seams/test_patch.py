@@ -120,8 +120,8 @@ assert not hasattr(pipeline.create_nnx_pipeline, "__wrapped__")
 assert not hasattr(model_creation_utils.create_nnx_abstract_model, "__wrapped__")
 assert not hasattr(model_creation_utils.from_pretrained, "__wrapped__")
 assert not hasattr(checkpointing.load_state_if_possible, "__wrapped__")
-with pytest.raises(PipelineConfigError, match="without a pipeline"):
-  pyconfig.initialize([""], run_name="x", pipeline_impl="circular")
+with pytest.raises(PipelineConfigError, match="scan_layers=True"):
+  pyconfig.initialize([""], run_name="x", pipeline_impl="circular", scan_layers=False)
 decoder = object.__new__(nnx_decoders.NNXDecoder)
 assert types.RLConfig.model_fields["pipeline_impl"].default == "host"
 assert len(nnx_decoders.extensions.load("maxtext.decoder_call")) == 1
