@@ -82,7 +82,12 @@ VARIATIONS = {
 
 
 # Of what other quick tests have, too.
-SLOW = ("unrolled iterations", "layers per stage in a scan over the first axis", "no scan over layers, several per stage")
+SLOW = (
+    "unrolled iterations, scanned repeats",
+    "unrolled iterations",
+    "layers per stage in a scan over the first axis",
+    "no scan over layers, several per stage",
+)
 
 
 @pytest.mark.parametrize("keys", slow_but(VARIATIONS.keys() - SLOW, VARIATIONS))

@@ -237,12 +237,14 @@ class NaNInBubbles(CircularBswPipeline):
   bubble_fill = math.nan
 
 
-@pytest.mark.parametrize("implementation", [pytest.param(HugeInBubbles, marks=pytest.mark.slow), NaNInBubbles])
-@pytest.mark.parametrize("repeats", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", [HugeInBubbles, NaNInBubbles])
+@pytest.mark.parametrize("repeats", [1, 2])
 def test_what_is_in_bubbles_reaches_no_scale_and_no_history(implementation, repeats):
   check(implementation, parts=1, steps=2, stages=3, repeats=repeats, microbatches=3, **FP8)
 
 
+@pytest.mark.slow
 def test_the_comparison_notices_histories_that_were_added_up(monkeypatch):
   monkeypatch.setattr(execution, "MAX", execution.SUM)
   with pytest.raises(AssertionError, match="amax_history"):

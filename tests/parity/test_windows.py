@@ -6,6 +6,8 @@ The reference is MaxText's own model on one device, with its own loss; the windo
 come in cycles, a block of one cycle is a repeat.
 """
 
+import itertools
+
 import pytest
 
 from tests.marks import slow_but
@@ -19,7 +21,7 @@ CASES = {
     for case in PIPELINED
     if case.keys.get("scan_layers", True) and case.name != "gemma3: fewer than 6 layers"
 }
-QUICK = ("llama2", "mixtral", "deepseek")
+QUICK = [("llama2", -1), ("llama2", 2), ("mixtral", 2), ("deepseek", 2)]
 MESHES = {
     "fsdp 8": {},
     "fsdp 2, tensor 2, data 2": {"ici_tensor_parallelism": 2, "ici_data_parallelism": 2},
@@ -43,8 +45,7 @@ def check(case, implementations, **keys):
   )
 
 
-@pytest.mark.parametrize("microbatches", [-1, 2])
-@pytest.mark.parametrize("name", slow_but(QUICK, CASES.keys()))
+@pytest.mark.parametrize("name, microbatches", slow_but(QUICK, list(itertools.product(CASES, (-1, 2))), spread=True))
 def test_a_window_over_the_layers_equals_the_scan_over_them(name, microbatches):
   check(CASES[name], ["circular_bsw"], num_pipeline_microbatches=microbatches)
 

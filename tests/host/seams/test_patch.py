@@ -93,6 +93,7 @@ def test_patched_maxtext_refuses_pretrained_weights_of_another_layout_with_the_h
   assert done.returncode and "WrongLayoutError" in done.stderr and "maxtext-pp convert" in done.stderr
 
 
+@pytest.mark.slow
 def test_patched_maxtext_builds_stages_for_explicit_sharding_with_the_hook_off(run_python, patched, ours):
   keys = (
       "ici_pipeline_parallelism=2",
