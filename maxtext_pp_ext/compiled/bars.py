@@ -73,7 +73,7 @@ def _projected(row: dict[str, Any]) -> list[tuple[str, float]]:
     return []
   parts = row["projection"]["parts"]
   compute = [(name, parts.get(name, 0.0)) for name in costs.COMPUTED]
-  return [*compute, ("waiting for transfers", row["projection"]["step_s"] - sum(value for _, value in compute))]
+  return [*compute, ("waiting", row["projection"]["step_s"] - sum(value for _, value in compute))]
 
 
 def _panel(axis: Any, name: str, unit: str, rows: dict[str, dict[str, Any]], parts: Any) -> None:

@@ -23,12 +23,12 @@ class BackwardState(NamedTuple):
   """Cotangents of the forward state's activations.
 
   Attributes:
-    dshift, dstore: laid out like shift and store in `ring.py`, [S, microbatch, sequence, embed] and [S, M, microbatch,
-      sequence, embed].
-    dheld: with D = 2 the cotangent of the outputs that forward held back, laid out like dshift; None with D = 1.
+    dx: of the stages' inputs, [S, microbatch, sequence, embed]; in bubbles any value, NaN included.
+    dstore: laid out like store in `ring.py`, [S, M, microbatch, sequence, embed].
+    dheld: with D = 2 the cotangent of the outputs that forward held back, laid out like dx; None with D = 1.
   """
 
-  dshift: jax.Array
+  dx: jax.Array
   dstore: jax.Array
   dheld: jax.Array | None
 
@@ -57,7 +57,7 @@ def backward(
     state, window, sums = carry
     item, repeat, before = iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=-1)
     piece = schedule.microbatches - 1 - item % schedule.microbatches
-    dleaving = ring.rotate_back(ring.write_back(t, state.dshift, state.dstore))
+    dleaving = ring.rotate_back(ring.write_back(t, state.dx, state.dstore))
     if phase.reduces:
       sums, window = gradients.reduce(sums, window, repeat, iterations.repeat(t, after=1), piece)
     arriving: Windowed = [None] * len(window)
@@ -91,11 +91,11 @@ def backward(
 
 def _initial_state(pipeline: TracedPipeline, doutputs: jax.Array) -> BackwardState:
   ring, schedule = pipeline.ring, pipeline.schedule
-  dshift, dstore = ring.buffers(doutputs)
+  dx, dstore = ring.buffers(doutputs)  # no stage reads after the last iteration
   if schedule.delay == 1:
-    return BackwardState(dshift, dstore, None)
+    return BackwardState(dx, dstore, None)
   # The transpose of the forward's last transfer, which has no iteration of its own.
-  return BackwardState(dshift, dstore, ring.rotate_back(ring.write_back(schedule.iterations, dshift, dstore)))
+  return BackwardState(dx, dstore, ring.rotate_back(ring.write_back(schedule.iterations, dx, dstore)))
 
 
 def _iteration(
@@ -125,6 +125,7 @@ def _iteration(
   """
   ring = pipeline.ring
   dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
+  # What a bubble read came from a bubble.
   dy = jnp.where(ring.is_bubble(t, dy.ndim), jnp.zeros_like(dy), dy)
   gradient, dx, overlapped = pipeline.program.backward(
       weights,
@@ -134,8 +135,8 @@ def _iteration(
       jax.tree.map(lambda all_: _cotangent_at(all_, t), dintermediates),
       overlapped,
   )
-  dshift, dstore = ring.read_back(t, ring.constrain(dx), state.dstore)
-  return BackwardState(dshift, dstore, dheld), gradient, overlapped
+  dx = ring.constrain(dx)
+  return BackwardState(dx, ring.read_back(t, dx, state.dstore), dheld), gradient, overlapped
 
 
 def _cotangent_at(all_: jax.Array, t: jax.Array | int) -> jax.Array:

@@ -59,7 +59,7 @@ def forward(
     arriving: Windowed = [None] * len(window)
     if phase.advances:
       arriving = weights.prefetch(window, loaded, iterations.repeat(t, after=1), piece)
-    gathered = weights.at(window, loaded, repeat)
+    gathered = weights.at(window, loaded, repeat, pipeline.program.orders)
     state, (arriving, window) = _iteration(pipeline, aux, t, state, gathered, (arriving, window), save=save)
     if phase.advances:
       window = weights.place(window, arriving, loaded, repeat, piece)
@@ -79,7 +79,7 @@ def _initial_state(pipeline: TracedPipeline, inputs: jax.Array, *, save: bool) -
   shift, store = ring.buffers(inputs)
 
   def per_iteration(aval):
-    zeros = ring.constrain_iterations(jnp.zeros((schedule.iterations, *aval.shape), aval.dtype))
+    zeros = ring.constrain_iterations(jax.lax.empty((schedule.iterations, *aval.shape), aval.dtype))
     # Residuals that a remat policy offloads arrive in host memory.
     return zeros if aval.memory_space == jax.memory.Space.Device else jax.device_put(zeros, aval.memory_space)
 

@@ -152,21 +152,31 @@ class Ring:
     kept = jax.lax.dynamic_index_in_dim(store, slot, axis=1, keepdims=False)
     return jax.lax.dynamic_update_index_in_dim(store, jnp.where(item >= 0, shift, kept), slot, axis=1)
 
-  def write_back(self, t: jax.Array | int, dshift: jax.Array, dstore: jax.Array) -> jax.Array:
-    """The transpose of `write` with respect to `shift`: the cotangent of the shift that iteration t produced.
+  def write_back(self, t: jax.Array | int, dx: jax.Array, dstore: jax.Array) -> jax.Array:
+    """The cotangent of what arrives at the stages at the end of iteration t; for what a bubble will read, any value.
 
-    The slot needs no clearing. Each of its values is read once, and the transpose of that `read` overwrites the slot.
+    A slot needs no clearing. Each of its values is read once, and the transpose of that `read` overwrites the slot.
+
+    Args:
+      t: iteration.
+      dx: cotangent of the stages' inputs at iteration t + 1, [S, microbatch, sequence, embed]; in bubbles any value.
+      dstore: cotangent of the store after iteration t, [S, M, microbatch, sequence, embed].
     """
     item = self.schedule.arrival(t)
     slot = jax.lax.dynamic_index_in_dim(dstore, item % self.schedule.microbatches, axis=1, keepdims=False)
-    return dshift + jnp.where((self._stage_index(dshift.ndim) == 0) & (item >= 0), slot, jnp.zeros_like(slot))
+    to_store = jnp.where(item >= 0, slot, jnp.zeros_like(slot))
+    return jnp.where(self._stage_index(dx.ndim) == 0, to_store, dx)
 
-  def read_back(self, t: jax.Array | int, dx: jax.Array, dstore: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The transpose of `read`: (dshift, dstore) from the cotangent of the stages' inputs."""
+  def read_back(self, t: jax.Array | int, dx: jax.Array, dstore: jax.Array) -> jax.Array:
+    """The transpose of `read` with respect to the store; `write_back` has that with respect to the shift.
+
+    Args:
+      t: iteration.
+      dx: cotangent of the stages' inputs, [S, microbatch, sequence, embed]; in bubbles any value.
+      dstore: cotangent of the store before, [S, M, microbatch, sequence, embed].
+    """
     slot = t % self.schedule.microbatches
-    dshift = jnp.where(self._stage_index(dx.ndim) == 0, jnp.zeros_like(dx), dx)
     # In a bubble stage 0 reads nothing, and the slot holds an output's cotangent.
     kept = jax.lax.dynamic_index_in_dim(dstore, slot, axis=1, keepdims=False)
     dx = jnp.where(self.is_bubble(t, dx.ndim), kept, dx)
-    dshift = jnp.where(self.is_bubble(t, dx.ndim), jnp.zeros_like(dshift), dshift)
-    return dshift, jax.lax.dynamic_update_index_in_dim(dstore, dx, slot, axis=1)
+    return jax.lax.dynamic_update_index_in_dim(dstore, dx, slot, axis=1)

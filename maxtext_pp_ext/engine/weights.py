@@ -113,27 +113,41 @@ class Weights:
 
     return [None if w is None else buffers(each, w) for each, w in self._with_layouts(slot)]
 
-  def slot(self, window: Window, repeat: jax.Array) -> Windowed:
-    """The weights of each stage's slot, leaves [S, …]. `repeat`: the repeat that each stage is at, int [S]."""
-    own = lambda repeat, *buffers: [_row_major(w[0]) for w in _take(repeat % buffers[0].shape[0], buffers)]
+  def slot(self, window: Window, repeat: jax.Array, orders: Sequence[Sequence[int]] | None = None) -> Windowed:
+    """The weights of each stage's slot, leaves [S, …].
+
+    Args:
+      window: the window.
+      repeat: the repeat that each stage is at, int [S].
+      orders: for each weight, its dimensions from major to minor in memory; None for row-major.
+    """
     windowed = _windowed(window)
+
+    def own(repeat, *buffers):
+      slots = _take(repeat % buffers[0].shape[0], buffers)
+      each = zip(windowed, slots, strict=True)
+      return [_in_memory(w[0], [dim - 1 for dim in orders[i] if dim] if orders else range(w.ndim - 1)) for i, w in each]
+
     results = [Layout(self.layouts[i].gathered, 0) for i in windowed]
     return self._run(own, windowed, [repeat], [(window, lambda i: self.layouts[i].window)], results)
 
-  def at(self, window: Window, loaded: Arrays, repeat: jax.Array) -> Arrays:
+  def at(
+      self, window: Window, loaded: Arrays, repeat: jax.Array, orders: Sequence[Sequence[int]] | None = None
+  ) -> Arrays:
     """The gathered weights of an iteration, leaves [S, …], in the compute dtypes.
 
     Args:
       window: the window.
       loaded: the result of `load` or `keep`, leaves [R, S, …]; weights without a window are taken from it.
       repeat: the repeat that each stage is at, int [S].
+      orders: as for `slot`.
     """
     others = [i for i, w in enumerate(window) if w is None]
     results = [Layout(self._loaded_spec(i), 0) for i in others]
     own = self._run(lambda repeat, *w: _take(repeat, w), others, [repeat], [(loaded, self._loaded)], results)
     for i in others:
       own[i] = constrain(own[i].astype(self.layouts[i].compute_dtype), self._loaded_spec(i), self.mesh)
-    weights = [w if w is not None else own[i] for i, w in enumerate(self.slot(window, repeat))]
+    weights = [w if w is not None else own[i] for i, w in enumerate(self.slot(window, repeat, orders))]
     # Constrained at each use, so that a loop carries them in this layout and not in one of the compiler's choice.
     return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(weights)]
 
@@ -221,13 +235,13 @@ def _windowed(window: Window) -> list[int]:
   return [i for i, w in enumerate(window) if w is not None]
 
 
-def _row_major(x: jax.Array) -> jax.Array:
-  """The same array, in the layout of the window.
+def _in_memory(x: jax.Array, order: Sequence[int]) -> jax.Array:
+  """The same array, in the layout of the window: with its dimensions in this order, from major to minor.
 
   Without this the TPU compiler (libtpu 0.0.48.1) may choose another layout for a product's operand and convert a weight
   at each use.
   """
-  return with_layout_constraint(x, MemoryLayout(major_to_minor=tuple(range(x.ndim))))
+  return with_layout_constraint(x, MemoryLayout(major_to_minor=tuple(order)))
 
 
 def _take(index: jax.Array, arrays: Sequence[jax.Array]) -> Arrays:

@@ -64,6 +64,7 @@ NUMBERED = (
 )
 TWO_NAMES = "tests/testing/test_parity.py::test_a_parameter_with_two_names_in_a_layer_has_one_gradient[False]"
 WINDOW = "tests/parity/test_windows.py::test_a_window_over_the_layers_equals_the_scan_over_them[llama2-2]"
+TIMELINE = "tests/compiled/projection/test_timeline.py::test_"
 COMPARISON = "tests/testing/test_parity.py::test_nan_is_the_worst_error"
 
 
@@ -582,6 +583,33 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             'getattr(config, "enable_streaming_diloco", False)',
             'getattr(config, "enable_streaming_diloco", False) is None',
             OPTIMIZER,
+        ),
+    ),
+    "projected seconds of another program": (
+        Mutant(
+            "unrolled-loops-counted-twice",
+            "a loop that the compiler unrolled counts as often as its counter's bound says",
+            "compiled/hlo.py",
+            "return _trips(first.offset + counter.offset, after.offset, bound.offset, compared)",
+            "return _trips(first.offset + counter.offset, 1, bound.offset, compared)",
+            "tests/compiled/test_hlo.py::"
+            "test_a_trip_count_without_a_note_follows_from_the_counters_start_step_and_bound",
+        ),
+        Mutant(
+            "transfers-at-the-same-time",
+            "transfers over the same links do not wait for each other",
+            "compiled/projection/timeline.py",
+            "start = max([run.seconds, *(self._free[lane] for lane in transfer.lanes)])",
+            "start = run.seconds",
+            f"{TIMELINE}transfers_over_the_same_links_wait_for_each_other_and_over_others_do_not",
+        ),
+        Mutant(
+            "waiting-counts-as-compute",
+            "what one stage computes while the others wait counts as the compute of all",
+            "compiled/projection/timeline.py",
+            "run.parts[part] += share * seconds",
+            "run.parts[part] += seconds * (each is longest)",
+            f"{TIMELINE}a_branch_runs_in_the_iterations_in_which_some_device_takes_it",
         ),
     ),
     "a comparison that cannot fail, or fails for nothing": (

@@ -22,7 +22,7 @@ from maxtext_pp_ext.plan import chips
 
 PRODUCTS, KERNELS, OTHER = "products", "kernels", "other compute"
 COMPUTED = (PRODUCTS, KERNELS, OTHER)
-TRANSFERS, MEMORY = "transfers that nothing hides", "waiting for memory"
+TRANSFERS, MEMORY, DEVICES = "transfers that nothing hides", "waiting for memory", "waiting for other devices"
 SPARSECORE, HOST, DMA = "SparseCore", "host", "HBM"
 
 _NOTHING = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency"})

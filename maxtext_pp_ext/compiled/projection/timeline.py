@@ -8,7 +8,8 @@ a time on a link. A transfer with a start and a done runs beside compute between
 Any other transfer stands in line with compute. Copies between memories (HBM, VMEM, host) have lanes, too.
 
 A loop runs its body as often as the compiler says. A conditional runs the branch that the program chooses in that
-iteration. Where devices choose different branches, the longest runs: each waits for the others at the next transfer.
+iteration. Where devices choose different branches, the longest runs: each waits for the others at the next transfer. Then
+what a device computes is the average over devices, and the rest of the longest is waiting.
 
 This is a projection from the compiler's estimates. Nothing is measured.
 """
@@ -26,6 +27,7 @@ from maxtext_pp_ext.compiled.projection import costs, integers
 
 COMPUTE, STAGE = "compute", "stage"
 _TO_NEIGHBOURS = ("collective-permute", traffic.BETWEEN_SLICES)
+Branches = tuple[tuple[int, float], ...]
 _MIXED = (0.2, 0.8)  # shares of backward in a loop of both directions
 
 
@@ -33,7 +35,8 @@ class Part(NamedTuple):
   """What a device's time goes to.
 
   Attributes:
-    what: PRODUCTS, KERNELS, OTHER, MEMORY, or a transfer that compute waits for, by what it carries and mesh axes.
+    what: PRODUCTS, KERNELS, OTHER, MEMORY, DEVICES, or a transfer that compute waits for, by what it carries and mesh
+      axes.
     backward: the direction.
     again: whether it is computed again (rematerialisation).
     in_pipeline: whether within a loop in which stages send to each other.
@@ -217,17 +220,25 @@ class Timeline:
 
   def _conditional(self, run: Run, scope: integers.Scope, step: hlo.Instruction, place: _Place) -> None:
     branches = self.module.callees(step)
-    chosen = self._branches(scope, step)
-    runs = []
-    for index in chosen:
+    runs: list[tuple[Run, float]] = []
+    for index, share in self._branches(scope, step):
       # The operands follow the choice, one for each branch.
-      runs.append(self._run(scope.called(branches[index], step.operand_names[1 + index : 2 + index]), place))
-    longest = max(runs, key=lambda each: each.seconds)
+      called = scope.called(branches[index], step.operand_names[1 + index : 2 + index])
+      runs.append((self._run(called, place), share))
+    longest = max((each for each, _ in runs), key=lambda each: each.seconds)
+    if step.name in self.unknown:
+      runs = [(longest, 1.0)]
     start = run.seconds
-    run.add_times(longest, 1)
+    run.seconds += longest.seconds
     run.events += [dataclasses.replace(event, start=start + event.start) for event in longest.events]
+    for lane, seconds in longest.busy.items():
+      run.busy[lane] += seconds
+    for each, share in runs:
+      for part, seconds in each.parts.items():
+        run.parts[part] += share * seconds
+      run.parts[place.part(costs.DEVICES, step)] += share * (longest.seconds - each.seconds)
 
-  def _choices(self, scope: integers.Scope) -> Iterator[tuple[int, ...]]:
+  def _choices(self, scope: integers.Scope) -> Iterator[Branches]:
     for step in scope.computation.instructions:
       if step.opcode == "conditional":
         yield self._branches(scope, step)
@@ -235,18 +246,20 @@ class Timeline:
         (callee,) = self.module.callees(step)
         yield from self._choices(scope.called(callee, step.operand_names))
 
-  def _branches(self, scope: integers.Scope, step: hlo.Instruction) -> tuple[int, ...]:
-    """The branches that some device takes."""
+  def _branches(self, scope: integers.Scope, step: hlo.Instruction) -> Branches:
+    """The branches that some device takes, each with the share of the devices that take it."""
     branches = self.module.callees(step)
     try:
       chosen = scope.value(step.operand_names[0])
     except integers.UnknownError:
       self.unknown.add(step.name)
-      return tuple(range(len(branches)))
-    if chosen.dtype == bool:
-      return tuple(sorted({0 if each else 1 for each in chosen.ravel().tolist()}))  # the true computation comes first
+      return tuple((index, 1 / len(branches)) for index in range(len(branches)))
     last = len(branches) - 1
-    return tuple(sorted({each if 0 <= each <= last else last for each in chosen.ravel().tolist()}))
+    if chosen.dtype == bool:
+      numbers = [0 if each else 1 for each in chosen.ravel().tolist()]  # the true computation comes first
+    else:
+      numbers = [each if 0 <= each <= last else last for each in chosen.ravel().tolist()]
+    return tuple((index, count / len(numbers)) for index, count in sorted(collections.Counter(numbers).items()))
 
   @functools.cache  # noqa: B019 - a timeline lives as long as its module
   def _sends_to_stages(self, name: str) -> bool:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from maxtext_pp_ext.engine.programs import operands
 from maxtext_pp_ext.engine.programs.jaxprs import depends, number, select_outputs
 from maxtext_pp_ext.engine.programs.partial import GradientProgram
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
@@ -44,6 +45,7 @@ class StageProgram:
     rebuilding: (weights, aux, x) -> the residuals that do not depend on x.
     saved_avals: types of the saved residuals, each [S, …].
     gradients: (rebuilt, saved, cotangents) -> (gradients of the weights, cotangent of x).
+    orders: for each weight, its dimensions from major to minor as forward's products read them fastest.
   """
 
   weights_and_aux: jax.tree_util.PyTreeDef
@@ -54,6 +56,7 @@ class StageProgram:
   rebuilding: ClosedJaxpr
   saved_avals: tuple[Any, ...]
   gradients: GradientProgram
+  orders: tuple[tuple[int, ...], ...]
 
   @classmethod
   def trace(
@@ -114,15 +117,17 @@ class StageProgram:
         avals(rebuilt_positions), avals(saved_positions), [o for o in outputs if _is_float(o)]
     )
     take = functools.partial(select_outputs, closed)
+    primal = take(range(num_outputs))
     return cls(
         weights_and_aux=jax.tree.structure((weights, aux)),
         outputs=structure["outputs"],
         output_avals=tuple(outputs),
-        primal=take(range(num_outputs)),
+        primal=primal,
         saving=take([*range(num_outputs), *saved_positions]),
         rebuilding=take(rebuilt_positions),
         saved_avals=tuple(avals(saved_positions)),
         gradients=GradientProgram.plan(backward, splits, batch_axes),
+        orders=operands.orders(primal, len(jax.tree.leaves(weights))),
     )
 
   def _run(self, closed: ClosedJaxpr, weights: PyTree, aux: PyTree, x: jax.Array) -> list[jax.Array]:

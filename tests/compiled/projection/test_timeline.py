@@ -131,6 +131,9 @@ def test_a_branch_runs_in_the_iterations_in_which_some_device_takes_it(branches)
   assert not found.unknown
   (loop_event,) = found.step.events
   assert [count for _, count in loop_event.iterations] == [2, 2, 2, 2]
+  parts = {part.what: seconds for part, seconds in found.step.parts.items()}
+  assert parts[costs.DEVICES] == pytest.approx(4 * 10 * MICRO / 2), "half of the devices take it, the others wait"
+  assert parts[costs.OTHER] == pytest.approx((8 + 4 * 10 / 2) * MICRO)
 
 
 def test_a_branch_that_depends_on_data_is_named_and_taken_to_be_the_longest():

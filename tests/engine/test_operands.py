@@ -1,0 +1,33 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The memory layout in which a program's products read its weights."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from maxtext_pp_ext.engine.programs import operands
+
+HEADS = (2, 8, 4, 16)  # stages, embed, heads, head_dim
+ONE_MATRIX_PER_HEAD, ROW_MAJOR = (0, 2, 1, 3), (0, 1, 2, 3)
+
+
+def of_stages(equation):
+  return jax.vmap(lambda w, x: jnp.einsum(equation, x, w))
+
+
+@pytest.mark.parametrize(
+    ("fn", "order"),
+    [
+        (of_stages("re,ehd->rhd"), ONE_MATRIX_PER_HEAD),
+        (jax.checkpoint(lambda w, x: jax.jit(of_stages("re,ehd->rhd"))(w.astype(jnp.bfloat16), x)), ONE_MATRIX_PER_HEAD),
+        (lambda w, x: of_stages("reh,ehd->rd")(w, jnp.zeros((2, 3, 8, 4))), ROW_MAJOR),
+        (lambda w, x: w * 2 + x.sum(), ROW_MAJOR),
+        (lambda w, x: of_stages("re,ehd->rhd")(w, x).sum() + w.sum(), ROW_MAJOR),
+        (lambda w, x: x, ROW_MAJOR),
+    ],
+    ids=["heads", "heads, within calls and cast", "output projection", "no product", "a product and a sum", "unused"],
+)
+def test_the_order_in_memory_is_the_one_that_the_products_want(fn, order):
+  closed = jax.make_jaxpr(fn)(jnp.zeros(HEADS), jnp.zeros((2, 3, 8)))
+  assert operands.orders(closed, 1) == (order,)
