@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import functools
 from typing import Any, NamedTuple
 
@@ -67,11 +68,12 @@ def backward(
       dleaving, piece = jax.lax.optimization_barrier((dleaving, piece))
       arriving = weights.prefetch(window, kept.loaded, before, piece)
     gathered = weights.at(window, kept.loaded, repeat)
-    state, gradient, arriving = _iteration(pipeline, kept, dintermediates, t, state, dleaving, gathered, arriving)
+    works = ~schedule.is_bubble(t, iterations.stage_numbers)
+    add = gradients.adder(sums, works, works & schedule.ends_repeat(item))
+    state, gradient, arriving = _iteration(pipeline, kept, dintermediates, t, state, dleaving, gathered, arriving, add)
     # What changes the window comes after the stages, which read it.
     state, window = jax.lax.optimization_barrier((state, window))
-    works = ~schedule.is_bubble(t, iterations.stage_numbers)
-    sums = gradients.add(sums, gradient, repeat, works, works & schedule.ends_repeat(item))
+    sums = gradients.add(sums, gradient, repeat, works)
     if phase.advances:
       window = weights.place(window, arriving, kept.loaded, repeat, piece)
       # With one microbatch on one stage, each iteration that advances finishes a repeat.
@@ -107,6 +109,7 @@ def _iteration(
     dleaving: jax.Array,
     weights: Arrays,
     overlapped: Windowed,
+    add: Callable[[int, jax.Array], jax.Array],
 ) -> tuple[BackwardState, Arrays, Windowed]:
   """One iteration in reverse, from the cotangent of the activations that leave the stages at its end.
 
@@ -119,9 +122,10 @@ def _iteration(
     dleaving: cotangent of the activations that leave the stages, [S, microbatch, sequence, embed].
     weights: the stages' weights, leaves [S, …].
     overlapped: for each weight, arrays or None, computed at the same time.
+    add: adds a gradient that is a partial sum to its sum (`Gradients.adder`).
 
   Returns:
-    (state, gradients of the stages' weights [F, S, …], `overlapped`, each computed before its weight's gradient).
+    (state, for each weight its sum or its gradient, [F, S, …], `overlapped`, each computed before its weight's gradient).
   """
   ring = pipeline.ring
   dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
@@ -134,6 +138,7 @@ def _iteration(
       ring.constrain(dy),
       jax.tree.map(lambda all_: _cotangent_at(all_, t), dintermediates),
       overlapped,
+      add,
   )
   dx = ring.constrain(dx)
   return BackwardState(dx, ring.read_back(t, dx, state.dstore), dheld), gradient, overlapped

@@ -8,7 +8,6 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.traced import TracedPipeline
 from maxtext_pp_ext.engine.weights import Arrays, Window, Windowed

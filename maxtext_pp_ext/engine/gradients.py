@@ -12,7 +12,7 @@ stored layout at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
 from typing import cast, NamedTuple
@@ -109,28 +109,42 @@ class Gradients:
     dtype = param.dtype if layout.partial_axes else layout.accumulation_dtype
     return constrain(jnp.full(param.shape, layout.combine.nothing, dtype), P(None, *layout.sharded), self.mesh)
 
-  def add(self, sums: Sums, gradients: Arrays, repeat: jax.Array, where: jax.Array, first: jax.Array) -> Sums:
-    """Adds an iteration's gradients, each [F, S, …].
+  def adder(self, sums: Sums, where: jax.Array, first: jax.Array) -> Callable[[int, jax.Array], jax.Array]:
+    """(number, gradient [F, S, …] of an iteration) -> the sum of the repeat so far; for gradients that are partial sums.
 
     Args:
       sums: the sums so far.
-      gradients: in any float dtype; those of idle stages may have any value, NaN included.
-      repeat: the repeat that each stage is at.
-      where: the stages that are not idle, bool [S].
+      where: the stages that are not idle, bool [S]. Gradients of idle stages may have any value, NaN included.
       first: the stages that add the first gradient of a repeat, bool [S]: in backward, the gradient of its last item.
     """
-    total, stored = iter(sums.total), list(sums.stored)
-    totals, complete = [], []
-    for i, (layout, g) in enumerate(zip(self.layouts, gradients, strict=True)):
-      if not layout.partial_axes:
-        complete.append((i, constrain(g[0], layout.sharded, self.mesh)))
-        continue
-      acc, g = next(total), constrain(g, layout.by_device.spec, self.mesh)
-      acc = jnp.where(_of_stages(first, acc), jnp.zeros_like(acc), acc)
-      totals.append(acc + jnp.where(_of_stages(where, g), g, jnp.zeros_like(g)).astype(acc.dtype))
+    totals = dict(zip(self._partial, sums.total, strict=True))
+
+    def add(number: int, g: jax.Array) -> jax.Array:
+      g = constrain(g, self.layouts[number].by_device.spec, self.mesh)
+      acc = jnp.where(_of_stages(first, g), jnp.zeros_like(totals[number]), totals[number])
+      return acc + jnp.where(_of_stages(where, g), g, jnp.zeros_like(g)).astype(acc.dtype)
+
+    return add
+
+  def add(self, sums: Sums, gradients: Arrays, repeat: jax.Array, where: jax.Array) -> Sums:
+    """Adds an iteration's gradients.
+
+    Args:
+      sums: the sums so far.
+      gradients: of those that are partial sums the results of `adder`; of the others the gradients, [1, S, …], in any
+        float dtype.
+      repeat: the repeat that each stage is at.
+      where: the stages that are not idle, bool [S].
+    """
+    stored = list(sums.stored)
+    complete = [
+        (i, constrain(gradients[i][0], layout.sharded, self.mesh))
+        for i, layout in enumerate(self.layouts)
+        if not layout.partial_axes
+    ]
     for (i, _), new in zip(complete, self._add_complete(sums, complete, repeat, where), strict=True):
       stored[i] = new
-    return sums._replace(total=totals, stored=stored)
+    return sums._replace(total=[gradients[i] for i in self._partial], stored=stored)
 
   def _add_complete(self, sums: Sums, gradients, repeat: jax.Array, where: jax.Array) -> Arrays:
     if not gradients:

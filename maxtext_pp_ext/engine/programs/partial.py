@@ -21,9 +21,10 @@ The rewrite is algebra, true whatever the layouts are: Σ_b = Σ_f Σ_{b in part
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -31,8 +32,9 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.programs.jaxprs import compute_once, count_uses, inline, makers_of, select_eqns
-from maxtext_pp_ext.engine.programs.roots import BatchSplit, expose_sums, find, Root
-from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn, Var
+from maxtext_pp_ext.engine.programs.roots import BatchSplit, expose_sums, find, Found, Root
+from maxtext_pp_ext.engine.programs.segments import cut, Segment
+from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 
 PyTree = Any
 _SHAPES_ONLY = frozenset({"reshape", "transpose", "squeeze", "expand_dims"})
@@ -46,17 +48,19 @@ class GradientProgram:
     body: everything else; (inputs) -> each gradient's operands of roots and factors, then the outputs that have no root.
     roots: for each gradient its roots, or None if it has none that can be split.
     tails: for each gradient with roots the operations that follow them, (results of the roots, factors) -> gradient.
-    num_factors: for each gradient the number of its tail's inputs that do not come from its roots.
+    needs: for each gradient with roots the variables of `body` that it is computed from: operands of its roots, factors.
     parts: for each gradient F; 1 without roots.
-    num_rest: the number of outputs that have no root.
+    rest: the variables of the outputs that have no root.
+    segments: the parts of `body` after which gradients are computed.
   """
 
   body: ClosedJaxpr
   roots: tuple[tuple[Root, ...] | None, ...]
   tails: tuple[ClosedJaxpr | None, ...]
-  num_factors: tuple[int, ...]
+  needs: tuple[tuple[Var | Literal, ...], ...]
   parts: tuple[int, ...]
-  num_rest: int
+  rest: tuple[Var | Literal, ...]
+  segments: tuple[Segment, ...]
 
   @classmethod
   def plan(
@@ -85,8 +89,13 @@ class GradientProgram:
     kept = [eqn for eqn in jaxpr.eqns if id(eqn) not in taken]
     body = select_eqns(whole, kept, jaxpr.invars, [*operands, *rest], consts=True)
     factors = [v for one in found if one for root in one.roots for v in root.eqn.invars if _is_product(root)]
+    body = compute_once(body, {source for v in factors if (source := _computed(v, made_by)) is not None})
+    given = iter(body.jaxpr.outvars)
+    needs = tuple(tuple(itertools.islice(given, _num_operands(one))) for one in found)
+    behind = tuple(given)
+    activation_bytes = max((v.aval.size * v.aval.dtype.itemsize for v in behind), default=0)
     return cls(
-        body=compute_once(body, {source for v in factors if (source := _computed(v, made_by)) is not None}),
+        body=body,
         roots=tuple(tuple(one.roots) if one else None for one in found),
         tails=tuple(
             select_eqns(
@@ -96,42 +105,63 @@ class GradientProgram:
             else None
             for one in found
         ),
-        num_factors=tuple(len(one.factors) if one else 0 for one in found),
+        needs=needs,
         parts=tuple(math.prod(s.parts for s in split) if one else 1 for one, split in zip(found, splits, strict=True)),
-        num_rest=len(rest),
+        rest=behind,
+        segments=cut(body, needs, activation_bytes),
     )
 
   def run(
-      self, args: Sequence[jax.Array], overlapped: Sequence[PyTree]
-  ) -> tuple[list[jax.Array], list[jax.Array], list[PyTree]]:
+      self, args: Sequence[jax.Array], overlapped: Sequence[PyTree], add: Callable[[int, jax.Array], Any] | None = None
+  ) -> tuple[list[Any], list[jax.Array], list[PyTree]]:
     """Runs the program.
 
     Args:
       args: the program's inputs.
       overlapped: for each gradient, arrays or None, to be computed before the gradient.
+      add: (number, gradient) -> what a gradient with roots is added to; it is returned instead of the gradient, and
+        computed before the next segment.
 
     Returns:
       (gradients, each [F, …] with its own F, other outputs, `overlapped`).
     """
-    values = jaxpr_as_fun(self.body)(*args)
-    operands, rest = iter(values[: len(values) - self.num_rest]), iter(values[len(values) - self.num_rest :])
-    gradients, after = [], []
-    for roots, tail, num_factors, before in zip(self.roots, self.tails, self.num_factors, overlapped, strict=True):
-      if roots is None:
-        gradients.append(next(rest)[None])
-      else:
-        results = []
-        for root in roots:
-          given = [next(operands) for _ in root.eqn.invars]
-          # Tied to the smallest operand, of which a copy costs least.
-          smallest = min(range(len(given)), key=[x.size for x in given].__getitem__)
-          given[smallest], before = jax.lax.optimization_barrier((given[smallest], before))
-          results.append(_run_root(root, given))
-        factors = [next(operands) for _ in range(num_factors)]
-        in_axes = (0,) * len(results) + (None,) * num_factors
-        gradients += jax.vmap(jaxpr_as_fun(tail), in_axes=in_axes)(*results, *factors)
-      after.append(before)
+    values: dict[Any, jax.Array] = dict(zip(self.body.jaxpr.invars, args, strict=True))
+    read = lambda v: values[v] if isinstance(v, Var) else v.val
+    gradients: list[Any] = [None] * len(self.roots)
+    after = list(overlapped)
+    for segment in self.segments:
+      results = jaxpr_as_fun(segment.program)(*(values[v] for v in segment.inputs))
+      values |= zip(segment.outputs, results, strict=True)
+      done = [i for i in segment.done if self.roots[i] is not None]
+      for i in done:
+        gradient, after[i] = self._gradient(i, [read(v) for v in self.needs[i]], overlapped[i])
+        gradients[i] = gradient if add is None else add(i, gradient)
+      if segment.crossing:
+        crossing = [values[v] for v in segment.crossing]
+        crossing, now = jax.lax.optimization_barrier((crossing, [gradients[i] for i in done]))
+        values |= zip(segment.crossing, crossing, strict=True)
+        for i, gradient in zip(done, now, strict=True):
+          gradients[i] = gradient
+    rest = iter([read(v) for v in self.rest])
+    gradients = [next(rest)[None] if roots is None else g for g, roots in zip(gradients, self.roots, strict=True)]
     return gradients, list(rest), after
+
+  def _gradient(self, number: int, needs: list[jax.Array], before: PyTree) -> tuple[jax.Array, PyTree]:
+    results, operands = [], iter(needs)
+    for root in self.roots[number] or ():
+      given = list(itertools.islice(operands, len(root.eqn.invars)))
+      # Tied to the smallest operand, of which a copy costs least.
+      smallest = min(range(len(given)), key=[x.size for x in given].__getitem__)
+      given[smallest], before = jax.lax.optimization_barrier((given[smallest], before))
+      results.append(_run_root(root, given))
+    factors = list(operands)
+    in_axes = (0,) * len(results) + (None,) * len(factors)
+    (gradient,) = jax.vmap(jaxpr_as_fun(self.tails[number]), in_axes=in_axes)(*results, *factors)
+    return gradient, before
+
+
+def _num_operands(found: Found | None) -> int:
+  return sum(len(root.eqn.invars) for root in found.roots) + len(found.factors) if found else 0
 
 
 def _is_product(root: Root) -> bool:

@@ -164,19 +164,21 @@ class StageProgram:
       dy: jax.Array,
       dintermediates: PyTree,
       overlapped: list[PyTree],
-  ) -> tuple[list[jax.Array], jax.Array, list[PyTree]]:
+      add: Callable[[int, jax.Array], Any] | None = None,
+  ) -> tuple[list[Any], jax.Array, list[PyTree]]:
     """Cotangents of the weights, each [F, S, …] to be summed over F, of x, and `overlapped`.
 
     Recomputes residuals that were not saved. F is 1 for a weight whose gradient is not left as a partial sum
     (`gradients.parts`). Cotangents of intermediates that are not floating point are ignored. `overlapped` holds, for
-    each weight, arrays or None, to be computed before the weight's cotangent; they are returned.
+    each weight, arrays or None, to be computed before the weight's cotangent; they are returned. A cotangent that is left
+    as a partial sum is given to `add` with its weight's number, and replaced by the result.
     """
     # These residuals do not depend on x: a placeholder completes the argument list and is never read.
     rebuilt = self._run(self.rebuilding, weights, aux, jnp.zeros(dy.shape, dy.dtype))
     cotangents = [
         d for d, o in zip(jax.tree.leaves((dy, dintermediates)), self.output_avals, strict=True) if _is_float(o)
     ]
-    dweights, (dx,), overlapped = self.gradients.run([*rebuilt, *saved, *cotangents], overlapped)
+    dweights, (dx,), overlapped = self.gradients.run([*rebuilt, *saved, *cotangents], overlapped, add)
     return dweights, dx, overlapped
 
   @property

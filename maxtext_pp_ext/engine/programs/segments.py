@@ -1,0 +1,133 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts a backward program where one layer ends and the next one begins, so that each layer's gradients come before it.
+
+Left to itself, the TPU compiler (libtpu 0.0.48.1) may compute the gradients of all layers of a stage at the end, and keep
+the activations of all of them until then: 0.5 GB of 4.1 for four layers of 67 million parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from maxtext_pp_ext.engine.programs.jaxprs import select_eqns
+from maxtext_pp_ext.jax_private import ClosedJaxpr, JaxprEqn, Literal, Var
+
+# By how much what crosses a cut may exceed one activation.
+_SLACK = 1.125
+
+
+class Segment(NamedTuple):
+  """A part of a program.
+
+  Attributes:
+    program: its operations, (inputs) -> outputs.
+    inputs, outputs: variables of the whole program.
+    crossing: variables that are computed until its end and read behind it.
+    done: the numbers of the gradients that it ends.
+  """
+
+  program: ClosedJaxpr
+  inputs: tuple[Var, ...]
+  outputs: tuple[Var, ...]
+  crossing: tuple[Var, ...]
+  done: tuple[int, ...]
+
+
+def cut(closed: ClosedJaxpr, needs: Sequence[Sequence[Var | Literal]], activation_bytes: int) -> tuple[Segment, ...]:
+  """Cuts a program wherever only one activation is handed on, and a gradient's operands are there.
+
+  Args:
+    closed: the program.
+    needs: for each gradient, the variables that it is computed from.
+    activation_bytes: the size of the activation that layers hand on.
+
+  Returns:
+    The segments, in order; a program that cannot be cut is one. Each gradient is done in one of them.
+  """
+  jaxpr = closed.jaxpr
+  own = [_variables(each) for each in needs]
+  operands = dict.fromkeys(v for each in own for v in each)
+  others = [v for v in _variables(jaxpr.outvars) if v not in operands]
+  eqns = _when_needed(jaxpr.eqns, own, others)
+  made = {v: at for at, eqn in enumerate(eqns) for v in eqn.outvars}
+  there = [max((made.get(v, -1) for v in each), default=-1) for each in own]
+  last_read: dict[Var, int] = dict.fromkeys(others, len(eqns))
+  for at, eqn in enumerate(eqns):
+    for v in _variables(eqn.invars):
+      last_read[v] = max(last_read.get(v, 0), at)
+
+  ends = [*_ends(eqns, made, there, last_read, _SLACK * activation_bytes), len(eqns) - 1]
+  if len(ends) == 1:
+    outputs = tuple(dict.fromkeys(v for v in [*others, *operands] if v in made))
+    program = select_eqns(closed, jaxpr.eqns, jaxpr.invars, outputs, consts=True)
+    return (Segment(program, tuple(jaxpr.invars), outputs, (), tuple(range(len(needs)))),)
+  segments, first, done = [], 0, set[int]()
+  for end in ends:
+    now = tuple(i for i, at in enumerate(there) if i not in done and at <= end)
+    done |= set(now)
+    part = eqns[first : end + 1]
+    made_here = [v for eqn in part for v in eqn.outvars]
+    inside = {*made_here, *jaxpr.constvars}
+    inputs = tuple(dict.fromkeys(v for eqn in part for v in _variables(eqn.invars) if v not in inside))
+    outputs = tuple(v for v in made_here if v in operands or last_read.get(v, -1) > end)
+    crossing = tuple(v for v, at in made.items() if at <= end < last_read.get(v, -1)) if end < ends[-1] else ()
+    segments.append(Segment(select_eqns(closed, part, inputs, outputs, consts=True), inputs, outputs, crossing, now))
+    first = end + 1
+  return tuple(segments)
+
+
+def _when_needed(eqns: Sequence[JaxprEqn], needs: Sequence[Sequence[Var]], others: Sequence[Var]) -> list[JaxprEqn]:
+  """The operations in another order: nothing is computed before the first gradient that needs it.
+
+  Rematerialisation computes all layers of a stage again before the first gradient.
+  """
+  made_by = {v: at for at, eqn in enumerate(eqns) for v in eqn.outvars}
+  makers = [[made_by[v] for v in _variables(eqn.invars) if v in made_by] for eqn in eqns]
+  there = lambda each: max((made_by.get(v, -1) for v in each), default=-1)
+  order: dict[int, None] = {}
+  for wanted in [*sorted(needs, key=there), others]:
+    found: set[int] = set()
+    todo = [made_by[v] for v in wanted if v in made_by]
+    while todo:
+      at = todo.pop()
+      if at not in order and at not in found:
+        found.add(at)
+        todo += makers[at]
+    # First what follows from what is there, such as the cotangent of a layer's input; then what begins anew.
+    follows: set[int] = set()
+    for at in sorted(found):
+      if makers[at] and all(maker in order or maker in follows for maker in makers[at]):
+        follows.add(at)
+    order |= dict.fromkeys([*sorted(follows), *sorted(found - follows)])
+  return [eqns[at] for at in order]
+
+
+def _ends(
+    eqns: Sequence[JaxprEqn],
+    made: Mapping[Var, int],
+    there: Sequence[int],
+    last_read: Mapping[Var, int],
+    most_bytes: float,
+) -> list[int]:
+  """The operations behind which a segment ends: the last ones behind which no more than this is handed on."""
+  handed_on = [0] * len(eqns)
+  for v, at in made.items():
+    for behind in range(at, min(last_read.get(v, at), len(eqns))):
+      handed_on[behind] += _bytes(v)
+  ends, waiting = [], False
+  for at in range(len(eqns) - 1):
+    waiting = waiting or at in there
+    if waiting and handed_on[at] <= most_bytes < handed_on[at + 1]:
+      ends.append(at)
+      waiting = False
+  return ends
+
+
+def _variables(values: Sequence[Var | Literal]) -> list[Var]:
+  return [v for v in values if isinstance(v, Var)]
+
+
+def _bytes(v: Var) -> int:
+  return v.aval.size * v.aval.dtype.itemsize

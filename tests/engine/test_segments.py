@@ -1,0 +1,71 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A backward program of several layers is cut between them, and computes the same gradients."""
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
+import numpy as np
+
+from maxtext_pp_ext.engine.programs.partial import GradientProgram
+from maxtext_pp_ext.engine.programs.roots import BatchSplit
+
+LAYERS, BATCH, EMBED, MLP = 3, 4, 8, 32
+SAVED = jax.checkpoint_policies.save_only_these_names("layer_input")
+
+
+def layer(up, down, x):
+  x = checkpoint_name(x, "layer_input")
+  return x + jnp.tanh(x @ up) @ down
+
+
+def stage(weights, x):
+  for up, down in zip(weights[::2], weights[1::2], strict=True):
+    x = layer(up, down, x)
+  return x
+
+
+def backward(weights, x, d):
+  """The gradients of the weights and of x, as one list, of a rematerialised stage."""
+  dweights, dx = jax.vjp(jax.checkpoint(stage, policy=SAVED, prevent_cse=False), weights, x)[1](d)
+  return [*dweights, dx]
+
+
+def planned(layers):
+  keys = iter(jax.random.split(jax.random.key(0), 2 * layers + 2))
+  weights = [jax.random.normal(next(keys), shape) for _ in range(layers) for shape in ((EMBED, MLP), (MLP, EMBED))]
+  x, d = (jax.random.normal(next(keys), (BATCH, EMBED)) for _ in range(2))
+  out, pull_back = jax.vjp(jax.checkpoint(stage, policy=SAVED, prevent_cse=False), weights, x)
+  assert out.shape == d.shape
+  residuals, structure = jax.tree.flatten(pull_back)
+  closed = jax.make_jaxpr(lambda r, d: jax.tree.leaves(jax.tree.unflatten(structure, r)(d)))(residuals, d)
+  program = GradientProgram.plan(closed, [[BatchSplit(BATCH, 2)]] * len(weights), ("fsdp",))
+  return program, [*residuals, d], backward(weights, x, d)
+
+
+def test_each_layer_is_computed_again_after_the_gradients_of_the_layer_behind_it():
+  program, _, _ = planned(LAYERS)
+  assert [segment.done for segment in program.segments] == [(4, 5), (2, 3), (0, 1)]
+  for segment in program.segments:
+    names = [eqn.primitive.name for eqn in segment.program.jaxpr.eqns]
+    assert names.count("tanh") == 1, "one layer's activation in each"
+
+
+def test_gradients_of_segments_are_those_of_the_whole():
+  program, args, (*expected, expected_dx) = planned(LAYERS)
+  gradients, (dx,), _ = jax.jit(program.run)(args, [None] * len(expected))
+  for gradient, one in zip(gradients, expected, strict=True):
+    np.testing.assert_allclose(gradient.sum(0), one, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(dx, expected_dx, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_are_returned_instead_of_gradients_and_belong_to_the_same_weights():
+  program, args, (*expected, _) = planned(LAYERS)
+  totals, _, _ = jax.jit(lambda args: program.run(args, [None] * len(expected), lambda i, g: g.sum(0) + 100 * i))(args)
+  for number, (total, one) in enumerate(zip(totals, expected, strict=True)):
+    np.testing.assert_allclose(total, one + 100 * number, rtol=1e-5, atol=1e-4)
+
+
+def test_a_single_layer_is_not_cut():
+  program, _, _ = planned(1)
+  assert len(program.segments) == 1
