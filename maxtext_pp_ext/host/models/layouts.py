@@ -24,9 +24,10 @@ from maxtext_pp_ext.config import PipelineConfigError
 from maxtext_pp_ext.config.derived import decoder_block, is_deepseek, sound_stages
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import DerivedKeys
+from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.host.models.refusals import integer
-from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule import CircularSchedule, Schedule
 
 # The parallelism on which a layout depends. All other parallelism shards arrays, and leaves their shapes.
 STAGES, DCN_STAGES = "ici_pipeline_parallelism", "dcn_pipeline_parallelism"
@@ -95,19 +96,27 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
     return new(**fixed | replaced | {"pipeline_impl": registry.HOST})
 
 
-def schedule_of_run(argv: Sequence[str]) -> CircularSchedule:
+def schedule_of_run(argv: Sequence[str]) -> Schedule:
   """Returns the schedule of a run with these arguments; its devices need not be present.
 
   Raises:
-    ValueError: the run has no pipeline, or its sizes do not fit.
+    ValueError: the run has neither a pipeline nor a window, or its sizes do not fit.
   """
   config = config_of_layout(argv)
   given = run_config.given_keys(argv)
+  microbatches = integer(given, "num_pipeline_microbatches", -1)
   if not config.using_pipeline_parallelism:
-    raise ValueError("These arguments ask for no pipeline. Set ici_pipeline_parallelism.")
+    asked = str(given.get("pipeline_impl", registry.HOST))
+    if asked == registry.HOST:
+      raise ValueError(
+          "These arguments ask for no pipeline. Set ici_pipeline_parallelism, or for a window without a pipeline "
+          "pipeline_impl=circular_bsw."
+      )
+    return run_config.schedule_of(
+        with_values(config, {"pipeline_impl": asked, "num_pipeline_microbatches": microbatches})
+    )
   stages = sound_stages(config)
   delay = 2 if given.get("pipeline_delay_activation_forwarding") else 1
-  microbatches = integer(given, "num_pipeline_microbatches", -1)
   return CircularSchedule(
       stages=stages,
       microbatches=delay * stages if microbatches == -1 else microbatches,  # MaxText's own default

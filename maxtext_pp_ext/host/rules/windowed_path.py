@@ -72,6 +72,11 @@ def _features(config: HostKeys) -> Iterator[str]:
     )
   if getattr(config, "use_m3_model", False):
     yield "use_m3_model=True: m3 models have layers of their own. Set use_m3_model=False, or pipeline_impl=host."
+  if getattr(config, "prefetch_fsdp_weights", False):  # MaxText PR 4493; not in 0.2.5
+    yield (
+        f"prefetch_fsdp_weights=True with pipeline_impl={config.pipeline_impl}: both gather a layer's weights ahead of "
+        "time. Set prefetch_fsdp_weights=False, or pipeline_impl=host."
+    )
   if getattr(config.lora, "enable_lora", False):
     yield (
         "lora.enable_lora=True: LoRA makes its parameters when a layer is called. Set lora.enable_lora=False, or "

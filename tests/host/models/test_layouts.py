@@ -103,3 +103,10 @@ def test_a_run_without_a_pipeline_has_no_schedule():
   more = ("ici_pipeline_parallelism=3", "pipeline_delay_activation_forwarding=True", "num_layers_per_pipeline_stage=2")
   schedule = layouts.schedule_of_run([*argv, *more])
   assert (schedule.stages, schedule.microbatches, schedule.repeats, schedule.delay) == (3, 6, 2, 2)
+
+
+def test_a_window_without_a_pipeline_has_one_stage_whose_repeats_are_the_layers():
+  argv = [str(run_config.base_yml()), *TINY, "base_num_decoder_layers=12", "pipeline_impl=circular_bsw"]
+  schedule = layouts.schedule_of_run(argv)
+  assert (schedule.stages, schedule.microbatches, schedule.repeats, schedule.delay) == (1, 1, 12, 1)
+  assert layouts.schedule_of_run([*argv, "num_pipeline_microbatches=4"]).microbatches == 4
