@@ -36,15 +36,30 @@ SERIES: dict[str, tuple[str, list[dict[str, int]]]] = {
     "microbatches": ("microbatches (same batch)", [{"microbatches": microbatches} for microbatches in (4, 8, 16)]),
     "embed": ("embedding (MLP four times that)", [{"embed": embed} for embed in (1024, 2048, 4096)]),
 }
-_FIGURES = {"temp_GB": "temp GB per chip", "wire_total_GB": "GB on the wire per chip", "compile_cpu_s": "compile CPU s"}
-_HEADER = ("series", "value", "pipeline", "temp GB", "peak GB", "GB on the wire", "weight gathers", "compile CPU s")
+_FIGURES = {
+    "step_s": "step s, projected",
+    "peak_GB": "peak GB per chip",
+    "wire_total_GB": "GB on the wire per chip",
+    "compile_cpu_s": "compile CPU s",
+}
+_HEADER = (
+    "series",
+    "value",
+    "pipeline",
+    "step s, projected",
+    "peak GB",
+    "temp GB",
+    "GB on the wire",
+    "weight gathers",
+    "compile CPU s",
+)
 _IMPLEMENTATIONS = (shapes.PLAIN, "host BSW", "circular_bsw")
 _INTRODUCTION = f"""# Scaling
 
 `python -m benchmarks.scaling` printed this: Llama layers on a v5p-32 ({_CHIPS} chips), sequence 1024, 4 sequences per \
 chip. Unless the table says otherwise: {_BASE["stages"]} stages × FSDP {_CHIPS // _BASE["stages"]}, {_BASE["repeats"]} \
 repeats, {_BASE["microbatches"]} microbatches, embedding {_BASE["embed"]}. Per chip and step, from the TPU compiler; \
-columns as in `compiler_figures.md`.
+columns as in `compiler_figures.md`, in parentheses the ratio to MaxText's plain pipeline.
 
 ![Memory, traffic and compile time](scaling.svg)
 """
@@ -114,23 +129,29 @@ def report(points: dict[str, dict[str, Any]]) -> str:
   rows, failures = [], []
   for series, (_, each) in SERIES.items():
     for point in each:
+      base = points.get(label(point), {}).get(shapes.PLAIN, {})
       for impl, row in points.get(label(point), {}).items():
         if "failure" in row:
           failures.append(f"- {series} {point[series]}, {impl}: {row['failure']}")
           continue
-        figures = (tables.number(row[key], 2) for key in ("temp_GB", "peak_GB", "wire_total_GB"))
         rows.append(
             (
                 series,
                 str(point[series]),
                 impl,
-                *figures,
+                tables.with_ratio(_figure(row, "step_s"), _figure(base, "step_s"), 3),
+                tables.with_ratio(row["peak_GB"], base.get("peak_GB"), 2),
+                *(tables.number(row[key], 2) for key in ("temp_GB", "wire_total_GB")),
                 str(row["weight_gathers"]),
                 tables.number(row.get("compile_cpu_s"), 0),
             )
         )
   parts = [_INTRODUCTION, tables.markdown(_HEADER, rows)]
   return "\n".join(parts + (["\nNot computed:\n", *failures] if failures else [])) + "\n"
+
+
+def _figure(row: dict[str, Any], key: str) -> float | None:
+  return row.get("projection", {}).get(key) if key == "step_s" else row.get(key)
 
 
 def plot(points: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
@@ -148,7 +169,7 @@ def plot(points: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
     for row, (key, name) in enumerate(_FIGURES.items()):
       axis = axes[row][column]
       for impl in shapes.IMPLEMENTATIONS:
-        found = [(point[series], points.get(label(point), {}).get(impl, {}).get(key)) for point in each]
+        found = [(point[series], _figure(points.get(label(point), {}).get(impl, {}), key)) for point in each]
         found = [(x, y) for x, y in found if y is not None]
         if found:
           axis.plot(*zip(*found, strict=True), marker="o", markersize=4, label=impl)

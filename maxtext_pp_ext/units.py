@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of bytes for people. Imports nothing, so that every room may use it."""
+"""Numbers for people. Imports nothing, so that every room may use it."""
 
 
 def bytes_text(count: float) -> str:
@@ -10,3 +10,8 @@ def bytes_text(count: float) -> str:
       return f"{count:.3g} {unit}"
     count /= 1000
   return f"{count:.3g} TB" if count < 999.5 else f"{count:.0f} TB"
+
+
+def counted(count: int, noun: str) -> str:
+  """`1 stage`, `2 stages`: for nouns whose plural ends in s."""
+  return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

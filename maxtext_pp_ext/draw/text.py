@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 import textwrap
 
+from maxtext_pp_ext import units
 from maxtext_pp_ext.schedule import Schedule, window
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -43,9 +44,10 @@ def lines(schedule: Schedule, *, stage: int, width: int, color: bool) -> Iterato
 def title(schedule: Schedule) -> str:
   """The schedule in words."""
   delay = f", forwarding delay {schedule.delay}" if schedule.delay > 1 else ""
+  sizes = {"stage": schedule.stages, "microbatch": schedule.microbatches, "repeat": schedule.repeats}
   return (
-      f"{schedule.stages} stages × {schedule.microbatches} microbatches × {schedule.repeats} repeats{delay}: "
-      f"{schedule.iterations} iterations, bubble {100 * schedule.bubble_fraction:.1f} %"
+      f"{' × '.join(units.counted(size, noun) for noun, size in sizes.items())}{delay}: "
+      f"{units.counted(schedule.iterations, 'iteration')}, bubble {100 * schedule.bubble_fraction:.1f} %"
   )
 
 

@@ -56,6 +56,8 @@ def backward(
 
   def iteration(phase: Phase, t: jax.Array | int, carry: Carry) -> Carry:
     state, window, sums = carry
+    if weights.replaces:  # A gradient takes the memory of the one before, which has to be reduced.
+      state, sums = jax.lax.optimization_barrier((state, sums))
     item, repeat, before = iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=-1)
     piece = schedule.microbatches - 1 - item % schedule.microbatches
     dleaving = ring.rotate_back(ring.write_back(t, state.dx, state.dstore))
@@ -76,9 +78,7 @@ def backward(
     sums = gradients.add(sums, gradient, repeat, works)
     if phase.advances:
       window = weights.place(window, arriving, kept.loaded, repeat, piece)
-      # With one microbatch on one stage, each iteration that advances finishes a repeat.
-      always = schedule.stages == schedule.microbatches == 1
-      finishes = None if always else works & schedule.begins_repeat(item) & (item > 0)
+      finishes = works & schedule.begins_repeat(item) & (item > 0)
       sums, window = gradients.finish_repeat(sums, window, repeat, finishes)
     return state, window, sums
 

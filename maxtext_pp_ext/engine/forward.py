@@ -57,6 +57,8 @@ def forward(
     repeat, piece = iterations.repeat(t), iterations.item(t) % schedule.microbatches
     arriving: Windowed = [None] * len(window)
     if phase.advances:
+      if weights.replaces:  # What arrives takes the memory of the repeat before, which has to be done.
+        state, piece = jax.lax.optimization_barrier((state, piece))
       arriving = weights.prefetch(window, loaded, iterations.repeat(t, after=1), piece)
     gathered = weights.at(window, loaded, repeat, pipeline.program.orders)
     state, (arriving, window) = _iteration(pipeline, aux, t, state, gathered, (arriving, window), save=save)

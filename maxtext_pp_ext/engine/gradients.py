@@ -38,7 +38,7 @@ class Sums(NamedTuple):
     total: sums of the repeat that each stage is at, [F, S, …], in the dtype in which microbatches are summed; only for
       gradients that are partial sums.
     done: sums of the repeat that each stage has finished, laid out like `total`, in the compute dtype; None for a sum
-      that waits in the window.
+      that waits in the window or, with one microbatch, in `total`.
     stored: complete sums, leaves [R, S, …], laid out as the parameters are stored.
   """
 
@@ -77,7 +77,9 @@ class Gradients:
     types = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in params]
     # If pieces overlap, an arriving piece of the weight would overwrite a part of the sum that has not been reduced yet.
     in_window = [
-        weights.has_window(each, w.dtype) and each.transfer(weights.mesh, w.shape, weights.pieces).moves_once
+        not weights.replaces
+        and weights.has_window(each, w.dtype)
+        and each.transfer(weights.mesh, w.shape, weights.pieces).moves_once
         for each, w in zip(layouts, types, strict=True)
     ]
     return cls(mesh=weights.mesh, layouts=layouts, params=types, in_window=in_window, pieces=weights.pieces)
@@ -90,11 +92,16 @@ class Gradients:
   def any_partial(self) -> bool:
     return bool(self._partial)
 
+  @property
+  def _is_sum(self) -> bool:
+    """Whether an iteration's gradient is the sum of a repeat: it waits for its reduction where it is."""
+    return self.pieces == 1
+
   def zeros(self) -> Sums:
     """The sums before the first item."""
     total = [self._zeros(i, self.layouts[i].accumulation_dtype) for i in self._partial]
-    own = lambda i: None if self.in_window[i] or self._repeats == 1 else self._zeros(i, self.layouts[i].compute_dtype)
-    done = [own(i) for i in self._partial]
+    elsewhere = lambda i: self.in_window[i] or self._repeats == 1 or self._is_sum
+    done = [None if elsewhere(i) else self._zeros(i, self.layouts[i].compute_dtype) for i in self._partial]
     stored = [self._empty(*each) for each in zip(self.layouts, self.params, strict=True)]
     return Sums(total, done, stored)
 
@@ -121,6 +128,8 @@ class Gradients:
 
     def add(number: int, g: jax.Array) -> jax.Array:
       g = constrain(g, self.layouts[number].by_device.spec, self.mesh)
+      if self._is_sum:
+        return g.astype(totals[number].dtype)
       acc = jnp.where(_of_stages(first, g), jnp.zeros_like(totals[number]), totals[number])
       return acc + jnp.where(_of_stages(where, g), g, jnp.zeros_like(g)).astype(acc.dtype)
 
@@ -165,7 +174,7 @@ class Gradients:
     args = [*(sums.stored[i] for i, _ in gradients), *(g for _, g in gradients)]
     return per_stage(add, self.mesh, [repeat, where], args, [*stored, *shards], stored)
 
-  def finish_repeat(self, sums: Sums, window: Window, repeat: jax.Array, where: jax.Array | None) -> tuple[Sums, Window]:
+  def finish_repeat(self, sums: Sums, window: Window, repeat: jax.Array, where: jax.Array) -> tuple[Sums, Window]:
     """Moves the totals of stages that have finished a repeat to where they wait for reduction.
 
     That is the buffer of the window that has been the stage's slot: with the next repeat it is the prefetch buffer.
@@ -174,36 +183,29 @@ class Gradients:
       sums: the sums so far.
       window: the window, leaves [B, F, S, …] or None.
       repeat: the repeat that each stage is at, int [S].
-      where: the stages that have finished it, bool [S]; None for all.
+      where: the stages that have finished it, bool [S].
 
     Returns:
       (sums, window).
     """
-    if not self._partial:
+    if not self._partial or self._is_sum:
       return sums, window
 
-    def move(repeat, *arrays, where=None):
+    def move(where, repeat, *arrays):
       half = len(arrays) // 2
-      each = lambda total, done: zip(self._partial, total, done, strict=True)
 
       def put(i: int, total: jax.Array, done: jax.Array) -> jax.Array:
         total = total.astype(done.dtype)
         return jax.lax.dynamic_update_index_in_dim(done, total, repeat % 2, 0) if self.in_window[i] else total
 
       # A `cond` instead of a `where` copies the sums once per repeat and not at every iteration.
-      take = lambda total, done: [put(*one) for one in each(total, done)]
-      if where is None:
-        return take(list(arrays[:half]), list(arrays[half:]))
+      take = lambda total, done: [put(*one) for one in zip(self._partial, total, done, strict=True)]
       return jax.lax.cond(where, take, lambda total, done: done, list(arrays[:half]), list(arrays[half:]))
 
     totals = [self.layouts[i].by_device for i in self._partial]
     waiting = [self._layout(i, self.in_window[i]) for i in self._partial]
     arrays = [*sums.total, *self._done(sums, window)]
-    if where is None:
-      moved = per_stage(move, self.mesh, [repeat], arrays, [*totals, *waiting], waiting)
-    else:
-      some = lambda where, repeat, *arrays: move(repeat, *arrays, where=where)
-      moved = per_stage(some, self.mesh, [where, repeat], arrays, [*totals, *waiting], waiting)
+    moved = per_stage(move, self.mesh, [where, repeat], arrays, [*totals, *waiting], waiting)
     done, window = list(sums.done), list(window)
     for k, (i, new) in enumerate(zip(self._partial, moved, strict=True)):
       if self.in_window[i]:
@@ -237,7 +239,9 @@ class Gradients:
           jax.lax.dynamic_index_in_dim(x, other_buffer(repeat), keepdims=False) if inside else x
           for x, inside in zip(done, in_window, strict=True)
       ]
-      return [t.cut_out(x[0], piece)[None] for t, x in zip(transfers, own, strict=True)]
+      dtypes = [self.layouts[i].compute_dtype for i in self._partial]
+      each = zip(transfers, own, dtypes, strict=True)
+      return [t.cut_out(x[0].astype(dtype), piece)[None] for t, x, dtype in each]
 
     waiting = [self._layout(i, inside) for i, inside in zip(self._partial, in_window, strict=True)]
     leaving = per_stage(cut_out, self.mesh, [repeat, piece], self._done(sums, window), waiting, self._pieces(transfers))
@@ -248,6 +252,8 @@ class Gradients:
     return self.layouts[i].window if in_window else self.layouts[i].by_device
 
   def _done(self, sums: Sums, window: Window) -> Arrays:
+    if self._is_sum:
+      return sums.total
     done = [window[i] if self.in_window[i] else own for i, own in zip(self._partial, sums.done, strict=True)]
     return cast(Arrays, done)  # with several repeats each sum is in one of the two; with one repeat, this is not called
 

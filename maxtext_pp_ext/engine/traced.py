@@ -61,6 +61,10 @@ class Iterations:
     else:
       at = lambda k: first + k
     step = lambda k, carry: body(at(k), carry)
+    if self.compiled and self.schedule.microbatches == 1:
+      # Each iteration replaces all weights. Two at a time, so that the loop need not copy them to where it reads them.
+      carry = _loop(count // 2, lambda k, carry: step(2 * k + 1, step(2 * k, carry)), carry, compiled=True)
+      return _loop(count % 2, lambda k, carry: step(count - 1, carry), carry, compiled=False)
     if self.compiled:
       return _loop(count, step, carry, compiled=True)
     # With a compiled loop over repeats, only the iterations of one repeat are unrolled.

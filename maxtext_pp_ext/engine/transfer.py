@@ -127,6 +127,12 @@ class Transfer:
     starts[self.cut.dim - len(self.shard)] = self._first(piece, self.cut)
     return jax.lax.dynamic_update_slice(by_device, part[None, None], starts).reshape(buffers.shape)
 
+  def whole(self, part: jax.Array) -> jax.Array:
+    """The gathered weight, [A, B, …], from its only piece."""
+    if self.cut is None or not self._is_gathered(self.cut.dim):
+      return part
+    return part.reshape(*part.shape[: self.cut.dim], -1, *part.shape[self.cut.dim + 2 :])
+
   def cut_out(self, summand: jax.Array, piece: jax.Array) -> jax.Array:
     """One piece of a device's summand of a gradient.
 

@@ -31,9 +31,9 @@ Arrays = list[jax.Array]
 # One entry per weight, None for weights without a window.
 Windowed = list[jax.Array | None]
 # Gathered weights, leaves [B, F, S, …], each of the B buffers in the layout `by_device`. B is 2, or 1 if there is one
-# repeat only. A stage at repeat r computes with buffer r mod B, its slot; the other one is its prefetch buffer. The
-# F parts of a weight are equal once all its pieces have arrived. Before, they may hold any values: in backward, summands
-# of a gradient wait there for their reduction (see `Gradients`).
+# repeat only, or one piece. A stage at repeat r computes with buffer r mod B, its slot; the other one is its prefetch
+# buffer. The F parts of a weight are equal once all its pieces have arrived. Before, they may hold any values: in
+# backward, summands of a gradient wait there for their reduction (see `Gradients`).
 Window = Windowed
 
 
@@ -59,6 +59,11 @@ class Weights:
   def advances(self) -> bool:
     """Whether a stage that begins a repeat replaces the weights that it keeps."""
     return self.residency.prefetches
+
+  @property
+  def replaces(self) -> bool:
+    """Whether a repeat arrives in one piece, which replaces the repeat before instead of being put beside it."""
+    return self.pieces == 1
 
   def has_window(self, layout: WeightLayout, stored: jnp.dtype) -> bool:
     """Whether a weight is gathered, or cast from the dtype in which it is stored, into a window."""
@@ -103,12 +108,12 @@ class Weights:
     Args:
       slot: the weights of one repeat on all stages, leaves [S, …].
       repeat: the number of the repeat.
-      repeats: R. With one repeat there are no prefetch buffers.
+      repeats: R. With one repeat, or one piece, there are no prefetch buffers.
     """
 
     def buffers(layout: WeightLayout, w: jax.Array) -> jax.Array:
       by_device = jnp.broadcast_to(w, (layout.parts(self.mesh), *w.shape))
-      both = [by_device, jnp.zeros_like(by_device)] if repeats > 1 else [by_device]
+      both = [by_device, jnp.zeros_like(by_device)] if repeats > 1 and not self.replaces else [by_device]
       return constrain(jnp.stack(both[:: -1 if repeat % 2 else 1]), layout.window.spec, self.mesh)
 
     return [None if w is None else buffers(each, w) for each, w in self._with_layouts(slot)]
@@ -184,14 +189,17 @@ class Weights:
     """
     windowed = _windowed(window)
     transfers = self._transfers(windowed, loaded)
+    layouts = [self.layouts[i].window for i in windowed]
+    pieces_of = {i: self.layouts[i].piece(t) for i, t in zip(windowed, transfers, strict=True)}
+    if self.replaces:
+      whole = lambda *parts: [t.whole(part[0])[None, None] for t, part in zip(transfers, parts, strict=True)]
+      return self._run(whole, windowed, [], [(pieces, pieces_of.__getitem__)], layouts)
 
     def put(repeat, piece, *arrays):
       half = len(arrays) // 2
       each = zip(transfers, arrays[:half], arrays[half:], strict=True)
       return [t.place(part[0], buffers, other_buffer(repeat), piece) for t, buffers, part in each]
 
-    layouts = [self.layouts[i].window for i in windowed]
-    pieces_of = {i: self.layouts[i].piece(t) for i, t in zip(windowed, transfers, strict=True)}
     args = [(window, lambda i: self.layouts[i].window), (pieces, pieces_of.__getitem__)]
     return self._run(put, windowed, [repeat, piece], args, layouts)
 

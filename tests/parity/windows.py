@@ -88,7 +88,9 @@ def moved(params: PyTree, seed: int = 0) -> PyTree:
 def loss_and_gradients(model: Model, params: PyTree, data: dict[str, jax.Array], *, is_train: bool = True) -> tuple:
   """((loss, the other scalars that the loss returns), gradients of all parameters)."""
   place = lambda like, value: jax.device_put(np.asarray(value), like.sharding)
-  params = jax.tree.map(place, model.params, params)
+  # Leaf by leaf: a layer without annotations keeps the reference's mesh in its variables.
+  leaves, structure = jax.tree.flatten(model.params)
+  params = jax.tree.unflatten(structure, map(place, leaves, jax.tree.leaves(params)))
   data = jax.device_put(data, NamedSharding(model.mesh, P()))
 
   def loss(params):

@@ -9,7 +9,6 @@ that scan would silently run without the window. Read in `maxtext/layers/nnx_dec
 from collections.abc import Iterator
 
 from maxtext_pp_ext.config.derived import decoder_block
-from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import Keys
 from maxtext_pp_ext.host.models import cycles
 from maxtext_pp_ext.host.rules import pipelined_path
@@ -47,7 +46,7 @@ def _layers(config: Keys) -> Iterator[str]:
     )
 
 
-def _features(config: HostKeys) -> Iterator[str]:
+def _features(config: Keys) -> Iterator[str]:
   if config.engram_layers:
     yield (
         f"engram_layers={list(config.engram_layers)}: layers need the tokens, which microbatches do not carry. Set "
