@@ -148,6 +148,8 @@ class Ring:
     """Puts the activation that arrived at stage 0 at the end of iteration t into its store slot."""
     item = self.schedule.arrival(t)
     slot = item % self.schedule.microbatches
+    if self.schedule.arrival(0) >= 0:
+      return jax.lax.dynamic_update_index_in_dim(store, shift, slot, axis=1)
     # Before the first arrival the slots still hold inputs.
     kept = jax.lax.dynamic_index_in_dim(store, slot, axis=1, keepdims=False)
     return jax.lax.dynamic_update_index_in_dim(store, jnp.where(item >= 0, shift, kept), slot, axis=1)
@@ -164,7 +166,7 @@ class Ring:
     """
     item = self.schedule.arrival(t)
     slot = jax.lax.dynamic_index_in_dim(dstore, item % self.schedule.microbatches, axis=1, keepdims=False)
-    to_store = jnp.where(item >= 0, slot, jnp.zeros_like(slot))
+    to_store = slot if self.schedule.arrival(0) >= 0 else jnp.where(item >= 0, slot, jnp.zeros_like(slot))
     return jnp.where(self._stage_index(dx.ndim) == 0, to_store, dx)
 
   def read_back(self, t: jax.Array | int, dx: jax.Array, dstore: jax.Array) -> jax.Array:

@@ -129,9 +129,11 @@ class Weights:
     windowed = _windowed(window)
 
     def own(repeat, *buffers):
-      slots = _take(repeat % buffers[0].shape[0], buffers)
+      slots = [w[0] for w in _take(repeat % buffers[0].shape[0], buffers)]
+      if self.replaces:  # the compiler lays out each repeat anew
+        return slots
       each = zip(windowed, slots, strict=True)
-      return [_in_memory(w[0], [dim - 1 for dim in orders[i] if dim] if orders else range(w.ndim - 1)) for i, w in each]
+      return [_in_memory(w, [dim - 1 for dim in orders[i] if dim] if orders else range(w.ndim)) for i, w in each]
 
     results = [Layout(self.layouts[i].gathered, 0) for i in windowed]
     return self._run(own, windowed, [repeat], [(window, lambda i: self.layouts[i].window)], results)

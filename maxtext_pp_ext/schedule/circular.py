@@ -104,6 +104,8 @@ class CircularSchedule:
   def is_bubble(self, t: Int, s: Int) -> Int:
     """Whether stage s is idle at iteration t."""
     n = self.item(t, s)
+    if self.stages == 1:
+      return (n < 0) & False  # never, which the compiler can tell
     return (n < 0) | (n >= self.items)
 
   def microbatch(self, t: Int, s: Int) -> Int:
