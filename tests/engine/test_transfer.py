@@ -49,7 +49,7 @@ def layout(stored, gathered, partial_axes=("a", "b")):
   )
 
 
-@pytest.mark.parametrize("pieces", [1, 3, 4])
+@pytest.mark.parametrize("pieces", [3, 4])
 @pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
 def test_all_pieces_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored, gathered, pieces):
   params = constrain(jax.random.normal(jax.random.key(0), (REPEATS, STAGES, *shape)), P(None, *stored), mesh)
@@ -75,7 +75,7 @@ def test_all_pieces_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored
     np.testing.assert_array_equal(half, [params[0, 0], params[1, 1]])
 
 
-@pytest.mark.parametrize("pieces", [1, 3, 4])
+@pytest.mark.parametrize("pieces", [3, 4])
 @pytest.mark.parametrize("partial_axes", [("a", "b"), ("a",), ("b",)])
 @pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
 def test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_come_in(
@@ -111,6 +111,43 @@ def test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_co
   expected[3, 0], expected[2, 1] = done.sum(0)
   np.testing.assert_allclose(reduced, expected, rtol=1e-6, atol=1e-6)
   np.testing.assert_array_equal(slot, [params[1, 0], params[0, 1]])
+
+
+@pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
+def test_a_repeat_in_one_piece_replaces_the_one_before_and_its_gradient_leaves_from_where_it_is_computed(
+    mesh, shape, stored, gathered
+):
+  each = layout(stored, gathered)
+  params = constrain(jax.random.normal(jax.random.key(0), (REPEATS, STAGES, *shape)), P(None, *stored), mesh)
+  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[each], pieces=1)
+  parts = 2 ** len(each.partial_axes)
+  gradients = Gradients.of(weights, [params], [parts])
+  totals = jax.random.normal(jax.random.key(1), (2, parts, STAGES, *shape))
+  finished, following, piece = jnp.array([2, 3]), jnp.array([3, 1]), jnp.array([0, 0])
+  where = jnp.array([True, True])
+
+  @jax.jit
+  def step(params, totals):
+    loaded = weights.load([params])
+    window = weights.window(weights.first(loaded), 0, REPEATS)
+    before = weights.at(window, loaded, jnp.array([0, 0]))
+    sums = gradients.zeros()
+    add = gradients.adder(sums, where, where)
+    sums, window = gradients.finish_repeat(
+        gradients.add(sums, [add(0, totals[0])], finished, where), window, finished, where
+    )
+    sums, window = gradients.reduce(sums, window, following, finished, piece)
+    window = weights.place(window, weights.prefetch(window, loaded, following, piece), loaded, finished, piece)
+    sums = gradients.add(sums, [gradients.adder(sums, where, where)(0, totals[1])], following * 0, where)
+    return before[0], weights.at(window, loaded, following)[0], gradients.finish(sums)[0]
+
+  before, after, reduced = step(params, totals)
+  np.testing.assert_array_equal(before, params[0])
+  np.testing.assert_array_equal(after, [params[3, 0], params[1, 1]])
+  expected = np.zeros((REPEATS, STAGES, *shape), np.float32)
+  expected[0] = totals[1].sum(0)
+  expected[2, 0], expected[3, 1] = totals[0].sum(0)
+  np.testing.assert_allclose(reduced, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,11 @@ def check(case, implementations, **keys):
   dense = case.keys.get("first_num_dense_layers", 0)
   # MaxText adds updates to biases as if both were stacked along the first axis.
   axis = {"param_scan_axis": 0} if "routed_bias_update_rate" in case.keys else {}
+  # One microbatch at a time, iterations are looped over in pairs: two pairs and one more iteration.
+  repeats = 6 if keys.get("num_pipeline_microbatches", 0) == -1 and case.cycle == 1 else 2
   windows.compare(
       implementations,
-      layers=dense + 2 * case.cycle,
+      layers=dense + repeats * case.cycle,
       decoder_block=case.block,
       amplification=case.amplification,
       **{**case.keys, **axis, **keys},

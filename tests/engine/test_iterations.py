@@ -1,0 +1,28 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Loops run each iteration of a phase once, in order, however they are compiled."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from maxtext_pp_ext.engine.traced import Iterations
+from maxtext_pp_ext.schedule import CircularSchedule, Phase
+
+
+@pytest.mark.parametrize("compiled, compiled_repeats", [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_each_iteration_of_a_phase_runs_once_and_in_order(microbatches, compiled, compiled_repeats):
+  schedule = CircularSchedule(stages=1, microbatches=microbatches, repeats=4, delay=1)
+  iterations = Iterations(schedule=schedule, compiled=compiled, compiled_repeats=compiled_repeats)
+
+  def run(phase, reverse):
+    note = lambda t, carry: (carry[0] + 1, carry[1].at[carry[0]].set(t))
+    return jax.jit(lambda: iterations.loop(phase, note, (0, jnp.full(9, -1)), reverse=reverse))()
+
+  for count in range(8):
+    expected = list(range(3, 3 + count))
+    for reverse in (False, True):
+      ran, order = run(Phase(first=3, count=count, advances=False), reverse)
+      assert order.tolist() == expected[:: -1 if reverse else 1] + [-1] * (9 - count)
+      assert ran == count
