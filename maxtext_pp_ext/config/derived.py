@@ -7,6 +7,7 @@ Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding dela
 
 from collections.abc import Sequence
 import math
+import os
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.host_keys import HostKeys
@@ -36,6 +37,12 @@ def runs_ours(config: HostKeys) -> bool:
 def keys_of_window(config: HostKeys, length: int) -> dict[str, int]:
   """Returns values of a pipeline's keys with which `length` layers run without one, as repeats of one stage."""
   return {"num_pipeline_repeats": length, "num_pipeline_microbatches": max(config.num_pipeline_microbatches, 1)}
+
+
+def gathers_on_sparsecores(config: HostKeys) -> bool:
+  """Returns whether XLA's flags let gathers run on the SparseCores: those of an AOT compilation or the process."""
+  flags = config.compile_xla_flags if config.compile_topology else os.environ.get("LIBTPU_INIT_ARGS", "")
+  return "--xla_tpu_enable_sparse_core_collective_offload_all_gather=true" in (flags or "").lower()
 
 
 def num_stages(config: HostKeys) -> int | None:

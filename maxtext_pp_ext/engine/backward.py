@@ -56,18 +56,20 @@ def backward(
 
   def iteration(phase: Phase, t: jax.Array | int, carry: Carry) -> Carry:
     state, window, sums = carry
-    if weights.replaces:  # A gradient takes the memory of the one before, which has to be reduced.
+    if weights.replaces:  # Reductions do not begin before the iteration.
       state, sums = jax.lax.optimization_barrier((state, sums))
     item, repeat, before = iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=-1)
     piece = schedule.microbatches - 1 - item % schedule.microbatches
     dleaving = ring.rotate_back(ring.write_back(t, state.dx, state.dstore))
     if phase.reduces:
       sums, window = gradients.reduce(sums, window, repeat, iterations.repeat(t, after=1), piece)
+      if weights.replaces:  # Gradients take the memory of those before. While these are reduced, forward is recomputed.
+        dleaving, sums = jax.lax.optimization_barrier((dleaving, sums))
     arriving: Windowed = [None] * len(window)
     if phase.advances:
       # The barrier separates two transfers that would otherwise run at the same time. The reduction runs while the
       # forward is recomputed and the cotangents arrive; the gather follows, until each weight's own gradient is computed.
-      dleaving, piece = jax.lax.optimization_barrier((dleaving, piece))
+      dleaving, piece, before = jax.lax.optimization_barrier((dleaving, piece, before))
       arriving = weights.prefetch(window, kept.loaded, before, piece)
     gathered = weights.at(window, kept.loaded, repeat)
     works = ~schedule.is_bubble(t, iterations.stage_numbers)
@@ -77,7 +79,7 @@ def backward(
     state, window = jax.lax.optimization_barrier((state, window))
     sums = gradients.add(sums, gradient, repeat, works)
     if phase.advances:
-      window = weights.place(window, arriving, kept.loaded, repeat, piece)
+      window = weights.place(window, arriving, kept.loaded, repeat, piece, pipeline.program.orders)
       finishes = works & schedule.begins_repeat(item) & (item > 0)
       sums, window = gradients.finish_repeat(sums, window, repeat, finishes)
     return state, window, sums

@@ -57,13 +57,14 @@ def forward(
     repeat, piece = iterations.repeat(t), iterations.item(t) % schedule.microbatches
     arriving: Windowed = [None] * len(window)
     if phase.advances:
+      following = iterations.repeat(t, after=1)
       if weights.replaces:  # What arrives takes the memory of the repeat before, which has to be done.
-        state, piece = jax.lax.optimization_barrier((state, piece))
-      arriving = weights.prefetch(window, loaded, iterations.repeat(t, after=1), piece)
+        state, following = jax.lax.optimization_barrier((state, following))
+      arriving = weights.prefetch(window, loaded, following, piece)
     gathered = weights.at(window, loaded, repeat, pipeline.program.orders)
     state, (arriving, window) = _iteration(pipeline, aux, t, state, gathered, (arriving, window), save=save)
     if phase.advances:
-      window = weights.place(window, arriving, loaded, repeat, piece)
+      window = weights.place(window, arriving, loaded, repeat, piece, pipeline.program.orders)
     return state, window
 
   window = weights.window(weights.first(loaded), 0, schedule.repeats)

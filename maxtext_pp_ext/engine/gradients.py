@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from maxtext_pp_ext.engine.memory_order import in_memory
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.transfer import Transfer
@@ -39,7 +40,8 @@ class Sums(NamedTuple):
       gradients that are partial sums.
     done: sums of the repeat that each stage has finished, laid out like `total`, in the compute dtype; None for a sum
       that waits in the window or, with one microbatch, in `total`.
-    stored: complete sums, leaves [R, S, …], laid out as the parameters are stored.
+    stored: complete sums, leaves [R, S, …], laid out as the parameters are stored; those of partial sums in the compute
+      dtype, in which they are reduced.
   """
 
   total: Arrays
@@ -113,7 +115,7 @@ class Gradients:
     return self.layouts[i].by_device_like(self.mesh, self.params[i].shape[1:], dtype)
 
   def _empty(self, layout: WeightLayout, param: jax.ShapeDtypeStruct) -> jax.Array:
-    dtype = param.dtype if layout.partial_axes else layout.accumulation_dtype
+    dtype = layout.compute_dtype if layout.partial_axes else layout.accumulation_dtype  # that of what is added
     return constrain(jnp.full(param.shape, layout.combine.nothing, dtype), P(None, *layout.sharded), self.mesh)
 
   def adder(self, sums: Sums, where: jax.Array, first: jax.Array) -> Callable[[int, jax.Array], jax.Array]:
@@ -129,7 +131,10 @@ class Gradients:
     def add(number: int, g: jax.Array) -> jax.Array:
       g = constrain(g, self.layouts[number].by_device.spec, self.mesh)
       if self._is_sum:
-        return g.astype(totals[number].dtype)
+        # In the order in which it is scattered (`Transfer.reduce`): a product writes any order, a copy costs time.
+        scattered = [2 + dim for dim, axes in enumerate(self.layouts[number].gathered_axes) if axes]
+        order = [0, 1, *scattered, *(dim for dim in range(2, g.ndim) if dim not in scattered)]
+        return in_memory(g.astype(totals[number].dtype), order)
       acc = jnp.where(_of_stages(first, g), jnp.zeros_like(totals[number]), totals[number])
       return acc + jnp.where(_of_stages(where, g), g, jnp.zeros_like(g)).astype(acc.dtype)
 

@@ -18,11 +18,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from maxtext_pp_ext.engine.memory_order import in_memory
+from maxtext_pp_ext.engine.torus import groups, Steps
+
 # The shape of a TPU tile of 16-bit values. Pieces whose sizes are multiples of it are copied without shifting rows or
 # columns.
 _TILE = (16, 128)
 # The share by which all pieces together may exceed the whole, if that makes them easier to copy.
 _SLACK = 1 / 16
+# The number of elements from which on a gather is worth its steps. Each step needs an operation beside which it runs.
+_LEAST_IN_STEPS = 2**24
 
 
 class Cut(NamedTuple):
@@ -41,12 +46,19 @@ class Transfer:
     shard: shape of a device's shard of one stage, [a, b, …]; the gathered shape is [A, B, …].
     pieces: the number of pieces into which the shard is cut.
     over_all_devices: whether these axes are the whole mesh.
+    steps: the steps in which the weight is gathered over some of these axes.
   """
 
   axes: tuple[tuple[str, ...], ...]
   shard: tuple[int, ...]
   pieces: int
   over_all_devices: bool = False
+  steps: Steps = ()
+
+  @property
+  def size(self) -> int:
+    """The number of elements of a shard."""
+    return math.prod(self.shard)
 
   @functools.cached_property
   def cut(self) -> Cut | None:
@@ -97,10 +109,21 @@ class Transfer:
       part = (part * (repeat >= 0).astype(part.dtype)).astype(dtype)
     for dim, axes in enumerate(self.axes):
       if axes and dim != self.cut.dim:
-        part = jax.lax.all_gather(part, axes, axis=dim, tiled=True)
+        part = self._gather(part, axes, dim)
     if self._is_gathered(self.cut.dim):
-      part = jax.lax.all_gather(part, self.axes[self.cut.dim], axis=self.cut.dim)
+      part = self._gather(jnp.expand_dims(part, self.cut.dim), self.axes[self.cut.dim], self.cut.dim)
     return part
+
+  def _gather(self, x: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array:
+    """All devices' parts of a dimension, one after the other; those of an axis in its steps if they are large."""
+    steps = dict(self.steps)
+    in_steps = x.size * jax.lax.axis_size(axes) >= _LEAST_IN_STEPS
+    if not in_steps or not any(axis in steps for axis in axes):
+      return jax.lax.all_gather(x, axes, axis=dim, tiled=True)
+    for axis in reversed(axes):
+      for each in reversed(groups(steps.get(axis, (jax.lax.axis_size(axis),)))):
+        x = jax.lax.all_gather(x, axis, axis=dim, tiled=True, axis_index_groups=each)
+    return x
 
   def piece_spec(self, gathered: Sequence[Any]) -> tuple[Any, ...]:
     """The entries of a piece's PartitionSpec, from those of the gathered weight, [A, B, …]."""
@@ -226,6 +249,10 @@ def _sum_scatter(x: jax.Array, axes: tuple[str, ...], dim: int, *, tiled: bool, 
   if outer > 1:
     groups = [[first + inner * k for k in range(outer)] for first in range(inner)]
     x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=groups)
+    # Nor does it scatter parts that are narrower than a tile.
+    order = [dim, *(other for other in range(x.ndim) if other != dim)]
+    x = in_memory(x, order)
     groups = [[inner * k + last for last in range(inner)] for k in range(outer)]
-    return jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=groups)
+    x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=groups)
+    return in_memory(x, order)
   return jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True)

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.per_stage import Layout
+from maxtext_pp_ext.engine.torus import Steps
 from maxtext_pp_ext.engine.transfer import Transfer
 from maxtext_pp_ext.sharding import constrain
 from maxtext_pp_ext.sharding.resolve import mesh_axes
@@ -50,6 +51,7 @@ class WeightLayout:
       leading axis (see `programs/partial.py`); empty if the gradient is complete.
     compute_dtype: dtype in which the parameter is gathered and passed to the stage.
     accumulation_dtype: dtype in which the gradient is summed over the microbatches of a repeat.
+    steps: the steps in which the weight is gathered over some mesh axes (`torus.py`); over others at once.
     combine: how gradients of microbatches are combined. Anything but SUM has no partial sums: `partial_axes` must be
       empty.
   """
@@ -59,6 +61,7 @@ class WeightLayout:
   partial_axes: tuple[str, ...]
   compute_dtype: jnp.dtype
   accumulation_dtype: jnp.dtype
+  steps: Steps = ()
   combine: Combination = SUM
 
   @property
@@ -99,4 +102,6 @@ class WeightLayout:
     sizes = zip(shape[2:], self.sharded[1:], strict=True)
     shard = tuple(size // math.prod(mesh.shape[a] for a in mesh_axes(entry)) for size, entry in sizes)
     devices = math.prod(mesh.shape[a] for axes in self.gathered_axes for a in axes)
-    return Transfer(axes=self.gathered_axes, shard=shard, pieces=pieces, over_all_devices=devices == mesh.size)
+    return Transfer(
+        axes=self.gathered_axes, shard=shard, pieces=pieces, over_all_devices=devices == mesh.size, steps=self.steps
+    )

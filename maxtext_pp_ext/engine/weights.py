@@ -15,12 +15,11 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.experimental.layout import Layout as MemoryLayout
-from jax.experimental.layout import with_layout_constraint
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from maxtext_pp_ext.engine.memory_order import in_memory
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.engine.transfer import Transfer
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
@@ -132,8 +131,9 @@ class Weights:
       slots = [w[0] for w in _take(repeat % buffers[0].shape[0], buffers)]
       if self.replaces:  # the compiler lays out each repeat anew
         return slots
+      # Left to itself, the compiler (libtpu 0.0.48.1) may choose another order for a product, and convert at each use.
       each = zip(windowed, slots, strict=True)
-      return [_in_memory(w, [dim - 1 for dim in orders[i] if dim] if orders else range(w.ndim)) for i, w in each]
+      return [_in_order(w, orders[i] if orders else None) for i, w in each]
 
     results = [Layout(self.layouts[i].gathered, 0) for i in windowed]
     return self._run(own, windowed, [repeat], [(window, lambda i: self.layouts[i].window)], results)
@@ -177,10 +177,19 @@ class Weights:
     results = [self.layouts[i].piece(t) for i, t in zip(windowed, transfers, strict=True)]
     return self._run(gather, windowed, [repeat, piece], [(loaded, self._loaded)], results)
 
-  def place(self, window: Window, pieces: Windowed, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Window:
+  def place(
+      self,
+      window: Window,
+      pieces: Windowed,
+      loaded: Arrays,
+      repeat: jax.Array,
+      piece: jax.Array,
+      orders: Sequence[Sequence[int]] | None = None,
+  ) -> Window:
     """Puts one piece of another repeat's weights into each stage's prefetch buffer.
 
-    All else that reads the window in an iteration has to come before. Otherwise the compiler copies the window.
+    All else that reads the window in an iteration has to come before. Otherwise the compiler copies the window. With
+    one piece the repeat takes the place of the one in the slot.
 
     Args:
       window: the window so far.
@@ -188,13 +197,18 @@ class Weights:
       loaded: the arrays that the pieces were gathered from.
       repeat: the repeat that each stage is at, int [S].
       piece: number of the piece, int [S], 0 … pieces − 1.
+      orders: as for `slot`; used with one piece, which is put in this order before it is gathered.
     """
     windowed = _windowed(window)
     transfers = self._transfers(windowed, loaded)
     layouts = [self.layouts[i].window for i in windowed]
     pieces_of = {i: self.layouts[i].piece(t) for i, t in zip(windowed, transfers, strict=True)}
     if self.replaces:
-      whole = lambda *parts: [t.whole(part[0])[None, None] for t, part in zip(transfers, parts, strict=True)]
+
+      def whole(*parts):
+        each = zip(windowed, transfers, parts, strict=True)
+        return [_in_order(t.whole(part[0]), orders[i] if orders else None)[None, None] for i, t, part in each]
+
       return self._run(whole, windowed, [], [(pieces, pieces_of.__getitem__)], layouts)
 
     def put(repeat, piece, *arrays):
@@ -245,13 +259,9 @@ def _windowed(window: Window) -> list[int]:
   return [i for i, w in enumerate(window) if w is not None]
 
 
-def _in_memory(x: jax.Array, order: Sequence[int]) -> jax.Array:
-  """The same array, in the layout of the window: with its dimensions in this order, from major to minor.
-
-  Without this the TPU compiler (libtpu 0.0.48.1) may choose another layout for a product's operand and convert a weight
-  at each use.
-  """
-  return with_layout_constraint(x, MemoryLayout(major_to_minor=tuple(order)))
+def _in_order(weight: jax.Array, order: Sequence[int] | None) -> jax.Array:
+  """A stage's weight, […], in an order of the dimensions [S, …]; None for row-major."""
+  return in_memory(weight, [dim - 1 for dim in order if dim] if order else range(weight.ndim))
 
 
 def _take(index: jax.Array, arrays: Sequence[jax.Array]) -> Arrays:

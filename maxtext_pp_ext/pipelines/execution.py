@@ -16,8 +16,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from maxtext_pp_ext.config.derived import gathers_on_sparsecores
 from maxtext_pp_ext.engine import Engine, MAX, Residency, Ring, SUM, WeightLayout, Weights
 from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
+from maxtext_pp_ext.engine.torus import steps_of
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, STAGE_AXES
 from maxtext_pp_ext.host.models.expert_bias import updates_from_counts
 from maxtext_pp_ext.host.models.sown import SOWN
@@ -174,6 +176,7 @@ class Execution:
     data_axes = data_mesh_axes(self.mesh, rules)
     computes_in = self._compute_dtypes(stage, aux, inputs)
     accumulate_in = self.config.pipeline_grad_accum_dtype
+    steps = steps_of(self.mesh) if gathers_on_sparsecores(self.config) else ()
     layouts = []
     weights = zip(stage.weight_axes, stage.weights, stage.overwritten, computes_in, strict=True)
     for axes, weight, overwritten, compute_dtype in weights:
@@ -199,6 +202,7 @@ class Execution:
               partial_axes=tuple(a for a in batch_axes if a not in kept) if partial else (),
               compute_dtype=compute_dtype,
               accumulation_dtype=in_auto if overwritten or accumulate_in == "auto" else jnp.dtype(accumulate_in),
+              steps=steps,
               combine=MAX if overwritten else SUM,
           )
       )

@@ -21,6 +21,7 @@ class Sizes:
 
   Attributes:
     parameters: the whole model, sharded as stored.
+    gradients: the gradients of the whole model, sharded as stored, those of layers in the dtype of the gather.
     optimizer: the optimizer's moments.
     gathered: the gathered weights of a repeat, in the dtype of the gather.
     summed: the gradients of these weights, in the dtype in which they are summed over microbatches.
@@ -35,6 +36,7 @@ class Sizes:
   """
 
   parameters: int
+  gradients: int
   optimizer: int
   gathered: int
   summed: int
@@ -148,7 +150,8 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
       "activations": ring / (ring + ends) if schedule.delay == 2 and ring else 0.0,
   }
   kept = {"stages' inputs, kept for backward": schedule.iterations * sizes.activations}
-  backward = {"gradients, sharded": sizes.parameters, **_window(schedule, residency, sizes), **kept}
+  gradients = sizes.gradients if residency.has_slots else sizes.parameters
+  backward = {"gradients, sharded": gradients, **_window(schedule, residency, sizes), **kept}
   backward["waiting microbatches, both directions"] = 2 * whole
   backward["one microbatch in a stage, backward"] = sizes.work
   slots = 0 if not residency.has_slots else schedule.repeats if residency.gathers_first else 1

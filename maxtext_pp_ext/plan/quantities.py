@@ -86,6 +86,10 @@ def sizes(
 
   return Sizes(
       parameters=own,
+      gradients=round(
+          sum(as_gathered(w) / over(w.gathered_over) for w in inside)
+          + sum(w.count * w.dtype.itemsize / over(w.gathered_over) for w in outside)
+      ),
       optimizer=_moments(config, parameters),
       gathered=round(sum(map(as_gathered, inside)) / parts),
       summed=round(sum(map(in_sums, inside)) / parts),

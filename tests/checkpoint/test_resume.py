@@ -68,7 +68,7 @@ MODELS = {
         {"no pipeline": (), "scanned stages": pipeline(3, 2, *SCANNED)},
     ),
 }
-CASES = [pytest.param(name, marks=pytest.mark.slow if i else ()) for i, name in enumerate(MODELS)]
+CASES = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -35,7 +35,7 @@ def quick(case):
   return pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow)
 
 
-QUICK = ("gpt3", "deepseek")
+QUICK = ("gpt3",)
 
 
 @pytest.mark.parametrize("case", [quick(case) for case in PIPELINED])

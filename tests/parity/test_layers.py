@@ -86,7 +86,9 @@ SLOW = (
     "unrolled iterations, scanned repeats",
     "unrolled iterations",
     "layers per stage in a scan over the first axis",
+    "no scan over layers",
     "no scan over layers, several per stage",
+    "no remat of iterations",
 )
 
 
@@ -127,7 +129,7 @@ def test_a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients(stages, rep
 
 @pytest.mark.parametrize(
     "stages, repeats, rounds, delay",
-    slow_but([(1, 2, 2, 1), (3, 2, 2, 2)], [(1, 2, 2, 1), (2, 3, 1, 1), (3, 3, 1, 1), (3, 2, 2, 2)], spread=True),
+    slow_but([(3, 2, 2, 2)], [(1, 2, 2, 1), (2, 3, 1, 1), (3, 3, 1, 1), (3, 2, 2, 2)], spread=True),
 )
 def test_a_nan_in_what_is_not_gathered_yet_reaches_neither_outputs_nor_gradients(
     monkeypatch, stages, repeats, rounds, delay

@@ -6,6 +6,7 @@ import pytest
 
 from maxtext_pp_ext.sharding.explicit import is_explicit
 from maxtext_pp_ext.testing import parity
+from tests.marks import slow_but
 from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED
 from tests.trainer.cases import OTHERS
 
@@ -37,7 +38,7 @@ MESHES = {
     ),
 }
 # Of axes that no other quick test in `tests/parity` has.
-QUICK = ("stage 2, fsdp 2, fsdp_transpose 2", "stage 3, tensor 2")
+QUICK, QUICK_EXPLICIT = ["stage 3, tensor 2"], ["stage 2, fsdp 2, fsdp_transpose 2"]
 
 
 def check(name, implementations, **keys):
@@ -49,7 +50,7 @@ def check(name, implementations, **keys):
   parity.assert_pipeline_parity(None, config, implementations=implementations, mesh=mesh)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MESHES])
+@pytest.mark.parametrize("name", slow_but(QUICK, list(MESHES)))
 def test_a_pipeline_on_a_mesh_equals_its_layers_on_one_device(name):
   check(name, "circular_bsw")
 
@@ -60,7 +61,7 @@ def test_the_other_implementations_on_a_mesh_equal_their_layers_on_one_device(na
   check(name, OTHERS)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK[:1] else pytest.mark.slow) for n in MESHES])
+@pytest.mark.parametrize("name", slow_but(QUICK_EXPLICIT, list(MESHES)))
 def test_a_pipeline_on_an_explicit_mesh_equals_its_layers_on_one_device(name):
   # YaRN with layers outside the pipeline, such as DeepSeek's first, is refused (tests/host/rules/test_problems.py).
   check(name, IMPLEMENTATIONS, shard_mode="explicit", rope_type="default")

@@ -257,6 +257,7 @@ def test_quantizers_that_calibrate_see_one_microbatch_of_one_layer(keys):
   check(parts=3, stages=3, repeats=2, microbatches=3, microbatch_size=4, **keys)
 
 
+@pytest.mark.slow
 def test_quantizers_that_calibrate_see_one_microbatch():
   check(parts=4, **CALIBRATED["qwix int8"])
 

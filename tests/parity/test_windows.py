@@ -21,7 +21,7 @@ CASES = {
     for case in PIPELINED
     if case.keys.get("scan_layers", True) and case.name != "gemma3: fewer than 6 layers"
 }
-QUICK = [("llama2", -1), ("llama2", 2), ("mixtral", 2), ("deepseek", 2)]
+QUICK = [("llama2", -1), ("llama2", 2), ("deepseek", 2)]
 MESHES = {
     "fsdp 8": {},
     "fsdp 2, tensor 2, data 2": {"ici_tensor_parallelism": 2, "ici_data_parallelism": 2},

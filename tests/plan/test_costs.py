@@ -19,6 +19,7 @@ SCHEDULES = [
 NAMES = [f"S{s.stages}-M{s.microbatches}-R{s.repeats}-D{s.delay}" for s in SCHEDULES]
 SIZES = costs.Sizes(
     parameters=1000,
+    gradients=500,
     optimizer=2000,
     gathered=64,
     summed=128,

@@ -12,6 +12,7 @@ from maxtext_pp_ext.schedule import CircularSchedule, Residency
 # A layer of Llama 3 8B on v6e-64 with 4 stages, a sequence of 4096 for each microbatch; bytes and FLOPs of a device.
 SIZES = costs.Sizes(
     parameters=500_000_000,
+    gradients=250_000_000,
     optimizer=1_000_000_000,
     gathered=436_000_000,
     summed=872_000_000,

@@ -57,6 +57,7 @@ def test_setup_cfg_declares_the_entry_points():
     assert group in text and all(value in text for value in points.values())
 
 
+@pytest.mark.slow
 def test_patched_maxtext_trains_through_an_installed_implementation_with_the_hook_off(
     run_python, patched, ours, fake_package
 ):
