@@ -8,6 +8,7 @@ Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding dela
 from collections.abc import Sequence
 import math
 import os
+import re
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.host_keys import HostKeys
@@ -40,9 +41,10 @@ def keys_of_window(config: HostKeys, length: int) -> dict[str, int]:
 
 
 def gathers_on_sparsecores(config: HostKeys) -> bool:
-  """Returns whether XLA's flags let gathers run on the SparseCores: those of an AOT compilation or the process."""
-  flags = config.compile_xla_flags if config.compile_topology else os.environ.get("LIBTPU_INIT_ARGS", "")
-  return "--xla_tpu_enable_sparse_core_collective_offload_all_gather=true" in (flags or "").lower()
+  """Returns whether XLA's flags let gathers run on the SparseCores: those of the process, then those of the config."""
+  flags = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {config.compile_xla_flags or ''}"
+  values = re.findall(r"--xla_tpu_enable_sparse_core_collective_offload_all_gather=(\S+)", flags)
+  return bool(values) and values[-1].lower() in ("true", "1")
 
 
 def num_stages(config: HostKeys) -> int | None:

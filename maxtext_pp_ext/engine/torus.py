@@ -20,11 +20,35 @@ Steps = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def steps_of(mesh: Mesh) -> Steps:
-  """Returns the steps of each axis of the mesh whose devices lie along several axes of the torus."""
+  """Returns the steps of each axis of the mesh whose devices are in one torus.
+
+  An axis over several slices has none: what is gathered between slices must come first, when it is smallest.
+  """
   if not isinstance(mesh, Mesh):  # an abstract mesh has no devices
     return ()
-  found = ((axis, sizes_along(_line(mesh, axis))) for axis in mesh.axis_names)
-  return tuple((axis, sizes) for axis, sizes in found if len(sizes) > 1)
+  lines = ((axis, _line(mesh, axis)) for axis in mesh.axis_names)
+  return tuple((axis, sizes_along(line)) for axis, line in lines if line)
+
+
+def sizes_along(line: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+  """Returns the number of devices along each axis of the torus, from major to minor; one number if they are no box.
+
+  Args:
+    line: the devices' coordinates, in the order of an axis of the mesh.
+  """
+  whole, corners = (len(line),), list(line)
+  sizes: list[int] = []
+  while len(corners) > 1:
+    straight = 2
+    while straight < len(corners) and len(_changing(corners[: straight + 1])) == 1:
+      straight += 1
+    if len(corners) % straight:
+      return whole
+    sizes.insert(0, straight)
+    corners = corners[::straight]
+  box = np.array(line).reshape(*sizes, -1)
+  turns = [_changing((box - box.take([0], step)).reshape(-1, box.shape[-1])) for step in range(len(sizes))]
+  return tuple(sizes) if sizes and all(len(each) == 1 for each in turns) else whole
 
 
 def groups(sizes: Sequence[int]) -> list[list[list[int]]]:
@@ -34,26 +58,14 @@ def groups(sizes: Sequence[int]) -> list[list[list[int]]]:
 
 
 def _line(mesh: Mesh, axis: str) -> list[tuple[int, ...]]:
-  """The coordinates in the torus of the devices along one axis of the mesh, at the first position of all others."""
+  """The coordinates of the devices along an axis of the mesh, at the first position of all others; [] if not in a torus."""
   devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
-  return [tuple(getattr(each, "coords", ())) for each in devices.reshape(len(devices), -1)[:, 0]]
+  along = devices.reshape(len(devices), -1)[:, 0]
+  in_torus = all(hasattr(each, "coords") for each in along)
+  slices = {getattr(each, "slice_index", 0) for each in along}
+  return [tuple(each.coords) for each in along] if in_torus and len(slices) == 1 else []
 
 
-def sizes_along(line: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-  """The numbers of devices from one turn to the next; one number if the line is not such a box, or has no coordinates."""
-  whole = (len(line),)
-  sizes: list[int] = []
-  while len(line) > 1:
-    straight = 2
-    while straight < len(line) and _turns(line[: straight + 1]) == 1:
-      straight += 1
-    if _turns(line[:straight]) != 1 or len(line) % straight:
-      return whole
-    sizes.insert(0, straight)
-    line = line[::straight]
-  return tuple(sizes) or whole
-
-
-def _turns(line: Sequence[tuple[int, ...]]) -> int:
-  """The number of coordinates that are not the same for all."""
-  return sum(len(set(values)) > 1 for values in zip(*line, strict=True))
+def _changing(points: Sequence[Sequence[int]] | np.ndarray) -> list[int]:
+  """The coordinates that are not the same for all points."""
+  return [number for number, values in enumerate(zip(*points, strict=True)) if len(set(values)) > 1]

@@ -55,11 +55,6 @@ class Transfer:
   over_all_devices: bool = False
   steps: Steps = ()
 
-  @property
-  def size(self) -> int:
-    """The number of elements of a shard."""
-    return math.prod(self.shard)
-
   @functools.cached_property
   def cut(self) -> Cut | None:
     """The cut that wastes least and is easiest to copy; None for a scalar, which is always transferred whole."""
@@ -115,15 +110,24 @@ class Transfer:
     return part
 
   def _gather(self, x: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array:
-    """All devices' parts of a dimension, one after the other; those of an axis in its steps if they are large."""
-    steps = dict(self.steps)
-    in_steps = x.size * jax.lax.axis_size(axes) >= _LEAST_IN_STEPS
-    if not in_steps or not any(axis in steps for axis in axes):
-      return jax.lax.all_gather(x, axes, axis=dim, tiled=True)
-    for axis in reversed(axes):
-      for each in reversed(groups(steps.get(axis, (jax.lax.axis_size(axis),)))):
-        x = jax.lax.all_gather(x, axis, axis=dim, tiled=True, axis_index_groups=each)
+    """All devices' parts of a dimension, one after the other."""
+    for axis, each in self._steps(axes, x.size):
+      x = jax.lax.all_gather(x, axis, axis=dim, tiled=True, axis_index_groups=each)
     return x
+
+  @property
+  def in_steps(self) -> bool:
+    """Whether the weight is gathered in several steps."""
+    return any(len(self._steps(axes, math.prod(self.shard) // self.pieces)) > 1 for axes in self.axes)
+
+  def _steps(self, axes: tuple[str, ...], size: int) -> list[tuple[Any, list[list[int]] | None]]:
+    """(axes, groups of devices) of each step in which parts of this size are gathered over axes of the mesh."""
+    sizes = dict(self.steps)
+    known = all(axis in sizes for axis in axes)
+    if not known or size * math.prod(math.prod(sizes[axis]) for axis in axes) < _LEAST_IN_STEPS:
+      return [(axes, None)]
+    steps = [(axis, each) for axis in axes for each in groups(sizes[axis]) if len(each[0]) > 1]
+    return steps[::-1] if len(steps) > 1 else [(axes, None)]
 
   def piece_spec(self, gathered: Sequence[Any]) -> tuple[Any, ...]:
     """The entries of a piece's PartitionSpec, from those of the gathered weight, [A, B, …]."""

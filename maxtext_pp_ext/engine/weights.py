@@ -197,7 +197,7 @@ class Weights:
       loaded: the arrays that the pieces were gathered from.
       repeat: the repeat that each stage is at, int [S].
       piece: number of the piece, int [S], 0 … pieces − 1.
-      orders: as for `slot`; used with one piece, which is put in this order before it is gathered.
+      orders: as for `slot`; used with one piece that is gathered in steps, and is put in this order before the last.
     """
     windowed = _windowed(window)
     transfers = self._transfers(windowed, loaded)
@@ -207,7 +207,10 @@ class Weights:
 
       def whole(*parts):
         each = zip(windowed, transfers, parts, strict=True)
-        return [_in_order(t.whole(part[0]), orders[i] if orders else None)[None, None] for i, t, part in each]
+        arrived = [(i, t, t.whole(part[0])) for i, t, part in each]
+        # A gather at once is along the major dimension: another order would be a copy of the whole.
+        own = [_in_order(w, orders[i]) if orders and t.in_steps else w for i, t, w in arrived]
+        return [w[None, None] for w in own]
 
       return self._run(whole, windowed, [], [(pieces, pieces_of.__getitem__)], layouts)
 

@@ -28,9 +28,10 @@ _LARGE_VMEM_KIB = 49152
 _SPLASH_FORWARD, _SPLASH_BACKWARD = 2, 7
 # A microbatch's gradient is written and read, the sum read and written; the compiler fuses neither with the product.
 _SUM_PASSES = 4
-# Without a pipeline whole layers are copied between the layouts of gathers, window and products: 2.2 s of Llama 3 70B on
-# v5p (`python -m benchmarks.compiler_figures --shape llama3-70b --impl none window --flags DENSE_VMEM_LIMIT_FLAG`), which
-# is as long as 15 passes over each gathered and each reduced layer.
+# Without a pipeline and with several microbatches whole layers are copied between the layouts of gathers, window and
+# products. When one microbatch had these copies, too, they took 2.2 s of a step of Llama 3 70B on v5p (`python -m
+# benchmarks.compiler_figures --shape llama3-70b --impl none window --flags DENSE_VMEM_LIMIT_FLAG`), which is as long as 15
+# passes over each gathered and each reduced layer.
 _COPY_PASSES = 15
 # A torus with fewer chips has axes that are not closed to rings (docs.cloud.google.com/tpu/docs/v5p, v6e).
 _LEAST_CLOSED = {2: 256, 3: 64}
@@ -145,6 +146,8 @@ def estimate(
 def _copied(work: Work, schedule: CircularSchedule | None, residency: Residency | None) -> float:
   """Bytes of the copies of a window over layers without a pipeline."""
   if schedule is None or residency is None or schedule.stages > 1 or not residency.prefetches:
+    return 0.0
+  if schedule.microbatches == 1:  # a repeat replaces the one before and is copied nowhere
     return 0.0
   return _COPY_PASSES * (gathers(schedule, residency) + reductions(schedule, residency)) * work.gathered
 

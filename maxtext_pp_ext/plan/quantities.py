@@ -69,6 +69,8 @@ def sizes(
   in_sums = lambda w: w.count * (w.dtype.itemsize if accumulates == "auto" else jnp.dtype(accumulates).itemsize)
   network = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
   over = lambda axes: math.prod(mesh.shape[axis] for axis in axes)
+  # Where nothing shards the batch, a microbatch's gradient is complete, and summed where it is stored.
+  parts_of_batch = over(data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape))
   slices_of = lambda axes: math.prod(network[axis] for axis in axes)
 
   def reduced(w: _Weight) -> float:
@@ -87,7 +89,7 @@ def sizes(
   return Sizes(
       parameters=own,
       gradients=round(
-          sum(as_gathered(w) / over(w.gathered_over) for w in inside)
+          sum((as_gathered if parts_of_batch > 1 else in_sums)(w) / over(w.gathered_over) for w in inside)
           + sum(w.count * w.dtype.itemsize / over(w.gathered_over) for w in outside)
       ),
       optimizer=_moments(config, parameters),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
-from maxtext_pp_ext.engine import transfer
+from maxtext_pp_ext.engine import torus, transfer
 from maxtext_pp_ext.engine.torus import groups, sizes_along, steps_of
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
 from maxtext_pp_ext.engine.weights import Weights
@@ -37,9 +37,9 @@ def test_there_is_a_step_for_each_axis_of_the_torus(torus):
     "line",
     [
         [(0, 0)],
-        [()] * 4,  # devices without coordinates
         [(0,), (0,), (1,), (1,)],  # two cores of a chip
         [(0, 0), (0, 1), (1, 1), (1, 0), (2, 0), (2, 1), (2, 2)],  # rows of different lengths
+        [(0, 0), (0, 1), (1, 0), (5, 7)],
     ],
 )
 def test_a_line_that_is_no_box_is_one_step(line):
@@ -56,32 +56,50 @@ def test_each_device_is_in_one_group_of_each_step_and_steps_from_minor_to_major_
   assert all(all_ == sorted(reached) for all_ in reached.values())
 
 
-def test_meshes_without_a_torus_have_no_steps():
+def test_axes_over_slices_and_devices_without_a_torus_have_no_steps():
   assert steps_of(Mesh(np.array(jax.devices()).reshape(2, -1), ("stage", "a"))) == ()
   assert steps_of(AbstractMesh((2, 4), ("stage", "a"))) == ()
+  chips = [
+      types.SimpleNamespace(coords=(x, y, 0), slice_index=number) for number in (0, 1) for x in (0, 1) for y in (0, 1, 2)
+  ]
+  array = np.empty(len(chips), object)
+  array[:] = chips
+  mesh = types.SimpleNamespace(devices=array.reshape(2, 1, 6), axis_names=("data", "stage", "fsdp"))
+  assert [torus._line(mesh, axis) for axis in ("data", "stage")] == [[], [(0, 0, 0)]]
+  assert sizes_along(torus._line(mesh, "fsdp")) == (2, 3)
 
 
-@pytest.mark.parametrize("sizes", [(2, 4), (2, 2, 2)])
+STEPS = {
+    "two steps": (("a", (2, 2)), ("b", (2,))),
+    "each axis of the mesh along one of the torus": (("a", (4,)), ("b", (2,))),
+}
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize(
-    "shape, spec", [((16, 5), P(None, "a", None)), ((6, 24), P(None, None, "a")), ((8,), P(None, "a"))]
+    "shape, spec, count",
+    [
+        ((16, 5), P(None, ("a", "b"), None), [3, 2]),
+        ((16, 5), P(None, ("b", "a"), None), [3, 2]),
+        ((6, 24), P(None, "b", "a"), [3, 2]),
+        ((16,), P(None, "a"), [2, 1]),
+    ],
 )
-def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, pieces, sizes):
-  monkeypatch.setattr(transfer, "_LEAST_IN_STEPS", 0)
-  mesh = Mesh(np.array(jax.devices()[:8]).reshape(1, 8), ("stage", "a"))
+def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, count, pieces, steps):
+  mesh = Mesh(np.array(jax.devices()[:8]).reshape(1, 4, 2), ("stage", "a", "b"))
   params = constrain(jax.random.normal(jax.random.key(0), (3, 1, *shape)), P(None, *spec), mesh)
   layout = WeightLayout(
       sharded=spec,
       gathered=P(*(None for _ in spec)),
-      partial_axes=("a",),
+      partial_axes=("a", "b"),
       compute_dtype=F32,
       accumulation_dtype=F32,
-      steps=(("a", sizes),),
+      steps=steps,
   )
   weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[layout], pieces=pieces)
   at, following = jnp.array([1]), jnp.array([2])
 
-  @jax.jit
   def prefetch(params):
     loaded = weights.load([params])
     window = weights.window(weights.first(loaded), 0, 3)
@@ -90,14 +108,19 @@ def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, piec
       window = weights.place(window, weights.prefetch(window, loaded, following, piece), loaded, at, piece)
     return weights.at(window, loaded, following)[0]
 
-  np.testing.assert_array_equal(prefetch(params), params[2])
-  assert prefetch.lower(params).as_text().count("stablehlo.all_gather") == pieces * len(sizes)
+  # As many gathers as there are steps; without steps, which a small weight is not worth, one for each dimension.
+  counted = lambda: jax.jit(lambda x: prefetch(x)).lower(params).as_text().count("stablehlo.all_gather") / pieces
+  at_once = sum(entry is not None for entry in spec)
+  assert counted() == at_once
+  monkeypatch.setattr(transfer, "_LEAST_IN_STEPS", 0)
+  assert counted() == count[list(STEPS.values()).index(steps)]
+  np.testing.assert_array_equal(jax.jit(lambda x: prefetch(x))(params), params[2])
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_the_flags_of_the_program_decide_whether_gathers_run_on_sparsecores(monkeypatch, ahead):
-  monkeypatch.setenv("LIBTPU_INIT_ARGS", "" if ahead else f"--xla_a=1 {OFFLOADED}")
-  both = {"compile_topology": "v5p-8" if ahead else "", "compile_xla_flags": OFFLOADED if ahead else ""}
-  assert gathers_on_sparsecores(types.SimpleNamespace(**both))
-  monkeypatch.setenv("LIBTPU_INIT_ARGS", OFFLOADED if ahead else "")
-  assert not gathers_on_sparsecores(types.SimpleNamespace(**both | {"compile_xla_flags": "" if ahead else OFFLOADED}))
+def test_the_last_flag_of_the_process_and_the_config_decides_whether_gathers_run_on_sparsecores(monkeypatch):
+  def offloaded(process, config):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", process)
+    return gathers_on_sparsecores(types.SimpleNamespace(compile_xla_flags=config))
+
+  assert offloaded("", OFFLOADED) and offloaded(f"--xla_a=1 {OFFLOADED}", "") and offloaded(OFFLOADED, None)
+  assert not offloaded("", "") and not offloaded(OFFLOADED, OFFLOADED.replace("true", "false"))

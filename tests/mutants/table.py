@@ -267,6 +267,16 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             DELAYED,
         ),
     ),
+    "weights of other devices' shards": (
+        Mutant(
+            "steps-in-another-order",
+            "shards that are gathered step by step come in another order",
+            "engine/transfer.py",
+            "return steps[::-1] if len(steps) > 1 else [(axes, None)]",
+            "return steps if len(steps) > 1 else [(axes, None)]",
+            "tests/engine/test_torus.py::test_a_repeat_gathered_in_steps_is_the_repeat",
+        ),
+    ),
     "gradients reduced twice or not at all": (
         Mutant(
             "sums-not-reduced",

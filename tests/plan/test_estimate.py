@@ -86,3 +86,9 @@ def test_activations_are_waited_for_unless_they_have_an_iteration_of_their_own()
   )
   assert at_once.beside["network"] == 0 < delayed.beside["network"]
   assert delayed.parts["transfers"] < at_once.parts["transfers"]
+
+
+def test_whole_layers_are_copied_only_in_a_window_over_layers_of_several_microbatches():
+  copied = lambda **sizes: of(schedule=dataclasses.replace(SCHEDULE, **sizes)).parts.get("copies of whole layers", 0.0)
+  assert copied(stages=1, microbatches=2) > 0.0
+  assert copied(stages=1, microbatches=1) == 0.0 == copied()
