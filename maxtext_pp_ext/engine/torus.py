@@ -58,7 +58,7 @@ def groups(sizes: Sequence[int]) -> list[list[list[int]]]:
 
 
 def _line(mesh: Mesh, axis: str) -> list[tuple[int, ...]]:
-  """The coordinates of the devices along an axis of the mesh, at the first position of all others; [] if not in a torus."""
+  """The coordinates of the devices along an axis, at the first position of all others; [] if not in one torus."""
   devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
   along = devices.reshape(len(devices), -1)[:, 0]
   in_torus = all(hasattr(each, "coords") for each in along)

@@ -99,9 +99,12 @@ class Transfer:
       return jax.lax.dynamic_index_in_dim(stored, repeat, keepdims=False).astype(dtype)
     sizes = [self.cut.size if dim == self.cut.dim else size for dim, size in enumerate(self.shard)]
     part = jax.lax.dynamic_slice(stored, self._starts(repeat, self._first(piece, self.cut)), (1, *sizes))[0]
-    if part.dtype != dtype:
+    if part.dtype != dtype and self.pieces > 1:
       # The factor is one. Without it the TPU compiler (libtpu 0.0.48.1) casts all repeats before the loop and keeps them.
-      part = (part * (repeat >= 0).astype(part.dtype)).astype(dtype)
+      # In one piece come layers that MaxText stacks along another axis than the first. The compiler copies all of them in
+      # any case, and is to cast them first.
+      part = part * (repeat >= 0).astype(part.dtype)
+    part = part.astype(dtype)
     for dim, axes in enumerate(self.axes):
       if axes and dim != self.cut.dim:
         part = self._gather(part, axes, dim)
@@ -126,6 +129,7 @@ class Transfer:
     known = all(axis in sizes for axis in axes)
     if not known or size * math.prod(math.prod(sizes[axis]) for axis in axes) < _LEAST_IN_STEPS:
       return [(axes, None)]
+    steps: list[tuple[Any, list[list[int]] | None]]
     steps = [(axis, each) for axis in axes for each in groups(sizes[axis]) if len(each[0]) > 1]
     return steps[::-1] if len(steps) > 1 else [(axes, None)]
 

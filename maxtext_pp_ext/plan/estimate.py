@@ -30,8 +30,8 @@ _SPLASH_FORWARD, _SPLASH_BACKWARD = 2, 7
 _SUM_PASSES = 4
 # Without a pipeline and with several microbatches whole layers are copied between the layouts of gathers, window and
 # products. When one microbatch had these copies, too, they took 2.2 s of a step of Llama 3 70B on v5p (`python -m
-# benchmarks.compiler_figures --shape llama3-70b --impl none window --flags DENSE_VMEM_LIMIT_FLAG`), which is as long as 15
-# passes over each gathered and each reduced layer.
+# benchmarks.compiler_figures --shape llama3-70b --impl none window --flags DENSE_VMEM_LIMIT_FLAG`), which is as long as
+# 15 passes over each gathered and each reduced layer.
 _COPY_PASSES = 15
 # A torus with fewer chips has axes that are not closed to rings (docs.cloud.google.com/tpu/docs/v5p, v6e).
 _LEAST_CLOSED = {2: 256, 3: 64}
