@@ -61,6 +61,7 @@ def sizes(
     mesh: its mesh.
   """
   inside, outside = _weights(config, parameters, mesh, _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS)
+  stages = 1 if schedule is None else schedule.stages
   parts = config.num_decoder_layers if schedule is None else schedule.repeats * schedule.stages
   own = parameters.totals["bytes_per_device"]
   narrow = lambda w: w.count * min(w.dtype.itemsize, jnp.dtype(config.dtype).itemsize)
@@ -89,7 +90,7 @@ def sizes(
   return Sizes(
       parameters=own,
       gradients=round(
-          sum((as_gathered if parts_of_batch > 1 else in_sums)(w) / over(w.gathered_over) for w in inside)
+          sum((as_gathered if parts_of_batch > 1 else in_sums)(w) / over(w.gathered_over) for w in inside) / stages
           + sum(w.count * w.dtype.itemsize / over(w.gathered_over) for w in outside)
       ),
       optimizer=_moments(config, parameters),
