@@ -24,7 +24,7 @@ NEXT_CALL = "tests/parity/test_dropout.py::test_another_call_drops_something_els
 FP8 = "tests/parity/test_quantization.py::test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline[3-1-2-1]"
 SUMS = (
     "tests/engine/test_transfer.py::"
-    "test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_come_in[{}-partial_axes{}-3]"
+    "test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_come_in[{}-partial_axes{}-4]"
 )
 TILES = "tests/engine/test_partial.py::test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch"
 PRECISION = "tests/engine/test_precision.py"
