@@ -255,12 +255,11 @@ def _sum_scatter(x: jax.Array, axes: tuple[str, ...], dim: int, *, tiled: bool, 
   outer = next(k for k in range(math.isqrt(size), 0, -1) if size % k == 0)
   inner = size // outer
   if outer > 1:
-    groups = [[first + inner * k for k in range(outer)] for first in range(inner)]
-    x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=groups)
+    major, minor = groups((outer, inner))
+    x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=major)
     # Nor does it scatter parts that are narrower than a tile.
     order = [dim, *(other for other in range(x.ndim) if other != dim)]
     x = in_memory(x, order)
-    groups = [[inner * k + last for last in range(inner)] for k in range(outer)]
-    x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=groups)
+    x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=minor)
     return in_memory(x, order)
   return jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True)

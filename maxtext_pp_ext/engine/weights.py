@@ -206,11 +206,10 @@ class Weights:
     if self.replaces:
 
       def whole(*parts):
-        each = zip(windowed, transfers, parts, strict=True)
-        arrived = [(i, t, t.whole(part[0])) for i, t, part in each]
+        arrived = [t.whole(part[0]) for t, part in zip(transfers, parts, strict=True)]
         # A gather at once is along the major dimension: another order would be a copy of the whole.
-        own = [_in_order(w, orders[i]) if orders and t.in_steps else w for i, t, w in arrived]
-        return [w[None, None] for w in own]
+        each = zip(windowed, transfers, arrived, strict=True)
+        return [(_in_order(w, orders[i]) if orders and t.in_steps else w)[None, None] for i, t, w in each]
 
       return self._run(whole, windowed, [], [(pieces, pieces_of.__getitem__)], layouts)
 
