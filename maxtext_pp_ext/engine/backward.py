@@ -63,8 +63,10 @@ def backward(
     dleaving = ring.rotate_back(ring.write_back(t, state.dx, state.dstore))
     if phase.reduces:
       sums, window = gradients.reduce(sums, window, repeat, iterations.repeat(t, after=1), piece)
-      if weights.replaces:  # Gradients take the memory of those before. While these are reduced, forward is recomputed.
-        dleaving, sums = jax.lax.optimization_barrier((dleaving, sums))
+      if weights.replaces:  # A gradient takes the memory of the one before, which has to be reduced.
+        early = {i: sums.stored[i] for i in pipeline.program.gradients.early}
+        dleaving, early = jax.lax.optimization_barrier((dleaving, early))
+        sums = sums._replace(stored=[early.get(i, each) for i, each in enumerate(sums.stored)])
     arriving: Windowed = [None] * len(window)
     if phase.advances:
       # The barrier separates two transfers that would otherwise run at the same time. The reduction runs while the
@@ -74,7 +76,14 @@ def backward(
     gathered = weights.at(window, kept.loaded, repeat)
     works = ~schedule.is_bubble(t, iterations.stage_numbers)
     add = gradients.adder(sums, works, works & schedule.ends_repeat(item))
-    state, gradient, arriving = _iteration(pipeline, kept, dintermediates, t, state, dleaving, gathered, arriving, add)
+    overlapped = sums.stored if weights.replaces else arriving
+    state, gradient, overlapped = _iteration(
+        pipeline, kept, dintermediates, t, state, dleaving, gathered, overlapped, add
+    )
+    if weights.replaces:
+      sums = sums._replace(stored=overlapped)
+    else:
+      arriving = overlapped
     # What changes the window comes after the stages, which read it.
     state, window = jax.lax.optimization_barrier((state, window))
     sums = gradients.add(sums, gradient, repeat, works)

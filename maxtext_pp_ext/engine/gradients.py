@@ -61,6 +61,7 @@ class Gradients:
     params: the parameters' shapes and dtypes, [R, S, …].
     in_window: for each parameter, whether its finished sums wait in the window's prefetch buffer.
     pieces: the number of pieces in which a repeat's sums are reduced.
+    orders: for each parameter, the dimensions [S, …] of its gradient from major to minor in memory; used with one piece.
   """
 
   mesh: Mesh
@@ -68,10 +69,18 @@ class Gradients:
   params: list[jax.ShapeDtypeStruct]
   in_window: list[bool]
   pieces: int
+  orders: list[tuple[int, ...]]
 
   @classmethod
-  def of(cls, weights: Weights, params: Arrays, parts: Sequence[int]):
-    """For gradients of `weights`, each in as many `parts` as given; a gradient with 1 part is complete."""
+  def of(cls, weights: Weights, params: Arrays, parts: Sequence[int], orders: Sequence[Sequence[int]]):
+    """For gradients of `weights`.
+
+    Args:
+      weights: the weights.
+      params: the parameters, [R, S, …].
+      parts: for each gradient the number of parts in which it is left; a gradient with 1 part is complete.
+      orders: for each weight, its dimensions [S, …] from major to minor, as products read it.
+    """
     layouts = [
         each if n > 1 else dataclasses.replace(each, partial_axes=())
         for each, n in zip(weights.layouts, parts, strict=True)
@@ -84,7 +93,14 @@ class Gradients:
         and each.transfer(weights.mesh, w.shape, weights.pieces).moves_once
         for each, w in zip(layouts, types, strict=True)
     ]
-    return cls(mesh=weights.mesh, layouts=layouts, params=types, in_window=in_window, pieces=weights.pieces)
+    return cls(
+        mesh=weights.mesh,
+        layouts=layouts,
+        params=types,
+        in_window=in_window,
+        pieces=weights.pieces,
+        orders=[_written(order, each) for order, each in zip(orders, layouts, strict=True)],
+    )
 
   @property
   def _partial(self) -> list[int]:
@@ -131,10 +147,7 @@ class Gradients:
     def add(number: int, g: jax.Array) -> jax.Array:
       g = constrain(g, self.layouts[number].by_device.spec, self.mesh)
       if self._is_sum:
-        # In the order in which it is scattered (`Transfer.reduce`): a product writes any order, a copy costs time.
-        scattered = [2 + dim for dim, axes in enumerate(self.layouts[number].gathered_axes) if axes]
-        order = [0, 1, *scattered, *(dim for dim in range(2, g.ndim) if dim not in scattered)]
-        return in_memory(g.astype(totals[number].dtype), order)
+        return in_memory(g.astype(totals[number].dtype), [0, *(1 + dim for dim in self.orders[number])])
       acc = jnp.where(_of_stages(first, g), jnp.zeros_like(totals[number]), totals[number])
       return acc + jnp.where(_of_stages(where, g), g, jnp.zeros_like(g)).astype(acc.dtype)
 
@@ -285,11 +298,14 @@ class Gradients:
     if not self._partial:
       return sums
     layouts = [self.layouts[i] for i in self._partial]
+    orders = [[dim - 1 for dim in self.orders[i] if dim] if self._is_sum else None for i in self._partial]
 
     def reduce(finished, piece, *arrays):
       half = len(arrays) // 2
-      each = zip(transfers, layouts, arrays[:half], arrays[half:], strict=True)
-      return [t.reduce(part[0], layout.partial_axes, all_, finished, piece) for t, layout, part, all_ in each]
+      each = zip(transfers, layouts, arrays[:half], arrays[half:], orders, strict=True)
+      return [
+          t.reduce(part[0], layout.partial_axes, all_, finished, piece, order) for t, layout, part, all_, order in each
+      ]
 
     places = [Layout(P(None, *layout.sharded), 1) for layout in layouts]
     args = [*leaving, *(sums.stored[i] for i in self._partial)]
@@ -329,3 +345,13 @@ def splits(
 def _of_stages(mask: jax.Array, x: jax.Array) -> jax.Array:
   """A mask [S] shaped to broadcast against x [F, S, …]."""
   return mask.reshape((1, -1) + (1,) * (x.ndim - 2))
+
+
+def _written(order: Sequence[int], layout: WeightLayout) -> tuple[int, ...]:
+  """The order of a gradient's dimensions [S, …]: as products read the weight, but the last one is not scattered.
+
+  Parts of the last one would be narrower than a tile. A product writes this order, too; any other would be a copy.
+  """
+  if len(order) < 3 or not layout.gathered_axes[order[-1] - 1]:
+    return tuple(order)
+  return (*order[:-2], order[-1], order[-2])

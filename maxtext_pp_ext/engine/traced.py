@@ -109,7 +109,7 @@ class TracedPipeline:
 
   def gradients(self, params: Arrays) -> Gradients:
     """The `Gradients` of these parameters, [R, S, …]."""
-    return Gradients.of(self.weights, params, self.program.gradients.parts)
+    return Gradients.of(self.weights, params, self.program.gradients.parts, self.program.orders)
 
 
 class Residuals(NamedTuple):

@@ -57,7 +57,7 @@ class Transfer:
 
   @functools.cached_property
   def cut(self) -> Cut | None:
-    """The cut that wastes least and is easiest to copy; None for a scalar, which is always transferred whole."""
+    """The cut that wastes least and is easiest to copy; None for a scalar, or one piece: it is transferred whole."""
 
     def cost(dim: int) -> tuple:
       size = self._piece_size(dim)
@@ -67,7 +67,7 @@ class Transfer:
       shifts = is_tiled and size % _TILE[-from_end] != 0
       return waste > _SLACK, shifts, is_tiled and self._is_gathered(dim), waste, dim
 
-    if not self.shard:
+    if not self.shard or self.pieces == 1:
       return None
     dim = min(range(len(self.shard)), key=cost)
     return Cut(dim, self._piece_size(dim))
@@ -75,7 +75,7 @@ class Transfer:
   @property
   def moves_once(self) -> bool:
     """Whether pieces do not overlap, so that each element is transferred once."""
-    return self.cut is not None and self.cut.size * self.pieces == self.shard[self.cut.dim]
+    return bool(self.shard) and (self.cut is None or self.cut.size * self.pieces == self.shard[self.cut.dim])
 
   def _piece_size(self, dim: int) -> int:
     return -(-self.shard[dim] // self.pieces)
@@ -95,10 +95,8 @@ class Transfer:
     Returns:
       The piece, [A, B, …] but for the dimension of the cut. That is [piece], or [devices, piece] if it is gathered.
     """
-    if self.cut is None:
-      return jax.lax.dynamic_index_in_dim(stored, repeat, keepdims=False).astype(dtype)
-    sizes = [self.cut.size if dim == self.cut.dim else size for dim, size in enumerate(self.shard)]
-    part = jax.lax.dynamic_slice(stored, self._starts(repeat, self._first(piece, self.cut)), (1, *sizes))[0]
+    sizes = [self.cut.size if self._is_cut(dim) else size for dim, size in enumerate(self.shard)]
+    part = jax.lax.dynamic_slice(stored, self._starts(repeat, piece), (1, *sizes))[0]
     if part.dtype != dtype and self.pieces > 1:
       # The factor is one. Without it the TPU compiler (libtpu 0.0.48.1) casts all repeats before the loop and keeps them.
       # In one piece come layers that MaxText stacks along another axis than the first. The compiler copies all of them in
@@ -106,9 +104,9 @@ class Transfer:
       part = part * (repeat >= 0).astype(part.dtype)
     part = part.astype(dtype)
     for dim, axes in enumerate(self.axes):
-      if axes and dim != self.cut.dim:
+      if axes and not self._is_cut(dim):
         part = self._gather(part, axes, dim)
-    if self._is_gathered(self.cut.dim):
+    if self.cut is not None and self._is_gathered(self.cut.dim):
       part = self._gather(jnp.expand_dims(part, self.cut.dim), self.axes[self.cut.dim], self.cut.dim)
     return part
 
@@ -158,12 +156,6 @@ class Transfer:
     starts[self.cut.dim - len(self.shard)] = self._first(piece, self.cut)
     return jax.lax.dynamic_update_slice(by_device, part[None, None], starts).reshape(buffers.shape)
 
-  def whole(self, part: jax.Array) -> jax.Array:
-    """The gathered weight, [A, B, …], from its only piece."""
-    if self.cut is None or not self._is_gathered(self.cut.dim):
-      return part
-    return part.reshape(*part.shape[: self.cut.dim], -1, *part.shape[self.cut.dim + 2 :])
-
   def cut_out(self, summand: jax.Array, piece: jax.Array) -> jax.Array:
     """One piece of a device's summand of a gradient.
 
@@ -182,7 +174,13 @@ class Transfer:
     return jax.lax.dynamic_slice_in_dim(whole, first, self.cut.size, self.cut.dim + by_device)
 
   def reduce(
-      self, part: jax.Array, sum_over: Collection[str], stored: jax.Array, repeat: jax.Array, piece: jax.Array
+      self,
+      part: jax.Array,
+      sum_over: Collection[str],
+      stored: jax.Array,
+      repeat: jax.Array,
+      piece: jax.Array,
+      order: Sequence[int] | None = None,
   ) -> jax.Array:
     """Adds one piece of a gradient up over devices and puts each device's shard of the sum into a repeat's place.
 
@@ -192,29 +190,29 @@ class Transfer:
       stored: shards of all repeats, [R, a, b, …].
       repeat: number of the repeat.
       piece: number of the piece, 0 … pieces − 1.
+      order: the dimensions of an only piece, from major to minor in memory; None for any.
 
     Returns:
       `stored` with the piece, [R, a, b, …].
     """
-    first: jax.Array | int = 0
-    if self.cut is not None:
-      first = self._first(piece, self.cut)
-      if self._is_gathered(self.cut.dim):
-        part = self._scatter(part, self.cut.dim, sum_over, tiled=False)
-      for dim, axes in enumerate(self.axes):
-        if axes and dim != self.cut.dim:
-          part = self._scatter(part, dim, sum_over, tiled=True)
+    if self.cut is not None and self._is_gathered(self.cut.dim):
+      part = self._scatter(part, self.cut.dim, sum_over, tiled=False)
+    for dim, axes in enumerate(self.axes):
+      if axes and not self._is_cut(dim):
+        part = self._scatter(part, dim, sum_over, tiled=True, order=order)
     scattered = {a for axes in self.axes for a in axes}
     rest = tuple(a for a in sum_over if a not in scattered)
     part = jax.lax.psum(part, rest) if rest else part
-    return jax.lax.dynamic_update_slice(stored, part[None].astype(stored.dtype), self._starts(repeat, first))
+    return jax.lax.dynamic_update_slice(stored, part[None].astype(stored.dtype), self._starts(repeat, piece))
 
-  def _scatter(self, x: jax.Array, dim: int, sum_over: Collection[str], *, tiled: bool) -> jax.Array:
+  def _scatter(
+      self, x: jax.Array, dim: int, sum_over: Collection[str], *, tiled: bool, order: Sequence[int] | None = None
+  ) -> jax.Array:
     """This device's part of a dimension of `x`, which is summed over those of its axes that are in `sum_over`."""
     axes = self.axes[dim]
     summed = tuple(a for a in axes if a in sum_over)
     if summed == axes:
-      return _sum_scatter(x, axes, dim, tiled=tiled, in_steps=self.over_all_devices)
+      return _sum_scatter(x, axes, dim, tiled=tiled, in_steps=self.over_all_devices, order=order)
     x = jax.lax.psum(x, summed) if summed else x
     index = jax.lax.axis_index(axes)
     if not tiled:
@@ -227,8 +225,12 @@ class Transfer:
     last = self.shard[cut.dim] - cut.size
     return jnp.minimum(piece * cut.size, last)
 
-  def _starts(self, repeat: jax.Array, first: jax.Array | int) -> list[jax.Array | int]:
-    return [repeat, *(first if self.cut and dim == self.cut.dim else 0 for dim in range(len(self.shard)))]
+  def _starts(self, repeat: jax.Array, piece: jax.Array) -> list[jax.Array | int]:
+    first = 0 if self.cut is None else self._first(piece, self.cut)
+    return [repeat, *(first if self._is_cut(dim) else 0 for dim in range(len(self.shard)))]
+
+  def _is_cut(self, dim: int) -> bool:
+    return self.cut is not None and dim == self.cut.dim
 
   def _by_device(self, gathered: jax.Array, dim: int) -> jax.Array:
     """[…, devices · a, …] -> […, devices, a, …] at a dimension."""
@@ -237,7 +239,15 @@ class Transfer:
     return gathered.reshape(*gathered.shape[:dim], -1, size, *gathered.shape[dim + 1 :])
 
 
-def _sum_scatter(x: jax.Array, axes: tuple[str, ...], dim: int, *, tiled: bool, in_steps: bool) -> jax.Array:
+def _sum_scatter(
+    x: jax.Array,
+    axes: tuple[str, ...],
+    dim: int,
+    *,
+    tiled: bool,
+    in_steps: bool,
+    order: Sequence[int] | None = None,
+) -> jax.Array:
   """`jax.lax.psum_scatter`; in two steps or more, each over some of the devices, if `in_steps`.
 
   The TPU compiler (libtpu 0.0.48.1) makes an all-reduce of a reduce-scatter over all devices, which sends twice as much.
@@ -258,7 +268,7 @@ def _sum_scatter(x: jax.Array, axes: tuple[str, ...], dim: int, *, tiled: bool, 
     major, minor = groups((outer, inner))
     x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=major)
     # Nor does it scatter parts that are narrower than a tile.
-    order = [dim, *(other for other in range(x.ndim) if other != dim)]
+    order = order or [dim, *(other for other in range(x.ndim) if other != dim)]
     x = in_memory(x, order)
     x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=minor)
     return in_memory(x, order)

@@ -206,9 +206,8 @@ class Weights:
     if self.replaces:
 
       def whole(*parts):
-        arrived = [t.whole(part[0]) for t, part in zip(transfers, parts, strict=True)]
         # A gather at once is along the major dimension: another order would be a copy of the whole.
-        each = zip(windowed, transfers, arrived, strict=True)
+        each = zip(windowed, transfers, (part[0] for part in parts), strict=True)
         return [(_in_order(w, orders[i]) if orders and t.in_steps else w)[None, None] for i, t, w in each]
 
       return self._run(whole, windowed, [], [(pieces, pieces_of.__getitem__)], layouts)

@@ -24,7 +24,7 @@ def check(layer, weight_shape, split, parts, *, batch_axes=("fsdp",)):
   x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, EMBED))
   cotangent = jax.random.normal(jax.random.key(2), jax.eval_shape(layer, weight, x).shape)
   backward = lambda w, x, d: jax.vjp(layer, w, x)[1](d)
-  program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, cotangent), [split], batch_axes)
+  program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, cotangent), [split], batch_axes, 1)
   assert program.parts == (parts,)
   # What is to be computed before the gradient is passed on as it is.
   (gradient,), (dx,), (overlapped,) = jax.jit(program.run)([weight, x, cotangent], [[weight, None]])
@@ -139,7 +139,7 @@ def test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch():
   weight, x = jnp.ones((EMBED, 5)), jax.random.normal(jax.random.key(1), (BATCH, 2 * BATCH, EMBED))
   d = jax.random.normal(jax.random.key(2), (BATCH, 2 * BATCH, 5))
   backward = lambda w, x, d: jax.vjp(scaled_in_tiles, w, x)[1](d)
-  program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, d), [[BatchSplit(BATCH, 4)]], ("fsdp",))
+  program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, d), [[BatchSplit(BATCH, 4)]], ("fsdp",), 1)
   assert program.parts == (4,)
   [root] = program.roots[0]
   assert root.eqn.primitive.name == "dot_general"
@@ -175,7 +175,7 @@ def test_a_factor_of_a_gradient_is_computed_once_for_all_products_that_use_it():
   weight, x = jnp.ones((EMBED, 5)), jnp.ones((BATCH, LENGTH, EMBED))
   backward = lambda w, x, d: jax.vjp(dense, w, x)[1](d)
   d = jnp.ones((BATCH, LENGTH, 5))
-  program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, d), [[BatchSplit(BATCH, 2)]], ("fsdp",))
+  program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, d), [[BatchSplit(BATCH, 2)]], ("fsdp",), 1)
   body = program.body.jaxpr
   (barrier,) = [eqn for eqn in body.eqns if eqn.primitive.name == "optimization_barrier"]
   users = [eqn.primitive.name for eqn in body.eqns if barrier.outvars[0] in eqn.invars]
@@ -191,7 +191,7 @@ def test_factors_of_one_type_are_not_mistaken_for_each_other():
   x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, EMBED))
   d = jax.random.normal(jax.random.key(2), (BATCH, LENGTH, EMBED))
   backward = lambda a, b, x, d: jax.vjp(lambda a, b, x: layer((a, b), x), a, b, x)[1](d)
-  program = GradientProgram.plan(jax.make_jaxpr(backward)(*weights, x, d), [[BatchSplit(BATCH, 2)]] * 2, ("fsdp",))
+  program = GradientProgram.plan(jax.make_jaxpr(backward)(*weights, x, d), [[BatchSplit(BATCH, 2)]] * 2, ("fsdp",), 1)
   assert program.parts == (2, 2)
   gradients, (dx,), _ = program.run([*weights, x, d], [None, None])
   expected = backward(*weights, x, d)

@@ -1,11 +1,14 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A backward program of several layers is cut between them, and computes the same gradients."""
+"""A backward program is cut between layers and between their blocks, and computes the same gradients."""
+
+import functools
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from maxtext_pp_ext.engine.programs.partial import GradientProgram
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
@@ -14,33 +17,29 @@ LAYERS, BATCH, EMBED, MLP = 3, 4, 8, 32
 SAVED = jax.checkpoint_policies.save_only_these_names("layer_input")
 
 
-def layer(up, down, x):
-  x = checkpoint_name(x, "layer_input")
-  return x + jnp.tanh(x @ up) @ down
-
-
-def stage(weights, x):
-  for up, down in zip(weights[::2], weights[1::2], strict=True):
-    x = layer(up, down, x)
+def stage(weights, x, blocks=1):
+  """Layers of blocks of two products each; of a layer only the input is saved."""
+  for number, (up, down) in enumerate(zip(weights[::2], weights[1::2], strict=True)):
+    if number % blocks == 0:
+      x = checkpoint_name(x, "layer_input")
+    x = x + jnp.tanh(x @ up) @ down
   return x
 
 
-def backward(weights, x, d):
-  """The gradients of the weights and of x, as one list, of a rematerialised stage."""
-  dweights, dx = jax.vjp(jax.checkpoint(stage, policy=SAVED, prevent_cse=False), weights, x)[1](d)
-  return [*dweights, dx]
-
-
-def planned(layers):
-  keys = iter(jax.random.split(jax.random.key(0), 2 * layers + 2))
-  weights = [jax.random.normal(next(keys), shape) for _ in range(layers) for shape in ((EMBED, MLP), (MLP, EMBED))]
+def planned(layers, blocks=1):
+  """The program of a rematerialised stage of layers · blocks, its inputs, and the gradients of the weights and of x."""
+  rematerialised = jax.checkpoint(functools.partial(stage, blocks=blocks), policy=SAVED, prevent_cse=False)
+  count = layers * blocks
+  keys = iter(jax.random.split(jax.random.key(0), 2 * count + 2))
+  weights = [jax.random.normal(next(keys), shape) for _ in range(count) for shape in ((EMBED, MLP), (MLP, EMBED))]
   x, d = (jax.random.normal(next(keys), (BATCH, EMBED)) for _ in range(2))
-  out, pull_back = jax.vjp(jax.checkpoint(stage, policy=SAVED, prevent_cse=False), weights, x)
+  out, pull_back = jax.vjp(rematerialised, weights, x)
   assert out.shape == d.shape
   residuals, structure = jax.tree.flatten(pull_back)
   closed = jax.make_jaxpr(lambda r, d: jax.tree.leaves(jax.tree.unflatten(structure, r)(d)))(residuals, d)
-  program = GradientProgram.plan(closed, [[BatchSplit(BATCH, 2)]] * len(weights), ("fsdp",))
-  return program, [*residuals, d], backward(weights, x, d)
+  program = GradientProgram.plan(closed, [[BatchSplit(BATCH, 2)]] * len(weights), ("fsdp",), 1)
+  dweights, dx = pull_back(d)
+  return program, [*residuals, d], [*dweights, dx]
 
 
 def test_each_layer_is_computed_again_after_the_gradients_of_the_layer_behind_it():
@@ -51,8 +50,19 @@ def test_each_layer_is_computed_again_after_the_gradients_of_the_layer_behind_it
     assert names.count("tanh") == 1, "one layer's activation in each"
 
 
-def test_gradients_of_segments_are_those_of_the_whole():
-  program, args, (*expected, expected_dx) = planned(LAYERS)
+def test_backward_is_cut_between_the_blocks_of_a_layer_too():
+  program, _, _ = planned(layers=2, blocks=2)
+  assert [segment.done for segment in program.segments] == [(6, 7), (4, 5), (2, 3), (0, 1)]
+
+
+def test_gradients_that_need_no_other_product_of_backward_are_early():
+  program, _, _ = planned(LAYERS)
+  assert program.early == (2 * LAYERS - 1,), "that of the last product of the last layer"
+
+
+@pytest.mark.parametrize("layers, blocks", [(LAYERS, 1), (2, 2)])
+def test_gradients_of_segments_are_those_of_the_whole(layers, blocks):
+  program, args, (*expected, expected_dx) = planned(layers, blocks)
   gradients, (dx,), _ = jax.jit(program.run)(args, [None] * len(expected))
   for gradient, one in zip(gradients, expected, strict=True):
     np.testing.assert_allclose(gradient.sum(0), one, rtol=1e-5, atol=1e-5)

@@ -33,11 +33,13 @@ import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.programs.jaxprs import compute_once, count_uses, inline, makers_of, select_eqns
 from maxtext_pp_ext.engine.programs.roots import BatchSplit, expose_sums, find, Found, Root
-from maxtext_pp_ext.engine.programs.segments import cut, Segment
+from maxtext_pp_ext.engine.programs.segments import cut, following, Segment, variables
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 
 PyTree = Any
 _SHAPES_ONLY = frozenset({"reshape", "transpose", "squeeze", "expand_dims"})
+# What takes long: products, kernels, loops.
+_LONG = frozenset({"dot_general", "ragged_dot_general", "pallas_call", "shard_map", "scan", "while", "custom_vjp_call"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class GradientProgram:
     parts: for each gradient F; 1 without roots.
     rest: the variables of the outputs that have no root.
     segments: the parts of `body` after which gradients are computed.
+    early: the numbers of the gradients with roots that need no other product of backward.
   """
 
   body: ClosedJaxpr
@@ -61,10 +64,15 @@ class GradientProgram:
   parts: tuple[int, ...]
   rest: tuple[Var | Literal, ...]
   segments: tuple[Segment, ...]
+  early: tuple[int, ...]
 
   @classmethod
   def plan(
-      cls, closed: ClosedJaxpr, splits: Sequence[Sequence[BatchSplit]], batch_axes: Sequence[str]
+      cls,
+      closed: ClosedJaxpr,
+      splits: Sequence[Sequence[BatchSplit]],
+      batch_axes: Sequence[str],
+      num_cotangents: int,
   ) -> GradientProgram:
     """Finds the roots of the first `len(splits)` outputs.
 
@@ -73,6 +81,7 @@ class GradientProgram:
       splits: for each gradient the batch axes to split. A gradient stays whole if its split is empty, or if no axis of
         the root's contraction fits the split.
       batch_axes: the mesh axes that shard the batch, in the order in which a leading axis of parts is sharded.
+      num_cotangents: the number of inputs that are cotangents, which come last.
     """
     splits = [tuple(s for s in split if s.parts > 1) for split in splits]
     axes = tuple(batch_axes) if any(splits) else ()
@@ -93,6 +102,7 @@ class GradientProgram:
     given = iter(body.jaxpr.outvars)
     needs = tuple(tuple(itertools.islice(given, _num_operands(one))) for one in found)
     behind = tuple(given)
+    cotangents = body.jaxpr.invars[len(body.jaxpr.invars) - num_cotangents :]
     activation_bytes = max((v.aval.size * v.aval.dtype.itemsize for v in behind), default=0)
     return cls(
         body=body,
@@ -108,7 +118,8 @@ class GradientProgram:
         needs=needs,
         parts=tuple(math.prod(s.parts for s in split) if one else 1 for one, split in zip(found, splits, strict=True)),
         rest=behind,
-        segments=cut(body, needs, activation_bytes),
+        segments=cut(body, needs, cotangents, activation_bytes),
+        early=_early(body.jaxpr.eqns, needs, cotangents),
     )
 
   def run(
@@ -158,6 +169,17 @@ class GradientProgram:
     in_axes = (0,) * len(results) + (None,) * len(factors)
     (gradient,) = jax.vmap(jaxpr_as_fun(self.tails[number]), in_axes=in_axes)(*results, *factors)
     return gradient, before
+
+
+def _early(
+    eqns: Sequence[JaxprEqn], needs: Sequence[Sequence[Var | Literal]], cotangents: Sequence[Var]
+) -> tuple[int, ...]:
+  """The gradients whose operands follow from the cotangents without anything that takes long."""
+  after = following(eqns, cotangents)
+  long = [eqn for eqn in eqns if eqn.primitive.name in _LONG and not after.isdisjoint(variables(eqn.invars))]
+  late = following(eqns, [v for eqn in long for v in eqn.outvars])
+  own = [variables(each) for each in needs]
+  return tuple(i for i, each in enumerate(own) if not after.isdisjoint(each) and late.isdisjoint(each))
 
 
 def _num_operands(found: Found | None) -> int:

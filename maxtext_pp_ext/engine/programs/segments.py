@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts a backward program where one layer ends and the next one begins, so that each layer's gradients come before it.
+"""Cuts a backward program where one block of a layer ends and the next one begins, so that gradients come before it.
 
 Left to itself, the TPU compiler (libtpu 0.0.48.1) may compute the gradients of all layers of a stage at the end, and keep
 the activations of all of them until then: 0.5 GB of 4.1 for four layers of 67 million parameters.
@@ -8,13 +8,13 @@ the activations of all of them until then: 0.5 GB of 4.1 for four layers of 67 m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from maxtext_pp_ext.engine.programs.jaxprs import select_eqns
 from maxtext_pp_ext.jax_private import ClosedJaxpr, JaxprEqn, Literal, Var
 
-# By how much what crosses a cut may exceed one activation.
+# By how much the cotangents that cross a cut may exceed one activation.
 _SLACK = 1.125
 
 
@@ -24,7 +24,7 @@ class Segment(NamedTuple):
   Attributes:
     program: its operations, (inputs) -> outputs.
     inputs, outputs: variables of the whole program.
-    crossing: variables that are computed until its end and read behind it.
+    crossing: cotangents that are computed until its end and read behind it.
     done: the numbers of the gradients that it ends.
   """
 
@@ -35,30 +35,38 @@ class Segment(NamedTuple):
   done: tuple[int, ...]
 
 
-def cut(closed: ClosedJaxpr, needs: Sequence[Sequence[Var | Literal]], activation_bytes: int) -> tuple[Segment, ...]:
-  """Cuts a program wherever only one activation is handed on, and a gradient's operands are there.
+def cut(
+    closed: ClosedJaxpr,
+    needs: Sequence[Sequence[Var | Literal]],
+    cotangents: Collection[Var],
+    activation_bytes: int,
+) -> tuple[Segment, ...]:
+  """Cuts a program wherever the cotangent of only one activation is handed on, and a gradient's operands are there.
 
   Args:
     closed: the program.
     needs: for each gradient, the variables that it is computed from.
+    cotangents: the program's inputs that are cotangents.
     activation_bytes: the size of the activation that layers hand on.
 
   Returns:
     The segments, in order; a program that cannot be cut is one. Each gradient is done in one of them.
   """
   jaxpr = closed.jaxpr
-  own = [_variables(each) for each in needs]
+  own = [variables(each) for each in needs]
   operands = dict.fromkeys(v for each in own for v in each)
-  others = [v for v in _variables(jaxpr.outvars) if v not in operands]
+  others = [v for v in variables(jaxpr.outvars) if v not in operands]
   eqns = _when_needed(jaxpr.eqns, own, others)
   made = {v: at for at, eqn in enumerate(eqns) for v in eqn.outvars}
   there = [max((made.get(v, -1) for v in each), default=-1) for each in own]
   last_read: dict[Var, int] = dict.fromkeys(others, len(eqns))
   for at, eqn in enumerate(eqns):
-    for v in _variables(eqn.invars):
+    for v in variables(eqn.invars):
       last_read[v] = max(last_read.get(v, 0), at)
 
-  ends = [*_ends(eqns, made, there, last_read, _SLACK * activation_bytes), len(eqns) - 1]
+  after = following(eqns, cotangents)
+  handed_on = {v: made.get(v, -1) for v in after}
+  ends = [*_ends(eqns, handed_on, there, last_read, _SLACK * activation_bytes), len(eqns) - 1]
   if len(ends) == 1:
     outputs = tuple(dict.fromkeys(v for v in [*others, *operands] if v in made))
     program = select_eqns(closed, jaxpr.eqns, jaxpr.invars, outputs, consts=True)
@@ -70,12 +78,23 @@ def cut(closed: ClosedJaxpr, needs: Sequence[Sequence[Var | Literal]], activatio
     part = eqns[first : end + 1]
     made_here = [v for eqn in part for v in eqn.outvars]
     inside = {*made_here, *jaxpr.constvars}
-    inputs = tuple(dict.fromkeys(v for eqn in part for v in _variables(eqn.invars) if v not in inside))
+    inputs = tuple(dict.fromkeys(v for eqn in part for v in variables(eqn.invars) if v not in inside))
     outputs = tuple(v for v in made_here if v in operands or last_read.get(v, -1) > end)
-    crossing = tuple(v for v, at in made.items() if at <= end < last_read.get(v, -1)) if end < ends[-1] else ()
+    crossing = (
+        tuple(v for v, at in made.items() if v in after and at <= end < last_read.get(v, -1)) if end < ends[-1] else ()
+    )
     segments.append(Segment(select_eqns(closed, part, inputs, outputs, consts=True), inputs, outputs, crossing, now))
     first = end + 1
   return tuple(segments)
+
+
+def following(eqns: Sequence[JaxprEqn], first: Collection[Var]) -> set[Var]:
+  """These variables, and those that are computed from them."""
+  found = set(first)
+  for eqn in eqns:
+    if not found.isdisjoint(variables(eqn.invars)):
+      found |= set(eqn.outvars)
+  return found
 
 
 def _when_needed(eqns: Sequence[JaxprEqn], needs: Sequence[Sequence[Var]], others: Sequence[Var]) -> list[JaxprEqn]:
@@ -84,7 +103,7 @@ def _when_needed(eqns: Sequence[JaxprEqn], needs: Sequence[Sequence[Var]], other
   Rematerialisation computes all layers of a stage again before the first gradient.
   """
   made_by = {v: at for at, eqn in enumerate(eqns) for v in eqn.outvars}
-  makers = [[made_by[v] for v in _variables(eqn.invars) if v in made_by] for eqn in eqns]
+  makers = [[made_by[v] for v in variables(eqn.invars) if v in made_by] for eqn in eqns]
   there = lambda each: max((made_by.get(v, -1) for v in each), default=-1)
   order: dict[int, None] = {}
   for wanted in [*sorted(needs, key=there), others]:
@@ -111,21 +130,31 @@ def _ends(
     last_read: Mapping[Var, int],
     most_bytes: float,
 ) -> list[int]:
-  """The operations behind which a segment ends: the last ones behind which no more than this is handed on."""
+  """The operations behind which a segment ends: the first ones behind which no more than this is handed on again.
+
+  Args:
+    eqns: the operations.
+    made: of what counts as handed on, the operation that computes it; -1 for inputs.
+    there: for each gradient, the operation after which its operands are there.
+    last_read: the operation that reads a variable last.
+    most_bytes: the most that is handed on.
+  """
   handed_on = [0] * len(eqns)
   for v, at in made.items():
-    for behind in range(at, min(last_read.get(v, at), len(eqns))):
+    for behind in range(max(at, 0), min(last_read.get(v, at), len(eqns))):
       handed_on[behind] += _bytes(v)
-  ends, waiting = [], False
-  for at in range(len(eqns) - 1):
+  more = [each > most_bytes for each in handed_on]
+  ends, waiting = [], 0 in there
+  for at in range(1, len(eqns) - 1):
     waiting = waiting or at in there
-    if waiting and handed_on[at] <= most_bytes < handed_on[at + 1]:
+    if waiting and more[at - 1] and not more[at] and any(more[at:]):
       ends.append(at)
       waiting = False
   return ends
 
 
-def _variables(values: Sequence[Var | Literal]) -> list[Var]:
+def variables(values: Sequence[Var | Literal]) -> list[Var]:
+  """Those that are no literals."""
   return [v for v in values if isinstance(v, Var)]
 
 

@@ -113,9 +113,8 @@ class StageProgram:
       )
       return [*jax.tree.leaves(dweights), dx]
 
-    backward = jax.make_jaxpr(pull_back)(
-        avals(rebuilt_positions), avals(saved_positions), [o for o in outputs if _is_float(o)]
-    )
+    cotangents = [o for o in outputs if _is_float(o)]
+    backward = jax.make_jaxpr(pull_back)(avals(rebuilt_positions), avals(saved_positions), cotangents)
     take = functools.partial(select_outputs, closed)
     primal = take(range(num_outputs))
     return cls(
@@ -126,7 +125,7 @@ class StageProgram:
         saving=take([*range(num_outputs), *saved_positions]),
         rebuilding=take(rebuilt_positions),
         saved_avals=tuple(avals(saved_positions)),
-        gradients=GradientProgram.plan(backward, splits, batch_axes),
+        gradients=GradientProgram.plan(backward, splits, batch_axes, len(cotangents)),
         orders=operands.orders(primal, len(jax.tree.leaves(weights))),
     )
 
