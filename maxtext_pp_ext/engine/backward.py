@@ -76,7 +76,8 @@ def backward(
     gathered = weights.at(window, kept.loaded, repeat)
     works = ~schedule.is_bubble(t, iterations.stage_numbers)
     add = gradients.adder(sums, works, works & schedule.ends_repeat(item))
-    overlapped = sums.stored if weights.replaces else arriving
+    # What has to be done before a weight's gradient is computed.
+    overlapped: list[Any] = list(sums.stored if weights.replaces else arriving)
     state, gradient, overlapped = _iteration(
         pipeline, kept, dintermediates, t, state, dleaving, gathered, overlapped, add
     )
@@ -119,9 +120,9 @@ def _iteration(
     state: BackwardState,
     dleaving: jax.Array,
     weights: Arrays,
-    overlapped: Windowed,
+    overlapped: list[Any],
     add: Callable[[int, jax.Array], jax.Array],
-) -> tuple[BackwardState, Arrays, Windowed]:
+) -> tuple[BackwardState, Arrays, list[Any]]:
   """One iteration in reverse, from the cotangent of the activations that leave the stages at its end.
 
   Args:

@@ -95,7 +95,9 @@ class Transfer:
     Returns:
       The piece, [A, B, …] but for the dimension of the cut. That is [piece], or [devices, piece] if it is gathered.
     """
-    sizes = [self.cut.size if self._is_cut(dim) else size for dim, size in enumerate(self.shard)]
+    sizes = list(self.shard)
+    if self.cut is not None:
+      sizes[self.cut.dim] = self.cut.size
     part = jax.lax.dynamic_slice(stored, self._starts(repeat, piece), (1, *sizes))[0]
     if part.dtype != dtype and self.pieces > 1:
       # The factor is one. Without it the TPU compiler (libtpu 0.0.48.1) casts all repeats before the loop and keeps them.
