@@ -43,7 +43,8 @@ reduce-scatter and all-to-all send (g−1)/g of the whole array in a group of g,
 operand. A gather that the compiler turned into permutes inside a matrix multiplication counts as permutes.
 - weight gathers: all-gathers of floating-point arrays of 1 MiB and more that run in a \
 step; if a weight is gathered in pieces, each piece counts.
-- A name after the pipeline is a set of MaxText's XLA flags (`--flags`, maxtext_pp_ext/compiled/flags.py).
+- A name after the pipeline is a set of MaxText's XLA flags (`--flags`, maxtext_pp_ext/compiled/flags.py), or a flag of \
+these sets that is left out, since this libtpu refuses it for the chip (`--without`).
 - none: without a pipeline; FSDP uses the chips of the stages.
 - between slices: for a collective over several slices, the bytes that one slice's part of it sends. Rows without \
 projected seconds are older and count the operand of every transfer, which is 4 % less for our pipelines.
@@ -58,8 +59,8 @@ def main(argv: list[str] | None = None) -> None:
   results = tables.read(options.output.with_suffix(".json"))
   for name in options.shape:
     for impl in options.impl:
-      row_name = ", ".join([impl, *options.flags])
-      extra = {flags.KEY: flags.joined("", options.flags)} if options.flags else None
+      row_name = ", ".join([impl, *options.flags, *(f"without {flag}" for flag in options.without)])
+      extra = {flags.KEY: flags.joined("", options.flags, options.without)} if options.flags else None
       arguments = shapes.arguments(shapes.SHAPES[name], impl, extra)
       hlo_file = options.hlo / f"{name}-{row_name.replace(', ', '-').replace(' ', '_')}.hlo" if options.hlo else None
       figures = compile_step.compile_step(
@@ -115,9 +116,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.compiler_figures", description=__doc__.splitlines()[0])
   parser.add_argument("--shape", nargs="+", choices=sorted(shapes.SHAPES), default=list(SHAPES), metavar="NAME")
   parser.add_argument("--flags", nargs="+", default=[], metavar="NAME", help="MaxText's sets of XLA flags")
+  parser.add_argument("--without", nargs="+", default=[], metavar="FLAG", help="flags of these sets to leave out")
   options = compile_step.parse(parser, argv, output="compiler_figures", impl=list(shapes.IMPLEMENTATIONS))
   try:
-    flags.joined("", options.flags)
+    flags.joined("", options.flags, options.without)
   except ValueError as error:
     parser.error(str(error))
   return options

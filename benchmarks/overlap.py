@@ -1,8 +1,8 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The share of weight gathers and gradient reductions that overlaps stage compute, from the TPU compiler's schedule.
+"""The share of weight gathers and gradient reductions that overlaps compute, from the TPU compiler's schedule.
 
-  python -m benchmarks.overlap                                compile Llama 3 8B for a v6e-64, circular_bsw and host BSW
+  python -m benchmarks.overlap                                compile Llama 3 8B for a v6e-64
   python -m benchmarks.overlap --impl circular_bsw --hlo DIR  keep the HLO
   python -m benchmarks.overlap --read FILE.hlo                only read HLO that was kept
   python -m benchmarks.overlap --details …                    print every collective too
@@ -16,7 +16,7 @@ FLOPs as a v6e can do while it sends those bytes: 918 TFLOP/s over 448 GB/s on a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 import pathlib
 import sys
 from typing import Any
@@ -39,40 +39,43 @@ SPARSE_CORE_FLAGS = " ".join(
         "--xla_sc_disable_megacore_partitioning=true",
     ]
 )
-# The embedding and the output projection are no stage's weights.
+# The embedding and the output projection are no layer's weights.
 _VOCABULARY = 128256
-_FSDP = 16
+# The numbers of devices that weights are gathered over: FSDP's of 4 stages; without stages FSDP's, and the window's steps
+# along the torus of 8 × 8 (engine/torus.py).
+_STAGES, _FSDP = (16,), (64, 8)
 _HEADER = ("pipeline", "transfer", "collectives", "GB on the wire", "asynchronous", "compute meanwhile", "enough of it")
 _INTRODUCTION = f"""# Overlap of transfers with compute
 
-`python -m benchmarks.overlap` printed this: Llama 3 8B on a v6e-64, 4 stages × FSDP {_FSDP}, 8 microbatches, \
-collectives on the SparseCores. The table has shares of the bytes that a chip sends for the stages' weights and their \
-gradients. Asynchronous: one instruction starts the transfer and another awaits it. Compute meanwhile: a matrix \
-multiplication, a Pallas kernel, or a loop with one of them is between the two in the schedule. Enough of it: between \
-the two are as many FLOPs as the chip can do while it sends those bytes ({FLOPS_PER_BYTE:.0f} per byte).
+`python -m benchmarks.overlap` printed this: Llama 3 8B on a v6e-64, 4 stages × FSDP 16, 8 microbatches, or without \
+stages FSDP 64 (none, window), collectives on the SparseCores. The table has shares of the bytes that a chip sends for \
+the layers' weights and their gradients. Asynchronous: one instruction starts the transfer and another awaits it. \
+Compute meanwhile: a matrix multiplication, a Pallas kernel, or a loop with one of them is between the two in the \
+schedule. Enough of it: between the two are as many FLOPs as the chip can do while it sends those bytes \
+({FLOPS_PER_BYTE:.0f} per byte).
 
-With R repeats, compute can hide at most (R − 1) / R of the forward gathers and of the reductions: no stage computes \
-before the first repeat's weights have arrived, or after the last gradient is complete. Llama 3 8B has 8 repeats on 4 \
-stages. Lower shares are the scheduler's choice. It runs one SparseCore transfer at a time, schedules a loop's body from \
-its end, and regards a short overlap as enough. So it often overlaps a transfer with the few small operations next to \
-it. Host BSW spans a loop with a whole gather, so at most one of a repeat's gathers can be hidden. Barriers \
-(`optimization_barrier` in `engine/`) tie our transfers to the activations or gradients next to which they should run. \
-They raised the shares from nothing to those below.
+With R repeats of several stages, compute can hide at most (R − 1) / R of the forward gathers and of the reductions: no \
+stage computes before the first repeat's weights have arrived, or after the last gradient is complete. Llama 3 8B has 8 \
+repeats on 4 stages. Lower shares are the scheduler's choice. It runs one SparseCore transfer at a time, schedules a \
+loop's body from its end, and regards a short overlap as enough. So it often overlaps a transfer with the few small \
+operations next to it. Host BSW spans a loop with a whole gather, so at most one of a repeat's gathers can be hidden. \
+Barriers (`optimization_barrier` in `engine/`) tie our transfers to the activations or gradients next to which they \
+should run. They raised the shares from nothing to those below.
 """
 
 
-def transfers(module: hlo.Module, *, group: int, exclude_dim: int) -> dict[str, list[spans.Span]]:
-  """The stages' weight gathers of both directions and their gradients' reductions.
+def transfers(module: hlo.Module, *, groups: Collection[int], exclude_dim: int) -> dict[str, list[spans.Span]]:
+  """The layers' weight gathers of both directions and their gradients' reductions.
 
   Args:
     module: scheduled HLO of a train step.
-    group: number of devices that a weight is sharded over; arrays gathered over another number are activations.
+    groups: the numbers of devices that weights are gathered over; arrays gathered over other numbers are activations.
     exclude_dim: arrays with a dimension of this size belong to the embedding or the output projection.
   """
   found: dict[str, list[spans.Span]] = {"forward gathers": [], "backward gathers": [], "gradient reductions": []}
   for span in spans.spans(module):
     is_large = span.collective.wire_bytes >= traffic.WEIGHT_BYTES and span.array.is_floating
-    if not is_large or span.group != group or exclude_dim in span.array.dims:
+    if not is_large or span.group not in groups or exclude_dim in span.array.dims:
       continue
     if span.collective.kind == "all-gather":
       found["backward gathers" if span.backward else "forward gathers"].append(span)
@@ -135,7 +138,8 @@ def _share(value: float | None) -> str:
 
 def _read(file: pathlib.Path) -> dict[str, list[spans.Span]]:
   module = hlo.parse(file.read_text(encoding="utf-8"))
-  return transfers(module, group=_FSDP, exclude_dim=_VOCABULARY)
+  groups = _FSDP if file.stem.endswith(("none", "window")) else _STAGES
+  return transfers(module, groups=groups, exclude_dim=_VOCABULARY)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -175,7 +179,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.splitlines()[0])
   parser.add_argument("--read", nargs="+", type=pathlib.Path, metavar="FILE", help="HLO that was kept; compiles nothing")
   parser.add_argument("--details", action="store_true", help="print every collective and what runs meanwhile")
-  return compile_step.parse(parser, argv, output="overlap", impl=["circular_bsw", "host BSW"])
+  return compile_step.parse(parser, argv, output="overlap", impl=["none", "window", "circular_bsw", "host BSW"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ Pathways, and CUSTOM_VMEM_LIMIT_FLAG, which needs a number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 import difflib
 import re
 
@@ -94,24 +94,29 @@ def named(name: str) -> str:
   raise ValueError(f"--flags {name}: there is no such set of XLA flags.{meant} There are {', '.join(SETS)}.")
 
 
-def joined(own: str, names: Iterable[str]) -> str:
+def joined(own: str, names: Iterable[str], without: Collection[str] = ()) -> str:
   """Returns a value of `compile_xla_flags`: `own`, then the flags of the sets that it does not have.
 
   Args:
     own: the value without the sets.
     names: of sets.
+    without: names of flags of these sets that are left out, such as those that the compiler refuses.
 
   Raises:
-    ValueError: a name is unknown, `own` is not a list of flags, or a flag would have two values.
+    ValueError: a name is unknown, `own` is not a list of flags, a flag would have two values, or a flag to leave out is
+      in none of the sets.
   """
+  names = list(names)
   sources = {f"{KEY}={own}": _flags(own)} | {f"--flags {name}": _flags(SETS[named(name)]) for name in names}
+  if missing := set(without).difference(*sources.values()):
+    raise ValueError(f"--without {' '.join(sorted(missing))}: the sets {', '.join(names)} have no such flag.")
   found: dict[str, tuple[str, str]] = {}
   for source, flags in sources.items():
     for flag, value in flags.items():
       before, whose = found.setdefault(flag, (value, source))
       if value.casefold() != before.casefold():
         raise ValueError(f"--{flag} is {before} by {whose}, and {value} by {source}. Leave one of them out.")
-  return " ".join(f"--{flag}={value}" for flag, (value, _) in found.items())
+  return " ".join(f"--{flag}={value}" for flag, (value, _) in found.items() if flag not in without)
 
 
 def _flags(text: str) -> Mapping[str, str]:

@@ -26,6 +26,7 @@ def test_sets_and_the_users_own_flags_are_joined_each_flag_once():
       "--xla_tpu_assign_all_reduce_scatter_layout=true",
   ]
   assert flags.joined("", []) == ""
+  assert flags.joined("--xla_a=1", ["DENSE_VMEM_LIMIT_FLAG"], ["xla_tpu_scoped_vmem_limit_kib"]) == "--xla_a=1"
 
 
 WRONG = {
@@ -38,6 +39,7 @@ WRONG = {
         "1 by compile_xla_flags=.*98304 by --flags DENSE",
     ),
     "itself": (("--xla_a=1 --xla_a=2", []), "--xla_a is 1 and 2"),
+    "not in the sets": (("", ["DENSE_VMEM_LIMIT_FLAG"], ["xla_a"]), "--without xla_a: the sets DENSE_VMEM_LIMIT_FLAG"),
     "no flag": (("-O3", []), "'-O3' is not a flag of the form --name=value"),
     "no set": (("", ["DENSE_VMEM_LIMIT"]), "Did you mean DENSE_VMEM_LIMIT_FLAG.*MOE_VMEM_LIMIT_FLAG"),
 }

@@ -101,7 +101,7 @@ def test_a_pair_of_start_and_done_is_asynchronous_too():
 
 def test_transfers_are_sorted_by_direction_and_activations_and_the_vocabulary_are_left_out():
   def found(text, **selection):
-    kinds = overlap.transfers(hlo.parse(text), **{"group": 16, "exclude_dim": 128256, **selection})
+    kinds = overlap.transfers(hlo.parse(text), **{"groups": [16], "exclude_dim": 128256, **selection})
     return {kind: len(each) for kind, each in kinds.items() if each}
 
   forward = TEXT.replace("BEFORE", "").replace("MEANWHILE", "")
@@ -109,7 +109,7 @@ def test_transfers_are_sorted_by_direction_and_activations_and_the_vocabulary_ar
   assert found(forward.replace("ORIGIN", "transpose(jvp())")) == {"backward gathers": 1}
   reduction = forward.replace("all-gather(", "reduce-scatter(")
   assert found(reduction) == {"gradient reductions": 1}
-  assert not found(forward, group=4)
+  assert not found(forward, groups=[4])
   assert not found(forward, exclude_dim=1024)
 
 
