@@ -64,6 +64,15 @@ class Weights:
     """Whether a repeat arrives in one piece, which replaces the repeat before instead of being put beside it."""
     return self.pieces == 1
 
+  def in_steps(self, params: Arrays) -> bool:
+    """Whether a repeat arrives in one piece, some weight of it in several steps.
+
+    Args:
+      params: leaves [R, S, …].
+    """
+    windowed = [i for i, (each, w) in enumerate(self._with_layouts(params)) if self.has_window(each, w.dtype)]
+    return self.replaces and any(transfer.in_steps for transfer in self._transfers(windowed, params))
+
   def has_window(self, layout: WeightLayout, stored: jnp.dtype) -> bool:
     """Whether a weight is gathered, or cast from the dtype in which it is stored, into a window."""
     return self.residency.prefetches and (layout.needs_gather or layout.compute_dtype != stored)

@@ -26,7 +26,7 @@ def stage(weights, x, blocks=1):
   return x
 
 
-def planned(layers, blocks=1):
+def planned(layers, blocks=1, large_ones_last=False):
   """The program of a rematerialised stage of layers · blocks, its inputs, and the gradients of the weights and of x."""
   rematerialised = jax.checkpoint(functools.partial(stage, blocks=blocks), policy=SAVED, prevent_cse=False)
   count = layers * blocks
@@ -37,7 +37,8 @@ def planned(layers, blocks=1):
   assert out.shape == d.shape
   residuals, structure = jax.tree.flatten(pull_back)
   closed = jax.make_jaxpr(lambda r, d: jax.tree.leaves(jax.tree.unflatten(structure, r)(d)))(residuals, d)
-  program = GradientProgram.plan(closed, [[BatchSplit(BATCH, 2)]] * len(weights), ("fsdp",), 1)
+  splits = [[BatchSplit(BATCH, 2)]] * len(weights)
+  program = GradientProgram.plan(closed, splits, ("fsdp",), 1, large_ones_last)
   dweights, dx = pull_back(d)
   return program, [*residuals, d], [*dweights, dx]
 
@@ -55,14 +56,25 @@ def test_backward_is_cut_between_the_blocks_of_a_layer_too():
   assert [segment.done for segment in program.segments] == [(6, 7), (4, 5), (2, 3), (0, 1)]
 
 
+def test_beside_gathers_in_steps_the_gradients_of_the_last_segment_but_one_come_last():
+  program, _, _ = planned(layers=2, blocks=2, large_ones_last=True)
+  assert [segment.done for segment in program.segments] == [(6, 7), (4, 5), (), (0, 1), (2, 3)]
+  *_, last, behind = program.segments
+  assert not behind.program.jaxpr.eqns
+  needed = {v for i in (2, 3) for v in program.needs[i]} | set(program.rest)
+  assert needed == set(last.crossing), "it waits for the gradients of the last segment, and for the cotangent of x"
+
+
 def test_gradients_that_need_no_other_product_of_backward_are_early():
   program, _, _ = planned(LAYERS)
   assert program.early == (2 * LAYERS - 1,), "that of the last product of the last layer"
 
 
-@pytest.mark.parametrize("layers, blocks", [(LAYERS, 1), (2, 2)])
-def test_gradients_of_segments_are_those_of_the_whole(layers, blocks):
-  program, args, (*expected, expected_dx) = planned(layers, blocks)
+@pytest.mark.parametrize(
+    "layers, blocks, large_ones_last", [(LAYERS, 1, False), (2, 2, False), (2, 2, True), (1, 1, True)]
+)
+def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, large_ones_last):
+  program, args, (*expected, expected_dx) = planned(layers, blocks, large_ones_last)
   gradients, (dx,), _ = jax.jit(program.run)(args, [None] * len(expected))
   for gradient, one in zip(gradients, expected, strict=True):
     np.testing.assert_allclose(gradient.sum(0), one, rtol=1e-5, atol=1e-5)

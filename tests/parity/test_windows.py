@@ -10,6 +10,9 @@ import itertools
 
 import pytest
 
+from maxtext_pp_ext.engine import transfer
+from maxtext_pp_ext.engine.programs import partial, segments
+from maxtext_pp_ext.pipelines import execution
 from tests.marks import slow_but
 from tests.parity import windows
 from tests.parity.blocks import PIPELINED
@@ -50,6 +53,21 @@ def check(case, implementations, **keys):
 @pytest.mark.parametrize("name, microbatches", slow_but(QUICK, list(itertools.product(CASES, (-1, 2))), spread=True))
 def test_a_window_over_the_layers_equals_the_scan_over_them(name, microbatches):
   check(CASES[name], ["circular_bsw"], num_pipeline_microbatches=microbatches)
+
+
+@pytest.mark.parametrize(
+    "name", slow_but(["llama2"], ["llama2", "mixtral", *(name for name in CASES if "olmo3" in name)])
+)
+def test_a_window_whose_weights_are_gathered_in_steps_equals_the_scan(name, monkeypatch):
+  # On CPU devices no torus is known, and no weight of a test is worth its steps.
+  monkeypatch.setattr(execution, "gathers_on_sparsecores", lambda config: True)
+  monkeypatch.setattr(execution, "steps_of", lambda mesh: (("fsdp", (2, 4)),))
+  monkeypatch.setattr(transfer, "_LEAST_IN_STEPS", 0)
+  postponed = []
+  own = segments.with_last_gradients
+  monkeypatch.setattr(partial, "with_last_gradients", lambda *args: postponed.append(own(*args)) or postponed[-1])
+  check(CASES[name], ["circular_bsw"], num_pipeline_microbatches=-1)
+  assert any(not each[-1].inputs and each[-1].done for each in postponed)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.programs.jaxprs import compute_once, count_uses, inline, makers_of, select_eqns
 from maxtext_pp_ext.engine.programs.roots import BatchSplit, expose_sums, find, Found, Root
-from maxtext_pp_ext.engine.programs.segments import cut, following, Segment, variables
+from maxtext_pp_ext.engine.programs.segments import cut, following, Segment, variables, with_last_gradients
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 
 PyTree = Any
@@ -73,6 +73,7 @@ class GradientProgram:
       splits: Sequence[Sequence[BatchSplit]],
       batch_axes: Sequence[str],
       num_cotangents: int,
+      large_ones_last: bool = False,
   ) -> GradientProgram:
     """Finds the roots of the first `len(splits)` outputs.
 
@@ -82,6 +83,7 @@ class GradientProgram:
         the root's contraction fits the split.
       batch_axes: the mesh axes that shard the batch, in the order in which a leading axis of parts is sharded.
       num_cotangents: the number of inputs that are cotangents, which come last.
+      large_ones_last: whether weights are gathered in steps beside the program (`segments.with_last_gradients`).
     """
     splits = [tuple(s for s in split if s.parts > 1) for split in splits]
     axes = tuple(batch_axes) if any(splits) else ()
@@ -104,6 +106,7 @@ class GradientProgram:
     behind = tuple(given)
     cotangents = body.jaxpr.invars[len(body.jaxpr.invars) - num_cotangents :]
     activation_bytes = max((v.aval.size * v.aval.dtype.itemsize for v in behind), default=0)
+    segments = cut(body, needs, cotangents, activation_bytes)
     return cls(
         body=body,
         roots=tuple(tuple(one.roots) if one else None for one in found),
@@ -118,7 +121,7 @@ class GradientProgram:
         needs=needs,
         parts=tuple(math.prod(s.parts for s in split) if one else 1 for one, split in zip(found, splits, strict=True)),
         rest=behind,
-        segments=cut(body, needs, cotangents, activation_bytes),
+        segments=with_last_gradients(segments, needs, behind) if large_ones_last else segments,
         early=_early(body.jaxpr.eqns, needs, cotangents),
     )
 

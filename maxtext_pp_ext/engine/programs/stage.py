@@ -68,6 +68,7 @@ class StageProgram:
       checkpoint: Callable | None,
       splits: Sequence[Sequence[BatchSplit]],
       batch_axes: Sequence[str],
+      large_ones_last: bool = False,
   ) -> StageProgram:
     """Traces `fn` on example arguments (only their types matter).
 
@@ -79,6 +80,7 @@ class StageProgram:
       checkpoint: wraps a function of (weights, x) in `jax.checkpoint` with the remat policy; None stores every residual.
       splits: for each weight, the batch axes to split so that its gradient is left as a partial sum.
       batch_axes: the mesh axes that shard the batch and the sequence.
+      large_ones_last: as for `GradientProgram.plan`.
     """
     structure: dict[str, Any] = {}
 
@@ -125,7 +127,7 @@ class StageProgram:
         saving=take([*range(num_outputs), *saved_positions]),
         rebuilding=take(rebuilt_positions),
         saved_avals=tuple(avals(saved_positions)),
-        gradients=GradientProgram.plan(backward, splits, batch_axes, len(cotangents)),
+        gradients=GradientProgram.plan(backward, splits, batch_axes, len(cotangents), large_ones_last),
         orders=operands.orders(primal, len(jax.tree.leaves(weights))),
     )
 
