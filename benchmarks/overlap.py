@@ -25,6 +25,7 @@ from rich import console as rich_console
 
 from benchmarks import compile_step, shapes, tables
 from maxtext_pp_ext.compiled import hlo, spans, traffic
+from maxtext_pp_ext.compiled.projection import costs
 from maxtext_pp_ext.processes import interruption
 
 SHAPE = "llama3-8b-v6e"
@@ -45,6 +46,11 @@ _VOCABULARY = 128256
 # along the torus of 8 × 8 (engine/torus.py).
 _STAGES, _FSDP = (16,), (64, 8)
 _HEADER = ("pipeline", "transfer", "collectives", "GB on the wire", "asynchronous", "compute meanwhile", "enough of it")
+_HIDDEN = tuple(f"{costs.TRANSFERS}: {carried} " for carried in ("weights", "gradients"))
+_SECONDS_HEADER = ("pipeline", "step s", "transfers s", "not hidden s", "hidden")
+_SECONDS = """By the projection (docs/seconds.md), which counts how long each transfer and the compute beside it take, \
+whatever that computes, the embedding and the output projection included: seconds of a step, of its transfers of weights \
+and gradients, and of these the seconds in which compute waits."""
 _INTRODUCTION = f"""# Overlap of transfers with compute
 
 `python -m benchmarks.overlap` printed this: Llama 3 8B on a v6e-64, 4 stages × FSDP 16, 8 microbatches, or without \
@@ -120,6 +126,13 @@ def details(found: dict[str, list[spans.Span]]) -> str:
   return "\n".join(lines)
 
 
+def hidden(projection: dict[str, Any]) -> tuple[float, float]:
+  """(seconds of a step's transfers of weights and gradients, seconds of these that nothing hides), as projected."""
+  names = [name for name in projection["transfers_s"] if name.startswith(_HIDDEN)]
+  waited = sum(projection["parts"].get(name, 0.0) for name in names)
+  return sum(projection["transfers_s"][name] for name in names), waited
+
+
 def report(rows: dict[str, dict[str, Any]]) -> str:
   cells = []
   for impl, kinds in rows.items():
@@ -129,7 +142,13 @@ def report(rows: dict[str, dict[str, Any]]) -> str:
     for kind, row in kinds["transfers"].items():
       shares = (row["asynchronous"], row["compute_meanwhile"], row["enough_compute"])
       cells.append((impl, kind, str(row["collectives"]), tables.number(row["wire_GB"], 2), *(_share(s) for s in shares)))
-  return f"{_INTRODUCTION}\n{tables.markdown(_HEADER, cells)}\n"
+  projected = {name: row["projection"] for name, row in rows.items() if "transfers_s" in row.get("projection", {})}
+  seconds = []
+  for name, projection in projected.items():
+    all_, waited = hidden(projection)
+    seconds.append((name, f"{projection['step_s']:.3f}", f"{all_:.3f}", f"{waited:.3f}", _share(1 - waited / all_)))
+  second = [_SECONDS, tables.markdown(_SECONDS_HEADER, seconds)] if seconds else []
+  return "\n\n".join([f"{_INTRODUCTION}\n{tables.markdown(_HEADER, cells)}", *second]) + "\n"
 
 
 def _share(value: float | None) -> str:

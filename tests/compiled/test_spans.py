@@ -119,3 +119,14 @@ def test_shares_are_of_bytes():
   assert (row["collectives"], row["asynchronous"], row["compute_meanwhile"]) == (4, 1.0, 0.25)
   assert row["enough_compute"] == 0.0  # 5 small dots do not last as long as 30 MB on the wire
   assert overlap.summary([])["asynchronous"] is None
+
+
+def test_the_hidden_seconds_are_those_of_weights_and_gradients():
+  name = "transfers that nothing hides: {} over fsdp".format
+  projection = {
+      "step_s": 10.0,
+      "transfers_s": {name("weights"): 4.0, name("gradients"): 2.0, name("activations"): 1.0},
+      "parts": {"products": 8.0, name("weights"): 1.0, name("activations"): 1.0},
+  }
+  assert overlap.hidden(projection) == (6.0, 1.0)
+  assert "83%" in overlap.report({"window": {"transfers": {}, "projection": projection}}).splitlines()[-1]

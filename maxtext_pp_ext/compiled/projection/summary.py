@@ -48,8 +48,9 @@ def figures(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[str, A
   Returns:
     `step_s`; `parts`, seconds that add up to it; and of these: `bubbles_s`, compute of the pipeline's loops in
     iterations in which a stage idles, None for a pipeline without a loop, and `again_s`, what is computed again.
-    `busy_s` of each lane. `tokens_per_s` and `tflops_per_s` of a device as MaxText's log counts them, and their share of
-    the chip's peak, `mfu`. `unknown`: instructions that could not be followed, see `Timeline`. `is`: what this is.
+    `busy_s` of each lane. `transfers_s`: of transfers, hidden or not, by the names of their parts. `tokens_per_s` and
+    `tflops_per_s` of a device as MaxText's log counts them, and their share of the chip's peak, `mfu`. `unknown`:
+    instructions that could not be followed, see `Timeline`. `is`: what this is.
   """
   run = simulated.step
   parts: dict[str, float] = collections.defaultdict(float)
@@ -66,6 +67,7 @@ def figures(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[str, A
       "again_s": sum(seconds for part, seconds in compute.items() if part.again),
       "compute_s": sum(compute.values()),
       "busy_s": _largest_first(run.busy),
+      "transfers_s": _largest_first(run.sent),
       "tokens_per_s": work["tokens"] / run.seconds,
       "tflops_per_s": work["model_flops"] / run.seconds / 1e12,
       "mfu": work["model_flops"] / run.seconds / chip.flops,

@@ -79,12 +79,14 @@ class Run:
     seconds: from begin to end.
     parts: seconds of the device, by `Part`; they add up to `seconds`.
     busy: seconds by lane.
+    sent: seconds of transfers, hidden or not, by the names of their parts.
     events: what occupies lanes, and loops, in the order of execution.
   """
 
   seconds: float = 0.0
   parts: dict[Part, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
   busy: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
+  sent: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
   events: list[Event | Loop] = dataclasses.field(default_factory=list)
 
   def add_times(self, other: Run, times: int) -> None:
@@ -92,8 +94,14 @@ class Run:
     self.seconds += times * other.seconds
     for part, seconds in other.parts.items():
       self.parts[part] += times * seconds
+    self.add_lanes(other, times)
+
+  def add_lanes(self, other: Run, times: int = 1) -> None:
+    """Adds what runs beside compute in executions of something else, without its events."""
     for lane, seconds in other.busy.items():
       self.busy[lane] += times * seconds
+    for part_name, seconds in other.sent.items():
+      self.sent[part_name] += times * seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,8 +239,7 @@ class Timeline:
     start = run.seconds
     run.seconds += longest.seconds
     run.events += [dataclasses.replace(event, start=start + event.start) for event in longest.events]
-    for lane, seconds in longest.busy.items():
-      run.busy[lane] += seconds
+    run.add_lanes(longest)
     for each, share in runs:
       for part, seconds in each.parts.items():
         run.parts[part] += share * seconds
@@ -324,6 +331,7 @@ class _Lanes:
 
   def _occupy(self, run: Run, step: hlo.Instruction, transfer: costs.Transfer) -> float:
     start = max([run.seconds, *(self._free[lane] for lane in transfer.lanes)])
+    run.sent[transfer.part] += transfer.seconds
     for lane in transfer.lanes:
       self._free[lane] = start + transfer.seconds
       run.busy[lane] += transfer.seconds

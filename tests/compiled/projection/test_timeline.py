@@ -49,6 +49,14 @@ def test_a_transfer_with_a_start_and_a_done_costs_what_the_compute_between_them_
   )
   step = simulated(entry(*lines)).step
   assert step.seconds == pytest.approx(max(meanwhile * 1e-9, gather_seconds(WHOLE)) + 2 * MICRO)
+  assert step.sent == {f"{costs.TRANSFERS}: not told over fsdp": pytest.approx(gather_seconds(WHOLE))}
+
+
+def test_transfers_of_a_loop_count_once_for_each_iteration():
+  gather = f"%w = f32[2048]{{0}} all-gather(%x), {GATHER}\n  %y = f32[8]{{0}} slice(%w), slice={{[0:8]}}"
+  (seconds,) = simulated(loop(gather, trips=8)).step.sent.values()
+  (once,) = simulated(loop(gather, trips=1)).step.sent.values()
+  assert seconds == pytest.approx(8 * once)
 
 
 def test_transfers_over_the_same_links_wait_for_each_other_and_over_others_do_not():
