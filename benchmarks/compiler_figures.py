@@ -88,11 +88,20 @@ def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
   parts = [f"## {shapes.SHAPES[name].title}", f"`python -m benchmarks.compiler_figures --shape {name}`"]
   parts += [table] if computed else []
   parts += ["Not computed:\n\n" + "\n".join(failures)] if failures else []
-  keys = " ".join(f"{key}={value}" for key, value in shapes.SHAPES[name].keys.items())
+  given = lambda keys: " ".join(f"{key}={value}" for key, value in keys.items())
+  keys, without = given(shapes.SHAPES[name].keys), given(shapes.SHAPES[name].without)
   used = {", ".join(f"{package} {version}" for package, version in row["versions"].items()) for row in rows.values()}
   preset = shapes.SHAPES[name].preset
   keys = f"{keys}`, with the preset `{preset}` instead of `base.yml" if preset else keys
-  return "\n\n".join([*parts, f"MaxText's keys: `{keys}`. Versions: {'; '.join(sorted(used))}."]) + "\n"
+  return (
+      "\n\n".join(
+          [
+              *parts,
+              f"MaxText's keys: `{keys}`{without and f'; of none: `{without}`'}. Versions: {'; '.join(sorted(used))}.",
+          ]
+      )
+      + "\n"
+  )
 
 
 def _row(impl: str, row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...]:

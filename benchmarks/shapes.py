@@ -35,11 +35,13 @@ class Shape:
     title: the heading of its table.
     keys: MaxText's keys.
     preset: the preset that replaces MaxText's base.yml; None for base.yml.
+    without: other values of keys for the row without a pipeline or window.
   """
 
   title: str
   keys: dict[str, object]
   preset: str | None = None
+  without: dict[str, object] = dataclasses.field(default_factory=dict)
 
 
 SHAPES = {
@@ -54,6 +56,44 @@ SHAPES = {
             "per_device_batch_size": 2,
             "max_target_length": 4096,
         },
+    ),
+    # Eight times the batch. What layers keep goes to the host's memory, and the logits are computed in parts.
+    "llama3-70b-8-batches": Shape(
+        title="Llama 3 70B, v5p-256 (128 chips), FSDP 128, 16 sequences per chip",
+        keys={
+            "model_name": "llama3-70b",
+            "compile_topology": "v5p-256",
+            "ici_fsdp_parallelism": 128,
+            "num_pipeline_microbatches": 8,
+            "per_device_batch_size": 16,
+            "max_target_length": 4096,
+            "remat_policy": "custom",
+            "decoder_layer_input": "offload",
+            "num_vocab_tiling": 8,
+            "vocab_tiling_ag_once": True,
+        },
+        without={
+            "gradient_accumulation_steps": 8,
+            "per_device_batch_size": 2,
+            "remat_policy": "full",
+            "decoder_layer_input": "device",
+            "num_vocab_tiling": 1,
+            "vocab_tiling_ag_once": False,
+        },
+    ),
+    "llama3-8b-2-slices": Shape(
+        title="Llama 3 8B, 2 slices of v6e-256, FSDP 256 within a slice, 4 sequences per chip in 2 parts",
+        keys={
+            "model_name": "llama3-8b",
+            "compile_topology": "v6e-256",
+            "compile_topology_num_slices": 2,
+            "dcn_data_parallelism": 2,
+            "ici_fsdp_parallelism": 256,
+            "num_pipeline_microbatches": 2,
+            "per_device_batch_size": 4,
+            "max_target_length": 4096,
+        },
+        without={"gradient_accumulation_steps": 2, "per_device_batch_size": 2},
     ),
     "llama3-8b-dcn": Shape(
         title="Llama 3 8B, 4 slices of v6e-16, 4 stages over DCN × FSDP 16",
@@ -142,5 +182,7 @@ def implementation_of(row: str) -> str:
 def arguments(shape: Shape, impl: str, extra: dict[str, object] | None = None) -> list[str]:
   """MaxText's command-line arguments for a shape and an implementation; a preset's name comes first."""
   keys = {**_COMMON, **shape.keys, **(extra or {})}
+  if impl == variants.NONE:
+    keys |= shape.without
   keys |= variants.keys(IMPLEMENTATIONS[impl], keys)
   return [*filter(None, [shape.preset]), *(f"{key}={value}" for key, value in keys.items())]

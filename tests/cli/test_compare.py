@@ -355,6 +355,11 @@ def test_implementations_differ_in_what_chooses_them_only(installed):  # noqa: F
   } | {name: (name, "False", "False") for name in registry.names() if name != registry.HOST}
 
 
+def test_the_window_keeps_the_microbatches_of_a_run_without_a_pipeline(installed):  # noqa: F811  pylint: disable=redefined-outer-name
+  assert keys("window", "num_pipeline_microbatches=8")["num_pipeline_microbatches"] == "8"
+  assert keys("window", "num_pipeline_microbatches=8", "ici_pipeline_parallelism=2")["num_pipeline_microbatches"] == "-1"
+
+
 def test_the_attention_kernel_is_that_of_the_devices_unless_one_is_asked_for(installed):  # noqa: F811  pylint: disable=redefined-outer-name
   assert keys("host")["attention"] == "dot_product"
   assert keys("host", "compile_topology=v5p-8", platform="tpu")["attention"] == "flash"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import math
 from typing import Any
 
 from maxtext_pp_ext import registry
@@ -30,6 +31,7 @@ _NO_SIZES = {
 }
 # These have no effect with MaxText's own pipelines, and so are refused there.
 _NO_KEYS_OF_OURS = {"pipeline_grad_accum_dtype": "auto", "pipeline_gather_dtype": "auto"}
+_NETWORKS = ("ici", "dcn")
 # attention=autoselected depends on the devices of the process, which may not be those that the step is compiled for.
 _ATTENTION = {"tpu": "flash", "cpu": "dot_product"}
 
@@ -72,15 +74,20 @@ def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
   if name == NONE:
     return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _stages_to_fsdp(given)
   if name == WINDOW:
-    return {"pipeline_impl": "circular_bsw"} | _NO_MODE | _NO_SIZES | _stages_to_fsdp(given)
+    sizes = _NO_SIZES if _stages(given) != 1 else {}
+    return {"pipeline_impl": "circular_bsw"} | _NO_MODE | sizes | _stages_to_fsdp(given)
   if name in _HOST_MODES:
     return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _HOST_MODES[name]
   return {"pipeline_impl": name} | _NO_MODE
 
 
+def _stages(given: Mapping[str, Any]) -> int:
+  return math.prod(integer(given, f"{network}_pipeline_parallelism") for network in _NETWORKS)
+
+
 def _stages_to_fsdp(given: Mapping[str, Any]) -> dict[str, int]:
   found = {}
-  for network in ("ici", "dcn"):
+  for network in _NETWORKS:
     stages, fsdp = (integer(given, f"{network}_{axis}_parallelism") for axis in ("pipeline", "fsdp"))
     found[f"{network}_pipeline_parallelism"] = 1
     # -1 takes what other axes leave, so it includes the devices of the stages.
