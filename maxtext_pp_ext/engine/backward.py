@@ -105,7 +105,7 @@ def backward(
 
 def _initial_state(pipeline: TracedPipeline, doutputs: jax.Array) -> BackwardState:
   ring, schedule = pipeline.ring, pipeline.schedule
-  dx, dstore = ring.buffers(doutputs)  # no stage reads after the last iteration
+  dx, dstore = ring.buffers(doutputs)  # no stage reads after the last iteration: dx may be anything
   if schedule.delay == 1:
     return BackwardState(dx, dstore, None)
   # The transpose of the forward's last transfer, which has no iteration of its own.

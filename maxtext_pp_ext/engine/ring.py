@@ -11,7 +11,12 @@ the mesh axis `stage`. Two buffers exist:
 
 One rotation per iteration carries everything: stage to stage, and from the last stage back to stage 0's store.
 Inputs are gathered before the first iteration and outputs scattered after the last one: M microbatches each way. One
-program runs on every device, so the other stages hold a store too; nothing reads it.
+program runs on every device, so the other stages hold a store too; nothing reads it after the first iteration.
+
+A stage in a bubble computes on a microbatch, too, and its results reach nothing. Before its first item it begins with the
+first microbatch, as it entered. After the last item it computes that item again: stage 0 reads its last input once more,
+and sends the output around. On zeros all tokens would be alike, and a layer with experts would send all of them to the
+same devices, for which all stages wait.
 """
 
 from __future__ import annotations
@@ -39,14 +44,14 @@ class Ring:
     schedule: which stage works on which item at which iteration.
     mesh: device mesh; its `stage` axis has size S or 1, or is absent.
     activation_spec: PartitionSpec of one microbatch [microbatch, sequence, embed].
-    bubble_fill: the value of a stage's inputs in a bubble. Results of bubbles reach neither outputs nor gradients,
-      whatever the value is; tests set it to NaN.
+    bubble_fill: for tests: what replaces a stage's inputs in a bubble, such as NaN. Results of bubbles reach neither
+      outputs nor gradients, whatever the inputs are.
   """
 
   schedule: Schedule
   mesh: Mesh
   activation_spec: P
-  bubble_fill: float = 0.0
+  bubble_fill: float | None = None
 
   @property
   def _is_sharded(self) -> bool:
@@ -121,9 +126,12 @@ class Ring:
     return self._on_stage_axis(spread, P(STAGE_AXIS, None, *out_spec[1:]), out_spec, store)
 
   def buffers(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(shift, store) before the first iteration, for inputs [M, microbatch, sequence, embed]."""
+    """(shift, store) before the first iteration, for inputs [M, microbatch, sequence, embed].
+
+    Stages that idle at first begin with the first microbatch. Each of them holds all inputs, so nothing is sent.
+    """
     store = self.enter(inputs)
-    shift = jnp.zeros((self.schedule.stages, *inputs.shape[1:]), inputs.dtype)
+    shift = jax.lax.index_in_dim(store, 0, axis=1, keepdims=False)
     return self.constrain(shift), store
 
   def constrain_iterations(self, x: jax.Array) -> jax.Array:
@@ -134,14 +142,19 @@ class Ring:
   def read(self, t: jax.Array | int, shift: jax.Array, store: jax.Array) -> jax.Array:
     """The stages' inputs at iteration t: stage 0 reads its store, the other stages read `shift`.
 
+    After its last item stage 0 reads that item's input again.
+
     Args:
       t: iteration.
       shift: [S, microbatch, sequence, embed].
       store: [S, M, microbatch, sequence, embed].
     """
-    slot = jax.lax.dynamic_index_in_dim(store, t % self.schedule.microbatches, axis=1, keepdims=False)
+    schedule = self.schedule
+    last = schedule.iteration(schedule.repeats - 1, schedule.microbatches - 1, 0)
+    slot = jax.lax.dynamic_index_in_dim(store, jnp.minimum(t, last) % schedule.microbatches, axis=1, keepdims=False)
     x = jnp.where(self._stage_index(shift.ndim) == 0, slot, shift)
-    x = jnp.where(self.is_bubble(t, x.ndim), jnp.asarray(self.bubble_fill, x.dtype), x)
+    if self.bubble_fill is not None:
+      x = jnp.where(self.is_bubble(t, x.ndim), jnp.asarray(self.bubble_fill, x.dtype), x)
     return self.constrain(x)
 
   def write(self, t: jax.Array | int, shift: jax.Array, store: jax.Array) -> jax.Array:
@@ -178,7 +191,7 @@ class Ring:
       dstore: cotangent of the store before, [S, M, microbatch, sequence, embed].
     """
     slot = t % self.schedule.microbatches
-    # In a bubble stage 0 reads nothing, and the slot holds an output's cotangent.
+    # What stage 0 reads in a bubble reaches nothing, and the slot holds an output's cotangent.
     kept = jax.lax.dynamic_index_in_dim(dstore, slot, axis=1, keepdims=False)
     dx = jnp.where(self.is_bubble(t, dx.ndim), kept, dx)
     return jax.lax.dynamic_update_index_in_dim(dstore, dx, slot, axis=1)

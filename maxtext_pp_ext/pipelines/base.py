@@ -35,14 +35,14 @@ class CircularPipelineBase(nnx.Module):
     schedule_class: class of the schedule: which stage works on which item at which iteration.
     shards_automatically: tells `host.replacements.stage_modules` to build layers for automatic sharding, also in a model
       with explicit sharding: this package and the compiler choose the layouts within the pipeline.
-    bubble_fill: the value of a stage's inputs in a bubble; see `Ring`.
+    bubble_fill: for tests: what replaces a stage's inputs in a bubble; see `Ring`.
     layers: the stacked stages.
   """
 
   residency: ClassVar[Residency]
   schedule_class: ClassVar[type[Schedule]] = CircularSchedule
   shards_automatically: ClassVar[bool] = True
-  bubble_fill: ClassVar[float] = 0.0
+  bubble_fill: ClassVar[float | None] = None
 
   def __init__(
       self,

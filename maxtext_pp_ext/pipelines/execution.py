@@ -53,7 +53,7 @@ class Execution:
     stacking: how the layers' arrays are stacked.
     call: the call of one repeat's layers on one stage, (module, x, segment_ids, positions) -> output.
     checkpoint: wraps an iteration's stages in `jax.checkpoint`; None keeps all residuals.
-    bubble_fill: the value of a stage's inputs in a bubble; see `Ring`.
+    bubble_fill: for tests: what replaces a stage's inputs in a bubble; see `Ring`.
   """
 
   config: Any
@@ -63,7 +63,7 @@ class Execution:
   stacking: Stacking
   call: Callable
   checkpoint: Callable | None
-  bubble_fill: float = 0.0
+  bubble_fill: float | None = None
 
   def __call__(
       self, layers: nnx.Module, inputs: jax.Array, segment_ids: jax.Array | None, positions: jax.Array | None

@@ -105,10 +105,16 @@ class StageModule:
     return {"rest": self.rest, "segment_ids": segment_ids, "positions": positions}
 
   def aux_at(self, aux: PyTree, t: jax.Array | int) -> PyTree:
-    """`aux` of iteration t, leaves [S, …]: each stage's random state, and its microbatch's ids."""
+    """`aux` of iteration t, leaves [S, …]: each stage's random state, and its microbatch's ids.
+
+    In a bubble those of the stage's first or last item.
+    """
     stages = jnp.arange(self.schedule.stages, dtype=jnp.int32)
+    first = self.schedule.iteration(0, 0, stages)
+    last = self.schedule.iteration(self.schedule.repeats - 1, self.schedule.microbatches - 1, stages)
+    t = jnp.clip(t, first, last)
     microbatch = self.schedule.microbatch(t, stages)
-    repeat = jnp.clip(self.schedule.repeat(t, stages), 0, self.schedule.repeats - 1)
+    repeat = self.schedule.repeat(t, stages)
     of_microbatch = lambda x: None if x is None else jnp.take(x, microbatch, axis=0)
     return {
         "rest": [x[repeat, stages] for x in aux["rest"]],

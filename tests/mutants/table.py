@@ -11,6 +11,9 @@ SIMPLE = f"{LAYERS}bsw_of_simple_layers_equals_a_loop_over_them[3-2-1-1]"
 DELAYED = f"{LAYERS}bsw_of_simple_layers_equals_a_loop_over_them[2-3-2-2]"
 LLAMA = f"{LAYERS}bsw_of_llama_layers_equals_a_loop_over_them[3-3-1]"
 NAN = f"{LAYERS}a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients[3-2-2-2]"
+BUBBLES = (
+    "tests/engine/test_bubbles.py::test_devices_get_as_many_tokens_in_a_bubble_as_of_a_microbatch[stage 4, expert 2-2-1]"
+)
 EXPERTS = "tests/parity/test_moe.py::test_dense_experts_train_as_the_layers_do_without_a_pipeline[stage 2, expert 4]"
 BIASES = "tests/parity/test_expert_bias.py::test_biases_move_as_without_a_pipeline[2-1]"
 STACKED = "tests/parity/test_blocks.py::test_stacked_biases_that_the_config_does_not_tell_of_are_refused_when_traced"
@@ -161,6 +164,24 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "jnp.where(item >= 0, shift, kept), slot",
             "shift, slot",
             SIMPLE,
+        ),
+    ),
+    "bubbles that take longer than a microbatch (the same model, trained more slowly)": (
+        Mutant(
+            "bubbles-of-zeros",
+            "before their first microbatch stages compute on zeros, of which all tokens choose the same experts",
+            "engine/ring.py",
+            "shift = jax.lax.index_in_dim(store, 0, axis=1, keepdims=False)",
+            "shift = jnp.zeros_like(store[:, 0])",
+            BUBBLES,
+        ),
+        Mutant(
+            "bubbles-of-outputs",
+            "after its last microbatch stage 0 computes on the outputs of the last stage",
+            "engine/ring.py",
+            "jnp.minimum(t, last) % schedule.microbatches",
+            "t % schedule.microbatches",
+            BUBBLES,
         ),
     ),
     "lost aux losses": (
