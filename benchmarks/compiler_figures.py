@@ -37,7 +37,8 @@ time excepted (seconds of all processors together).
 over (docs/seconds.md); not a measurement. A row without it is older than the projection, and may count permutes inside \
 matrix multiplications twice.
 - temp: the sum of the compiler's temporary buffers, as if they did not reuse one another's memory, without arguments. \
-peak: the memory that a chip needs at once, arguments included. arg: weights, optimizer state and batch.
+peak: the memory that a chip needs at once, arguments included; none where activations go to the host's memory, which \
+the compiler would count, too. arg: weights, optimizer state and batch.
 - GB on the wire: the bytes that a chip sends, by collective and in total (including those between slices). Gather, \
 reduce-scatter and all-to-all send (g−1)/g of the whole array in a group of g, all-reduce twice that, a permute its \
 operand. A gather that the compiler turned into permutes inside a matrix multiplication counts as permutes.

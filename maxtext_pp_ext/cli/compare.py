@@ -10,7 +10,8 @@ Figures are per device and step. "none" is the same model without a pipeline, wi
 "host-bsw" and "host-ag-once" are MaxText's pipeline_fsdp_ag_per_repeat and pipeline_fsdp_ag_once.
 
   peak      what must fit into a device's memory at once, arguments included. A step that does not fit into the TPU's
-            is not compiled, and its row says so. The CPU compiler does not report it.
+            is not compiled, and its row says so. The CPU compiler does not report it. None is shown where activations are
+            offloaded to the host: the compiler would count the host's memory, too.
   temp      temporary buffers, counted without reuse of each other's memory
   carries   what collectives carry, inferred from where the program takes their data from and uses them
   overlap   share of the bytes with a matrix multiplication or kernel between start and end of the transfer; a CPU's

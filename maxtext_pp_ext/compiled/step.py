@@ -6,7 +6,8 @@ Commands and benchmarks call `compile_step(...)`. The process that compiles runs
 
   python -m maxtext_pp_ext.compiled.step RESULT.json [--hlo=FILE] CONFIG.yml compile_topology=v5p-32 key=value …
 
-The compiler reports the memory figures. `peak_GB` is the memory that a chip needs at once, arguments included. `temp_GB`
+The compiler reports the memory figures. `peak_GB` is the memory that a chip needs at once, arguments included; None where
+activations are offloaded to the host's memory, which the compiler's peak counts, too. `temp_GB`
 is the sum of the temporary buffers, as if they did not reuse one another's memory, without arguments.
 """
 
@@ -108,8 +109,9 @@ def printed(executable: Any) -> str:
 
 def _memory(compiled: Any, platform: str) -> dict[str, Any]:
   memory = compiled.memory_analysis()
-  # The CPU compiler's peak leaves temporary buffers out (jaxlib 0.11.2).
-  peak = 0 if platform == "cpu" else getattr(memory, "peak_memory_in_bytes", 0)
+  # The CPU compiler's peak leaves temporary buffers out. A TPU's counts those in the host's memory, too (jaxlib 0.11.2).
+  is_device_memory = platform != "cpu" and not memory.host_temp_size_in_bytes
+  peak = getattr(memory, "peak_memory_in_bytes", 0) if is_device_memory else 0
   sizes = {"temp": memory.temp_size_in_bytes, "peak": peak or None, "arguments": memory.argument_size_in_bytes}
   return {
       "bytes": sizes,
