@@ -44,6 +44,20 @@ class Shape:
   without: dict[str, object] = dataclasses.field(default_factory=dict)
 
 
+_MIXTRAL = {
+    "model_name": "mixtral-8x7b",
+    "compile_topology": "v5p-64",
+    "ici_pipeline_parallelism": 4,
+    "ici_expert_parallelism": 4,
+    "ici_fsdp_parallelism": 2,
+    "num_pipeline_microbatches": 8,
+    "per_device_batch_size": 2,
+    "max_target_length": 2048,
+}
+# A capacity, and dense dispatch: the path of MaxText that each of its own pipelines can trace.
+_CAPACITY = {"sparse_matmul": False, "megablox": False, "capacity_factor": 1.25}
+
+
 SHAPES = {
     "llama3-70b": Shape(
         title="Llama 3 70B, v5p-256 (128 chips), 4 stages × FSDP 32",
@@ -109,21 +123,12 @@ SHAPES = {
         },
     ),
     "mixtral-8x7b": Shape(
-        title="Mixtral 8x7B, v5p-64 (32 chips), 4 stages × expert 4 × FSDP 2",
-        keys={
-            "model_name": "mixtral-8x7b",
-            "compile_topology": "v5p-64",
-            "ici_pipeline_parallelism": 4,
-            "ici_expert_parallelism": 4,
-            "ici_fsdp_parallelism": 2,
-            "num_pipeline_microbatches": 8,
-            "per_device_batch_size": 2,
-            "max_target_length": 2048,
-            # Dense dispatch with a capacity: the path of MaxText that each of its own pipelines can trace.
-            "sparse_matmul": False,
-            "megablox": False,
-            "capacity_factor": 1.25,
-        },
+        title="Mixtral 8x7B, v5p-64 (32 chips), 4 stages × expert 4 × FSDP 2, dense dispatch with a capacity",
+        keys=_MIXTRAL | _CAPACITY,
+    ),
+    "mixtral-8x7b-dropless": Shape(
+        title="The same with MaxText's default dispatch: dropless, ragged, Megablox",
+        keys=_MIXTRAL,
     ),
     # Sequences of 2048 keep the compilation short. Longer ones need more memory; the rest of the program stays the same.
     "deepseek3-671b-batch-split": Shape(
