@@ -253,10 +253,15 @@ def _sum_scatter(
   """`jax.lax.psum_scatter`; in two steps or more, each over some of the devices, if `in_steps`.
 
   The TPU compiler (libtpu 0.0.48.1) makes an all-reduce of a reduce-scatter over all devices, which sends twice as much.
+  It also does so where the parts are narrower than a tile. These are scattered along the major dimension in memory.
   """
   several = [axis for axis in axes if jax.lax.axis_size(axis) > 1]
+  order = order or [dim, *(other for other in range(x.ndim) if other != dim)]
   if not in_steps or not several:
-    return jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=tiled)
+    scatter = functools.partial(jax.lax.psum_scatter, axis_name=axes, scatter_dimension=dim, tiled=tiled)
+    if tiled and _is_narrow(x, dim, axes):
+      return in_memory(scatter(in_memory(x, order)), order)
+    return scatter(x)
   if not tiled:
     return jnp.squeeze(_sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps), dim)
   if len(several) > 1:  # those of the first axis hold the largest parts
@@ -269,9 +274,13 @@ def _sum_scatter(
   if outer > 1:
     major, minor = groups((outer, inner))
     x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=major)
-    # Nor does it scatter parts that are narrower than a tile.
-    order = order or [dim, *(other for other in range(x.ndim) if other != dim)]
     x = in_memory(x, order)
     x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=minor)
     return in_memory(x, order)
   return jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True)
+
+
+def _is_narrow(x: jax.Array, dim: int, axes: tuple[str, ...]) -> bool:
+  """Whether parts along a dimension that is tiled in memory are smaller than a tile."""
+  from_end = x.ndim - dim
+  return x.ndim > 1 and from_end <= len(_TILE) and x.shape[dim] // jax.lax.axis_size(axes) < _TILE[-from_end]

@@ -29,6 +29,7 @@ WEIGHTS = {
     "one dimension is kept": ((6, 10), P("stage", "a", "b"), P("stage", None, "b")),
     "the first of two axes is kept": ((24, 3), P("stage", ("b", "a"), None), P("stage", "b", None)),
     "the second of two axes is kept": ((24, 3), P("stage", ("a", "b"), None), P("stage", "b", None)),
+    "parts as wide as a tile": ((5, 256), P("stage", None, "b"), P("stage", None, None)),
     "nothing is sharded": ((3, 5), P("stage", None, None), P("stage", None, None)),
     "a scalar": ((), P("stage"), P("stage")),
 }
