@@ -107,16 +107,17 @@ def joined(own: str, names: Iterable[str], without: Collection[str] = ()) -> str
       in none of the sets.
   """
   names = list(names)
-  sources = {f"{KEY}={own}": _flags(own)} | {f"--flags {name}": _flags(SETS[named(name)]) for name in names}
-  if missing := set(without).difference(*sources.values()):
+  sets = {f"--flags {name}": _flags(SETS[named(name)]) for name in names}
+  if missing := set(without).difference(*sets.values()):
     raise ValueError(f"--without {' '.join(sorted(missing))}: the sets {', '.join(names)} have no such flag.")
   found: dict[str, tuple[str, str]] = {}
-  for source, flags in sources.items():
+  kept = {source: {flag: value for flag, value in flags.items() if flag not in without} for source, flags in sets.items()}
+  for source, flags in ({f"{KEY}={own}": _flags(own)} | kept).items():
     for flag, value in flags.items():
       before, whose = found.setdefault(flag, (value, source))
       if value.casefold() != before.casefold():
         raise ValueError(f"--{flag} is {before} by {whose}, and {value} by {source}. Leave one of them out.")
-  return " ".join(f"--{flag}={value}" for flag, (value, _) in found.items() if flag not in without)
+  return " ".join(f"--{flag}={value}" for flag, (value, _) in found.items())
 
 
 def _flags(text: str) -> Mapping[str, str]:

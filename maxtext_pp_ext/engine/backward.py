@@ -63,7 +63,7 @@ def backward(
     dleaving = ring.rotate_back(ring.write_back(t, state.dx, state.dstore))
     if phase.reduces:
       sums, window = gradients.reduce(sums, window, repeat, iterations.repeat(t, after=1), piece)
-      if weights.replaces:  # A gradient takes the memory of the one before, which has to be reduced.
+      if weights.replaces:  # A gradient takes the memory of the one before: here those that come first, others below.
         early = {i: sums.stored[i] for i in pipeline.program.gradients.early}
         dleaving, early = jax.lax.optimization_barrier((dleaving, early))
         sums = sums._replace(stored=[early.get(i, each) for i, each in enumerate(sums.stored)])
@@ -71,6 +71,7 @@ def backward(
     if phase.advances:
       # The barrier separates two transfers that would otherwise run at the same time. The reduction runs while the
       # forward is recomputed and the cotangents arrive; the gather follows, until each weight's own gradient is computed.
+      # With one microbatch each reduction has until then, and the gathers have until the iteration's end.
       dleaving, piece, before = jax.lax.optimization_barrier((dleaving, piece, before))
       arriving = weights.prefetch(window, kept.loaded, before, piece)
     gathered = weights.at(window, kept.loaded, repeat)
@@ -133,7 +134,7 @@ def _iteration(
     state: cotangents after the iteration.
     dleaving: cotangent of the activations that leave the stages, [S, microbatch, sequence, embed].
     weights: the stages' weights, leaves [S, …].
-    overlapped: for each weight, arrays or None, computed at the same time.
+    overlapped: for each weight, arrays or None, to be computed before its gradient.
     add: adds a gradient that is a partial sum to its sum (`Gradients.adder`).
 
   Returns:

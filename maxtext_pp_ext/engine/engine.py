@@ -117,7 +117,7 @@ class Engine:
         self.checkpoint,
         splits(self.weights.mesh, self.weights.layouts, batch, self.row_groups),
         axes,
-        self.weights.in_steps(params),
+        large_ones_last=self.weights.in_steps(params),
     )
     return TracedPipeline(
         iterations=iterations, ring=self.ring, weights=self.weights, program=program, aux_at=self.aux_at

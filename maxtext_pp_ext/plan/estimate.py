@@ -118,8 +118,8 @@ def estimate(
   bubble = schedule.bubble_fraction if schedule else 0.0
   with_bubbles = 1 / (1 - bubble)
   kernels = _SPLASH_FORWARD * (1 + work.recomputed) + _SPLASH_BACKWARD
-  adds_up = schedule and schedule.microbatches > 1 and residency and residency.has_slots
-  summed = schedule.iterations * work.sums if schedule and adds_up else 0.0
+  adds_up = schedule is not None and schedule.microbatches > 1 and residency is not None and residency.has_slots
+  summed = schedule.iterations * work.sums if schedule is not None and adds_up else 0.0
   layers = {
       "products": _products(work) / chip.flops * with_bubbles,
       "attention": kernels * work.attention / (chip.flops * chips.KERNEL_EFFICIENCY["attention"]) * with_bubbles,

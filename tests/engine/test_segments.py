@@ -26,8 +26,11 @@ def stage(weights, x, blocks=1):
   return x
 
 
-def planned(layers, blocks=1, large_ones_last=False):
-  """The program of a rematerialised stage of layers · blocks, its inputs, and the gradients of the weights and of x."""
+def planned(layers, blocks=1, large_ones_last=False, whole=()):
+  """The program of a rematerialised stage of layers · blocks, its inputs, and the gradients of the weights and of x.
+
+  The gradients of the weights in `whole` are not split.
+  """
   rematerialised = jax.checkpoint(functools.partial(stage, blocks=blocks), policy=SAVED, prevent_cse=False)
   count = layers * blocks
   keys = iter(jax.random.split(jax.random.key(0), 2 * count + 2))
@@ -37,7 +40,7 @@ def planned(layers, blocks=1, large_ones_last=False):
   assert out.shape == d.shape
   residuals, structure = jax.tree.flatten(pull_back)
   closed = jax.make_jaxpr(lambda r, d: jax.tree.leaves(jax.tree.unflatten(structure, r)(d)))(residuals, d)
-  splits = [[BatchSplit(BATCH, 2)]] * len(weights)
+  splits = [[] if number in whole else [BatchSplit(BATCH, 2)] for number in range(len(weights))]
   program = GradientProgram.plan(closed, splits, ("fsdp",), 1, large_ones_last)
   dweights, dx = pull_back(d)
   return program, [*residuals, d], [*dweights, dx]
@@ -75,6 +78,24 @@ def test_gradients_that_need_no_other_product_of_backward_are_early():
 )
 def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, large_ones_last):
   program, args, (*expected, expected_dx) = planned(layers, blocks, large_ones_last)
+  gradients, (dx,), _ = jax.jit(program.run)(args, [None] * len(expected))
+  for gradient, one in zip(gradients, expected, strict=True):
+    np.testing.assert_allclose(gradient.sum(0), one, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(dx, expected_dx, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_computed_before_a_gradient_is_returned_in_the_gradients_place():
+  program, args, (*expected, _) = planned(2, 2, large_ones_last=True)
+  before = [jnp.full((3,), float(number)) for number in range(len(expected))]
+  _, _, after = jax.jit(program.run)(args, before)
+  for one, other in zip(before, after, strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+def test_gradients_that_cannot_be_split_do_not_prevent_cuts():
+  """Of experts' weights, whose sums the compiler completes: larger than an activation, and an output of the program."""
+  program, args, (*expected, expected_dx) = planned(LAYERS, whole=(1, 3))
+  assert len(program.segments) == LAYERS
   gradients, (dx,), _ = jax.jit(program.run)(args, [None] * len(expected))
   for gradient, one in zip(gradients, expected, strict=True):
     np.testing.assert_allclose(gradient.sum(0), one, rtol=1e-5, atol=1e-5)

@@ -298,6 +298,24 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "tests/engine/test_torus.py::test_a_repeat_gathered_in_steps_is_the_repeat",
         ),
     ),
+    "gradients of other devices' shards, or of another weight": (
+        Mutant(
+            "scatter-steps-swapped",
+            "gradients that are scattered in two steps arrive on other devices",
+            "engine/transfer.py",
+            "major, minor = groups((outer, inner))",
+            "minor, major = groups((outer, inner))",
+            WINDOW,
+        ),
+        Mutant(
+            "sums-of-another-weight",
+            "sums that are reduced while backward computes are stored as those of another weight",
+            "engine/programs/partial.py",
+            "[read(v) for v in self.needs[i]], overlapped[i])",
+            "[read(v) for v in self.needs[i]], overlapped[done.index(i)])",
+            "tests/engine/test_segments.py::test_what_is_computed_before_a_gradient_is_returned_in_the_gradients_place",
+        ),
+    ),
     "gradients reduced twice or not at all": (
         Mutant(
             "sums-not-reduced",

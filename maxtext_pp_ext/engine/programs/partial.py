@@ -39,7 +39,9 @@ from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn, Lite
 PyTree = Any
 _SHAPES_ONLY = frozenset({"reshape", "transpose", "squeeze", "expand_dims"})
 # What takes long: products, kernels, loops.
-_LONG = frozenset({"dot_general", "ragged_dot_general", "pallas_call", "shard_map", "scan", "while", "custom_vjp_call"})
+_LONG = frozenset(
+    {"dot_general", "ragged_dot_general", "pallas_call", "shard_map", "scan", "while", "cond", "custom_vjp_call"}
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,7 @@ class GradientProgram:
       num_cotangents: int,
       large_ones_last: bool = False,
   ) -> GradientProgram:
-    """Finds the roots of the first `len(splits)` outputs.
+    """Finds the roots of the first `len(splits)` outputs. The last output is the cotangent of the activation.
 
     Args:
       closed: the backward program.
@@ -105,7 +107,7 @@ class GradientProgram:
     needs = tuple(tuple(itertools.islice(given, _num_operands(one))) for one in found)
     behind = tuple(given)
     cotangents = body.jaxpr.invars[len(body.jaxpr.invars) - num_cotangents :]
-    activation_bytes = max((v.aval.size * v.aval.dtype.itemsize for v in behind), default=0)
+    activation_bytes = sum(v.aval.size * v.aval.dtype.itemsize for v in behind[-1:])
     segments = cut(body, needs, cotangents, activation_bytes)
     return cls(
         body=body,

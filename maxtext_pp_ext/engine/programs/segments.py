@@ -57,17 +57,16 @@ def cut(
   own = [variables(each) for each in needs]
   operands = dict.fromkeys(v for each in own for v in each)
   others = [v for v in variables(jaxpr.outvars) if v not in operands]
-  eqns = _when_needed(jaxpr.eqns, own, others)
+  eqns = _when_needed(jaxpr.eqns, [*own, *([v] for v in others)])
   made = {v: at for at, eqn in enumerate(eqns) for v in eqn.outvars}
   there = [max((made.get(v, -1) for v in each), default=-1) for each in own]
-  last_read: dict[Var, int] = dict.fromkeys(others, len(eqns))
-  for at, eqn in enumerate(eqns):
-    for v in variables(eqn.invars):
-      last_read[v] = max(last_read.get(v, 0), at)
+  read = {v: at for at, eqn in enumerate(eqns) for v in variables(eqn.invars)}
+  last_read = read | dict.fromkeys(others, len(eqns))
 
   after = following(eqns, cotangents)
-  handed_on = {v: made.get(v, -1) for v in after}
-  ends = [*_ends(eqns, handed_on, there, last_read, _SLACK * activation_bytes), len(eqns) - 1]
+  handed_on = {v: made.get(v, -1) for v in after if v in read}  # an output that nothing reads is there to stay
+  waits_for = [at for at, each in zip(there, own, strict=True) if each]
+  ends = [*_ends(eqns, handed_on, waits_for, last_read, _SLACK * activation_bytes), len(eqns) - 1]
   if len(ends) == 1:
     outputs = tuple(dict.fromkeys(v for v in [*others, *operands] if v in made))
     program = select_eqns(closed, jaxpr.eqns, jaxpr.invars, outputs, consts=True)
@@ -97,7 +96,7 @@ def with_last_gradients(
   Where weights are gathered in steps, the largest transfers of an iteration are the last steps. The TPU compiler (libtpu
   0.0.48.1) schedules them from the end of the iteration, each beside one operation, whatever that takes. So the longest
   products have to be there: not those of attention, which backward computes last, but those of the MLP. Llama 3 70B on
-  128 chips takes 11.30 s instead of 11.45 s a step, as projected (docs/window.md), and 0.1 GB more.
+  128 chips takes 11.29 s instead of 11.45 s a step, as projected (docs/window.md), and 0.1 GB more.
 
   Args:
     segments: the result of `cut`.
@@ -127,8 +126,8 @@ def following(eqns: Sequence[JaxprEqn], first: Collection[Var]) -> set[Var]:
   return found
 
 
-def _when_needed(eqns: Sequence[JaxprEqn], needs: Sequence[Sequence[Var]], others: Sequence[Var]) -> list[JaxprEqn]:
-  """The operations in another order: nothing is computed before the first gradient that needs it.
+def _when_needed(eqns: Sequence[JaxprEqn], needs: Sequence[Sequence[Var]]) -> list[JaxprEqn]:
+  """The operations in another order: nothing is computed before the first gradient, or other output, that needs it.
 
   Rematerialisation computes all layers of a stage again before the first gradient.
   """
@@ -136,7 +135,7 @@ def _when_needed(eqns: Sequence[JaxprEqn], needs: Sequence[Sequence[Var]], other
   makers = [[made_by[v] for v in variables(eqn.invars) if v in made_by] for eqn in eqns]
   there = lambda each: max((made_by.get(v, -1) for v in each), default=-1)
   order: dict[int, None] = {}
-  for wanted in [*sorted(needs, key=there), others]:
+  for wanted in sorted(needs, key=there):
     found: set[int] = set()
     todo = [made_by[v] for v in wanted if v in made_by]
     while todo:
@@ -165,7 +164,7 @@ def _ends(
   Args:
     eqns: the operations.
     made: of what counts as handed on, the operation that computes it; -1 for inputs.
-    there: for each gradient, the operation after which its operands are there.
+    there: for each gradient with operands, the operation after which they are there.
     last_read: the operation that reads a variable last.
     most_bytes: the most that is handed on.
   """
@@ -174,7 +173,7 @@ def _ends(
     for behind in range(max(at, 0), min(last_read.get(v, at), len(eqns))):
       handed_on[behind] += _bytes(v)
   more = [each > most_bytes for each in handed_on]
-  ends, waiting = [], 0 in there
+  ends, waiting = [], any(at <= 0 for at in there)
   for at in range(1, len(eqns) - 1):
     waiting = waiting or at in there
     if waiting and more[at - 1] and not more[at] and any(more[at:]):
