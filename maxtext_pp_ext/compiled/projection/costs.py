@@ -5,12 +5,13 @@
 - Compute: the compiler's `estimated_cycles` at the chip's clock. They are of all cores of a device together.
 - Pallas kernels have no such estimate. Their FLOPs (`kernels`) count at a share of the peak, their bytes at HBM's rate.
 - What the compiler writes no cycles for and is larger than `_SMALL_BYTES`: bytes read and written at the HBM's rate.
-- Collectives: bytes over the links that `torus` finds.
+- Collectives: bytes over the links that `torus` finds. Of a ragged all-to-all the bytes that balanced routing sends: its
+  buffers are as large as if all tokens went to one device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import re
@@ -25,6 +26,7 @@ COMPUTED = (PRODUCTS, KERNELS, OTHER)
 TRANSFERS, MEMORY, DEVICES = "transfers that nothing hides", "waiting for memory", "waiting for other devices"
 SPARSECORE, HOST, DMA = "SparseCore", "host", "HBM"
 
+_RAGGED = "ragged-all-to-all"
 _NOTHING = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency"})
 _NOTHING |= {"partition-id", "replica-id", "optimization-barrier", "opt-barrier", "recv"}
 _SMALL_BYTES = 1 << 16
@@ -77,6 +79,7 @@ class Costs:
     self._module, self._chip, self._grid, self._mesh, self._carries = module, chip, grid, dict(mesh), carries
     self._route = functools.cache(grid.route)
     self._network = chip.network_measured or chip.network
+    self._filled = dict(_balanced(computation, step) for computation, step in _ragged(module))
 
   def compute(self, scope: integers.Scope, step: hlo.Instruction) -> tuple[str, float]:
     """The kind of an instruction's compute, and its seconds."""
@@ -87,7 +90,8 @@ class Costs:
     if step.opcode == "custom-call":
       if '"tpu_custom_call"' not in step.attributes:
         return OTHER, 0.0
-      return KERNELS, self._kernel(kernels.kernel(step, operands, functools.partial(_blocks, scope, step)))
+      blocks = functools.partial(_blocks, scope, step)
+      return KERNELS, self._kernel(kernels.kernel(step, operands, blocks, self._filled))
     kind = PRODUCTS if self._is_product(step.name, computation.name) else OTHER
     if cycles := _CYCLES.search(step.attributes):
       return kind, int(cycles[1]) / self._chip.clock
@@ -101,7 +105,10 @@ class Costs:
     if found is None:
       return self._copy(computation, step) if step.opcode.endswith("-start") else None
     source, collective = found
-    lanes, seconds, axes = self._collective(source, collective)
+    sent = collective.wire_bytes
+    if collective.kind == _RAGGED:
+      sent *= _balanced(computation, source)[1] / operand_arrays(computation, source)[0].dims[0]
+    lanes, seconds, axes = self._collective(source, dataclasses.replace(collective, wire_bytes=sent))
     on_sparsecore = step.opcode == "call-start"
     carried = self._carries.get((computation.name, step.name)) or "not told"
     return Transfer(
@@ -110,7 +117,7 @@ class Costs:
         seconds=seconds,
         lanes=(*lanes, SPARSECORE) if on_sparsecore else lanes,
         is_asynchronous=step.opcode.endswith("-start") or step.opcode == "send",
-        detail={"axes": axes, "bytes": collective.wire_bytes, "carries": carried},
+        detail={"axes": axes, "bytes": sent, "carries": carried},
     )
 
   def _kernel(self, found: kernels.Kernel) -> float:
@@ -174,6 +181,19 @@ class Costs:
         for callee in self._module.callees(step)
         for inner in callee.instructions
     )
+
+
+def _ragged(module: hlo.Module) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
+  for computation in module.computations.values():
+    for step in computation.instructions:
+      if step.opcode in (_RAGGED, f"{_RAGGED}-start"):
+        yield computation, step
+
+
+def _balanced(computation: hlo.Computation, step: hlo.Instruction) -> tuple[int, int]:
+  """(rows of a ragged all-to-all's larger buffer, of its smaller one: those that are full if routing is balanced)."""
+  given, taken = (array.dims[0] for array in operand_arrays(computation, step)[:2])
+  return max(given, taken), min(given, taken)
 
 
 def operand_arrays(computation: hlo.Computation, step: hlo.Instruction) -> list[hlo.Array]:

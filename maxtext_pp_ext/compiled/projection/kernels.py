@@ -4,13 +4,13 @@
 
 Splash attention (jax.experimental.pallas.ops.tpu.splash_attention) multiplies matrices of a query's and a key's length,
 in blocks; its mask says which blocks it leaves out. A mask that is not known is taken to be causal. Grouped matrix
-multiplication (megablox) multiplies each row with one expert's matrix. Any other kernel is taken to read and write its
-operands and results once.
+multiplication (megablox) multiplies each row with one expert's matrix, and leaves out rows that hold no token. Any other
+kernel is taken to read and write its operands and results once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
 import re
@@ -41,7 +41,10 @@ class Kernel:
 
 
 def kernel(
-    instruction: hlo.Instruction, operands: Sequence[hlo.Array], blocks: Callable[[], np.ndarray | None] = lambda: None
+    instruction: hlo.Instruction,
+    operands: Sequence[hlo.Array],
+    blocks: Callable[[], np.ndarray | None] = lambda: None,
+    filled: Mapping[int, int] | None = None,
 ) -> Kernel:
   """What a `tpu_custom_call` does.
 
@@ -50,13 +53,16 @@ def kernel(
     operands: the types of its operands.
     blocks: of an attention kernel the blocks that its mask leaves, bool [heads, blocks of queries, blocks of keys], or
       None if they are not known.
+    filled: of buffers of tokens for experts, the number of rows -> of those that hold a token if routing is balanced.
   """
   moved = float(sum(array.bytes for array in (*operands, *instruction.arrays)))
   name = instruction.name + instruction.op_name
   if "splash" in name or "flash_attention" in name:
     return Kernel(kind="attention", flops=_attention_flops(instruction, operands, blocks()), bytes=moved)
-  if any(word in name for word in _GROUPED):
-    return Kernel(kind="grouped product", flops=_grouped_flops(instruction, operands), bytes=moved)
+  if any(word in name for word in _GROUPED) or _has_groups(instruction, operands):
+    filled = filled or {}
+    moved = sum(_filled_bytes(array, filled) for array in (*operands, *instruction.arrays))
+    return Kernel(kind="grouped product", flops=_grouped_flops(instruction, operands, filled), bytes=moved)
   return Kernel(kind="other", flops=0.0, bytes=moved)
 
 
@@ -93,7 +99,20 @@ def _share_not_masked(operands: Sequence[hlo.Array]) -> float:
   return (1 + 1 / min(mask.dims[-2:])) / 2
 
 
-def _grouped_flops(instruction: hlo.Instruction, operands: Sequence[hlo.Array]) -> float:
+def _has_groups(instruction: hlo.Instruction, operands: Sequence[hlo.Array]) -> bool:
+  """Whether the kernel gets where each group of rows begins, as megablox does, whose name may be lost."""
+  vectors = [array.dims[0] for array in operands if array.dtype == "s32" and len(array.dims) == 1]
+  groups = {array.dims[0] for array in (*operands, *instruction.arrays) if len(array.dims) == 3}
+  return len(vectors) >= 3 and any(each + 1 in vectors for each in groups)
+
+
+def _filled_bytes(array: hlo.Array, filled: Mapping[int, int]) -> float:
+  """The bytes of the rows that hold a token, of a buffer [rows, columns]; of any other array all bytes."""
+  rows = next((dim for dim in array.dims if dim in filled), 1) if len(array.dims) == 2 else 1
+  return array.bytes * filled.get(rows, rows) / rows
+
+
+def _grouped_flops(instruction: hlo.Instruction, operands: Sequence[hlo.Array], filled: Mapping[int, int]) -> float:
   """Rows × columns × contracted: [m, k] × [groups, k, n] → [m, n], or for the weights' gradient [k, m] × [m, n]."""
   indices = ("s32", "u32", "pred")
   matrices = [array for array in operands if len(array.dims) >= 2 and array.elements > 1 and array.dtype not in indices]
@@ -102,7 +121,8 @@ def _grouped_flops(instruction: hlo.Instruction, operands: Sequence[hlo.Array]) 
   result = max(instruction.arrays, key=lambda array: array.elements)
   if len(result.dims) == 3:  # [groups, k, n]: the rows are contracted
     _, k, n = result.dims
-    return 2.0 * (matrices[0].elements // k) * k * n
+    rows = matrices[0].elements // k
+    return 2.0 * filled.get(rows, rows) * k * n
   rows, columns = result.dims[-2:]
   weights = next((array for array in matrices if len(array.dims) == 3), matrices[1])
-  return 2.0 * rows * columns * (math.prod(weights.dims[-2:]) // columns)
+  return 2.0 * filled.get(rows, rows) * columns * (math.prod(weights.dims[-2:]) // columns)

@@ -53,6 +53,17 @@ def test_a_grouped_product_multiplies_each_row_with_one_matrix(result, left, rig
   assert (found.kind, found.flops) == ("grouped product", 2 * 512 * 64 * 256)
 
 
+def test_a_grouped_product_is_known_by_its_groups_and_computes_rows_that_hold_tokens_only():
+  """As megablox in a re-traced program, which has lost its name; of 512 rows, 128 hold a token if routing is balanced."""
+  matrices = hlo.arrays_in("bf16[512,64]")[0], hlo.arrays_in("bf16[2,64,256]")[0]
+  vectors = [hlo.Array("s32", dims) for dims in ((), (3,), (65,), (65,), (1,))]
+  call = hlo.Instruction(name="shard_map.4", type="bf16[512,256]", opcode="custom-call", operands="", attributes="")
+  found = kernels.kernel(call, [*vectors, *matrices], filled={512: 128})
+  assert (found.kind, found.flops) == ("grouped product", 2 * 128 * 64 * 256)
+  assert found.bytes == 2 * (128 * 64 + 128 * 256 + 2 * 64 * 256) + 4 * (1 + 3 + 65 + 65 + 1)
+  assert kernels.kernel(call, [*vectors[2:], *matrices]).kind == "other"
+
+
 def test_any_other_kernel_moves_its_operands_and_results():
   call = hlo.Instruction(name="mine", type="f32[1024]", opcode="custom-call", operands="", attributes="")
   assert kernels.kernel(call, [hlo.Array("f32", (1024,))]) == kernels.Kernel(kind="other", flops=0.0, bytes=8192.0)
