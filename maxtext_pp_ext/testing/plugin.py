@@ -6,7 +6,8 @@
 
 `--pipeline-impl NAME` installs the seams, and sets `pipeline_impl=NAME` in every config that has a pipeline and names no
 implementation. In tests of the host's own modes it turns the two keys `pipeline_fsdp_ag_once` and
-`pipeline_fsdp_ag_per_repeat` off; the terminal summary lists these tests. Configs without a pipeline stay unchanged.
+`pipeline_fsdp_ag_per_repeat` off; the terminal summary lists these tests. Configs without a pipeline stay unchanged. With
+`--all-configs`, those with `scan_layers` get the implementation, too: a window slides over their layers (docs/window.md).
 
 `--virtual-devices N` replaces TPUs by N CPU devices. Before anything can initialise JAX, it sets XLA_FLAGS, and
 DECOUPLE_GCLOUD=TRUE and JAX_PLATFORMS=cpu unless these are set. It also removes the mark `tpu_only`, so that tests that
@@ -44,6 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
       "--pipeline-impl",
       metavar="NAME",
       help="give this pipeline_impl to every MaxText config that has a pipeline and names no implementation itself",
+  )
+  group.addoption(
+      "--all-configs",
+      action="store_true",
+      default=None,
+      help="with --pipeline-impl: configs without a pipeline get it, too, if they scan over layers",
   )
   group.addoption(
       "--virtual-devices",
@@ -91,6 +98,8 @@ def _prepare(config: pytest.Config) -> None:
     _use_virtual_devices(count)
   if name is not None:
     _install(name)
+  elif _option(config, "all_configs"):
+    raise pytest.UsageError("--all-configs needs --pipeline-impl NAME: the implementation that all configs get")
 
 
 def _use_virtual_devices(count: int) -> None:
@@ -160,7 +169,9 @@ class _Session:
     if self.pipeline_impl is not None:
       from maxtext_pp_ext.host.replacements import defaults  # pylint: disable=import-outside-toplevel
 
-      self.override = defaults.override_pipeline_impl(self.pipeline_impl, self._on_config)
+      self.override = defaults.override_pipeline_impl(
+          self.pipeline_impl, self._on_config, all_configs=bool(_option(config, "all_configs"))
+      )
       self.override.__enter__()
       config.add_cleanup(lambda: self.override.__exit__(None, None, None))  # type: ignore[arg-type]  # nobody reads it
 

@@ -114,6 +114,12 @@ def test_an_unknown_implementation_is_a_usage_error_that_lists_the_known_ones(py
     result.stderr.fnmatch_lines([f"*{name}*"])
 
 
+def test_all_configs_without_an_implementation_is_a_usage_error(pytester):
+  result = pytester.runpytest_subprocess("-p", PLUGIN, "--all-configs")
+  assert result.ret == pytest.ExitCode.USAGE_ERROR
+  result.stderr.fnmatch_lines(["*--all-configs needs --pipeline-impl NAME*"])
+
+
 @pytest.mark.parametrize(
     "count, platforms, message", [("0", "cpu", "*at least 1, got 0*"), ("4", "tpu", "*JAX_PLATFORMS=tpu*")]
 )

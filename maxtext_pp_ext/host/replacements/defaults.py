@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A `pipeline_impl` for every pipelined config of this process that does not name one itself.
+"""A `pipeline_impl` for every config of this process, or every one with a pipeline, that does not name one itself.
 
 Nothing changes until a caller uses `set_default_pipeline_impl` (or the context manager `override_pipeline_impl`):
 the normal way to choose an implementation is the config key. The default is for code whose configs one cannot edit,
@@ -23,7 +23,7 @@ HOST_RESIDENCY_KEYS = ("pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfigReport:
-  """The decision about one pipelined config while a default was set."""
+  """The decision about one config while a default was set."""
 
   pipeline_impl: str  # the implementation that the config ends up with
   explicit: bool  # the config named it itself, so nothing was changed
@@ -34,12 +34,15 @@ class ConfigReport:
 class _Default:
   pipeline_impl: str
   observer: Callable[[ConfigReport], None] | None
+  all_configs: bool
 
 
 _default: _Default | None = None
 
 
-def set_default_pipeline_impl(name: str | None, observer: Callable[[ConfigReport], None] | None = None) -> None:
+def set_default_pipeline_impl(
+    name: str | None, observer: Callable[[ConfigReport], None] | None = None, *, all_configs: bool = False
+) -> None:
   """Gives `pipeline_impl=name` to each config with a pipeline that is built from now on and has no `pipeline_impl`.
 
   With an implementation other than `host`, `pipeline_fsdp_ag_once` and `pipeline_fsdp_ag_per_repeat` are turned off in
@@ -47,18 +50,21 @@ def set_default_pipeline_impl(name: str | None, observer: Callable[[ConfigReport
 
   Args:
     name: a name known to `maxtext_pp_ext.registry`; the config class checks it. None ends the default.
-    observer: called once per pipelined config with the decision, so no change goes unreported.
+    observer: called once for each such config with the decision, so no change goes unreported.
+    all_configs: whether configs without a pipeline get it, too, as a window (docs/window.md), if they scan over layers.
   """
   global _default
-  _default = None if name is None else _Default(pipeline_impl=name, observer=observer)
+  _default = None if name is None else _Default(pipeline_impl=name, observer=observer, all_configs=all_configs)
 
 
 @contextlib.contextmanager
-def override_pipeline_impl(name: str, observer: Callable[[ConfigReport], None] | None = None) -> Iterator[None]:
+def override_pipeline_impl(
+    name: str, observer: Callable[[ConfigReport], None] | None = None, *, all_configs: bool = False
+) -> Iterator[None]:
   """`set_default_pipeline_impl` for the duration of a `with` block; the default before it comes back afterwards."""
   global _default
   before = _default
-  set_default_pipeline_impl(name, observer)
+  set_default_pipeline_impl(name, observer, all_configs=all_configs)
   try:
     yield
   finally:
@@ -68,7 +74,9 @@ def override_pipeline_impl(name: str, observer: Callable[[ConfigReport], None] |
 def apply_default_pipeline_impl(values: Any) -> Any:
   """Returns the raw keys of a config with the process's default in them; `values` itself if there is nothing to do."""
   default = _default
-  if default is None or not isinstance(values, Mapping) or not _uses_pipeline(values):
+  if default is None or not isinstance(values, Mapping):
+    return values
+  if not _uses_pipeline(values) and not (default.all_configs and _scans_layers(values)):
     return values
   if "pipeline_impl" in values:
     report = ConfigReport(pipeline_impl=values["pipeline_impl"], explicit=True)
@@ -85,6 +93,11 @@ def apply_default_pipeline_impl(values: Any) -> Any:
 def _uses_pipeline(values: Mapping[str, Any]) -> bool:
   """Returns whether MaxText will pipeline this config: its own rule, on keys that pydantic has not converted yet."""
   return any(_as_int(values.get(key, 1)) > 1 for key in ("ici_pipeline_parallelism", "dcn_pipeline_parallelism"))
+
+
+def _scans_layers(values: Mapping[str, Any]) -> bool:
+  """Returns whether the model scans over its layers, which a window needs; also of a value from a command line."""
+  return str(values.get("scan_layers", True)).casefold() not in ("false", "0")
 
 
 def _as_int(value: Any) -> int:

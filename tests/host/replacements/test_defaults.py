@@ -26,6 +26,10 @@ def test_a_config_with_a_pipeline_gets_the_default(keys):
 def test_a_config_without_a_pipeline_is_left_alone(keys):
   with defaults.override_pipeline_impl("circular_bsw"):
     assert defaults.apply_default_pipeline_impl(keys) is keys
+  with defaults.override_pipeline_impl("circular_bsw", all_configs=True):
+    assert defaults.apply_default_pipeline_impl(keys) == {**keys, "pipeline_impl": "circular_bsw"}
+    not_scanned = {**keys, "scan_layers": "False"}
+    assert defaults.apply_default_pipeline_impl(not_scanned) is not_scanned
 
 
 def test_a_config_that_names_an_implementation_keeps_it_and_its_host_keys():
