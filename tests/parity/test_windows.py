@@ -55,6 +55,19 @@ def test_a_window_over_the_layers_equals_the_scan_over_them(name, microbatches):
   check(CASES[name], ["circular_bsw"], num_pipeline_microbatches=microbatches)
 
 
+OPTIONS = {
+    "the output projection in parts": {"num_vocab_tiling": 2, "vocab_tiling_ag_once": True},
+    "multi-token prediction": {"mtp_num_layers": 1},
+    "a loss of the logits' size": {"z_loss_multiplier": 1e-3},
+}
+
+
+@pytest.mark.parametrize("microbatches", slow_but([2], [-1, 2]))
+@pytest.mark.parametrize("keys", slow_but(["multi-token prediction"], OPTIONS))
+def test_what_surrounds_the_layers_gets_the_same_from_them(keys, microbatches):
+  check(CASES["llama2"], ["circular_bsw"], num_pipeline_microbatches=microbatches, **keys)
+
+
 @pytest.mark.parametrize(
     "name", slow_but(["llama2"], ["llama2", "mixtral", *(name for name in CASES if "olmo3" in name)])
 )
