@@ -68,6 +68,11 @@ class Case(NamedTuple):
     """The seconds of a step that were projected from the compiled program; None in rows older than the projection."""
     return self.figures.get("projection", {}).get("step_s")
 
+  @property
+  def is_accumulated(self) -> bool:
+    """Whether the step has several parts by `gradient_accumulation_steps`, of which the closed forms know one."""
+    return any(each.startswith("gradient_accumulation_steps=") for each in self.arguments)
+
 
 def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
   """Every computed row of the pipelines that have closed forms; of those with further XLA flags, the projected ones."""
@@ -80,7 +85,9 @@ def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
   for title, (shape, each) in rows.items():
     for impl, figures in each.items():
       case = Case(title, impl, figures.get("arguments") or shapes.arguments(shape, impl), figures)
-      if "failure" not in figures and not impl.startswith("host") and (impl in shapes.IMPLEMENTATIONS or case.projected):
+      if "failure" in figures or impl.startswith("host") or case.is_accumulated:
+        continue
+      if impl in shapes.IMPLEMENTATIONS or case.projected:
         yield case
 
 
@@ -111,7 +118,8 @@ def report(rows: list[tuple[Case, Any]]) -> str:
     between = case.figures["wire_GB"].get("between slices", 0.0)
     cells = [case.title, case.impl]
     for actual, expected in ((case.figures["peak_GB"], costs.peak), (case.figures["wire_total_GB"], costs.sent)):
-      cells += [tables.number(actual, 2), tables.number(expected / 1e9, 2), f"{expected / 1e9 / actual - 1:+.0%}"]
+      error = f"{expected / 1e9 / actual - 1:+.0%}" if actual else tables.MISSING
+      cells += [tables.number(actual, 2), tables.number(expected / 1e9, 2), error]
     cells += (
         [tables.number(between, 2), tables.number(costs.between_slices / 1e9, 2)] if between else [tables.MISSING] * 2
     )

@@ -40,9 +40,6 @@ class Chip:
     network: bytes per second it can send to other slices, nominal.
     network_measured: the same as somebody measured it; None if nobody is known to have.
     host_bandwidth: bytes per second to its host's memory, in one direction.
-    gathers_beside_compute: whether gathers and reductions run beside compute without further compiler flags. Of the
-      compiled steps those for v6e show it, whose SparseCores run them (benchmarks/results/overlap.md); in those for v5p
-      compute waits for each (compiler_figures.md).
   """
 
   flops: float
@@ -54,7 +51,6 @@ class Chip:
   network: float
   network_measured: float | None = None
   host_bandwidth: float = 16e9
-  gathers_beside_compute: bool = False
 
   @property
   def interconnect(self) -> float:
@@ -82,7 +78,6 @@ CHIPS = {
         network=12.5e9,
         network_measured=4.11e9,
         host_bandwidth=32e9,
-        gathers_beside_compute=True,
     ),
     "tpu7x": Chip(
         flops=2307e12 / 2,

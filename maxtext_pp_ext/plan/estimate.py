@@ -53,6 +53,7 @@ class Work:
     gathered: bytes of the gathered weights of a stage's repeat.
     state: bytes that the optimizer reads and writes.
     vmem_kib: XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given.
+    on_sparsecores: whether XLA's flags put gathers on the SparseCores, where they run beside compute.
     chips: chips of a slice.
     group: of these, how many share out the batch, and gather weights from one another.
   """
@@ -68,6 +69,7 @@ class Work:
   gathered: float
   state: float
   vmem_kib: int | None
+  on_sparsecores: bool
   chips: int
   group: int
 
@@ -175,7 +177,7 @@ def _transfers(chip: chips.Chip, work: Work, costs: Costs) -> tuple[dict[str, fl
   waits, beside = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
   for what, sent in costs.traffic.items():
     moves = what == "activations"
-    share = costs.beside_compute.get(what, 0.0) if moves or chip.gathers_beside_compute else 0.0
+    share = costs.beside_compute.get(what, 0.0) if moves or work.on_sparsecores else 0.0
     between = costs.over_network.get(what, 0)
     for lane, size in (("links to the next stage" if moves else "links", max(sent - between, 0)), ("network", between)):
       waits[lane] += (1 - share) * size / rates[lane]

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext import sharding
+from maxtext_pp_ext.config.derived import gathers_on_sparsecores
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import abstract_model
@@ -118,6 +119,10 @@ def not_counted(config: DerivedKeys) -> list[str]:
     missing.append(f"the optimizer's state (opt_type={optimizer})")
   if config.remat_policy != "full":
     missing.append(f"what remat_policy={config.remat_policy} keeps beside the stages' inputs")
+  if (accumulated := config.gradient_accumulation_steps) > 1:
+    missing.append(
+        f"all but one of the parts that gradient_accumulation_steps={accumulated} makes of a step, and their sum"
+    )
   if config.num_experts > 1:
     missing.append("what the layers send to dispatch tokens to experts, and hold meanwhile")
   parallelism = ("tensor", "tensor_transpose", "tensor_sequence", "context", "sequence", "context_autoregressive")
@@ -164,6 +169,7 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
       gathered=float(sized.gathered),
       state=2 * (sized.parameters + sized.optimizer) + sized.parameters,
       vmem_kib=_vmem_kib(config),
+      on_sparsecores=gathers_on_sparsecores(config),
       chips=math.prod(ici.values()),
       group=math.prod(ici[axis] for axis in data),
   )

@@ -36,6 +36,7 @@ WORK = estimate.Work(
     gathered=4.36e8,
     state=3.5e9,
     vmem_kib=None,
+    on_sparsecores=False,
     chips=64,
     group=16,
 )
@@ -71,12 +72,12 @@ def test_products_are_nearer_to_the_peak_with_more_vector_memory_and_attention_h
   assert whole == pytest.approx(4.19 / 4.64, abs=0.001)
 
 
-def test_weights_are_gathered_beside_compute_where_the_chip_does_it_and_the_pipeline_prefetches():
-  waiting = {residency: of("v6e", residency=residency).parts["transfers"] for residency in Residency}
+def test_weights_are_gathered_beside_compute_on_sparsecores_if_the_pipeline_prefetches():
+  waiting = {residency: of(on_sparsecores=True, residency=residency).parts["transfers"] for residency in Residency}
   assert waiting[Residency.REPEAT] < waiting[Residency.ONCE] < waiting[Residency.ITERATION]
-  assert of("v6e").beside["links"] > 0 and of("v5p").beside["links"] == 0
+  assert of(on_sparsecores=True).beside["links"] > 0 and of("v6e").beside["links"] == 0
   # More than the pipeline computes does not hide.
-  slow = of("v6e", sizes=dataclasses.replace(SIZES, sent_to_gather=10**11))
+  slow = of("v6e", on_sparsecores=True, sizes=dataclasses.replace(SIZES, sent_to_gather=10**11))
   assert slow.seconds == pytest.approx(sum(slow.parts.values()) + slow.beside["links"] - slow.pipeline)
 
 
