@@ -21,7 +21,9 @@ _COMMON = {
 _DEEPSEEK = {
     "compile_topology": "v5p-1024",
     "allow_split_physical_axes": True,
+    "ici_pipeline_parallelism": 4,
     "ici_expert_parallelism": 8,
+    "ici_fsdp_parallelism": 16,
     "per_device_batch_size": 4,
     "max_target_length": 2048,
 }
@@ -140,6 +142,63 @@ SHAPES = {
         title="The same without the batch-split schedule",
         preset="deepseek3-671b-batch-split",
         keys=_DEEPSEEK | {"use_batch_split_schedule": False},
+    ),
+    "deepseek3-671b-4096": Shape(
+        title="DeepSeek-V3 671B, v5p-1024 (512 chips), 4 stages × expert 8 × FSDP 16, one sequence of 4096 per chip",
+        preset="deepseek3-671b-batch-split",
+        keys=_DEEPSEEK
+        | {
+            "use_batch_split_schedule": False,
+            "per_device_batch_size": 1,
+            "max_target_length": 4096,
+            "num_pipeline_microbatches": 4,
+        },
+    ),
+    # The model's 94 layers do not divide by 4 stages: 92 are in the pipeline.
+    "qwen3-235b-a22b": Shape(
+        title="Qwen3 235B-A22B, v5p-256 (128 chips), 4 stages × expert 4 × FSDP 8",
+        keys={
+            "model_name": "qwen3-235b-a22b",
+            "compile_topology": "v5p-256",
+            "ici_pipeline_parallelism": 4,
+            "pipeline_parallel_layers": 92,
+            "ici_expert_parallelism": 4,
+            "ici_fsdp_parallelism": 8,
+            "num_pipeline_microbatches": 8,
+            "per_device_batch_size": 2,
+            "max_target_length": 4096,
+        },
+    ),
+    # Local and global attention take turns, so a stage has two layers.
+    "gpt-oss-120b": Shape(
+        title="gpt-oss-120b, v5p-128 (64 chips), 2 stages × expert 8 × FSDP 4",
+        keys={
+            "model_name": "gpt-oss-120b",
+            "compile_topology": "v5p-128",
+            "allow_split_physical_axes": True,
+            "ici_pipeline_parallelism": 2,
+            "num_layers_per_pipeline_stage": 2,
+            "ici_expert_parallelism": 8,
+            "ici_fsdp_parallelism": 4,
+            "num_pipeline_microbatches": 4,
+            "per_device_batch_size": 2,
+            "max_target_length": 4096,
+        },
+    ),
+    # Each fourth layer has no RoPE, so a stage has four layers.
+    "llama4-17b-16e": Shape(
+        title="Llama 4 Scout (17B, 16 experts), v5p-128 (64 chips), 4 stages × expert 4 × FSDP 4",
+        keys={
+            "model_name": "llama4-17b-16e",
+            "compile_topology": "v5p-128",
+            "ici_pipeline_parallelism": 4,
+            "num_layers_per_pipeline_stage": 4,
+            "ici_expert_parallelism": 4,
+            "ici_fsdp_parallelism": 4,
+            "num_pipeline_microbatches": 8,
+            "per_device_batch_size": 2,
+            "max_target_length": 4096,
+        },
     ),
     # A v6e whose SparseCores run collectives, so that overlap can be read off the schedule.
     "llama3-8b-v6e": Shape(

@@ -76,6 +76,9 @@ def _lines(rows: list[dict[str, Any]]):
   yield "sent in all", [size(compare.wire_bytes(row)) for row in rows]
   kinds = [*_KINDS, *sorted({each["kind"] for row in rows for each in row["transfers"]} - set(_KINDS))]
   yield from _chosen(rows, "kind", kinds, "")
+  balanced = [sum(each.get("balanced_bytes", 0) for each in row["transfers"]) for row in rows]
+  if any(balanced):
+    yield "ragged-all-to-all, if routing is balanced", [size(each) if each else "–" for each in balanced]
   yield "", None
   yield from _chosen(rows, "carries", (*carried.CARRIED, compare.UNTOLD), "carries ")
   yield "", None

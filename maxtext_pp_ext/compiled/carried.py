@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classifies what the collectives of a train step carry: weights, gradients, activations, or anything else.
 
+Ragged all-to-alls dispatch tokens to experts and combine what these return.
+
 Weights do not depend on the batch. A value that does is an activation (or its gradient) if a matrix multiplication, a
 kernel or a scatter is computed from it. It is a weight's gradient if only the new state is computed from it. Integers and
 scalars are "elsewhere". With optimizers that multiply matrices, such as Muon, gradients are classified as activations.
@@ -14,8 +16,8 @@ from typing import Any
 
 from maxtext_pp_ext.compiled import dataflow, hlo, spans, traffic
 
-WEIGHTS, GRADIENTS, ACTIVATIONS, ELSEWHERE = "weights", "gradients", "activations", "elsewhere"
-CARRIED = (WEIGHTS, GRADIENTS, ACTIVATIONS, ELSEWHERE)
+WEIGHTS, GRADIENTS, ACTIVATIONS, DISPATCH, ELSEWHERE = "weights", "gradients", "activations", "dispatch", "elsewhere"
+CARRIED = (WEIGHTS, GRADIENTS, ACTIVATIONS, DISPATCH, ELSEWHERE)
 _REDUCTIONS = frozenset({"all-reduce", "reduce-scatter", "collective-permute", traffic.BETWEEN_SLICES})
 _COMPUTE = frozenset({"dot", "convolution", "scatter"})
 _KERNELS = ("tpu_custom_call", "matmul", "gemm", "cudnn")
@@ -42,6 +44,8 @@ def carried(module: hlo.Module, found: Iterable[spans.Span], *, batch: str, opti
     value = _result(flow, span)
     if not span.array.is_floating or span.array.elements <= 1 or value is None:
       return ELSEWHERE
+    if span.collective.kind == traffic.RAGGED:
+      return DISPATCH
     if value not in of_batch:
       return WEIGHTS
     if value in for_compute:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pathlib
 from typing import Any
 
-from maxtext_pp_ext.compiled import carried, child, hlo, limits, spans, step
+from maxtext_pp_ext.compiled import carried, child, hlo, limits, spans, step, traffic
 from maxtext_pp_ext.compiled.projection import picture, summary, trace
 from maxtext_pp_ext.plan import chips
 from maxtext_pp_ext.processes import interruption
@@ -89,15 +89,16 @@ def of_module(module: hlo.Module, *, batch: str, optimizer: str) -> dict[str, An
 
 def transfers(collectives: Sequence[spans.Span], what: Sequence[str | None]) -> list[dict[str, Any]]:
   """Bytes on the wire and executions, by what is carried, kind and loop depth; the most bytes first."""
-  sums: dict[tuple[str, str, int], list[float]] = collections.defaultdict(lambda: [0.0, 0])
+  sums: dict[tuple[str, str, int], list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0])
   for span, carries in zip(collectives, what, strict=True):
     entry = sums[carries or UNTOLD, span.collective.kind, span.depth]
     entry[0] += span.wire_bytes
-    entry[1] += span.executions
-  rows = [
-      {"carries": carries, "kind": kind, "loop_depth": depth, "wire_bytes": round(wire), "count": count}
-      for (carries, kind, depth), (wire, count) in sums.items()
-  ]
+    entry[1] += span.collective.balanced_bytes * span.executions
+    entry[2] += span.executions
+  rows = []
+  for (carries, kind, depth), (wire, balanced, count) in sums.items():
+    row = {"carries": carries, "kind": kind, "loop_depth": depth, "wire_bytes": round(wire), "count": count}
+    rows.append(row | ({"balanced_bytes": round(balanced)} if kind == traffic.RAGGED else {}))
   return sorted(rows, key=lambda row: (-row["wire_bytes"], row["carries"], row["kind"], row["loop_depth"]))
 
 

@@ -4,7 +4,9 @@
 
 Every instruction counts as often as the loops around it run. Bytes on the wire are the bytes that a device in a group of
 g has to send, whatever the algorithm. For an array of b bytes they are (g−1)/g·b for an all-gather or all-to-all,
-(g−1)/g of the summed array for a reduce-scatter, twice that for an all-reduce, and b for a permute.
+(g−1)/g of the summed array for a reduce-scatter, twice that for an all-reduce, and b for a permute. A ragged all-to-all
+counts twice: the buffer that receives, which has room for all tokens where one device may get them all, and what a device
+sends if all get equally many.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ import numpy as np
 from maxtext_pp_ext.compiled import hlo
 
 BETWEEN_SLICES = "between slices"
+RAGGED = "ragged-all-to-all"
 COLLECTIVES = (
     "all-gather",
     "reduce-scatter",
     "all-reduce",
     "all-to-all",
-    "ragged-all-to-all",
+    RAGGED,
     "collective-permute",
 )
 # A collective on another execution thread keeps its opcode, inside the computation that call-start names.
@@ -42,12 +45,14 @@ class Collective:
 
   Attributes:
     kind: one of COLLECTIVES, or BETWEEN_SLICES for a transfer over the data-centre network.
-    wire_bytes: bytes that a device sends.
+    wire_bytes: bytes that a device sends; of a ragged all-to-all the bytes of the buffer that receives.
+    balanced_bytes: bytes that a device sends if all get equally many rows of a ragged all-to-all; else as wire_bytes.
     weights: number of its result arrays that are floating-point and have at least WEIGHT_BYTES.
   """
 
   kind: str
   wire_bytes: float
+  balanced_bytes: float
   weights: int
 
 
@@ -57,6 +62,7 @@ class Traffic:
 
   Attributes:
     wire_bytes: bytes sent, by kind of collective.
+    balanced_ragged_bytes: of ragged all-to-alls the bytes sent if all devices get equally many rows.
     count: executions, by kind of collective.
     weight_gathers: all-gathers executed, counted per floating-point array of at least WEIGHT_BYTES.
     dot_flops: FLOPs of matrix multiplications and convolutions, two per multiply-add. Pallas kernels are left out.
@@ -64,6 +70,7 @@ class Traffic:
   """
 
   wire_bytes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+  balanced_ragged_bytes: float = 0.0
   count: collections.Counter = dataclasses.field(default_factory=collections.Counter)
   weight_gathers: int = 0
   dot_flops: float = 0.0
@@ -78,6 +85,7 @@ class Traffic:
       self.wire_bytes[kind] += times * value
     for kind, value in other.count.items():
       self.count[kind] += times * value
+    self.balanced_ragged_bytes += times * other.balanced_ragged_bytes
     self.weight_gathers += times * other.weight_gathers
     self.dot_flops += times * other.dot_flops
     self.loops_without_trip_count += other.loops_without_trip_count
@@ -86,6 +94,7 @@ class Traffic:
     return {
         "wire_GB": {kind: round(value / 1e9, 3) for kind, value in sorted(self.wire_bytes.items())},
         "wire_total_GB": round(self.total_wire_bytes / 1e9, 3),
+        "balanced_ragged_GB": round(self.balanced_ragged_bytes / 1e9, 3),
         "count": dict(sorted(self.count.items())),
         "weight_gathers": self.weight_gathers,
         "dot_flops": self.dot_flops,
@@ -129,6 +138,7 @@ def _of_instruction(module: hlo.Module, computation: hlo.Computation, instructio
   result = Traffic()
   if collective := collective_of(module, computation, instruction):
     result.wire_bytes[collective.kind] = collective.wire_bytes  # type: ignore[assignment]  # may be a fraction
+    result.balanced_ragged_bytes = collective.balanced_bytes if collective.kind == RAGGED else 0.0
     result.count[collective.kind] = 1
     result.weight_gathers = collective.weights if collective.kind == "all-gather" else 0
   result.dot_flops = dot_flops(computation, instruction)
@@ -138,7 +148,8 @@ def _of_instruction(module: hlo.Module, computation: hlo.Computation, instructio
 def collective_of(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction) -> Collective | None:
   """The instruction as a collective; None for other instructions, and for a `-done`, since its `-start` counts."""
   if instruction.opcode == "send":
-    return Collective(kind=BETWEEN_SLICES, wire_bytes=_sent_between_slices(instruction), weights=0)
+    sent = _sent_between_slices(instruction)
+    return Collective(kind=BETWEEN_SLICES, wire_bytes=sent, balanced_bytes=sent, weights=0)
   kind = _STARTS.get(instruction.opcode, instruction.opcode)
   if kind not in COLLECTIVES:
     return None
@@ -161,7 +172,27 @@ def collective_of(module: hlo.Module, computation: hlo.Computation, instruction:
   else:
     wire = size
   weights = sum(array.is_floating and array.bytes >= WEIGHT_BYTES for array in arrays)
-  return Collective(kind=kind, wire_bytes=wire, weights=weights)
+  balanced: float = wire
+  if kind == RAGGED:  # the buffer that receives is an operand, too
+    _, balanced_count = balanced_rows(computation, instruction)
+    buffer = operand_arrays(computation, instruction)[1]
+    wire, balanced = buffer.bytes, buffer.bytes / max(buffer.dims[0], 1) * balanced_count * share
+  return Collective(kind=kind, wire_bytes=wire, balanced_bytes=balanced, weights=weights)
+
+
+def balanced_rows(computation: hlo.Computation, ragged: hlo.Instruction) -> tuple[int, int]:
+  """(rows of a ragged all-to-all's larger buffer, of its smaller one: those that are full if routing is balanced)."""
+  buffers = operand_arrays(computation, ragged)[:2]
+  if len(buffers) < 2 or not all(buffer.dims for buffer in buffers):
+    raise hlo.HloError(f"{ragged.name} is a ragged all-to-all without two buffers.")
+  given, taken = (buffer.dims[0] for buffer in buffers)
+  return max(given, taken), min(given, taken)
+
+
+def operand_arrays(computation: hlo.Computation, step: hlo.Instruction) -> list[hlo.Array]:
+  """The arrays of an instruction's operands, of tuples all of them."""
+  sources = (computation.by_name.get(name) for name in step.operand_names)
+  return [array for source in sources if source for array in source.arrays]
 
 
 def _sent_between_slices(instruction: hlo.Instruction) -> float:

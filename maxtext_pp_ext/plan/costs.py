@@ -31,6 +31,11 @@ class Sizes:
     logits: the logits of the device's share of the batch.
     head: weights outside the pipeline, as they are gathered.
     head_sent: what a device sends in a step for weights outside the pipeline, and their gradients.
+    work_outside: what backward of a layer outside the pipeline keeps, for the whole batch; 0 without such layers.
+    sent_to_gather_again: of sent_to_gather, those of weights that the compiler gathers twice in backward without a
+      pipeline: for what is recomputed, and for the gradients. It does so but for weights of Pallas kernels.
+    dispatched: what layers send in a step to dispatch one microbatch's tokens to experts, and to combine the results.
+    dispatched_outside: the same of layers outside the pipeline, for the whole batch.
     between_slices: bytes over the data-centre network: those of sent_to_gather, those of sent_to_reduce, and those sent
       once per step for weights outside the pipeline.
   """
@@ -47,6 +52,10 @@ class Sizes:
   logits: int
   head: int
   head_sent: int
+  work_outside: int = 0
+  sent_to_gather_again: int = 0
+  dispatched: int = 0
+  dispatched_outside: int = 0
   between_slices: tuple[int, int, int] = (0, 0, 0)
 
 
@@ -133,6 +142,7 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
       "gradients": round(reduce * sizes.sent_to_reduce),
       "activations": ring + ends,
       "outside the pipeline": sizes.head_sent,
+      **_dispatch(schedule.iterations, sizes),
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
   over_network = {
@@ -156,12 +166,16 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
   backward["one microbatch in a stage, backward"] = sizes.work
   slots = 0 if not residency.has_slots else schedule.repeats if residency.gathers_first else 1
   head = {**kept, "weights that the pipeline keeps gathered": slots * sizes.gathered, "outputs": whole}
+  phases = {"in the pipeline's backward": backward, "at the logits": head | _head(sizes)}
+  if sizes.work_outside:
+    layer = {"gathered weights of a layer": sizes.gathered, "their gradients, not reduced yet": sizes.summed}
+    phases["in the backward of layers outside"] = head | layer | {"one layer outside, backward": sizes.work_outside}
   return Costs(
       traffic=traffic,
       over_network=over_network,
       beside_compute=beside_compute,
       always=_always(sizes),
-      phases={"in the pipeline's backward": backward, "at the logits": head | _head(sizes)},
+      phases=phases,
   )
 
 
@@ -181,14 +195,19 @@ def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes) -> d
 def without(layers: int, sizes: Sizes) -> Costs:
   """Returns the costs of the same model without a pipeline: its layers run one after another in a loop, with remat.
 
-  A layer's weights are gathered three times: in forward, in backward for what is recomputed, and in backward for the
-  gradients. With remat the compiler does not share the last two.
+  A layer's weights are gathered in forward, in backward for what is recomputed, and most of them in backward for the
+  gradients. With remat the compiler shares the last two for weights of Pallas kernels only, as experts have.
+
+  Args:
+    layers: the layers, or cycles of layers, that a loop runs one after another.
+    sizes: sizes of the model, where such a layer is a repeat.
   """
   traffic = {
-      "weights": 3 * layers * sizes.sent_to_gather,
+      "weights": layers * (2 * sizes.sent_to_gather + sizes.sent_to_gather_again),
       "gradients": layers * sizes.sent_to_reduce,
       "activations": 0,
       "outside the pipeline": sizes.head_sent,
+      **_dispatch(layers, sizes),
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
   kept = {"layers' inputs, kept for backward": layers * sizes.activations}
@@ -210,6 +229,11 @@ def without(layers: int, sizes: Sizes) -> Costs:
       always=_always(sizes),
       phases={"in the layers' backward": backward, "at the logits": kept | _head(sizes)},
   )
+
+
+def _dispatch(times: int, sizes: Sizes) -> dict[str, int]:
+  sent = times * sizes.dispatched + sizes.dispatched_outside
+  return {"dispatch": sent} if sent else {}
 
 
 def _always(sizes: Sizes) -> dict[str, int]:

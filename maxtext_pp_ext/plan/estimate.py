@@ -43,12 +43,14 @@ class Work:
 
   Attributes:
     flops: FLOPs in the layers, rematerialisation included.
-    products: those of matrix products other than attention's.
+    products: those of matrix products other than attention's and grouped ones.
+    grouped: those of grouped products, of tokens with their experts.
     outside: FLOPs outside the layers.
     largest: FLOPs of the largest product in a layer, for one microbatch.
     attention: FLOPs of one product of attention in all layers.
     recomputed: how often backward computes forward again, 0 or 1.
     elementwise: bytes that the layers read and write between products.
+    exchanged: bytes over the busiest link on which tokens go to their experts, or experts' weights to the tokens.
     sums: bytes of the sums of the gradients of a stage's repeat.
     gathered: bytes of the gathered weights of a stage's repeat.
     state: bytes that the optimizer reads and writes.
@@ -60,11 +62,13 @@ class Work:
 
   flops: float
   products: float
+  grouped: float
   outside: float
   largest: float
   attention: float
   recomputed: int
   elementwise: float
+  exchanged: float
   sums: float
   gathered: float
   state: float
@@ -124,9 +128,11 @@ def estimate(
   summed = schedule.iterations * work.sums if schedule is not None and adds_up else 0.0
   layers = {
       "products": _products(work) / chip.flops * with_bubbles,
+      "grouped products": work.grouped / (chip.flops * chips.KERNEL_EFFICIENCY["grouped product"]) * with_bubbles,
       "attention": kernels * work.attention / (chip.flops * chips.KERNEL_EFFICIENCY["attention"]) * with_bubbles,
       "elementwise": work.elementwise / chip.hbm_bandwidth * with_bubbles,
       "sums of gradients": _SUM_PASSES * summed / chip.hbm_bandwidth,
+      "dispatch": work.exchanged / _axis_rate(chip, work) * with_bubbles,
       "copies of whole layers": _copied(work, schedule, residency) / chip.hbm_bandwidth,
   }
   waits, beside = _transfers(chip, work, costs)
@@ -176,6 +182,8 @@ def _transfers(chip: chips.Chip, work: Work, costs: Costs) -> tuple[dict[str, fl
   }
   waits, beside = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
   for what, sent in costs.traffic.items():
+    if what == "dispatch":  # the layers wait for it
+      continue
     moves = what == "activations"
     share = costs.beside_compute.get(what, 0.0) if moves or work.on_sparsecores else 0.0
     between = costs.over_network.get(what, 0)
@@ -189,5 +197,10 @@ def _gather_rate(chip: chips.Chip, work: Work) -> float:
   """Bytes per second of a gather: over the links of the torus axes that its group spans, about log g / log n of them."""
   dimensions = chip.links // 2
   axes = dimensions * (math.log(work.group) / math.log(work.chips) if work.group > 1 else 1)
-  links = 2 if work.chips >= _LEAST_CLOSED[dimensions] else 1
-  return axes * links * chip.link * chips.LINK_EFFICIENCY
+  return axes * _axis_rate(chip, work)
+
+
+def _axis_rate(chip: chips.Chip, work: Work) -> float:
+  """Bytes per second over the links of one torus axis, both directions of a closed one."""
+  links = 2 if work.chips >= _LEAST_CLOSED[chip.links // 2] else 1
+  return links * chip.link * chips.LINK_EFFICIENCY

@@ -63,7 +63,7 @@ def of_run(
     return None
   sizes = quantities.sizes(config, circular, parameters, mesh)
   if circular is None or residency is None:
-    found = costs.without(config.num_decoder_layers, sizes)
+    found = costs.without(quantities.loop_length(config), sizes)
   else:
     found = costs.pipelined(circular, residency, sizes, over_slices=config.dcn_pipeline_parallelism > 1)
   if chip is None:

@@ -23,6 +23,7 @@ from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.host.models.flops import of_attention, of_step
 from maxtext_pp_ext.plan.costs import Sizes
 from maxtext_pp_ext.plan.estimate import Work
+from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.gathered import gathered_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
@@ -42,12 +43,14 @@ class _Weight:
     dtype: the dtype in which it is stored.
     gathered_over: the mesh axes over which it is gathered.
     replicas_over: the mesh axes that shard the batch but not this array, so gradients are summed over them.
+    of_experts: whether each expert has its own.
   """
 
   count: float
   dtype: Any
   gathered_over: frozenset[str]
   replicas_over: frozenset[str]
+  of_experts: bool
 
 
 def sizes(
@@ -63,7 +66,7 @@ def sizes(
   """
   inside, outside = _weights(config, parameters, mesh, _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS)
   stages = 1 if schedule is None else schedule.stages
-  parts = config.num_decoder_layers if schedule is None else schedule.repeats * schedule.stages
+  parts = loop_length(config) if schedule is None else schedule.repeats * schedule.stages
   own = parameters.totals["bytes_per_device"]
   narrow = lambda w: w.count * min(w.dtype.itemsize, jnp.dtype(config.dtype).itemsize)
   as_gathered = lambda w: w.count * w.dtype.itemsize if config.pipeline_gather_dtype == "weight" else narrow(w)
@@ -80,6 +83,9 @@ def sizes(
     shards, replicas = over(w.gathered_over), over(w.replicas_over)
     return narrow(w) * ((1 - 1 / shards) + 2 * (1 - 1 / replicas) / shards)
 
+  def to_gather(w: _Weight) -> float:
+    return as_gathered(w) * (1 - 1 / over(w.gathered_over))
+
   def gathered_between(w: _Weight, size: float) -> float:
     """A gather fetches the shards of other slices first, then all shards within the slice."""
     slices = slices_of(w.gathered_over)
@@ -87,6 +93,8 @@ def sizes(
 
   def replicas_between(w: _Weight) -> float:
     return 2 * (1 - 1 / slices_of(w.replicas_over)) * narrow(w) / over(w.gathered_over)
+
+  dispatched, dispatched_outside = _dispatched(config, schedule, mesh)
 
   return Sizes(
       parameters=own,
@@ -97,12 +105,18 @@ def sizes(
       optimizer=_moments(config, parameters),
       gathered=round(sum(map(as_gathered, inside)) / parts),
       summed=round(sum(map(in_sums, inside)) / parts),
-      sent_to_gather=round(sum(as_gathered(w) * (1 - 1 / over(w.gathered_over)) for w in inside) / parts),
+      sent_to_gather=round(sum(map(to_gather, inside)) / parts),
+      sent_to_gather_again=round(
+          sum(to_gather(w) for w in inside if not (w.of_experts and config.sparse_matmul)) / parts
+      ),
       sent_to_reduce=round(sum(map(reduced, inside)) / parts),
       activations=_activations(config, schedule, mesh),
       work=_work(config, schedule, mesh),
       logits=_logits(config, mesh),
       head=round(sum(map(narrow, outside))) // 2,  # the table of embeddings is not gathered
+      work_outside=_work_outside(config, schedule, mesh),
+      dispatched=round(dispatched),
+      dispatched_outside=round(dispatched_outside),
       head_sent=round(sum(narrow(w) * (1 - 1 / over(w.gathered_over)) * 0.5 + reduced(w) for w in outside)),
       between_slices=(
           round(sum(gathered_between(w, as_gathered(w)) for w in inside) / parts),
@@ -110,6 +124,12 @@ def sizes(
           round(sum(gathered_between(w, narrow(w)) + replicas_between(w) for w in outside)),
       ),
   )
+
+
+def loop_length(config: DerivedKeys) -> int:
+  """Returns how many layers, or cycles of layers, MaxText's loop runs one after another without a pipeline."""
+  cycle = config.inhomogeneous_layer_cycle_interval if config.scan_layers else 1
+  return math.ceil(config.num_decoder_layers / max(cycle, 1))
 
 
 def not_counted(config: DerivedKeys) -> list[str]:
@@ -123,7 +143,7 @@ def not_counted(config: DerivedKeys) -> list[str]:
     missing.append(
         f"all but one of the parts that gradient_accumulation_steps={accumulated} makes of a step, and their sum"
     )
-  if config.num_experts > 1:
+  if config.num_experts > 1 and not has_formulas(config):
     missing.append("what the layers send to dispatch tokens to experts, and hold meanwhile")
   parallelism = ("tensor", "tensor_transpose", "tensor_sequence", "context", "sequence", "context_autoregressive")
   named = [name for name in parallelism if any(getattr(config, f"{n}_{name}_parallelism", 1) > 1 for n in ("ici", "dcn"))]
@@ -154,17 +174,23 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
   attention = of_attention(config) / 6  # forward's two products, and backward's four
   layers = config.num_decoder_layers / (schedule.stages if schedule else 1)
   elementwise = 2 * (3 + again) * _tokens(config, mesh) * layers * _token(config, mesh)
+  microbatches = schedule.microbatches if schedule else 1
+  of_experts = experts(config, mesh, _tokens(config, mesh) / microbatches)
+  times = layers_with_experts(config, in_pipeline=False) / (schedule.stages if schedule else 1) * microbatches
+  grouped = times * of_experts.flops if of_experts else 0.0
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
   data = data_mesh_axes(mesh, config.logical_axis_rules) - {"stage"}
   return Work(
       flops=inside,
-      products=max(inside - attention * (6 + 2 * again), 0),
+      products=max(inside - attention * (6 + 2 * again) - grouped, 0),
+      grouped=grouped,
       outside=outside,
-      largest=2.0 * _tokens(config, mesh) / (schedule.microbatches if schedule else 1) * _weight(config, mesh),
+      largest=2.0 * _tokens(config, mesh) / microbatches * _weight(config, mesh),
       # splash attention computes whole blocks on the diagonal
       attention=attention * (1 + min(config.sa_block_q / config.max_target_length, 1)),
       recomputed=again,
-      elementwise=elementwise,
+      elementwise=elementwise + (times * of_experts.moved if of_experts else 0.0),
+      exchanged=times * of_experts.exchanged if of_experts else 0.0,
       sums=float(sized.summed),
       gathered=float(sized.gathered),
       state=2 * (sized.parameters + sized.optimizer) + sized.parameters,
@@ -199,7 +225,8 @@ def _weights(
     batch = _axes(resolve(ACTIVATION_AXES[:2], mesh, config.logical_axis_rules)) - {"stage"}
     if outside := not inside.match(layout.path):
       batch |= {"stage"} & set(mesh.axis_names)  # the stages share what is outside the pipeline
-    weight = _Weight(count, layout.dtype, frozenset(all_axes - kept_axes), frozenset(batch - all_axes))
+    of_experts = "exp" in (names or ())
+    weight = _Weight(count, layout.dtype, frozenset(all_axes - kept_axes), frozenset(batch - all_axes), of_experts)
     found[outside].append(weight)
   return found
 
@@ -236,7 +263,17 @@ def _work(config: DerivedKeys, schedule: CircularSchedule | None, mesh: Abstract
   tokens = _tokens(config, mesh) / (1 if schedule is None else schedule.microbatches)
   each = config.set_remat_policy_on_layers_per_stage or config.remat_policy == "none"
   layers = 1 if schedule is None or each else config.num_layers_per_pipeline_stage
-  return math.ceil(tokens * _token(config, mesh) * layers)
+  of_experts = experts(config, mesh, tokens)
+  return math.ceil(tokens * _token(config, mesh) * layers + (of_experts.held if of_experts else 0))
+
+
+def _work_outside(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
+  """Returns the same for a layer outside the pipeline, where the stages share the batch; 0 if there is none."""
+  if schedule is None or schedule.stages == 1 or config.pipeline_parallel_layers == config.num_decoder_layers:
+    return 0
+  tokens = _tokens(config, mesh) / schedule.stages
+  of_experts = experts(config, mesh, tokens)
+  return math.ceil(tokens * _token(config, mesh) + (of_experts.held if of_experts else 0))
 
 
 def _tokens(config: DerivedKeys, mesh: AbstractMesh) -> float:
@@ -249,10 +286,13 @@ def _token(config: DerivedKeys, mesh: AbstractMesh) -> float:
   """Returns bytes of inputs and outputs of matrix products, for one token and layer."""
   attention = 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim
   if config.num_experts > 1:
-    capacity = config.capacity_factor if config.capacity_factor > 0 else 1
-    mlp = 3 * (config.moe_mlp_dim or config.mlp_dim) * config.num_experts_per_tok * capacity
+    width = config.moe_mlp_dim or config.mlp_dim
+    shared = getattr(config, "shared_experts", 0)
+    # Those of a ragged dispatch are in `Experts.held`.
+    routed = 0.0 if config.sparse_matmul else config.num_experts_per_tok * max(config.capacity_factor, 1.0)
+    mlp = 3 * width * (shared + routed)
   else:
-    mlp = 3 * config.mlp_dim
+    mlp = 3.0 * config.mlp_dim
   wide = attention / _shards(("heads",), config, mesh) + mlp / _shards(("mlp",), config, mesh)
   return (2 * config.emb_dim + wide) * jnp.dtype(config.dtype).itemsize
 
@@ -261,6 +301,20 @@ def _weight(config: DerivedKeys, mesh: AbstractMesh) -> float:
   """Returns elements of the largest weight of a layer: a matrix of the MLP, or of one expert."""
   width = (config.moe_mlp_dim or config.mlp_dim) if config.num_experts > 1 else config.mlp_dim
   return config.emb_dim * width / _shards(("mlp",), config, mesh)
+
+
+def _dispatched(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> tuple[float, float]:
+  """Returns bytes sent to dispatch tokens: for one microbatch by the layers of a repeat, and by those outside."""
+  tokens = _tokens(config, mesh)
+  found = experts(config, mesh, tokens / (schedule.microbatches if schedule else 1))
+  if found is None:
+    return 0.0, 0.0
+  every = layers_with_experts(config, in_pipeline=False)
+  if schedule is None or schedule.stages == 1:
+    return found.sent * every / (schedule.repeats if schedule else loop_length(config)), 0.0
+  inside = layers_with_experts(config, in_pipeline=True)
+  outside = experts(config, mesh, tokens / schedule.stages)  # the stages share the batch
+  return found.sent * inside / (schedule.stages * schedule.repeats), outside.sent * (every - inside) if outside else 0.0
 
 
 def _logits(config: DerivedKeys, mesh: AbstractMesh) -> int:

@@ -84,6 +84,14 @@ def test_a_reduction_that_is_multiplied_with_afterwards_is_of_activations():
   assert dict(zip([span.name for span in found], what, strict=True))["reduced"] == "activations"
 
 
+def test_a_ragged_all_to_all_dispatches_tokens():
+  groups = "replica_groups={{0,1,2,3}}"
+  text = STEP.replace("collective-permute(%y), source_target_pairs={{0,1},{1,0}}", f"ragged-all-to-all(%y, %x), {groups}")
+  rows = compare.transfers(*judged(text))
+  expected = {"carries": "dispatch", "kind": "ragged-all-to-all", "loop_depth": 1, "wire_bytes": 640, "count": 5}
+  assert expected | {"balanced_bytes": 480} in rows
+
+
 SLICES = 'frontend_attributes={_xla_host_transfer_rendezvous="NAME",_xla_megascale_target="{1,2}x{0:1}"TYPE}'
 
 

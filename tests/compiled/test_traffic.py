@@ -35,7 +35,6 @@ def of(line: str, *, computation: str = "main", more: str = "") -> traffic.Traff
         ("all-reduce", "%g = f32[1024] all-reduce(%a), GROUPS, to_apply=%add", 2 * SIZE * 3 / 4),
         ("all-reduce", "%g = (f32[512], f32[512]) all-reduce-start(%a, %b), GROUPS, to_apply=%add", 2 * SIZE * 3 / 4),
         ("all-to-all", "%g = f32[1024] all-to-all(%a), GROUPS", SIZE * 3 / 4),
-        ("ragged-all-to-all", "%g = f32[1024] ragged-all-to-all(%a), GROUPS", SIZE),
         ("collective-permute", "%g = f32[1024] collective-permute(%a), source_target_pairs={{0,1}}", SIZE),
         (
             "collective-permute",
@@ -49,6 +48,19 @@ def test_a_collective_puts_on_the_wire_what_a_device_has_to_send(kind, line, wir
   found = of(line.replace("GROUPS", "replica_groups=[2,4]<=[8]"))
   assert dict(found.wire_bytes) == {kind: wire}
   assert dict(found.count) == {kind: 1}
+
+
+@pytest.mark.parametrize("sent, received", [(256, 1024), (1024, 256), (256, 256)])
+@pytest.mark.parametrize("is_started", [False, True])
+def test_a_ragged_all_to_all_counts_as_its_buffer_and_as_what_balanced_routing_sends(sent, received, is_started):
+  line = f"%g = f32[{received}] ragged-all-to-all(%a, %b, %o), replica_groups=[2,4]<=[8]"
+  if is_started:
+    result = f"((f32[{sent}], f32[{received}], s32[4]), f32[{received}])"
+    line = line.replace(f"f32[{received}] ragged-all-to-all", f"{result} ragged-all-to-all-start")
+  buffers = [f"%a = f32[{sent}] parameter(0)", f"%b = f32[{received}] parameter(1)", "%o = s32[4] parameter(2)"]
+  found = of("\n  ".join([*buffers, line]))
+  assert dict(found.wire_bytes) == {"ragged-all-to-all": 4 * received}
+  assert found.balanced_ragged_bytes == 4 * 256 * 3 / 4
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ COMPUTED = (PRODUCTS, KERNELS, OTHER)
 TRANSFERS, MEMORY, DEVICES = "transfers that nothing hides", "waiting for memory", "waiting for other devices"
 SPARSECORE, HOST, DMA = "SparseCore", "host", "HBM"
 
-_RAGGED = "ragged-all-to-all"
 _NOTHING = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency"})
 _NOTHING |= {"partition-id", "replica-id", "optimization-barrier", "opt-barrier", "recv"}
 _SMALL_BYTES = 1 << 16
@@ -79,14 +78,14 @@ class Costs:
     self._module, self._chip, self._grid, self._mesh, self._carries = module, chip, grid, dict(mesh), carries
     self._route = functools.cache(grid.route)
     self._network = chip.network_measured or chip.network
-    self._filled = dict(_balanced(computation, step) for computation, step in _ragged(module))
+    self._filled = dict(traffic.balanced_rows(computation, step) for computation, step in _ragged(module))
 
   def compute(self, scope: integers.Scope, step: hlo.Instruction) -> tuple[str, float]:
     """The kind of an instruction's compute, and its seconds."""
     if step.opcode in _NOTHING:
       return OTHER, 0.0
     computation = scope.computation
-    operands = operand_arrays(computation, step)
+    operands = traffic.operand_arrays(computation, step)
     if step.opcode == "custom-call":
       if '"tpu_custom_call"' not in step.attributes:
         return OTHER, 0.0
@@ -105,9 +104,7 @@ class Costs:
     if found is None:
       return self._copy(computation, step) if step.opcode.endswith("-start") else None
     source, collective = found
-    sent = collective.wire_bytes
-    if collective.kind == _RAGGED:
-      sent *= _balanced(computation, source)[1] / operand_arrays(computation, source)[0].dims[0]
+    sent = collective.balanced_bytes
     lanes, seconds, axes = self._collective(source, dataclasses.replace(collective, wire_bytes=sent))
     on_sparsecore = step.opcode == "call-start"
     carried = self._carries.get((computation.name, step.name)) or "not told"
@@ -186,20 +183,8 @@ class Costs:
 def _ragged(module: hlo.Module) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
   for computation in module.computations.values():
     for step in computation.instructions:
-      if step.opcode in (_RAGGED, f"{_RAGGED}-start"):
+      if step.opcode in (traffic.RAGGED, f"{traffic.RAGGED}-start"):
         yield computation, step
-
-
-def _balanced(computation: hlo.Computation, step: hlo.Instruction) -> tuple[int, int]:
-  """(rows of a ragged all-to-all's larger buffer, of its smaller one: those that are full if routing is balanced)."""
-  given, taken = (array.dims[0] for array in operand_arrays(computation, step)[:2])
-  return max(given, taken), min(given, taken)
-
-
-def operand_arrays(computation: hlo.Computation, step: hlo.Instruction) -> list[hlo.Array]:
-  """The arrays of an instruction's operands, of tuples all of them."""
-  sources = (computation.by_name.get(name) for name in step.operand_names)
-  return [array for source in sources if source for array in source.arrays]
 
 
 def permuted(step: hlo.Instruction) -> list[tuple[int, int]]:
@@ -220,7 +205,7 @@ def _moved(step: hlo.Instruction, operands: Sequence[hlo.Array]) -> float:
 
 def _copied(computation: hlo.Computation, step: hlo.Instruction) -> int:
   """Bytes that an asynchronous copy moves. Its type holds operands and result side by side, and a context."""
-  operands = operand_arrays(computation, step)
+  operands = traffic.operand_arrays(computation, step)
   if "update-slice" in step.opcode or "update-slice" in step.attributes:
     return operands[1].bytes if len(operands) > 1 else 0
   if step.opcode == "copy-start" or len(step.arrays) <= len(operands):

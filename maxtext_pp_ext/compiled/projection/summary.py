@@ -48,7 +48,8 @@ def figures(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[str, A
   Returns:
     `step_s`; `parts`, seconds that add up to it; and of these: `bubbles_s`, compute of the pipeline's loops in
     iterations in which a stage idles, None for a pipeline without a loop, and `again_s`, what is computed again.
-    `busy_s` of each lane. `transfers_s`: of transfers, hidden or not, by the names of their parts. `tokens_per_s` and
+    `busy_s` of each lane. `transfers_s`: of transfers, hidden or not, by the names of their parts. `transfers_GB`: what a
+    device sends, likewise; of a ragged all-to-all what it sends if routing is balanced. `tokens_per_s` and
     `tflops_per_s` of a device as MaxText's log counts them, and their share of the chip's peak, `mfu`. `unknown`:
     instructions that could not be followed, see `Timeline`. `is`: what this is.
   """
@@ -68,6 +69,7 @@ def figures(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[str, A
       "compute_s": sum(compute.values()),
       "busy_s": _largest_first(run.busy),
       "transfers_s": _largest_first(run.sent),
+      "transfers_GB": _largest_first({part: sent / 1e9 for part, sent in run.sent_bytes.items()}),
       "tokens_per_s": work["tokens"] / run.seconds,
       "tflops_per_s": work["model_flops"] / run.seconds / 1e12,
       "mfu": work["model_flops"] / run.seconds / chip.flops,

@@ -80,6 +80,7 @@ class Run:
     parts: seconds of the device, by `Part`; they add up to `seconds`.
     busy: seconds by lane.
     sent: seconds of transfers, hidden or not, by the names of their parts.
+    sent_bytes: their bytes on the wire, likewise.
     events: what occupies lanes, and loops, in the order of execution.
   """
 
@@ -87,6 +88,7 @@ class Run:
   parts: dict[Part, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
   busy: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
   sent: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
+  sent_bytes: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
   events: list[Event | Loop] = dataclasses.field(default_factory=list)
 
   def add_times(self, other: Run, times: int) -> None:
@@ -102,6 +104,8 @@ class Run:
       self.busy[lane] += times * seconds
     for part_name, seconds in other.sent.items():
       self.sent[part_name] += times * seconds
+    for part_name, size in other.sent_bytes.items():
+      self.sent_bytes[part_name] += times * size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -332,6 +336,7 @@ class _Lanes:
   def _occupy(self, run: Run, step: hlo.Instruction, transfer: costs.Transfer) -> float:
     start = max([run.seconds, *(self._free[lane] for lane in transfer.lanes)])
     run.sent[transfer.part] += transfer.seconds
+    run.sent_bytes[transfer.part] += transfer.detail["bytes"]
     for lane in transfer.lanes:
       self._free[lane] = start + transfer.seconds
       run.busy[lane] += transfer.seconds

@@ -1,0 +1,104 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a layer's experts cost a device: tokens that are dispatched and combined, and the buffers for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
+from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
+
+# Read off programs of the TPU compiler (libtpu 0.0.48.1, v5p, remat_policy=full): Mixtral 8x7B, DeepSeek-V3 and Qwen3
+# 235B without a pipeline and with a window (`python -m benchmarks.compiler_figures --shape mixtral-8x7b-dropless …`).
+# Buffers of tokens, and of the experts' hidden values, that backward of a layer holds at once.
+_TOKENS_HELD, _HIDDEN_HELD = 3, 5
+# How often they are read or written outside of the products: sorted, filled with zeros, copied to other layouts, summed.
+_TOKENS_PASSES, _HIDDEN_PASSES = 105, 31
+# Dispatch with a capacity: what is held of the gathered weights of all experts, one gradient of the three included.
+_WEIGHTS_HELD = 4 / 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts:
+  """Of one layer and one microbatch on one device, forward and backward.
+
+  Attributes:
+    sent: bytes of the buffers that receive tokens, or weights, from the other devices of the expert axis.
+    exchanged: bytes over the busiest link of that axis. Of tokens they are those of balanced routing.
+    held: bytes that backward holds at once.
+    moved: bytes read and written outside of products.
+    flops: FLOPs of grouped products.
+  """
+
+  sent: float
+  exchanged: float
+  held: float
+  moved: float
+  flops: float
+
+
+def experts(config: Any, mesh: AbstractMesh, tokens: float) -> Experts | None:
+  """Returns what experts cost; None without experts, or for a dispatch for which there are no formulas.
+
+  Args:
+    config: MaxText's config.
+    mesh: its mesh.
+    tokens: the tokens of a microbatch on a device.
+  """
+  if config.num_experts <= 1 or not has_formulas(config):
+    return None
+  members = _shards("exp", config, mesh)
+  again = int(config.remat_policy == "full")
+  itemsize = jnp.dtype(config.dtype).itemsize
+  width = (config.moe_mlp_dim or config.mlp_dim) / _shards("mlp", config, mesh)
+  if not config.sparse_matmul:
+    weights = 3 * config.num_experts * config.emb_dim * width * itemsize
+    # Tokens stay, and the compiler gathers the weights of all experts, in forward and in backward, and adds up gradients.
+    sent = 3 * weights * (1 - 1 / members)
+    return Experts(sent=sent, exchanged=sent, held=weights * _WEIGHTS_HELD if members > 1 else 0, moved=0, flops=0)
+  rows = tokens * config.num_experts_per_tok
+  room = rows * _imbalance(config, members)
+  token, hidden = config.emb_dim * itemsize, width * itemsize
+  passes = 2 + again
+  return Experts(
+      sent=passes * (rows + room) * token if members > 1 else 0,
+      # Half of all tokens cross the middle of the axis, one half of them in each direction.
+      exchanged=2 * passes * rows * token * (members // 2) * (members - members // 2) / members,
+      held=room * (_TOKENS_HELD * token + _HIDDEN_HELD * hidden),
+      moved=room * (_TOKENS_PASSES * token + _HIDDEN_PASSES * hidden),
+      flops=2 * rows * 3 * config.emb_dim * width * (3 + again),
+  )
+
+
+def has_formulas(config: Any) -> bool:
+  """Whether the dispatch is ragged, or dense with a capacity: not by a ring of experts, nor dense without a capacity."""
+  if config.sparse_matmul:
+    return not config.use_ring_of_experts
+  return config.capacity_factor > 0
+
+
+def layers_with_experts(config: Any, *, in_pipeline: bool) -> float:
+  """Returns how many layers have experts: of the model, or of its pipeline, which does not have the first dense ones."""
+  if config.num_experts <= 1:
+    return 0.0
+  layers = config.pipeline_parallel_layers if in_pipeline else config.num_decoder_layers - config.first_num_dense_layers
+  return layers / config.interleave_moe_layer_step
+
+
+def _imbalance(config: Any, members: int) -> float:
+  """Rows of a buffer for each row that arrives if routing is balanced (MaxText's `get_ragged_buffer_size`)."""
+  if members == 1:
+    return 1.0
+  if config.ragged_buffer_factor > 0:
+    return config.ragged_buffer_factor
+  return min(members, config.num_experts / config.num_experts_per_tok)
+
+
+def _shards(name: str, config: Any, mesh: AbstractMesh) -> int:
+  (entry,) = resolve((name,), mesh, config.logical_axis_rules)
+  return math.prod(mesh.shape[axis] for axis in mesh_axes(entry) if axis != "stage")
