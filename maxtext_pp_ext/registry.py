@@ -21,7 +21,6 @@ before. Standard library only.
 
 from collections.abc import Callable, Mapping
 import dataclasses
-import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -30,6 +29,7 @@ import re
 import types
 
 from maxtext_pp_ext.errors import SetupError
+from maxtext_pp_ext.nearest import did_you_mean
 
 ENTRY_POINT_GROUP = "maxtext_pp_ext.pipelines"
 HOST = "host"
@@ -92,9 +92,7 @@ def get(name: str) -> Implementation:
 
 def unknown_name_message(name: object, known: tuple[str, ...]) -> str:
   """The error text for an unknown name."""
-  nearest = difflib.get_close_matches(str(name).lower().replace("-", "_"), known, n=1, cutoff=0.5)
-  suggestion = f"; did you mean {nearest[0]!r}?" if nearest else "."
-  return f"pipeline_impl={name!r} is not known. Known are {', '.join(map(repr, known))}{suggestion}"
+  return f"pipeline_impl={name!r} is not known. Known are {', '.join(map(repr, known))}{did_you_mean(name, known)}"
 
 
 def reset() -> None:

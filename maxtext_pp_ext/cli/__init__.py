@@ -18,6 +18,7 @@ import sys
 import maxtext_pp_ext
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, UNUSABLE
 from maxtext_pp_ext.errors import SetupError
+from maxtext_pp_ext.nearest import did_you_mean
 from maxtext_pp_ext.processes import interruption
 
 # name: what it is for. The module has the same name.
@@ -100,7 +101,8 @@ def _without_subcommand(argv: Sequence[str]) -> int:
   if given.subcommand is None and not argv:
     parser.print_help()
     return 0
-  parser.error(f"no subcommand {given.subcommand or argv[0]!r}: choose from {', '.join(SUBCOMMANDS)}")
+  name = given.subcommand or argv[0]
+  parser.error(f"no subcommand {name!r}: choose from {', '.join(SUBCOMMANDS)}{did_you_mean(name, SUBCOMMANDS)}")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

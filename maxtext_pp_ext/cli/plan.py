@@ -36,6 +36,7 @@ from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import compiling, maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
 from maxtext_pp_ext.host.models import refusals
+from maxtext_pp_ext.nearest import did_you_mean
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
 _GIB = 1 << 30
@@ -125,7 +126,8 @@ def _check(args: argparse.Namespace, names: list[str]) -> Any:
   if not names:
     raise CommandError("--impl names nothing.")
   if args.chip is not None and args.chip not in chips.CHIPS:
-    raise CommandError(f"--chip {args.chip}: known chips are {', '.join(chips.CHIPS)}.")
+    known = f"known chips are {', '.join(chips.CHIPS)}{did_you_mean(args.chip, chips.CHIPS)}"
+    raise CommandError(f"--chip {args.chip}: {known}")
   if args.validate < 0:
     raise CommandError(f"--validate {args.validate}: cannot be negative.")
   return chips.CHIPS[args.chip] if args.chip else None

@@ -69,6 +69,9 @@ class HostKeys(Protocol):
   moe_mlp_dim: int | None
   capacity_factor: float
   sparse_matmul: bool
+  shared_experts: int
+  use_ring_of_experts: bool
+  ragged_buffer_factor: float
   load_balance_loss_weight: float
   routed_bias: bool
   routed_bias_update_rate: float

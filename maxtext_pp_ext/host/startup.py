@@ -13,6 +13,7 @@ import sys
 
 SEAM_MODULES = (
     "maxtext.configs.types",
+    "maxtext.configs.pyconfig",
     "maxtext.layers.pipeline",
     "maxtext.layers.nnx_decoders",
     "maxtext.utils.model_creation_utils",
@@ -57,9 +58,12 @@ class SeamLoader:
     return getattr(self.loader, name)
 
 
-def enabled():
-  """False if the environment variable MAXTEXT_PP_EXT says so; any value but these four leaves the hook on."""
-  return os.environ.get("MAXTEXT_PP_EXT", "").strip().lower() not in ("off", "0", "false", "no")
+OFF, ON = ("off", "0", "false", "no"), ("", "on", "1", "true", "yes")
+
+
+def setting():
+  """The value of the environment variable MAXTEXT_PP_EXT."""
+  return os.environ.get("MAXTEXT_PP_EXT", "").strip().lower()
 
 
 def hook():
@@ -80,5 +84,7 @@ def unhook():
 
 def at_startup():
   """The one call in `maxtext_pp_ext.pth`."""
-  if enabled():
-    hook()
+  value = setting()
+  if value not in OFF and hook() and value not in ON:
+    # A line, not an exception: this runs in every Python of the environment, whatever its program is.
+    print(f"maxtext_pp_ext is on: MAXTEXT_PP_EXT={value!r} is none of {', '.join((*OFF, *ON[1:]))}", file=sys.stderr)

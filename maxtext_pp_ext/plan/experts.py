@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
+from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
 # Read off programs of the TPU compiler (libtpu 0.0.48.1, v5p, remat_policy=full): Mixtral 8x7B, DeepSeek-V3 and Qwen3
@@ -42,7 +42,7 @@ class Experts:
   flops: float
 
 
-def experts(config: Any, mesh: AbstractMesh, tokens: float) -> Experts | None:
+def experts(config: DerivedKeys, mesh: AbstractMesh, tokens: float) -> Experts | None:
   """Returns what experts cost; None without experts, or for a dispatch for which there are no formulas.
 
   Args:
@@ -75,14 +75,14 @@ def experts(config: Any, mesh: AbstractMesh, tokens: float) -> Experts | None:
   )
 
 
-def has_formulas(config: Any) -> bool:
+def has_formulas(config: DerivedKeys) -> bool:
   """Whether the dispatch is ragged, or dense with a capacity: not by a ring of experts, nor dense without a capacity."""
   if config.sparse_matmul:
     return not config.use_ring_of_experts
   return config.capacity_factor > 0
 
 
-def layers_with_experts(config: Any, *, in_pipeline: bool) -> float:
+def layers_with_experts(config: DerivedKeys, *, in_pipeline: bool) -> float:
   """Returns how many layers have experts: of the model, or of its pipeline, which does not have the first dense ones."""
   if config.num_experts <= 1:
     return 0.0
@@ -90,7 +90,7 @@ def layers_with_experts(config: Any, *, in_pipeline: bool) -> float:
   return layers / config.interleave_moe_layer_step
 
 
-def _imbalance(config: Any, members: int) -> float:
+def _imbalance(config: DerivedKeys, members: int) -> float:
   """Rows of a buffer for each row that arrives if routing is balanced (MaxText's `get_ragged_buffer_size`)."""
   if members == 1:
     return 1.0
@@ -99,6 +99,6 @@ def _imbalance(config: Any, members: int) -> float:
   return min(members, config.num_experts / config.num_experts_per_tok)
 
 
-def _shards(name: str, config: Any, mesh: AbstractMesh) -> int:
+def _shards(name: str, config: DerivedKeys, mesh: AbstractMesh) -> int:
   (entry,) = resolve((name,), mesh, config.logical_axis_rules)
   return math.prod(mesh.shape[axis] for axis in mesh_axes(entry) if axis != "stage")

@@ -287,10 +287,9 @@ def _token(config: DerivedKeys, mesh: AbstractMesh) -> float:
   attention = 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim
   if config.num_experts > 1:
     width = config.moe_mlp_dim or config.mlp_dim
-    shared = getattr(config, "shared_experts", 0)
     # Those of a ragged dispatch are in `Experts.held`.
     routed = 0.0 if config.sparse_matmul else config.num_experts_per_tok * max(config.capacity_factor, 1.0)
-    mlp = 3 * width * (shared + routed)
+    mlp = 3 * width * (config.shared_experts + routed)
   else:
     mlp = 3.0 * config.mlp_dim
   wide = attention / _shards(("heads",), config, mesh) + mlp / _shards(("mlp",), config, mesh)

@@ -139,7 +139,8 @@ class _Search:
     self._argv = run_config.with_keys(argv, extra)
     self._none = variants.keys(variants.NONE, given)
     self._none |= {"num_pipeline_microbatches": -1, "num_pipeline_repeats": -1, "num_layers_per_pipeline_stage": 1}
-    self._without = self._read(self._none)
+    self._variations = run_config.Variations(run_config.with_keys(self._argv, self._none))
+    self._without: DerivedKeys = self._variations.first
     self._ours = [impl for impl in implementations if impl != variants.NONE]
     chip = chip or chips.of_topology(topology or "")
     self.found = Plan(
@@ -221,7 +222,7 @@ class _Search:
     return found
 
   def _read(self, changed: dict[str, Any]) -> DerivedKeys:
-    return run_config.read_without_run(run_config.with_keys(self._argv, changed))
+    return self._variations.read(changed)
 
   def _refused(self, changed: dict[str, Any], error: Exception) -> None:
     problems = error.problems if isinstance(error, PipelineConfigError) else (str(error),)

@@ -8,6 +8,8 @@ python -m maxtext_pp_ext.presets NAME   the path of one
 
 import pathlib
 
+from maxtext_pp_ext.nearest import did_you_mean
+
 _FOLDER = pathlib.Path(__file__).parent
 
 
@@ -23,5 +25,5 @@ def path(name: str) -> str:
     ValueError: there is no preset of that name.
   """
   if name not in names():
-    raise ValueError(f"There is no preset {name!r}, only {', '.join(names())}.")
+    raise ValueError(f"There is no preset {name!r}, only {', '.join(names())}{did_you_mean(name, names())}")
   return str(_FOLDER / f"{name}.yml")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import enum
+import functools
 import math
 from typing import Any
 
@@ -87,10 +88,19 @@ def read_rules(rules: Iterable | None, own: Iterable = ()) -> Rules:
   if rules is None:
     rules = get_logical_axis_rules() or ()
   if not isinstance(rules, Rules):
-    rules = Rules(_read_rule(index, pair, own=False) for index, pair in enumerate(rules))
+    rules = list(rules)
+    try:
+      rules = _rules(tuple((name, tuple(binds) if isinstance(binds, list) else binds) for name, binds in rules))
+    except (TypeError, ValueError):  # not all of them are pairs that can be hashed
+      rules = Rules(_read_rule(index, pair, own=False) for index, pair in enumerate(rules))
   if not own:
     return rules
   return Rules((*(_read_rule(index, pair, own=True) for index, pair in enumerate(own)), *rules))
+
+
+@functools.lru_cache(maxsize=64)
+def _rules(pairs: tuple) -> Rules:
+  return Rules(_read_rule(index, pair, own=False) for index, pair in enumerate(pairs))
 
 
 def _read_rule(index: int, pair: Any, *, own: bool) -> Rule:

@@ -140,3 +140,9 @@ def test_a_seam_module_that_was_found_through_the_hook_keeps_its_own_loader():
   assert module.__loader__ is real.loader and module.__spec__.loader is real.loader
   assert module.JSONDecoder.__module__ == "json.decoder"
   assert wrapped.get_source("json.decoder") == real.loader.get_source("json.decoder")
+
+
+@pytest.mark.parametrize("value, said", [("offf", True), ("off", False), ("", False), ("on", False)])
+def test_a_value_of_the_variable_that_is_neither_on_nor_off_is_told(value, said, run_python):
+  done = run_python("-c", "pass", env={"MAXTEXT_PP_EXT": value})
+  assert ("none of off" in done.stderr) == said

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads MaxText's config for the arguments of a run; an error does not end the process. Makes its pipeline's schedule."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import importlib.util
 import pathlib
+from types import MappingProxyType
 from typing import Any
 
 from maxtext_pp_ext import registry
@@ -40,26 +41,72 @@ def read(arguments: Sequence[str], **overrides: Any) -> Any:
   Raises:
     ValueError: MaxText or this package refuses it; the message has every reason.
   """
+  return _read(arguments, overrides)
+
+
+def _read(arguments: Sequence[str], overrides: Mapping[str, Any], **options: Any) -> Any:
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
-  import pydantic  # pylint: disable=import-outside-toplevel
 
   arguments = list(arguments)
   if not arguments or "=" in arguments[0]:
     arguments.insert(0, str(base_yml()))
   # Not `initialize`: it ends the process if it finds an error (MaxText 0.2.5).
+  return _made(lambda: pyconfig._initialize_pydantic(["", *arguments], **options, **overrides))  # pylint: disable=protected-access
+
+
+def _made(make: Callable[[], Any]) -> Any:
+  """The config that a function makes a pydantic model of. Raises ValueError with every reason against it."""
+  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
+  import pydantic  # pylint: disable=import-outside-toplevel
+
   try:
     with as_value_errors("read this config"):
-      return pyconfig.HyperParameters(pyconfig._initialize_pydantic(["", *arguments], **overrides))  # pylint: disable=protected-access
+      return pyconfig.HyperParameters(make())
   except pydantic.ValidationError as error:  # its own text repeats the whole config
     details = error.errors(include_url=False, include_input=False)
     raise ValueError("\n".join(_text(detail) for detail in details)) from None
+
+
+class Variations:
+  """A config whose files are read once, and which is made anew with other values of some keys.
+
+  MaxText needs a second to read its files, and a fraction of it to derive and validate a config.
+  """
+
+  def __init__(self, arguments: Sequence[str]):
+    """Reads the arguments as `read_without_run` does.
+
+    Raises:
+      ValueError: MaxText or this package refuses them; the message has every reason.
+    """
+    from maxtext.configs import types  # pylint: disable=import-outside-toplevel
+
+    self._class = types.MaxTextConfig
+    self._given: dict[str, Any] = {}
+    self.model_fields = self._class.model_fields
+    # MaxText reads the fields of the class that it is to make, and calls it with all values.
+    self.first = read_without_run(arguments, options={"config_class": self})
+
+  def __call__(self, **given: Any) -> Any:
+    self._given = given
+    return self._class(**given)
+
+  def read(self, changed: Mapping[str, Any]) -> Any:
+    """Returns the config with these values instead of its own.
+
+    Raises:
+      ValueError: MaxText or this package refuses it; the message has every reason.
+    """
+    return _made(lambda: self._class(**{**self._given, **changed}))
 
 
 # Turns off what a run starts, writes or prints; reading a config needs none of it.
 _WITHOUT_RUN = {"skip_jax_distributed_system": True, "log_config": False, "enable_checkpointing": False, "run_name": "x"}
 
 
-def read_without_run(arguments: Sequence[str], **overrides: Any) -> Any:
+def read_without_run(
+    arguments: Sequence[str], options: Mapping[str, Any] = MappingProxyType({}), **overrides: Any
+) -> Any:
   """Calls `read` to look at a config: connects no processes, and writes nothing.
 
   Keys on the command line stay. A topology is one slice unless the arguments say otherwise.
@@ -69,7 +116,7 @@ def read_without_run(arguments: Sequence[str], **overrides: Any) -> Any:
   if given.get("compile_topology") and given.get("compile_topology_num_slices", -1) == -1:
     overrides = {"compile_topology_num_slices": 1} | overrides
   quiet = {key: value for key, value in _WITHOUT_RUN.items() if key not in on_command_line}
-  return read(arguments, **quiet | overrides)
+  return _read(arguments, quiet | overrides, **options)
 
 
 def with_keys(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.host.models.refusals import integer
+from maxtext_pp_ext.nearest import did_you_mean
 
 NONE = "none"
 # circular_bsw without a pipeline: the window slides over the layers.
@@ -55,7 +56,7 @@ def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[s
     ValueError: there is no such variant, or no such yml file.
   """
   if name not in names():
-    raise ValueError(f"There is no implementation {name!r}, only {', '.join(names())}.")
+    raise ValueError(f"There is no implementation {name!r}, only {', '.join(names())}{did_you_mean(name, names())}")
   try:
     given = run_config.given_keys(argv)
   except FileNotFoundError as error:

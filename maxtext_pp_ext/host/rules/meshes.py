@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from maxtext_pp_ext.config.derived import num_stages, pipelined_layers, stages_text
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.nearest import nearest
 
 
 def problems(config: HostKeys) -> Iterator[str]:
@@ -20,6 +21,28 @@ def problems(config: HostKeys) -> Iterator[str]:
   yield from _stage_axis(config)
   yield from _copies_of_the_model(config)
   yield from _weight_dtype(config)
+
+
+def unknown_topology(config: HostKeys) -> Iterator[str]:
+  """MaxText's own error, which comes later, lists all topologies."""
+  if not (topology := getattr(config, "compile_topology", "")):
+    return
+  from maxtext.utils import accelerator_to_spec_map  # pylint: disable=import-outside-toplevel
+
+  known = getattr(accelerator_to_spec_map, "UserFacingNameToSystemCharacteristics", {})
+  if known and topology not in known:
+    alike = ", ".join(_alike(topology, known) or known)
+    yield f"compile_topology={topology} is no topology that MaxText knows. Set another one, such as {alike}."
+
+
+def _alike(topology: str, known: Iterable[str]) -> list[str]:
+  """The topologies of the same kind with about as many chips; else those with a similar name."""
+  kind, _, size = str(topology).partition("-")
+  of_kind = [name for name in known if name.partition("-")[0] == kind]
+  if not of_kind or not size.isdigit():
+    return nearest(topology, known, 5)
+  distance = lambda name: abs(int(name.partition("-")[2] or 0) - int(size))
+  return sorted(of_kind, key=distance)[:5]
 
 
 def _mesh(config: HostKeys) -> Iterator[str]:

@@ -60,7 +60,7 @@ def _devices_are_absent(config: Keys) -> bool:
 
 
 def _of_host(config: Keys) -> list[str]:
-  return [*_bad_choices(config), *_keys_without_effect(config)]
+  return [*_bad_choices(config), *_keys_without_effect(config), *meshes.unknown_topology(config)]
 
 
 def _of_implementations(config: Keys) -> list[str]:
@@ -70,6 +70,7 @@ def _of_implementations(config: Keys) -> list[str]:
       *_bad_choices(config),
       *_contradicting_host_keys(config),
       *sizes.problems(config),
+      *meshes.unknown_topology(config),
       *meshes.problems(config),
       *(_without_pipeline(config) if derived.windowed(config) else _with_pipeline(config)),
   ]

@@ -20,6 +20,7 @@ _lock = threading.RLock()
 # A module that is reloaded, or removed and imported again, gets its seam again. Names bound to older objects keep them.
 _applied: dict[str, list[rebind.Rebinding]] = {}
 _stood_aside: set[str] = set()
+_missing: dict[str, str] = {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Report:
     touched: qualified names that are replaced in MaxText now.
     pending: MaxText modules whose seam waits for their import.
     stood_aside: MaxText modules that have the seam themselves and use our entry points; they are left unchanged.
+    missing: features for which this MaxText looks different, with the difference.
   """
 
   changed: bool
@@ -39,10 +41,11 @@ class Report:
   touched: tuple[str, ...] = ()
   pending: tuple[str, ...] = ()
   stood_aside: tuple[str, ...] = ()
+  missing: tuple[str, ...] = ()
 
   def __str__(self) -> str:
     lines = ["maxtext_pp_ext is " + ("connected" if self.hooked else "not connected") + " with MaxText"]
-    for title in ("touched", "pending", "stood_aside"):
+    for title in ("touched", "pending", "stood_aside", "missing"):
       lines += [f"  {title.replace('_', ' ')}: {name}" for name in getattr(self, title)]
     return "\n".join(lines)
 
@@ -100,6 +103,7 @@ def uninstall() -> Report:
     for name in reversed(list(_applied)):
       _undo(name)
     _stood_aside.clear()
+    _missing.clear()
     return _report(changed=unhooked or had_applied)
 
 
@@ -127,11 +131,26 @@ def _apply(module: ModuleType) -> None:
   """Applies a checked seam completely or not at all."""
   rebinding = rebind.Rebinding()
   try:
-    table.SEAMS[module.__name__].apply(module, rebinding)
+    seam = table.SEAMS[module.__name__]
+    seam.apply(module, rebinding)
+    for feature in seam.features:
+      _apply_feature(feature, module, rebinding)
   except BaseException:
     rebinding.undo()
     raise
   _applied.setdefault(module.__name__, []).append(rebinding)
+
+
+def _apply_feature(feature: table.Feature, module: ModuleType, rebinding: rebind.Rebinding) -> None:
+  try:
+    feature.check(module)
+  except version.HostVersionError as error:
+    _missing[feature.name] = str(error)
+    if feature.refuse is not None:
+      feature.refuse(module, rebinding, str(error))
+    return
+  _missing.pop(feature.name, None)
+  feature.apply(module, rebinding)
 
 
 def _undo(name: str) -> None:
@@ -163,4 +182,5 @@ def _report(*, changed: bool) -> Report:
       touched=tuple(name for rebindings in _applied.values() for rebinding in rebindings for name in rebinding.touched),
       pending=tuple(name for name in startup.SEAM_MODULES if hooked and name not in settled),
       stood_aside=tuple(sorted(_stood_aside)),
+      missing=tuple(f"{name}: {why}" for name, why in _missing.items()),
   )

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator
 import dataclasses
+import inspect
 import sys
 from types import FunctionType, ModuleType
 from typing import Any
@@ -49,7 +50,8 @@ class Rebinding:
 
   def changed_since(self) -> list[str]:
     """Returns names that other code has replaced after us: undoing ours would undo theirs."""
-    changed = [swap for swap in self._swaps if vars(swap.home).get(swap.name) is not swap.new]
+    last = {(id(swap.home), swap.name): swap for swap in self._swaps}  # a feature may replace what its seam replaced
+    changed = [swap for swap in last.values() if vars(swap.home).get(swap.name) is not swap.new]
     return [f"{getattr(swap.home, '__qualname__', swap.home.__name__)}.{swap.name}" for swap in changed]
 
   def undo(self) -> None:
@@ -83,7 +85,7 @@ def _names_of(target: Any) -> Iterator[tuple[ModuleType, str]]:
 def _functions_with_default(target: Any) -> Iterator[FunctionType]:
   seen = set()
   for module in _modules():
-    for function in [value for value in list(vars(module).values()) if isinstance(value, FunctionType)]:
+    for function in [inspect.unwrap(value) for value in list(vars(module).values()) if isinstance(value, FunctionType)]:
       if id(function) not in seen and any(value is target for value in function.__defaults__ or ()):
         seen.add(id(function))
         yield function

@@ -42,6 +42,13 @@ class HostVersionError(SetupError):
     )
 
 
+class MissingFeatureError(SetupError):
+  """A run needs a feature for which this MaxText looks different; the message says which, and what to do."""
+
+  def __init__(self, feature: str, why: str):
+    super().__init__(f"This MaxText is without {feature} of maxtext-pp-ext. {why}")
+
+
 def found_version() -> str:
   """Returns the version that MaxText itself gives, 'unknown' if it gives none."""
   try:

@@ -4,6 +4,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 
@@ -207,3 +208,27 @@ def test_trainers_that_compile_for_a_topology_are_judged_by_its_devices(make_con
   assert config.micro_batch_size_to_train_on == 32
   with pytest.raises(keys.PipelineConfigError, match="num_target_devices=16"):
     make_config(**(PIPELINED | {"num_pipeline_microbatches": 6}), **topology)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"ici_pipeline_paralelism": 4}, "is no key of MaxText's config; did you mean 'ici_pipeline_parallelism'?"),
+        ({"pipeline_imp": "circular"}, "did you mean 'pipeline_impl'?"),
+        ({"some words": None}, "lines of the form key: value"),
+        ({"qqqq": 1}, "'qqqq' is no key of MaxText's config."),
+    ],
+)
+def test_an_unknown_key_is_told_with_the_one_that_was_meant_and_no_others(given, said, installed):
+  from maxtext.configs import pyconfig
+
+  with pytest.raises(ValueError, match=re.escape(said)) as error:
+    pyconfig.initialize([""], run_name="x", **given)
+  assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("impl", ["host", "circular_bsw"])
+def test_an_unknown_topology_is_told_with_some_of_its_kind(impl, make_config):
+  with pytest.raises(keys.PipelineConfigError, match="such as v5p-1024, v5p-896") as error:
+    make_config(compile_topology="v5p-999", compile_topology_num_slices=1, pipeline_impl=impl)
+  assert "dict_keys" not in str(error.value)

