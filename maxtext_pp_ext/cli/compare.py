@@ -48,7 +48,7 @@ import pathlib
 from typing import Any, TYPE_CHECKING
 
 import maxtext_pp_ext
-from maxtext_pp_ext.cli import compare_table, compiling, maxtext, output
+from maxtext_pp_ext.cli import compare_table, maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
 from maxtext_pp_ext.compiled import flags
 from maxtext_pp_ext.plan import chips
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
       "--run", action="store_true", help="also run the steps, on the devices here, and compare their times"
   )
   parser.add_argument("--rounds", type=int, metavar="N", help=f"rounds of --run that are measured (default: {_ROUNDS})")
-  compiling.add_arguments(parser, "each, and for each turn of --run")
+  maxtext.add_bounds(parser, "each, and for each turn of --run")
   parser.add_argument("--result", type=pathlib.Path, metavar="FILE", help="write what --json prints into a .json file")
   parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="draw bars into an .svg or .png file")
   parser.add_argument(
@@ -170,7 +170,7 @@ def _check(args: argparse.Namespace, names: list[str], sets: list[str]) -> None:
   maxtext.check_numbers({"--devices": args.devices}, most=_MOST_CPU_DEVICES)
   if args.rounds is not None and not args.run:
     raise CommandError(f"--rounds {args.rounds}: needs --run.")
-  # A missing package is reported before hours of compiling.
+  # A missing package is reported before hours of maxtext.
   for package in (["matplotlib"] if args.output or args.picture else []) + ([] if args.json else ["rich"]):
     importlib.import_module(package)
 
@@ -188,7 +188,7 @@ def _target(args: argparse.Namespace, names: list[str], sets: list[str], machine
           f"--run runs on the devices that are here, and compile_topology={topology} compiles for TPUs that need not be: "
           "give one of them."
       )
-    here = _machine(machine, compiling.bounds(args)) if args.run and not args.devices else None
+    here = _machine(machine, maxtext.bounds(args)) if args.run and not args.devices else None
     platform = here["platform"] if here else "tpu" if topology else "cpu"
     if sets and platform != "tpu":
       raise CommandError(
@@ -245,7 +245,7 @@ def _row(name: str, target: Target, args: argparse.Namespace) -> dict[str, Any]:
   from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.models import train_step  # pylint: disable=import-outside-toplevel
 
-  bounds = compiling.bounds(args)
+  bounds = maxtext.bounds(args)
   with output.progress(f"compiling {name}") as shown:
     figures = compare.figures(
         target.arguments[name],
@@ -256,7 +256,7 @@ def _row(name: str, target: Target, args: argparse.Namespace) -> dict[str, Any]:
         chip=target.chip,
         trace_file=_of_implementation(args.trace, name),
         picture_file=_of_implementation(args.picture, name),
-        on_tick=lambda _, memory: shown.say(compiling.memory_text(memory, bounds.memory_bytes)),
+        on_tick=lambda _, memory: shown.say(maxtext.memory_text(memory, bounds.memory_bytes)),
     )
   return {"arguments": target.arguments[name], **figures}
 
@@ -272,14 +272,14 @@ def _of_implementation(file: pathlib.Path | None, name: str) -> pathlib.Path | N
 def _run(names: list[str], target: Target, args: argparse.Namespace) -> dict[str, Any]:
   from maxtext_pp_ext.compiled.measured import step_times  # pylint: disable=import-outside-toplevel
 
-  bounds = compiling.bounds(args)
+  bounds = maxtext.bounds(args)
   with output.progress("running") as shown:
     return step_times.step_times(
         {name: target.arguments[name] for name in names},
         rounds=args.rounds or _ROUNDS,
         bounds=bounds,
         devices=target.devices,  # type: ignore[arg-type]  # not None, since --run and a topology exclude each other
-        on_tick=lambda doing, memory: shown.say(f"{doing}, {compiling.memory_text(memory, bounds.memory_bytes)}"),
+        on_tick=lambda doing, memory: shown.say(f"{doing}, {maxtext.memory_text(memory, bounds.memory_bytes)}"),
     )
 
 

@@ -1,17 +1,20 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares MaxText for a command: without accelerators, and without its start-up output."""
+"""Prepares MaxText for a command: without accelerators and start-up output. Options of commands that compile."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 import math
 import os
+from typing import Any
 
 import maxtext_pp_ext
 from maxtext_pp_ext.cli.errors import CommandError
 
 _OF_MAXTEXT = "src/maxtext/configs/"
+_GIB = 1 << 30
 
 
 def prepare() -> None:
@@ -45,3 +48,19 @@ def check_numbers(given: Mapping[str, float | None], most: float = math.inf) -> 
       raise CommandError(f"{option} {value}: has to be positive.")
     if value > most:
       raise CommandError(f"{option} {value}: can be at most {most}.")
+
+
+def add_bounds(parser: argparse.ArgumentParser, each: str = "each") -> None:
+  parser.add_argument("--minutes", type=float, default=30.0, help=f"wall time for {each} (default: %(default)s)")
+  parser.add_argument("--memory-gib", type=float, default=24.0, help=f"host memory for {each} (default: %(default)s)")
+
+
+def bounds(args: argparse.Namespace) -> Any:
+  """Returns the `limits.Limits` that the options ask for."""
+  from maxtext_pp_ext.compiled import limits  # pylint: disable=import-outside-toplevel
+
+  return limits.Limits(seconds=args.minutes * 60, memory_bytes=int(args.memory_gib * _GIB))
+
+
+def memory_text(memory: int, limit: int) -> str:
+  return f"{memory / _GIB:.1f} GiB of {limit / _GIB:.3g}"

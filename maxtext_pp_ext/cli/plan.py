@@ -33,7 +33,7 @@ import sys
 from typing import Any
 
 from maxtext_pp_ext import units
-from maxtext_pp_ext.cli import compiling, maxtext, output
+from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
 from maxtext_pp_ext.host.models import refusals
 from maxtext_pp_ext.nearest import did_you_mean
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
       "--all", action="store_true", help="show all, also those that do not fit, and why others are impossible"
   )
   parser.add_argument("--validate", type=int, default=0, metavar="N", help="compile the best N, and none, and compare")
-  compiling.add_arguments(parser)
+  maxtext.add_bounds(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -182,10 +182,10 @@ def _compiled(candidate: Any, args: argparse.Namespace, chip: Any) -> dict[str, 
   from maxtext_pp_ext.compiled import compare, traffic  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.models import train_step, variants  # pylint: disable=import-outside-toplevel
 
-  bounds = compiling.bounds(args)
+  bounds = maxtext.bounds(args)
   arguments = variants.arguments(candidate.impl, candidate.arguments(args.maxtext_args), platform="tpu")
   with output.progress(f"compiling {_name(candidate.impl, candidate.keys)}") as shown:
-    on_tick = lambda _, memory: shown.say(compiling.memory_text(memory, bounds.memory_bytes))
+    on_tick = lambda _, memory: shown.say(maxtext.memory_text(memory, bounds.memory_bytes))
     figures = compare.figures(
         arguments,
         bounds=bounds,

@@ -253,15 +253,15 @@ def _sum_scatter(
   """`jax.lax.psum_scatter`; in two steps or more, each over some of the devices, if `in_steps`.
 
   The TPU compiler (libtpu 0.0.48.1) makes an all-reduce of a reduce-scatter over all devices, which sends twice as much.
-  It also does so where the parts are narrower than a tile. These are scattered along the major dimension in memory.
+  It also does so where parts are no whole tiles. These are scattered along the major dimension in memory.
   """
   several = [axis for axis in axes if jax.lax.axis_size(axis) > 1]
   outermost = [dim, *(other for other in order or range(x.ndim) if other != dim)]
-  narrow = tiled and _is_narrow(x, dim, axes, order or range(x.ndim))
+  uneven = tiled and not _is_whole_tiles(x, dim, axes, order or range(x.ndim))
   if not in_steps or not several:
     scatter = functools.partial(jax.lax.psum_scatter, axis_name=axes, scatter_dimension=dim, tiled=tiled)
-    return in_memory(scatter(in_memory(x, outermost)), outermost) if narrow else scatter(x)
-  order = outermost if narrow or order is None else order
+    return in_memory(scatter(in_memory(x, outermost)), outermost) if uneven else scatter(x)
+  order = outermost if uneven or order is None else order
   if not tiled:
     return jnp.squeeze(_sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps), dim)
   if len(several) > 1:  # those of the first axis hold the largest parts
@@ -280,7 +280,7 @@ def _sum_scatter(
   return jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True)
 
 
-def _is_narrow(x: jax.Array, dim: int, axes: tuple[str, ...], order: Sequence[int]) -> bool:
-  """Whether parts along a dimension are smaller than a tile in memory, where the dimensions are in this order."""
+def _is_whole_tiles(x: jax.Array, dim: int, axes: tuple[str, ...], order: Sequence[int]) -> bool:
+  """Whether parts along a dimension are whole tiles in memory, where the dimensions are in this order."""
   from_end = x.ndim - list(order).index(dim)
-  return x.ndim > 1 and from_end <= len(_TILE) and x.shape[dim] // jax.lax.axis_size(axes) < _TILE[-from_end]
+  return x.ndim == 1 or from_end > len(_TILE) or x.shape[dim] // jax.lax.axis_size(axes) % _TILE[-from_end] == 0
