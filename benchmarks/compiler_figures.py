@@ -21,12 +21,30 @@ from rich import console as rich_console
 
 from benchmarks import compile_step, shapes, tables
 from maxtext_pp_ext.compiled import flags, traffic
+from maxtext_pp_ext.compiled.projection import costs
 from maxtext_pp_ext.processes import interruption
 
 SHAPES = ("llama3-70b", "llama3-8b-dcn", "mixtral-8x7b")
 _ORDER = tuple(shapes.IMPLEMENTATIONS)
 _HEADER = ("pipeline", "step s, projected", "temp GB", "peak GB", "arg GB", "GB on the wire", "gather", "reduce-scatter")
-_HEADER += ("all-reduce", "permute", "all-to-all", "between slices", "weight gathers", "compile CPU s")
+_HEADER += ("all-reduce", "permute", "all-to-all", "ragged", "balanced", "between slices", "weight gathers")
+_HEADER += ("compile CPU s",)
+# What is sent, and what a step's seconds go to, of models with experts. A part's name begins with one of its prefixes.
+_PURPOSES = {
+    "weights GB": ("weights",),
+    "gradients GB": ("gradients",),
+    "activations between stages GB": ("activations over stage",),
+    "dispatch, combine GB": ("dispatch",),
+    "elsewhere GB": ("activations", "elsewhere", "not told"),
+}
+_SECONDS = {
+    "kernels s": ("kernels",),
+    "products s": ("products",),
+    "other compute s": ("other compute",),
+    "waits for weights, gradients s": (f"{costs.TRANSFERS}: weights", f"{costs.TRANSFERS}: gradients"),
+    "waits for dispatch s": (f"{costs.TRANSFERS}: dispatch",),
+    "other waits s": (costs.TRANSFERS, costs.MEMORY, costs.DEVICES),
+}
 _INTRODUCTION = """# Compiler figures
 
 `python -m benchmarks.compiler_figures` printed this. All figures are per chip and step; in parentheses the ratio to \
@@ -42,6 +60,8 @@ the compiler would count, too. arg: weights, optimizer state and batch.
 - GB on the wire: the bytes that a chip sends, by collective and in total (including those between slices). Gather, \
 reduce-scatter and all-to-all send (g−1)/g of the whole array in a group of g, all-reduce twice that, a permute its \
 operand. A gather that the compiler turned into permutes inside a matrix multiplication counts as permutes.
+- ragged: of ragged all-to-alls, the buffers that receive tokens; they have room for all tokens that may come, and count \
+in the total. balanced: what is sent if every device gets equally many tokens; seconds count these.
 - weight gathers: all-gathers of floating-point arrays of 1 MiB and more that run in a \
 step; if a weight is gathered in pieces, each piece counts.
 - A name after the pipeline is a set of MaxText's XLA flags (`--flags`, maxtext_pp_ext/compiled/flags.py), or a flag of \
@@ -88,6 +108,9 @@ def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
   failures = [f"- {row}: {rows[row]['failure']}" for row in ordered if "failure" in rows[row]]
   parts = [f"## {shapes.SHAPES[name].title}", f"`python -m benchmarks.compiler_figures --shape {name}`"]
   parts += [table] if computed else []
+  if any(rows[row].get("balanced_ragged_GB") for row in computed):
+    told = [row for row in computed if "transfers_GB" in rows[row].get("projection", {})]
+    parts.append(tables.markdown(("pipeline", *_PURPOSES, *_SECONDS), [_parts(row, rows[row]) for row in told]))
   parts += ["Not computed:\n\n" + "\n".join(failures)] if failures else []
   given = lambda keys: " ".join(f"{key}={value}" for key, value in keys.items())
   keys, without = given(shapes.SHAPES[name].keys), given(shapes.SHAPES[name].without)
@@ -107,7 +130,8 @@ def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
 
 def _row(impl: str, row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...]:
   wire = row["wire_GB"]
-  kinds = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all", traffic.BETWEEN_SLICES)
+  kinds = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all", traffic.RAGGED)
+  between = wire.get(traffic.BETWEEN_SLICES, 0.0)
   projected = lambda figures: figures.get("projection", {}).get("step_s")
   return (
       impl,
@@ -116,10 +140,25 @@ def _row(impl: str, row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...
       tables.with_ratio(row["peak_GB"], base.get("peak_GB")),
       tables.number(row["arg_GB"]),
       tables.with_ratio(row["wire_total_GB"], base.get("wire_total_GB")),
-      *(tables.number(wire.get(kind, 0.0), 2 if kind == traffic.BETWEEN_SLICES else 1) for kind in kinds),
+      *(tables.number(wire.get(kind, 0.0)) for kind in kinds),
+      tables.number(row.get("balanced_ragged_GB", 0.0)),
+      tables.number(between, 2),
       str(row["weight_gathers"]),
       tables.with_ratio(row.get("compile_cpu_s"), base.get("compile_cpu_s"), 0),
   )
+
+
+def _parts(impl: str, row: dict[str, Any]) -> tuple[str, ...]:
+  """Bytes by purpose, and seconds by part; each part counts for the first column that names it."""
+  prefix = f"{costs.TRANSFERS}: "
+  sent = {part.removeprefix(prefix): size for part, size in row["projection"]["transfers_GB"].items() if prefix in part}
+  found = []
+  for columns, parts, digits in ((_PURPOSES, sent, 1), (_SECONDS, row["projection"]["parts"], 2)):
+    left = dict(parts)
+    for prefixes in columns.values():
+      own = [part for part in left if part.startswith(prefixes)]
+      found.append(tables.number(sum(left.pop(part) for part in own), digits))
+  return (impl, *found)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

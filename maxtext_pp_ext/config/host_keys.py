@@ -70,6 +70,7 @@ class HostKeys(Protocol):
   capacity_factor: float
   sparse_matmul: bool
   shared_experts: int
+  mlp_bias: bool
   use_ring_of_experts: bool
   ragged_buffer_factor: float
   load_balance_loss_weight: float

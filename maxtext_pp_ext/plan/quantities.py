@@ -175,7 +175,7 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
   layers = config.num_decoder_layers / (schedule.stages if schedule else 1)
   elementwise = 2 * (3 + again) * _tokens(config, mesh) * layers * _token(config, mesh)
   microbatches = schedule.microbatches if schedule else 1
-  of_experts = experts(config, mesh, _tokens(config, mesh) / microbatches)
+  of_experts = experts(config, mesh, _tokens(config, mesh) / microbatches, own_loop=schedule is None)
   times = layers_with_experts(config, in_pipeline=False) / (schedule.stages if schedule else 1) * microbatches
   grouped = times * of_experts.flops if of_experts else 0.0
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))

@@ -15,14 +15,17 @@ from benchmarks import plan_error, shapes
 
 # How far peak memory and bytes sent may be off. The compiler chooses how to gather what is gathered as it is used.
 BOUNDS = {"circular_bsw": (0.09, 0.07), "circular_ag_once": (0.07, 0.05), "circular": (0.13, 0.30), "none": (0.20, 0.35)}
+# Of models with experts, the buffers of their dispatch included.
+BOUNDS_WITH_EXPERTS = (0.10, 0.15)
+# Compiled before backward was cut into segments.
+OLDER = ("deepseek3-671b", "deepseek3-671b-batch-split")
 ALL = {f"{case.title}, {case.impl}": case for case in plan_error.cases()}
 CASES = {
     name: case
     for name, case in ALL.items()
-    if not case.title.startswith("deepseek") and case.impl in BOUNDS and case.figures["peak_GB"]
+    if case.impl in (*BOUNDS, "window") and case.figures["peak_GB"] and case.title not in OLDER
 }
-# The layers dispatch tokens to experts themselves, which no formula has yet.
-EXPERTS = ("mixtral-8x7b", "mixtral-8x7b-dropless")
+EXPERTS = ("mixtral", "deepseek", "qwen3-235b", "gpt-oss", "llama4")
 # On v6e, products take a third longer at the compiler's default flags than the shares of the peak that were read off v5p
 # say, and the logits take half of the memory that the formula has.
 OFF = "llama3-8b-v6e"
@@ -31,7 +34,8 @@ TIE = 0.02
 # Shape and XLA flags -> names of the cases with a projection.
 PROJECTED = collections.defaultdict(list)
 for _name, _case in ALL.items():
-  if _case.projected and _case.title not in EXPERTS:
+  # Dispatch with a capacity is nobody's choice among these.
+  if _case.projected and _case.title != "mixtral-8x7b":
     PROJECTED[_case.title + _case.impl.removeprefix(shapes.implementation_of(_case.impl))].append(_name)
 
 
@@ -41,18 +45,17 @@ def predicted(name):
 
 
 def test_there_is_something_to_compare_with():
-  assert len(CASES) >= 20 and {case.impl for case in CASES.values()} == set(BOUNDS)
+  assert len(CASES) >= 20 and {case.impl for case in CASES.values()} == {*BOUNDS, "window"}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_predicted_memory_and_traffic_are_near_the_compilers(name):
   case, (costs, estimate) = CASES[name], predicted(name)
-  memory, sent = BOUNDS[case.impl]
+  memory, sent = BOUNDS_WITH_EXPERTS if case.title.startswith(EXPERTS) else BOUNDS.get(case.impl, (0.13, 0.05))
   if case.title == OFF and case.impl in ("circular_bsw", "circular_ag_once"):
     memory = 0.25
-  if case.title not in EXPERTS:
-    assert costs.peak / 1e9 == pytest.approx(case.figures["peak_GB"], rel=memory)
-    assert costs.sent / 1e9 == pytest.approx(case.figures["wire_total_GB"], rel=sent)
+  assert costs.peak / 1e9 == pytest.approx(case.figures["peak_GB"], rel=memory)
+  assert costs.sent / 1e9 == pytest.approx(case.figures["wire_total_GB"], rel=sent)
   assert estimate.at_least < estimate.seconds <= estimate.at_most
 
 
