@@ -12,7 +12,6 @@ import sys
 import maxtext_pp_ext
 from maxtext_pp_ext.demo import settings as demo_settings
 from maxtext_pp_ext.demo import text
-from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.trainer_runs import weights
 
 
@@ -30,7 +29,7 @@ def main(output: str, steps: str, pipeline_impl: str, *extra_keys: str) -> None:
 
 
 def _arguments(settings: demo_settings.Settings, keys: list[str]) -> list[str]:
-  return ["", str(run_config.base_yml()), "run_name=initial-weights", *settings.shared_keys(), *keys]
+  return ["", "run_name=initial-weights", *settings.shared_keys(), *keys]
 
 
 if __name__ == "__main__":

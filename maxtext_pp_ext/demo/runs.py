@@ -7,7 +7,6 @@ import json
 import re
 
 from maxtext_pp_ext.demo import settings as demo_settings
-from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.trainer_runs import trainer
 
 # With several processes, only lines of the first: all report the same.
@@ -44,7 +43,7 @@ def train(
       "metrics_file": settings.metrics_file(name, 0 if processes == 1 else "{process}"),
       "load_parameters_path": trainer.parameters_path(settings.weights(name)),
   }
-  module = ["-m", trainer.PRE_TRAIN, str(run_config.base_yml())]
+  module = ["-m", trainer.PRE_TRAIN]
   met_expectation = expect is None
 
   def follow(line: str) -> None:

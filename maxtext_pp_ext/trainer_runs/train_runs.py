@@ -16,7 +16,6 @@ import sys
 import traceback
 from typing import Any
 
-from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.trainer_runs import trainer
 
 
@@ -148,7 +147,7 @@ def _train(name: str, run: Run, draw: Callable[[str], Any]) -> None:
 
 def _argv(keys: Sequence[str], name: str) -> list[str]:
   output = pathlib.Path(_OUTPUT).absolute()  # Orbax needs an absolute path
-  return ["", str(run_config.base_yml()), *keys, f"run_name={name}", f"base_output_directory={output}"]
+  return ["", *keys, f"run_name={name}", f"base_output_directory={output}"]
 
 
 def _keep_metrics_of_training() -> None:

@@ -345,7 +345,7 @@ def test_without_a_pipeline_the_stages_devices_are_given_to_fsdp(installed):  # 
 
 def test_implementations_differ_in_what_chooses_them_only(installed):  # noqa: F811  pylint: disable=redefined-outer-name
   argv = ("ici_pipeline_parallelism=4", "pipeline_impl=circular", "pipeline_fsdp_ag_once=True")
-  found = {name: keys(name, *argv) for name in variants.names() if name != "none"}
+  found = {name: keys(name, *argv) for name in variants.names() if name not in ("none", "host-prefetch")}
   chosen = ("pipeline_impl", "pipeline_fsdp_ag_per_repeat", "pipeline_fsdp_ag_once")
   assert {name: tuple(each[key] for key in chosen) for name, each in found.items()} == {
       "window": ("circular_bsw", "False", "False"),
@@ -353,6 +353,19 @@ def test_implementations_differ_in_what_chooses_them_only(installed):  # noqa: F
       "host-bsw": ("host", "True", "False"),
       "host-ag-once": ("host", "False", "True"),
   } | {name: (name, "False", "False") for name in registry.names() if name != registry.HOST}
+
+
+def test_maxtexts_own_prefetch_is_a_variant_where_it_exists_and_is_off_in_the_others(installed, monkeypatch):  # noqa: F811  pylint: disable=redefined-outer-name
+  from maxtext.configs import types
+
+  if "prefetch_fsdp_weights" not in types.MaxTextConfig.model_fields:
+    with pytest.raises(ValueError, match="needs a MaxText with the key prefetch_fsdp_weights"):
+      keys("host-prefetch")
+  monkeypatch.setitem(types.MaxTextConfig.model_fields, "prefetch_fsdp_weights", None)
+  found = keys("host-prefetch", "ici_pipeline_parallelism=4", "ici_fsdp_parallelism=2", "pipeline_impl=circular")
+  assert (found["prefetch_fsdp_weights"], found["pipeline_impl"], found["ici_fsdp_parallelism"]) == ("True", "host", "8")
+  assert keys("circular_bsw", "prefetch_fsdp_weights=True")["prefetch_fsdp_weights"] == "False"
+  assert "prefetch_fsdp_weights" not in keys("circular_bsw")
 
 
 def test_the_window_keeps_the_microbatches_of_a_run_without_a_pipeline(installed):  # noqa: F811  pylint: disable=redefined-outer-name

@@ -19,7 +19,7 @@ DATA_AXES = (
     "activation_length_moe",
 )
 STAGE_AXES = ("circular_repeats", "layers")
-# Names for which base.yml has no rule (MaxText 0.2.5): dimensions of DeepSeek 4, and layers outside a pipeline. They are
+# Names for which MaxText's default rules have none (MaxText 0.2.5): dimensions of DeepSeek 4, and layers outside a pipeline. They are
 # replicated by design.
 _WITHOUT_RULE = (
     "layers_outside_pipeline",
@@ -49,9 +49,13 @@ def rules_in_play(rules: Iterable) -> list:
 
 @functools.cache
 def _names_of_maxtext() -> tuple[str, ...]:
-  import omegaconf  # pylint: disable=import-outside-toplevel
+  from maxtext.configs import types  # pylint: disable=import-outside-toplevel
 
-  from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
+  rules = types.MaxTextConfig.model_fields["logical_axis_rules"].get_default(call_default_factory=True)
+  if not rules:  # MaxText 0.2.4 has them in base.yml alone. Can go with it.
+    import omegaconf  # pylint: disable=import-outside-toplevel
 
-  rules = omegaconf.OmegaConf.load(run_config.base_yml()).logical_axis_rules
+    from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
+
+    rules = omegaconf.OmegaConf.load(run_config.base_yml()).logical_axis_rules
   return tuple(dict.fromkeys([*(rule[0] for rule in rules), *_WITHOUT_RULE]))

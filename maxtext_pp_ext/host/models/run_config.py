@@ -35,7 +35,7 @@ def read(arguments: Sequence[str], **overrides: Any) -> Any:
   """Returns MaxText's config.
 
   Args:
-    arguments: those of its trainers: a yml file, which may be left out for base.yml, then `key=value`.
+    arguments: those of its trainers: a yml file, which may be left out for MaxText's defaults, then `key=value`.
     **overrides: values for keys instead of those of the arguments.
 
   Raises:
@@ -47,9 +47,7 @@ def read(arguments: Sequence[str], **overrides: Any) -> Any:
 def _read(arguments: Sequence[str], overrides: Mapping[str, Any], **options: Any) -> Any:
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
 
-  arguments = list(arguments)
-  if not arguments or "=" in arguments[0]:
-    arguments.insert(0, str(base_yml()))
+  # Without a yml file MaxText takes its defaults, wherever it has them.
   # Not `initialize`: it ends the process if it finds an error (MaxText 0.2.5).
   return _made(lambda: pyconfig._initialize_pydantic(["", *arguments], **options, **overrides))  # pylint: disable=protected-access
 

@@ -16,6 +16,9 @@ from maxtext_pp_ext.nearest import did_you_mean
 NONE = "none"
 # circular_bsw without a pipeline: the window slides over the layers.
 WINDOW = "window"
+# MaxText's own prefetch of weights without a pipeline: PR 4493, not in 0.2.5.
+PREFETCH = "host-prefetch"
+_PREFETCH_KEY = "prefetch_fsdp_weights"
 _HOST_MODES = {
     "host": {},
     "host-bsw": {"pipeline_fsdp_ag_per_repeat": True},
@@ -38,8 +41,9 @@ _ATTENTION = {"tpu": "flash", "cpu": "dot_product"}
 
 
 def names() -> tuple[str, ...]:
-  """Returns all variants: none, the window without a pipeline, MaxText's pipelines, and those of the registry."""
-  return (NONE, WINDOW, *_HOST_MODES, *(name for name in registry.names() if name != registry.HOST))
+  """Returns all variants: none, without a pipeline our window and MaxText's prefetch, MaxText's pipelines, and those of
+  the registry."""
+  return (NONE, WINDOW, PREFETCH, *_HOST_MODES, *(name for name in registry.names() if name != registry.HOST))
 
 
 def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[str]:
@@ -53,7 +57,7 @@ def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[s
     platform: what is compiled for, "cpu" or the "tpu" of `compile_topology`; None for devices that the process has.
 
   Raises:
-    ValueError: there is no such variant, or no such yml file.
+    ValueError: there is no such variant, this MaxText lacks its key, or there is no such yml file.
   """
   if name not in names():
     raise ValueError(f"There is no implementation {name!r}, only {', '.join(names())}{did_you_mean(name, names())}")
@@ -67,12 +71,17 @@ def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[s
   if platform == "tpu" and given.get("compile_topology_num_slices", -1) == -1:
     replaced["compile_topology_num_slices"] = 1
   replaced |= keys(name, given)
+  if name == PREFETCH:
+    _refuse_without_prefetch()
+    replaced[_PREFETCH_KEY] = True
+  elif _PREFETCH_KEY in given:
+    replaced[_PREFETCH_KEY] = False
   return run_config.with_keys(argv, replaced)
 
 
 def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the keys that choose the pipeline of a variant, for a run with the keys `given`."""
-  if name == NONE:
+  if name in (NONE, PREFETCH):
     return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _stages_to_fsdp(given)
   if name == WINDOW:
     sizes = _NO_SIZES if _stages(given) != 1 else {}
@@ -80,6 +89,13 @@ def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
   if name in _HOST_MODES:
     return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _HOST_MODES[name]
   return {"pipeline_impl": name} | _NO_MODE
+
+
+def _refuse_without_prefetch() -> None:
+  from maxtext.configs import types  # pylint: disable=import-outside-toplevel
+
+  if _PREFETCH_KEY not in types.MaxTextConfig.model_fields:
+    raise ValueError(f"{PREFETCH} needs a MaxText with the key {_PREFETCH_KEY}, which this one lacks. Leave it out.")
 
 
 def _stages(given: Mapping[str, Any]) -> int:

@@ -289,6 +289,11 @@ def _past_the_decoder(config: HostKeys) -> Iterator[str]:
         "use_m3_model=True: MaxText's m3 models have no pipeline, and all stages would compute the same. Set "
         "use_m3_model=False, or train without a pipeline."
     )
+  if getattr(config, "prefetch_fsdp_weights", False):  # MaxText PR 4493; not in 0.2.5
+    yield (
+        "prefetch_fsdp_weights=True: MaxText gathers the weights of scanned layers ahead of time, also of those outside "
+        "the pipeline, whose losses it drops. Set prefetch_fsdp_weights=False, or pipeline_impl=host."
+    )
   if getattr(config.lora, "enable_lora", False):
     yield (
         "lora.enable_lora=True: LoRA finds modules by their paths in a model without a pipeline, and makes its "

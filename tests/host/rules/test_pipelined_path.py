@@ -59,7 +59,7 @@ def make(**overrides):
       "shard_mode": "auto",
       "custom_mesh_and_rule": "",
   }
-  assert set(overrides) <= {*values, "use_lineage", "pure_nnx_decoder", "use_m3_model"}
+  assert set(overrides) <= {*values, "use_lineage", "pure_nnx_decoder", "use_m3_model", "prefetch_fsdp_weights"}
   return types.SimpleNamespace(**(values | overrides))
 
 
@@ -152,6 +152,7 @@ def problems(**keys):
         {"engram_layers": [1, 3]},
         {"use_lineage": True},
         {"use_m3_model": True},
+        {"prefetch_fsdp_weights": True},
         {"lora": types.SimpleNamespace(enable_lora=True)},
         {"distill_beta": 0.5},
         {"weight_dtype": "float8_e4m3fn"},
