@@ -18,6 +18,7 @@ SEAM_MODULES = (
     "maxtext.layers.nnx_decoders",
     "maxtext.utils.model_creation_utils",
     "maxtext.common.checkpointing",
+    "maxtext.training_engine.checkpointing",
 )
 
 

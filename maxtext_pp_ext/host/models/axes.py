@@ -19,8 +19,8 @@ DATA_AXES = (
     "activation_length_moe",
 )
 STAGE_AXES = ("circular_repeats", "layers")
-# Names for which MaxText's default rules have none (MaxText 0.2.5): dimensions of DeepSeek 4, and layers outside a pipeline. They are
-# replicated by design.
+# Names for which MaxText's default rules have none (MaxText 0.2.5): dimensions of DeepSeek 4, and layers outside a
+# pipeline. They are replicated by design.
 _WITHOUT_RULE = (
     "layers_outside_pipeline",
     "scanned_blocks",

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses a checkpoint of another layout before MaxText tries to load it, and says how to convert it.
 
-MaxText loads checkpoints in two ways:
+MaxText loads checkpoints in three ways:
 
 - `load_state_if_possible`, of the pre-trainer, fails if layouts differ: with a list of missing weights, or with
   "Requested shape … is not compatible with the stored shape".
 - `from_pretrained`, of the post-trainers, does not fail. It pads an array that is shorter than the model's by repeating
   its values, layer by layer. It leaves out layers that the model has at other paths. It reports nothing
   while the checkpoint lacks at most 80 % of the model's arrays.
+- `CheckpointManager.restore_checkpoint`, of the training engine, logs the error and loads nothing.
 """
 
 from __future__ import annotations
@@ -142,6 +143,38 @@ def refuse_other_layouts_of_pretrained(config: DerivedKeys, model: Any) -> None:
     raise WrongLayoutError(_message(stored, folder, None, config))
   if _has_pipeline(found) or _has_pipeline(wanted):
     raise WrongLayoutError(_message_about_arrays(found, wanted, folder))
+
+
+def refuse_other_layouts_of_engine(manager: Any, model: Any, step: int | None) -> None:
+  """Compares a checkpoint of MaxText's training engine with the model that is to get it.
+
+  The engine logs an error of Orbax's, and trains on with the values that the model has (MaxText 0.2.5).
+
+  Args:
+    manager: its CheckpointManager.
+    model: the model, or an adapter around it.
+    step: of the checkpoint; None for the last one.
+
+  Raises:
+    WrongLayoutError: the layouts differ, or one of the two has a pipeline and not all arrays agree.
+  """
+  from flax import nnx  # pylint: disable=import-outside-toplevel
+
+  own = manager._checkpoint_manager  # pylint: disable=protected-access
+  step = manager.get_latest_step() if own is not None and step is None else step
+  if own is None or step is None:
+    return
+  folder = os.path.join(str(own.directory), str(step))
+  model = getattr(model, "base", model)  # of Tunix's adapter
+  stored, wanted = _stored(os.path.join(folder, "model_params")).shapes, _wanted(nnx.state(model))
+  if not stored or stored == wanted:
+    return
+  config = getattr(model, "config", None)
+  if config is not None and _size(stored) == _size(wanted):
+    other = "Checkpoints of the training engine cannot be converted. Set the keys of the checkpoint's layout."
+    raise WrongLayoutError(_message(_Stored(shapes=stored, why_not_converted=other), folder, None, config))
+  if _has_pipeline(stored) or _has_pipeline(wanted):
+    raise WrongLayoutError(_message_about_arrays(stored, wanted, folder))
 
 
 def _refuse_safetensors(folder: str, config: DerivedKeys) -> None:
