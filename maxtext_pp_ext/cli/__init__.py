@@ -77,8 +77,8 @@ def _run(module, args: argparse.Namespace) -> int:
     if error.name is None or error.name.split(".")[0] == "maxtext_pp_ext":
       raise
     print(
-        f"maxtext-pp: {error.name} is not installed. Tables and pictures need the extra tools, MaxText on "
-        "a machine without accelerators the extra cpu: pip install 'CHECKOUT_OR_WHEEL[cpu,tools]'.",
+        f"maxtext-pp: {error.name} is not installed. Tables and pictures need maxtext-pp-ext[tools]. MaxText "
+        "on a machine without accelerators needs maxtext-pp-ext[cpu].",
         file=sys.stderr,
     )
     return UNUSABLE

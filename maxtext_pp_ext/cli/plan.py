@@ -29,7 +29,6 @@ compile_topology, which need not be present, projects their seconds, and shows b
 from __future__ import annotations
 
 import argparse
-import pathlib
 import sys
 from typing import Any
 
@@ -51,9 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--top", type=int, default=10, metavar="N", help="show the best N, and none (default: %(default)s)")
   parser.add_argument(
       "--all", action="store_true", help="show all, also those that do not fit, and why others are impossible"
-  )
-  parser.add_argument(
-      "--write", type=pathlib.Path, metavar="FILE", help="write the best that fits as a .yml file that MaxText takes"
   )
   parser.add_argument("--validate", type=int, default=0, metavar="N", help="compile the best N, and none, and compare")
   maxtext.add_bounds(parser)
@@ -79,12 +75,9 @@ def run(args: argparse.Namespace) -> int:
   }
   if args.all:
     result["infeasible"] = [{"keys": each.keys, "reason": each.reason} for each in found.infeasible]
-  if not any(map(found.fits, shown)):
-    result["smaller"] = [{"keys": each.keys, "memory": each.peak} for each in found.smaller]
+  if not shown:
     _show(args, result, found)
     return FAILED
-  if args.write:
-    _write(args, shown[0])
   failed, chip = False, _chip_of_topology(args)
   for rank, (candidate, row) in enumerate(zip(shown, result["candidates"], strict=True)):
     if rank < args.validate or (args.validate and candidate.schedule is None):
@@ -112,29 +105,9 @@ def _order(rows: list[dict[str, Any]]) -> dict[str, list[str]] | None:
 
 
 def _best(found: Any, count: int) -> list[Any]:
-  """Returns the best `count` that fit, and the model without a pipeline for comparison; the smallest if none fits."""
-  fitting = [each for each in found.candidates if found.fits(each)] or found.candidates
+  """Returns the best `count` that fit, and the model without a pipeline for comparison."""
+  fitting = [each for each in found.candidates if found.fits(each)]
   return fitting[:count] + [each for each in fitting[count:] if each.schedule is None]
-
-
-def _write(args: argparse.Namespace, candidate: Any) -> None:
-  """Writes the arguments with the candidate's keys; a yml file among them is the new file's base."""
-  import yaml  # pylint: disable=import-outside-toplevel
-
-  from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
-
-  path = args.write
-  files = [argument for argument in args.maxtext_args if "=" not in argument]
-  base = str(pathlib.Path(files[0]).absolute()) if files and pathlib.Path(files[0]).is_file() else "base.yml"
-  given = dict(argument.split("=", 1) for argument in args.maxtext_args if "=" in argument)
-  values = {key: yaml.safe_load(value) for key, value in given.items()}
-  keys = run_config.keys_to_write(values | candidate.keys)
-  text = yaml.safe_dump({"base_config": base} | keys, sort_keys=False)
-  try:
-    path.write_text(f"# maxtext-pp plan wrote this: {candidate.impl}.\n{text}", encoding="utf-8")
-  except OSError as error:
-    raise CommandError(f"--write {path}: {error}") from error
-  print(f"wrote {path}", file=sys.stderr)
 
 
 def _show(args: argparse.Namespace, result: dict[str, Any], found: Any) -> None:
@@ -262,32 +235,13 @@ def _print(result: dict[str, Any], found: Any) -> None:
     best = next((row for row in rows if row["stages"] > 1), None)
     if best is not None:
       say("the first pipeline: " + " ".join(f"{key}={value}" for key, value in _keys_to_set(best).items()))
-  if "smaller" in result:
-    _print_smaller(result, say)
-  if rows and rows[0]["seconds"] is None:
-    say("no seconds: the chip is not known; give --chip, or compile_topology of a chip that plan knows")
+  else:
+    say("none of them fits")
   if result["not_estimated"]:
     say("not estimated, in none of them: " + "; ".join(result["not_estimated"]))
   _print_compiled(rows, result.get("order"), say)
   for each in result.get("infeasible", ()):
     say(f"cannot be: {' '.join(f'{key}={value}' for key, value in each['keys'].items())}: {each['reason']}")
-
-
-def _print_smaller(result: dict[str, Any], say: Any) -> None:
-  """What is missing, and which keys would close it."""
-  limit = result["device_memory"]
-  if not result["candidates"]:
-    say("there is no way to run the model on these devices; --all says why")
-    return
-  least = min(row["memory"]["total"] for row in result["candidates"])
-  say(f"none of them fits: the smallest needs {units.bytes_text(least - limit)} more than a device has. It needs, with")
-  for each in result["smaller"]:
-    keys = " ".join(
-        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in each["keys"].items()
-    )
-    verdict = "fits" if each["memory"] <= limit else "does not fit"
-    say(f"  {keys}: {units.bytes_text(each['memory'])}, {verdict}")
-  say("  More devices share out weights and optimizer: give another compile_topology, or more --devices.")
 
 
 _HEADINGS = (

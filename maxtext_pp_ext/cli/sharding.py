@@ -4,10 +4,9 @@
 
   maxtext-pp sharding CONFIG key=value ... [--picture PARAMETER]
 
-Each parameter has one line: memory per device, how many devices hold the same part, path, shape and sharding. "!" marks
-a conflict. --verbose shows for each dimension the rule that bound it, and the rules passed over, with the reason;
---conflicts shows parameters with conflicts only, which are no failure. compile_topology=... chooses the devices, as for
-MaxText's train_compile; they need not be present.
+For each parameter it shows shape, logical axes, sharding and memory per device; for each dimension the rule that bound
+it, and the rules passed over, with the reason. compile_topology=... chooses the devices, as for MaxText's train_compile;
+they need not be present. Conflicts are shown, but are not a failure.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from maxtext_pp_ext.cli.errors import CommandError, REFUSALS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--limit", type=int, metavar="N", help="show the first N parameters only")
-  parser.add_argument("--conflicts", action="store_true", help="show parameters with conflicts only")
-  parser.add_argument("--verbose", action="store_true", help="show the rules of each dimension")
   parser.add_argument(
       "--picture",
       metavar="PARAMETER",
@@ -46,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
   elif args.json:
     output.print_json(_limited(explanation.to_dict(), args.limit))
   else:
-    rows = [row for row in explanation.rows if row.layout.conflicts or not args.conflicts]
-    _print(explanation, rows, args, sys.stdout)
+    _table(explanation, args.limit, sys.stdout)
   return 0
 
 
@@ -74,51 +70,31 @@ def _picture(explanation: Any, name: str) -> None:
   print(sharding.picture(layout.shape, layout.sharding))
 
 
-def _print(explanation: Any, rows: list[Any], args: argparse.Namespace, file: TextIO) -> None:
-  from maxtext_pp_ext.sharding.conflicts import conflicts_text  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.sharding.explain import mesh_text, totals_text  # pylint: disable=import-outside-toplevel
-
-  print(mesh_text(explanation.mesh_shape), file=file)
-  (_table if args.verbose else _lines)(rows[: args.limit], file)
-  if args.limit is not None and args.limit < len(rows):
-    print(f"{len(rows) - args.limit} more, without --limit", file=file)
-  print(totals_text(explanation.totals), file=file)
-  if explanation.conflicts:
-    print(conflicts_text(explanation.conflicts), file=file)
-  elif args.conflicts:
-    print("no conflicts", file=file)
-
-
-def _lines(rows: list[Any], file: TextIO) -> None:
-  from maxtext_pp_ext.sharding.explain import spec_text  # pylint: disable=import-outside-toplevel
-
-  width = max((len(row.layout.path) for row in rows), default=0)
-  for row in rows:
-    layout = row.layout
-    mark = "!" if layout.conflicts else " "
-    numbers = f"{mark}{units.bytes_text(row.bytes_per_device):>8} ×{row.replication:<3}"
-    kind = f"{layout.dtype}{list(layout.shape)}".replace(" ", "")
-    print(f"{numbers} {layout.path:<{width}} {kind} {spec_text(layout.sharding.spec)}", file=file)
-
-
-def _table(rows: list[Any], file: TextIO) -> None:
+def _table(explanation: Any, limit: int | None, file: TextIO) -> None:
   # pylint: disable=import-outside-toplevel
   from rich import box, console, table, text
 
-  from maxtext_pp_ext.sharding.explain import dimension_lines, spec_text
+  from maxtext_pp_ext.sharding.conflicts import conflicts_text
+  from maxtext_pp_ext.sharding.explain import dimension_lines, mesh_text, spec_text, totals_text
 
   # pylint: enable=import-outside-toplevel
 
   # Text, not str: square brackets of shapes are no markup.
-  screen = console.Console(file=file, width=None if file.isatty() else 160, highlight=False)
+  output = console.Console(file=file, width=None if file.isatty() else 160, highlight=False)
+  output.print(text.Text(mesh_text(explanation.mesh_shape)))
   shown = table.Table(box=box.HORIZONTALS, show_lines=True)
   for title, is_number in (("parameter", False), ("dimensions", False), ("per device", True), ("replicas", True)):
     shown.add_column(title, justify="right" if is_number else "left", overflow="fold")
-  for row in rows:
+  for row in explanation.rows[:limit]:
     layout = row.layout
     dimensions = list(dimension_lines(layout)) or ["no annotation"]
     dimensions += [f"! {conflict.kind.value}" for conflict in layout.conflicts]
     name = f"{layout.path}\n{layout.dtype}{list(layout.shape)}\n{spec_text(layout.sharding.spec)}"
     cells = (name, "\n".join(dimensions), units.bytes_text(row.bytes_per_device), str(row.replication))
     shown.add_row(*map(text.Text, cells))
-  screen.print(shown)
+  output.print(shown)
+  if limit is not None and limit < len(explanation.rows):
+    output.print(text.Text(f"{len(explanation.rows) - limit} more, without --limit"))
+  output.print(text.Text(totals_text(explanation.totals)))
+  if explanation.conflicts:
+    output.print(text.Text(conflicts_text(explanation.conflicts)))

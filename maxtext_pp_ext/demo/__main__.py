@@ -23,8 +23,7 @@ def main(argv: list[str] | None = None) -> int:
   if missing := [
       name for name in ("maxtext", "jax", "grain", "rich", "matplotlib") if not importlib.util.find_spec(name)
   ]:
-    how = "pip install 'CHECKOUT_OR_WHEEL[cpu,tools]'"
-    print(f"Missing: {', '.join(missing)}. Install the extras: {how}.", file=sys.stderr)
+    print(f"Missing: {', '.join(missing)}. Install maxtext-pp-ext[cpu,tools].", file=sys.stderr)
     return 1
   started = time.monotonic()
   settings.output.mkdir(parents=True, exist_ok=True)

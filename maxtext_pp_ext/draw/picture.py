@@ -23,25 +23,26 @@ _ROWS_OF_WINDOW = {
 }
 
 
-def draw(schedule: Schedule, path: pathlib.Path, *, stage: int | None) -> None:
+def draw(schedule: Schedule, path: pathlib.Path, *, stage: int) -> None:
   """Writes the picture as SVG or PNG, by the file's suffix.
 
   Args:
     schedule: the schedule to draw.
     path: the file; an existing file is overwritten.
-    stage: the number of the stage whose window is drawn; None for an implementation that has none.
+    stage: the number of the stage whose window is drawn.
   """
   iterations = schedule.iterations
   width = min(max(9.0, 0.2 * iterations + 1.8), 16.0)
-  heights = [0.24 * max(schedule.stages, 4)] + ([] if stage is None else [0.24 * 3 + 0.2, 0.24 * 4 + 0.2])
+  heights = [0.24 * max(schedule.stages, 4), 0.24 * 3 + 0.2, 0.24 * 4 + 0.2]
   figure = Figure(figsize=(width, sum(heights) + 3.1), layout="constrained")
-  axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+  axes = figure.subplots(3, 1, height_ratios=heights)
   colors = _colors(schedule.repeats)
   numbers = iterations <= _MOST_CELLS_WITH_NUMBERS
   _schedule(axes[0], schedule, colors, numbers)
-  if stage is not None:
-    _window(axes[1], schedule, "forward", window.forward(schedule, stage), stage, colors, numbers)
-    _window(axes[2], schedule, "backward", window.backward(schedule, stage), stage, colors, numbers)
+  steps = window.forward(schedule, stage)
+  _window(axes[1], schedule, "forward", steps, stage, colors, numbers)
+  steps = window.backward(schedule, stage)
+  _window(axes[2], schedule, "backward", steps, stage, colors, numbers)
   figure.suptitle(text.title(schedule), fontsize=11)
   legend = [patches.Patch(color=color, label=f"repeat {repeat}") for repeat, color in enumerate(colors[:12])]
   legend.append(patches.Patch(facecolor="white", edgecolor="0.7", label="bubble, or empty"))

@@ -14,26 +14,14 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLORS = (34, 32, 33, 35, 36, 31)
 
 
-def lines(schedule: Schedule, *, stage: int | None, width: int, color: bool) -> Iterator[str]:
-  """The picture, in parts no wider than `width`: all stages in forward, and one stage's window in both directions.
-
-  Args:
-    schedule: the schedule.
-    stage: whose window to draw; None for an implementation that has none.
-    width: of the terminal.
-    color: whether to colour the repeats.
-  """
+def lines(schedule: Schedule, *, stage: int, width: int, color: bool) -> Iterator[str]:
+  """The picture, in parts no wider than `width`: all stages in forward, and one stage's window in both directions."""
   yield title(schedule)
-  if schedule.repeats > len(_DIGITS):
-    again = ", ".join(f"{_DIGITS[n]} is repeat {n}, {n + len(_DIGITS)} …" for n in (0, 10))
-    yield from textwrap.wrap(f"there are {len(_DIGITS)} digits, 0 to z, which come again: {again}", width)
   yield "forward: the repeat that each stage works on; · in a bubble"
   rows = {
       f"stage {s}": [_cell(step.repeat, color) for step in window.forward(schedule, s)] for s in range(schedule.stages)
   }
   yield from _wrapped(rows, range(schedule.iterations), width)
-  if stage is None:
-    return
   for name, steps in (("forward", window.forward(schedule, stage)), ("backward", window.backward(schedule, stage))):
     yield ""
     reduced = "; reducing: repeat whose gradient is reduced" if name == "backward" else ""

@@ -67,19 +67,6 @@ class Infeasible:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Smaller:
-  """The candidate that needs least memory, with another value of a key.
-
-  Attributes:
-    keys: the key and its value.
-    peak: bytes that a device then needs.
-  """
-
-  keys: dict[str, Any]
-  peak: int
-
-
 @dataclasses.dataclass(kw_only=True)
 class Plan:
   """The result of a search.
@@ -91,7 +78,6 @@ class Plan:
     candidates: those that fit, the best first; then those that do not, the smallest first.
     infeasible: combinations that are impossible.
     not_counted: what takes memory or traffic in all of them and is not in their costs.
-    smaller: where no candidate fits, what makes the smallest one smaller.
   """
 
   devices: int
@@ -100,7 +86,6 @@ class Plan:
   candidates: list[Candidate] = dataclasses.field(default_factory=list)
   infeasible: list[Infeasible] = dataclasses.field(default_factory=list)
   not_counted: list[str] = dataclasses.field(default_factory=list)
-  smaller: list[Smaller] = dataclasses.field(default_factory=list)
 
   def fits(self, candidate: Candidate) -> bool:
     return self.memory_limit is None or candidate.costs.peak <= self.memory_limit
@@ -234,26 +219,7 @@ class _Search:
       except (ValueError, NotImplementedError) as error:
         found.candidates.remove(candidate)
         self._refused(candidate.keys, error)
-    if found.candidates and not found.fits(found.candidates[0]):
-      found.smaller = list(self._smaller(found.candidates[0]))
     return found
-
-  def _smaller(self, candidate: Candidate) -> Iterator[Smaller]:
-    """Tries other values of keys with a candidate; those that the config refuses are left out."""
-    config = self._without
-    changes: list[dict[str, Any]] = []
-    changes += [] if config.remat_policy == "full" else [{"remat_policy": "full"}]
-    changes += [] if config.num_vocab_tiling > 1 else [{"num_vocab_tiling": 8}]
-    changes += [{"per_device_batch_size": config.per_device_batch_size / part} for part in (2, 4, 8)]
-    for change in changes:
-      try:
-        changed = self._read(candidate.keys | change)
-        schedule = run_config.schedule_of(changed) if candidate.schedule else None
-        costs, _ = of_run(changed, candidate.impl, schedule, *abstract_model.explained(changed))  # type: ignore[misc]
-      except (ValueError, NotImplementedError):
-        continue
-      if costs.peak < candidate.costs.peak:
-        yield Smaller(keys=change, peak=costs.peak)
 
   def _read(self, changed: dict[str, Any]) -> DerivedKeys:
     return self._variations.read(changed)

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every example can be trained, as far as `maxtext-pp check` can tell, and examples/README.md says what it costs."""
+"""Every example can be trained, as far as `maxtext-pp check` can tell, and examples/README.md says what it costs today."""
 
 import pytest
 

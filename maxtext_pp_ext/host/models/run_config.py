@@ -125,15 +125,6 @@ def with_keys(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:
   return [*kept, *(f"{key}={value}" for key, value in values.items())]
 
 
-# Keys with which a run is only compiled.
-_COMPILING = ("compile_topology", "compile_topology_num_slices", "internal_compile", "internal_compile_num_devices")
-
-
-def keys_to_write(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the keys of a run without those with which it is only compiled."""
-  return {key: value for key, value in values.items() if key not in _COMPILING}
-
-
 def given_keys(argv: Sequence[str]) -> dict[str, Any]:
   """Returns key -> value of MaxText's arguments, merged as MaxText merges them with the yml file and its base files.
 
