@@ -11,7 +11,9 @@ import os
 from typing import Any
 
 import maxtext_pp_ext
+from maxtext_pp_ext import lazy_imports
 from maxtext_pp_ext.cli.errors import CommandError
+from maxtext_pp_ext.host import postponed
 
 _OF_MAXTEXT = "src/maxtext/configs/"
 _GIB = 1 << 30
@@ -25,6 +27,7 @@ def prepare() -> None:
   os.environ["JAX_PLATFORMS"] = "cpu"
   os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+  lazy_imports.postpone(postponed.MODULES)
   maxtext_pp_ext.install()
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.config import derived, remedies
 from maxtext_pp_ext.config.derived import pipeline_impl, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import with_values
@@ -95,9 +95,10 @@ class Variations:
     """Returns the config with these values instead of its own.
 
     Raises:
-      ValueError: MaxText or this package refuses it; the message has every reason.
+      ValueError: MaxText or this package refuses it; the message has every reason, and no remedies.
     """
-    return _made(lambda: self._class(**{**self._given, **changed}))
+    with remedies.not_wanted():
+      return _made(lambda: self._class(**{**self._given, **changed}))
 
 
 # Turns off what a run starts, writes or prints; reading a config needs none of it.
