@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   _add_common(parser)
   # Intermixed: options may stand between MaxText's arguments.
   args = parser.parse_intermixed_args(argv[1:])
+  args.given = argv[1:]
   return interruption.run(lambda: _run(module, args), "maxtext-pp")
 
 

@@ -87,10 +87,7 @@ def _schedule_of_run(maxtext_args: list[str]):
 
 
 def _write(schedule, path: pathlib.Path, stage: int) -> None:
-  if path.suffix not in (".svg", ".png"):
-    raise CommandError(f"--output {path}: the name has to end in .svg or .png.")
-  if not path.absolute().parent.is_dir():
-    raise CommandError(f"--output {path}: there is no folder {path.absolute().parent}.")
+  maxtext.check_output("--output", path, (".svg", ".png"))
   from maxtext_pp_ext.draw import picture  # pylint: disable=import-outside-toplevel
 
   try:
