@@ -41,11 +41,8 @@ def _set_environment() -> None:
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-def check_arguments(maxtext_args: Sequence[str]) -> None:
-  """Raises CommandError unless these are arguments of MaxText: optionally a .yml file, then keys that exist, key=value.
-
-  It does not import MaxText.
-  """
+def check_form(maxtext_args: Sequence[str]) -> None:
+  """Raises CommandError unless these have the form of MaxText's arguments: optionally a .yml file, then key=value."""
   for i, argument in enumerate(maxtext_args):
     if argument.endswith(".yml") and not i:
       # The places where MaxText looks for it.
@@ -53,11 +50,21 @@ def check_arguments(maxtext_args: Sequence[str]) -> None:
         raise CommandError(f"There is no file {argument}.")
     elif not argument.partition("=")[0] or "=" not in argument:
       raise CommandError(f"{argument!r} is neither a leading .yml file nor key=value.")
+
+
+def problems(maxtext_args: Sequence[str]) -> list[str]:
+  """Calls `check_form`, and returns a sentence for each key or topology that does not exist. It does not import MaxText."""
+  check_form(maxtext_args)
   from maxtext_pp_ext.host import arguments  # pylint: disable=import-outside-toplevel
 
   _set_environment()
-  if problems := arguments.problems([argument for argument in maxtext_args if "=" in argument]):
-    raise CommandError("\n".join(problems))
+  return arguments.problems([argument for argument in maxtext_args if "=" in argument])
+
+
+def check_arguments(maxtext_args: Sequence[str]) -> None:
+  """Raises CommandError unless these are arguments of MaxText, with keys that exist. It does not import MaxText."""
+  if found := problems(maxtext_args):
+    raise CommandError("\n".join(found))
 
 
 def check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
