@@ -5,8 +5,8 @@
 A command asks MaxText a small question, and MaxText imports everything that training may need. `postpone` lets chosen
 modules wait: an `import` of one makes an empty module, which is executed on the first access to one of its attributes.
 Other than `importlib.util.LazyLoader`'s, it stays empty while its submodules are imported, which asks for its path only.
-A name that another module takes out of it with `from … import` executes it, unless the name is one of its `mappings`: then
-the other module gets a mapping that executes it when it is read.
+A name that another module takes out of it with `from … import` executes it. Exceptions are its `mappings`: in place of
+them the other module gets a mapping that executes it when it is read.
 """
 
 from __future__ import annotations
@@ -129,5 +129,3 @@ class _Postponed(Mapping):
 
   def __len__(self) -> int:
     return len(self._real)
-
-

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What would make a model fit into its devices, if no candidate of a plan does. Each change is estimated, as candidates are."""
+"""What would make a model fit into its devices, if no candidate of a plan does. Each change is estimated."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ class _Search:
     return fitting.ways(config, limit, lambda changed: self._smallest(smallest, changed), more)
 
   def _smallest(self, like: Candidate, changed: dict[str, Any]) -> Candidate | None:
-    """Returns the candidate that needs least memory among those with the stages of another one, and other keys changed."""
+    """Returns the candidate with the stages of another one, and other keys changed, that needs least memory."""
     other = copy.copy(self)
     other.found = dataclasses.replace(self.found, candidates=[], infeasible=[])
     keys = {key: value for key, value in like.keys.items() if key not in _OF_SCHEDULE} | changed

@@ -18,6 +18,7 @@ import warnings
 
 from jax.sharding import PartitionSpec as P
 
+from maxtext_pp_ext.errors import Refusal
 from maxtext_pp_ext.nearest import nearest
 from maxtext_pp_ext.sharding.resolve import Dimension, Dropped, mesh_axes, Resolution, Rule, spec_entry
 
@@ -67,7 +68,7 @@ class Conflict:
     return f"{self.path or 'an array'}{shape} ({names})"
 
 
-class ShardingConflictError(ValueError):
+class ShardingConflictError(Refusal, ValueError):
   """Conflicts of `on_conflict="error"`; the message lists each conflict with its arrays, `conflicts` has all of them."""
 
   def __init__(self, conflicts: Sequence[Conflict]):
@@ -178,8 +179,8 @@ def _taken(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
       Kind.TAKEN,
       (*(d.rule for d in held if d.rule), *rules),
       f"{problem}, so {_and(rules)} was passed over, and {dimension.name!r} is not sharded over {lost!r}",
-      f"Add {_suggested(resolution, dimension)}, below the rule that was passed over, or remove the common axis from one of"
-      " the rules.",
+      f"Add {_suggested(resolution, dimension)}, below the rule that was passed over, or remove the common axis from one "
+      "of the rules.",
   )
 
 
