@@ -6,7 +6,8 @@
   maxtext-pp draw CONFIG key=value ... [--output schedule.png]
 
 The terminal gets the picture as text; --output writes it as SVG or PNG. Colours are repeats, and bubbles are empty. The
-window is that of one stage, as circular_bsw keeps it; circular_ag_once keeps all repeats, circular keeps none.
+window is that of one stage, as circular_bsw keeps it. A CONFIG with pipeline_impl=circular or circular_ag_once has no
+window, and none is drawn.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   from maxtext_pp_ext.draw import text  # pylint: disable=import-outside-toplevel
 
-  schedule = _schedule(args)
+  schedule, residency = _schedule(args)
   if not 0 <= args.stage < schedule.stages:
     raise CommandError(f"--stage {args.stage}: the stages are 0 to {schedule.stages - 1}.")
   if (cells := schedule.stages * schedule.iterations) > _MOST_CELLS:
@@ -42,18 +43,20 @@ def run(args: argparse.Namespace) -> int:
         f"{schedule.stages} stages × {schedule.iterations} iterations = {cells}: more than can be drawn ({_MOST_CELLS})."
     )
   if args.output is not None:
-    _write(schedule, args.output, args.stage)
+    _write(schedule, residency, args.output, args.stage)
   if args.json:
-    output.print_json(_as_json(schedule, args.stage))
+    output.print_json(_as_json(schedule, residency, args.stage))
   elif args.output is None:
     color = sys.stdout.isatty()
-    for line in text.lines(schedule, stage=args.stage, width=shutil.get_terminal_size((120, 24)).columns, color=color):
+    width = shutil.get_terminal_size((120, 24)).columns
+    for line in text.lines(schedule, stage=args.stage, width=width, color=color, residency=residency):
       print(line)
   return 0
 
 
 def _schedule(args: argparse.Namespace):
-  from maxtext_pp_ext.schedule import CircularSchedule  # pylint: disable=import-outside-toplevel
+  """Returns (the schedule, how long its pipeline keeps weights)."""
+  from maxtext_pp_ext.schedule import CircularSchedule, Residency  # pylint: disable=import-outside-toplevel
 
   sizes = {"microbatches": args.microbatches, "repeats": args.repeats, "delay": args.delay}
   options = {f"--{name}": size for name, size in ({"stages": args.stages} | sizes).items()}
@@ -67,12 +70,8 @@ def _schedule(args: argparse.Namespace):
       raise CommandError("give either --stages or CONFIG key=value ...")
     delay = 1 if args.delay is None else args.delay
     microbatches = delay * args.stages if args.microbatches is None else args.microbatches
-    return CircularSchedule(
-        stages=args.stages,
-        microbatches=microbatches,
-        repeats=1 if args.repeats is None else args.repeats,
-        delay=delay,
-    )
+    repeats = 1 if args.repeats is None else args.repeats
+    return CircularSchedule(stages=args.stages, microbatches=microbatches, repeats=repeats, delay=delay), Residency.REPEAT
   except REFUSALS as error:
     raise CommandError(str(error)) from error
 
@@ -80,37 +79,40 @@ def _schedule(args: argparse.Namespace):
 def _schedule_of_run(maxtext_args: list[str]):
   maxtext.check_arguments(maxtext_args)
   maxtext.prepare()
-  with output.progress("reading the config"), output.quiet():
+  with output.progress("importing MaxText") as shown, output.quiet():
+    from maxtext_pp_ext.host import postponed  # pylint: disable=import-outside-toplevel
     from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
-    return layouts.schedule_of_run(maxtext_args)
+    postponed.import_maxtext()
+    shown.now("reading the config")
+    return layouts.schedule_of_run(maxtext_args), layouts.residency_of_run(maxtext_args)
 
 
-def _write(schedule, path: pathlib.Path, stage: int) -> None:
-  if path.suffix not in (".svg", ".png"):
-    raise CommandError(f"--output {path}: the name has to end in .svg or .png.")
-  if not path.absolute().parent.is_dir():
-    raise CommandError(f"--output {path}: there is no folder {path.absolute().parent}.")
+def _write(schedule, residency, path: pathlib.Path, stage: int) -> None:
+  maxtext.check_output("--output", path, (".svg", ".png"))
   from maxtext_pp_ext.draw import picture  # pylint: disable=import-outside-toplevel
 
   try:
-    picture.draw(schedule, path, stage=stage)
+    picture.draw(schedule, path, stage=stage, residency=residency)
   except OSError as error:
     raise CommandError(f"--output {path}: {error}") from error
   print(f"wrote {path}", file=sys.stderr)
 
 
-def _as_json(schedule, stage: int) -> dict:
+def _as_json(schedule, residency, stage: int) -> dict:
   import dataclasses  # pylint: disable=import-outside-toplevel
 
   from maxtext_pp_ext.schedule import window  # pylint: disable=import-outside-toplevel
 
+  steps = {
+      "forward": [_step_as_json(step) for step in window.forward(schedule, stage)],
+      "backward": [_step_as_json(step) for step in window.backward(schedule, stage)],
+  }
   return dataclasses.asdict(schedule) | {
       "iterations": schedule.iterations,
       "bubble_fraction": schedule.bubble_fraction,
       "stage": stage,
-      "forward": [_step_as_json(step) for step in window.forward(schedule, stage)],
-      "backward": [_step_as_json(step) for step in window.backward(schedule, stage)],
+      **(steps if residency.prefetches else {}),
   }
 
 

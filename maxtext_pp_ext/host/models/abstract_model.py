@@ -56,9 +56,12 @@ def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
   """
   from maxtext.utils import model_creation_utils  # pylint: disable=import-outside-toplevel
 
+  from maxtext_pp_ext.host.replacements import stage_modules  # pylint: disable=import-outside-toplevel
+
   if config.num_decoder_layers > MOST_LAYERS:
     raise ValueError(f"{config.num_decoder_layers} layers are more than the limit ({MOST_LAYERS}).")
-  with logical_axis_rules(config.logical_axis_rules), as_value_errors("build this model"):
+  of_shapes = stage_modules.without_values()
+  with of_shapes, logical_axis_rules(config.logical_axis_rules), as_value_errors("build this model"):
     return nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh))
 
 
