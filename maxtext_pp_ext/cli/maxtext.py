@@ -53,7 +53,7 @@ def check_form(maxtext_args: Sequence[str]) -> None:
 
 
 def problems(maxtext_args: Sequence[str]) -> list[str]:
-  """Calls `check_form`, and returns a sentence for each key or topology that does not exist. It does not import MaxText."""
+  """Returns a sentence for each key or topology that does not exist, without importing MaxText. Calls `check_form`."""
   check_form(maxtext_args)
   from maxtext_pp_ext.host import arguments  # pylint: disable=import-outside-toplevel
 

@@ -6,8 +6,8 @@
 
 For each parameter it shows memory per device, the number of devices that hold the same part, and the dimensions that are
 sharded, with their mesh axes. --verbose adds shape, dtype, and for each dimension the rule that bound it, and the rules
-passed over, with the reason. --conflicts shows conflicts only. compile_topology=... chooses the devices, as for MaxText's train_compile;
-they need not be present. Conflicts are shown, but are not a failure.
+passed over, with the reason. --conflicts shows conflicts only. Conflicts are no failure. compile_topology=... chooses the
+devices, as for MaxText's train_compile; they need not be present.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be said about a run's arguments before MaxText is imported, which takes seconds.
 
-It finds what cannot be right in any run: keys and topologies that do not exist. All else is left to MaxText and to `rules`.
+It finds what cannot be right in any run: keys and topologies that do not exist. All else is for MaxText and `rules`.
 """
 
 import ast

@@ -16,7 +16,7 @@ _OF_TARGET = ("compile_topology", "compile_topology_num_slices", "internal_compi
 
 
 def write(path: pathlib.Path, argv: Sequence[str], keys: Mapping[str, Any], devices: int, comment: str) -> None:
-  """Writes the run with MaxText's arguments `argv` and with `keys` instead of its own; it is based on the yml file of argv.
+  """Writes the run with MaxText's arguments `argv` and other values of `keys`; it is based on the yml file of argv.
 
   Args:
     path: the file; it must not exist.
@@ -76,8 +76,8 @@ def _check(path: pathlib.Path, argv: Sequence[str], content: Mapping[str, Any], 
   differ = [key for key in content if key != "base_config" and _value(found, key) != _value(wanted, key)]
   if differ:
     raise ValueError(
-        f"{path} is not written: MaxText would read other values of {', '.join(differ)} from a file than from its command "
-        "line, since those of the model's own yml file come after those of a file. Give these keys on the command line."
+        f"{path} is not written: from a file MaxText would read other values of {', '.join(differ)} than from its "
+        "command line, since the model's own yml file comes after a file. Give these keys on the command line."
     )
 
 
