@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The reports for MaxText are about the MaxText that is installed: their scripts print what they say, their quotes are its."""
+"""The scripts of patches/reports run, and print what their pages say."""
 
 import os
 import pathlib
