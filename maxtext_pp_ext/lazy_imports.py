@@ -90,6 +90,13 @@ class _Waiting(ModuleType):
     return getattr(self, name)
 
 
+class _Replaced(ModuleType):
+  """A module that put another object into `sys.modules` while it was executed, for those that imported it before."""
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(sys.modules[self.__name__], name)
+
+
 def execute(module: ModuleType) -> None:
   """Executes a module that waits; does nothing with another one."""
   with _lock:
@@ -108,6 +115,8 @@ def execute(module: ModuleType) -> None:
       module.__loader__ = module.__spec__.loader = waiting  # type: ignore[assignment]  # has what a loader has
       module.__dict__.update(before)
       raise
+    if sys.modules.get(module.__name__, module) is not module:
+      module.__class__ = _Replaced
 
 
 class _Postponed(Mapping):

@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+  source, destination = _paths(args)
   if not args.maxtext_args:
     raise CommandError("Which run is to load DST? Give its CONFIG or key=value after SRC and DST.")
-  source, destination = _paths(args)
   maxtext.check_arguments(args.maxtext_args)
   maxtext.prepare()
   given = _keys(args.source_keys)

@@ -179,7 +179,7 @@ def _taken(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
       Kind.TAKEN,
       (*(d.rule for d in held if d.rule), *rules),
       f"{problem}, so {_and(rules)} was passed over, and {dimension.name!r} is not sharded over {lost!r}",
-      f"Add {_suggested(resolution, dimension)}, below the rule that was passed over, or remove the common axis from one "
+      f"Add {_suggested(resolution, dimension)}, after the rule that does not apply, or remove the common axis from one "
       "of the rules.",
   )
 

@@ -10,9 +10,7 @@ This rests on MaxText as follows:
 - Layers that differ by index in cycles come in blocks of one cycle, see `cycles`. The remat policy applies to each block.
 """
 
-from collections.abc import Callable, Iterator
-import contextlib
-import contextvars
+from collections.abc import Callable
 import dataclasses
 import functools
 import types
@@ -24,24 +22,8 @@ from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.derived import pipeline_impl, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import with_values
-from maxtext_pp_ext.host.models import cycles
+from maxtext_pp_ext.host.models import abstract_model, cycles
 from maxtext_pp_ext.host.replacements import batch_split
-
-_without_values = contextvars.ContextVar("_without_values", default=False)
-
-
-@contextlib.contextmanager
-def without_values() -> Iterator[None]:
-  """For models of which only shapes matter: each layer of a stage but the first is a copy of it, which is quicker.
-
-  MaxText (0.2.5) makes the layers of a stage one after another, of the same class with the same arguments. They differ in
-  the values that they draw.
-  """
-  token = _without_values.set(True)
-  try:
-    yield
-  finally:
-    _without_values.reset(token)
 
 
 class _DecoderView:
@@ -87,13 +69,17 @@ def build(host_build: Callable, decoder: Any, layer_classes: list[type], rngs: n
   if replaced:
     decoder = _DecoderView(decoder, with_values(decoder.config, replaced), decoder.mesh)
   in_turn = decoder.config.num_layers_per_pipeline_stage > 1 and not config.scan_layers_per_stage
-  if _without_values.get() and in_turn:
+  if abstract_model.of_shapes_only() and in_turn:
     return host_build(decoder, [_copying(layer_class) for layer_class in layer_classes], rngs)
   return host_build(decoder, layer_classes, rngs)
 
 
 def _copying(layer_class: type) -> Callable[..., nnx.Module]:
-  """Returns a function that makes a layer, and copies it when it is called again."""
+  """Returns a function that makes a layer, and copies it when it is called again, which is quicker.
+
+  MaxText (0.2.5) makes the layers of a stage one after another, of the same class with the same arguments. They differ in
+  the values that they draw.
+  """
   made: list[nnx.Module] = []
 
   def make(**kwargs: Any) -> nnx.Module:
