@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.examples.table` checks the examples and writes the table of examples/README.md: a minute on 2 cores."""
+"""`python -m tests.examples.table` checks the examples and writes the table of examples/README.md: a minute."""
 
 from __future__ import annotations
 
