@@ -312,7 +312,7 @@ _OPTIONS = {"internal_compile_num_devices": "--devices "}
 
 
 def _now(value: Any) -> str:
-  return getattr(value, "__name__", None) or value_text(value) or "not set"
+  return "not set" if value in (None, "") else value_text(value)
 
 
 _HEADINGS = (

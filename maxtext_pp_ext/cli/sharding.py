@@ -110,7 +110,8 @@ def _short(rows: Sequence[Any], width: int) -> Iterator[str]:
   """Yields a line per parameter, no wider than `width` if its path can be short enough."""
   from maxtext_pp_ext.sharding.explain import axes_text  # pylint: disable=import-outside-toplevel
 
-  yield "per device  copies    parameter (!: a conflict), mesh axes of each dimension"
+  marks = " (!: a conflict)" if any(row.layout.conflicts for row in rows) else ""
+  yield f"per device  copies    parameter{marks}, mesh axes of each dimension"
   shown = [(row, axes_text(row.layout)) for row in rows]
   room = width - _BEFORE_PATH - 2 - max((len(text) for _, text in shown), default=0)
   paths = [_shortened(row.layout.path, room) for row in rows]

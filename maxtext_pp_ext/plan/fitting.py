@@ -51,7 +51,7 @@ def ways(config: Any, limit: int, smallest: Callable[[dict[str, Any]], Any], mor
     if (candidate := smallest(keys)) is None:
       return None
     peak = candidate.costs.peak
-    before = {key: plain(getattr(config, key)) for key in keys}
+    before = {key: _value(config, key) for key in keys}
     return Way(keys=keys, before=before, memory=peak, candidate=candidate.keys, missing=max(peak - limit, 0))
 
   def first_that_fits(several: Iterator[dict[str, Any]]) -> Way | None:
@@ -78,6 +78,12 @@ def ways(config: Any, limit: int, smallest: Callable[[dict[str, Any]], Any], mor
   return sorted(found, key=lambda way: way.missing)
 
 
+def _value(config: Any, key: str) -> Any:
+  """A key's value as in a yml file; a dtype by its name."""
+  value = plain(getattr(config, key, None))
+  return value if value is None or isinstance(value, (str, int, float)) else str(value)
+
+
 def _batches(config: Any) -> Iterator[dict[str, Any]]:
   size = config.per_device_batch_size
   for _ in range(_MOST_HALVINGS):
@@ -89,7 +95,7 @@ def _batches(config: Any) -> Iterator[dict[str, Any]]:
 
 def _is_wide(config: Any, key: str) -> bool:
   """Whether a key has a type of more than two bytes, or one that follows from others."""
-  return str(plain(getattr(config, key, None))) in ("None", "", "auto", "float32", "<class 'jax.numpy.float32'>")
+  return _value(config, key) in (None, "", "auto", "float32")
 
 
 def more_devices(config: Any, topology: str | None, giving: str | None) -> Iterator[dict[str, Any]]:

@@ -95,7 +95,7 @@ def test_a_picture_of_no_one_parameter_lists_those_there_are(command, name, word
 def test_conflicts_are_shown_and_are_no_failure(command):
   status, out, _ = command(*SMALL, 'logical_axis_rules=[["embed", "fsdp"], ["mlp", ["fsdp", "tensor"]]]', "--limit", "3")
   text = " ".join(out.split())
-  assert status == 0 and "! two dimensions want the same mesh axis" in text
+  assert status == 0 and " ! decoder/" in text and "two dimensions want the same mesh axis" in text
   assert "1 sharding conflict:" in text and "Add the rule ('mlp', None)" in text and "9 more, without --limit" in text
 
 

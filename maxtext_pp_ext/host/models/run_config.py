@@ -106,7 +106,7 @@ class Variations:
 
 
 # Turns off what a run starts, writes or prints; reading a config needs none of it.
-_WITHOUT_RUN = {"skip_jax_distributed_system": True, "log_config": False, "enable_checkpointing": False, "run_name": "x"}
+WITHOUT_RUN = {"skip_jax_distributed_system": True, "log_config": False, "enable_checkpointing": False, "run_name": "x"}
 
 
 def read_without_run(
@@ -120,7 +120,7 @@ def read_without_run(
   given = given_keys(arguments)
   if given.get("compile_topology") and given.get("compile_topology_num_slices", -1) == -1:
     overrides = {"compile_topology_num_slices": 1} | overrides
-  quiet = {key: value for key, value in _WITHOUT_RUN.items() if key not in on_command_line}
+  quiet = {key: value for key, value in WITHOUT_RUN.items() if key not in on_command_line}
   return _read(arguments, quiet | overrides, **options)
 
 
