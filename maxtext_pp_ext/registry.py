@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipeline implementations by name: the values of the config key `pipeline_impl`.
 
-The built-in ones are listed below. An installed package adds its own with an entry point
+The built-in ones are listed below. An installed package adds its own with an entry point::
 
   [options.entry_points]
   maxtext_pp_ext.pipelines =

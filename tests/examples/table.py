@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import re
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext
@@ -53,7 +54,7 @@ def line(name: str) -> str:
   cells = (
       f"[{name}]({file.name})",
       str(found.devices),
-      (found.layout or "").replace(", stacked along param_scan_axis=1", ""),
+      re.sub(r",? stacked along param_scan_axis=\d", "", found.layout or ""),
       str(found.schedule.microbatches),
       f"{found.schedule.bubble_fraction:.1%}",
       units.bytes_text(found.costs.peak) + (" *" if found.not_counted else ""),
