@@ -57,7 +57,7 @@ class _Finder:
       finally:
         self._searching.discard(name)
     if spec is not None and spec.loader is not None:
-      spec.loader = _Loader(spec.loader, self.modules[name])
+      spec.loader = _Loader(spec.loader, self.modules[name])  # type: ignore[assignment]  # has what a loader has
     return spec
 
 
@@ -97,11 +97,12 @@ class _Replaced(ModuleType):
     return getattr(sys.modules[self.__name__], name)
 
 
-def execute(module: ModuleType) -> None:
+def execute(waits: ModuleType) -> None:
   """Executes a module that waits; does nothing with another one."""
   with _lock:
-    if not isinstance(module, _Waiting):
+    if not isinstance(waits, _Waiting):
       return
+    module: Any = waits  # its class, loader and specification are about to change
     waiting = module.__loader__
     assert isinstance(waiting, _Loader)
     # From here on it is the real module, also for those that import it while it is executed.
@@ -112,7 +113,7 @@ def execute(module: ModuleType) -> None:
       waiting.loader.exec_module(module)
     except BaseException:
       module.__class__ = _Waiting
-      module.__loader__ = module.__spec__.loader = waiting  # type: ignore[assignment]  # has what a loader has
+      module.__loader__ = module.__spec__.loader = waiting
       module.__dict__.update(before)
       raise
     if sys.modules.get(module.__name__, module) is not module:
