@@ -97,27 +97,26 @@ class _Replaced(ModuleType):
     return getattr(sys.modules[self.__name__], name)
 
 
-def execute(waits: ModuleType) -> None:
+def execute(module: Any) -> None:
   """Executes a module that waits; does nothing with another one."""
   with _lock:
-    if not isinstance(waits, _Waiting):
+    if not isinstance(module, _Waiting):
       return
-    module: Any = waits  # its class, loader and specification are about to change
-    waiting = module.__loader__
-    assert isinstance(waiting, _Loader)
+    found: Any = module
+    waiting = found.__loader__
     # From here on it is the real module, also for those that import it while it is executed.
-    module.__class__ = ModuleType
-    before = {name: module.__dict__.pop(name) for name in waiting.mappings}
-    module.__loader__ = module.__spec__.loader = waiting.loader
+    found.__class__ = ModuleType
+    before = {name: found.__dict__.pop(name) for name in waiting.mappings}
+    found.__loader__ = found.__spec__.loader = waiting.loader
     try:
-      waiting.loader.exec_module(module)
+      waiting.loader.exec_module(found)
     except BaseException:
-      module.__class__ = _Waiting
-      module.__loader__ = module.__spec__.loader = waiting
-      module.__dict__.update(before)
+      found.__class__ = _Waiting
+      found.__loader__ = found.__spec__.loader = waiting
+      found.__dict__.update(before)
       raise
-    if sys.modules.get(module.__name__, module) is not module:
-      module.__class__ = _Replaced
+    if sys.modules.get(found.__name__, found) is not found:
+      found.__class__ = _Replaced
 
 
 class _Postponed(Mapping):

@@ -69,8 +69,8 @@ def _is_news(given: Mapping[str, Any], key: str, value: Any) -> bool:
 def _check(path: pathlib.Path, argv: Sequence[str], content: Mapping[str, Any], devices: int) -> None:
   """Raises ValueError unless MaxText reads the same from the file as from arguments."""
   target = [argument for argument in argv if argument.partition("=")[0] in _OF_TARGET]
-  virtual = {"internal_compile": True, "internal_compile_num_devices": devices}
-  overrides: dict[str, Any] = {} if run_config.given_keys(argv).get("compile_topology") else virtual
+  virtual: dict[str, Any] = {"internal_compile": True, "internal_compile_num_devices": devices}
+  overrides: Any = {} if run_config.given_keys(argv).get("compile_topology") else virtual
   wanted = run_config.read_without_run(argv, **overrides)
   found = run_config.read_without_run([str(path), *target], **overrides)
   compared = content.keys() - {"base_config", *run_config.WITHOUT_RUN}  # these are others while a config is looked at
