@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipeline implementations by name: the values of the config key `pipeline_impl`.
 
-The built-in ones are listed below. An installed package adds its own with an entry point
+The built-in ones are listed below. An installed package adds its own with an entry point::
 
   [options.entry_points]
   maxtext_pp_ext.pipelines =
@@ -28,7 +28,7 @@ import inspect
 import re
 import types
 
-from maxtext_pp_ext.errors import SetupError
+from maxtext_pp_ext.errors import Refusal, SetupError
 from maxtext_pp_ext.nearest import did_you_mean
 
 ENTRY_POINT_GROUP = "maxtext_pp_ext.pipelines"
@@ -44,7 +44,7 @@ _NO_NAME = re.compile(r"(none|null|true|false|yes|no|on|off|y|n|inf|nan|host-.*)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 
 
-class UnknownImplementationError(ValueError):
+class UnknownImplementationError(Refusal, ValueError):
   """No implementation has this name; the message lists the known names and the nearest match."""
 
 

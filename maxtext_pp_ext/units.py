@@ -13,5 +13,7 @@ def bytes_text(count: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-  """`1 stage`, `2 stages`, `2 batches`: for nouns whose plural ends in s or es."""
-  return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
+  """`1 stage`, `2 stages`, `2 microbatches`: for nouns whose plural ends in s."""
+  if count == 1:
+    return f"{count} {noun}"
+  return f"{count} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 ITEMS = "items"  # MaxText's name of its train state, beside the state of a data iterator
@@ -34,7 +35,8 @@ def source_and_destination(source: str, destination: str, step: int | None) -> t
   for path in (source, destination):
     if "://" in path:
       raise ValueError(f"{path}: only files can be converted, since object stores cannot rename; mount it, or copy it.")
-  old, new = (pathlib.Path(path).expanduser().absolute() for path in (source, destination))
+  # os.path's leaves the `~` of an unknown user in place, as shells do; pathlib's raises.
+  old, new = (pathlib.Path(os.path.expanduser(path)).absolute() for path in (source, destination))
   if old.name == ITEMS and find_items(old.parent) == old:
     old = old.parent
   new = new.parent if new.name == ITEMS else new

@@ -17,7 +17,7 @@ import sys
 
 import maxtext_pp_ext
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, UNUSABLE
-from maxtext_pp_ext.errors import SetupError
+from maxtext_pp_ext.errors import SetupError, with_extras
 from maxtext_pp_ext.nearest import did_you_mean
 from maxtext_pp_ext.processes import interruption
 
@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   _add_common(parser)
   # Intermixed: options may stand between MaxText's arguments.
   args = parser.parse_intermixed_args(argv[1:])
+  args.given = argv[1:]
   return interruption.run(lambda: _run(module, args), "maxtext-pp")
 
 
@@ -77,8 +78,8 @@ def _run(module, args: argparse.Namespace) -> int:
     if error.name is None or error.name.split(".")[0] == "maxtext_pp_ext":
       raise
     print(
-        f"maxtext-pp: {error.name} is not installed. Tables and pictures need the extra tools, MaxText on "
-        "a machine without accelerators the extra cpu: pip install 'CHECKOUT_OR_WHEEL[cpu,tools]'.",
+        f"maxtext-pp: {error.name} is not installed. Tables and pictures need the extra tools, MaxText on a machine "
+        f"without accelerators the extra cpu: {with_extras('cpu,tools')}.",
         file=sys.stderr,
     )
     return UNUSABLE

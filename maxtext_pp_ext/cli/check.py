@@ -18,6 +18,7 @@ from typing import Any
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, REFUSALS, UNUSABLE
+from maxtext_pp_ext.host import postponed
 from maxtext_pp_ext.host.models import refusals
 
 
@@ -26,22 +27,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  maxtext.check_arguments(args.maxtext_args)
   maxtext.check_numbers({"--devices": args.devices}, most=refusals.MOST_DEVICES)
+  if problems := maxtext.problems(args.maxtext_args):
+    _show(args, {"errors": problems, "warnings": [], "devices": None})
+    return UNUSABLE
   maxtext.prepare()
   try:
-    with output.progress("building MaxText's model without arrays"), output.quiet():
+    with output.progress("importing MaxText") as shown, output.quiet():
+      postponed.import_maxtext()
       from maxtext_pp_ext.plan import check  # pylint: disable=import-outside-toplevel
 
+      shown.now("reading the config, building MaxText's model without arrays")
       found = check.check(args.maxtext_args, args.devices)
   except REFUSALS as error:
     raise CommandError(str(error)) from error
-  result = _result(found)
+  _show(args, _result(found))
+  return UNUSABLE if found.errors else 0
+
+
+def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:
   if args.json:
     output.print_json(result)
   else:
     _print(result)
-  return UNUSABLE if found.errors else 0
 
 
 def _result(found: Any) -> dict[str, Any]:
@@ -71,8 +79,9 @@ def _print(result: dict[str, Any]) -> None:
     for text in result[kind]:
       print(f"{kind[:-1]}: {text}")
   if "layout" in result:
-    print(f"{result['devices']} devices: {result['layout']}")
-    print("\n".join(_layer_lines(result["layers"])))
+    print(f"{units.counted(result['devices'], 'device')}: {result['layout']}")
+    for line in _layer_lines(result["layers"]):
+      print(line)
   if schedule := result.get("schedule"):
     fraction, iterations = schedule["bubble_fraction"], schedule["iterations"]
     print(
@@ -88,7 +97,7 @@ def _print(result: dict[str, Any]) -> None:
     _print_bytes(sent["bytes"])
   if "not_estimated" in result:
     print("not estimated: " + "; ".join(result["not_estimated"]))
-  print("no errors" if not result["errors"] else f"{len(result['errors'])} error{'s' * (len(result['errors']) != 1)}")
+  print(units.counted(len(result["errors"]), "error") if result["errors"] else "no errors")
 
 
 def _print_bytes(sizes: dict[str, int]) -> None:

@@ -110,9 +110,9 @@ class Target:
 def run(args: argparse.Namespace) -> int:
   from maxtext_pp_ext.compiled import child  # pylint: disable=import-outside-toplevel
 
-  maxtext.check_arguments(args.maxtext_args)
   names, sets = _listed(args.impl), _listed(args.flags)
   _check(args, names, sets)
+  maxtext.check_arguments(args.maxtext_args)
   machine = child.Machine(os.environ.get("JAX_PLATFORMS"))  # as it is before `prepare`
   maxtext.prepare()
   with output.progress("reading the config"), output.quiet():
@@ -149,8 +149,9 @@ def _listed(text: str) -> list[str]:
 
 
 def _check(args: argparse.Namespace, names: list[str], sets: list[str]) -> None:
-  if not names:
-    raise CommandError("--impl names nothing.")
+  from maxtext_pp_ext.host.models import variants  # pylint: disable=import-outside-toplevel
+
+  maxtext.check_names("--impl", names, variants.names())
   for name in sets:
     try:
       flags.named(name)
@@ -163,10 +164,8 @@ def _check(args: argparse.Namespace, names: list[str], sets: list[str]) -> None:
       ("--trace", args.trace, traces),
       ("--result", args.result, (".json",)),
   ):
-    if file and not file.name.endswith(suffixes):
-      raise CommandError(f"{option} {file}: the name has to end in {' or '.join(suffixes)}.")
-    if file and not file.absolute().parent.is_dir():
-      raise CommandError(f"{option} {file}: there is no folder {file.absolute().parent}.")
+    if file:
+      maxtext.check_output(option, file, suffixes)
   maxtext.check_numbers({"--minutes": args.minutes, "--memory-gib": args.memory_gib, "--rounds": args.rounds})
   maxtext.check_numbers({"--devices": args.devices}, most=_MOST_CPU_DEVICES)
   if args.rounds is not None and not args.run:

@@ -25,6 +25,7 @@ from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.usage = "maxtext-pp convert SRC DST CONFIG key=value ... [--step STEP] [--from key=value] [--dry-run] [--json]"
   parser.add_argument("source", metavar="SRC", help="checkpoint, or folder of checkpoints")
   parser.add_argument("destination", metavar="DST", help="where to write; must not exist")
   parser.add_argument("--step", type=int, help="which checkpoint of a folder (default: the last)")
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   source, destination = _paths(args)
+  if not args.maxtext_args:
+    raise CommandError("Which run is to load DST? Give its CONFIG or key=value after SRC and DST.")
   maxtext.check_arguments(args.maxtext_args)
   maxtext.prepare()
   given = _keys(args.source_keys)

@@ -6,8 +6,8 @@
   maxtext-pp draw CONFIG key=value ... [--output schedule.png]
 
 The terminal gets the picture as text; --output writes it as SVG or PNG. Colours are repeats, and bubbles are empty. The
-window is that of one stage, as circular_bsw keeps it. A run with an implementation that has no such window, as
-circular_ag_once, which keeps all repeats, and circular, which keeps none, is drawn without it.
+window is that of one stage, as circular_bsw keeps it. A CONFIG with pipeline_impl=circular or circular_ag_once has no
+window, and none is drawn.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   from maxtext_pp_ext.draw import text  # pylint: disable=import-outside-toplevel
 
-  schedule, has_window = _schedule(args)
+  schedule, residency = _schedule(args)
   if not 0 <= args.stage < schedule.stages:
     raise CommandError(f"--stage {args.stage}: the stages are 0 to {schedule.stages - 1}.")
   if (cells := schedule.stages * schedule.iterations) > _MOST_CELLS:
     raise CommandError(
         f"{schedule.stages} stages × {schedule.iterations} iterations = {cells}: more than can be drawn ({_MOST_CELLS})."
     )
-  stage = args.stage if has_window else None
   if args.output is not None:
-    _write(schedule, args.output, stage)
+    _write(schedule, residency, args.output, args.stage)
   if args.json:
-    output.print_json(_as_json(schedule, stage))
+    output.print_json(_as_json(schedule, residency, args.stage))
   elif args.output is None:
     color = sys.stdout.isatty()
-    for line in text.lines(schedule, stage=stage, width=shutil.get_terminal_size((120, 24)).columns, color=color):
+    width = shutil.get_terminal_size((120, 24)).columns
+    for line in text.lines(schedule, stage=args.stage, width=width, color=color, residency=residency):
       print(line)
   return 0
 
 
 def _schedule(args: argparse.Namespace):
-  from maxtext_pp_ext.schedule import CircularSchedule  # pylint: disable=import-outside-toplevel
+  """Returns (the schedule, how long its pipeline keeps weights)."""
+  from maxtext_pp_ext.schedule import CircularSchedule, Residency  # pylint: disable=import-outside-toplevel
 
   sizes = {"microbatches": args.microbatches, "repeats": args.repeats, "delay": args.delay}
   options = {f"--{name}": size for name, size in ({"stages": args.stages} | sizes).items()}
@@ -69,13 +70,8 @@ def _schedule(args: argparse.Namespace):
       raise CommandError("give either --stages or CONFIG key=value ...")
     delay = 1 if args.delay is None else args.delay
     microbatches = delay * args.stages if args.microbatches is None else args.microbatches
-    given = CircularSchedule(
-        stages=args.stages,
-        microbatches=microbatches,
-        repeats=1 if args.repeats is None else args.repeats,
-        delay=delay,
-    )
-    return given, True
+    repeats = 1 if args.repeats is None else args.repeats
+    return CircularSchedule(stages=args.stages, microbatches=microbatches, repeats=repeats, delay=delay), Residency.REPEAT
   except REFUSALS as error:
     raise CommandError(str(error)) from error
 
@@ -83,46 +79,40 @@ def _schedule(args: argparse.Namespace):
 def _schedule_of_run(maxtext_args: list[str]):
   maxtext.check_arguments(maxtext_args)
   maxtext.prepare()
-  with output.progress("reading the config"), output.quiet():
-    from maxtext_pp_ext import registry  # pylint: disable=import-outside-toplevel
-    from maxtext_pp_ext.host.models import layouts, run_config  # pylint: disable=import-outside-toplevel
-    from maxtext_pp_ext.plan import of_run  # pylint: disable=import-outside-toplevel
+  with output.progress("importing MaxText") as shown, output.quiet():
+    from maxtext_pp_ext.host import postponed  # pylint: disable=import-outside-toplevel
+    from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
-    schedule = layouts.schedule_of_run(maxtext_args)
-    impl = str(run_config.given_keys(maxtext_args).get("pipeline_impl", registry.HOST))
-    residency = of_run.residency_with_formulas(impl)
-    return schedule, residency is None or residency.prefetches
+    postponed.import_maxtext()
+    shown.now("reading the config")
+    return layouts.schedule_of_run(maxtext_args), layouts.residency_of_run(maxtext_args)
 
 
-def _write(schedule, path: pathlib.Path, stage: int | None) -> None:
-  if path.suffix not in (".svg", ".png"):
-    raise CommandError(f"--output {path}: the name has to end in .svg or .png.")
-  if not path.absolute().parent.is_dir():
-    raise CommandError(f"--output {path}: there is no folder {path.absolute().parent}.")
+def _write(schedule, residency, path: pathlib.Path, stage: int) -> None:
+  maxtext.check_output("--output", path, (".svg", ".png"))
   from maxtext_pp_ext.draw import picture  # pylint: disable=import-outside-toplevel
 
   try:
-    picture.draw(schedule, path, stage=stage)
+    picture.draw(schedule, path, stage=stage, residency=residency)
   except OSError as error:
     raise CommandError(f"--output {path}: {error}") from error
   print(f"wrote {path}", file=sys.stderr)
 
 
-def _as_json(schedule, stage: int | None) -> dict:
+def _as_json(schedule, residency, stage: int) -> dict:
   import dataclasses  # pylint: disable=import-outside-toplevel
 
   from maxtext_pp_ext.schedule import window  # pylint: disable=import-outside-toplevel
 
-  found = dataclasses.asdict(schedule) | {
+  steps = {
+      "forward": [_step_as_json(step) for step in window.forward(schedule, stage)],
+      "backward": [_step_as_json(step) for step in window.backward(schedule, stage)],
+  }
+  return dataclasses.asdict(schedule) | {
       "iterations": schedule.iterations,
       "bubble_fraction": schedule.bubble_fraction,
       "stage": stage,
-  }
-  if stage is None:
-    return found
-  return found | {
-      "forward": [_step_as_json(step) for step in window.forward(schedule, stage)],
-      "backward": [_step_as_json(step) for step in window.backward(schedule, stage)],
+      **(steps if residency.prefetches else {}),
   }
 
 

@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+import gc
 import math
 import os
+import pathlib
 from typing import Any
 
 import maxtext_pp_ext
+from maxtext_pp_ext import lazy_imports
 from maxtext_pp_ext.cli.errors import CommandError
+from maxtext_pp_ext.host import postponed
+from maxtext_pp_ext.nearest import did_you_mean
 
 _OF_MAXTEXT = "src/maxtext/configs/"
 _GIB = 1 << 30
@@ -23,13 +28,21 @@ def prepare() -> None:
   Must be called before JAX or MaxText is imported.
   """
   os.environ["JAX_PLATFORMS"] = "cpu"
-  os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+  _set_environment()
+  lazy_imports.postpone(postponed.MODULES)
+  # Python's own thresholds spend a fifth of a command's seconds on looking through what imports and models keep anyway.
+  gc.set_threshold(200_000, 50, 50)
   maxtext_pp_ext.install()
 
 
-def check_arguments(maxtext_args: Sequence[str]) -> None:
-  """Raises CommandError unless these are arguments of MaxText: optionally a .yml file, then key=value."""
+def _set_environment() -> None:
+  # Before MaxText is imported, which sets what is unset.
+  os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def check_form(maxtext_args: Sequence[str]) -> None:
+  """Raises CommandError unless these have the form of MaxText's arguments: optionally a .yml file, then key=value."""
   for i, argument in enumerate(maxtext_args):
     if argument.endswith(".yml") and not i:
       # The places where MaxText looks for it.
@@ -37,6 +50,38 @@ def check_arguments(maxtext_args: Sequence[str]) -> None:
         raise CommandError(f"There is no file {argument}.")
     elif not argument.partition("=")[0] or "=" not in argument:
       raise CommandError(f"{argument!r} is neither a leading .yml file nor key=value.")
+
+
+def problems(maxtext_args: Sequence[str]) -> list[str]:
+  """Returns a sentence for each key or topology that does not exist, without importing MaxText. Calls `check_form`."""
+  check_form(maxtext_args)
+  from maxtext_pp_ext.host import arguments  # pylint: disable=import-outside-toplevel
+
+  _set_environment()
+  return arguments.problems([argument for argument in maxtext_args if "=" in argument])
+
+
+def check_arguments(maxtext_args: Sequence[str]) -> None:
+  """Raises CommandError unless these are arguments of MaxText, with keys that exist. It does not import MaxText."""
+  if found := problems(maxtext_args):
+    raise CommandError("\n".join(found))
+
+
+def check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
+  """Raises CommandError unless an option's value is a list of known names."""
+  if not names:
+    raise CommandError(f"{option} names nothing. Known are {', '.join(known)}.")
+  for name in names:
+    if name not in known:
+      raise CommandError(f"{option} {name}: known are {', '.join(known)}{did_you_mean(name, known)}")
+
+
+def check_output(option: str, file: pathlib.Path, suffixes: Sequence[str]) -> None:
+  """Raises CommandError unless a file of this name can be written: it has one of the suffixes, and its folder exists."""
+  if not file.name.endswith(tuple(suffixes)):
+    raise CommandError(f"{option} {file}: the name has to end in {' or '.join(suffixes)}.")
+  if not file.absolute().parent.is_dir():
+    raise CommandError(f"{option} {file}: there is no folder {file.absolute().parent}.")
 
 
 def check_numbers(given: Mapping[str, float | None], most: float = math.inf) -> None:

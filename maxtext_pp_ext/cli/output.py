@@ -82,6 +82,10 @@ class Progress:
     self.done = self.total = 0
     self._started = time.monotonic()
 
+  def now(self, text: str) -> None:
+    """What it is from now on, with an amount of its own."""
+    self.text, self.done, self.total = text, 0, 0
+
   def say(self, detail: str) -> None:
     self.detail = detail
 

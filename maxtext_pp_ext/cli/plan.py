@@ -23,24 +23,35 @@ batch, sequence, tensor and expert parallelism stay as the arguments say. "none"
 
 Ranking is by "step s". docs/how-it-works.md has the formulas of bytes, docs/seconds.md that of seconds, and
 docs/choosing.md says how far they are from the compiler's figures. --validate compiles the best for the TPUs of
-compile_topology, which need not be present, projects their seconds, and shows both.
+compile_topology, which need not be present, projects their seconds, and shows both. --write writes the first row, or that
+of --row, as a yml file for MaxText's trainers.
+
+If nothing fits, the candidates are shown that need least memory, and the keys that would make one fit. Each of these is
+estimated like a candidate.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+import dataclasses
 import pathlib
+import shlex
 import sys
 from typing import Any
 
-from maxtext_pp_ext import units
+from maxtext_pp_ext import registry, units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
+from maxtext_pp_ext.config.remedies import value_text
 from maxtext_pp_ext.host.models import refusals
 from maxtext_pp_ext.nearest import did_you_mean
+from maxtext_pp_ext.plan import chips
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
+_NONE = "none"  # variants.NONE, which takes longer to import
 _GIB = 1 << 30
+_NEAREST = 5  # candidates that are shown if nothing fits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,54 +63,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
       "--all", action="store_true", help="show all, also those that do not fit, and why others are impossible"
   )
-  parser.add_argument(
-      "--write", type=pathlib.Path, metavar="FILE", help="write the best that fits as a .yml file that MaxText takes"
-  )
   parser.add_argument("--validate", type=int, default=0, metavar="N", help="compile the best N, and none, and compare")
+  parser.add_argument("--write", type=pathlib.Path, metavar="FILE", help="write a row as a .yml file for MaxText")
+  parser.add_argument("--row", type=int, metavar="N", help="which row --write takes, counted from 1 (default: 1)")
   maxtext.add_bounds(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-  maxtext.check_arguments(args.maxtext_args)
   names = list(dict.fromkeys(filter(None, args.impl.split(","))))
   chip = _check(args, names)
+  maxtext.check_arguments(args.maxtext_args)
   maxtext.prepare()
-  with output.progress("looking at layouts") as looking:
+  with output.progress("importing MaxText") as shown:
     try:
       with output.quiet():
-        found = _plan(args, names, chip, looking.at)
+        found = _plan(args, names, chip, shown)
     except REFUSALS as error:
       raise CommandError(str(error)) from error
-  shown = found.candidates if args.all else _best(found, args.top)
+  fits = any(map(found.fits, found.candidates))
+  chosen = _best(found, args.top) if fits and not args.all else found.candidates[: None if args.all else _NEAREST]
   result = {
       "devices": found.devices,
       "device_memory": found.memory_limit,
-      "candidates": [_as_dict(found, candidate) for candidate in shown],
+      "candidates": [_as_dict(found, candidate) for candidate in chosen],
       "not_estimated": found.not_counted,
   }
   if args.all:
     result["infeasible"] = [{"keys": each.keys, "reason": each.reason} for each in found.infeasible]
-  if not any(map(found.fits, shown)):
-    result["smaller"] = [{"keys": each.keys, "memory": each.peak} for each in found.smaller]
+  if not fits:
+    result["ways"] = [dataclasses.asdict(way) for way in found.ways]
     _show(args, result, found)
     return FAILED
-  if args.write:
-    _write(args, shown[0])
-  failed, chip = False, _chip_of_topology(args)
-  for rank, (candidate, row) in enumerate(zip(shown, result["candidates"], strict=True)):
+  failed = False
+  for rank, (candidate, row) in enumerate(zip(chosen, result["candidates"], strict=True)):
     if rank < args.validate or (args.validate and candidate.schedule is None):
-      row["compiled"] = _compiled(candidate, args, chip)
+      row["compiled"] = _compiled(candidate, args, found.chip)
       failed |= "failure" in row["compiled"]
   result["order"] = _order(result["candidates"])
+  if args.write:
+    result["written"] = _write(args, chosen, found)
   _show(args, result, found)
   return FAILED if failed else 0
 
 
-def _chip_of_topology(args: argparse.Namespace) -> Any:
-  from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.plan import chips  # pylint: disable=import-outside-toplevel
+def _write(args: argparse.Namespace, chosen: list[Any], found: Any) -> str:
+  from maxtext_pp_ext.host import run_file  # pylint: disable=import-outside-toplevel
 
-  return chips.of_topology(run_config.given_keys(args.maxtext_args).get("compile_topology", ""))
+  if (row := args.row or 1) > len(chosen):
+    raise CommandError(f"--row {row}: there are {len(chosen)} rows.")
+  candidate = chosen[row - 1]
+  microbatches = candidate.schedule.microbatches if candidate.schedule else None
+  name = _name(candidate.impl, candidate.keys, microbatches)
+  comment = f"{name}, for {units.counted(found.devices, 'device')}; written by\nmaxtext-pp plan {shlex.join(args.given)}"
+  try:
+    with output.quiet():
+      run_file.write(args.write, args.maxtext_args, candidate.keys, found.devices, comment)
+  except REFUSALS as error:
+    raise CommandError(f"--write {args.write}: {error}", FAILED) from error
+  return str(args.write)
 
 
 def _order(rows: list[dict[str, Any]]) -> dict[str, list[str]] | None:
@@ -112,29 +133,9 @@ def _order(rows: list[dict[str, Any]]) -> dict[str, list[str]] | None:
 
 
 def _best(found: Any, count: int) -> list[Any]:
-  """Returns the best `count` that fit, and the model without a pipeline for comparison; the smallest if none fits."""
-  fitting = [each for each in found.candidates if found.fits(each)] or found.candidates
+  """Returns the best `count` that fit, and the model without a pipeline for comparison."""
+  fitting = [each for each in found.candidates if found.fits(each)]
   return fitting[:count] + [each for each in fitting[count:] if each.schedule is None]
-
-
-def _write(args: argparse.Namespace, candidate: Any) -> None:
-  """Writes the arguments with the candidate's keys; a yml file among them is the new file's base."""
-  import yaml  # pylint: disable=import-outside-toplevel
-
-  from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
-
-  path = args.write
-  files = [argument for argument in args.maxtext_args if "=" not in argument]
-  base = str(pathlib.Path(files[0]).absolute()) if files and pathlib.Path(files[0]).is_file() else "base.yml"
-  given = dict(argument.split("=", 1) for argument in args.maxtext_args if "=" in argument)
-  values = {key: yaml.safe_load(value) for key, value in given.items()}
-  keys = run_config.keys_to_write(values | candidate.keys)
-  text = yaml.safe_dump({"base_config": base} | keys, sort_keys=False)
-  try:
-    path.write_text(f"# maxtext-pp plan wrote this: {candidate.impl}.\n{text}", encoding="utf-8")
-  except OSError as error:
-    raise CommandError(f"--write {path}: {error}") from error
-  print(f"wrote {path}", file=sys.stderr)
 
 
 def _show(args: argparse.Namespace, result: dict[str, Any], found: Any) -> None:
@@ -145,25 +146,32 @@ def _show(args: argparse.Namespace, result: dict[str, Any], found: Any) -> None:
 
 
 def _check(args: argparse.Namespace, names: list[str]) -> Any:
-  from maxtext_pp_ext.plan import chips  # pylint: disable=import-outside-toplevel
-
   maxtext.check_numbers({"--devices": args.devices}, most=refusals.MOST_DEVICES)
   maxtext.check_numbers({"--device-memory-gib": args.device_memory_gib, "--top": args.top})
   maxtext.check_numbers({"--minutes": args.minutes, "--memory-gib": args.memory_gib})
-  if not names:
-    raise CommandError("--impl names nothing.")
+  maxtext.check_names("--impl", names, (_NONE, *(name for name in registry.names() if name != registry.HOST)))
   if args.chip is not None and args.chip not in chips.CHIPS:
     known = f"known chips are {', '.join(chips.CHIPS)}{did_you_mean(args.chip, chips.CHIPS)}"
     raise CommandError(f"--chip {args.chip}: {known}")
   if args.validate < 0:
     raise CommandError(f"--validate {args.validate}: cannot be negative.")
+  maxtext.check_numbers({"--row": args.row})
+  if args.row and not args.write:
+    raise CommandError(f"--row {args.row}: needs --write.")
+  if args.write:
+    maxtext.check_output("--write", args.write, (".yml",))
+    if args.write.exists():
+      raise CommandError(f"--write {args.write}: the file exists. Choose another name.")
   return chips.CHIPS[args.chip] if args.chip else None
 
 
-def _plan(args: argparse.Namespace, names: list[str], chip: Any, show: Any) -> Any:
+def _plan(args: argparse.Namespace, names: list[str], chip: Any, shown: output.Progress) -> Any:
+  from maxtext_pp_ext.host import postponed  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.plan import search  # pylint: disable=import-outside-toplevel
 
+  postponed.import_maxtext()
+  shown.now("reading the config")
   topology = run_config.given_keys(args.maxtext_args).get("compile_topology")
   if topology and args.devices:
     raise ValueError(f"--devices {args.devices} with compile_topology={topology}: give one of them.")
@@ -171,6 +179,12 @@ def _plan(args: argparse.Namespace, names: list[str], chip: Any, show: Any) -> A
     raise ValueError("Which devices? Give compile_topology=, such as v5p-256, or --devices N.")
   if not topology and args.validate:
     raise ValueError("--validate needs compile_topology=, the TPUs to compile for.")
+
+  def on_progress(done: int, total: int) -> None:
+    if not done:
+      shown.now("estimating layouts without compiling them")
+    shown.at(done, total)
+
   limit = round(args.device_memory_gib * _GIB) if args.device_memory_gib else None
   return search.plan(
       args.maxtext_args,
@@ -179,7 +193,7 @@ def _plan(args: argparse.Namespace, names: list[str], chip: Any, show: Any) -> A
       chip=chip,
       memory_limit=limit,
       shown=args.top,
-      on_progress=show,
+      on_progress=on_progress,
   )
 
 
@@ -248,9 +262,10 @@ def _print(result: dict[str, Any], found: Any) -> None:
   say = lambda line: screen.print(text.Text(line))
   limit = f" of {units.bytes_text(result['device_memory'])}" if result["device_memory"] else ""
   rows = result["candidates"]
-  say(
-      f"{result['devices']} devices{limit}; {len(found.candidates)} ways to run the model, of which {len(rows)} are shown"
-  )
+  fits = sum(map(found.fits, found.candidates))
+  fitting = f", {fits} of them fit, the best" if limit and fits else "; none of them fits, the nearest" if limit else ""
+  count = f"{units.counted(len(found.candidates), 'way')} to run the model{fitting}"
+  say(f"{units.counted(result['devices'], 'device')}{limit}: {count} {len(rows)} are shown")
   if rows:
     shown = table.Table(box=box.HORIZONTALS)
     for heading in _HEADINGS:
@@ -259,35 +274,45 @@ def _print(result: dict[str, Any], found: Any) -> None:
     for row in rows:
       shown.add_row(*map(text.Text, _cells(row)))
     screen.print(shown)
-    best = next((row for row in rows if row["stages"] > 1), None)
-    if best is not None:
-      say("the first pipeline: " + " ".join(f"{key}={value}" for key, value in _keys_to_set(best).items()))
-  if "smaller" in result:
-    _print_smaller(result, say)
-  if rows and rows[0]["seconds"] is None:
-    say("no seconds: the chip is not known; give --chip, or compile_topology of a chip that plan knows")
+  if found.chip is None:
+    say(f"no seconds, since the kind of the devices is not known: give --chip {', '.join(chips.CHIPS)}")
+  for line in _ways(result, found):
+    say(line)
+  best = next((row for row in rows if row["stages"] > 1 and row["fits"]), None)
+  if best is not None:
+    say("the first pipeline: " + " ".join(f"{key}={value}" for key, value in _keys_to_set(best).items()))
   if result["not_estimated"]:
     say("not estimated, in none of them: " + "; ".join(result["not_estimated"]))
   _print_compiled(rows, result.get("order"), say)
+  if "written" in result:
+    say(f"wrote {result['written']}: check it with: maxtext-pp check {result['written']}")
   for each in result.get("infeasible", ()):
     say(f"cannot be: {' '.join(f'{key}={value}' for key, value in each['keys'].items())}: {each['reason']}")
 
 
-def _print_smaller(result: dict[str, Any], say: Any) -> None:
-  """What is missing, and which keys would close it."""
-  limit = result["device_memory"]
-  if not result["candidates"]:
-    say("there is no way to run the model on these devices; --all says why")
+def _ways(result: dict[str, Any], found: Any) -> Iterator[str]:
+  """Yields what would make the model fit; nothing if it fits."""
+  if "ways" not in result or not result["device_memory"]:
     return
-  least = min(row["memory"]["total"] for row in result["candidates"])
-  say(f"none of them fits: the smallest needs {units.bytes_text(least - limit)} more than a device has. It needs, with")
-  for each in result["smaller"]:
-    keys = " ".join(
-        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in each["keys"].items()
+  if result["candidates"]:
+    missing = result["candidates"][0]["memory"]["total"] - result["device_memory"]
+    yield f"the first lacks {units.bytes_text(missing)} per device; with other keys, each estimated:"
+  for way in found.ways:
+    keys = ", ".join(
+        f"{_OPTIONS.get(key, f'{key}=')}{value_text(value)} (now {_now(way.before[key])})"
+        for key, value in way.keys.items()
     )
-    verdict = "fits" if each["memory"] <= limit else "does not fit"
-    say(f"  {keys}: {units.bytes_text(each['memory'])}, {verdict}")
-  say("  More devices share out weights and optimizer: give another compile_topology, or more --devices.")
+    ends = f"lacks {units.bytes_text(way.missing)}" if way.missing else "fits"
+    yield f"  {keys}: {units.bytes_text(way.memory)}, {ends}"
+  yield "  remat_policy=full, which keeps least, is assumed. What offloading to the host saves is not estimated."
+
+
+# Keys that are set by options here.
+_OPTIONS = {"internal_compile_num_devices": "--devices "}
+
+
+def _now(value: Any) -> str:
+  return "not set" if value in (None, "") else value_text(value)
 
 
 _HEADINGS = (

@@ -4,27 +4,33 @@
 
   maxtext-pp sharding CONFIG key=value ... [--picture PARAMETER]
 
-Each parameter has one line: memory per device, how many devices hold the same part, path, shape and sharding. "!" marks
-a conflict. --verbose shows for each dimension the rule that bound it, and the rules passed over, with the reason;
---conflicts shows parameters with conflicts only, which are no failure. compile_topology=... chooses the devices, as for
-MaxText's train_compile; they need not be present.
+For each parameter it shows memory per device, the number of devices that hold the same part, and the dimensions that are
+sharded, with their mesh axes. --verbose adds shape, dtype, and for each dimension the rule that bound it, and the rules
+passed over, with the reason. --conflicts shows conflicts only. Conflicts are no failure. compile_topology=... chooses the
+devices, as for MaxText's train_compile; they need not be present.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Any, TextIO
+from collections.abc import Iterator, Sequence
+import shutil
+import textwrap
+from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, REFUSALS
+from maxtext_pp_ext.host import postponed
+
+_WIDTH = 160  # without a terminal
+_BEFORE_PATH = 22  # columns of a line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--limit", type=int, metavar="N", help="show the first N parameters only")
-  parser.add_argument("--conflicts", action="store_true", help="show parameters with conflicts only")
-  parser.add_argument("--verbose", action="store_true", help="show the rules of each dimension")
+  parser.add_argument("--conflicts", action="store_true", help="show what cannot be sharded as the rules say, only")
+  parser.add_argument("--verbose", action="store_true", help="show shapes, and the rule of each dimension")
   parser.add_argument(
       "--picture",
       metavar="PARAMETER",
@@ -37,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
   maxtext.check_numbers({"--limit": args.limit})
   maxtext.prepare()
   try:
-    with output.progress("building MaxText's model without arrays"), output.quiet():
+    with output.progress("importing MaxText") as shown, output.quiet():
+      postponed.import_maxtext()
+      shown.now("building MaxText's model without arrays")
       explanation = _explain(args.maxtext_args)
   except REFUSALS as error:  # a config or a mesh that cannot be
     raise CommandError(str(error)) from error
@@ -46,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
   elif args.json:
     output.print_json(_limited(explanation.to_dict(), args.limit))
   else:
-    rows = [row for row in explanation.rows if row.layout.conflicts or not args.conflicts]
-    _print(explanation, rows, args, sys.stdout)
+    _print(explanation, args)
   return 0
 
 
@@ -74,51 +81,65 @@ def _picture(explanation: Any, name: str) -> None:
   print(sharding.picture(layout.shape, layout.sharding))
 
 
-def _print(explanation: Any, rows: list[Any], args: argparse.Namespace, file: TextIO) -> None:
+def _print(explanation: Any, args: argparse.Namespace) -> None:
   from maxtext_pp_ext.sharding.conflicts import conflicts_text  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.sharding.explain import mesh_text, totals_text  # pylint: disable=import-outside-toplevel
 
-  print(mesh_text(explanation.mesh_shape), file=file)
-  (_table if args.verbose else _lines)(rows[: args.limit], file)
-  if args.limit is not None and args.limit < len(rows):
-    print(f"{len(rows) - args.limit} more, without --limit", file=file)
-  print(totals_text(explanation.totals), file=file)
+  width = shutil.get_terminal_size((_WIDTH, 24)).columns
+  lines = [mesh_text(explanation.mesh_shape)]
+  if not args.conflicts:
+    rows = explanation.rows[: args.limit]
+    lines += _verbose(rows) if args.verbose else _short(rows, width)
+    if args.limit is not None and args.limit < len(explanation.rows):
+      lines.append(f"{len(explanation.rows) - args.limit} more, without --limit")
+    lines.append(totals_text(explanation.totals))
   if explanation.conflicts:
-    print(conflicts_text(explanation.conflicts), file=file)
+    lines += conflicts_text(explanation.conflicts).splitlines()
   elif args.conflicts:
-    print("no conflicts", file=file)
+    lines.append("no sharding conflicts")
+  for line in lines:
+    indent = " " * (len(line) - len(line.lstrip()))
+    # Of a path no part goes to the next line.
+    wrapped = textwrap.wrap(
+        line, width, subsequent_indent=f"{indent}    ", break_long_words=False, break_on_hyphens=False
+    )
+    print("\n".join(wrapped) if len(line) > width else line)
 
 
-def _lines(rows: list[Any], file: TextIO) -> None:
-  from maxtext_pp_ext.sharding.explain import spec_text  # pylint: disable=import-outside-toplevel
+def _short(rows: Sequence[Any], width: int) -> Iterator[str]:
+  """Yields a line per parameter, no wider than `width` if its path can be short enough."""
+  from maxtext_pp_ext.sharding.explain import axes_text  # pylint: disable=import-outside-toplevel
 
-  width = max((len(row.layout.path) for row in rows), default=0)
+  marks = " (!: a conflict)" if any(row.layout.conflicts for row in rows) else ""
+  yield f"per device  copies    parameter{marks}, mesh axes of each dimension"
+  shown = [(row, axes_text(row.layout)) for row in rows]
+  room = width - _BEFORE_PATH - 2 - max((len(text) for _, text in shown), default=0)
+  paths = [_shortened(row.layout.path, room) for row in rows]
+  column = max(map(len, paths), default=0)
+  for (row, text), path in zip(shown, paths, strict=True):
+    mark = "!" if row.layout.conflicts else " "
+    yield f"{units.bytes_text(row.bytes_per_device):>10}  {row.replication:>6}  {mark} {path:<{column}}  {text}"
+
+
+def _shortened(path: str, room: int) -> str:
+  """Returns a path without parts of its middle, if it is too long. Parts stay whole, and the last one stays."""
+  parts = path.split("/")
+  shorter = [
+      "/".join((*parts[:first], "…", *parts[-last:])) for first in (2, 1, 0) for last in range(1, len(parts) - first)
+  ]
+  fitting = [text for text in (path, *shorter) if len(text) <= room]
+  return max(fitting, key=len) if fitting else f"…/{parts[-1]}"
+
+
+def _verbose(rows: Sequence[Any]) -> Iterator[str]:
+  from maxtext_pp_ext.sharding.explain import dimension_lines, spec_text  # pylint: disable=import-outside-toplevel
+
   for row in rows:
     layout = row.layout
-    mark = "!" if layout.conflicts else " "
-    numbers = f"{mark}{units.bytes_text(row.bytes_per_device):>8} ×{row.replication:<3}"
-    kind = f"{layout.dtype}{list(layout.shape)}".replace(" ", "")
-    print(f"{numbers} {layout.path:<{width}} {kind} {spec_text(layout.sharding.spec)}", file=file)
-
-
-def _table(rows: list[Any], file: TextIO) -> None:
-  # pylint: disable=import-outside-toplevel
-  from rich import box, console, table, text
-
-  from maxtext_pp_ext.sharding.explain import dimension_lines, spec_text
-
-  # pylint: enable=import-outside-toplevel
-
-  # Text, not str: square brackets of shapes are no markup.
-  screen = console.Console(file=file, width=None if file.isatty() else 160, highlight=False)
-  shown = table.Table(box=box.HORIZONTALS, show_lines=True)
-  for title, is_number in (("parameter", False), ("dimensions", False), ("per device", True), ("replicas", True)):
-    shown.add_column(title, justify="right" if is_number else "left", overflow="fold")
-  for row in rows:
-    layout = row.layout
-    dimensions = list(dimension_lines(layout)) or ["no annotation"]
-    dimensions += [f"! {conflict.kind.value}" for conflict in layout.conflicts]
-    name = f"{layout.path}\n{layout.dtype}{list(layout.shape)}\n{spec_text(layout.sharding.spec)}"
-    cells = (name, "\n".join(dimensions), units.bytes_text(row.bytes_per_device), str(row.replication))
-    shown.add_row(*map(text.Text, cells))
-  screen.print(shown)
+    yield layout.path
+    yield (
+        f"  {layout.dtype}{list(layout.shape)} {spec_text(layout.sharding.spec)}:"
+        f" {units.bytes_text(row.bytes_per_device)} per device, {units.counted(row.replication, 'replica')}"
+    )
+    yield from (f"    {line}" for line in list(dimension_lines(layout)) or ["no annotation"])
+    yield from (f"    ! {conflict.kind.value}" for conflict in layout.conflicts)

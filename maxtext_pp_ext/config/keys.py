@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.errors import Refusal
 
 CHOICES = {
     "pipeline_grad_accum_dtype": ("auto", "float32", "bfloat16"),
@@ -16,7 +17,7 @@ CHOICES = {
 }
 
 
-class PipelineConfigError(ValueError):
+class PipelineConfigError(Refusal, ValueError):
   """A configuration cannot be trained with the chosen implementation; the message lists every problem at once."""
 
   def __init__(self, found: list[str]):

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+import contextvars
 from typing import Any
 
 from maxtext_pp_ext.config import derived
@@ -22,6 +24,17 @@ BATCHES = {
 Values = Mapping[str, Any]
 LEAVE_OUT = "Leave out pipeline_impl, or set pipeline_impl=host, for MaxText's own pipeline."
 _MOST_WAYS = 4  # that are printed
+_wanted = contextvars.ContextVar("_wanted", default=True)
+
+
+@contextlib.contextmanager
+def not_wanted() -> Iterator[None]:
+  """Problems are told without remedies, which can take seconds to find. For a caller that tries other values itself."""
+  token = _wanted.set(False)
+  try:
+    yield
+  finally:
+    _wanted.reset(token)
 
 
 class Problem(str):
@@ -118,6 +131,8 @@ def with_remedies[C: HostKeys](
 
   if not sizes:
     return list(found)
+  if not _wanted.get():
+    return [problem.what if isinstance(problem, Problem) else problem for problem in found]
   ways: dict[Any, tuple[Values, str]] = {}  # the first way for the same keys and remark
   for way in sizes[0].ways if len(sizes) == 1 else ():
     if len(ways) < _MOST_WAYS and (*way[0], way[1]) not in ways and passes(way[0]):

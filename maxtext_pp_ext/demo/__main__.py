@@ -14,6 +14,7 @@ import time
 
 from maxtext_pp_ext.demo import report, runs
 from maxtext_pp_ext.demo import settings as demo_settings
+from maxtext_pp_ext.errors import with_extras
 from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.trainer_runs import trainer
 
@@ -23,8 +24,7 @@ def main(argv: list[str] | None = None) -> int:
   if missing := [
       name for name in ("maxtext", "jax", "grain", "rich", "matplotlib") if not importlib.util.find_spec(name)
   ]:
-    how = "pip install 'CHECKOUT_OR_WHEEL[cpu,tools]'"
-    print(f"Missing: {', '.join(missing)}. Install the extras: {how}.", file=sys.stderr)
+    print(f"Missing: {', '.join(missing)}. Install them: {with_extras('cpu,tools')}.", file=sys.stderr)
     return 1
   started = time.monotonic()
   settings.output.mkdir(parents=True, exist_ok=True)

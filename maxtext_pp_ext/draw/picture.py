@@ -13,7 +13,7 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 
 from maxtext_pp_ext.draw import text
-from maxtext_pp_ext.schedule import Schedule, window
+from maxtext_pp_ext.schedule import Residency, Schedule, window
 
 # With more iterations than this, cells have no numbers: they would be too small to read.
 _MOST_CELLS_WITH_NUMBERS = 90
@@ -23,26 +23,28 @@ _ROWS_OF_WINDOW = {
 }
 
 
-def draw(schedule: Schedule, path: pathlib.Path, *, stage: int | None) -> None:
+def draw(schedule: Schedule, path: pathlib.Path, *, stage: int, residency: Residency = Residency.REPEAT) -> None:
   """Writes the picture as SVG or PNG, by the file's suffix.
 
   Args:
     schedule: the schedule to draw.
     path: the file; an existing file is overwritten.
-    stage: the number of the stage whose window is drawn; None for an implementation that has none.
+    stage: the number of the stage whose window is drawn.
+    residency: how long weights are kept; no window is drawn of one that has none.
   """
   iterations = schedule.iterations
   width = min(max(9.0, 0.2 * iterations + 1.8), 16.0)
-  heights = [0.24 * max(schedule.stages, 4)] + ([] if stage is None else [0.24 * 3 + 0.2, 0.24 * 4 + 0.2])
+  without = text.without_window(residency)
+  heights = [0.24 * max(schedule.stages, 4), *([] if without else [0.24 * 3 + 0.2, 0.24 * 4 + 0.2])]
   figure = Figure(figsize=(width, sum(heights) + 3.1), layout="constrained")
   axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
   colors = _colors(schedule.repeats)
   numbers = iterations <= _MOST_CELLS_WITH_NUMBERS
   _schedule(axes[0], schedule, colors, numbers)
-  if stage is not None:
+  if without is None:
     _window(axes[1], schedule, "forward", window.forward(schedule, stage), stage, colors, numbers)
     _window(axes[2], schedule, "backward", window.backward(schedule, stage), stage, colors, numbers)
-  figure.suptitle(text.title(schedule), fontsize=11)
+  figure.suptitle("\n".join(filter(None, (text.title(schedule), without))), fontsize=11)
   legend = [patches.Patch(color=color, label=f"repeat {repeat}") for repeat, color in enumerate(colors[:12])]
   legend.append(patches.Patch(facecolor="white", edgecolor="0.7", label="bubble, or empty"))
   figure.legend(handles=legend, loc="outside lower center", ncols=min(len(legend), 9), frameon=False, fontsize=8)

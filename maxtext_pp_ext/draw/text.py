@@ -5,34 +5,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import string
 import textwrap
 
 from maxtext_pp_ext import units
-from maxtext_pp_ext.schedule import Schedule, window
+from maxtext_pp_ext.schedule import Residency, Schedule, window
 
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_DIGITS = string.digits + string.ascii_letters
 _COLORS = (34, 32, 33, 35, 36, 31)
 
 
-def lines(schedule: Schedule, *, stage: int | None, width: int, color: bool) -> Iterator[str]:
+def lines(
+    schedule: Schedule, *, stage: int, width: int, color: bool, residency: Residency = Residency.REPEAT
+) -> Iterator[str]:
   """The picture, in parts no wider than `width`: all stages in forward, and one stage's window in both directions.
 
-  Args:
-    schedule: the schedule.
-    stage: whose window to draw; None for an implementation that has none.
-    width: of the terminal.
-    color: whether to colour the repeats.
+  A residency without a window has a line that says so instead.
   """
   yield title(schedule)
-  if schedule.repeats > len(_DIGITS):
-    again = ", ".join(f"{_DIGITS[n]} is repeat {n}, {n + len(_DIGITS)} …" for n in (0, 10))
-    yield from textwrap.wrap(f"there are {len(_DIGITS)} digits, 0 to z, which come again: {again}", width)
+  yield from textwrap.wrap(legend(schedule.repeats), width)
   yield "forward: the repeat that each stage works on; · in a bubble"
   rows = {
       f"stage {s}": [_cell(step.repeat, color) for step in window.forward(schedule, s)] for s in range(schedule.stages)
   }
   yield from _wrapped(rows, range(schedule.iterations), width)
-  if stage is None:
+  if (without := without_window(residency)) is not None:
+    yield ""
+    yield from textwrap.wrap(without, width)
     return
   for name, steps in (("forward", window.forward(schedule, stage)), ("backward", window.backward(schedule, stage))):
     yield ""
@@ -51,6 +50,25 @@ def lines(schedule: Schedule, *, stage: int | None, width: int, color: bool) -> 
       rows["reducing"] = [_cell(step.reducing, color) for step in steps]
     rows["advances"] = ["^" if step.advances else " " for step in steps]
     yield from _wrapped(rows, [step.iteration for step in steps], width)
+
+
+def without_window(residency: Residency) -> str | None:
+  """Why there is no window; None if there is one."""
+  if residency.prefetches:
+    return None
+  if residency.gathers_first:
+    return "no window: the weights of all repeats are gathered before the first iteration, and kept"
+  return "no window: weights are gathered at every iteration, and released after it"
+
+
+def legend(repeats: int) -> str:
+  """What the signs of the repeats mean; "" if they are their numbers."""
+  if repeats <= 10:
+    return ""
+  count, last = len(_DIGITS), min(repeats, len(_DIGITS)) - 1
+  letters = f"a is repeat 10, {_DIGITS[last]} is {last}"
+  again = f"; repeat {count} is 0 again, and so on"
+  return letters + (again if repeats > count else "")
 
 
 def title(schedule: Schedule) -> str:

@@ -37,6 +37,7 @@ class BackwardState(NamedTuple):
 Carry = tuple[BackwardState, Window, Sums]
 
 
+@jax.named_scope("pipeline_backward")
 def backward(
     pipeline: TracedPipeline, kept: Residuals, doutputs: jax.Array, dintermediates: PyTree
 ) -> tuple[Arrays, jax.Array]:

@@ -35,6 +35,7 @@ class ForwardState(NamedTuple):
   saved: list[jax.Array]
 
 
+@jax.named_scope("pipeline_forward")
 def forward(
     pipeline: TracedPipeline, loaded: Arrays, aux: PyTree, inputs: jax.Array, *, save: bool
 ) -> tuple[jax.Array, PyTree, tuple[Windowed, list[jax.Array]]]:

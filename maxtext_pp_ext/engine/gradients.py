@@ -153,6 +153,7 @@ class Gradients:
 
     return add
 
+  @jax.named_scope("reduce")
   def add(self, sums: Sums, gradients: Arrays, repeat: jax.Array, where: jax.Array) -> Sums:
     """Adds an iteration's gradients.
 
@@ -192,6 +193,7 @@ class Gradients:
     args = [*(sums.stored[i] for i, _ in gradients), *(g for _, g in gradients)]
     return per_stage(add, self.mesh, [repeat, where], args, [*stored, *shards], stored)
 
+  @jax.named_scope("repeat")
   def finish_repeat(self, sums: Sums, window: Window, repeat: jax.Array, where: jax.Array) -> tuple[Sums, Window]:
     """Moves the totals of stages that have finished a repeat to where they wait for reduction.
 
@@ -292,6 +294,7 @@ class Gradients:
   def _pieces(self, transfers: list[Transfer]) -> list[Layout]:
     return [self.layouts[i].piece(transfer) for i, transfer in zip(self._partial, transfers, strict=True)]
 
+  @jax.named_scope("reduce")
   def _reduce(
       self, sums: Sums, leaving: Arrays, transfers: list[Transfer], finished: jax.Array, piece: jax.Array
   ) -> Sums:

@@ -85,6 +85,7 @@ class Ring:
   def _on_stage_axis(self, fn, in_spec: P, out_spec: P, x: jax.Array) -> jax.Array:
     return jax.shard_map(fn, mesh=self.mesh, in_specs=in_spec, out_specs=out_spec, check_vma=False)(x)
 
+  @jax.named_scope("permute")
   def _permute(self, x: jax.Array, step: int) -> jax.Array:
     """Moves an array [S, …] around the ring: the part of stage s to stage s + step."""
     stages = self.schedule.stages
@@ -104,6 +105,7 @@ class Ring:
     """The transpose of `rotate`."""
     return self._permute(x, -1)
 
+  @jax.named_scope("enter")
   def enter(self, inputs: jax.Array) -> jax.Array:
     """Brings all microbatches to stage 0: [M, microbatch, sequence, embed] -> store."""
     if not self._is_sharded:
@@ -113,6 +115,7 @@ class Ring:
     collect = lambda part: jax.lax.all_gather(part, STAGE_AXIS, tiled=True)[None]
     return self._on_stage_axis(collect, in_spec, P(STAGE_AXIS, None, *in_spec[1:]), constrain(inputs, in_spec, self.mesh))
 
+  @jax.named_scope("leave")
   def leave(self, store: jax.Array) -> jax.Array:
     """Spreads stage 0's store over the stages: store -> [M, microbatch, sequence, embed], M sharded over `stage`."""
     if not self._is_sharded:

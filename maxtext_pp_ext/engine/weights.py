@@ -77,6 +77,7 @@ class Weights:
     """Whether a weight is gathered, or cast from the dtype in which it is stored, into a window."""
     return self.residency.prefetches and (layout.needs_gather or layout.compute_dtype != stored)
 
+  @jax.named_scope("gather")
   def load(self, params: Arrays) -> Arrays:
     """The weights that windows are filled from, leaves [R, S, …]. Gathers them if they stay gathered for the whole step.
 
@@ -101,6 +102,7 @@ class Weights:
     """
     return loaded if self.residency.gathers_first else params
 
+  @jax.named_scope("gather")
   def first(self, loaded: Arrays) -> Windowed:
     """The weights of repeat 0 on all stages, leaves [S, …] from leaves [R, S, …], in the compute dtypes."""
 
@@ -165,8 +167,10 @@ class Weights:
       own[i] = constrain(own[i].astype(self.layouts[i].compute_dtype), self._loaded_spec(i), self.mesh)
     weights = [w if w is not None else own[i] for i, w in enumerate(self.slot(window, repeat, orders))]
     # Constrained at each use, so that a loop carries them in this layout and not in one of the compiler's choice.
-    return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(weights)]
+    with jax.named_scope("gather"):  # of the weights without a window
+      return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(weights)]
 
+  @jax.named_scope("gather")
   def prefetch(self, window: Window, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Windowed:
     """Gathers one piece of a repeat's weights, leaves [F, S, …].
 
@@ -186,6 +190,7 @@ class Weights:
     results = [self.layouts[i].piece(t) for i, t in zip(windowed, transfers, strict=True)]
     return self._run(gather, windowed, [repeat, piece], [(loaded, self._loaded)], results)
 
+  @jax.named_scope("repeat")
   def place(
       self,
       window: Window,

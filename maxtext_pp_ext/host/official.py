@@ -18,6 +18,7 @@ from typing import Any
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import DerivedKeys
+from maxtext_pp_ext.errors import UnsupportedError
 from maxtext_pp_ext.host.replacements import config_class, decoder_call, factory, sharding_conflicts
 
 extend_config_class = config_class.extend_config_class
@@ -59,7 +60,7 @@ def check_decoder_call(config: HostKeys, **arguments: Any) -> None:
   These seams have none for layers without a pipeline, which would silently run as MaxText runs them.
   """
   if derived.windowed(config):
-    raise NotImplementedError(
+    raise UnsupportedError(
         f"pipeline_impl={derived.pipeline_impl(config)} without a pipeline: this MaxText is patched with seams that have "
         "pipelines only. Install MaxText without patches/, or set pipeline_impl=host."
     )

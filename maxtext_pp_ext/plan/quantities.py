@@ -215,6 +215,7 @@ def _weights(
     config: DerivedKeys, parameters: sharding.Explanation, mesh: AbstractMesh, inside: re.Pattern
 ) -> tuple[list[_Weight], list[_Weight]]:
   data_axes = data_mesh_axes(mesh, config.logical_axis_rules)
+  of_batch = _axes(resolve(ACTIVATION_AXES[:2], mesh, config.logical_axis_rules)) - {"stage"}
   found: tuple[list[_Weight], list[_Weight]] = ([], [])
   for row in parameters.rows:
     layout = row.layout
@@ -222,9 +223,9 @@ def _weights(
     kept = gathered_spec(spec, names, data_axes) if names is not None and len(names) == len(spec) else spec
     all_axes, kept_axes = _axes(spec), _axes(kept)
     count = math.prod(layout.shape) / math.prod(mesh.shape[axis] for axis in kept_axes if axis != "stage")
-    batch = _axes(resolve(ACTIVATION_AXES[:2], mesh, config.logical_axis_rules)) - {"stage"}
-    if outside := not inside.match(layout.path):
-      batch |= {"stage"} & set(mesh.axis_names)  # the stages share what is outside the pipeline
+    outside = not inside.match(layout.path)
+    # The stages share what is outside the pipeline.
+    batch = of_batch | ({"stage"} & set(mesh.axis_names)) if outside else of_batch
     of_experts = "exp" in (names or ())
     weight = _Weight(count, layout.dtype, frozenset(all_axes - kept_axes), frozenset(batch - all_axes), of_experts)
     found[outside].append(weight)

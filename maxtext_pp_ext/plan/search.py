@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+import copy
 import dataclasses
 import itertools
 import math
@@ -12,8 +13,9 @@ from typing import Any
 
 from maxtext_pp_ext.config import derived, PipelineConfigError
 from maxtext_pp_ext.config.keys import DerivedKeys
+from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import abstract_model, run_config, variants
-from maxtext_pp_ext.plan import chips, quantities
+from maxtext_pp_ext.plan import chips, fitting, quantities
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.estimate import Estimate
 from maxtext_pp_ext.plan.of_run import of_run, residency_with_formulas
@@ -22,6 +24,8 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
 # The axis that gives its devices to stages, and gets them back: the one with -1, or else the first of these.
 _GIVING = ("fsdp", "data")
+# The keys in which the candidates with the same stages differ.
+_OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,19 +71,6 @@ class Infeasible:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Smaller:
-  """The candidate that needs least memory, with another value of a key.
-
-  Attributes:
-    keys: the key and its value.
-    peak: bytes that a device then needs.
-  """
-
-  keys: dict[str, Any]
-  peak: int
-
-
 @dataclasses.dataclass(kw_only=True)
 class Plan:
   """The result of a search.
@@ -91,7 +82,7 @@ class Plan:
     candidates: those that fit, the best first; then those that do not, the smallest first.
     infeasible: combinations that are impossible.
     not_counted: what takes memory or traffic in all of them and is not in their costs.
-    smaller: where no candidate fits, what makes the smallest one smaller.
+    ways: if none fits, what would make one fit, or nearly.
   """
 
   devices: int
@@ -100,7 +91,7 @@ class Plan:
   candidates: list[Candidate] = dataclasses.field(default_factory=list)
   infeasible: list[Infeasible] = dataclasses.field(default_factory=list)
   not_counted: list[str] = dataclasses.field(default_factory=list)
-  smaller: list[Smaller] = dataclasses.field(default_factory=list)
+  ways: list[fitting.Way] = dataclasses.field(default_factory=list)
 
   def fits(self, candidate: Candidate) -> bool:
     return self.memory_limit is None or candidate.costs.peak <= self.memory_limit
@@ -156,6 +147,7 @@ class _Search:
     self._none |= {"num_pipeline_microbatches": -1, "num_pipeline_repeats": -1, "num_layers_per_pipeline_stage": 1}
     self._variations = run_config.Variations(run_config.with_keys(self._argv, self._none))
     self._without: DerivedKeys = self._variations.first
+    self._topology = topology
     self._ours = [impl for impl in implementations if impl != variants.NONE]
     chip = chip or chips.of_topology(topology or "")
     self.found = Plan(
@@ -184,13 +176,17 @@ class _Search:
 
   def _stages_of(self, network: str) -> Iterator[dict[str, int]]:
     """Yields keys for each number of stages on a network, with the size of the axis that gives its devices."""
-    axes, of_axes = list(self._without.mesh_axes), getattr(self._without, f"{network}_parallelism")
-    sizes_of = dict(zip(axes, abstract_model.parallelism(self._without, network), strict=True))
-    unset = [axis for axis, size in zip(axes, of_axes, strict=True) if size == -1]
-    giving = next((axis for axis in (*unset, *_GIVING) if sizes_of.get(axis, 1) > 1), None)
+    giving, sizes_of = self._giving(network)
     for stages in derived.divisors(sizes_of[giving]) if giving else [1]:
       found = {f"{network}_pipeline_parallelism": stages}
       yield found | ({f"{network}_{giving}_parallelism": sizes_of[giving] // stages} if giving else {})
+
+  def _giving(self, network: str) -> tuple[str | None, dict[str, int]]:
+    """Returns (the axis that gives its devices to stages, if any, the size of each axis) on a network."""
+    axes, of_axes = list(self._without.mesh_axes), getattr(self._without, f"{network}_parallelism")
+    sizes_of = dict(zip(axes, abstract_model.parallelism(self._without, network), strict=True))
+    unset = [axis for axis, size in zip(axes, of_axes, strict=True) if size == -1]
+    return next((axis for axis in (*unset, *_GIVING) if sizes_of.get(axis, 1) > 1), None), sizes_of
 
   def look_at(self, changed: dict[str, Any]) -> None:
     """Adds all candidates with one choice of stages and layers per stage."""
@@ -224,6 +220,9 @@ class _Search:
     """Returns the plan with its candidates in order; the first `shown` are accepted as configs."""
     found = self.found
     found.candidates.sort(key=self._rank)
+    if found.memory_limit and found.candidates and not found.fits(found.candidates[0]):
+      found.ways = self._ways(found.candidates[0], found.memory_limit)
+      return found
     accepted = 0
     for candidate in list(found.candidates):
       if accepted == shown or not found.fits(candidate):
@@ -234,26 +233,32 @@ class _Search:
       except (ValueError, NotImplementedError) as error:
         found.candidates.remove(candidate)
         self._refused(candidate.keys, error)
-    if found.candidates and not found.fits(found.candidates[0]):
-      found.smaller = list(self._smaller(found.candidates[0]))
     return found
 
-  def _smaller(self, candidate: Candidate) -> Iterator[Smaller]:
-    """Tries other values of keys with a candidate; those that the config refuses are left out."""
-    config = self._without
-    changes: list[dict[str, Any]] = []
-    changes += [] if config.remat_policy == "full" else [{"remat_policy": "full"}]
-    changes += [] if config.num_vocab_tiling > 1 else [{"num_vocab_tiling": 8}]
-    changes += [{"per_device_batch_size": config.per_device_batch_size / part} for part in (2, 4, 8)]
-    for change in changes:
+  def _ways(self, smallest: Candidate, limit: int) -> list[fitting.Way]:
+    """Returns what would make the model fit, tried on the candidate that needs least memory."""
+    giving, _ = self._giving("ici")
+    key = f"ici_{giving}_parallelism"
+    # Of an axis that is -1 MaxText derives the size.
+    fixed = next((size for size in (smallest.keys.get(key), getattr(self._without, key, -1)) if size), -1) > 0
+    config = with_values(self._without, {key: smallest.keys[key]}) if smallest.keys.get(key) else self._without
+    more = fitting.more_devices(config, self._topology, key if giving and fixed else None)
+    return fitting.ways(config, limit, lambda changed: self._smallest(smallest, changed), more)
+
+  def _smallest(self, like: Candidate, changed: dict[str, Any]) -> Candidate | None:
+    """Returns the candidate with the stages of another one, and other keys changed, that needs least memory."""
+    other = copy.copy(self)
+    other.found = dataclasses.replace(self.found, candidates=[], infeasible=[])
+    keys = {key: value for key, value in like.keys.items() if key not in _OF_SCHEDULE} | changed
+    if like.schedule is None:
       try:
-        changed = self._read(candidate.keys | change)
-        schedule = run_config.schedule_of(changed) if candidate.schedule else None
-        costs, _ = of_run(changed, candidate.impl, schedule, *abstract_model.explained(changed))  # type: ignore[misc]
+        config = other._read(like.keys | changed)
+        other._add(variants.NONE, like.keys | changed, config, None, *abstract_model.explained(config))
       except (ValueError, NotImplementedError):
-        continue
-      if costs.peak < candidate.costs.peak:
-        yield Smaller(keys=change, peak=costs.peak)
+        return None
+    else:
+      other.look_at(keys)
+    return min(other.found.candidates, key=lambda candidate: candidate.costs.peak, default=None)
 
   def _read(self, changed: dict[str, Any]) -> DerivedKeys:
     return self._variations.read(changed)

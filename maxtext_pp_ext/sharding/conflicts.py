@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
-import difflib
 import enum
 import math
 from typing import Any, Literal
@@ -19,6 +18,8 @@ import warnings
 
 from jax.sharding import PartitionSpec as P
 
+from maxtext_pp_ext.errors import Refusal
+from maxtext_pp_ext.nearest import nearest
 from maxtext_pp_ext.sharding.resolve import Dimension, Dropped, mesh_axes, Resolution, Rule, spec_entry
 
 OnConflict = Literal["fallback", "warn", "error"]
@@ -67,7 +68,7 @@ class Conflict:
     return f"{self.path or 'an array'}{shape} ({names})"
 
 
-class ShardingConflictError(ValueError):
+class ShardingConflictError(Refusal, ValueError):
   """Conflicts of `on_conflict="error"`; the message lists each conflict with its arrays, `conflicts` has all of them."""
 
   def __init__(self, conflicts: Sequence[Conflict]):
@@ -145,7 +146,7 @@ def _without_rule(resolution: Resolution, dimension: Dimension) -> Iterator[_Fou
   name = dimension.name
   if not isinstance(name, str) or dimension.rule or dimension.passed:
     return
-  alike = difflib.get_close_matches(name, {rule.name for rule in resolution.rules}, n=1)
+  alike = nearest(name, {rule.name for rule in resolution.rules}, 1)
   meant = f"Did you mean {alike[0]!r}? Otherwise" if alike else "Either"
   yield (
       Kind.UNKNOWN,
@@ -178,7 +179,8 @@ def _taken(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
       Kind.TAKEN,
       (*(d.rule for d in held if d.rule), *rules),
       f"{problem}, so {_and(rules)} was passed over, and {dimension.name!r} is not sharded over {lost!r}",
-      f"After it, add {_suggested(resolution, dimension)}, or remove the common axis from one of the rules.",
+      f"Add {_suggested(resolution, dimension)}, after the rule that does not apply, or remove the common axis from one "
+      "of the rules.",
   )
 
 

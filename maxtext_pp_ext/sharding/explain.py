@@ -154,6 +154,15 @@ def dimension_lines(layout: Layout) -> Iterator[str]:
     yield "; ".join(parts)
 
 
+def axes_text(layout: Layout) -> str:
+  """The mesh axes of each dimension in turn, - for none: `fsdp - tensor+expert`; or `replicated`."""
+  sizes = dict(layout.sharding.mesh.shape)
+  entries = (*layout.sharding.spec, *[None] * (len(layout.shape) - len(layout.sharding.spec)))
+  sharded = ["+".join(axis for axis in mesh_axes(entry) if sizes.get(axis, 1) > 1) for entry in entries]
+  found = ["compiler" if entry is P.UNCONSTRAINED else axes for entry, axes in zip(entries, sharded, strict=True)]
+  return " ".join(axes or "-" for axes in found) if any(found) else "replicated"
+
+
 def mesh_text(mesh_shape: dict[str, int]) -> str:
   sizes = ", ".join(f"{axis}={size}" for axis, size in mesh_shape.items() if size > 1)
   count = math.prod(mesh_shape.values())

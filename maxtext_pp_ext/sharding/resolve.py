@@ -68,7 +68,7 @@ class Rule:
 
   def __str__(self) -> str:
     binds = "UNCONSTRAINED" if self.binds is P.UNCONSTRAINED else repr(spec_entry(self.binds))
-    return f"{'own ' if self.own else ''}rule {self.index} ({self.name!r}, {binds})"
+    return f"{'own ' if self.own else ''}rule ({self.name!r}, {binds})"
 
 
 class Rules(tuple[Rule, ...]):

@@ -29,11 +29,11 @@ from maxtext_pp_ext.host.seams import version
 from tests import conftest  # noqa: F401  (the environment of the tests, compiled programs kept)
 from tests.census import sweep, table
 from tests.census.sweep import Configuration, Outcome
+from tests.tables import put_between
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 SWEPT = pathlib.Path(__file__).resolve().parent / "swept"
 DOCUMENT = CHECKOUT / "docs" / "keys.md"
-BEGIN, END = "<!-- table begins -->\n", "<!-- table ends -->\n"
 _CHUNK = 6  # configurations that one process trains
 _ROUNDS = 4
 
@@ -193,10 +193,7 @@ def trained() -> set[str]:
 
 def write_document() -> None:
   """Replaces the table in docs/keys.md."""
-  before, rest = DOCUMENT.read_text(encoding="utf-8").split(BEGIN)
-  after = rest.split(END)[1]
-  lines = "".join(f"{line}\n" for line in table.markdown(table.groups(), trained()))
-  DOCUMENT.write_text("".join([before, BEGIN, lines, END, after]), encoding="utf-8")
+  put_between(DOCUMENT, table.markdown(table.groups(), trained()))
 
 
 if __name__ == "__main__":

@@ -263,3 +263,9 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path):
     peaks[many] = int(done.stdout.split()[-1])
   print({many: f"{peak / parameter:.2f} parameters" for many, peak in peaks.items()})
   assert parameter < peaks[8] < 2 * parameter
+
+
+def test_a_tilde_of_an_unknown_user_is_a_folders_name(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(FileNotFoundError, match="no-such-user"):
+    places.source_and_destination("~no-such-user", "new", None)

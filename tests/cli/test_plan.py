@@ -73,27 +73,52 @@ def test_a_chip_gives_a_memory_and_bounds_of_the_step(plan):
   assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
 
 
-def test_where_nothing_fits_the_smallest_are_shown_with_what_is_missing_and_what_would_close_it(plan):
-  status, captured = plan("--devices", "8", "--device-memory-gib", "0.00001", "per_device_batch_size=4")
-  assert status == 1 and "none of them fits: the smallest needs" in captured.out
-  assert re.search(r"per_device_batch_size=2: \d.*B, does not fit", captured.out) and "circular_bsw" in captured.out
-  _, captured = plan("--devices", "8", "--device-memory-gib", "0.00001", "per_device_batch_size=4", "--json")
+def test_nothing_fits_into_no_memory(plan):
+  status, captured = plan("--devices", "8", "--device-memory-gib", "1e-6")
+  assert status == 1 and "none of them fits, the nearest 5 are shown" in captured.out
+  assert "the first lacks " in captured.out and "no seconds, since the kind of the devices is not known" in captured.out
+
+
+def test_what_would_make_it_fit_is_estimated_and_is_what_a_plan_of_it_finds(plan):
+  _, captured = plan("--devices", "8", "--all", "--json")
+  least = min(row["memory"]["total"] for row in json.loads(captured.out)["candidates"])
+  limit = str(0.98 * least / 2**30)
+  status, captured = plan("--devices", "8", "--device-memory-gib", limit, "--json")
   found = json.loads(captured.out)
-  least = min(row["memory"]["total"] for row in found["candidates"])
-  assert found["smaller"] and all(each["memory"] < least for each in found["smaller"])
+  assert status == 1 and [row["fits"] for row in found["candidates"]] == [False] * 5
+  ways = {tuple(way["keys"])[0]: way for way in found["ways"]}
+  assert {"per_device_batch_size", "internal_compile_num_devices"} <= set(ways)
+  way = ways["per_device_batch_size"]
+  assert way["missing"] == 0 and way["memory"] < 0.98 * least
+  size = way["keys"]["per_device_batch_size"]
+  status, captured = plan(
+      "--devices", "8", "--device-memory-gib", limit, "--all", "--json", f"per_device_batch_size={size}"
+  )
+  sizes = [row["memory"]["total"] for row in json.loads(captured.out)["candidates"]]
+  assert status == 0 and way["memory"] in sizes
 
 
-def test_the_best_is_written_as_a_file_that_can_be_checked(plan, tmp_path, capfd):
-  file = tmp_path / "best.yml"
-  status, captured = plan("--devices", "8", "--chip", "v5e", "--top", "1", "--json", "--write", str(file))
-  best = json.loads(captured.out)["candidates"][0]
-  assert status == 0 and "compile" not in file.read_text(encoding="utf-8")
+def test_a_written_run_is_a_file_that_check_accepts_and_that_has_the_same_costs(plan, tmp_path, capfd):
+  file = tmp_path / "my.yml"
+  options = ("--devices", "8", "--impl", "circular_bsw", "--write", str(file), "--row", "2", "--json")
+  status, captured = plan(*options)
+  row = json.loads(captured.out)["candidates"][1]
+  assert status == 0 and json.loads(captured.out)["written"] == str(file)
   assert cli.main(["check", str(file), "--devices", "8", "--json"]) == 0
-  assert json.loads(capfd.readouterr().out)["memory"]["total"] == best["memory"]["total"]
+  checked = json.loads(capfd.readouterr().out)
+  assert checked["errors"] == [] and checked["memory"]["total"] == row["memory"]["total"]
+  assert file.read_text("utf-8").startswith("# circular_bsw, ") and "compile_topology" not in file.read_text("utf-8")
+  again = tmp_path / "again.yml"  # based on a file, beside which it is
+  assert cli.main(["plan", str(file), *options[:4], "--write", str(again)]) == 0
+  assert "base_config: my.yml\n" in again.read_text("utf-8")
+  capfd.readouterr()
+  assert plan(*options)[0] == 2  # the file exists
 
 
-def test_without_a_chip_there_are_no_seconds_and_a_reason(plan):
-  assert "no seconds: the chip is not known; give --chip" in plan("--devices", "8", "--top", "1")[1].out
+def test_a_written_run_that_maxtext_would_read_otherwise_is_refused(plan, tmp_path):
+  keys = ("model_name=llama3-8b", "override_model_config=True", "base_emb_dim=64")
+  status, captured = plan(*keys, "--devices", "8", "--write", str(tmp_path / "my.yml"))
+  assert status == 1 and "base_emb_dim" in captured.err and list(tmp_path.iterdir()) == []
 
 
 def test_the_best_are_compiled_for_the_topology_and_shown_beside(plan, monkeypatch):

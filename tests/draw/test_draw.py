@@ -7,7 +7,7 @@ import re
 import pytest
 
 from maxtext_pp_ext.draw import picture, text
-from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
 SMALL = CircularSchedule(stages=4, microbatches=8, repeats=2)
 LARGE = CircularSchedule(stages=16, microbatches=64, repeats=4)
@@ -48,3 +48,19 @@ def test_alike_neighbours_are_one_rectangle():
   shapes, colors = picture._rectangles(cells, merge=True)
   assert [shape.get_width() for shape in shapes] == [2, 1, 1, 1] and colors == ["red", "red", "blue", "blue"]
   assert len(picture._rectangles(cells, merge=False)[0]) == 5
+
+
+@pytest.mark.parametrize(
+    "residency, word", [(Residency.ITERATION, "at every iteration"), (Residency.ONCE, "all repeats")]
+)
+def test_no_window_is_drawn_of_a_pipeline_without_one(tmp_path, residency, word):
+  lines = list(text.lines(SMALL, stage=0, width=120, color=False, residency=residency))
+  assert word in lines[-1] and not any(line.startswith(("slot", "arriving")) for line in lines)
+  picture.draw(SMALL, tmp_path / "a.svg", stage=0, residency=residency)
+  assert (tmp_path / "a.svg").stat().st_size > 1000
+
+
+def test_signs_of_repeats_are_explained_where_they_are_no_numbers():
+  assert text.legend(10) == ""
+  assert text.legend(32) == "a is repeat 10, v is 31"
+  assert text.legend(80) == "a is repeat 10, Z is 61; repeat 62 is 0 again, and so on"

@@ -39,6 +39,7 @@ OPTIONS = {
         "--impl": st.sampled_from(["", ",", "é"]),
         "--chip": TEXT,
     },
+    "doctor": {"--no-devices": None, "--json": None},
     "sharding": {"--limit": INTEGERS, "--picture": TEXT},
 }
 POSITIONAL = st.lists(

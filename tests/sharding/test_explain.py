@@ -53,10 +53,10 @@ def test_the_text_has_the_rule_of_each_dimension_and_those_passed_over_and_why()
   assert text.splitlines()[0] == "mesh of 16 devices: data=2, fsdp=4, tensor=2"
   for line in (
       "mlp/kernel float32[64, 32, 4] P('fsdp', 'tensor', 'data'): 2.05 kB per device, 1x",
-      "  0 embed: fsdp by rule 2 ('embed', 'fsdp'); passed over rule 1 ('embed', ('fsdp', 'tensor')): tensor is bound to"
+      "  0 embed: fsdp by rule ('embed', 'fsdp'); passed over rule ('embed', ('fsdp', 'tensor')): tensor is bound to"
       " dimension 1",
-      "  2 layers: data by rule 3 ('layers', ('stage', 'data')); stage: not in the mesh",
-      "  0 mlp: replicated by rule 0 ('mlp', 'tensor'); tensor: does not divide the dimension",
+      "  2 layers: data by rule ('layers', ('stage', 'data')); stage: not in the mesh",
+      "  0 mlp: replicated by rule ('mlp', 'tensor'); tensor: does not divide the dimension",
       "  ! a dimension that its mesh axes do not divide",
       "  0 UNCONSTRAINED: left to the compiler",
       "  1 unknown: replicated, no rule",
@@ -67,8 +67,8 @@ def test_the_text_has_the_rule_of_each_dimension_and_those_passed_over_and_why()
 def test_a_rule_behind_the_one_that_bound_is_passed_over_for_that():
   row = explain(param((8,), ("a",)), MESH, [("a", "fsdp"), ("a", "data")]).rows[0]
   (dimension,) = row.to_dict()["dimensions"]
-  assert dimension["rule"] == "rule 0 ('a', 'fsdp')"
-  assert dimension["passed_over"] == [{"rule": "rule 1 ('a', 'data')", "why": "an earlier rule has bound the dimension"}]
+  assert dimension["rule"] == "rule ('a', 'fsdp')"
+  assert dimension["passed_over"] == [{"rule": "rule ('a', 'data')", "why": "an earlier rule has bound the dimension"}]
 
 
 def test_the_dict_is_json_and_has_what_the_text_has():

@@ -14,10 +14,10 @@ import sys
 from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all
 from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
+from tests.tables import put_between
 from tests.trainer import cases
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "trainer-parity.md"
-BEGIN, END = "<!-- table begins -->\n", "<!-- table ends -->\n"
 NAMES = {
     cases.PRETRAIN: "pre-training",
     cases.SFT: "SFT",
@@ -36,9 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = (arguments.folder or pathlib.Path(temporary)).resolve()
     results = Results(folder) if arguments.table_only else train(folder)
     lines, agree = table(results)
-  before, rest = DOCUMENT.read_text(encoding="utf-8").split(BEGIN)
-  after = rest.split(END)[1]
-  DOCUMENT.write_text("".join([before, BEGIN, *(f"{line}\n" for line in lines), END, after]), encoding="utf-8")
+  put_between(DOCUMENT, lines)
   print("\n".join(lines))
   return 0 if agree else 1
 

@@ -137,6 +137,7 @@ class StageProgram:
       raise TypeError(f"The stage was traced for {self.weights_and_aux} and is run on {structure}.")
     return jaxpr_as_fun(closed)(*leaves, x)
 
+  @jax.named_scope("stage")
   def run(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree]:
     """Forward without residuals: (y like x, intermediates [S, …]).
 
@@ -150,6 +151,7 @@ class StageProgram:
     """
     return jax.tree.unflatten(self.outputs, self._run(self.primal, weights, aux, x))
 
+  @jax.named_scope("stage")
   def save(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree, list[jax.Array]]:
     """Forward with residuals: (y, intermediates, saved [S, …]). Takes the same arguments and raises as `run` does."""
     out = self._run(self.saving, weights, aux, x)
@@ -157,6 +159,7 @@ class StageProgram:
     y, intermediates = jax.tree.unflatten(self.outputs, out[:n])
     return y, intermediates, out[n:]
 
+  @jax.named_scope("stage")
   def backward(
       self,
       weights: PyTree,

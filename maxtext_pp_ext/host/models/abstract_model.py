@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds a MaxText config's model without weights, on a mesh without devices."""
 
+from collections.abc import Iterator
+import contextlib
+import contextvars
 from typing import Any
 
 from flax import nnx
@@ -13,6 +16,23 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models.axes import rules_in_play
 from maxtext_pp_ext.host.models.refusals import as_value_errors
+
+_only_shapes = contextvars.ContextVar("_only_shapes", default=False)
+
+
+@contextlib.contextmanager
+def _shapes_only() -> Iterator[None]:
+  token = _only_shapes.set(True)
+  try:
+    yield
+  finally:
+    _only_shapes.reset(token)
+
+
+def of_shapes_only() -> bool:
+  """Whether a model is being built of which nobody reads values."""
+  return _only_shapes.get()
+
 
 # A model is built, and read, layer by layer.
 MOST_LAYERS = 1 << 13
@@ -58,7 +78,7 @@ def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
 
   if config.num_decoder_layers > MOST_LAYERS:
     raise ValueError(f"{config.num_decoder_layers} layers are more than the limit ({MOST_LAYERS}).")
-  with logical_axis_rules(config.logical_axis_rules), as_value_errors("build this model"):
+  with _shapes_only(), logical_axis_rules(config.logical_axis_rules), as_value_errors("build this model"):
     return nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh))
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.errors import UnsupportedError
 
 NAME = "moe_bias_updates"  # under which MaxText's layers sow updates or counts
 # Variables that are neither trained by gradient nor changed by a layer's call.
@@ -50,7 +51,7 @@ def updates_from_counts(layers: nnx.Module, config: Any, axis: int) -> None:
   """
   balanced = [node for _, node in nnx.iter_graph(layers) if isinstance(node, nnx.Module) and hasattr(node, NAME)]
   if len(balanced) > 1:
-    raise NotImplementedError(
+    raise UnsupportedError(
         f"routed_bias_update_rate={config.routed_bias_update_rate}: a stage has {len(balanced)} layers with experts, and"
         " MaxText's train step updates one. Set scan_layers_per_stage=True, or num_layers_per_pipeline_stage=1."
     )
@@ -62,7 +63,7 @@ def updates_from_counts(layers: nnx.Module, config: Any, axis: int) -> None:
 def _update(counts: jax.Array, bias: nnx.Variable, config: Any, axis: int) -> jax.Array:
   rate = f"routed_bias_update_rate={config.routed_bias_update_rate}"
   if not jnp.issubdtype(counts.dtype, jnp.integer):
-    raise NotImplementedError(
+    raise UnsupportedError(
         f"{rate}: the layers of this version of MaxText give updates of microbatches, but the update of a batch needs"
         " counts. Set routed_bias_update_rate=0."
     )
@@ -72,7 +73,7 @@ def _update(counts: jax.Array, bias: nnx.Variable, config: Any, axis: int) -> ja
   # With defer_small_all_reduces, counts are still in parts here. MaxText 0.2.4 has no such key.
   deferred = getattr(config, "defer_small_all_reduces", False)
   if stacked_otherwise or (not deferred and counts.shape != bias.get_value().shape):
-    raise NotImplementedError(
+    raise UnsupportedError(
         f"{rate}: the update has the shape {list(counts.shape)}, layers before experts, and the bias"
         f" {list(bias.get_value().shape)}, param_scan_axis={config.param_scan_axis}; MaxText's train step adds them as"
         " they are. Set param_scan_axis=0, or in a pipeline scan_layers_per_stage=False or"

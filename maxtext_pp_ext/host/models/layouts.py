@@ -27,7 +27,7 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.host.models.refusals import integer
-from maxtext_pp_ext.schedule import CircularSchedule, Schedule
+from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
 
 # The parallelism on which a layout depends. All other parallelism shards arrays, and leaves their shapes.
 STAGES, DCN_STAGES = "ici_pipeline_parallelism", "dcn_pipeline_parallelism"
@@ -123,6 +123,21 @@ def schedule_of_run(argv: Sequence[str]) -> Schedule:
       repeats=config.num_pipeline_repeats,
       delay=delay,
   )
+
+
+def residency_of_run(argv: Sequence[str]) -> Residency:
+  """Returns how long the implementation of a run keeps gathered weights; `REPEAT` if it does not say.
+
+  Raises:
+    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
+  """
+  given = run_config.given_keys(argv)
+  name = str(given.get("pipeline_impl", registry.HOST))
+  if name == registry.HOST:
+    # MaxText's own modes.
+    modes = {"pipeline_fsdp_ag_per_repeat": Residency.REPEAT, "pipeline_fsdp_ag_once": Residency.ONCE}
+    return next((residency for key, residency in modes.items() if given.get(key)), Residency.ITERATION)
+  return getattr(registry.get(name).load(), "residency", Residency.REPEAT)
 
 
 def of_config(config: Any, *kinds: type) -> Layout:

@@ -5,17 +5,21 @@
 from collections.abc import Callable, Mapping, Sequence
 import importlib.util
 import pathlib
+import re
 from types import MappingProxyType
 from typing import Any
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.config import derived, remedies
 from maxtext_pp_ext.config.derived import pipeline_impl, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import cycles
 from maxtext_pp_ext.host.models.refusals import as_value_errors
+from maxtext_pp_ext.nearest import did_you_mean
 from maxtext_pp_ext.schedule import CircularSchedule, Schedule
+
+_MOST_CHOICES = 20  # for a key that are listed
 
 
 def maxtext_folder() -> pathlib.Path:
@@ -61,7 +65,7 @@ def _made(make: Callable[[], Any]) -> Any:
     with as_value_errors("read this config"):
       return pyconfig.HyperParameters(make())
   except pydantic.ValidationError as error:  # its own text repeats the whole config
-    details = error.errors(include_url=False, include_input=False)
+    details = error.errors(include_url=False)
     raise ValueError("\n".join(_text(detail) for detail in details)) from None
 
 
@@ -93,13 +97,14 @@ class Variations:
     """Returns the config with these values instead of its own.
 
     Raises:
-      ValueError: MaxText or this package refuses it; the message has every reason.
+      ValueError: MaxText or this package refuses it; the message has every reason, and no remedies.
     """
-    return _made(lambda: self._class(**{**self._given, **changed}))
+    with remedies.not_wanted():
+      return _made(lambda: self._class(**{**self._given, **changed}))
 
 
 # Turns off what a run starts, writes or prints; reading a config needs none of it.
-_WITHOUT_RUN = {"skip_jax_distributed_system": True, "log_config": False, "enable_checkpointing": False, "run_name": "x"}
+WITHOUT_RUN = {"skip_jax_distributed_system": True, "log_config": False, "enable_checkpointing": False, "run_name": "x"}
 
 
 def read_without_run(
@@ -113,7 +118,7 @@ def read_without_run(
   given = given_keys(arguments)
   if given.get("compile_topology") and given.get("compile_topology_num_slices", -1) == -1:
     overrides = {"compile_topology_num_slices": 1} | overrides
-  quiet = {key: value for key, value in _WITHOUT_RUN.items() if key not in on_command_line}
+  quiet = {key: value for key, value in WITHOUT_RUN.items() if key not in on_command_line}
   return _read(arguments, quiet | overrides, **options)
 
 
@@ -121,15 +126,6 @@ def with_keys(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:
   """Returns MaxText's arguments with these values instead of their own."""
   kept = [argument for argument in argv if argument.partition("=")[0] not in values]
   return [*kept, *(f"{key}={value}" for key, value in values.items())]
-
-
-# Keys with which a run is only compiled.
-_COMPILING = ("compile_topology", "compile_topology_num_slices", "internal_compile", "internal_compile_num_devices")
-
-
-def keys_to_write(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the keys of a run without those with which it is only compiled."""
-  return {key: value for key, value in values.items() if key not in _COMPILING}
 
 
 def given_keys(argv: Sequence[str]) -> dict[str, Any]:
@@ -152,6 +148,9 @@ def given_keys(argv: Sequence[str]) -> dict[str, Any]:
 def _text(detail: Mapping[str, Any]) -> str:
   message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
   keys = ".".join(map(str, detail["loc"]))
+  choices = re.findall(r"'([^']*)'", detail.get("ctx", {}).get("expected", ""))
+  if len(choices) > _MOST_CHOICES:
+    return f"{keys}={detail['input']} is none of {len(choices)} choices{did_you_mean(detail['input'], choices, 5)}"
   return f"{keys}: {message}" if keys else message
 
 

@@ -29,6 +29,7 @@ from maxtext_pp_ext.checkpoint import forms, guess
 from maxtext_pp_ext.checkpoint.layout import Path, Shape
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
+from maxtext_pp_ext.errors import Refusal
 
 # In names of arrays that from_pretrained leaves at their initial values if a checkpoint lacks them.
 _CUSTOM = "custom_linear"
@@ -37,7 +38,7 @@ _RANDOM_STATE = ("rngs", "to_nnx__rngs", "dropout")
 _in_from_pretrained: contextvars.ContextVar[bool] = contextvars.ContextVar("in_from_pretrained", default=False)
 
 
-class WrongLayoutError(ValueError):
+class WrongLayoutError(Refusal, ValueError):
   """A checkpoint and this run's model hold layers in different arrays.
 
   If the checkpoint is of the same model, the message names both layouts and the command that converts it.

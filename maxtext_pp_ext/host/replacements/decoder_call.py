@@ -8,6 +8,7 @@ from typing import Any
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.derived import decoder_block, pipeline_impl
 from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.errors import UnsupportedError
 
 # Argument of `NNXDecoder.__call__` -> what it carries. MaxText itself refuses forced_routed_experts with a pipeline.
 _LOST = {
@@ -33,7 +34,7 @@ def refuse_lost_arguments(config: HostKeys, arguments: Mapping[str, Any]) -> Non
   lost = [f"{key} ({what})" for key, what in _LOST.items() if arguments.get(key) is not None]
   lost += _lost_inputs(config, arguments)
   if lost:
-    raise NotImplementedError(
+    raise UnsupportedError(
         f"pipeline_impl={name}: MaxText's pipelined decoder would silently drop {', '.join(lost)}. Call the model "
         "without it, or without a pipeline (ici_pipeline_parallelism=1, dcn_pipeline_parallelism=1, pipeline_impl=host)."
     )

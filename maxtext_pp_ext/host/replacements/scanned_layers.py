@@ -17,6 +17,7 @@ import jax
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.derived import pipeline_impl, windowed
+from maxtext_pp_ext.errors import UnsupportedError
 from maxtext_pp_ext.host.replacements import factory
 
 # Arguments of the scan that do not change what a layer computes.
@@ -60,13 +61,13 @@ def apply(
   name = pipeline_impl(config)
   given = {key: value for key, value in kwargs.items() if key not in _OF_THE_SCAN}
   if refused := [key for key, value in given.items() if value is not None]:
-    raise NotImplementedError(
+    raise UnsupportedError(
         f"pipeline_impl={name} without a pipeline: the layers cannot be given {', '.join(refused)}. Call the model "
         "without it, or set pipeline_impl=host."
     )
   cls = registry.get(name).load()
   if not hasattr(cls, "run_scanned"):
-    raise NotImplementedError(
+    raise UnsupportedError(
         f"pipeline_impl={name} runs pipelines only: {cls.__name__} has no method run_scanned. Set "
         "ici_pipeline_parallelism, or pipeline_impl=host."
     )

@@ -1,0 +1,119 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What would make a model fit into its devices, if no candidate of a plan does. Each change is estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import dataclasses
+from typing import Any
+
+from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.host.rules import meshes
+
+# How often the batch is halved, and the devices are doubled.
+_MOST_HALVINGS, _MOST_DOUBLINGS = 8, 6
+# Keys that make a state smaller, with the value to try. They change what is trained, by rounding.
+_NARROWER = ("mu_dtype", "pipeline_grad_accum_dtype", "weight_dtype")
+_NARROW = "bfloat16"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Way:
+  """A change of some keys, and the memory that the model needs after it.
+
+  Attributes:
+    keys: the keys with their new values.
+    before: their values in the run.
+    memory: bytes of a device that the smallest candidate needs then.
+    candidate: the keys of that candidate.
+    missing: bytes by which that is too much; 0 if it fits.
+  """
+
+  keys: dict[str, Any]
+  before: dict[str, Any]
+  memory: int
+  candidate: dict[str, Any]
+  missing: int
+
+
+def ways(config: Any, limit: int, smallest: Callable[[dict[str, Any]], Any], more_devices: Any) -> list[Way]:
+  """Returns changes that need less memory: the batch, narrower states, and more devices, each alone; then several.
+
+  Args:
+    config: MaxText's config of the run, without a pipeline.
+    limit: bytes of a device.
+    smallest: returns the candidate that needs least memory with these values for keys; None if there is none.
+    more_devices: yields the keys for twice as many devices, and so on.
+  """
+
+  def tried(keys: dict[str, Any]) -> Way | None:
+    if (candidate := smallest(keys)) is None:
+      return None
+    peak = candidate.costs.peak
+    before = {key: _value(config, key) for key in keys}
+    return Way(keys=keys, before=before, memory=peak, candidate=candidate.keys, missing=max(peak - limit, 0))
+
+  def first_that_fits(several: Iterator[dict[str, Any]]) -> Way | None:
+    best = None
+    for keys in several:
+      way = tried(keys)
+      if way is None:
+        break
+      if best is None or way.memory < best.memory:
+        best = way
+      if not way.missing:
+        break
+    return best
+
+  unchanged = tried({})
+  batch = first_that_fits(_batches(config))
+  narrower = [tried({key: _NARROW}) for key in _NARROWER if _is_wide(config, key)]
+  narrower = [way for way in narrower if way and (unchanged is None or way.memory < unchanged.memory)]
+  devices = first_that_fits(more_devices)
+  found = [way for way in (batch, *narrower, devices) if way]
+  if found and all(way.missing for way in found):
+    together = tried({key: value for way in found for key, value in way.keys.items()})
+    found += [together] if together else []
+  return sorted(found, key=lambda way: way.missing)
+
+
+def _value(config: Any, key: str) -> Any:
+  """A key's value as in a yml file; a dtype by its name."""
+  value = plain(getattr(config, key, None))
+  return value if value is None or isinstance(value, (str, int, float)) else str(value)
+
+
+def _batches(config: Any) -> Iterator[dict[str, Any]]:
+  size = config.per_device_batch_size
+  for _ in range(_MOST_HALVINGS):
+    size /= 2
+    if size * config.num_target_devices < 1:
+      return
+    yield {"per_device_batch_size": size}
+
+
+def _is_wide(config: Any, key: str) -> bool:
+  """Whether a key has a type of more than two bytes, or one that follows from others."""
+  return _value(config, key) in (None, "", "auto", "float32")
+
+
+def more_devices(config: Any, topology: str | None, giving: str | None) -> Iterator[dict[str, Any]]:
+  """Yields keys for twice as many devices, four times as many, and so on.
+
+  Args:
+    config: MaxText's config of the run.
+    topology: its compile_topology; None without one.
+    giving: the mesh axis within a slice that gets the devices, with a size of its own; None if MaxText derives it.
+  """
+  for doubling in range(1, _MOST_DOUBLINGS + 1):
+    factor = 2**doubling
+    if topology:
+      kind, _, size = topology.partition("-")
+      larger = f"{kind}-{int(size) * factor}" if size.isdigit() else ""
+      if larger not in meshes.topologies():
+        return
+      keys: dict[str, Any] = {"compile_topology": larger}
+    else:
+      keys = {"internal_compile_num_devices": config.num_target_devices * factor}
+    yield keys if giving is None else keys | {giving: getattr(config, giving) * factor}

@@ -1,0 +1,61 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts of patches/reports run, and print what their pages say."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import maxtext
+from maxtext import version
+import pytest
+
+REPORTS = pathlib.Path(__file__).resolve().parents[2] / "patches" / "reports"
+MAXTEXT = pathlib.Path(maxtext.__path__[0])
+PAGES = sorted(page.stem for page in REPORTS.glob("*.md"))
+SCRIPT = re.compile(r"^```python\n(.*?)^```\n\nIt prints:\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Files with the code that is quoted; the tests of MaxText are not in its wheel.
+QUOTED = {"gemma4-bypass": "layers/nnx_decoders.py", "dropped-arguments": "layers/nnx_decoders.py"}
+
+pytestmark = pytest.mark.skipif(version.__version__ != "0.2.5", reason="the reports are about MaxText 0.2.5")
+
+
+def scripts() -> dict[str, tuple[str, str]]:
+  found = {page: SCRIPT.findall((REPORTS / f"{page}.md").read_text(encoding="utf-8")) for page in PAGES}
+  return {page: blocks[0] for page, blocks in found.items() if blocks}
+
+
+@pytest.mark.slow  # each imports MaxText in a process of its own
+@pytest.mark.parametrize("page", list(scripts()))
+def test_a_script_prints_what_its_report_says(page, tmp_path):
+  script, expected = scripts()[page]
+  (tmp_path / "report.py").write_text(script)
+  environment = os.environ | {"MAXTEXT_PP_EXT": "off", "JAX_PLATFORMS": "cpu", "DECOUPLE_GCLOUD": "TRUE"}
+  # The same arithmetic for everybody, though the tests' own programs are compiled without optimizations.
+  environment["XLA_FLAGS"] = ""
+  command = [sys.executable, "report.py"]
+  done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False)
+  assert done.returncode == 0, done.stderr[-4000:]
+  printed = [line for line in done.stdout.splitlines() if not line.startswith(("[DECOUPLED", "[transformers"))]
+  assert printed[-len(expected.splitlines()) :] == expected.splitlines()
+
+
+@pytest.mark.parametrize("page", QUOTED)
+def test_what_a_report_quotes_is_in_maxtext(page):
+  quotes = re.findall(r"^```python\n(.*?)^```$", (REPORTS / f"{page}.md").read_text(encoding="utf-8"), re.M | re.S)
+  source = (MAXTEXT / QUOTED[page]).read_text(encoding="utf-8")
+  assert quotes and all(quote in source for quote in quotes)
+
+
+def test_the_fix_of_the_window_applies():
+  text = (REPORTS / "bsw-three-stages.patch").read_text(encoding="utf-8")
+  removed = [line[1:] for line in text.splitlines() if re.match(r"-(?!--)", line)]
+  source = (MAXTEXT / "layers" / "pipeline.py").read_text(encoding="utf-8").splitlines()
+  assert removed and all(source.count(line) == 1 for line in removed)
+
+
+def test_the_readme_lists_every_report():
+  listed = re.findall(r"^\| \[([\w-]+)\.md\]", (REPORTS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+  assert sorted([*listed, "README"]) == PAGES
