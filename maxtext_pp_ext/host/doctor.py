@@ -138,12 +138,17 @@ def _seams() -> Iterator[Finding]:
   for name, seam in table.SEAMS.items():
     try:
       importlib.import_module(name)
+    except ModuleNotFoundError as error:
+      # A part of MaxText that this MaxText does not have, or whose packages are not installed.
+      state, value = (NOTE, "not imported") if seam.optional else (WRONG, "refused")
+      yield Finding(subject="seams", name=name, value=f"{value}: {seam.purpose}", state=state, advice=f"{error}.")
+      continue
     except Exception as error:  # pylint: disable=broad-exception-caught  # MaxText's own imports may fail, too
       advice = f"{type(error).__name__}: {error}"
-      yield Finding(subject="seams", name=name, value=f"refused: {seam.needed_for}", state=WRONG, advice=advice)
+      yield Finding(subject="seams", name=name, value=f"refused: {seam.purpose}", state=WRONG, advice=advice)
       continue
     patched = name in install.status().stood_aside
-    value = f"{'in MaxText itself' if patched else 'applied'}: {seam.needed_for}"
+    value = f"{'in MaxText itself' if patched else 'applied'}: {seam.purpose}"
     yield Finding(subject="seams", name=name, value=value)
   for text in install.status().missing:
     feature, _, why = text.partition(": ")

@@ -14,7 +14,8 @@ import threading
 from types import ModuleType
 
 from maxtext_pp_ext.host import startup
-from maxtext_pp_ext.host.seams import rebind, seam as seams, table, version
+from maxtext_pp_ext.host.seams import rebind, table, version
+from maxtext_pp_ext.host.seams.seam import Feature
 
 _lock = threading.RLock()
 # A module that is reloaded, or removed and imported again, gets its seam again. Names bound to older objects keep them.
@@ -141,7 +142,7 @@ def _apply(module: ModuleType) -> None:
   _applied.setdefault(module.__name__, []).append(rebinding)
 
 
-def _apply_feature(feature: seams.Feature, module: ModuleType, rebinding: rebind.Rebinding) -> None:
+def _apply_feature(feature: Feature, module: ModuleType, rebinding: rebind.Rebinding) -> None:
   try:
     feature.check(module)
   except version.HostVersionError as error:

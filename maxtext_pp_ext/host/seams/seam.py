@@ -35,7 +35,7 @@ class Seam:
   """One module's seam.
 
   Attributes:
-    needed_for: what it is needed for; "" if it is features only.
+    needed_for: what it is needed for, beside its features; "" if it is features only.
     check: raises HostVersionError unless the module looks as expected; changes nothing.
     apply: makes the replacements, everywhere in MaxText where the originals are bound already.
     features: further replacements, each of which may be missing.
@@ -45,3 +45,13 @@ class Seam:
   check: Callable[[ModuleType], None] = _nothing
   apply: Callable[[ModuleType, rebind.Rebinding], None] = _nothing
   features: tuple[Feature, ...] = ()
+
+  @property
+  def purpose(self) -> str:
+    """What it is needed for, in words."""
+    return self.needed_for or ", ".join(feature.name for feature in self.features)
+
+  @property
+  def optional(self) -> bool:
+    """Whether it is features only: without its module, everything else works."""
+    return not self.needed_for

@@ -46,7 +46,7 @@ class MissingFeatureError(SetupError):
   """A run needs a feature for which this MaxText looks different; the message says which, and what to do."""
 
   def __init__(self, feature: str, why: str):
-    super().__init__(f"This MaxText is without {feature} of maxtext-pp-ext. {why}")
+    super().__init__(f"The run needs {feature}, which maxtext-pp-ext cannot give with this MaxText. {why}")
 
 
 def found_version() -> str:

@@ -5,6 +5,8 @@
 `checkpoint/test_resume` tests it through the trainer.
 """
 
+import importlib
+import sys
 import types
 
 from etils import epath
@@ -19,6 +21,7 @@ from maxtext_pp_ext import cli
 from maxtext_pp_ext.config.view import ConfigView
 from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
 from maxtext_pp_ext.host.replacements import checkpoint_load
+from maxtext_pp_ext.host.seams import install
 from tests.host.common import TINY
 
 PIPELINED = ("pipeline_impl=circular_bsw", "ici_pipeline_parallelism=2")
@@ -181,6 +184,68 @@ def test_from_pretrained_loads_the_models_own_layout(make_config, tmp_path, form
   config = make_config(rows=16, load_parameters_path=tmp_path / "3" / "items", **FOUR_INSIDE)
   model, _ = model_creation_utils.from_pretrained(config)
   assert all(not jnp.any(x) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+@pytest.fixture(name="engine")
+def _engine(installed, monkeypatch):
+  """MaxText's module of the training engine's checkpoints. It imports three names of tunix, none of which it calls."""
+  del installed
+  names = {
+      "experimental.common.datatypes": ("RLTrainerPayload", "TrainerPayload"),
+      "sft.utils": ("LossOutput", "WeightedMetric"),
+  }
+  for path, classes in names.items():
+    for name in ("tunix", *(f"tunix.{path}".rsplit(".", n)[0] for n in range(3))):
+      monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    vars(sys.modules[f"tunix.{path}"]).update({name: type(name, (), {}) for name in classes})
+  name = "maxtext.training_engine.checkpointing"
+  yield importlib.import_module(name)
+  install._undo(name)
+  for name in [name for name in sys.modules if name.startswith("maxtext.training_engine.")]:
+    del sys.modules[name]
+
+
+class Adapter(nnx.Module):
+  """A model as Tunix's adapter holds it."""
+
+  def __init__(self, base):
+    self.base = base
+
+
+def with_zeros(config):
+  """A model of a config, all of whose parameters are 0."""
+
+  def fill(x):
+    keys = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.random.split(jax.random.key(0), x.shape) if keys else jnp.zeros(x.shape, x.dtype)
+
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape([1] * len(config.mesh_axes)), config.mesh_axes)
+  graph, state = nnx.split(abstract_model.abstract_model(config, mesh))
+  return nnx.merge(graph, jax.tree.map(fill, state))
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["model", "adapter"])
+def test_the_training_engine_restores_its_own_layout_and_refuses_others(make_config, engine, tmp_path, adapted):
+  model = lambda keys: Adapter(with_zeros(make_config(**keys))) if adapted else with_zeros(make_config(**keys))
+  manager = engine.CheckpointManager(str(tmp_path), make_config(**FOUR_STAGES, async_checkpointing=False))
+  other = engine.CheckpointState(model=model(EIGHT))
+  assert manager.restore_checkpoint(other)[0] is None  # there is none yet
+  saved = jax.tree.map(jnp.ones_like, nnx.state(model(FOUR_STAGES), nnx.Param))
+  own = engine.CheckpointState(model=model(FOUR_STAGES))
+  nnx.update(own.model, saved)
+  assert manager.save_checkpoint(3, own)
+  manager.wait_until_finished()
+  for step in (None, 3):
+    again = engine.CheckpointState(model=model(FOUR_STAGES))
+    assert manager.restore_checkpoint(again, step)[0] == 3
+    assert all(jnp.all(x == 1) for x in jax.tree.leaves(nnx.state(again.model, nnx.Param)))
+    with pytest.raises(checkpoint_load.WrongLayoutError) as error:
+      manager.restore_checkpoint(other, step)
+    assert "4 stages × 2 repeats" in str(error.value) and "cannot be converted" in str(error.value)
+  half = engine.CheckpointState(model=model(FOUR_STAGES | {"base_num_decoder_layers": 4}))
+  with pytest.raises(checkpoint_load.WrongLayoutError, match="is not of this run's model"):
+    manager.restore_checkpoint(half)
+  manager.close()
 
 
 class Model(nnx.Module):

@@ -11,7 +11,7 @@ import pytest
 import maxtext_pp_ext
 from maxtext_pp_ext.host import startup
 from maxtext_pp_ext.host.replacements import factory
-from maxtext_pp_ext.host.seams import install, rebind, table, version
+from maxtext_pp_ext.host.seams import features, install, rebind, seam, table, version
 
 # What is replaced in a process that has imported the trainer's modules.
 TOUCHED = {
@@ -124,15 +124,18 @@ def test_a_feature_that_does_not_fit_is_missing_alone_and_refused_where_it_is_ne
   monkeypatch.setattr(pipeline, "create_pipeline", lambda config, layers, rules: "MaxText's own")
   monkeypatch.delattr(nnx_decoders.NNXDecoder, "_create_scanned_layers")
   report = maxtext_pp_ext.install()
-  assert report.hooked and [text.partition(":")[0] for text in report.missing] == [table.LINEN, table.WINDOW]
+  assert report.hooked and [text.partition(":")[0] for text in report.missing] == [
+      features.LINEN.name,
+      features.WINDOW.name,
+  ]
   assert "create_pipeline(config, layers, rules)" in report.missing[0]
   host, ours = types.SimpleNamespace(pipeline_impl="host"), types.SimpleNamespace(pipeline_impl="circular_bsw")
   monkeypatch.setattr(factory, "announce", lambda config: None)
   assert pipeline.create_pipeline(host, None, None) == "MaxText's own"
-  with pytest.raises(version.MissingFeatureError, match="without pipelines in Linen models"):
+  with pytest.raises(version.MissingFeatureError, match="needs pipelines in Linen models"):
     pipeline.create_pipeline(ours, None, None)
   window = types.SimpleNamespace(pipeline_impl="circular_bsw", ici_pipeline_parallelism=1, dcn_pipeline_parallelism=1)
-  with pytest.raises(version.MissingFeatureError, match="without implementations without a pipeline"):
+  with pytest.raises(version.MissingFeatureError, match="needs implementations without a pipeline"):
     nnx_decoders.NNXDecoder.__call__(types.SimpleNamespace(config=window))
   assert not maxtext_pp_ext.uninstall().missing
 
@@ -151,7 +154,7 @@ def test_a_seam_that_fails_while_it_is_applied_takes_the_others_with_it(disconne
     rebinding.class_level(module.NNXDecoder, "__call__", None)
     raise OSError("disk full")
 
-  broken = table.Seam(needed_for="this test", check=lambda module: None, apply=fail)
+  broken = seam.Seam(needed_for="this test", check=lambda module: None, apply=fail)
   monkeypatch.setitem(table.SEAMS, "maxtext.layers.nnx_decoders", broken)
   before = _bound_names()
   with pytest.raises(OSError, match="disk full"):

@@ -13,7 +13,7 @@ import maxtext_pp_ext
 from maxtext_pp_ext import config
 from maxtext_pp_ext.config import host_keys
 from maxtext_pp_ext.host.rules import pipelined_path
-from maxtext_pp_ext.host.seams import table, version
+from maxtext_pp_ext.host.seams import features, table, version
 
 
 @pytest.mark.parametrize("found", ["0.2.4", "0.2.5", "0.2.10", "0.2.5.post1", "0.2.6.dev3+g123", "0.2.4rc1"])
@@ -59,10 +59,16 @@ def test_annotations_are_no_part_of_a_signature():
   assert version.signature_text(function) == "(a, b='x', *, c)"
 
 
-@pytest.mark.parametrize("name", [name for name in table.SEAMS if name != "maxtext.configs.pyconfig"])
+@pytest.mark.parametrize("name", table.SEAMS)
 def test_a_module_without_what_the_seam_needs_stops_with_its_name(name):
-  with pytest.raises(version.HostVersionError, match=f"expected {name}.*found nothing of that name"):
-    table.SEAMS[name].check(types.ModuleType(name))
+  seam = table.SEAMS[name]
+  assert seam.optional == (not seam.needed_for) and seam.purpose
+  for check in [] if seam.optional else [seam.check]:
+    with pytest.raises(version.HostVersionError, match=f"expected {name}.*found nothing of that name"):
+      check(types.ModuleType(name))
+  for feature in seam.features:
+    with pytest.raises(version.HostVersionError, match=f"expected {name}.*found nothing of that name"):
+      feature.check(types.ModuleType(name))
 
 
 def test_a_decoder_with_a_parameter_that_we_do_not_know_is_refused():
@@ -97,10 +103,10 @@ def test_a_from_pretrained_that_makes_its_model_another_way_is_refused():
   module = types.ModuleType("maxtext.utils.model_creation_utils")
   module.create_nnx_abstract_model = lambda config, mesh=None: None
   module.from_pretrained = lambda config: create_nnx_abstract_model(config)  # noqa: F821
-  table.SEAMS[module.__name__].check(module)
+  features.PRETRAINED.check(module)
   module.from_pretrained = lambda config: create_another_model(config)  # noqa: F821
   with pytest.raises(version.HostVersionError, match="from_pretrained to call create_nnx_abstract_model"):
-    table.SEAMS[module.__name__].check(module)
+    features.PRETRAINED.check(module)
 
 
 def _types_module(**changes):
