@@ -299,7 +299,7 @@ WRONG = {
     "no implementation": (["--impl", ""], "names nothing"),
     "unknown implementation": (
         ["--impl", "zero-bubble"],
-        "There is no implementation 'zero-bubble', only none, window, host",
+        "--impl zero-bubble: known are none, window, host",
     ),
     "picture of no kind": (["--output", "a.gif"], "has to end in .svg or .png"),
     "picture nowhere": (["--output", "/no/such/a.svg"], "there is no folder"),

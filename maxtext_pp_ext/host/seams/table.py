@@ -80,7 +80,7 @@ def _check_types(module: ModuleType) -> None:
   taken = [key for key in config_class.keys.PipelineKeys.model_fields if key in fields]
   if taken:
     raise version.HostVersionError(f"{module.__name__}.MaxTextConfig has the key {', '.join(taken)} of its own.")
-  for function in _pyconfig_functions():
+  for function in _pyconfig_functions() if sys.modules.get(module.__name__) is module else ():
     if module.MaxTextConfig not in (function.__defaults__ or ()):
       raise version.HostVersionError(f"expected {_PYCONFIG}.{function.__name__} to have MaxTextConfig as a default.")
 

@@ -33,9 +33,14 @@ _WAYS_OUT = (
 
 
 class HostVersionError(SetupError):
-  """Our seams do not fit this MaxText; the message gives both versions and the difference."""
+  """Our seams do not fit this MaxText; the message gives both versions and the difference.
+
+  Attributes:
+    difference: what was expected, and what was found.
+  """
 
   def __init__(self, difference: str):
+    self.difference = difference
     super().__init__(
         f"maxtext-pp-ext {maxtext_pp_ext.__version__} supports MaxText {SUPPORTED}, found MaxText {found_version()}: "
         f"{difference} {_WAYS_OUT}"
@@ -59,10 +64,13 @@ def found_version() -> str:
     return "unknown"
 
 
-def check_version() -> None:
-  """Raises HostVersionError unless MaxText's version is in the supported range; a development version counts as its
-  release."""
-  found = found_version()
+def check_version(found: str | None = None) -> None:
+  """Raises HostVersionError unless MaxText's version is in the supported range.
+
+  Args:
+    found: the version; None for that of the MaxText that is installed. A development version counts as its release.
+  """
+  found = found_version() if found is None else found
   match = re.match(r"\d+(\.\d+)*", found)
   number = tuple(map(int, match.group().split("."))) if match else ()
   if not _LEAST <= number < _BELOW:

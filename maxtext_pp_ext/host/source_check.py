@@ -1,0 +1,103 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Does this package fit a MaxText that is not installed? Judged by its source, which is read and not run.
+
+It looks at what the seams replace, with their own checks, and at every module and name of MaxText that this package
+imports. It cannot see what a function of MaxText does, so a MaxText that passes is not yet a tested one.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+import pathlib
+from types import ModuleType
+
+import maxtext_pp_ext
+from maxtext_pp_ext.errors import SetupError
+from maxtext_pp_ext.host.doctor import Finding, NOTE, WRONG
+from maxtext_pp_ext.host.seams import seam as seams
+from maxtext_pp_ext.host.seams import source, table, version
+
+# Names that are read only where MaxText has them, and since when.
+_SINCE = {("maxtext.layers.moe", "load_balance_updates_from_counts"): "0.2.5"}
+
+
+def findings(folder: str | pathlib.Path) -> list[Finding]:
+  """Returns what was found of MaxText's source in a folder. Raises SetupError if there is none."""
+  found = source.Source(folder)
+  return [_version(found), *_seams(found), *_imports(found)]
+
+
+def _version(found: source.Source) -> Finding:
+  text = f"{found.version()} ({version.SUPPORTED}), {found.folder}"
+  try:
+    version.check_version(found.version())
+  except version.HostVersionError as error:
+    return Finding(subject="source", name="maxtext", value=text, state=WRONG, advice=error.difference)
+  return Finding(subject="source", name="maxtext", value=text)
+
+
+def _seams(found: source.Source) -> Iterator[Finding]:
+  for name, seam in table.SEAMS.items():
+    try:
+      module = found.module(name)
+    except SetupError as error:
+      state = NOTE if seam.optional else WRONG
+      yield Finding(subject="seams", name=name, value=f"missing: {seam.purpose}", state=state, advice=str(error))
+      continue
+    if not seam.optional:
+      yield _judged(name, seam.purpose, seam, module, WRONG)
+    for feature in seam.features:
+      yield _judged(name, feature.name, feature, module, NOTE)
+
+
+def _judged(name: str, purpose: str, part: seams.Seam | seams.Feature, module: ModuleType, worst: str) -> Finding:
+  try:
+    part.check(module)
+  except version.HostVersionError as error:
+    return Finding(subject="seams", name=name, value=f"differs: {purpose}", state=worst, advice=error.difference)
+  return Finding(subject="seams", name=name, value=f"fits: {purpose}")
+
+
+def _imports(found: source.Source) -> Iterator[Finding]:
+  """What this package imports of MaxText, and the attributes of imported modules that it reads."""
+  wanted: dict[tuple[str, str], str] = {}
+  for file in sorted(pathlib.Path(maxtext_pp_ext.__path__[0]).rglob("*.py")):
+    for module, name in _read(ast.parse(file.read_text("utf-8")), found):
+      wanted.setdefault((module, name), file.relative_to(maxtext_pp_ext.__path__[0]).as_posix())
+  missing = []
+  for (module, name), file in sorted(wanted.items()):
+    try:
+      known = not name or name in found.names(module)
+    except SetupError:
+      known = False
+    if not known:
+      path = f"{module}.{name}" if name else module
+      since = _SINCE.get((module, name))
+      advice = f"{file} reads it{f', but only in MaxText {since} and later' if since else ''}."
+      state = NOTE if since else WRONG
+      missing.append(Finding(subject="imports", name=path, value="not there", state=state, advice=advice))
+  yield Finding(subject="imports", name="maxtext", value=f"{len(wanted) - len(missing)} of {len(wanted)} names are there")
+  yield from missing
+
+
+def _read(tree: ast.Module, found: source.Source) -> Iterator[tuple[str, str]]:
+  """(module, name) of what a file of ours reads of MaxText; name "" for a module alone."""
+  modules = {}
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      yield from ((alias.name, "") for alias in node.names if alias.name.startswith("maxtext."))
+    elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "maxtext" and not node.level:
+      for alias in node.names:
+        path = f"{node.module}.{alias.name}"
+        if found.file(path) is not None:
+          modules[alias.asname or alias.name] = path
+          yield path, ""
+        else:
+          yield str(node.module), alias.name
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+      # Python gives each module names with underscores, and protobuf makes those of generated modules when it runs.
+      if not node.attr.startswith("__") and not modules[node.value.id].endswith("_pb2"):
+        yield modules[node.value.id], node.attr
