@@ -62,23 +62,25 @@ def _judged(name: str, purpose: str, part: seams.Seam | seams.Feature, module: M
 
 def _imports(found: source.Source) -> Iterator[Finding]:
   """What this package imports of MaxText, and the attributes of imported modules that it reads."""
-  wanted: dict[tuple[str, str], str] = {}
-  for file in sorted(pathlib.Path(maxtext_pp_ext.__path__[0]).rglob("*.py")):
-    for module, name in _read(ast.parse(file.read_text("utf-8")), found):
-      wanted.setdefault((module, name), file.relative_to(maxtext_pp_ext.__path__[0]).as_posix())
+  readers: dict[tuple[str, str], str] = {}
+  package = pathlib.Path(maxtext_pp_ext.__path__[0])
+  for path in sorted(package.rglob("*.py")):
+    for module, name in _read(ast.parse(path.read_text("utf-8")), found):
+      readers.setdefault((module, name), path.relative_to(package).as_posix())
   missing = []
-  for (module, name), file in sorted(wanted.items()):
+  for (module, name), reader in sorted(readers.items()):
     try:
       known = not name or name in found.names(module)
     except SetupError:
       known = False
     if not known:
-      path = f"{module}.{name}" if name else module
+      full = f"{module}.{name}" if name else module
       since = _SINCE.get((module, name))
-      advice = f"{file} reads it{f', but only in MaxText {since} and later' if since else ''}."
+      advice = f"{reader} reads it{f', but only in MaxText {since} and later' if since else ''}."
       state = NOTE if since else WRONG
-      missing.append(Finding(subject="imports", name=path, value="not there", state=state, advice=advice))
-  yield Finding(subject="imports", name="maxtext", value=f"{len(wanted) - len(missing)} of {len(wanted)} names are there")
+      missing.append(Finding(subject="imports", name=full, value="not there", state=state, advice=advice))
+  there = f"{len(readers) - len(missing)} of {len(readers)} names are there"
+  yield Finding(subject="imports", name="maxtext", value=there)
   yield from missing
 
 

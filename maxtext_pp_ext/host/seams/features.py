@@ -192,7 +192,7 @@ def _refuse(feature: str, path: str, needs: Callable[[Any], bool]) -> Callable[[
   owner_name, _, name = path.rpartition(".")
 
   def refuse(module: ModuleType, rebinding: rebind.Rebinding, why: str) -> None:
-    owner = getattr(module, owner_name, None) if owner_name else module
+    owner: Any = getattr(module, owner_name, None) if owner_name else module
     if not hasattr(owner, name):
       return  # so nothing calls it
     host_function = getattr(owner, name)

@@ -3,8 +3,8 @@
 """MaxText's modules out of their source text: enough of each for the checks of its seam, without importing MaxText.
 
 A module gets its functions and classes, with their parameters, bodies and bases of the same module. Nothing of it is
-called. Decorators, annotations and defaults that are no literals are left out. All else that the module defines or imports
-is a name without a value.
+called. Decorators, annotations and defaults that are no literals are left out. All else that the module defines or
+imports is a name without a value.
 """
 
 from __future__ import annotations
