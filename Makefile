@@ -14,6 +14,8 @@ PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 AUDIT := --requirement .ci/constraints-cpu.txt --no-deps --disable-pip
 SOURCES := $(wildcard maxtext_pp_ext tests benchmarks)
 VENV_PYTHON := .venv/bin/python
+DOCS := --constraint .ci/constraints-cpu.txt --constraint .ci/constraints-docs.txt --editable '.[cpu,tools,docs]'
+SPHINX := DECOUPLE_GCLOUD=TRUE JAX_PLATFORMS=cpu $(VENV_PYTHON) -m sphinx --quiet --fail-on-warning --keep-going -c docs/site
 
 # Rebuilds an environment whose interpreter is gone (moved folder, removed Python).
 ifneq ($(wildcard .venv/installed),)
@@ -22,7 +24,7 @@ ifneq ($(wildcard .venv/installed),)
   endif
 endif
 
-.PHONY: help demo test test-all mutants audit licences lint format constraints wheel clean distclean
+.PHONY: help demo test test-all mutants docs links audit licences lint format constraints wheel clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -43,6 +45,20 @@ test-all: .venv/installed ## the tests and the slow tests
 mutants: .venv/installed ## show that the tests notice deliberate faults (15 minutes on 2 cores; MUTANTS="--only NAME")
 	@$(VENV_PYTHON) -m tests.mutants $(MUTANTS)
 
+.venv/docs-installed: .venv/installed .ci/constraints-docs.txt
+	@if uv --version >/dev/null 2>&1; then uv pip install --quiet --python $(VENV_PYTHON) $(DOCS); \
+	  else $(VENV_PYTHON) -m pip --disable-pip-version-check install --quiet $(DOCS); fi
+	@touch $@
+
+# Warnings are errors, so each link between pages is checked, and the examples in the pages about the API are run.
+docs: .venv/docs-installed ## the site, in build/site (2 minutes; installs Sphinx into .venv)
+	@$(SPHINX) -b doctest . build/site-doctest
+	@$(SPHINX) -b html . build/site
+	@echo build/site/index.html
+
+links: .venv/docs-installed ## links of the pages that lead elsewhere (needs network)
+	@$(SPHINX) -b linkcheck . build/site-links
+
 # Runs in a temporary environment. Asks PyPI about each package.
 audit: ## known vulnerabilities of the packages in .ci/constraints-cpu.txt, by pip-audit (needs uv or pipx, and network)
 	@if uv --version >/dev/null 2>&1; then uvx pip-audit $(AUDIT); else pipx run pip-audit $(AUDIT); fi
@@ -62,6 +78,10 @@ constraints: .venv/installed ## write the newest versions that fit setup.cfg int
 	  uv pip compile --quiet --python $(VENV_PYTHON) --no-header --no-annotate \
 	    --extra cpu --extra tools --extra test --extra lint setup.cfg; } >.ci/constraints.new
 	@mv .ci/constraints.new .ci/constraints-cpu.txt
+	@{ sed -n 1p .ci/constraints-docs.txt && \
+	  uv pip compile --quiet --python $(VENV_PYTHON) --no-header --no-annotate --constraint .ci/constraints-cpu.txt \
+	    --extra docs setup.cfg | grep -vxFf .ci/constraints-cpu.txt; } >.ci/constraints.new
+	@mv .ci/constraints.new .ci/constraints-docs.txt
 
 wheel: .venv/installed ## the wheel, in dist/
 	@rm -rf build
