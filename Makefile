@@ -24,7 +24,7 @@ ifneq ($(wildcard .venv/installed),)
   endif
 endif
 
-.PHONY: help demo test test-all mutants docs links audit licences lint format constraints wheel clean distclean
+.PHONY: help demo test test-all mutants matrix docs links audit licences lint format constraints wheel clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,9 @@ test-all: .venv/installed ## the tests and the slow tests
 
 mutants: .venv/installed ## show that the tests notice deliberate faults (15 minutes on 2 cores; MUTANTS="--only NAME")
 	@$(VENV_PYTHON) -m tests.mutants $(MUTANTS)
+
+matrix: .venv/installed ## the tests with the oldest and the newest versions of setup.cfg (an hour on 2 cores; MATRIX="--slim")
+	@$(VENV_PYTHON) -m tests.matrix $(MATRIX)
 
 .venv/docs-installed: .venv/installed .ci/constraints-docs.txt
 	@if uv --version >/dev/null 2>&1; then uv pip install --quiet --python $(VENV_PYTHON) $(DOCS); \
@@ -73,7 +76,7 @@ lint: .venv/installed ## list what ruff and mypy object to
 format: .venv/installed ## rewrite the sources in MaxText's formatting
 	@$(VENV_PYTHON) -m pyink --quiet $(SOURCES)
 
-constraints: .venv/installed ## write the newest versions that fit setup.cfg into .ci/constraints-cpu.txt (needs uv)
+constraints: .venv/installed ## write the versions that fit setup.cfg into .ci/constraints-*.txt (needs uv)
 	@{ sed -n 1p .ci/constraints-cpu.txt && \
 	  uv pip compile --quiet --python $(VENV_PYTHON) --no-header --no-annotate \
 	    --extra cpu --extra tools --extra test --extra lint setup.cfg; } >.ci/constraints.new
@@ -82,6 +85,10 @@ constraints: .venv/installed ## write the newest versions that fit setup.cfg int
 	  uv pip compile --quiet --python $(VENV_PYTHON) --no-header --no-annotate --constraint .ci/constraints-cpu.txt \
 	    --extra docs setup.cfg | grep -vxFf .ci/constraints-cpu.txt; } >.ci/constraints.new
 	@mv .ci/constraints.new .ci/constraints-docs.txt
+	@for each in oldest:lowest-direct newest:highest; do name=.ci/constraints-$${each%:*}.txt; \
+	  { sed -n 1p $$name && uv pip compile --quiet --python $(VENV_PYTHON) --no-header --no-annotate \
+	    --resolution $${each#*:} --extra cpu --extra tools --extra test setup.cfg; } >.ci/constraints.new && \
+	  mv .ci/constraints.new $$name; done
 
 wheel: .venv/installed ## the wheel, in dist/
 	@rm -rf build
@@ -93,5 +100,5 @@ clean: ## remove what builds, tests and the demo leave
 	@rm -rf build dist *.egg-info demo-output .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv as well
-	@rm -rf .venv
+distclean: clean ## remove the environments as well
+	@rm -rf .venv .venv-oldest .venv-newest

@@ -11,9 +11,8 @@ import maxtext_pp_ext
 maxtext_pp_ext.install()  # does nothing where the start-up hook has done it
 
 from maxtext.configs import pyconfig
-import pytest
-
 from maxtext_pp_ext.testing import assert_pipeline_parity
+import pytest
 
 
 def config_of(stages, **keys):

@@ -2,17 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """MaxText's modules out of their source text: enough of each for the checks of its seam, without importing MaxText.
 
-A module gets its functions and classes, with their parameters, bodies and bases of the same module. Nothing of it is
-called. Decorators, annotations and defaults that are no literals are left out. All else that the module defines or
-imports is a name without a value.
+A module gets its classes, with their fields and their bases of the same module, and its functions, with their parameters
+and the names that they use. None of them can be called. All else that the module defines or imports is None.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+import inspect
 import pathlib
 import re
+import types
 from types import ModuleType
 from typing import Any
 import warnings
@@ -20,10 +21,6 @@ import warnings
 import pydantic
 
 from maxtext_pp_ext.errors import SetupError
-
-# Decorators that checks look for, or without which a class cannot be made.
-_KEPT = ("model_validator", "classmethod", "staticmethod", "property")
-_UNREAD = "__unread__"
 
 
 class Source:
@@ -60,14 +57,15 @@ class Source:
 
   def module(self, name: str) -> ModuleType:
     """Returns a module that looks like MaxText's; raises SetupError if it is not there."""
-    file = self._existing(name)
     module = ModuleType(name)
-    names = {"BaseModel": pydantic.BaseModel, "model_validator": pydantic.model_validator, "Any": Any, _UNREAD: None}
-    vars(module).update(names)
-    bare = ast.Module(body=list(_bare_module(self._tree(file))), type_ignores=[])
-    with warnings.catch_warnings():
-      warnings.simplefilter("ignore")  # pydantic's, about names of fields
-      exec(compile(ast.fix_missing_locations(bare), str(file), "exec"), vars(module))  # pylint: disable=exec-used
+    for statement in _statements(self._tree(self._existing(name))):
+      if isinstance(statement, ast.ClassDef):
+        setattr(module, statement.name, _class(statement, module))
+      elif isinstance(statement, ast.FunctionDef):
+        setattr(module, statement.name, _function(statement))
+      else:
+        for each in _defined(statement):
+          setattr(module, each, None)
     return module
 
   def _existing(self, name: str) -> pathlib.Path:
@@ -106,47 +104,61 @@ def _defined(statement: ast.stmt) -> Iterator[str]:
     yield from (node.id for node in stored)
 
 
-def _bare_module(tree: ast.Module) -> Iterator[ast.stmt]:
-  classes = {"BaseModel"}
-  for statement in _statements(tree):
-    if isinstance(statement, ast.ClassDef):
-      yield _bare_class(statement, classes)
-      classes.add(statement.name)
-    elif isinstance(statement, ast.FunctionDef):
-      yield _bare_function(statement)
-    else:
-      for name in _defined(statement):
-        if name not in ("BaseModel", "model_validator"):
-          yield ast.parse(f"{name} = {_UNREAD}").body[0]
-
-
-def _bare_class(statement: ast.ClassDef, classes: Iterable[str]) -> ast.ClassDef:
-  body: list[ast.stmt] = []
+def _class(statement: ast.ClassDef, module: ModuleType) -> type:
+  """A class with the methods and the annotated fields of a class statement, below its bases of the same module."""
+  namespace: dict[str, Any] = {"__module__": module.__name__, "__annotations__": {}}
   for part in statement.body:
     if isinstance(part, ast.FunctionDef):
-      body.append(_bare_function(part))
+      namespace[part.name] = _function(part)
     elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
-      body += ast.parse(f"{part.target.id}: Any = None").body
-  bases: list[ast.expr] = [base for base in statement.bases if isinstance(base, ast.Name) and base.id in classes]
-  return ast.ClassDef(
-      name=statement.name, bases=bases, keywords=[], body=body or [ast.Pass()], decorator_list=[], type_params=[]
-  )
+      namespace["__annotations__"][part.target.id] = Any
+      namespace[part.target.id] = None
+  names = [base.id for base in statement.bases if isinstance(base, ast.Name)]
+  known = [pydantic.BaseModel if name == "BaseModel" else getattr(module, name, None) for name in names]
+  bases = tuple(base for base in known if isinstance(base, type))
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # pydantic's, about names of fields
+    return types.new_class(statement.name, bases, exec_body=lambda body: body.update(namespace))
 
 
-def _bare_function(function: ast.FunctionDef) -> ast.FunctionDef:
-  function.decorator_list = [each for each in function.decorator_list if _name(each) in _KEPT]
-  function.returns = None
-  parameters = function.args
-  for each in (*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs, parameters.vararg, parameters.kwarg):
-    if each is not None:
-      each.annotation = None
-  parameters.defaults = [_bare_default(default) for default in parameters.defaults]
-  parameters.kw_defaults = [default and _bare_default(default) for default in parameters.kw_defaults]
+def _function(statement: ast.FunctionDef) -> Any:
+  """A function with the parameters of a function statement, and the names that it uses; it cannot be called."""
+
+  def function(self):
+    raise NotImplementedError
+
+  names = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+  function.__code__ = function.__code__.replace(co_names=tuple(dict.fromkeys(names)))
+  function.__name__ = function.__qualname__ = statement.name
+  function.__signature__ = _signature(statement.args)  # type: ignore[attr-defined]
+  decorators = {_name(decorator) for decorator in statement.decorator_list}
+  if "model_validator" in decorators and "classmethod" not in decorators:
+    return pydantic.model_validator(mode="after")(function)
   return function
 
 
-def _bare_default(default: ast.expr) -> ast.expr:
-  return default if isinstance(default, ast.Constant) else ast.Constant(value=...)
+def _signature(parameters: ast.arguments) -> inspect.Signature:
+  """The signature of a function. A default that is no literal becomes `...`."""
+  kinds = inspect.Parameter
+  positional = [*parameters.posonlyargs, *parameters.args]
+  defaults = [None] * (len(positional) - len(parameters.defaults)) + list(parameters.defaults)
+  found = []
+  for i, (parameter, default) in enumerate(zip(positional, defaults, strict=True)):
+    kind = kinds.POSITIONAL_ONLY if i < len(parameters.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD
+    found.append(kinds(parameter.arg, kind, default=_default(default)))
+  if parameters.vararg:
+    found.append(kinds(parameters.vararg.arg, kinds.VAR_POSITIONAL))
+  for parameter, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True):
+    found.append(kinds(parameter.arg, kinds.KEYWORD_ONLY, default=_default(default)))
+  if parameters.kwarg:
+    found.append(kinds(parameters.kwarg.arg, kinds.VAR_KEYWORD))
+  return inspect.Signature(found)
+
+
+def _default(default: ast.expr | None) -> Any:
+  if default is None:
+    return inspect.Parameter.empty
+  return default.value if isinstance(default, ast.Constant) else ...
 
 
 def _name(decorator: ast.expr) -> str:
