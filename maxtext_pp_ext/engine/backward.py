@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.forward import get
-from maxtext_pp_ext.engine.gradients import Sums
+from maxtext_pp_ext.engine.gradients import Added, Item, Sums
+from maxtext_pp_ext.engine.programs.partial import Summand
 from maxtext_pp_ext.engine.traced import Residuals, TracedPipeline
 from maxtext_pp_ext.engine.weights import Arrays, Window, Windowed
 from maxtext_pp_ext.schedule import Phase
@@ -77,7 +78,9 @@ def backward(
       arriving = weights.prefetch(window, kept.loaded, before, piece)
     gathered = weights.at(window, kept.loaded, repeat)
     works = ~schedule.is_bubble(t, iterations.stage_numbers)
-    add = gradients.adder(sums, works, works & schedule.ends_repeat(item))
+    finishes = works & schedule.begins_repeat(item) & (item > 0) if phase.advances else None
+    of_sums = Item(repeat=repeat, works=works, first=works & schedule.ends_repeat(item), finishes=finishes)
+    add = gradients.adder(sums, window, of_sums)
     # What has to be done before a weight's gradient is computed.
     overlapped: list[Any] = list(sums.stored if weights.replaces else arriving)
     state, gradient, overlapped = _iteration(
@@ -87,12 +90,11 @@ def backward(
       sums = sums._replace(stored=overlapped)
     else:
       arriving = overlapped
-    # What changes the window comes after the stages, which read it.
+    sums, window = gradients.add(sums, window, gradient, of_sums)
+    # What else changes the window comes after the stages, which read it.
     state, window = jax.lax.optimization_barrier((state, window))
-    sums = gradients.add(sums, gradient, repeat, works)
-    if phase.advances:
+    if finishes is not None:
       window = weights.place(window, arriving, kept.loaded, repeat, piece, pipeline.program.orders)
-      finishes = works & schedule.begins_repeat(item) & (item > 0)
       sums, window = gradients.finish_repeat(sums, window, repeat, finishes)
     return state, window, sums
 
@@ -123,8 +125,8 @@ def _iteration(
     dleaving: jax.Array,
     weights: Arrays,
     overlapped: list[Any],
-    add: Callable[[int, jax.Array], jax.Array],
-) -> tuple[BackwardState, Arrays, list[Any]]:
+    add: Callable[[int, Summand], Added],
+) -> tuple[BackwardState, list[Any], list[Any]]:
   """One iteration in reverse, from the cotangent of the activations that leave the stages at its end.
 
   Args:

@@ -118,6 +118,7 @@ class Engine:
         splits(self.weights.mesh, self.weights.layouts, batch, self.row_groups),
         axes,
         large_ones_last=self.weights.in_steps(params),
+        summed=self.schedule.microbatches > 1,
     )
     return TracedPipeline(
         iterations=iterations, ring=self.ring, weights=self.weights, program=program, aux_at=self.aux_at

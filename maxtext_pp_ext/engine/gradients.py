@@ -8,6 +8,10 @@ per iteration, while the stage works on the repeat before. Each of these iterati
 into the window's prefetch buffer, which has the same shape as the sum. So the sum waits in that buffer, and each piece of
 the weight takes the place of the piece of the sum that has just left. A complete gradient is added to its place in the
 stored layout at once.
+
+The buffer in which a sum will wait is the stage's slot until then. So the last of its M summands is computed when nothing
+reads the weight any more, and the matrix product that computes it adds, casts and writes there. Stages do so in different
+iterations, and all wait for the slowest: apart from the product, casting would make every second iteration longer.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import dataclasses
 import math
-from typing import cast, NamedTuple
+from typing import Any, cast, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +28,8 @@ from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.memory_order import in_memory
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
+from maxtext_pp_ext.engine.programs.partial import Summand
+from maxtext_pp_ext.engine.programs.products import Product
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.transfer import Transfer
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
@@ -49,6 +55,35 @@ class Sums(NamedTuple):
   stored: Arrays
 
 
+class Item(NamedTuple):
+  """The items that the stages are at in an iteration of backward. Arrays [S], one number for each stage.
+
+  Attributes:
+    repeat: the repeat.
+    works: whether the stage is not idle. Gradients of idle stages may have any value, NaN included.
+    first: whether it adds the first gradient of a repeat: in backward, that of its last item.
+    finishes: whether it adds the last gradient of a repeat, and another repeat follows; None if no stage does.
+  """
+
+  repeat: jax.Array
+  works: jax.Array
+  first: jax.Array
+  finishes: jax.Array | None
+
+
+class Added(NamedTuple):
+  """A gradient that has been added to a partial sum.
+
+  Attributes:
+    total: the sum so far, [F, S, …].
+    waiting: where the sum waits once it is finished, with the sums of stages that have finished it; None if
+      `finish_repeat` puts them there.
+  """
+
+  total: jax.Array
+  waiting: jax.Array | None = None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gradients:
   """Adds up the gradients of parameters.
@@ -62,6 +97,7 @@ class Gradients:
     in_window: for each parameter, whether its finished sums wait in the window's prefetch buffer.
     pieces: the number of pieces in which a repeat's sums are reduced.
     orders: for each parameter, the dimensions [S, …] of its gradient from major to minor in memory; used with one piece.
+    products: for each parameter the matrix product that its gradient is, or None.
   """
 
   mesh: Mesh
@@ -70,9 +106,17 @@ class Gradients:
   in_window: list[bool]
   pieces: int
   orders: list[tuple[int, ...]]
+  products: list[Product | None]
 
   @classmethod
-  def of(cls, weights: Weights, params: Arrays, parts: Sequence[int], orders: Sequence[Sequence[int]]):
+  def of(
+      cls,
+      weights: Weights,
+      params: Arrays,
+      parts: Sequence[int],
+      orders: Sequence[Sequence[int]],
+      products: Sequence[Product | None],
+  ):
     """For gradients of `weights`.
 
     Args:
@@ -80,6 +124,7 @@ class Gradients:
       params: the parameters, [R, S, …].
       parts: for each gradient the number of parts in which it is left; a gradient with 1 part is complete.
       orders: for each weight, its dimensions [S, …] from major to minor, as products read it.
+      products: for each gradient the matrix product that it is, or None.
     """
     layouts = [
         each if n > 1 else dataclasses.replace(each, partial_axes=())
@@ -100,6 +145,7 @@ class Gradients:
         in_window=in_window,
         pieces=weights.pieces,
         orders=[_written(order, each) for order, each in zip(orders, layouts, strict=True)],
+        products=list(products),
     )
 
   @property
@@ -134,45 +180,86 @@ class Gradients:
     dtype = layout.compute_dtype if layout.partial_axes else layout.accumulation_dtype  # that of what is added
     return constrain(jnp.full(param.shape, layout.combine.nothing, dtype), P(None, *layout.sharded), self.mesh)
 
-  def adder(self, sums: Sums, where: jax.Array, first: jax.Array) -> Callable[[int, jax.Array], jax.Array]:
-    """(number, gradient [F, S, …] of an iteration) -> the sum of the repeat so far; for gradients that are partial sums.
+  def adder(self, sums: Sums, window: Window, item: Item) -> Callable[[int, Summand], Added]:
+    """(number, summand of an iteration) -> the sum of the repeat so far; for gradients that are partial sums.
 
     Args:
       sums: the sums so far.
-      where: the stages that are not idle, bool [S]. Gradients of idle stages may have any value, NaN included.
-      first: the stages that add the first gradient of a repeat, bool [S]: in backward, the gradient of its last item.
+      window: the window, leaves [B, F, S, …] or None.
+      item: the items that the stages are at.
     """
     totals = dict(zip(self._partial, sums.total, strict=True))
+    waiting = {} if item.finishes is None else dict(zip(self._partial, self._done(sums, window), strict=True))
 
-    def add(number: int, g: jax.Array) -> jax.Array:
-      g = constrain(g, self.layouts[number].by_device.spec, self.mesh)
+    def add(number: int, summand: Summand) -> Added:
+      total = totals[number]
+      if item.finishes is not None and self._finishes_where_it_waits(number):
+        return self._add_and_finish(number, total, waiting[number], summand.operands, item)
+      g = constrain(summand.compute(), self.layouts[number].by_device.spec, self.mesh)
       if self._is_sum:
-        return in_memory(g.astype(totals[number].dtype), [0, *(1 + dim for dim in self.orders[number])])
-      acc = jnp.where(_of_stages(first, g), jnp.zeros_like(totals[number]), totals[number])
-      return acc + jnp.where(_of_stages(where, g), g, jnp.zeros_like(g)).astype(acc.dtype)
+        return Added(in_memory(g.astype(total.dtype), [0, *(1 + dim for dim in self.orders[number])]))
+      return Added(_sum(total, g, _of_stages(item.first, g), _of_stages(item.works, g)))
 
     return add
 
+  def _finishes_where_it_waits(self, i: int) -> bool:
+    """Whether the product that computes a gradient also writes the finished sum to where it waits.
+
+    A vector is not worth a branch. The compiler adds and casts it in no time.
+    """
+    return self.products[i] is not None and not self._is_sum and len(self.params[i].shape) > 3
+
+  def _add_and_finish(
+      self, number: int, total: jax.Array, waiting: jax.Array, operands: Sequence[jax.Array], item: Item
+  ) -> Added:
+    layout, inside = self.layouts[number], self.in_window[number]
+    product = cast(Product, self.products[number])
+    assert item.finishes is not None
+
+    def add(repeat, works, first, finishes, total, waiting, left, right):
+      def last(total, waiting, left, right):
+        finished = (total + product.on_device(left, right)[None].astype(total.dtype)).astype(waiting.dtype)
+        return total, jax.lax.dynamic_update_index_in_dim(waiting, finished, repeat % 2, 0) if inside else finished
+
+      def other(total, waiting, left, right):
+        return _sum(total, product.on_device(left, right)[None], first, works), waiting
+
+      return jax.lax.cond(finishes, last, other, total, waiting, left, right)
+
+    places = [layout.by_device, self._layout(number, inside)]
+    indices = [item.repeat, item.works, item.first, item.finishes]
+    layouts = [*places, *product.layouts(layout.gathered)]
+    return Added(*per_stage(add, self.mesh, indices, [total, waiting, *operands], layouts, places))
+
   @jax.named_scope("reduce")
-  def add(self, sums: Sums, gradients: Arrays, repeat: jax.Array, where: jax.Array) -> Sums:
+  def add(self, sums: Sums, window: Window, gradients: Sequence[Any], item: Item) -> tuple[Sums, Window]:
     """Adds an iteration's gradients.
 
     Args:
       sums: the sums so far.
+      window: the window, leaves [B, F, S, …] or None.
       gradients: of those that are partial sums the results of `adder`; of the others the gradients, [1, S, …], in any
         float dtype.
-      repeat: the repeat that each stage is at.
-      where: the stages that are not idle, bool [S].
+      item: the items that the stages are at.
+
+    Returns:
+      (sums, the window with sums that are finished).
     """
-    stored = list(sums.stored)
+    stored, done, window = list(sums.stored), list(sums.done), list(window)
     complete = [
         (i, constrain(gradients[i][0], layout.sharded, self.mesh))
         for i, layout in enumerate(self.layouts)
         if not layout.partial_axes
     ]
-    for (i, _), new in zip(complete, self._add_complete(sums, complete, repeat, where), strict=True):
+    for (i, _), new in zip(complete, self._add_complete(sums, complete, item.repeat, item.works), strict=True):
       stored[i] = new
-    return sums._replace(total=[gradients[i] for i in self._partial], stored=stored)
+    added: list[Added] = [gradients[i] for i in self._partial]
+    for k, (i, new) in enumerate(zip(self._partial, (each.waiting for each in added), strict=True)):
+      if new is not None and self.in_window[i]:
+        window[i] = new
+      elif new is not None:
+        done[k] = new
+    return Sums([each.total for each in added], done, stored), window
 
   def _add_complete(self, sums: Sums, gradients, repeat: jax.Array, where: jax.Array) -> Arrays:
     if not gradients:
@@ -195,7 +282,7 @@ class Gradients:
 
   @jax.named_scope("repeat")
   def finish_repeat(self, sums: Sums, window: Window, repeat: jax.Array, where: jax.Array) -> tuple[Sums, Window]:
-    """Moves the totals of stages that have finished a repeat to where they wait for reduction.
+    """Moves the totals of stages that have finished a repeat to where they wait for reduction, if they are not there.
 
     That is the buffer of the window that has been the stage's slot: with the next repeat it is the prefetch buffer.
 
@@ -208,7 +295,8 @@ class Gradients:
     Returns:
       (sums, window).
     """
-    if not self._partial or self._is_sum:
+    own = [(k, i) for k, i in enumerate(self._partial) if not self._finishes_where_it_waits(i)]
+    if not own or self._is_sum:
       return sums, window
 
     def move(where, repeat, *arrays):
@@ -219,15 +307,16 @@ class Gradients:
         return jax.lax.dynamic_update_index_in_dim(done, total, repeat % 2, 0) if self.in_window[i] else total
 
       # A `cond` instead of a `where` copies the sums once per repeat and not at every iteration.
-      take = lambda total, done: [put(*one) for one in zip(self._partial, total, done, strict=True)]
+      take = lambda total, done: [put(i, *one) for (_, i), one in zip(own, zip(total, done, strict=True), strict=True)]
       return jax.lax.cond(where, take, lambda total, done: done, list(arrays[:half]), list(arrays[half:]))
 
-    totals = [self.layouts[i].by_device for i in self._partial]
-    waiting = [self._layout(i, self.in_window[i]) for i in self._partial]
-    arrays = [*sums.total, *self._done(sums, window)]
+    totals = [self.layouts[i].by_device for _, i in own]
+    waiting = [self._layout(i, self.in_window[i]) for _, i in own]
+    waits = self._done(sums, window)
+    arrays = [*(sums.total[k] for k, _ in own), *(waits[k] for k, _ in own)]
     moved = per_stage(move, self.mesh, [where, repeat], arrays, [*totals, *waiting], waiting)
     done, window = list(sums.done), list(window)
-    for k, (i, new) in enumerate(zip(self._partial, moved, strict=True)):
+    for (k, i), new in zip(own, moved, strict=True):
       if self.in_window[i]:
         window[i] = new
       else:
@@ -339,10 +428,17 @@ def splits(
     whole = any(a in owned for _, axes in batch for a in axes)
     groups = [row_groups, *(1 for _ in batch[1:])]
     return [
-        BatchSplit(None if whole else size, n, size // g) for (size, _), n, g in zip(batch, parts, groups, strict=True)
+        BatchSplit(None if whole else size, n, size // g, tuple(a for a in axes if a in layout.partial_axes))
+        for (size, axes), n, g in zip(batch, parts, groups, strict=True)
     ]
 
   return [of(layout) for layout in layouts]
+
+
+def _sum(total: jax.Array, g: jax.Array, first: jax.Array, works: jax.Array) -> jax.Array:
+  """A sum with one more gradient. It begins anew with the first; a gradient of an idle stage does not count."""
+  acc = jnp.where(first, jnp.zeros_like(total), total)
+  return acc + jnp.where(works, g, jnp.zeros_like(g)).astype(acc.dtype)
 
 
 def _of_stages(mask: jax.Array, x: jax.Array) -> jax.Array:

@@ -109,7 +109,8 @@ class TracedPipeline:
 
   def gradients(self, params: Arrays) -> Gradients:
     """The `Gradients` of these parameters, [R, S, …]."""
-    return Gradients.of(self.weights, params, self.program.gradients.parts, self.program.orders)
+    program = self.program
+    return Gradients.of(self.weights, params, program.gradients.parts, program.orders, program.gradients.products)
 
 
 class Residuals(NamedTuple):

@@ -115,7 +115,10 @@ class Transfer:
   def _gather(self, x: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array:
     """All devices' parts of a dimension, one after the other."""
     for axis, each in self._steps(axes, x.size):
-      x = jax.lax.all_gather(x, axis, axis=dim, tiled=True, axis_index_groups=each)
+      if each is None and jax.lax.axis_size(axis) == 2:
+        x = _gather_of_two(x, axis, dim)
+      else:
+        x = jax.lax.all_gather(x, axis, axis=dim, tiled=True, axis_index_groups=each)
     return x
 
   @property
@@ -256,14 +259,16 @@ def _sum_scatter(
   It also does so where parts are no whole tiles. These are scattered along the major dimension in memory.
   """
   several = [axis for axis in axes if jax.lax.axis_size(axis) > 1]
+  if not tiled and several and (in_steps or jax.lax.axis_size(axes) == 2):
+    return jnp.squeeze(_sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps), dim)
+  if jax.lax.axis_size(axes) == 2:
+    return _sum_scatter_of_two(x, axes, dim)
   outermost = [dim, *(other for other in order or range(x.ndim) if other != dim)]
   uneven = tiled and not _is_whole_tiles(x, dim, axes, order or range(x.ndim))
   if not in_steps or not several:
     scatter = functools.partial(jax.lax.psum_scatter, axis_name=axes, scatter_dimension=dim, tiled=tiled)
     return in_memory(scatter(in_memory(x, outermost)), outermost) if uneven else scatter(x)
   order = outermost if uneven or order is None else order
-  if not tiled:
-    return jnp.squeeze(_sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps), dim)
   if len(several) > 1:  # those of the first axis hold the largest parts
     for axis in several:
       x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
@@ -278,6 +283,27 @@ def _sum_scatter(
     x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=minor)
     return in_memory(x, order)
   return jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True)
+
+
+# Between two devices a gather or a reduce-scatter is one exchange. The TPU compiler (libtpu 0.0.48.1) runs a permute beside
+# compute without any flags, and these collectives only with flags that put them on the SparseCores.
+_EXCHANGE = ((0, 1), (1, 0))
+
+
+def _gather_of_two(x: jax.Array, axes: Any, dim: int) -> jax.Array:
+  """`jax.lax.all_gather`, tiled, over two devices."""
+  index, size = jax.lax.axis_index(axes), x.shape[dim]
+  both = jax.lax.empty((*x.shape[:dim], 2 * size, *x.shape[dim + 1 :]), x.dtype)
+  both = jax.lax.dynamic_update_slice_in_dim(both, x, index * size, dim)
+  other = jax.lax.ppermute(x, axes, _EXCHANGE)
+  return jax.lax.dynamic_update_slice_in_dim(both, other, (1 - index) * size, dim)
+
+
+def _sum_scatter_of_two(x: jax.Array, axes: Any, dim: int) -> jax.Array:
+  """`jax.lax.psum_scatter`, tiled, over two devices."""
+  index, size = jax.lax.axis_index(axes), x.shape[dim] // 2
+  own, others = (jax.lax.dynamic_slice_in_dim(x, half * size, size, dim) for half in (index, 1 - index))
+  return own + jax.lax.ppermute(others, axes, _EXCHANGE)
 
 
 def _is_whole_tiles(x: jax.Array, dim: int, axes: tuple[str, ...], order: Sequence[int]) -> bool:

@@ -91,7 +91,7 @@ def residuals(built: Built) -> list[Any]:
 
 
 def dot_flops(jaxpr: Any) -> int:
-  """FLOPs of all matrix products, those in loops as often as they run."""
+  """FLOPs of all matrix products, on all devices; those in loops as often as they run, of branches the largest."""
   flops = 0
   for eqn in jaxpr.eqns:
     name = eqn.primitive.name
@@ -101,7 +101,9 @@ def dot_flops(jaxpr: Any) -> int:
       flops += 2 * contracted * math.prod(eqn.outvars[0].aval.shape)
     elif name == "while":
       raise NotImplementedError("A loop without a static number of iterations.")
-    flops += eqn.params.get("length", 1) * sum(map(dot_flops, inner_jaxprs(eqn)))
+    inner = [dot_flops(each) for each in inner_jaxprs(eqn)]
+    times = eqn.params["mesh"].size if name == "shard_map" else eqn.params.get("length", 1)
+    flops += times * (max(inner) if name == "cond" else sum(inner))
   return flops
 
 

@@ -108,8 +108,11 @@ def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, coun
       window = weights.place(window, weights.prefetch(window, loaded, following, piece), loaded, at, piece)
     return weights.at(window, loaded, following)[0]
 
-  # As many gathers as there are steps; without steps, which a small weight is not worth, one for each dimension.
-  counted = lambda: jax.jit(lambda x: prefetch(x)).lower(params).as_text().count("stablehlo.all_gather") / pieces
+  # As many transfers as there are steps; without steps, which a small weight is not worth, one for each dimension.
+  def counted():
+    program = jax.jit(lambda x: prefetch(x)).lower(params).as_text()
+    return sum(program.count(f"stablehlo.{kind}") for kind in ("all_gather", "collective_permute")) / pieces
+
   at_once = sum(entry is not None for entry in spec)
   assert counted() == at_once
   monkeypatch.setattr(transfer, "_LEAST_IN_STEPS", 0)

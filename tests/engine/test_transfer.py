@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.engine.gradients import Gradients
+from maxtext_pp_ext.engine.gradients import Gradients, Item
+from maxtext_pp_ext.engine.programs.partial import Summand
 from maxtext_pp_ext.engine.transfer import Cut, Transfer
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
 from maxtext_pp_ext.engine.weights import Weights
@@ -50,6 +51,10 @@ def layout(stored, gathered, partial_axes=("a", "b")):
   )
 
 
+def summand(gradient):
+  return Summand(lambda: gradient, None, ())
+
+
 @pytest.mark.parametrize("pieces", [3, 4])
 @pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
 def test_all_pieces_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored, gathered, pieces):
@@ -88,7 +93,7 @@ def test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_co
   params = jax.random.normal(jax.random.key(0), (REPEATS, STAGES, *shape))
   parts = 2 ** len(each.partial_axes)
   weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[each], pieces=pieces)
-  gradients = Gradients.of(weights, [params], [parts], [range(1 + len(shape))])
+  gradients = Gradients.of(weights, [params], [parts], [range(1 + len(shape))], [None])
   done = jax.random.normal(jax.random.key(1), (parts, STAGES, *shape))
   total = jax.random.normal(jax.random.key(2), (parts, STAGES, *shape))
   finished, repeat, following = jnp.array([3, 2]), jnp.array([2, 1]), jnp.array([1, 0])
@@ -122,7 +127,7 @@ def test_a_repeat_in_one_piece_replaces_the_one_before_and_its_gradient_leaves_f
   params = constrain(jax.random.normal(jax.random.key(0), (REPEATS, STAGES, *shape)), P(None, *stored), mesh)
   weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[each], pieces=1)
   parts = 2 ** len(each.partial_axes)
-  gradients = Gradients.of(weights, [params], [parts], [range(1 + len(shape))])
+  gradients = Gradients.of(weights, [params], [parts], [range(1 + len(shape))], [None])
   totals = jax.random.normal(jax.random.key(1), (2, parts, STAGES, *shape))
   finished, following, piece = jnp.array([2, 3]), jnp.array([3, 1]), jnp.array([0, 0])
   where = jnp.array([True, True])
@@ -133,13 +138,14 @@ def test_a_repeat_in_one_piece_replaces_the_one_before_and_its_gradient_leaves_f
     window = weights.window(weights.first(loaded), 0, REPEATS)
     before = weights.at(window, loaded, jnp.array([0, 0]))
     sums = gradients.zeros()
-    add = gradients.adder(sums, where, where)
-    sums, window = gradients.finish_repeat(
-        gradients.add(sums, [add(0, totals[0])], finished, where), window, finished, where
-    )
+    at = lambda repeat: Item(repeat=repeat, works=where, first=where, finishes=None)
+    first = gradients.adder(sums, window, at(finished))(0, summand(totals[0]))
+    sums, window = gradients.add(sums, window, [first], at(finished))
+    sums, window = gradients.finish_repeat(sums, window, finished, where)
     sums, window = gradients.reduce(sums, window, following, finished, piece)
     window = weights.place(window, weights.prefetch(window, loaded, following, piece), loaded, finished, piece)
-    sums = gradients.add(sums, [gradients.adder(sums, where, where)(0, totals[1])], following * 0, where)
+    last = gradients.adder(sums, window, at(following * 0))(0, summand(totals[1]))
+    sums, window = gradients.add(sums, window, [last], at(following * 0))
     return before[0], weights.at(window, loaded, following)[0], gradients.finish(sums)[0]
 
   before, after, reduced = step(params, totals)

@@ -39,11 +39,10 @@ def makers_of(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
   return {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
 
 
-def depends(jaxpr: Jaxpr, out: int, candidates: list[bool]) -> bool:
-  """Whether output number `out` is computed from any of the candidate inputs. Looks into loops and calls."""
-  used_outputs = [i == out for i in range(len(jaxpr.outvars))]
-  _, used_inputs = dce_jaxpr(jaxpr, used_outputs)
-  return any(u and c for u, c in zip(used_inputs, candidates, strict=True))
+def inputs_of(jaxpr: Jaxpr, out: int) -> set[int]:
+  """The numbers of the inputs that an output is computed from. Looks into loops and calls."""
+  _, used_inputs = dce_jaxpr(jaxpr, [i == out for i in range(len(jaxpr.outvars))])
+  return {i for i, used in enumerate(used_inputs) if used}
 
 
 def number(outvars: Sequence[Var | Literal], wanted: Sequence[bool]) -> tuple[dict[int, int], list[int]]:

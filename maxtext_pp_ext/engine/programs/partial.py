@@ -26,12 +26,13 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.programs.jaxprs import compute_once, count_uses, inline, makers_of, select_eqns
+from maxtext_pp_ext.engine.programs.products import Product
 from maxtext_pp_ext.engine.programs.roots import BatchSplit, expose_sums, find, Found, Root
 from maxtext_pp_ext.engine.programs.segments import cut, following, Segment, variables, with_last_gradients
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
@@ -42,6 +43,20 @@ _SHAPES_ONLY = frozenset({"reshape", "transpose", "squeeze", "expand_dims"})
 _LONG = frozenset(
     {"dot_general", "ragged_dot_general", "pallas_call", "shard_map", "scan", "while", "cond", "custom_vjp_call"}
 )
+
+
+class Summand(NamedTuple):
+  """A gradient of one iteration, before it is computed.
+
+  Attributes:
+    compute: () -> the gradient, [F, …].
+    product: the product that it is; None if it is something else.
+    operands: the operands of that product.
+  """
+
+  compute: Callable[[], jax.Array]
+  product: Product | None
+  operands: Sequence[jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +72,8 @@ class GradientProgram:
     rest: the variables of the outputs that have no root.
     segments: the parts of `body` after which gradients are computed.
     early: the numbers of the gradients with roots that need no other product of backward.
+    products: for each gradient the product that it is, or None.
+    readers: for each gradient the variables of `body` after which nothing reads its weight any more.
   """
 
   body: ClosedJaxpr
@@ -67,6 +84,8 @@ class GradientProgram:
   rest: tuple[Var | Literal, ...]
   segments: tuple[Segment, ...]
   early: tuple[int, ...]
+  products: tuple[Product | None, ...]
+  readers: tuple[tuple[Var, ...], ...]
 
   @classmethod
   def plan(
@@ -76,6 +95,7 @@ class GradientProgram:
       batch_axes: Sequence[str],
       num_cotangents: int,
       large_ones_last: bool = False,
+      reads: Sequence[Collection[int]] | None = None,
   ) -> GradientProgram:
     """Finds the roots of the first `len(splits)` outputs. The last output is the cotangent of the activation.
 
@@ -86,6 +106,7 @@ class GradientProgram:
       batch_axes: the mesh axes that shard the batch, in the order in which a leading axis of parts is sharded.
       num_cotangents: the number of inputs that are cotangents, which come last.
       large_ones_last: whether weights are gathered in steps beside the program (`segments.with_last_gradients`).
+      reads: for each gradient the numbers of the inputs that are its weight, or are computed from weights alone.
     """
     splits = [tuple(s for s in split if s.parts > 1) for split in splits]
     axes = tuple(batch_axes) if any(splits) else ()
@@ -108,7 +129,10 @@ class GradientProgram:
     behind = tuple(given)
     cotangents = body.jaxpr.invars[len(body.jaxpr.invars) - num_cotangents :]
     activation_bytes = sum(v.aval.size * v.aval.dtype.itemsize for v in behind[-1:])
-    segments = cut(body, needs, cotangents, activation_bytes)
+    of_weights = [{body.jaxpr.invars[k] for k in inputs} for inputs in reads or [()] * len(splits)]
+    readers = [_last_readers(body.jaxpr.eqns, *each) for each in zip(of_weights, needs, strict=True)]
+    segments = cut(body, [(*a, *b) for a, b in zip(needs, readers, strict=True)], cotangents, activation_bytes)
+    segments = with_last_gradients(segments, needs, behind) if large_ones_last else segments
     return cls(
         body=body,
         roots=tuple(tuple(one.roots) if one else None for one in found),
@@ -123,20 +147,25 @@ class GradientProgram:
         needs=needs,
         parts=tuple(math.prod(s.parts for s in split) if one else 1 for one, split in zip(found, splits, strict=True)),
         rest=behind,
-        segments=with_last_gradients(segments, needs, behind) if large_ones_last else segments,
+        segments=segments,
+        products=tuple(
+            Product.of(one.roots, one.tail, split) if one and not one.factors else None
+            for one, split in zip(found, splits, strict=True)
+        ),
+        readers=tuple(readers),
         early=_early(body.jaxpr.eqns, needs, cotangents),
     )
 
   def run(
-      self, args: Sequence[jax.Array], overlapped: Sequence[PyTree], add: Callable[[int, jax.Array], Any] | None = None
+      self, args: Sequence[jax.Array], overlapped: Sequence[PyTree], add: Callable[[int, Summand], Any] | None = None
   ) -> tuple[list[Any], list[jax.Array], list[PyTree]]:
     """Runs the program.
 
     Args:
       args: the program's inputs.
       overlapped: for each gradient, arrays or None, to be computed before the gradient.
-      add: (number, gradient) -> what a gradient with roots is added to; it is returned instead of the gradient, and
-        computed before the next segment.
+      add: (number, summand) -> what a gradient with roots is added to; it is returned instead of the gradient, and
+        computed before the next segment. Nothing reads the gradient's weight after the summand.
 
     Returns:
       (gradients, each [F, …] with its own F, other outputs, `overlapped`).
@@ -150,8 +179,9 @@ class GradientProgram:
       values |= zip(segment.outputs, results, strict=True)
       done = [i for i in segment.done if self.roots[i] is not None]
       for i in done:
-        gradient, after[i] = self._gradient(i, [read(v) for v in self.needs[i]], overlapped[i])
-        gradients[i] = gradient if add is None else add(i, gradient)
+        readers = [values[v] for v in self.readers[i]]
+        summand, after[i] = self._summand(i, [read(v) for v in self.needs[i]], readers, overlapped[i])
+        gradients[i] = summand.compute() if add is None else add(i, summand)
       if segment.crossing:
         crossing = [values[v] for v in segment.crossing]
         crossing, now = jax.lax.optimization_barrier((crossing, [gradients[i] for i in done]))
@@ -162,18 +192,25 @@ class GradientProgram:
     gradients = [next(rest)[None] if roots is None else g for g, roots in zip(gradients, self.roots, strict=True)]
     return gradients, list(rest), after
 
-  def _gradient(self, number: int, needs: list[jax.Array], before: PyTree) -> tuple[jax.Array, PyTree]:
-    results, operands = [], iter(needs)
+  def _summand(
+      self, number: int, needs: list[jax.Array], readers: list[jax.Array], before: PyTree
+  ) -> tuple[Summand, PyTree]:
+    operands, of_roots = iter(needs), []
     for root in self.roots[number] or ():
       given = list(itertools.islice(operands, len(root.eqn.invars)))
       # Tied to the smallest operand, of which a copy costs least.
       smallest = min(range(len(given)), key=[x.size for x in given].__getitem__)
-      given[smallest], before = jax.lax.optimization_barrier((given[smallest], before))
-      results.append(_run_root(root, given))
+      given[smallest], before, readers = jax.lax.optimization_barrier((given[smallest], before, readers))
+      of_roots.append(given)
     factors = list(operands)
-    in_axes = (0,) * len(results) + (None,) * len(factors)
-    (gradient,) = jax.vmap(jaxpr_as_fun(self.tails[number]), in_axes=in_axes)(*results, *factors)
-    return gradient, before
+
+    def compute() -> jax.Array:
+      results = [_run_root(*each) for each in zip(self.roots[number] or (), of_roots, strict=True)]
+      in_axes = (0,) * len(results) + (None,) * len(factors)
+      (gradient,) = jax.vmap(jaxpr_as_fun(self.tails[number]), in_axes=in_axes)(*results, *factors)
+      return gradient
+
+    return Summand(compute, self.products[number], of_roots[0]), before
 
 
 def _early(
@@ -185,6 +222,38 @@ def _early(
   late = following(eqns, [v for eqn in long for v in eqn.outvars])
   own = [variables(each) for each in needs]
   return tuple(i for i, each in enumerate(own) if not after.isdisjoint(each) and late.isdisjoint(each))
+
+
+def _last_readers(
+    eqns: Sequence[JaxprEqn], weight: Collection[Var], needs: Sequence[Var | Literal]
+) -> tuple[Var, ...]:
+  """The variables that, with those that a gradient needs, are there when nothing reads its weight any more.
+
+  Args:
+    eqns: the program's operations.
+    weight: the inputs that are the weight, or are computed from weights alone.
+    needs: the variables that the gradient is computed from; () for a gradient without roots.
+  """
+  if not needs:
+    return ()
+  of_weights, readers = set(weight), list[JaxprEqn]()
+  for eqn in eqns:
+    if of_weights.isdisjoint(used := variables(eqn.invars)):
+      continue
+    if of_weights.issuperset(used):
+      of_weights |= set(eqn.outvars)
+    else:
+      readers.append(eqn)
+  makers = {v: eqn for eqn in eqns for v in eqn.outvars}
+  behind, todo = set[Var](), variables(needs)  # what the gradient, or another reader, waits for
+  last = [v for eqn in readers for v in eqn.outvars]
+  todo += [v for made in last for v in variables(makers[made].invars)]
+  while todo:
+    var = todo.pop()
+    if var not in behind:
+      behind.add(var)
+      todo += variables(makers[var].invars) if var in makers else []
+  return tuple(v for v in last if v not in behind)
 
 
 def _num_operands(found: Found | None) -> int:

@@ -42,11 +42,13 @@ class BatchSplit(NamedTuple):
       in parts.
     parts: number of parts.
     fraction: the number of elements that layers compute at a time; None stands for `size`.
+    axes: the mesh axes over which the devices hold the parts.
   """
 
   size: int | None
   parts: int
   fraction: int | None = None
+  axes: tuple[str, ...] = ()
 
 
 class Root(NamedTuple):
@@ -192,10 +194,11 @@ def _split_axes(eqn: JaxprEqn, split: Sequence[BatchSplit], exact: bool) -> list
   shape = eqn.invars[0].aval.shape
   axes.sort()
   chosen: list[tuple[tuple[int, ...], int]] = []
-  for size, parts, fraction in split:
+  for each in split:
+    size, parts = each.size, each.parts
     if size is None:
       return None
-    unit = fraction or size
+    unit = each.fraction or size
     free = [a for a in axes if a not in [c for c, _ in chosen]]
     same = [a for a in free if shape[a[0]] in (size, unit)]
     same = same or [a for a in free if shape[a[0]] % unit == 0 and not exact]

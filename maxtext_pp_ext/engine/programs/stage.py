@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from maxtext_pp_ext.engine.programs import operands
-from maxtext_pp_ext.engine.programs.jaxprs import depends, number, select_outputs
-from maxtext_pp_ext.engine.programs.partial import GradientProgram
+from maxtext_pp_ext.engine.programs.jaxprs import inputs_of, number, select_outputs
+from maxtext_pp_ext.engine.programs.partial import GradientProgram, Summand
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun
 
@@ -69,6 +69,7 @@ class StageProgram:
       splits: Sequence[Sequence[BatchSplit]],
       batch_axes: Sequence[str],
       large_ones_last: bool = False,
+      summed: bool = True,
   ) -> StageProgram:
     """Traces `fn` on example arguments (only their types matter).
 
@@ -81,6 +82,7 @@ class StageProgram:
       splits: for each weight, the batch axes to split so that its gradient is left as a partial sum.
       batch_axes: the mesh axes that shard the batch and the sequence.
       large_ones_last: as for `GradientProgram.plan`.
+      summed: whether gradients are summed over several microbatches.
     """
     structure: dict[str, Any] = {}
 
@@ -95,8 +97,8 @@ class StageProgram:
     closed = jax.make_jaxpr(with_residuals)(weights, aux, x)
     jaxpr = closed.jaxpr
     num_outputs = structure["outputs"].num_leaves
-    is_x = [False] * (len(jaxpr.invars) - 1) + [True]
-    on_x = [depends(jaxpr, i, is_x) for i in range(num_outputs, len(jaxpr.outvars))]
+    of_x = len(jaxpr.invars) - 1
+    on_x = [of_x in inputs_of(jaxpr, i) for i in range(num_outputs, len(jaxpr.outvars))]
     # The same value is often a residual of several operations: store it once.
     saved_index, saved_outs = number(jaxpr.outvars[num_outputs:], on_x)
     rebuilt_index, rebuilt_outs = number(jaxpr.outvars[num_outputs:], [not d for d in on_x])
@@ -119,6 +121,9 @@ class StageProgram:
     backward = jax.make_jaxpr(pull_back)(avals(rebuilt_positions), avals(saved_positions), cotangents)
     take = functools.partial(select_outputs, closed)
     primal = take(range(num_outputs))
+    num_weights = len(jax.tree.leaves(weights))
+    inputs = [inputs_of(jaxpr, at) for at in rebuilt_positions]
+    reads = [[k for k, used in enumerate(inputs) if i in used] for i in range(num_weights)]
     return cls(
         weights_and_aux=jax.tree.structure((weights, aux)),
         outputs=structure["outputs"],
@@ -127,8 +132,10 @@ class StageProgram:
         saving=take([*range(num_outputs), *saved_positions]),
         rebuilding=take(rebuilt_positions),
         saved_avals=tuple(avals(saved_positions)),
-        gradients=GradientProgram.plan(backward, splits, batch_axes, len(cotangents), large_ones_last),
-        orders=operands.orders(primal, len(jax.tree.leaves(weights))),
+        gradients=GradientProgram.plan(
+            backward, splits, batch_axes, len(cotangents), large_ones_last, reads if summed else None
+        ),
+        orders=operands.orders(primal, num_weights),
     )
 
   def _run(self, closed: ClosedJaxpr, weights: PyTree, aux: PyTree, x: jax.Array) -> list[jax.Array]:
@@ -168,14 +175,14 @@ class StageProgram:
       dy: jax.Array,
       dintermediates: PyTree,
       overlapped: list[PyTree],
-      add: Callable[[int, jax.Array], Any] | None = None,
+      add: Callable[[int, Summand], Any] | None = None,
   ) -> tuple[list[Any], jax.Array, list[PyTree]]:
     """Cotangents of the weights, each [F, S, …] to be summed over F, of x, and `overlapped`.
 
     Recomputes residuals that were not saved. F is 1 for a weight whose gradient is not left as a partial sum
     (`gradients.parts`). Cotangents of intermediates that are not floating point are ignored. `overlapped` holds, for
     each weight, arrays or None, to be computed before the weight's cotangent; they are returned. A cotangent that is left
-    as a partial sum is given to `add` with its weight's number, and replaced by the result.
+    as a partial sum is given to `add` with its weight's number, before it is computed, and replaced by the result.
     """
     # These residuals do not depend on x: a placeholder completes the argument list and is never read.
     rebuilt = self._run(self.rebuilding, weights, aux, jnp.zeros(dy.shape, dy.dtype))
