@@ -43,7 +43,7 @@ SPARSE_CORE_FLAGS = " ".join(
 # The embedding and the output projection are no layer's weights.
 _VOCABULARY = 128256
 # The numbers of devices that weights are gathered over: FSDP's of 4 stages; without stages FSDP's, and the window's steps
-# along the torus of 8 × 8 (engine/torus.py).
+# along the torus of 8 × 8 (engine/transfers/torus.py).
 _STAGES, _FSDP = (16,), (64, 8)
 _HEADER = ("pipeline", "transfer", "collectives", "GB on the wire", "asynchronous", "compute meanwhile", "enough of it")
 _HIDDEN = tuple(f"{costs.TRANSFERS}: {carried} " for carried in ("weights", "gradients"))

@@ -32,9 +32,9 @@ import jax
 
 from maxtext_pp_ext.engine.backward import backward
 from maxtext_pp_ext.engine.forward import forward
-from maxtext_pp_ext.engine.gradients import splits
 from maxtext_pp_ext.engine.programs.stage import StageFn, StageProgram
 from maxtext_pp_ext.engine.ring import Ring
+from maxtext_pp_ext.engine.sums import splits
 from maxtext_pp_ext.engine.traced import AuxAt, Iterations, Residuals, TracedPipeline
 from maxtext_pp_ext.engine.weights import Arrays, Weights
 from maxtext_pp_ext.schedule import Schedule

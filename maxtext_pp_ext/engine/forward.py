@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from maxtext_pp_ext.engine.memory_order import in_memory
 from maxtext_pp_ext.engine.traced import TracedPipeline
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.weights import Arrays, Window, Windowed
 from maxtext_pp_ext.schedule import Phase
 
@@ -64,7 +64,12 @@ def forward(
         state, following = jax.lax.optimization_barrier((state, following))
       arriving = weights.prefetch(window, loaded, following, piece)
     gathered = weights.at(window, loaded, repeat, pipeline.program.orders)
-    state, (arriving, window) = _iteration(pipeline, aux, t, state, gathered, (arriving, window), save=save)
+    # Other gathers stop compute. They may as well run while the outputs leave.
+    beside = [i for i in weights.gathered_beside_compute(loaded) if arriving[i] is not None]
+    early = [arriving[i] for i in beside]
+    state, (early, window) = _iteration(pipeline, aux, t, state, gathered, (early, window), save=save)
+    for i, each in zip(beside, early, strict=True):
+      arriving[i] = each
     if phase.advances:
       window = weights.place(window, arriving, loaded, repeat, piece, pipeline.program.orders)
     return state, window

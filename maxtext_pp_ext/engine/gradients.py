@@ -18,70 +18,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import math
-from typing import Any, cast, NamedTuple
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.memory_order import in_memory
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.engine.programs.partial import Summand
 from maxtext_pp_ext.engine.programs.products import Product
-from maxtext_pp_ext.engine.programs.roots import BatchSplit
-from maxtext_pp_ext.engine.transfer import Transfer
+from maxtext_pp_ext.engine.sums import add_and_finish, add_to, Added, Item, Sums
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory
+from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
 from maxtext_pp_ext.engine.weights import Arrays, other_buffer, Weights, Window
 from maxtext_pp_ext.sharding import constrain
-from maxtext_pp_ext.sharding.resolve import mesh_axes
-
-
-class Sums(NamedTuple):
-  """Sums so far.
-
-  Attributes:
-    total: sums of the repeat that each stage is at, [F, S, …], in the dtype in which microbatches are summed; only for
-      gradients that are partial sums.
-    done: sums of the repeat that each stage has finished, laid out like `total`, in the compute dtype; None for a sum
-      that waits in the window or, with one microbatch, in `total`.
-    stored: complete sums, leaves [R, S, …], laid out as the parameters are stored; those of partial sums in the compute
-      dtype, in which they are reduced.
-  """
-
-  total: Arrays
-  done: list[jax.Array | None]
-  stored: Arrays
-
-
-class Item(NamedTuple):
-  """The items that the stages are at in an iteration of backward. Arrays [S], one number for each stage.
-
-  Attributes:
-    repeat: the repeat.
-    works: whether the stage is not idle. Gradients of idle stages may have any value, NaN included.
-    first: whether it adds the first gradient of a repeat: in backward, that of its last item.
-    finishes: whether it adds the last gradient of a repeat, and another repeat follows; None if no stage does.
-  """
-
-  repeat: jax.Array
-  works: jax.Array
-  first: jax.Array
-  finishes: jax.Array | None
-
-
-class Added(NamedTuple):
-  """A gradient that has been added to a partial sum.
-
-  Attributes:
-    total: the sum so far, [F, S, …].
-    waiting: where the sum waits once it is finished, with the sums of stages that have finished it; None if
-      `finish_repeat` puts them there.
-  """
-
-  total: jax.Array
-  waiting: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +48,7 @@ class Gradients:
     params: the parameters' shapes and dtypes, [R, S, …].
     in_window: for each parameter, whether its finished sums wait in the window's prefetch buffer.
     pieces: the number of pieces in which a repeat's sums are reduced.
-    orders: for each parameter, the dimensions [S, …] of its gradient from major to minor in memory; used with one piece.
+    orders: for each parameter, the dimensions [S, …] of its gradient from major to minor in memory.
     products: for each parameter the matrix product that its gradient is, or None.
   """
 
@@ -144,7 +96,10 @@ class Gradients:
         params=types,
         in_window=in_window,
         pieces=weights.pieces,
-        orders=[_written(order, each) for order, each in zip(orders, layouts, strict=True)],
+        orders=[
+            _written(order, each) if weights.replaces else tuple(order)
+            for order, each in zip(orders, layouts, strict=True)
+        ],
         products=list(products),
     )
 
@@ -194,11 +149,12 @@ class Gradients:
     def add(number: int, summand: Summand) -> Added:
       total = totals[number]
       if item.finishes is not None and self._finishes_where_it_waits(number):
-        return self._add_and_finish(number, total, waiting[number], summand.operands, item)
+        place, product = self._layout(number, self.in_window[number]), cast(Product, self.products[number])
+        return add_and_finish(self.mesh, self.layouts[number], place, product, total, waiting[number], summand, item)
       g = constrain(summand.compute(), self.layouts[number].by_device.spec, self.mesh)
       if self._is_sum:
         return Added(in_memory(g.astype(total.dtype), [0, *(1 + dim for dim in self.orders[number])]))
-      return Added(_sum(total, g, _of_stages(item.first, g), _of_stages(item.works, g)))
+      return Added(add_to(total, g, item))
 
     return add
 
@@ -208,28 +164,6 @@ class Gradients:
     A vector is not worth a branch. The compiler adds and casts it in no time.
     """
     return self.products[i] is not None and not self._is_sum and len(self.params[i].shape) > 3
-
-  def _add_and_finish(
-      self, number: int, total: jax.Array, waiting: jax.Array, operands: Sequence[jax.Array], item: Item
-  ) -> Added:
-    layout, inside = self.layouts[number], self.in_window[number]
-    product = cast(Product, self.products[number])
-    assert item.finishes is not None
-
-    def add(repeat, works, first, finishes, total, waiting, left, right):
-      def last(total, waiting, left, right):
-        finished = (total + product.on_device(left, right)[None].astype(total.dtype)).astype(waiting.dtype)
-        return total, jax.lax.dynamic_update_index_in_dim(waiting, finished, repeat % 2, 0) if inside else finished
-
-      def other(total, waiting, left, right):
-        return _sum(total, product.on_device(left, right)[None], first, works), waiting
-
-      return jax.lax.cond(finishes, last, other, total, waiting, left, right)
-
-    places = [layout.by_device, self._layout(number, inside)]
-    indices = [item.repeat, item.works, item.first, item.finishes]
-    layouts = [*places, *product.layouts(layout.gathered)]
-    return Added(*per_stage(add, self.mesh, indices, [total, waiting, *operands], layouts, places))
 
   @jax.named_scope("reduce")
   def add(self, sums: Sums, window: Window, gradients: Sequence[Any], item: Item) -> tuple[Sums, Window]:
@@ -254,11 +188,11 @@ class Gradients:
     for (i, _), new in zip(complete, self._add_complete(sums, complete, item.repeat, item.works), strict=True):
       stored[i] = new
     added: list[Added] = [gradients[i] for i in self._partial]
-    for k, (i, new) in enumerate(zip(self._partial, (each.waiting for each in added), strict=True)):
-      if new is not None and self.in_window[i]:
-        window[i] = new
-      elif new is not None:
-        done[k] = new
+    for k, (i, each) in enumerate(zip(self._partial, added, strict=True)):
+      if each.waiting is not None and self.in_window[i]:
+        window[i] = each.waiting
+      elif each.waiting is not None:
+        done[k] = each.waiting
     return Sums([each.total for each in added], done, stored), window
 
   def _add_complete(self, sums: Sums, gradients, repeat: jax.Array, where: jax.Array) -> Arrays:
@@ -342,15 +276,14 @@ class Gradients:
       return sums, window
     transfers = self._transfers(self.pieces)
     in_window = [self.in_window[i] for i in self._partial]
+    orders = [[dim - 1 for dim in self.orders[i] if dim] for i in self._partial]
 
     def cut_out(repeat, piece, *done):
-      own = [
-          jax.lax.dynamic_index_in_dim(x, other_buffer(repeat), keepdims=False) if inside else x
-          for x, inside in zip(done, in_window, strict=True)
-      ]
-      dtypes = [self.layouts[i].compute_dtype for i in self._partial]
-      each = zip(transfers, own, dtypes, strict=True)
-      return [t.cut_out(x[0].astype(dtype), piece)[None] for t, x, dtype in each]
+      cut = []
+      for i, transfer, x, inside, order in zip(self._partial, transfers, done, in_window, orders, strict=True):
+        all_, number = (x, other_buffer(repeat)) if inside else (x[None], 0)
+        cut.append(transfer.cut_out(all_, number, piece, order).astype(self.layouts[i].compute_dtype))
+      return cut
 
     waiting = [self._layout(i, inside) for i, inside in zip(self._partial, in_window, strict=True)]
     leaving = per_stage(cut_out, self.mesh, [repeat, piece], self._done(sums, window), waiting, self._pieces(transfers))
@@ -371,7 +304,7 @@ class Gradients:
     zeros = jnp.zeros((self.params[0].shape[1],), jnp.int32)
     summands = [t.astype(self.layouts[i].compute_dtype) for i, t in zip(self._partial, sums.total, strict=True)]
     transfers = self._transfers(pieces=1)
-    whole = lambda piece, *own: [t.cut_out(x[0], piece)[None] for t, x in zip(transfers, own, strict=True)]
+    whole = lambda piece, *own: [t.cut_out(x[None], 0, piece) for t, x in zip(transfers, own, strict=True)]
     layouts = [self.layouts[i].by_device for i in self._partial]
     pieces = per_stage(whole, self.mesh, [zeros], summands, layouts, self._pieces(transfers)) if summands else []
     stored = self._reduce(sums, pieces, transfers, zeros, zeros).stored
@@ -406,44 +339,6 @@ class Gradients:
     for i, new in zip(self._partial, reduced, strict=True):
       stored[i] = new
     return sums._replace(stored=stored)
-
-
-def splits(
-    mesh: Mesh, layouts: Sequence[WeightLayout], batch: Sequence[tuple[int, tuple[str, ...]]], row_groups: int = 1
-) -> list[list[BatchSplit]]:
-  """For each weight, how to split the batch so that its gradient is left as a partial sum.
-
-  Args:
-    mesh: the device mesh.
-    layouts: one per weight.
-    batch: (size, mesh axes) of the axes of rows and sequence.
-    row_groups: the number of groups of rows into which layers split a microbatch.
-  """
-
-  def of(layout: WeightLayout) -> list[BatchSplit]:
-    owned = {a for entry in layout.gathered for a in mesh_axes(entry)}
-    parts = [math.prod(mesh.shape[a] for a in axes if a in layout.partial_axes) for _, axes in batch]
-    # A weight may stay sharded over an axis that also shards the batch (experts). Then an operation outside of a
-    # shard_map also sums over that axis, and the compiler must be free to choose how.
-    whole = any(a in owned for _, axes in batch for a in axes)
-    groups = [row_groups, *(1 for _ in batch[1:])]
-    return [
-        BatchSplit(None if whole else size, n, size // g, tuple(a for a in axes if a in layout.partial_axes))
-        for (size, axes), n, g in zip(batch, parts, groups, strict=True)
-    ]
-
-  return [of(layout) for layout in layouts]
-
-
-def _sum(total: jax.Array, g: jax.Array, first: jax.Array, works: jax.Array) -> jax.Array:
-  """A sum with one more gradient. It begins anew with the first; a gradient of an idle stage does not count."""
-  acc = jnp.where(first, jnp.zeros_like(total), total)
-  return acc + jnp.where(works, g, jnp.zeros_like(g)).astype(acc.dtype)
-
-
-def _of_stages(mask: jax.Array, x: jax.Array) -> jax.Array:
-  """A mask [S] shaped to broadcast against x [F, S, …]."""
-  return mask.reshape((1, -1) + (1,) * (x.ndim - 2))
 
 
 def _written(order: Sequence[int], layout: WeightLayout) -> tuple[int, ...]:

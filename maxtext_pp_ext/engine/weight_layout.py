@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.per_stage import Layout
-from maxtext_pp_ext.engine.torus import Steps
-from maxtext_pp_ext.engine.transfer import Transfer
+from maxtext_pp_ext.engine.transfers.torus import Steps
+from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.sharding import constrain
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
@@ -101,7 +101,12 @@ class WeightLayout:
     """How a parameter of this shape, [R, S, …], is transferred in `pieces` pieces."""
     sizes = zip(shape[2:], self.sharded[1:], strict=True)
     shard = tuple(size // math.prod(mesh.shape[a] for a in mesh_axes(entry)) for size, entry in sizes)
-    devices = math.prod(mesh.shape[a] for axes in self.gathered_axes for a in axes)
+    devices = tuple(math.prod(mesh.shape[a] for a in axes) for axes in self.gathered_axes)
     return Transfer(
-        axes=self.gathered_axes, shard=shard, pieces=pieces, over_all_devices=devices == mesh.size, steps=self.steps
+        axes=self.gathered_axes,
+        shard=shard,
+        pieces=pieces,
+        devices=devices,
+        over_all_devices=math.prod(devices) == mesh.size,
+        steps=self.steps,
     )

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.memory_order import in_memory
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
-from maxtext_pp_ext.engine.transfer import Transfer
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory
+from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
 from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain
@@ -72,6 +72,17 @@ class Weights:
     """
     windowed = [i for i, (each, w) in enumerate(self._with_layouts(params)) if self.has_window(each, w.dtype)]
     return self.replaces and any(transfer.in_steps for transfer in self._transfers(windowed, params))
+
+  def gathered_beside_compute(self, loaded: Arrays) -> list[int]:
+    """The numbers of the weights with a window that are gathered beside compute.
+
+    Args:
+      loaded: the result of `load`, leaves [R, S, …].
+    """
+    windowed = [i for i, (each, w) in enumerate(self._with_layouts(loaded)) if self.has_window(each, w.dtype)]
+    return [
+        i for i, transfer in zip(windowed, self._transfers(windowed, loaded), strict=True) if transfer.is_asynchronous
+    ]
 
   def has_window(self, layout: WeightLayout, stored: jnp.dtype) -> bool:
     """Whether a weight is gathered, or cast from the dtype in which it is stored, into a window."""
@@ -148,6 +159,15 @@ class Weights:
 
     results = [Layout(self.layouts[i].gathered, 0) for i in windowed]
     return self._run(own, windowed, [repeat], [(window, lambda i: self.layouts[i].window)], results)
+
+  def ordered(self, window: Window, orders: Sequence[Sequence[int]]) -> Window:
+    """The window with the dimensions of the weights in this order in memory."""
+    if self.replaces:
+      return window
+    return [
+        None if w is None else in_memory(w, [0, 1, *(2 + dim for dim in order)])
+        for w, order in zip(window, orders, strict=True)
+    ]
 
   def at(
       self, window: Window, loaded: Arrays, repeat: jax.Array, orders: Sequence[Sequence[int]] | None = None

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
 from maxtext_pp_ext.engine import Engine, MAX, Residency, Ring, SUM, WeightLayout, Weights
 from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
-from maxtext_pp_ext.engine.torus import steps_of
+from maxtext_pp_ext.engine.transfers.torus import steps_of
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, STAGE_AXES
 from maxtext_pp_ext.host.models.expert_bias import updates_from_counts
 from maxtext_pp_ext.host.models.sown import SOWN

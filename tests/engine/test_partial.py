@@ -197,3 +197,24 @@ def test_factors_of_one_type_are_not_mistaken_for_each_other():
   expected = backward(*weights, x, d)
   for found, right in zip([*(g.sum(0) for g in gradients), dx], expected, strict=True):
     np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_reads_a_weight_after_what_its_gradient_waits_for():
+  """The buffer that holds a weight is written to by the product that computes its gradient."""
+  weights = jax.random.normal(jax.random.key(0), (2, EMBED, EMBED))
+  x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, EMBED))
+  layers = jax.checkpoint(lambda a, b, x: dense(b, dense(a, x)), prevent_cse=False)
+  backward = lambda a, b, x, d: jax.vjp(layers, a, b, x)[1](d)
+  closed = jax.make_jaxpr(backward)(*weights, x, x)
+  program = GradientProgram.plan(closed, [[BatchSplit(BATCH, 2)]] * 2, ("fsdp",), 1, reads=[[0], [1]])
+  body = program.body.jaxpr
+  for weight, readers, needs in zip(body.invars[:2], program.readers, program.needs, strict=True):
+    there, todo = set(), [*readers, *needs]
+    made_by = {v: eqn for eqn in body.eqns for v in eqn.outvars}
+    while todo:
+      if (eqn := made_by.get(todo.pop())) is not None and id(eqn) not in there:
+        there.add(id(eqn))
+        todo += [v for v in eqn.invars if v in body.invars or v in made_by]
+    assert {id(eqn) for eqn in body.eqns if weight in eqn.invars} <= there
+  # The product that gives the cotangent of the input reads the first weight, and no gradient waits for it otherwise.
+  assert {made_by[v].primitive.name for v in program.readers[0]} == {"dot_general"}

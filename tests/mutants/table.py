@@ -26,9 +26,13 @@ DROPOUT = (
 NEXT_CALL = "tests/parity/test_dropout.py::test_another_call_drops_something_else[unsafe_rbg]"
 FP8 = "tests/parity/test_quantization.py::test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline[3-1-2-1]"
 SUMS = (
-    "tests/engine/test_transfer.py::"
+    "tests/engine/transfers/test_transfer.py::"
     "test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_come_in[{}-partial_axes{}-4]"
 )
+PIECES = (
+    "tests/engine/transfers/test_transfer.py::test_all_pieces_of_a_repeat_are_the_repeat_of_each_stage[pieces divide-4]"
+)
+FINISHED = "tests/engine/test_sums.py::test_the_last_gradient_of_a_repeat_is_added_where_the_sum_waits[window]"
 TILES = "tests/engine/test_partial.py::test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch"
 PRECISION = "tests/engine/test_precision.py"
 DECODER_CALL = (
@@ -292,17 +296,17 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "steps-in-another-order",
             "shards that are gathered step by step come in another order",
-            "engine/transfer.py",
+            "engine/transfers/transfer.py",
             "return steps[::-1] if len(steps) > 1 else [(axes, None)]",
             "return steps if len(steps) > 1 else [(axes, None)]",
-            "tests/engine/test_torus.py::test_a_repeat_gathered_in_steps_is_the_repeat",
+            "tests/engine/transfers/test_torus.py::test_a_repeat_gathered_in_steps_is_the_repeat",
         ),
     ),
     "gradients of other devices' shards, or of another weight": (
         Mutant(
             "scatter-steps-swapped",
             "gradients that are scattered in two steps arrive on other devices",
-            "engine/transfer.py",
+            "engine/transfers/collectives.py",
             "major, minor = groups((outer, inner))",
             "minor, major = groups((outer, inner))",
             WINDOW,
@@ -311,8 +315,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "sums-of-another-weight",
             "sums that are reduced while backward computes are stored as those of another weight",
             "engine/programs/partial.py",
-            "[read(v) for v in self.needs[i]], overlapped[i])",
-            "[read(v) for v in self.needs[i]], overlapped[done.index(i)])",
+            "readers, overlapped[i])",
+            "readers, overlapped[done.index(i)])",
             "tests/engine/test_segments.py::test_what_is_computed_before_a_gradient_is_returned_in_the_gradients_place",
         ),
     ),
@@ -328,10 +332,50 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "sums-not-emptied",
             "the gradients of a repeat are counted in the repeat before, too",
-            "engine/gradients.py",
-            "acc = jnp.where(_of_stages(first, g), jnp.zeros_like(totals[number]), totals[number])",
-            "acc = totals[number]",
+            "engine/sums.py",
+            "acc = jnp.where(first, jnp.zeros_like(total), total)",
+            "acc = total",
             SIMPLE,
+        ),
+        Mutant(
+            "last-gradient-in-the-other-buffer",
+            "a finished sum takes the place of the weights that a stage computes with next",
+            "engine/sums.py",
+            "finished, repeat % 2, 0)",
+            "finished, (repeat + 1) % 2, 0)",
+            FINISHED,
+        ),
+        Mutant(
+            "last-gradient-left-out",
+            "the sum of a repeat lacks the gradient of its first microbatch",
+            "engine/sums.py",
+            "finished = (total + product.on_device(left, right)[None].astype(total.dtype))",
+            "finished = total",
+            FINISHED,
+        ),
+        Mutant(
+            "idle-gradient-counts",
+            "what a stage computes in a bubble is added to the sum that its product finishes",
+            "engine/sums.py",
+            "return acc + jnp.where(works, g, jnp.zeros_like(g)).astype(acc.dtype)",
+            "return acc + g.astype(acc.dtype)",
+            FINISHED,
+        ),
+        Mutant(
+            "exchange-in-place",
+            "what another device sends takes the place of a device's own part",
+            "engine/transfers/collectives.py",
+            "both, other, (1 - index) * size, dim)",
+            "both, other, index * size, dim)",
+            PIECES,
+        ),
+        Mutant(
+            "exchange-of-the-own-part",
+            "of two devices each sends the part of a gradient that it is to keep",
+            "engine/transfers/collectives.py",
+            "for half in (index, 1 - index))",
+            "for half in (1 - index, index))",
+            SUMS.format("pieces divide", 0),
         ),
         Mutant(
             "sums-in-the-other-buffer",
@@ -344,7 +388,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "replicated-not-reduced",
             "each device steps a replicated weight along its own part of the batch",
-            "engine/transfer.py",
+            "engine/transfers/transfer.py",
             "part = jax.lax.psum(part, rest) if rest else part",
             "part = part",
             SUMS.format("nothing is sharded", 0),
@@ -352,7 +396,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "complete-reduced-again",
             "a gradient that is the same on all devices of an axis is added up over them",
-            "engine/transfer.py",
+            "engine/transfers/transfer.py",
             "summed = tuple(a for a in axes if a in sum_over)",
             "summed = axes",
             SUMS.format("a vector over both axes", 1),

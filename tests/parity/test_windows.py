@@ -10,8 +10,8 @@ import itertools
 
 import pytest
 
-from maxtext_pp_ext.engine import transfer
 from maxtext_pp_ext.engine.programs import partial, segments
+from maxtext_pp_ext.engine.transfers import transfer
 from maxtext_pp_ext.pipelines import execution
 from tests.marks import slow_but
 from tests.parity import windows

@@ -21,7 +21,7 @@ The rewrite is algebra, true whatever the layouts are: Σ_b = Σ_f Σ_{b in part
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -224,9 +224,7 @@ def _early(
   return tuple(i for i, each in enumerate(own) if not after.isdisjoint(each) and late.isdisjoint(each))
 
 
-def _last_readers(
-    eqns: Sequence[JaxprEqn], weight: Collection[Var], needs: Sequence[Var | Literal]
-) -> tuple[Var, ...]:
+def _last_readers(eqns: Sequence[JaxprEqn], weight: Collection[Var], needs: Sequence[Var | Literal]) -> tuple[Var, ...]:
   """The variables that, with those that a gradient needs, are there when nothing reads its weight any more.
 
   Args:

@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients that are one matrix product, as what each device computes of them.
 
-`partial.py` leaves a gradient in parts by giving its root an axis of parts, and the compiler lays all of it out. A gradient
-that is nothing but one product can also be written down for one device: the product of the device's own rows. So it can
-stand in a branch that some stages take and others do not.
+`partial.py` leaves a gradient in parts by giving its root an axis of parts, and the compiler lays all of it out. A
+gradient that is nothing but one product can also be written down for one device: the product of the device's own rows.
+So it can stand in a branch that some stages take and others do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -20,12 +20,8 @@ from maxtext_pp_ext.engine.per_stage import Layout
 from maxtext_pp_ext.engine.programs.roots import BatchSplit, Root
 from maxtext_pp_ext.jax_private import JaxprEqn
 
-
-class _Dim(NamedTuple):
-  """The dimensions of the operands that a dimension of a product is; None for an operand that does not have it."""
-
-  left: int | None
-  right: int | None
+# (dimension of the left operand, of the right one); None if that operand does not have it.
+_Dims = tuple[int | None, int | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,14 +29,18 @@ class Product:
   """A gradient [S, …] that is a product of two arrays.
 
   Attributes:
-    dims: for each dimension of the gradient, where the operands have it. Both have the first one, the stages'.
-    contracted: (of the left operand, of the right one, mesh axes that shard them) of each dimension that is summed over.
+    stages: the dimension of the stages, in the left operand and in the right one.
+    dims: for each further dimension of the gradient, where the operands have it.
+    contracted: for each dimension that is summed over, where the operands have it.
+    sharded: for each of these, the mesh axes that shard it.
     dtypes: to which the product is converted, one after another.
     precision, preferred_element_type: as for `jax.lax.dot_general`.
   """
 
-  dims: tuple[_Dim, ...]
-  contracted: tuple[tuple[int, int, tuple[str, ...]], ...]
+  stages: tuple[int, int]
+  dims: tuple[_Dims, ...]
+  contracted: tuple[tuple[int, int], ...]
+  sharded: tuple[tuple[str, ...], ...]
   dtypes: tuple[Any, ...]
   precision: Any
   preferred_element_type: Any
@@ -55,7 +55,7 @@ class Product:
     """
     if len(roots) != 1 or roots[0].axes is None or roots[0].eqn.primitive.name != "dot_general":
       return None
-    eqn, axes = roots[0].eqn, dict(zip([each for each, _ in roots[0].axes], splits, strict=True))
+    eqn, over = roots[0].eqn, {pair: split.axes for (pair, _), split in zip(roots[0].axes, splits, strict=True)}
     dims, contracted = _of_product(eqn)
     dtypes = []
     for each in tail:
@@ -65,11 +65,14 @@ class Product:
         dtypes.append(each.params["new_dtype"])
       else:
         return None
-    if not dims or None in dims[0]:
+    left, right = dims[0]
+    if left is None or right is None:
       return None
     return cls(
-        dims=tuple(dims),
-        contracted=tuple((*pair, axes[pair].axes if pair in axes else ()) for pair in contracted),
+        stages=(left, right),
+        dims=tuple(dims[1:]),
+        contracted=contracted,
+        sharded=tuple(over.get(pair, ()) for pair in contracted),
         dtypes=tuple(dtypes),
         precision=eqn.params["precision"],
         preferred_element_type=eqn.params["preferred_element_type"],
@@ -81,40 +84,42 @@ class Product:
     Args:
       gradient: PartitionSpec of the gradient but for its parts, [S, …].
     """
-    entries = (*gradient, *(None,) * (len(self.dims) - len(gradient)))
+    entries = [*gradient, *[None] * (1 + len(self.dims) - len(gradient))]
     found = []
-    for side in (0, 1):
-      of_dims = {dim[side]: entry for dim, entry in zip(self.dims, entries, strict=True) if dim[side] is not None}
-      of_dims |= {pair[side]: pair[2] or None for pair in self.contracted}
-      found.append(Layout(P(*(of_dims[k] for k in range(len(of_dims)))), self.dims[0][side]))
+    for side, stages in enumerate(self.stages):
+      spec = {dims[side]: entry for dims, entry in zip(self.dims, entries[1:], strict=True)}
+      spec |= {pair[side]: axes or None for pair, axes in zip(self.contracted, self.sharded, strict=True)}
+      spec.pop(None, None)
+      spec[stages] = entries[0]
+      found.append(Layout(P(*(spec[k] for k in range(len(spec)))), stages))
     return found[0], found[1]
 
   def on_device(self, left: jax.Array, right: jax.Array) -> jax.Array:
     """A device's part of the gradient of one stage, […], from its arrays, which have no dimension of stages."""
-    drop = lambda k, side: k - (k > self.dims[0][side])
-    pairs = [(drop(a, 0), drop(b, 1)) for a, b, _ in self.contracted]
-    own = [_Dim(*(None if k is None else drop(k, side) for side, k in enumerate(dim))) for dim in self.dims[1:]]
-    batch = [dim for dim in own if None not in dim]
+    without = lambda k, side: k - (k > self.stages[side])
+    contracted = [[without(pair[side], side) for pair in self.contracted] for side in (0, 1)]
+    shared = [dims for dims in self.dims if None not in dims]
+    batch = [[without(dims[side], side) for dims in shared] for side in (0, 1)]
     result = jax.lax.dot_general(
         left,
         right,
-        (([a for a, _ in pairs], [b for _, b in pairs]), ([dim.left for dim in batch], [dim.right for dim in batch])),
+        ((contracted[0], contracted[1]), (batch[0], batch[1])),
         precision=self.precision,
         preferred_element_type=self.preferred_element_type,
     )
     for dtype in self.dtypes:
       result = result.astype(dtype)
-    order = [*batch, *sorted(d for d in own if d.right is None), *sorted(d for d in own if d.left is None)]
-    return jax.lax.transpose(result, [order.index(dim) for dim in own])
+    of_left = sorted((dims for dims in self.dims if dims[1] is None), key=lambda dims: dims[0] or 0)
+    of_right = sorted((dims for dims in self.dims if dims[0] is None), key=lambda dims: dims[1] or 0)
+    order = [*shared, *of_left, *of_right]
+    return jax.lax.transpose(result, [order.index(dims) for dims in self.dims])
 
 
-def _of_product(eqn: JaxprEqn) -> tuple[list[_Dim], list[tuple[int, int]]]:
-  """The dimensions of a product's result, and the pairs that it contracts."""
-  (left, right), batch = eqn.params["dimension_numbers"]
-  shared = [_Dim(a, b) for a, b in zip(*batch, strict=True)]
-  free = [
-      [k for k in range(len(operand.aval.shape)) if k not in (*contracted, *(dim[side] for dim in shared))]
-      for side, (operand, contracted) in enumerate(zip(eqn.invars, (left, right), strict=True))
-  ]
-  dims = [*shared, *(_Dim(k, None) for k in free[0]), *(_Dim(None, k) for k in free[1])]
-  return dims, list(zip(left, right, strict=True))
+def _of_product(eqn: JaxprEqn) -> tuple[list[_Dims], tuple[tuple[int, int], ...]]:
+  """The dimensions of a product's result, and those that it sums over."""
+  (left, right), (of_left, of_right) = eqn.params["dimension_numbers"]
+  free = lambda operand, used: [k for k in range(len(operand.aval.shape)) if k not in used]
+  dims: list[_Dims] = list(zip(of_left, of_right, strict=True))
+  dims += [(k, None) for k in free(eqn.invars[0], (*left, *of_left))]
+  dims += [(None, k) for k in free(eqn.invars[1], (*right, *of_right))]
+  return dims, tuple(zip(left, right, strict=True))

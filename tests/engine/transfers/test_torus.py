@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
-from maxtext_pp_ext.engine import torus, transfer
-from maxtext_pp_ext.engine.torus import groups, sizes_along, steps_of
+from maxtext_pp_ext.engine.transfers import torus, transfer
+from maxtext_pp_ext.engine.transfers.torus import groups, sizes_along, steps_of
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
 from maxtext_pp_ext.engine.weights import Weights
 from maxtext_pp_ext.schedule import Residency

@@ -9,9 +9,10 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.engine.gradients import Gradients, Item
+from maxtext_pp_ext.engine.gradients import Gradients
 from maxtext_pp_ext.engine.programs.partial import Summand
-from maxtext_pp_ext.engine.transfer import Cut, Transfer
+from maxtext_pp_ext.engine.sums import Item
+from maxtext_pp_ext.engine.transfers.transfer import Cut, Transfer
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
 from maxtext_pp_ext.engine.weights import Weights
 from maxtext_pp_ext.schedule import Residency

@@ -18,12 +18,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.memory_order import in_memory
-from maxtext_pp_ext.engine.torus import groups, Steps
+from maxtext_pp_ext.engine.transfers.collectives import gather_of_two, sum_scatter, TILE
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory
+from maxtext_pp_ext.engine.transfers.torus import groups, Steps
 
-# The shape of a TPU tile of 16-bit values. Pieces whose sizes are multiples of it are copied without shifting rows or
-# columns.
-_TILE = (16, 128)
 # The share by which all pieces together may exceed the whole, if that makes them easier to copy.
 _SLACK = 1 / 16
 # The number of elements from which on a gather is worth its steps. Each step needs an operation beside which it runs.
@@ -45,6 +43,7 @@ class Transfer:
     axes: for each dimension the mesh axes over which it is sharded and has to be gathered.
     shard: shape of a device's shard of one stage, [a, b, …]; the gathered shape is [A, B, …].
     pieces: the number of pieces into which the shard is cut.
+    devices: for each dimension the number of devices over which it has to be gathered.
     over_all_devices: whether these axes are the whole mesh.
     steps: the steps in which the weight is gathered over some of these axes.
   """
@@ -52,6 +51,7 @@ class Transfer:
   axes: tuple[tuple[str, ...], ...]
   shard: tuple[int, ...]
   pieces: int
+  devices: tuple[int, ...] = ()
   over_all_devices: bool = False
   steps: Steps = ()
 
@@ -63,8 +63,8 @@ class Transfer:
       size = self._piece_size(dim)
       waste = size * self.pieces / self.shard[dim] - 1
       from_end = len(self.shard) - dim
-      is_tiled = from_end <= len(_TILE)
-      shifts = is_tiled and size % _TILE[-from_end] != 0
+      is_tiled = from_end <= len(TILE)
+      shifts = is_tiled and size % TILE[-from_end] != 0
       return waste > _SLACK, shifts, is_tiled and self._is_gathered(dim), waste, dim
 
     if not self.shard or self.pieces == 1:
@@ -116,7 +116,7 @@ class Transfer:
     """All devices' parts of a dimension, one after the other."""
     for axis, each in self._steps(axes, x.size):
       if each is None and jax.lax.axis_size(axis) == 2:
-        x = _gather_of_two(x, axis, dim)
+        x = gather_of_two(x, axis, dim)
       else:
         x = jax.lax.all_gather(x, axis, axis=dim, tiled=True, axis_index_groups=each)
     return x
@@ -125,6 +125,21 @@ class Transfer:
   def in_steps(self) -> bool:
     """Whether the weight is gathered in several steps."""
     return any(len(self._steps(axes, math.prod(self.shard) // self.pieces)) > 1 for axes in self.axes)
+
+  @property
+  def is_asynchronous(self) -> bool:
+    """Whether the TPU compiler runs the weight's gathers beside compute.
+
+    Without flags it does so with exchanges between two devices, else with gathers along an axis of the torus.
+    """
+    size = math.prod(self.shard) // self.pieces
+
+    def beside(axes: tuple[str, ...], devices: int) -> bool:
+      lines = [sum(n > 1 for n in sizes) for axis, sizes in self.steps if axis in axes]
+      straight = len(lines) == len(axes) and sum(lines) == 1
+      return devices <= 2 or straight or len(self._steps(axes, size)) > 1
+
+    return all(beside(*each) for each in zip(self.axes, self.devices, strict=True))
 
   def _steps(self, axes: tuple[str, ...], size: int) -> list[tuple[Any, list[list[int]] | None]]:
     """(axes, groups of devices) of each step in which parts of this size are gathered over axes of the mesh."""
@@ -161,22 +176,33 @@ class Transfer:
     starts[self.cut.dim - len(self.shard)] = self._first(piece, self.cut)
     return jax.lax.dynamic_update_slice(by_device, part[None, None], starts).reshape(buffers.shape)
 
-  def cut_out(self, summand: jax.Array, piece: jax.Array) -> jax.Array:
+  def cut_out(
+      self, summands: jax.Array, number: jax.Array | int, piece: jax.Array, order: Sequence[int] | None = None
+  ) -> jax.Array:
     """One piece of a device's summand of a gradient.
 
     Args:
-      summand: [A, B, …].
+      summands: [B, 1, A, B, …].
+      number: number of the summand, 0 … B − 1.
       piece: number of the piece, 0 … pieces − 1.
+      order: the dimensions [A, B, …] from major to minor in memory, from which the piece is taken; None for any.
 
     Returns:
-      The piece, shaped like that of a gathered weight (`gather`).
+      [1, …]: the piece, shaped like that of a gathered weight (`gather`).
     """
-    if self.cut is None:
-      return summand
-    by_device = self._is_gathered(self.cut.dim)
-    whole = self._by_device(summand, self.cut.dim) if by_device else summand
-    first = self._first(piece, self.cut)
-    return jax.lax.dynamic_slice_in_dim(whole, first, self.cut.size, self.cut.dim + by_device)
+    order, at = None if order is None else list(order), None
+    if self.cut is not None:
+      at = 2 + self.cut.dim
+      if self._is_gathered(self.cut.dim):
+        summands = self._by_device(summands, self.cut.dim - len(self.shard))
+        order = order and [k + (k > self.cut.dim) + after for k in order for after in range(1 + (k == self.cut.dim))]
+        at += 1
+    if order is not None:  # Left to itself, the compiler (libtpu 0.0.48.1) may copy all of it into another order first.
+      summands = in_memory(summands, [0, 1, *(2 + k for k in order)])
+    starts, sizes = [number, *(0 for _ in summands.shape[1:])], [1, *summands.shape[1:]]
+    if self.cut is not None and at is not None:
+      starts[at], sizes[at] = self._first(piece, self.cut), self.cut.size
+    return jax.lax.dynamic_slice(summands, starts, sizes)[0]
 
   def reduce(
       self,
@@ -201,7 +227,7 @@ class Transfer:
       `stored` with the piece, [R, a, b, …].
     """
     if self.cut is not None and self._is_gathered(self.cut.dim):
-      part = self._scatter(part, self.cut.dim, sum_over, tiled=False)
+      part = self._scatter(in_memory(part, range(part.ndim)), self.cut.dim, sum_over, tiled=False)
     for dim, axes in enumerate(self.axes):
       if axes and not self._is_cut(dim):
         part = self._scatter(part, dim, sum_over, tiled=True, order=order)
@@ -217,7 +243,7 @@ class Transfer:
     axes = self.axes[dim]
     summed = tuple(a for a in axes if a in sum_over)
     if summed == axes:
-      return _sum_scatter(x, axes, dim, tiled=tiled, in_steps=self.over_all_devices, order=order)
+      return sum_scatter(x, axes, dim, tiled=tiled, in_steps=self.over_all_devices, order=order)
     x = jax.lax.psum(x, summed) if summed else x
     index = jax.lax.axis_index(axes)
     if not tiled:
@@ -242,71 +268,3 @@ class Transfer:
     dim %= gathered.ndim
     size = self.shard[dim - gathered.ndim + len(self.shard)]
     return gathered.reshape(*gathered.shape[:dim], -1, size, *gathered.shape[dim + 1 :])
-
-
-def _sum_scatter(
-    x: jax.Array,
-    axes: tuple[str, ...],
-    dim: int,
-    *,
-    tiled: bool,
-    in_steps: bool,
-    order: Sequence[int] | None = None,
-) -> jax.Array:
-  """`jax.lax.psum_scatter`; in two steps or more, each over some of the devices, if `in_steps`.
-
-  The TPU compiler (libtpu 0.0.48.1) makes an all-reduce of a reduce-scatter over all devices, which sends twice as much.
-  It also does so where parts are no whole tiles. These are scattered along the major dimension in memory.
-  """
-  several = [axis for axis in axes if jax.lax.axis_size(axis) > 1]
-  if not tiled and several and (in_steps or jax.lax.axis_size(axes) == 2):
-    return jnp.squeeze(_sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps), dim)
-  if jax.lax.axis_size(axes) == 2:
-    return _sum_scatter_of_two(x, axes, dim)
-  outermost = [dim, *(other for other in order or range(x.ndim) if other != dim)]
-  uneven = tiled and not _is_whole_tiles(x, dim, axes, order or range(x.ndim))
-  if not in_steps or not several:
-    scatter = functools.partial(jax.lax.psum_scatter, axis_name=axes, scatter_dimension=dim, tiled=tiled)
-    return in_memory(scatter(in_memory(x, outermost)), outermost) if uneven else scatter(x)
-  order = outermost if uneven or order is None else order
-  if len(several) > 1:  # those of the first axis hold the largest parts
-    for axis in several:
-      x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
-    return x
-  size = jax.lax.axis_size(several[0])
-  outer = next(k for k in range(math.isqrt(size), 0, -1) if size % k == 0)
-  inner = size // outer
-  if outer > 1:
-    major, minor = groups((outer, inner))
-    x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=major)
-    x = in_memory(x, order)
-    x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=minor)
-    return in_memory(x, order)
-  return jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True)
-
-
-# Between two devices a gather or a reduce-scatter is one exchange. The TPU compiler (libtpu 0.0.48.1) runs a permute beside
-# compute without any flags, and these collectives only with flags that put them on the SparseCores.
-_EXCHANGE = ((0, 1), (1, 0))
-
-
-def _gather_of_two(x: jax.Array, axes: Any, dim: int) -> jax.Array:
-  """`jax.lax.all_gather`, tiled, over two devices."""
-  index, size = jax.lax.axis_index(axes), x.shape[dim]
-  both = jax.lax.empty((*x.shape[:dim], 2 * size, *x.shape[dim + 1 :]), x.dtype)
-  both = jax.lax.dynamic_update_slice_in_dim(both, x, index * size, dim)
-  other = jax.lax.ppermute(x, axes, _EXCHANGE)
-  return jax.lax.dynamic_update_slice_in_dim(both, other, (1 - index) * size, dim)
-
-
-def _sum_scatter_of_two(x: jax.Array, axes: Any, dim: int) -> jax.Array:
-  """`jax.lax.psum_scatter`, tiled, over two devices."""
-  index, size = jax.lax.axis_index(axes), x.shape[dim] // 2
-  own, others = (jax.lax.dynamic_slice_in_dim(x, half * size, size, dim) for half in (index, 1 - index))
-  return own + jax.lax.ppermute(others, axes, _EXCHANGE)
-
-
-def _is_whole_tiles(x: jax.Array, dim: int, axes: tuple[str, ...], order: Sequence[int]) -> bool:
-  """Whether parts along a dimension are whole tiles in memory, where the dimensions are in this order."""
-  from_end = x.ndim - list(order).index(dim)
-  return x.ndim == 1 or from_end > len(_TILE) or x.shape[dim] // jax.lax.axis_size(axes) % _TILE[-from_end] == 0

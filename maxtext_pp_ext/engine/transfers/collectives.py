@@ -1,0 +1,88 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of `jax.lax`, each in the form in which the TPU compiler sends least, or runs it beside compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory
+from maxtext_pp_ext.engine.transfers.torus import groups
+
+# The shape of a TPU tile of 16-bit values. Pieces whose sizes are multiples of it are copied without shifting rows or
+# columns.
+TILE = (16, 128)
+
+
+def sum_scatter(
+    x: jax.Array,
+    axes: tuple[str, ...],
+    dim: int,
+    *,
+    tiled: bool,
+    in_steps: bool,
+    order: Sequence[int] | None = None,
+) -> jax.Array:
+  """`jax.lax.psum_scatter`; in two steps or more, each over some of the devices, if `in_steps`.
+
+  The TPU compiler (libtpu 0.0.48.1) makes an all-reduce of a reduce-scatter over all devices, which sends twice as much.
+  It also does so where parts are no whole tiles. These are scattered along the major dimension in memory.
+  """
+  several = [axis for axis in axes if jax.lax.axis_size(axis) > 1]
+  if not tiled and several and (in_steps or jax.lax.axis_size(axes) == 2):
+    return jnp.squeeze(sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps), dim)
+  if jax.lax.axis_size(axes) == 2:
+    return _sum_scatter_of_two(x, axes, dim)
+  outermost = [dim, *(other for other in order or range(x.ndim) if other != dim)]
+  uneven = tiled and not _is_whole_tiles(x, dim, axes, order or range(x.ndim))
+  if not in_steps or not several:
+    scatter = functools.partial(jax.lax.psum_scatter, axis_name=axes, scatter_dimension=dim, tiled=tiled)
+    return in_memory(scatter(in_memory(x, outermost)), outermost) if uneven else scatter(x)
+  order = outermost if uneven or order is None else order
+  if len(several) > 1:  # those of the first axis hold the largest parts
+    for axis in several:
+      x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
+    return x
+  size = jax.lax.axis_size(several[0])
+  outer = next(k for k in range(math.isqrt(size), 0, -1) if size % k == 0)
+  inner = size // outer
+  if outer > 1:
+    major, minor = groups((outer, inner))
+    x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=major)
+    x = in_memory(x, order)
+    x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=minor)
+    return in_memory(x, order)
+  return jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True)
+
+
+# Between two devices a gather or a reduce-scatter is one exchange. The TPU compiler (libtpu 0.0.48.1) runs a permute
+# beside compute without any flags, and these collectives only with flags that put them on the SparseCores.
+_EXCHANGE = ((0, 1), (1, 0))
+
+
+def gather_of_two(x: jax.Array, axes: Any, dim: int) -> jax.Array:
+  """`jax.lax.all_gather`, tiled, over two devices."""
+  index, size = jax.lax.axis_index(axes), x.shape[dim]
+  both = jax.lax.empty((*x.shape[:dim], 2 * size, *x.shape[dim + 1 :]), x.dtype)
+  both = jax.lax.dynamic_update_slice_in_dim(both, x, index * size, dim)
+  other = jax.lax.ppermute(x, axes, _EXCHANGE)
+  return jax.lax.dynamic_update_slice_in_dim(both, other, (1 - index) * size, dim)
+
+
+def _sum_scatter_of_two(x: jax.Array, axes: Any, dim: int) -> jax.Array:
+  """`jax.lax.psum_scatter`, tiled, over two devices."""
+  index, size = jax.lax.axis_index(axes), x.shape[dim] // 2
+  own, others = (jax.lax.dynamic_slice_in_dim(x, half * size, size, dim) for half in (index, 1 - index))
+  return own + jax.lax.ppermute(others, axes, _EXCHANGE)
+
+
+def _is_whole_tiles(x: jax.Array, dim: int, axes: tuple[str, ...], order: Sequence[int]) -> bool:
+  """Whether parts along a dimension are whole tiles in memory, where the dimensions are in this order."""
+  from_end = x.ndim - list(order).index(dim)
+  return x.ndim == 1 or from_end > len(TILE) or x.shape[dim] // jax.lax.axis_size(axes) % TILE[-from_end] == 0
