@@ -57,7 +57,7 @@ def backward(
 
   def iteration(phase: Phase, t: jax.Array | int, carry: Carry) -> Carry:
     state, window, sums = carry
-    window = weights.ordered(window, pipeline.program.orders)
+    window = weights.ordered(window)
     if weights.replaces:  # Reductions do not begin before the iteration.
       state, sums = jax.lax.optimization_barrier((state, sums))
     item, repeat, before = iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=-1)
@@ -76,7 +76,7 @@ def backward(
       # With one microbatch each reduction has until then, and the gathers have until the iteration's end.
       dleaving, piece, before = jax.lax.optimization_barrier((dleaving, piece, before))
       arriving = weights.prefetch(window, kept.loaded, before, piece)
-    gathered = weights.at(window, kept.loaded, repeat, pipeline.program.orders)
+    gathered = weights.at(window, kept.loaded, repeat)
     works = ~schedule.is_bubble(t, iterations.stage_numbers)
     finishes = works & schedule.begins_repeat(item) & (item > 0) if phase.advances else None
     of_sums = Item(repeat=repeat, works=works, first=works & schedule.ends_repeat(item), finishes=finishes)
@@ -91,12 +91,11 @@ def backward(
     else:
       arriving = overlapped
     sums, window = gradients.add(sums, window, gradient, of_sums)
-    window = weights.ordered(window, pipeline.program.orders)
+    window = weights.ordered(window)
     # What else changes the window comes after the stages, which read it.
     state, window = jax.lax.optimization_barrier((state, window))
     if finishes is not None:
-      window = weights.place(window, arriving, kept.loaded, repeat, piece, pipeline.program.orders)
-      window = weights.ordered(window, pipeline.program.orders)
+      window = weights.ordered(weights.place(window, arriving, kept.loaded, repeat, piece))
       sums, window = gradients.finish_repeat(sums, window, repeat, finishes)
     return state, window, sums
 

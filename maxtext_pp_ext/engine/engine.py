@@ -120,6 +120,5 @@ class Engine:
         large_ones_last=self.weights.in_steps(params),
         summed=self.schedule.microbatches > 1,
     )
-    return TracedPipeline(
-        iterations=iterations, ring=self.ring, weights=self.weights, program=program, aux_at=self.aux_at
-    )
+    weights = dataclasses.replace(self.weights, orders=program.orders, of_kernels=program.of_kernels)
+    return TracedPipeline(iterations=iterations, ring=self.ring, weights=weights, program=program, aux_at=self.aux_at)

@@ -63,7 +63,7 @@ def forward(
       if weights.replaces:  # What arrives takes the memory of the repeat before, which has to be done.
         state, following = jax.lax.optimization_barrier((state, following))
       arriving = weights.prefetch(window, loaded, following, piece)
-    gathered = weights.at(window, loaded, repeat, pipeline.program.orders)
+    gathered = weights.at(window, loaded, repeat)
     # Other gathers stop compute. They may as well run while the outputs leave.
     beside = [i for i in weights.gathered_beside_compute(loaded) if arriving[i] is not None]
     early = [arriving[i] for i in beside]
@@ -71,7 +71,7 @@ def forward(
     for i, each in zip(beside, early, strict=True):
       arriving[i] = each
     if phase.advances:
-      window = weights.place(window, arriving, loaded, repeat, piece, pipeline.program.orders)
+      window = weights.place(window, arriving, loaded, repeat, piece)
     return state, window
 
   window = weights.window(weights.first(loaded), 0, schedule.repeats)

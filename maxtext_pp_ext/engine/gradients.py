@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 from typing import Any, cast
 
 import jax
@@ -25,10 +26,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from maxtext_pp_ext.engine.buffers import read
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.engine.programs.partial import Summand
-from maxtext_pp_ext.engine.programs.products import Product
-from maxtext_pp_ext.engine.sums import add_and_finish, add_to, Added, Item, Sums
+from maxtext_pp_ext.engine.programs.parts_on_device import OnDevice
+from maxtext_pp_ext.engine.sums import add_and_finish, add_to, Added, Item, put_finished, Sums
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
@@ -49,7 +51,7 @@ class Gradients:
     in_window: for each parameter, whether its finished sums wait in the window's prefetch buffer.
     pieces: the number of pieces in which a repeat's sums are reduced.
     orders: for each parameter, the dimensions [S, …] of its gradient from major to minor in memory.
-    products: for each parameter the matrix product that its gradient is, or None.
+    parts_on_device: for each parameter how a device computes its part of the gradient, or None.
   """
 
   mesh: Mesh
@@ -58,7 +60,7 @@ class Gradients:
   in_window: list[bool]
   pieces: int
   orders: list[tuple[int, ...]]
-  products: list[Product | None]
+  parts_on_device: list[OnDevice | None]
 
   @classmethod
   def of(
@@ -67,7 +69,7 @@ class Gradients:
       params: Arrays,
       parts: Sequence[int],
       orders: Sequence[Sequence[int]],
-      products: Sequence[Product | None],
+      parts_on_device: Sequence[OnDevice | None],
   ):
     """For gradients of `weights`.
 
@@ -76,7 +78,7 @@ class Gradients:
       params: the parameters, [R, S, …].
       parts: for each gradient the number of parts in which it is left; a gradient with 1 part is complete.
       orders: for each weight, its dimensions [S, …] from major to minor, as products read it.
-      products: for each gradient the matrix product that it is, or None.
+      parts_on_device: for each gradient how a device computes its part of it, or None.
     """
     layouts = [
         each if n > 1 else dataclasses.replace(each, partial_axes=())
@@ -100,7 +102,7 @@ class Gradients:
             _written(order, each) if weights.replaces else tuple(order)
             for order, each in zip(orders, layouts, strict=True)
         ],
-        products=list(products),
+        parts_on_device=list(parts_on_device),
     )
 
   @property
@@ -149,8 +151,9 @@ class Gradients:
     def add(number: int, summand: Summand) -> Added:
       total = totals[number]
       if item.finishes is not None and self._finishes_where_it_waits(number):
-        place, product = self._layout(number, self.in_window[number]), cast(Product, self.products[number])
-        return add_and_finish(self.mesh, self.layouts[number], place, product, total, waiting[number], summand, item)
+        layout, place = self.layouts[number], self._place(number, window)
+        part = cast(OnDevice, self.parts_on_device[number])
+        return add_and_finish(self.mesh, layout, place, part, total, waiting[number], summand, item)
       g = constrain(summand.compute(), self.layouts[number].by_device.spec, self.mesh)
       if self._is_sum:
         return Added(in_memory(g.astype(total.dtype), [0, *(1 + dim for dim in self.orders[number])]))
@@ -163,7 +166,7 @@ class Gradients:
 
     A vector is not worth a branch. The compiler adds and casts it in no time.
     """
-    return self.products[i] is not None and not self._is_sum and len(self.params[i].shape) > 3
+    return self.parts_on_device[i] is not None and not self._is_sum and len(self.params[i].shape) > 3
 
   @jax.named_scope("reduce")
   def add(self, sums: Sums, window: Window, gradients: Sequence[Any], item: Item) -> tuple[Sums, Window]:
@@ -236,16 +239,13 @@ class Gradients:
     def move(where, repeat, *arrays):
       half = len(arrays) // 2
 
-      def put(i: int, total: jax.Array, done: jax.Array) -> jax.Array:
-        total = total.astype(done.dtype)
-        return jax.lax.dynamic_update_index_in_dim(done, total, repeat % 2, 0) if self.in_window[i] else total
-
+      put = lambda i, total, waiting: put_finished(total, waiting, repeat, self.in_window[i])
       # A `cond` instead of a `where` copies the sums once per repeat and not at every iteration.
       take = lambda total, done: [put(i, *one) for (_, i), one in zip(own, zip(total, done, strict=True), strict=True)]
       return jax.lax.cond(where, take, lambda total, done: done, list(arrays[:half]), list(arrays[half:]))
 
     totals = [self.layouts[i].by_device for _, i in own]
-    waiting = [self._layout(i, self.in_window[i]) for _, i in own]
+    waiting = [self._place(i, window) for _, i in own]
     waits = self._done(sums, window)
     arrays = [*(sums.total[k] for k, _ in own), *(waits[k] for k, _ in own)]
     moved = per_stage(move, self.mesh, [where, repeat], arrays, [*totals, *waiting], waiting)
@@ -281,17 +281,19 @@ class Gradients:
     def cut_out(repeat, piece, *done):
       cut = []
       for i, transfer, x, inside, order in zip(self._partial, transfers, done, in_window, orders, strict=True):
-        all_, number = (x, other_buffer(repeat)) if inside else (x[None], 0)
-        cut.append(transfer.cut_out(all_, number, piece, order).astype(self.layouts[i].compute_dtype))
+        of = functools.partial(_cut_out, transfer, piece, order)
+        part = read(x, other_buffer(repeat), of) if inside else of(x[None], 0)
+        cut.append(part.astype(self.layouts[i].compute_dtype))
       return cut
 
-    waiting = [self._layout(i, inside) for i, inside in zip(self._partial, in_window, strict=True)]
+    waiting = [self._place(i, window) for i in self._partial]
     leaving = per_stage(cut_out, self.mesh, [repeat, piece], self._done(sums, window), waiting, self._pieces(transfers))
     window, leaving = jax.lax.optimization_barrier((window, leaving))
     return self._reduce(sums, leaving, transfers, finished, piece), window
 
-  def _layout(self, i: int, in_window: bool) -> Layout:
-    return self.layouts[i].window if in_window else self.layouts[i].by_device
+  def _place(self, i: int, window: Window) -> Any:
+    """The layout of where the finished sums of a weight wait."""
+    return self.layouts[i].buffers(window[i]) if self.in_window[i] else self.layouts[i].by_device
 
   def _done(self, sums: Sums, window: Window) -> Arrays:
     if self._is_sum:
@@ -339,6 +341,12 @@ class Gradients:
     for i, new in zip(self._partial, reduced, strict=True):
       stored[i] = new
     return sums._replace(stored=stored)
+
+
+def _cut_out(
+    transfer: Transfer, piece: jax.Array, order: Sequence[int], summands: jax.Array, number: jax.Array | int
+) -> jax.Array:
+  return transfer.cut_out(summands, number, piece, order)
 
 
 def _written(order: Sequence[int], layout: WeightLayout) -> tuple[int, ...]:

@@ -5,16 +5,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from maxtext_pp_ext.engine.per_stage import Layout, per_stage
+from maxtext_pp_ext.engine.buffers import change
+from maxtext_pp_ext.engine.per_stage import per_stage
 from maxtext_pp_ext.engine.programs.partial import Summand
-from maxtext_pp_ext.engine.programs.products import Product
+from maxtext_pp_ext.engine.programs.parts_on_device import OnDevice
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
 from maxtext_pp_ext.engine.weights import Arrays
@@ -64,7 +66,7 @@ class Added(NamedTuple):
   """
 
   total: jax.Array
-  waiting: jax.Array | None = None
+  waiting: Any = None
 
 
 def add_to(total: jax.Array, g: jax.Array, item: Item) -> jax.Array:
@@ -75,10 +77,10 @@ def add_to(total: jax.Array, g: jax.Array, item: Item) -> jax.Array:
 def add_and_finish(
     mesh: Mesh,
     layout: WeightLayout,
-    place: Layout,
-    product: Product,
+    place: Any,
+    part: OnDevice,
     total: jax.Array,
-    waiting: jax.Array,
+    waiting: Any,
     summand: Summand,
     item: Item,
 ) -> Added:
@@ -88,28 +90,55 @@ def add_and_finish(
     mesh: the device mesh.
     layout: of the weight.
     place: layout of `waiting`.
-    product: the product that the gradient is.
+    part: how a device computes its part of the gradient.
     total: the sum so far, [F, S, …].
-    waiting: finished sums, [F, S, …], or the weight's window, [B, F, S, …], where they wait in the stage's slot.
+    waiting: finished sums, [F, S, …], or the weight's window, where they wait in the stage's slot.
     summand: the gradient.
     item: the items that the stages are at; `finishes` is not None.
   """
-  in_window = place.stages > layout.by_device.stages
+  in_window = place != layout.by_device
 
-  def add(repeat, works, first, finishes, total, waiting, left, right):
-    def last(total, waiting, left, right):
-      finished = (total + product.on_device(left, right)[None].astype(total.dtype)).astype(waiting.dtype)
-      return total, jax.lax.dynamic_update_index_in_dim(waiting, finished, repeat % 2, 0) if in_window else finished
+  def add(repeat, works, first, finishes, total, waiting, *operands):
+    finished = lambda total, operands: total + part.on_device(*operands).astype(total.dtype)
 
-    def other(total, waiting, left, right):
-      return _sum(total, product.on_device(left, right)[None], first, works), waiting
+    def other(total, waiting, operands):
+      return _sum(total, part.on_device(*operands), first, works), waiting
 
-    return jax.lax.cond(finishes, last, other, total, waiting, left, right)
+    def last(total, waiting, operands):
+      return total, put_finished(finished(total, operands), waiting, repeat, in_window)
+
+    def last_in(number, total, waiting, operands):
+      sum_ = finished(total, operands).astype(waiting[number].dtype)
+      return total, (*waiting[:number], sum_, *waiting[number + 1 :])
+
+    if not isinstance(waiting, tuple):
+      return jax.lax.switch(finishes.astype(jnp.int32), [other, last], total, waiting, operands)
+    # One branch for each buffer, not a branch within a branch, for which the compiler would copy the sum.
+    branch = jnp.where(finishes, 1 + repeat % len(waiting), 0)
+    into = [functools.partial(last_in, number) for number in range(len(waiting))]
+    return jax.lax.switch(branch, [other, *into], total, waiting, operands)
 
   places = [layout.by_device, place]
-  layouts = [*places, *product.layouts(layout.gathered)]
+  layouts = [*places, *part.layouts(layout.by_device)]
   indices: list[jax.Array] = [item.repeat, item.works, item.first, item.finishes]  # type: ignore[list-item]
   return Added(*per_stage(add, mesh, indices, [total, waiting, *summand.operands], layouts, places))
+
+
+def put_finished(total: jax.Array, waiting: Any, repeat: jax.Array, in_window: bool) -> Any:
+  """Puts a finished sum of one stage, [F, …], where it waits: in the buffer of a window that is the slot, or beside it.
+
+  Args:
+    total: the sum.
+    waiting: the window's buffers, or the place beside it, [F, …].
+    repeat: the repeat that the stage is at.
+    in_window: which of the two.
+  """
+  cast = lambda like: total.astype(like.dtype)
+  if not in_window:
+    return cast(waiting)
+  return change(
+      waiting, repeat % 2, lambda all_, number: jax.lax.dynamic_update_index_in_dim(all_, cast(all_), number, 0)
+  )
 
 
 def splits(

@@ -110,7 +110,7 @@ class TracedPipeline:
   def gradients(self, params: Arrays) -> Gradients:
     """The `Gradients` of these parameters, [R, S, …]."""
     program = self.program
-    return Gradients.of(self.weights, params, program.gradients.parts, program.orders, program.gradients.products)
+    return Gradients.of(self.weights, params, program.gradients.parts, program.orders, program.gradients.parts_on_device)
 
 
 class Residuals(NamedTuple):

@@ -19,7 +19,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from maxtext_pp_ext.engine.buffers import Buffers, change, count, read
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
+from maxtext_pp_ext.engine.programs.one_of import OneOf
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
@@ -29,11 +31,12 @@ from maxtext_pp_ext.sharding import constrain
 Arrays = list[jax.Array]
 # One entry per weight, None for weights without a window.
 Windowed = list[jax.Array | None]
-# Gathered weights, leaves [B, F, S, …], each of the B buffers in the layout `by_device`. B is 2, or 1 if there is one
-# repeat only, or one piece. A stage at repeat r computes with buffer r mod B, its slot; the other one is its prefetch
-# buffer. The F parts of a weight are equal once all its pieces have arrived. Before, they may hold any values: in
-# backward, summands of a gradient wait there for their reduction (see `Gradients`).
-Window = Windowed
+# Gathered weights, leaves [B, F, S, …], each of the B buffers in the layout `by_device`; of a weight that kernels read, B
+# arrays [F, S, …]. B is 2, or 1 if there is one repeat only, or one piece. A stage at repeat r computes with buffer
+# r mod B, its slot; the other one is its prefetch buffer. The F parts of a weight are equal once all its pieces have
+# arrived. Before, they may hold any values: in backward, summands of a gradient wait there for their reduction (see
+# `Gradients`).
+Window = list[Buffers | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,12 +50,17 @@ class Weights:
     mesh: the device mesh.
     layouts: one per parameter.
     pieces: the number of pieces in which a repeat's weights are gathered.
+    orders: for each weight, its dimensions [S, …] from major to minor in memory, as the products of the traced stages
+      read them; () for row-major.
+    of_kernels: for each weight whether kernels read it, and nothing else does; () for none.
   """
 
   residency: Residency
   mesh: Mesh
   layouts: list[WeightLayout]
   pieces: int
+  orders: Sequence[Sequence[int]] = ()
+  of_kernels: Sequence[bool] = ()
 
   @property
   def advances(self) -> bool:
@@ -132,63 +140,76 @@ class Weights:
       repeats: R. With one repeat, or one piece, there are no prefetch buffers.
     """
 
-    def buffers(layout: WeightLayout, w: jax.Array) -> jax.Array:
+    def buffers(i: int, layout: WeightLayout, w: jax.Array) -> Buffers:
       by_device = jnp.broadcast_to(w, (layout.parts(self.mesh), *w.shape))
       both = [by_device, jnp.zeros_like(by_device)] if repeats > 1 and not self.replaces else [by_device]
-      return constrain(jnp.stack(both[:: -1 if repeat % 2 else 1]), layout.window.spec, self.mesh)
+      both = both[:: -1 if repeat % 2 else 1]
+      if self._is_apart(i) and len(both) > 1:
+        return tuple(constrain(each, layout.by_device.spec, self.mesh) for each in both)
+      return constrain(jnp.stack(both), layout.window.spec, self.mesh)
 
-    return [None if w is None else buffers(each, w) for each, w in self._with_layouts(slot)]
+    return [None if w is None else buffers(i, each, w) for i, (each, w) in enumerate(self._with_layouts(slot))]
 
-  def slot(self, window: Window, repeat: jax.Array, orders: Sequence[Sequence[int]] | None = None) -> Windowed:
+  def _is_apart(self, i: int) -> bool:
+    """Whether the buffers of a weight's window are arrays apart from each other."""
+    return bool(self.of_kernels) and self.of_kernels[i]
+
+  def slot(self, window: Window, repeat: jax.Array) -> Windowed:
     """The weights of each stage's slot, leaves [S, …].
 
     Args:
       window: the window.
       repeat: the repeat that each stage is at, int [S].
-      orders: for each weight, its dimensions from major to minor in memory; None for row-major.
     """
     windowed = _windowed(window)
 
     def own(repeat, *buffers):
-      slots = [w[0] for w in _take(repeat % buffers[0].shape[0], buffers)]
+      slots = [read(each, repeat % count(each), lambda all_, number: _take(number, [all_])[0][0]) for each in buffers]
       if self.replaces:  # the compiler lays out each repeat anew
         return slots
       # Left to itself, the compiler (libtpu 0.0.48.1) may choose another order for a product, and convert at each use.
-      each = zip(windowed, slots, strict=True)
-      return [_in_order(w, orders[i] if orders else None) for i, w in each]
+      return [self._in_order(i, w) for i, w in zip(windowed, slots, strict=True)]
 
     results = [Layout(self.layouts[i].gathered, 0) for i in windowed]
-    return self._run(own, windowed, [repeat], [(window, lambda i: self.layouts[i].window)], results)
+    return self._run(own, windowed, [repeat], [(window, lambda i: self.layouts[i].buffers(window[i]))], results)
 
-  def ordered(self, window: Window, orders: Sequence[Sequence[int]]) -> Window:
-    """The window with the dimensions of the weights in this order in memory."""
-    if self.replaces:
+  def ordered(self, window: Window) -> Window:
+    """The window with the dimensions of the weights in their order in memory."""
+    if self.replaces or not self.orders:
       return window
     return [
-        None if w is None else in_memory(w, [0, 1, *(2 + dim for dim in order)])
-        for w, order in zip(window, orders, strict=True)
+        w if w is None or isinstance(w, tuple) else in_memory(w, [0, 1, *(2 + dim for dim in order)])
+        for w, order in zip(window, self.orders, strict=True)
     ]
 
-  def at(
-      self, window: Window, loaded: Arrays, repeat: jax.Array, orders: Sequence[Sequence[int]] | None = None
-  ) -> Arrays:
-    """The gathered weights of an iteration, leaves [S, …], in the compute dtypes.
+  def at(self, window: Window, loaded: Arrays, repeat: jax.Array) -> list[Any]:
+    """The gathered weights of an iteration, leaves [S, …], in the compute dtypes; `OneOf`s of those that kernels read.
 
     Args:
       window: the window.
       loaded: the result of `load` or `keep`, leaves [R, S, …]; weights without a window are taken from it.
       repeat: the repeat that each stage is at, int [S].
-      orders: as for `slot`.
     """
+    apart = {i: w for i, w in enumerate(window) if isinstance(w, tuple)}
+    stacked = [None if i in apart else w for i, w in enumerate(window)]
     others = [i for i, w in enumerate(window) if w is None]
     results = [Layout(self._loaded_spec(i), 0) for i in others]
     own = self._run(lambda repeat, *w: _take(repeat, w), others, [repeat], [(loaded, self._loaded)], results)
     for i in others:
       own[i] = constrain(own[i].astype(self.layouts[i].compute_dtype), self._loaded_spec(i), self.mesh)
-    weights = [w if w is not None else own[i] for i, w in enumerate(self.slot(window, repeat, orders))]
+    weights = [w if w is not None else own[i] for i, w in enumerate(self.slot(stacked, repeat))]
     # Constrained at each use, so that a loop carries them in this layout and not in one of the compiler's choice.
     with jax.named_scope("gather"):  # of the weights without a window
-      return [constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(weights)]
+      at = [w if w is None else constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(weights)]
+    return [self._one_of(i, apart[i], repeat) if i in apart else w for i, w in enumerate(at)]
+
+  def _one_of(self, i: int, buffers: Sequence[jax.Array], repeat: jax.Array) -> OneOf:
+    """A weight's buffers [S, …], of which each stage computes with one."""
+    layout = self.layouts[i]
+    own = lambda *each: [w[0] for w in each]
+    layouts, results = [layout.by_device for _ in buffers], [Layout(layout.gathered, 0) for _ in buffers]
+    arrays = per_stage(own, self.mesh, [], buffers, layouts, results)
+    return OneOf(tuple(constrain(w, layout.gathered, self.mesh) for w in arrays), repeat % len(buffers))
 
   @jax.named_scope("gather")
   def prefetch(self, window: Window, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Windowed:
@@ -218,7 +239,6 @@ class Weights:
       loaded: Arrays,
       repeat: jax.Array,
       piece: jax.Array,
-      orders: Sequence[Sequence[int]] | None = None,
   ) -> Window:
     """Puts one piece of another repeat's weights into each stage's prefetch buffer.
 
@@ -231,27 +251,28 @@ class Weights:
       loaded: the arrays that the pieces were gathered from.
       repeat: the repeat that each stage is at, int [S].
       piece: number of the piece, int [S], 0 … pieces − 1.
-      orders: as for `slot`; used with one piece that is gathered in steps, and is put in this order before the last.
     """
     windowed = _windowed(window)
     transfers = self._transfers(windowed, loaded)
-    layouts = [self.layouts[i].window for i in windowed]
+    layouts = [self.layouts[i].buffers(window[i]) for i in windowed]
     pieces_of = {i: self.layouts[i].piece(t) for i, t in zip(windowed, transfers, strict=True)}
     if self.replaces:
 
       def whole(*parts):
-        # A gather at once is along the major dimension: another order would be a copy of the whole.
+        # A repeat that is gathered in steps is put in its order before the last one. A gather at once is along the major
+        # dimension: another order would be a copy of the whole.
         each = zip(windowed, transfers, (part[0] for part in parts), strict=True)
-        return [(_in_order(w, orders[i]) if orders and t.in_steps else w)[None, None] for i, t, w in each]
+        return [(self._in_order(i, w) if self.orders and t.in_steps else w)[None, None] for i, t, w in each]
 
       return self._run(whole, windowed, [], [(pieces, pieces_of.__getitem__)], layouts)
 
     def put(repeat, piece, *arrays):
       half = len(arrays) // 2
       each = zip(transfers, arrays[:half], arrays[half:], strict=True)
-      return [t.place(part[0], buffers, other_buffer(repeat), piece) for t, buffers, part in each]
+      of = lambda t, part: lambda buffers, number: t.place(part[0], buffers, number, piece)
+      return [change(buffers, other_buffer(repeat), of(t, part)) for t, buffers, part in each]
 
-    args = [(window, lambda i: self.layouts[i].window), (pieces, pieces_of.__getitem__)]
+    args: list[Any] = [(window, lambda i: self.layouts[i].buffers(window[i])), (pieces, pieces_of.__getitem__)]
     return self._run(put, windowed, [repeat, piece], args, layouts)
 
   def _run(
@@ -259,8 +280,8 @@ class Weights:
       fn: Callable[..., Sequence[jax.Array]],
       chosen: list[int],
       indices: list[jax.Array],
-      args: Sequence[tuple[Sequence[Any], Callable[[int], Layout]]],
-      results: list[Layout],
+      args: Sequence[tuple[Sequence[Any], Callable[[int], Any]]],
+      results: list[Any],
   ) -> list[Any]:
     """Runs `per_stage` on the chosen weights' entries of each list in `args`; None for the other weights."""
     out: list[Any] = [None] * len(self.layouts)
@@ -270,6 +291,10 @@ class Weights:
       for i, x in zip(chosen, per_stage(fn, self.mesh, indices, arrays, layouts, results), strict=True):
         out[i] = x
     return out
+
+  def _in_order(self, i: int, weight: jax.Array) -> jax.Array:
+    """A stage's weight, […], with its dimensions in their order in memory."""
+    return in_memory(weight, [dim - 1 for dim in self.orders[i] if dim] if self.orders else range(weight.ndim))
 
   def _transfers(self, chosen: list[int], loaded: Arrays) -> list[Transfer]:
     return [self.layouts[i].transfer(self.mesh, loaded[i].shape, self.pieces) for i in chosen]
@@ -294,10 +319,5 @@ def _windowed(window: Window) -> list[int]:
   return [i for i, w in enumerate(window) if w is not None]
 
 
-def _in_order(weight: jax.Array, order: Sequence[int] | None) -> jax.Array:
-  """A stage's weight, […], in an order of the dimensions [S, …]; None for row-major."""
-  return in_memory(weight, [dim - 1 for dim in order if dim] if order else range(weight.ndim))
-
-
-def _take(index: jax.Array, arrays: Sequence[jax.Array]) -> Arrays:
+def _take(index: jax.Array | int, arrays: Sequence[jax.Array]) -> Arrays:
   return [jax.lax.dynamic_index_in_dim(w, index, keepdims=False) for w in arrays]

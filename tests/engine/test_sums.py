@@ -59,7 +59,7 @@ def planned(mesh, einsum, shape, stored, gathered, residency):
   program = GradientProgram.plan(closed, splits(mesh, [layout], batch), ("fsdp",), 1, reads=[[0]])
   weights = Weights(residency=residency, mesh=mesh, layouts=[layout], pieces=4)
   params = [jnp.zeros((3, *weight.shape))]
-  gradients = Gradients.of(weights, params, program.parts, [range(weight.ndim)], program.products)
+  gradients = Gradients.of(weights, params, program.parts, [range(weight.ndim)], program.parts_on_device)
   of_rows = lambda rows: backward(weight, x[:, rows], cotangent[:, rows])[0]
   return gradients, program, (weight, x, cotangent), jnp.stack([of_rows(slice(0, 2)), of_rows(slice(2, 4))])
 
@@ -67,15 +67,15 @@ def planned(mesh, einsum, shape, stored, gathered, residency):
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 def test_a_device_computes_the_same_part_of_a_product_as_the_compiler_gives_it(mesh, layer):
   gradients, program, args, expected = planned(mesh, *layer, Residency.REPEAT)
-  (product,) = gradients.products
+  (product,) = gradients.parts_on_device
   assert product is not None
   (whole,), _, _ = jax.jit(program.run)(args, [None])
   np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-5)
-  left, right = product.layouts(gradients.layouts[0].gathered)
+  left, right = product.layouts(gradients.layouts[0].by_device)
 
   def on_device(*operands):
     of_stage = [jnp.squeeze(x, dim) for x, dim in zip(operands, product.stages, strict=True)]
-    return product.on_device(*of_stage)[None, None]
+    return product.on_device(*of_stage)[:, None]
 
   def run(*args):
     by_device = gradients.layouts[0].by_device.spec
@@ -136,4 +136,4 @@ def test_what_is_not_one_product_is_added_outside_of_a_branch(mesh):
     split = splits(mesh, [layout], [(ROWS, ("fsdp",)), (LENGTH, ())])
     program = GradientProgram.plan(closed, split, ("fsdp",), 1, reads=[[0]])
     assert program.parts == (2,)
-    assert (program.products[0] is not None) is is_product
+    assert (program.parts_on_device[0] is not None) is is_product

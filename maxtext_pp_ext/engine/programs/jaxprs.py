@@ -25,6 +25,18 @@ def inner_program(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[Any]]:
   return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
 
 
+def on_devices(eqn: JaxprEqn, body: Callable, in_specs: Sequence[Any], out_specs: Sequence[Any]) -> Callable:
+  """The shard_map that an operation is, with another body and other layouts."""
+  return jax.shard_map(
+      body,
+      mesh=eqn.params["mesh"],
+      in_specs=tuple(in_specs),
+      out_specs=tuple(out_specs),
+      check_vma=eqn.params["check_vma"],
+      axis_names=set(eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))),
+  )
+
+
 def count_uses(jaxpr: Jaxpr) -> dict[Var, int]:
   """Counts how often each variable is an operand or an output; variables that are neither are left out."""
   uses: dict = {}
@@ -43,6 +55,36 @@ def inputs_of(jaxpr: Jaxpr, out: int) -> set[int]:
   """The numbers of the inputs that an output is computed from. Looks into loops and calls."""
   _, used_inputs = dce_jaxpr(jaxpr, [i == out for i in range(len(jaxpr.outvars))])
   return {i for i, used in enumerate(used_inputs) if used}
+
+
+def readers(jaxpr: Jaxpr, weights: set[Var], after: dict[Var, frozenset[int]]) -> frozenset[int]:
+  """The operations that read any of these inputs together with something else. Looks into calls and shard_maps.
+
+  Args:
+    jaxpr: the program.
+    weights: the inputs; variables that are computed from them alone are added.
+    after: of variables of the program, the operations that have read when they are there; those of all are added.
+  """
+  read = frozenset[int]()
+  for eqn in jaxpr.eqns:
+    used = [v for v in eqn.invars if isinstance(v, Var)]
+    before = frozenset().union(*(after.get(v, frozenset()) for v in used))
+    own = [v in weights for v in used]
+    if used and all(own):
+      weights.update(eqn.outvars)
+      after.update(dict.fromkeys(eqn.outvars, before))
+    elif any(own) and eqn.primitive.name in CALLS | {"shard_map"}:
+      inner, _ = inner_program(eqn)
+      pairs = [(a, b) for a, b in zip(eqn.invars, inner.invars, strict=True) if isinstance(a, Var)]
+      within = {b: after.get(a, frozenset()) for a, b in pairs}
+      read |= readers(inner, {b for a, b in pairs if a in weights}, within)
+      outs = zip(eqn.outvars, inner.outvars, strict=True)
+      after.update({v: within.get(out, frozenset()) if isinstance(out, Var) else frozenset() for v, out in outs})
+    else:
+      reads = frozenset([id(eqn)]) if any(own) else frozenset()
+      read |= reads
+      after.update(dict.fromkeys(eqn.outvars, before | reads))
+  return read
 
 
 def number(outvars: Sequence[Var | Literal], wanted: Sequence[bool]) -> tuple[dict[int, int], list[int]]:
@@ -105,6 +147,13 @@ def compute_once(closed: ClosedJaxpr, variables: Collection[Var]) -> ClosedJaxpr
   return ClosedJaxpr(closed.jaxpr.replace(eqns=eqns, outvars=[use(v) for v in closed.jaxpr.outvars]), closed.consts)
 
 
+def run_eqn(jaxpr: Jaxpr, eqn: JaxprEqn, values: Sequence[Any]) -> list:
+  """The results of one operation of a program."""
+  given = {v: x for v, x in zip(eqn.invars, values, strict=True) if isinstance(v, Var)}
+  single = jaxpr.replace(constvars=[], eqns=[eqn], invars=list(given), outvars=list(eqn.outvars))
+  return jaxpr_as_fun(ClosedJaxpr(single, []))(*given.values())
+
+
 def _run(jaxpr: Jaxpr, consts: Sequence, rewrite: Rewrite, *args: Any) -> list:
   env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
   read = lambda v: v.val if isinstance(v, Literal) else env[v]
@@ -115,9 +164,7 @@ def _run(jaxpr: Jaxpr, consts: Sequence, rewrite: Rewrite, *args: Any) -> list:
       inner, inner_consts = inner_program(eqn)
       results = _run(inner, inner_consts, rewrite, *_keep_from_merging(eqn, values))
     elif results is None:
-      variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, Var)))
-      single = jaxpr.replace(constvars=[], eqns=[eqn], invars=variables, outvars=list(eqn.outvars))
-      results = jaxpr_as_fun(ClosedJaxpr(single, []))(*(env[v] for v in variables))
+      results = run_eqn(jaxpr, eqn, values)
     env.update(zip(eqn.outvars, results, strict=True))
   return [read(v) for v in jaxpr.outvars]
 

@@ -31,11 +31,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.programs.jaxprs import compute_once, count_uses, inline, makers_of, select_eqns
-from maxtext_pp_ext.engine.programs.products import Product
+from maxtext_pp_ext.engine.programs import one_of
+from maxtext_pp_ext.engine.programs.jaxprs import compute_once, count_uses, inline, makers_of, readers, select_eqns
+from maxtext_pp_ext.engine.programs.parts_on_device import on_device, OnDevice
 from maxtext_pp_ext.engine.programs.roots import BatchSplit, expose_sums, find, Found, Root
 from maxtext_pp_ext.engine.programs.segments import cut, following, Segment, variables, with_last_gradients
-from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
+from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 
 PyTree = Any
 _SHAPES_ONLY = frozenset({"reshape", "transpose", "squeeze", "expand_dims"})
@@ -50,12 +51,10 @@ class Summand(NamedTuple):
 
   Attributes:
     compute: () -> the gradient, [F, …].
-    product: the product that it is; None if it is something else.
-    operands: the operands of that product.
+    operands: what a device computes its part from (`GradientProgram.parts_on_device`).
   """
 
   compute: Callable[[], jax.Array]
-  product: Product | None
   operands: Sequence[jax.Array]
 
 
@@ -72,7 +71,7 @@ class GradientProgram:
     rest: the variables of the outputs that have no root.
     segments: the parts of `body` after which gradients are computed.
     early: the numbers of the gradients with roots that need no other product of backward.
-    products: for each gradient the product that it is, or None.
+    parts_on_device: for each gradient how a device computes its part of it, or None.
     readers: for each gradient the variables of `body` after which nothing reads its weight any more.
   """
 
@@ -84,7 +83,7 @@ class GradientProgram:
   rest: tuple[Var | Literal, ...]
   segments: tuple[Segment, ...]
   early: tuple[int, ...]
-  products: tuple[Product | None, ...]
+  parts_on_device: tuple[OnDevice | None, ...]
   readers: tuple[tuple[Var, ...], ...]
 
   @classmethod
@@ -130,8 +129,8 @@ class GradientProgram:
     cotangents = body.jaxpr.invars[len(body.jaxpr.invars) - num_cotangents :]
     activation_bytes = sum(v.aval.size * v.aval.dtype.itemsize for v in behind[-1:])
     of_weights = [{body.jaxpr.invars[k] for k in inputs} for inputs in reads or [()] * len(splits)]
-    readers = [_last_readers(body.jaxpr.eqns, *each) for each in zip(of_weights, needs, strict=True)]
-    segments = cut(body, [(*a, *b) for a, b in zip(needs, readers, strict=True)], cotangents, activation_bytes)
+    last_readers = _last_readers(body.jaxpr, of_weights, needs)
+    segments = cut(body, [(*a, *b) for a, b in zip(needs, last_readers, strict=True)], cotangents, activation_bytes)
     segments = with_last_gradients(segments, needs, behind) if large_ones_last else segments
     return cls(
         body=body,
@@ -148,11 +147,8 @@ class GradientProgram:
         parts=tuple(math.prod(s.parts for s in split) if one else 1 for one, split in zip(found, splits, strict=True)),
         rest=behind,
         segments=segments,
-        products=tuple(
-            Product.of(one.roots, one.tail, split) if one and not one.factors else None
-            for one, split in zip(found, splits, strict=True)
-        ),
-        readers=tuple(readers),
+        parts_on_device=tuple(on_device(one, split) if one else None for one, split in zip(found, splits, strict=True)),
+        readers=tuple(last_readers),
         early=_early(body.jaxpr.eqns, needs, cotangents),
     )
 
@@ -171,11 +167,11 @@ class GradientProgram:
       (gradients, each [F, …] with its own F, other outputs, `overlapped`).
     """
     values: dict[Any, jax.Array] = dict(zip(self.body.jaxpr.invars, args, strict=True))
-    read = lambda v: values[v] if isinstance(v, Var) else v.val
+    read = lambda v: one_of.chosen(values[v]) if isinstance(v, Var) else v.val
     gradients: list[Any] = [None] * len(self.roots)
     after = list(overlapped)
     for segment in self.segments:
-      results = jaxpr_as_fun(segment.program)(*(values[v] for v in segment.inputs))
+      results = one_of.run(segment.program, *(values[v] for v in segment.inputs))
       values |= zip(segment.outputs, results, strict=True)
       done = [i for i in segment.done if self.roots[i] is not None]
       for i in done:
@@ -210,7 +206,7 @@ class GradientProgram:
       (gradient,) = jax.vmap(jaxpr_as_fun(self.tails[number]), in_axes=in_axes)(*results, *factors)
       return gradient
 
-    return Summand(compute, self.products[number], of_roots[0]), before
+    return Summand(compute, of_roots[0]), before
 
 
 def _early(
@@ -224,34 +220,32 @@ def _early(
   return tuple(i for i, each in enumerate(own) if not after.isdisjoint(each) and late.isdisjoint(each))
 
 
-def _last_readers(eqns: Sequence[JaxprEqn], weight: Collection[Var], needs: Sequence[Var | Literal]) -> tuple[Var, ...]:
-  """The variables that, with those that a gradient needs, are there when nothing reads its weight any more.
+def _last_readers(
+    jaxpr: Jaxpr, weights: Sequence[Collection[Var]], needs: Sequence[Sequence[Var | Literal]]
+) -> list[tuple[Var, ...]]:
+  """For each gradient the variables that, with those that it needs, are there when nothing reads its weight any more.
 
   Args:
-    eqns: the program's operations.
-    weight: the inputs that are the weight, or are computed from weights alone.
-    needs: the variables that the gradient is computed from; () for a gradient without roots.
+    jaxpr: the program.
+    weights: for each gradient the inputs that are its weight, or are computed from weights alone.
+    needs: for each gradient the variables that it is computed from; () for a gradient without roots.
   """
-  if not needs:
-    return ()
-  of_weights, readers = set(weight), list[JaxprEqn]()
-  for eqn in eqns:
-    if of_weights.isdisjoint(used := variables(eqn.invars)):
+  found = []
+  for own, needed in zip(weights, needs, strict=True):
+    if not own or not needed:
+      found.append(())
       continue
-    if of_weights.issuperset(used):
-      of_weights |= set(eqn.outvars)
-    else:
-      readers.append(eqn)
-  makers = {v: eqn for eqn in eqns for v in eqn.outvars}
-  behind, todo = set[Var](), variables(needs)  # what the gradient, or another reader, waits for
-  last = [v for eqn in readers for v in eqn.outvars]
-  todo += [v for made in last for v in variables(makers[made].invars)]
-  while todo:
-    var = todo.pop()
-    if var not in behind:
-      behind.add(var)
-      todo += variables(makers[var].invars) if var in makers else []
-  return tuple(v for v in last if v not in behind)
+    after: dict[Var, frozenset[int]] = {}
+    read = readers(jaxpr, set(own), after)
+    missing = read.difference(*(after.get(v, ()) for v in variables(needed)))
+    last = []
+    for eqn in jaxpr.eqns:  # the first that are there, of each operation the smallest that is enough
+      for v in sorted(eqn.outvars, key=lambda v: (len(missing - after.get(v, frozenset())), v.aval.size)):
+        if missing & after.get(v, frozenset()):
+          last.append(v)
+          missing -= after[v]
+    found.append(tuple(last))
+  return found
 
 
 def _num_operands(found: Found | None) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.programs.jaxprs import count_uses, inner_program, makers_of
+from maxtext_pp_ext.engine.programs.jaxprs import count_uses, inner_program, makers_of, on_devices
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 
 # Operations that may stand between the root and the gradient: they are linear and act on each part alone.
@@ -229,14 +229,8 @@ def expose_sums(eqn: JaxprEqn, values: list, batch_axes: Sequence[str]) -> list 
   def body(*args):
     return tuple(out[None] if k in sums else out for k, out in enumerate(program(*args)))
 
-  results = jax.shard_map(
-      body,
-      mesh=eqn.params["mesh"],
-      in_specs=tuple(eqn.params["in_specs"]),
-      out_specs=tuple(P(sums[k][1], *spec) if k in sums else spec for k, spec in enumerate(eqn.params["out_specs"])),
-      check_vma=eqn.params["check_vma"],
-      axis_names=set(eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))),
-  )(*values)
+  out_specs = [P(sums[k][1], *spec) if k in sums else spec for k, spec in enumerate(eqn.params["out_specs"])]
+  results = on_devices(eqn, body, eqn.params["in_specs"], out_specs)(*values)
   return [jax.lax.reduce_sum(out, (0,)) if k in sums else out for k, out in enumerate(results)]
 
 

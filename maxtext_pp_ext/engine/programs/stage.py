@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maxtext_pp_ext.engine.programs import operands
+from maxtext_pp_ext.engine.programs import one_of, operands
 from maxtext_pp_ext.engine.programs.jaxprs import inputs_of, number, select_outputs
 from maxtext_pp_ext.engine.programs.partial import GradientProgram, Summand
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
-from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun
+from maxtext_pp_ext.jax_private import ClosedJaxpr
 
 PyTree = Any
 # (weights, aux, x) -> (y, intermediates); see StageProgram.
@@ -46,6 +46,7 @@ class StageProgram:
     saved_avals: types of the saved residuals, each [S, …].
     gradients: (rebuilt, saved, cotangents) -> (gradients of the weights, cotangent of x).
     orders: for each weight, its dimensions from major to minor as forward's products read them fastest.
+    of_kernels: for each weight whether kernels read it, and nothing else does.
   """
 
   weights_and_aux: jax.tree_util.PyTreeDef
@@ -57,6 +58,7 @@ class StageProgram:
   saved_avals: tuple[Any, ...]
   gradients: GradientProgram
   orders: tuple[tuple[int, ...], ...]
+  of_kernels: tuple[bool, ...]
 
   @classmethod
   def trace(
@@ -136,13 +138,14 @@ class StageProgram:
             backward, splits, batch_axes, len(cotangents), large_ones_last, reads if summed else None
         ),
         orders=operands.orders(primal, num_weights),
+        of_kernels=one_of.read_by_kernels(primal, num_weights),
     )
 
   def _run(self, closed: ClosedJaxpr, weights: PyTree, aux: PyTree, x: jax.Array) -> list[jax.Array]:
     leaves, structure = jax.tree.flatten((weights, aux))
     if structure != self.weights_and_aux:
       raise TypeError(f"The stage was traced for {self.weights_and_aux} and is run on {structure}.")
-    return jaxpr_as_fun(closed)(*leaves, x)
+    return one_of.run(closed, *leaves, x)
 
   @jax.named_scope("stage")
   def run(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree]:

@@ -53,7 +53,7 @@ def layout(stored, gathered, partial_axes=("a", "b")):
 
 
 def summand(gradient):
-  return Summand(lambda: gradient, None, ())
+  return Summand(lambda: gradient, ())
 
 
 @pytest.mark.parametrize("pieces", [3, 4])

@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that are one matrix product, as what each device computes of them.
+"""What a device computes of a gradient, written down for that device.
 
 `partial.py` leaves a gradient in parts by giving its root an axis of parts, and the compiler lays all of it out. A
 gradient that is nothing but one product can also be written down for one device: the product of the device's own rows.
-So it can stand in a branch that some stages take and others do not.
+So it can stand in a branch that some stages take and others do not. A kernel has computed a device's part already.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.per_stage import Layout
-from maxtext_pp_ext.engine.programs.roots import BatchSplit, Root
+from maxtext_pp_ext.engine.programs.roots import BatchSplit, Found, Root
 from maxtext_pp_ext.jax_private import JaxprEqn
 
 # (dimension of the left operand, of the right one); None if that operand does not have it.
@@ -26,7 +26,7 @@ _Dims = tuple[int | None, int | None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Product:
-  """A gradient [S, …] that is a product of two arrays.
+  """Of a gradient [S, …] that is a product of two arrays.
 
   Attributes:
     stages: the dimension of the stages, in the left operand and in the right one.
@@ -46,16 +46,14 @@ class Product:
   preferred_element_type: Any
 
   @classmethod
-  def of(cls, roots: Sequence[Root], tail: Sequence[JaxprEqn], splits: Sequence[BatchSplit]) -> Product | None:
+  def of(cls, root: Root, tail: Sequence[JaxprEqn], splits: Sequence[BatchSplit]) -> Product | None:
     """The product that a gradient is; None for a gradient that is something else.
 
     Args:
-      roots, tail: of the gradient (`roots.Found`).
-      splits: the batch axes that the roots are split along, each with more than one part.
+      root, tail: of the gradient (`roots.Found`).
+      splits: the batch axes that the root is split along, each with more than one part.
     """
-    if len(roots) != 1 or roots[0].axes is None or roots[0].eqn.primitive.name != "dot_general":
-      return None
-    eqn, over = roots[0].eqn, {pair: split.axes for (pair, _), split in zip(roots[0].axes, splits, strict=True)}
+    eqn, over = root.eqn, {pair: split.axes for (pair, _), split in zip(root.axes or (), splits, strict=True)}
     dims, contracted = _of_product(eqn)
     dtypes = []
     for each in tail:
@@ -78,13 +76,9 @@ class Product:
         preferred_element_type=eqn.params["preferred_element_type"],
     )
 
-  def layouts(self, gradient: P) -> tuple[Layout, Layout]:
-    """The layouts of the two operands with which devices compute their parts.
-
-    Args:
-      gradient: PartitionSpec of the gradient but for its parts, [S, …].
-    """
-    entries = [*gradient, *[None] * (1 + len(self.dims) - len(gradient))]
+  def layouts(self, gradient: Layout) -> Sequence[Layout]:
+    """The layouts of the operands, from that of the gradient [F, S, …]."""
+    entries = [*gradient.spec[1:], *[None] * (2 + len(self.dims) - len(gradient.spec))]
     found = []
     for side, stages in enumerate(self.stages):
       spec = {dims[side]: entry for dims, entry in zip(self.dims, entries[1:], strict=True)}
@@ -92,10 +86,10 @@ class Product:
       spec.pop(None, None)
       spec[stages] = entries[0]
       found.append(Layout(P(*(spec[k] for k in range(len(spec)))), stages))
-    return found[0], found[1]
+    return found
 
   def on_device(self, left: jax.Array, right: jax.Array) -> jax.Array:
-    """A device's part of the gradient of one stage, […], from its arrays, which have no dimension of stages."""
+    """A device's part of the gradient of one stage, [1, …], from its arrays, which have no dimension of stages."""
     without = lambda k, side: k - (k > self.stages[side])
     contracted = [[without(pair[side], side) for pair in self.contracted] for side in (0, 1)]
     shared = [dims for dims in self.dims if None not in dims]
@@ -112,7 +106,37 @@ class Product:
     of_left = sorted((dims for dims in self.dims if dims[1] is None), key=lambda dims: dims[0] or 0)
     of_right = sorted((dims for dims in self.dims if dims[0] is None), key=lambda dims: dims[1] or 0)
     order = [*shared, *of_left, *of_right]
-    return jax.lax.transpose(result, [order.index(dims) for dims in self.dims])
+    return jax.lax.transpose(result, [order.index(dims) for dims in self.dims])[None]
+
+
+class Computed:
+  """Of a gradient of which devices have their parts already: the sum that a shard_map does over devices is its root."""
+
+  def layouts(self, gradient: Layout) -> Sequence[Layout]:
+    """The layout of the parts, [F, S, …]."""
+    return [gradient]
+
+  def on_device(self, part: jax.Array) -> jax.Array:
+    """A device's part of the gradient of one stage, [1, …]."""
+    return part
+
+
+OnDevice = Product | Computed
+
+
+def on_device(found: Found, splits: Sequence[BatchSplit]) -> OnDevice | None:
+  """How a device computes its part of a gradient; None if that is not written down here.
+
+  Args:
+    found: the gradient.
+    splits: the batch axes that its roots are split along, each with more than one part.
+  """
+  if len(found.roots) != 1 or found.factors:
+    return None
+  (root,) = found.roots
+  if root.axes is None:
+    return None if found.tail else Computed()
+  return Product.of(root, found.tail, splits) if root.eqn.primitive.name == "dot_general" else None
 
 
 def _of_product(eqn: JaxprEqn) -> tuple[list[_Dims], tuple[tuple[int, int], ...]]:
