@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import functools
 from typing import Any, cast
 
 import jax
@@ -26,7 +25,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.buffers import read
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.engine.programs.partial import Summand
 from maxtext_pp_ext.engine.programs.parts_on_device import OnDevice
@@ -151,7 +149,7 @@ class Gradients:
     def add(number: int, summand: Summand) -> Added:
       total = totals[number]
       if item.finishes is not None and self._finishes_where_it_waits(number):
-        layout, place = self.layouts[number], self._place(number, window)
+        layout, place = self.layouts[number], self._place(number)
         part = cast(OnDevice, self.parts_on_device[number])
         return add_and_finish(self.mesh, layout, place, part, total, waiting[number], summand, item)
       g = constrain(summand.compute(), self.layouts[number].by_device.spec, self.mesh)
@@ -245,7 +243,7 @@ class Gradients:
       return jax.lax.cond(where, take, lambda total, done: done, list(arrays[:half]), list(arrays[half:]))
 
     totals = [self.layouts[i].by_device for _, i in own]
-    waiting = [self._place(i, window) for _, i in own]
+    waiting = [self._place(i) for _, i in own]
     waits = self._done(sums, window)
     arrays = [*(sums.total[k] for k, _ in own), *(waits[k] for k, _ in own)]
     moved = per_stage(move, self.mesh, [where, repeat], arrays, [*totals, *waiting], waiting)
@@ -281,19 +279,18 @@ class Gradients:
     def cut_out(repeat, piece, *done):
       cut = []
       for i, transfer, x, inside, order in zip(self._partial, transfers, done, in_window, orders, strict=True):
-        of = functools.partial(_cut_out, transfer, piece, order)
-        part = read(x, other_buffer(repeat), of) if inside else of(x[None], 0)
-        cut.append(part.astype(self.layouts[i].compute_dtype))
+        all_, number = (x, other_buffer(repeat)) if inside else (x[None], 0)
+        cut.append(transfer.cut_out(all_, number, piece, order).astype(self.layouts[i].compute_dtype))
       return cut
 
-    waiting = [self._place(i, window) for i in self._partial]
+    waiting = [self._place(i) for i in self._partial]
     leaving = per_stage(cut_out, self.mesh, [repeat, piece], self._done(sums, window), waiting, self._pieces(transfers))
     window, leaving = jax.lax.optimization_barrier((window, leaving))
     return self._reduce(sums, leaving, transfers, finished, piece), window
 
-  def _place(self, i: int, window: Window) -> Any:
+  def _place(self, i: int) -> Layout:
     """The layout of where the finished sums of a weight wait."""
-    return self.layouts[i].buffers(window[i]) if self.in_window[i] else self.layouts[i].by_device
+    return self.layouts[i].window if self.in_window[i] else self.layouts[i].by_device
 
   def _done(self, sums: Sums, window: Window) -> Arrays:
     if self._is_sum:
@@ -341,12 +338,6 @@ class Gradients:
     for i, new in zip(self._partial, reduced, strict=True):
       stored[i] = new
     return sums._replace(stored=stored)
-
-
-def _cut_out(
-    transfer: Transfer, piece: jax.Array, order: Sequence[int], summands: jax.Array, number: jax.Array | int
-) -> jax.Array:
-  return transfer.cut_out(summands, number, piece, order)
 
 
 def _written(order: Sequence[int], layout: WeightLayout) -> tuple[int, ...]:

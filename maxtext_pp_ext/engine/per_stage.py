@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +23,13 @@ class Layout(NamedTuple):
 
 
 def per_stage(
-    fn: Callable[..., Sequence[Any]],
+    fn: Callable[..., Sequence[jax.Array]],
     mesh: Mesh,
     indices: Sequence[jax.Array],
-    args: Sequence[Any],
-    layouts: Sequence[Any],
-    results: Sequence[Any],
-) -> list[Any]:
+    args: Sequence[jax.Array],
+    layouts: Sequence[Layout],
+    results: Sequence[Layout],
+) -> list[jax.Array]:
   """Runs `fn(*indices, *args)` on each device's arrays, for each stage separately.
 
   Args:
@@ -37,26 +37,22 @@ def per_stage(
       other than `stage`.
     mesh: the device mesh.
     indices: arrays [S], one number for each stage.
-    args: arrays with a stages' dimension, or tuples of them.
-    layouts: the layouts of the arguments, in the same structure.
-    results: the layouts of the results, in theirs.
+    args: arrays with a stages' dimension.
+    layouts: the layouts of the arguments.
+    results: the layouts of the results.
   """
-  is_layout = lambda x: isinstance(x, Layout)
-  flat_layouts = jax.tree.leaves(list(layouts), is_leaf=is_layout)
-  flat_results, structure = jax.tree.flatten(list(results), is_leaf=is_layout)
-  stage = flat_layouts[0].spec[flat_layouts[0].stages]
-  args, args_structure = jax.tree.flatten([*indices, *args])
-  flat_layouts = [*(Layout(P(stage), 0) for _ in indices), *flat_layouts]
-  dims, result_dims = [each.stages for each in flat_layouts], [each.stages for each in flat_results]
-  run = lambda *leaves: jax.tree.leaves(list(fn(*jax.tree.unflatten(args_structure, leaves))))
+  stage = layouts[0].spec[layouts[0].stages]
+  args, layouts = [*indices, *args], [*(Layout(P(stage), 0) for _ in indices), *layouts]
+  dims, result_dims = [each.stages for each in layouts], [each.stages for each in results]
 
   def body(*local):
     if all(x.shape[dim] == 1 for x, dim in zip(local, dims, strict=True)):
-      out = run(*(jnp.squeeze(x, dim) for x, dim in zip(local, dims, strict=True)))
+      out = fn(*(jnp.squeeze(x, dim) for x, dim in zip(local, dims, strict=True)))
       return [jnp.expand_dims(x, dim) for x, dim in zip(out, result_dims, strict=True)]
-    return jax.vmap(run, in_axes=dims, out_axes=result_dims)(*local)
+    return jax.vmap(lambda *a: list(fn(*a)), in_axes=dims, out_axes=result_dims)(*local)
 
-  args = [constrain(x, layout.spec, mesh) for x, layout in zip(args, flat_layouts, strict=True)]
-  in_specs, out_specs = tuple(each.spec for each in flat_layouts), [each.spec for each in flat_results]
-  out = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*args)
-  return jax.tree.unflatten(structure, out)
+  args = [constrain(x, layout.spec, mesh) for x, layout in zip(args, layouts, strict=True)]
+  specs = [each.spec for each in layouts]
+  return jax.shard_map(
+      body, mesh=mesh, in_specs=tuple(specs), out_specs=[each.spec for each in results], check_vma=False
+  )(*args)

@@ -5,16 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from maxtext_pp_ext.engine.buffers import change
-from maxtext_pp_ext.engine.per_stage import per_stage
+from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.engine.programs.partial import Summand
 from maxtext_pp_ext.engine.programs.parts_on_device import OnDevice
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
@@ -66,7 +64,7 @@ class Added(NamedTuple):
   """
 
   total: jax.Array
-  waiting: Any = None
+  waiting: jax.Array | None = None
 
 
 def add_to(total: jax.Array, g: jax.Array, item: Item) -> jax.Array:
@@ -77,10 +75,10 @@ def add_to(total: jax.Array, g: jax.Array, item: Item) -> jax.Array:
 def add_and_finish(
     mesh: Mesh,
     layout: WeightLayout,
-    place: Any,
+    place: Layout,
     part: OnDevice,
     total: jax.Array,
-    waiting: Any,
+    waiting: jax.Array,
     summand: Summand,
     item: Item,
 ) -> Added:
@@ -96,27 +94,17 @@ def add_and_finish(
     summand: the gradient.
     item: the items that the stages are at; `finishes` is not None.
   """
-  in_window = place != layout.by_device
+  in_window = place.stages > layout.by_device.stages
 
   def add(repeat, works, first, finishes, total, waiting, *operands):
-    finished = lambda total, operands: total + part.on_device(*operands).astype(total.dtype)
+    def last(total, waiting, operands):
+      finished = total + part.on_device(*operands).astype(total.dtype)
+      return total, put_finished(finished, waiting, repeat, in_window)
 
     def other(total, waiting, operands):
       return _sum(total, part.on_device(*operands), first, works), waiting
 
-    def last(total, waiting, operands):
-      return total, put_finished(finished(total, operands), waiting, repeat, in_window)
-
-    def last_in(number, total, waiting, operands):
-      sum_ = finished(total, operands).astype(waiting[number].dtype)
-      return total, (*waiting[:number], sum_, *waiting[number + 1 :])
-
-    if not isinstance(waiting, tuple):
-      return jax.lax.switch(finishes.astype(jnp.int32), [other, last], total, waiting, operands)
-    # One branch for each buffer, not a branch within a branch, for which the compiler would copy the sum.
-    branch = jnp.where(finishes, 1 + repeat % len(waiting), 0)
-    into = [functools.partial(last_in, number) for number in range(len(waiting))]
-    return jax.lax.switch(branch, [other, *into], total, waiting, operands)
+    return jax.lax.cond(finishes, last, other, total, waiting, operands)
 
   places = [layout.by_device, place]
   layouts = [*places, *part.layouts(layout.by_device)]
@@ -124,21 +112,17 @@ def add_and_finish(
   return Added(*per_stage(add, mesh, indices, [total, waiting, *summand.operands], layouts, places))
 
 
-def put_finished(total: jax.Array, waiting: Any, repeat: jax.Array, in_window: bool) -> Any:
+def put_finished(total: jax.Array, waiting: jax.Array, repeat: jax.Array, in_window: bool) -> jax.Array:
   """Puts a finished sum of one stage, [F, …], where it waits: in the buffer of a window that is the slot, or beside it.
 
   Args:
     total: the sum.
-    waiting: the window's buffers, or the place beside it, [F, …].
+    waiting: the window's buffers, [B, F, …], or the place beside it, [F, …].
     repeat: the repeat that the stage is at.
     in_window: which of the two.
   """
-  cast = lambda like: total.astype(like.dtype)
-  if not in_window:
-    return cast(waiting)
-  return change(
-      waiting, repeat % 2, lambda all_, number: jax.lax.dynamic_update_index_in_dim(all_, cast(all_), number, 0)
-  )
+  total = total.astype(waiting.dtype)
+  return jax.lax.dynamic_update_index_in_dim(waiting, total, repeat % 2, 0) if in_window else total
 
 
 def splits(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,10 +84,6 @@ class WeightLayout:
   def window(self) -> Layout:
     """[B, F, S, …]: B arrays laid out `by_device`."""
     return Layout(P(None, *self.by_device.spec), 2)
-
-  def buffers(self, window: Any) -> Any:
-    """The layout of a window: of one array [B, F, S, …], or of each of a tuple of arrays [F, S, …]."""
-    return (self.by_device,) * len(window) if isinstance(window, tuple) else self.window
 
   def piece(self, transfer: Transfer) -> Layout:
     """[F, S, …]: pieces of arrays laid out `by_device`."""

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.buffers import Buffers, change, count, read
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.engine.programs.one_of import OneOf
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
@@ -31,12 +30,11 @@ from maxtext_pp_ext.sharding import constrain
 Arrays = list[jax.Array]
 # One entry per weight, None for weights without a window.
 Windowed = list[jax.Array | None]
-# Gathered weights, leaves [B, F, S, …], each of the B buffers in the layout `by_device`; of a weight that kernels read, B
-# arrays [F, S, …]. B is 2, or 1 if there is one repeat only, or one piece. A stage at repeat r computes with buffer
-# r mod B, its slot; the other one is its prefetch buffer. The F parts of a weight are equal once all its pieces have
-# arrived. Before, they may hold any values: in backward, summands of a gradient wait there for their reduction (see
-# `Gradients`).
-Window = list[Buffers | None]
+# Gathered weights, leaves [B, F, S, …], each of the B buffers in the layout `by_device`. B is 2, or 1 if there is one
+# repeat only, or one piece. A stage at repeat r computes with buffer r mod B, its slot; the other one is its prefetch
+# buffer. The F parts of a weight are equal once all its pieces have arrived. Before, they may hold any values: in
+# backward, summands of a gradient wait there for their reduction (see `Gradients`).
+Window = Windowed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,19 +138,12 @@ class Weights:
       repeats: R. With one repeat, or one piece, there are no prefetch buffers.
     """
 
-    def buffers(i: int, layout: WeightLayout, w: jax.Array) -> Buffers:
+    def buffers(layout: WeightLayout, w: jax.Array) -> jax.Array:
       by_device = jnp.broadcast_to(w, (layout.parts(self.mesh), *w.shape))
       both = [by_device, jnp.zeros_like(by_device)] if repeats > 1 and not self.replaces else [by_device]
-      both = both[:: -1 if repeat % 2 else 1]
-      if self._is_apart(i) and len(both) > 1:
-        return tuple(constrain(each, layout.by_device.spec, self.mesh) for each in both)
-      return constrain(jnp.stack(both), layout.window.spec, self.mesh)
+      return constrain(jnp.stack(both[:: -1 if repeat % 2 else 1]), layout.window.spec, self.mesh)
 
-    return [None if w is None else buffers(i, each, w) for i, (each, w) in enumerate(self._with_layouts(slot))]
-
-  def _is_apart(self, i: int) -> bool:
-    """Whether the buffers of a weight's window are arrays apart from each other."""
-    return bool(self.of_kernels) and self.of_kernels[i]
+    return [None if w is None else buffers(each, w) for each, w in self._with_layouts(slot)]
 
   def slot(self, window: Window, repeat: jax.Array) -> Windowed:
     """The weights of each stage's slot, leaves [S, …].
@@ -164,21 +155,21 @@ class Weights:
     windowed = _windowed(window)
 
     def own(repeat, *buffers):
-      slots = [read(each, repeat % count(each), lambda all_, number: _take(number, [all_])[0][0]) for each in buffers]
+      slots = [w[0] for w in _take(repeat % buffers[0].shape[0], buffers)]
       if self.replaces:  # the compiler lays out each repeat anew
         return slots
       # Left to itself, the compiler (libtpu 0.0.48.1) may choose another order for a product, and convert at each use.
       return [self._in_order(i, w) for i, w in zip(windowed, slots, strict=True)]
 
     results = [Layout(self.layouts[i].gathered, 0) for i in windowed]
-    return self._run(own, windowed, [repeat], [(window, lambda i: self.layouts[i].buffers(window[i]))], results)
+    return self._run(own, windowed, [repeat], [(window, lambda i: self.layouts[i].window)], results)
 
   def ordered(self, window: Window) -> Window:
     """The window with the dimensions of the weights in their order in memory."""
     if self.replaces or not self.orders:
       return window
     return [
-        w if w is None or isinstance(w, tuple) else in_memory(w, [0, 1, *(2 + dim for dim in order)])
+        None if w is None else in_memory(w, [0, 1, *(2 + dim for dim in order)])
         for w, order in zip(window, self.orders, strict=True)
     ]
 
@@ -190,26 +181,28 @@ class Weights:
       loaded: the result of `load` or `keep`, leaves [R, S, …]; weights without a window are taken from it.
       repeat: the repeat that each stage is at, int [S].
     """
-    apart = {i: w for i, w in enumerate(window) if isinstance(w, tuple)}
-    stacked = [None if i in apart else w for i, w in enumerate(window)]
-    others = [i for i, w in enumerate(window) if w is None]
-    results = [Layout(self._loaded_spec(i), 0) for i in others]
-    own = self._run(lambda repeat, *w: _take(repeat, w), others, [repeat], [(loaded, self._loaded)], results)
-    for i in others:
+    of_kernels = {i: w for i, w in enumerate(window) if w is not None and w.shape[0] > 1 and self._is_of_kernels(i)}
+    others = [None if i in of_kernels else w for i, w in enumerate(window)]
+    stored = [i for i, w in enumerate(window) if w is None]
+    results = [Layout(self._loaded_spec(i), 0) for i in stored]
+    own = self._run(lambda repeat, *w: _take(repeat, w), stored, [repeat], [(loaded, self._loaded)], results)
+    for i in stored:
       own[i] = constrain(own[i].astype(self.layouts[i].compute_dtype), self._loaded_spec(i), self.mesh)
-    weights = [w if w is not None else own[i] for i, w in enumerate(self.slot(stacked, repeat))]
+    weights = [w if w is not None else own[i] for i, w in enumerate(self.slot(others, repeat))]
     # Constrained at each use, so that a loop carries them in this layout and not in one of the compiler's choice.
     with jax.named_scope("gather"):  # of the weights without a window
       at = [w if w is None else constrain(w, each.gathered, self.mesh) for each, w in self._with_layouts(weights)]
-    return [self._one_of(i, apart[i], repeat) if i in apart else w for i, w in enumerate(at)]
+    return [self._one_of(i, of_kernels[i], repeat) if i in of_kernels else w for i, w in enumerate(at)]
 
-  def _one_of(self, i: int, buffers: Sequence[jax.Array], repeat: jax.Array) -> OneOf:
-    """A weight's buffers [S, …], of which each stage computes with one."""
+  def _is_of_kernels(self, i: int) -> bool:
+    return bool(self.of_kernels) and self.of_kernels[i]
+
+  def _one_of(self, i: int, buffers: jax.Array, repeat: jax.Array) -> OneOf:
+    """A weight's buffers [B, S, …], of which each stage computes with one."""
     layout = self.layouts[i]
-    own = lambda *each: [w[0] for w in each]
-    layouts, results = [layout.by_device for _ in buffers], [Layout(layout.gathered, 0) for _ in buffers]
-    arrays = per_stage(own, self.mesh, [], buffers, layouts, results)
-    return OneOf(tuple(constrain(w, layout.gathered, self.mesh) for w in arrays), repeat % len(buffers))
+    both = Layout(P(None, *layout.gathered), 1)
+    (arrays,) = per_stage(lambda w: [w[:, 0]], self.mesh, [], [buffers], [layout.window], [both])
+    return OneOf(constrain(arrays, both.spec, self.mesh), repeat % buffers.shape[0])
 
   @jax.named_scope("gather")
   def prefetch(self, window: Window, loaded: Arrays, repeat: jax.Array, piece: jax.Array) -> Windowed:
@@ -254,7 +247,7 @@ class Weights:
     """
     windowed = _windowed(window)
     transfers = self._transfers(windowed, loaded)
-    layouts = [self.layouts[i].buffers(window[i]) for i in windowed]
+    layouts = [self.layouts[i].window for i in windowed]
     pieces_of = {i: self.layouts[i].piece(t) for i, t in zip(windowed, transfers, strict=True)}
     if self.replaces:
 
@@ -269,10 +262,9 @@ class Weights:
     def put(repeat, piece, *arrays):
       half = len(arrays) // 2
       each = zip(transfers, arrays[:half], arrays[half:], strict=True)
-      of = lambda t, part: lambda buffers, number: t.place(part[0], buffers, number, piece)
-      return [change(buffers, other_buffer(repeat), of(t, part)) for t, buffers, part in each]
+      return [t.place(part[0], buffers, other_buffer(repeat), piece) for t, buffers, part in each]
 
-    args: list[Any] = [(window, lambda i: self.layouts[i].buffers(window[i])), (pieces, pieces_of.__getitem__)]
+    args: list[Any] = [(window, lambda i: self.layouts[i].window), (pieces, pieces_of.__getitem__)]
     return self._run(put, windowed, [repeat, piece], args, layouts)
 
   def _run(

@@ -10,7 +10,7 @@ kernel is taken to read and write its operands and results once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import math
 import re
@@ -23,6 +23,7 @@ from maxtext_pp_ext.compiled import hlo
 _SPLASH = {"fwd": 2, "dkv": 4, "dq": 3}
 _SPLASH_FUSED_BACKWARD = 5
 _GROUPED = ("gmm", "megablox", "ragged_dot", "grouped_matmul")
+_BUFFERS = 2  # of a pipeline's window
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,8 +61,8 @@ def kernel(
   if "splash" in name or "flash_attention" in name:
     return Kernel(kind="attention", flops=_attention_flops(instruction, operands, blocks()), bytes=moved)
   if any(word in name for word in _GROUPED) or _has_groups(instruction, operands):
-    filled = filled or {}
-    moved = sum(_filled_bytes(array, filled) for array in (*operands, *instruction.arrays))
+    filled, groups = filled or {}, _groups(operands)
+    moved = sum(_filled_bytes(array, filled, groups) for array in (*operands, *instruction.arrays))
     return Kernel(kind="grouped product", flops=_grouped_flops(instruction, operands, filled), bytes=moved)
   return Kernel(kind="other", flops=0.0, bytes=moved)
 
@@ -99,15 +100,27 @@ def _share_not_masked(operands: Sequence[hlo.Array]) -> float:
   return (1 + 1 / min(mask.dims[-2:])) / 2
 
 
+def _groups(operands: Sequence[hlo.Array]) -> set[int]:
+  """The numbers of groups that a kernel may have: one of its operands tells where each begins and the last one ends."""
+  return {array.dims[0] - 1 for array in operands if array.dtype == "s32" and len(array.dims) == 1 and array.dims[0] > 1}
+
+
 def _has_groups(instruction: hlo.Instruction, operands: Sequence[hlo.Array]) -> bool:
   """Whether the kernel gets where each group of rows begins, as megablox does, whose name may be lost."""
-  vectors = [array.dims[0] for array in operands if array.dtype == "s32" and len(array.dims) == 1]
-  groups = {array.dims[0] for array in (*operands, *instruction.arrays) if len(array.dims) == 3}
-  return len(vectors) >= 3 and any(each + 1 in vectors for each in groups)
+  vectors = [array for array in operands if array.dtype == "s32" and len(array.dims) == 1]
+  matrices = {array.dims[0] for array in (*operands, *instruction.arrays) if len(array.dims) == 3}
+  groups = _groups(operands)
+  return len(vectors) >= 3 and any(each in groups or each / _BUFFERS in groups for each in matrices)
 
 
-def _filled_bytes(array: hlo.Array, filled: Mapping[int, int]) -> float:
-  """The bytes of the rows that hold a token, of a buffer [rows, columns]; of any other array all bytes."""
+def _filled_bytes(array: hlo.Array, filled: Mapping[int, int], groups: Collection[int]) -> float:
+  """The bytes that are read or written.
+
+  Of a buffer [rows, columns] the rows that hold a token; of the matrices of a window, [buffers · groups, k, n], those of
+  one buffer (`engine/programs/one_of.py`); of any other array all bytes.
+  """
+  if len(array.dims) == 3 and array.dims[0] not in groups and array.dims[0] / _BUFFERS in groups:
+    return array.bytes / _BUFFERS
   rows = next((dim for dim in array.dims if dim in filled), 1) if len(array.dims) == 2 else 1
   return array.bytes * filled.get(rows, rows) / rows
 

@@ -1,11 +1,15 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs whose inputs are one of several arrays: kernels read the chosen one where it is, without a copy.
+"""Programs whose inputs are one of several arrays: kernels of grouped products read the chosen one where it is.
 
-A kernel (a Pallas call) reads whole arrays. If its operand is chosen by a number that is known at run time only, the
-compiler copies the choice before each call. Here the program is run with the arrays and the number instead. Operations
-that only name dimensions or layouts act on each array. Calls and `shard_map`s are entered. Around a kernel stands a
-branch for each array. What reads the input in any other way gets a copy of the choice.
+The compiler puts the choice of a window's buffer into the matrix product that reads the weight. A kernel (a Pallas call)
+reads whole arrays. A buffer that is chosen for it by a number that is known at run time only is copied before each call.
+
+Megablox' kernels (`jax.experimental.pallas.ops.tpu.megablox`, and MaxText's) multiply each group of rows by a matrix.
+They read matrix `group − offset` of [groups, k, n], where `offset` is an operand of theirs. So here a kernel gets all
+arrays as one, [arrays · groups, k, n], and an offset that leads to the chosen one. Up to there the program is run with
+the arrays and the number: operations that only name dimensions or layouts act on each array, calls and `shard_map`s are
+entered. What reads the input in any other way gets a copy of the choice.
 """
 
 from __future__ import annotations
@@ -17,10 +21,9 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.programs.jaxprs import CALLS, inner_program, on_devices, run_eqn
+from maxtext_pp_ext.engine.programs.jaxprs import CALLS, inner_program, makers_of, on_devices, run_eqn
 from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
@@ -34,22 +37,22 @@ class OneOf:
   """One of several arrays of the same type.
 
   Attributes:
-    arrays: the arrays, [S, …]; on a device that has one stage without S if `number` has none.
-    number: for each stage the number of the array, int [S], or int [].
+    arrays: the arrays, [B, S, …], or those of one stage, [B, …].
+    number: for each stage the number of the array, int [S]; for one stage int [].
   """
 
-  arrays: tuple[jax.Array, ...]
+  arrays: jax.Array
   number: jax.Array
 
   @functools.cached_property
   def chosen(self) -> jax.Array:
     """A copy of the choice."""
-    number = self.number.reshape(self.number.shape + (1,) * (self.arrays[0].ndim - self.number.ndim))
-    return jax.lax.select_n(jnp.broadcast_to(number, self.arrays[0].shape), *self.arrays)
+    one = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+    return jax.vmap(one, in_axes=(1, 0))(self.arrays, self.number) if self.number.ndim else one(self.arrays, self.number)
 
   def each(self, fn: Callable[[jax.Array], jax.Array]) -> OneOf:
     """One of the results of a function."""
-    return OneOf(tuple(fn(x) for x in self.arrays), self.number)
+    return OneOf(jax.vmap(fn)(self.arrays), self.number)
 
 
 def run(closed: ClosedJaxpr, *args: Any) -> list[Any]:
@@ -65,12 +68,12 @@ def chosen(x: Any) -> jax.Array:
 
 
 def read_by_kernels(closed: ClosedJaxpr, count: int) -> tuple[bool, ...]:
-  """For each of the first `count` inputs, whether kernels read it, and nothing else does."""
+  """For each of the first `count` inputs, whether kernels that take an offset read it, and nothing else does."""
   return tuple(bool(uses := _uses(closed.jaxpr, var)) and all(uses) for var in closed.jaxpr.invars[:count])
 
 
 def _uses(jaxpr: Jaxpr, var: Var) -> list[bool]:
-  """For each use of a variable whether it is a kernel's."""
+  """For each use of a variable whether it is that of a kernel with an offset."""
   found = [False] if any(v is var for v in jaxpr.outvars) else []
   for eqn in jaxpr.eqns:
     for at, operand in enumerate(eqn.invars):
@@ -82,7 +85,7 @@ def _uses(jaxpr: Jaxpr, var: Var) -> list[bool]:
         inner, _ = inner_program(eqn)
         found += _uses(inner, inner.invars[at])
       else:
-        found.append(eqn.primitive.name == _KERNEL)
+        found.append(_offset(eqn, at) is not None)
   return found
 
 
@@ -96,68 +99,95 @@ def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
 
 
 def _results(jaxpr: Jaxpr, eqn: JaxprEqn, values: list[Any]) -> Sequence[Any]:
-  name, several = eqn.primitive.name, [x for x in values if isinstance(x, OneOf)]
+  name, several = eqn.primitive.name, [k for k, x in enumerate(values) if isinstance(x, OneOf)]
   if not several:
     return run_eqn(jaxpr, eqn, values)
-  if name in _SAME_MEMORY and isinstance(values[0], OneOf):
+  if name in _SAME_MEMORY and several == [0]:
     return [values[0].each(lambda x: run_eqn(jaxpr, eqn, [x, *values[1:]])[0])]
   if name == "optimization_barrier":
-    return _barrier(values)
+    behind = jax.lax.optimization_barrier([x.arrays if isinstance(x, OneOf) else x for x in values])
+    return [OneOf(b, x.number) if isinstance(x, OneOf) else b for x, b in zip(values, behind, strict=True)]
   if name in CALLS:
     inner, consts = inner_program(eqn)
     return _run(inner, consts, values)
   if name == _ON_DEVICES and (results := _on_devices(eqn, values)) is not None:
     return results
-  if name == _KERNEL and all(x.number.ndim == 0 for x in several) and len({id(x.number) for x in several}) == 1:
-    return _kernel(jaxpr, eqn, values, several[0].number)
+  if len(several) == 1 and not values[several[0]].number.ndim and (offset := _offset(eqn, several[0])) is not None:
+    return _with_offset(jaxpr, eqn, values, several[0], offset)
   return run_eqn(jaxpr, eqn, [chosen(x) for x in values])
-
-
-def _barrier(values: Sequence[Any]) -> list[Any]:
-  behind = jax.lax.optimization_barrier([x.arrays if isinstance(x, OneOf) else x for x in values])
-  return [OneOf(b, x.number) if isinstance(x, OneOf) else b for x, b in zip(values, behind, strict=True)]
 
 
 def _on_devices(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any] | None:
   """A shard_map of which each device has one stage at most; None for another one."""
-  specs, mesh = eqn.params["in_specs"], eqn.params["mesh"]
-  args, arg_specs, slots = [], [], []
-  for x, spec in zip(values, specs, strict=True):
+  mesh, args, specs = eqn.params["mesh"], list[jax.Array](), list[P]()
+  for x, spec in zip(values, eqn.params["in_specs"], strict=True):
     if not isinstance(x, OneOf):
-      slots.append(1)
       args.append(x)
-      arg_specs.append(spec)
+      specs.append(spec)
       continue
     stage = spec[0] if len(spec) else None
     if x.number.ndim != 1 or x.number.shape[0] != math.prod(mesh.shape[a] for a in mesh_axes(stage)):
       return None
-    slots.append(0)
-    args += [*x.arrays, x.number]
-    arg_specs += [*(spec for _ in x.arrays), P(stage)]
+    args += [x.arrays, x.number]
+    specs += [P(None, *spec), P(stage)]
   inner, consts = inner_program(eqn)
-  count = next(len(x.arrays) for x in values if isinstance(x, OneOf))
 
   def body(*local):
-    given, numbers = iter(local), dict[int, jax.Array]()
-    operands: list[Any] = []
-    for slot, x in zip(slots, values, strict=True):
-      if slot:
-        operands.append(next(given))
-      else:
-        arrays, number = tuple(next(given) for _ in range(count)), next(given)
-        # The same number for all of them, so that one branch chooses all operands of a kernel.
-        operands.append(OneOf(arrays, numbers.setdefault(id(x.number), number[0])))
+    given = iter(local)
+    operands = [OneOf(next(given), next(given)[0]) if isinstance(x, OneOf) else next(given) for x in values]
     return tuple(chosen(x) for x in _run(inner, consts, operands))
 
-  return list(on_devices(eqn, body, arg_specs, eqn.params["out_specs"])(*args))
+  return list(on_devices(eqn, body, specs, eqn.params["out_specs"])(*args))
 
 
-def _kernel(jaxpr: Jaxpr, eqn: JaxprEqn, values: Sequence[Any], number: jax.Array) -> list[Any]:
-  """A kernel in a branch for each array, which reads it where it is."""
-  count = next(len(x.arrays) for x in values if isinstance(x, OneOf))
-  branches = [
-      lambda *operands, k=k: run_eqn(jaxpr, eqn, [x[k] if isinstance(x, tuple) else x for x in operands])
-      for k in range(count)
-  ]
-  operands = [x.arrays if isinstance(x, OneOf) else x for x in values]
-  return jax.lax.switch(number, branches, *operands)
+def _with_offset(jaxpr: Jaxpr, eqn: JaxprEqn, values: Sequence[Any], at: int, offset: int) -> list[Any]:
+  """A kernel whose operand number `at` is one of several arrays, and which takes an offset as operand `offset`."""
+  arrays, number, groups = values[at].arrays, values[at].number, eqn.invars[at].aval.shape[0]
+  given = [chosen(x) for k, x in enumerate(values) if k != at]
+  given.insert(at, arrays.reshape(-1, *arrays.shape[2:]))
+  given[offset] = given[offset] - (number * groups).astype(given[offset].dtype)
+  mapping, blocks = eqn.params["grid_mapping"], list(eqn.params["grid_mapping"].block_mappings)
+  block = _block(eqn, at)
+  aval = blocks[block].array_aval.update(shape=given[at].shape)
+  blocks[block] = dataclasses.replace(blocks[block], array_aval=aval)
+  invars = list(eqn.invars)
+  invars[at] = Var(invars[at].aval.update(shape=given[at].shape))
+  params = eqn.params | {"grid_mapping": dataclasses.replace(mapping, block_mappings=tuple(blocks))}
+  return run_eqn(jaxpr, eqn.replace(invars=invars, params=params), given)
+
+
+def _block(eqn: JaxprEqn, at: int) -> int:
+  """The number of the block mapping of a kernel's operand; negative for what has none."""
+  mapping = eqn.params["grid_mapping"]
+  return at - (len(eqn.invars) - mapping.num_inputs)
+
+
+def _offset(eqn: JaxprEqn, at: int) -> int | None:
+  """The operand that a kernel subtracts from the number of the matrix that it reads of operand `at`.
+
+  None if there is none: the kernel reads something else than one matrix at a time, or uses that operand elsewhere, too.
+  """
+  if eqn.primitive.name != _KERNEL or (block := _block(eqn, at)) < 0:
+    return None
+  mapping = eqn.params["grid_mapping"]
+  one_at_a_time = type(mapping.block_mappings[block].block_shape[0]).__name__ == "Squeezed"
+  index_map = mapping.block_mappings[block].index_map_jaxpr.jaxpr
+  matrix = makers_of(index_map).get(index_map.outvars[0]) if isinstance(index_map.outvars[0], Var) else None
+  if not one_at_a_time or matrix is None or matrix.primitive.name != "sub":
+    return None
+  read = makers_of(index_map).get(matrix.invars[1]) if isinstance(matrix.invars[1], Var) else None
+  if read is None or read.primitive.name != "get" or read.invars[0] not in index_map.invars:
+    return None
+  grid = len(index_map.invars) - mapping.num_index_operands
+  number = index_map.invars.index(read.invars[0]) - grid
+  others = [each.index_map_jaxpr.jaxpr for k, each in enumerate(mapping.block_mappings) if k != block]
+  uses = [(each, each.invars[grid + number]) for each in others]
+  uses += [(eqn.params["jaxpr"], eqn.params["jaxpr"].invars[number])]
+  if any(_reads(*each) for each in uses) or _reads(index_map, read.invars[0]) > 1 or number < 0:
+    return None
+  return len(eqn.invars) - mapping.num_inputs - mapping.num_index_operands + number
+
+
+def _reads(jaxpr: Jaxpr, var: Var) -> int:
+  """How often a variable is an operand or an output."""
+  return sum(v is var for eqn in jaxpr.eqns for v in eqn.invars) + sum(v is var for v in jaxpr.outvars)
