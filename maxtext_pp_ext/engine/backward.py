@@ -81,15 +81,14 @@ def backward(
     finishes = works & schedule.begins_repeat(item) & (item > 0) if phase.advances else None
     of_sums = Item(repeat=repeat, works=works, first=works & schedule.ends_repeat(item), finishes=finishes)
     add = gradients.adder(sums, window, of_sums)
-    # What has to be done before a weight's gradient is computed.
-    overlapped: list[Any] = list(sums.stored if weights.replaces else arriving)
+    # What has to be done before a weight's gradient is computed. With one microbatch gathers have until the end.
+    overlapped = list(zip(sums.stored, [None] * len(arriving) if weights.replaces else arriving, strict=True))
     state, gradient, overlapped = _iteration(
         pipeline, kept, dintermediates, t, state, dleaving, gathered, overlapped, add
     )
-    if weights.replaces:
-      sums = sums._replace(stored=overlapped)
-    else:
-      arriving = overlapped
+    sums = sums._replace(stored=[stored for stored, _ in overlapped])
+    if not weights.replaces:
+      arriving = [piece for _, piece in overlapped]
     sums, window = gradients.add(sums, window, gradient, of_sums)
     window = weights.ordered(window)
     # What else changes the window comes after the stages, which read it.

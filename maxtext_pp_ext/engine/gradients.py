@@ -133,6 +133,8 @@ class Gradients:
 
   def _empty(self, layout: WeightLayout, param: jax.ShapeDtypeStruct) -> jax.Array:
     dtype = layout.compute_dtype if layout.partial_axes else layout.accumulation_dtype  # that of what is added
+    if layout.partial_axes:
+      return constrain(jax.lax.empty(param.shape, dtype), P(None, *layout.sharded), self.mesh)
     return constrain(jnp.full(param.shape, layout.combine.nothing, dtype), P(None, *layout.sharded), self.mesh)
 
   def adder(self, sums: Sums, window: Window, item: Item) -> Callable[[int, Summand], Added]:
