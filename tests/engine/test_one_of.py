@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A program computes the same of one of several arrays as of a copy of it, and kernels of grouped products read no copy."""
+"""A program computes the same of one of several arrays as of a copy of it. Kernels of grouped products read no copy."""
 
 import jax
 from jax.experimental.pallas.ops.tpu import megablox

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every block with experts on a mesh with two devices for the experts, by each way in which tokens get to their experts.
 
-XLA has no ragged all-to-all on CPUs, which MaxText's default dispatch needs. Here it is a gather of all that devices send.
+XLA has no ragged all-to-all on CPUs, which MaxText's default dispatch needs. Here it gathers all that devices send.
 Left out is the ring of experts.
 """
 

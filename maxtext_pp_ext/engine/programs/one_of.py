@@ -109,8 +109,9 @@ def _results(jaxpr: Jaxpr, eqn: JaxprEqn, values: list[Any]) -> Sequence[Any]:
     return [OneOf(b, x.number) if isinstance(x, OneOf) else b for x, b in zip(values, behind, strict=True)]
   if name in CALLS:
     inner, consts = inner_program(eqn)
-    # The compiler (libtpu 0.0.48.1) changes shapes before it merges equal operations. Without a barrier it would compute an
-    # expert's activation twice, for the product that is recomputed and for the weight's gradient: 2 % of Mixtral's step.
+    # The compiler (libtpu 0.0.48.1) changes shapes before it merges equal operations. Without a barrier it would compute
+    # an expert's activation twice, for the product that is recomputed and for the weight's gradient: 2 % of a step of
+    # Mixtral.
     behind = lambda x: x if isinstance(x, OneOf) or x.ndim < 2 else jax.lax.optimization_barrier(x)
     return _run(inner, consts, [behind(x) for x in values])
   if name == _ON_DEVICES and (results := _on_devices(eqn, values)) is not None:
