@@ -338,18 +338,10 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             SIMPLE,
         ),
         Mutant(
-            "last-gradient-in-the-other-buffer",
-            "a finished sum takes the place of the weights that a stage computes with next",
-            "engine/sums.py",
-            "finished, repeat % 2, 0)",
-            "finished, (repeat + 1) % 2, 0)",
-            FINISHED,
-        ),
-        Mutant(
             "last-gradient-left-out",
             "the sum of a repeat lacks the gradient of its first microbatch",
             "engine/sums.py",
-            "finished = (total + product.on_device(left, right)[None].astype(total.dtype))",
+            "finished = total + part.on_device(*operands).astype(total.dtype)",
             "finished = total",
             FINISHED,
         ),
@@ -380,7 +372,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "sums-in-the-other-buffer",
             "the sums of a repeat take the place of the weights of the repeat before, which a stage computes with next",
-            "engine/gradients.py",
+            "engine/sums.py",
             "total, repeat % 2, 0)",
             "total, (repeat + 1) % 2, 0)",
             SUMS.format("pieces divide", 0),
