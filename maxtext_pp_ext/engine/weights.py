@@ -219,7 +219,9 @@ class Weights:
 
     def gather(repeat, piece, *stored):
       each = zip(windowed, transfers, stored, strict=True)
-      return [t.gather(w, repeat, piece, self.layouts[i].compute_dtype)[None] for i, t, w in each]
+      return [
+          t.gather(w, repeat, piece, self.layouts[i].compute_dtype, reorders=self._reorders(i))[None] for i, t, w in each
+      ]
 
     results = [self.layouts[i].piece(t) for i, t in zip(windowed, transfers, strict=True)]
     return self._run(gather, windowed, [repeat, piece], [(loaded, self._loaded)], results)
@@ -287,6 +289,10 @@ class Weights:
   def _in_order(self, i: int, weight: jax.Array) -> jax.Array:
     """A stage's weight, […], with its dimensions in their order in memory."""
     return in_memory(weight, [dim - 1 for dim in self.orders[i] if dim] if self.orders else range(weight.ndim))
+
+  def _reorders(self, i: int) -> bool:
+    """Whether a weight has another order in memory in the window than in the parameter."""
+    return bool(self.orders) and list(self.orders[i]) != list(range(len(self.orders[i])))
 
   def _transfers(self, chosen: list[int], loaded: Arrays) -> list[Transfer]:
     return [self.layouts[i].transfer(self.mesh, loaded[i].shape, self.pieces) for i in chosen]

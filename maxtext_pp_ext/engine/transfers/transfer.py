@@ -83,7 +83,9 @@ class Transfer:
   def _is_gathered(self, dim: int) -> bool:
     return bool(self.axes[dim])
 
-  def gather(self, stored: jax.Array, repeat: jax.Array, piece: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  def gather(
+      self, stored: jax.Array, repeat: jax.Array, piece: jax.Array, dtype: jnp.dtype, *, reorders: bool = False
+  ) -> jax.Array:
     """Gathers one piece of a repeat.
 
     Args:
@@ -91,6 +93,7 @@ class Transfer:
       repeat: number of the repeat.
       piece: number of the piece, 0 … pieces − 1.
       dtype: the dtype to gather it in.
+      reorders: whether it is put in another order in memory afterwards.
 
     Returns:
       The piece, [A, B, …] but for the dimension of the cut. That is [piece], or [devices, piece] if it is gathered.
@@ -105,6 +108,8 @@ class Transfer:
       # any case, and is to cast them first.
       part = part * (repeat >= 0).astype(part.dtype)
     part = part.astype(dtype)
+    if reorders and self.pieces > 1:  # The compiler (libtpu 0.0.48.1) would copy all repeats into the other order.
+      part = in_memory(part, range(part.ndim))
     for dim, axes in enumerate(self.axes):
       if axes and not self._is_cut(dim):
         part = self._gather(part, axes, dim)
