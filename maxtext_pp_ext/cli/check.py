@@ -102,7 +102,8 @@ def _print(result: dict[str, Any]) -> None:
 
 def _print_bytes(sizes: dict[str, int]) -> None:
   for name, size in sizes.items():
-    print(f"  {units.bytes_text(size):>8}  {name}")
+    if size:
+      print(f"  {units.bytes_text(size):>8}  {name}")
 
 
 def _layer_lines(layers: list[dict[str, int] | None]) -> list[str]:

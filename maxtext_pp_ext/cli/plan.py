@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
   names = list(dict.fromkeys(filter(None, args.impl.split(","))))
   chip = _check(args, names)
   maxtext.check_arguments(args.maxtext_args)
+  _check_devices(args)
   maxtext.prepare()
   with output.progress("importing MaxText") as shown:
     try:
@@ -165,20 +166,28 @@ def _check(args: argparse.Namespace, names: list[str]) -> Any:
   return chips.CHIPS[args.chip] if args.chip else None
 
 
+def _check_devices(args: argparse.Namespace) -> None:
+  """Raises CommandError unless the arguments say for which devices the plan is. A file that cannot be read passes."""
+  from maxtext_pp_ext.host import arguments  # pylint: disable=import-outside-toplevel
+
+  given = arguments.given(args.maxtext_args)
+  if given is None:
+    return
+  topology = given.get("compile_topology")
+  if topology and args.devices:
+    raise CommandError(f"--devices {args.devices} with compile_topology={topology}: give one of them.")
+  if not topology and not args.devices:
+    raise CommandError("Which devices? Give compile_topology=, such as v5p-256, or --devices N.")
+  if not topology and args.validate:
+    raise CommandError("--validate needs compile_topology=, the TPUs to compile for.")
+
+
 def _plan(args: argparse.Namespace, names: list[str], chip: Any, shown: output.Progress) -> Any:
   from maxtext_pp_ext.host import postponed  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.plan import search  # pylint: disable=import-outside-toplevel
 
   postponed.import_maxtext()
   shown.now("reading the config")
-  topology = run_config.given_keys(args.maxtext_args).get("compile_topology")
-  if topology and args.devices:
-    raise ValueError(f"--devices {args.devices} with compile_topology={topology}: give one of them.")
-  if not topology and not args.devices:
-    raise ValueError("Which devices? Give compile_topology=, such as v5p-256, or --devices N.")
-  if not topology and args.validate:
-    raise ValueError("--validate needs compile_topology=, the TPUs to compile for.")
 
   def on_progress(done: int, total: int) -> None:
     if not done:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import math
 from typing import Any
 
@@ -109,7 +109,7 @@ def _microbatches(config: Keys) -> Iterator[Problem]:
   if stages is None or microbatches == -1:
     return
   delay, least = derived.forwarding_delay(config), derived.least_microbatches(config)
-  nearest = propose.microbatches(config)[:1] or [max(-(-microbatches // stages) * stages, least)]
+  nearest = _beside(microbatches, propose.microbatches(config)) or [max(-(-microbatches // stages) * stages, least)]
   what = []
   if microbatches % stages or microbatches < 1:
     what.append(f"is not a multiple of {stages_text(config)}; every stage must keep equally many.")
@@ -122,9 +122,16 @@ def _microbatches(config: Keys) -> Iterator[Problem]:
   if what:
     yield Problem(
         f"num_pipeline_microbatches={microbatches} {' It '.join(what)}",
-        {"num_pipeline_microbatches": nearest[0]},
-        ({"num_pipeline_microbatches": -1}, f" for {least}"),
+        *({"num_pipeline_microbatches": count} for count in nearest),
+        *([] if least in nearest else [({"num_pipeline_microbatches": -1}, f" for {least}")]),
     )
+
+
+def _beside(number: int, candidates: Sequence[int]) -> list[int]:
+  """The candidates next to a number, below and above it, the nearer first."""
+  below, above = ([each for each in candidates if (each > number) == up] for up in (False, True))
+  found = [*([max(below)] if below else []), *([min(above)] if above else [])]
+  return sorted(found, key=lambda each: abs(each - number))
 
 
 def _batch(config: Keys) -> Iterator[Problem]:
