@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Sequence
 import importlib
 import importlib.util
+import os
 import sys
 
 import maxtext_pp_ext
@@ -32,11 +33,13 @@ SUBCOMMANDS = {
     "sharding": "show how each parameter is sharded, and by which rule",
 }
 
+_UNREAD = 128 + 13  # as if ended by SIGPIPE, which is the rule for commands
+
 _EPILOG = f"""exit codes:
   0  done
   {FAILED}  tried, and failed
   {UNUSABLE}  arguments, configuration or files that cannot work; nothing was done
-  128 + N  ended by signal N: 129 SIGHUP, 130 SIGINT (Ctrl-C), 143 SIGTERM
+  128 + N  ended by signal N: 129 SIGHUP, 130 SIGINT (Ctrl-C), 141 SIGPIPE, 143 SIGTERM
 """
 
 
@@ -60,14 +63,31 @@ def main(argv: Sequence[str] | None = None) -> int:
   module.add_arguments(parser)
   _add_common(parser)
   # Intermixed: options may stand between MaxText's arguments.
-  args = parser.parse_intermixed_args(argv[1:])
+  args, unknown = parser.parse_known_intermixed_args(argv[1:])
+  if unknown:
+    parser.error("; ".join(_unknown(parser, argument) for argument in unknown))
   args.given = argv[1:]
   return interruption.run(lambda: _run(module, args), "maxtext-pp")
 
 
+def _unknown(parser: argparse.ArgumentParser, argument: str) -> str:
+  name, equals, _ = argument.partition("=")
+  options = [option for action in parser._actions for option in action.option_strings]  # pylint: disable=protected-access
+  meant = did_you_mean(name, options)
+  if meant == "." and equals and argument.startswith("-"):
+    meant = f"; if it is a key of MaxText's, write {argument.lstrip('-')}"
+  return f"{name} is no option of {parser.prog}{meant.removesuffix('.')}"
+
+
 def _run(module, args: argparse.Namespace) -> int:
   try:
-    return module.run(args) or 0
+    code = module.run(args) or 0
+    sys.stdout.flush()
+    return code
+  except BrokenPipeError:
+    # Who read the output has enough, as `head` has. Python would complain again when it flushes at the end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _UNREAD
   except CommandError as error:
     print(f"maxtext-pp: {error}", file=sys.stderr)
     return error.code

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be said about a run's arguments before MaxText is imported, which takes seconds.
 
-It finds what cannot be right in any run: keys, topologies, models and implementations that do not exist, and files that
-are no config. All else is for MaxText and `rules`.
+It finds what cannot be right in any run: keys, topologies, models, implementations and rematerialisation policies that do
+not exist, and files that are no config. All else is for MaxText and `rules`.
 """
 
 import ast
@@ -26,11 +26,12 @@ from maxtext_pp_ext.nearest import did_you_mean
 CONFIGS = "src/maxtext/configs/"  # in MaxText's repository; MaxText finds its own configs by it wherever they are
 _KEY = re.compile(r"\w+(?=\W|$)")
 _MOST_FILES = 20  # based on one another
-_MODEL_NAMES = "ModelName"  # in types.py
+_TYPES, _DECODER = "configs/types.py", "layers/nnx_decoders.py"  # in MaxText's folder
+_MODEL_NAMES = "ModelName"  # in its types
 
 
 def problems(argv: Sequence[str]) -> list[str]:
-  """Returns a sentence for each key, topology, model or implementation that does not exist.
+  """Returns a sentence for each name that does not exist, and for each file that is no config.
 
   Args:
     argv: MaxText's arguments: a yml file, which may be left out, then `key=value`.
@@ -41,7 +42,8 @@ def problems(argv: Sequence[str]) -> list[str]:
   prose = [_of_prose(file) for file, content in of_user.items() if not isinstance(content, dict)]
   keys = [str(key) for content in of_user.values() if isinstance(content, dict) for key in content]
   values = _merged(files, assigned)
-  return [*prose, *_keys([*keys, *assigned]), *_topologies(values), *_models(values), *_implementations(values)]
+  of_values = (_topologies, _models, _implementations, _remat_policies)
+  return [*prose, *_keys([*keys, *assigned]), *(problem for rule in of_values for problem in rule(values))]
 
 
 def given(argv: Sequence[str]) -> dict[str, Any] | None:
@@ -104,27 +106,40 @@ def _keys(keys: Sequence[str]) -> Iterator[str]:
 
 
 @functools.cache
-def _types() -> ast.Module | None:
-  file = run_config.maxtext_folder() / "configs" / "types.py"
-  return ast.parse(file.read_text(encoding="utf-8")) if file.is_file() else None
+def _source(name: str) -> ast.Module:
+  """The source of a file of MaxText's; empty if there is no such file."""
+  file = run_config.maxtext_folder() / name
+  return ast.parse(file.read_text(encoding="utf-8") if file.is_file() else "")
 
 
 def _fields() -> set[str]:
-  """The annotated names in all classes of MaxText's config (types.py); MaxText's keys are among them. {} without any."""
-  body = tree.body if (tree := _types()) else []
+  """The annotated names in all classes of MaxText's config; MaxText's keys are among them. {} without any."""
+  body = _source(_TYPES).body
   classes = (node for node in body if isinstance(node, ast.ClassDef))
   fields = (node.target for each in classes for node in each.body if isinstance(node, ast.AnnAssign))
   return {field.id for field in fields if isinstance(field, ast.Name)}
 
 
 def model_names() -> list[str]:
-  """The values of MaxText's key model_name, in its own order; [] if its config (types.py) does not list them."""
-  for node in tree.body if (tree := _types()) else ():
+  """The values of MaxText's key model_name, in its own order; [] if its config does not list them."""
+  for node in _source(_TYPES).body:
     names = [target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
     if isinstance(node, ast.Assign) and names == [_MODEL_NAMES] and isinstance(node.value, ast.Subscript):
       values = (each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant))
       return [value for value in values if isinstance(value, str)]
   return []
+
+
+def remat_policies() -> set[str]:
+  """The values of MaxText's key remat_policy, read off its decoder's comparisons; {} if it has none."""
+  comparisons = [node for node in ast.walk(_source(_DECODER)) if isinstance(node, ast.Compare)]
+  right = [each for node in comparisons if _is_remat_policy(node.left) for each in node.comparators]
+  constants = (leaf.value for each in right for leaf in ast.walk(each) if isinstance(leaf, ast.Constant))
+  return {value for value in constants if isinstance(value, str)}
+
+
+def _is_remat_policy(node: ast.expr) -> bool:
+  return getattr(node, "attr", getattr(node, "id", None)) == "remat_policy"
 
 
 def _topologies(values: Mapping[str, Any]) -> Iterator[str]:
@@ -144,3 +159,11 @@ def _implementations(values: Mapping[str, Any]) -> Iterator[str]:
       registry.get(name)
     except registry.UnknownImplementationError as error:
       yield f"{error} {remedies.LEAVE_OUT}"
+
+
+def _remat_policies(values: Mapping[str, Any]) -> Iterator[str]:
+  name, known = values.get("remat_policy"), remat_policies()
+  if known and isinstance(name, str) and "$" not in name and name not in known and name.lower() != "none":
+    meant = did_you_mean(name, known, 3)
+    ends = meant if meant != "." else f", which has {', '.join(sorted(known))}."
+    yield f"remat_policy={name} is no policy of MaxText{ends}"

@@ -134,6 +134,15 @@ def test_devices_that_are_not_shared_out_are_said_with_what_to_set_before_maxtex
   assert "Unspecified value unable" in maxtexts
 
 
+def test_of_a_model_whose_layers_are_not_read_check_says_so(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name
+  import maxtext.utils.model_creation_utils  # noqa: F401  it prints when it is first imported
+
+  capfd.readouterr()
+  status = cli.main(["check", "model_name=qwen3-0.6b", "use_m3_model=True", "--json"])
+  found = json.loads(capfd.readouterr().out)
+  assert status == 0 and found["errors"] == [] and "use_m3_model=True" in found["not_estimated"][0]
+
+
 def test_rows_that_flash_attention_wants_on_tpus_are_a_warning(check):
   arguments = ("--devices", "8", "ici_pipeline_parallelism=2", "per_device_batch_size=0.5", "attention=flash")
   status, out = check(*arguments, "pipeline_impl=circular_bsw", "--json")

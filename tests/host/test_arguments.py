@@ -19,6 +19,8 @@ WRONG = {
     "a topology of no such kind": ("compile_topology=abacus", "Set another one, such as "),
     "a mistyped model": ("model_name=lama3-8b", "did you mean 'llama3-8b' or "),
     "a mistyped implementation": ("pipeline_impl=circular_bws", "did you mean 'circular_bsw'?"),
+    "a mistyped policy": ("remat_policy=ful", "remat_policy=ful is no policy of MaxText; did you mean 'full'?"),
+    "a policy like none": ("remat_policy=zzqqxx", "which has custom, full, "),
     "no implementation": ("pipeline_impl=none", "for no pipeline set ici_pipeline_parallelism=1. Leave out "),
 }
 
@@ -26,7 +28,7 @@ WRONG = {
 @pytest.mark.parametrize("argument, message", WRONG.values(), ids=WRONG.keys())
 def test_a_key_or_topology_that_does_not_exist_is_told_with_what_is_alike(argument, message):
   (problem,) = arguments.problems(["run_name=a", argument])
-  assert message in problem and len(problem) < 300
+  assert message in problem and len(problem) < 400
 
 
 def test_sound_arguments_have_no_problem():
@@ -74,6 +76,9 @@ def test_maxtexts_own_configs_and_models_have_no_problem(installed):  # noqa: F8
   files = ("base.yml", "pyconfig_deprecated.yml", "post_train/sft.yml")
   assert [arguments.problems([f"src/maxtext/configs/{file}"]) for file in files] == [[]] * 3
   assert arguments.model_names() == list(types.ModelName.__args__)
+  policies = {"none", "minimal_with_context", *(policy.value for policy in types.RematPolicy)}
+  assert policies - {"none"} < arguments.remat_policies()
+  assert [arguments.problems([f"remat_policy={policy}"]) for policy in policies] == [[]] * len(policies)
 
 
 def test_every_key_of_maxtext_is_known(installed):  # noqa: F811  pylint: disable=redefined-outer-name

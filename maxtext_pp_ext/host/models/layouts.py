@@ -277,6 +277,8 @@ class _Place:
 
 def _places(decoder: Any) -> list[_Place]:
   """Returns the decoder's layers, in the order in which they run."""
+  if not hasattr(decoder, "get_layers"):
+    raise LayoutError(f"{type(decoder).__name__} does not list its layers, as MaxText's m3 models do not (use_m3_model).")
   config, pipeline = decoder.config, getattr(decoder, "pipeline_module", None)
   paths: dict[int, tuple[str, ...]] = {id(module): (name,) for name, module in vars(decoder).items()}
   if pipeline is not None:
