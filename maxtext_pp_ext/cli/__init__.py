@@ -15,8 +15,10 @@ import importlib
 import importlib.util
 import os
 import sys
+from typing import Any
 
 import maxtext_pp_ext
+from maxtext_pp_ext.cli import completion
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, UNUSABLE
 from maxtext_pp_ext.errors import SetupError, with_extras
 from maxtext_pp_ext.nearest import did_you_mean
@@ -49,25 +51,38 @@ def main(argv: Sequence[str] | None = None) -> int:
   for stream in (sys.stdout, sys.stderr):  # arguments may be text that cannot be printed
     if hasattr(stream, "reconfigure"):
       stream.reconfigure(errors="backslashreplace")
+  if completion.wanted():
+    completion.complete(_of_all_subcommands())
   if not argv or argv[0] not in SUBCOMMANDS:
     return _without_subcommand(argv)
-  name = argv[0]
-  module = importlib.import_module(f"{__name__}.{name}")
+  module = _module(argv[0])
   parser = argparse.ArgumentParser(
-      prog=f"maxtext-pp {name}",
+      prog=f"maxtext-pp {argv[0]}",
       description=module.__doc__,
       epilog=_EPILOG,
       formatter_class=argparse.RawDescriptionHelpFormatter,
       allow_abbrev=False,
   )
-  module.add_arguments(parser)
-  _add_common(parser)
+  _add_arguments(parser, module)
   # Intermixed: options may stand between MaxText's arguments.
   args, unknown = parser.parse_known_intermixed_args(argv[1:])
   if unknown:
     parser.error("; ".join(_unknown(parser, argument) for argument in unknown))
   args.given = argv[1:]
   return interruption.run(lambda: _run(module, args), "maxtext-pp")
+
+
+def _module(name: str) -> Any:
+  return importlib.import_module(f"{__name__}.{name}")
+
+
+def _of_all_subcommands() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(prog="maxtext-pp", allow_abbrev=False)
+  parser.add_argument("--version", action="store_true")
+  subcommands = parser.add_subparsers()
+  for name, text in SUBCOMMANDS.items():
+    _add_arguments(subcommands.add_parser(name, help=text, allow_abbrev=False), _module(name))
+  return parser
 
 
 def _unknown(parser: argparse.ArgumentParser, argument: str) -> str:
@@ -127,7 +142,8 @@ def _without_subcommand(argv: Sequence[str]) -> int:
   parser.error(f"no subcommand {name!r}: choose from {', '.join(SUBCOMMANDS)}{did_you_mean(name, SUBCOMMANDS)}")
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_arguments(parser: argparse.ArgumentParser, module: Any) -> None:
+  module.add_arguments(parser)
   declared = {action.dest for action in parser._actions}  # pylint: disable=protected-access
   if "maxtext_args" not in declared:
     parser.add_argument(

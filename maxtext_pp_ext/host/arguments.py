@@ -7,7 +7,7 @@ not exist, and files that are no config. All else is for MaxText and `rules`.
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
 import os
 import pathlib
@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from maxtext_pp_ext import registry
+from maxtext_pp_ext.config import keys as own_keys
 from maxtext_pp_ext.config import remedies
 from maxtext_pp_ext.config.keys import PipelineKeys
 from maxtext_pp_ext.host.models import run_config
@@ -40,10 +41,10 @@ def problems(argv: Sequence[str]) -> list[str]:
   own = run_config.base_yml().parent
   of_user = {file: content for file, content in files.items() if not file.is_relative_to(own) and content is not None}
   prose = [_of_prose(file) for file, content in of_user.items() if not isinstance(content, dict)]
-  keys = [str(key) for content in of_user.values() if isinstance(content, dict) for key in content]
+  of_files = [str(key) for content in of_user.values() if isinstance(content, dict) for key in content]
   values = _merged(files, assigned)
   of_values = (_topologies, _models, _implementations, _remat_policies)
-  return [*prose, *_keys([*keys, *assigned]), *(problem for rule in of_values for problem in rule(values))]
+  return [*prose, *_keys([*of_files, *assigned]), *(problem for rule in of_values for problem in rule(values))]
 
 
 def given(argv: Sequence[str]) -> dict[str, Any] | None:
@@ -96,9 +97,27 @@ def _of_prose(file: pathlib.Path) -> str:
   return f"{file} is no config: a yml file of a run has lines of the form key: value."
 
 
-def _keys(keys: Sequence[str]) -> Iterator[str]:
-  known = {*PipelineKeys.model_fields, *_fields()}
-  for key in dict.fromkeys(keys):
+def keys() -> set[str]:
+  """The keys of a run, MaxText's and ours; with other names that MaxText's config has."""
+  return {*PipelineKeys.model_fields, *_fields()}
+
+
+def choices(key: str) -> list[str]:
+  """The values that a key may have; [] if they are not known here."""
+  if key in own_keys.CHOICES:
+    return list(own_keys.CHOICES[key])
+  of_keys: dict[str, Callable[[], Iterable[str]]] = {
+      "model_name": model_names,
+      "compile_topology": meshes.topologies,
+      "pipeline_impl": registry.names,
+      "remat_policy": remat_policies,
+  }
+  return list(of_keys.get(key, list)())
+
+
+def _keys(given_keys: Sequence[str]) -> Iterator[str]:
+  known = keys()
+  for key in dict.fromkeys(given_keys):
     # A dot begins a key within a key.
     name = key.partition(".")[0].partition("[")[0]
     if (_KEY.fullmatch(name) or " " in name) and name not in known and len(known) > len(PipelineKeys.model_fields):
