@@ -62,9 +62,9 @@ def _assigned(argv: Sequence[str]) -> dict[str, str]:
 
 def _merged(files: Mapping[pathlib.Path, Any], assigned: Mapping[str, str]) -> dict[str, Any]:
   found: dict[str, Any] = {}
-  for content in reversed(files.values()):
+  for content in reversed(list(files.values())):
     found |= content if isinstance(content, dict) else {}
-  return found | assigned
+  return {**found, **assigned}
 
 
 def _files(argv: Sequence[str]) -> dict[pathlib.Path, Any]:
