@@ -26,9 +26,9 @@ batch, sequence, tensor and expert parallelism stay as the arguments say. "none"
 
 Ranking is by "step s". Of candidates with the same implementation and the same stages only the best is shown, unless
 there is --all. Below the table are the keys to set for each row. docs/how-it-works.md has the formulas of bytes,
-docs/seconds.md that of seconds, and docs/choosing.md says how far they are from the compiler's figures. --validate compiles
-the best for the TPUs of compile_topology, which need not be present, projects their seconds, and shows both. --write writes
-the first row, or that of --row, as a yml file for MaxText's trainers.
+docs/seconds.md that of seconds, and docs/choosing.md says how far they are from the compiler's figures. --validate
+compiles the best for the TPUs of compile_topology, which need not be present, projects their seconds, and shows both.
+--write writes the first row, or that of --row, as a yml file for MaxText's trainers.
 
 If nothing fits, the candidates are shown that need least memory, and the keys that would make one fit. Each of these is
 estimated like a candidate. --write then writes nothing, unless --row says which.
