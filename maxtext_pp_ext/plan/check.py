@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
+from maxtext_pp_ext import units
 from maxtext_pp_ext.checkpoint.layout import Layout
 from maxtext_pp_ext.config import PipelineConfigError, remedies
 from maxtext_pp_ext.config.derived import pipeline_impl, sound_stages, windowed
 from maxtext_pp_ext.config.keys import DerivedKeys, Keys
 from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
 from maxtext_pp_ext.host.rules import checkpoint_paths, problems, sizes
-from maxtext_pp_ext.plan import quantities
+from maxtext_pp_ext.plan import chips, quantities
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.of_run import costs_of_run
 from maxtext_pp_ext.schedule import Schedule
@@ -33,6 +34,7 @@ class Checked:
     layers: for each layer of the model, in order, (stage, repeat), or None outside the pipeline.
     schedule: schedule of the pipeline; None without one.
     costs: costs per device and step; None if there are no formulas for the pipeline.
+    device_memory: bytes of a device; None if `compile_topology` does not say which devices they are.
     not_counted: what takes memory or traffic and is not in the costs.
   """
 
@@ -43,6 +45,7 @@ class Checked:
   layers: list[tuple[int, int] | None] = dataclasses.field(default_factory=list)
   schedule: Schedule | None = None
   costs: Costs | None = None
+  device_memory: int | None = None
   not_counted: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -124,6 +127,20 @@ def _model(config: DerivedKeys, found: Checked) -> None:
     found.not_counted = [f"anything: there are no formulas for pipeline_impl={pipeline_impl(config)}"]
   else:
     found.not_counted = quantities.not_counted(config)
+    chip = chips.of_topology(config.compile_topology or "")
+    found.device_memory = chip.hbm_bytes if chip else None
+    found.warnings += _too_large(found)
+
+
+def _too_large(found: Checked) -> list[str]:
+  """Returns that the run does not fit, as far as the estimate tells: not if something is left out of it."""
+  if found.costs is None or found.device_memory is None or found.not_counted or found.costs.peak <= found.device_memory:
+    return []
+  sizes = f"{units.bytes_text(found.costs.peak)} of {units.bytes_text(found.device_memory)}"
+  return [
+      f"It does not fit into the memory of a device, as estimated: {sizes}. `maxtext-pp plan` has other ways to run it,"
+      " and if none fits, the keys that would make one fit."
+  ]
 
 
 def _conflicts(found: Iterable[Any]) -> list[str]:

@@ -101,6 +101,7 @@ def test_a_mistyped_key_is_told_before_anything_heavy_is_imported():
 
 COMMANDS = {
     "a mistyped key in a file": (["check", "{}/my.yml"], "'steps'?"),
+    "all of them": (["check", "stepps=3", "base_emb_dmi=8", "model_name=lama3-8b"], "3 errors"),
     "a mistyped model": (["plan", "--devices", "8", "model_name=lama3-8b"], "'llama3-8b'"),
     "a mistyped implementation": (["sharding", "pipeline_impl=circulr"], "did you mean 'circular'?"),
     "no devices": (["plan", "model_name=llama3-8b"], "Which devices?"),
