@@ -119,7 +119,7 @@ def _write(args: argparse.Namespace, chosen: list[Any], found: Any) -> str:
   from maxtext_pp_ext.host import run_file  # pylint: disable=import-outside-toplevel
 
   if (row := args.row or 1) > len(chosen):
-    raise CommandError(f"--row {row}: there are {len(chosen)} rows.")
+    raise CommandError(f"--row {row}: the table has only {units.counted(len(chosen), 'row')}.")
   candidate = chosen[row - 1]
   microbatches = candidate.schedule.microbatches if candidate.schedule else None
   name = name_of(candidate.impl, candidate.keys, microbatches)
@@ -173,7 +173,7 @@ def _check(args: argparse.Namespace, names: list[str]) -> Any:
     raise CommandError(f"--row {args.row}: needs --write.")
   most = args.top + (_NONE in names)
   if args.row and args.row > most and not args.all:
-    raise CommandError(f"--row {args.row}: at most {most} rows are shown. Give a larger --top, or --all.")
+    raise CommandError(f"--row {args.row}: the table has at most {most} rows. Give a larger --top, or --all.")
   if args.write:
     maxtext.check_output("--write", args.write, (".yml",))
     if args.write.exists():

@@ -21,6 +21,7 @@ from maxtext_pp_ext.plan.estimate import Estimate
 from maxtext_pp_ext.plan.of_run import of_run, residency_with_formulas
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
+from maxtext_pp_ext.units import counted
 
 # The axis that gives its devices to stages, and gets them back: the one with -1, or else the first of these.
 _GIVING = ("fsdp", "data")
@@ -227,9 +228,9 @@ class _Search:
     fitting = [m for m in derived.fitting_microbatches(config) if batch // m % batch_shards == 0]
     if not fitting:
       reason = (
-          f"{batch} rows (per_device_batch_size={config.per_device_batch_size}) cannot be divided into "
-          f"{least.microbatches} microbatches, or a multiple of that, with a row for each of {batch_shards} shards of "
-          "the batch. Set a larger per_device_batch_size."
+          f"{counted(batch, 'row')} (per_device_batch_size={config.per_device_batch_size}) cannot be divided into "
+          f"{counted(least.microbatches, 'microbatch')}, or a multiple of that, with a row for each of "
+          f"{counted(batch_shards, 'shard')} of the batch. Set a larger per_device_batch_size."
       )
       self.found.infeasible.append(Infeasible(keys=self._names(changed), reason=reason))
     for microbatches, impl in itertools.product(fitting, self._ours):

@@ -179,7 +179,7 @@ WRONG = {
     "unknown implementation": (("--devices", "8", "--impl", "zero-bubble"), "zero-bubble"),
     "no formulas": (("--devices", "8", "--impl", "host"), "host"),
     "unknown chip": (("--devices", "8", "--chip", "h100"), "known chips are v4, v5e"),
-    "a row that is never shown": (("--devices", "8", "--write", "my.yml", "--row", "12"), "at most 11 rows are shown"),
+    "a row that never is": (("--devices", "8", "--write", "my.yml", "--row", "12"), "the table has at most 11 rows"),
     "nothing to show": (("--devices", "8", "--top", "0"), "has to be positive"),
     "no such key": (("--devices", "8", "no_such_key=1"), "no_such_key"),
 }
