@@ -194,8 +194,8 @@ def _other_batches(config: Keys) -> Iterator[Problem]:
     if count < 1 or count % (microbatches * accumulated):
       yield Problem(
           f"enable_rampup_batch_size=True with {key}={value}: {counted(count, 'row')} "
-          f"(int(num_target_devices={devices} × {value})) cannot be divided into gradient_accumulation_steps={accumulated} × num_pipeline_microbatches={microbatches} "
-          "microbatches.",
+          f"(int(num_target_devices={devices} × {value})) cannot be divided into "
+          f"gradient_accumulation_steps={accumulated} × num_pipeline_microbatches={microbatches} microbatches.",
           *[{key: size} for size in propose.batches(config, microbatches * accumulated, key)[:1]],
           {"enable_rampup_batch_size": False},
       )
