@@ -92,7 +92,10 @@ def get(name: str) -> Implementation:
 
 def unknown_name_message(name: object, known: tuple[str, ...]) -> str:
   """The error text for an unknown name."""
-  return f"pipeline_impl={name!r} is not known. Known are {', '.join(map(repr, known))}{did_you_mean(name, known)}"
+  listed = f"Known are {', '.join(map(repr, known))}"
+  if str(name).lower() == "none":  # MaxText reads none as None
+    return f"pipeline_impl=none names no implementation. {listed}; for no pipeline set ici_pipeline_parallelism=1."
+  return f"pipeline_impl={name!r} is not known. {listed}{did_you_mean(name, known)}"
 
 
 def reset() -> None:

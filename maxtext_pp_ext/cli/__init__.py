@@ -13,9 +13,12 @@ import argparse
 from collections.abc import Sequence
 import importlib
 import importlib.util
+import os
 import sys
+from typing import Any
 
 import maxtext_pp_ext
+from maxtext_pp_ext.cli import completion
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, UNUSABLE
 from maxtext_pp_ext.errors import SetupError, with_extras
 from maxtext_pp_ext.nearest import did_you_mean
@@ -32,11 +35,13 @@ SUBCOMMANDS = {
     "sharding": "show how each parameter is sharded, and by which rule",
 }
 
+_UNREAD = 128 + 13  # as if ended by SIGPIPE, which is the rule for commands
+
 _EPILOG = f"""exit codes:
   0  done
   {FAILED}  tried, and failed
   {UNUSABLE}  arguments, configuration or files that cannot work; nothing was done
-  128 + N  ended by signal N: 129 SIGHUP, 130 SIGINT (Ctrl-C), 143 SIGTERM
+  128 + N  ended by signal N: 129 SIGHUP, 130 SIGINT (Ctrl-C), 141 SIGPIPE, 143 SIGTERM
 """
 
 
@@ -46,28 +51,58 @@ def main(argv: Sequence[str] | None = None) -> int:
   for stream in (sys.stdout, sys.stderr):  # arguments may be text that cannot be printed
     if hasattr(stream, "reconfigure"):
       stream.reconfigure(errors="backslashreplace")
+  if completion.wanted():
+    completion.complete(_of_all_subcommands())
   if not argv or argv[0] not in SUBCOMMANDS:
     return _without_subcommand(argv)
-  name = argv[0]
-  module = importlib.import_module(f"{__name__}.{name}")
+  module = _module(argv[0])
   parser = argparse.ArgumentParser(
-      prog=f"maxtext-pp {name}",
+      prog=f"maxtext-pp {argv[0]}",
       description=module.__doc__,
       epilog=_EPILOG,
       formatter_class=argparse.RawDescriptionHelpFormatter,
       allow_abbrev=False,
   )
-  module.add_arguments(parser)
-  _add_common(parser)
+  _add_arguments(parser, module)
   # Intermixed: options may stand between MaxText's arguments.
-  args = parser.parse_intermixed_args(argv[1:])
+  args, unknown = parser.parse_known_intermixed_args(argv[1:])
+  if unknown:
+    parser.error("; ".join(_unknown(parser, argument) for argument in unknown))
   args.given = argv[1:]
   return interruption.run(lambda: _run(module, args), "maxtext-pp")
 
 
+def _module(name: str) -> Any:
+  return importlib.import_module(f"{__name__}.{name}")
+
+
+def _of_all_subcommands() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(prog="maxtext-pp", allow_abbrev=False)
+  parser.add_argument("--version", action="store_true")
+  subcommands = parser.add_subparsers()
+  for name, text in SUBCOMMANDS.items():
+    _add_arguments(subcommands.add_parser(name, help=text, allow_abbrev=False), _module(name))
+  return parser
+
+
+def _unknown(parser: argparse.ArgumentParser, argument: str) -> str:
+  name, equals, _ = argument.partition("=")
+  options = [option for action in parser._actions for option in action.option_strings]  # pylint: disable=protected-access
+  meant = did_you_mean(name, options)
+  if meant == "." and equals and argument.startswith("-"):
+    meant = f"; if it is a key of MaxText's, write {argument.lstrip('-')}"
+  return f"{name} is no option of {parser.prog}{meant.removesuffix('.')}"
+
+
 def _run(module, args: argparse.Namespace) -> int:
   try:
-    return module.run(args) or 0
+    code = module.run(args) or 0
+    sys.stdout.flush()
+    return code
+  except BrokenPipeError:
+    # Who read the output has enough, as `head` has. Python would complain again when it flushes at the end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _UNREAD
   except CommandError as error:
     print(f"maxtext-pp: {error}", file=sys.stderr)
     return error.code
@@ -107,7 +142,8 @@ def _without_subcommand(argv: Sequence[str]) -> int:
   parser.error(f"no subcommand {name!r}: choose from {', '.join(SUBCOMMANDS)}{did_you_mean(name, SUBCOMMANDS)}")
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_arguments(parser: argparse.ArgumentParser, module: Any) -> None:
+  module.add_arguments(parser)
   declared = {action.dest for action in parser._actions}  # pylint: disable=protected-access
   if "maxtext_args" not in declared:
     parser.add_argument(

@@ -4,10 +4,11 @@
 
   maxtext-pp check my.yml ici_pipeline_parallelism=4 pipeline_impl=circular_bsw
 
-It lists all errors about pipelines, and the first of MaxText's own. Then it shows which layer runs on which stage in
-which repeat, the schedule, and estimates of a device's memory and traffic (docs/how-it-works.md has the formulas), with
-what they leave out. No devices are needed: the check is for those of compile_topology, of --devices, or as many as the
-parallelism makes. The exit code is 2 if there is an error, else 0, also with warnings.
+It lists all mistyped names, or else all errors about pipelines and the first of MaxText's own. Then it shows which layer
+runs on which stage in which repeat, the schedule, and estimates of a device's memory and traffic (docs/how-it-works.md
+has the formulas), with what they leave out, and whether it fits into the memory of compile_topology's devices. No devices
+are needed: the check is for those of compile_topology, of --devices, or as many as the parallelism makes. The exit code
+is 2 if there is an error, else 0, also with warnings.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def _result(found: Any) -> dict[str, Any]:
     }
   if (costs := found.costs) is not None:
     result["memory"] = {"when": costs.worst_phase, "bytes": costs.memory, "total": costs.peak}
+    result["memory"]["of_device"] = found.device_memory
     result["sent"] = {"bytes": costs.traffic, "total": costs.sent, "between_slices": costs.between_slices}
   if found.not_counted:
     result["not_estimated"] = found.not_counted
@@ -85,11 +87,12 @@ def _print(result: dict[str, Any]) -> None:
   if schedule := result.get("schedule"):
     fraction, iterations = schedule["bubble_fraction"], schedule["iterations"]
     print(
-        f"schedule: {schedule['microbatches']} microbatches, {iterations} iterations, of which a stage idles in "
-        f"{round(fraction * iterations)}: bubble fraction {fraction:.3f}"
+        f"schedule: {units.counted(schedule['microbatches'], 'microbatch')}, {iterations} iterations, of which a stage "
+        f"idles in {round(fraction * iterations)}: bubble fraction {fraction:.3f}"
     )
   if memory := result.get("memory"):
-    print(f"memory of a device, estimated: {units.bytes_text(memory['total'])}, {memory['when']}")
+    of_device = f" of {units.bytes_text(memory['of_device'])}" if memory["of_device"] else ""
+    print(f"memory of a device, estimated: {units.bytes_text(memory['total'])}{of_device}, {memory['when']}")
     _print_bytes(memory["bytes"])
     sent = result["sent"]
     between = f", {units.bytes_text(sent['between_slices'])} of it between slices" if sent["between_slices"] else ""
@@ -102,7 +105,8 @@ def _print(result: dict[str, Any]) -> None:
 
 def _print_bytes(sizes: dict[str, int]) -> None:
   for name, size in sizes.items():
-    print(f"  {units.bytes_text(size):>8}  {name}")
+    if size:
+      print(f"  {units.bytes_text(size):>8}  {name}")
 
 
 def _layer_lines(layers: list[dict[str, int] | None]) -> list[str]:

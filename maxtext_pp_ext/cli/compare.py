@@ -49,8 +49,9 @@ import pathlib
 from typing import Any, TYPE_CHECKING
 
 import maxtext_pp_ext
-from maxtext_pp_ext.cli import compare_table, maxtext, output
+from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
+from maxtext_pp_ext.cli.tables import compare as compare_table
 from maxtext_pp_ext.compiled import flags
 from maxtext_pp_ext.plan import chips
 

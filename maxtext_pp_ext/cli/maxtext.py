@@ -18,7 +18,7 @@ from maxtext_pp_ext.cli.errors import CommandError
 from maxtext_pp_ext.host import postponed
 from maxtext_pp_ext.nearest import did_you_mean
 
-_OF_MAXTEXT = "src/maxtext/configs/"
+_OF_MAXTEXT = "src/maxtext/configs/"  # as in `host.arguments`, which takes longer to import
 _GIB = 1 << 30
 
 
@@ -53,16 +53,20 @@ def check_form(maxtext_args: Sequence[str]) -> None:
 
 
 def problems(maxtext_args: Sequence[str]) -> list[str]:
-  """Returns a sentence for each key or topology that does not exist, without importing MaxText. Calls `check_form`."""
+  """Returns a sentence for each name that does not exist (`host.arguments`), without importing MaxText.
+
+  Raises:
+    CommandError: these have not the form of MaxText's arguments.
+  """
   check_form(maxtext_args)
   from maxtext_pp_ext.host import arguments  # pylint: disable=import-outside-toplevel
 
   _set_environment()
-  return arguments.problems([argument for argument in maxtext_args if "=" in argument])
+  return arguments.problems(maxtext_args)
 
 
 def check_arguments(maxtext_args: Sequence[str]) -> None:
-  """Raises CommandError unless these are arguments of MaxText, with keys that exist. It does not import MaxText."""
+  """Raises CommandError unless these are arguments of MaxText, with names that exist. It does not import MaxText."""
   if found := problems(maxtext_args):
     raise CommandError("\n".join(found))
 

@@ -6,8 +6,8 @@
 
 For each parameter it shows memory per device, the number of devices that hold the same part, and the dimensions that are
 sharded, with their mesh axes. --verbose adds shape, dtype, and for each dimension the rule that bound it, and the rules
-passed over, with the reason. --conflicts shows conflicts only. Conflicts are no failure. compile_topology=... chooses the
-devices, as for MaxText's train_compile; they need not be present.
+passed over, with the reason. --conflicts shows conflicts only. Conflicts are no failure. No devices are needed: they are
+those of compile_topology, of --devices, or as many as the parallelism makes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, REFUSALS
 from maxtext_pp_ext.host import postponed
+from maxtext_pp_ext.host.models import refusals
 
 _WIDTH = 160  # without a terminal
 _BEFORE_PATH = 22  # columns of a line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument("--devices", type=int, metavar="N", help="how many devices the run is for")
   parser.add_argument("--limit", type=int, metavar="N", help="show the first N parameters only")
   parser.add_argument("--conflicts", action="store_true", help="show what cannot be sharded as the rules say, only")
   parser.add_argument("--verbose", action="store_true", help="show shapes, and the rule of each dimension")
@@ -39,14 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  maxtext.check_arguments(args.maxtext_args)
+  maxtext.check_numbers({"--devices": args.devices}, most=refusals.MOST_DEVICES)
   maxtext.check_numbers({"--limit": args.limit})
+  maxtext.check_arguments(args.maxtext_args)
   maxtext.prepare()
   try:
     with output.progress("importing MaxText") as shown, output.quiet():
       postponed.import_maxtext()
       shown.now("building MaxText's model without arrays")
-      explanation = _explain(args.maxtext_args)
+      explanation = _explain(args.maxtext_args, args.devices)
   except REFUSALS as error:  # a config or a mesh that cannot be
     raise CommandError(str(error)) from error
   if args.picture is not None:
@@ -58,10 +61,11 @@ def run(args: argparse.Namespace) -> int:
   return 0
 
 
-def _explain(maxtext_args: list[str]) -> Any:
+def _explain(maxtext_args: list[str], devices: int | None) -> Any:
   from maxtext_pp_ext.host.models import abstract_model, run_config  # pylint: disable=import-outside-toplevel
 
-  return abstract_model.explained(run_config.read_without_run(maxtext_args))[0]
+  absent = run_config.of_absent_devices(run_config.given_keys(maxtext_args), devices)
+  return abstract_model.explained(run_config.read_without_run(maxtext_args, **absent))[0]
 
 
 def _limited(found: dict[str, Any], limit: int | None) -> dict[str, Any]:

@@ -106,6 +106,17 @@ def _parallelism(config: HostKeys, network: str, values: Values) -> dict[str, An
   return {key: [values.get(derived.parallelism_key(network, axis), size) for axis, size in sizes.items()]}
 
 
+def _kind(config: HostKeys, values: Values, remark: str) -> Any:
+  """What makes a remedy like another one: the same keys, changed to either side, with the same remark."""
+  sides = [(key, isinstance(value, (int, float)) and value > _number(config, key)) for key, value in values.items()]
+  return (*sides, remark)
+
+
+def _number(config: HostKeys, key: str) -> float:
+  value = getattr(config, key, None)
+  return value if isinstance(value, (int, float)) else 0
+
+
 def with_remedies[C: HostKeys](
     config: C,
     found: Sequence[str],
@@ -133,10 +144,10 @@ def with_remedies[C: HostKeys](
     return list(found)
   if not _wanted.get():
     return [problem.what if isinstance(problem, Problem) else problem for problem in found]
-  ways: dict[Any, tuple[Values, str]] = {}  # the first way for the same keys and remark
+  ways: dict[Any, tuple[Values, str]] = {}  # the first way of each kind
   for way in sizes[0].ways if len(sizes) == 1 else ():
-    if len(ways) < _MOST_WAYS and (*way[0], way[1]) not in ways and passes(way[0]):
-      ways[*way[0], way[1]] = way
+    if len(ways) < _MOST_WAYS and _kind(config, *way) not in ways and passes(way[0]):
+      ways[_kind(config, *way)] = way
   if ways:
     return [_sentences(p.what, map(_way_text, ways.values())) if p is sizes[0] else p for p in found]
   proposal = propose(config, passes, given or {})

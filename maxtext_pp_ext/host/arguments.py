@@ -2,50 +2,187 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be said about a run's arguments before MaxText is imported, which takes seconds.
 
-It finds what cannot be right in any run: keys and topologies that do not exist. All else is for MaxText and `rules`.
+It finds what cannot be right in any run: keys, topologies, models, implementations and rematerialisation policies that do
+not exist, and files that are no config. All else is for MaxText and `rules`.
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+import os
+import pathlib
 import re
 from types import SimpleNamespace
+from typing import Any
 
+from maxtext_pp_ext import registry
+from maxtext_pp_ext.config import keys as own_keys
+from maxtext_pp_ext.config import remedies
 from maxtext_pp_ext.config.keys import PipelineKeys
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.host.replacements import unknown_keys
 from maxtext_pp_ext.host.rules import meshes
+from maxtext_pp_ext.nearest import did_you_mean
 
+CONFIGS = "src/maxtext/configs/"  # in MaxText's repository; MaxText finds its own configs by it wherever they are
 _KEY = re.compile(r"\w+(?=\W|$)")
+_MOST_FILES = 20  # based on one another
+_TYPES, _DECODER = "configs/types.py", "layers/nnx_decoders.py"  # in MaxText's folder
+_MODEL_NAMES = "ModelName"  # in its types
 
 
-def problems(assignments: Sequence[str]) -> list[str]:
-  """Returns a sentence for each key or topology that does not exist.
+def problems(argv: Sequence[str]) -> list[str]:
+  """Returns a sentence for each name that does not exist, and for each file that is no config.
 
   Args:
-    assignments: `key=value`, as on MaxText's command line.
+    argv: MaxText's arguments: a yml file, which may be left out, then `key=value`.
   """
-  return [*_keys(assignments), *_topologies(assignments)]
+  files, assigned = _files(argv), _assigned(argv)
+  own = run_config.base_yml().parent
+  of_user = {file: content for file, content in files.items() if not file.is_relative_to(own) and content is not None}
+  prose = [_of_prose(file) for file, content in of_user.items() if not isinstance(content, dict)]
+  of_files = [str(key) for content in of_user.values() if isinstance(content, dict) for key in content]
+  values = _merged(files, assigned)
+  of_values = (_topologies, _models, _implementations, _remat_policies)
+  return [*prose, *_keys([*of_files, *assigned]), *(problem for rule in of_values for problem in rule(values))]
 
 
-def _keys(assignments: Sequence[str]) -> Iterator[str]:
-  known = {*PipelineKeys.model_fields, *_fields()}
-  for key in dict.fromkeys(assignment.partition("=")[0] for assignment in assignments):
+def given(argv: Sequence[str]) -> dict[str, Any] | None:
+  """Returns key -> value of the arguments and their yml files, without base.yml; None if a file cannot be read.
+
+  Values of the command line are text.
+  """
+  files = _files(argv)
+  return None if any(content is None for content in files.values()) else _merged(files, _assigned(argv))
+
+
+def _assigned(argv: Sequence[str]) -> dict[str, str]:
+  return dict(argument.split("=", 1) for argument in argv if "=" in argument)
+
+
+def _merged(files: Mapping[pathlib.Path, Any], assigned: Mapping[str, str]) -> dict[str, Any]:
+  found: dict[str, Any] = {}
+  for content in reversed(list(files.values())):
+    found |= content if isinstance(content, dict) else {}
+  return {**found, **assigned}
+
+
+def _files(argv: Sequence[str]) -> dict[pathlib.Path, Any]:
+  """Returns the yml file and those that it is based on, without base.yml, each with its content; None: not readable."""
+  import yaml  # pylint: disable=import-outside-toplevel
+
+  found: dict[pathlib.Path, Any] = {}
+  own = run_config.base_yml().parent
+  file = _named(argv[0], own) if argv and "=" not in argv[0] else None
+  while file is not None and file not in found and len(found) < _MOST_FILES and file != own / "base.yml":
+    found[file] = None
+    try:
+      found[file] = content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError, yaml.YAMLError):
+      break  # MaxText's error says why
+    base = content.get("base_config") if isinstance(content, dict) else None
+    beside = file.parent / base if isinstance(base, str) else None
+    file = beside if beside is None or beside.is_file() else own / str(base)
+  return found
+
+
+def _named(argument: str, own: pathlib.Path) -> pathlib.Path:
+  """Returns where MaxText looks for a yml file."""
+  if os.path.isfile(argument):
+    return pathlib.Path(argument)
+  return own / argument.removeprefix(CONFIGS) if argument.startswith(CONFIGS) else pathlib.Path("src", argument)
+
+
+def _of_prose(file: pathlib.Path) -> str:
+  return f"{file} is no config: a yml file of a run has lines of the form key: value."
+
+
+def keys() -> set[str]:
+  """The keys of a run, MaxText's and ours; with other names that MaxText's config has."""
+  return {*PipelineKeys.model_fields, *_fields()}
+
+
+def choices(key: str) -> list[str]:
+  """The values that a key may have; [] if they are not known here."""
+  if key in own_keys.CHOICES:
+    return list(own_keys.CHOICES[key])
+  of_keys: dict[str, Callable[[], Iterable[str]]] = {
+      "model_name": model_names,
+      "compile_topology": meshes.topologies,
+      "pipeline_impl": registry.names,
+      "remat_policy": remat_policies,
+  }
+  return list(of_keys.get(key, list)())
+
+
+def _keys(given_keys: Sequence[str]) -> Iterator[str]:
+  known = keys()
+  for key in dict.fromkeys(given_keys):
     # A dot begins a key within a key.
     name = key.partition(".")[0].partition("[")[0]
-    if _KEY.fullmatch(name) and name not in known and len(known) > len(PipelineKeys.model_fields):
+    if (_KEY.fullmatch(name) or " " in name) and name not in known and len(known) > len(PipelineKeys.model_fields):
       yield unknown_keys.sentence(name, known)
 
 
+@functools.cache
+def _source(name: str) -> ast.Module:
+  """The source of a file of MaxText's; empty if there is no such file."""
+  file = run_config.maxtext_folder() / name
+  return ast.parse(file.read_text(encoding="utf-8") if file.is_file() else "")
+
+
 def _fields() -> set[str]:
-  """The annotated names in all classes of MaxText's config (types.py); MaxText's keys are among them. {} without any."""
-  file = run_config.maxtext_folder() / "configs" / "types.py"
-  if not file.is_file():
-    return set()
-  classes = (node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef))
+  """The annotated names in all classes of MaxText's config; MaxText's keys are among them. {} without any."""
+  body = _source(_TYPES).body
+  classes = (node for node in body if isinstance(node, ast.ClassDef))
   fields = (node.target for each in classes for node in each.body if isinstance(node, ast.AnnAssign))
   return {field.id for field in fields if isinstance(field, ast.Name)}
 
 
-def _topologies(assignments: Sequence[str]) -> Iterator[str]:
-  given = dict(assignment.split("=", 1) for assignment in assignments)
-  yield from meshes.unknown_topology(SimpleNamespace(compile_topology=given.get("compile_topology", "")))
+def model_names() -> list[str]:
+  """The values of MaxText's key model_name, in its own order; [] if its config does not list them."""
+  for node in _source(_TYPES).body:
+    names = [target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
+    if isinstance(node, ast.Assign) and names == [_MODEL_NAMES] and isinstance(node.value, ast.Subscript):
+      values = (each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant))
+      return [value for value in values if isinstance(value, str)]
+  return []
+
+
+def remat_policies() -> set[str]:
+  """The values of MaxText's key remat_policy, read off its decoder's comparisons; {} if it has none."""
+  comparisons = [node for node in ast.walk(_source(_DECODER)) if isinstance(node, ast.Compare)]
+  right = [each for node in comparisons if _is_remat_policy(node.left) for each in node.comparators]
+  constants = (leaf.value for each in right for leaf in ast.walk(each) if isinstance(leaf, ast.Constant))
+  return {value for value in constants if isinstance(value, str)}
+
+
+def _is_remat_policy(node: ast.expr) -> bool:
+  return getattr(node, "attr", getattr(node, "id", None)) == "remat_policy"
+
+
+def _topologies(values: Mapping[str, Any]) -> Iterator[str]:
+  yield from meshes.unknown_topology(SimpleNamespace(compile_topology=values.get("compile_topology") or ""))
+
+
+def _models(values: Mapping[str, Any]) -> Iterator[str]:
+  name, known = values.get("model_name"), model_names()
+  if known and isinstance(name, str) and "$" not in name and name not in known:
+    yield f"model_name={name} is none of {len(known)} models of MaxText{did_you_mean(name, known, 5)}"
+
+
+def _implementations(values: Mapping[str, Any]) -> Iterator[str]:
+  name = values.get("pipeline_impl", registry.HOST)
+  if isinstance(name, str) and "$" not in name:
+    try:
+      registry.get(name)
+    except registry.UnknownImplementationError as error:
+      yield f"{error} {remedies.LEAVE_OUT}"
+
+
+def _remat_policies(values: Mapping[str, Any]) -> Iterator[str]:
+  name, known = values.get("remat_policy"), remat_policies()
+  if known and isinstance(name, str) and "$" not in name and name not in known and name.lower() != "none":
+    meant = did_you_mean(name, known, 3)
+    ends = meant if meant != "." else f", which has {', '.join(sorted(known))}."
+    yield f"remat_policy={name} is no policy of MaxText{ends}"

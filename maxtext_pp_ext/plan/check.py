@@ -6,24 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
-import math
-import re
 from typing import Any
 
+from maxtext_pp_ext import units
 from maxtext_pp_ext.checkpoint.layout import Layout
 from maxtext_pp_ext.config import PipelineConfigError, remedies
 from maxtext_pp_ext.config.derived import pipeline_impl, sound_stages, windowed
 from maxtext_pp_ext.config.keys import DerivedKeys, Keys
 from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
-from maxtext_pp_ext.host.models.refusals import integer, MOST_DEVICES
 from maxtext_pp_ext.host.rules import checkpoint_paths, problems, sizes
-from maxtext_pp_ext.plan import quantities
+from maxtext_pp_ext.plan import chips, quantities
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.of_run import costs_of_run
 from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.sharding.conflicts import by_problem
-
-_PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -38,6 +34,7 @@ class Checked:
     layers: for each layer of the model, in order, (stage, repeat), or None outside the pipeline.
     schedule: schedule of the pipeline; None without one.
     costs: costs per device and step; None if there are no formulas for the pipeline.
+    device_memory: bytes of a device; None if `compile_topology` does not say which devices they are.
     not_counted: what takes memory or traffic and is not in the costs.
   """
 
@@ -48,6 +45,7 @@ class Checked:
   layers: list[tuple[int, int] | None] = dataclasses.field(default_factory=list)
   schedule: Schedule | None = None
   costs: Costs | None = None
+  device_memory: int | None = None
   not_counted: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -64,10 +62,8 @@ def check(argv: Sequence[str], devices: int | None = None) -> Checked:
   found = Checked()
   try:
     given = run_config.given_keys(argv)
-    overrides: dict[str, Any] = {}
-    if not given.get("compile_topology"):
-      found.devices = devices or _devices(given)
-      overrides |= {"internal_compile": True, "internal_compile_num_devices": found.devices}
+    overrides = run_config.of_absent_devices(given, devices)
+    found.devices = overrides.get("internal_compile_num_devices")
     # The values as given, since the config is read without checkpoints.
     found.errors += [*checkpoint_paths.problems(given.get), *checkpoint_paths.of_loading(given.get)]
     config = run_config.read_without_run(argv, **overrides)
@@ -85,15 +81,6 @@ def check(argv: Sequence[str], devices: int | None = None) -> Checked:
   except (ValueError, NotImplementedError) as error:
     found.errors.append(str(error))
   return found
-
-
-def _devices(given: Mapping[str, Any]) -> int:
-  """Returns the product of all parallelism; a value of -1 takes what is left, so it counts as 1."""
-  values = (integer(given, key) for key in given if _PARALLELISM.fullmatch(key))
-  devices = math.prod(value for value in values if value > 0)
-  if devices > MOST_DEVICES:
-    raise ValueError(f"The parallelism asks for {devices} devices, more than {MOST_DEVICES}.")
-  return devices
 
 
 def _of_host(config: Keys) -> list[str]:
@@ -125,6 +112,9 @@ def _on_tpus(config: Keys) -> list[str]:
 
 
 def _model(config: DerivedKeys, found: Checked) -> None:
+  if getattr(config, "use_m3_model", False):
+    found.not_counted = ["anything: use_m3_model=True makes a model whose layers are not read"]
+    return
   layout = layouts.of_config(config)
   found.layout, found.layers = layout.description, _places(layout, config)
   if config.using_pipeline_parallelism or windowed(config):
@@ -137,6 +127,20 @@ def _model(config: DerivedKeys, found: Checked) -> None:
     found.not_counted = [f"anything: there are no formulas for pipeline_impl={pipeline_impl(config)}"]
   else:
     found.not_counted = quantities.not_counted(config)
+    chip = chips.of_topology(config.compile_topology or "")
+    found.device_memory = chip.hbm_bytes if chip else None
+    found.warnings += _too_large(found)
+
+
+def _too_large(found: Checked) -> list[str]:
+  """Returns that the run does not fit, as far as the estimate tells: not if something is left out of it."""
+  if found.costs is None or found.device_memory is None or found.not_counted or found.costs.peak <= found.device_memory:
+    return []
+  sizes = f"{units.bytes_text(found.costs.peak)} of {units.bytes_text(found.device_memory)}"
+  return [
+      f"It does not fit into the memory of a device, as estimated: {sizes}. `maxtext-pp plan` has other ways to run it,"
+      " and if none fits, the keys that would make one fit."
+  ]
 
 
 def _conflicts(found: Iterable[Any]) -> list[str]:

@@ -38,7 +38,7 @@ class Way:
 
 
 def ways(config: Any, limit: int, smallest: Callable[[dict[str, Any]], Any], more_devices: Any) -> list[Way]:
-  """Returns changes that need less memory: the batch, narrower states, and more devices, each alone; then several.
+  """Returns changes with which the model needs less memory: the batch, narrower states, and more devices; then several.
 
   Args:
     config: MaxText's config of the run, without a pipeline.
@@ -69,12 +69,11 @@ def ways(config: Any, limit: int, smallest: Callable[[dict[str, Any]], Any], mor
   unchanged = tried({})
   batch = first_that_fits(_batches(config))
   narrower = [tried({key: _NARROW}) for key in _NARROWER if _is_wide(config, key)]
-  narrower = [way for way in narrower if way and (unchanged is None or way.memory < unchanged.memory)]
   devices = first_that_fits(more_devices)
-  found = [way for way in (batch, *narrower, devices) if way]
-  if found and all(way.missing for way in found):
+  found = [way for way in (batch, *narrower, devices) if way and (unchanged is None or way.memory < unchanged.memory)]
+  if len(found) > 1 and all(way.missing for way in found):
     together = tried({key: value for way in found for key, value in way.keys.items()})
-    found += [together] if together else []
+    found += [together] if together and together.memory < min(way.memory for way in found) else []
   return sorted(found, key=lambda way: way.missing)
 
 

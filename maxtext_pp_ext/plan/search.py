@@ -21,11 +21,19 @@ from maxtext_pp_ext.plan.estimate import Estimate
 from maxtext_pp_ext.plan.of_run import of_run, residency_with_formulas
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
+from maxtext_pp_ext.units import counted
 
 # The axis that gives its devices to stages, and gets them back: the one with -1, or else the first of these.
 _GIVING = ("fsdp", "data")
 # The keys in which the candidates with the same stages differ.
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
+# Keys that change no parameter's shape or logical axes, so that a model built for other values serves, too. A model takes
+# longer to build than all else about a layout.
+_NOT_OF_PARAMETERS = {
+    *("per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype", "num_pipeline_microbatches"),
+    *("compile_topology", "internal_compile_num_devices"),
+    *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in _GIVING),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,11 @@ class Candidate:
   def seconds(self) -> float | None:
     """The seconds that a step is estimated to take."""
     return self.estimate.seconds if self.estimate else None
+
+  @property
+  def kind(self) -> tuple:
+    """What makes another candidate like this one: layers, repeats and microbatches make no other kind."""
+    return (self.impl, *(self.keys.get(f"{network}_pipeline_parallelism", 1) for network in derived.NETWORKS))
 
   @property
   def bound_by(self) -> str | None:
@@ -93,6 +106,13 @@ class Plan:
   not_counted: list[str] = dataclasses.field(default_factory=list)
   ways: list[fitting.Way] = dataclasses.field(default_factory=list)
 
+  def distinct(self) -> list[Candidate]:
+    """Returns the first candidate of each kind."""
+    found: dict[tuple, Candidate] = {}
+    for candidate in self.candidates:
+      found.setdefault(candidate.kind, candidate)
+    return list(found.values())
+
   def fits(self, candidate: Candidate) -> bool:
     return self.memory_limit is None or candidate.costs.peak <= self.memory_limit
 
@@ -118,7 +138,7 @@ def plan(
     devices: number of devices, without `compile_topology`.
     chip: kind of the devices, instead of that of `compile_topology`.
     memory_limit: bytes of a device, instead of the chip's.
-    shown: how many of the best must be accepted as configs by this package and MaxText.
+    shown: how many of the best, one of each kind, must be accepted as configs by this package and MaxText.
     on_progress: called with the number of layouts done, and their total.
 
   Raises:
@@ -148,6 +168,7 @@ class _Search:
     self._variations = run_config.Variations(run_config.with_keys(self._argv, self._none))
     self._without: DerivedKeys = self._variations.first
     self._topology = topology
+    self._parameters: dict[Any, Any] = {}
     self._ours = [impl for impl in implementations if impl != variants.NONE]
     chip = chip or chips.of_topology(topology or "")
     self.found = Plan(
@@ -157,7 +178,7 @@ class _Search:
         not_counted=quantities.not_counted(self._without),
     )
     if variants.NONE in implementations:
-      self._add(variants.NONE, self._none, self._without, None, *abstract_model.explained(self._without))
+      self._add(variants.NONE, self._none, self._without, None, *self._explained(self._without, self._none))
 
   def layouts(self) -> Iterator[dict[str, Any]]:
     """Yields the keys for each choice of stages on both networks and of layers per stage."""
@@ -191,8 +212,9 @@ class _Search:
   def look_at(self, changed: dict[str, Any]) -> None:
     """Adds all candidates with one choice of stages and layers per stage."""
     try:
-      config = self._read(changed | {"pipeline_impl": self._ours[0]})
-      parameters, mesh = abstract_model.explained(config)
+      chosen = changed | {"pipeline_impl": self._ours[0]}
+      config = self._read(chosen)
+      parameters, mesh = self._explained(config, chosen)
       least: CircularSchedule = run_config.schedule_of(config)  # type: ignore[assignment]  # __init__ refuses others
     except (ValueError, NotImplementedError) as error:
       self._refused(changed, error)
@@ -206,9 +228,9 @@ class _Search:
     fitting = [m for m in derived.fitting_microbatches(config) if batch // m % batch_shards == 0]
     if not fitting:
       reason = (
-          f"{batch} rows (per_device_batch_size={config.per_device_batch_size}) cannot be divided into "
-          f"{least.microbatches} microbatches, or a multiple of that, with a row for each of {batch_shards} shards of "
-          "the batch. Set a larger per_device_batch_size."
+          f"{counted(batch, 'row')} (per_device_batch_size={config.per_device_batch_size}) cannot be divided into "
+          f"{counted(least.microbatches, 'microbatch')}, or a multiple of that, with a row for each of "
+          f"{counted(batch_shards, 'shard')} of the batch. Set a larger per_device_batch_size."
       )
       self.found.infeasible.append(Infeasible(keys=self._names(changed), reason=reason))
     for microbatches, impl in itertools.product(fitting, self._ours):
@@ -217,19 +239,21 @@ class _Search:
       self._add(impl, chosen, config, schedule, parameters, mesh)
 
   def ranked(self, shown: int) -> Plan:
-    """Returns the plan with its candidates in order; the first `shown` are accepted as configs."""
+    """Returns the plan with its candidates in order; the first of each of `shown` kinds is accepted as a config."""
     found = self.found
     found.candidates.sort(key=self._rank)
     if found.memory_limit and found.candidates and not found.fits(found.candidates[0]):
       found.ways = self._ways(found.candidates[0], found.memory_limit)
       return found
-    accepted = 0
+    accepted: set[tuple] = set()
     for candidate in list(found.candidates):
-      if accepted == shown or not found.fits(candidate):
+      if len(accepted) == shown or not found.fits(candidate):
         break
+      if candidate.kind in accepted:
+        continue
       try:
         self._read(candidate.keys)
-        accepted += 1
+        accepted.add(candidate.kind)
       except (ValueError, NotImplementedError) as error:
         found.candidates.remove(candidate)
         self._refused(candidate.keys, error)
@@ -252,13 +276,25 @@ class _Search:
     keys = {key: value for key, value in like.keys.items() if key not in _OF_SCHEDULE} | changed
     if like.schedule is None:
       try:
-        config = other._read(like.keys | changed)
-        other._add(variants.NONE, like.keys | changed, config, None, *abstract_model.explained(config))
+        keys = like.keys | changed
+        config = other._read(keys)
+        other._add(variants.NONE, keys, config, None, *other._explained(config, keys))
       except (ValueError, NotImplementedError):
         return None
     else:
       other.look_at(keys)
     return min(other.found.candidates, key=lambda candidate: candidate.costs.peak, default=None)
+
+  def _explained(self, config: DerivedKeys, changed: dict[str, Any]) -> tuple[Any, Any]:
+    """`abstract_model.explained` of a config with these keys; models whose parameters are alike are built once."""
+    alike = tuple(sorted((key, value) for key, value in changed.items() if key not in _NOT_OF_PARAMETERS))
+
+    def made(config: Any, mesh: Any) -> Any:
+      if alike not in self._parameters:
+        self._parameters[alike] = abstract_model.parameters(config, mesh)
+      return self._parameters[alike]
+
+    return abstract_model.explained(config, made)
 
   def _read(self, changed: dict[str, Any]) -> DerivedKeys:
     return self._variations.read(changed)

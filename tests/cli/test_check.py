@@ -130,7 +130,17 @@ def test_devices_that_are_not_shared_out_are_said_with_what_to_set_before_maxtex
   status, out = check(*arguments, "pipeline_impl=circular_bsw", "--json")
   ours, maxtexts = json.loads(out)["errors"]
   assert status == 2 and "8 devices (num_target_devices=8) cannot be divided as" in ours
-  assert ours.endswith("Set ici_pipeline_parallelism=4.") and "Unspecified value unable" in maxtexts
+  assert ours.endswith("Set ici_pipeline_parallelism=4 or ici_pipeline_parallelism=2.")
+  assert "Unspecified value unable" in maxtexts
+
+
+def test_of_a_model_whose_layers_are_not_read_check_says_so(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name
+  import maxtext.utils.model_creation_utils  # noqa: F401  it prints when it is first imported
+
+  capfd.readouterr()
+  status = cli.main(["check", "model_name=qwen3-0.6b", "use_m3_model=True", "--json"])
+  found = json.loads(capfd.readouterr().out)
+  assert status == 0 and found["errors"] == [] and "use_m3_model=True" in found["not_estimated"][0]
 
 
 def test_rows_that_flash_attention_wants_on_tpus_are_a_warning(check):
@@ -169,6 +179,17 @@ def test_the_window_of_the_example_in_the_documentation(installed, capfd):  # no
   assert parts["weight window: slot and prefetch buffer"] / 2 == pytest.approx(1.71e9, rel=2e-3)
   assert parts["sums of the gradients of a repeat"] == parts["weight window: slot and prefetch buffer"]
   assert parts["stages' inputs, kept for backward"] == 163 * 4096 * 8192 * 2
+
+
+def test_what_does_not_fit_into_the_devices_of_the_topology_is_a_warning(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name
+  keys = ("model_name=llama3-8b", "per_device_batch_size=2", "max_target_length=4096", "pipeline_impl=circular")
+  said = {}
+  for topology in ("v6e-4", "v5p-8"):
+    assert cli.main(["check", *keys, f"compile_topology={topology}"]) == 0
+    said[topology] = capfd.readouterr().out
+  assert "warning: It does not fit into the memory of a device, as estimated: " in said["v6e-4"]
+  assert " of 34.4 GB, in the " in said["v6e-4"]
+  assert "not fit" not in said["v5p-8"] and " of 102 GB, in the " in said["v5p-8"]
 
 
 def test_a_missing_file_is_reported(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name

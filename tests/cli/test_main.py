@@ -80,6 +80,28 @@ def test_options_may_stand_between_maxtexts_arguments(monkeypatch):
   assert seen[0].place == "here" and seen[0].maxtext_args == ["my.yml", "a=1", "b=2"] and seen[0].json
 
 
+OPTIONS = {
+    "a mistyped option": (["plan", "--devcies", "8"], "no option of maxtext-pp plan; did you mean '--devices'?"),
+    "an option like none": (["draw", "--zzqqxx"], "--zzqqxx is no option of maxtext-pp draw\n"),
+    "a key with dashes": (["check", "--base_emb_dim=4"], "if it is a key of MaxText's, write base_emb_dim=4\n"),
+}
+
+
+@pytest.mark.parametrize("argv, message", OPTIONS.values(), ids=OPTIONS.keys())
+def test_an_unknown_option_is_told_with_what_it_is_like(capsys, argv, message):
+  with pytest.raises(SystemExit) as stopped:
+    cli.main(argv)
+  assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_reader_who_leaves_early_causes_no_traceback():
+  command = [sys.executable, "-m", "maxtext_pp_ext.cli", "draw", "--stages", "2", "--microbatches", "2000", "--json"]
+  with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    assert process.stdout.readline() == "{\n"
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait() == 141
+
+
 WRONG = {
     "no such checkpoint": (["convert", "{}/nothing", "{}/new", "a.yml"], "There is no Orbax checkpoint in"),
     "no file system": (["convert", "gs://bucket/a", "{}/new"], "only files can be converted"),

@@ -64,8 +64,9 @@ def test_what_fits_comes_first_and_its_keys_are_accepted_as_they_are(plan, capfd
 
 
 def test_a_chip_gives_a_memory_and_bounds_of_the_step(plan):
-  status, captured = plan("--devices", "8", "--chip", "v5e", "--top", "30")
-  assert status == 0 and "8 devices of 17.2 GB" in captured.out and "the first pipeline: pipeline_impl=" in captured.out
+  status, captured = plan("--devices", "8", "--chip", "v5e", "--top", "30", "--wide")
+  assert re.search(r"bubble .* kept .* at least +at most +bound by$", captured.out, re.MULTILINE)
+  assert status == 0 and "8 devices of 17.2 GB" in captured.out and "  1: pipeline_impl=" in captured.out
   _, captured = plan("--devices", "8", "--chip", "v5e", "--all", "--json")
   rows = json.loads(captured.out)["candidates"]
   assert len(rows) > 3 and "none" in [row["impl"] for row in rows]
@@ -75,8 +76,33 @@ def test_a_chip_gives_a_memory_and_bounds_of_the_step(plan):
 
 def test_nothing_fits_into_no_memory(plan):
   status, captured = plan("--devices", "8", "--device-memory-gib", "1e-6")
-  assert status == 1 and "none of them fits, the nearest 5 are shown" in captured.out
+  assert status == 1 and "none of them fits, the nearest 5 are shown" in " ".join(captured.out.split())
   assert "the first lacks " in captured.out and "no seconds, since the kind of the devices is not known" in captured.out
+
+
+def test_a_table_is_no_wider_than_80_columns_and_has_one_row_of_a_kind_with_its_keys(plan, capfd, monkeypatch):
+  monkeypatch.setenv("COLUMNS", "80")
+  _, captured = plan("--devices", "8", "--chip", "v5e")
+  lines = captured.out.splitlines()
+  keys = [line.split(":", 1)[1].split() for line in lines if re.match(r"  \d+: ", line)]
+  # none, and each of three implementations with 1 stage and with 2
+  assert len(keys) == 7 and [] == [line for line in lines if len(line) > 80 and "pipeline_impl=" not in line]
+  _, captured = plan("--devices", "8", "--chip", "v5e", "--json")
+  rows = json.loads(captured.out)["candidates"]
+  assert len({(row["impl"], row["stages"]) for row in rows}) == len(rows) == 7
+  for row, arguments in list(zip(rows, keys, strict=True))[::3]:
+    assert cli.main(["check", *SIX_LAYERS, *arguments, "--devices", "8", "--json"]) == 0
+    checked = json.loads(capfd.readouterr().out)
+    assert checked.get("memory", row["memory"])["total"] == row["memory"]["total"]
+    assert checked["layout"].startswith("pipeline of 2 stages") == (row["stages"] == 2)
+
+
+def test_where_nothing_fits_a_row_is_written_only_if_it_is_named(plan, tmp_path):
+  options = ("--devices", "8", "--device-memory-gib", "1e-6", "--write", str(tmp_path / "my.yml"))
+  status, captured = plan(*options)
+  assert status == 1 and "nothing was written" in captured.out and list(tmp_path.iterdir()) == []
+  status, captured = plan(*options, "--row", "2")
+  assert status == 1 and "wrote " in captured.out and (tmp_path / "my.yml").exists()
 
 
 def test_what_would_make_it_fit_is_estimated_and_is_what_a_plan_of_it_finds(plan):
@@ -153,6 +179,7 @@ WRONG = {
     "unknown implementation": (("--devices", "8", "--impl", "zero-bubble"), "zero-bubble"),
     "no formulas": (("--devices", "8", "--impl", "host"), "host"),
     "unknown chip": (("--devices", "8", "--chip", "h100"), "known chips are v4, v5e"),
+    "a row that never is": (("--devices", "8", "--write", "my.yml", "--row", "12"), "the table has at most 11 rows"),
     "nothing to show": (("--devices", "8", "--top", "0"), "has to be positive"),
     "no such key": (("--devices", "8", "no_such_key=1"), "no_such_key"),
 }

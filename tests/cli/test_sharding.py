@@ -81,6 +81,13 @@ def test_a_pipeline_over_slices_shards_its_layers_over_stages(command):
   assert kernel["logical_axes"] == ["layers", "mlp", "embed"] and kernel["spec"] == ["stage", "tensor", "fsdp"]
 
 
+@pytest.mark.parametrize("devices, mesh", [((), {"stage": 4, "fsdp": 2}), (("--devices", "16"), {"stage": 4, "fsdp": 4})])
+def test_devices_are_those_of_the_parallelism_or_as_many_as_asked_for(command, devices, mesh):
+  keys = ("ici_pipeline_parallelism=4", f"ici_fsdp_parallelism={-1 if devices else 2}", "per_device_batch_size=4")
+  status, out, _ = command("model_name=llama3-8b", "pipeline_impl=circular", *keys, *devices, "--json")
+  assert status == 0 and json.loads(out)["mesh"] == mesh
+
+
 def test_a_picture_of_a_parameter(command):
   status, out, _ = command(*SMALL, "--picture", "wi_0/kernel")
   assert status == 0 and out.startswith("decoder/layers/mlp/wi_0/kernel\n[4096, 4, 14336]: rows along dimension 0;")

@@ -16,6 +16,8 @@ REPORTS = pathlib.Path(__file__).resolve().parents[2] / "patches" / "reports"
 MAXTEXT = pathlib.Path(maxtext.__path__[0])
 PAGES = sorted(page.stem for page in REPORTS.glob("*.md"))
 SCRIPT = re.compile(r"^```python\n(.*?)^```\n\nIt prints:\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMANDS = re.compile(r"^```sh\n(.*?)^```.*?^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+WITH_COMMANDS = [page for page in PAGES if COMMANDS.search((REPORTS / f"{page}.md").read_text(encoding="utf-8"))]
 # Files with the code that is quoted; the tests of MaxText are not in its wheel.
 QUOTED = {"gemma4-bypass": "layers/nnx_decoders.py", "dropped-arguments": "layers/nnx_decoders.py"}
 
@@ -40,6 +42,27 @@ def test_a_script_prints_what_its_report_says(page, tmp_path):
   assert done.returncode == 0, done.stderr[-4000:]
   printed = [line for line in done.stdout.splitlines() if not line.startswith(("[DECOUPLED", "[transformers"))]
   assert printed[-len(expected.splitlines()) :] == expected.splitlines()
+
+
+@pytest.mark.slow  # most train
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_commands_run_as_they_are_written_and_print_what_their_report_says(page, tmp_path):
+  text = (REPORTS / f"{page}.md").read_text(encoding="utf-8")
+  path = os.pathsep.join((str(pathlib.Path(sys.executable).parent), os.environ["PATH"]))  # where python is this one
+  environment = os.environ | {"MAXTEXT_PP_EXT": "off", "PATH": path}
+  for commands, expected in COMMANDS.findall(text):
+    program = ["bash", "-c", commands]
+    options = {"capture_output": True, "text": True, "timeout": 600, "check": False}
+    done = subprocess.run(program, cwd=tmp_path, env=environment, **options)
+    lines = (done.stdout + done.stderr).splitlines()
+    for parts in (line.split("…") for line in expected.splitlines()):
+      assert any(all(part in line for part in parts) for line in lines), (parts, lines[-20:])
+
+
+def test_a_report_can_be_pasted_elsewhere():
+  links = {page: re.findall(r"\]\((?!https?:)[^)]*\)", (REPORTS / f"{page}.md").read_text("utf-8")) for page in PAGES}
+  assert {page for page, found in links.items() if found} == {"README"}  # no other page has links that lead to its folder
+  assert (REPORTS / "bsw-three-stages.patch").read_text("utf-8") in (REPORTS / "bsw-three-stages.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("page", QUOTED)

@@ -6,7 +6,7 @@
 
 `make matrix` calls it. Each environment is a folder .venv-NAME with the versions of .ci/constraints-NAME.txt, which
 `make constraints` writes. --slim runs a minute's worth of tests that train, and writes nothing. --in-turn does so in one
-environment, which the number of commits chooses; continuous integration calls it. The exit code is 1 if a test fails.
+environment, which the number of commits chooses: for a run each night. The exit code is 1 if a test fails.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     failures += len(result["failed"]) + result["broken"]
     print(f"{name}: {result['passed']} passed, {result['skipped']} skipped, {len(result['failed'])} failed", flush=True)
     if not slim and not more:
-      _write(name, environments.versions(python), result)
+      write(name, environments.versions(python), result)
   return 1 if failures else 0
 
 
@@ -88,13 +88,14 @@ def _run(python: pathlib.Path, arguments: list[str]) -> dict:
   }
 
 
-def _write(name: str, versions: dict[str, str], result: dict) -> None:
+def write(name: str, versions: dict[str, str], result: dict) -> None:
   """Replaces the line of an environment in the table."""
   header = ("environment", *versions, "passed", "skipped", "failed", "date")
-  failed = "<br>".join(f"`{each}`" for each in result["failed"]) or "none"
+  failed = "<br>".join(f"`{each}`" for each in result["failed"]).replace("|", "\\|") or "none"
   today = datetime.date.today().isoformat()
   row = (name, *versions.values(), str(result["passed"]), str(result["skipped"]), failed, today)
-  rows = {line.split()[1]: line for line in tables.between(TABLE).splitlines()}
+  # Those of the table whose first cell is the name of an environment: the heading's and the line below it are not.
+  rows = {line.split("|")[1].strip(): line for line in tables.between(TABLE).splitlines() if line.count("|") > 1}
   rows[name] = f"| {' | '.join(row)} |"
   lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
   tables.put_between(TABLE, [*lines, *(rows[each] for each in environments.NAMES if each in rows)])

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds a MaxText config's model without weights, on a mesh without devices."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import contextvars
 from typing import Any
@@ -82,12 +82,22 @@ def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
     return nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh))
 
 
-def explained(config: Any) -> tuple[sharding.Explanation, AbstractMesh]:
+def parameters(config: Any, mesh: Mesh | AbstractMesh) -> nnx.State:
+  """Returns the parameters of a config's model. Raises ValueError if MaxText cannot build it."""
+  return nnx.state(abstract_model(config, mesh), nnx.Param)
+
+
+def explained(
+    config: Any, make: Callable[[Any, AbstractMesh], nnx.State] = parameters
+) -> tuple[sharding.Explanation, AbstractMesh]:
   """Returns (how a config's parameters are sharded, its mesh).
+
+  Args:
+    config: MaxText's config.
+    make: makes the parameters, for a caller that has them.
 
   Raises:
     ValueError: the parallelism does not fit the number of devices.
   """
   mesh = abstract_mesh(config)
-  parameters = nnx.state(abstract_model(config, mesh), nnx.Param)
-  return sharding.explain(parameters, mesh, rules_in_play(config.logical_axis_rules)), mesh
+  return sharding.explain(make(config, mesh), mesh, rules_in_play(config.logical_axis_rules)), mesh

@@ -225,11 +225,11 @@ def _assignments(values: Mapping[str, Any]) -> str:
 def describe(config: DerivedKeys) -> str:
   """Returns the layout in words."""
   scanned = f"stacked along param_scan_axis={config.param_scan_axis}" if config.scan_layers else "not stacked"
+  count = lambda number, of: f"{number} {of}" + "s" * (number != 1)
   if not config.using_pipeline_parallelism:
-    return f"{config.num_decoder_layers} layers {scanned}, no pipeline"
+    return f"{count(config.num_decoder_layers, 'layer')} {scanned}, no pipeline"
   stages, per_stage = sound_stages(config), config.num_layers_per_pipeline_stage
   inside = stages * config.num_pipeline_repeats * per_stage
-  count = lambda number, of: f"{number} {of}" + "s" * (number != 1)
   sizes = {"stage": stages, "repeat": config.num_pipeline_repeats, "layer": per_stage}
   text = "pipeline of " + " × ".join(count(number, of) for of, number in sizes.items())
   if per_stage > 1 and config.scan_layers_per_stage:
@@ -277,6 +277,8 @@ class _Place:
 
 def _places(decoder: Any) -> list[_Place]:
   """Returns the decoder's layers, in the order in which they run."""
+  if not hasattr(decoder, "get_layers"):
+    raise LayoutError(f"{type(decoder).__name__} does not list its layers, as MaxText's m3 models do not (use_m3_model).")
   config, pipeline = decoder.config, getattr(decoder, "pipeline_module", None)
   paths: dict[int, tuple[str, ...]] = {id(module): (name,) for name, module in vars(decoder).items()}
   if pipeline is not None:

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import importlib.util
+import math
 import pathlib
 import re
 from types import MappingProxyType
@@ -15,11 +16,12 @@ from maxtext_pp_ext.config.derived import pipeline_impl, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import cycles
-from maxtext_pp_ext.host.models.refusals import as_value_errors
+from maxtext_pp_ext.host.models.refusals import as_value_errors, integer, MOST_DEVICES
 from maxtext_pp_ext.nearest import did_you_mean
 from maxtext_pp_ext.schedule import CircularSchedule, Schedule
 
 _MOST_CHOICES = 20  # for a key that are listed
+_PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 
 def maxtext_folder() -> pathlib.Path:
@@ -120,6 +122,26 @@ def read_without_run(
     overrides = {"compile_topology_num_slices": 1} | overrides
   quiet = {key: value for key, value in WITHOUT_RUN.items() if key not in on_command_line}
   return _read(arguments, quiet | overrides, **options)
+
+
+def of_absent_devices(given: Mapping[str, Any], devices: int | None = None) -> dict[str, Any]:
+  """Returns values for keys with which MaxText takes a run's devices to be there; {} if `compile_topology` names them.
+
+  Args:
+    given: the run's keys.
+    devices: their number; by default as many as the parallelism makes, where -1 takes what is left and counts as 1.
+
+  Raises:
+    ValueError: the parallelism is no number, or too large.
+  """
+  if given.get("compile_topology"):
+    return {}
+  if not devices:
+    values = (integer(given, key) for key in given if _PARALLELISM.fullmatch(key))
+    devices = math.prod(value for value in values if value > 0)
+    if devices > MOST_DEVICES:
+      raise ValueError(f"The parallelism asks for {devices} devices, more than {MOST_DEVICES}.")
+  return {"internal_compile": True, "internal_compile_num_devices": devices}
 
 
 def with_keys(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:

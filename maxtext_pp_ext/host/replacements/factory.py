@@ -8,6 +8,7 @@ from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.derived import pipeline_impl
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.units import counted
 
 
 def pipeline_class(config: HostKeys) -> type | None:
@@ -44,9 +45,9 @@ def describe(config: HostKeys) -> str:
   """Returns text: implementation, stages, repeats, microbatches, delay and the schedule's bubble fraction."""
   schedule = run_config.schedule_of(config)
   return (
-      f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active: {schedule.stages} stages, {schedule.repeats} "
-      f"repeats, {schedule.microbatches} microbatches, forwarding delay {schedule.delay}, bubble fraction "
-      f"{schedule.bubble_fraction:.3f}"
+      f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active: {counted(schedule.stages, 'stage')}, "
+      f"{counted(schedule.repeats, 'repeat')}, {counted(schedule.microbatches, 'microbatch')}, forwarding delay "
+      f"{schedule.delay}, bubble fraction {schedule.bubble_fraction:.3f}"
   )
 
 
@@ -55,7 +56,7 @@ def announce_window(config: HostKeys, length: int) -> None:
   microbatches = max(config.num_pipeline_microbatches, 1)
   _log_once(
       f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active without a pipeline: {length} scanned layers, "
-      f"{microbatches} microbatches"
+      f"{counted(microbatches, 'microbatch')}"
   )
 
 

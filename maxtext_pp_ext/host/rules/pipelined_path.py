@@ -129,7 +129,7 @@ def _block_problem(config: HostKeys, block: str, total: int) -> str | None:
           "scan_layers=True stages of whole cycles are possible)"
       )
     case "gemma4":
-      return "MaxText bypasses the pipeline for it (it calls _apply_gemma4_scanned_blocks)"
+      return "MaxText bypasses the pipeline that it has built for it, and fails (it calls _apply_gemma4_scanned_blocks)"
     case "gemma4_small":
       return "its layers differ by index and share keys and values with other layers; MaxText refuses it, too"
     case "deepseek4":

@@ -82,8 +82,7 @@ def _with_pipeline(config: Keys) -> list[str]:
       *quantization.problems(config),
       *pipelined_path.problems(config),
       *per_microbatch.problems(config),
-      # A run that only compiles writes no checkpoint.
-      *([] if _devices_are_absent(config) else checkpoint_paths.problems(lambda key: getattr(config, key, None))),
+      *_checkpoint_paths(config),
   ]
 
 
@@ -92,7 +91,14 @@ def _without_pipeline(config: Keys) -> list[str]:
       *quantization.problems(config),
       *windowed_path.problems(config),
       *(per_microbatch.problems(config) if config.num_pipeline_microbatches > 1 else []),
+      *_checkpoint_paths(config),
   ]
+
+
+def _checkpoint_paths(config: Keys) -> list[str]:
+  if _devices_are_absent(config):
+    return []  # a run that only compiles writes no checkpoint
+  return checkpoint_paths.problems(lambda key: getattr(config, key, None))
 
 
 def _bad_choices(config: Keys) -> Iterator[str]:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import math
 from typing import Any
 
@@ -14,6 +14,7 @@ from maxtext_pp_ext.config.keys import Keys
 from maxtext_pp_ext.config.remedies import Problem
 from maxtext_pp_ext.host.rules import propose
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
+from maxtext_pp_ext.units import counted
 
 
 def problems(config: Keys) -> list[Problem]:
@@ -109,7 +110,7 @@ def _microbatches(config: Keys) -> Iterator[Problem]:
   if stages is None or microbatches == -1:
     return
   delay, least = derived.forwarding_delay(config), derived.least_microbatches(config)
-  nearest = propose.microbatches(config)[:1] or [max(-(-microbatches // stages) * stages, least)]
+  nearest = _beside(microbatches, propose.microbatches(config)) or [max(-(-microbatches // stages) * stages, least)]
   what = []
   if microbatches % stages or microbatches < 1:
     what.append(f"is not a multiple of {stages_text(config)}; every stage must keep equally many.")
@@ -122,9 +123,16 @@ def _microbatches(config: Keys) -> Iterator[Problem]:
   if what:
     yield Problem(
         f"num_pipeline_microbatches={microbatches} {' It '.join(what)}",
-        {"num_pipeline_microbatches": nearest[0]},
-        ({"num_pipeline_microbatches": -1}, f" for {least}"),
+        *({"num_pipeline_microbatches": count} for count in nearest),
+        *([] if least in nearest else [({"num_pipeline_microbatches": -1}, f" for {least}")]),
     )
+
+
+def _beside(number: int, candidates: Sequence[int]) -> list[int]:
+  """The candidates next to a number, below and above it, the nearer first."""
+  below, above = ([each for each in candidates if (each > number) == up] for up in (False, True))
+  found = [*([max(below)] if below else []), *([min(above)] if above else [])]
+  return sorted(found, key=lambda each: abs(each - number))
 
 
 def _batch(config: Keys) -> Iterator[Problem]:
@@ -140,8 +148,8 @@ def _batch(config: Keys) -> Iterator[Problem]:
   elif batch > 0 and batch % microbatches == 0:
     return
   yield Problem(
-      f"a batch of {batch} rows (int(num_target_devices={config.num_target_devices} × per_device_batch_size="
-      f"{config.per_device_batch_size})) cannot be divided into {microbatches} microbatches "
+      f"a batch of {counted(batch, 'row')} (int(num_target_devices={config.num_target_devices} × per_device_batch_size="
+      f"{config.per_device_batch_size})) cannot be divided into {counted(microbatches, 'microbatch')} "
       f"(num_pipeline_microbatches, by default {least}).",
       *[{"num_pipeline_microbatches": m} for m in propose.microbatches(config)[:1]],
       *[{"per_device_batch_size": size} for size in propose.batches(config, microbatches)[:1]],
@@ -173,8 +181,9 @@ def _other_batches(config: Keys) -> Iterator[Problem]:
     if rows < 1 or rows % microbatches:
       fitting = [m for m in derived.fitting_microbatches(config)[::-1] if 0 < rows and rows % m == 0]
       yield Problem(
-          f"an evaluation's batch of {rows} rows (int(num_target_devices={devices} × eval_per_device_batch_size="
-          f"{config.eval_per_device_batch_size})) cannot be divided into {microbatches} microbatches "
+          f"an evaluation's batch of {counted(rows, 'row')} (int(num_target_devices={devices} × "
+          f"eval_per_device_batch_size={config.eval_per_device_batch_size})) cannot be divided into "
+          f"{counted(microbatches, 'microbatch')} "
           "(num_pipeline_microbatches, which applies to evaluations, too).",
           *_evaluation_ways(config, microbatches),
           *[{"num_pipeline_microbatches": m} for m in fitting[:1]],
@@ -184,9 +193,9 @@ def _other_batches(config: Keys) -> Iterator[Problem]:
     accumulated = config.gradient_accumulation_steps
     if count < 1 or count % (microbatches * accumulated):
       yield Problem(
-          f"enable_rampup_batch_size=True with {key}={value}: {count} rows (int(num_target_devices={devices} × {value})) "
-          f"cannot be divided into gradient_accumulation_steps={accumulated} × num_pipeline_microbatches={microbatches} "
-          "microbatches.",
+          f"enable_rampup_batch_size=True with {key}={value}: {counted(count, 'row')} "
+          f"(int(num_target_devices={devices} × {value})) cannot be divided into "
+          f"gradient_accumulation_steps={accumulated} × num_pipeline_microbatches={microbatches} microbatches.",
           *[{key: size} for size in propose.batches(config, microbatches * accumulated, key)[:1]],
           {"enable_rampup_batch_size": False},
       )
@@ -259,7 +268,7 @@ def devices(config: Keys) -> list[Problem]:
     keys = {derived.parallelism_key(network, axis): size for axis, size in asked.items() if size != 1 or axis == "stage"}
     of = f"num_target_devices={config.num_target_devices}"
     of += f" / num_slices={config.num_slices}" if getattr(config, "num_slices", 1) > 1 else ""
-    kind = f"{target} devices ({of})" if network == "ici" else f"{target} slices (num_slices)"
+    kind = f"{counted(target, 'device')} ({of})" if network == "ici" else f"{counted(target, 'slice')} (num_slices)"
     product = " × ".join(f"{key}={size}" for key, size in keys.items())
     unit = "" if -1 in keys.values() else f" = {math.prod(keys.values())}"
     ways = [changes for changes in propose.parallelism(config) if changes]

@@ -77,7 +77,7 @@ def test_the_process_wide_default_reaches_configs_with_a_pipeline_only(make_conf
     "wrong, words",
     [
         ({"pipeline_impl": "circular_bws"}, "did you mean 'circular_bsw'"),
-        ({"pipeline_impl": "none"}, "pipeline_impl=None is not known"),
+        ({"pipeline_impl": "none"}, "pipeline_impl=none names no implementation"),
         ({"base_num_decoder_layers": 5}, "cannot be divided"),
         ({"num_pipeline_repeats": 3}, "Set num_pipeline_repeats=2"),
         ({"num_pipeline_microbatches": 3}, "not a multiple of 2 stages"),
@@ -232,3 +232,11 @@ def test_an_unknown_topology_is_told_with_some_of_its_kind(impl, make_config):
   with pytest.raises(keys.PipelineConfigError, match="such as v5p-1024, v5p-896") as error:
     make_config(compile_topology="v5p-999", compile_topology_num_slices=1, pipeline_impl=impl)
   assert "dict_keys" not in str(error.value)
+
+
+@pytest.mark.parametrize("stages", [1, 2], ids=["window", "pipeline"])
+def test_a_relative_path_of_checkpoints_is_refused_before_the_first_step(make_config, stages):
+  keys_of_run = {"pipeline_impl": "circular_bsw", "ici_pipeline_parallelism": stages, "enable_checkpointing": True}
+  with pytest.raises(ValueError, match="base_output_directory=out with enable_checkpointing=True: .*Set base_output_dir"):
+    make_config(**keys_of_run, base_output_directory="out")
+  assert make_config(**keys_of_run, base_output_directory="/out").enable_checkpointing

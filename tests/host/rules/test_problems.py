@@ -263,10 +263,10 @@ def test_less_than_one_layer_per_stage_is_refused():
   assert "num_layers_per_pipeline_stage=0" in only_problem(make(num_layers_per_pipeline_stage=0))
 
 
-def test_microbatches_that_are_no_multiple_of_the_stages_are_refused_with_the_nearest_that_fits():
+def test_microbatches_that_are_no_multiple_of_the_stages_are_refused_with_the_nearest_on_both_sides():
   problem = only_problem(make(num_pipeline_microbatches=7))
   assert "num_pipeline_microbatches=7" in problem and "4 stages" in problem
-  assert "Set num_pipeline_microbatches=8" in problem
+  assert problem.endswith("Set num_pipeline_microbatches=8 or num_pipeline_microbatches=4.")
 
 
 def test_fewer_microbatches_than_the_delay_needs_are_refused():
