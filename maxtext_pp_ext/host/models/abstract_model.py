@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
-from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.host.models.axes import rules_in_play
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 
@@ -89,5 +89,9 @@ def explained(config: Any) -> tuple[sharding.Explanation, AbstractMesh]:
     ValueError: the parallelism does not fit the number of devices.
   """
   mesh = abstract_mesh(config)
+  if config.use_qwix_quantization:
+    # Qwix calls a model to quantize it, and layers ask their mesh for its devices when they are called. The parameters
+    # stay as they were: what two kinds (fp8_gpu, fp8_nanoo) add are scales, which are none.
+    config = with_values(config, {"quantization": ""})
   parameters = nnx.state(abstract_model(config, mesh), nnx.Param)
   return sharding.explain(parameters, mesh, rules_in_play(config.logical_axis_rules)), mesh
