@@ -319,7 +319,7 @@ _HEADINGS = (
     *("pipeline", "S", "R", "L/S", "M", "bubble", "memory", "window", "kept", "weights", "act.", "sent", "slices"),
     *("step s", "at least", "at most", "bound by"),
 )
-_WINDOW = ("weight window", "gathered weights", "sums of", "their gradients", "weights that")
+_WINDOW = ("weight window", "gathered weights", "sums of", "gradients of", "their gradients", "weights that")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
