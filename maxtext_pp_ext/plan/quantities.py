@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 import dataclasses
 import math
 import re
@@ -18,7 +18,7 @@ from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
-from maxtext_pp_ext.host.models import abstract_model
+from maxtext_pp_ext.host.models import abstract_model, cycles
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.host.models.flops import of_attention, of_step
 from maxtext_pp_ext.plan.costs import Sizes
@@ -29,7 +29,7 @@ from maxtext_pp_ext.sharding.gathered import gathered_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
 _IN_PIPELINE = re.compile(r"decoder/pipeline_module/")
-_IN_LAYERS = re.compile(r"decoder/(dense_|moe_)?layers(_\d+)?/")
+_IN_LAYERS = re.compile(r"decoder/(scanned_blocks|(dense_|moe_)?layers(_\d+|_remainder)?)/")
 _LOGITS = ("activation_embed_and_logits_batch", "activation_length", "activation_vocab")
 _ADAMS = ("adamw", "adam_pax")
 
@@ -71,7 +71,13 @@ def sizes(
   narrow = lambda w: w.count * min(w.dtype.itemsize, jnp.dtype(config.dtype).itemsize)
   as_gathered = lambda w: w.count * w.dtype.itemsize if config.pipeline_gather_dtype == "weight" else narrow(w)
   accumulates = config.pipeline_grad_accum_dtype
-  in_sums = lambda w: w.count * (w.dtype.itemsize if accumulates == "auto" else jnp.dtype(accumulates).itemsize)
+  one_microbatch = schedule is not None and schedule.microbatches == 1
+
+  def in_sums(w: _Weight) -> float:
+    if accumulates != "auto":
+      return w.count * jnp.dtype(accumulates).itemsize
+    return as_gathered(w) if one_microbatch else w.count * w.dtype.itemsize
+
   network = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
   over = lambda axes: math.prod(mesh.shape[axis] for axis in axes)
   # Where nothing shards the batch, a microbatch's gradient is complete, and summed where it is stored.
@@ -96,12 +102,14 @@ def sizes(
 
   dispatched, dispatched_outside = _dispatched(config, schedule, mesh)
 
+  def gradients(bytes_of: Callable[[_Weight], float]) -> int:
+    of_layers = sum(bytes_of(w) / over(w.gathered_over) for w in inside) / stages
+    return round(of_layers + sum(w.count * w.dtype.itemsize / over(w.gathered_over) for w in outside))
+
   return Sizes(
       parameters=own,
-      gradients=round(
-          sum((as_gathered if parts_of_batch > 1 else in_sums)(w) / over(w.gathered_over) for w in inside) / stages
-          + sum(w.count * w.dtype.itemsize / over(w.gathered_over) for w in outside)
-      ),
+      gradients=gradients(as_gathered if parts_of_batch > 1 else in_sums),
+      gradients_at_once=gradients(in_sums),
       optimizer=_moments(config, parameters),
       gathered=round(sum(map(as_gathered, inside)) / parts),
       summed=round(sum(map(in_sums, inside)) / parts),
@@ -128,8 +136,8 @@ def sizes(
 
 def loop_length(config: DerivedKeys) -> int:
   """Returns how many layers, or cycles of layers, MaxText's loop runs one after another without a pipeline."""
-  cycle = config.inhomogeneous_layer_cycle_interval if config.scan_layers else 1
-  return math.ceil(config.num_decoder_layers / max(cycle, 1))
+  _, in_block = cycles.scanned(config)
+  return math.ceil(config.num_decoder_layers / in_block)
 
 
 def not_counted(config: DerivedKeys) -> list[str]:
@@ -255,7 +263,8 @@ def _rows(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
 
 
 def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
-  elements = _rows(config, schedule) * config.max_target_length * config.emb_dim
+  streams = max(getattr(config, "mhc_expansion_rate", 1), 1)  # of hyper-connections
+  elements = _rows(config, schedule) * config.max_target_length * config.emb_dim * streams
   return math.ceil(elements * jnp.dtype(config.dtype).itemsize / _shards(ACTIVATION_AXES, config, mesh))
 
 
