@@ -84,6 +84,7 @@ USES = {
     "a kernel and a product": lambda w, x: (KERNELS["jax"](x[0], w[0], SIZES), w.sum()),
     "a kernel of all stages": lambda w, x: jax.vmap(lambda w, x: KERNELS["jax"](x, w, SIZES))(w, x),
     "a loop": lambda w, x: jax.lax.scan(lambda c, w: (c + w.sum(), None), 0.0, w)[0],
+    "a call with a number": lambda w, x: jax.jit(lambda w, x, n: n * w.sum() + x.sum())(w, x, 2),
     "a barrier": lambda w, x: jnp.sin(jax.lax.optimization_barrier((w, x))[0]),
 }
 

@@ -21,6 +21,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.programs.jaxprs import CALLS, inner_program, makers_of, on_devices, run_eqn
@@ -112,7 +113,7 @@ def _results(jaxpr: Jaxpr, eqn: JaxprEqn, values: list[Any]) -> Sequence[Any]:
     # The compiler (libtpu 0.0.48.1) changes shapes before it merges equal operations. Without a barrier it would compute
     # an expert's activation twice, for the product that is recomputed and for the weight's gradient: 2 % of a step of
     # Mixtral.
-    behind = lambda x: x if isinstance(x, OneOf) or x.ndim < 2 else jax.lax.optimization_barrier(x)
+    behind = lambda x: x if isinstance(x, OneOf) or jnp.ndim(x) < 2 else jax.lax.optimization_barrier(x)
     return _run(inner, consts, [behind(x) for x in values])
   if name == _ON_DEVICES and (results := _on_devices(eqn, values)) is not None:
     return results
