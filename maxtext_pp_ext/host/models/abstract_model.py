@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
-from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.host.models.axes import rules_in_play
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 
@@ -84,6 +84,10 @@ def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
 
 def parameters(config: Any, mesh: Mesh | AbstractMesh) -> nnx.State:
   """Returns the parameters of a config's model. Raises ValueError if MaxText cannot build it."""
+  if config.use_qwix_quantization:
+    # Qwix calls a model to quantize it, and layers ask their mesh for its devices when they are called. The parameters
+    # stay as they were: what two kinds (fp8_gpu, fp8_nanoo) add are scales, which are none.
+    config = with_values(config, {"quantization": ""})
   return nnx.state(abstract_model(config, mesh), nnx.Param)
 
 
