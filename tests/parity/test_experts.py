@@ -64,11 +64,16 @@ def test_maxtexts_default_dispatch_and_its_kernels_compute_what_they_do_without_
   check(CASES[name], stages, layers_on_the_mesh=True, **DISPATCH)
 
 
+# Each part of the tokens has a load-balance loss, and two microbatches have other parts than the batch.
 @pytest.mark.slow
+@pytest.mark.parametrize("microbatches, loss", [(-1, {}), (2, {"load_balance_loss_weight": 0.0})])
 @pytest.mark.parametrize("name", CASES)
-def test_maxtexts_default_dispatch_and_its_kernels_compute_in_a_window_what_they_do_in_its_scan(monkeypatch, name):
+def test_maxtexts_default_dispatch_and_its_kernels_compute_in_a_window_what_they_do_in_its_scan(
+    monkeypatch, name, microbatches, loss
+):
   monkeypatch.setattr(jax.lax, "ragged_all_to_all", ragged_all_to_all)
-  test_windows.check(CASES[name], IMPLEMENTATIONS, num_pipeline_microbatches=2, **EXPERT_AXIS, **DISPATCH)
+  keys = {"num_pipeline_microbatches": microbatches, **EXPERT_AXIS, **DISPATCH, **loss}
+  test_windows.check(CASES[name], IMPLEMENTATIONS, scan_on_the_mesh=True, **keys)
 
 
 DROPLESS = [("mixtral", 3)]

@@ -36,6 +36,7 @@ MESHES = {
 
 
 def check(case, implementations, **keys):
+  """Compares a window over two repeats; `keys` are arguments of `windows.compare`."""
   dense = case.keys.get("first_num_dense_layers", 0)
   # MaxText adds updates to biases as if both were stacked along the first axis.
   axis = {"param_scan_axis": 0} if "routed_bias_update_rate" in case.keys else {}

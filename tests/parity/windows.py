@@ -86,7 +86,7 @@ def moved(params: PyTree, seed: int = 0) -> PyTree:
 
 
 def loss_and_gradients(model: Model, params: PyTree, data: dict[str, jax.Array], *, is_train: bool = True) -> tuple:
-  """((loss, the other scalars that the loss returns), gradients of all parameters)."""
+  """((loss, the other arrays that the loss function returns, by path), gradients of all parameters)."""
   place = lambda like, value: jax.device_put(np.asarray(value), like.sharding)
   # Leaf by leaf: a layer without annotations keeps the reference's mesh in its variables.
   leaves, structure = jax.tree.flatten(model.params)
@@ -96,14 +96,16 @@ def loss_and_gradients(model: Model, params: PyTree, data: dict[str, jax.Array],
   def loss(params):
     merged = nnx.merge(model.graphdef, params, model.rest, copy=True)
     value, aux = train.loss_fn(merged, model.config, dict(data), None, None, is_train=is_train)
-    scalars = {name: x for name, x in aux.items() if getattr(x, "ndim", 1) == 0 and name != "total_weights"}
-    return value, scalars
+    others = {name: x for name, x in aux.items() if name not in ("intermediate_outputs", "total_weights")}
+    return value, {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(others)}
 
   with jax.set_mesh(model.mesh), nn.logical_axis_rules(model.config.logical_axis_rules):
     return jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(params))
 
 
-def compare(implementations: Iterable[str], *, amplification: float = 1.0, **keys: Any) -> None:
+def compare(
+    implementations: Iterable[str], *, amplification: float = 1.0, scan_on_the_mesh: bool = False, **keys: Any
+) -> None:
   """Asserts that the loss, what belongs to it, and every gradient are those of MaxText's scan on one device.
 
   The initial parameters must be equal, and at the same paths.
@@ -111,25 +113,29 @@ def compare(implementations: Iterable[str], *, amplification: float = 1.0, **key
   Args:
     implementations: values of `pipeline_impl`.
     amplification: how much more the layers amplify rounding than `parity.tolerance` allows for.
+    scan_on_the_mesh: whether MaxText's scan runs on the window's mesh instead of one device. Layers with MaxText's sparse
+      experts need that: they have a load-balance loss for each part of the tokens.
     **keys: arguments of `make_config`.
   """
-  reference = build(make_config(**{**keys, "pipeline_impl": "host", **_ON_ONE_DEVICE}), one_device=True)
+  config = make_config(**{**keys, "pipeline_impl": "host", **_OF_THE_REFERENCE})
+  reference = build(config, one_device=not scan_on_the_mesh)
   params, data = moved(reference.params), batch(reference.config)
   bound = amplification * parity.tolerance(reference.config)
-  (loss, scalars), gradients = loss_and_gradients(reference, params, data)
+  (loss, others), gradients = loss_and_gradients(reference, params, data)
   for name in implementations:
     found = build(make_config(**keys, pipeline_impl=name))
     same_start(reference.params, found.params)
-    (own_loss, own_scalars), own = loss_and_gradients(found, params, data)
+    (own_loss, own_others), own = loss_and_gradients(found, params, data)
     errors = {"loss": parity.relative_error(own_loss, loss)}
-    errors |= {key: parity.relative_error(own_scalars[key], value) for key, value in scalars.items()}
+    assert own_others.keys() == others.keys()
+    errors |= {key: parity.relative_error(own_others[key], value) for key, value in others.items()}
     errors |= _errors(own, gradients)
     bad = {key: error for key, error in errors.items() if not error <= bound}
     assert not bad, (name, bound, bad)
 
 
 # The reference is MaxText's own scan over the whole batch.
-_ON_ONE_DEVICE = {"num_pipeline_microbatches": -1, "shard_mode": "auto"}
+_OF_THE_REFERENCE = {"num_pipeline_microbatches": -1, "shard_mode": "auto"}
 
 
 def same_start(expected: PyTree, found: PyTree) -> None:
