@@ -85,11 +85,7 @@ def _print(result: dict[str, Any]) -> None:
     for line in _layer_lines(result["layers"]):
       print(line)
   if schedule := result.get("schedule"):
-    fraction, iterations = schedule["bubble_fraction"], schedule["iterations"]
-    print(
-        f"schedule: {units.counted(schedule['microbatches'], 'microbatch')}, {iterations} iterations, of which a stage "
-        f"idles in {round(fraction * iterations)}: bubble fraction {fraction:.3f}"
-    )
+    print(f"schedule: {_schedule_text(schedule)}")
   if memory := result.get("memory"):
     of_device = f" of {units.bytes_text(memory['of_device'])}" if memory["of_device"] else ""
     print(f"memory of a device, estimated: {units.bytes_text(memory['total'])}{of_device}, {memory['when']}")
@@ -101,6 +97,17 @@ def _print(result: dict[str, Any]) -> None:
   if "not_estimated" in result:
     print("not estimated: " + "; ".join(result["not_estimated"]))
   print(units.counted(len(result["errors"]), "error") if result["errors"] else "no errors")
+
+
+def _schedule_text(schedule: dict[str, Any]) -> str:
+  fraction, iterations = schedule["bubble_fraction"], schedule["iterations"]
+  text = units.counted(schedule["microbatches"], "microbatch")
+  if schedule["stages"] > 1:
+    idle = round(fraction * iterations)
+    return f"{text}, {iterations} iterations, of which a stage idles in {idle}: bubble fraction {fraction:.3f}"
+  if schedule["microbatches"] > 1:
+    text += ", all of which pass through a layer before the next"
+  return f"{text}: {units.counted(iterations, 'iteration')}"
 
 
 def _print_bytes(sizes: dict[str, int]) -> None:

@@ -49,7 +49,7 @@ class PipelineKeys(BaseModel):
       "auto",
       description="In which dtype weight gradients are summed over microbatches on each device: 'float32', 'bfloat16',"
       " or 'auto', the parameter's own dtype. Sums over devices are sent in the dtype of one microbatch's gradient,"
-      " as in MaxText's plain pipeline.",
+      " as in MaxText's plain pipeline. With one microbatch there is nothing to sum, and 'auto' is that dtype, too.",
   )
   pipeline_gather_dtype: None | str = Field(
       "auto",

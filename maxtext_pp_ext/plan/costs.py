@@ -9,6 +9,7 @@ device. Traffic is what a device sends in one step, counted as `compiled.traffic
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
@@ -22,9 +23,11 @@ class Sizes:
   Attributes:
     parameters: the whole model, sharded as stored.
     gradients: the gradients of the whole model, sharded as stored, those of layers in the dtype of the gather.
+    gradients_at_once: the same if each gradient is reduced at once: those of layers in the dtype of sums.
     optimizer: the optimizer's moments.
     gathered: the gathered weights of a repeat, in the dtype of the gather.
-    summed: the gradients of these weights, in the dtype in which they are summed over microbatches.
+    summed: the gradients of these weights, in the dtype in which they are summed over microbatches. With one microbatch
+      there is no sum: it is the dtype of the gather, unless pipeline_grad_accum_dtype names another.
     sent_to_gather, sent_to_reduce: what a device sends to gather these weights once, and to reduce these gradients once.
     activations: the activations of one microbatch between two layers.
     work: what a stage's backward keeps of one microbatch while it computes it.
@@ -42,6 +45,7 @@ class Sizes:
 
   parameters: int
   gradients: int
+  gradients_at_once: int
   optimizer: int
   gathered: int
   summed: int
@@ -159,14 +163,15 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
       "gradients": 1 - 1 / reduce if several else 0.0,
       "activations": ring / (ring + ends) if schedule.delay == 2 and ring else 0.0,
   }
-  kept = {"stages' inputs, kept for backward": schedule.iterations * sizes.activations}
-  gradients = sizes.gradients if residency.has_slots else sizes.parameters
+  names = _PIPELINE if schedule.stages > 1 else _LAYERS
+  kept = {names.kept: schedule.iterations * sizes.activations}
+  gradients = sizes.gradients if residency.has_slots else sizes.gradients_at_once
   backward = {"gradients, sharded": gradients, **_window(schedule, residency, sizes), **kept}
   backward["waiting microbatches, both directions"] = 2 * whole
-  backward["one microbatch in a stage, backward"] = sizes.work
+  backward[names.work] = sizes.work
   slots = 0 if not residency.has_slots else schedule.repeats if residency.gathers_first else 1
-  head = {**kept, "weights that the pipeline keeps gathered": slots * sizes.gathered, "outputs": whole}
-  phases = {"in the pipeline's backward": backward, "at the logits": head | _head(sizes)}
+  head = {**kept, "weights that stay gathered": slots * sizes.gathered, "outputs": whole}
+  phases = {names.backward: backward, "at the logits": head | _head(sizes, names)}
   if sizes.work_outside:
     layer = {"gathered weights of a layer": sizes.gathered, "their gradients, not reduced yet": sizes.summed}
     phases["in the backward of layers outside"] = head | layer | {"one layer outside, backward": sizes.work_outside}
@@ -179,17 +184,50 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
   )
 
 
+class _Names(NamedTuple):
+  """What the parts of memory are called: one stage and its repeats are a model's layers."""
+
+  backward: str
+  kept: str
+  work: str
+  sums: str
+  all_weights: str
+  outside: str
+
+
+_PIPELINE = _Names(
+    backward="in the pipeline's backward",
+    kept="stages' inputs, kept for backward",
+    work="one microbatch in a stage, backward",
+    sums="sums of the gradients of a repeat",
+    all_weights="gathered weights of all repeats",
+    outside="gathered weights outside the pipeline",
+)
+_LAYERS = _Names(
+    backward="in the layers' backward",
+    kept="layers' inputs, kept for backward",
+    work="one microbatch in a layer, backward",
+    sums="sums of the gradients of a layer",
+    all_weights="gathered weights of all layers",
+    outside="gathered weights outside the layers",
+)
+
+
 def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes) -> dict[str, int]:
+  names = _PIPELINE if schedule.stages > 1 else _LAYERS
   if residency.prefetches:
     weights = {"weight window: slot and prefetch buffer": min(2, schedule.repeats) * sizes.gathered}
   elif residency.gathers_first:
-    weights = {"gathered weights of all repeats": schedule.repeats * sizes.gathered}
+    weights = {names.all_weights: schedule.repeats * sizes.gathered}
   else:
     return {
         "gathered weights of one iteration": sizes.gathered,
         "their gradients, not reduced yet": sizes.summed,
     }
-  return weights | {"sums of the gradients of a repeat": sizes.summed}
+  if schedule.microbatches > 1:  # finished sums wait in the window
+    return weights | {names.sums: sizes.summed}
+  reducing = sizes.gathered if schedule.repeats > 1 else 0
+  return weights | {"gradients of a layer": sizes.summed, "gradients of the layer behind, being reduced": reducing}
 
 
 def without(layers: int, sizes: Sizes) -> Costs:
@@ -210,7 +248,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
       **_dispatch(layers, sizes),
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
-  kept = {"layers' inputs, kept for backward": layers * sizes.activations}
+  kept = {_LAYERS.kept: layers * sizes.activations}
   backward = {
       "gradients, sharded": sizes.parameters,
       "gathered weights of one layer": sizes.gathered,
@@ -227,7 +265,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
       },
       beside_compute={},
       always=_always(sizes),
-      phases={"in the layers' backward": backward, "at the logits": kept | _head(sizes)},
+      phases={_LAYERS.backward: backward, "at the logits": kept | _head(sizes, _LAYERS)},
   )
 
 
@@ -240,5 +278,5 @@ def _always(sizes: Sizes) -> dict[str, int]:
   return {"parameters": sizes.parameters, "optimizer's moments": sizes.optimizer}
 
 
-def _head(sizes: Sizes) -> dict[str, int]:
-  return {"gathered weights outside the pipeline": sizes.head, "logits": sizes.logits}
+def _head(sizes: Sizes, names: _Names) -> dict[str, int]:
+  return {names.outside: sizes.head, "logits": sizes.logits}

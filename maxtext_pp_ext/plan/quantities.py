@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 import dataclasses
 import math
 import re
@@ -71,7 +71,13 @@ def sizes(
   narrow = lambda w: w.count * min(w.dtype.itemsize, jnp.dtype(config.dtype).itemsize)
   as_gathered = lambda w: w.count * w.dtype.itemsize if config.pipeline_gather_dtype == "weight" else narrow(w)
   accumulates = config.pipeline_grad_accum_dtype
-  in_sums = lambda w: w.count * (w.dtype.itemsize if accumulates == "auto" else jnp.dtype(accumulates).itemsize)
+  one_microbatch = schedule is not None and schedule.microbatches == 1
+
+  def in_sums(w: _Weight) -> float:
+    if accumulates != "auto":
+      return w.count * jnp.dtype(accumulates).itemsize
+    return as_gathered(w) if one_microbatch else w.count * w.dtype.itemsize
+
   network = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
   over = lambda axes: math.prod(mesh.shape[axis] for axis in axes)
   # Where nothing shards the batch, a microbatch's gradient is complete, and summed where it is stored.
@@ -96,12 +102,14 @@ def sizes(
 
   dispatched, dispatched_outside = _dispatched(config, schedule, mesh)
 
+  def gradients(bytes_of: Callable[[_Weight], float]) -> int:
+    of_layers = sum(bytes_of(w) / over(w.gathered_over) for w in inside) / stages
+    return round(of_layers + sum(w.count * w.dtype.itemsize / over(w.gathered_over) for w in outside))
+
   return Sizes(
       parameters=own,
-      gradients=round(
-          sum((as_gathered if parts_of_batch > 1 else in_sums)(w) / over(w.gathered_over) for w in inside) / stages
-          + sum(w.count * w.dtype.itemsize / over(w.gathered_over) for w in outside)
-      ),
+      gradients=gradients(as_gathered if parts_of_batch > 1 else in_sums),
+      gradients_at_once=gradients(in_sums),
       optimizer=_moments(config, parameters),
       gathered=round(sum(map(as_gathered, inside)) / parts),
       summed=round(sum(map(in_sums, inside)) / parts),

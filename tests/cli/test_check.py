@@ -68,6 +68,28 @@ def test_the_layout_is_shown_stage_by_stage(check):
   assert "sent by a device in a step, estimated: " in out and "weights\n" in out and out.endswith("no errors\n")
 
 
+def test_a_window_is_described_by_its_layers(check):
+  _, out = check("pipeline_impl=circular_bsw", "num_pipeline_microbatches=2", "--devices", "4")
+  for text in ("in the layers' backward", "layers' inputs, kept for backward", "sums of the gradients of a layer"):
+    assert text in out
+  assert "schedule: 2 microbatches, all of which pass through a layer before the next: 8 iterations\n" in out
+  assert "stage" not in out and "in the pipeline" not in out and "bubble" not in out
+
+
+@pytest.mark.parametrize("microbatches, accumulates, bytes_of_sums", [(1, "auto", 2), (1, "float32", 4), (2, "auto", 4)])
+def test_a_gradient_that_is_no_sum_has_the_dtype_of_the_gather(check, microbatches, accumulates, bytes_of_sums):
+  keys = (f"num_pipeline_microbatches={microbatches}", f"pipeline_grad_accum_dtype={accumulates}", "dtype=bfloat16")
+  layer = 4 * 16 * 2 * 8 + 3 * 16 * 32 + 2 * 16  # weights: attention, MLP, norms
+  _, out = check("pipeline_impl=circular_bsw", *keys, "--devices", "4", "--json")
+  parts = json.loads(out)["memory"]["bytes"]
+  assert parts["weight window: slot and prefetch buffer"] == 2 * 2 * layer
+  name = "gradients of a layer" if microbatches == 1 else "sums of the gradients of a layer"
+  assert parts[name] == bytes_of_sums * layer
+  assert parts.get("gradients of the layer behind, being reduced", 0) == (2 * layer if microbatches == 1 else 0)
+  outside = (2 * 64 * 16 + 16) * 4
+  assert parts["gradients, sharded"] == pytest.approx((4 * layer * 2 + outside) / 4, rel=0.1)
+
+
 def test_all_errors_are_listed_and_end_with_2(check):
   wrong = ("pipeline_gather_dtype=float8", "num_pipeline_microbatches=4", "opt_type=muon", "pipeline_fsdp_ag_once=True")
   status, out = check(*THREE_STAGES[:-1], *wrong, "--json")

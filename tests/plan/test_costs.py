@@ -20,6 +20,7 @@ NAMES = [f"S{s.stages}-M{s.microbatches}-R{s.repeats}-D{s.delay}" for s in SCHED
 SIZES = costs.Sizes(
     parameters=1000,
     gradients=500,
+    gradients_at_once=900,
     optimizer=2000,
     gathered=64,
     summed=128,
@@ -96,3 +97,10 @@ def test_a_step_takes_as_long_as_the_slowest_of_three():
   takes = chips.bounds(chip, flops=300, outside_flops=100, bubble_fraction=0.25, sent=35, between_slices=5)
   assert takes == pytest.approx({"compute": 5.0, "interconnect": 3.0, "network": 2.5})
   assert chips.of_topology("v5p-256") is chips.CHIPS["v5p"] and chips.of_topology("a3") is None
+
+
+def test_gradients_that_are_reduced_at_once_are_kept_in_the_dtype_of_sums():
+  schedule = CircularSchedule(stages=1, microbatches=2, repeats=5)
+  kept = {each: costs.pipelined(schedule, each, SIZES).phases["in the layers' backward"] for each in Residency}
+  found = {each: parts["gradients, sharded"] for each, parts in kept.items()}
+  assert found == {Residency.ITERATION: 900, Residency.REPEAT: 500, Residency.ONCE: 500}

@@ -13,6 +13,7 @@ from maxtext_pp_ext.schedule import CircularSchedule, Residency
 SIZES = costs.Sizes(
     parameters=500_000_000,
     gradients=250_000_000,
+    gradients_at_once=250_000_000,
     optimizer=1_000_000_000,
     gathered=436_000_000,
     summed=872_000_000,

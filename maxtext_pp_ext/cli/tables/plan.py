@@ -16,7 +16,7 @@ _WIDTH = 80  # without a terminal
 _BETWEEN = "  "
 # Keys that are set by options here.
 _OPTIONS = {"internal_compile_num_devices": "--devices "}
-_WINDOW = ("weight window", "gathered weights", "sums of", "their gradients", "weights that")
+_WINDOW = ("weight window", "gathered weights", "sums of", "gradients of", "their gradients", "weights that")
 # What MaxText takes if a run does not say otherwise. An axis with -1 takes what is left.
 _DEFAULTS = {"num_layers_per_pipeline_stage": 1, "num_pipeline_microbatches": -1}
 
