@@ -6,9 +6,10 @@
 
 It compiles for the TPUs of compile_topology, which need not be present, or without that key for virtual CPU devices, or
 for the devices of --run.
-Figures are per device and step. "none" is the same model without a pipeline, with its stages' devices given to FSDP;
-"host-bsw" and "host-ag-once" are MaxText's pipeline_fsdp_ag_per_repeat and pipeline_fsdp_ag_once. "host-prefetch" is
-"none" with prefetch_fsdp_weights, where this MaxText has it.
+Figures are per device and step. "none" is the same model without a pipeline, with its stages' devices given to FSDP.
+"window" is that model with circular_bsw, whose window slides over the layers (docs/window.md). "host-bsw" and
+"host-ag-once" are MaxText's pipeline_fsdp_ag_per_repeat and pipeline_fsdp_ag_once. "host-prefetch" is "none" with
+prefetch_fsdp_weights, where this MaxText has it.
 
   peak      what must fit into a device's memory at once, arguments included. A step that does not fit into the TPU's
             is not compiled, and its row says so. The CPU compiler does not report it. None is shown where activations are

@@ -18,6 +18,13 @@ from maxtext_pp_ext.config.view import plain
 NETWORKS = ("ici", "dcn")
 # Mesh axis -> its name in the parallelism key, where the two differ.
 _NAMES = {"stage": "pipeline", "model": "tensor"}
+# Keys of a pipeline's layers -> their values without one.
+_WITHOUT_PIPELINE = {
+    "num_layers_per_pipeline_stage": 1,
+    "num_pipeline_repeats": -1,
+    "pipeline_parallel_layers": -1,
+    "pipeline_delay_activation_forwarding": False,
+}
 
 
 def pipeline_impl(config: HostKeys) -> str:
@@ -38,6 +45,14 @@ def runs_ours(config: HostKeys) -> bool:
 def keys_of_window(config: HostKeys, length: int) -> dict[str, int]:
   """Returns values of a pipeline's keys with which `length` layers run without one, as repeats of one stage."""
   return {"num_pipeline_repeats": length, "num_pipeline_microbatches": max(config.num_pipeline_microbatches, 1)}
+
+
+def without_effect(config: HostKeys) -> dict[str, int | bool]:
+  """Returns the keys of a pipeline's layers that have no effect without one, with the values they should have."""
+  # MaxText derives pipeline_parallel_layers=-1: all layers are what it says without a pipeline.
+  allowed = {"pipeline_parallel_layers": layers_to_choose_from(config)}
+  own = lambda key: getattr(config, key)
+  return {key: value for key, value in _WITHOUT_PIPELINE.items() if own(key) not in (value, allowed.get(key, value))}
 
 
 def gathers_on_sparsecores(config: HostKeys) -> bool:

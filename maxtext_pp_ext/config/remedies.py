@@ -152,8 +152,12 @@ def with_remedies[C: HostKeys](
     return [_sentences(p.what, map(_way_text, ways.values())) if p is sizes[0] else p for p in found]
   proposal = propose(config, passes, given or {})
   if proposal is None:
-    remedy = "No pipeline of this model fits these devices: set pipeline_impl=host and train without one, or change"
-    remedy += " base_num_decoder_layers or the number of devices."
+    remedy = (
+        "No sizes fit these devices. Set pipeline_impl=host, or change the batch or the number of devices."
+        if derived.windowed(config)
+        else "No pipeline of this model fits these devices: set pipeline_impl=host and train without one, or change "
+        "base_num_decoder_layers or the number of devices."
+    )
   else:
     remedy = f"Set{', together:' if len(proposal) > 1 else ''} {settings(proposal)}."
   texts = [problem.what if isinstance(problem, Problem) else problem for problem in found]

@@ -71,7 +71,11 @@ def _ceil(rows: int, multiple: int) -> int:
 
 
 def parallelism(config: HostKeys) -> list[dict[str, int]]:
-  """Returns changes that use all devices for two stages or more; those nearest to the present number of stages first."""
+  """Returns changes that use all devices; those nearest to the present number of stages first.
+
+  A pipeline keeps two stages or more, and a model without one stays without.
+  """
+  least, most = (1, 1) if derived.windowed(config) else (2, _MOST_STAGES)
   ways = [list(_shares(config, network)) for network in derived.NETWORKS]
   found = []
   for parts in itertools.product(*ways):
@@ -79,7 +83,7 @@ def parallelism(config: HostKeys) -> list[dict[str, int]]:
         part[f"{network}_pipeline_parallelism"] for network, part in zip(derived.NETWORKS, parts, strict=True)
     )
     changes = {key: value for part in parts for key, value in part.items() if getattr(config, key, 1) != value}
-    if 2 <= stages <= _MOST_STAGES:
+    if least <= stages <= most:
       present = derived.num_stages(config) or 1
       found.append(((_distance(stages, present), len(changes)), changes))
   return [changes for _, changes in sorted(found, key=lambda pair: pair[0])]
@@ -131,6 +135,9 @@ def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
 
 def layers(config: HostKeys, given: Values) -> Iterator[dict[str, int]]:
   """Yields layers per stage, pipelined layers and repeats that fit the number of stages."""
+  if derived.windowed(config):
+    yield dict(derived.without_effect(config))
+    return
   stages, available = derived.sound_stages(config), derived.layers_to_choose_from(config)
   per_stage, asked = config.num_layers_per_pipeline_stage, derived.pipelined_layers(config)
   if available is None or asked is None:

@@ -89,20 +89,10 @@ def _layers(config: Keys) -> Iterator[Problem]:
     )
 
 
-# Key of a pipeline -> its only value without one.
-_OF_PIPELINES = {
-    "num_layers_per_pipeline_stage": 1,
-    "num_pipeline_repeats": -1,
-    "pipeline_delay_activation_forwarding": False,
-}
-
-
 def _without_effect(config: Keys) -> Iterator[Problem]:
-  for key, only in _OF_PIPELINES.items():
-    value = getattr(config, key)
-    if value != only:
-      what = f"{key}={value} has no effect without a pipeline (ici_pipeline_parallelism=1, dcn_pipeline_parallelism=1)."
-      yield Problem(what, {key: only})
+  for key, only in derived.without_effect(config).items():
+    what = f"{key}={getattr(config, key)} has no effect without a pipeline"
+    yield Problem(f"{what} (ici_pipeline_parallelism=1, dcn_pipeline_parallelism=1).", {key: only})
 
 
 def _microbatches(config: Keys) -> Iterator[Problem]:

@@ -5,6 +5,7 @@
 That MaxText's config class asks it is tested in `tests/host/replacements/test_config_class.py`.
 """
 
+import ast
 import pickle
 import re
 import types
@@ -111,7 +112,7 @@ def values_to_set(said):
   """The settings of the first printed remedy, or of the remedy for all problems together."""
   [text] = [match for problem in said for match in re.findall(r"Set(?:, together:)? (\w+=.*)", problem)]
   values = [pair.split("=") for pair in re.match(r"\w+=[^ ,]+(?:, \w+=[^ ,]+)*", text)[0].rstrip(".").split(", ")]
-  return {key: value if key == "pipeline_impl" else float(value) if "." in value else int(value) for key, value in values}
+  return {key: value if key == "pipeline_impl" else ast.literal_eval(value) for key, value in values}
 
 
 def problems_after(config, said, **more):
@@ -192,13 +193,14 @@ WITHOUT_PIPELINE = {"ici_pipeline_parallelism": 1, "num_pipeline_repeats": -1, "
 NO_WINDOW = {
     "unscanned": ({"scan_layers": False}, "Set scan_layers=True"),
     "a block that is not scanned over": ({"decoder_block": "gemma4_small"}, "decoder_block=gemma4_small"),
-    "too few layers for a block": ({"decoder_block": "gemma3", "num_decoder_layers": 5}, "blocks of 6"),
+    "too few layers for a block": ({"decoder_block": "gemma3", "num_decoder_layers": 5, "pipeline_parallel_layers": 5}, "blocks of 6"),
     "a schedule of MaxText's": ({"use_batch_split_schedule": True}, "Set use_batch_split_schedule=False"),
     "tokens": ({"engram_layers": [1]}, "Set engram_layers=[]"),
     "streams": ({"mhc_expansion_rate": 2}, "Set mhc_expansion_rate=1"),
     "parameters on the host": ({"parameter_memory_host_offload": True}, "Set parameter_memory_host_offload=False"),
     "distillation": ({"distill_beta": 0.5}, "Set distill_beta=0"),
     "layers per stage": ({"num_layers_per_pipeline_stage": 2}, "Set num_layers_per_pipeline_stage=1"),
+    "pipelined layers": ({"pipeline_parallel_layers": 2}, "Set pipeline_parallel_layers=-1"),
     "repeats": ({"num_pipeline_repeats": 2}, "Set num_pipeline_repeats=-1"),
     "delay": ({"pipeline_delay_activation_forwarding": True}, "Set pipeline_delay_activation_forwarding=False"),
     "rows": ({"num_pipeline_microbatches": 3}, "cannot be divided into 3 microbatches"),

@@ -62,7 +62,11 @@ def with_dcn(config):
 @given(config=configs())
 def test_what_is_proposed_taken_as_a_whole_leaves_nothing_wrong(config):
   found = problems.problems(with_dcn(config), whole_mesh=True)
-  if found and "No pipeline of this model fits these devices" in found[-1]:
+  if derived.windowed(config):
+    assert not any("pipeline_parallelism" in key for key in (values_to_set(found) if found else ()))
+  if found and "No sizes fit these devices" in found[-1]:
+    assert derived.windowed(config)
+  elif found and "No pipeline of this model fits these devices" in found[-1]:
     within, between = derived.divisors(config.num_target_devices // config.num_slices), derived.divisors(
         config.num_slices
     )
@@ -109,6 +113,13 @@ def test_every_remedy_that_is_printed_is_enough_alone(data, wrong, given_repeats
       types = {"False": False, "host": "host"}
       settable = {key: types[v] if v in types else float(v) if "." in v else int(v) for key, v in pairs.items()}
       assert problems.problems(remedies.changed(config, settable), whole_mesh=True) == [], way
+
+
+def test_a_model_without_a_pipeline_gets_none():
+  config = make(ici_pipeline_parallelism=1, num_pipeline_repeats=-1, ici_fsdp_parallelism=3, num_pipeline_microbatches=3)
+  found = problems.problems(config, whole_mesh=True)
+  assert len(found) == 2 and "cannot be divided as" in found[1]
+  assert found[1].endswith("Set, together: ici_fsdp_parallelism=8, num_pipeline_microbatches=2.")
 
 
 def test_three_problems_at_once_have_one_proposal():
