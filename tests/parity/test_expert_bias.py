@@ -64,6 +64,10 @@ def make(stages, repeats, layers_per_stage=1, outside=0, **overrides):
   inside = stages * repeats * layers_per_stage
   layers = {"base_num_decoder_layers": DEEPSEEK["first_num_dense_layers"] + outside + inside}
   model = DEEPSEEK | layers | {key: overrides.pop(key) for key in MODEL_KEYS if key in overrides}
+  initialize = lambda **keys: pyconfig.initialize(["", BASE_YML], **(TINY | model | keys))
+  if stages == 1:  # a window over the same scan
+    rows = {"per_device_batch_size": 8 / jax.device_count()}
+    return initialize(pipeline_impl="circular_bsw", **rows, **overrides), initialize(**rows)
   pipelined = make_config(
       stages=stages,
       repeats=repeats,
@@ -72,8 +76,7 @@ def make(stages, repeats, layers_per_stage=1, outside=0, **overrides):
       **({"microbatches": stages, "microbatch_size": 4} | model | overrides),
   )
   rows = pipelined.micro_batch_size_to_train_on / jax.device_count()
-  plain = pyconfig.initialize(["", BASE_YML], **(TINY | model | {"per_device_batch_size": rows}))
-  return pipelined, plain
+  return pipelined, initialize(per_device_batch_size=rows)
 
 
 def without_pipeline(state, pipelined, plain):
@@ -154,6 +157,11 @@ def check(**overrides):
 @pytest.mark.parametrize("stages, repeats", slow_but([], [(2, 1), (3, 2), (4, 2)], spread=True))
 def test_biases_move_as_without_a_pipeline(stages, repeats):
   check(stages=stages, repeats=repeats, microbatches=2 * stages)
+
+
+@pytest.mark.parametrize("microbatches", slow_but([], [-1, 2]))
+def test_biases_move_in_a_window_as_in_the_scan(microbatches):
+  check(stages=1, repeats=2, num_pipeline_microbatches=microbatches)
 
 
 # name: keys of a pipeline with 2 stages.
