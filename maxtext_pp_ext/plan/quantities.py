@@ -18,7 +18,7 @@ from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
-from maxtext_pp_ext.host.models import abstract_model
+from maxtext_pp_ext.host.models import abstract_model, cycles
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.host.models.flops import of_attention, of_step
 from maxtext_pp_ext.plan.costs import Sizes
@@ -29,7 +29,7 @@ from maxtext_pp_ext.sharding.gathered import gathered_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
 _IN_PIPELINE = re.compile(r"decoder/pipeline_module/")
-_IN_LAYERS = re.compile(r"decoder/(dense_|moe_)?layers(_\d+)?/")
+_IN_LAYERS = re.compile(r"decoder/(scanned_blocks|(dense_|moe_)?layers(_\d+|_remainder)?)/")
 _LOGITS = ("activation_embed_and_logits_batch", "activation_length", "activation_vocab")
 _ADAMS = ("adamw", "adam_pax")
 
@@ -136,8 +136,8 @@ def sizes(
 
 def loop_length(config: DerivedKeys) -> int:
   """Returns how many layers, or cycles of layers, MaxText's loop runs one after another without a pipeline."""
-  cycle = config.inhomogeneous_layer_cycle_interval if config.scan_layers else 1
-  return math.ceil(config.num_decoder_layers / max(cycle, 1))
+  _, in_block = cycles.scanned(config)
+  return math.ceil(config.num_decoder_layers / in_block)
 
 
 def not_counted(config: DerivedKeys) -> list[str]:
@@ -263,7 +263,8 @@ def _rows(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
 
 
 def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
-  elements = _rows(config, schedule) * config.max_target_length * config.emb_dim
+  streams = max(getattr(config, "mhc_expansion_rate", 1), 1)  # of hyper-connections
+  elements = _rows(config, schedule) * config.max_target_length * config.emb_dim * streams
   return math.ceil(elements * jnp.dtype(config.dtype).itemsize / _shards(ACTIVATION_AXES, config, mesh))
 
 

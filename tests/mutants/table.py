@@ -71,6 +71,16 @@ NUMBERED = (
 )
 TWO_NAMES = "tests/testing/test_parity.py::test_a_parameter_with_two_names_in_a_layer_has_one_gradient[False]"
 WINDOW = "tests/parity/test_windows.py::test_a_window_over_the_layers_equals_the_scan_over_them[llama2-2]"
+WINDOW_OF_ONE = "tests/parity/test_windows.py::test_a_window_over_the_layers_equals_the_scan_over_them[llama2--1]"
+NO_WINDOW = (
+    "tests/host/rules/test_problems.py::test_what_has_no_window_without_a_pipeline_is_refused_with_what_to_set"
+)
+GIVEN = "tests/host/replacements/test_scanned_layers.py::test_an_array_that_microbatches_do_not_carry_is_refused_by_name"
+ONE_STAGE = "tests/host/rules/test_proposals.py::test_a_model_without_a_pipeline_gets_none"
+OF_COMPILER = (
+    "tests/plan/test_against_compiler.py::test_predicted_memory_and_traffic_are_near_the_compilers"
+    "[mixtral-8x7b-dropless, window]"
+)
 TIMELINE = "tests/compiled/projection/test_timeline.py::test_"
 COMPARISON = "tests/testing/test_parity.py::test_nan_is_the_worst_error"
 
@@ -627,6 +637,46 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "return carry",
             "tests/engine/test_iterations.py::test_each_iteration_of_a_phase_runs_once_and_in_order",
         ),
+        Mutant(
+            "layers-share-gradients",
+            "one microbatch at a time, a layer's gradients are added to those of the layer behind",
+            "engine/gradients.py",
+            "return Added(in_memory(g.astype(total.dtype), ",
+            "return Added(in_memory(total + g.astype(total.dtype), ",
+            WINDOW_OF_ONE,
+        ),
+        Mutant(
+            "window-refuses-nothing",
+            "layers that MaxText runs past its scan are trained without the window that was asked for",
+            "host/rules/problems.py",
+            "      *windowed_path.problems(config),\n",
+            "",
+            NO_WINDOW,
+        ),
+        Mutant(
+            "pipeline-without-stages",
+            "keys of a pipeline are read by nobody, where there is only one stage",
+            "host/rules/sizes.py",
+            "yield from _without_effect(config)",
+            "yield from ()",
+            NO_WINDOW,
+        ),
+        Mutant(
+            "layers-get-less",
+            "layers are called without an array that MaxText gives them",
+            "host/replacements/scanned_layers.py",
+            "for key, value in given.items() if value is not None]",
+            "for key, value in given.items() if value is NotImplemented]",
+            GIVEN,
+        ),
+        Mutant(
+            "one-stage-becomes-several",
+            "what is proposed for a model without a pipeline has one",
+            "host/rules/propose.py",
+            "least, most = (1, 1) if derived.windowed(config) else (2, _MOST_STAGES)",
+            "least, most = 2, _MOST_STAGES",
+            ONE_STAGE,
+        ),
     ),
     "another model than without a pipeline": (
         Mutant(
@@ -703,6 +753,22 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "run.parts[part] += share * seconds",
             "run.parts[part] += seconds * (each is longest)",
             f"{TIMELINE}a_branch_runs_in_the_iterations_in_which_some_device_takes_it",
+        ),
+        Mutant(
+            "buffers-count-as-tokens",
+            "a dispatch of tokens counts as all that its buffers hold, also where a share of it is sent",
+            "compiled/traffic.py",
+            "wire, balanced = buffer.bytes, buffer.bytes / max(buffer.dims[0], 1) * balanced_count * share",
+            "wire, balanced = buffer.bytes, buffer.bytes",
+            "tests/compiled/test_carried.py::test_a_ragged_all_to_all_dispatches_tokens",
+        ),
+        Mutant(
+            "plan-without-room",
+            "plan counts the tokens that are sent to experts, without the room that the buffers of their results have",
+            "plan/experts.py",
+            "sent=passes * (rows + room) * token if",
+            "sent=passes * rows * token if",
+            OF_COMPILER,
         ),
     ),
     "a comparison that cannot fail, or fails for nothing": (

@@ -156,6 +156,40 @@ GEMMA3 = {
     "mlp_activations": ["gelu", "linear"],
     **NORMS,
 }
+GEMMA4 = {
+    "sliding_window_size": 4,
+    "global_head_dim": 16,
+    "global_num_kv_heads": 1,
+    "share_kv_projections": True,
+    "global_rope_proportion": 0.25,
+    "final_logits_soft_cap": 30.0,
+    "mlp_activations": ["gelu", "linear"],
+    **NORMS,
+}
+DEEPSEEK4 = {
+    "model_name": "deepseek4-tiny",  # decides how experts are chosen
+    "override_model_config": True,
+    "first_num_hash_layers": 1,
+    "compress_ratios": [0, 128, 4, 128, 4],
+    "attention_type": "compressed",
+    "base_num_kv_heads": 1,
+    "head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "q_lora_rank": 8,
+    "o_groups": 2,
+    "o_lora_rank": 8,
+    "use_indexer": True,
+    "indexer_head_dim": 16,
+    "indexer_n_heads": 2,
+    "indexer_topk": 4,
+    "sliding_window_size": 4,
+    "mhc_expansion_rate": 2,
+    "shared_experts": 1,
+    "routed_score_func": "sqrtsoftplus",
+    "routed_bias": True,
+    "routed_bias_update_rate": 0.01,
+    **EXPERTS,
+}
 CYCLIC = {
     "gpt_oss": GPT_OSS,
     "olmo3": OLMO3,
@@ -278,6 +312,19 @@ PIPELINED = [
     ),
 ]
 
+# Only without a pipeline.
+WINDOWED = [
+    Case(block="gemma4", keys=GEMMA4, cycle=6, attention="local sliding window and global"),
+    Case(block="deepseek4", keys=DEEPSEEK4, cycle=2, attention="compressed", experts="top 2 of 4, shared"),
+    Case(
+        block="deepseek",
+        keys={**DEEPSEEK, "mhc_expansion_rate": 2},
+        condition="with hyper-connections",
+        attention="MLA",
+        experts="top 2 of 4, shared, load-balance loss",
+    ),
+]
+
 REFUSED = [
     Case(
         block="gemma3",
@@ -338,6 +385,20 @@ layers of your own.
 
 | decoder_block | pipelined | condition or reason | largest error (of) | attention | experts |
 |---|---|---|---|---|---|
+"""
+TAIL = """
+## Without a pipeline
+
+In the [window](window.md) MaxText's own scans are run, so a stage's cycles are no condition: all blocks above but the
+following work with `scan_layers=True`, `gemma4`, `deepseek4` and hyper-connections (`mhc_expansion_rate`) included.
+`pytest tests/parity/test_windows.py` compares them. Layers that MaxText does not scan over run as without us: those that
+do not fill a block of a cycle, and DeepSeek V4's first ones, which choose experts by the hash of a token.
+
+| decoder_block | in the window | reason |
+|---|---|---|
+| `gemma4_small` | no | MaxText does not scan over its layers, which share keys and values |
+| `gemma3`, `gemma4` with fewer than 6 layers, `deepseek4` with fewer than 2 behind the first ones, and others with fewer than a cycle | no | there is no block to scan over |
+| any with `scan_layers=False` | no | its layers are not stacked |
 """
 
 
@@ -401,7 +462,7 @@ def _write(rows: dict[str, str], order: list[str]) -> None:
       names=", ".join(f"`{name}`" for name in IMPLEMENTATIONS),
       tolerance=parity.tolerance(PIPELINED[0].config(stages=3, repeats=2, microbatches=3)),
   )
-  TABLE.write_text(head + "".join(lines), encoding="utf-8")
+  TABLE.write_text(head + "".join(lines) + TAIL, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ from maxtext_pp_ext.engine.transfers import transfer
 from maxtext_pp_ext.pipelines import execution
 from tests.marks import slow_but
 from tests.parity import windows
-from tests.parity.blocks import PIPELINED
+from tests.parity.blocks import PIPELINED, WINDOWED
 from tests.trainer.cases import IMPLEMENTATIONS
 
 # Of layers that are not scanned over, there is no window. Gemma 3 has none below 6 layers.
 CASES = {
     case.name: case
-    for case in PIPELINED
+    for case in [*PIPELINED, *WINDOWED]
     if case.keys.get("scan_layers", True) and case.name != "gemma3: fewer than 6 layers"
 }
 QUICK = [("llama2", -1), ("llama2", 2), ("deepseek", 2)]
@@ -37,14 +37,14 @@ MESHES = {
 
 def check(case, implementations, **keys):
   """Compares a window over two repeats; `keys` are arguments of `windows.compare`."""
-  dense = case.keys.get("first_num_dense_layers", 0)
+  outside = sum(case.keys.get(key, 0) for key in ("first_num_dense_layers", "first_num_hash_layers"))
   # MaxText adds updates to biases as if both were stacked along the first axis.
   axis = {"param_scan_axis": 0} if "routed_bias_update_rate" in case.keys else {}
   # One microbatch at a time, iterations are looped over in pairs: two pairs and one more iteration.
   repeats = 6 if keys.get("num_pipeline_microbatches", 0) == -1 and case.cycle == 1 else 2
   windows.compare(
       implementations,
-      layers=dense + repeats * case.cycle,
+      layers=outside + repeats * case.cycle,
       decoder_block=case.block,
       amplification=case.amplification,
       **{**case.keys, **axis, **keys},

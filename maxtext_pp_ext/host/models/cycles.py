@@ -18,6 +18,8 @@ from maxtext_pp_ext.config.host_keys import HostKeys
 # Scanned in blocks of inhomogeneous_layer_cycle_interval layers.
 CONFIGURED = frozenset({"gpt_oss", "olmo3", "qwen3_next", "qwen3_5", "llama4", "envy"})
 GEMMA3_PERIOD = 6  # five layers with local attention, then one with global attention
+# Scanned in blocks of this many layers, without a pipeline only. DeepSeek V4's alternate in how they compress keys.
+_WITHOUT_PIPELINE = {"gemma4": 6, "deepseek4": 2}
 # Block -> the keys whose values the path without a pipeline passes to a block of one cycle.
 _TOLD = {"llama4": ("nope_layer_interval", "interleave_moe_layer_step"), "envy": ("interleave_moe_layer_step",)}
 
@@ -30,6 +32,18 @@ def length(config: HostKeys) -> int:
   if block == "gemma3":  # fewer layers than a period are all alike, and form no block
     return GEMMA3_PERIOD if (config.num_decoder_layers or 0) >= GEMMA3_PERIOD else 1
   return config.inhomogeneous_layer_cycle_interval if block in CONFIGURED else 1
+
+
+def scanned(config: HostKeys) -> tuple[int, int]:
+  """Returns (blocks that MaxText scans over without a pipeline, layers of a block).
+
+  Layers that do not fill a block, and DeepSeek V4's first ones, which choose experts by the hash of a token, are outside.
+  """
+  block, layers = decoder_block(config), config.num_decoder_layers or 0
+  periods = {"gemma3": GEMMA3_PERIOD, **_WITHOUT_PIPELINE} if config.scan_layers else {}
+  in_block = max(periods.get(block, length(config)), 1)
+  outside = getattr(config, "first_num_hash_layers", 0) if block == "deepseek4" else 0
+  return max(layers - outside, 0) // in_block, in_block
 
 
 def block_class(config: HostKeys, layer_class: type) -> type:

@@ -285,7 +285,10 @@ def _places(decoder: Any) -> list[_Place]:
     paths[id(pipeline.layers)] = ("pipeline_module", "layers")
   found: list[_Place] = []
   kinds = set()
-  for module in decoder.get_layers():
+  modules = decoder.get_layers()
+  if decoder_block(config) == "deepseek4" and config.scan_layers:  # its single layers run first, and are listed last
+    modules = sorted(modules, key=lambda module: not re.search(r"_\d+$", paths[id(module)][0]))
+  for module in modules:
     path = ("decoder", *paths[id(module)])
     if path[1] == "pipeline_module":
       places = _in_pipeline(module, path, config)
@@ -296,7 +299,7 @@ def _places(decoder: Any) -> list[_Place]:
       kinds.add("single" if path[1] != "layers_remainder" else "remainder")
       places = _within(module, path, config, ())
     found += _after(places, sum(place.count for place in found))
-  if {"stacked", "single"} <= kinds:
+  if {"stacked", "single"} <= kinds and decoder_block(config) != "deepseek4":
     raise LayoutError(
         "Some of the decoder's layers are stacked and others are not; their order is not known "
         f"(decoder_block={decoder_block(config)})."

@@ -188,7 +188,7 @@ def schedule_of(config: HostKeys) -> Schedule:
   """
   name = pipeline_impl(config)
   if windowed(config):
-    blocks = (config.num_decoder_layers or 0) // cycles.length(config)
+    blocks, _ = cycles.scanned(config)
     config = with_values(config, derived.keys_of_window(config, blocks))
   cls = None if name == registry.HOST else registry.get(name).load()
   return getattr(cls, "schedule_class", CircularSchedule).of_config(config)

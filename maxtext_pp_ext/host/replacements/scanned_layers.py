@@ -11,17 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 import inspect
+import math
 from typing import Any
 
 import jax
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config.derived import pipeline_impl, windowed
+from maxtext_pp_ext.config.derived import decoder_block, pipeline_impl, windowed
 from maxtext_pp_ext.errors import UnsupportedError
 from maxtext_pp_ext.host.replacements import factory
 
 # Arguments of the scan that do not change what a layer computes.
 _OF_THE_SCAN = ("unroll", "metadata_axis_name", "skip_block_remat")
+# Block -> arrays that MaxText gives its layers and those in its scan do not read. Layers of DeepSeek V4 that choose experts
+# by the hash of a token come before the scan.
+_UNREAD = {"deepseek4": ("decoder_input_tokens",)}
 
 
 def apply(
@@ -39,7 +43,7 @@ def apply(
     host_scan: MaxText's own.
     decoder: the decoder.
     layers: the stacked layers.
-    inputs: activations [batch, sequence, embed].
+    inputs: activations [batch, sequence, embed], or with hyper-connections [batch, sequence, streams, embed].
     args: the layers' other positional arguments: segment ids, positions, deterministic, model mode.
     length: the number of stacked layers.
     kwargs: arguments of the scan and keyword arguments of the layers.
@@ -60,6 +64,8 @@ def apply(
     return host_scan(decoder, layers, inputs, *args, length=length, **kwargs)
   name = pipeline_impl(config)
   given = {key: value for key, value in kwargs.items() if key not in _OF_THE_SCAN}
+  for key in _UNREAD.get(decoder_block(config), ()):
+    given.pop(key, None)
   if refused := [key for key, value in given.items() if value is not None]:
     raise UnsupportedError(
         f"pipeline_impl={name} without a pipeline: the layers cannot be given {', '.join(refused)}. Call the model "
@@ -74,12 +80,18 @@ def apply(
   factory.announce_window(config, length)
   takes = inspect.signature(type(layers).__call__).parameters
   layer_kwargs = {key: value for key, value in given.items() if key in takes or "kwargs" in takes}
-  call = lambda layer, x, segment_ids, positions: layer(
-      x, segment_ids, positions, deterministic, model_mode, **layer_kwargs
-  )
+  # The engine's activations have three axes. Those with hyper-connections have one more, of streams.
+  features = inputs.shape[2:]
+  joined = lambda x: x.reshape(*x.shape[:2], math.prod(features))
+
+  def call(layer, x, segment_ids, positions):
+    x = x.reshape(*x.shape[:2], *features)
+    outputs = layer(x, segment_ids, positions, deterministic, model_mode, **layer_kwargs)
+    return joined(outputs[0] if isinstance(outputs, tuple) else outputs)
+
   outputs = cls.run_scanned(
       layers,
-      inputs,
+      joined(inputs),
       segment_ids,
       positions,
       config=config,
@@ -89,4 +101,4 @@ def apply(
       policy=decoder.get_remat_policy(),
       recomputes=not kwargs.get("skip_block_remat", False),
   )
-  return outputs, layers, None
+  return outputs.reshape(inputs.shape), layers, None

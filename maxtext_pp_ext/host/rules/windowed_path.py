@@ -14,7 +14,7 @@ from maxtext_pp_ext.host.models import cycles
 from maxtext_pp_ext.host.rules import pipelined_path
 
 # Blocks whose layers are scanned over, alone or in cycles.
-SCANNED_BLOCKS = pipelined_path.UNIFORM_BLOCKS | cycles.CONFIGURED | {"gemma3"}
+SCANNED_BLOCKS = pipelined_path.UNIFORM_BLOCKS | cycles.CONFIGURED | {"gemma3", "gemma4", "deepseek4"}
 _NO_PIPELINE = "without a pipeline (ici_pipeline_parallelism=1, dcn_pipeline_parallelism=1)"
 _OFF = "Set pipeline_impl=host"
 
@@ -30,14 +30,13 @@ def _layers(config: Keys) -> Iterator[str]:
     yield f"pipeline_impl={name} {_NO_PIPELINE} with scan_layers=False: it runs scanned layers. Set scan_layers=True."
   if block not in SCANNED_BLOCKS:
     yield (
-        f"pipeline_impl={name} {_NO_PIPELINE} with decoder_block={block}: MaxText does not scan over its layers, or "
-        f"gives them more than activations, segment ids and positions. {_OFF}."
+        f"pipeline_impl={name} {_NO_PIPELINE} with decoder_block={block}: MaxText does not scan over its layers. {_OFF}."
     )
-  block_length = cycles.GEMMA3_PERIOD if block == "gemma3" else cycles.length(config)
-  if config.num_decoder_layers is not None and config.num_decoder_layers < block_length:
+  blocks, in_block = cycles.scanned(config)
+  if config.num_decoder_layers is not None and not blocks:
     yield (
         f"pipeline_impl={name} {_NO_PIPELINE} with {config.num_decoder_layers} layers of decoder_block={block}: MaxText "
-        f"scans over blocks of {block_length}. {_OFF}."
+        f"scans over blocks of {in_block}, and there is none. {_OFF}."
     )
   if config.use_batch_split_schedule:
     yield (
@@ -54,11 +53,6 @@ def _features(config: Keys) -> Iterator[str]:
     )
   if getattr(config, "use_lineage", False):
     yield "use_lineage=True: MaxText runs all layers itself. Set use_lineage=False, or pipeline_impl=host."
-  if config.mhc_expansion_rate > 1:
-    yield (
-        f"mhc_expansion_rate={config.mhc_expansion_rate}: activations have four axes [batch, sequence, stream, embed], "
-        "and three are supported. Set mhc_expansion_rate=1, or pipeline_impl=host."
-    )
   if config.use_multimodal and decoder_block(config) in ("gemma3", "gemma4"):
     yield (
         f"use_multimodal=True with decoder_block={decoder_block(config)}: its layers need the bidirectional mask of "

@@ -196,7 +196,6 @@ NO_WINDOW = {
     "too few layers for a block": ({"decoder_block": "gemma3", "num_decoder_layers": 5, "pipeline_parallel_layers": 5}, "blocks of 6"),
     "a schedule of MaxText's": ({"use_batch_split_schedule": True}, "Set use_batch_split_schedule=False"),
     "tokens": ({"engram_layers": [1]}, "Set engram_layers=[]"),
-    "streams": ({"mhc_expansion_rate": 2}, "Set mhc_expansion_rate=1"),
     "parameters on the host": ({"parameter_memory_host_offload": True}, "Set parameter_memory_host_offload=False"),
     "distillation": ({"distill_beta": 0.5}, "Set distill_beta=0"),
     "layers per stage": ({"num_layers_per_pipeline_stage": 2}, "Set num_layers_per_pipeline_stage=1"),
