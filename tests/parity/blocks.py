@@ -315,11 +315,21 @@ PIPELINED = [
 # Only without a pipeline.
 WINDOWED = [
     Case(block="gemma4", keys=GEMMA4, cycle=6, attention="local sliding window and global"),
-    Case(block="deepseek4", keys=DEEPSEEK4, cycle=2, attention="compressed", experts="top 2 of 4, shared"),
+    Case(
+        block="deepseek4",
+        keys=DEEPSEEK4,
+        cycle=2,
+        # Scales of hyper-connections are single numbers, whose gradients are sums of terms that cancel. The largest error,
+        # 5e-5, is of a layer that runs before the scan.
+        amplification=10.0,
+        attention="compressed",
+        experts="top 2 of 4, shared",
+    ),
     Case(
         block="deepseek",
         keys={**DEEPSEEK, "mhc_expansion_rate": 2},
         condition="with hyper-connections",
+        amplification=10.0,
         attention="MLA",
         experts="top 2 of 4, shared, load-balance loss",
     ),
