@@ -319,7 +319,7 @@ WINDOWED = [
         block="deepseek4",
         keys=DEEPSEEK4,
         cycle=2,
-        # Scales of hyper-connections are single numbers, whose gradients are sums of terms that cancel. The largest error,
+        # Scales of hyper-connections are single numbers, whose gradients are sums of terms that cancel. The worst error,
         # 5e-5, is of a layer that runs before the scan.
         amplification=10.0,
         attention="compressed",
