@@ -23,8 +23,8 @@ from maxtext_pp_ext.host.replacements import factory
 
 # Arguments of the scan that do not change what a layer computes.
 _OF_THE_SCAN = ("unroll", "metadata_axis_name", "skip_block_remat")
-# Block -> arrays that MaxText gives its layers and those in its scan do not read. Layers of DeepSeek V4 that choose experts
-# by the hash of a token come before the scan.
+# Block -> arrays that MaxText gives its layers and those in its scan do not read. DeepSeek V4's layers that choose
+# experts by the hash of a token come before the scan.
 _UNREAD = {"deepseek4": ("decoder_input_tokens",)}
 
 

@@ -193,7 +193,10 @@ WITHOUT_PIPELINE = {"ici_pipeline_parallelism": 1, "num_pipeline_repeats": -1, "
 NO_WINDOW = {
     "unscanned": ({"scan_layers": False}, "Set scan_layers=True"),
     "a block that is not scanned over": ({"decoder_block": "gemma4_small"}, "decoder_block=gemma4_small"),
-    "too few layers for a block": ({"decoder_block": "gemma3", "num_decoder_layers": 5, "pipeline_parallel_layers": 5}, "blocks of 6"),
+    "too few layers for a block": (
+        {"decoder_block": "gemma3", "num_decoder_layers": 5, "pipeline_parallel_layers": 5},
+        "blocks of 6",
+    ),
     "a schedule of MaxText's": ({"use_batch_split_schedule": True}, "Set use_batch_split_schedule=False"),
     "tokens": ({"engram_layers": [1]}, "Set engram_layers=[]"),
     "parameters on the host": ({"parameter_memory_host_offload": True}, "Set parameter_memory_host_offload=False"),
