@@ -37,6 +37,7 @@ _PURPOSES = {
     "dispatch, combine GB": ("dispatch",),
     "elsewhere GB": ("activations", "elsewhere", "not told"),
 }
+_FLOPS = "PFLOP of products, without kernels"
 _SECONDS = {
     "kernels s": ("kernels",),
     "products s": ("products",),
@@ -52,7 +53,8 @@ MaxText's plain pipeline. The TPU compiler reports them without a TPU, so they d
 time excepted (seconds of all processors together).
 
 - step: seconds, projected from the compiler's own estimate of cycles and the bandwidth of the links that transfers go \
-over (docs/seconds.md); not a measurement. A row without it is older than the projection, and may count permutes inside \
+over (docs/seconds.md); not a measurement. ≤: there are conditionals of which the projection cannot tell which branch is \
+taken, so the longest one counts each time. A row without it is older than the projection, and may count permutes inside \
 matrix multiplications twice.
 - temp: the sum of the compiler's temporary buffers, as if they did not reuse one another's memory, without arguments. \
 peak: the memory that a chip needs at once, arguments included; none where activations go to the host's memory, which \
@@ -108,9 +110,9 @@ def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
   failures = [f"- {row}: {rows[row]['failure']}" for row in ordered if "failure" in rows[row]]
   parts = [f"## {shapes.SHAPES[name].title}", f"`python -m benchmarks.compiler_figures --shape {name}`"]
   parts += [table] if computed else []
-  if any(rows[row].get("balanced_ragged_GB") for row in computed):
-    told = [row for row in computed if "transfers_GB" in rows[row].get("projection", {})]
-    parts.append(tables.markdown(("pipeline", *_PURPOSES, *_SECONDS), [_parts(row, rows[row]) for row in told]))
+  told = [row for row in computed if "transfers_GB" in rows[row].get("projection", {})]
+  if told and "ici_expert_parallelism" in shapes.SHAPES[name].keys:
+    parts.append(tables.markdown(("pipeline", *_PURPOSES, _FLOPS, *_SECONDS), [_parts(row, rows[row]) for row in told]))
   parts += ["Not computed:\n\n" + "\n".join(failures)] if failures else []
   given = lambda keys: " ".join(f"{key}={value}" for key, value in keys.items())
   keys, without = given(shapes.SHAPES[name].keys), given(shapes.SHAPES[name].without)
@@ -135,7 +137,7 @@ def _row(impl: str, row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...
   projected = lambda figures: figures.get("projection", {}).get("step_s")
   return (
       impl,
-      tables.with_ratio(projected(row), projected(base), 3),
+      ("≤ " if row.get("projection", {}).get("unknown") else "") + tables.with_ratio(projected(row), projected(base), 3),
       tables.with_ratio(row["temp_GB"], base.get("temp_GB")),
       tables.with_ratio(row["peak_GB"], base.get("peak_GB")),
       tables.number(row["arg_GB"]),
@@ -149,7 +151,7 @@ def _row(impl: str, row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...
 
 
 def _parts(impl: str, row: dict[str, Any]) -> tuple[str, ...]:
-  """Bytes by purpose, and seconds by part; each part counts for the first column that names it."""
+  """Bytes by purpose, FLOPs, and seconds by part; each part counts for the first column that names it."""
   prefix = f"{costs.TRANSFERS}: "
   sent = {part.removeprefix(prefix): size for part, size in row["projection"]["transfers_GB"].items() if prefix in part}
   found = []
@@ -158,6 +160,7 @@ def _parts(impl: str, row: dict[str, Any]) -> tuple[str, ...]:
     for prefixes in columns.values():
       own = [part for part in left if part.startswith(prefixes)]
       found.append(tables.number(sum(left.pop(part) for part in own), digits))
+  found.insert(len(_PURPOSES), tables.number(row["dot_flops"] / 1e15, 2))
   return (impl, *found)
 
 
