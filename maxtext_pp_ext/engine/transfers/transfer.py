@@ -135,16 +135,11 @@ class Transfer:
   def is_asynchronous(self) -> bool:
     """Whether the TPU compiler runs the weight's gathers beside compute.
 
-    Without flags it does so with exchanges between two devices, else with gathers along an axis of the torus.
+    Without flags it does so with exchanges between two devices, and with flags that put gathers on the SparseCores, for
+    which `steps` are known, with all.
     """
-    size = math.prod(self.shard) // self.pieces
-
-    def beside(axes: tuple[str, ...], devices: int) -> bool:
-      lines = [sum(n > 1 for n in sizes) for axis, sizes in self.steps if axis in axes]
-      straight = len(lines) == len(axes) and sum(lines) == 1
-      return devices <= 2 or straight or len(self._steps(axes, size)) > 1
-
-    return all(beside(*each) for each in zip(self.axes, self.devices, strict=True))
+    known = {axis for axis, _ in self.steps}
+    return all(devices <= 2 or known.issuperset(axes) for axes, devices in zip(self.axes, self.devices, strict=True))
 
   def _steps(self, axes: tuple[str, ...], size: int) -> list[tuple[Any, list[list[int]] | None]]:
     """(axes, groups of devices) of each step in which parts of this size are gathered over axes of the mesh."""
