@@ -78,7 +78,7 @@ def _files(argv: Sequence[str]) -> dict[pathlib.Path, Any]:
     found[file] = None
     try:
       found[file] = content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
       break  # MaxText's error says why
     base = content.get("base_config") if isinstance(content, dict) else None
     beside = file.parent / base if isinstance(base, str) else None
