@@ -172,3 +172,17 @@ def test_a_repeat_in_one_piece_replaces_the_one_before_and_its_gradient_leaves_f
 )
 def test_weights_are_cut_where_pieces_are_copied_easily(axes, shard, pieces, cut):
   assert Transfer(axes=axes, shard=shard, pieces=pieces).cut == cut
+
+
+@pytest.mark.parametrize(
+    "devices, steps, asynchronous",
+    [
+        pytest.param((2, 1), (), True, id="two devices"),
+        pytest.param((4, 1), (), False, id="more devices"),
+        pytest.param((4, 1), (("fsdp", (2, 2, 1)),), True, id="on the SparseCores"),
+        pytest.param((4, 1), (("expert", (4, 1, 1)),), False, id="another axis on the SparseCores"),
+    ],
+)
+def test_gathers_run_beside_compute_over_two_devices_or_on_the_sparsecores(devices, steps, asynchronous):
+  transfer = Transfer(axes=(("fsdp",), ()), shard=(8, 128), pieces=1, devices=devices, steps=steps)
+  assert transfer.is_asynchronous is asynchronous
