@@ -105,7 +105,7 @@ def per_device(shape, spec, mesh):
 
 
 def gathers_by_depth(text):
-  """All-gathers in optimised HLO as (loop depth, the result's dimensions without ones, sorted, whether ours by name)."""
+  """Gathers in optimised HLO as (loop depth, the result's dimensions without ones, sorted, whether ours by name)."""
   computation, callers, found = "", {}, []
   for line in text.splitlines():
     if header := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
@@ -117,6 +117,10 @@ def gathers_by_depth(text):
       for dims in re.findall(r"\w+\[([\d,]*)\]", result):
         dims = tuple(sorted(int(d) for d in dims.split(",") if d not in ("", "1")))
         found.append((computation, dims, "shard_map/all_gather" in line))
+    elif re.search(r" collective-permute(-start)?\(", line) and re.search(r"/gather/[^\"]*ppermute", line):
+      # Over two devices each sends its half.
+      sent = re.search(r"\w+\[([\d,]*)\]", line.split(" collective-permute")[0].split("=", 1)[1])[1]
+      found.append((computation, (2, *map(int, sent.split(","))), True))
 
   def depth(name):
     if name not in callers:
