@@ -29,7 +29,8 @@ EXPERTS = ("mixtral", "deepseek", "qwen3-235b", "gpt-oss", "llama4")
 # On v6e, products take a third longer at the compiler's default flags than the shares of the peak that were read off v5p
 # say, and the logits take half of the memory that the formula has.
 OFF = "llama3-8b-v6e"
-# With much fast memory a product adds to a sum in no time, so with these flags a pipeline's step is estimated 9 % too long.
+# With much fast memory a product adds to a sum in no time.
+# So a pipeline's step is estimated 9 % too long with these flags.
 ORDER_OFF = (OFF, "llama3-70b, DENSE_VMEM_LIMIT_FLAG")
 # Seconds this close are no order: projections of the same keys differ by as much from one compiler to the next.
 TIE = 0.02
