@@ -166,7 +166,7 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
   names = _PIPELINE if schedule.stages > 1 else _LAYERS
   kept = {names.kept: schedule.iterations * sizes.activations}
   gradients = sizes.gradients if residency.has_slots else sizes.gradients_at_once
-  backward = {"gradients, sharded": gradients, **_window(schedule, residency, sizes), **kept}
+  backward = {"gradients, sharded": gradients, **_window(schedule, residency, sizes, names), **kept}
   backward["waiting microbatches, both directions"] = 2 * whole
   backward[names.work] = sizes.work
   slots = 0 if not residency.has_slots else schedule.repeats if residency.gathers_first else 1
@@ -213,8 +213,7 @@ _LAYERS = _Names(
 )
 
 
-def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes) -> dict[str, int]:
-  names = _PIPELINE if schedule.stages > 1 else _LAYERS
+def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes, names: _Names) -> dict[str, int]:
   if residency.prefetches:
     weights = {"weight window: slot and prefetch buffer": min(2, schedule.repeats) * sizes.gathered}
   elif residency.gathers_first:

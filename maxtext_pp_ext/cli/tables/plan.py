@@ -202,5 +202,5 @@ def name_of(impl: str, keys: dict[str, Any], microbatches: int | None = None) ->
   if stages == 1:
     return f"{impl}, {microbatches} microbatches" if microbatches and microbatches > 1 else impl
   per_stage = keys["num_layers_per_pipeline_stage"]
-  of = f", {per_stage} layer{'s' * (per_stage != 1)}, {microbatches} microbatches" if microbatches else ""
+  of = f", {units.counted(per_stage, 'layer')}, {units.counted(microbatches, 'microbatch')}" if microbatches else ""
   return f"{impl}, {stages} stages{of}"

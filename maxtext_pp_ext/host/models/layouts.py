@@ -28,6 +28,7 @@ from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.host.models.refusals import integer
 from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
+from maxtext_pp_ext.units import counted
 
 # The parallelism on which a layout depends. All other parallelism shards arrays, and leaves their shapes.
 STAGES, DCN_STAGES = "ici_pipeline_parallelism", "dcn_pipeline_parallelism"
@@ -225,17 +226,16 @@ def _assignments(values: Mapping[str, Any]) -> str:
 def describe(config: DerivedKeys) -> str:
   """Returns the layout in words."""
   scanned = f"stacked along param_scan_axis={config.param_scan_axis}" if config.scan_layers else "not stacked"
-  count = lambda number, of: f"{number} {of}" + "s" * (number != 1)
   if not config.using_pipeline_parallelism:
-    return f"{count(config.num_decoder_layers, 'layer')} {scanned}, no pipeline"
+    return f"{counted(config.num_decoder_layers, 'layer')} {scanned}, no pipeline"
   stages, per_stage = sound_stages(config), config.num_layers_per_pipeline_stage
   inside = stages * config.num_pipeline_repeats * per_stage
   sizes = {"stage": stages, "repeat": config.num_pipeline_repeats, "layer": per_stage}
-  text = "pipeline of " + " × ".join(count(number, of) for of, number in sizes.items())
+  text = "pipeline of " + " × ".join(counted(number, of) for of, number in sizes.items())
   if per_stage > 1 and config.scan_layers_per_stage:
     text += f" stacked along param_scan_axis={config.param_scan_axis}"
   outside = config.num_decoder_layers - inside
-  return f"{text}, {count(outside, 'layer')} outside, {scanned}" if outside else text
+  return f"{text}, {counted(outside, 'layer')} outside, {scanned}" if outside else text
 
 
 def abstract_model_of(config: Any) -> Any:
