@@ -80,7 +80,12 @@ def forward(
     carry = iterations.loop(phase, functools.partial(iteration, phase), carry)
   state, window = carry
   slot = weights.slot(window, iterations.repeat(schedule.iterations))
-  return _outputs(pipeline, state), state.intermediates, (slot, state.saved)
+  outputs = _outputs(pipeline, state)
+  if save and not weights.replaces:
+    # Left to itself, the compiler takes the slot out of the window when backward begins. Until then, and so beside the
+    # logits, it keeps both buffers.
+    outputs, slot = jax.lax.optimization_barrier((outputs, slot))
+  return outputs, state.intermediates, (slot, state.saved)
 
 
 def _initial_state(pipeline: TracedPipeline, inputs: jax.Array, *, save: bool) -> ForwardState:

@@ -115,7 +115,7 @@ def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, coun
 
   at_once = sum(entry is not None for entry in spec)
   assert counted() == at_once
-  monkeypatch.setattr(transfer, "_LEAST_IN_STEPS", 0)
+  monkeypatch.setattr(transfer, "_least_in_steps", lambda pieces: 0)
   assert counted() == count[list(STEPS.values()).index(steps)]
   np.testing.assert_array_equal(jax.jit(lambda x: prefetch(x))(params), params[2])
 
