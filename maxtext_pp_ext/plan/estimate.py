@@ -38,6 +38,10 @@ _SUM_PASSES = 4
 # benchmarks.compiler_figures --shape llama3-70b --impl none window --flags DENSE_VMEM_LIMIT_FLAG`), which is as long as
 # 15 passes over each gathered and each reduced layer.
 _COPY_PASSES = 15
+# With all weights gathered at once, a kernel reads a copy of its weights, cut out of those of all repeats; of a window it
+# reads the buffer. Copies took 0.15 s more of a step of Mixtral 8x7B on v5p (`--shape mixtral-8x7b-dropless --impl
+# circular_bsw circular_ag_once`), as long as 8 passes over the experts' weights in each iteration.
+_KERNEL_COPY_PASSES = 8
 # A torus with fewer chips has axes that are not closed to rings (docs.cloud.google.com/tpu/docs/v5p, v6e).
 _LEAST_CLOSED = {2: 256, 3: 64}
 
@@ -60,7 +64,8 @@ class Work:
     sums: bytes of the sums of the gradients of a stage's repeat.
     sums_of_kernels: of these, of weights whose gradients kernels compute.
     gathered: bytes of the gathered weights of a stage's repeat.
-    reduced_in_steps: share of the bytes of gradients that are scattered over all devices, by us in two steps.
+    gathered_of_kernels: of these, of weights that kernels read.
+    over_all_devices: share of the bytes of gradients that are scattered over all devices of the mesh.
     state: bytes that the optimizer reads and writes.
     vmem_kib: XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given.
     on_sparsecores: whether XLA's flags put gathers on the SparseCores, where they run beside compute.
@@ -81,7 +86,8 @@ class Work:
   sums: float
   sums_of_kernels: float
   gathered: float
-  reduced_in_steps: float
+  gathered_of_kernels: float
+  over_all_devices: float
   state: float
   vmem_kib: int | None
   on_sparsecores: bool
@@ -148,7 +154,7 @@ def estimate(
       "dispatch": work.exchanged / _axis_rate(chip, work) * with_bubbles,
       "copies of whole layers": _copied(work, schedule, residency) / chip.hbm_bandwidth,
   }
-  waits, beside = _transfers(chip, work, costs, in_steps=work.reduced_in_steps if ours else 0.0)
+  waits, beside = _transfers(chip, work, costs, twice=work.over_all_devices if schedule is not None else 0.0)
   others = {
       "outside the layers": _outside(chip, work) / chip.flops,
       "optimizer": work.state / chip.hbm_bandwidth,
@@ -166,8 +172,12 @@ def estimate(
 
 
 def _copied(work: Work, schedule: CircularSchedule | None, residency: Residency | None) -> float:
-  """Bytes of the copies of a window over layers without a pipeline."""
-  if schedule is None or residency is None or schedule.stages > 1 or not residency.prefetches:
+  """Bytes of copies of whole layers: of a window over layers without a pipeline, and of what kernels read."""
+  if schedule is None or residency is None:
+    return 0.0
+  if residency.gathers_first:
+    return _KERNEL_COPY_PASSES * schedule.iterations * work.gathered_of_kernels
+  if schedule.stages > 1 or not residency.prefetches:
     return 0.0
   if schedule.microbatches == 1:  # a repeat replaces the one before and is copied nowhere
     return 0.0
@@ -209,16 +219,15 @@ def _has_large_vmem(work: Work) -> bool:
   return (work.vmem_kib or 0) >= _LARGE_VMEM_KIB
 
 
-def _transfers(
-    chip: chips.Chip, work: Work, costs: Costs, *, in_steps: float
-) -> tuple[dict[str, float], dict[str, float]]:
+def _transfers(chip: chips.Chip, work: Work, costs: Costs, *, twice: float) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
   Args:
     chip: the device.
     work: what it computes.
     costs: what it sends.
-    in_steps: share of gradients that are scattered in two steps. Each takes the links of about half of the torus axes.
+    twice: share of gradients that take twice as long. A window scatters those over all devices in two steps, each over
+      the links of about half of the torus axes; where XLA scatters them, it sends twice as much, in an all-reduce.
   """
   rates = {
       "links": _gather_rate(chip, work),
@@ -232,7 +241,7 @@ def _transfers(
     moves = what == "activations"
     share = costs.beside_compute.get(what, 0.0) if moves or work.on_sparsecores else 0.0
     between = costs.over_network.get(what, 0)
-    within = max(sent - between, 0) * (1 + in_steps if what == "gradients" else 1)
+    within = max(sent - between, 0) * (1 + twice if what == "gradients" else 1)
     for lane, size in (("links to the next stage" if moves else "links", within), ("network", between)):
       waits[lane] += (1 - share) * size / rates[lane]
       beside[lane] += share * size / rates[lane]

@@ -39,7 +39,8 @@ WORK = estimate.Work(
     sums=8.72e8,
     sums_of_kernels=0.0,
     gathered=4.36e8,
-    reduced_in_steps=0.0,
+    gathered_of_kernels=0.0,
+    over_all_devices=0.0,
     state=3.5e9,
     vmem_kib=None,
     on_sparsecores=False,
@@ -100,11 +101,10 @@ def test_with_large_vector_memory_products_add_to_sums_in_no_time_and_kernels_do
   assert of(vmem_kib=98304).parts["sums of gradients"] == 0.0 < of(vmem_kib=16384).parts["sums of gradients"]
 
 
-def test_gradients_over_all_devices_are_scattered_in_two_steps_by_pipelines_that_keep_weights():
-  waits = lambda residency, share: of(residency=residency, reduced_in_steps=share).parts["transfers"]
-  for residency in (Residency.REPEAT, Residency.ONCE):
-    assert waits(residency, 1.0) > waits(residency, 0.5) > waits(residency, 0.0)
-  assert waits(Residency.ITERATION, 1.0) == waits(Residency.ITERATION, 0.0)
+@pytest.mark.parametrize("residency", Residency)
+def test_gradients_take_longer_if_they_are_scattered_over_all_devices(residency):
+  waits = lambda share: of(residency=residency, over_all_devices=share).parts["transfers"]
+  assert waits(1.0) > waits(0.5) > waits(0.0)
 
 
 def test_weights_are_gathered_beside_compute_on_sparsecores_if_the_pipeline_prefetches():
@@ -128,3 +128,9 @@ def test_whole_layers_are_copied_only_in_a_window_over_layers_of_several_microba
   copied = lambda **sizes: of(schedule=dataclasses.replace(SCHEDULE, **sizes)).parts.get("copies of whole layers", 0.0)
   assert copied(stages=1, microbatches=2) > 0.0
   assert copied(stages=1, microbatches=1) == 0.0 == copied()
+
+
+def test_kernels_read_copies_of_weights_that_are_all_gathered_at_once():
+  copied = lambda residency, size: of(residency=residency, gathered_of_kernels=size).parts["copies of whole layers"]
+  assert copied(Residency.ONCE, 1e8) == 2 * copied(Residency.ONCE, 5e7) > 0.0 == copied(Residency.ONCE, 0.0)
+  assert copied(Residency.REPEAT, 1e8) == 0.0
