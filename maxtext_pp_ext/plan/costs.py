@@ -28,7 +28,9 @@ class Sizes:
     gathered: the gathered weights of a repeat, in the dtype of the gather.
     summed: the gradients of these weights, in the dtype in which they are summed over microbatches. With one microbatch
       there is no sum: it is the dtype of the gather, unless pipeline_grad_accum_dtype names another.
+    gathered_of_kernels, summed_of_kernels: of these two, those of weights that Pallas kernels read.
     sent_to_gather, sent_to_reduce: what a device sends to gather these weights once, and to reduce these gradients once.
+    over_all_devices: share of sent_to_reduce that belongs to gradients that are scattered over all devices of the mesh.
     activations: the activations of one microbatch between two layers.
     work: what a stage's backward keeps of one microbatch while it computes it.
     logits: the logits of the device's share of the batch.
@@ -57,7 +59,10 @@ class Sizes:
   head: int
   head_sent: int
   work_outside: int = 0
+  gathered_of_kernels: int = 0
+  summed_of_kernels: int = 0
   sent_to_gather_again: int = 0
+  over_all_devices: float = 0.0
   dispatched: int = 0
   dispatched_outside: int = 0
   between_slices: tuple[int, int, int] = (0, 0, 0)

@@ -17,22 +17,32 @@ from maxtext_pp_ext.plan import chips
 from maxtext_pp_ext.plan.costs import Costs, gathers, reductions
 from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
-# Shares of the peak by the FLOPs of a product, from the TPU compiler's estimated cycles (libtpu 0.0.48, v5p):
-#   2048 × 4096 × 4096 alone: 158 µs, 150 at the peak; v6e: 79.6, 74.9.
-#   4096 × 8192 × 28672 in Llama 3 70B without a pipeline, 4.19 ms at the peak: 4.64 in forward; in backward 4.6, 5.2 and
-#   5.4 for gradients of weights and 5.9 for that of the inputs. With 48 MiB of scoped VMEM or more 4.24.
+# How much longer than at the peak a product takes, from the TPU compiler's estimated cycles (libtpu 0.0.48.1):
+#   2048 × 4096 × 4096 alone: 158 µs on v5p, 150 at the peak; on v6e 79.6 and 74.9.
+#   4096 × 8192 × 28672 in Llama 3 70B on v5p without a pipeline, 4.19 ms at the peak: 4.64 in forward; in backward 4.6,
+#   5.2 and 5.4 for gradients of weights and 5.9 for that of the inputs. With 48 MiB of scoped VMEM or more 4.24.
+# The first takes as much longer on both chips. The second is taken to read its operands several times, tile by tile, and
+# to wait for HBM: on another chip this wait, in units of the peak's time, grows with FLOPs per byte of HBM. All products
+# of Llama 3 8B on v6e (`--shape llama3-8b-v6e`) then take 1.3 to 1.4 times as long as at the peak; compiled 1.4 to 1.7.
 _FLOPS = (2.0 * 2048 * 4096 * 4096, 2.0 * 4096 * 8192 * 28672)
-_FORWARD, _BACKWARD, _LARGE_VMEM = (0.945, 0.903), (0.945, 0.794), 0.988
+_ALONE, _FORWARD, _BACKWARD, _LARGE_VMEM = 1.058, 1.107, 1.260, 1.012
 _LARGE_VMEM_KIB = 49152
+_MEASURED_ON = chips.CHIPS["v5p"]
 # Products of splash attention; backward's two kernels compute QKᵀ and dO Vᵀ each (`compiled.projection.kernels`).
 _SPLASH_FORWARD, _SPLASH_BACKWARD = 2, 7
-# A microbatch's gradient is written and read, the sum read and written; the compiler fuses neither with the product.
+# The product that computes a gradient adds it to the float32 sum. In Llama 3 70B on v5p it takes 6.1 ms instead of 4.7,
+# as long as four passes over the sum: its tiles leave less VMEM to the operands, and nothing hides what is read and
+# written. With 48 MiB of scoped VMEM or more both take 4.2 ms. Kernels of grouped products do not add: always four.
 _SUM_PASSES = 4
 # Without a pipeline and with several microbatches whole layers are copied between the layouts of gathers, window and
 # products. When one microbatch had these copies, too, they took 2.2 s of a step of Llama 3 70B on v5p (`python -m
 # benchmarks.compiler_figures --shape llama3-70b --impl none window --flags DENSE_VMEM_LIMIT_FLAG`), which is as long as
 # 15 passes over each gathered and each reduced layer.
 _COPY_PASSES = 15
+# With all weights gathered at once, a kernel reads a copy of its weights, cut out of those of all repeats; of a window it
+# reads the buffer. Copies took 0.15 s more of a step of Mixtral 8x7B on v5p (`--shape mixtral-8x7b-dropless --impl
+# circular_bsw circular_ag_once`), as long as 8 passes over the experts' weights in each iteration.
+_KERNEL_COPY_PASSES = 8
 # A torus with fewer chips has axes that are not closed to rings (docs.cloud.google.com/tpu/docs/v5p, v6e).
 _LEAST_CLOSED = {2: 256, 3: 64}
 
@@ -49,10 +59,14 @@ class Work:
     largest: FLOPs of the largest product in a layer, for one microbatch.
     attention: FLOPs of one product of attention in all layers.
     recomputed: how often backward computes forward again, 0 or 1.
+    spared: FLOPs of products in forward that backward does not compute again.
     elementwise: bytes that the layers read and write between products.
     exchanged: bytes over the busiest link on which tokens go to their experts, or experts' weights to the tokens.
     sums: bytes of the sums of the gradients of a stage's repeat.
+    sums_of_kernels: of these, of weights whose gradients kernels compute.
     gathered: bytes of the gathered weights of a stage's repeat.
+    gathered_of_kernels: of these, of weights that kernels read.
+    over_all_devices: share of the bytes of gradients that are scattered over all devices of the mesh.
     state: bytes that the optimizer reads and writes.
     vmem_kib: XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given.
     on_sparsecores: whether XLA's flags put gathers on the SparseCores, where they run beside compute.
@@ -67,10 +81,14 @@ class Work:
   largest: float
   attention: float
   recomputed: int
+  spared: float
   elementwise: float
   exchanged: float
   sums: float
+  sums_of_kernels: float
   gathered: float
+  gathered_of_kernels: float
+  over_all_devices: float
   state: float
   vmem_kib: int | None
   on_sparsecores: bool
@@ -124,10 +142,12 @@ def estimate(
   bubble = schedule.bubble_fraction if schedule else 0.0
   with_bubbles = 1 / (1 - bubble)
   kernels = _SPLASH_FORWARD * (1 + work.recomputed) + _SPLASH_BACKWARD
-  adds_up = schedule is not None and schedule.microbatches > 1 and residency is not None and residency.has_slots
-  summed = schedule.iterations * work.sums if schedule is not None and adds_up else 0.0
+  ours = residency is not None and residency.has_slots
+  adds_up = ours and schedule is not None and schedule.microbatches > 1
+  added = work.sums_of_kernels if _has_large_vmem(work) else work.sums
+  summed = schedule.iterations * added if schedule is not None and adds_up else 0.0
   layers = {
-      "products": _products(work) / chip.flops * with_bubbles,
+      "products": _products(chip, work) / chip.flops * with_bubbles,
       "grouped products": work.grouped / (chip.flops * chips.KERNEL_EFFICIENCY["grouped product"]) * with_bubbles,
       "attention": kernels * work.attention / (chip.flops * chips.KERNEL_EFFICIENCY["attention"]) * with_bubbles,
       "elementwise": work.elementwise / chip.hbm_bandwidth * with_bubbles,
@@ -135,9 +155,9 @@ def estimate(
       "dispatch": work.exchanged / _axis_rate(chip, work) * with_bubbles,
       "copies of whole layers": _copied(work, schedule, residency) / chip.hbm_bandwidth,
   }
-  waits, beside = _transfers(chip, work, costs)
+  waits, beside = _transfers(chip, work, costs, twice=work.over_all_devices if schedule is not None else 0.0)
   others = {
-      "outside the layers": work.outside / _efficiency(work, _FORWARD) / chip.flops,
+      "outside the layers": _outside(chip, work) / chip.flops,
       "optimizer": work.state / chip.hbm_bandwidth,
       "transfers": sum(waits.values()),
   }
@@ -153,28 +173,63 @@ def estimate(
 
 
 def _copied(work: Work, schedule: CircularSchedule | None, residency: Residency | None) -> float:
-  """Bytes of the copies of a window over layers without a pipeline."""
-  if schedule is None or residency is None or schedule.stages > 1 or not residency.prefetches:
+  """Bytes of copies of whole layers: of a window over layers without a pipeline, and of what kernels read."""
+  if schedule is None or residency is None:
+    return 0.0
+  if residency.gathers_first:
+    return _KERNEL_COPY_PASSES * schedule.iterations * work.gathered_of_kernels
+  if schedule.stages > 1 or not residency.prefetches:
     return 0.0
   if schedule.microbatches == 1:  # a repeat replaces the one before and is copied nowhere
     return 0.0
   return _COPY_PASSES * (gathers(schedule, residency) + reductions(schedule, residency)) * work.gathered
 
 
-def _products(work: Work) -> float:
+def _products(chip: chips.Chip, work: Work) -> float:
   """FLOPs that take as long at the peak as the products take: forward, perhaps again, and twice as many in backward."""
-  forward = (1 + work.recomputed) / (3 + work.recomputed)
-  return work.products * (forward / _efficiency(work, _FORWARD) + (1 - forward) / _efficiency(work, _BACKWARD))
+  once = (work.products + work.spared) / (3 + work.recomputed)
+  forward, backward = ((1 + work.recomputed) * once - work.spared, 2 * once)
+  return sum(
+      flops * _longer(chip, work, work.largest, large) for flops, large in ((forward, _FORWARD), (backward, _BACKWARD))
+  )
 
 
-def _efficiency(work: Work, shares: tuple[float, float]) -> float:
-  if (work.vmem_kib or 0) >= _LARGE_VMEM_KIB:
+def _outside(chip: chips.Chip, work: Work) -> float:
+  """The same of the logits: one product in forward and two in backward, each as large."""
+  each = work.outside / 3
+  return each * (_longer(chip, work, each, _FORWARD) + 2 * _longer(chip, work, each, _BACKWARD))
+
+
+def _longer(chip: chips.Chip, work: Work, flops: float, large: float) -> float:
+  """How many times as long as at the peak a product of so many FLOPs takes.
+
+  Args:
+    chip: the device.
+    work: what it computes.
+    flops: those of the product.
+    large: the same of a product of `_FLOPS[1]` on `_MEASURED_ON`.
+  """
+  if _has_large_vmem(work):
     return _LARGE_VMEM
-  return float(np.interp(math.log(max(work.largest, 1.0)), np.log(_FLOPS), shares))
+  per_byte = chip.flops / chip.hbm_bandwidth / (_MEASURED_ON.flops / _MEASURED_ON.hbm_bandwidth)
+  waits = (large - _ALONE) * per_byte
+  return _ALONE + float(np.interp(math.log(max(flops, 1.0)), np.log(_FLOPS), (0.0, waits)))
 
 
-def _transfers(chip: chips.Chip, work: Work, costs: Costs) -> tuple[dict[str, float], dict[str, float]]:
-  """Seconds by lane of the transfers for which compute waits, and of those beside it."""
+def _has_large_vmem(work: Work) -> bool:
+  return (work.vmem_kib or 0) >= _LARGE_VMEM_KIB
+
+
+def _transfers(chip: chips.Chip, work: Work, costs: Costs, *, twice: float) -> tuple[dict[str, float], dict[str, float]]:
+  """Seconds by lane of the transfers for which compute waits, and of those beside it.
+
+  Args:
+    chip: the device.
+    work: what it computes.
+    costs: what it sends.
+    twice: share of gradients that take twice as long. A window scatters those over all devices in two steps, each over
+      the links of about half of the torus axes; where XLA scatters them, it sends twice as much, in an all-reduce.
+  """
   rates = {
       "links": _gather_rate(chip, work),
       "links to the next stage": chip.link * chips.LINK_EFFICIENCY,  # one way over one of them
@@ -187,7 +242,8 @@ def _transfers(chip: chips.Chip, work: Work, costs: Costs) -> tuple[dict[str, fl
     moves = what == "activations"
     share = costs.beside_compute.get(what, 0.0) if moves or work.on_sparsecores else 0.0
     between = costs.over_network.get(what, 0)
-    for lane, size in (("links to the next stage" if moves else "links", max(sent - between, 0)), ("network", between)):
+    within = max(sent - between, 0) * (1 + twice if what == "gradients" else 1)
+    for lane, size in (("links to the next stage" if moves else "links", within), ("network", between)):
       waits[lane] += (1 - share) * size / rates[lane]
       beside[lane] += share * size / rates[lane]
   return waits, beside

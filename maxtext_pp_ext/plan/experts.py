@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext.config.keys import DerivedKeys
+from maxtext_pp_ext.host.models.flops import recomputes_layers
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
 # Read off programs of the TPU compiler (libtpu 0.0.48.1, v5p, remat_policy=full): Mixtral 8x7B, DeepSeek-V3 and Qwen3
@@ -58,7 +59,7 @@ def experts(config: DerivedKeys, mesh: AbstractMesh, tokens: float, *, own_loop:
   if config.num_experts <= 1 or not has_formulas(config):
     return None
   members = _shards("exp", config, mesh)
-  again = int(config.remat_policy == "full")
+  again = int(recomputes_layers(config))
   itemsize = jnp.dtype(config.dtype).itemsize
   width = (config.moe_mlp_dim or config.mlp_dim) / _shards("mlp", config, mesh)
   if not config.sparse_matmul:

@@ -20,7 +20,7 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import abstract_model, cycles
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
-from maxtext_pp_ext.host.models.flops import of_attention, of_step
+from maxtext_pp_ext.host.models.flops import of_attention, of_step, recomputes_layers
 from maxtext_pp_ext.plan.costs import Sizes
 from maxtext_pp_ext.plan.estimate import Work
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
@@ -84,10 +84,16 @@ def sizes(
   parts_of_batch = over(data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape))
   slices_of = lambda axes: math.prod(network[axis] for axis in axes)
 
+  def of_kernels(w: _Weight) -> bool:
+    return w.of_experts and bool(config.sparse_matmul)
+
   def reduced(w: _Weight) -> float:
     """A reduce-scatter over the axes that shard the weight, then an all-reduce among replicas of the shards."""
     shards, replicas = over(w.gathered_over), over(w.replicas_over)
     return narrow(w) * ((1 - 1 / shards) + 2 * (1 - 1 / replicas) / shards)
+
+  def scattered_over_all(w: _Weight) -> bool:
+    return over(w.gathered_over) == mesh.size
 
   def to_gather(w: _Weight) -> float:
     return as_gathered(w) * (1 - 1 / over(w.gathered_over))
@@ -113,11 +119,12 @@ def sizes(
       optimizer=_moments(config, parameters),
       gathered=round(sum(map(as_gathered, inside)) / parts),
       summed=round(sum(map(in_sums, inside)) / parts),
+      gathered_of_kernels=round(sum(as_gathered(w) for w in inside if of_kernels(w)) / parts),
+      summed_of_kernels=round(sum(in_sums(w) for w in inside if of_kernels(w)) / parts),
       sent_to_gather=round(sum(map(to_gather, inside)) / parts),
-      sent_to_gather_again=round(
-          sum(to_gather(w) for w in inside if not (w.of_experts and config.sparse_matmul)) / parts
-      ),
+      sent_to_gather_again=round(sum(to_gather(w) for w in inside if not of_kernels(w)) / parts),
       sent_to_reduce=round(sum(map(reduced, inside)) / parts),
+      over_all_devices=sum(reduced(w) for w in inside if scattered_over_all(w)) / max(sum(map(reduced, inside)), 1.0),
       activations=_activations(config, schedule, mesh),
       work=_work(config, schedule, mesh),
       logits=_logits(config, mesh),
@@ -160,12 +167,17 @@ def not_counted(config: DerivedKeys) -> list[str]:
   return missing
 
 
-def flops(config: Any) -> tuple[float, float]:
-  """Returns FLOPs of one device and step (in the layers, outside), by MaxText's own count, with rematerialisation."""
+def flops(config: DerivedKeys, schedule: CircularSchedule | None) -> tuple[float, float]:
+  """Returns FLOPs of one device and step (in the layers, outside), by MaxText's own count, with rematerialisation.
+
+  Args:
+    config: MaxText's config.
+    schedule: the schedule of its pipeline; None without one.
+  """
   total = of_step(config)
-  tokens = config.per_device_batch_size * config.max_target_length
-  outside = 3 * 2 * tokens * config.emb_dim * config.vocab_size
-  return max(total - outside, 0) * (3 + _recomputed(config)) / 3, outside
+  outside = 3 * 2 * _own_tokens(config) * config.emb_dim * config.vocab_size
+  again = recomputes_layers(config)
+  return max(total - outside, 0) * (3 + again) / 3 - again * _spared(config, schedule), outside
 
 
 def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, mesh: AbstractMesh) -> Work:
@@ -177,8 +189,8 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
     sized: its `sizes`.
     mesh: its mesh.
   """
-  inside, outside = flops(config)
-  again = _recomputed(config)
+  inside, outside = flops(config, schedule)
+  again = int(recomputes_layers(config))
   attention = of_attention(config) / 6  # forward's two products, and backward's four
   layers = config.num_decoder_layers / (schedule.stages if schedule else 1)
   elementwise = 2 * (3 + again) * _tokens(config, mesh) * layers * _token(config, mesh)
@@ -197,10 +209,14 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
       # splash attention computes whole blocks on the diagonal
       attention=attention * (1 + min(config.sa_block_q / config.max_target_length, 1)),
       recomputed=again,
+      spared=again * _spared(config, schedule),
       elementwise=elementwise + (times * of_experts.moved if of_experts else 0.0),
       exchanged=times * of_experts.exchanged if of_experts else 0.0,
       sums=float(sized.summed),
+      sums_of_kernels=float(sized.summed_of_kernels),
       gathered=float(sized.gathered),
+      gathered_of_kernels=float(sized.gathered_of_kernels),
+      over_all_devices=sized.over_all_devices,
       state=2 * (sized.parameters + sized.optimizer) + sized.parameters,
       vmem_kib=_vmem_kib(config),
       on_sparsecores=gathers_on_sparsecores(config),
@@ -209,9 +225,22 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
   )
 
 
-def _recomputed(config: Any) -> int:
-  """Returns how often backward computes forward again."""
-  return int(config.remat_policy == "full")
+def _own_tokens(config: DerivedKeys) -> float:
+  """Returns the tokens of a step for each device, as MaxText counts FLOPs."""
+  return config.per_device_batch_size * config.max_target_length
+
+
+def _spared(config: DerivedKeys, schedule: CircularSchedule | None) -> float:
+  """Returns FLOPs of forward's products that backward need not recompute.
+
+  Nothing in backward reads the output of the last product, which is added to the residual stream; so the compiler drops
+  it. With experts the gradient of the router's weights reads that output, with a norm behind the MLP the norm does.
+  """
+  if config.num_experts > 1 or getattr(config, "use_post_ffw_norm", False):
+    return 0.0
+  in_pipeline = schedule is not None and schedule.stages > 1
+  at_once = _layers_at_once(config, schedule) if in_pipeline else cycles.scanned(config)[1]
+  return 2 * _own_tokens(config) * config.emb_dim * config.mlp_dim * config.num_decoder_layers / at_once
 
 
 def _vmem_kib(config: Any) -> int | None:
@@ -271,10 +300,15 @@ def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: A
 def _work(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
   """Returns bytes of inputs and outputs of matrix products, for one microbatch and all layers with a joint backward."""
   tokens = _tokens(config, mesh) / (1 if schedule is None else schedule.microbatches)
-  each = config.set_remat_policy_on_layers_per_stage or config.remat_policy == "none"
-  layers = 1 if schedule is None or each else config.num_layers_per_pipeline_stage
+  layers = _layers_at_once(config, schedule)
   of_experts = experts(config, mesh, tokens)
   return math.ceil(tokens * _token(config, mesh) * layers + (of_experts.held if of_experts else 0))
+
+
+def _layers_at_once(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
+  """Returns the layers with a joint backward, which recomputes them from the input of the first."""
+  each = config.set_remat_policy_on_layers_per_stage or config.remat_policy == "none"
+  return 1 if schedule is None or each else config.num_layers_per_pipeline_stage
 
 
 def _work_outside(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:

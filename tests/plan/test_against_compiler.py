@@ -26,12 +26,8 @@ CASES = {
     if case.impl in (*BOUNDS, "window") and case.figures["peak_GB"] and case.title not in OLDER
 }
 EXPERTS = ("mixtral", "deepseek", "qwen3-235b", "gpt-oss", "llama4")
-# On v6e, products take a third longer at the compiler's default flags than the shares of the peak that were read off v5p
-# say, and the logits take half of the memory that the formula has.
+# On v6e the logits take half of the memory that the formula has.
 OFF = "llama3-8b-v6e"
-# With much fast memory a product adds to a sum in no time.
-# So a pipeline's step is estimated 9 % too long with these flags.
-ORDER_OFF = (OFF, "llama3-70b, DENSE_VMEM_LIMIT_FLAG")
 # Seconds this close are no order: projections of the same keys differ by as much from one compiler to the next.
 TIE = 0.02
 # Shape and XLA flags -> names of the cases with a projection.
@@ -68,10 +64,7 @@ def test_between_slices_there_is_what_the_formula_says(impl):
   assert predicted(f"llama3-8b-dcn, {impl}")[0].between_slices / 1e9 == pytest.approx(between, rel=0.005)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [pytest.param(shape, marks=pytest.mark.xfail(strict=True)) if shape in ORDER_OFF else shape for shape in PROJECTED],
-)
+@pytest.mark.parametrize("shape", PROJECTED)
 def test_the_order_by_estimate_is_that_of_the_seconds_projected_from_compiled_programs(shape):
   projected = {name: ALL[name].projected for name in PROJECTED[shape]}
   estimated = {name: predicted(name)[1].seconds for name in projected}

@@ -33,10 +33,14 @@ WORK = estimate.Work(
     largest=4.8e11,
     attention=2.9e12,
     recomputed=1,
+    spared=4.1e13,
     elementwise=2.6e11,
     exchanged=0.0,
     sums=8.72e8,
+    sums_of_kernels=0.0,
     gathered=4.36e8,
+    gathered_of_kernels=0.0,
+    over_all_devices=0.0,
     state=3.5e9,
     vmem_kib=None,
     on_sparsecores=False,
@@ -71,8 +75,36 @@ def test_products_are_nearer_to_the_peak_with_more_vector_memory_and_attention_h
   assert large["products"] < small["products"] and large["attention"] == small["attention"]
   peak = WORK.products / (1 - SCHEDULE.bubble_fraction) / chips.CHIPS["v5p"].flops
   assert peak < large["products"] < 1.02 * peak
-  whole = estimate._efficiency(dataclasses.replace(WORK, largest=1e15), estimate._FORWARD)
-  assert whole == pytest.approx(4.19 / 4.64, abs=0.001)
+  whole = estimate._longer(chips.CHIPS["v5p"], WORK, 1e15, estimate._FORWARD)
+  assert whole == pytest.approx(4.64 / 4.19, abs=0.001)
+
+
+def test_a_product_waits_longer_for_memory_the_more_a_chip_computes_per_byte():
+  v5p, v6e = chips.CHIPS["v5p"], chips.CHIPS["v6e"]
+  longer = lambda chip, flops: estimate._longer(chip, WORK, flops, estimate._BACKWARD)
+  alone, large = estimate._FLOPS
+  assert longer(v5p, alone) == longer(v6e, alone) < longer(v5p, large) < longer(v6e, large)
+  per_byte = v6e.flops / v6e.hbm_bandwidth / (v5p.flops / v5p.hbm_bandwidth)
+  assert longer(v6e, large) - longer(v6e, alone) == pytest.approx(per_byte * (longer(v5p, large) - longer(v5p, alone)))
+
+
+def test_what_backward_does_not_compute_again_takes_no_time():
+  more = dataclasses.replace(WORK, products=WORK.products + WORK.spared, spared=0.0)
+  forward = WORK.spared * estimate._longer(chips.CHIPS["v5p"], WORK, WORK.largest, estimate._FORWARD)
+  spared = estimate._products(chips.CHIPS["v5p"], more) - estimate._products(chips.CHIPS["v5p"], WORK)
+  assert spared == pytest.approx(forward)
+
+
+def test_with_large_vector_memory_products_add_to_sums_in_no_time_and_kernels_do_not():
+  sums = lambda **work: of(sums_of_kernels=1e8, **work).parts["sums of gradients"]
+  assert sums(vmem_kib=98304) == pytest.approx(sums() * 1e8 / WORK.sums)
+  assert of(vmem_kib=98304).parts["sums of gradients"] == 0.0 < of(vmem_kib=16384).parts["sums of gradients"]
+
+
+@pytest.mark.parametrize("residency", Residency)
+def test_gradients_take_longer_if_they_are_scattered_over_all_devices(residency):
+  waits = lambda share: of(residency=residency, over_all_devices=share).parts["transfers"]
+  assert waits(1.0) > waits(0.5) > waits(0.0)
 
 
 def test_weights_are_gathered_beside_compute_on_sparsecores_if_the_pipeline_prefetches():
@@ -96,3 +128,9 @@ def test_whole_layers_are_copied_only_in_a_window_over_layers_of_several_microba
   copied = lambda **sizes: of(schedule=dataclasses.replace(SCHEDULE, **sizes)).parts.get("copies of whole layers", 0.0)
   assert copied(stages=1, microbatches=2) > 0.0
   assert copied(stages=1, microbatches=1) == 0.0 == copied()
+
+
+def test_kernels_read_copies_of_weights_that_are_all_gathered_at_once():
+  copied = lambda residency, size: of(residency=residency, gathered_of_kernels=size).parts["copies of whole layers"]
+  assert copied(Residency.ONCE, 1e8) == 2 * copied(Residency.ONCE, 5e7) > 0.0 == copied(Residency.ONCE, 0.0)
+  assert copied(Residency.REPEAT, 1e8) == 0.0

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's own count of floating-point operations."""
+"""MaxText's own count of floating-point operations, and whether forward's are repeated."""
 
 from typing import Any
 
@@ -17,3 +17,10 @@ def of_attention(config: Any) -> float:
   from maxtext.utils import maxtext_utils  # pylint: disable=import-outside-toplevel
 
   return maxtext_utils.calculate_tflops_training_per_device(config, log=False)[2] * 1e12
+
+
+def recomputes_layers(config: Any) -> bool:
+  """Returns whether backward recomputes all of a layer from its input."""
+  if config.remat_policy != "custom":
+    return config.remat_policy == "full"
+  return {*(config.tensors_on_device or ()), *(config.tensors_to_offload or ())} <= {"decoder_layer_input"}
