@@ -104,9 +104,9 @@ def loss_and_gradients(model: Model, params: PyTree, data: dict[str, jax.Array],
 
 
 def program(model: Model) -> str:
-  """The text of the program of `loss_and_gradients`, before it is compiled."""
+  """The text of the program of `loss_and_gradients`, as JAX traces it."""
   with jax.set_mesh(model.mesh), nn.logical_axis_rules(model.config.logical_axis_rules):
-    return _step(model, batch(model.config), True).lower(model.params).as_text()
+    return str(_step(model, batch(model.config), True).trace(model.params).jaxpr)
 
 
 def _step(model: Model, data: dict[str, jax.Array], is_train: bool) -> Any:
