@@ -29,6 +29,7 @@ from maxtext_pp_ext.sharding.gathered import gathered_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
 _IN_PIPELINE = re.compile(r"decoder/pipeline_module/")
+_IN_SCANS = re.compile(r"decoder/(scanned_blocks|(dense_|moe_)?layers)/")
 _IN_LAYERS = re.compile(r"decoder/(scanned_blocks|(dense_|moe_)?layers(_\d+|_remainder)?)/")
 _LOGITS = ("activation_embed_and_logits_batch", "activation_length", "activation_vocab")
 _ADAMS = ("adamw", "adam_pax")
@@ -64,7 +65,11 @@ def sizes(
     parameters: how its parameters are sharded.
     mesh: its mesh.
   """
-  inside, outside = _weights(config, parameters, mesh, _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS)
+  layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS
+  _, ends = _weights(config, parameters, mesh, layers)
+  # A window leaves layers that MaxText does not scan over to MaxText.
+  windowed = schedule is not None and not config.using_pipeline_parallelism
+  inside, outside = _weights(config, parameters, mesh, _IN_SCANS if windowed else layers)
   stages = 1 if schedule is None else schedule.stages
   parts = loop_length(config) if schedule is None else schedule.repeats * schedule.stages
   own = parameters.totals["bytes_per_device"]
@@ -108,6 +113,10 @@ def sizes(
 
   dispatched, dispatched_outside = _dispatched(config, schedule, mesh)
 
+  # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
+  sent_once = lambda weights: sum(narrow(w) * (1 - 1 / over(w.gathered_over)) for w in weights)
+  sent_outside = 3 * (sent_once(outside) - sent_once(ends)) + 0.5 * sent_once(ends) + sum(map(reduced, outside))
+
   def gradients(bytes_of: Callable[[_Weight], float]) -> int:
     of_layers = sum(bytes_of(w) / over(w.gathered_over) for w in inside) / stages
     return round(of_layers + sum(w.count * w.dtype.itemsize / over(w.gathered_over) for w in outside))
@@ -128,11 +137,11 @@ def sizes(
       activations=_activations(config, schedule, mesh),
       work=_work(config, schedule, mesh),
       logits=_logits(config, mesh),
-      head=round(sum(map(narrow, outside))) // 2,  # the table of embeddings is not gathered
+      head=round(sum(map(narrow, ends))) // 2,  # the table of embeddings is not gathered
       work_outside=_work_outside(config, schedule, mesh),
       dispatched=round(dispatched),
       dispatched_outside=round(dispatched_outside),
-      head_sent=round(sum(narrow(w) * (1 - 1 / over(w.gathered_over)) * 0.5 + reduced(w) for w in outside)),
+      head_sent=round(sent_outside),
       between_slices=(
           round(sum(gathered_between(w, as_gathered(w)) for w in inside) / parts),
           round(sum(gathered_between(w, narrow(w)) + replicas_between(w) for w in inside) / parts),

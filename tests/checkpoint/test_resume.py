@@ -8,11 +8,21 @@ Each model is trained a few steps in one layout, converted by the command, and t
 import json
 import shutil
 
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from maxtext.common import checkpointing
+from maxtext.configs import pyconfig
+from maxtext.utils import train_utils
 import pytest
 
+import maxtext_pp_ext
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.trainer_runs.train_runs import Results, Run, run_all
+from tests.checkpoint import test_convert
+
+maxtext_pp_ext.install()
 
 DEVICES, BEFORE, AFTER = 6, 3, 5
 # float32 through a few layers and two updates; the loss moves by a hundred times as much from step to step.
@@ -108,6 +118,56 @@ def test_a_checkpoint_of_another_layout_is_refused_with_the_command(resumed):
   error = results.error("wrong")
   assert "WrongLayoutError" in error and "has another layout than this run's model" in error
   assert "maxtext-pp convert " in error and "run_name=wrong-converted" in error
+
+
+WINDOW = ("pipeline_impl=circular_bsw", "num_pipeline_microbatches=2")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_maxtexts_run_passes_through_a_window_without_a_changed_bit(tmp_path):
+  """MaxText's trainer loads it with the window, saves what it has loaded, and loads that without the window again."""
+
+  def moved(leaf):
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+      return leaf
+    return leaf + jax.random.normal(jax.random.key(leaf.size), leaf.shape, leaf.dtype)
+
+  def saved(name, *keys, change=lambda leaf: leaf):
+    own = (f"run_name={name}", f"base_output_directory={tmp_path}", "base_num_decoder_layers=3", *keys)
+    config = pyconfig.initialize(["", str(run_config.base_yml()), *KEYS, *own])
+    _, manager, *_, data, _, _, _, state = train_utils.setup_train_loop(config, None)
+    state = jax.tree.map(change, nnx.split(state)[1])
+    checkpointing.maybe_save_checkpoint(manager, state, config, data, step=0)
+    return tmp_path / name / "checkpoints" / "0"
+
+  host = saved("host", change=moved)
+  window = saved("window", *WINDOW, f"load_full_state_path={host / 'items'}")
+  back = saved("back", f"load_full_state_path={window / 'items'}")
+  expected, *found = (test_convert.load(folder) for folder in (host, window, back))
+  leaves = test_convert.by_path(expected)
+  assert {path[0] for path in leaves} >= {"params", "opt_state", "step"}
+  is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+  bits = lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf
+  for tree in found:
+    assert jax.tree.structure(tree) == jax.tree.structure(expected)
+    for path, leaf in test_convert.by_path(tree).items():
+      assert test_convert.same_bits(bits(leaf), bits(leaves[path])), path
+
+
+@pytest.mark.slow
+def test_training_goes_on_in_a_window_and_back_as_it_would_have_without(tmp_path):
+  after = lambda run, step: f"load_full_state_path={Results(tmp_path).checkpoints(run) / str(step - 1) / 'items'}"
+  keys = (*KEYS, "base_num_decoder_layers=6")
+  runs = {
+      "begin": Run(keys=(*keys, f"steps={BEFORE}")),
+      "same": Run(keys=(*keys, f"steps={AFTER + 2}", after("begin", BEFORE))),
+      "window": Run(keys=(*keys, *WINDOW, f"steps={AFTER}", after("begin", BEFORE))),
+      "back": Run(keys=(*keys, f"steps={AFTER + 2}", after("window", AFTER))),
+  }
+  results = run_all(tmp_path, runs, devices=DEVICES)
+  expected = losses(results, "same")
+  assert len(expected) == AFTER + 2 - BEFORE and abs(expected[1] - expected[0]) > 100 * BOUND * expected[0]
+  assert losses(results, "window") + losses(results, "back") == pytest.approx(expected, rel=BOUND)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from maxtext_pp_ext import cli
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
+from tests.host.models.test_layouts import DEEPSEEK4
 
 THREE_STAGES = (
     "pipeline_impl=circular_bsw",
@@ -74,6 +75,20 @@ def test_a_window_is_described_by_its_layers(check):
     assert text in out
   assert "schedule: 2 microbatches, all of which pass through a layer before the next: 8 iterations\n" in out
   assert "stage" not in out and "in the pipeline" not in out and "bubble" not in out
+
+
+def test_layers_that_maxtext_does_not_scan_over_are_no_part_of_the_window(check):
+  found = []
+  for first in (1, 2):
+    ratios = f"compress_ratios={[0] * first + [128, 4, 128, 4]}"
+    keys = (*DEEPSEEK4, f"first_num_hash_layers={first}", f"base_num_decoder_layers={4 + first}", ratios)
+    _, out = check("pipeline_impl=circular_bsw", *keys, "--devices", "4", "--json")
+    found.append(json.loads(out))
+    assert found[-1]["layout"] == f"4 layers stacked along param_scan_axis=1, {first} not stacked, no pipeline"
+    assert found[-1]["schedule"]["repeats"] == 2
+  one, two = (each["memory"]["bytes"] for each in found)
+  assert one["weight window: slot and prefetch buffer"] == two["weight window: slot and prefetch buffer"]
+  assert one["parameters"] < two["parameters"]
 
 
 @pytest.mark.parametrize("microbatches, accumulates, bytes_of_sums", [(1, "auto", 2), (1, "float32", 4), (2, "auto", 4)])

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout in a pipeline: the masks of a layer and microbatch are its own, and the same forward and backward.
+"""Dropout in a pipeline or a window: the masks of a layer and microbatch are its own, the same forward and backward.
 
 MaxText's trainers draw with `unsafe_rbg`, everything else with JAX's default, threefry.
 """
@@ -17,14 +17,18 @@ from maxtext.utils import maxtext_utils
 import numpy as np
 import pytest
 
+from maxtext_pp_ext import registry
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.testing import parity
+from tests.parity import windows
 from tests.parity.common import make_config
 from tests.trainer.cases import OTHERS
 
 SIZES = (("stages", 3), ("repeats", 2), ("microbatches", 6))
 # As few microbatches as stages: the first stage's bubbles follow its last microbatches.
 TIGHT = (("stages", 4), ("repeats", 3), ("microbatches", 4))
+# No pipeline. Microbatches of so few rows that each is a part of the batch.
+WINDOW = (("stages", 1), ("repeats", 3), ("microbatches", 4), ("microbatch_size", 2), ("param_scan_axis", 0))
 PRNGS = ("unsafe_rbg", "threefry2x32")
 DROPOUT = {"dropout_rate": 0.1, "enable_dropout": True}
 
@@ -43,6 +47,35 @@ class Masks(nnx.Module):
     return inputs * (1 + mask) + 0.0 * self.weight[...]
 
 
+class Window(nnx.Module):
+  """Stacked layers that run without a pipeline, called like a pipeline."""
+
+  def __init__(self, config, mesh, implementation):
+    rngs = nnx.Rngs(params=0, dropout=1).fork(split=config.num_pipeline_repeats)
+    self.layers = nnx.vmap(lambda rngs: Masks(config, mesh, "train", rngs=rngs))(rngs)
+    self.config, self.mesh, self.pipeline_class = config, mesh, registry.get(implementation).load()
+
+  def __call__(self, inputs, segment_ids, positions, deterministic, model_mode):
+    return self.pipeline_class.run_scanned(
+        self.layers,
+        inputs,
+        segment_ids,
+        positions,
+        config=self.config,
+        mesh=self.mesh,
+        length=self.config.num_pipeline_repeats,
+        call=lambda layer, *args: layer(*args, deterministic, model_mode),
+        policy=None,
+        recomputes=True,
+    )
+
+
+def build(config, mesh, implementation):
+  if config.using_pipeline_parallelism:
+    return decoder_layers.pipeline(config, mesh, implementation, Masks)
+  return Window(config, mesh, implementation)
+
+
 @contextlib.contextmanager
 def drawing(prng, mesh, config):
   with jax.default_prng_impl(prng), jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
@@ -57,7 +90,7 @@ def run(implementation, *, deterministic, prng, sizes=SIZES, devices=None):
   mesh = maxtext_utils.get_mesh_from_config(config, jax.devices()[:devices]) if devices else parity.mesh_of(config)
   batch = parity.Batch.random(config)
   with drawing(prng, mesh, config):
-    pipeline = decoder_layers.pipeline(config, mesh, implementation, Masks)
+    pipeline = build(config, mesh, implementation)
     function, params = parity.function_of(pipeline, deterministic=deterministic)
 
     @jax.jit
@@ -69,7 +102,7 @@ def run(implementation, *, deterministic, prng, sizes=SIZES, devices=None):
     lowered = step.lower(batch.inputs, batch.cotangent)
     outputs, gradient, sown = lowered.compile()(batch.inputs, batch.cotangent)
   [masks] = sown.values()
-  masks = np.asarray(masks).reshape(-1, *masks.shape[2:])
+  masks = np.asarray(masks).reshape(-1, config.num_pipeline_microbatches, *masks.shape[-3:])
   in_microbatches = lambda x: np.asarray(x).reshape(masks.shape[1:])
   return masks, in_microbatches(outputs / batch.inputs), in_microbatches(gradient / batch.cotangent), lowered.as_text()
 
@@ -82,6 +115,8 @@ def slow(*values):
     ["prng", "implementation", "sizes"],
     [
         ("unsafe_rbg", "circular_bsw", TIGHT),
+        ("unsafe_rbg", "circular_bsw", WINDOW),
+        *(slow("unsafe_rbg", name, WINDOW) for name in OTHERS),
         slow("threefry2x32", "circular_bsw", TIGHT),
         slow("unsafe_rbg", "circular_bsw", (*SIZES, ("pipeline_delay_activation_forwarding", True))),
         *(slow(prng, name, SIZES) for prng in PRNGS for name in OTHERS),
@@ -102,16 +137,26 @@ def test_masks_are_the_same_in_forward_and_backward_and_different_for_layers_and
   assert "rng_bit_generator" not in program
 
 
-@pytest.mark.parametrize("prng", ["unsafe_rbg", slow("threefry2x32")])
-def test_masks_do_not_depend_on_the_mesh(prng):
-  one, other = (run("circular_bsw", deterministic=False, prng=prng, sizes=TIGHT, devices=n)[0] for n in (None, 4))
+@pytest.mark.parametrize(
+    ["prng", "sizes"], [("unsafe_rbg", TIGHT), slow("unsafe_rbg", WINDOW), slow("threefry2x32", TIGHT)]
+)
+def test_masks_do_not_depend_on_the_mesh(prng, sizes):
+  one, other = (run("circular_bsw", deterministic=False, prng=prng, sizes=sizes, devices=n)[0] for n in (None, 4))
   np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("prng", ["unsafe_rbg", slow("threefry2x32")])
-def test_another_call_drops_something_else(prng):
+@pytest.mark.parametrize(
+    ["prng", "sizes"],
+    [
+        ("unsafe_rbg", {"stages": 2, "repeats": 2, "microbatches": 2}),
+        ("unsafe_rbg", {"stages": 1, "repeats": 4, "microbatches": 2, "param_scan_axis": 0}),
+        slow("threefry2x32", {"stages": 2, "repeats": 2, "microbatches": 2}),
+    ],
+    ids=["unsafe_rbg", "unsafe_rbg, window", "threefry2x32"],
+)
+def test_another_call_drops_something_else(prng, sizes):
   """A call leaves its random counters to the next, in the same step and in another."""
-  config = make_config(stages=2, repeats=2, microbatches=2)
+  config = make_config(**sizes)
   mesh, batch = parity.mesh_of(config), parity.Batch.random(config)
 
   @jax.jit
@@ -124,7 +169,7 @@ def test_another_call_drops_something_else(prng):
 
   found = []
   with drawing(prng, mesh, config):
-    graphdef, state = nnx.split(decoder_layers.pipeline(config, mesh, "circular_bsw", Masks))
+    graphdef, state = nnx.split(build(config, mesh, "circular_bsw"))
     for _ in range(2):
       state, masks = step(state)
       found += [mask for of_call in masks for mask in np.asarray(of_call).reshape(8, -1)]
@@ -165,3 +210,11 @@ def test_layers_of_maxtext_learn_with_dropout_as_with_the_same_keys_in_a_loop(pr
   config = make_config(**{**dict(SIZES), **DROPOUT, **keys})
   with jax.default_prng_impl(prng):
     parity.assert_pipeline_parity(None, config, deterministic=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", ["llama2", "gpt3"])
+def test_a_window_drops_with_the_keys_of_the_layers_what_the_scan_drops(monkeypatch, block):
+  windows.with_own_keys(monkeypatch)
+  keys = {"decoder_block": block, **(KEYS["gpt3"] if block == "gpt3" else {}), **DROPOUT}
+  windows.compare(["circular_bsw"], num_pipeline_microbatches=-1, **keys)

@@ -32,6 +32,7 @@ from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.pipelines.stages import Differentiated, Overwritten
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but
+from tests.parity import windows
 from tests.parity.common import LAYERS, make_config, make_pipeline
 from tests.trainer.cases import IMPLEMENTATIONS, OTHERS
 
@@ -285,3 +286,19 @@ def test_gathering_in_the_compute_dtype_changes_no_bit_of_what_quantized_layers_
   for a, b in zip(*(jax.tree.leaves(p, is_leaf=is_variable) for p in (params, other_params)), strict=True):
     error = parity.relative_error(a[...], b[...])
     assert error <= (0 if isinstance(a, Overwritten) else 2**-8)
+
+
+# Quantizers that calibrate see one microbatch, so only one of them sees what they see in the scan.
+IN_A_WINDOW = [
+    *((name, "circular_bsw", -1) for name in ("fp8", "nanoo_fp8", *CALIBRATED)),
+    *(("fp8", name, 2) for name in IMPLEMENTATIONS),
+    ("nanoo_fp8", "circular_bsw", 2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, implementation, microbatches", IN_A_WINDOW)
+def test_quantized_layers_compute_and_learn_in_a_window_as_in_the_scan(monkeypatch, name, implementation, microbatches):
+  windows.with_own_keys(monkeypatch)
+  keys = {"fp8": FP8, "nanoo_fp8": NANOO, **CALIBRATED}[name]
+  windows.compare([implementation], num_pipeline_microbatches=microbatches, bound=5e-3, **keys)

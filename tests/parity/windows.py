@@ -18,7 +18,9 @@ from maxtext.configs import pyconfig
 from maxtext.trainers.pre_train import train
 from maxtext.utils import maxtext_utils, model_creation_utils
 import numpy as np
+import pytest
 
+from maxtext_pp_ext.pipelines import stages
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import BASE_YML, TINY
 
@@ -38,7 +40,7 @@ def make_config(*, layers: int = 4, rows: int = 16, **keys: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-  """A model's structure, its state, and its mesh."""
+  """A model's structure, its state, and its mesh. `params` is what a training step differentiates."""
 
   config: Any
   mesh: Mesh
@@ -57,7 +59,7 @@ def build(config: Any, *, one_device: bool = False) -> Model:
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
     shardings = jax.tree.map(lambda x: x.sharding, nnx.state(abstract))
     state = jax.jit(lambda: nnx.state(create()), out_shardings=shardings)()
-  params, rest = nnx.split_state(state, nnx.Param, ...)
+  params, rest = nnx.split_state(state, stages.Differentiated, ...)
   return Model(config=config, mesh=mesh, graphdef=nnx.graphdef(abstract), params=params, rest=rest)
 
 
@@ -85,6 +87,11 @@ def moved(params: PyTree, seed: int = 0) -> PyTree:
   )
 
 
+def with_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Lets layers draw with their own keys, as in MaxText's scan; else each microbatch has keys derived from them."""
+  monkeypatch.setattr(stages, "_keys_of_microbatch", lambda data, microbatch: jax.random.wrap_key_data(data))
+
+
 def loss_and_gradients(model: Model, params: PyTree, data: dict[str, jax.Array], *, is_train: bool = True) -> tuple:
   """((loss, the other arrays that the loss function returns, by path), gradients of all parameters)."""
   place = lambda like, value: jax.device_put(np.asarray(value), like.sharding)
@@ -92,6 +99,17 @@ def loss_and_gradients(model: Model, params: PyTree, data: dict[str, jax.Array],
   leaves, structure = jax.tree.flatten(model.params)
   params = jax.tree.unflatten(structure, map(place, leaves, jax.tree.leaves(params)))
   data = jax.device_put(data, NamedSharding(model.mesh, P()))
+  with jax.set_mesh(model.mesh), nn.logical_axis_rules(model.config.logical_axis_rules):
+    return jax.device_get(_step(model, data, is_train)(params))
+
+
+def program(model: Model) -> str:
+  """The text of the program of `loss_and_gradients`, as JAX traces it."""
+  with jax.set_mesh(model.mesh), nn.logical_axis_rules(model.config.logical_axis_rules):
+    return str(_step(model, batch(model.config), True).trace(model.params).jaxpr)
+
+
+def _step(model: Model, data: dict[str, jax.Array], is_train: bool) -> Any:
 
   def loss(params):
     merged = nnx.merge(model.graphdef, params, model.rest, copy=True)
@@ -99,12 +117,16 @@ def loss_and_gradients(model: Model, params: PyTree, data: dict[str, jax.Array],
     others = {name: x for name, x in aux.items() if name not in ("intermediate_outputs", "total_weights")}
     return value, {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(others)}
 
-  with jax.set_mesh(model.mesh), nn.logical_axis_rules(model.config.logical_axis_rules):
-    return jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(params))
+  return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
 def compare(
-    implementations: Iterable[str], *, amplification: float = 1.0, scan_on_the_mesh: bool = False, **keys: Any
+    implementations: Iterable[str],
+    *,
+    amplification: float = 1.0,
+    bound: float | None = None,
+    scan_on_the_mesh: bool = False,
+    **keys: Any,
 ) -> None:
   """Asserts that the loss, what belongs to it, and every gradient are those of MaxText's scan on one device.
 
@@ -113,6 +135,7 @@ def compare(
   Args:
     implementations: values of `pipeline_impl`.
     amplification: how much more the layers amplify rounding than `parity.tolerance` allows for.
+    bound: the largest relative error instead of that.
     scan_on_the_mesh: whether MaxText's scan runs on the window's mesh instead of one device. Layers with MaxText's sparse
       experts need that: they have a load-balance loss for each part of the tokens.
     **keys: arguments of `make_config`.
@@ -120,7 +143,7 @@ def compare(
   config = make_config(**{**keys, "pipeline_impl": "host", **_OF_THE_REFERENCE})
   reference = build(config, one_device=not scan_on_the_mesh)
   params, data = moved(reference.params), batch(reference.config)
-  bound = amplification * parity.tolerance(reference.config)
+  bound = amplification * parity.tolerance(reference.config) if bound is None else bound
   (loss, others), gradients = loss_and_gradients(reference, params, data)
   for name in implementations:
     found = build(make_config(**keys, pipeline_impl=name))

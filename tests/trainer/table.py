@@ -56,7 +56,7 @@ def table(results: Results) -> tuple[list[str], bool]:
       "|---|---|---" + "|---" * (len(heads) + 1) + "|",
   ]
   agree, chosen = True, cases.all_cases()
-  for model, mode, stages in itertools.product(cases.MODELS, cases.MODES, cases.PIPELINES):
+  for model, mode, stages in itertools.product(cases.MODELS, NAMES, cases.PIPELINES):
     cells, allowed = [], ""
     for name in cases.IMPLEMENTATIONS:
       case = cases.Case(model, mode, stages, name)
@@ -77,6 +77,8 @@ def _cell(numbers: list[float], agrees: bool) -> str:
 
 
 def _layout(stages: int) -> str:
+  if stages == 1:
+    return "no pipeline"
   per_stage = cases.PIPELINES[stages]["num_layers_per_pipeline_stage"]
   return f"{stages} × {cases.LAYERS // stages // per_stage} × {per_stage}"
 

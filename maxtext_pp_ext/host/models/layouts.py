@@ -25,7 +25,7 @@ from maxtext_pp_ext.config.derived import decoder_block, is_deepseek, sound_stag
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
-from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.host.models import cycles, run_config
 from maxtext_pp_ext.host.models.refusals import integer
 from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
 from maxtext_pp_ext.units import counted
@@ -227,7 +227,11 @@ def describe(config: DerivedKeys) -> str:
   """Returns the layout in words."""
   scanned = f"stacked along param_scan_axis={config.param_scan_axis}" if config.scan_layers else "not stacked"
   if not config.using_pipeline_parallelism:
-    return f"{counted(config.num_decoder_layers, 'layer')} {scanned}, no pipeline"
+    layers = config.num_decoder_layers
+    single = layers - math.prod(cycles.scanned(config)) if config.scan_layers else 0
+    if not single:
+      return f"{counted(layers, 'layer')} {scanned}, no pipeline"
+    return f"{counted(layers - single, 'layer')} {scanned}, {single} not stacked, no pipeline"
   stages, per_stage = sound_stages(config), config.num_layers_per_pipeline_stage
   inside = stages * config.num_pipeline_repeats * per_stage
   sizes = {"stage": stages, "repeat": config.num_pipeline_repeats, "layer": per_stage}

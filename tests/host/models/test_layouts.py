@@ -25,6 +25,13 @@ BLOCKS = {
     "mixtral": (("decoder_block=mixtral", *MOE[:2], "base_moe_mlp_dim=32"), 12, 1, True),
     "qwen 3 next": (("model_name=qwen3-next-80b-a3b", *MOE), 16, 4, True),
 }
+# Its first layer is single in every layout. The others alternate, and are scanned over in pairs.
+DEEPSEEK4 = (
+    *("model_name=deepseek4-tiny", "override_model_config=True", "attention=dot_product", "base_num_decoder_layers=5"),
+    *("first_num_hash_layers=1", "compress_ratios=[0,128,4,128,4]", *MOE[:2], "base_mlp_dim=32", "base_moe_mlp_dim=32"),
+    *("base_num_kv_heads=1", "head_dim=16", "qk_rope_head_dim=16", "q_lora_rank=8", "o_lora_rank=8", "o_groups=2"),
+    *("indexer_head_dim=16", "indexer_n_heads=2", "indexer_topk=4", "mhc_expansion_rate=2"),
+)
 # Without random state, which stages share.
 PREFIX = ("params", "params")
 
@@ -58,6 +65,22 @@ def test_each_block_has_its_layers_in_every_layout(keys, layers, per_stage, has_
     back = moves.plan(shapes(other), other, plain)
     assert {entry.path: entry.shape for entry in back.entries} == shapes(plain)
     assert not there.dropped and not back.dropped
+
+
+def test_layers_of_deepseek_4_follow_those_that_choose_experts_by_the_hash_of_a_token():
+  stacked, single = layout(*DEEPSEEK4), layout(*DEEPSEEK4, "scan_layers=False")
+  assert stacked.description == "4 layers stacked along param_scan_axis=1, 1 not stacked, no pipeline"
+  assert single.description == "5 layers not stacked, no pipeline"
+  scale = ("post_self_attention_layer_norm", "scale")
+  where = lambda *path: [layer for layer, _ in stacked.by_path["decoder", *path, *scale].layers()]
+  assert where("layers_0") == [0]
+  assert where("scanned_blocks", "layers_0") == [1, 3] and where("scanned_blocks", "layers_1") == [2, 4]
+  argv = [str(run_config.base_yml()), *TINY, *DEEPSEEK4]
+  for old, new in ((stacked, single), (single, stacked)):
+    plan = moves.plan(shapes(old), old, new)
+    assert {entry.path: entry.shape for entry in plan.entries} == shapes(new) and not plan.dropped
+  found = layouts.of_checkpoint(argv, shapes(stacked), scan_layers=None, given={}, wanted=single)[1]
+  assert found.leaves == stacked.leaves
 
 
 @pytest.mark.parametrize("scan_axis", [0, 1])

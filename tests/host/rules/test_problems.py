@@ -205,6 +205,8 @@ NO_WINDOW = {
     "pipelined layers": ({"pipeline_parallel_layers": 2}, "Set pipeline_parallel_layers=-1"),
     "repeats": ({"num_pipeline_repeats": 2}, "Set num_pipeline_repeats=-1"),
     "delay": ({"pipeline_delay_activation_forwarding": True}, "Set pipeline_delay_activation_forwarding=False"),
+    "parts of the batch": ({"quantization": "int8", "quantization_local_shard_count": 6}, "shard_count=6 parts"),
+    "scales of a first call": ({"quantization": "fp8_gpu", "use_qwix_quantization": True}, "Set quantization=fp8"),
     "rows": ({"num_pipeline_microbatches": 3}, "cannot be divided into 3 microbatches"),
 }
 
