@@ -25,7 +25,7 @@ from maxtext_pp_ext.config.derived import decoder_block, is_deepseek, sound_stag
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
-from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.host.models import cycles, run_config
 from maxtext_pp_ext.host.models.refusals import integer
 from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
 from maxtext_pp_ext.units import counted
@@ -286,7 +286,7 @@ def _places(decoder: Any) -> list[_Place]:
   found: list[_Place] = []
   kinds = set()
   modules = decoder.get_layers()
-  if decoder_block(config) == "deepseek4" and config.scan_layers:  # its single layers run first, and are listed last
+  if cycles.single_layers_first(config):  # and lists them last
     modules = sorted(modules, key=lambda module: not re.search(r"_\d+$", paths[id(module)][0]))
   for module in modules:
     path = ("decoder", *paths[id(module)])
@@ -299,7 +299,7 @@ def _places(decoder: Any) -> list[_Place]:
       kinds.add("single" if path[1] != "layers_remainder" else "remainder")
       places = _within(module, path, config, ())
     found += _after(places, sum(place.count for place in found))
-  if {"stacked", "single"} <= kinds and decoder_block(config) != "deepseek4":
+  if {"stacked", "single"} <= kinds and not cycles.single_layers_first(config):
     raise LayoutError(
         "Some of the decoder's layers are stacked and others are not; their order is not known "
         f"(decoder_block={decoder_block(config)})."
