@@ -45,7 +45,7 @@ test-all: .venv/installed ## the tests and the slow tests
 mutants: .venv/installed ## show that the tests notice deliberate faults (15 minutes on 2 cores; MUTANTS="--only NAME")
 	@$(VENV_PYTHON) -m tests.mutants $(MUTANTS)
 
-matrix: .venv/installed ## the tests with the oldest and the newest versions of setup.cfg (an hour on 2 cores; MATRIX="--slim")
+matrix: .venv/installed ## the tests with the oldest and the newest versions of setup.cfg (an hour on 2 cores; MATRIX=newest, MATRIX=--slim)
 	@$(VENV_PYTHON) -m tests.matrix $(MATRIX)
 
 .venv/docs-installed: .venv/installed .ci/constraints-docs.txt

@@ -18,7 +18,6 @@ from maxtext_pp_ext.cli.errors import CommandError
 from maxtext_pp_ext.host import postponed
 from maxtext_pp_ext.nearest import did_you_mean
 
-_OF_MAXTEXT = "src/maxtext/configs/"  # as in `host.arguments`, which takes longer to import
 _GIB = 1 << 30
 
 
@@ -41,26 +40,20 @@ def _set_environment() -> None:
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-def check_form(maxtext_args: Sequence[str]) -> None:
-  """Raises CommandError unless these have the form of MaxText's arguments: optionally a .yml file, then key=value."""
-  for i, argument in enumerate(maxtext_args):
-    if argument.endswith(".yml") and not i:
-      # The places where MaxText looks for it.
-      if not argument.startswith(_OF_MAXTEXT) and not any(map(os.path.isfile, (argument, os.path.join("src", argument)))):
-        raise CommandError(f"There is no file {argument}.")
-    elif not argument.partition("=")[0] or "=" not in argument:
-      raise CommandError(f"{argument!r} is neither a leading .yml file nor key=value.")
-
-
 def problems(maxtext_args: Sequence[str]) -> list[str]:
   """Returns a sentence for each name that does not exist (`host.arguments`), without importing MaxText.
 
   Raises:
-    CommandError: these have not the form of MaxText's arguments.
+    CommandError: these do not have the form of MaxText's arguments: optionally a .yml file, then key=value.
   """
-  check_form(maxtext_args)
   from maxtext_pp_ext.host import arguments  # pylint: disable=import-outside-toplevel
 
+  for i, argument in enumerate(maxtext_args):
+    if argument.endswith(".yml") and not i:
+      if not arguments.place(argument).is_file():
+        raise CommandError(f"There is no file {argument}.")
+    elif not argument.partition("=")[0] or "=" not in argument:
+      raise CommandError(f"{argument!r} is neither a leading .yml file nor key=value.")
   _set_environment()
   return arguments.problems(maxtext_args)
 

@@ -24,7 +24,7 @@ from maxtext_pp_ext.host.replacements import unknown_keys
 from maxtext_pp_ext.host.rules import meshes
 from maxtext_pp_ext.nearest import did_you_mean
 
-CONFIGS = "src/maxtext/configs/"  # in MaxText's repository; MaxText finds its own configs by it wherever they are
+_CONFIGS = "src/maxtext/configs/"  # in MaxText's repository; MaxText finds its own configs by it wherever they are
 _KEY = re.compile(r"\w+(?=\W|$)")
 _MOST_FILES = 20  # based on one another
 _TYPES, _DECODER = "configs/types.py", "layers/nnx_decoders.py"  # in MaxText's folder
@@ -73,7 +73,7 @@ def _files(argv: Sequence[str]) -> dict[pathlib.Path, Any]:
 
   found: dict[pathlib.Path, Any] = {}
   own = run_config.base_yml().parent
-  file = _named(argv[0], own) if argv and "=" not in argv[0] else None
+  file = place(argv[0]) if argv and "=" not in argv[0] else None
   while file is not None and file not in found and len(found) < _MOST_FILES and file != own / "base.yml":
     found[file] = None
     try:
@@ -86,11 +86,13 @@ def _files(argv: Sequence[str]) -> dict[pathlib.Path, Any]:
   return found
 
 
-def _named(argument: str, own: pathlib.Path) -> pathlib.Path:
-  """Returns where MaxText looks for a yml file."""
+def place(argument: str) -> pathlib.Path:
+  """Returns where MaxText looks for a yml file of this name."""
   if os.path.isfile(argument):
     return pathlib.Path(argument)
-  return own / argument.removeprefix(CONFIGS) if argument.startswith(CONFIGS) else pathlib.Path("src", argument)
+  if argument.startswith(_CONFIGS):
+    return run_config.base_yml().parent / argument.removeprefix(_CONFIGS)
+  return pathlib.Path("src", argument)
 
 
 def _of_prose(file: pathlib.Path) -> str:

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+import functools
+
 from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext import registry, sharding
@@ -57,15 +60,30 @@ def of_run(
     chip: chips.Chip | None = None,
 ) -> tuple[costs.Costs, estimate.Estimate | None] | None:
   """Returns the costs, as `costs_of_run`, and the estimated seconds on a chip, None without one."""
-  residency = None if schedule is None else residency_with_formulas(impl)
+  return of_runs(config, [impl], schedule, parameters, mesh, chip)[0]
+
+
+def of_runs(
+    config: DerivedKeys,
+    impls: Sequence[str],
+    schedule: Schedule | None,
+    parameters: sharding.Explanation,
+    mesh: AbstractMesh,
+    chip: chips.Chip | None = None,
+) -> list[tuple[costs.Costs, estimate.Estimate | None] | None]:
+  """Returns `of_run` of each implementation. What they have in common is counted once."""
   circular = schedule if isinstance(schedule, CircularSchedule) else None
-  if schedule is not None and (circular is None or residency is None):
-    return None
-  sizes = quantities.sizes(config, circular, parameters, mesh)
-  if circular is None or residency is None:
-    found = costs.without(quantities.loop_length(config), sizes)
-  else:
-    found = costs.pipelined(circular, residency, sizes, over_slices=config.dcn_pipeline_parallelism > 1)
-  if chip is None:
-    return found, None
-  return found, estimate.estimate(chip, quantities.work(config, circular, sizes, mesh), found, circular, residency)
+  sizes = functools.cache(lambda: quantities.sizes(config, circular, parameters, mesh))
+  work = functools.cache(lambda: quantities.work(config, circular, sizes(), mesh))
+
+  def of(impl: str) -> tuple[costs.Costs, estimate.Estimate | None] | None:
+    residency = None if schedule is None else residency_with_formulas(impl)
+    if schedule is not None and (circular is None or residency is None):
+      return None
+    if circular is None or residency is None:
+      found = costs.without(quantities.loop_length(config), sizes())
+    else:
+      found = costs.pipelined(circular, residency, sizes(), over_slices=config.dcn_pipeline_parallelism > 1)
+    return found, estimate.estimate(chip, work(), found, circular, residency) if chip else None
+
+  return list(map(of, impls))

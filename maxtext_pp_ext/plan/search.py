@@ -18,7 +18,7 @@ from maxtext_pp_ext.host.models import abstract_model, run_config, variants
 from maxtext_pp_ext.plan import chips, fitting, quantities
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.estimate import Estimate
-from maxtext_pp_ext.plan.of_run import of_run, residency_with_formulas
+from maxtext_pp_ext.plan.of_run import of_runs, residency_with_formulas
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 from maxtext_pp_ext.units import counted
@@ -27,9 +27,10 @@ from maxtext_pp_ext.units import counted
 _GIVING = ("fsdp", "data")
 # The keys in which the candidates with the same stages differ.
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
-# Keys that change no parameter's shape or logical axes, so that a model built for other values serves, too. A model takes
-# longer to build than all else about a layout.
+# Keys that change no parameter's shape or logical axes, other than by `abstract_model.stacks`. A model that was built for
+# other values serves, too. It takes longer to build than all else about a layout.
 _NOT_OF_PARAMETERS = {
+    *(f"{network}_pipeline_parallelism" for network in derived.NETWORKS),
     *("per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype", "num_pipeline_microbatches"),
     *("compile_topology", "internal_compile_num_devices"),
     *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in _GIVING),
@@ -178,7 +179,7 @@ class _Search:
         not_counted=quantities.not_counted(self._without),
     )
     if variants.NONE in implementations:
-      self._add(variants.NONE, self._none, self._without, None, *self._explained(self._without, self._none))
+      self._add({variants.NONE: self._none}, self._without, None, *self._explained(self._without, self._none))
 
   def layouts(self) -> Iterator[dict[str, Any]]:
     """Yields the keys for each choice of stages on both networks and of layers per stage."""
@@ -233,10 +234,11 @@ class _Search:
           f"{counted(batch_shards, 'shard')} of the batch. Set a larger per_device_batch_size."
       )
       self.found.infeasible.append(Infeasible(keys=self._names(changed), reason=reason))
-    for microbatches, impl in itertools.product(fitting, self._ours):
+    for microbatches in fitting:
       schedule = dataclasses.replace(least, microbatches=microbatches)
-      chosen = changed | {"num_pipeline_microbatches": microbatches, "pipeline_impl": impl}
-      self._add(impl, chosen, config, schedule, parameters, mesh)
+      of_schedule = changed | {"num_pipeline_microbatches": microbatches}
+      of_impls = {impl: of_schedule | {"pipeline_impl": impl} for impl in self._ours}
+      self._add(of_impls, config, schedule, parameters, mesh)
 
   def ranked(self, shown: int) -> Plan:
     """Returns the plan with its candidates in order; the first of each of `shown` kinds is accepted as a config."""
@@ -278,7 +280,7 @@ class _Search:
       try:
         keys = like.keys | changed
         config = other._read(keys)
-        other._add(variants.NONE, keys, config, None, *other._explained(config, keys))
+        other._add({variants.NONE: keys}, config, None, *other._explained(config, keys))
       except (ValueError, NotImplementedError):
         return None
     else:
@@ -287,12 +289,17 @@ class _Search:
 
   def _explained(self, config: DerivedKeys, changed: dict[str, Any]) -> tuple[Any, Any]:
     """`abstract_model.explained` of a config with these keys; models whose parameters are alike are built once."""
-    alike = tuple(sorted((key, value) for key, value in changed.items() if key not in _NOT_OF_PARAMETERS))
+    keys = tuple(sorted((key, value) for key, value in changed.items() if key not in _NOT_OF_PARAMETERS))
+    # The layers outside of the pipeline are not stacked with it.
+    alike = (*keys, config.using_pipeline_parallelism, config.pipeline_parallel_layers)
 
     def made(config: Any, mesh: Any) -> Any:
-      if alike not in self._parameters:
-        self._parameters[alike] = abstract_model.parameters(config, mesh)
-      return self._parameters[alike]
+      built = self._parameters.get(alike)
+      found = abstract_model.restacked(built[1], built[0], config) if built else None
+      if found is None:
+        found = abstract_model.parameters(config, mesh)
+        self._parameters[alike] = config, found
+      return found
 
     return abstract_model.explained(config, made)
 
@@ -307,18 +314,21 @@ class _Search:
     """Returns the keys that tell a candidate from the others."""
     return {key: value for key, value in changed.items() if self._none.get(key) != value}
 
-  def _add(self, impl, changed, config, schedule, parameters, mesh) -> None:
-    # There are formulas for all that __init__ accepts.
-    costs, estimate = of_run(config, impl, schedule, parameters, mesh, self.found.chip)  # type: ignore[misc]  # so not None
-    candidate = Candidate(
-        impl=impl,
-        keys=changed,
-        schedule=schedule,
-        layers_per_stage=config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers,
-        costs=costs,
-        estimate=estimate,
-    )
-    self.found.candidates.append(candidate)
+  def _add(self, keys: dict[str, dict[str, Any]], config, schedule, parameters, mesh) -> None:
+    """Adds a candidate for each implementation, with its keys."""
+    found = of_runs(config, list(keys), schedule, parameters, mesh, self.found.chip)
+    for (impl, changed), each in zip(keys.items(), found, strict=True):
+      # There are formulas for all that __init__ accepts.
+      costs, estimate = each  # type: ignore[misc]  # so not None
+      candidate = Candidate(
+          impl=impl,
+          keys=changed,
+          schedule=schedule,
+          layers_per_stage=config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers,
+          costs=costs,
+          estimate=estimate,
+      )
+      self.found.candidates.append(candidate)
 
   def _rank(self, candidate: Candidate) -> tuple:
     """Ranks candidates that fit by estimated time, then by what they send; the others by memory."""

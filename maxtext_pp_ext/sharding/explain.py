@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -30,7 +31,7 @@ class Row:
   layout: Layout
   devices: int
 
-  @property
+  @functools.cached_property
   def shards(self) -> int:
     """Number of different parts of the array."""
     sharding = self.layout.sharding

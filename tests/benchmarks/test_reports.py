@@ -4,7 +4,7 @@
 
 import pytest
 
-from benchmarks import compiler_figures, shapes, tables
+from benchmarks import commands, compiler_figures, shapes, tables
 
 
 def row(**figures):
@@ -82,3 +82,18 @@ def test_columns_of_a_table_line_up():
   lines = tables.markdown(("a", "number"), [("long name", "1"), ("b", "22.5")]).splitlines()
   assert len({len(line) for line in lines}) == 1
   assert lines[1] == "| :-------- | -----: |"
+
+
+def test_the_slowest_model_comes_first_and_a_star_says_what_takes_longer_than_it_is_meant_to():
+  results = {
+      "llama3-8b": {"plan": {"cpu_s": 7.04, "exit_code": 0}},
+      "gpt3-175b": {"plan": {"cpu_s": 16.2, "exit_code": 0}, "check": {"cpu_s": 6.0, "exit_code": 2}},
+  }
+  lines = commands.report(results, {"jax": "1"}).splitlines()
+  slow, quick = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[-2:])
+  assert slow == ["gpt3-175b", "16.2 *", "", "6.0", "refused"] and quick == ["llama3-8b", "7.0", "", tables.MISSING, ""]
+
+
+def test_every_model_of_maxtext_is_asked_for():
+  assert {"llama3-70b", "deepseek3-671b", "gpt-oss-120b"} < set(commands.models())
+  assert "attention=dot_product" in commands.arguments("plan", "deepseek3.2-671b")

@@ -100,7 +100,8 @@ def test_a_table_is_no_wider_than_80_columns_and_has_one_row_of_a_kind_with_its_
 def test_where_nothing_fits_a_row_is_written_only_if_it_is_named(plan, tmp_path):
   options = ("--devices", "8", "--device-memory-gib", "1e-6", "--write", str(tmp_path / "my.yml"))
   status, captured = plan(*options)
-  assert status == 1 and "nothing was written" in captured.out and list(tmp_path.iterdir()) == []
+  said = " ".join(captured.out.split())  # lines are broken where the folder's name makes them too long
+  assert status == 1 and "nothing was written" in said and list(tmp_path.iterdir()) == []
   status, captured = plan(*options, "--row", "2")
   assert status == 1 and "wrote " in captured.out and (tmp_path / "my.yml").exists()
 

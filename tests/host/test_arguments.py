@@ -62,6 +62,14 @@ def test_what_cannot_be_read_is_left_to_maxtext(tmp_path, text):
   assert arguments.problems([write(tmp_path, "my.yml", text)]) == []
 
 
+def test_a_file_is_looked_for_where_maxtext_looks_for_it(monkeypatch, tmp_path):
+  monkeypatch.chdir(tmp_path)
+  write(tmp_path, "here.yml", "")
+  assert arguments.place("here.yml").is_file() and not arguments.place("nowhere.yml").is_file()
+  own = [arguments.place(f"src/maxtext/configs/{name}.yml").is_file() for name in ("base", "nothing")]
+  assert own == [True, False]
+
+
 def test_values_of_files_and_arguments_are_merged_as_maxtext_merges_them(tmp_path):
   write(tmp_path, "a.yml", "base_config: base.yml\nsteps: 1\ncompile_topology: v5p-8\nrun_name: a\n")
   file = write(tmp_path, "b.yml", "base_config: a.yml\nrun_name: b\n")

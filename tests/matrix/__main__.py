@@ -58,7 +58,8 @@ def main(arguments: list[str]) -> int:
     result = _run(python, [*(SLIM if slim else WHOLE), *(argument for argument in more if argument != "--")])
     failures += len(result["failed"]) + result["broken"]
     print(f"{name}: {result['passed']} passed, {result['skipped']} skipped, {len(result['failed'])} failed", flush=True)
-    if not slim and not more:
+    # A run that was ended early, or ran nothing, is no result.
+    if not slim and not more and not result["broken"]:
       write(name, environments.versions(python), result)
   return 1 if failures else 0
 

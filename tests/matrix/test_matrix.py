@@ -33,3 +33,12 @@ def test_tests_that_failed_are_named_and_stay_in_their_column(table):
   matrix.write("oldest", VERSIONS, FAILED)
   cell = table()[-1].replace("\\|", "").split("|")[6]
   assert cell == " `tests/test_a.py::test_b`<br>`tests/test_a.py::test_c[12]` "
+
+
+@pytest.mark.parametrize("broken, rows", [(0, 1), (1, 0)])
+def test_a_run_that_was_ended_early_has_no_line(table, monkeypatch, broken, rows):
+  monkeypatch.setattr(matrix.environments, "build", lambda root, name: name)
+  monkeypatch.setattr(matrix.environments, "versions", lambda python: VERSIONS)
+  monkeypatch.setattr(matrix, "_run", lambda python, arguments: {**PASSED, "broken": broken})
+  assert matrix.main(["newest"]) == broken
+  assert len([line for line in table() if line.startswith("| newest")]) == rows

@@ -390,12 +390,12 @@ Written by `python -m tests.parity.blocks` with MaxText {maxtext}; do not edit. 
 A model that cannot be pipelined is refused before anything compiles, with the reason in its row and what to set instead.
 DeepSeek's dense layers, `first_num_dense_layers`, run in front of the pipeline.
 
-The error is the largest relative one ‖pipeline − layers‖ / ‖layers‖ among outputs, the gradients of all parameters and of
-the inputs, and what layers sow (load-balance losses, the indexer's loss, updates of experts' biases), and among {names},
-in float32, with 3 stages and 2 repeats (Gemma 3: 1), packed sequences, and small sizes. Rounding explains errors up to
-{tolerance:.0e} with one layer per stage, and ten times that where there are delta nets.
-`pytest tests/parity/test_blocks.py` runs other sizes; [parity.md](parity.md) has the comparison, and how to run it on
-layers of your own.
+The pipeline is compared with its layers run one after another, in float32, with 3 stages and 2 repeats (Gemma 3: 1),
+packed sequences, and small sizes. The relative error of an array is ‖pipeline − layers‖ / ‖layers‖. The table has the
+largest one among outputs, the gradients of all parameters and of the inputs, and what layers sow (load-balance losses,
+the indexer's loss, updates of experts' biases), and among {names}. Rounding explains errors up to {tolerance:.0e} with
+one layer per stage, and ten times that with delta nets. `pytest tests/parity/test_blocks.py` runs other sizes.
+[parity.md](parity.md) describes the comparison, and how to run it on layers of your own.
 
 | decoder_block | pipelined | condition or reason | largest error (of) | attention | experts |
 |---|---|---|---|---|---|
@@ -403,15 +403,16 @@ layers of your own.
 TAIL = """
 ## Without a pipeline
 
-In the [window](window.md) MaxText's own scans are run, so a stage's cycles are no condition: all blocks above but the
-following work with `scan_layers=True`, `gemma4`, `deepseek4` and hyper-connections (`mhc_expansion_rate`) included.
-`pytest tests/parity/test_windows.py` compares them. Layers that MaxText does not scan over run as without us: those that
-do not fill a block of a cycle, and DeepSeek V4's first ones, which choose experts by the hash of a token.
+The [window](window.md) runs MaxText's own scans, so a stage need not hold whole cycles. With `scan_layers=True` it
+works for all blocks above except those listed below, and also for `gemma4`, `deepseek4` and hyper-connections
+(`mhc_expansion_rate`). `pytest tests/parity/test_windows.py` compares them. Layers that MaxText does not scan over run
+as in MaxText alone: those that do not fill a block of a cycle, and DeepSeek V4's first ones, which choose experts by
+the hash of a token.
 
-Refused are
+These are refused:
 
 - `gemma4_small`: MaxText does not scan over its layers, which share keys and values,
-- models without a block to scan over: fewer layers than a cycle (`gemma3`, `gemma4`: 6; `deepseek4`: 2 behind the first
+- models without a block to scan over: fewer layers than a cycle (`gemma3`, `gemma4`: 6; `deepseek4`: 2 after the first
   ones),
 - `scan_layers=False`: layers are not stacked.
 """

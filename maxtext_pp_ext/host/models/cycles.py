@@ -18,8 +18,10 @@ from maxtext_pp_ext.config.host_keys import HostKeys
 # Scanned in blocks of inhomogeneous_layer_cycle_interval layers.
 CONFIGURED = frozenset({"gpt_oss", "olmo3", "qwen3_next", "qwen3_5", "llama4", "envy"})
 GEMMA3_PERIOD = 6  # five layers with local attention, then one with global attention
-# Scanned in blocks of this many layers, without a pipeline only. DeepSeek V4's alternate in how they compress keys.
-_WITHOUT_PIPELINE = {"gemma4": 6, "deepseek4": 2}
+# Scanned in blocks of a fixed size, of which only Gemma 3's can be pipelined. Block -> (layers in one, the key that
+# counts the single layers before the scan). DeepSeek V4's first layers choose experts by the hash of a token; its others
+# alternate in how they compress keys.
+FIXED = {"gemma3": (GEMMA3_PERIOD, ""), "gemma4": (6, ""), "deepseek4": (2, "first_num_hash_layers")}
 # Block -> the keys whose values the path without a pipeline passes to a block of one cycle.
 _TOLD = {"llama4": ("nope_layer_interval", "interleave_moe_layer_step"), "envy": ("interleave_moe_layer_step",)}
 
@@ -37,13 +39,17 @@ def length(config: HostKeys) -> int:
 def scanned(config: HostKeys) -> tuple[int, int]:
   """Returns (blocks that MaxText scans over without a pipeline, layers of a block).
 
-  Layers that do not fill a block, and DeepSeek V4's first ones, which choose experts by the hash of a token, are outside.
+  Layers that do not fill a block, and single layers before the scan, are outside.
   """
   block, layers = decoder_block(config), config.num_decoder_layers or 0
-  periods = {"gemma3": GEMMA3_PERIOD, **_WITHOUT_PIPELINE} if config.scan_layers else {}
-  in_block = max(periods.get(block, length(config)), 1)
-  outside = getattr(config, "first_num_hash_layers", 0) if block == "deepseek4" else 0
-  return max(layers - outside, 0) // in_block, in_block
+  in_block, outside = FIXED[block] if block in FIXED and config.scan_layers else (max(length(config), 1), "")
+  return max(layers - (getattr(config, outside, 0) if outside else 0), 0) // in_block, in_block
+
+
+def single_layers_first(config: HostKeys) -> bool:
+  """True if MaxText runs single layers before those that it scans over."""
+  _, outside = FIXED.get(decoder_block(config), (0, ""))
+  return bool(config.scan_layers and outside)
 
 
 def block_class(config: HostKeys, layer_class: type) -> type:

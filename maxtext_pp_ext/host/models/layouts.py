@@ -290,7 +290,7 @@ def _places(decoder: Any) -> list[_Place]:
   found: list[_Place] = []
   kinds = set()
   modules = decoder.get_layers()
-  if decoder_block(config) == "deepseek4" and config.scan_layers:  # its single layers run first, and are listed last
+  if cycles.single_layers_first(config):  # and lists them last
     modules = sorted(modules, key=lambda module: not re.search(r"_\d+$", paths[id(module)][0]))
   for module in modules:
     path = ("decoder", *paths[id(module)])
@@ -303,7 +303,7 @@ def _places(decoder: Any) -> list[_Place]:
       kinds.add("single" if path[1] != "layers_remainder" else "remainder")
       places = _within(module, path, config, ())
     found += _after(places, sum(place.count for place in found))
-  if {"stacked", "single"} <= kinds and decoder_block(config) != "deepseek4":
+  if {"stacked", "single"} <= kinds and not cycles.single_layers_first(config):
     raise LayoutError(
         "Some of the decoder's layers are stacked and others are not; their order is not known "
         f"(decoder_block={decoder_block(config)})."

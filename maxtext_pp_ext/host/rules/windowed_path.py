@@ -14,7 +14,7 @@ from maxtext_pp_ext.host.models import cycles
 from maxtext_pp_ext.host.rules import pipelined_path
 
 # Blocks whose layers are scanned over, alone or in cycles.
-SCANNED_BLOCKS = pipelined_path.UNIFORM_BLOCKS | cycles.CONFIGURED | {"gemma3", "gemma4", "deepseek4"}
+SCANNED_BLOCKS = pipelined_path.UNIFORM_BLOCKS | cycles.CONFIGURED | cycles.FIXED.keys()
 _NO_PIPELINE = "without a pipeline (ici_pipeline_parallelism=1, dcn_pipeline_parallelism=1)"
 _OFF = "Set pipeline_impl=host"
 
