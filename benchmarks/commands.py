@@ -118,8 +118,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   if options.keep:
     options.keep.mkdir(parents=True, exist_ok=True)
   file = options.output.with_suffix(".json")
-  results = tables.read(file).get("models", {})
-  versions = compile_step.versions()
+  versions, old = compile_step.versions(), tables.read(file)
+  results = old.get("models", {}) if old.get("versions") == versions else {}
   for command, model in track([(command, model) for model in options.models for command in options.commands]):
     results[model] = results.get(model, {}) | {command: measure(command, model, options.keep)}
     tables.write(file, {"versions": versions, "models": results})

@@ -20,7 +20,7 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import abstract_model, cycles
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
-from maxtext_pp_ext.host.models.flops import of_attention, of_step, recomputes_layers
+from maxtext_pp_ext.host.models.flops import has_norm_behind_mlp, of_attention, of_step, recomputes_layers
 from maxtext_pp_ext.plan.costs import Sizes
 from maxtext_pp_ext.plan.estimate import Work
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
@@ -31,6 +31,10 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 _IN_PIPELINE = re.compile(r"decoder/pipeline_module/")
 _IN_SCANS = re.compile(r"decoder/(scanned_blocks|(dense_|moe_)?layers)/")
 _IN_LAYERS = re.compile(r"decoder/(scanned_blocks|(dense_|moe_)?layers(_\d+|_remainder)?)/")
+# In a pipeline, in a scan or beside both; not the table of embeddings, the last norm and the logits' weights.
+_ANY_LAYERS = re.compile(
+    r"decoder/(pipeline_module|scanned_blocks|(dense_|moe_)?layers(_\d+(_\d+)?|_remainder|_outside_pipeline(_\d+)?)?)/"
+)
 _LOGITS = ("activation_embed_and_logits_batch", "activation_length", "activation_vocab")
 _ADAMS = ("adamw", "adam_pax")
 
@@ -66,7 +70,7 @@ def sizes(
     mesh: its mesh.
   """
   layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS
-  _, ends = _weights(config, parameters, mesh, layers)
+  _, ends = _weights(config, parameters, mesh, _ANY_LAYERS)
   # A window leaves layers that MaxText does not scan over to MaxText.
   windowed = schedule is not None and not config.using_pipeline_parallelism
   inside, outside = _weights(config, parameters, mesh, _IN_SCANS if windowed else layers)
@@ -161,7 +165,7 @@ def not_counted(config: DerivedKeys) -> list[str]:
   missing = []
   if (optimizer := plain(config.opt_type)) not in _ADAMS:
     missing.append(f"the optimizer's state (opt_type={optimizer})")
-  if config.remat_policy != "full":
+  if not recomputes_layers(config):
     missing.append(f"what remat_policy={config.remat_policy} keeps beside the stages' inputs")
   if (accumulated := config.gradient_accumulation_steps) > 1:
     missing.append(
@@ -245,7 +249,7 @@ def _spared(config: DerivedKeys, schedule: CircularSchedule | None) -> float:
   Nothing in backward reads the output of the last product, which is added to the residual stream; so the compiler drops
   it. With experts the gradient of the router's weights reads that output, with a norm behind the MLP the norm does.
   """
-  if config.num_experts > 1 or getattr(config, "use_post_ffw_norm", False):
+  if config.num_experts > 1 or has_norm_behind_mlp(config):
     return 0.0
   in_pipeline = schedule is not None and schedule.stages > 1
   at_once = _layers_at_once(config, schedule) if in_pipeline else cycles.scanned(config)[1]

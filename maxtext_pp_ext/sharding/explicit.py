@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 PyTree = Any
@@ -19,9 +19,12 @@ def is_explicit(mesh: Mesh) -> bool:
   return AxisType.Explicit in mesh.axis_types
 
 
-def automatic(mesh: Mesh) -> Mesh:
-  """A mesh with the same devices and axis names, for which the compiler chooses shardings."""
-  return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+def automatic(mesh: Mesh | AbstractMesh) -> Any:
+  """A mesh with the same devices, if it has any, and axis names, for which the compiler chooses shardings."""
+  types = (AxisType.Auto,) * len(mesh.axis_names)
+  if isinstance(mesh, AbstractMesh):
+    return mesh.update(axis_types=types)
+  return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
 
 
 def spec_of(x: jax.Array) -> P:

@@ -9,7 +9,8 @@ import pytest
 
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.compiled import compare
-from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.host.models import abstract_model
+from maxtext_pp_ext.plan import chips, search
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 
@@ -45,6 +46,15 @@ def test_every_combination_is_there_and_what_cannot_be_has_its_reason(plan):
   assert layouts == expected
   reasons = {each["keys"]["ici_pipeline_parallelism"]: each["reason"] for each in found["infeasible"]}
   assert set(reasons) == {4} and "cannot be divided among 4 stages" in reasons[4]
+
+
+def test_models_that_candidates_share_change_no_figure(plan, monkeypatch):
+  arguments = ("shard_mode=explicit", "--devices", "8", "--device-memory-gib", "0.0001", "--all", "--json")
+  shared = plan(*arguments)
+  monkeypatch.setattr(search._Search, "_explained", lambda self, config, changed: abstract_model.explained(config))
+  assert plan(*arguments) == shared
+  found = json.loads(shared[1].out)
+  assert {row["stages"] for row in found["candidates"]} == {1, 2}
 
 
 def test_what_fits_comes_first_and_its_keys_are_accepted_as_they_are(plan, capfd):

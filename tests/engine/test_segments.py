@@ -41,7 +41,7 @@ def planned(layers, blocks=1, large_ones_last=False, whole=()):
   residuals, structure = jax.tree.flatten(pull_back)
   closed = jax.make_jaxpr(lambda r, d: jax.tree.leaves(jax.tree.unflatten(structure, r)(d)))(residuals, d)
   splits = [[] if number in whole else [BatchSplit(BATCH, 2)] for number in range(len(weights))]
-  program = GradientProgram.plan(closed, splits, ("fsdp",), 1, large_ones_last)
+  program = GradientProgram.plan(closed, splits, ("fsdp",), 1, large_ones_last, num_residuals=len(residuals))
   dweights, dx = pull_back(d)
   return program, [*residuals, d], [*dweights, dx]
 
@@ -52,6 +52,15 @@ def test_each_layer_is_computed_again_after_the_gradients_of_the_layer_behind_it
   for segment in program.segments:
     names = [eqn.primitive.name for eqn in segment.program.jaxpr.eqns]
     assert names.count("tanh") == 1, "one layer's activation in each"
+
+
+def test_no_layer_is_computed_again_before_the_gradients_of_the_layer_behind_it():
+  program, _, _ = planned(LAYERS)
+  *residuals, _ = program.body.jaxpr.invars
+  read = [set(segment.inputs) & set(residuals) for segment in program.segments]
+  for number, segment in enumerate(program.segments[:-1]):
+    later = set().union(*read[number + 1 :]) - set().union(*read[: number + 1])
+    assert later and later <= set(segment.crossing)
 
 
 def test_backward_is_cut_between_the_blocks_of_a_layer_too():

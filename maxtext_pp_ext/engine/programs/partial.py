@@ -95,6 +95,7 @@ class GradientProgram:
       num_cotangents: int,
       large_ones_last: bool = False,
       reads: Sequence[Collection[int]] | None = None,
+      num_residuals: int = 0,
   ) -> GradientProgram:
     """Finds the roots of the first `len(splits)` outputs. The last output is the cotangent of the activation.
 
@@ -106,6 +107,7 @@ class GradientProgram:
       num_cotangents: the number of inputs that are cotangents, which come last.
       large_ones_last: whether weights are gathered in steps beside the program (`segments.with_last_gradients`).
       reads: for each gradient the numbers of the inputs that are its weight, or are computed from weights alone.
+      num_residuals: the number of inputs that forward saved, which come before the cotangents.
     """
     splits = [tuple(s for s in split if s.parts > 1) for split in splits]
     axes = tuple(batch_axes) if any(splits) else ()
@@ -126,11 +128,14 @@ class GradientProgram:
     given = iter(body.jaxpr.outvars)
     needs = tuple(tuple(itertools.islice(given, _num_operands(one))) for one in found)
     behind = tuple(given)
-    cotangents = body.jaxpr.invars[len(body.jaxpr.invars) - num_cotangents :]
+    first = len(body.jaxpr.invars) - num_cotangents
+    cotangents, saved = body.jaxpr.invars[first:], body.jaxpr.invars[first - num_residuals : first]
+    saved = [v for v in saved if v.aval.memory_space == jax.memory.Space.Device]
     activation_bytes = sum(v.aval.size * v.aval.dtype.itemsize for v in behind[-1:])
     of_weights = [{body.jaxpr.invars[k] for k in inputs} for inputs in reads or [()] * len(splits)]
     last_readers = _last_readers(body.jaxpr, of_weights, needs)
-    segments = cut(body, [(*a, *b) for a, b in zip(needs, last_readers, strict=True)], cotangents, activation_bytes)
+    needed = [(*a, *b) for a, b in zip(needs, last_readers, strict=True)]
+    segments = cut(body, needed, cotangents, activation_bytes, saved)
     segments = with_last_gradients(segments, needs, behind) if large_ones_last else segments
     return cls(
         body=body,

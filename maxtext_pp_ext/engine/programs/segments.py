@@ -24,8 +24,8 @@ class Segment(NamedTuple):
   Attributes:
     program: its operations, (inputs) -> outputs.
     inputs, outputs: variables of the whole program.
-    crossing: what is computed until its end and read behind it, and waits for its gradients: cotangents, or all that
-      gradients behind it need.
+    crossing: what is read behind its end, and waits for its gradients: cotangents, or all that gradients behind it need;
+      and residuals that nothing before its end reads.
     done: the numbers of the gradients that it ends.
   """
 
@@ -41,6 +41,7 @@ def cut(
     needs: Sequence[Sequence[Var | Literal]],
     cotangents: Collection[Var],
     activation_bytes: int,
+    residuals: Sequence[Var] = (),
 ) -> tuple[Segment, ...]:
   """Cuts a program wherever the cotangent of only one activation is handed on, and a gradient's operands are there.
 
@@ -49,6 +50,8 @@ def cut(
     needs: for each gradient, the variables that it is computed from.
     cotangents: the program's inputs that are cotangents.
     activation_bytes: the size of the activation that layers hand on.
+    residuals: the program's inputs that forward saved. A segment begins with those of its own layer. Left to itself, the
+      TPU compiler (libtpu 0.0.48.1) computes all layers' queries and keys in one operation, before the first gradient.
 
   Returns:
     The segments, in order; a program that cannot be cut is one. Each gradient is done in one of them.
@@ -62,11 +65,12 @@ def cut(
   there = [max((made.get(v, -1) for v in each), default=-1) for each in own]
   read = {v: at for at, eqn in enumerate(eqns) for v in variables(eqn.invars)}
   last_read = read | dict.fromkeys(others, len(eqns))
+  first_read = {v: at for at, eqn in reversed(list(enumerate(eqns))) for v in variables(eqn.invars)}
 
   after = following(eqns, cotangents)
-  handed_on = {v: made.get(v, -1) for v in after if v in read}  # an output that nothing reads is there to stay
+  passed = {v: made.get(v, -1) for v in after if v in read}  # an output that nothing reads is there to stay
   waits_for = [at for at, each in zip(there, own, strict=True) if each]
-  ends = [*_ends(eqns, handed_on, waits_for, last_read, _SLACK * activation_bytes), len(eqns) - 1]
+  ends = [*_ends(eqns, passed, waits_for, last_read, _SLACK * activation_bytes), len(eqns) - 1]
   if len(ends) == 1:
     outputs = tuple(dict.fromkeys(v for v in [*others, *operands] if v in made))
     program = select_eqns(closed, jaxpr.eqns, jaxpr.invars, outputs, consts=True)
@@ -80,9 +84,9 @@ def cut(
     inside = {*made_here, *jaxpr.constvars}
     inputs = tuple(dict.fromkeys(v for eqn in part for v in variables(eqn.invars) if v not in inside))
     outputs = tuple(v for v in made_here if v in operands or last_read.get(v, -1) > end)
-    crossing = (
-        tuple(v for v, at in made.items() if v in after and at <= end < last_read.get(v, -1)) if end < ends[-1] else ()
-    )
+    handed_on = [v for v, at in made.items() if v in after and at <= end < last_read.get(v, -1)]
+    not_read = [v for v in residuals if first_read.get(v, -1) > end]
+    crossing = (*handed_on, *not_read) if end < ends[-1] else ()
     segments.append(Segment(select_eqns(closed, part, inputs, outputs, consts=True), inputs, outputs, crossing, now))
     first = end + 1
   return tuple(segments)

@@ -135,7 +135,13 @@ class StageProgram:
         rebuilding=take(rebuilt_positions),
         saved_avals=tuple(avals(saved_positions)),
         gradients=GradientProgram.plan(
-            backward, splits, batch_axes, len(cotangents), large_ones_last, reads if summed else None
+            backward,
+            splits,
+            batch_axes,
+            len(cotangents),
+            large_ones_last,
+            reads if summed else None,
+            num_residuals=len(saved_positions),
         ),
         orders=operands.orders(primal, num_weights),
         of_kernels=one_of.read_by_kernels(primal, num_weights),

@@ -228,7 +228,9 @@ def describe(config: DerivedKeys) -> str:
   scanned = f"stacked along param_scan_axis={config.param_scan_axis}" if config.scan_layers else "not stacked"
   if not config.using_pipeline_parallelism:
     layers = config.num_decoder_layers
-    single = layers - math.prod(cycles.scanned(config)) if config.scan_layers else 0
+    single = layers - math.prod(cycles.scanned(config)) if config.scan_layers else layers
+    if single == layers:
+      return f"{counted(layers, 'layer')} not stacked, no pipeline"
     if not single:
       return f"{counted(layers, 'layer')} {scanned}, no pipeline"
     return f"{counted(layers - single, 'layer')} {scanned}, {single} not stacked, no pipeline"

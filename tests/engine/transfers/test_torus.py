@@ -120,6 +120,13 @@ def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, coun
   np.testing.assert_array_equal(jax.jit(lambda x: prefetch(x))(params), params[2])
 
 
+def test_a_smaller_weight_is_gathered_in_steps_if_it_comes_in_one_piece():
+  of = lambda pieces: transfer.Transfer(
+      axes=(("fsdp",), ()), shard=(2**19, 1), pieces=pieces, devices=(8, 1), steps=(("fsdp", (2, 4)),)
+  )
+  assert of(1).in_steps and not of(2).in_steps
+
+
 def test_the_last_flag_of_the_process_and_the_config_decides_whether_gathers_run_on_sparsecores(monkeypatch):
   def offloaded(process, config):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", process)
