@@ -50,7 +50,7 @@ def problems(maxtext_args: Sequence[str]) -> list[str]:
 
   for i, argument in enumerate(maxtext_args):
     if argument.endswith(".yml") and not i:
-      if not arguments.place(argument).is_file():
+      if not os.path.isfile(arguments.yml_file(argument)):
         raise CommandError(f"There is no file {argument}.")
     elif not argument.partition("=")[0] or "=" not in argument:
       raise CommandError(f"{argument!r} is neither a leading .yml file nor key=value.")

@@ -73,7 +73,7 @@ def _files(argv: Sequence[str]) -> dict[pathlib.Path, Any]:
 
   found: dict[pathlib.Path, Any] = {}
   own = run_config.base_yml().parent
-  file = place(argv[0]) if argv and "=" not in argv[0] else None
+  file = yml_file(argv[0]) if argv and "=" not in argv[0] else None
   while file is not None and file not in found and len(found) < _MOST_FILES and file != own / "base.yml":
     found[file] = None
     try:
@@ -82,11 +82,11 @@ def _files(argv: Sequence[str]) -> dict[pathlib.Path, Any]:
       break  # MaxText's error says why
     base = content.get("base_config") if isinstance(content, dict) else None
     beside = file.parent / base if isinstance(base, str) else None
-    file = beside if beside is None or beside.is_file() else own / str(base)
+    file = beside if beside is None or os.path.isfile(beside) else own / str(base)
   return found
 
 
-def place(argument: str) -> pathlib.Path:
+def yml_file(argument: str) -> pathlib.Path:
   """Returns where MaxText looks for a yml file of this name."""
   if os.path.isfile(argument):
     return pathlib.Path(argument)
