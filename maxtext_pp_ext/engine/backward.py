@@ -9,9 +9,10 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.forward import get
-from maxtext_pp_ext.engine.programs.partial import Summand
+from maxtext_pp_ext.engine.programs.partial import Saved, Summand
 from maxtext_pp_ext.engine.sums import Added, Item, Sums
 from maxtext_pp_ext.engine.traced import Residuals, TracedPipeline
 from maxtext_pp_ext.engine.weights import Arrays, Window, Windowed
@@ -148,7 +149,7 @@ def _iteration(
   gradient, dx, overlapped = pipeline.program.backward(
       weights,
       pipeline.aux_at(kept.aux, t),
-      [get(all_, t) for all_ in kept.saved],
+      [Saved(functools.partial(get, all_), jnp.asarray(t)) for all_ in kept.saved],
       ring.constrain(dy),
       jax.tree.map(lambda all_: _cotangent_at(all_, t), dintermediates),
       overlapped,

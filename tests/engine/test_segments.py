@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.engine.programs.partial import GradientProgram
+from maxtext_pp_ext.engine.programs.partial import GradientProgram, Saved
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 
 LAYERS, BATCH, EMBED, MLP = 3, 4, 8, 32
@@ -86,8 +86,14 @@ def test_gradients_that_need_no_other_product_of_backward_are_early():
     "layers, blocks, large_ones_last", [(LAYERS, 1, False), (2, 2, False), (2, 2, True), (1, 1, True)]
 )
 def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, large_ones_last):
-  program, args, (*expected, expected_dx) = planned(layers, blocks, large_ones_last)
-  gradients, (dx,), _ = jax.jit(program.run)(args, [None] * len(expected))
+  program, (*residuals, d), (*expected, expected_dx) = planned(layers, blocks, large_ones_last)
+
+  def run(of_iterations, iteration, d):
+    saved = [Saved(all_.__getitem__, iteration) for all_ in of_iterations]
+    return program.run([*saved, d], [None] * len(expected))
+
+  of_iterations = [jnp.stack([jnp.full_like(x, jnp.nan), x]) for x in residuals]
+  gradients, (dx,), _ = jax.jit(run)(of_iterations, 1, d)
   for gradient, one in zip(gradients, expected, strict=True):
     np.testing.assert_allclose(gradient.sum(0), one, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(dx, expected_dx, rtol=1e-5, atol=1e-5)

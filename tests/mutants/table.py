@@ -301,6 +301,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "(y, None) if state.held is None else (y, y)",
             DELAYED,
         ),
+        Mutant(
+            "residuals-of-another-iteration",
+            "what forward saved of a layer is read as that of another iteration, where it is read after other gradients",
+            "engine/programs/partial.py",
+            "old._replace(iteration=new) if",
+            "old._replace(iteration=new - 1) if",
+            "tests/engine/test_segments.py::test_gradients_of_segments_are_those_of_the_whole",
+        ),
     ),
     "weights of other devices' shards": (
         Mutant(
@@ -769,6 +777,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "sent=passes * (rows + room) * token if",
             "sent=passes * rows * token if",
             OF_COMPILER,
+        ),
+        Mutant(
+            "plan-mixes-models",
+            "plan counts the parameters of a model with a pipeline as those of one without",
+            "plan/search.py",
+            "alike = (*keys, config.using_pipeline_parallelism, config.pipeline_parallel_layers)",
+            "alike = (len(keys),)",
+            "tests/cli/test_plan.py::test_models_that_candidates_share_change_no_figure",
         ),
     ),
     "a comparison that cannot fail, or fails for nothing": (

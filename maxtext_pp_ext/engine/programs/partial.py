@@ -58,6 +58,18 @@ class Summand(NamedTuple):
   operands: Sequence[jax.Array]
 
 
+class Saved(NamedTuple):
+  """A residual that forward saved, which backward reads where it needs it first.
+
+  Attributes:
+    read: (iteration) -> the residual.
+    iteration: the iteration that saved it.
+  """
+
+  read: Callable[[jax.Array], jax.Array]
+  iteration: jax.Array
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GradientProgram:
   """A backward program whose first outputs are weight gradients, taken apart at their roots.
@@ -158,12 +170,12 @@ class GradientProgram:
     )
 
   def run(
-      self, args: Sequence[jax.Array], overlapped: Sequence[PyTree], add: Callable[[int, Summand], Any] | None = None
+      self, args: Sequence[Any], overlapped: Sequence[PyTree], add: Callable[[int, Summand], Any] | None = None
   ) -> tuple[list[Any], list[jax.Array], list[PyTree]]:
     """Runs the program.
 
     Args:
-      args: the program's inputs.
+      args: the program's inputs, arrays or `Saved`.
       overlapped: for each gradient, arrays or None, to be computed before the gradient.
       add: (number, summand) -> what a gradient with roots is added to; it is returned instead of the gradient, and
         computed before the next segment. Nothing reads the gradient's weight after the summand.
@@ -171,22 +183,30 @@ class GradientProgram:
     Returns:
       (gradients, each [F, …] with its own F, other outputs, `overlapped`).
     """
-    values: dict[Any, jax.Array] = dict(zip(self.body.jaxpr.invars, args, strict=True))
-    read = lambda v: one_of.chosen(values[v]) if isinstance(v, Var) else v.val
+    values: dict[Any, Any] = dict(zip(self.body.jaxpr.invars, args, strict=True))
+
+    def value(v: Var) -> Any:
+      if isinstance(values[v], Saved):
+        values[v] = values[v].read(values[v].iteration)
+      return values[v]
+
+    read = lambda v: one_of.chosen(value(v)) if isinstance(v, Var) else v.val
     gradients: list[Any] = [None] * len(self.roots)
     after = list(overlapped)
     for segment in self.segments:
-      results = one_of.run(segment.program, *(values[v] for v in segment.inputs))
+      results = one_of.run(segment.program, *map(value, segment.inputs))
       values |= zip(segment.outputs, results, strict=True)
       done = [i for i in segment.done if self.roots[i] is not None]
       for i in done:
-        readers = [values[v] for v in self.readers[i]]
+        readers = [value(v) for v in self.readers[i]]
         summand, after[i] = self._summand(i, [read(v) for v in self.needs[i]], readers, overlapped[i])
         gradients[i] = summand.compute() if add is None else add(i, summand)
       if segment.crossing:
-        crossing = [values[v] for v in segment.crossing]
+        before = [values[v] for v in segment.crossing]
+        crossing = [x.iteration if isinstance(x, Saved) else x for x in before]
         crossing, now = jax.lax.optimization_barrier((crossing, [gradients[i] for i in done]))
-        values |= zip(segment.crossing, crossing, strict=True)
+        for v, old, new in zip(segment.crossing, before, crossing, strict=True):
+          values[v] = old._replace(iteration=new) if isinstance(old, Saved) else new
         for i, gradient in zip(done, now, strict=True):
           gradients[i] = gradient
     rest = iter([read(v) for v in self.rest])

@@ -15,7 +15,7 @@ import numpy as np
 
 from maxtext_pp_ext.engine.programs import one_of, operands
 from maxtext_pp_ext.engine.programs.jaxprs import inputs_of, number, select_outputs
-from maxtext_pp_ext.engine.programs.partial import GradientProgram, Summand
+from maxtext_pp_ext.engine.programs.partial import GradientProgram, Saved, Summand
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.jax_private import ClosedJaxpr
 
@@ -180,7 +180,7 @@ class StageProgram:
       self,
       weights: PyTree,
       aux: PyTree,
-      saved: list[jax.Array],
+      saved: Sequence[jax.Array | Saved],
       dy: jax.Array,
       dintermediates: PyTree,
       overlapped: list[PyTree],
