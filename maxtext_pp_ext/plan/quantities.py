@@ -165,7 +165,7 @@ def not_counted(config: DerivedKeys) -> list[str]:
   missing = []
   if (optimizer := plain(config.opt_type)) not in _ADAMS:
     missing.append(f"the optimizer's state (opt_type={optimizer})")
-  if not recomputes_layers(config):
+  if config.remat_policy != "full":
     missing.append(f"what remat_policy={config.remat_policy} keeps beside the stages' inputs")
   if (accumulated := config.gradient_accumulation_steps) > 1:
     missing.append(
