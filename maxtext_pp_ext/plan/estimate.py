@@ -155,7 +155,7 @@ def estimate(
       "dispatch": work.exchanged / _axis_rate(chip, work) * with_bubbles,
       "copies of whole layers": _copied(work, schedule, residency) / chip.hbm_bandwidth,
   }
-  waits, beside = _transfers(chip, work, costs, twice=work.over_all_devices if schedule is not None else 0.0)
+  waits, beside = _transfers(chip, work, costs)
   others = {
       "outside the layers": _outside(chip, work) / chip.flops,
       "optimizer": work.state / chip.hbm_bandwidth,
@@ -220,15 +220,11 @@ def _has_large_vmem(work: Work) -> bool:
   return (work.vmem_kib or 0) >= _LARGE_VMEM_KIB
 
 
-def _transfers(chip: chips.Chip, work: Work, costs: Costs, *, twice: float) -> tuple[dict[str, float], dict[str, float]]:
+def _transfers(chip: chips.Chip, work: Work, costs: Costs) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
-  Args:
-    chip: the device.
-    work: what it computes.
-    costs: what it sends.
-    twice: share of gradients that take twice as long. A window scatters those over all devices in two steps, each over
-      the links of about half of the torus axes; where XLA scatters them, it sends twice as much, in an all-reduce.
+  Gradients that are scattered over all devices take twice as long. A window scatters them in two steps, each of which is
+  taken to use the links of half of the torus axes. XLA makes an all-reduce of them, which sends them twice.
   """
   rates = {
       "links": _gather_rate(chip, work),
@@ -242,7 +238,7 @@ def _transfers(chip: chips.Chip, work: Work, costs: Costs, *, twice: float) -> t
     moves = what == "activations"
     share = costs.beside_compute.get(what, 0.0) if moves or work.on_sparsecores else 0.0
     between = costs.over_network.get(what, 0)
-    within = max(sent - between, 0) * (1 + twice if what == "gradients" else 1)
+    within = max(sent - between, 0) * (1 + work.over_all_devices if what == "gradients" else 1)
     for lane, size in (("links to the next stage" if moves else "links", within), ("network", between)):
       waits[lane] += (1 - share) * size / rates[lane]
       beside[lane] += share * size / rates[lane]
