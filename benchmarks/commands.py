@@ -59,7 +59,7 @@ def arguments(command: str, model: str) -> list[str]:
 
 
 def measure(command: str, model: str, keep: pathlib.Path | None = None) -> dict[str, Any]:
-  """Runs a command; returns its CPU seconds and its exit code.
+  """Runs a command; returns its CPU seconds, its exit code, and whether it failed by an exception of Python.
 
   Args:
     command: a subcommand of `maxtext-pp`.
@@ -73,8 +73,9 @@ def measure(command: str, model: str, keep: pathlib.Path | None = None) -> dict[
       line = [sys.executable, "-m", "maxtext_pp_ext.cli", *arguments(command, model)]
       done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, check=False)
     after = os.times()
+    crashed = "Traceback (most recent call last)" in printed.read_text(encoding="utf-8")
   seconds = after.children_user + after.children_system - before.children_user - before.children_system
-  return {"cpu_s": round(seconds, 2), "exit_code": done.returncode}
+  return {"cpu_s": round(seconds, 2), "exit_code": done.returncode, "crashed": crashed}
 
 
 def report(results: Mapping[str, Mapping[str, Any]], versions: Mapping[str, str]) -> str:
@@ -103,7 +104,9 @@ def _cells(command: str, result: Mapping[str, Any] | None) -> tuple[str, str]:
     return tables.MISSING, ""
   star = " *" if result["cpu_s"] > LIMITS[command] else ""
   code = result["exit_code"]
-  return f"{tables.number(result['cpu_s'])}{star}", _EXIT_CODES.get(code, f"exit code {code}")
+  # Python's exit code after an exception is that of "nothing fits".
+  words = "crashed" if result.get("crashed") else _EXIT_CODES.get(code, f"exit code {code}")
+  return f"{tables.number(result['cpu_s'])}{star}", words
 
 
 def main(argv: Sequence[str] | None = None) -> None:

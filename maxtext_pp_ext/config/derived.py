@@ -42,9 +42,14 @@ def runs_ours(config: HostKeys) -> bool:
   return pipeline_impl(config) != registry.HOST
 
 
+def microbatches_of_window(config: HostKeys) -> int:
+  """Returns M without a pipeline, where num_pipeline_microbatches=-1 stands for one microbatch."""
+  return max(config.num_pipeline_microbatches, 1)
+
+
 def keys_of_window(config: HostKeys, length: int) -> dict[str, int]:
   """Returns values of a pipeline's keys with which `length` layers run without one, as repeats of one stage."""
-  return {"num_pipeline_repeats": length, "num_pipeline_microbatches": max(config.num_pipeline_microbatches, 1)}
+  return {"num_pipeline_repeats": length, "num_pipeline_microbatches": microbatches_of_window(config)}
 
 
 def without_effect(config: HostKeys) -> dict[str, int | bool]:
@@ -56,10 +61,14 @@ def without_effect(config: HostKeys) -> dict[str, int | bool]:
 
 
 def gathers_on_sparsecores(config: HostKeys) -> bool:
-  """Returns whether XLA's flags let gathers run on the SparseCores: those of the process, then those of the config."""
+  """Returns whether XLA's flags let gathers run on the SparseCores."""
+  return (xla_flag(config, "xla_tpu_enable_sparse_core_collective_offload_all_gather") or "").lower() in ("true", "1")
+
+
+def xla_flag(config: HostKeys, name: str) -> str | None:
+  """Returns the value of one of XLA's flags, None without it. The config's flags come after those of the process."""
   flags = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {config.compile_xla_flags or ''}"
-  values = re.findall(r"--xla_tpu_enable_sparse_core_collective_offload_all_gather=(\S+)", flags)
-  return bool(values) and values[-1].lower() in ("true", "1")
+  return (re.findall(rf"--{name}=(\S+)", flags) or [None])[-1]
 
 
 def num_stages(config: HostKeys) -> int | None:

@@ -81,7 +81,7 @@ def forward(
   state, window = carry
   slot = weights.slot(window, iterations.repeat(schedule.iterations))
   outputs = _outputs(pipeline, state)
-  if save and weights.advances and schedule.repeats > 1 and not weights.replaces:
+  if save and weights.has_prefetch_buffers(schedule.repeats):
     # Left to itself, the compiler takes the slot out of the window when backward begins. Until then, and so beside the
     # logits, it keeps both buffers.
     outputs, slot = jax.lax.optimization_barrier((outputs, slot))

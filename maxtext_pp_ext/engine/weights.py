@@ -129,18 +129,22 @@ class Weights:
 
     return [gathered(each, w) if self.has_window(each, w.dtype) else None for each, w in self._with_layouts(loaded)]
 
+  def has_prefetch_buffers(self, repeats: int) -> bool:
+    """Whether the windows of R repeats have prefetch buffers beside their slots."""
+    return self.residency.prefetches and repeats > 1 and not self.replaces
+
   def window(self, slot: Windowed, repeat: int, repeats: int) -> Window:
     """A window with these weights in the slots, and empty prefetch buffers.
 
     Args:
       slot: the weights of one repeat on all stages, leaves [S, …].
       repeat: the number of the repeat.
-      repeats: R. With one repeat, or one piece, there are no prefetch buffers.
+      repeats: R.
     """
 
     def buffers(layout: WeightLayout, w: jax.Array) -> jax.Array:
       by_device = jnp.broadcast_to(w, (layout.parts(self.mesh), *w.shape))
-      both = [by_device, jnp.zeros_like(by_device)] if repeats > 1 and not self.replaces else [by_device]
+      both = [by_device, jnp.zeros_like(by_device)] if self.has_prefetch_buffers(repeats) else [by_device]
       return constrain(jnp.stack(both[:: -1 if repeat % 2 else 1]), layout.window.spec, self.mesh)
 
     return [None if w is None else buffers(each, w) for each, w in self._with_layouts(slot)]

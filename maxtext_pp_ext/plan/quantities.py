@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext import sharding
-from maxtext_pp_ext.config.derived import gathers_on_sparsecores
+from maxtext_pp_ext.config.derived import gathers_on_sparsecores, xla_flag
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import abstract_model, cycles
@@ -257,8 +257,8 @@ def _spared(config: DerivedKeys, schedule: CircularSchedule | None) -> float:
 
 
 def _vmem_kib(config: Any) -> int | None:
-  found = re.search(r"--xla_tpu_scoped_vmem_limit_kib=(\d+)", config.compile_xla_flags or "")
-  return int(found[1]) if found else None
+  found = xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
+  return int(found) if found.isdecimal() else None
 
 
 def _weights(

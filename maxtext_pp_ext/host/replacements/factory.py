@@ -5,7 +5,7 @@
 import functools
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config.derived import pipeline_impl
+from maxtext_pp_ext.config.derived import microbatches_of_window, pipeline_impl
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.units import counted
@@ -53,7 +53,7 @@ def describe(config: HostKeys) -> str:
 
 def announce_window(config: HostKeys, length: int) -> None:
   """Logs one line about layers that run in an implementation of ours without a pipeline, once for each number of them."""
-  microbatches = max(config.num_pipeline_microbatches, 1)
+  microbatches = microbatches_of_window(config)
   _log_once(
       f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active without a pipeline: {length} scanned layers, "
       f"{counted(microbatches, 'microbatch')}"

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator
 
-from maxtext_pp_ext.config.derived import windowed
+from maxtext_pp_ext.config.derived import microbatches_of_window, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.remedies import LEAVE_OUT
 from maxtext_pp_ext.config.view import plain
@@ -46,8 +46,7 @@ def _scans_layers_of_stages(config: HostKeys) -> bool:
 def _parts_of_microbatch(config: HostKeys) -> Iterator[str]:
   """AQT's int8 quantizes a weight's gradient in equal parts of a microbatch; unequal parts fail a bare assertion."""
   batch, parts = config.micro_batch_size_to_train_on, config.quantization_local_shard_count
-  # Without a pipeline -1 stands for one microbatch.
-  microbatches = max(config.num_pipeline_microbatches, 1) if windowed(config) else config.num_pipeline_microbatches
+  microbatches = microbatches_of_window(config) if windowed(config) else config.num_pipeline_microbatches
   if batch is None or batch < 0 or microbatches < 1 or batch % microbatches or parts < 1:
     return
   rows = batch // microbatches
