@@ -65,8 +65,8 @@ def test_what_cannot_be_read_is_left_to_maxtext(tmp_path, text):
 def test_a_file_is_looked_for_where_maxtext_looks_for_it(monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
   write(tmp_path, "here.yml", "")
-  assert arguments.place("here.yml").is_file() and not arguments.place("nowhere.yml").is_file()
-  own = [arguments.place(f"src/maxtext/configs/{name}.yml").is_file() for name in ("base", "nothing")]
+  assert arguments.yml_file("here.yml").is_file() and not arguments.yml_file("nowhere.yml").is_file()
+  own = [arguments.yml_file(f"src/maxtext/configs/{name}.yml").is_file() for name in ("base", "nothing")]
   assert own == [True, False]
 
 
