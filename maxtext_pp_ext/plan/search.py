@@ -27,12 +27,14 @@ from maxtext_pp_ext.units import counted
 _GIVING = ("fsdp", "data")
 # The keys in which the candidates with the same stages differ.
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
+# The keys of a layout, in the order in which those that are impossible are listed.
+_OF_LAYOUT = (*(f"{network}_pipeline_parallelism" for network in derived.NETWORKS), "num_layers_per_pipeline_stage")
 # Keys that change no parameter's shape or logical axes, other than by `abstract_model.stacks`. A model that was built for
 # other values serves, too. It takes longer to build than all else about a layout.
 _NOT_OF_PARAMETERS = {
     *(f"{network}_pipeline_parallelism" for network in derived.NETWORKS),
     *("per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype", "num_pipeline_microbatches"),
-    *("compile_topology", "internal_compile_num_devices"),
+    *("compile_topology", "internal_compile_num_devices", "num_layers_per_pipeline_stage"),
     *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in _GIVING),
 }
 
@@ -146,7 +148,8 @@ def plan(
     ValueError: the config is refused without a pipeline, too; or there is no such implementation, or no formula for it.
   """
   search = _Search(argv, implementations, devices, chip, memory_limit)
-  layouts = list(search.layouts())
+  # Those with most layers in a stage come first: their models have the arrays of the others'.
+  layouts = sorted(search.layouts(), key=lambda changed: -changed["num_layers_per_pipeline_stage"])
   for done, changed in enumerate(layouts):
     on_progress(done, len(layouts))
     search.look_at(changed)
@@ -169,7 +172,7 @@ class _Search:
     self._variations = run_config.Variations(run_config.with_keys(self._argv, self._none))
     self._without: DerivedKeys = self._variations.first
     self._topology = topology
-    self._parameters: dict[Any, Any] = {}
+    self._parameters: dict[tuple, list[tuple[DerivedKeys, Any]]] = {}
     self._ours = [impl for impl in implementations if impl != variants.NONE]
     chip = chip or chips.of_topology(topology or "")
     self.found = Plan(
@@ -244,6 +247,7 @@ class _Search:
     """Returns the plan with its candidates in order; the first of each of `shown` kinds is accepted as a config."""
     found = self.found
     found.candidates.sort(key=self._rank)
+    found.infeasible.sort(key=lambda each: [each.keys.get(key, 1) for key in _OF_LAYOUT])
     if found.memory_limit and found.candidates and not found.fits(found.candidates[0]):
       found.ways = self._ways(found.candidates[0], found.memory_limit)
       return found
@@ -289,17 +293,20 @@ class _Search:
 
   def _explained(self, config: DerivedKeys, changed: dict[str, Any]) -> tuple[Any, Any]:
     """`abstract_model.explained` of a config with these keys; models whose parameters are alike are built once."""
-    keys = tuple(sorted((key, value) for key, value in changed.items() if key not in _NOT_OF_PARAMETERS))
-    # The layers outside of the pipeline are not stacked with it.
-    alike = (*keys, config.using_pipeline_parallelism, config.pipeline_parallel_layers)
+    keys = sorted((key, value) for key, value in changed.items() if key not in _NOT_OF_PARAMETERS)
+    if config.scan_layers_per_stage:
+      keys.append(("num_layers_per_pipeline_stage", config.num_layers_per_pipeline_stage))
+    outside = abstract_model.layers_outside(config)
+    # Of scanned layers any number serves for any other, if it is not zero.
+    alike = (*keys, config.using_pipeline_parallelism, bool(outside) if config.scan_layers else outside)
 
     def made(config: Any, mesh: Any) -> Any:
-      built = self._parameters.get(alike)
-      found = abstract_model.restacked(built[1], built[0], config) if built else None
-      if found is None:
-        found = abstract_model.parameters(config, mesh)
-        self._parameters[alike] = config, found
-      return found
+      models = self._parameters.setdefault(alike, [])
+      for built, its_parameters in models:
+        if (found := abstract_model.restacked(its_parameters, built, config)) is not None:
+          return found
+      models.append((config, abstract_model.parameters(config, mesh)))
+      return models[-1][1]
 
     return abstract_model.explained(config, made)
 
