@@ -60,30 +60,31 @@ def of_run(
     chip: chips.Chip | None = None,
 ) -> tuple[costs.Costs, estimate.Estimate | None] | None:
   """Returns the costs, as `costs_of_run`, and the estimated seconds on a chip, None without one."""
-  return of_runs(config, [impl], schedule, parameters, mesh, chip)[0]
+  return of_runs(config, [(impl, schedule)], parameters, mesh, chip)[0]
 
 
 def of_runs(
     config: DerivedKeys,
-    impls: Sequence[str],
-    schedule: Schedule | None,
+    runs: Sequence[tuple[str, Schedule | None]],
     parameters: sharding.Explanation,
     mesh: AbstractMesh,
     chip: chips.Chip | None = None,
 ) -> list[tuple[costs.Costs, estimate.Estimate | None] | None]:
-  """Returns `of_run` of each implementation. What they have in common is counted once."""
-  circular = schedule if isinstance(schedule, CircularSchedule) else None
-  sizes = functools.cache(lambda: quantities.sizes(config, circular, parameters, mesh))
-  work = functools.cache(lambda: quantities.work(config, circular, sizes(), mesh))
+  """Returns `of_run` of each implementation and schedule. What they have in common is counted once."""
+  weights = quantities.Weights(config, parameters, mesh)
+  sizes = functools.cache(lambda schedule: quantities.sizes(config, schedule, weights))
+  work = functools.cache(lambda schedule: quantities.work(config, schedule, sizes(schedule), mesh))
 
-  def of(impl: str) -> tuple[costs.Costs, estimate.Estimate | None] | None:
+  def of(impl: str, schedule: Schedule | None) -> tuple[costs.Costs, estimate.Estimate | None] | None:
+    circular = schedule if isinstance(schedule, CircularSchedule) else None
     residency = None if schedule is None else residency_with_formulas(impl)
     if schedule is not None and (circular is None or residency is None):
       return None
     if circular is None or residency is None:
-      found = costs.without(quantities.loop_length(config), sizes())
+      found = costs.without(quantities.loop_length(config), sizes(None))
     else:
-      found = costs.pipelined(circular, residency, sizes(), over_slices=config.dcn_pipeline_parallelism > 1)
-    return found, estimate.estimate(chip, work(), found, circular, residency) if chip else None
+      over_slices = config.dcn_pipeline_parallelism > 1
+      found = costs.pipelined(circular, residency, sizes(circular), over_slices=over_slices)
+    return found, estimate.estimate(chip, work(circular), found, circular, residency) if chip else None
 
-  return list(map(of, impls))
+  return [of(*run) for run in runs]

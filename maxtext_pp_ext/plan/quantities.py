@@ -25,6 +25,7 @@ from maxtext_pp_ext.plan.costs import Sizes
 from maxtext_pp_ext.plan.estimate import Work
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
 from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.sharding.explain import Row
 from maxtext_pp_ext.sharding.gathered import gathered_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
@@ -58,22 +59,60 @@ class _Weight:
   of_experts: bool
 
 
-def sizes(
-    config: DerivedKeys, schedule: CircularSchedule | None, parameters: sharding.Explanation, mesh: AbstractMesh
-) -> Sizes:
+class Weights:
+  """The arrays of weights of a config's model, as they are on one device.
+
+  Attributes:
+    parameters: how they are sharded.
+    mesh: their mesh.
+    moments: bytes of the optimizer's moments.
+  """
+
+  def __init__(self, config: DerivedKeys, parameters: sharding.Explanation, mesh: AbstractMesh):
+    self.parameters, self.mesh, self.moments = parameters, mesh, _moments(config, parameters)
+    self._data_axes = data_mesh_axes(mesh, config.logical_axis_rules)
+    self._of_batch = _axes(resolve(ACTIVATION_AXES[:2], mesh, config.logical_axis_rules)) - {"stage"}
+    self._parted: dict[re.Pattern, tuple[list[_Weight], list[_Weight]]] = {}
+
+  def parted(self, inside: re.Pattern) -> tuple[list[_Weight], list[_Weight]]:
+    """Returns (the weights whose paths match, the others). Those that are alike but for their counts are added up."""
+    if inside not in self._parted:  # a plan asks for each number of microbatches
+      counts: tuple[dict[_Weight, float], dict[_Weight, float]] = ({}, {})
+      for row in self.parameters.rows:
+        outside = not inside.match(row.layout.path)
+        weight = self._weight(row, outside)
+        alike = dataclasses.replace(weight, count=0.0)
+        counts[outside][alike] = counts[outside].get(alike, 0.0) + weight.count
+      within, beside = ([dataclasses.replace(each, count=count) for each, count in of.items()] for of in counts)
+      self._parted[inside] = within, beside
+    return self._parted[inside]
+
+  def _weight(self, row: Row, outside: bool) -> _Weight:
+    layout, shape = row.layout, self.mesh.shape
+    spec, names = layout.sharding.spec, layout.resolution.names if layout.resolution else None
+    kept = gathered_spec(spec, names, self._data_axes) if names is not None and len(names) == len(spec) else spec
+    all_axes, kept_axes = _axes(spec), _axes(kept)
+    count = math.prod(layout.shape) / math.prod(shape[axis] for axis in kept_axes if axis != "stage")
+    # The stages share what is outside the pipeline.
+    batch = self._of_batch | ({"stage"} & set(shape)) if outside else self._of_batch
+    of_experts = "exp" in (names or ())
+    return _Weight(count, layout.dtype, frozenset(all_axes - kept_axes), frozenset(batch - all_axes), of_experts)
+
+
+def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weights) -> Sizes:
   """Returns the bytes per device.
 
   Args:
     config: MaxText's config.
     schedule: the schedule of its pipeline; None without one: a layer then takes the place of a stage's repeat.
-    parameters: how its parameters are sharded.
-    mesh: its mesh.
+    weights: the model's weights.
   """
+  parameters, mesh = weights.parameters, weights.mesh
   layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS
-  _, ends = _weights(config, parameters, mesh, _ANY_LAYERS)
+  _, ends = weights.parted(_ANY_LAYERS)
   # A window leaves layers that MaxText does not scan over to MaxText.
   windowed = schedule is not None and not config.using_pipeline_parallelism
-  inside, outside = _weights(config, parameters, mesh, _IN_SCANS if windowed else layers)
+  inside, outside = weights.parted(_IN_SCANS if windowed else layers)
   stages = 1 if schedule is None else schedule.stages
   parts = loop_length(config) if schedule is None else schedule.repeats * schedule.stages
   own = parameters.totals["bytes_per_device"]
@@ -129,7 +168,7 @@ def sizes(
       parameters=own,
       gradients=gradients(as_gathered if parts_of_batch > 1 else in_sums),
       gradients_at_once=gradients(in_sums),
-      optimizer=_moments(config, parameters),
+      optimizer=weights.moments,
       gathered=round(sum(map(as_gathered, inside)) / parts),
       summed=round(sum(map(in_sums, inside)) / parts),
       gathered_of_kernels=round(sum(as_gathered(w) for w in inside if of_kernels(w)) / parts),
@@ -259,27 +298,6 @@ def _spared(config: DerivedKeys, schedule: CircularSchedule | None) -> float:
 def _vmem_kib(config: Any) -> int | None:
   found = xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
   return int(found) if found.isdecimal() else None
-
-
-def _weights(
-    config: DerivedKeys, parameters: sharding.Explanation, mesh: AbstractMesh, inside: re.Pattern
-) -> tuple[list[_Weight], list[_Weight]]:
-  data_axes = data_mesh_axes(mesh, config.logical_axis_rules)
-  of_batch = _axes(resolve(ACTIVATION_AXES[:2], mesh, config.logical_axis_rules)) - {"stage"}
-  found: tuple[list[_Weight], list[_Weight]] = ([], [])
-  for row in parameters.rows:
-    layout = row.layout
-    spec, names = layout.sharding.spec, layout.resolution.names if layout.resolution else None
-    kept = gathered_spec(spec, names, data_axes) if names is not None and len(names) == len(spec) else spec
-    all_axes, kept_axes = _axes(spec), _axes(kept)
-    count = math.prod(layout.shape) / math.prod(mesh.shape[axis] for axis in kept_axes if axis != "stage")
-    outside = not inside.match(layout.path)
-    # The stages share what is outside the pipeline.
-    batch = of_batch | ({"stage"} & set(mesh.axis_names)) if outside else of_batch
-    of_experts = "exp" in (names or ())
-    weight = _Weight(count, layout.dtype, frozenset(all_axes - kept_axes), frozenset(batch - all_axes), of_experts)
-    found[outside].append(weight)
-  return found
 
 
 def _axes(spec: P) -> set[str]:

@@ -4,16 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
 import itertools
 import math
+from types import MappingProxyType
 from typing import Any
 
 from maxtext_pp_ext.config import derived, PipelineConfigError
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
+from maxtext_pp_ext.host import arguments
 from maxtext_pp_ext.host.models import abstract_model, run_config, variants
 from maxtext_pp_ext.plan import chips, fitting, quantities
 from maxtext_pp_ext.plan.costs import Costs
@@ -28,7 +30,12 @@ _GIVING = ("fsdp", "data")
 # The keys in which the candidates with the same stages differ.
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 # The keys of a layout, in the order in which those that are impossible are listed.
-_OF_LAYOUT = (*(f"{network}_pipeline_parallelism" for network in derived.NETWORKS), "num_layers_per_pipeline_stage")
+_OF_LAYOUT = (
+    *(f"{network}_pipeline_parallelism" for network in derived.NETWORKS),
+    *("ici_expert_parallelism", "num_layers_per_pipeline_stage"),
+)
+# The key that a plan chooses for a model with experts, unless the run does.
+_EXPERTS = "ici_expert_parallelism"
 # Keys that change no parameter's shape or logical axes, other than by `abstract_model.stacks`. A model that was built for
 # other values serves, too. It takes longer to build than all else about a layout.
 _NOT_OF_PARAMETERS = {
@@ -36,6 +43,7 @@ _NOT_OF_PARAMETERS = {
     *("per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype", "num_pipeline_microbatches"),
     *("compile_topology", "internal_compile_num_devices", "num_layers_per_pipeline_stage"),
     *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in _GIVING),
+    _EXPERTS,
 }
 
 
@@ -132,8 +140,9 @@ def plan(
 ) -> Plan:
   """Finds the combinations of stages, repeats, layers per stage and microbatches, and ranks them.
 
-  Stages take their devices from the axis that MaxText is asked to derive, or from FSDP, or from data parallelism. All
-  other arguments stay.
+  Stages take their devices from the axis that MaxText is asked to derive, or from FSDP, or from data parallelism. So do
+  experts within a slice, unless the arguments say how many devices share them (`ici_expert_parallelism`). All other
+  arguments stay.
 
   Args:
     argv: MaxText's arguments of a run, with or without a pipeline.
@@ -174,6 +183,7 @@ class _Search:
     self._topology = topology
     self._parameters: dict[tuple, list[tuple[DerivedKeys, Any]]] = {}
     self._ours = [impl for impl in implementations if impl != variants.NONE]
+    self._chooses_experts = self._without.num_experts > 1 and _EXPERTS not in (arguments.given(argv) or {})
     chip = chip or chips.of_topology(topology or "")
     self.found = Plan(
         devices=self._without.num_target_devices,
@@ -182,15 +192,17 @@ class _Search:
         not_counted=quantities.not_counted(self._without),
     )
     if variants.NONE in implementations:
-      self._add({variants.NONE: self._none}, self._without, None, *self._explained(self._without, self._none))
+      for chosen in self._of_experts():
+        self._look_at_none(self._none | chosen)
 
   def layouts(self) -> Iterator[dict[str, Any]]:
     """Yields the keys for each choice of stages on both networks and of layers per stage."""
     if not self._ours:
       return
     layers = derived.sound_layers(self._without)
-    networks = [list(self._stages_of(network)) for network in ("ici", "dcn")]
-    for ici, dcn in itertools.product(*networks):
+    over_slices = list(self._stages_of("dcn"))
+    within = [ici for of_experts in self._of_experts() for ici in self._stages_of("ici", of_experts)]
+    for ici, dcn in itertools.product(within, over_slices):
       chosen = ici | dcn
       stages = chosen["ici_pipeline_parallelism"] * chosen["dcn_pipeline_parallelism"]
       if stages > layers:
@@ -199,12 +211,25 @@ class _Search:
       for per_stage in derived.divisors(layers // stages) if several else [1]:
         yield self._none | chosen | {"num_layers_per_pipeline_stage": per_stage}
 
-  def _stages_of(self, network: str) -> Iterator[dict[str, int]]:
-    """Yields keys for each number of stages on a network, with the size of the axis that gives its devices."""
+  def _of_experts(self) -> Iterator[dict[str, int]]:
+    """Yields keys for each number of devices that share the experts, with the size of the axis that gives them."""
+    giving, sizes_of = self._giving("ici")
+    if not self._chooses_experts or not giving:
+      yield {}
+      return
+    for members in derived.divisors(math.gcd(sizes_of[giving], self._without.num_experts)):
+      if members == 1:
+        yield {}
+      else:
+        yield {_EXPERTS: members, f"ici_{giving}_parallelism": sizes_of[giving] // members}
+
+  def _stages_of(self, network: str, chosen: Mapping[str, int] = MappingProxyType({})) -> Iterator[dict[str, int]]:
+    """Yields the chosen keys and those of each number of stages, with the size of the axis that gives its devices."""
     giving, sizes_of = self._giving(network)
-    for stages in derived.divisors(sizes_of[giving]) if giving else [1]:
-      found = {f"{network}_pipeline_parallelism": stages}
-      yield found | ({f"{network}_{giving}_parallelism": sizes_of[giving] // stages} if giving else {})
+    key = f"{network}_{giving}_parallelism"
+    for stages in derived.divisors(chosen.get(key, sizes_of[giving])) if giving else [1]:
+      found = {**chosen, f"{network}_pipeline_parallelism": stages}
+      yield found | ({key: chosen.get(key, sizes_of[giving]) // stages} if giving else {})
 
   def _giving(self, network: str) -> tuple[str | None, dict[str, int]]:
     """Returns (the axis that gives its devices to stages, if any, the size of each axis) on a network."""
@@ -212,6 +237,16 @@ class _Search:
     sizes_of = dict(zip(axes, abstract_model.parallelism(self._without, network), strict=True))
     unset = [axis for axis, size in zip(axes, of_axes, strict=True) if size == -1]
     return next((axis for axis in (*unset, *_GIVING) if sizes_of.get(axis, 1) > 1), None), sizes_of
+
+  def _look_at_none(self, keys: dict[str, Any]) -> None:
+    """Adds the candidate without a pipeline that has these keys."""
+    try:
+      config = self._without if keys == self._none else self._read(keys)
+      self._add([(keys, variants.NONE, None)], config, *self._explained(config, keys))
+    except (ValueError, NotImplementedError) as error:
+      if keys == self._none:
+        raise
+      self._refused(keys, error)
 
   def look_at(self, changed: dict[str, Any]) -> None:
     """Adds all candidates with one choice of stages and layers per stage."""
@@ -237,11 +272,13 @@ class _Search:
           f"{counted(batch_shards, 'shard')} of the batch. Set a larger per_device_batch_size."
       )
       self.found.infeasible.append(Infeasible(keys=self._names(changed), reason=reason))
-    for microbatches in fitting:
-      schedule = dataclasses.replace(least, microbatches=microbatches)
-      of_schedule = changed | {"num_pipeline_microbatches": microbatches}
-      of_impls = {impl: of_schedule | {"pipeline_impl": impl} for impl in self._ours}
-      self._add(of_impls, config, schedule, parameters, mesh)
+    schedules = [dataclasses.replace(least, microbatches=microbatches) for microbatches in fitting]
+    runs = [
+        (changed | {"num_pipeline_microbatches": schedule.microbatches, "pipeline_impl": impl}, impl, schedule)
+        for schedule in schedules
+        for impl in self._ours
+    ]
+    self._add(runs, config, parameters, mesh)
 
   def ranked(self, shown: int) -> Plan:
     """Returns the plan with its candidates in order; the first of each of `shown` kinds is accepted as a config."""
@@ -281,12 +318,7 @@ class _Search:
     other.found = dataclasses.replace(self.found, candidates=[], infeasible=[])
     keys = {key: value for key, value in like.keys.items() if key not in _OF_SCHEDULE} | changed
     if like.schedule is None:
-      try:
-        keys = like.keys | changed
-        config = other._read(keys)
-        other._add({variants.NONE: keys}, config, None, *other._explained(config, keys))
-      except (ValueError, NotImplementedError):
-        return None
+      other._look_at_none(like.keys | changed)
     else:
       other.look_at(keys)
     return min(other.found.candidates, key=lambda candidate: candidate.costs.peak, default=None)
@@ -321,10 +353,10 @@ class _Search:
     """Returns the keys that tell a candidate from the others."""
     return {key: value for key, value in changed.items() if self._none.get(key) != value}
 
-  def _add(self, keys: dict[str, dict[str, Any]], config, schedule, parameters, mesh) -> None:
-    """Adds a candidate for each implementation, with its keys."""
-    found = of_runs(config, list(keys), schedule, parameters, mesh, self.found.chip)
-    for (impl, changed), each in zip(keys.items(), found, strict=True):
+  def _add(self, runs: Sequence[tuple[dict[str, Any], str, CircularSchedule | None]], config, parameters, mesh) -> None:
+    """Adds a candidate for each run: its keys, implementation and schedule."""
+    found = of_runs(config, [(impl, schedule) for _, impl, schedule in runs], parameters, mesh, self.found.chip)
+    for (changed, impl, schedule), each in zip(runs, found, strict=True):
       # There are formulas for all that __init__ accepts.
       costs, estimate = each  # type: ignore[misc]  # so not None
       candidate = Candidate(

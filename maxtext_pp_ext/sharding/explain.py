@@ -93,7 +93,7 @@ class Explanation:
   def conflicts(self) -> list[Conflict]:
     return [conflict for row in self.rows for conflict in row.layout.conflicts]
 
-  @property
+  @functools.cached_property
   def totals(self) -> dict[str, int]:
     """Sums over all arrays: count, elements, bytes, bytes per device, and the part of the latter due to replication."""
     return {

@@ -17,6 +17,8 @@ from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-
 # 8 devices, 16 rows, 6 layers: 2, 4 or 8 stages could be, of which 4 and 8 do not divide the layers.
 SIX_LAYERS = tuple(key for key in TINY if "num_decoder_layers" not in key) + ("base_num_decoder_layers=6",)
 
+EXPERTS = ("decoder_block=mixtral", "num_experts=4", "num_experts_per_tok=2", "base_moe_mlp_dim=32")
+
 
 @pytest.fixture
 def plan(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name
@@ -48,12 +50,34 @@ def test_every_combination_is_there_and_what_cannot_be_has_its_reason(plan):
   assert set(reasons) == {4} and "cannot be divided among 4 stages" in reasons[4]
 
 
-def test_models_that_candidates_share_change_no_figure(plan, monkeypatch):
-  arguments = ("shard_mode=explicit", "--devices", "8", "--device-memory-gib", "0.0001", "--all", "--json")
+@pytest.mark.parametrize(
+    "more", [("shard_mode=explicit", "--device-memory-gib", "0.0001"), EXPERTS], ids=["explicit", "experts"]
+)
+def test_models_that_candidates_share_change_no_figure(plan, monkeypatch, more):
+  arguments = (*more, "--devices", "8", "--all", "--json")
   found = json.loads(plan(*arguments)[1].out)
   monkeypatch.setattr(search._Search, "_explained", lambda self, config, changed: abstract_model.explained(config))
   assert json.loads(plan(*arguments)[1].out) == found
   assert {row["stages"] for row in found["candidates"]} == {1, 2}
+
+
+def test_experts_get_devices_from_the_axis_that_gives_them_to_stages_unless_the_run_says_how_many(plan):
+  def sizes(*given):
+    found = json.loads(plan(*EXPERTS, *given, "--devices", "8", "--all", "--json")[1].out)["candidates"]
+    return {
+        (row["impl"], row["stages"], row["keys"].get("ici_expert_parallelism"), row["keys"].get("ici_fsdp_parallelism"))
+        for row in found
+        if row["impl"] in ("none", "circular_bsw")
+    }
+
+  expected = {("none", 1, None, -1), ("none", 1, 2, 4), ("none", 1, 4, 2)}
+  expected |= {("circular_bsw", 1, None, 8), ("circular_bsw", 1, 2, 4), ("circular_bsw", 1, 4, 2)}
+  expected |= {("circular_bsw", 2, None, 4), ("circular_bsw", 2, 2, 2), ("circular_bsw", 2, 4, 1)}
+  assert sizes() == expected, "four experts cannot be on eight devices"
+  given = {("none", 1, None, -1), ("circular_bsw", 1, None, 4), ("circular_bsw", 2, None, 2)}
+  assert sizes("ici_expert_parallelism=2") == given
+  status, captured = plan(*EXPERTS, "--devices", "8")
+  assert not status and re.search(r"pipeline +S +EP +R ", captured.out)
 
 
 def test_what_fits_comes_first_and_its_keys_are_accepted_as_they_are(plan, capfd):

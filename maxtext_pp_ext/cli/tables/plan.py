@@ -17,6 +17,8 @@ _BETWEEN = "  "
 # Keys that are set by options here.
 _OPTIONS = {"internal_compile_num_devices": "--devices "}
 _WINDOW = ("weight window", "gathered weights", "sums of", "gradients of", "their gradients", "weights that")
+# A plan chooses it if the run does not.
+_EXPERTS = "ici_expert_parallelism"
 # What MaxText takes if a run does not say otherwise. An axis with -1 takes what is left.
 _DEFAULTS = {"num_layers_per_pipeline_stage": 1, "num_pipeline_microbatches": -1}
 
@@ -36,7 +38,9 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
   rows = result["candidates"]
   say(f"{units.counted(result['devices'], 'device')}{limit}: {_how_many(result, found)}")
   if rows:
-    for line in _table(rows, _COLUMNS if wide else {name: _COLUMNS[name] for name in _NARROW}):
+    chosen = any(_EXPERTS in row["keys"] for row in rows)
+    columns = [name for name in _COLUMNS if (wide or name in _NARROW) and (chosen or name != "EP")]
+    for line in _table(rows, {name: _COLUMNS[name] for name in columns}):
       print(line)
   if not wide and rows:
     say("(--wide shows more columns, --help says what they are)")
@@ -135,6 +139,7 @@ def _stages(row: dict[str, Any]) -> str:
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "pipeline": lambda row: row["impl"],
     "S": _stages,
+    "EP": lambda row: str(row["keys"].get(_EXPERTS, 1)),
     "R": lambda row: str(row["repeats"] or "–"),
     "L/S": lambda row: str(row["layers_per_stage"]),
     "M": lambda row: str(row["microbatches"] or "–"),
@@ -151,7 +156,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "at most": _seconds("seconds_at_most"),
     "bound by": lambda row: row["bound_by"] or "–",
 }
-_NARROW = ("pipeline", "S", "R", "L/S", "M", "bubble", "memory", "sent", "step s")
+_NARROW = ("pipeline", "S", "EP", "R", "L/S", "M", "bubble", "memory", "sent", "step s")
 
 
 def _keys_to_set(row: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +204,7 @@ def _compiled(rows: list[dict[str, Any]], order: dict[str, list[str]] | None) ->
 def name_of(impl: str, keys: dict[str, Any], microbatches: int | None = None) -> str:
   """Returns a row in words."""
   stages = keys.get("ici_pipeline_parallelism", 1) * keys.get("dcn_pipeline_parallelism", 1)
+  impl += f", experts on {members} devices" if (members := keys.get(_EXPERTS, 1)) > 1 else ""
   if stages == 1:
     return f"{impl}, {microbatches} microbatches" if microbatches and microbatches > 1 else impl
   per_stage = keys["num_layers_per_pipeline_stage"]

@@ -142,7 +142,7 @@ def restacked(found: nnx.State, config: DerivedKeys, other: DerivedKeys) -> nnx.
         raise _StackedOtherwise
       shape = (*new, *shape[len(old) :])
       names = (*new_names, *names[len(old) :]) if names else None
-    elif before != after and keys[0] == _DECODER and (of_scan := _OUTSIDE.get(keys[1])):
+    elif before != after and keys[0] == _DECODER and (of_scan := _OUTSIDE.get(str(keys[1]))):
       axis = names.index(of_scan) if names and of_scan in names else None
       if axis is None or shape[axis] != before:
         raise _StackedOtherwise
