@@ -5,8 +5,8 @@
   maxtext-pp plan my.yml compile_topology=v5p-256 [--validate 2]
 
 Stages take their devices from the mesh axis that MaxText is asked to derive (-1), or from FSDP, or from data parallelism.
-So do experts, unless the arguments have ici_expert_parallelism. Batch, sequence and tensor parallelism stay as the
-arguments say. "none" is the same model without a pipeline.
+So do experts, unless the arguments have ici_expert_parallelism: keys that MaxText takes with expert parallelism only
+need it. Batch, sequence and tensor parallelism stay as the arguments say. "none" is the same model without a pipeline.
 
   S R L/S M    stages (4=2×2: two within a slice, on two slices), repeats, layers per stage and repeat, microbatches
   EP           of a model with experts, the devices within a slice that share them
@@ -26,11 +26,11 @@ arguments say. "none" is the same model without a pipeline.
   at most      seconds of a step at the rates of the estimate, if nothing overlaps
   bound by     what takes longest at the vendor's peak rates
 
-Ranking is by "step s". Of candidates with the same implementation and the same stages only the best is shown, unless
-there is --all. Below the table are the keys to set for each row. docs/how-it-works.md has the formulas of bytes,
-docs/seconds.md that of seconds, and docs/choosing.md says how far they are from the compiler's figures. --validate
-compiles the best for the TPUs of compile_topology, which need not be present, projects their seconds, and shows both.
---write writes the first row, or that of --row, as a yml file for MaxText's trainers.
+Ranking is by "step s". Of candidates with the same implementation and the same stages only the best is shown, also of
+those that differ in EP, unless there is --all. Below the table are the keys to set for each row. docs/how-it-works.md
+has the formulas of bytes, docs/seconds.md that of seconds, and docs/choosing.md says how far they are from the compiler's
+figures. --validate compiles the best for the TPUs of compile_topology, which need not be present, projects their seconds,
+and shows both. --write writes the first row, or that of --row, as a yml file for MaxText's trainers.
 
 If nothing fits, the candidates are shown that need least memory, and the keys that would make one fit. Each of these is
 estimated like a candidate. --write then writes nothing, unless --row says which.
@@ -106,8 +106,9 @@ def run(args: argparse.Namespace) -> int:
     _show(args, result, found)
     return FAILED
   failed = False
+  none = next((rank for rank, candidate in enumerate(chosen) if candidate.schedule is None), None)
   for rank, (candidate, row) in enumerate(zip(chosen, result["candidates"], strict=True)):
-    if rank < args.validate or (args.validate and candidate.schedule is None):
+    if rank < args.validate or (args.validate and rank == none):
       row["compiled"] = _compiled(candidate, args, found.chip)
       failed |= "failure" in row["compiled"]
   result["order"] = _order(result["candidates"])

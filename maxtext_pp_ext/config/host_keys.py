@@ -73,6 +73,8 @@ class HostKeys(Protocol):
   mlp_bias: bool
   use_ring_of_experts: bool
   ragged_buffer_factor: float
+  shard_exp_on_fsdp: bool
+  use_2d_fsdp_sharding: bool
   load_balance_loss_weight: float
   routed_bias: bool
   routed_bias_update_rate: float
@@ -102,11 +104,14 @@ class HostKeys(Protocol):
   num_slices: int
   ici_parallelism: Sequence[int] | None
   dcn_parallelism: Sequence[int] | None
+  ici_expert_parallelism: int
+  dcn_expert_parallelism: int
   ici_fsdp_parallelism: int
   ici_data_parallelism: int
   mesh_axes: Sequence[str]
   logical_axis_rules: Sequence[Any]
   custom_mesh_and_rule: str
+  context_sharding: str
   shard_mode: str
   compile_topology: str
   compile_xla_flags: str

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.models.flops import recomputes_layers
-from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
+from maxtext_pp_ext.sharding.resolve import mesh_axes, read_rules, resolve
 
 # Read off programs of the TPU compiler (libtpu 0.0.48.1, v5p, remat_policy=full): Mixtral 8x7B, DeepSeek-V3 and Qwen3
 # 235B without a pipeline and with a window (`python -m benchmarks.compiler_figures --shape mixtral-8x7b-dropless …`).
@@ -88,6 +88,22 @@ def has_formulas(config: DerivedKeys) -> bool:
   if config.sparse_matmul:
     return not config.use_ring_of_experts
   return config.capacity_factor > 0
+
+
+def most_members(config: DerivedKeys) -> int:
+  """Returns how many devices of a slice can share the experts, each with equally many; 1 where that is not known.
+
+  It is known if the mesh axis `expert` shards the experts' weights and the batch, as with MaxText's own rules, and if
+  there are formulas for the dispatch.
+  """
+  if config.num_experts <= 1 or not has_formulas(config):
+    return 1
+  of_experts = next((rule.axes for rule in read_rules(config.logical_axis_rules).of(["exp"])), ())
+  whole = config.shard_exp_on_fsdp or config.use_2d_fsdp_sharding  # each device then has a part of every expert
+  over_sequence = config.context_sharding == "expert"
+  if of_experts != ("expert",) or whole or over_sequence or config.num_experts % config.dcn_expert_parallelism:
+    return 1
+  return config.num_experts // config.dcn_expert_parallelism
 
 
 def layers_with_experts(config: DerivedKeys, *, in_pipeline: bool) -> float:

@@ -20,6 +20,7 @@ from maxtext_pp_ext.host.models import abstract_model, run_config, variants
 from maxtext_pp_ext.plan import chips, fitting, quantities
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.estimate import Estimate
+from maxtext_pp_ext.plan.experts import most_members
 from maxtext_pp_ext.plan.of_run import of_runs, residency_with_formulas
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
@@ -74,7 +75,7 @@ class Candidate:
 
   @property
   def kind(self) -> tuple:
-    """What makes another candidate like this one: layers, repeats and microbatches make no other kind."""
+    """What makes another candidate like this one: layers, repeats, microbatches and experts make no other kind."""
     return (self.impl, *(self.keys.get(f"{network}_pipeline_parallelism", 1) for network in derived.NETWORKS))
 
   @property
@@ -183,7 +184,8 @@ class _Search:
     self._topology = topology
     self._parameters: dict[tuple, list[tuple[DerivedKeys, Any]]] = {}
     self._ours = [impl for impl in implementations if impl != variants.NONE]
-    self._chooses_experts = self._without.num_experts > 1 and _EXPERTS not in (arguments.given(argv) or {})
+    is_free = self._without.ici_expert_parallelism == 1 and _EXPERTS not in (arguments.given(argv) or {})
+    self._most_members = most_members(self._without) if is_free else 1
     chip = chip or chips.of_topology(topology or "")
     self.found = Plan(
         devices=self._without.num_target_devices,
@@ -214,14 +216,9 @@ class _Search:
   def _of_experts(self) -> Iterator[dict[str, int]]:
     """Yields keys for each number of devices that share the experts, with the size of the axis that gives them."""
     giving, sizes_of = self._giving("ici")
-    if not self._chooses_experts or not giving:
-      yield {}
-      return
-    for members in derived.divisors(math.gcd(sizes_of[giving], self._without.num_experts)):
-      if members == 1:
-        yield {}
-      else:
-        yield {_EXPERTS: members, f"ici_{giving}_parallelism": sizes_of[giving] // members}
+    yield {}
+    for members in derived.divisors(math.gcd(sizes_of[giving], self._most_members))[1:] if giving else []:
+      yield {_EXPERTS: members, f"ici_{giving}_parallelism": sizes_of[giving] // members}
 
   def _stages_of(self, network: str, chosen: Mapping[str, int] = MappingProxyType({})) -> Iterator[dict[str, int]]:
     """Yields the chosen keys and those of each number of stages, with the size of the axis that gives its devices."""
@@ -328,9 +325,7 @@ class _Search:
     keys = sorted((key, value) for key, value in changed.items() if key not in _NOT_OF_PARAMETERS)
     if config.scan_layers_per_stage:
       keys.append(("num_layers_per_pipeline_stage", config.num_layers_per_pipeline_stage))
-    outside = abstract_model.layers_outside(config)
-    # Of scanned layers any number serves for any other, if it is not zero.
-    alike = (*keys, config.using_pipeline_parallelism, bool(outside) if config.scan_layers else outside)
+    alike = (*keys, config.using_pipeline_parallelism)
 
     def made(config: Any, mesh: Any) -> Any:
       models = self._parameters.setdefault(alike, [])

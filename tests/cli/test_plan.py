@@ -17,7 +17,10 @@ from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-
 # 8 devices, 16 rows, 6 layers: 2, 4 or 8 stages could be, of which 4 and 8 do not divide the layers.
 SIX_LAYERS = tuple(key for key in TINY if "num_decoder_layers" not in key) + ("base_num_decoder_layers=6",)
 
-EXPERTS = ("decoder_block=mixtral", "num_experts=4", "num_experts_per_tok=2", "base_moe_mlp_dim=32")
+EXPERTS = (
+    *("decoder_block=mixtral", "num_experts=4", "num_experts_per_tok=2", "base_moe_mlp_dim=32"),
+    "capacity_factor=1.25",
+)
 
 
 @pytest.fixture
@@ -54,11 +57,12 @@ def test_every_combination_is_there_and_what_cannot_be_has_its_reason(plan):
     "more", [("shard_mode=explicit", "--device-memory-gib", "0.0001"), EXPERTS], ids=["explicit", "experts"]
 )
 def test_models_that_candidates_share_change_no_figure(plan, monkeypatch, more):
-  arguments = (*more, "--devices", "8", "--all", "--json")
+  arguments = (*more, "base_num_decoder_layers=8", "ici_data_parallelism=4", "--devices", "8", "--all", "--json")
   found = json.loads(plan(*arguments)[1].out)
   monkeypatch.setattr(search._Search, "_explained", lambda self, config, changed: abstract_model.explained(config))
   assert json.loads(plan(*arguments)[1].out) == found
   assert {row["stages"] for row in found["candidates"]} == {1, 2}
+  assert {row["layers_per_stage"] for row in found["candidates"] if row["stages"] == 2} == {1, 2, 4}
 
 
 def test_experts_get_devices_from_the_axis_that_gives_them_to_stages_unless_the_run_says_how_many(plan):
@@ -78,6 +82,16 @@ def test_experts_get_devices_from_the_axis_that_gives_them_to_stages_unless_the_
   assert sizes("ici_expert_parallelism=2") == given
   status, captured = plan(*EXPERTS, "--devices", "8")
   assert not status and re.search(r"pipeline +S +EP +R ", captured.out)
+
+
+def test_a_run_with_experts_that_is_written_has_the_costs_of_its_row(plan, tmp_path, capfd):
+  file = tmp_path / "my.yml"
+  options = ("--devices", "8", "--impl", "circular_bsw", "--all", "--json")
+  rows = json.loads(plan(*EXPERTS, *options)[1].out)["candidates"]
+  number = next(i for i, row in enumerate(rows) if row["stages"] == 2 and row["keys"].get("ici_expert_parallelism") == 4)
+  assert plan(*EXPERTS, *options, "--write", str(file), "--row", str(number + 1))[0] == 0
+  assert cli.main(["check", str(file), "--json"]) == 0
+  assert json.loads(capfd.readouterr().out)["memory"]["total"] == rows[number]["memory"]["total"]
 
 
 def test_what_fits_comes_first_and_its_keys_are_accepted_as_they_are(plan, capfd):

@@ -782,7 +782,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "plan-mixes-models",
             "plan counts the parameters of a model with a pipeline as those of one without",
             "plan/search.py",
-            "alike = (*keys, config.using_pipeline_parallelism, config.pipeline_parallel_layers)",
+            "alike = (*keys, config.using_pipeline_parallelism)",
             "alike = (len(keys),)",
             "tests/cli/test_plan.py::test_models_that_candidates_share_change_no_figure",
         ),

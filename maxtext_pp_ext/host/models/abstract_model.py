@@ -13,7 +13,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from maxtext_pp_ext import sharding
-from maxtext_pp_ext.config.derived import layers_to_choose_from, sound_stages
+from maxtext_pp_ext.config.derived import sound_stages
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.host.models.axes import rules_in_play, STAGE_AXES
@@ -36,10 +36,7 @@ def of_shapes_only() -> bool:
   return _only_shapes.get()
 
 
-_DECODER = "decoder"
-_PIPELINE = (_DECODER, "pipeline_module", "layers")
-# Arrays of the decoder with the layers outside of a pipeline, by their names: the name of the axis of their layers.
-_OUTSIDE = {"layers_outside_pipeline": "layers_outside_pipeline", "moe_layers_outside_pipeline": "moe_layers"}
+_PIPELINE = ("decoder", "pipeline_module", "layers")
 # A model is built, and read, layer by layer.
 MOST_LAYERS = 1 << 13
 
@@ -106,51 +103,32 @@ def stacks(config: DerivedKeys) -> tuple[tuple[int, ...], tuple[str, ...]]:
   return sizes, STAGE_AXES[-len(sizes) :]
 
 
-def layers_outside(config: DerivedKeys) -> int:
-  """Returns how many of the layers that could be in the pipeline are outside of it; 0 without a pipeline."""
-  if not config.using_pipeline_parallelism:
-    return 0
-  return (layers_to_choose_from(config) or 0) - config.pipeline_parallel_layers
-
-
 def restacked(found: nnx.State, config: DerivedKeys, other: DerivedKeys) -> nnx.State | None:
-  """Returns the parameters of `other`'s model, which has the same layers in other numbers, from those of `config`'s.
+  """Returns the parameters of `other`'s model, which has the same stages in other numbers, from those of `config`'s.
 
   It takes a thousandth of the time that building the model takes. None if the other model has more layers in a stage, or
-  if only one of them has several modules there; if the arrays of the pipeline are stacked in another way than by our
-  pipelines, or those of the layers outside of it in another way than by MaxText's scan.
+  if only one of them has several modules there, or if the arrays of the pipeline are stacked in another way than by our
+  pipelines.
 
   Args:
     found: the parameters of the model of `config`.
     config: a config with a pipeline.
-    other: a config that differs in the numbers of stages, of repeats, of layers in a stage, and of layers outside the
-      pipeline, of which both have some or neither has any, and in nothing else that changes parameters.
+    other: a config that differs in the numbers of stages, of repeats and of layers in a stage, and in nothing else that
+      changes parameters.
   """
   (old, old_names), (new, new_names) = stacks(config), stacks(other)
-  before, after = layers_outside(config), layers_outside(other)
-  try:
-    found = _fewer_in_a_stage(found, config.num_layers_per_pipeline_stage, other.num_layers_per_pipeline_stage)
-  except _StackedOtherwise:
-    return None
 
   def restack(path, variable):
-    keys = tuple(getattr(key, "key", None) for key in path)
+    if tuple(getattr(key, "key", None) for key in path[: len(_PIPELINE)]) != _PIPELINE:
+      return variable
     value, names = variable.get_value(), variable.get_metadata().get("out_sharding")
-    shape = value.shape
-    if keys[: len(_PIPELINE)] == _PIPELINE:
-      if shape[: len(old)] != old or (names and tuple(names[: len(old)]) != old_names):
-        raise _StackedOtherwise
-      shape = (*new, *shape[len(old) :])
-      names = (*new_names, *names[len(old) :]) if names else None
-    elif before != after and keys[0] == _DECODER and (of_scan := _OUTSIDE.get(str(keys[1]))):
-      axis = names.index(of_scan) if names and of_scan in names else None
-      if axis is None or shape[axis] != before:
-        raise _StackedOtherwise
-      shape = (*shape[:axis], after, *shape[axis + 1 :])
-    metadata = {"out_sharding": tuple(names)} if names else {}
-    return variable.replace(jax.ShapeDtypeStruct(shape, value.dtype), **metadata)
+    if value.shape[: len(old)] != old or (names and tuple(names[: len(old)]) != old_names):
+      raise _StackedOtherwise
+    metadata = {"out_sharding": (*new_names, *names[len(old) :])} if names else {}
+    return variable.replace(jax.ShapeDtypeStruct((*new, *value.shape[len(old) :]), value.dtype), **metadata)
 
   try:
+    found = _fewer_in_a_stage(found, config.num_layers_per_pipeline_stage, other.num_layers_per_pipeline_stage)
     return jax.tree_util.tree_map_with_path(restack, found, is_leaf=lambda each: isinstance(each, nnx.Variable))
   except _StackedOtherwise:
     return None

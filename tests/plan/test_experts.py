@@ -1,0 +1,49 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices can share experts, by the keys of a run."""
+
+import types
+from typing import Any
+
+import pytest
+
+from maxtext_pp_ext.plan.experts import most_members
+
+KEYS: dict[str, Any] = {
+    "num_experts": 8,
+    "sparse_matmul": True,
+    "use_ring_of_experts": False,
+    "capacity_factor": -1.0,
+    "logical_axis_rules": [["activation_batch", ["data", "fsdp", "expert"]], ["exp", "expert"]],
+    "shard_exp_on_fsdp": False,
+    "use_2d_fsdp_sharding": False,
+    "context_sharding": "context",
+    "dcn_expert_parallelism": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "more, members",
+    [({}, 8), ({"sparse_matmul": False, "capacity_factor": 1.25}, 8), ({"dcn_expert_parallelism": 2}, 4)],
+)
+def test_all_experts_can_be_on_devices_of_their_own(more, members):
+  assert most_members(types.SimpleNamespace(**KEYS | more)) == members
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_experts": 1},
+        {"sparse_matmul": False},  # dense without a capacity
+        {"use_ring_of_experts": True},
+        {"dcn_expert_parallelism": 3},
+        {"shard_exp_on_fsdp": True},
+        {"use_2d_fsdp_sharding": True},
+        {"context_sharding": "expert"},
+        {"logical_axis_rules": [["exp", ["context", "expert"]]]},
+        {"logical_axis_rules": [["embed", "fsdp"]]},
+    ],
+    ids=str,
+)
+def test_where_another_axis_shards_experts_or_formulas_are_missing_none_are_shared(more):
+  assert most_members(types.SimpleNamespace(**KEYS | more)) == 1
