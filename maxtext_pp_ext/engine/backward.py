@@ -66,8 +66,10 @@ def backward(
     dleaving = ring.rotate_back(ring.write_back(t, state.dx, state.dstore))
     if phase.reduces:
       sums, window = gradients.reduce(sums, window, repeat, iterations.repeat(t, after=1), piece)
-      if weights.replaces:  # A gradient takes the memory of the one before: here those that come first, others below.
-        early = {i: sums.stored[i] for i in pipeline.program.gradients.early}
+      if weights.replaces:
+        # A gradient takes the memory of the one before. Here are those that come first, and those whose reduction runs
+        # beside nothing in any case; others follow below.
+        early = {i: sums.stored[i] for i in {*pipeline.program.gradients.early, *gradients.reduced_beside_nothing}}
         dleaving, early = jax.lax.optimization_barrier((dleaving, early))
         sums = sums._replace(stored=[early.get(i, each) for i, each in enumerate(sums.stored)])
     arriving: Windowed = [None] * len(window)

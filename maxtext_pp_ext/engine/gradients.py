@@ -112,6 +112,12 @@ class Gradients:
     return bool(self._partial)
 
   @property
+  def reduced_beside_nothing(self) -> list[int]:
+    """The numbers of the gradients during whose reductions the devices compute nothing."""
+    transfers = zip(self._partial, self._transfers(self.pieces), strict=True)
+    return [i for i, transfer in transfers if not transfer.is_asynchronous]
+
+  @property
   def _is_sum(self) -> bool:
     """Whether an iteration's gradient is the sum of a repeat: it waits for its reduction where it is."""
     return self.pieces == 1

@@ -217,7 +217,9 @@ class _Search:
     """Yields keys for each number of devices that share the experts, with the size of the axis that gives them."""
     giving, sizes_of = self._giving("ici")
     yield {}
-    for members in derived.divisors(math.gcd(sizes_of[giving], self._most_members))[1:] if giving else []:
+    if not giving:
+      return
+    for members in derived.divisors(math.gcd(sizes_of[giving], self._most_members))[1:]:
       yield {_EXPERTS: members, f"ici_{giving}_parallelism": sizes_of[giving] // members}
 
   def _stages_of(self, network: str, chosen: Mapping[str, int] = MappingProxyType({})) -> Iterator[dict[str, int]]:

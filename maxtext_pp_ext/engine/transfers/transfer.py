@@ -140,7 +140,7 @@ class Transfer:
 
   @property
   def is_asynchronous(self) -> bool:
-    """Whether the TPU compiler runs the weight's gathers beside compute.
+    """Whether the TPU compiler runs the weight's gathers, and its gradient's reductions, beside compute.
 
     Without flags it does so with exchanges between two devices, and with flags that put gathers on the SparseCores, for
     which `steps` are known, with all.
