@@ -154,6 +154,23 @@ SHAPES = {
             "num_pipeline_microbatches": 4,
         },
     ),
+    # In two parts, with the layers' inputs on the host: on the device they do not fit.
+    "deepseek3-671b-4-sequences": Shape(
+        title="DeepSeek-V3 671B, v5p-512 (256 chips), expert 4 × FSDP 64, four sequences of 4096 per chip in 2 parts",
+        keys={
+            "model_name": "deepseek3-671b",
+            "compile_topology": "v5p-512",
+            "allow_split_physical_axes": True,
+            "ici_expert_parallelism": 4,
+            "ici_fsdp_parallelism": 64,
+            "num_pipeline_microbatches": 2,
+            "per_device_batch_size": 4,
+            "max_target_length": 4096,
+            "remat_policy": "custom",
+            "decoder_layer_input": "offload",
+            "num_vocab_tiling": 8,
+        },
+    ),
     # The model's 94 layers do not divide by 4 stages: 92 are in the pipeline.
     "qwen3-235b-a22b": Shape(
         title="Qwen3 235B-A22B, v5p-256 (128 chips), 4 stages × expert 4 × FSDP 8",

@@ -31,11 +31,11 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
 _IN_PIPELINE = re.compile(r"decoder/pipeline_module/")
 _IN_SCANS = re.compile(r"decoder/(scanned_blocks|(dense_|moe_)?layers)/")
-_IN_LAYERS = re.compile(r"decoder/(scanned_blocks|(dense_|moe_)?layers(_\d+|_remainder)?)/")
+# `layers_3` without a scan; with engrams `moe_layers_engram_3`, and between them the scan `moe_layers_4_60`.
+_LAYERS = r"scanned_blocks|(dense_|moe_)?layers(_(engram_)?\d+(_\d+)?|_remainder)?"
+_IN_LAYERS = re.compile(rf"decoder/({_LAYERS})/")
 # In a pipeline, in a scan or beside both; not the table of embeddings, the last norm and the logits' weights.
-_ANY_LAYERS = re.compile(
-    r"decoder/(pipeline_module|scanned_blocks|(dense_|moe_)?layers(_\d+(_\d+)?|_remainder|_outside_pipeline(_\d+)?)?)/"
-)
+_ANY_LAYERS = re.compile(rf"decoder/(pipeline_module|{_LAYERS}|(moe_)?layers_outside_pipeline(_\d+)?)/")
 _LOGITS = ("activation_embed_and_logits_batch", "activation_length", "activation_vocab")
 _ADAMS = ("adamw", "adam_pax")
 

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m tests.trainer.table`: trains every case of `cases` for docs/trainer-parity.md.
 
-Takes half an hour on two cores. `--folder F` keeps the runs in F; `--table-only` reads the runs of an earlier call
-there.
+Takes half an hour on two cores. `--stages N …` trains the cases with these numbers of stages only, and keeps the table's
+other lines. `--folder F` keeps the runs in F; `--table-only` reads the runs of an earlier call there.
 """
 
 import argparse
+from collections.abc import Sequence
 import itertools
 import pathlib
 import sys
@@ -14,7 +15,7 @@ import sys
 from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all
 from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
-from tests.tables import put_between
+from tests.tables import between, put_between
 from tests.trainer import cases
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "trainer-parity.md"
@@ -29,35 +30,40 @@ def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(prog="python -m tests.trainer.table", description=__doc__)
   parser.add_argument("--folder", type=pathlib.Path)
   parser.add_argument("--table-only", action="store_true")
+  parser.add_argument("--stages", type=int, nargs="+", choices=list(cases.PIPELINES), default=list(cases.PIPELINES))
   arguments = parser.parse_args(argv)
   if arguments.table_only and arguments.folder is None:
     parser.error("--table-only: say with --folder where the runs are")
   with interruption.temporary_folder() as temporary:
     folder = (arguments.folder or pathlib.Path(temporary)).resolve()
-    results = Results(folder) if arguments.table_only else train(folder)
-    lines, agree = table(results)
+    chosen = [case for case in cases.all_cases() if case.stages in arguments.stages]
+    results = Results(folder) if arguments.table_only else train(folder, chosen)
+    lines, agree = table(results, chosen, between(DOCUMENT).splitlines())
   put_between(DOCUMENT, lines)
   print("\n".join(lines))
   return 0 if agree else 1
 
 
-def train(folder: pathlib.Path) -> Results:
+def train(folder: pathlib.Path, chosen: Sequence[cases.Case]) -> Results:
   folder.mkdir(parents=True, exist_ok=True)
   cases.write_data(folder)
-  chosen = cases.all_cases()
   return run_all(folder, cases.runs_of(chosen), devices=cases.DEVICES, weights=cases.weights_of(chosen))
 
 
-def table(results: Results) -> tuple[list[str], bool]:
-  """One line per model, mode and number of stages; and whether all cases agree."""
+def table(results: Results, chosen: Sequence[cases.Case], before: Sequence[str]) -> tuple[list[str], bool]:
+  """One line per model, mode and number of stages, from the chosen cases or before; and whether all of these agree."""
   heads = [f"`{name}`" for name in cases.IMPLEMENTATIONS]
   lines = [
       f"| model | training | stages × repeats × layers per stage | {' | '.join(heads)} | allowed |",
       "|---|---|---" + "|---" * (len(heads) + 1) + "|",
   ]
-  agree, chosen = True, cases.all_cases()
+  agree = True
   for model, mode, stages in itertools.product(cases.MODELS, NAMES, cases.PIPELINES):
     cells, allowed = [], ""
+    first = f"| {model} | {NAMES[mode]} | {_layout(stages)} |"
+    if not any(case.stages == stages for case in chosen):
+      lines += [line for line in before if line.startswith(first)]
+      continue
     for name in cases.IMPLEMENTATIONS:
       case = cases.Case(model, mode, stages, name)
       if case not in chosen:
@@ -67,7 +73,7 @@ def table(results: Results) -> tuple[list[str], bool]:
       agree = agree and all(c.agrees for c in compared)
       cells.append(_cell([max(c.difference) for c in compared], all(c.agrees for c in compared)))
       allowed = _cell([max(c.allowed) for c in compared], True)
-    lines.append(f"| {model} | {NAMES[mode]} | {_layout(stages)} | {' | '.join(cells)} | {allowed} |")
+    lines.append(f"{first} {' | '.join(cells)} | {allowed} |")
   return lines, agree
 
 
@@ -78,7 +84,7 @@ def _cell(numbers: list[float], agrees: bool) -> str:
 
 def _layout(stages: int) -> str:
   if stages == 1:
-    return "no pipeline"
+    return f"1 × {cases.LAYERS} × 1"
   per_stage = cases.PIPELINES[stages]["num_layers_per_pipeline_stage"]
   return f"{stages} × {cases.LAYERS // stages // per_stage} × {per_stage}"
 
