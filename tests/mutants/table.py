@@ -786,6 +786,22 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "alike = (len(keys),)",
             "tests/cli/test_plan.py::test_models_that_candidates_share_change_no_figure",
         ),
+        Mutant(
+            "plan-layers-too-few",
+            "plan counts one layer less in each stage where it takes the parameters of a model with more layers",
+            "host/models/abstract_model.py",
+            "for index in range(kept, len(modules))}",
+            "for index in range(kept - 1, len(modules))}",
+            "tests/parity/test_restacked.py::test_parameters_of_a_stage_with_fewer_layers_are_those_of_the_first_layers",
+        ),
+        Mutant(
+            "plan-experts-of-other-axes",
+            "plan gives devices to experts that the rules have on another mesh axis, and dispatch seems free",
+            "plan/experts.py",
+            'if of_experts != ("expert",) or whole',
+            "if whole",
+            "tests/plan/test_experts.py::test_where_another_axis_shards_experts_or_formulas_are_missing_none_are_shared",
+        ),
     ),
     "a comparison that cannot fail, or fails for nothing": (
         Mutant(
