@@ -9,6 +9,7 @@ others, and the transfers for which compute waits. All is of one device and step
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -71,7 +72,7 @@ class Work:
     vmem_kib: XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given.
     on_sparsecores: whether XLA's flags put gathers on the SparseCores, where they run beside compute.
     chips: chips of a slice.
-    group: of these, how many share out the batch, and gather weights from one another.
+    groups: (share of the weights' bytes, how many of these chips gather them from one another).
   """
 
   flops: float
@@ -93,7 +94,7 @@ class Work:
   vmem_kib: int | None
   on_sparsecores: bool
   chips: int
-  group: int
+  groups: tuple[tuple[float, int], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -246,10 +247,35 @@ def _transfers(chip: chips.Chip, work: Work, costs: Costs) -> tuple[dict[str, fl
 
 
 def _gather_rate(chip: chips.Chip, work: Work) -> float:
-  """Bytes per second of a gather: over the links of the torus axes that its group spans, about log g / log n of them."""
-  dimensions = chip.links // 2
-  axes = dimensions * (math.log(work.group) / math.log(work.chips) if work.group > 1 else 1)
-  return axes * _axis_rate(chip, work)
+  """Bytes per second of gathers: over the links of the torus axes that their groups span."""
+  sizes = torus(work.chips, chip.links // 2)
+  each = [share / _axes_of_group(members, sizes) for share, members in work.groups]
+  within = sum(share for share, _ in work.groups)
+  return (within / sum(each) if each else len(sizes)) * _axis_rate(chip, work)
+
+
+def torus(chips_of_slice: int, dimensions: int) -> tuple[int, ...]:
+  """Returns the chips along each axis of a slice, which Google's slices have as equal as possible: 4 × 4 × 8 of 128."""
+  sizes = [1] * dimensions
+  left, factor = chips_of_slice, 2
+  found = []
+  while left > 1:
+    if left % factor:
+      factor += 1
+    else:
+      left //= factor
+      found.append(factor)
+  for prime in reversed(found):
+    sizes[sizes.index(min(sizes))] *= prime
+  return tuple(sorted(sizes))
+
+
+def _axes_of_group(group: int, sizes: tuple[int, ...]) -> float:
+  """Returns how many axes of a torus a group of chips spans; where no axes have as many chips, a share by logarithms."""
+  for count in range(1, len(sizes) + 1):
+    if any(math.prod(axes) == group for axes in itertools.combinations(sizes, count)):
+      return count
+  return len(sizes) * math.log(group) / math.log(math.prod(sizes))
 
 
 def _axis_rate(chip: chips.Chip, work: Work) -> float:

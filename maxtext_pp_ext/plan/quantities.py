@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 import dataclasses
 import math
 import re
@@ -140,6 +140,17 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
     shards, replicas = over(w.gathered_over), over(w.replicas_over)
     return narrow(w) * ((1 - 1 / shards) + 2 * (1 - 1 / replicas) / shards)
 
+  ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
+
+  def groups() -> Iterator[tuple[float, int]]:
+    found: dict[int, float] = {}
+    for w in inside:
+      members = math.prod(ici[axis] for axis in w.gathered_over)
+      found[members] = found.get(members, 0.0) + to_gather(w)
+    for members, size in found.items():
+      if members > 1:
+        yield size / sum(map(to_gather, inside)), members
+
   def scattered_over_all(w: _Weight) -> bool:
     return over(w.gathered_over) == mesh.size
 
@@ -176,6 +187,7 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       sent_to_gather=round(sum(map(to_gather, inside)) / parts),
       sent_to_gather_again=round(sum(to_gather(w) for w in inside if not of_kernels(w)) / parts),
       sent_to_reduce=round(sum(map(reduced, inside)) / parts),
+      groups=tuple(groups()),
       over_all_devices=sum(reduced(w) for w in inside if scattered_over_all(w)) / max(sum(map(reduced, inside)), 1.0),
       activations=_activations(config, schedule, mesh),
       work=_work(config, schedule, mesh),
@@ -251,7 +263,6 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
   times = layers_with_experts(config, in_pipeline=False) / (schedule.stages if schedule else 1) * microbatches
   grouped = times * of_experts.flops if of_experts else 0.0
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
-  data = data_mesh_axes(mesh, config.logical_axis_rules) - {"stage"}
   return Work(
       flops=inside,
       products=max(inside - attention * (6 + 2 * again) - grouped, 0),
@@ -273,7 +284,7 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
       vmem_kib=_vmem_kib(config),
       on_sparsecores=gathers_on_sparsecores(config),
       chips=math.prod(ici.values()),
-      group=math.prod(ici[axis] for axis in data),
+      groups=sized.groups,
   )
 
 

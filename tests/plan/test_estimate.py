@@ -45,7 +45,7 @@ WORK = estimate.Work(
     vmem_kib=None,
     on_sparsecores=False,
     chips=64,
-    group=16,
+    groups=((1.0, 16),),
 )
 SCHEDULE = CircularSchedule(stages=4, microbatches=8, repeats=8)
 
@@ -67,6 +67,22 @@ def test_fewer_bytes_are_not_slower_and_more_bubbles_are_slower(chip, residency)
   assert delayed.at_least < delayed.seconds <= delayed.at_most
   for part in ("products", "attention", "elementwise"):
     assert delayed.parts[part] > whole.parts[part]
+
+
+@pytest.mark.parametrize(
+    "chips_of_slice, dimensions, sizes",
+    [(32, 3, (2, 4, 4)), (128, 3, (4, 4, 8)), (512, 3, (8, 8, 8)), (64, 2, (8, 8)), (1, 2, (1, 1)), (96, 3, (4, 4, 6))],
+)
+def test_a_torus_is_as_equal_as_its_chips_allow(chips_of_slice, dimensions, sizes):
+  assert estimate.torus(chips_of_slice, dimensions) == sizes
+
+
+def test_weights_are_gathered_over_the_links_of_the_axes_that_their_devices_span():
+  waits = lambda *groups: of(chips=32, groups=groups).parts["transfers"]
+  whole, two_axes, one_axis = waits((1.0, 32)), waits((1.0, 8)), waits((1.0, 4))  # of 2 × 4 × 4
+  assert one_axis - two_axes == pytest.approx(3 * (two_axes - whole)) and two_axes > whole  # 1, 1/2 and 1/3 of a time
+  assert waits((0.5, 32), (0.5, 8)) == pytest.approx((whole + two_axes) / 2)
+  assert waits((1.0, 16)) == pytest.approx(two_axes)
 
 
 def test_products_are_nearer_to_the_peak_with_more_vector_memory_and_attention_has_its_own_share_of_it():
