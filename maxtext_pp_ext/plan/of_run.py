@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh
 from maxtext_pp_ext import registry, sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.plan import chips, costs, estimate, quantities
+from maxtext_pp_ext.plan.weights import Weights
 from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
 
 
@@ -71,7 +72,7 @@ def of_runs(
     chip: chips.Chip | None = None,
 ) -> list[tuple[costs.Costs, estimate.Estimate | None] | None]:
   """Returns `of_run` of each implementation and schedule. What they have in common is counted once."""
-  weights = quantities.Weights(config, parameters, mesh)
+  weights = Weights(config, parameters, mesh)
   sizes = functools.cache(lambda schedule: quantities.sizes(config, schedule, weights))
   work = functools.cache(lambda schedule: quantities.work(config, schedule, sizes(schedule), mesh))
 

@@ -5,16 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-import dataclasses
 import math
 import re
 from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
-from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores, xla_flag
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
@@ -24,10 +21,9 @@ from maxtext_pp_ext.host.models.flops import has_norm_behind_mlp, of_attention, 
 from maxtext_pp_ext.plan.costs import Sizes
 from maxtext_pp_ext.plan.estimate import Work
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
+from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Weight, Weights
 from maxtext_pp_ext.schedule import CircularSchedule
-from maxtext_pp_ext.sharding.explain import Row
-from maxtext_pp_ext.sharding.gathered import gathered_spec
-from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
+from maxtext_pp_ext.sharding.resolve import resolve
 
 _IN_PIPELINE = re.compile(r"decoder/pipeline_module/")
 _IN_SCANS = re.compile(r"decoder/(scanned_blocks|(dense_|moe_)?layers)/")
@@ -37,66 +33,6 @@ _IN_LAYERS = re.compile(rf"decoder/({_LAYERS})/")
 # In a pipeline, in a scan or beside both; not the table of embeddings, the last norm and the logits' weights.
 _ANY_LAYERS = re.compile(rf"decoder/(pipeline_module|{_LAYERS}|(moe_)?layers_outside_pipeline(_\d+)?)/")
 _LOGITS = ("activation_embed_and_logits_batch", "activation_length", "activation_vocab")
-_ADAMS = ("adamw", "adam_pax")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Weight:
-  """One array of weights on a device.
-
-  Attributes:
-    count: elements of all layers stacked in it, sharded as a stage computes with them.
-    dtype: the dtype in which it is stored.
-    gathered_over: the mesh axes over which it is gathered.
-    replicas_over: the mesh axes that shard the batch but not this array, so gradients are summed over them.
-    of_experts: whether each expert has its own.
-  """
-
-  count: float
-  dtype: Any
-  gathered_over: frozenset[str]
-  replicas_over: frozenset[str]
-  of_experts: bool
-
-
-class Weights:
-  """The arrays of weights of a config's model, as they are on one device.
-
-  Attributes:
-    parameters: how they are sharded.
-    mesh: their mesh.
-    moments: bytes of the optimizer's moments.
-  """
-
-  def __init__(self, config: DerivedKeys, parameters: sharding.Explanation, mesh: AbstractMesh):
-    self.parameters, self.mesh, self.moments = parameters, mesh, _moments(config, parameters)
-    self._data_axes = data_mesh_axes(mesh, config.logical_axis_rules)
-    self._of_batch = _axes(resolve(ACTIVATION_AXES[:2], mesh, config.logical_axis_rules)) - {"stage"}
-    self._parted: dict[re.Pattern, tuple[list[_Weight], list[_Weight]]] = {}
-
-  def parted(self, inside: re.Pattern) -> tuple[list[_Weight], list[_Weight]]:
-    """Returns (the weights whose paths match, the others). Those that are alike but for their counts are added up."""
-    if inside not in self._parted:  # a plan asks for each number of microbatches
-      counts: tuple[dict[_Weight, float], dict[_Weight, float]] = ({}, {})
-      for row in self.parameters.rows:
-        outside = not inside.match(row.layout.path)
-        weight = self._weight(row, outside)
-        alike = dataclasses.replace(weight, count=0.0)
-        counts[outside][alike] = counts[outside].get(alike, 0.0) + weight.count
-      within, beside = ([dataclasses.replace(each, count=count) for each, count in of.items()] for of in counts)
-      self._parted[inside] = within, beside
-    return self._parted[inside]
-
-  def _weight(self, row: Row, outside: bool) -> _Weight:
-    layout, shape = row.layout, self.mesh.shape
-    spec, names = layout.sharding.spec, layout.resolution.names if layout.resolution else None
-    kept = gathered_spec(spec, names, self._data_axes) if names is not None and len(names) == len(spec) else spec
-    all_axes, kept_axes = _axes(spec), _axes(kept)
-    count = math.prod(layout.shape) / math.prod(shape[axis] for axis in kept_axes if axis != "stage")
-    # The stages share what is outside the pipeline.
-    batch = self._of_batch | ({"stage"} & set(shape)) if outside else self._of_batch
-    of_experts = "exp" in (names or ())
-    return _Weight(count, layout.dtype, frozenset(all_axes - kept_axes), frozenset(batch - all_axes), of_experts)
 
 
 def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weights) -> Sizes:
@@ -121,7 +57,7 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
   accumulates = config.pipeline_grad_accum_dtype
   one_microbatch = schedule is not None and schedule.microbatches == 1
 
-  def in_sums(w: _Weight) -> float:
+  def in_sums(w: Weight) -> float:
     if accumulates != "auto":
       return w.count * jnp.dtype(accumulates).itemsize
     return as_gathered(w) if one_microbatch else w.count * w.dtype.itemsize
@@ -132,10 +68,10 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
   parts_of_batch = over(data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape))
   slices_of = lambda axes: math.prod(network[axis] for axis in axes)
 
-  def of_kernels(w: _Weight) -> bool:
+  def of_kernels(w: Weight) -> bool:
     return w.of_experts and bool(config.sparse_matmul)
 
-  def reduced(w: _Weight) -> float:
+  def reduced(w: Weight) -> float:
     """A reduce-scatter over the axes that shard the weight, then an all-reduce among replicas of the shards."""
     shards, replicas = over(w.gathered_over), over(w.replicas_over)
     return narrow(w) * ((1 - 1 / shards) + 2 * (1 - 1 / replicas) / shards)
@@ -151,18 +87,18 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       if members > 1:
         yield size / sum(map(to_gather, inside)), members
 
-  def scattered_over_all(w: _Weight) -> bool:
+  def scattered_over_all(w: Weight) -> bool:
     return over(w.gathered_over) == mesh.size
 
-  def to_gather(w: _Weight) -> float:
+  def to_gather(w: Weight) -> float:
     return as_gathered(w) * (1 - 1 / over(w.gathered_over))
 
-  def gathered_between(w: _Weight, size: float) -> float:
+  def gathered_between(w: Weight, size: float) -> float:
     """A gather fetches the shards of other slices first, then all shards within the slice."""
     slices = slices_of(w.gathered_over)
     return size / (over(w.gathered_over) / slices) * (1 - 1 / slices)
 
-  def replicas_between(w: _Weight) -> float:
+  def replicas_between(w: Weight) -> float:
     return 2 * (1 - 1 / slices_of(w.replicas_over)) * narrow(w) / over(w.gathered_over)
 
   dispatched, dispatched_outside = _dispatched(config, schedule, mesh)
@@ -171,7 +107,7 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
   sent_once = lambda weights: sum(narrow(w) * (1 - 1 / over(w.gathered_over)) for w in weights)
   sent_outside = 3 * (sent_once(outside) - sent_once(ends)) + 0.5 * sent_once(ends) + sum(map(reduced, outside))
 
-  def gradients(bytes_of: Callable[[_Weight], float]) -> int:
+  def gradients(bytes_of: Callable[[Weight], float]) -> int:
     of_layers = sum(bytes_of(w) / over(w.gathered_over) for w in inside) / stages
     return round(of_layers + sum(w.count * w.dtype.itemsize / over(w.gathered_over) for w in outside))
 
@@ -214,7 +150,7 @@ def loop_length(config: DerivedKeys) -> int:
 def not_counted(config: DerivedKeys) -> list[str]:
   """Returns what takes memory or traffic in this config and is not in `sizes`."""
   missing = []
-  if (optimizer := plain(config.opt_type)) not in _ADAMS:
+  if (optimizer := plain(config.opt_type)) not in ADAMS:
     missing.append(f"the optimizer's state (opt_type={optimizer})")
   if config.remat_policy != "full":
     missing.append(f"what remat_policy={config.remat_policy} keeps beside the stages' inputs")
@@ -311,22 +247,9 @@ def _vmem_kib(config: Any) -> int | None:
   return int(found) if found.isdecimal() else None
 
 
-def _axes(spec: P) -> set[str]:
-  return {axis for entry in spec for axis in mesh_axes(entry)}
-
-
-def _moments(config: DerivedKeys, parameters: sharding.Explanation) -> int:
-  if plain(config.opt_type) not in _ADAMS:
-    return 0
-  first = jnp.dtype(config.mu_dtype).itemsize if config.mu_dtype else None
-  return round(
-      sum(row.bytes_per_device * (1 + (first / row.layout.dtype.itemsize if first else 1)) for row in parameters.rows)
-  )
-
-
 def _shards(names: Collection[str], config: DerivedKeys, mesh: AbstractMesh) -> int:
   spec = resolve(tuple(names), mesh, config.logical_axis_rules)
-  return math.prod(mesh.shape[axis] for axis in _axes(spec) if names == _LOGITS or axis != "stage")
+  return math.prod(mesh.shape[axis] for axis in axes_of(spec) if names == _LOGITS or axis != "stage")
 
 
 def _rows(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
