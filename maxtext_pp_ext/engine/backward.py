@@ -67,8 +67,8 @@ def backward(
     if phase.reduces:
       sums, window = gradients.reduce(sums, window, repeat, iterations.repeat(t, after=1), piece)
       if weights.replaces:
-        # A gradient takes the memory of the one before. Here are those that come first, and those whose reduction runs
-        # beside nothing in any case; others follow below.
+        # A gradient takes the memory of the one before, which is reduced first. This barrier is for the gradients that
+        # come first, and for those whose reductions run beside nothing. Those of the others have until `overlapped`.
         early = {i: sums.stored[i] for i in {*pipeline.program.gradients.early, *gradients.reduced_beside_nothing}}
         dleaving, early = jax.lax.optimization_barrier((dleaving, early))
         sums = sums._replace(stored=[early.get(i, each) for i, each in enumerate(sums.stored)])

@@ -14,6 +14,7 @@ import math
 
 import numpy as np
 
+from maxtext_pp_ext.config.derived import divisors
 from maxtext_pp_ext.plan import chips
 from maxtext_pp_ext.plan.costs import Costs, gathers, reductions
 from maxtext_pp_ext.schedule import CircularSchedule, Residency
@@ -256,18 +257,10 @@ def _gather_rate(chip: chips.Chip, work: Work) -> float:
 
 def torus(chips_of_slice: int, dimensions: int) -> tuple[int, ...]:
   """Returns the chips along each axis of a slice, which Google's slices have as equal as possible: 4 × 4 × 8 of 128."""
-  sizes = [1] * dimensions
-  left, factor = chips_of_slice, 2
-  found = []
-  while left > 1:
-    if left % factor:
-      factor += 1
-    else:
-      left //= factor
-      found.append(factor)
-  for prime in reversed(found):
-    sizes[sizes.index(min(sizes))] *= prime
-  return tuple(sorted(sizes))
+  if dimensions == 1:
+    return (chips_of_slice,)
+  shortest = max(size for size in divisors(chips_of_slice) if size**dimensions <= chips_of_slice)
+  return (shortest, *torus(chips_of_slice // shortest, dimensions - 1))
 
 
 def _axes_of_group(group: int, sizes: tuple[int, ...]) -> float:

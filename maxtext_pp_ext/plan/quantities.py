@@ -83,9 +83,8 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
     for w in inside:
       members = math.prod(ici[axis] for axis in w.gathered_over)
       found[members] = found.get(members, 0.0) + to_gather(w)
-    for members, size in found.items():
-      if members > 1:
-        yield size / sum(map(to_gather, inside)), members
+    whole = sum(found.values())
+    yield from ((size / whole, members) for members, size in found.items() if members > 1)
 
   def scattered_over_all(w: Weight) -> bool:
     return over(w.gathered_over) == mesh.size

@@ -30,13 +30,13 @@ from maxtext_pp_ext.units import counted
 _GIVING = ("fsdp", "data")
 # The keys in which the candidates with the same stages differ.
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
+# The key that a plan chooses for a model with experts, unless the run does.
+_EXPERTS = "ici_expert_parallelism"
 # The keys of a layout, in the order in which those that are impossible are listed.
 _OF_LAYOUT = (
     *(f"{network}_pipeline_parallelism" for network in derived.NETWORKS),
-    *("ici_expert_parallelism", "num_layers_per_pipeline_stage"),
+    *(_EXPERTS, "num_layers_per_pipeline_stage"),
 )
-# The key that a plan chooses for a model with experts, unless the run does.
-_EXPERTS = "ici_expert_parallelism"
 # Keys that change no parameter's shape or logical axes, other than by `abstract_model.stacks`. A model that was built for
 # other values serves, too. It takes longer to build than all else about a layout.
 _NOT_OF_PARAMETERS = {
