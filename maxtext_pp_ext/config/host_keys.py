@@ -110,7 +110,9 @@ class HostKeys(Protocol):
   ici_data_parallelism: int
   mesh_axes: Sequence[str]
   logical_axis_rules: Sequence[Any]
+  custom_mesh: str
   custom_mesh_and_rule: str
+  allow_split_physical_axes: bool
   context_sharding: str
   shard_mode: str
   compile_topology: str

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from maxtext_pp_ext.config.view import plain
-from maxtext_pp_ext.host.rules import meshes
+from maxtext_pp_ext.host.topology import topologies
 
 # How often the batch is halved, and the devices are doubled.
 _MOST_HALVINGS, _MOST_DOUBLINGS = 8, 6
@@ -110,7 +110,7 @@ def more_devices(config: Any, topology: str | None, giving: str | None) -> Itera
     if topology:
       kind, _, size = topology.partition("-")
       larger = f"{kind}-{int(size) * factor}" if size.isdigit() else ""
-      if larger not in meshes.topologies():
+      if larger not in topologies():
         return
       keys: dict[str, Any] = {"compile_topology": larger}
     else:

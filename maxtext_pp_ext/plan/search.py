@@ -15,7 +15,7 @@ from typing import Any
 from maxtext_pp_ext.config import derived, PipelineConfigError
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
-from maxtext_pp_ext.host import arguments
+from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import abstract_model, run_config, variants
 from maxtext_pp_ext.plan import chips, fitting, quantities
 from maxtext_pp_ext.plan.costs import Costs
@@ -32,6 +32,8 @@ _GIVING = ("fsdp", "data")
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 # The key that a plan chooses for a model with experts, unless the run does.
 _EXPERTS = "ici_expert_parallelism"
+# The key with which a mesh may divide the axes of the chips' torus. A plan sets it where a mesh needs it.
+_SPLITS = "allow_split_physical_axes"
 # The keys of a layout, in the order in which those that are impossible are listed.
 _OF_LAYOUT = (
     *(f"{network}_pipeline_parallelism" for network in derived.NETWORKS),
@@ -42,7 +44,7 @@ _OF_LAYOUT = (
 _NOT_OF_PARAMETERS = {
     *(f"{network}_pipeline_parallelism" for network in derived.NETWORKS),
     *("per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype", "num_pipeline_microbatches"),
-    *("compile_topology", "internal_compile_num_devices", "num_layers_per_pipeline_stage"),
+    *("compile_topology", "internal_compile_num_devices", "num_layers_per_pipeline_stage", _SPLITS),
     *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in _GIVING),
     _EXPERTS,
 }
@@ -174,19 +176,20 @@ class _Search:
       if impl != variants.NONE and residency_with_formulas(impl) is None:
         raise ValueError(f"There are no formulas for the implementation {impl!r}.")
     given = run_config.given_keys(argv)
-    topology = given.get("compile_topology")
-    extra = {} if topology else {"internal_compile": True, "internal_compile_num_devices": devices}
+    self._topology = given.get("compile_topology")
+    extra = {} if self._topology else {"internal_compile": True, "internal_compile_num_devices": devices}
     self._argv = run_config.with_keys(argv, extra)
     self._none = variants.keys(variants.NONE, given)
     self._none |= {"num_pipeline_microbatches": -1, "num_pipeline_repeats": -1, "num_layers_per_pipeline_stage": 1}
     self._variations = run_config.Variations(run_config.with_keys(self._argv, self._none))
     self._without: DerivedKeys = self._variations.first
-    self._topology = topology
     self._parameters: dict[tuple, list[tuple[DerivedKeys, Any]]] = {}
     self._ours = [impl for impl in implementations if impl != variants.NONE]
-    is_free = self._without.ici_expert_parallelism == 1 and _EXPERTS not in (arguments.given(argv) or {})
+    of_run = arguments.given(argv) or {}
+    self._splits_as_given = _SPLITS in of_run
+    is_free = self._without.ici_expert_parallelism == 1 and _EXPERTS not in of_run
     self._most_members = most_members(self._without) if is_free else 1
-    chip = chip or chips.of_topology(topology or "")
+    chip = chip or chips.of_topology(self._topology or "")
     self.found = Plan(
         devices=self._without.num_target_devices,
         chip=chip,
@@ -241,7 +244,8 @@ class _Search:
     """Adds the candidate without a pipeline that has these keys."""
     try:
       config = self._without if keys == self._none else self._read(keys)
-      self._add([(keys, variants.NONE, None)], config, *self._explained(config, keys))
+      config, laid_out = self._on_torus(config, keys)
+      self._add([(laid_out, variants.NONE, None)], config, *self._explained(config, laid_out))
     except (ValueError, NotImplementedError) as error:
       if keys == self._none:
         raise
@@ -251,7 +255,7 @@ class _Search:
     """Adds all candidates with one choice of stages and layers per stage."""
     try:
       chosen = changed | {"pipeline_impl": self._ours[0]}
-      config = self._read(chosen)
+      config, changed = self._on_torus(self._read(chosen), changed)
       parameters, mesh = self._explained(config, chosen)
       least: CircularSchedule = run_config.schedule_of(config)  # type: ignore[assignment]  # __init__ refuses others
     except (ValueError, NotImplementedError) as error:
@@ -338,6 +342,12 @@ class _Search:
       return models[-1][1]
 
     return abstract_model.explained(config, made)
+
+  def _on_torus(self, config: DerivedKeys, changed: dict[str, Any]) -> tuple[DerivedKeys, dict[str, Any]]:
+    """Returns a config and its keys; with the key that divides axes of the torus, if JAX needs it for the mesh."""
+    if self._splits_as_given or topology.can_lay_out(config, abstract_model.parallelism(config, "ici"), splits=False):
+      return config, changed
+    return with_values(config, {_SPLITS: True}), changed | {_SPLITS: True}
 
   def _read(self, changed: dict[str, Any]) -> DerivedKeys:
     return self._variations.read(changed)

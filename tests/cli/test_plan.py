@@ -53,6 +53,27 @@ def test_every_combination_is_there_and_what_cannot_be_has_its_reason(plan):
   assert set(reasons) == {4} and "cannot be divided among 4 stages" in reasons[4]
 
 
+@pytest.mark.parametrize("given", [(), ("allow_split_physical_axes=False",)], ids=["by plan", "by the run"])
+def test_where_a_mesh_divides_axes_of_the_torus_its_row_has_the_key_for_it(plan, given):
+  arguments = ("compile_topology=v5p-64", "base_num_decoder_layers=8", "ici_tensor_parallelism=2", *given)
+  status, captured = plan(*arguments, "--all", "--json")
+  found = json.loads(captured.out)
+  assert status == 0
+  # 2 × 4 × 4 chips, of which tensor parallelism has an axis of 2: of 2 and 8 devices neither is an axis of 4, nor both.
+  divided, stages = {4: False, 2: True, 8: True}, {row["stages"] for row in found["candidates"]}
+  if given:
+    assert 4 in stages and stages.isdisjoint({2, 8})
+    reasons = [each["reason"] for each in found["infeasible"]]
+    assert any(
+        "cannot lay a mesh of stage 2, fsdp 8, tensor 2 out on the 2 × 4 × 4 chips" in reason for reason in reasons
+    )
+    return
+  assert divided.keys() <= stages
+  for row in found["candidates"]:
+    expected = True if divided.get(row["stages"], False) else None
+    assert row["keys"].get("allow_split_physical_axes") == expected, row
+
+
 @pytest.mark.parametrize(
     "more", [("shard_mode=explicit", "--device-memory-gib", "0.0001"), EXPERTS], ids=["explicit", "experts"]
 )

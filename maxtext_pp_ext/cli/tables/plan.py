@@ -167,7 +167,7 @@ def _keys_to_set(row: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any
       return str(given.get(key, _DEFAULTS.get(key))) == str(value)
     return value in (1, -1)
 
-  kept = {"num_pipeline_microbatches", "num_layers_per_pipeline_stage"}
+  kept = {"num_pipeline_microbatches", "num_layers_per_pipeline_stage", "allow_split_physical_axes"}
   of_row = {key: value for key, value in row["keys"].items() if key in kept or key.endswith("_parallelism")}
   differing = {key: value for key, value in of_row.items() if not same(key, value)}
   return {"pipeline_impl": row["keys"]["pipeline_impl"]} | differing

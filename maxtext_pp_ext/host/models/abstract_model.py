@@ -16,6 +16,7 @@ from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.derived import sound_stages
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain, with_values
+from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.host.models.axes import rules_in_play, STAGE_AXES
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 
@@ -45,9 +46,17 @@ def abstract_mesh(config: DerivedKeys) -> AbstractMesh:
   """Returns the mesh of a config, for the devices of its `compile_topology` or those present.
 
   Raises:
-    ValueError: the parallelism does not fit the number of devices.
+    ValueError: the parallelism does not fit the number of devices, or the torus of `compile_topology`.
   """
   ici, dcn = parallelism(config, "ici"), parallelism(config, "dcn")
+  splits = bool(config.allow_split_physical_axes)
+  if not topology.can_lay_out(config, ici, splits=splits):
+    sizes = ", ".join(f"{axis} {size}" for axis, size in zip(config.mesh_axes, ici, strict=True) if size > 1)
+    raise ValueError(
+        f"JAX cannot lay a mesh of {sizes} out on the {' × '.join(map(str, topology.lengths(config.compile_topology)))} "
+        f"chips of compile_topology={config.compile_topology}, with allow_split_physical_axes={splits}. Set "
+        f"{'other sizes' if splits else 'allow_split_physical_axes=True'}."
+    )
   axis_type = AxisType.Explicit if plain(config.shard_mode) == "explicit" else AxisType.Auto
   sizes = tuple(i * d for i, d in zip(ici, dcn, strict=True))
   return AbstractMesh(sizes, tuple(config.mesh_axes), axis_types=(axis_type,) * len(sizes))

@@ -5,7 +5,7 @@
 Read in MaxText 0.2.5.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from maxtext_pp_ext.config.derived import num_stages, pipelined_layers, stages_text
 from maxtext_pp_ext.config.host_keys import HostKeys
@@ -27,17 +27,12 @@ def unknown_topology(config: HostKeys) -> Iterator[str]:
   """MaxText's own error, which comes later, lists all topologies."""
   if not (topology := getattr(config, "compile_topology", "")):
     return
+  from maxtext_pp_ext.host.topology import topologies  # pylint: disable=import-outside-toplevel
+
   known = topologies()
   if known and topology not in known:
     alike = _alike(topology, known) or list({name.partition("-")[0]: name for name in known}.values())
     yield f"compile_topology={topology} is no topology that MaxText knows. Set another one, such as {', '.join(alike)}."
-
-
-def topologies() -> Mapping[str, object]:
-  """The names that `compile_topology` may have; {} if MaxText has them elsewhere."""
-  from maxtext.utils import accelerator_to_spec_map  # pylint: disable=import-outside-toplevel
-
-  return getattr(accelerator_to_spec_map, "UserFacingNameToSystemCharacteristics", {})
 
 
 def _alike(topology: str, known: Iterable[str]) -> list[str]:
