@@ -83,7 +83,20 @@ def backward(
     works = ~schedule.is_bubble(t, iterations.stage_numbers)
     finishes = works & schedule.begins_repeat(item) & (item > 0) if phase.advances else None
     of_sums = Item(repeat=repeat, works=works, first=works & schedule.ends_repeat(item), finishes=finishes)
-    add = gradients.adder(sums, window, of_sums)
+    add_up = gradients.adder(sums, window, of_sums)
+    placed = set()
+
+    def add(number: int, summand: Summand) -> Added:
+      added = add_up(number, summand)
+      _, arrived = summand.overlapped
+      if added.waiting is None or not gradients.in_window[number] or arrived is None:
+        return added
+      # Nothing reads the weight any more: its piece takes its place, and no memory until the iteration's end.
+      placed.add(number)
+      own = lambda x: [x if i == number else None for i in range(len(window))]
+      (put,) = (w for w in weights.place(own(added.waiting), own(arrived), kept.loaded, repeat, piece) if w is not None)
+      return added._replace(waiting=put)
+
     # What has to be done before a weight's gradient is computed. With one microbatch gathers have until the end.
     overlapped = list(zip(sums.stored, [None] * len(arriving) if weights.replaces else arriving, strict=True))
     state, gradient, overlapped = _iteration(
@@ -97,6 +110,7 @@ def backward(
     # What else changes the window comes after the stages, which read it.
     state, window = jax.lax.optimization_barrier((state, window))
     if finishes is not None:
+      arriving = [None if i in placed else each for i, each in enumerate(arriving)]
       window = weights.ordered(weights.place(window, arriving, kept.loaded, repeat, piece))
       sums, window = gradients.finish_repeat(sums, window, repeat, finishes)
     return state, window, sums

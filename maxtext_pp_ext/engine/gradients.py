@@ -293,7 +293,10 @@ class Gradients:
 
     waiting = [self._place(i) for i in self._partial]
     leaving = per_stage(cut_out, self.mesh, [repeat, piece], self._done(sums, window), waiting, self._pieces(transfers))
-    window, leaving = jax.lax.optimization_barrier((window, leaving))
+    # One by one: the pieces of layers whose backward comes late need no memory before.
+    window = list(window)
+    for k, i in enumerate(self._partial):
+      window[i], leaving[k] = jax.lax.optimization_barrier((window[i], leaving[k]))
     return self._reduce(sums, leaving, transfers, finished, piece), window
 
   def _place(self, i: int) -> Layout:

@@ -223,9 +223,7 @@ class Weights:
 
     def gather(repeat, piece, *stored):
       each = zip(windowed, transfers, stored, strict=True)
-      return [
-          t.gather(w, repeat, piece, self.layouts[i].compute_dtype, reorders=self._reorders(i))[None] for i, t, w in each
-      ]
+      return [t.gather(w, repeat, piece, self.layouts[i].compute_dtype)[None] for i, t, w in each]
 
     results = [self.layouts[i].piece(t) for i, t in zip(windowed, transfers, strict=True)]
     return self._run(gather, windowed, [repeat, piece], [(loaded, self._loaded)], results)
@@ -246,12 +244,12 @@ class Weights:
 
     Args:
       window: the window so far.
-      pieces: the result of `prefetch`.
+      pieces: the result of `prefetch`, or None for weights whose pieces are in the window already.
       loaded: the arrays that the pieces were gathered from.
       repeat: the repeat that each stage is at, int [S].
       piece: number of the piece, int [S], 0 … pieces − 1.
     """
-    windowed = _windowed(window)
+    windowed = _windowed(pieces)
     transfers = self._transfers(windowed, loaded)
     layouts = [self.layouts[i].window for i in windowed]
     pieces_of = {i: self.layouts[i].piece(t) for i, t in zip(windowed, transfers, strict=True)}
@@ -271,7 +269,8 @@ class Weights:
       return [t.place(part[0], buffers, other_buffer(repeat), piece) for t, buffers, part in each]
 
     args: list[Any] = [(window, lambda i: self.layouts[i].window), (pieces, pieces_of.__getitem__)]
-    return self._run(put, windowed, [repeat, piece], args, layouts)
+    placed = self._run(put, windowed, [repeat, piece], args, layouts)
+    return [old if new is None else new for old, new in zip(window, placed, strict=True)]
 
   def _run(
       self,
@@ -293,10 +292,6 @@ class Weights:
   def _in_order(self, i: int, weight: jax.Array) -> jax.Array:
     """A stage's weight, […], with its dimensions in their order in memory."""
     return in_memory(weight, [dim - 1 for dim in self.orders[i] if dim] if self.orders else range(weight.ndim))
-
-  def _reorders(self, i: int) -> bool:
-    """Whether a weight has another order in memory in the window than in the parameter."""
-    return bool(self.orders) and list(self.orders[i]) != list(range(len(self.orders[i])))
 
   def _transfers(self, chosen: list[int], loaded: Arrays) -> list[Transfer]:
     return [self.layouts[i].transfer(self.mesh, loaded[i].shape, self.pieces) for i in chosen]

@@ -133,6 +133,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=0)",
             SIMPLE,
         ),
+        Mutant(
+            "pieces-lost-behind-sums",
+            "pieces of weights whose gradients are finished where they wait do not arrive in the window",
+            "engine/backward.py",
+            "return added._replace(waiting=put)",
+            "return added",
+            WINDOW,
+        ),
     ),
     "bubbles in metrics": (
         Mutant(
@@ -801,6 +809,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             'if of_experts != ("expert",) or whole',
             "if whole",
             "tests/plan/test_experts.py::test_where_another_axis_shards_experts_or_formulas_are_missing_none_are_shared",
+        ),
+        Mutant(
+            "plan-meshes-off-the-torus",
+            "plan leaves out meshes that divide axes of the torus, as if there were no key for it",
+            "plan/search.py",
+            "{_SPLITS: True}), changed | {_SPLITS: True}",
+            "{}), changed",
+            "tests/cli/test_plan.py::test_where_a_mesh_divides_axes_of_the_torus_its_row_has_the_key_for_it[by plan]",
         ),
     ),
     "a comparison that cannot fail, or fails for nothing": (

@@ -52,10 +52,12 @@ class Summand(NamedTuple):
   Attributes:
     compute: () -> the gradient, [F, …].
     operands: what a device computes its part from (`GradientProgram.parts_on_device`).
+    overlapped: arrays that are computed before it.
   """
 
   compute: Callable[[], jax.Array]
   operands: Sequence[jax.Array]
+  overlapped: PyTree = None
 
 
 class Saved(NamedTuple):
@@ -231,7 +233,7 @@ class GradientProgram:
       (gradient,) = jax.vmap(jaxpr_as_fun(self.tails[number]), in_axes=in_axes)(*results, *factors)
       return gradient
 
-    return Summand(compute, of_roots[0]), before
+    return Summand(compute, of_roots[0], before), before
 
 
 def _early(

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.transfers.collectives import gather_of_two, sum_scatter, TILE
-from maxtext_pp_ext.engine.transfers.memory_order import in_memory
+from maxtext_pp_ext.engine.transfers.memory_order import as_stored, in_memory
 from maxtext_pp_ext.engine.transfers.torus import groups, Steps
 
 # The share by which all pieces together may exceed the whole, if that makes them easier to copy.
@@ -90,9 +90,7 @@ class Transfer:
   def _is_gathered(self, dim: int) -> bool:
     return bool(self.axes[dim])
 
-  def gather(
-      self, stored: jax.Array, repeat: jax.Array, piece: jax.Array, dtype: jnp.dtype, *, reorders: bool = False
-  ) -> jax.Array:
+  def gather(self, stored: jax.Array, repeat: jax.Array, piece: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Gathers one piece of a repeat.
 
     Args:
@@ -100,7 +98,6 @@ class Transfer:
       repeat: number of the repeat.
       piece: number of the piece, 0 … pieces − 1.
       dtype: the dtype to gather it in.
-      reorders: whether it is put in another order in memory afterwards.
 
     Returns:
       The piece, [A, B, …] but for the dimension of the cut. That is [piece], or [devices, piece] if it is gathered.
@@ -115,8 +112,8 @@ class Transfer:
       # any case, and is to cast them first.
       part = part * (repeat >= 0).astype(part.dtype)
     part = part.astype(dtype)
-    if reorders and self.pieces > 1:  # The compiler (libtpu 0.0.48.1) would copy all repeats into the other order.
-      part = in_memory(part, range(part.ndim))
+    if self.pieces > 1:  # The compiler (libtpu 0.0.48.1) would copy all repeats into the order in which it gathers.
+      part = in_memory(part, as_stored(self.shard))
     for dim, axes in enumerate(self.axes):
       if axes and not self._is_cut(dim):
         part = self._gather(part, axes, dim)
