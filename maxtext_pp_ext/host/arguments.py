@@ -22,6 +22,7 @@ from maxtext_pp_ext.config.keys import PipelineKeys
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.host.replacements import unknown_keys
 from maxtext_pp_ext.host.rules import meshes
+from maxtext_pp_ext.host.topology import topologies
 from maxtext_pp_ext.nearest import did_you_mean
 
 _CONFIGS = "src/maxtext/configs/"  # in MaxText's repository; MaxText finds its own configs by it wherever they are
@@ -110,7 +111,7 @@ def choices(key: str) -> list[str]:
     return list(own_keys.CHOICES[key])
   of_keys: dict[str, Callable[[], Iterable[str]]] = {
       "model_name": model_names,
-      "compile_topology": meshes.topologies,
+      "compile_topology": topologies,
       "pipeline_impl": registry.names,
       "remat_policy": remat_policies,
   }

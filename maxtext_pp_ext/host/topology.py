@@ -15,8 +15,6 @@ import itertools
 import math
 from typing import Any
 
-from jax.experimental import mesh_utils
-
 from maxtext_pp_ext.config.keys import DerivedKeys
 
 # What JAX calls them (jax/_src/mesh_utils.py): some kinds have layouts of their own.
@@ -63,6 +61,8 @@ def lengths(topology: str) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _can_lay_out(topology: str, ici: tuple[int, ...], splits: bool) -> bool:
+  from jax.experimental import mesh_utils  # pylint: disable=import-outside-toplevel
+
   devices = _devices(topology)
   if math.prod(ici) != len(devices):
     return True  # MaxText has an error of its own

@@ -51,9 +51,9 @@ def abstract_mesh(config: DerivedKeys) -> AbstractMesh:
   ici, dcn = parallelism(config, "ici"), parallelism(config, "dcn")
   splits = bool(config.allow_split_physical_axes)
   if not topology.can_lay_out(config, ici, splits=splits):
-    sizes = ", ".join(f"{axis} {size}" for axis, size in zip(config.mesh_axes, ici, strict=True) if size > 1)
+    named = ", ".join(f"{axis} {size}" for axis, size in zip(config.mesh_axes, ici, strict=True) if size > 1)
     raise ValueError(
-        f"JAX cannot lay a mesh of {sizes} out on the {' × '.join(map(str, topology.lengths(config.compile_topology)))} "
+        f"JAX cannot lay a mesh of {named} out on the {' × '.join(map(str, topology.lengths(config.compile_topology)))} "
         f"chips of compile_topology={config.compile_topology}, with allow_split_physical_axes={splits}. Set "
         f"{'other sizes' if splits else 'allow_split_physical_axes=True'}."
     )
