@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses quantizations that pipelines do not support. Read in MaxText 0.2.5."""
+"""Refuses quantizations that pipelines and windows do not support. Read in MaxText 0.2.5."""
 
 from collections.abc import Iterator
 
-from maxtext_pp_ext.config.derived import microbatches_of_window, windowed
+from maxtext_pp_ext.config.derived import microbatches_of_window, pipeline_impl, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.remedies import LEAVE_OUT
 from maxtext_pp_ext.config.view import plain
@@ -15,17 +15,17 @@ _SCALES_OF_FIRST_CALL = {"fp8_gpu": "fp8", "fp8_nanoo": "nanoo_fp8"}
 
 def problems(config: HostKeys) -> Iterator[str]:
   """Yields the problems with `quantization`. MaxText refuses values that it cannot train with itself."""
-  name = plain(config.quantization) or ""
+  name, impl = plain(config.quantization) or "", pipeline_impl(config)
   if name in _SCALES_OF_FIRST_CALL:
     yield (
-        f"quantization={name}: qwix creates its scales on a layer's first call, and a pipeline loses what that call "
-        f"creates (MaxText's own pipeline fails, too). Set quantization={_SCALES_OF_FIRST_CALL[name]} and "
-        "use_qwix_quantization=False for the same operations."
+        f"quantization={name}: qwix creates its scales on a layer's first call, and pipeline_impl={impl} "
+        "loses what that call creates (MaxText's own pipeline fails, too). Set "
+        f"quantization={_SCALES_OF_FIRST_CALL[name]} and use_qwix_quantization=False for the same operations."
     )
   if name.startswith("te_"):
     yield (
-        f"quantization={name}: NVIDIA Transformer Engine operations are untested in pipelines of "
-        f"maxtext-pp-ext. Set quantization=fp8 and use_qwix_quantization=False for fp8 on NVIDIA GPUs. {LEAVE_OUT}"
+        f"quantization={name}: NVIDIA Transformer Engine operations are untested with maxtext-pp-ext. "
+        f"Set quantization=fp8 and use_qwix_quantization=False for fp8 on NVIDIA GPUs. {LEAVE_OUT}"
     )
   if name == "fp8_full" and config.use_qwix_quantization and _scans_layers_of_stages(config):
     yield (
@@ -34,7 +34,7 @@ def problems(config: HostKeys) -> Iterator[str]:
         "scan_layers_per_stage=False."
     )
   if name == "serve_fp8_weight":
-    yield f'quantization={name} is for serving, a pipeline is for training. Set quantization="" or another value.'
+    yield f"quantization={name} is for serving, pipeline_impl={impl} for training. Set quantization='' or another value."
   if name == "int8" and not config.use_qwix_quantization:
     yield from _parts_of_microbatch(config)
 
