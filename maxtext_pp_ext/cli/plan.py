@@ -13,7 +13,8 @@ has to divide axes of the chips' torus, the row sets allow_split_physical_axes=T
   S R L/S M    stages (4=2×2: two within a slice, on two slices), repeats, layers per stage and repeat, microbatches
   EP           of a model with experts, the devices within a slice that share them
   bubble       share of a stage's iterations in which it idles
-  memory       what must fit into a device at the worst time of a step; "!": it does not
+  memory       what must fit into a device at the worst time of a step; "!": it does not; "?": it nearly fills the device,
+               and the compiler, which arranges it, may not find room for all
   sent         by a device in a step
   step s       estimated seconds of a step, at the rates that compiled programs reach; not a measurement
 
@@ -237,6 +238,7 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
       "microbatches": schedule.microbatches if schedule else None,
       "bubble_fraction": schedule.bubble_fraction if schedule else 0.0,
       "fits": found.fits(candidate),
+      "nearly_full": found.nearly_full(candidate),
       "memory": {"when": costs.worst_phase, "bytes": costs.memory, "total": costs.peak},
       "sent": {"bytes": costs.traffic, "total": costs.sent, "between_slices": costs.between_slices},
       "seconds": candidate.seconds,

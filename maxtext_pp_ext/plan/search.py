@@ -34,6 +34,8 @@ _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 _EXPERTS = "ici_expert_parallelism"
 # The key with which a mesh may divide the axes of the chips' torus. A plan sets it where a mesh needs it.
 _SPLITS = "allow_split_physical_axes"
+# Of DeepSeek-V3's layers, whose buffers for tokens are the largest, XLA's arrangement needs up to 1.2 times what is in use.
+_NEARLY_FULL = 0.85
 # The keys of a layout, in the order in which those that are impossible are listed.
 _OF_LAYOUT = (
     *(f"{network}_pipeline_parallelism" for network in derived.NETWORKS),
@@ -129,6 +131,11 @@ class Plan:
 
   def fits(self, candidate: Candidate) -> bool:
     return self.memory_limit is None or candidate.costs.peak <= self.memory_limit
+
+  def nearly_full(self, candidate: Candidate) -> bool:
+    """Whether a candidate that fits leaves little room. What XLA arranges in memory may need more than is in use."""
+    limit = self.memory_limit
+    return limit is not None and _NEARLY_FULL * limit < candidate.costs.peak <= limit
 
 
 def plan(

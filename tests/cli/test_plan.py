@@ -123,6 +123,8 @@ def test_what_fits_comes_first_and_its_keys_are_accepted_as_they_are(plan, capfd
   rows = json.loads(captured.out)["candidates"]
   fits = [row["fits"] for row in rows]
   assert fits == sorted(fits, reverse=True) and 0 < sum(fits) < len(fits)
+  nearly_full = [row["nearly_full"] for row in rows]
+  assert nearly_full == [0.85 * limit < row["memory"]["total"] <= limit for row in rows] and 0 < sum(nearly_full) < sum(fits)
   row = next(row for row in rows if row["stages"] == 2)
   arguments = [f"{key}={value}" for key, value in row["keys"].items()]
   assert cli.main(["check", *SIX_LAYERS, *arguments, "--devices", "8", "--json"]) == 0

@@ -135,6 +135,12 @@ def _stages(row: dict[str, Any]) -> str:
   return str(ici) if dcn == 1 else f"{ici * dcn}={ici}×{dcn}"
 
 
+def _room(row: dict[str, Any]) -> str:
+  if row["fits"]:
+    return " ?" if row["nearly_full"] else ""
+  return " !"
+
+
 # Column -> what it says of a row.
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "pipeline": lambda row: row["impl"],
@@ -144,7 +150,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "L/S": lambda row: str(row["layers_per_stage"]),
     "M": lambda row: str(row["microbatches"] or "–"),
     "bubble": lambda row: f"{row['bubble_fraction']:.1%}",
-    "memory": lambda row: units.bytes_text(row["memory"]["total"]) + ("" if row["fits"] else " !"),
+    "memory": lambda row: units.bytes_text(row["memory"]["total"]) + _room(row),
     "window": _part(*_WINDOW),
     "kept": _part("stages' inputs", "layers' inputs"),
     "weights": _sent("weights", "gradients"),
