@@ -30,6 +30,7 @@ class HostKeys(Protocol):
   set_remat_policy_on_layers_per_stage: bool
   set_remat_policy_on_pipeline_iterations: bool
   remat_policy: str | None
+  decoder_layer_input: str
 
   # Model.
   model_name: str

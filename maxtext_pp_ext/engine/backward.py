@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.forward import get
+from maxtext_pp_ext.engine.gradients import Gradients
 from maxtext_pp_ext.engine.programs.partial import Saved, Summand
 from maxtext_pp_ext.engine.sums import Added, Item, Sums
 from maxtext_pp_ext.engine.traced import Residuals, TracedPipeline
@@ -83,20 +84,8 @@ def backward(
     works = ~schedule.is_bubble(t, iterations.stage_numbers)
     finishes = works & schedule.begins_repeat(item) & (item > 0) if phase.advances else None
     of_sums = Item(repeat=repeat, works=works, first=works & schedule.ends_repeat(item), finishes=finishes)
-    add_up = gradients.adder(sums, window, of_sums)
-    placed = set()
-
-    def add(number: int, summand: Summand) -> Added:
-      added = add_up(number, summand)
-      _, arrived = summand.overlapped
-      if added.waiting is None or not gradients.in_window[number] or arrived is None:
-        return added
-      # Nothing reads the weight any more: its piece takes its place, and no memory until the iteration's end.
-      placed.add(number)
-      own = lambda x: [x if i == number else None for i in range(len(window))]
-      (put,) = (w for w in weights.place(own(added.waiting), own(arrived), kept.loaded, repeat, piece) if w is not None)
-      return added._replace(waiting=put)
-
+    place = lambda number, arrived, waiting: weights.place_one(number, arrived, waiting, kept.loaded, repeat, piece)
+    add, placed = _adding(gradients, gradients.adder(sums, window, of_sums), place)
     # What has to be done before a weight's gradient is computed. With one microbatch gathers have until the end.
     overlapped = list(zip(sums.stored, [None] * len(arriving) if weights.replaces else arriving, strict=True))
     state, gradient, overlapped = _iteration(
@@ -122,6 +111,34 @@ def backward(
     carry = iterations.loop(phase, functools.partial(iteration, phase), carry, reverse=True)
   state, _, sums = carry
   return gradients.finish(sums), ring.leave(state.dstore)
+
+
+def _adding(
+    gradients: Gradients,
+    add_up: Callable[[int, Summand], Added],
+    place: Callable[[int, jax.Array, jax.Array], jax.Array],
+) -> tuple[Callable[[int, Summand], Added], set[int]]:
+  """(what adds a summand, the numbers of the weights whose arriving pieces it has put into the window so far).
+
+  After the last summand of an iteration nothing reads a weight any more. So its piece takes its place, and needs no
+  memory of its own until the iteration's end. Pieces of weights whose sums do not wait in the window are left out.
+
+  Args:
+    gradients: the gradients.
+    add_up: adds a summand (`Gradients.adder`). The summand has come after (its stored gradients, the arriving piece).
+    place: (number of a weight, its arriving piece, its window with finished sums) -> the window with the piece.
+  """
+  placed: set[int] = set()
+
+  def add(number: int, summand: Summand) -> Added:
+    added = add_up(number, summand)
+    _, arrived = summand.overlapped
+    if added.waiting is None or arrived is None or not gradients.in_window[number]:
+      return added
+    placed.add(number)
+    return added._replace(waiting=place(number, arrived, added.waiting))
+
+  return add, placed
 
 
 def _initial_state(pipeline: TracedPipeline, doutputs: jax.Array) -> BackwardState:
@@ -155,7 +172,7 @@ def _iteration(
     dleaving: cotangent of the activations that leave the stages, [S, microbatch, sequence, embed].
     weights: the stages' weights, leaves [S, …].
     overlapped: for each weight, arrays or None, to be computed before its gradient.
-    add: adds a gradient that is a partial sum to its sum (`Gradients.adder`).
+    add: adds a gradient that is a partial sum to its sum (`_adding`).
 
   Returns:
     (state, for each weight its sum or its gradient, [F, S, …], `overlapped`, each computed before its weight's gradient).

@@ -296,7 +296,8 @@ class Gradients:
     # One by one: the pieces of layers whose backward comes late need no memory before.
     window = list(window)
     for k, i in enumerate(self._partial):
-      window[i], leaving[k] = jax.lax.optimization_barrier((window[i], leaving[k]))
+      if self.in_window[i]:
+        window[i], leaving[k] = jax.lax.optimization_barrier((window[i], leaving[k]))
     return self._reduce(sums, leaving, transfers, finished, piece), window
 
   def _place(self, i: int) -> Layout:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.per_stage import Layout
+from maxtext_pp_ext.engine.transfers.memory_order import as_stored
 from maxtext_pp_ext.engine.transfers.torus import Steps
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.sharding import constrain
@@ -109,4 +110,10 @@ class WeightLayout:
         devices=devices,
         over_all_devices=math.prod(devices) == mesh.size,
         steps=self.steps,
+        order=as_stored(shard) if _of_tpus(mesh) else (),
     )
+
+
+def _of_tpus(mesh: Mesh) -> bool:
+  """Whether a mesh is known to be of TPUs; an abstract mesh has no devices."""
+  return isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "tpu"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -261,7 +261,8 @@ class Weights:
         each = zip(windowed, transfers, (part[0] for part in parts), strict=True)
         return [(self._in_order(i, w) if self.orders and t.in_steps else w)[None, None] for i, t, w in each]
 
-      return self._run(whole, windowed, [], [(pieces, pieces_of.__getitem__)], layouts)
+      placed = self._run(whole, windowed, [], [(pieces, pieces_of.__getitem__)], layouts)
+      return [old if new is None else new for old, new in zip(window, placed, strict=True)]
 
     def put(repeat, piece, *arrays):
       half = len(arrays) // 2
@@ -271,6 +272,14 @@ class Weights:
     args: list[Any] = [(window, lambda i: self.layouts[i].window), (pieces, pieces_of.__getitem__)]
     placed = self._run(put, windowed, [repeat, piece], args, layouts)
     return [old if new is None else new for old, new in zip(window, placed, strict=True)]
+
+  def place_one(
+      self, number: int, arrived: jax.Array, buffers: jax.Array, loaded: Arrays, repeat: jax.Array, piece: jax.Array
+  ) -> jax.Array:
+    """The window of one weight, [B, F, S, …], with a piece of another repeat; see `place`."""
+    of_it = lambda x: [x if i == number else None for i in range(len(self.layouts))]
+    placed = self.place(of_it(buffers), of_it(arrived), loaded, repeat, piece)[number]
+    return cast(jax.Array, placed)
 
   def _run(
       self,

@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The chips of a `compile_topology`, and whether JAX can lay a mesh out on them.
+"""The chips of a `compile_topology`, and whether a mesh divides the axes of their torus.
 
-JAX gives each mesh axis whole axes of the chips' torus, or with `allow_split_physical_axes` parts of them
-(`jax.experimental.mesh_utils`). Without that key a mesh of 2 × 16 does not fit 2 × 4 × 4 chips in every order.
+JAX gives each mesh axis whole axes of the torus, or with `allow_split_physical_axes` parts of them
+(`jax.experimental.mesh_utils`). Without that key it refuses a mesh of 2 × 8 × 2 on 2 × 4 × 4 chips.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def topologies() -> Mapping[str, Any]:
   return getattr(accelerator_to_spec_map, "UserFacingNameToSystemCharacteristics", {})
 
 
-def can_lay_out(config: DerivedKeys, ici: Sequence[int], *, splits: bool) -> bool:
-  """Returns whether JAX can lay a mesh out on a slice of a config's `compile_topology`; True where that is not known.
+def divides_axes(config: DerivedKeys, ici: Sequence[int]) -> bool:
+  """Returns whether a mesh divides axes of the torus of `compile_topology`; False where the torus is not known.
 
   Args:
     config: MaxText's config.
     ici: the number of devices of each mesh axis within a slice.
-    splits: whether a mesh axis may have a part of a torus axis (`allow_split_physical_axes`).
   """
   topology = str(config.compile_topology or "")
-  if topology.partition("-")[0] not in _KINDS or config.custom_mesh or topology not in topologies():
-    return True
-  return _can_lay_out(topology, tuple(ici), splits)
+  known = topology.partition("-")[0] in _KINDS and topology in topologies()
+  # MaxText reads custom_mesh, an order of its own, with several slices or divided axes only.
+  is_custom = bool(config.custom_mesh) and (config.num_slices > 1 or config.allow_split_physical_axes)
+  return known and not is_custom and _divides_axes(topology, tuple(ici))
 
 
 def lengths(topology: str) -> tuple[int, ...]:
@@ -59,18 +59,25 @@ def lengths(topology: str) -> tuple[int, ...]:
   return tuple(map(int, topologies()[topology].topology_name.partition(":")[2].split("x")))
 
 
+def chips(topology: str) -> str:
+  """Returns the chips of a slice in words, such as "2 × 4 × 4 chips"."""
+  found = lengths(topology)
+  per_chip = topologies()[topology].devices_per_slice // math.prod(found)
+  return f"{' × '.join(map(str, found))} chips" + (f" of {per_chip} devices each" if per_chip > 1 else "")
+
+
 @functools.lru_cache(maxsize=1 << 12)
-def _can_lay_out(topology: str, ici: tuple[int, ...], splits: bool) -> bool:
+def _divides_axes(topology: str, ici: tuple[int, ...]) -> bool:
   from jax.experimental import mesh_utils  # pylint: disable=import-outside-toplevel
 
   devices = _devices(topology)
   if math.prod(ici) != len(devices):
-    return True  # MaxText has an error of its own
+    return False  # MaxText has an error of its own
   try:
-    mesh_utils.create_device_mesh(ici, devices, allow_split_physical_axes=splits)
+    mesh_utils.create_device_mesh(ici, devices)
   except NotImplementedError:
-    return False
-  return True
+    return True
+  return False
 
 
 @functools.lru_cache(maxsize=8)

@@ -33,6 +33,7 @@ class Sizes:
     groups: (share of what is sent to gather, the chips of a slice that gather it from one another).
     over_all_devices: share of sent_to_reduce that belongs to gradients that are scattered over all devices of the mesh.
     activations: the activations of one microbatch between two layers.
+    kept: what of them stays in the device's memory for backward: nothing if MaxText offloads the layers' inputs.
     work: what a stage's backward keeps of one microbatch while it computes it.
     logits: the logits of the device's share of the batch.
     head: weights outside the pipeline, as they are gathered.
@@ -55,6 +56,7 @@ class Sizes:
   sent_to_gather: int
   sent_to_reduce: int
   activations: int
+  kept: int
   work: int
   logits: int
   head: int
@@ -171,7 +173,7 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
       "activations": ring / (ring + ends) if schedule.delay == 2 and ring else 0.0,
   }
   names = _PIPELINE if schedule.stages > 1 else _LAYERS
-  kept = {names.kept: schedule.iterations * sizes.activations}
+  kept = {names.kept: schedule.iterations * sizes.kept}
   gradients = sizes.gradients if residency.has_slots else sizes.gradients_at_once
   backward = {"gradients, sharded": gradients, **_window(schedule, residency, sizes, names), **kept}
   backward["waiting microbatches, both directions"] = 2 * whole
@@ -254,7 +256,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
       **_dispatch(layers, sizes),
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
-  kept = {_LAYERS.kept: layers * sizes.activations}
+  kept = {_LAYERS.kept: layers * sizes.kept}
   backward = {
       "gradients, sharded": sizes.parameters,
       "gathered weights of one layer": sizes.gathered,

@@ -101,6 +101,7 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
     return 2 * (1 - 1 / slices_of(w.replicas_over)) * narrow(w) / over(w.gathered_over)
 
   dispatched, dispatched_outside = _dispatched(config, schedule, mesh)
+  activations = _activations(config, schedule, mesh)
 
   # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
   sent_once = lambda weights: sum(narrow(w) * (1 - 1 / over(w.gathered_over)) for w in weights)
@@ -124,7 +125,8 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       sent_to_reduce=round(sum(map(reduced, inside)) / parts),
       groups=tuple(groups()),
       over_all_devices=sum(reduced(w) for w in inside if scattered_over_all(w)) / max(sum(map(reduced, inside)), 1.0),
-      activations=_activations(config, schedule, mesh),
+      activations=activations,
+      kept=0 if _offloads_inputs(config) else activations,
       work=_work(config, schedule, mesh),
       logits=_logits(config, mesh),
       head=round(sum(map(narrow, ends))) // 2,  # the table of embeddings is not gathered
@@ -152,7 +154,10 @@ def not_counted(config: DerivedKeys) -> list[str]:
   if (optimizer := plain(config.opt_type)) not in ADAMS:
     missing.append(f"the optimizer's state (opt_type={optimizer})")
   if config.remat_policy != "full":
-    missing.append(f"what remat_policy={config.remat_policy} keeps beside the stages' inputs")
+    inputs = "inputs, which it offloads to the host" if _offloads_inputs(config) else "inputs"
+    missing.append(f"what remat_policy={config.remat_policy} keeps beside the stages' {inputs}")
+  if getattr(config, "vocab_tiling_ag_once", False) and config.num_vocab_tiling > 1:
+    missing.append("the logits' gathered weights and their gradient, which vocab_tiling_ag_once keeps for the whole step")
   if (accumulated := config.gradient_accumulation_steps) > 1:
     missing.append(
         f"all but one of the parts that gradient_accumulation_steps={accumulated} makes of a step, and their sum"
@@ -253,6 +258,10 @@ def _shards(names: Collection[str], config: DerivedKeys, mesh: AbstractMesh) -> 
 
 def _rows(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
   return config.micro_batch_size_to_train_on // (1 if schedule is None else schedule.microbatches)
+
+
+def _offloads_inputs(config: DerivedKeys) -> bool:
+  return config.remat_policy == "custom" and plain(config.decoder_layer_input) == "offload"
 
 
 def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:

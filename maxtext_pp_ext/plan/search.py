@@ -34,7 +34,7 @@ _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 _EXPERTS = "ici_expert_parallelism"
 # The key with which a mesh may divide the axes of the chips' torus. A plan sets it where a mesh needs it.
 _SPLITS = "allow_split_physical_axes"
-# Of DeepSeek-V3's layers, whose buffers for tokens are the largest, XLA's arrangement needs up to 1.2 times what is in use.
+# Of DeepSeek-V3's layers, with the largest buffers for tokens, XLA's arrangement needs up to 1.2 times what is in use.
 _NEARLY_FULL = 0.85
 # The keys of a layout, in the order in which those that are impossible are listed.
 _OF_LAYOUT = (
@@ -352,7 +352,7 @@ class _Search:
 
   def _on_torus(self, config: DerivedKeys, changed: dict[str, Any]) -> tuple[DerivedKeys, dict[str, Any]]:
     """Returns a config and its keys; with the key that divides axes of the torus, if JAX needs it for the mesh."""
-    if self._splits_as_given or topology.can_lay_out(config, abstract_model.parallelism(config, "ici"), splits=False):
+    if self._splits_as_given or not topology.divides_axes(config, abstract_model.parallelism(config, "ici")):
       return config, changed
     return with_values(config, {_SPLITS: True}), changed | {_SPLITS: True}
 

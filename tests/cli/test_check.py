@@ -69,6 +69,17 @@ def test_the_layout_is_shown_stage_by_stage(check):
   assert "sent by a device in a step, estimated: " in out and "weights\n" in out and out.endswith("no errors\n")
 
 
+def test_layers_inputs_that_are_offloaded_take_none_of_the_devices_memory(check):
+  keys = ("pipeline_impl=circular_bsw", "num_pipeline_microbatches=2", "remat_policy=custom", "--devices", "4")
+  kept, offloaded = (
+      json.loads(check(*keys, f"decoder_layer_input={where}", "--json")[1]) for where in ("device", "offload")
+  )
+  inputs = "layers' inputs, kept for backward"
+  assert kept["memory"]["bytes"][inputs] > 0 == offloaded["memory"]["bytes"][inputs]
+  assert offloaded["memory"]["total"] < kept["memory"]["total"]
+  assert "which it offloads to the host" in str(offloaded)
+
+
 def test_a_window_is_described_by_its_layers(check):
   _, out = check("pipeline_impl=circular_bsw", "num_pipeline_microbatches=2", "--devices", "4")
   for text in ("in the layers' backward", "layers' inputs, kept for backward", "sums of the gradients of a layer"):

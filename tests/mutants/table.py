@@ -135,9 +135,9 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         ),
         Mutant(
             "pieces-lost-behind-sums",
-            "pieces of weights whose gradients are finished where they wait do not arrive in the window",
+            "a piece whose place is the buffer of a finished sum never arrives in the window",
             "engine/backward.py",
-            "return added._replace(waiting=put)",
+            "return added._replace(waiting=place(number, arrived, added.waiting))",
             "return added",
             WINDOW,
         ),
@@ -816,7 +816,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "plan/search.py",
             "{_SPLITS: True}), changed | {_SPLITS: True}",
             "{}), changed",
-            "tests/cli/test_plan.py::test_where_a_mesh_divides_axes_of_the_torus_its_row_has_the_key_for_it[by plan]",
+            "tests/cli/test_plan.py::test_where_a_mesh_divides_axes_of_the_torus_its_row_has_the_key_for_it",
         ),
     ),
     "a comparison that cannot fail, or fails for nothing": (

@@ -27,6 +27,7 @@ SIZES = costs.Sizes(
     sent_to_gather=48,
     sent_to_reduce=96,
     activations=16,
+    kept=16,
     work=5,
     logits=700,
     head=30,

@@ -20,6 +20,7 @@ SIZES = costs.Sizes(
     sent_to_gather=409_000_000,
     sent_to_reduce=409_000_000,
     activations=33_000_000,
+    kept=33_000_000,
     work=500_000_000,
     logits=1_000_000_000,
     head=1_000_000_000,

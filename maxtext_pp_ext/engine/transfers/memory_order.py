@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import itertools
+import math
 
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
@@ -16,23 +17,26 @@ def in_memory(x: jax.Array, order: Sequence[int]) -> jax.Array:
   return with_layout_constraint(x, Layout(major_to_minor=tuple(order)))
 
 
-_ROWS, _COLUMNS = 8, 128  # of a tile of memory
+# Of a tile of memory. There are also tiles of one, two and four rows.
+_ROWS, _COLUMNS = 8, 128
 
 
 def as_stored(shape: Sequence[int]) -> tuple[int, ...]:
   """The order in which the TPU compiler (libtpu 0.0.48.1) keeps a parameter: the one with least padding to whole tiles.
 
+  Of [2048, 448] the columns would be padded to 512. With the 2048 as columns nothing is padded.
+
   Args:
-    shape: of a device's shard; 448 columns are padded to 512, and 2048 rows in their place are not.
+    shape: of a device's shard of one repeat. The repeats, along which parameters are stacked, come before its dimensions.
   """
   own = tuple(range(len(shape)))
   if len(shape) < 2:
     return own
 
-  def cost(order: tuple[int, ...]) -> tuple:
+  def padded(order: tuple[int, ...]) -> int:
     rows, columns = (shape[dim] for dim in order[-2:])
-    padded = -(-rows // _ROWS) * _ROWS * -(-columns // _COLUMNS) * _COLUMNS
-    return padded / (rows * columns), order != own, -rows
+    whole = rows if rows in (1, 2, 4) else -(-rows // _ROWS) * _ROWS
+    return math.prod(shape) // (rows * columns) * whole * -(-columns // _COLUMNS) * _COLUMNS
 
   orders = [(*(dim for dim in own if dim not in last), *last) for last in itertools.permutations(own, 2)]
-  return min(orders, key=cost)
+  return min(orders, key=lambda order: (padded(order), order))

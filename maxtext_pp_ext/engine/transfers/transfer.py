@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.transfers.collectives import gather_of_two, sum_scatter, TILE
-from maxtext_pp_ext.engine.transfers.memory_order import as_stored, in_memory
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.transfers.torus import groups, Steps
 
 # The share by which all pieces together may exceed the whole, if that makes them easier to copy.
@@ -53,6 +53,7 @@ class Transfer:
     devices: for each dimension the number of devices over which it has to be gathered.
     over_all_devices: whether these axes are the whole mesh.
     steps: the steps in which the weight is gathered over some of these axes.
+    order: the dimensions of the shard from major to minor in memory, as the parameter is stored; () for row-major.
   """
 
   axes: tuple[tuple[str, ...], ...]
@@ -61,6 +62,7 @@ class Transfer:
   devices: tuple[int, ...] = ()
   over_all_devices: bool = False
   steps: Steps = ()
+  order: tuple[int, ...] = ()
 
   @functools.cached_property
   def cut(self) -> Cut | None:
@@ -113,7 +115,7 @@ class Transfer:
       part = part * (repeat >= 0).astype(part.dtype)
     part = part.astype(dtype)
     if self.pieces > 1:  # The compiler (libtpu 0.0.48.1) would copy all repeats into the order in which it gathers.
-      part = in_memory(part, as_stored(self.shard))
+      part = in_memory(part, self.order or range(part.ndim))
     for dim, axes in enumerate(self.axes):
       if axes and not self._is_cut(dim):
         part = self._gather(part, axes, dim)

@@ -49,13 +49,12 @@ def abstract_mesh(config: DerivedKeys) -> AbstractMesh:
     ValueError: the parallelism does not fit the number of devices, or the torus of `compile_topology`.
   """
   ici, dcn = parallelism(config, "ici"), parallelism(config, "dcn")
-  splits = bool(config.allow_split_physical_axes)
-  if not topology.can_lay_out(config, ici, splits=splits):
+  if not config.allow_split_physical_axes and topology.divides_axes(config, ici):
     named = ", ".join(f"{axis} {size}" for axis, size in zip(config.mesh_axes, ici, strict=True) if size > 1)
     raise ValueError(
-        f"JAX cannot lay a mesh of {named} out on the {' × '.join(map(str, topology.lengths(config.compile_topology)))} "
-        f"chips of compile_topology={config.compile_topology}, with allow_split_physical_axes={splits}. Set "
-        f"{'other sizes' if splits else 'allow_split_physical_axes=True'}."
+        f"JAX cannot lay a mesh of {named} within a slice out on the {topology.chips(config.compile_topology)} of "
+        f"compile_topology={config.compile_topology} with allow_split_physical_axes=False: each mesh axis needs whole "
+        "axes of the torus. Set allow_split_physical_axes=True."
     )
   axis_type = AxisType.Explicit if plain(config.shard_mode) == "explicit" else AxisType.Auto
   sizes = tuple(i * d for i, d in zip(ici, dcn, strict=True))
@@ -176,7 +175,7 @@ def explained(
     make: makes the parameters, for a caller that has them.
 
   Raises:
-    ValueError: the parallelism does not fit the number of devices.
+    ValueError: the parallelism does not fit the number of devices, or the torus of `compile_topology`.
   """
   mesh = abstract_mesh(config)
   return sharding.explain(make(config, mesh), mesh, rules_in_play(config.logical_axis_rules)), mesh

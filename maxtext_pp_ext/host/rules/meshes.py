@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from maxtext_pp_ext.config.derived import num_stages, pipelined_layers, stages_text
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.host.topology import topologies
 from maxtext_pp_ext.nearest import nearest
 
 
@@ -27,8 +28,6 @@ def unknown_topology(config: HostKeys) -> Iterator[str]:
   """MaxText's own error, which comes later, lists all topologies."""
   if not (topology := getattr(config, "compile_topology", "")):
     return
-  from maxtext_pp_ext.host.topology import topologies  # pylint: disable=import-outside-toplevel
-
   known = topologies()
   if known and topology not in known:
     alike = _alike(topology, known) or list({name.partition("-")[0]: name for name in known}.values())

@@ -34,7 +34,7 @@ def problems(config: HostKeys) -> Iterator[str]:
         "scan_layers_per_stage=False."
     )
   if name == "serve_fp8_weight":
-    yield f"quantization={name} is for serving, pipeline_impl={impl} for training. Set quantization='' or another value."
+    yield f'quantization={name} is for serving, pipeline_impl={impl} for training. Set quantization="" or another value.'
   if name == "int8" and not config.use_qwix_quantization:
     yield from _parts_of_microbatch(config)
 

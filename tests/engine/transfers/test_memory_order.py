@@ -1,12 +1,12 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which parameters are kept is the one that the TPU compiler chooses."""
+"""The order in which parameters are kept is the one that the TPU compiler chose."""
 
 import pytest
 
 from maxtext_pp_ext.engine.transfers.memory_order import as_stored
 
-# The inputs' layouts of a program that libtpu 0.0.48.1 compiled for a v5p, in float32 and in bfloat16 alike.
+# Of inputs [R, 1, …] of a program that libtpu 0.0.48.1 compiled for a v5p, in float32 and in bfloat16 alike.
 CHOSEN = {
     (5120,): (0,),
     (448, 2048): (0, 1),
@@ -18,6 +18,10 @@ CHOSEN = {
     (40, 2880): (0, 1),
     (5120, 40, 128): (0, 1, 2),
     (5120, 8, 64): (1, 2, 0),
+    (8192, 2, 128): (0, 1, 2),
+    (4, 5, 200): (1, 0, 2),
+    (16, 192, 96): (0, 1, 2),
+    (1536, 128, 192): (0, 2, 1),
     (96, 128, 192): (0, 2, 1),
     (640, 64, 12): (2, 1, 0),
     (90, 2880, 2880): (0, 1, 2),
