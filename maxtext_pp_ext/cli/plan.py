@@ -7,8 +7,8 @@
 Stages take their devices from the mesh axis that MaxText is asked to derive (-1), or from FSDP, or from data parallelism.
 So do experts, unless the arguments have ici_expert_parallelism. Give it with keys that MaxText refuses without expert
 parallelism, such as ragged_buffer_factor. Batch, sequence and tensor parallelism stay as the arguments say. Where a mesh
-has to divide axes of the torus of compile_topology, the row sets allow_split_physical_axes=True, unless the arguments have
-that key. "none" is the same model without a pipeline.
+has to divide axes of the torus of compile_topology, the row sets allow_split_physical_axes=True, unless the arguments
+have that key. "none" is the same model without a pipeline.
 
   S R L/S M    stages (4=2×2: two within a slice, on two slices), repeats, layers per stage and repeat, microbatches
   EP           of a model with experts, the devices within a slice that share them

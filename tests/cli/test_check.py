@@ -80,6 +80,14 @@ def test_layers_inputs_that_are_offloaded_take_none_of_the_devices_memory(check)
   assert "which it offloads to the host" in str(offloaded)
 
 
+def test_a_mesh_that_jax_cannot_lay_out_on_the_chips_is_refused_with_the_key_for_it(check):
+  mesh = ("ici_pipeline_parallelism=2", "ici_fsdp_parallelism=8", "ici_tensor_parallelism=2", "ici_data_parallelism=1")
+  keys = (*mesh, "compile_topology=v5p-64", "pipeline_impl=circular_bsw", "per_device_batch_size=2")
+  status, out = check(*keys)
+  assert status and "cannot lay a mesh of stage 2, fsdp 8, tensor 2 within a slice out on the 2 × 4 × 4 chips" in out
+  assert not check(*keys, "allow_split_physical_axes=True")[0]
+
+
 def test_a_window_is_described_by_its_layers(check):
   _, out = check("pipeline_impl=circular_bsw", "num_pipeline_microbatches=2", "--devices", "4")
   for text in ("in the layers' backward", "layers' inputs, kept for backward", "sums of the gradients of a layer"):
