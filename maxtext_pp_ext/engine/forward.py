@@ -56,6 +56,7 @@ def forward(
 
   def iteration(phase: Phase, t: jax.Array | int, carry: tuple[ForwardState, Window]) -> tuple[ForwardState, Window]:
     state, window = carry
+    window = weights.ordered(window)
     repeat, piece = iterations.repeat(t), iterations.item(t) % schedule.microbatches
     arriving: Windowed = [None] * len(window)
     if phase.advances:
@@ -71,7 +72,7 @@ def forward(
     for i, each in zip(beside, early, strict=True):
       arriving[i] = each
     if phase.advances:
-      window = weights.place(window, arriving, loaded, repeat, piece)
+      window = weights.ordered(weights.place(window, arriving, loaded, repeat, piece))
     return state, window
 
   window = weights.window(weights.first(loaded), 0, schedule.repeats)
