@@ -14,7 +14,7 @@ have that key. "none" is the same model without a pipeline.
   EP           of a model with experts, the devices within a slice that share them
   bubble       share of a stage's iterations in which it idles
   memory       what must fit into a device at the worst time of a step; "!": it does not; "?": it nearly fills the device,
-               and the compiler, which arranges it, may not find room for all
+               and the compiler may not find room for all of it
   sent         by a device in a step
   step s       estimated seconds of a step, at the rates that compiled programs reach; not a measurement
 
