@@ -30,6 +30,7 @@ class Sizes:
       there is no sum: it is the dtype of the gather, unless pipeline_grad_accum_dtype names another.
     gathered_of_kernels, summed_of_kernels: of these two, those of weights that Pallas kernels read.
     sent_to_gather, sent_to_reduce: what a device sends to gather these weights once, and to reduce these gradients once.
+    transposed: of gathered_of_kernels, those that are transposed before kernels read them.
     groups: (share of what is sent to gather, the chips of a slice that gather it from one another).
     over_all_devices: share of sent_to_reduce that belongs to gradients that are scattered over all devices of the mesh.
     activations: the activations of one microbatch between two layers.
@@ -64,6 +65,7 @@ class Sizes:
   work_outside: int = 0
   gathered_of_kernels: int = 0
   summed_of_kernels: int = 0
+  transposed: int = 0
   sent_to_gather_again: int = 0
   groups: tuple[tuple[float, int], ...] = ()
   over_all_devices: float = 0.0

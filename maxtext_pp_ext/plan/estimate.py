@@ -19,32 +19,44 @@ from maxtext_pp_ext.plan import chips
 from maxtext_pp_ext.plan.costs import Costs, gathers, reductions
 from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
-# How much longer than at the peak a product takes, from the TPU compiler's estimated cycles (libtpu 0.0.48.1):
-#   2048 × 4096 × 4096 alone: 158 µs on v5p, 150 at the peak; on v6e 79.6 and 74.9.
-#   4096 × 8192 × 28672 in Llama 3 70B on v5p without a pipeline, 4.19 ms at the peak: 4.64 in forward; in backward 4.6,
-#   5.2 and 5.4 for gradients of weights and 5.9 for that of the inputs. With 48 MiB of scoped VMEM or more 4.24.
-# The first takes as much longer on both chips. The second is taken to read its operands several times, tile by tile, and
-# to wait for HBM: on another chip this wait, in units of the peak's time, grows with FLOPs per byte of HBM. All products
-# of Llama 3 8B on v6e (`--shape llama3-8b-v6e`) then take 1.3 to 1.4 times as long as at the peak; compiled 1.4 to 1.7.
+# How much longer than at the peak a product takes by itself, from the TPU compiler's estimated cycles (libtpu 0.0.48.1):
+#   2048 × 4096 × 4096: 158 µs on v5p, 150 at the peak; on v6e 79.6 and 74.9.
+#   4096 × 8192 × 28672 in forward of Llama 3 70B on v5p: 4.64 ms, 4.19 at the peak. With 48 MiB of scoped VMEM 4.24.
+# Between the two, and on other chips, it is taken to grow with the logarithm of the FLOPs.
 _FLOPS = (2.0 * 2048 * 4096 * 4096, 2.0 * 4096 * 8192 * 28672)
-_ALONE, _FORWARD, _BACKWARD, _LARGE_VMEM = 1.058, 1.107, 1.260, 1.012
+_ALONE, _LARGE, _LARGE_VMEM = 1.058, 1.107, 1.012
 _LARGE_VMEM_KIB = 49152
-_MEASURED_ON = chips.CHIPS["v5p"]
+# The compiler fuses what surrounds a product into it: residual streams that are added, sums of squares, activation
+# functions and their derivatives. They take VMEM from its tiles: 8192 × 8192 × 5120 in Llama 4 Scout on v5p takes 1.65 ms
+# by itself, and 2.9 with residual stream and norm. All of it is as long as so many passes over the residual streams of all
+# layers: in a stage of a pipeline, and in a loop over layers. MaxText's own loop takes a few more, for it has weights in the
+# layouts of their gathers. Fitted to the projections of Llama 3 8B and 70B, Qwen3 235B, DeepSeek-V3 and Llama 4 Scout in
+# benchmarks/results/compiler_figures.md. With 48 MiB of scoped VMEM it costs nothing.
+_STREAM_PASSES_OF_STAGE, _STREAM_PASSES_OF_LAYER, _STREAM_PASSES_OF_OWN_LOOP = 24, 38, 60
+# The logits' three products, likewise: 8192 × 5120 × 202048 in Llama 4 Scout takes 43, 41 and 45 ms, 37 at the peak.
+_LOGITS = 1.17
 # Products of splash attention; backward's two kernels compute QKᵀ and dO Vᵀ each (`compiled.projection.kernels`).
 _SPLASH_FORWARD, _SPLASH_BACKWARD = 2, 7
 # The product that computes a gradient adds it to the float32 sum. In Llama 3 70B on v5p it takes 6.1 ms instead of 4.7,
 # as long as four passes over the sum: its tiles leave less VMEM to the operands, and nothing hides what is read and
 # written. With 48 MiB of scoped VMEM or more both take 4.2 ms. Kernels of grouped products do not add: always four.
 _SUM_PASSES = 4
-# Without a pipeline and with several microbatches whole layers are copied between the layouts of gathers, window and
-# products. When one microbatch had these copies, too, they took 2.2 s of a step of Llama 3 70B on v5p (`python -m
-# benchmarks.compiler_figures --shape llama3-70b --impl none window --flags DENSE_VMEM_LIMIT_FLAG`), which is as long as
-# 15 passes over each gathered and each reduced layer.
-_COPY_PASSES = 15
+# What is copied of weights and gradients on their way from gathers into the window, to products, and out of it, in passes
+# over each gathered and each reduced repeat. With one microbatch products read what was gathered. A pipeline with several
+# takes 0.3 s of a step of Llama 3 70B on v5p for it (`python -m benchmarks.compiler_figures --shape llama3-70b --impl none
+# circular_bsw window --flags DENSE_VMEM_LIMIT_FLAG`). A window of layers with several microbatches copies whole layers
+# between the layouts of gathers, window and products: when one microbatch had these copies, too, they took 2.2 s. Weights
+# that are gathered in each iteration are copied less at a time: `--impl circular`, and `--shape llama3-8b-dcn`.
+_PIPELINE_PASSES, _WINDOW_PASSES, _ITERATION_PASSES = 8, 15, 4
 # With all weights gathered at once, a kernel reads a copy of its weights, cut out of those of all repeats; of a window it
 # reads the buffer. Copies took 0.15 s more of a step of Mixtral 8x7B on v5p (`--shape mixtral-8x7b-dropless --impl
 # circular_bsw circular_ag_once`), as long as 8 passes over the experts' weights in each iteration.
 _KERNEL_COPY_PASSES = 8
+# A kernel reads weights with their last axis in lanes of 128. Where a shard of that axis is no multiple of 128 the TPU
+# stores another axis in lanes, and what is gathered is transposed before a kernel reads it, and so is its gradient. In Llama
+# 4 Scout over 16 devices, whose shards have 320 of 5120, it takes 1.64 ms for 336 MB, and 1.13 for the gradient; in
+# DeepSeek-V3 3.12 ms for 940 MB: as long as 9 to 13 passes (`--shape llama4-17b-16e deepseek3-671b-4096`).
+_TRANSPOSE_PASSES = 10
 # A torus with fewer chips has axes that are not closed to rings (docs.cloud.google.com/tpu/docs/v5p, v6e).
 _LEAST_CLOSED = {2: 256, 3: 64}
 
@@ -61,13 +73,15 @@ class Work:
     largest: FLOPs of the largest product in a layer, for one microbatch.
     attention: FLOPs of one product of attention in all layers.
     recomputed: how often backward computes forward again, 0 or 1.
-    spared: FLOPs of products in forward that backward does not compute again.
     elementwise: bytes that the layers read and write between products.
+    stream: bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
     exchanged: bytes over the busiest link on which tokens go to their experts, or experts' weights to the tokens.
     sums: bytes of the sums of the gradients of a stage's repeat.
     sums_of_kernels: of these, of weights whose gradients kernels compute.
     gathered: bytes of the gathered weights of a stage's repeat.
     gathered_of_kernels: of these, of weights that kernels read.
+    transposed: of those, of weights that are transposed after they are gathered.
+    repeats: repeats of a stage; without a pipeline the layers, or cycles of layers, that a loop runs.
     over_all_devices: share of the bytes of gradients that are scattered over all devices of the mesh.
     state: bytes that the optimizer reads and writes.
     vmem_kib: XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given.
@@ -83,13 +97,15 @@ class Work:
   largest: float
   attention: float
   recomputed: int
-  spared: float
   elementwise: float
+  stream: float
   exchanged: float
   sums: float
   sums_of_kernels: float
   gathered: float
   gathered_of_kernels: float
+  transposed: float
+  repeats: int
   over_all_devices: float
   state: float
   vmem_kib: int | None
@@ -149,17 +165,17 @@ def estimate(
   added = work.sums_of_kernels if _has_large_vmem(work) else work.sums
   summed = schedule.iterations * added if schedule is not None and adds_up else 0.0
   layers = {
-      "products": _products(chip, work) / chip.flops * with_bubbles,
+      "products": _products(chip, work, schedule) * with_bubbles,
       "grouped products": work.grouped / (chip.flops * chips.KERNEL_EFFICIENCY["grouped product"]) * with_bubbles,
       "attention": kernels * work.attention / (chip.flops * chips.KERNEL_EFFICIENCY["attention"]) * with_bubbles,
       "elementwise": work.elementwise / chip.hbm_bandwidth * with_bubbles,
       "sums of gradients": _SUM_PASSES * summed / chip.hbm_bandwidth,
       "dispatch": work.exchanged / _axis_rate(chip, work) * with_bubbles,
-      "copies of whole layers": _copied(work, schedule, residency) / chip.hbm_bandwidth,
+      "copies of weights": _copied(work, schedule, residency) / chip.hbm_bandwidth,
   }
   waits, beside = _transfers(chip, work, costs)
   others = {
-      "outside the layers": _outside(chip, work) / chip.flops,
+      "outside the layers": _outside(work) / chip.flops,
       "optimizer": work.state / chip.hbm_bandwidth,
       "transfers": sum(waits.values()),
   }
@@ -175,47 +191,44 @@ def estimate(
 
 
 def _copied(work: Work, schedule: CircularSchedule | None, residency: Residency | None) -> float:
-  """Bytes of copies of whole layers: of a window over layers without a pipeline, and of what kernels read."""
-  if schedule is None or residency is None:
-    return 0.0
+  """Bytes of copies of weights and their gradients."""
+  if schedule is None or residency is None:  # backward gathers once for what it recomputes and for gradients
+    return _TRANSPOSE_PASSES * work.transposed * 3 * work.repeats
+  gathered, reduced = gathers(schedule, residency), reductions(schedule, residency)
+  copied = _TRANSPOSE_PASSES * work.transposed * (gathered + reduced)
   if residency.gathers_first:
-    return _KERNEL_COPY_PASSES * schedule.iterations * work.gathered_of_kernels
-  if schedule.stages > 1 or not residency.prefetches:
-    return 0.0
-  if schedule.microbatches == 1:  # a repeat replaces the one before and is copied nowhere
-    return 0.0
-  return _COPY_PASSES * (gathers(schedule, residency) + reductions(schedule, residency)) * work.gathered
+    copied += _KERNEL_COPY_PASSES * schedule.iterations * work.gathered_of_kernels
+  if not residency.has_slots:
+    passes = _ITERATION_PASSES
+  elif schedule.microbatches == 1:
+    passes = 0
+  else:
+    passes = _PIPELINE_PASSES if schedule.stages > 1 or not residency.prefetches else _WINDOW_PASSES
+  return copied + passes * (gathered + reduced) * work.gathered
 
 
-def _products(chip: chips.Chip, work: Work) -> float:
-  """FLOPs that take as long at the peak as the products take: forward, perhaps again, and twice as many in backward."""
-  once = (work.products + work.spared) / (3 + work.recomputed)
-  forward, backward = ((1 + work.recomputed) * once - work.spared, 2 * once)
-  return sum(
-      flops * _longer(chip, work, work.largest, large) for flops, large in ((forward, _FORWARD), (backward, _BACKWARD))
-  )
+def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -> float:
+  """Seconds of the products in the layers, and of what the compiler fuses into them."""
+  alone = work.products * _longer(work) / chip.flops
+  if _has_large_vmem(work):
+    return alone
+  if schedule is None:
+    passes = _STREAM_PASSES_OF_OWN_LOOP
+  else:
+    passes = _STREAM_PASSES_OF_STAGE if schedule.stages > 1 else _STREAM_PASSES_OF_LAYER
+  return alone + passes * work.stream / chip.hbm_bandwidth
 
 
-def _outside(chip: chips.Chip, work: Work) -> float:
-  """The same of the logits: one product in forward and two in backward, each as large."""
-  each = work.outside / 3
-  return each * (_longer(chip, work, each, _FORWARD) + 2 * _longer(chip, work, each, _BACKWARD))
+def _outside(work: Work) -> float:
+  """FLOPs that take as long at the peak as the logits take."""
+  return work.outside * (_LARGE_VMEM if _has_large_vmem(work) else _LOGITS)
 
 
-def _longer(chip: chips.Chip, work: Work, flops: float, large: float) -> float:
-  """How many times as long as at the peak a product of so many FLOPs takes.
-
-  Args:
-    chip: the device.
-    work: what it computes.
-    flops: those of the product.
-    large: the same of a product of `_FLOPS[1]` on `_MEASURED_ON`.
-  """
+def _longer(work: Work) -> float:
+  """How many times as long as at the peak the largest product of a layer takes by itself."""
   if _has_large_vmem(work):
     return _LARGE_VMEM
-  per_byte = chip.flops / chip.hbm_bandwidth / (_MEASURED_ON.flops / _MEASURED_ON.hbm_bandwidth)
-  waits = (large - _ALONE) * per_byte
-  return _ALONE + float(np.interp(math.log(max(flops, 1.0)), np.log(_FLOPS), (0.0, waits)))
+  return float(np.interp(math.log(max(work.largest, 1.0)), np.log(_FLOPS), (_ALONE, _LARGE)))
 
 
 def _has_large_vmem(work: Work) -> bool:

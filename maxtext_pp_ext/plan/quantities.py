@@ -17,7 +17,13 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import abstract_model, cycles
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
-from maxtext_pp_ext.host.models.flops import has_norm_behind_mlp, of_attention, of_step, recomputes_layers
+from maxtext_pp_ext.host.models.flops import (
+    has_norm_behind_mlp,
+    of_attention,
+    of_step,
+    recomputes_layers,
+    weighs_experts_inputs,
+)
 from maxtext_pp_ext.plan.costs import Sizes
 from maxtext_pp_ext.plan.estimate import Work
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
@@ -120,13 +126,14 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       summed=round(sum(map(in_sums, inside)) / parts),
       gathered_of_kernels=round(sum(as_gathered(w) for w in inside if of_kernels(w)) / parts),
       summed_of_kernels=round(sum(in_sums(w) for w in inside if of_kernels(w)) / parts),
+      transposed=round(sum(as_gathered(w) for w in inside if of_kernels(w) and not w.in_lanes) / parts),
       sent_to_gather=round(sum(map(to_gather, inside)) / parts),
       sent_to_gather_again=round(sum(to_gather(w) for w in inside if not of_kernels(w)) / parts),
       sent_to_reduce=round(sum(map(reduced, inside)) / parts),
       groups=tuple(groups()),
       over_all_devices=sum(reduced(w) for w in inside if scattered_over_all(w)) / max(sum(map(reduced, inside)), 1.0),
       activations=activations,
-      kept=0 if _offloads_inputs(config) else activations,
+      kept=0 if _offloads_inputs(config) else activations * _layers_of_stage(config, schedule),
       work=_work(config, schedule, mesh),
       logits=_logits(config, mesh),
       head=round(sum(map(narrow, ends))) // 2,  # the table of embeddings is not gathered
@@ -181,7 +188,7 @@ def flops(config: DerivedKeys, schedule: CircularSchedule | None) -> tuple[float
   total = of_step(config)
   outside = 3 * 2 * _own_tokens(config) * config.emb_dim * config.vocab_size
   again = recomputes_layers(config)
-  return max(total - outside, 0) * (3 + again) / 3 - again * _spared(config, schedule), outside
+  return max(total - outside, 0) * (3 + again) / 3 - again * sum(_spared(config, schedule)), outside
 
 
 def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, mesh: AbstractMesh) -> Work:
@@ -199,7 +206,13 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
   layers = config.num_decoder_layers / (schedule.stages if schedule else 1)
   elementwise = 2 * (3 + again) * _tokens(config, mesh) * layers * _token(config, mesh)
   microbatches = schedule.microbatches if schedule else 1
-  of_experts = experts(config, mesh, _tokens(config, mesh) / microbatches, own_loop=schedule is None)
+  of_experts = experts(
+      config,
+      mesh,
+      _tokens(config, mesh) / microbatches,
+      own_loop=schedule is None,
+      spared=_share_spared(config, schedule),
+  )
   times = layers_with_experts(config, in_pipeline=False) / (schedule.stages if schedule else 1) * microbatches
   grouped = times * of_experts.flops if of_experts else 0.0
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
@@ -212,13 +225,15 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
       # splash attention computes whole blocks on the diagonal
       attention=attention * (1 + min(config.sa_block_q / config.max_target_length, 1)),
       recomputed=again,
-      spared=again * _spared(config, schedule),
       elementwise=elementwise + (times * of_experts.moved if of_experts else 0.0),
+      stream=(3 + again) * _tokens(config, mesh) * layers * config.emb_dim * jnp.dtype(config.dtype).itemsize,
       exchanged=times * of_experts.exchanged if of_experts else 0.0,
       sums=float(sized.summed),
       sums_of_kernels=float(sized.summed_of_kernels),
       gathered=float(sized.gathered),
       gathered_of_kernels=float(sized.gathered_of_kernels),
+      transposed=float(sized.transposed),
+      repeats=schedule.repeats if schedule else loop_length(config),
       over_all_devices=sized.over_all_devices,
       state=2 * (sized.parameters + sized.optimizer) + sized.parameters,
       vmem_kib=_vmem_kib(config),
@@ -233,17 +248,27 @@ def _own_tokens(config: DerivedKeys) -> float:
   return config.per_device_batch_size * config.max_target_length
 
 
-def _spared(config: DerivedKeys, schedule: CircularSchedule | None) -> float:
-  """Returns FLOPs of forward's products that backward need not recompute.
+def _share_spared(config: DerivedKeys, schedule: CircularSchedule | None) -> float:
+  """Returns the share of the layers whose last product backward need not recompute.
 
-  Nothing in backward reads the output of the last product, which is added to the residual stream; so the compiler drops
-  it. With experts the gradient of the router's weights reads that output, with a norm behind the MLP the norm does.
+  Nothing in backward reads the output of that product, which is added to the residual stream; so the compiler drops it.
+  With experts the gradient of the router's weights reads it, unless they weigh the experts' inputs; with a norm behind
+  the MLP the norm does; and in a cycle the layer behind does. A pipeline saves the input of each layer.
   """
-  if config.num_experts > 1 or has_norm_behind_mlp(config):
+  if has_norm_behind_mlp(config) or (config.num_experts > 1 and not weighs_experts_inputs(config)):
     return 0.0
-  in_pipeline = schedule is not None and schedule.stages > 1
-  at_once = _layers_at_once(config, schedule) if in_pipeline else cycles.scanned(config)[1]
-  return 2 * _own_tokens(config) * config.emb_dim * config.mlp_dim * config.num_decoder_layers / at_once
+  return 1.0 if schedule is not None and schedule.stages > 1 else 1 / cycles.scanned(config)[1]
+
+
+def _spared(config: DerivedKeys, schedule: CircularSchedule | None) -> tuple[float, float]:
+  """Returns FLOPs of forward's products that backward need not recompute: of grouped ones, and of all others."""
+  with_experts = layers_with_experts(config, in_pipeline=False)
+  width = config.moe_mlp_dim or config.mlp_dim
+  grouped = with_experts * config.num_experts_per_tok * width if with_experts else 0.0
+  others = (config.num_decoder_layers - with_experts) * config.mlp_dim
+  others += with_experts * config.shared_experts * width if with_experts else 0.0
+  each = 2 * _own_tokens(config) * config.emb_dim * _share_spared(config, schedule)
+  return each * grouped, each * others
 
 
 def _vmem_kib(config: Any) -> int | None:
@@ -271,17 +296,15 @@ def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: A
 
 
 def _work(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
-  """Returns bytes of inputs and outputs of matrix products, for one microbatch and all layers with a joint backward."""
+  """Returns bytes of inputs and outputs of matrix products in a layer, for one microbatch."""
   tokens = _tokens(config, mesh) / (1 if schedule is None else schedule.microbatches)
-  layers = _layers_at_once(config, schedule)
   of_experts = experts(config, mesh, tokens)
-  return math.ceil(tokens * _token(config, mesh) * layers + (of_experts.held if of_experts else 0))
+  return math.ceil(tokens * _token(config, mesh) + (of_experts.held if of_experts else 0))
 
 
-def _layers_at_once(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
-  """Returns the layers with a joint backward, which recomputes them from the input of the first."""
-  each = config.set_remat_policy_on_layers_per_stage or config.remat_policy == "none"
-  return 1 if schedule is None or each else config.num_layers_per_pipeline_stage
+def _layers_of_stage(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
+  """Returns the layers of a stage and repeat, each of whose inputs is kept; 1 without a pipeline, also of a cycle."""
+  return config.num_layers_per_pipeline_stage if schedule is not None and schedule.stages > 1 else 1
 
 
 def _work_outside(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
@@ -302,15 +325,17 @@ def _tokens(config: DerivedKeys, mesh: AbstractMesh) -> float:
 def _token(config: DerivedKeys, mesh: AbstractMesh) -> float:
   """Returns bytes of inputs and outputs of matrix products, for one token and layer."""
   attention = 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim
-  if config.num_experts > 1:
-    width = config.moe_mlp_dim or config.mlp_dim
-    # Those of a ragged dispatch are in `Experts.held`.
-    routed = 0.0 if config.sparse_matmul else config.num_experts_per_tok * max(config.capacity_factor, 1.0)
-    mlp = 3 * width * (config.shared_experts + routed)
-  else:
-    mlp = 3.0 * config.mlp_dim
-  wide = attention / _shards(("heads",), config, mesh) + mlp / _shards(("mlp",), config, mesh)
+  wide = attention / _shards(("heads",), config, mesh) + 3 * _hidden(config, mesh)
   return (2 * config.emb_dim + wide) * jnp.dtype(config.dtype).itemsize
+
+
+def _hidden(config: DerivedKeys, mesh: AbstractMesh) -> float:
+  """Returns hidden values of the MLP for one token. Those of a ragged dispatch are in `Experts.held`."""
+  width = float(config.mlp_dim)
+  if config.num_experts > 1:
+    routed = 0.0 if config.sparse_matmul else config.num_experts_per_tok * max(config.capacity_factor, 1.0)
+    width = (config.moe_mlp_dim or config.mlp_dim) * (config.shared_experts + routed)
+  return width / _shards(("mlp",), config, mesh)
 
 
 def _weight(config: DerivedKeys, mesh: AbstractMesh) -> float:
@@ -322,7 +347,9 @@ def _weight(config: DerivedKeys, mesh: AbstractMesh) -> float:
 def _dispatched(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> tuple[float, float]:
   """Returns bytes sent to dispatch tokens: for one microbatch by the layers of a repeat, and by those outside."""
   tokens = _tokens(config, mesh)
-  found = experts(config, mesh, tokens / (schedule.microbatches if schedule else 1))
+  found = experts(
+      config, mesh, tokens / (schedule.microbatches if schedule else 1), spared=_share_spared(config, schedule)
+  )
   if found is None:
     return 0.0, 0.0
   every = layers_with_experts(config, in_pipeline=False)

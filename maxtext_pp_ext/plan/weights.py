@@ -21,6 +21,8 @@ from maxtext_pp_ext.sharding.explain import Row
 from maxtext_pp_ext.sharding.gathered import gathered_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
+# Elements of the last axis that a TPU keeps side by side.
+LANES = 128
 # The optimizers whose moments are known.
 ADAMS = ("adamw", "adam_pax")
 
@@ -35,6 +37,7 @@ class Weight:
     gathered_over: the mesh axes over which it is gathered.
     replicas_over: the mesh axes that shard the batch but not this array, so gradients are summed over them.
     of_experts: whether each expert has its own.
+    in_lanes: whether a TPU stores the shards with the last axis in its lanes, as kernels read it once it is gathered.
   """
 
   count: float
@@ -42,6 +45,7 @@ class Weight:
   gathered_over: frozenset[str]
   replicas_over: frozenset[str]
   of_experts: bool
+  in_lanes: bool
 
 
 class Weights:
@@ -80,8 +84,16 @@ class Weights:
     count = math.prod(layout.shape) / math.prod(shape[axis] for axis in kept_axes if axis != "stage")
     # The stages share what is outside the pipeline.
     batch = self._of_batch | ({"stage"} & set(shape)) if outside else self._of_batch
-    of_experts = "exp" in (names or ())
-    return Weight(count, layout.dtype, frozenset(all_axes - kept_axes), frozenset(batch - all_axes), of_experts)
+    last = mesh_axes(spec[-1]) if len(spec) == len(layout.shape) and spec else ()
+    shard = layout.shape[-1] // math.prod(shape[axis] for axis in last) if layout.shape else 1
+    return Weight(
+        count,
+        layout.dtype,
+        frozenset(all_axes - kept_axes),
+        frozenset(batch - all_axes),
+        of_experts="exp" in (names or ()),
+        in_lanes=set(last) <= kept_axes or shard % LANES == 0,
+    )
 
 
 def axes_of(spec: P) -> set[str]:

@@ -64,11 +64,7 @@ def test_between_slices_there_is_what_the_formula_says(impl):
   assert predicted(f"llama3-8b-dcn, {impl}")[0].between_slices / 1e9 == pytest.approx(between, rel=0.005)
 
 
-# Without a pipeline products and copies of Llama 4 take 0.5 s longer than estimated, and in one the kernels 0.2 s less.
-_ANOTHER_ORDER = {"llama4-17b-16e": pytest.mark.xfail(strict=True, reason="the pipeline is estimated slower, and is not")}
-
-
-@pytest.mark.parametrize("shape", [pytest.param(name, marks=_ANOTHER_ORDER.get(name, ())) for name in PROJECTED])
+@pytest.mark.parametrize("shape", PROJECTED)
 def test_the_order_by_estimate_is_that_of_the_seconds_projected_from_compiled_programs(shape):
   projected = {name: ALL[name].projected for name in PROJECTED[shape]}
   estimated = {name: predicted(name)[1].seconds for name in projected}

@@ -29,6 +29,11 @@ def has_norm_behind_mlp(config: Any) -> bool:
   return bool(config.use_post_ffw_norm) or decoder_block(config) in _ALWAYS_WITH_NORM
 
 
+def weighs_experts_inputs(config: Any) -> bool:
+  """Returns whether a router's weights multiply what experts get, and not what they return (maxtext 0.2.5: moe.py)."""
+  return decoder_block(config) == "llama4" and bool(config.sparse_matmul)
+
+
 def recomputes_layers(config: Any) -> bool:
   """Returns whether backward recomputes all of a layer from its input."""
   if config.remat_policy != "custom":
