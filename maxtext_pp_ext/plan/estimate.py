@@ -75,7 +75,9 @@ class Work:
     recomputed: how often backward computes forward again, 0 or 1.
     elementwise: bytes that the layers read and write between products.
     stream: bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
-    exchanged: bytes over the busiest link on which tokens go to their experts, or experts' weights to the tokens.
+    routed: bytes of tokens that a device sends to experts, and of their results, its own experts included.
+    gathered_of_experts: bytes of experts' weights that are gathered where the tokens are.
+    experts_devices: the devices that share the experts.
     sums: bytes of the sums of the gradients of a stage's repeat.
     sums_of_kernels: of these, of weights whose gradients kernels compute.
     gathered: bytes of the gathered weights of a stage's repeat.
@@ -99,7 +101,9 @@ class Work:
   recomputed: int
   elementwise: float
   stream: float
-  exchanged: float
+  routed: float
+  gathered_of_experts: float
+  experts_devices: int
   sums: float
   sums_of_kernels: float
   gathered: float
@@ -170,7 +174,7 @@ def estimate(
       "attention": kernels * work.attention / (chip.flops * chips.KERNEL_EFFICIENCY["attention"]) * with_bubbles,
       "elementwise": work.elementwise / chip.hbm_bandwidth * with_bubbles,
       "sums of gradients": _SUM_PASSES * summed / chip.hbm_bandwidth,
-      "dispatch": work.exchanged / _axis_rate(chip, work) * with_bubbles,
+      "dispatch": _dispatched(chip, work) / _axis_rate(chip, work) * with_bubbles,
       "copies of weights": _copied(work, schedule, residency) / chip.hbm_bandwidth,
   }
   waits, beside = _transfers(chip, work, costs)
@@ -198,10 +202,10 @@ def _copied(work: Work, schedule: CircularSchedule | None, residency: Residency 
   copied = _TRANSPOSE_PASSES * work.transposed * (gathered + reduced)
   if residency.gathers_first:
     copied += _KERNEL_COPY_PASSES * schedule.iterations * work.gathered_of_kernels
-  if not residency.has_slots:
-    passes = _ITERATION_PASSES
-  elif schedule.microbatches == 1:
+  if schedule.microbatches == 1:
     passes = 0
+  elif not residency.has_slots:
+    passes = _ITERATION_PASSES
   else:
     passes = _PIPELINE_PASSES if schedule.stages > 1 or not residency.prefetches else _WINDOW_PASSES
   return copied + passes * (gathered + reduced) * work.gathered
@@ -278,10 +282,27 @@ def torus(chips_of_slice: int, dimensions: int) -> tuple[int, ...]:
 
 def _axes_of_group(group: int, sizes: tuple[int, ...]) -> float:
   """Returns how many axes of a torus a group of chips spans; where no axes have as many chips, a share by logarithms."""
-  for count in range(1, len(sizes) + 1):
-    if any(math.prod(axes) == group for axes in itertools.combinations(sizes, count)):
-      return count
-  return len(sizes) * math.log(group) / math.log(math.prod(sizes))
+  spanned = _spanned(group, sizes)
+  return len(spanned[0]) if spanned else len(sizes) * math.log(group) / math.log(math.prod(sizes))
+
+
+def _spanned(group: int, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+  """Returns the axes of a torus that together have as many chips as a group, fewest first."""
+  some = itertools.chain.from_iterable(itertools.combinations(sizes, count) for count in range(1, len(sizes) + 1))
+  return [axes for axes in some if math.prod(axes) == group]
+
+
+def _dispatched(chip: chips.Chip, work: Work) -> float:
+  """Bytes over the busiest link between the devices that share the experts.
+
+  Half of all tokens cross the middle of the longest axis of these devices, one half of them in each direction. Devices
+  that span no whole axes are taken to be as long as the longest axis.
+  """
+  sizes = torus(work.chips, chip.links // 2)
+  longest = min(
+      (max(axes) for axes in _spanned(work.experts_devices, sizes)), default=min(work.experts_devices, max(sizes))
+  )
+  return work.gathered_of_experts + work.routed * (longest // 2) * (longest - longest // 2) / longest
 
 
 def _axis_rate(chip: chips.Chip, work: Work) -> float:

@@ -27,7 +27,7 @@ _TOKENS_PASSES_OF_ROWS, _HIDDEN_PASSES_OF_ROWS = 55, 21
 _OWN_LOOP = 1.27
 # How many times as much with biases (gpt-oss-120b): each row gets those of its expert before they are added. What is held
 # is fitted to no pipeline, the window and circular_bsw alike (6 and 5 % too little, 8 % too much).
-_WITH_BIASES, _HELD_WITH_BIASES = 2.15, 1.95
+_WITH_BIASES, _HELD_WITH_BIASES = 2.22, 1.95
 # Dispatch with a capacity: what is held of the gathered weights of all experts, one gradient of the three included.
 _WEIGHTS_HELD = 4 / 3
 
@@ -38,14 +38,16 @@ class Experts:
 
   Attributes:
     sent: bytes of the buffers that receive tokens, or weights, from the other devices of the expert axis.
-    exchanged: bytes over the busiest link of that axis. Of tokens they are those of balanced routing.
+    routed: bytes of the tokens that a device sends to all of these devices if routing is balanced, itself included.
+    gathered: bytes over the links of that axis for weights that are gathered instead.
     held: bytes that backward holds at once.
     moved: bytes read and written outside of products.
     flops: FLOPs of grouped products.
   """
 
   sent: float
-  exchanged: float
+  routed: float
+  gathered: float
   held: float
   moved: float
   flops: float
@@ -73,7 +75,8 @@ def experts(
     weights = 3 * config.num_experts * config.emb_dim * width * itemsize
     # Tokens stay, and the compiler gathers the weights of all experts, in forward and in backward, and adds up gradients.
     sent = 3 * weights * (1 - 1 / members)
-    return Experts(sent=sent, exchanged=sent, held=weights * _WEIGHTS_HELD if members > 1 else 0, moved=0, flops=0)
+    held = weights * _WEIGHTS_HELD if members > 1 else 0
+    return Experts(sent=sent, routed=0, gathered=sent, held=held, moved=0, flops=0)
   rows = tokens * config.num_experts_per_tok
   room = rows * _imbalance(config, members)
   token, hidden = config.emb_dim * itemsize, width * itemsize
@@ -83,8 +86,8 @@ def experts(
   layouts = _OWN_LOOP if own_loop and not config.mlp_bias else 1
   return Experts(
       sent=(combines * rows + passes * room) * token if members > 1 else 0,
-      # Half of all tokens cross the middle of the axis, one half of them in each direction.
-      exchanged=(combines + passes) * rows * token * (members // 2) * (members - members // 2) / members,
+      routed=(combines + passes) * rows * token,
+      gathered=0,
       held=room * (_HELD_WITH_BIASES if config.mlp_bias else 1) * (_TOKENS_HELD * token + _HIDDEN_HELD * hidden),
       moved=biases
       * layouts

@@ -37,7 +37,9 @@ WORK = estimate.Work(
     recomputed=1,
     elementwise=2.6e11,
     stream=8.6e9,
-    exchanged=0.0,
+    routed=0.0,
+    gathered_of_experts=0.0,
+    experts_devices=1,
     sums=8.72e8,
     sums_of_kernels=0.0,
     gathered=4.36e8,
@@ -116,6 +118,15 @@ def test_with_large_vector_memory_products_add_to_sums_in_no_time_and_kernels_do
   sums = lambda **work: of(sums_of_kernels=1e8, **work).parts["sums of gradients"]
   assert sums(vmem_kib=98304) == pytest.approx(sums() * 1e8 / WORK.sums)
   assert of(vmem_kib=98304).parts["sums of gradients"] == 0.0 < of(vmem_kib=16384).parts["sums of gradients"]
+
+
+def test_dispatch_takes_as_long_as_what_crosses_the_middle_of_the_experts_longest_axis():
+  takes = lambda devices, chips_of_slice=32: of(chips=chips_of_slice, routed=1e9, experts_devices=devices).parts["dispatch"]
+  assert 0.0 < takes(2) == takes(4) / 2  # 1/2 and 1 of what a device sends, on axes of 2 × 4 × 4
+  assert takes(4) == takes(8) == takes(16) == takes(32)
+  assert takes(8, 512) == 2 * takes(4, 512)  # 8 × 8 × 8
+  gathers = of(chips=32, gathered_of_experts=1e9, experts_devices=8).parts["dispatch"]
+  assert gathers == pytest.approx(takes(8))
 
 
 @pytest.mark.parametrize("residency", Residency)
