@@ -243,19 +243,21 @@ def _transfers(chip: chips.Chip, work: Work, costs: Costs) -> tuple[dict[str, fl
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
   Gradients that are scattered over all devices take twice as long. A window scatters them in two steps, each of which is
-  taken to use the links of half of the torus axes. XLA makes an all-reduce of them, which sends them twice.
+  taken to use the links of half of the torus axes. XLA makes an all-reduce of them, which sends them twice. What two
+  devices gather or reduce they permute, and permutations run beside compute.
   """
   rates = {
       "links": _gather_rate(chip, work),
       "links to the next stage": chip.link * chips.LINK_EFFICIENCY,  # one way over one of them
       "network": chip.network_measured or chip.network,
   }
+  permuted = sum(share for share, members in work.groups if members == 2)
   waits, beside = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
   for what, sent in costs.traffic.items():
     if what == "dispatch":  # the layers wait for it
       continue
     moves = what == "activations"
-    share = costs.beside_compute.get(what, 0.0) if moves or work.on_sparsecores else 0.0
+    share = costs.beside_compute.get(what, 0.0) * (1.0 if moves or work.on_sparsecores else permuted)
     between = costs.over_network.get(what, 0)
     within = max(sent - between, 0) * (1 + work.over_all_devices if what == "gradients" else 1)
     for lane, size in (("links to the next stage" if moves else "links", within), ("network", between)):

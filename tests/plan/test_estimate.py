@@ -144,6 +144,12 @@ def test_weights_are_gathered_beside_compute_on_sparsecores_if_the_pipeline_pref
   assert slow.seconds == pytest.approx(sum(slow.parts.values()) + slow.beside["links"] - slow.pipeline)
 
 
+def test_what_two_devices_gather_they_permute_beside_compute():
+  waits = lambda *groups: of(groups=groups).parts["transfers"]
+  assert waits((1.0, 2)) < waits((0.5, 2), (0.5, 4)) < waits((1.0, 4))
+  assert of(groups=((1.0, 2),)).beside["links"] > 0.0 == of(groups=((1.0, 4),)).beside["links"]
+
+
 def test_activations_are_waited_for_unless_they_have_an_iteration_of_their_own():
   at_once, delayed = (
       of("v6e", over_slices=True, schedule=dataclasses.replace(SCHEDULE, delay=delay)) for delay in (1, 2)
