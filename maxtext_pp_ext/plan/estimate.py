@@ -28,8 +28,8 @@ _ALONE, _LARGE, _LARGE_VMEM = 1.058, 1.107, 1.012
 _LARGE_VMEM_KIB = 49152
 # The compiler fuses what surrounds a product into it: residual streams that are added, sums of squares, activation
 # functions and their derivatives. They take VMEM from its tiles: 8192 × 8192 × 5120 in Llama 4 Scout on v5p takes 1.65 ms
-# by itself, and 2.9 with residual stream and norm. All of it is as long as so many passes over the residual streams of all
-# layers: in a stage of a pipeline, and in a loop over layers. MaxText's own loop takes a few more, for it has weights in the
+# by itself, and 2.9 with residual stream and norm. All of it is as long as so many passes over the residual streams of
+# all layers: in a pipeline's stage, in a window's loop over layers, and in MaxText's own loop, which has weights in the
 # layouts of their gathers. Fitted to the projections of Llama 3 8B and 70B, Qwen3 235B, DeepSeek-V3 and Llama 4 Scout in
 # benchmarks/results/compiler_figures.md. With 48 MiB of scoped VMEM it costs nothing.
 _STREAM_PASSES_OF_STAGE, _STREAM_PASSES_OF_LAYER, _STREAM_PASSES_OF_OWN_LOOP = 24, 38, 60
@@ -41,20 +41,21 @@ _SPLASH_FORWARD, _SPLASH_BACKWARD = 2, 7
 # as long as four passes over the sum: its tiles leave less VMEM to the operands, and nothing hides what is read and
 # written. With 48 MiB of scoped VMEM or more both take 4.2 ms. Kernels of grouped products do not add: always four.
 _SUM_PASSES = 4
-# What is copied of weights and gradients on their way from gathers into the window, to products, and out of it, in passes
-# over each gathered and each reduced repeat. With one microbatch products read what was gathered. A pipeline with several
-# takes 0.3 s of a step of Llama 3 70B on v5p for it (`python -m benchmarks.compiler_figures --shape llama3-70b --impl none
-# circular_bsw window --flags DENSE_VMEM_LIMIT_FLAG`). A window of layers with several microbatches copies whole layers
-# between the layouts of gathers, window and products: when one microbatch had these copies, too, they took 2.2 s. Weights
-# that are gathered in each iteration are copied less at a time: `--impl circular`, and `--shape llama3-8b-dcn`.
+# What is copied of weights and gradients on their way from gathers into the window, to products, and out of it, in
+# passes over each gathered and each reduced repeat. With one microbatch products read what was gathered. With several a
+# pipeline takes 0.3 s of a step of Llama 3 70B on v5p for it (`python -m benchmarks.compiler_figures --shape llama3-70b
+# --impl none circular_bsw window --flags DENSE_VMEM_LIMIT_FLAG`). A window of layers with several microbatches copies
+# whole layers between the layouts of gathers, window and products: when one microbatch had these copies, too, they took
+# 2.2 s. Weights that are gathered in each iteration are copied less at a time: `--impl circular`, and `--shape
+# llama3-8b-dcn`.
 _PIPELINE_PASSES, _WINDOW_PASSES, _ITERATION_PASSES = 8, 15, 4
 # With all weights gathered at once, a kernel reads a copy of its weights, cut out of those of all repeats; of a window it
 # reads the buffer. Copies took 0.15 s more of a step of Mixtral 8x7B on v5p (`--shape mixtral-8x7b-dropless --impl
 # circular_bsw circular_ag_once`), as long as 8 passes over the experts' weights in each iteration.
 _KERNEL_COPY_PASSES = 8
 # A kernel reads weights with their last axis in lanes of 128. Where a shard of that axis is no multiple of 128 the TPU
-# stores another axis in lanes, and what is gathered is transposed before a kernel reads it, and so is its gradient. In Llama
-# 4 Scout over 16 devices, whose shards have 320 of 5120, it takes 1.64 ms for 336 MB, and 1.13 for the gradient; in
+# stores another axis in lanes. What is gathered is then transposed before a kernel reads it, and so is its gradient. In
+# Llama 4 Scout over 16 devices, whose shards have 320 of 5120, it takes 1.64 ms for 336 MB, and 1.13 for the gradient; in
 # DeepSeek-V3 3.12 ms for 940 MB: as long as 9 to 13 passes (`--shape llama4-17b-16e deepseek3-671b-4096`).
 _TRANSPOSE_PASSES = 10
 # A torus with fewer chips has axes that are not closed to rings (docs.cloud.google.com/tpu/docs/v5p, v6e).

@@ -121,11 +121,11 @@ def test_with_large_vector_memory_products_add_to_sums_in_no_time_and_kernels_do
 
 
 def test_dispatch_takes_as_long_as_what_crosses_the_middle_of_the_experts_longest_axis():
-  takes = lambda devices, chips_of_slice=32: of(chips=chips_of_slice, routed=1e9, experts_devices=devices).parts["dispatch"]
+  takes = lambda devices, size=32: of(chips=size, routed=1e9, experts_devices=devices).parts["dispatch"]
   assert 0.0 < takes(2) == takes(4) / 2  # 1/2 and 1 of what a device sends, on axes of 2 × 4 × 4
   assert takes(4) == takes(8) == takes(16) == takes(32)
   assert takes(8, 512) == 2 * takes(4, 512)  # 8 × 8 × 8
-  gathers = of(chips=32, gathered_of_experts=1e9, experts_devices=8).parts["dispatch"]
+  gathers = of(gathered_of_experts=1e9, chips=32, experts_devices=8).parts["dispatch"]
   assert gathers == pytest.approx(takes(8))
 
 
