@@ -143,7 +143,22 @@ SHAPES = {
         preset="deepseek3-671b-batch-split",
         keys=_DEEPSEEK | {"use_batch_split_schedule": False},
     ),
+    # The model's 58 MoE layers divide by 2 stages, and not by 4, for which 2 of them are outside, stored once per stage.
     "deepseek3-671b-4096": Shape(
+        title="DeepSeek-V3 671B, v5p-1024 (512 chips), 2 stages × expert 8 × FSDP 32, one sequence of 4096 per chip",
+        preset="deepseek3-671b-batch-split",
+        keys=_DEEPSEEK
+        | {
+            "use_batch_split_schedule": False,
+            "ici_pipeline_parallelism": 2,
+            "pipeline_parallel_layers": 58,
+            "ici_fsdp_parallelism": 32,
+            "per_device_batch_size": 1,
+            "max_target_length": 4096,
+            "num_pipeline_microbatches": 2,
+        },
+    ),
+    "deepseek3-671b-4096-4-stages": Shape(
         title="DeepSeek-V3 671B, v5p-1024 (512 chips), 4 stages × expert 8 × FSDP 16, one sequence of 4096 per chip",
         preset="deepseek3-671b-batch-split",
         keys=_DEEPSEEK
