@@ -229,7 +229,7 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
       stream=(3 + again) * _tokens(config, mesh) * layers * config.emb_dim * jnp.dtype(config.dtype).itemsize,
       routed=times * of_experts.routed if of_experts else 0.0,
       gathered_of_experts=times * of_experts.gathered if of_experts else 0.0,
-      experts_devices=ici["expert"] if of_experts else 1,
+      experts_devices=ici.get("expert", 1),
       sums=float(sized.summed),
       sums_of_kernels=float(sized.summed_of_kernels),
       gathered=float(sized.gathered),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import math
 import re
@@ -22,7 +23,7 @@ from maxtext_pp_ext.sharding.gathered import gathered_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
 # Elements of the last axis that a TPU keeps side by side.
-LANES = 128
+_LANES = 128
 # The optimizers whose moments are known.
 ADAMS = ("adamw", "adam_pax")
 
@@ -84,16 +85,29 @@ class Weights:
     count = math.prod(layout.shape) / math.prod(shape[axis] for axis in kept_axes if axis != "stage")
     # The stages share what is outside the pipeline.
     batch = self._of_batch | ({"stage"} & set(shape)) if outside else self._of_batch
-    last = mesh_axes(spec[-1]) if len(spec) == len(layout.shape) and spec else ()
-    shard = layout.shape[-1] // math.prod(shape[axis] for axis in last) if layout.shape else 1
     return Weight(
         count,
         layout.dtype,
         frozenset(all_axes - kept_axes),
         frozenset(batch - all_axes),
         of_experts="exp" in (names or ()),
-        in_lanes=set(last) <= kept_axes or shard % LANES == 0,
+        in_lanes=in_lanes(layout.shape, spec, kept_axes, shape),
     )
+
+
+def in_lanes(shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:
+  """Returns whether a TPU stores an array's shards with the last axis in its lanes, or gathers nothing along that axis.
+
+  It stores another axis there if shards of the last one are no multiple of its lanes, which would be padded.
+
+  Args:
+    shape: of the whole array.
+    spec: how it is stored.
+    kept: the mesh axes over which it is not gathered.
+    mesh: sizes of the mesh axes.
+  """
+  last = mesh_axes(spec[-1]) if shape and len(spec) == len(shape) else ()
+  return set(last) <= set(kept) or shape[-1] // math.prod(mesh[axis] for axis in last) % _LANES == 0
 
 
 def axes_of(spec: P) -> set[str]:

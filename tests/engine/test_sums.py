@@ -137,3 +137,29 @@ def test_what_is_not_one_product_is_added_outside_of_a_branch(mesh):
     program = GradientProgram.plan(closed, split, ("fsdp",), 1, reads=[[0]])
     assert program.parts == (2,)
     assert (program.parts_on_device[0] is not None) is is_product
+
+
+def test_reductions_beside_compute_begin_together_when_all_gradients_are_complete():
+  """Two devices exchange beside compute; four reduce while nothing computes, and each such reduction begins by itself."""
+  mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("stage", "fsdp", "tensor"))
+  layouts = [
+      WeightLayout(
+          sharded=P("stage", axes, None),
+          gathered=P("stage", None, None),
+          partial_axes=axes,
+          compute_dtype=BF16,
+          accumulation_dtype=F32,
+      )
+      for axes in (("fsdp",), ("fsdp", "tensor"), ("fsdp",))
+  ]
+  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=layouts, pieces=1)
+  params = [jnp.zeros((3, STAGES, rows, 4)) for rows in (8, 16, 24)]
+  gradients = Gradients.of(weights, params, [2, 4, 2], [range(3)] * 3, [None] * 3)
+  assert gradients.reduced_beside_nothing == [1]
+  window = [jnp.zeros((2, 1, *each.shape[1:]), BF16) for each in params]
+  numbers = jnp.zeros((STAGES,), jnp.int32)
+  reduce = lambda sums, window: gradients.reduce(sums, window, numbers, numbers, numbers)
+  jaxpr = jax.make_jaxpr(reduce)(gradients.zeros(), window).jaxpr
+  (barrier,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "optimization_barrier"]
+  of_windows = len(window)
+  assert [var.aval.shape[2:] for var in barrier.invars[of_windows:]] == [(8, 4), (24, 4)]

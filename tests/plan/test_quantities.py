@@ -1,0 +1,70 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What backward computes again and keeps, and how weights are stored, by the keys of a run."""
+
+import types
+from typing import Any
+
+from jax.sharding import PartitionSpec as P
+import pytest
+
+from maxtext_pp_ext.plan import quantities, weights
+from maxtext_pp_ext.schedule import CircularSchedule
+
+KEYS: dict[str, Any] = {
+    "decoder_block": "llama2",
+    "use_post_ffw_norm": False,
+    "num_experts": 1,
+    "sparse_matmul": True,
+    "scan_layers": True,
+    "num_decoder_layers": 48,
+    "inhomogeneous_layer_cycle_interval": 1,
+    "num_layers_per_pipeline_stage": 4,
+}
+LLAMA4 = {
+    "decoder_block": "llama4",
+    "num_experts": 16,
+    "inhomogeneous_layer_cycle_interval": 4,
+    "nope_layer_interval": 4,
+    "interleave_moe_layer_step": 1,
+}
+PIPELINE = CircularSchedule(stages=4, microbatches=8, repeats=3)
+WINDOW = CircularSchedule(stages=1, microbatches=1, repeats=12)
+
+
+@pytest.mark.parametrize(
+    "more, schedule, share",
+    [
+        ({}, PIPELINE, 1),
+        ({}, WINDOW, 1),
+        ({}, None, 1),
+        ({"use_post_ffw_norm": True}, PIPELINE, 0),  # the norm reads the MLP's output
+        ({"decoder_block": "mixtral", "num_experts": 8}, PIPELINE, 0),  # router weights multiply the experts' outputs
+        (LLAMA4, PIPELINE, 1),  # and here their inputs; a pipeline saves the input of each layer
+        (LLAMA4, WINDOW, 1 / 4),  # a cycle's layers but for the last have a layer behind them
+        (LLAMA4, None, 1 / 4),
+        (LLAMA4 | {"sparse_matmul": False}, PIPELINE, 0),
+    ],
+)
+def test_the_last_product_of_a_layer_is_not_recomputed_where_nothing_reads_it(more, schedule, share):
+  assert quantities._share_spared(types.SimpleNamespace(**KEYS | more), schedule) == share
+
+
+def test_a_stage_keeps_the_input_of_each_of_its_layers_and_a_cycle_that_of_its_first():
+  kept = [quantities._layers_of_stage(types.SimpleNamespace(**KEYS), each) for each in (PIPELINE, WINDOW, None)]
+  assert kept == [4, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "shape, spec, kept, filled",
+    [
+        ((16, 8192, 5120), P("expert", None, "fsdp"), {"expert"}, False),  # 320 of 5120
+        ((16, 8192, 4096), P("expert", None, "fsdp"), {"expert"}, True),  # 256 of 4096
+        ((16, 5120, 8192), P("expert", "fsdp", None), {"expert"}, True),
+        ((16, 5120), P("expert"), {"expert"}, True),
+        ((5120, 320), P(None, "tensor"), {"tensor"}, True),  # nothing is gathered along it
+        ((), P(), set(), True),
+    ],
+)
+def test_shards_that_are_no_multiple_of_the_lanes_are_stored_with_another_axis_in_them(shape, spec, kept, filled):
+  assert weights.in_lanes(shape, spec, kept, {"expert": 4, "fsdp": 16, "tensor": 4}) is filled
