@@ -143,7 +143,7 @@ SHAPES = {
         preset="deepseek3-671b-batch-split",
         keys=_DEEPSEEK | {"use_batch_split_schedule": False},
     ),
-    # The model's 58 MoE layers divide by 2 stages, and not by 4, for which 2 of them are outside, stored once per stage.
+    # The 58 MoE layers divide by 2 stages. With 4 stages 2 of them are outside the pipeline, and each stage stores them.
     "deepseek3-671b-4096": Shape(
         title="DeepSeek-V3 671B, v5p-1024 (512 chips), 2 stages × expert 8 × FSDP 32, one sequence of 4096 per chip",
         preset="deepseek3-671b-batch-split",

@@ -21,7 +21,7 @@ have that key. "none" is the same model without a pipeline.
 --wide adds:
 
   window       of memory, gathered weights and sums of gradients
-  kept         of memory, the stages' inputs that backward needs
+  kept         of memory, the layers' inputs that backward needs
   weights      of what is sent, weights that are gathered and their gradients
   act.         of what is sent, activations and their gradients, to other stages
   slices       of what is sent, all that goes to other slices

@@ -294,17 +294,18 @@ class Gradients:
     waiting = [self._place(i) for i in self._partial]
     leaving = per_stage(cut_out, self.mesh, [repeat, piece], self._done(sums, window), waiting, self._pieces(transfers))
     window = list(window)
-    together = [k for k, transfer in enumerate(transfers) if self._is_sum and transfer.is_asynchronous]
-    if together:
-      # Those beside compute begin together when the last gradient is complete. Spread over the iteration they take turns
-      # with its gathers: 1.19 s instead of 1.10 for a window of Llama 3 8B on v6e (`python -m benchmarks.overlap`).
-      window, begun = jax.lax.optimization_barrier((window, [leaving[k] for k in together]))
-      for k, each in zip(together, begun, strict=True):
-        leaving[k] = each
-    # One by one: the pieces of layers whose backward comes late need no memory before.
-    for k, i in enumerate(self._partial):
-      if self.in_window[i]:
-        window[i], leaving[k] = jax.lax.optimization_barrier((window[i], leaving[k]))
+    if self._is_sum:
+      # Those beside compute are ready together, and the window waits for them. Without this barrier they take turns with
+      # its gathers: 1.19 s instead of 1.10 for a window of Llama 3 8B on v6e (`python -m benchmarks.overlap`).
+      together = [k for k, transfer in enumerate(transfers) if transfer.is_asynchronous]
+      if together:
+        window, ready = jax.lax.optimization_barrier((window, [leaving[k] for k in together]))
+        for k, each in zip(together, ready, strict=True):
+          leaving[k] = each
+    else:  # One by one: the pieces of layers whose backward comes late need no memory before.
+      for k, i in enumerate(self._partial):
+        if self.in_window[i]:
+          window[i], leaving[k] = jax.lax.optimization_barrier((window[i], leaving[k]))
     return self._reduce(sums, leaving, transfers, finished, piece), window
 
   def _place(self, i: int) -> Layout:

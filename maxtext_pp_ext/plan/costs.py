@@ -32,10 +32,12 @@ class Sizes:
     sent_to_gather, sent_to_reduce: what a device sends to gather these weights once, and to reduce these gradients once.
     transposed: of gathered_of_kernels, those that are transposed before kernels read them.
     groups: (share of what is sent to gather, the chips of a slice that gather it from one another).
+    permuted: share of sent_to_gather that two devices gather from one another.
     over_all_devices: share of sent_to_reduce that belongs to gradients that are scattered over all devices of the mesh.
     activations: the activations of one microbatch between two layers.
-    kept: what of them stays in the device's memory for backward: nothing if MaxText offloads the layers' inputs.
-    work: what a stage's backward keeps of one microbatch while it computes it.
+    kept: the inputs of a repeat's layers for one microbatch, as far as they stay in the device's memory for backward:
+      none if MaxText offloads them.
+    work: what backward of a layer holds of one microbatch.
     logits: the logits of the device's share of the batch.
     head: weights outside the pipeline, as they are gathered.
     head_sent: what a device sends in a step for weights outside the pipeline, and their gradients.
@@ -68,6 +70,7 @@ class Sizes:
   transposed: int = 0
   sent_to_gather_again: int = 0
   groups: tuple[tuple[float, int], ...] = ()
+  permuted: float = 0.0
   over_all_devices: float = 0.0
   dispatched: int = 0
   dispatched_outside: int = 0
@@ -175,11 +178,11 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
       "activations": ring / (ring + ends) if schedule.delay == 2 and ring else 0.0,
   }
   names = _PIPELINE if schedule.stages > 1 else _LAYERS
-  kept = {names.kept: schedule.iterations * sizes.kept}
+  kept = {_KEPT: schedule.iterations * sizes.kept}
   gradients = sizes.gradients if residency.has_slots else sizes.gradients_at_once
   backward = {"gradients, sharded": gradients, **_window(schedule, residency, sizes, names), **kept}
   backward["waiting microbatches, both directions"] = 2 * whole
-  backward[names.work] = sizes.work
+  backward[_WORK] = sizes.work
   slots = 0 if not residency.has_slots else schedule.repeats if residency.gathers_first else 1
   head = {**kept, "weights that stay gathered": slots * sizes.gathered, "outputs": whole}
   phases = {names.backward: backward, "at the logits": head | _head(sizes, names)}
@@ -195,12 +198,13 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
   )
 
 
+_KEPT, _WORK = "layers' inputs, kept for backward", "one microbatch in a layer, backward"
+
+
 class _Names(NamedTuple):
   """What the parts of memory are called: one stage and its repeats are a model's layers."""
 
   backward: str
-  kept: str
-  work: str
   sums: str
   all_weights: str
   outside: str
@@ -208,16 +212,12 @@ class _Names(NamedTuple):
 
 _PIPELINE = _Names(
     backward="in the pipeline's backward",
-    kept="stages' inputs, kept for backward",
-    work="one microbatch in a stage, backward",
     sums="sums of the gradients of a repeat",
     all_weights="gathered weights of all repeats",
     outside="gathered weights outside the pipeline",
 )
 _LAYERS = _Names(
     backward="in the layers' backward",
-    kept="layers' inputs, kept for backward",
-    work="one microbatch in a layer, backward",
     sums="sums of the gradients of a layer",
     all_weights="gathered weights of all layers",
     outside="gathered weights outside the layers",
@@ -258,7 +258,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
       **_dispatch(layers, sizes),
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
-  kept = {_LAYERS.kept: layers * sizes.kept}
+  kept = {_KEPT: layers * sizes.kept}
   backward = {
       "gradients, sharded": sizes.parameters,
       "gathered weights of one layer": sizes.gathered,

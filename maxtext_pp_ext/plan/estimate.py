@@ -28,10 +28,10 @@ _ALONE, _LARGE, _LARGE_VMEM = 1.058, 1.107, 1.012
 _LARGE_VMEM_KIB = 49152
 # The compiler fuses what surrounds a product into it: residual streams that are added, sums of squares, activation
 # functions and their derivatives. They take VMEM from its tiles: 8192 × 8192 × 5120 in Llama 4 Scout on v5p takes 1.65 ms
-# by itself, and 2.9 with residual stream and norm. All of it is as long as so many passes over the residual streams of
-# all layers: in a pipeline's stage, in a window's loop over layers, and in MaxText's own loop, which has weights in the
-# layouts of their gathers. Fitted to the projections of Llama 3 8B and 70B, Qwen3 235B, DeepSeek-V3 and Llama 4 Scout in
-# benchmarks/results/compiler_figures.md. With 48 MiB of scoped VMEM it costs nothing.
+# by itself, and 2.9 with residual stream and norm. Together this takes as long as reading the residual streams of all
+# layers this many times: in a pipeline's stage, in a window's loop over layers, and in MaxText's own loop, where products
+# read weights in the layout in which they were gathered. Fitted to the projections of Llama 3 8B and 70B, Qwen3 235B,
+# DeepSeek-V3 and Llama 4 Scout in benchmarks/results/compiler_figures.md. With 48 MiB of scoped VMEM it costs nothing.
 _STREAM_PASSES_OF_STAGE, _STREAM_PASSES_OF_LAYER, _STREAM_PASSES_OF_OWN_LOOP = 24, 38, 60
 # The logits' three products, likewise: 8192 × 5120 × 202048 in Llama 4 Scout takes 43, 41 and 45 ms, 37 at the peak.
 _LOGITS = 1.17
@@ -77,14 +77,16 @@ class Work:
     elementwise: bytes that the layers read and write between products.
     stream: bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
     routed: bytes of tokens that a device sends to experts, and of their results, its own experts included.
-    gathered_of_experts: bytes of experts' weights that are gathered where the tokens are.
+    gathered_of_experts: with a capacity, bytes sent to gather experts' weights where the tokens are, and to add up their
+      gradients.
     experts_devices: the devices that share the experts.
     sums: bytes of the sums of the gradients of a stage's repeat.
     sums_of_kernels: of these, of weights whose gradients kernels compute.
     gathered: bytes of the gathered weights of a stage's repeat.
     gathered_of_kernels: of these, of weights that kernels read.
     transposed: of those, of weights that are transposed after they are gathered.
-    repeats: repeats of a stage; without a pipeline the layers, or cycles of layers, that a loop runs.
+    loop: the layers, or cycles of layers, that MaxText's own loop runs; 0 if it does not.
+    permuted: share of the bytes of gathers and reductions that two devices exchange.
     over_all_devices: share of the bytes of gradients that are scattered over all devices of the mesh.
     state: bytes that the optimizer reads and writes.
     vmem_kib: XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given.
@@ -110,7 +112,8 @@ class Work:
   gathered: float
   gathered_of_kernels: float
   transposed: float
-  repeats: int
+  loop: int
+  permuted: float
   over_all_devices: float
   state: float
   vmem_kib: int | None
@@ -175,12 +178,12 @@ def estimate(
       "attention": kernels * work.attention / (chip.flops * chips.KERNEL_EFFICIENCY["attention"]) * with_bubbles,
       "elementwise": work.elementwise / chip.hbm_bandwidth * with_bubbles,
       "sums of gradients": _SUM_PASSES * summed / chip.hbm_bandwidth,
-      "dispatch": _dispatched(chip, work) / _axis_rate(chip, work) * with_bubbles,
+      "dispatch": _over_busiest_link(chip, work) / _axis_rate(chip, work) * with_bubbles,
       "copies of weights": _copied(work, schedule, residency) / chip.hbm_bandwidth,
   }
   waits, beside = _transfers(chip, work, costs)
   others = {
-      "outside the layers": _outside(work) / chip.flops,
+      "outside the layers": _outside(chip, work),
       "optimizer": work.state / chip.hbm_bandwidth,
       "transfers": sum(waits.values()),
   }
@@ -198,7 +201,7 @@ def estimate(
 def _copied(work: Work, schedule: CircularSchedule | None, residency: Residency | None) -> float:
   """Bytes of copies of weights and their gradients."""
   if schedule is None or residency is None:  # backward gathers once for what it recomputes and for gradients
-    return _TRANSPOSE_PASSES * work.transposed * 3 * work.repeats
+    return _TRANSPOSE_PASSES * work.transposed * 3 * work.loop
   gathered, reduced = gathers(schedule, residency), reductions(schedule, residency)
   copied = _TRANSPOSE_PASSES * work.transposed * (gathered + reduced)
   if residency.gathers_first:
@@ -224,9 +227,9 @@ def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -
   return alone + passes * work.stream / chip.hbm_bandwidth
 
 
-def _outside(work: Work) -> float:
-  """FLOPs that take as long at the peak as the logits take."""
-  return work.outside * (_LARGE_VMEM if _has_large_vmem(work) else _LOGITS)
+def _outside(chip: chips.Chip, work: Work) -> float:
+  """Seconds of the logits' products."""
+  return work.outside * (_LARGE_VMEM if _has_large_vmem(work) else _LOGITS) / chip.flops
 
 
 def _longer(work: Work) -> float:
@@ -252,16 +255,18 @@ def _transfers(chip: chips.Chip, work: Work, costs: Costs) -> tuple[dict[str, fl
       "links to the next stage": chip.link * chips.LINK_EFFICIENCY,  # one way over one of them
       "network": chip.network_measured or chip.network,
   }
-  permuted = sum(share for share, members in work.groups if members == 2)
   waits, beside = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
   for what, sent in costs.traffic.items():
     if what == "dispatch":  # the layers wait for it
       continue
     moves = what == "activations"
-    share = costs.beside_compute.get(what, 0.0) * (1.0 if moves or work.on_sparsecores else permuted)
+    always_beside = moves or work.on_sparsecores
+    beside_compute = costs.beside_compute.get(what, 0.0)
     between = costs.over_network.get(what, 0)
     within = max(sent - between, 0) * (1 + work.over_all_devices if what == "gradients" else 1)
-    for lane, size in (("links to the next stage" if moves else "links", within), ("network", between)):
+    links = "links to the next stage" if moves else "links"
+    for lane, size, exchanged in ((links, within, work.permuted), ("network", between, 0.0)):
+      share = beside_compute * (1.0 if always_beside else exchanged)
       waits[lane] += (1 - share) * size / rates[lane]
       beside[lane] += share * size / rates[lane]
   return waits, beside
@@ -295,8 +300,8 @@ def _spanned(group: int, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
   return [axes for axes in some if math.prod(axes) == group]
 
 
-def _dispatched(chip: chips.Chip, work: Work) -> float:
-  """Bytes over the busiest link between the devices that share the experts.
+def _over_busiest_link(chip: chips.Chip, work: Work) -> float:
+  """Bytes over the busiest link between the devices that share the experts: tokens, or weights that are gathered instead.
 
   Half of all tokens cross the middle of the longest axis of these devices, one half of them in each direction. Devices
   that span no whole axes are taken to be as long as the longest axis.

@@ -38,8 +38,10 @@ class Experts:
 
   Attributes:
     sent: bytes of the buffers that receive tokens, or weights, from the other devices of the expert axis.
-    routed: bytes of the tokens that a device sends to all of these devices if routing is balanced, itself included.
-    gathered: bytes over the links of that axis for weights that are gathered instead.
+    routed: bytes of tokens that a device sends to experts, and of their results, if routing is balanced; its own experts
+      included.
+    gathered: with a capacity, bytes that a device sends to gather the experts' weights twice and to add up their
+      gradients.
     held: bytes that backward holds at once.
     moved: bytes read and written outside of products.
     flops: FLOPs of grouped products.

@@ -95,6 +95,9 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
   def scattered_over_all(w: Weight) -> bool:
     return over(w.gathered_over) == mesh.size
 
+  def permuted(w: Weight) -> bool:
+    return over(w.gathered_over) == 2 and over(w.replicas_over) == 1
+
   def to_gather(w: Weight) -> float:
     return as_gathered(w) * (1 - 1 / over(w.gathered_over))
 
@@ -131,9 +134,10 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       sent_to_gather_again=round(sum(to_gather(w) for w in inside if not of_kernels(w)) / parts),
       sent_to_reduce=round(sum(map(reduced, inside)) / parts),
       groups=tuple(groups()),
+      permuted=sum(to_gather(w) for w in inside if permuted(w)) / max(sum(map(to_gather, inside)), 1.0),
       over_all_devices=sum(reduced(w) for w in inside if scattered_over_all(w)) / max(sum(map(reduced, inside)), 1.0),
       activations=activations,
-      kept=0 if _offloads_inputs(config) else activations * _layers_of_stage(config, schedule),
+      kept=0 if _offloads_inputs(config) else activations * _inputs_of_stage(config, schedule),
       work=_work(config, schedule, mesh),
       logits=_logits(config, mesh),
       head=round(sum(map(narrow, ends))) // 2,  # the table of embeddings is not gathered
@@ -169,6 +173,8 @@ def not_counted(config: DerivedKeys) -> list[str]:
     missing.append(
         f"all but one of the parts that gradient_accumulation_steps={accumulated} makes of a step, and their sum"
     )
+  if config.num_experts > 1 and config.dcn_expert_parallelism > 1:
+    missing.append("the time in which tokens go to experts of other slices")
   if config.num_experts > 1 and not has_formulas(config):
     missing.append("what the layers send to dispatch tokens to experts, and hold meanwhile")
   parallelism = ("tensor", "tensor_transpose", "tensor_sequence", "context", "sequence", "context_autoregressive")
@@ -188,7 +194,7 @@ def flops(config: DerivedKeys, schedule: CircularSchedule | None) -> tuple[float
   total = of_step(config)
   outside = 3 * 2 * _own_tokens(config) * config.emb_dim * config.vocab_size
   again = recomputes_layers(config)
-  return max(total - outside, 0) * (3 + again) / 3 - again * sum(_spared(config, schedule)), outside
+  return max(total - outside, 0) * (3 + again) / 3 - again * _spared(config, schedule), outside
 
 
 def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, mesh: AbstractMesh) -> Work:
@@ -216,6 +222,7 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
   times = layers_with_experts(config, in_pipeline=False) / (schedule.stages if schedule else 1) * microbatches
   grouped = times * of_experts.flops if of_experts else 0.0
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
+  of_exp = resolve(("exp",), mesh, config.logical_axis_rules)
   return Work(
       flops=inside,
       products=max(inside - attention * (6 + 2 * again) - grouped, 0),
@@ -226,16 +233,17 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
       attention=attention * (1 + min(config.sa_block_q / config.max_target_length, 1)),
       recomputed=again,
       elementwise=elementwise + (times * of_experts.moved if of_experts else 0.0),
-      stream=(3 + again) * _tokens(config, mesh) * layers * config.emb_dim * jnp.dtype(config.dtype).itemsize,
+      stream=(3.0 + again) * layers * microbatches * _activations(config, schedule, mesh),
       routed=times * of_experts.routed if of_experts else 0.0,
       gathered_of_experts=times * of_experts.gathered if of_experts else 0.0,
-      experts_devices=ici.get("expert", 1),
+      experts_devices=math.prod(ici[axis] for axis in axes_of(of_exp) - {"stage"}),
       sums=float(sized.summed),
       sums_of_kernels=float(sized.summed_of_kernels),
       gathered=float(sized.gathered),
       gathered_of_kernels=float(sized.gathered_of_kernels),
       transposed=float(sized.transposed),
-      repeats=schedule.repeats if schedule else loop_length(config),
+      loop=0 if schedule else loop_length(config),
+      permuted=sized.permuted,
       over_all_devices=sized.over_all_devices,
       state=2 * (sized.parameters + sized.optimizer) + sized.parameters,
       vmem_kib=_vmem_kib(config),
@@ -254,23 +262,23 @@ def _share_spared(config: DerivedKeys, schedule: CircularSchedule | None) -> flo
   """Returns the share of the layers whose last product backward need not recompute.
 
   Nothing in backward reads the output of that product, which is added to the residual stream; so the compiler drops it.
-  With experts the gradient of the router's weights reads it, unless they weigh the experts' inputs; with a norm behind
-  the MLP the norm does; and in a cycle the layer behind does. A pipeline saves the input of each layer.
+  With experts the gradient of the router's weights reads that of the routed ones, unless they weigh the experts' inputs;
+  shared experts and dense layers of such a model are taken to be the same. With a norm behind the MLP the norm reads it,
+  and in a cycle or stage whose inputs alone are kept the next layer does.
   """
   if has_norm_behind_mlp(config) or (config.num_experts > 1 and not weighs_experts_inputs(config)):
     return 0.0
-  return 1.0 if schedule is not None and schedule.stages > 1 else 1 / cycles.scanned(config)[1]
+  if schedule is None or schedule.stages == 1:
+    return 1 / cycles.scanned(config)[1]
+  return _inputs_of_stage(config, schedule) / config.num_layers_per_pipeline_stage
 
 
-def _spared(config: DerivedKeys, schedule: CircularSchedule | None) -> tuple[float, float]:
-  """Returns FLOPs of forward's products that backward need not recompute: of grouped ones, and of all others."""
+def _spared(config: DerivedKeys, schedule: CircularSchedule | None) -> float:
+  """Returns FLOPs of forward's products that backward need not recompute."""
   with_experts = layers_with_experts(config, in_pipeline=False)
-  width = config.moe_mlp_dim or config.mlp_dim
-  grouped = with_experts * config.num_experts_per_tok * width if with_experts else 0.0
-  others = (config.num_decoder_layers - with_experts) * config.mlp_dim
-  others += with_experts * config.shared_experts * width if with_experts else 0.0
-  each = 2 * _own_tokens(config) * config.emb_dim * _share_spared(config, schedule)
-  return each * grouped, each * others
+  of_experts = (config.num_experts_per_tok + config.shared_experts) * (config.moe_mlp_dim or config.mlp_dim)
+  hidden = with_experts * of_experts + (config.num_decoder_layers - with_experts) * config.mlp_dim
+  return 2 * _own_tokens(config) * config.emb_dim * hidden * _share_spared(config, schedule)
 
 
 def _vmem_kib(config: Any) -> int | None:
@@ -304,9 +312,12 @@ def _work(config: DerivedKeys, schedule: CircularSchedule | None, mesh: Abstract
   return math.ceil(tokens * _token(config, mesh) + (of_experts.held if of_experts else 0))
 
 
-def _layers_of_stage(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
-  """Returns the layers of a stage and repeat, each of whose inputs is kept; 1 without a pipeline, also of a cycle."""
-  return config.num_layers_per_pipeline_stage if schedule is not None and schedule.stages > 1 else 1
+def _inputs_of_stage(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
+  """Returns how many layers' inputs a stage keeps of a repeat and microbatch; 1 without a pipeline, also of a cycle."""
+  if schedule is None or schedule.stages == 1:
+    return 1
+  only_the_stages = config.remat_policy == "custom" and plain(config.decoder_layer_input) == "remat"
+  return 1 if only_the_stages else config.num_layers_per_pipeline_stage
 
 
 def _work_outside(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
@@ -358,7 +369,8 @@ def _dispatched(config: DerivedKeys, schedule: CircularSchedule | None, mesh: Ab
   if schedule is None or schedule.stages == 1:
     return found.sent * every / (schedule.repeats if schedule else loop_length(config)), 0.0
   inside = layers_with_experts(config, in_pipeline=True)
-  outside = experts(config, mesh, tokens / schedule.stages)  # the stages share the batch
+  # The stages share the batch.
+  outside = experts(config, mesh, tokens / schedule.stages, spared=_share_spared(config, schedule))
   return found.sent * inside / (schedule.stages * schedule.repeats), outside.sent * (every - inside) if outside else 0.0
 
 

@@ -56,7 +56,7 @@ def test_layers_schedule_and_memory_of_a_run_for_devices_that_are_not_there(chec
   assert parts["weight window: slot and prefetch buffer"] == 2 * 2 * layer * 4
   assert parts["sums of the gradients of a repeat"] == 2 * layer * 4
   rows = 18 // 6 / 2  # a microbatch's, of 6 devices of which each stage has two
-  assert parts["stages' inputs, kept for backward"] == 14 * rows * 16 * 16 * 4
+  assert parts["layers' inputs, kept for backward"] == 14 * 2 * rows * 16 * 16 * 4  # of 2 layers per stage
   assert found["memory"]["total"] == sum(parts.values())
 
 
@@ -234,7 +234,7 @@ def test_the_window_of_the_example_in_the_documentation(installed, capfd):  # no
   # W = 1.71 GB in bfloat16; A = 67 MB; T = 163
   assert parts["weight window: slot and prefetch buffer"] / 2 == pytest.approx(1.71e9, rel=2e-3)
   assert parts["sums of the gradients of a repeat"] == parts["weight window: slot and prefetch buffer"]
-  assert parts["stages' inputs, kept for backward"] == 163 * 4096 * 8192 * 2
+  assert parts["layers' inputs, kept for backward"] == 163 * 4096 * 8192 * 2
 
 
 def test_what_does_not_fit_into_the_devices_of_the_topology_is_a_warning(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name

@@ -139,8 +139,9 @@ def test_what_is_not_one_product_is_added_outside_of_a_branch(mesh):
     assert (program.parts_on_device[0] is not None) is is_product
 
 
-def test_reductions_beside_compute_begin_together_when_all_gradients_are_complete():
-  """Two devices exchange beside compute; four reduce while nothing computes, and each such reduction begins by itself."""
+@pytest.mark.parametrize("pieces, together", [(1, [[(8, 4), (24, 4)]]), (2, [])], ids=["one microbatch", "several"])
+def test_reductions_beside_compute_are_ready_together_if_they_are_of_whole_gradients(pieces, together):
+  """Two devices exchange beside compute; four reduce while nothing computes, and no such reduction waits for others."""
   mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("stage", "fsdp", "tensor"))
   layouts = [
       WeightLayout(
@@ -152,14 +153,18 @@ def test_reductions_beside_compute_begin_together_when_all_gradients_are_complet
       )
       for axes in (("fsdp",), ("fsdp", "tensor"), ("fsdp",))
   ]
-  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=layouts, pieces=1)
+  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=layouts, pieces=pieces)
   params = [jnp.zeros((3, STAGES, rows, 4)) for rows in (8, 16, 24)]
   gradients = Gradients.of(weights, params, [2, 4, 2], [range(3)] * 3, [None] * 3)
   assert gradients.reduced_beside_nothing == [1]
-  window = [jnp.zeros((2, 1, *each.shape[1:]), BF16) for each in params]
+  window = [jnp.zeros((2, parts, *each.shape[1:]), BF16) for each, parts in zip(params, (2, 4, 2), strict=True)]
   numbers = jnp.zeros((STAGES,), jnp.int32)
   reduce = lambda sums, window: gradients.reduce(sums, window, numbers, numbers, numbers)
   jaxpr = jax.make_jaxpr(reduce)(gradients.zeros(), window).jaxpr
-  (barrier,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "optimization_barrier"]
-  of_windows = len(window)
-  assert [var.aval.shape[2:] for var in barrier.invars[of_windows:]] == [(8, 4), (24, 4)]
+  windows = {var for var in jaxpr.invars if var.aval.ndim == window[0].ndim}
+  ready = [
+      [var.aval.shape[2:] for var in eqn.invars if var not in windows]
+      for eqn in jaxpr.eqns
+      if eqn.primitive.name == "optimization_barrier"
+  ]
+  assert [each for each in ready if len(each) > 1] == together

@@ -45,7 +45,8 @@ WORK = estimate.Work(
     gathered=4.36e8,
     gathered_of_kernels=0.0,
     transposed=0.0,
-    repeats=8,
+    loop=32,
+    permuted=0.0,
     over_all_devices=0.0,
     state=3.5e9,
     vmem_kib=None,
@@ -144,10 +145,13 @@ def test_weights_are_gathered_beside_compute_on_sparsecores_if_the_pipeline_pref
   assert slow.seconds == pytest.approx(sum(slow.parts.values()) + slow.beside["links"] - slow.pipeline)
 
 
-def test_what_two_devices_gather_they_permute_beside_compute():
-  waits = lambda *groups: of(groups=groups).parts["transfers"]
-  assert waits((1.0, 2)) < waits((0.5, 2), (0.5, 4)) < waits((1.0, 4))
-  assert of(groups=((1.0, 2),)).beside["links"] > 0.0 == of(groups=((1.0, 4),)).beside["links"]
+def test_what_two_devices_gather_they_exchange_beside_compute_but_not_over_the_network():
+  waits = lambda share, **more: of(permuted=share, **more).parts["transfers"]
+  assert waits(1.0) < waits(0.5) < waits(0.0)
+  assert waits(1.0) == waits(0.0, on_sparsecores=True)
+  assert of(permuted=1.0).beside["links"] > 0.0 == of(permuted=0.0).beside["links"]
+  sizes = dataclasses.replace(SIZES, between_slices=(0, 10**8, 0))
+  assert of(sizes=sizes, permuted=1.0).beside["network"] == 0.0
 
 
 def test_activations_are_waited_for_unless_they_have_an_iteration_of_their_own():
@@ -156,6 +160,13 @@ def test_activations_are_waited_for_unless_they_have_an_iteration_of_their_own()
   )
   assert at_once.beside["network"] == 0 < delayed.beside["network"]
   assert delayed.parts["transfers"] < at_once.parts["transfers"]
+
+
+def test_weights_that_each_iteration_gathers_are_copied_with_several_microbatches():
+  copied = lambda microbatches: of(
+      residency=Residency.ITERATION, schedule=dataclasses.replace(SCHEDULE, microbatches=microbatches, stages=1)
+  ).parts["copies of weights"]
+  assert copied(2) > 0.0 == copied(1)
 
 
 def test_weights_are_copied_on_their_way_through_a_window_of_several_microbatches_and_most_in_one_over_layers():
@@ -173,7 +184,11 @@ def test_what_is_gathered_in_other_lanes_than_kernels_read_is_transposed(schedul
       schedule,
       None if schedule is None else Residency.REPEAT,
   ).parts["copies of weights"]
-  assert 0.0 < copied(1e8) - copied(0.0) == pytest.approx(copied(2e8) - copied(1e8))
+  times = 3 * WORK.loop
+  if schedule is not None:
+    times = costs.gathers(schedule, Residency.REPEAT) + costs.reductions(schedule, Residency.REPEAT)
+  expected = estimate._TRANSPOSE_PASSES * times * 1e8 / chips.CHIPS["v5p"].hbm_bandwidth
+  assert copied(1e8) - copied(0.0) == pytest.approx(expected)
 
 
 def test_kernels_read_copies_of_weights_that_are_all_gathered_at_once():

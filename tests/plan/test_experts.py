@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which devices can share experts, by the keys of a run."""
 
+import dataclasses
 import types
 from typing import Any
 
+from jax.sharding import AbstractMesh
 import pytest
 
-from maxtext_pp_ext.plan.experts import most_members
+from maxtext_pp_ext.plan.experts import experts, most_members
 
 KEYS: dict[str, Any] = {
     "num_experts": 8,
@@ -47,3 +49,16 @@ def test_all_experts_can_be_on_devices_of_their_own(more, members):
 )
 def test_where_another_axis_shards_experts_or_formulas_are_missing_none_are_shared(more):
   assert most_members(types.SimpleNamespace(**KEYS | more)) == 1
+
+
+def test_a_last_product_that_is_not_recomputed_and_its_way_back_are_spared_and_no_memory():
+  keys = {"dtype": "bfloat16", "emb_dim": 16, "moe_mlp_dim": 24, "mlp_dim": 24, "mlp_bias": False}
+  keys |= {"num_experts_per_tok": 2, "ragged_buffer_factor": -1.0}
+  mesh = AbstractMesh((4,), ("expert",))
+  for remat_policy, again in (("full", 1), ("minimal", 0)):
+    config = types.SimpleNamespace(**KEYS | keys, remat_policy=remat_policy)
+    whole, spared = (experts(config, mesh, 100, spared=share) for share in (0.0, 1.0))
+    rows, token = 200, 16 * 2
+    assert whole.flops - spared.flops == again * 2 * rows * 16 * 24
+    assert whole.routed - spared.routed == whole.sent - spared.sent == again * rows * token
+    assert dataclasses.replace(spared, flops=whole.flops, routed=whole.routed, sent=whole.sent) == whole

@@ -20,6 +20,8 @@ KEYS: dict[str, Any] = {
     "num_decoder_layers": 48,
     "inhomogeneous_layer_cycle_interval": 1,
     "num_layers_per_pipeline_stage": 4,
+    "remat_policy": "full",
+    "decoder_layer_input": "device",
 }
 LLAMA4 = {
     "decoder_block": "llama4",
@@ -43,7 +45,7 @@ WINDOW = CircularSchedule(stages=1, microbatches=1, repeats=12)
         (LLAMA4, PIPELINE, 1),  # and here their inputs; a pipeline saves the input of each layer
         (LLAMA4, WINDOW, 1 / 4),  # a cycle's layers but for the last have a layer behind them
         (LLAMA4, None, 1 / 4),
-        (LLAMA4 | {"sparse_matmul": False}, PIPELINE, 0),
+        (LLAMA4 | {"remat_policy": "custom", "decoder_layer_input": "remat"}, PIPELINE, 1 / 4),
     ],
 )
 def test_the_last_product_of_a_layer_is_not_recomputed_where_nothing_reads_it(more, schedule, share):
@@ -51,8 +53,10 @@ def test_the_last_product_of_a_layer_is_not_recomputed_where_nothing_reads_it(mo
 
 
 def test_a_stage_keeps_the_input_of_each_of_its_layers_and_a_cycle_that_of_its_first():
-  kept = [quantities._layers_of_stage(types.SimpleNamespace(**KEYS), each) for each in (PIPELINE, WINDOW, None)]
-  assert kept == [4, 1, 1]
+  kept = lambda schedule, **more: quantities._inputs_of_stage(types.SimpleNamespace(**KEYS | more), schedule)
+  assert [kept(each) for each in (PIPELINE, WINDOW, None)] == [4, 1, 1]
+  assert kept(PIPELINE, remat_policy="custom") == 4
+  assert kept(PIPELINE, remat_policy="custom", decoder_layer_input="remat") == 1
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "bubble": lambda row: f"{row['bubble_fraction']:.1%}",
     "memory": lambda row: units.bytes_text(row["memory"]["total"]) + _room(row),
     "window": _part(*_WINDOW),
-    "kept": _part("stages' inputs", "layers' inputs"),
+    "kept": _part("layers' inputs"),
     "weights": _sent("weights", "gradients"),
     "act.": _sent("activations"),
     "sent": lambda row: units.bytes_text(row["sent"]["total"]),

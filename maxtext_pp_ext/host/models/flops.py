@@ -31,7 +31,7 @@ def has_norm_behind_mlp(config: Any) -> bool:
 
 def weighs_experts_inputs(config: Any) -> bool:
   """Returns whether a router's weights multiply what experts get, and not what they return (maxtext 0.2.5: moe.py)."""
-  return decoder_block(config) == "llama4" and bool(config.sparse_matmul)
+  return decoder_block(config) == "llama4"
 
 
 def recomputes_layers(config: Any) -> bool:
