@@ -139,25 +139,28 @@ def test_what_is_not_one_product_is_added_outside_of_a_branch(mesh):
     assert (program.parts_on_device[0] is not None) is is_product
 
 
-@pytest.mark.parametrize("pieces, together", [(1, [[(8, 4), (24, 4)]]), (2, [])], ids=["one microbatch", "several"])
-def test_reductions_beside_compute_are_ready_together_if_they_are_of_whole_gradients(pieces, together):
-  """Two devices exchange beside compute; four reduce while nothing computes, and no such reduction waits for others."""
+@pytest.mark.parametrize(
+    "axes, pieces, together",
+    [
+        (("fsdp",), 1, [[(8, 4), (16, 4)]]),  # two devices exchange beside compute
+        (("fsdp", "tensor"), 1, []),
+        (("fsdp",), 2, []),
+    ],
+)
+def test_gradients_are_ready_together_if_they_are_whole_and_reduced_beside_compute(axes, pieces, together):
   mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("stage", "fsdp", "tensor"))
-  layouts = [
-      WeightLayout(
-          sharded=P("stage", axes, None),
-          gathered=P("stage", None, None),
-          partial_axes=axes,
-          compute_dtype=BF16,
-          accumulation_dtype=F32,
-      )
-      for axes in (("fsdp",), ("fsdp", "tensor"), ("fsdp",))
-  ]
-  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=layouts, pieces=pieces)
-  params = [jnp.zeros((3, STAGES, rows, 4)) for rows in (8, 16, 24)]
-  gradients = Gradients.of(weights, params, [2, 4, 2], [range(3)] * 3, [None] * 3)
-  assert gradients.reduced_beside_nothing == [1]
-  window = [jnp.zeros((2, parts, *each.shape[1:]), BF16) for each, parts in zip(params, (2, 4, 2), strict=True)]
+  layout = WeightLayout(
+      sharded=P("stage", axes, None),
+      gathered=P("stage", None, None),
+      partial_axes=axes,
+      compute_dtype=BF16,
+      accumulation_dtype=F32,
+  )
+  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[layout] * 2, pieces=pieces)
+  params = [jnp.zeros((3, STAGES, rows, 4)) for rows in (8, 16)]
+  parts = 2 ** len(axes)
+  gradients = Gradients.of(weights, params, [parts] * 2, [range(3)] * 2, [None] * 2)
+  window = [jnp.zeros((2, parts, *each.shape[1:]), BF16) for each in params]
   numbers = jnp.zeros((STAGES,), jnp.int32)
   reduce = lambda sums, window: gradients.reduce(sums, window, numbers, numbers, numbers)
   jaxpr = jax.make_jaxpr(reduce)(gradients.zeros(), window).jaxpr
