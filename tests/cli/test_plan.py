@@ -106,6 +106,13 @@ def test_experts_get_devices_from_the_axis_that_gives_them_to_stages_unless_the_
   assert not status and re.search(r"pipeline +S +EP +R ", captured.out)
 
 
+@pytest.mark.parametrize("mesh", ["pure-fsdp", "cp-as-ep"])
+def test_experts_on_a_mesh_of_other_axes_take_seconds_too(plan, mesh):
+  status, captured = plan(*EXPERTS, f"custom_mesh_and_rule={mesh}", "--devices", "8", "--chip", "v5p", "--json")
+  candidates = json.loads(captured.out)["candidates"]
+  assert status == 0 and candidates and all(row["seconds"] > 0 for row in candidates)
+
+
 def test_a_run_with_experts_that_is_written_has_the_costs_of_its_row(plan, tmp_path, capfd):
   file = tmp_path / "my.yml"
   options = ("--devices", "8", "--impl", "circular_bsw", "--all", "--json")
