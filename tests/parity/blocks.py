@@ -314,7 +314,15 @@ PIPELINED = [
 
 # Only without a pipeline.
 WINDOWED = [
-    Case(block="gemma4", keys=GEMMA4, cycle=6, attention="local sliding window and global"),
+    Case(
+        block="gemma4",
+        keys=GEMMA4,
+        cycle=6,
+        # Weights changed by one unit in the last place, at random, change gradients of MaxText's scan itself by up to 7e-4
+        # (12 layers), those of norms of queries, keys and values most. A window's worst error is 1.7e-4.
+        amplification=40.0,
+        attention="local sliding window and global",
+    ),
     Case(
         block="deepseek4",
         keys=DEEPSEEK4,
