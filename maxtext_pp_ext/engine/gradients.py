@@ -295,8 +295,8 @@ class Gradients:
     leaving = per_stage(cut_out, self.mesh, [repeat, piece], self._done(sums, window), waiting, self._pieces(transfers))
     window = list(window)
     if self._is_sum and any(transfer.is_asynchronous for transfer in transfers):
-      # All are ready together, and the window waits for them. Without this barrier reductions take turns with the window's
-      # gathers: 1.19 s instead of 1.10 for a window of Llama 3 8B on v6e (`python -m benchmarks.overlap`).
+      # All are ready together, and the window waits for them. Without this barrier reductions take turns with gathers:
+      # 1.19 s instead of 1.10 for a window of Llama 3 8B on v6e (`python -m benchmarks.overlap`).
       window, leaving = jax.lax.optimization_barrier((window, leaving))
     elif not self._is_sum:  # One by one: the pieces of layers whose backward comes late need no memory before.
       for k, i in enumerate(self._partial):

@@ -318,8 +318,8 @@ WINDOWED = [
         block="gemma4",
         keys=GEMMA4,
         cycle=6,
-        # Weights changed by one unit in the last place, at random, change gradients of MaxText's scan itself by up to 7e-4
-        # (12 layers), those of norms of queries, keys and values most. A window's worst error is 1.7e-4.
+        # Weights changed by one unit in the last place, at random, change gradients of MaxText's scan itself by up to
+        # 7e-4 (12 layers), those of norms of queries, keys and values most. A window's worst error is 1.7e-4.
         amplification=40.0,
         attention="local sliding window and global",
     ),
@@ -339,7 +339,7 @@ WINDOWED = [
         keys={**DEEPSEEK, "mhc_expansion_rate": 2},
         condition="with hyper-connections",
         # As above: weights changed by one unit in the last place, at random, change gradients of MaxText's scan itself by
-        # up to 1.4e-4 (3 layers) and 2.7e-4 (7 layers), most those of `pre_beta` and `pre_alpha_scale` in the dense layer.
+        # up to 1.4e-4 (3 layers) and 2.7e-4 (7 layers), most those of `pre_beta` and `pre_alpha_scale` of the dense one.
         # A window's worst errors are of these arrays, too: 1.2e-4.
         amplification=40.0,
         attention="MLA",
