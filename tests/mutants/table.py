@@ -782,7 +782,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "plan-without-room",
             "plan counts the tokens that are sent to experts, without the room that the buffers of their results have",
             "plan/experts.py",
-            "sent=passes * (rows + room) * token if",
+            "sent=(combines * rows + passes * room) * token if",
             "sent=passes * rows * token if",
             OF_COMPILER,
         ),
