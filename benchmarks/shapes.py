@@ -27,6 +27,13 @@ _DEEPSEEK = {
     "per_device_batch_size": 4,
     "max_target_length": 2048,
 }
+# One sequence of 4096 per chip, without the batch-split schedule.
+_DEEPSEEK_4096 = _DEEPSEEK | {
+    "use_batch_split_schedule": False,
+    "per_device_batch_size": 1,
+    "max_target_length": 4096,
+    "num_pipeline_microbatches": 4,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,27 +154,18 @@ SHAPES = {
     "deepseek3-671b-4096": Shape(
         title="DeepSeek-V3 671B, v5p-1024 (512 chips), 2 stages × expert 8 × FSDP 32, one sequence of 4096 per chip",
         preset="deepseek3-671b-batch-split",
-        keys=_DEEPSEEK
+        keys=_DEEPSEEK_4096
         | {
-            "use_batch_split_schedule": False,
             "ici_pipeline_parallelism": 2,
             "pipeline_parallel_layers": 58,
             "ici_fsdp_parallelism": 32,
-            "per_device_batch_size": 1,
-            "max_target_length": 4096,
             "num_pipeline_microbatches": 2,
         },
     ),
     "deepseek3-671b-4096-4-stages": Shape(
         title="DeepSeek-V3 671B, v5p-1024 (512 chips), 4 stages × expert 8 × FSDP 16, one sequence of 4096 per chip",
         preset="deepseek3-671b-batch-split",
-        keys=_DEEPSEEK
-        | {
-            "use_batch_split_schedule": False,
-            "per_device_batch_size": 1,
-            "max_target_length": 4096,
-            "num_pipeline_microbatches": 4,
-        },
+        keys=_DEEPSEEK_4096,
     ),
     # In two parts, with the layers' inputs on the host: on the device they do not fit.
     "deepseek3-671b-4-sequences": Shape(

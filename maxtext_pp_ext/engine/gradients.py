@@ -298,7 +298,7 @@ class Gradients:
       # All are ready together, and the window waits for them. Without this barrier reductions take turns with gathers:
       # 1.19 s instead of 1.10 for a window of Llama 3 8B on v6e (`python -m benchmarks.overlap`).
       window, leaving = jax.lax.optimization_barrier((window, leaving))
-    elif not self._is_sum:  # One by one: the pieces of layers whose backward comes late need no memory before.
+    else:  # One by one: the pieces of layers whose backward comes late need no memory before.
       for k, i in enumerate(self._partial):
         if self.in_window[i]:
           window[i], leaving[k] = jax.lax.optimization_barrier((window[i], leaving[k]))

@@ -138,7 +138,7 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       over_all_devices=sum(reduced(w) for w in inside if scattered_over_all(w)) / max(sum(map(reduced, inside)), 1.0),
       activations=activations,
       kept=0 if _offloads_inputs(config) else activations * _inputs_of_stage(config, schedule),
-      work=_work(config, schedule, mesh),
+      work=_work(config, _tokens(config, mesh) / (schedule.microbatches if schedule else 1), mesh),
       logits=_logits(config, mesh),
       head=round(sum(map(narrow, ends))) // 2,  # the table of embeddings is not gathered
       work_outside=_work_outside(config, schedule, mesh),
@@ -305,9 +305,8 @@ def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: A
   return math.ceil(elements * jnp.dtype(config.dtype).itemsize / _shards(ACTIVATION_AXES, config, mesh))
 
 
-def _work(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
-  """Returns bytes of inputs and outputs of matrix products in a layer, for one microbatch."""
-  tokens = _tokens(config, mesh) / (1 if schedule is None else schedule.microbatches)
+def _work(config: DerivedKeys, tokens: float, mesh: AbstractMesh) -> int:
+  """Returns bytes of inputs and outputs of matrix products in a layer, for so many tokens on a device."""
   of_experts = experts(config, mesh, tokens)
   return math.ceil(tokens * _token(config, mesh) + (of_experts.held if of_experts else 0))
 
@@ -321,12 +320,10 @@ def _inputs_of_stage(config: DerivedKeys, schedule: CircularSchedule | None) -> 
 
 
 def _work_outside(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
-  """Returns the same for a layer outside the pipeline, where the stages share the batch; 0 if there is none."""
+  """Returns `_work` of a layer outside the pipeline, where the stages share the batch; 0 if there is none."""
   if schedule is None or schedule.stages == 1 or config.pipeline_parallel_layers == config.num_decoder_layers:
     return 0
-  tokens = _tokens(config, mesh) / schedule.stages
-  of_experts = experts(config, mesh, tokens)
-  return math.ceil(tokens * _token(config, mesh) + (of_experts.held if of_experts else 0))
+  return _work(config, _tokens(config, mesh) / schedule.stages, mesh)
 
 
 def _tokens(config: DerivedKeys, mesh: AbstractMesh) -> float:

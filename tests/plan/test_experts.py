@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices can share experts, by the keys of a run."""
+"""Which devices can share experts, and what experts cost, by the keys of a run."""
 
 import dataclasses
 import types
