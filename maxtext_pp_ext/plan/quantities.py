@@ -166,7 +166,7 @@ def not_counted(config: DerivedKeys) -> list[str]:
     missing.append(f"the optimizer's state (opt_type={optimizer})")
   if config.remat_policy != "full":
     inputs = "inputs, which it offloads to the host" if _offloads_inputs(config) else "inputs"
-    missing.append(f"what remat_policy={config.remat_policy} keeps beside the stages' {inputs}")
+    missing.append(f"what remat_policy={config.remat_policy} keeps beside the layers' {inputs}")
   if getattr(config, "vocab_tiling_ag_once", False) and config.num_vocab_tiling > 1:
     missing.append("the logits' gathered weights and their gradient, which vocab_tiling_ag_once keeps for the whole step")
   if (accumulated := config.gradient_accumulation_steps) > 1:
