@@ -72,6 +72,11 @@ NUMBERED = (
 TWO_NAMES = "tests/testing/test_parity.py::test_a_parameter_with_two_names_in_a_layer_has_one_gradient[False]"
 WINDOW = "tests/parity/test_windows.py::test_a_window_over_the_layers_equals_the_scan_over_them[llama2-2]"
 WINDOW_OF_ONE = "tests/parity/test_windows.py::test_a_window_over_the_layers_equals_the_scan_over_them[llama2--1]"
+OFFLOADED = (
+    "tests/parity/test_windows.py::test_what_is_offloaded_to_the_host_comes_back_unchanged[custom--1-circular_bsw]"
+)
+SLICES = "tests/parity/test_windows.py::test_a_window_on_a_mesh_equals_the_scan_on_one_device[2 slices of fsdp 4-auto]"
+REPLICAS = "tests/trainer/test_windows.py::test_a_window_trains_as_the_scan_does[two replicas]"
 NO_WINDOW = (
     "tests/host/rules/test_problems.py::test_what_has_no_window_without_a_pipeline_is_refused_with_what_to_set"
 )
@@ -660,6 +665,31 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "return Added(in_memory(g.astype(total.dtype), ",
             "return Added(in_memory(total + g.astype(total.dtype), ",
             WINDOW_OF_ONE,
+        ),
+        Mutant(
+            "offloaded-of-one-layer",
+            "what a remat policy offloads to the host is that of one layer for all layers",
+            "engine/forward.py",
+            "return jax.lax.dynamic_update_index_in_dim(all_, _row_major(one), t, axis=0)",
+            "on_host = jax.typeof(one).memory_space != jax.memory.Space.Device\n"
+            "  return jax.lax.dynamic_update_index_in_dim(all_, _row_major(one), 0 * t if on_host else t, axis=0)",
+            OFFLOADED,
+        ),
+        Mutant(
+            "slices-not-added-up",
+            "layers' gradients are those of a slice's own part of the batch",
+            "engine/transfers/transfer.py",
+            "rest = tuple(a for a in sum_over if a not in scattered)",
+            'rest = tuple(a for a in sum_over if a not in scattered and a != "data")',
+            SLICES,
+        ),
+        Mutant(
+            "replicas-added-up",
+            "replicas of DiLoCo, which synchronise now and then, add up their gradients in every step",
+            "engine/transfers/transfer.py",
+            "part = jax.lax.psum(part, rest) if rest else part",
+            'part = jax.lax.psum(part, (*rest, "diloco"))',
+            REPLICAS,
         ),
         Mutant(
             "window-refuses-nothing",
