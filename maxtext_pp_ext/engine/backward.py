@@ -56,6 +56,7 @@ def backward(
   """
   iterations, schedule, ring, weights = pipeline.iterations, pipeline.schedule, pipeline.ring, pipeline.weights
   gradients = pipeline.gradients(kept.params)
+  turns = pipeline.program.gradients.turn is not None  # with one microbatch only
 
   def iteration(phase: Phase, t: jax.Array | int, carry: Carry) -> Carry:
     state, window, sums = carry
@@ -79,7 +80,8 @@ def backward(
       # forward is recomputed and the cotangents arrive; the gather follows, until each weight's own gradient is computed.
       # With one microbatch each reduction has until then, and the gathers have until the iteration's end.
       dleaving, piece, before = jax.lax.optimization_barrier((dleaving, piece, before))
-      arriving = weights.prefetch(window, kept.loaded, before, piece)
+      if not turns:
+        arriving = weights.prefetch(window, kept.loaded, before, piece)
     gathered = weights.at(window, kept.loaded, repeat)
     works = ~schedule.is_bubble(t, iterations.stage_numbers)
     finishes = works & schedule.begins_repeat(item) & (item > 0) if phase.advances else None
@@ -88,9 +90,12 @@ def backward(
     add, placed = _adding(gradients, gradients.adder(sums, window, of_sums), place)
     # What has to be done before a weight's gradient is computed. With one microbatch gathers have until the end.
     overlapped = list(zip(sums.stored, [None] * len(arriving) if weights.replaces else arriving, strict=True))
-    state, gradient, overlapped = _iteration(
-        pipeline, kept, dintermediates, t, state, dleaving, gathered, overlapped, add
+    state, gradient, overlapped, (before, piece) = _iteration(
+        pipeline, kept, dintermediates, t, state, dleaving, gathered, overlapped, add, (before, piece)
     )
+    if phase.advances and turns:
+      # Beside reductions the gathers would take the place of the longest of them.
+      arriving = weights.prefetch(window, kept.loaded, before, piece)
     sums = sums._replace(stored=[stored for stored, _ in overlapped])
     if not weights.replaces:
       arriving = [piece for _, piece in overlapped]
@@ -160,7 +165,8 @@ def _iteration(
     weights: Arrays,
     overlapped: list[Any],
     add: Callable[[int, Summand], Added],
-) -> tuple[BackwardState, list[Any], list[Any]]:
+    behind: PyTree,
+) -> tuple[BackwardState, list[Any], list[Any], PyTree]:
   """One iteration in reverse, from the cotangent of the activations that leave the stages at its end.
 
   Args:
@@ -173,13 +179,15 @@ def _iteration(
     weights: the stages' weights, leaves [S, …].
     overlapped: for each weight, arrays or None, to be computed before its gradient.
     add: adds a gradient that is a partial sum to its sum (`_adding`).
+    behind: arrays to be computed behind the turn (`GradientProgram`).
 
   Returns:
-    (state, for each weight its sum or its gradient, [F, S, …], `overlapped`, each computed before its weight's gradient).
+    (state, for each weight its sum or its gradient, [F, S, …], `overlapped`, each computed before its weight's gradient,
+    `behind`).
   """
   ring = pipeline.ring
   dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
-  gradient, dx, overlapped = pipeline.program.backward(
+  gradient, dx, overlapped, behind = pipeline.program.backward(
       weights,
       pipeline.aux_at(kept.aux, t),
       [Saved(functools.partial(get, all_), jnp.asarray(t)) for all_ in kept.saved],
@@ -187,9 +195,10 @@ def _iteration(
       jax.tree.map(lambda all_: _cotangent_at(all_, t), dintermediates),
       overlapped,
       add,
+      behind,
   )
   dx = ring.constrain(dx)
-  return BackwardState(dx, ring.read_back(t, dx, state.dstore), dheld), gradient, overlapped
+  return BackwardState(dx, ring.read_back(t, dx, state.dstore), dheld), gradient, overlapped, behind
 
 
 def _cotangent_at(all_: jax.Array, t: jax.Array | int) -> jax.Array:

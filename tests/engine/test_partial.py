@@ -27,7 +27,7 @@ def check(layer, weight_shape, split, parts, *, batch_axes=("fsdp",)):
   program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, cotangent), [split], batch_axes, 1)
   assert program.parts == (parts,)
   # What is to be computed before the gradient is passed on as it is.
-  (gradient,), (dx,), (overlapped,) = jax.jit(program.run)([weight, x, cotangent], [[weight, None]])
+  (gradient,), (dx,), (overlapped,), _ = jax.jit(program.run)([weight, x, cotangent], [[weight, None]])
   np.testing.assert_array_equal(overlapped[0], weight)
   expected, expected_dx = backward(weight, x, cotangent)
   assert gradient.shape == (parts, *weight_shape)
@@ -143,7 +143,7 @@ def test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch():
   assert program.parts == (4,)
   [root] = program.roots[0]
   assert root.eqn.primitive.name == "dot_general"
-  (gradient,), (dx,), _ = program.run([weight, x, d], [None])
+  (gradient,), (dx,), *_ = program.run([weight, x, d], [None])
   expected, expected_dx = backward(weight, x, d)
   np.testing.assert_allclose(gradient.sum(0), expected, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(dx, expected_dx, rtol=1e-5, atol=1e-5)
@@ -193,7 +193,7 @@ def test_factors_of_one_type_are_not_mistaken_for_each_other():
   backward = lambda a, b, x, d: jax.vjp(lambda a, b, x: layer((a, b), x), a, b, x)[1](d)
   program = GradientProgram.plan(jax.make_jaxpr(backward)(*weights, x, d), [[BatchSplit(BATCH, 2)]] * 2, ("fsdp",), 1)
   assert program.parts == (2, 2)
-  gradients, (dx,), _ = program.run([*weights, x, d], [None, None])
+  gradients, (dx,), *_ = program.run([*weights, x, d], [None, None])
   expected = backward(*weights, x, d)
   for found, right in zip([*(g.sum(0) for g in gradients), dx], expected, strict=True):
     np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)

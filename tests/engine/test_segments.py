@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from maxtext_pp_ext.engine.programs.jaxprs import inputs_of
 from maxtext_pp_ext.engine.programs.partial import GradientProgram, Saved
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
+from maxtext_pp_ext.engine.programs.segments import with_last_gradients
 
 LAYERS, BATCH, EMBED, MLP = 3, 4, 8, 32
 SAVED = jax.checkpoint_policies.save_only_these_names("layer_input")
@@ -68,13 +70,21 @@ def test_backward_is_cut_between_the_blocks_of_a_layer_too():
   assert [segment.done for segment in program.segments] == [(6, 7), (4, 5), (2, 3), (0, 1)]
 
 
-def test_beside_gathers_in_steps_the_gradients_of_the_last_segment_but_one_come_last():
+def test_beside_gathers_in_steps_the_gradients_of_the_last_two_segments_come_last():
   program, _, _ = planned(layers=2, blocks=2, large_ones_last=True)
-  assert [segment.done for segment in program.segments] == [(6, 7), (4, 5), (), (0, 1), (2, 3)]
-  *_, last, behind = program.segments
-  assert not behind.program.jaxpr.eqns
-  needed = {v for i in (2, 3) for v in program.needs[i]} | set(program.rest)
-  assert needed == set(last.crossing), "it waits for the gradients of the last segment, and for the cotangent of x"
+  assert [segment.done for segment in program.segments] == [(6, 7), (4, 5), (), (), (0,), (1,), (2,), (3,)]
+  *_, last, zeroth, first, second, third = program.segments
+  assert not any(each.program.jaxpr.eqns for each in (zeroth, first, second, third))
+  needed = lambda *gradients: {v for i in gradients for v in program.needs[i]}
+  assert needed(0, 1, 2, 3) | set(program.rest) == set(last.crossing), "it waits for the cotangent of x, too"
+  assert [set(each.crossing) for each in (zeroth, first, second)] == [needed(1, 2, 3), needed(2, 3), needed(3)]
+
+
+def test_of_each_of_the_last_two_segments_the_largest_gradient_comes_last():
+  program, _, _ = planned(layers=2, blocks=2)
+  sizes = [5, 4, 1, 2, 0, 0, 0, 0]
+  moved = with_last_gradients(program.segments, program.needs, program.rest, sizes)
+  assert [segment.done for segment in moved] == [(6, 7), (4, 5), (), (), (1,), (0,), (2,), (3,)]
 
 
 def test_gradients_that_need_no_other_product_of_backward_are_early():
@@ -93,7 +103,7 @@ def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, large_ones
     return program.run([*saved, d], [None] * len(expected))
 
   of_iterations = [jnp.stack([jnp.full_like(x, jnp.nan), x]) for x in residuals]
-  gradients, (dx,), _ = jax.jit(run)(of_iterations, 1, d)
+  gradients, (dx,), *_ = jax.jit(run)(of_iterations, 1, d)
   for gradient, one in zip(gradients, expected, strict=True):
     np.testing.assert_allclose(gradient.sum(0), one, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(dx, expected_dx, rtol=1e-5, atol=1e-5)
@@ -102,16 +112,30 @@ def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, large_ones
 def test_what_is_computed_before_a_gradient_is_returned_in_the_gradients_place():
   program, args, (*expected, _) = planned(2, 2, large_ones_last=True)
   before = [jnp.full((3,), float(number)) for number in range(len(expected))]
-  _, _, after = jax.jit(program.run)(args, before)
-  for one, other in zip(before, after, strict=True):
+  _, _, after, behind = jax.jit(program.run)(args, before, behind=jnp.ones(()))
+  for one, other in zip([*before, 1.0], [*after, behind], strict=True):
     np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("large_ones_last", [False, True])
+def test_beside_gathers_in_steps_they_begin_when_the_gradients_of_the_iteration_before_are_reduced(large_ones_last):
+  program, args, (*expected, _) = planned(2, 2, large_ones_last)
+  last = len(expected) - 4  # the first gradient that comes behind the turn
+  before = [jnp.ones(()) if number == last else None for number in range(len(expected))]
+
+  def turned(before, behind):
+    return program.run(args, before, behind=behind)[-1]
+
+  jaxpr = jax.make_jaxpr(turned)(before, jnp.ones(())).jaxpr
+  assert program.turn == (1 if large_ones_last else None)
+  assert inputs_of(jaxpr, 0) == ({0, 1} if large_ones_last else {1})
 
 
 def test_gradients_that_cannot_be_split_do_not_prevent_cuts():
   """Of experts' weights, whose sums the compiler completes: larger than an activation, and an output of the program."""
   program, args, (*expected, expected_dx) = planned(LAYERS, whole=(1, 3))
   assert len(program.segments) == LAYERS
-  gradients, (dx,), _ = jax.jit(program.run)(args, [None] * len(expected))
+  gradients, (dx,), *_ = jax.jit(program.run)(args, [None] * len(expected))
   for gradient, one in zip(gradients, expected, strict=True):
     np.testing.assert_allclose(gradient.sum(0), one, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(dx, expected_dx, rtol=1e-5, atol=1e-5)
@@ -120,7 +144,7 @@ def test_gradients_that_cannot_be_split_do_not_prevent_cuts():
 def test_sums_are_returned_instead_of_gradients_and_belong_to_the_same_weights():
   program, args, (*expected, _) = planned(LAYERS)
   add = lambda i, summand: summand.compute().sum(0) + 100 * i
-  totals, _, _ = jax.jit(lambda args: program.run(args, [None] * len(expected), add))(args)
+  totals, *_ = jax.jit(lambda args: program.run(args, [None] * len(expected), add))(args)
   for number, (total, one) in enumerate(zip(totals, expected, strict=True)):
     np.testing.assert_allclose(total, one + 100 * number, rtol=1e-5, atol=1e-4)
 

@@ -69,7 +69,7 @@ def test_a_device_computes_the_same_part_of_a_product_as_the_compiler_gives_it(m
   gradients, program, args, expected = planned(mesh, *layer, Residency.REPEAT)
   (product,) = gradients.parts_on_device
   assert product is not None
-  (whole,), _, _ = jax.jit(program.run)(args, [None])
+  (whole,), *_ = jax.jit(program.run)(args, [None])
   np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-5)
   left, right = product.layouts(gradients.layouts[0].by_device)
 
@@ -105,7 +105,7 @@ def test_the_last_gradient_of_a_repeat_is_added_where_the_sum_waits(mesh, reside
     def step(args, before, window, done, item):
       sums = gradients.zeros()._replace(total=[before], done=[None if in_window else done])
       windowed = [window if in_window else None]
-      added, _, _ = program.run(args, [None], gradients.adder(sums, windowed, item))
+      added, *_ = program.run(args, [None], gradients.adder(sums, windowed, item))
       sums, windowed = gradients.add(sums, windowed, added, item)
       return gradients.finish_repeat(sums, windowed, item.repeat, item.finishes)
 

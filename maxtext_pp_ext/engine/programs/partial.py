@@ -84,7 +84,9 @@ class GradientProgram:
     parts: for each gradient F; 1 without roots.
     rest: the variables of the outputs that have no root.
     segments: the parts of `body` after which gradients are computed.
-    early: the numbers of the gradients with roots that need no other product of backward.
+    turn: the number of the segment that divides an iteration's transfers; None if they are not divided. Before its end
+      stand those of the gradients before, behind it those of the weights to come.
+    early: the numbers of the gradients with roots that need no other product of backward, and are not computed last.
     parts_on_device: for each gradient how a device computes its part of it, or None.
     readers: for each gradient the variables of `body` after which nothing reads its weight any more.
   """
@@ -96,6 +98,7 @@ class GradientProgram:
   parts: tuple[int, ...]
   rest: tuple[Var | Literal, ...]
   segments: tuple[Segment, ...]
+  turn: int | None
   early: tuple[int, ...]
   parts_on_device: tuple[OnDevice | None, ...]
   readers: tuple[tuple[Var, ...], ...]
@@ -150,7 +153,10 @@ class GradientProgram:
     last_readers = _last_readers(body.jaxpr, of_weights, needs)
     needed = [(*a, *b) for a, b in zip(needs, last_readers, strict=True)]
     segments = cut(body, needed, cotangents, activation_bytes, saved)
-    segments = with_last_gradients(segments, needs, behind) if large_ones_last else segments
+    turn, last = None, set[int]()
+    if large_ones_last and len(segments) > 1:
+      turn, last = (len(segments) - 1) // 2, {i for segment in segments[-2:] for i in segment.done}
+      segments = with_last_gradients(segments, needs, behind, [v.aval.size for v in jaxpr.outvars[: len(splits)]])
     return cls(
         body=body,
         roots=tuple(tuple(one.roots) if one else None for one in found),
@@ -166,24 +172,30 @@ class GradientProgram:
         parts=tuple(math.prod(s.parts for s in split) if one else 1 for one, split in zip(found, splits, strict=True)),
         rest=behind,
         segments=segments,
+        turn=turn,
         parts_on_device=tuple(on_device(one, split) if one else None for one, split in zip(found, splits, strict=True)),
         readers=tuple(last_readers),
-        early=_early(body.jaxpr.eqns, needs, cotangents),
+        early=tuple(i for i in _early(body.jaxpr.eqns, needs, cotangents) if i not in last),
     )
 
   def run(
-      self, args: Sequence[Any], overlapped: Sequence[PyTree], add: Callable[[int, Summand], Any] | None = None
-  ) -> tuple[list[Any], list[jax.Array], list[PyTree]]:
+      self,
+      args: Sequence[Any],
+      overlapped: Sequence[PyTree],
+      add: Callable[[int, Summand], Any] | None = None,
+      behind: PyTree = None,
+  ) -> tuple[list[Any], list[jax.Array], list[PyTree], PyTree]:
     """Runs the program.
 
     Args:
       args: the program's inputs, arrays or `Saved`.
-      overlapped: for each gradient, arrays or None, to be computed before the gradient.
+      overlapped: for each gradient, arrays or None, to be computed before the gradient, and before the turn.
       add: (number, summand) -> what a gradient with roots is added to; it is returned instead of the gradient, and
         computed before the next segment. Nothing reads the gradient's weight after the summand.
+      behind: arrays to be computed behind the turn.
 
     Returns:
-      (gradients, each [F, …] with its own F, other outputs, `overlapped`).
+      (gradients, each [F, …] with its own F, other outputs, `overlapped`, `behind`).
     """
     values: dict[Any, Any] = dict(zip(self.body.jaxpr.invars, args, strict=True))
 
@@ -195,25 +207,29 @@ class GradientProgram:
     read = lambda v: one_of.chosen(value(v)) if isinstance(v, Var) else v.val
     gradients: list[Any] = [None] * len(self.roots)
     after = list(overlapped)
-    for segment in self.segments:
+    for number, segment in enumerate(self.segments):
       results = one_of.run(segment.program, *map(value, segment.inputs))
       values |= zip(segment.outputs, results, strict=True)
       done = [i for i in segment.done if self.roots[i] is not None]
       for i in done:
         readers = [value(v) for v in self.readers[i]]
-        summand, after[i] = self._summand(i, [read(v) for v in self.needs[i]], readers, overlapped[i])
+        summand, after[i] = self._summand(i, [read(v) for v in self.needs[i]], readers, after[i])
         gradients[i] = summand.compute() if add is None else add(i, summand)
       if segment.crossing:
         before = [values[v] for v in segment.crossing]
         crossing = [x.iteration if isinstance(x, Saved) else x for x in before]
-        crossing, now = jax.lax.optimization_barrier((crossing, [gradients[i] for i in done]))
+        now = [gradients[i] for i in done]
+        if number == self.turn:
+          crossing, now, after, behind = jax.lax.optimization_barrier((crossing, now, after, behind))
+        else:
+          crossing, now = jax.lax.optimization_barrier((crossing, now))
         for v, old, new in zip(segment.crossing, before, crossing, strict=True):
           values[v] = old._replace(iteration=new) if isinstance(old, Saved) else new
         for i, gradient in zip(done, now, strict=True):
           gradients[i] = gradient
     rest = iter([read(v) for v in self.rest])
     gradients = [next(rest)[None] if roots is None else g for g, roots in zip(gradients, self.roots, strict=True)]
-    return gradients, list(rest), after
+    return gradients, list(rest), after, behind
 
   def _summand(
       self, number: int, needs: list[jax.Array], readers: list[jax.Array], before: PyTree

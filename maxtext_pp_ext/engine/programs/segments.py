@@ -93,31 +93,36 @@ def cut(
 
 
 def with_last_gradients(
-    segments: Sequence[Segment], needs: Sequence[Sequence[Var | Literal]], others: Sequence[Var | Literal]
+    segments: Sequence[Segment],
+    needs: Sequence[Sequence[Var | Literal]],
+    others: Sequence[Var | Literal],
+    sizes: Sequence[int],
 ) -> tuple[Segment, ...]:
-  """The same segments, but the gradients of the last one but one are computed behind all others.
+  """The same segments, but the gradients of the last two are computed behind all others, each in a segment of its own.
 
   Where weights are gathered in steps, the largest transfers of an iteration are the last steps. The TPU compiler (libtpu
   0.0.48.1) schedules them from the end of the iteration, each beside one operation, whatever that takes. So the longest
-  products have to be there: not those of attention, which backward computes last, but those of the MLP. Llama 3 70B on
-  128 chips takes 11.29 s instead of 11.45 s a step, as projected (docs/window.md), and 0.1 GB more.
+  products have to be there: not those of attention, which backward computes last, but those of the MLP, and of each the
+  larger ones last.
 
   Args:
     segments: the result of `cut`.
-    needs: for each gradient, the variables that it is computed from.
+    needs: for each gradient, the variables that it is computed from; () if it is an output of the program.
     others: the outputs that are no gradients of segments. They are computed before.
+    sizes: for each gradient the number of its elements.
   """
   if len(segments) < 2:
     return tuple(segments)
   *first, before, last = segments
-  operands = dict.fromkeys(v for i in before.done for v in variables(needs[i]))
-  crossing = tuple(dict.fromkeys([*operands, *variables(others)]))
+  moved = [i for each in (last, before) for i in sorted(each.done, key=sizes.__getitem__) if needs[i]]
+  operands = [dict.fromkeys(v for i in moved[at:] for v in variables(needs[i])) for at in range(len(moved) + 1)]
+  stay = lambda segment: tuple(i for i in segment.done if not needs[i])
   nothing = select_eqns(last.program, [], [], [], consts=False)
   return (
       *first,
-      before._replace(done=()),
-      last._replace(crossing=crossing),
-      Segment(nothing, (), (), (), before.done),
+      before._replace(done=stay(before)),
+      last._replace(crossing=tuple(dict.fromkeys([*operands[0], *variables(others)])), done=stay(last)),
+      *(Segment(nothing, (), (), tuple(operands[at + 1]), (i,)) for at, i in enumerate(moved)),
   )
 
 

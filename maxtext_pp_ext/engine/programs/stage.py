@@ -185,21 +185,24 @@ class StageProgram:
       dintermediates: PyTree,
       overlapped: list[PyTree],
       add: Callable[[int, Summand], Any] | None = None,
-  ) -> tuple[list[Any], jax.Array, list[PyTree]]:
-    """Cotangents of the weights, each [F, S, …] to be summed over F, of x, and `overlapped`.
+      behind: PyTree = None,
+  ) -> tuple[list[Any], jax.Array, list[PyTree], PyTree]:
+    """Cotangents of the weights, each [F, S, …] to be summed over F, of x, `overlapped` and `behind`.
 
     Recomputes residuals that were not saved. F is 1 for a weight whose gradient is not left as a partial sum
     (`gradients.parts`). Cotangents of intermediates that are not floating point are ignored. `overlapped` holds, for
     each weight, arrays or None, to be computed before the weight's cotangent; they are returned. A cotangent that is left
     as a partial sum is given to `add` with its weight's number, before it is computed, and replaced by the result.
+    `behind` holds arrays to be computed behind the turn (`GradientProgram`).
     """
     # These residuals do not depend on x: a placeholder completes the argument list and is never read.
     rebuilt = self._run(self.rebuilding, weights, aux, jnp.zeros(dy.shape, dy.dtype))
     cotangents = [
         d for d, o in zip(jax.tree.leaves((dy, dintermediates)), self.output_avals, strict=True) if _is_float(o)
     ]
-    dweights, (dx,), overlapped = self.gradients.run([*rebuilt, *saved, *cotangents], overlapped, add)
-    return dweights, dx, overlapped
+    inputs = [*rebuilt, *saved, *cotangents]
+    dweights, (dx,), overlapped, behind = self.gradients.run(inputs, overlapped, add, behind)
+    return dweights, dx, overlapped, behind
 
   @property
   def intermediates_avals(self) -> PyTree:
