@@ -19,9 +19,6 @@ from maxtext_pp_ext.host.doctor import Finding, NOTE, WRONG
 from maxtext_pp_ext.host.seams import seam as seams
 from maxtext_pp_ext.host.seams import source, table, version
 
-# Names that are read only where MaxText has them, and since when.
-_SINCE = {("maxtext.layers.moe", "load_balance_updates_from_counts"): "0.2.5"}
-
 
 def findings(folder: str | pathlib.Path) -> list[Finding]:
   """Returns what was found of MaxText's source in a folder. Raises SetupError if there is none."""
@@ -75,10 +72,9 @@ def _imports(found: source.Source) -> Iterator[Finding]:
       known = False
     if not known:
       full = f"{module}.{name}" if name else module
-      since = _SINCE.get((module, name))
-      advice = f"{reader} reads it{f', but only in MaxText {since} and later' if since else ''}."
-      state = NOTE if since else WRONG
-      missing.append(Finding(subject="imports", name=full, value="not there", state=state, advice=advice))
+      missing.append(
+          Finding(subject="imports", name=full, value="not there", state=WRONG, advice=f"{reader} reads it.")
+      )
   there = f"{len(readers) - len(missing)} of {len(readers)} names are there"
   yield Finding(subject="imports", name="maxtext", value=there)
   yield from missing

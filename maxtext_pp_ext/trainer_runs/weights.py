@@ -16,8 +16,6 @@ import numpy as np
 
 from maxtext_pp_ext.checkpoint.layout import Layout
 from maxtext_pp_ext.checkpoint.moves import converted
-from maxtext_pp_ext.host.seams import version
-from maxtext_pp_ext.trainer_runs import trainer
 
 Tree = dict[str, Any]
 
@@ -82,7 +80,5 @@ def save(path: pathlib.Path, tree: Tree) -> None:
   """Writes a checkpoint of parameters; `trainer.parameters_path(path)` is what a run then loads."""
   from maxtext.common import checkpointing  # pylint: disable=import-outside-toplevel
 
-  # The outer `params` is added by MaxText; the inner one is the collection that it looks for in the file. MaxText 0.2.4
-  # writes to the path itself, 0.2.5 below it.
-  place = trainer.parameters_path(path) if version.found_version() == "0.2.4" else path
-  checkpointing.save_params_to_path(str(place), {"params": tree})
+  # The outer `params` is added by MaxText; the inner one is the collection that it looks for in the file.
+  checkpointing.save_params_to_path(str(path), {"params": tree})

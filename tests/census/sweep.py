@@ -21,7 +21,6 @@ import re
 from typing import Any
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.host.seams import version
 from maxtext_pp_ext.trainer_runs import records, trainer
 from maxtext_pp_ext.trainer_runs.train_runs import Results, Run, run_all
 from tests.census import table
@@ -57,8 +56,6 @@ _OTHERS = {
     "tokenize_eval_data": False,
     "packing": True,
 }
-if version.found_version() == "0.2.4":  # which loads weights only where it may write checkpoints, too
-  _OTHERS |= {"enable_checkpointing": True, "checkpoint_period": 1000, "async_checkpointing": False}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,6 @@ An entry has one or more of these, and the first of them that it has is its kind
   host       configs that MaxText itself refuses, and a part of the message
   platform   why it cannot be judged on CPU devices, and how a difference would show
   unreached  why it cannot change what the decoder computes or learns
-
-`only` names the version of MaxText that has the key, if it is not the newest.
 """
 
 from __future__ import annotations
@@ -65,7 +63,6 @@ class Entry:
   host: tuple[Refusal, ...] = ()
   platform: str = ""
   unreached: str = ""
-  only: str = ""
 
   @property
   def kind(self) -> str:

@@ -15,6 +15,7 @@ from maxtext_pp_ext.host.seams import install, version
 from tests.census import __main__ as command
 from tests.census import sweep, table
 
+NEWEST = "0.2.5"
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 ENTRIES = table.entries()
 EXAMPLES = [
@@ -22,7 +23,6 @@ EXAMPLES = [
     for key, entry in ENTRIES.items()
     for kind in ("refused", "host")
     for number, refusal in enumerate(getattr(entry, kind))
-    if not entry.only
 ]
 # A part of what takes two minutes.
 QUICK = EXAMPLES[::12]
@@ -36,8 +36,7 @@ def test_every_key_of_maxtext_has_an_entry():
 
   has = set(types.MaxTextConfig.model_fields)
   assert not has - set(ENTRIES), "say in tests/census/keys.yml what these can do to a pipelined model"
-  only = {key for key, entry in ENTRIES.items() if entry.only}
-  assert set(ENTRIES) - has <= only or version.found_version() != "0.2.5"
+  assert set(ENTRIES) <= has or version.found_version() != NEWEST
 
 
 @pytest.mark.parametrize("test", sorted({test for entry in ENTRIES.values() for test in entry.tests}))
@@ -70,17 +69,11 @@ def test_every_config_that_the_table_calls_refused_is_refused(tmp_path, key, kin
   _check(key, kind, refusal, tmp_path)
 
 
-NEWEST = "0.2.5"
-# What the sweep was run for, with each version of MaxText.
-SWEPT_MODELS = {NEWEST: table.MODELS, "0.2.4": ("dense", "moe")}
-
-
-@pytest.mark.parametrize("of_version", SWEPT_MODELS)
-def test_all_that_was_swept_agrees_and_is_of_each_model_number_of_stages_and_implementation(of_version):
-  swept = command.read(command.swept_file(of_version)).values()
+def test_all_that_was_swept_agrees_and_is_of_each_model_number_of_stages_and_implementation():
+  swept = command.read(command.swept_file(NEWEST)).values()
   assert {outcome.verdict for _, outcome in swept} == {sweep.AGREES}
   places = {(each.model, each.stages, each.pipeline_impl) for each, _ in swept}
-  assert places == set(itertools.product(SWEPT_MODELS[of_version], sweep.STAGES, sweep.IMPLEMENTATIONS))
+  assert places == set(itertools.product(table.MODELS, sweep.STAGES, sweep.IMPLEMENTATIONS))
 
 
 def test_enough_configurations_were_swept():
@@ -90,7 +83,7 @@ def test_enough_configurations_were_swept():
 @pytest.mark.skipif(version.found_version() != NEWEST, reason="defaults differ by version")
 def test_every_key_for_the_sweep_was_swept_at_two_values():
   trained = command.trained()
-  assert not {key for key, entry in ENTRIES.items() if entry.equal and not entry.only} - trained
+  assert not {key for key, entry in ENTRIES.items() if entry.equal} - trained
 
 
 def test_the_documentation_has_the_table():
@@ -125,7 +118,7 @@ def test_what_rounding_does_to_the_twin_is_allowed_from_then_on():
 
 
 def test_every_value_is_drawn_once_with_what_it_needs_and_without_what_it_excludes():
-  defaults = {key: entry.equal[0] if entry.equal else None for key, entry in ENTRIES.items() if not entry.only}
+  defaults = {key: entry.equal[0] if entry.equal else None for key, entry in ENTRIES.items()}
   drawn = list(sweep.draw(defaults, set(), seed=0))
   items = [(key, repr(each.keys[key])) for each in drawn for key in each.drawn]
   assert sorted(items) == sorted((entry.key, repr(value)) for entry, value in sweep.values_to_draw(defaults))

@@ -109,7 +109,7 @@ def test_importing_a_maxtext_of_another_version_fails_with_both_versions_and_the
   done = _run(run_python, "import maxtext.configs.types", path=[other_maxtext], check=False)
   assert done.returncode == 1
   last = done.stderr.strip().splitlines()[-1]
-  assert "HostVersionError" in last and ">=0.2.4,<0.3" in last and "found MaxText 0.9.1" in last
+  assert "HostVersionError" in last and ">=0.2.5,<0.3" in last and "found MaxText 0.9.1" in last
   assert "MAXTEXT_PP_EXT=off" in last
 
 

@@ -52,10 +52,4 @@ def _names_of_maxtext() -> tuple[str, ...]:
   from maxtext.configs import types  # pylint: disable=import-outside-toplevel
 
   rules = types.MaxTextConfig.model_fields["logical_axis_rules"].get_default(call_default_factory=True)
-  if not rules:  # MaxText 0.2.4 has them in base.yml alone. Can go with it.
-    import omegaconf  # pylint: disable=import-outside-toplevel
-
-    from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
-
-    rules = omegaconf.OmegaConf.load(run_config.base_yml()).logical_axis_rules
   return tuple(dict.fromkeys([*(rule[0] for rule in rules), *_WITHOUT_RULE]))

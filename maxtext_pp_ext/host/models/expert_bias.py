@@ -69,10 +69,10 @@ def _update(counts: jax.Array, bias: nnx.Variable, config: Any, axis: int) -> ja
         " counts. Set routed_bias_update_rate=0."
     )
   # Counts are stacked along the first axis. With as many experts as layers, shapes would hide a difference. MaxText
-  # 0.2.5 has such biases only in configs that are already refused; 0.2.4 has them in DeepSeek 3, too.
+  # 0.2.5 has such biases only in configs that are already refused.
   stacked_otherwise = isinstance(bias, nnx.Param) and axis != 0
-  # With defer_small_all_reduces, counts are still in parts here. MaxText 0.2.4 has no such key.
-  deferred = getattr(config, "defer_small_all_reduces", False)
+  # With defer_small_all_reduces, counts are still in parts here.
+  deferred = config.defer_small_all_reduces
   if stacked_otherwise or (not deferred and counts.shape != bias.get_value().shape):
     raise UnsupportedError(
         f"{rate}: the update has the shape {list(counts.shape)}, layers before experts, and the bias"

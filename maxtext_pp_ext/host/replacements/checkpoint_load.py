@@ -225,11 +225,7 @@ def _what_is_loaded(manager: Any, load_parameters_path: str, load_full_state_pat
       return None  # of emergency checkpoints, which are in memory
     if step < 0:
       latest = getattr(manager, "latest", None)
-      if callable(getattr(manager, "latest_step", None)):  # MaxText 0.2.4
-        step = manager.latest_step()
-        step = -1 if step is None else step
-      elif latest is not None:
-        step = latest.step
+      step = step if latest is None else latest.step
     if step >= 0:
       return os.path.join(str(manager.directory), str(step)), step
   path = load_parameters_path or load_full_state_path

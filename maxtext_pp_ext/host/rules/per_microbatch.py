@@ -3,7 +3,7 @@
 """Refuses layer computations over all rows of a call if their result for microbatches differs from that for the batch.
 
 A pipeline calls layers with one microbatch, for all stages at once, also in bubbles. Values of a single row, and sums and
-means over rows, stay correct. The values refused here do not. Read in MaxText 0.2.5; 0.2.4 has fewer of these keys.
+means over rows, stay correct. The values refused here do not. Read in MaxText 0.2.5.
 """
 
 from __future__ import annotations

@@ -59,7 +59,6 @@ def problems(config: HostKeys) -> list[str]:
       *_batch_split(config),
       *_metrics_of_layers(config),
       *_multimodal(config),
-      *_linen_decoder(config),
       *_past_the_decoder(config),
   ]
 
@@ -206,7 +205,7 @@ def _batch_split(config: HostKeys) -> Iterator[str]:
         "layers have that schedule. Set use_batch_split_schedule=False."
     )
   for key, off, reason in _NOT_WITH_BATCH_SPLIT:
-    value = getattr(config, key, None)  # MaxText 0.2.4 has no te_moe_block
+    value = getattr(config, key, None)
     if plain(value):
       yield f"{given} with {key}={getattr(value, 'value', value)}: {reason}. Set {key}={off}, {without}."
   factor, batch, microbatches = (
@@ -305,9 +304,3 @@ def _past_the_decoder(config: HostKeys) -> Iterator[str]:
         "assumes that their first axis counts layers. A pipeline orders them by repeat, stage and microbatch. Set "
         "distill_beta=0, or distill without a pipeline."
     )
-
-
-def _linen_decoder(config: HostKeys) -> Iterator[str]:
-  # Only 0.2.4 has this key. Its Linen decoder uses our factory, but drops arguments where we cannot check them.
-  if not getattr(config, "pure_nnx_decoder", True):
-    yield "pure_nnx_decoder=False: implementations of maxtext-pp-ext need the NNX decoder. Set pure_nnx_decoder=True."

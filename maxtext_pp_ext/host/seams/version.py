@@ -2,15 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guards: every seam checks here that this is the MaxText it was written for, before it changes anything.
 
-All statements about MaxText in `host/` were read in the versions of `READ_IN`, or in the newest of them where a comment
-names it alone. For this package these versions differ as follows:
-
-  0.2.5 only  NNXDecoder.__call__ takes forced_routed_experts and decoder_input_embeddings (`table`)
-  0.2.5 only  keys such as te_moe_block, moe_dropless_fallback and use_m3_model, which rules read with `getattr`
-  0.2.4 only  the key pure_nnx_decoder, whose False is refused (`rules.pipelined_path`); models may need flags to be NNX
-  0.2.4       a checkpoint manager has latest_step itself (`replacements.checkpoint_load`)
-  0.2.4       DeepSeek 3's expert biases are parameters (`models.expert_bias`)
-  0.2.5       the loss of DeepSeek's indexer is in a variable type of its own (`models.sown`)
+All statements about MaxText in `host/` were read in MaxText 0.2.5.
 """
 
 from collections.abc import Iterable
@@ -22,9 +14,8 @@ from typing import Any
 import maxtext_pp_ext
 from maxtext_pp_ext.errors import SetupError
 
-READ_IN = ("0.2.4", "0.2.5")
-SUPPORTED = ">=0.2.4,<0.3"
-_LEAST, _BELOW = (0, 2, 4), (0, 3)
+SUPPORTED = ">=0.2.5,<0.3"
+_LEAST, _BELOW = (0, 2, 5), (0, 3)
 
 _WAYS_OUT = (
     "Install a MaxText that is supported or a maxtext-pp-ext that supports this one; or set MAXTEXT_PP_EXT=off, or "

@@ -59,7 +59,7 @@ def make(**overrides):
       "shard_mode": "auto",
       "custom_mesh_and_rule": "",
   }
-  assert set(overrides) <= {*values, "use_lineage", "pure_nnx_decoder", "use_m3_model", "prefetch_fsdp_weights"}
+  assert set(overrides) <= {*values, "use_lineage", "use_m3_model", "prefetch_fsdp_weights"}
   return types.SimpleNamespace(**(values | overrides))
 
 
@@ -161,7 +161,6 @@ def problems(**keys):
         {"inference_benchmark_test": True, **TWO_SLICES},
         {"ici_parallelism": [4, 1, 2]},
         {"mhc_expansion_rate": 4},
-        {"pure_nnx_decoder": False},
         {"use_multimodal": True, "deepstack_visual_indexes_for_vit": [1]},
         {"use_multimodal": True, "use_mrope": True},
         {"use_multimodal": True, "decoder_block": "gemma3", "num_decoder_layers": 4},

@@ -16,19 +16,19 @@ from maxtext_pp_ext.host.rules import pipelined_path
 from maxtext_pp_ext.host.seams import features, table, version
 
 
-@pytest.mark.parametrize("found", ["0.2.4", "0.2.5", "0.2.10", "0.2.5.post1", "0.2.6.dev3+g123", "0.2.4rc1"])
+@pytest.mark.parametrize("found", ["0.2.5", "0.2.10", "0.2.5.post1", "0.2.6.dev3+g123", "0.2.5rc1"])
 def test_supported_versions_pass(found, monkeypatch):
   monkeypatch.setattr(version, "found_version", lambda: found)
   version.check_version()
 
 
-@pytest.mark.parametrize("found", ["0.2.3", "0.3", "0.3.0", "1.0", "0.2", "unknown", ""])
+@pytest.mark.parametrize("found", ["0.2.4", "0.3", "0.3.0", "1.0", "0.2", "unknown", ""])
 def test_other_versions_stop_with_both_versions(found, monkeypatch):
   monkeypatch.setattr(version, "found_version", lambda: found)
   with pytest.raises(version.HostVersionError) as error:
     version.check_version()
   message = str(error.value)
-  assert f"maxtext-pp-ext {maxtext_pp_ext.__version__} supports MaxText >=0.2.4,<0.3, found MaxText {found}" in message
+  assert f"maxtext-pp-ext {maxtext_pp_ext.__version__} supports MaxText >=0.2.5,<0.3, found MaxText {found}" in message
 
 
 def test_a_signature_that_differs_stops_with_the_expected_and_the_found_one():
