@@ -19,7 +19,7 @@ import argparse
 from collections.abc import Collection, Iterable
 import pathlib
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import console as rich_console
 
@@ -47,10 +47,14 @@ _VOCABULARY = 128256
 _STAGES, _FSDP = (16,), (64, 8)
 _HEADER = ("pipeline", "transfer", "collectives", "GB on the wire", "asynchronous", "compute meanwhile", "enough of it")
 _HIDDEN = tuple(f"{costs.TRANSFERS}: {carried} " for carried in ("weights", "gradients"))
-_SECONDS_HEADER = ("pipeline", "step s", "transfers s", "not hidden s", "hidden")
+_SECONDS_HEADER = (
+    *("pipeline", "step s", "transfers s", "not hidden s", "hidden"),
+    *("GB on the wire", "with compute beside them"),
+)
 _SECONDS = """By the projection (docs/seconds.md), which counts how long each transfer and the compute beside it take, \
 whatever that computes, the embedding and the output projection included: seconds of a step, of its transfers of weights \
-and gradients, and of these the seconds in which compute waits."""
+and gradients, and of these the seconds in which compute waits. The last column is the share of the bytes that travel \
+while the chip computes."""
 _INTRODUCTION = f"""# Overlap of transfers with compute
 
 `python -m benchmarks.overlap` printed this: Llama 3 8B on a v6e-64, 4 stages × FSDP 16, 8 microbatches, or without \
@@ -126,11 +130,30 @@ def details(found: dict[str, list[spans.Span]]) -> str:
   return "\n".join(lines)
 
 
-def hidden(projection: dict[str, Any]) -> tuple[float, float]:
-  """(seconds of a step's transfers of weights and gradients, seconds of these that nothing hides), as projected."""
-  names = [name for name in projection["transfers_s"] if name.startswith(_HIDDEN)]
-  waited = sum(projection["parts"].get(name, 0.0) for name in names)
-  return sum(projection["transfers_s"][name] for name in names), waited
+class Hidden(NamedTuple):
+  """A step's transfers of weights and gradients, as projected.
+
+  Attributes:
+    seconds: how long they take.
+    waited: the seconds of these in which compute waits.
+    wire_gb: GB that they send.
+    hidden_gb: GB of these that they send while the chip computes.
+  """
+
+  seconds: float
+  waited: float
+  wire_gb: float
+  hidden_gb: float
+
+
+def hidden(projection: dict[str, Any]) -> Hidden:
+  """What compute hides of the transfers of a projected step."""
+  found = []
+  for name, seconds in projection["transfers_s"].items():
+    if name.startswith(_HIDDEN) and seconds:
+      waited, sent = projection["parts"].get(name, 0.0), projection["transfers_GB"][name]
+      found.append((seconds, waited, sent, sent * (1 - waited / seconds)))
+  return Hidden(*map(sum, zip(*found, strict=True)))
 
 
 def report(rows: dict[str, dict[str, Any]]) -> str:
@@ -145,8 +168,9 @@ def report(rows: dict[str, dict[str, Any]]) -> str:
   projected = {name: row["projection"] for name, row in rows.items() if "transfers_s" in row.get("projection", {})}
   seconds = []
   for name, projection in projected.items():
-    all_, waited = hidden(projection)
-    seconds.append((name, f"{projection['step_s']:.3f}", f"{all_:.3f}", f"{waited:.3f}", _share(1 - waited / all_)))
+    of = hidden(projection)
+    shares = (_share(1 - of.waited / of.seconds), tables.number(of.wire_gb, 2), _share(of.hidden_gb / of.wire_gb))
+    seconds.append((name, f"{projection['step_s']:.3f}", f"{of.seconds:.3f}", f"{of.waited:.3f}", *shares))
   second = [_SECONDS, tables.markdown(_SECONDS_HEADER, seconds)] if seconds else []
   return "\n\n".join([f"{_INTRODUCTION}\n{tables.markdown(_HEADER, cells)}", *second]) + "\n"
 
