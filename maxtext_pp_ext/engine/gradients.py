@@ -296,7 +296,7 @@ class Gradients:
     window = list(window)
     if self._is_sum and any(transfer.is_asynchronous for transfer in transfers):
       # All are ready together, and the window waits for them. Without this barrier reductions take turns with gathers:
-      # 1.19 s instead of 1.10 for a window of Llama 3 8B on v6e (`python -m benchmarks.overlap`).
+      # 1.10 s instead of 1.08 for a window of Llama 3 8B on v6e (`python -m benchmarks.overlap`).
       window, leaving = jax.lax.optimization_barrier((window, leaving))
     else:  # One by one: the pieces of layers whose backward comes late need no memory before.
       for k, i in enumerate(self._partial):
