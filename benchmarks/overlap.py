@@ -153,7 +153,7 @@ def hidden(projection: dict[str, Any]) -> Hidden:
     if name.startswith(_HIDDEN) and seconds:
       waited, sent = projection["parts"].get(name, 0.0), projection["transfers_GB"][name]
       found.append((seconds, waited, sent, sent * (1 - waited / seconds)))
-  return Hidden(*map(sum, zip(*found, strict=True)))
+  return Hidden(*map(sum, zip(*found, strict=True))) if found else Hidden(0.0, 0.0, 0.0, 0.0)
 
 
 def report(rows: dict[str, dict[str, Any]]) -> str:
@@ -169,8 +169,10 @@ def report(rows: dict[str, dict[str, Any]]) -> str:
   seconds = []
   for name, projection in projected.items():
     of = hidden(projection)
-    shares = (_share(1 - of.waited / of.seconds), tables.number(of.wire_gb, 2), _share(of.hidden_gb / of.wire_gb))
-    seconds.append((name, f"{projection['step_s']:.3f}", f"{of.seconds:.3f}", f"{of.waited:.3f}", *shares))
+    hidden_s = 1 - of.waited / of.seconds if of.seconds else None
+    hidden_gb = of.hidden_gb / of.wire_gb if of.wire_gb else None
+    figures = [f"{each:.3f}" for each in (projection["step_s"], of.seconds, of.waited)]
+    seconds.append((name, *figures, _share(hidden_s), tables.number(of.wire_gb, 2), _share(hidden_gb)))
   second = [_SECONDS, tables.markdown(_SECONDS_HEADER, seconds)] if seconds else []
   return "\n\n".join([f"{_INTRODUCTION}\n{tables.markdown(_HEADER, cells)}", *second]) + "\n"
 

@@ -217,24 +217,35 @@ def group_size(module: hlo.Module, instruction: hlo.Instruction) -> int:
 
 def first_group(module: hlo.Module, instruction: hlo.Instruction) -> tuple[int, ...]:
   """The partitions of a collective's first group, from any of HLO's notations; all partitions if it names no group."""
-  if match := instruction.attribute(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}"):
+  if match := instruction.attribute(
+      r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((?:\[([0-9,]*)\]T\()?([0-9,]*)\)\)?)?\s*\{([^}]*)\}"
+  ):
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
-    chosen = re.findall(r"'([^']+)'", match[2])
+    chosen = re.findall(r"'([^']+)'", match[4])
     if unknown := [axis for axis in chosen if axis not in sizes]:
       raise hlo.HloError(f"{instruction.name} has a group along {unknown[0]}, which is no axis of its mesh.")
-    numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    numbers = np.arange(math.prod(sizes.values()))
+    if match[2]:  # dimensions and their order
+      numbers = numbers.reshape(_integers(match[2])).transpose(_integers(match[3]))
+    elif match[3]:
+      numbers = np.array(_integers(match[3]))
+    numbers = numbers.reshape(tuple(sizes.values()))
     return tuple(numbers[tuple(slice(None) if axis in chosen else 0 for axis in sizes)].ravel().tolist())
   if match := instruction.attribute(r"replica_groups=\[(\d+),(\d+)\]<=\[([0-9,]*)\](?:T\(([0-9,]*)\))?"):
-    dims = [int(size) for size in match[3].split(",")]
+    dims = _integers(match[3])
     numbers = np.arange(math.prod(dims)).reshape(dims)
     if match[4]:
-      numbers = numbers.transpose([int(axis) for axis in match[4].split(",")])
+      numbers = numbers.transpose(_integers(match[4]))
     return tuple(numbers.reshape(int(match[1]), int(match[2]))[0].tolist())
   if match := instruction.attribute(r"replica_groups=\{\{([0-9,]*)\}"):
-    return tuple(int(partition) for partition in match[1].split(","))
+    return tuple(_integers(match[1]))
   if (match := instruction.attribute(r"replica_groups=(\S+)")) and match[1].strip(",") != "{}":
     raise hlo.HloError(f"{instruction.name} has replica_groups={match[1][:60]}, a notation that is not known.")
   return tuple(range(module.partitions))
+
+
+def _integers(text: str) -> list[int]:
+  return [int(each) for each in text.split(",")]
 
 
 def dot_flops(computation: hlo.Computation, instruction: hlo.Instruction, *, padding: bool = True) -> float:

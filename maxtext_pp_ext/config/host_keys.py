@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MaxText's keys that this package reads, with the types of their values after MaxText has derived and validated them.
 
-A MaxText whose config lacks one of them is refused (`host.seams.table`). Rules read keys that not all supported versions
-have with `getattr`. Enums are strings here; `config.view.plain` converts them.
+A MaxText whose config lacks one of them is refused (`host.seams.table`). Rules read with `getattr` what only later
+versions have. Enums are strings here; `config.view.plain` converts them.
 """
 
 from collections.abc import Sequence
@@ -62,6 +62,8 @@ class HostKeys(Protocol):
   dtype: str
   weight_dtype: str
   lora: Any
+  use_m3_model: bool
+  use_lineage: bool
   sa_block_q: int
 
   # Experts.
@@ -80,6 +82,9 @@ class HostKeys(Protocol):
   routed_bias: bool
   routed_bias_update_rate: float
   use_batch_split_schedule: bool
+  te_moe_block: bool
+  moe_dropless_fallback: str | None
+  defer_small_all_reduces: bool
   batch_split_factor: int
 
   # Quantization.

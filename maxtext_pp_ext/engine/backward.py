@@ -56,7 +56,7 @@ def backward(
   """
   iterations, schedule, ring, weights = pipeline.iterations, pipeline.schedule, pipeline.ring, pipeline.weights
   gradients = pipeline.gradients(kept.params)
-  turns = pipeline.program.gradients.turn is not None  # with one microbatch only
+  apart = pipeline.program.gradients.gathers_after is not None  # with one microbatch only
 
   def iteration(phase: Phase, t: jax.Array | int, carry: Carry) -> Carry:
     state, window, sums = carry
@@ -78,9 +78,10 @@ def backward(
     if phase.advances:
       # The barrier separates two transfers that would otherwise run at the same time. The reduction runs while the
       # forward is recomputed and the cotangents arrive; the gather follows, until each weight's own gradient is computed.
-      # With one microbatch each reduction has until then, and the gathers have until the iteration's end.
+      # With one microbatch each reduction has until then, and the gathers have until the iteration's end. If weights are
+      # gathered in steps, reductions have until the middle of the iteration, and the gathers begin there.
       dleaving, piece, before = jax.lax.optimization_barrier((dleaving, piece, before))
-      if not turns:
+      if not apart:
         arriving = weights.prefetch(window, kept.loaded, before, piece)
     gathered = weights.at(window, kept.loaded, repeat)
     works = ~schedule.is_bubble(t, iterations.stage_numbers)
@@ -93,8 +94,7 @@ def backward(
     state, gradient, overlapped, (before, piece) = _iteration(
         pipeline, kept, dintermediates, t, state, dleaving, gathered, overlapped, add, (before, piece)
     )
-    if phase.advances and turns:
-      # Beside reductions the gathers would take the place of the longest of them.
+    if phase.advances and apart:  # Earlier, they would share the links with reductions, and delay the longest of them.
       arriving = weights.prefetch(window, kept.loaded, before, piece)
     sums = sums._replace(stored=[stored for stored, _ in overlapped])
     if not weights.replaces:
@@ -179,7 +179,7 @@ def _iteration(
     weights: the stages' weights, leaves [S, …].
     overlapped: for each weight, arrays or None, to be computed before its gradient.
     add: adds a gradient that is a partial sum to its sum (`_adding`).
-    behind: arrays to be computed behind the turn (`GradientProgram`).
+    behind: arrays to be computed behind the reductions, where gathers are kept apart from them (`GradientProgram`).
 
   Returns:
     (state, for each weight its sum or its gradient, [F, S, …], `overlapped`, each computed before its weight's gradient,

@@ -117,7 +117,7 @@ class Engine:
         self.checkpoint,
         splits(self.weights.mesh, self.weights.layouts, batch, self.row_groups),
         axes,
-        large_ones_last=self.weights.in_steps(params),
+        gathered_in_steps=self.weights.in_steps(params),
         summed=self.schedule.microbatches > 1,
     )
     weights = dataclasses.replace(self.weights, orders=program.orders, of_kernels=program.of_kernels)

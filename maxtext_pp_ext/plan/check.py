@@ -112,7 +112,7 @@ def _on_tpus(config: Keys) -> list[str]:
 
 
 def _model(config: DerivedKeys, found: Checked) -> None:
-  if getattr(config, "use_m3_model", False):
+  if config.use_m3_model:
     found.not_counted = ["anything: use_m3_model=True makes a model whose layers are not read"]
     return
   layout = layouts.of_config(config)

@@ -4,8 +4,7 @@
 
 import pytest
 
-from benchmarks import commands, compiler_figures, overlap, shapes, tables
-from maxtext_pp_ext.compiled.projection import costs
+from benchmarks import commands, compiler_figures, shapes, tables
 
 
 def row(**figures):
@@ -98,16 +97,3 @@ def test_the_slowest_model_comes_first_and_a_star_says_what_takes_longer_than_it
 def test_every_model_of_maxtext_is_asked_for():
   assert {"llama3-70b", "deepseek3-671b", "gpt-oss-120b"} < set(commands.models())
   assert "attention=dot_product" in commands.arguments("plan", "deepseek3.2-671b")
-
-
-def test_bytes_are_hidden_as_long_as_nothing_waits_for_them():
-  carried = ("weights", "gradients", "activations")
-  weights, gradients, activations = (f"{costs.TRANSFERS}: {each} over fsdp" for each in carried)
-  found = overlap.hidden(
-      {
-          "transfers_s": {weights: 0.4, gradients: 0.2, activations: 0.1},
-          "transfers_GB": {weights: 40.0, gradients: 10.0, activations: 5.0},
-          "parts": {weights: 0.1, activations: 0.1},
-      }
-  )
-  assert found == pytest.approx((0.6, 0.1, 50.0, 40.0))

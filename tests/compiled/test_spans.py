@@ -4,7 +4,7 @@
 
 import pytest
 
-from benchmarks import overlap
+from benchmarks import overlap, tables
 from maxtext_pp_ext.compiled import hlo, spans
 
 # A gather of 32 MiB on another thread, whose wait stands where each test wants it.
@@ -121,12 +121,16 @@ def test_shares_are_of_bytes():
   assert overlap.summary([])["asynchronous"] is None
 
 
-def test_the_hidden_seconds_are_those_of_weights_and_gradients():
+def test_hidden_are_the_seconds_and_bytes_of_weights_and_gradients_for_which_nothing_waits():
   name = "transfers that nothing hides: {} over fsdp".format
   projection = {
       "step_s": 10.0,
       "transfers_s": {name("weights"): 4.0, name("gradients"): 2.0, name("activations"): 1.0},
+      "transfers_GB": {name("weights"): 40.0, name("gradients"): 10.0, name("activations"): 5.0},
       "parts": {"products": 8.0, name("weights"): 1.0, name("activations"): 1.0},
   }
-  assert overlap.hidden(projection) == (6.0, 1.0)
-  assert "83%" in overlap.report({"window": {"transfers": {}, "projection": projection}}).splitlines()[-1]
+  assert overlap.hidden(projection) == (6.0, 1.0, 50.0, 40.0)
+  line = overlap.report({"window": {"transfers": {}, "projection": projection}}).splitlines()[-1]
+  assert "83%" in line and "80%" in line
+  none = overlap.report({"none": {"transfers": {}, "projection": projection | {"transfers_s": {}}}}).splitlines()[-1]
+  assert none.count(tables.MISSING) == 2, "nothing is sent: there are no shares"

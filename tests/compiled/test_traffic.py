@@ -64,19 +64,23 @@ def test_a_ragged_all_to_all_counts_as_its_buffer_and_as_what_balanced_routing_s
 
 
 @pytest.mark.parametrize(
-    "notation, size",
+    "notation, first",
     [
-        ("replica_groups=[2,4]<=[8]", 4),
-        ("replica_groups={{0,1},{2,3}}", 2),
-        ("replica_groups=mesh['stage'=4,'fsdp'=2,'data'=8] {'stage','fsdp'}", 8),
-        ("replica_groups={}", 8),  # all
+        ("replica_groups=[2,4]<=[8]", (0, 1, 2, 3)),
+        ("replica_groups=[2,4]<=[4,2]T(1,0)", (0, 2, 4, 6)),
+        ("replica_groups={{0,1},{2,3}}", (0, 1)),
+        ("replica_groups=mesh['stage'=2,'fsdp'=2,'data'=2] {'stage','fsdp'}", (0, 2, 4, 6)),
+        # jaxlib 0.11.1
+        ("replica_groups=mesh['stage'=1,'fsdp'=4,'data'=2], device_ids=([4,2]T(1,0)) {'fsdp'}", (0, 4, 1, 5)),
+        ("replica_groups=mesh['fsdp'=4,'data'=2], device_ids=(7,6,5,4,3,2,1,0) {'data'}", (7, 6)),
+        ("replica_groups={}", tuple(range(8))),  # all
     ],
 )
-def test_the_size_of_a_group_is_read_in_every_notation(notation, size):
+def test_the_first_group_is_read_in_every_notation(notation, first):
   module = hlo.parse(
       f"HloModule m, num_partitions=8\nENTRY %main (a: f32[]) -> f32[] {{\n  %g = f32[8] all-gather(%a), {notation}\n}}\n"
   )
-  assert traffic.group_size(module, module.computations["main"].instructions[0]) == size
+  assert traffic.first_group(module, module.computations["main"].instructions[0]) == first
 
 
 @pytest.mark.parametrize(

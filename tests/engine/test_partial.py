@@ -13,6 +13,7 @@ import pytest
 
 from maxtext_pp_ext.engine.programs.partial import GradientProgram
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
+from maxtext_pp_ext.engine.programs.segments import variables
 
 BATCH, LENGTH, EMBED = 4, 6, 8
 F32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
@@ -214,7 +215,7 @@ def test_nothing_reads_a_weight_after_what_its_gradient_waits_for():
     while todo:
       if (eqn := made_by.get(todo.pop())) is not None and id(eqn) not in there:
         there.add(id(eqn))
-        todo += [v for v in eqn.invars if v in body.invars or v in made_by]
-    assert {id(eqn) for eqn in body.eqns if weight in eqn.invars} <= there
+        todo += [v for v in variables(eqn.invars) if v in body.invars or v in made_by]
+    assert {id(eqn) for eqn in body.eqns if weight in variables(eqn.invars)} <= there
   # The product that gives the cotangent of the input reads the first weight, and no gradient waits for it otherwise.
   assert {made_by[v].primitive.name for v in program.readers[0]} == {"dot_general"}

@@ -28,7 +28,7 @@ def stage(weights, x, blocks=1):
   return x
 
 
-def planned(layers, blocks=1, large_ones_last=False, whole=()):
+def planned(layers, blocks=1, gathered_in_steps=False, whole=()):
   """The program of a rematerialised stage of layers · blocks, its inputs, and the gradients of the weights and of x.
 
   The gradients of the weights in `whole` are not split.
@@ -43,7 +43,7 @@ def planned(layers, blocks=1, large_ones_last=False, whole=()):
   residuals, structure = jax.tree.flatten(pull_back)
   closed = jax.make_jaxpr(lambda r, d: jax.tree.leaves(jax.tree.unflatten(structure, r)(d)))(residuals, d)
   splits = [[] if number in whole else [BatchSplit(BATCH, 2)] for number in range(len(weights))]
-  program = GradientProgram.plan(closed, splits, ("fsdp",), 1, large_ones_last, num_residuals=len(residuals))
+  program = GradientProgram.plan(closed, splits, ("fsdp",), 1, gathered_in_steps, num_residuals=len(residuals))
   dweights, dx = pull_back(d)
   return program, [*residuals, d], [*dweights, dx]
 
@@ -71,7 +71,7 @@ def test_backward_is_cut_between_the_blocks_of_a_layer_too():
 
 
 def test_beside_gathers_in_steps_the_gradients_of_the_last_two_segments_come_last():
-  program, _, _ = planned(layers=2, blocks=2, large_ones_last=True)
+  program, _, _ = planned(layers=2, blocks=2, gathered_in_steps=True)
   assert [segment.done for segment in program.segments] == [(6, 7), (4, 5), (), (), (0,), (1,), (2,), (3,)]
   *_, last, zeroth, first, second, third = program.segments
   assert not any(each.program.jaxpr.eqns for each in (zeroth, first, second, third))
@@ -92,11 +92,18 @@ def test_gradients_that_need_no_other_product_of_backward_are_early():
   assert program.early == (2 * LAYERS - 1,), "that of the last product of the last layer"
 
 
+@pytest.mark.parametrize("layers, early", [(2, ()), (LAYERS, (2 * LAYERS - 1,))])
+def test_gradients_that_come_last_are_not_early(layers, early):
+  program, _, _ = planned(layers, gathered_in_steps=True)
+  assert program.early == early
+
+
 @pytest.mark.parametrize(
-    "layers, blocks, large_ones_last", [(LAYERS, 1, False), (2, 2, False), (2, 2, True), (1, 1, True)]
+    "layers, blocks, gathered_in_steps",
+    [(LAYERS, 1, False), (2, 2, False), (2, 2, True), (1, 1, True), (1, 2, True), (3, 1, True)],
 )
-def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, large_ones_last):
-  program, (*residuals, d), (*expected, expected_dx) = planned(layers, blocks, large_ones_last)
+def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, gathered_in_steps):
+  program, (*residuals, d), (*expected, expected_dx) = planned(layers, blocks, gathered_in_steps)
 
   def run(of_iterations, iteration, d):
     saved = [Saved(all_.__getitem__, iteration) for all_ in of_iterations]
@@ -110,25 +117,27 @@ def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, large_ones
 
 
 def test_what_is_computed_before_a_gradient_is_returned_in_the_gradients_place():
-  program, args, (*expected, _) = planned(2, 2, large_ones_last=True)
+  program, args, (*expected, _) = planned(2, 2, gathered_in_steps=True)
   before = [jnp.full((3,), float(number)) for number in range(len(expected))]
   _, _, after, behind = jax.jit(program.run)(args, before, behind=jnp.ones(()))
   for one, other in zip([*before, 1.0], [*after, behind], strict=True):
     np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("large_ones_last", [False, True])
-def test_beside_gathers_in_steps_they_begin_when_the_gradients_of_the_iteration_before_are_reduced(large_ones_last):
-  program, args, (*expected, _) = planned(2, 2, large_ones_last)
-  last = len(expected) - 4  # the first gradient that comes behind the turn
-  before = [jnp.ones(()) if number == last else None for number in range(len(expected))]
+@pytest.mark.parametrize("blocks, number", [(1, 0), (1, 3), (2, 0), (2, 3), (2, 7)])
+@pytest.mark.parametrize("gathered_in_steps", [False, True])
+def test_gathers_in_steps_begin_when_the_gradients_of_the_iteration_before_are_reduced(
+    blocks, number, gathered_in_steps
+):
+  program, args, (*expected, _) = planned(2, blocks, gathered_in_steps)
+  before = [jnp.ones(()) if i == number else None for i in range(len(expected))]
 
   def turned(before, behind):
     return program.run(args, before, behind=behind)[-1]
 
   jaxpr = jax.make_jaxpr(turned)(before, jnp.ones(())).jaxpr
-  assert program.turn == (1 if large_ones_last else None)
-  assert inputs_of(jaxpr, 0) == ({0, 1} if large_ones_last else {1})
+  assert program.gathers_after == (blocks - 1 if gathered_in_steps else None)
+  assert inputs_of(jaxpr, 0) == ({0, 1} if gathered_in_steps else {1})
 
 
 def test_gradients_that_cannot_be_split_do_not_prevent_cuts():

@@ -58,7 +58,8 @@ def main(arguments: list[str]) -> int:
     result = _run(python, [*(SLIM if slim else WHOLE), *(argument for argument in more if argument != "--")])
     failures += len(result["failed"]) + result["broken"]
     print(f"{name}: {result['passed']} passed, {result['skipped']} skipped, {len(result['failed'])} failed", flush=True)
-    print(*(f"  {each}" for each in result["failed"]), sep="\n", flush=True)
+    for each in result["failed"]:
+      print(f"  {each}", flush=True)
     if result["broken"]:
       print(f"{name}: pytest did not run to its end; docs/versions.md stays", flush=True)
     # A run that was ended early, or ran nothing, is no result.

@@ -84,8 +84,8 @@ class GradientProgram:
     parts: for each gradient F; 1 without roots.
     rest: the variables of the outputs that have no root.
     segments: the parts of `body` after which gradients are computed.
-    turn: the number of the segment that divides an iteration's transfers; None if they are not divided. Before its end
-      stand those of the gradients before, behind it those of the weights to come.
+    gathers_after: the number of the segment behind which the next weights' all-gathers begin; None if they may run beside
+      reductions. By its end the gradients of the iteration before are reduced. It is in the middle: the two send as much.
     early: the numbers of the gradients with roots that need no other product of backward, and are not computed last.
     parts_on_device: for each gradient how a device computes its part of it, or None.
     readers: for each gradient the variables of `body` after which nothing reads its weight any more.
@@ -98,7 +98,7 @@ class GradientProgram:
   parts: tuple[int, ...]
   rest: tuple[Var | Literal, ...]
   segments: tuple[Segment, ...]
-  turn: int | None
+  gathers_after: int | None
   early: tuple[int, ...]
   parts_on_device: tuple[OnDevice | None, ...]
   readers: tuple[tuple[Var, ...], ...]
@@ -110,7 +110,7 @@ class GradientProgram:
       splits: Sequence[Sequence[BatchSplit]],
       batch_axes: Sequence[str],
       num_cotangents: int,
-      large_ones_last: bool = False,
+      gathered_in_steps: bool = False,
       reads: Sequence[Collection[int]] | None = None,
       num_residuals: int = 0,
   ) -> GradientProgram:
@@ -122,7 +122,8 @@ class GradientProgram:
         the root's contraction fits the split.
       batch_axes: the mesh axes that shard the batch, in the order in which a leading axis of parts is sharded.
       num_cotangents: the number of inputs that are cotangents, which come last.
-      large_ones_last: whether weights are gathered in steps beside the program (`segments.with_last_gradients`).
+      gathered_in_steps: whether weights are gathered in steps beside the program. Reductions and gathers are then kept
+        apart (`gathers_after`), and the last gradients moved (`segments.with_last_gradients`).
       reads: for each gradient the numbers of the inputs that are its weight, or are computed from weights alone.
       num_residuals: the number of inputs that forward saved, which come before the cotangents.
     """
@@ -137,26 +138,27 @@ class GradientProgram:
     ]
     taken = {id(eqn) for one in found if one for eqn in one.taken}
     operands = [v for one in found if one for v in (*(v for root in one.roots for v in root.eqn.invars), *one.factors)]
-    rest = [out for k, out in enumerate(jaxpr.outvars) if k >= len(found) or found[k] is None]
+    others = [out for k, out in enumerate(jaxpr.outvars) if k >= len(found) or found[k] is None]
     kept = [eqn for eqn in jaxpr.eqns if id(eqn) not in taken]
-    body = select_eqns(whole, kept, jaxpr.invars, [*operands, *rest], consts=True)
+    body = select_eqns(whole, kept, jaxpr.invars, [*operands, *others], consts=True)
     factors = [v for one in found if one for root in one.roots for v in root.eqn.invars if _is_product(root)]
     body = compute_once(body, {source for v in factors if (source := _computed(v, made_by)) is not None})
     given = iter(body.jaxpr.outvars)
     needs = tuple(tuple(itertools.islice(given, _num_operands(one))) for one in found)
-    behind = tuple(given)
+    rest = tuple(given)
     first = len(body.jaxpr.invars) - num_cotangents
     cotangents, saved = body.jaxpr.invars[first:], body.jaxpr.invars[first - num_residuals : first]
     saved = [v for v in saved if v.aval.memory_space == jax.memory.Space.Device]
-    activation_bytes = sum(v.aval.size * v.aval.dtype.itemsize for v in behind[-1:])
+    activation_bytes = sum(v.aval.size * v.aval.dtype.itemsize for v in rest[-1:])
     of_weights = [{body.jaxpr.invars[k] for k in inputs} for inputs in reads or [()] * len(splits)]
     last_readers = _last_readers(body.jaxpr, of_weights, needs)
     needed = [(*a, *b) for a, b in zip(needs, last_readers, strict=True)]
     segments = cut(body, needed, cotangents, activation_bytes, saved)
-    turn, last = None, set[int]()
-    if large_ones_last and len(segments) > 1:
-      turn, last = (len(segments) - 1) // 2, {i for segment in segments[-2:] for i in segment.done}
-      segments = with_last_gradients(segments, needs, behind, [v.aval.size for v in jaxpr.outvars[: len(splits)]])
+    count, gathers_after = len(segments), None
+    if gathered_in_steps and count > 1:
+      gathers_after = (count - 1) // 2
+      segments = with_last_gradients(segments, needs, rest, [v.aval.size for v in jaxpr.outvars[: len(splits)]])
+    moved = {i for segment in segments[count:] for i in segment.done}
     return cls(
         body=body,
         roots=tuple(tuple(one.roots) if one else None for one in found),
@@ -170,12 +172,12 @@ class GradientProgram:
         ),
         needs=needs,
         parts=tuple(math.prod(s.parts for s in split) if one else 1 for one, split in zip(found, splits, strict=True)),
-        rest=behind,
+        rest=rest,
         segments=segments,
-        turn=turn,
+        gathers_after=gathers_after,
         parts_on_device=tuple(on_device(one, split) if one else None for one, split in zip(found, splits, strict=True)),
         readers=tuple(last_readers),
-        early=tuple(i for i in _early(body.jaxpr.eqns, needs, cotangents) if i not in last),
+        early=tuple(i for i in _early(body.jaxpr.eqns, needs, cotangents) if i not in moved),
     )
 
   def run(
@@ -189,10 +191,10 @@ class GradientProgram:
 
     Args:
       args: the program's inputs, arrays or `Saved`.
-      overlapped: for each gradient, arrays or None, to be computed before the gradient, and before the turn.
+      overlapped: for each gradient, arrays or None, to be computed before the gradient, and before `behind`.
       add: (number, summand) -> what a gradient with roots is added to; it is returned instead of the gradient, and
         computed before the next segment. Nothing reads the gradient's weight after the summand.
-      behind: arrays to be computed behind the turn.
+      behind: arrays to be computed behind the segment `gathers_after`, and behind all that is `overlapped`.
 
     Returns:
       (gradients, each [F, …] with its own F, other outputs, `overlapped`, `behind`).
@@ -215,11 +217,11 @@ class GradientProgram:
         readers = [value(v) for v in self.readers[i]]
         summand, after[i] = self._summand(i, [read(v) for v in self.needs[i]], readers, after[i])
         gradients[i] = summand.compute() if add is None else add(i, summand)
-      if segment.crossing:
+      if segment.crossing or number == self.gathers_after:
         before = [values[v] for v in segment.crossing]
         crossing = [x.iteration if isinstance(x, Saved) else x for x in before]
         now = [gradients[i] for i in done]
-        if number == self.turn:
+        if number == self.gathers_after:
           crossing, now, after, behind = jax.lax.optimization_barrier((crossing, now, after, behind))
         else:
           crossing, now = jax.lax.optimization_barrier((crossing, now))

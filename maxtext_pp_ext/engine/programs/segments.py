@@ -106,22 +106,19 @@ def with_last_gradients(
   larger ones last.
 
   Args:
-    segments: the result of `cut`.
-    needs: for each gradient, the variables that it is computed from; () if it is an output of the program.
+    segments: the result of `cut`, two or more.
+    needs: for each gradient, the variables that it is computed from; () if it is an output of the program, and not moved.
     others: the outputs that are no gradients of segments. They are computed before.
     sizes: for each gradient the number of its elements.
   """
-  if len(segments) < 2:
-    return tuple(segments)
   *first, before, last = segments
   moved = [i for each in (last, before) for i in sorted(each.done, key=sizes.__getitem__) if needs[i]]
   operands = [dict.fromkeys(v for i in moved[at:] for v in variables(needs[i])) for at in range(len(moved) + 1)]
-  stay = lambda segment: tuple(i for i in segment.done if not needs[i])
   nothing = select_eqns(last.program, [], [], [], consts=False)
   return (
       *first,
-      before._replace(done=stay(before)),
-      last._replace(crossing=tuple(dict.fromkeys([*operands[0], *variables(others)])), done=stay(last)),
+      before._replace(done=()),
+      last._replace(crossing=tuple(dict.fromkeys([*operands[0], *variables(others)])), done=()),
       *(Segment(nothing, (), (), tuple(operands[at + 1]), (i,)) for at, i in enumerate(moved)),
   )
 

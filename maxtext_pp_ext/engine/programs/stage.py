@@ -70,7 +70,7 @@ class StageProgram:
       checkpoint: Callable | None,
       splits: Sequence[Sequence[BatchSplit]],
       batch_axes: Sequence[str],
-      large_ones_last: bool = False,
+      gathered_in_steps: bool = False,
       summed: bool = True,
   ) -> StageProgram:
     """Traces `fn` on example arguments (only their types matter).
@@ -83,7 +83,7 @@ class StageProgram:
       checkpoint: wraps a function of (weights, x) in `jax.checkpoint` with the remat policy; None stores every residual.
       splits: for each weight, the batch axes to split so that its gradient is left as a partial sum.
       batch_axes: the mesh axes that shard the batch and the sequence.
-      large_ones_last: as for `GradientProgram.plan`.
+      gathered_in_steps: as for `GradientProgram.plan`.
       summed: whether gradients are summed over several microbatches.
     """
     structure: dict[str, Any] = {}
@@ -139,7 +139,7 @@ class StageProgram:
             splits,
             batch_axes,
             len(cotangents),
-            large_ones_last,
+            gathered_in_steps,
             reads if summed else None,
             num_residuals=len(saved_positions),
         ),
@@ -193,7 +193,7 @@ class StageProgram:
     (`gradients.parts`). Cotangents of intermediates that are not floating point are ignored. `overlapped` holds, for
     each weight, arrays or None, to be computed before the weight's cotangent; they are returned. A cotangent that is left
     as a partial sum is given to `add` with its weight's number, before it is computed, and replaced by the result.
-    `behind` holds arrays to be computed behind the turn (`GradientProgram`).
+    `behind` holds arrays to be computed behind `gradients.gathers_after`.
     """
     # These residuals do not depend on x: a placeholder completes the argument list and is never read.
     rebuilt = self._run(self.rebuilding, weights, aux, jnp.zeros(dy.shape, dy.dtype))

@@ -133,7 +133,7 @@ class RunningStep:
     if len(shardings) != 2:
       raise RefusedError("Steps that also take random numbers, such as those of DiLoCo, are compiled but not run.")
     config = run_config.read(_with_yml(arguments), **_STATE_ONLY)
-    # The positions of the loader and the state in the returned tuple hold for the versions in `seams.version.READ_IN`.
+    # The positions of the loader and the state in the returned tuple hold for MaxText 0.2.5.
     *_, loader, _, _, model_and_optimizer = train_utils.setup_train_loop(config, None)
     self._state = jax.device_put(nnx.state(model_and_optimizer), shardings[0])
     self._batch = jax.device_put(loader.load_next_batch(), shardings[1])

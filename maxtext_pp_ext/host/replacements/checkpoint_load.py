@@ -220,12 +220,14 @@ def _message_about_arrays(stored: Mapping[Path, Shape], wanted: Mapping[Path, Sh
 
 def _what_is_loaded(manager: Any, load_parameters_path: str, load_full_state_path: str, step: int):
   """Returns (folder, step) of the checkpoint that MaxText will load, or None. Only a run's own checkpoint has a step."""
+  from maxtext.common import checkpointing  # pylint: disable=import-outside-toplevel
+
   if manager is not None:
     if not hasattr(manager, "directory"):
-      return None  # of emergency checkpoints, which are in memory
+      return None
     if step < 0:
-      latest = getattr(manager, "latest", None)
-      step = step if latest is None else latest.step
+      latest = checkpointing.latest_step(manager)
+      step = -1 if latest is None else latest
     if step >= 0:
       return os.path.join(str(manager.directory), str(step)), step
   path = load_parameters_path or load_full_state_path

@@ -37,7 +37,7 @@ def _experts(config: HostKeys) -> Iterator[str]:
   for key, reason in _MOE.items():
     if getattr(config, key, False) and not (key == "te_moe_block" and config.use_batch_split_schedule):
       yield f"{key}=True: {reason}. Set {key}=False."
-  if getattr(config, "moe_dropless_fallback", None) == "layer":
+  if config.moe_dropless_fallback == "layer":
     yield (
         "moe_dropless_fallback=layer: MaxText sums over all mesh axes whether a layer falls back, so the layers of "
         "all stages would fall back together, and bubbles would count. Set moe_dropless_fallback=step."
@@ -46,7 +46,7 @@ def _experts(config: HostKeys) -> Iterator[str]:
 
 def _buffers(config: HostKeys) -> Iterator[str]:
   """Buffers hold the tokens of one call, and drop those that do not fit."""
-  if getattr(config, "moe_dropless_fallback", None) is not None:
+  if config.moe_dropless_fallback is not None:
     return  # the fallback recomputes what dropped tokens
   for key in ("ragged_buffer_factor", "eval_ragged_buffer_factor"):
     value, of_evaluation = getattr(config, key, -1.0), key.startswith("eval")

@@ -170,7 +170,7 @@ def _features(config: HostKeys) -> Iterator[str]:
         f"engram_layers={list(config.engram_layers)}: MaxText's pipelined path gives layers neither their index nor the "
         "tokens that engram needs. Set engram_layers=[]."
     )
-  if getattr(config, "use_lineage", False):
+  if config.use_lineage:
     yield "use_lineage=True: MaxText uses it only on the path without a pipeline. Set use_lineage=False."
   if config.mhc_expansion_rate > 1:
     yield (
@@ -283,7 +283,7 @@ def _multimodal(config: HostKeys) -> Iterator[str]:
 
 def _past_the_decoder(config: HostKeys) -> Iterator[str]:
   """Refuses features that look for decoder layers at their paths without a pipeline, or build no decoder layers."""
-  if getattr(config, "use_m3_model", False):
+  if config.use_m3_model:
     yield (
         "use_m3_model=True: MaxText's m3 models have no pipeline, and all stages would compute the same. Set "
         "use_m3_model=False, or train without a pipeline."

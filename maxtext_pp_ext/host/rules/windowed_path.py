@@ -51,7 +51,7 @@ def _features(config: Keys) -> Iterator[str]:
         f"engram_layers={list(config.engram_layers)}: layers need the tokens, which microbatches do not carry. Set "
         "engram_layers=[], or pipeline_impl=host."
     )
-  if getattr(config, "use_lineage", False):
+  if config.use_lineage:
     yield "use_lineage=True: MaxText runs all layers itself. Set use_lineage=False, or pipeline_impl=host."
   if config.use_multimodal and decoder_block(config) in ("gemma3", "gemma4"):
     yield (
@@ -63,7 +63,7 @@ def _features(config: Keys) -> Iterator[str]:
         "use_multimodal=True with use_mrope=True: positions have an axis for time, height and width, and cannot be "
         "divided into microbatches. Set use_multimodal=False, or pipeline_impl=host."
     )
-  if getattr(config, "use_m3_model", False):
+  if config.use_m3_model:
     yield "use_m3_model=True: m3 models have layers of their own. Set use_m3_model=False, or pipeline_impl=host."
   if getattr(config, "prefetch_fsdp_weights", False):  # MaxText PR 4493; not in 0.2.5
     yield (

@@ -51,8 +51,9 @@ DECODER_PARAMETERS = (
     "attention_metadata",
     "deepstack_visual_embeds",
     "multimodal_input",
+    "forced_routed_experts",
+    "decoder_input_embeddings",
 )
-DECODER_PARAMETERS_SINCE_0_2_5 = ("forced_routed_experts", "decoder_input_embeddings")
 _PYCONFIG = "maxtext.configs.pyconfig"
 _PYCONFIG_FUNCTIONS = ("initialize", "initialize_pydantic", "_initialize_pydantic", "_prepare_for_pydantic")
 
@@ -120,8 +121,7 @@ def _apply_pipeline(module: ModuleType, rebinding: rebind.Rebinding) -> None:
 
 def _check_decoders(module: ModuleType) -> None:
   decoder = version.attribute(module, "NNXDecoder")
-  known = (*DECODER_PARAMETERS, *DECODER_PARAMETERS_SINCE_0_2_5)
-  version.check_parameters(decoder, "__call__", DECODER_PARAMETERS, known)
+  version.check_parameters(decoder, "__call__", DECODER_PARAMETERS, DECODER_PARAMETERS)
   version.check_signature(decoder, "_get_pipeline_stage_module", STAGE_MODULE)
   version.check_signature(decoder, "get_decoder_layers", "(self)")
 

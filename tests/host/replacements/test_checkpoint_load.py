@@ -13,6 +13,7 @@ from etils import epath
 from flax import nnx
 import jax
 import jax.numpy as jnp
+from maxtext.common import checkpointing
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -83,6 +84,15 @@ def load(folder, config, of, *, own=False, source_checkpoint_layout="orbax"):
       source_checkpoint_layout=source_checkpoint_layout,
       maxtext_config=config,
   )
+
+
+def test_the_step_is_that_which_managers_of_emergency_checkpoints_give(tmp_path, monkeypatch):
+  """These managers of Orbax have a method instead of the attribute `latest`."""
+  manager = types.SimpleNamespace(directory=tmp_path, latest_step=lambda: 7)
+  monkeypatch.setattr(checkpointing, "EmergencyCheckpointManager", types.SimpleNamespace)
+  assert checkpoint_load._what_is_loaded(manager, "", "", -1) == (str(tmp_path / "7"), 7)
+  manager.latest_step = lambda: None
+  assert checkpoint_load._what_is_loaded(manager, "", "", -1) is None
 
 
 @pytest.fixture(name="states", scope="module")

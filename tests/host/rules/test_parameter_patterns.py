@@ -26,6 +26,7 @@ DEEPSEEK = DENSE | {
     "first_num_dense_layers": 1,
     "num_experts": 4,
     "num_experts_per_tok": 2,
+    "shared_experts": 1,
     "base_moe_mlp_dim": 16,
     "attention_type": "mla",
     "q_lora_rank": 8,

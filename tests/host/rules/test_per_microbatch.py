@@ -13,6 +13,7 @@ def make(**overrides):
   values = {
       "use_batch_split_schedule": False,
       "use_qk_clip": False,
+      "moe_dropless_fallback": None,
       "gradient_accumulation_steps": 1,
       "enable_diloco": False,
       "num_diloco_replicas": 1,

@@ -40,6 +40,8 @@ def make(**overrides):
       "per_device_batch_size": 2.0,
       "num_target_devices": None,
       "mhc_expansion_rate": 1,
+      "use_lineage": False,
+      "use_m3_model": False,
       "use_multimodal": False,
       "use_mrope": False,
       "deepstack_visual_indexes_for_vit": [],
@@ -59,7 +61,7 @@ def make(**overrides):
       "shard_mode": "auto",
       "custom_mesh_and_rule": "",
   }
-  assert set(overrides) <= {*values, "use_lineage", "use_m3_model", "prefetch_fsdp_weights"}
+  assert set(overrides) <= {*values, "prefetch_fsdp_weights"}
   return types.SimpleNamespace(**(values | overrides))
 
 
