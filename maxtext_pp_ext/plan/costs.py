@@ -232,7 +232,7 @@ def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes, name
   else:
     return {
         "gathered weights of one iteration": sizes.gathered,
-        "their gradients, not reduced yet": sizes.summed,
+        "their gradients, not reduced yet": sizes.gathered,  # not summed over microbatches before
     }
   if schedule.microbatches > 1:  # finished sums wait in the window
     return weights | {names.sums: sizes.summed}
