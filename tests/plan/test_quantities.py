@@ -8,6 +8,7 @@ from typing import Any
 from jax.sharding import PartitionSpec as P
 import pytest
 
+from maxtext_pp_ext.host.models import abstract_model, run_config
 from maxtext_pp_ext.plan import quantities, weights
 from maxtext_pp_ext.schedule import CircularSchedule
 
@@ -72,3 +73,32 @@ def test_a_stage_keeps_the_input_of_each_of_its_layers_and_a_cycle_that_of_its_f
 )
 def test_shards_that_are_no_multiple_of_the_lanes_are_stored_with_another_axis_in_them(shape, spec, kept, filled):
   assert weights.in_lanes(shape, spec, kept, {"expert": 4, "fsdp": 16, "tensor": 4}) is filled
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize("remat_policy", ["full", "minimal"])
+def test_work_divides_maxtexts_flops_into_attention_experts_and_the_products_of_the_other_weights(model, remat_policy):
+  config = run_config.read_without_run(
+      [
+          *(f"model_name={model}", "compile_topology=v5p-64", "per_device_batch_size=2", "max_target_length=2048"),
+          *("ici_pipeline_parallelism=4", "ici_fsdp_parallelism=8", "num_pipeline_microbatches=8"),
+          *("pipeline_impl=circular_bsw", f"remat_policy={remat_policy}", "dataset_type=synthetic"),
+      ]
+  )
+  parameters, mesh = abstract_model.explained(config)
+  schedule = run_config.schedule_of(config)
+  sizes = quantities.sizes(config, schedule, weights.Weights(config, parameters, mesh))
+  work = quantities.work(config, schedule, sizes, mesh)
+  tokens, embed = 2 * 2048, config.emb_dim
+  heads, kv_heads = config.num_query_heads * config.head_dim, config.num_kv_heads * config.head_dim
+  again = remat_policy == "full"
+  # Forward, and twice as much backward; recomputed without the last product of dense layers.
+  projections = (3 + again) * embed * (2 * heads + 2 * kv_heads)
+  if model == "llama3-8b":
+    of_mlp, of_experts = (9 + 2 * again) * embed * config.mlp_dim, 0
+  else:
+    of_mlp, of_experts = (3 + again) * embed * config.num_experts, (9 + 3 * again) * 2 * embed * config.mlp_dim
+  per_layer = 2 * tokens * config.num_decoder_layers
+  assert work.products == pytest.approx(per_layer * (projections + of_mlp), rel=1e-3)
+  assert work.grouped == pytest.approx(per_layer * of_experts, rel=1e-3)
+  assert work.recomputed == again
