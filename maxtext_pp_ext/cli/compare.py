@@ -24,7 +24,7 @@ prefetch_fsdp_weights, where this MaxText has it.
             from the compiler's estimate of cycles and the bandwidth of links, not a measurement. MFU is MaxText's own
             count of FLOPs by the chip's peak
 
---flags adds MaxText's own sets of XLA flags to compile_xla_flags, for all implementations alike.
+--flags adds sets of XLA flags, most of them MaxText's own, to compile_xla_flags, for all implementations alike.
 
 --trace writes the projected step for ui.perfetto.dev, --picture draws an iteration of each direction of it.
 
