@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     output.print_json({"findings": [dataclasses.asdict(each) for each in found], "wrong": len(wrong)})
   else:
     _print(found)
-    print(f"{len(wrong)} wrong" if wrong else "nothing is wrong")
+    notes = sum(each.state == doctor.NOTE for each in found)
+    print((f"{len(wrong)} wrong" if wrong else "nothing is wrong") + (f"; - marks {notes} more to know" if notes else ""))
   return FAILED if wrong else 0
 
 

@@ -187,7 +187,7 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
   head = {**kept, "weights that stay gathered": slots * sizes.gathered, "outputs": whole}
   phases = {names.backward: backward, "at the logits": head | _head(sizes, names)}
   if sizes.work_outside:
-    layer = {"gathered weights of a layer": sizes.gathered, "their gradients, not reduced yet": sizes.summed}
+    layer = {"gathered weights of a layer": sizes.gathered, "their gradients, not reduced yet": sizes.gathered}
     phases["in the backward of layers outside"] = head | layer | {"one layer outside, backward": sizes.work_outside}
   return Costs(
       traffic=traffic,

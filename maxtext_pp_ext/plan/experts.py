@@ -12,12 +12,17 @@ from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.models.flops import recomputes_layers
+from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.sharding.resolve import mesh_axes, read_rules, resolve
 
 # Read off programs of the TPU compiler (libtpu 0.0.48.1, v5p, remat_policy=full): Mixtral 8x7B, DeepSeek-V3 and Qwen3
 # 235B without a pipeline and with a window (`python -m benchmarks.compiler_figures --shape mixtral-8x7b-dropless …`).
 # Buffers of tokens, and of the experts' hidden values, that backward of a layer holds at once.
 _TOKENS_HELD, _HIDDEN_HELD = 3, 5
+# And of those what a part of a microbatch holds while another part computes (batch-split schedule): the inputs and the
+# outputs' gradients, and all hidden values, since the gradients of the weights come last (`--shape
+# deepseek3-671b-batch-split`).
+_TOKENS_WAITING, _HIDDEN_WAITING = 2, 3
 # How often they are read or written outside of the products: sorted, filled with zeros, copied to other layouts, summed.
 # All of a buffer's room, and of that the rows that hold a token if routing is balanced: Mixtral with experts on 4 and on
 # 2 devices (`maxtext-pp compare … ici_expert_parallelism=2`).
@@ -85,12 +90,17 @@ def experts(
   passes = 2 + again
   combines = passes - again * spared
   biases = _WITH_BIASES if config.mlp_bias else 1
+  parts = rows_of_devices.parts(config)
+  tokens_held, hidden_held = (
+      (computing + waiting * (parts - 1)) / parts
+      for computing, waiting in ((_TOKENS_HELD, _TOKENS_WAITING), (_HIDDEN_HELD, _HIDDEN_WAITING))
+  )
   layouts = _OWN_LOOP if own_loop and not config.mlp_bias else 1
   return Experts(
       sent=(combines * rows + passes * room) * token if members > 1 else 0,
       routed=(combines + passes) * rows * token,
       gathered=0,
-      held=room * (_HELD_WITH_BIASES if config.mlp_bias else 1) * (_TOKENS_HELD * token + _HIDDEN_HELD * hidden),
+      held=room * (_HELD_WITH_BIASES if config.mlp_bias else 1) * (tokens_held * token + hidden_held * hidden),
       moved=biases
       * layouts
       * (

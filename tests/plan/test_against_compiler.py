@@ -17,14 +17,8 @@ from benchmarks import plan_error, shapes
 BOUNDS = {"circular_bsw": (0.09, 0.07), "circular_ag_once": (0.07, 0.05), "circular": (0.13, 0.30), "none": (0.20, 0.35)}
 # Of models with experts, the buffers of their dispatch included.
 BOUNDS_WITH_EXPERTS = (0.10, 0.15)
-# Compiled before backward was cut into segments.
-OLDER = ("deepseek3-671b", "deepseek3-671b-batch-split")
 ALL = {f"{case.title}, {case.impl}": case for case in plan_error.cases()}
-CASES = {
-    name: case
-    for name, case in ALL.items()
-    if case.impl in (*BOUNDS, "window") and case.figures["peak_GB"] and case.title not in OLDER
-}
+CASES = {name: case for name, case in ALL.items() if case.impl in (*BOUNDS, "window") and case.figures["peak_GB"]}
 EXPERTS = ("mixtral", "deepseek", "qwen3-235b", "gpt-oss", "llama4")
 # On v6e the logits take half of the memory that the formula has.
 OFF = "llama3-8b-v6e"

@@ -62,3 +62,17 @@ def test_a_last_product_that_is_not_recomputed_and_its_way_back_are_spared_and_n
     assert whole.flops - spared.flops == again * 2 * rows * 16 * 24
     assert whole.routed - spared.routed == whole.sent - spared.sent == again * rows * token
     assert dataclasses.replace(spared, flops=whole.flops, routed=whole.routed, sent=whole.sent) == whole
+
+
+def test_parts_of_a_microbatch_hold_less_than_all_of_it_and_more_than_their_share():
+  keys = {"dtype": "bfloat16", "emb_dim": 16, "moe_mlp_dim": 24, "mlp_dim": 24, "mlp_bias": False}
+  keys |= {"num_experts_per_tok": 2, "ragged_buffer_factor": -1.0, "remat_policy": "full"}
+  mesh = AbstractMesh((4,), ("expert",))
+  of = lambda **more: experts(types.SimpleNamespace(**KEYS | keys, **more), mesh, 100)
+  whole, one, two = (
+      of(use_batch_split_schedule=split, batch_split_factor=parts) for split, parts in ((False, 2), (True, 1), (True, 2))
+  )
+  room, token, hidden = 800, 16 * 2, 24 * 2
+  assert whole == one
+  assert whole.held - two.held == room / 2 * (1 * token + 2 * hidden)  # of the part that waits
+  assert dataclasses.replace(two, held=whole.held) == whole
