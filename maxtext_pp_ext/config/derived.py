@@ -62,7 +62,16 @@ def without_effect(config: HostKeys) -> dict[str, int | bool]:
 
 def gathers_on_sparsecores(config: HostKeys) -> bool:
   """Returns whether XLA's flags let gathers run on the SparseCores."""
-  return (xla_flag(config, "xla_tpu_enable_sparse_core_collective_offload_all_gather") or "").lower() in ("true", "1")
+  return _is_on(config, "xla_tpu_enable_sparse_core_collective_offload_all_gather")
+
+
+def dispatches_beside_compute(config: HostKeys) -> bool:
+  """Returns whether XLA's flags let the ragged all-to-alls of experts run beside compute."""
+  return _is_on(config, "xla_tpu_enable_async_ragged_all_to_all")
+
+
+def _is_on(config: HostKeys, flag: str) -> bool:
+  return (xla_flag(config, flag) or "").lower() in ("true", "1")
 
 
 def xla_flag(config: HostKeys, name: str) -> str | None:

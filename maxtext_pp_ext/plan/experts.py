@@ -10,6 +10,7 @@ import math
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
+from maxtext_pp_ext.config.derived import dispatches_beside_compute
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.models.flops import recomputes_layers
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
@@ -23,6 +24,9 @@ _TOKENS_HELD, _HIDDEN_HELD = 3, 5
 # outputs' gradients, and all hidden values, since the gradients of the weights come last (`--shape
 # deepseek3-671b-batch-split`).
 _TOKENS_WAITING, _HIDDEN_WAITING = 2, 3
+# And a buffer that arrives while others are read, if XLA's flags let tokens travel beside compute (`--flags
+# ENABLE_ASYNC_RAGGED_ALL_TO_ALL`).
+_TOKENS_ARRIVING = 1
 # How often they are read or written outside of the products: sorted, filled with zeros, copied to other layouts, summed.
 # All of a buffer's room, and of that the rows that hold a token if routing is balanced: Mixtral with experts on 4 and on
 # 2 devices (`maxtext-pp compare … ici_expert_parallelism=2`).
@@ -91,10 +95,9 @@ def experts(
   combines = passes - again * spared
   biases = _WITH_BIASES if config.mlp_bias else 1
   parts = rows_of_devices.parts(config)
-  tokens_held, hidden_held = (
-      (computing + waiting * (parts - 1)) / parts
-      for computing, waiting in ((_TOKENS_HELD, _TOKENS_WAITING), (_HIDDEN_HELD, _HIDDEN_WAITING))
-  )
+  computing = _TOKENS_HELD + (_TOKENS_ARRIVING if dispatches_beside_compute(config) else 0)
+  tokens_held = (computing + _TOKENS_WAITING * (parts - 1)) / parts
+  hidden_held = (_HIDDEN_HELD + _HIDDEN_WAITING * (parts - 1)) / parts
   layouts = _OWN_LOOP if own_loop and not config.mlp_bias else 1
   return Experts(
       sent=(combines * rows + passes * room) * token if members > 1 else 0,

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from maxtext_pp_ext.config.derived import gathers_on_sparsecores, xla_flag
+from maxtext_pp_ext.config.derived import dispatches_beside_compute, gathers_on_sparsecores, xla_flag
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import abstract_model, cycles
@@ -24,6 +24,7 @@ from maxtext_pp_ext.host.models.flops import (
     recomputes_layers,
     weighs_experts_inputs,
 )
+from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.plan.costs import Sizes
 from maxtext_pp_ext.plan.estimate import Work
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
@@ -235,6 +236,8 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
       elementwise=elementwise + (times * of_experts.moved if of_experts else 0.0),
       stream=(3.0 + again) * layers * microbatches * _activations(config, schedule, mesh),
       routed=times * of_experts.routed if of_experts else 0.0,
+      dispatches_beside=bool(config.sparse_matmul) and dispatches_beside_compute(config),
+      parts=rows_of_devices.parts(config),
       gathered_of_experts=times * of_experts.gathered if of_experts else 0.0,
       experts_devices=math.prod(ici[axis] for axis in axes_of(of_exp) - {"stage"}),
       sums=float(sized.summed),

@@ -18,7 +18,11 @@ BOUNDS = {"circular_bsw": (0.09, 0.07), "circular_ag_once": (0.07, 0.05), "circu
 # Of models with experts, the buffers of their dispatch included.
 BOUNDS_WITH_EXPERTS = (0.10, 0.15)
 ALL = {f"{case.title}, {case.impl}": case for case in plan_error.cases()}
-CASES = {name: case for name, case in ALL.items() if case.impl in (*BOUNDS, "window") and case.figures["peak_GB"]}
+CASES = {
+    name: case
+    for name, case in ALL.items()
+    if shapes.implementation_of(case.impl) in (*BOUNDS, "window") and case.figures["peak_GB"]
+}
 EXPERTS = ("mixtral", "deepseek", "qwen3-235b", "gpt-oss", "llama4")
 # On v6e the logits take half of the memory that the formula has.
 OFF = "llama3-8b-v6e"
@@ -38,14 +42,15 @@ def predicted(name):
 
 
 def test_there_is_something_to_compare_with():
-  assert len(CASES) >= 20 and {case.impl for case in CASES.values()} == {*BOUNDS, "window"}
+  assert len(CASES) >= 20 and {shapes.implementation_of(case.impl) for case in CASES.values()} == {*BOUNDS, "window"}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_predicted_memory_and_traffic_are_near_the_compilers(name):
   case, (costs, estimate) = CASES[name], predicted(name)
-  memory, sent = BOUNDS_WITH_EXPERTS if case.title.startswith(EXPERTS) else BOUNDS.get(case.impl, (0.13, 0.05))
-  if case.title == OFF and case.impl in ("circular_bsw", "circular_ag_once"):
+  impl = shapes.implementation_of(case.impl)
+  memory, sent = BOUNDS_WITH_EXPERTS if case.title.startswith(EXPERTS) else BOUNDS.get(impl, (0.13, 0.05))
+  if case.title == OFF and impl in ("circular_bsw", "circular_ag_once"):
     memory = 0.28
   assert costs.peak / 1e9 == pytest.approx(case.figures["peak_GB"], rel=memory)
   assert costs.sent / 1e9 == pytest.approx(case.figures["wire_total_GB"], rel=sent)

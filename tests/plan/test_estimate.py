@@ -51,6 +51,8 @@ WORK = estimate.Work(
     state=3.5e9,
     vmem_kib=None,
     on_sparsecores=False,
+    dispatches_beside=False,
+    parts=1,
     chips=64,
     groups=((1.0, 16),),
 )
@@ -126,6 +128,11 @@ def test_dispatch_takes_as_long_as_what_crosses_the_middle_of_the_experts_longes
   assert 0.0 < takes(2) == takes(4) / 2  # 1/2 and 1 of what a device sends, on axes of 2 × 4 × 4
   assert takes(4) == takes(8) == takes(16) == takes(32)
   assert takes(8, 512) == 2 * takes(4, 512)  # 8 × 8 × 8
+  whole = of(routed=1e9, experts_devices=8)
+  for parts, most in ((1, 0.7), (2, 0.5)):
+    flag = of(routed=1e9, experts_devices=8, dispatches_beside=True, parts=parts)
+    assert 0.0 < flag.parts["dispatch"] < most * whole.parts["dispatch"]
+    assert flag.at_most == pytest.approx(whole.at_most)
   gathers = of(gathered_of_experts=1e9, chips=32, experts_devices=8).parts["dispatch"]
   assert gathers == pytest.approx(takes(8))
 

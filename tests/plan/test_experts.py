@@ -21,6 +21,7 @@ KEYS: dict[str, Any] = {
     "use_2d_fsdp_sharding": False,
     "context_sharding": "context",
     "dcn_expert_parallelism": 1,
+    "compile_xla_flags": "",
 }
 
 
@@ -68,7 +69,7 @@ def test_parts_of_a_microbatch_hold_less_than_all_of_it_and_more_than_their_shar
   keys = {"dtype": "bfloat16", "emb_dim": 16, "moe_mlp_dim": 24, "mlp_dim": 24, "mlp_bias": False}
   keys |= {"num_experts_per_tok": 2, "ragged_buffer_factor": -1.0, "remat_policy": "full"}
   mesh = AbstractMesh((4,), ("expert",))
-  of = lambda **more: experts(types.SimpleNamespace(**KEYS | keys, **more), mesh, 100)
+  of = lambda **more: experts(types.SimpleNamespace(**KEYS | keys | more), mesh, 100)
   whole, one, two = (
       of(use_batch_split_schedule=split, batch_split_factor=parts) for split, parts in ((False, 2), (True, 1), (True, 2))
   )
@@ -76,3 +77,5 @@ def test_parts_of_a_microbatch_hold_less_than_all_of_it_and_more_than_their_shar
   assert whole == one
   assert whole.held - two.held == room / 2 * (1 * token + 2 * hidden)  # of the part that waits
   assert dataclasses.replace(two, held=whole.held) == whole
+  keys["compile_xla_flags"] = "--xla_tpu_enable_async_ragged_all_to_all=true"
+  assert of().held - whole.held == room * token  # one buffer more, which arrives meanwhile
