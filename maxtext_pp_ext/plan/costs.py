@@ -43,7 +43,8 @@ class Sizes:
     head_sent: what a device sends in a step for weights outside the pipeline, and their gradients.
     work_outside: what backward of a layer outside the pipeline keeps, for the whole batch; 0 without such layers.
     sent_to_gather_again: of sent_to_gather, those of weights that the compiler gathers twice in backward without a
-      pipeline: for what is recomputed, and for the gradients. It does so but for weights of Pallas kernels.
+      pipeline: for what is recomputed, and for the gradients. It does so but for weights of Pallas kernels, and for those
+      that all devices shard.
     dispatched: what layers send in a step to dispatch one microbatch's tokens to experts, and to combine the results.
     dispatched_outside: the same of layers outside the pipeline, for the whole batch.
     between_slices: bytes over the data-centre network: those of sent_to_gather, those of sent_to_reduce, and those sent
@@ -157,7 +158,7 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
   ends = 4 * whole * (schedule.stages - 1) // schedule.stages
   traffic = {
       "weights": round(gather * sizes.sent_to_gather),
-      "gradients": round(reduce * sizes.sent_to_reduce),
+      "gradients": round(reduce * (sizes.sent_to_reduce if residency.has_slots else _by_all_reduce(sizes))),
       "activations": ring + ends,
       "outside the pipeline": sizes.head_sent,
       **_dispatch(schedule.iterations, sizes),
@@ -243,8 +244,10 @@ def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes, name
 def without(layers: int, sizes: Sizes) -> Costs:
   """Returns the costs of the same model without a pipeline: its layers run one after another in a loop, with remat.
 
-  A layer's weights are gathered in forward, in backward for what is recomputed, and most of them in backward for the
-  gradients. With remat the compiler shares the last two for weights of Pallas kernels only, as experts have.
+  A layer's weights are gathered in forward, in backward for what is recomputed, and some of them in backward for the
+  gradients. With remat the compiler shares the last two for weights of Pallas kernels, as experts have, and for those
+  that all devices of the mesh shard. The gradients of the latter go by an all-reduce (`python -m
+  benchmarks.compiler_figures --impl none --shape llama3-70b llama3-8b-v6e llama3-8b-dcn`).
 
   Args:
     layers: the layers, or cycles of layers, that a loop runs one after another.
@@ -252,7 +255,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
   """
   traffic = {
       "weights": layers * (2 * sizes.sent_to_gather + sizes.sent_to_gather_again),
-      "gradients": layers * sizes.sent_to_reduce,
+      "gradients": round(layers * _by_all_reduce(sizes)),
       "activations": 0,
       "outside the pipeline": sizes.head_sent,
       **_dispatch(layers, sizes),
@@ -277,6 +280,11 @@ def without(layers: int, sizes: Sizes) -> Costs:
       always=_always(sizes),
       phases={_LAYERS.backward: backward, "at the logits": kept | _head(sizes, _LAYERS)},
   )
+
+
+def _by_all_reduce(sizes: Sizes) -> float:
+  """Bytes sent to reduce a repeat's gradients where XLA does it: over all devices by an all-reduce, which sends twice."""
+  return sizes.sent_to_reduce * (1 + sizes.over_all_devices)
 
 
 def _dispatch(times: int, sizes: Sizes) -> dict[str, int]:

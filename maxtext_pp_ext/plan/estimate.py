@@ -58,9 +58,9 @@ _KERNEL_COPY_PASSES = 8
 # Llama 4 Scout over 16 devices, whose shards have 320 of 5120, it takes 1.64 ms for 336 MB, and 1.13 for the gradient; in
 # DeepSeek-V3 3.12 ms for 940 MB: as long as 9 to 13 passes (`--shape llama4-17b-16e deepseek3-671b-4096`).
 _TRANSPOSE_PASSES = 10
-# The share of the dispatch that compute hides where it may travel beside compute, and where the parts of a microbatch take
-# turns, too. In MaxText's layers little can compute before the tokens arrive. 34 to 49 % of it in DeepSeek-V3, 44 to 81 %
-# in Mixtral 8x7B, 62 % with two parts (`--shape deepseek3-671b-4096 mixtral-8x7b-dropless deepseek3-671b-batch-split
+# The share of the dispatch that compute hides where it may travel beside compute, and where the parts of a microbatch
+# take turns, too. In MaxText's layers little can compute before the tokens arrive. 34 to 49 % of it in DeepSeek-V3, 44 to
+# 81 % in Mixtral 8x7B, 62 % with two parts (`--shape deepseek3-671b-4096 mixtral-8x7b-dropless deepseek3-671b-batch-split
 # --flags ENABLE_ASYNC_RAGGED_ALL_TO_ALL`).
 _HIDDEN, _HIDDEN_OF_PARTS = 0.4, 0.6
 # A torus with fewer chips has axes that are not closed to rings (docs.cloud.google.com/tpu/docs/v5p, v6e).
@@ -192,7 +192,7 @@ def estimate(
       "dispatch": dispatch - hidden,
       "copies of weights": _copied(work, schedule, residency) / chip.hbm_bandwidth,
   }
-  waits, beside = _transfers(chip, work, costs)
+  waits, beside = _transfers(chip, work, costs, in_steps=ours)
   others = {
       "outside the layers": _outside(chip, work),
       "optimizer": work.state / chip.hbm_bandwidth,
@@ -262,12 +262,14 @@ def _has_large_vmem(work: Work) -> bool:
   return (work.vmem_kib or 0) >= _LARGE_VMEM_KIB
 
 
-def _transfers(chip: chips.Chip, work: Work, costs: Costs) -> tuple[dict[str, float], dict[str, float]]:
+def _transfers(
+    chip: chips.Chip, work: Work, costs: Costs, *, in_steps: bool
+) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
-  Gradients that are scattered over all devices take twice as long. A window scatters them in two steps, each of which is
-  taken to use the links of half of the torus axes. XLA makes an all-reduce of them, which sends them twice. What two
-  devices gather or reduce they permute, and permutations run beside compute.
+  Gradients that are scattered over all devices in steps take twice as long: each of the two steps is taken to use the
+  links of half of the torus axes. What two devices gather or reduce they permute, and permutations run beside
+  compute.
   """
   rates = {
       "links": _gather_rate(chip, work),
@@ -282,7 +284,7 @@ def _transfers(chip: chips.Chip, work: Work, costs: Costs) -> tuple[dict[str, fl
     always_beside = moves or work.on_sparsecores
     beside_compute = costs.beside_compute.get(what, 0.0)
     between = costs.over_network.get(what, 0)
-    within = max(sent - between, 0) * (1 + work.over_all_devices if what == "gradients" else 1)
+    within = max(sent - between, 0) * (1 + work.over_all_devices if what == "gradients" and in_steps else 1)
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.permuted), ("network", between, 0.0)):
       share = beside_compute * (1.0 if always_beside else exchanged)

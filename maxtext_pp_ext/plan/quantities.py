@@ -132,7 +132,9 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       summed_of_kernels=round(sum(in_sums(w) for w in inside if of_kernels(w)) / parts),
       transposed=round(sum(as_gathered(w) for w in inside if of_kernels(w) and not w.in_lanes) / parts),
       sent_to_gather=round(sum(map(to_gather, inside)) / parts),
-      sent_to_gather_again=round(sum(to_gather(w) for w in inside if not of_kernels(w)) / parts),
+      sent_to_gather_again=round(
+          sum(to_gather(w) for w in inside if not of_kernels(w) and not scattered_over_all(w)) / parts
+      ),
       sent_to_reduce=round(sum(map(reduced, inside)) / parts),
       groups=tuple(groups()),
       permuted=sum(to_gather(w) for w in inside if permuted(w)) / max(sum(map(to_gather, inside)), 1.0),

@@ -105,3 +105,18 @@ def test_gradients_that_are_reduced_at_once_are_kept_in_the_dtype_of_sums():
   kept = {each: costs.pipelined(schedule, each, SIZES).phases["in the layers' backward"] for each in Residency}
   found = {each: parts["gradients, sharded"] for each, parts in kept.items()}
   assert found == {Residency.ITERATION: 900, Residency.REPEAT: 500, Residency.ONCE: 500}
+
+
+def test_xla_sends_gradients_twice_that_are_scattered_over_all_devices_and_the_engine_once():
+  schedule = CircularSchedule(stages=1, microbatches=1, repeats=4)
+  sent = lambda costs_of: [
+      costs_of(dataclasses.replace(SIZES, over_all_devices=share)).traffic["gradients"] for share in (0.0, 1.0)
+  ]
+  for by_xla in (
+      lambda sizes: costs.without(4, sizes),
+      lambda sizes: costs.pipelined(schedule, Residency.ITERATION, sizes),
+  ):
+    once, twice = sent(by_xla)
+    assert 0 < twice == 2 * once
+  once, still_once = sent(lambda sizes: costs.pipelined(schedule, Residency.REPEAT, sizes))
+  assert once == still_once
