@@ -34,6 +34,8 @@ class Sizes:
     groups: (share of what is sent to gather, the chips of a slice that gather it from one another).
     permuted: share of sent_to_gather that two devices gather from one another.
     over_all_devices: share of sent_to_reduce that belongs to gradients that are scattered over all devices of the mesh.
+    all_reduced: share of it that belongs to gradients that XLA would all-reduce: these, and those of weights whose shards
+      do not fill the tiles in which a TPU stores them.
     activations: the activations of one microbatch between two layers.
     kept: the inputs of a repeat's layers for one microbatch, as far as they stay in the device's memory for backward:
       none if MaxText offloads them.
@@ -72,6 +74,7 @@ class Sizes:
   sent_to_gather_again: int = 0
   groups: tuple[tuple[float, int], ...] = ()
   permuted: float = 0.0
+  all_reduced: float = 0.0
   over_all_devices: float = 0.0
   dispatched: int = 0
   dispatched_outside: int = 0
@@ -283,8 +286,8 @@ def without(layers: int, sizes: Sizes) -> Costs:
 
 
 def _by_all_reduce(sizes: Sizes) -> float:
-  """Bytes sent to reduce a repeat's gradients where XLA does it: over all devices by an all-reduce, which sends twice."""
-  return sizes.sent_to_reduce * (1 + sizes.over_all_devices)
+  """Bytes sent to reduce a repeat's gradients where XLA does it: some of them by an all-reduce, which sends twice."""
+  return sizes.sent_to_reduce * (1 + sizes.all_reduced)
 
 
 def _dispatch(times: int, sizes: Sizes) -> dict[str, int]:

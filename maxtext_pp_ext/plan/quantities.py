@@ -96,8 +96,14 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
   def scattered_over_all(w: Weight) -> bool:
     return over(w.gathered_over) == mesh.size
 
+  def all_reduced(w: Weight) -> bool:
+    return scattered_over_all(w) or not w.scatters
+
   def permuted(w: Weight) -> bool:
     return over(w.gathered_over) == 2 and over(w.replicas_over) == 1
+
+  def share_of_gradients(which: Callable[[Weight], bool]) -> float:
+    return sum(reduced(w) for w in inside if which(w)) / max(sum(map(reduced, inside)), 1.0)
 
   def to_gather(w: Weight) -> float:
     return as_gathered(w) * (1 - 1 / over(w.gathered_over))
@@ -138,7 +144,8 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       sent_to_reduce=round(sum(map(reduced, inside)) / parts),
       groups=tuple(groups()),
       permuted=sum(to_gather(w) for w in inside if permuted(w)) / max(sum(map(to_gather, inside)), 1.0),
-      over_all_devices=sum(reduced(w) for w in inside if scattered_over_all(w)) / max(sum(map(reduced, inside)), 1.0),
+      over_all_devices=share_of_gradients(scattered_over_all),
+      all_reduced=share_of_gradients(all_reduced),
       activations=activations,
       kept=0 if _offloads_inputs(config) else activations * _inputs_of_stage(config, schedule),
       work=_work(config, _tokens(config, mesh) / (schedule.microbatches if schedule else 1), mesh),

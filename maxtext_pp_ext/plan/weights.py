@@ -24,6 +24,11 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
 # Elements of the last axis that a TPU keeps side by side.
 _LANES = 128
+# Axis, counted from the last -> what divides its shards where the TPU compiler (libtpu 0.0.48.1) makes reduce-scatters.
+# Of the last axis 320 of Llama 4 Scout, 128 of Qwen3 235B and 112 of DeepSeek-V3 are not reduced so, and 512 of Mixtral
+# 8x7B are; of the axis before, 360 of gpt-oss-120b are not, and 112 of DeepSeek-V3 are (`python -m
+# benchmarks.compiler_figures --impl none circular`, columns reduce-scatter and all-reduce).
+_SCATTERED = {1: 256, 2: 16}
 # The optimizers whose moments are known.
 ADAMS = ("adamw", "adam_pax")
 
@@ -39,6 +44,7 @@ class Weight:
     replicas_over: the mesh axes that shard the batch but not this array, so gradients are summed over them.
     of_experts: whether each expert has its own.
     in_lanes: whether a TPU stores the shards with the last axis in its lanes, as kernels read it once it is gathered.
+    scatters: whether XLA reduces its gradient by a reduce-scatter, and not by an all-reduce, which sends it twice.
   """
 
   count: float
@@ -47,6 +53,7 @@ class Weight:
   replicas_over: frozenset[str]
   of_experts: bool
   in_lanes: bool
+  scatters: bool
 
 
 class Weights:
@@ -92,6 +99,7 @@ class Weights:
         frozenset(batch - all_axes),
         of_experts="exp" in (names or ()),
         in_lanes=in_lanes(layout.shape, spec, kept_axes, shape),
+        scatters=scatters(layout.shape, spec, kept_axes, shape),
     )
 
 
@@ -106,8 +114,22 @@ def in_lanes(shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping
     kept: the mesh axes over which it is not gathered.
     mesh: sizes of the mesh axes.
   """
-  last = mesh_axes(spec[-1]) if shape and len(spec) == len(shape) else ()
-  return set(last) <= set(kept) or shape[-1] // math.prod(mesh[axis] for axis in last) % _LANES == 0
+  return _divides(_LANES, 1, shape, spec, kept, mesh)
+
+
+def scatters(shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:
+  """Returns whether XLA's partitioner reduces an array's gradient by a reduce-scatter. Arguments as of `in_lanes`.
+
+  It does if all devices together do not shard the array (`Sizes.over_all_devices`), and shards of the last two axes are
+  multiples of what `_SCATTERED` has.
+  """
+  return all(_divides(size, axis, shape, spec, kept, mesh) for axis, size in _SCATTERED.items())
+
+
+def _divides(size: int, axis: int, shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:
+  """Whether shards of an axis, counted from the last, are multiples of a size, or nothing is gathered along it."""
+  over = mesh_axes(spec[-axis]) if len(shape) >= axis and len(spec) == len(shape) else ()
+  return set(over) <= set(kept) or shape[-axis] // math.prod(mesh[name] for name in over) % size == 0
 
 
 def axes_of(spec: P) -> set[str]:

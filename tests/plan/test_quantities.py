@@ -102,3 +102,18 @@ def test_work_divides_maxtexts_flops_into_attention_experts_and_the_products_of_
   assert work.products == pytest.approx(per_layer * (projections + of_mlp), rel=1e-3)
   assert work.grouped == pytest.approx(per_layer * of_experts, rel=1e-3)
   assert work.recomputed == again
+
+
+@pytest.mark.parametrize(
+    "shape, spec, by_reduce_scatter",
+    [
+        ((16, 48, 8192, 5120), P("expert", None, None, "fsdp"), False),  # 320 of 5120
+        ((16, 48, 5120, 8192), P("expert", None, "fsdp", None), True),
+        ((8, 32, 14336, 8192), P("expert", None, None, "fsdp"), True),  # 512 of 8192
+        ((128, 36, 2880, 2880), P("expert", None, "fsdp", None), False),  # 180 of 2880
+        ((4096,), P("fsdp"), True),
+        ((), P(), True),
+    ],
+)
+def test_xla_scatters_gradients_whose_shards_fill_tiles(shape, spec, by_reduce_scatter):
+  assert weights.scatters(shape, spec, {"expert"}, {"expert": 4, "fsdp": 16}) is by_reduce_scatter
