@@ -36,6 +36,7 @@ class Sizes:
     over_all_devices: share of sent_to_reduce that belongs to gradients that are scattered over all devices of the mesh.
     all_reduced: share of it that belongs to gradients that XLA would all-reduce: these, and those of weights whose shards
       do not fill the tiles in which a TPU stores them.
+    all_reduced_of_kernels: share of it that belongs to those of these gradients that kernels compute.
     activations: the activations of one microbatch between two layers.
     kept: the inputs of a repeat's layers for one microbatch, as far as they stay in the device's memory for backward:
       none if MaxText offloads them.
@@ -75,6 +76,7 @@ class Sizes:
   groups: tuple[tuple[float, int], ...] = ()
   permuted: float = 0.0
   all_reduced: float = 0.0
+  all_reduced_of_kernels: float = 0.0
   over_all_devices: float = 0.0
   dispatched: int = 0
   dispatched_outside: int = 0
@@ -159,9 +161,11 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
   whole = schedule.microbatches * sizes.activations
   # Into the pipeline and out of it, forward and backward.
   ends = 4 * whole * (schedule.stages - 1) // schedule.stages
+  # XLA may reduce gradients of dense layers within the products that compute them, step by step. That sends them once.
+  twice = 0.0 if residency.has_slots else sizes.all_reduced_of_kernels
   traffic = {
       "weights": round(gather * sizes.sent_to_gather),
-      "gradients": round(reduce * (sizes.sent_to_reduce if residency.has_slots else _by_all_reduce(sizes))),
+      "gradients": round(reduce * sizes.sent_to_reduce * (1 + twice)),
       "activations": ring + ends,
       "outside the pipeline": sizes.head_sent,
       **_dispatch(schedule.iterations, sizes),
@@ -234,9 +238,13 @@ def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes, name
   elif residency.gathers_first:
     weights = {names.all_weights: schedule.repeats * sizes.gathered}
   else:
+    # In a window XLA gathers the weights of the next layer ahead, and an all-reduce does not work in place (`maxtext-pp
+    # plan model_name=deepseek2-16b compile_topology=v5p-32 per_device_batch_size=4 max_target_length=2048 --validate 5`).
+    alone = schedule.stages == 1 and schedule.repeats > 1
     return {
-        "gathered weights of one iteration": sizes.gathered,
-        "their gradients, not reduced yet": sizes.gathered,  # not summed over microbatches before
+        "gathered weights of one iteration": (2 if alone else 1) * sizes.gathered,
+        # not summed over microbatches before
+        "their gradients, not reduced yet": round(sizes.gathered * (1 + alone * sizes.all_reduced)),
     }
   if schedule.microbatches > 1:  # finished sums wait in the window
     return weights | {names.sums: sizes.summed}
@@ -258,7 +266,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
   """
   traffic = {
       "weights": layers * (2 * sizes.sent_to_gather + sizes.sent_to_gather_again),
-      "gradients": round(layers * _by_all_reduce(sizes)),
+      "gradients": round(layers * sizes.sent_to_reduce * (1 + sizes.all_reduced)),
       "activations": 0,
       "outside the pipeline": sizes.head_sent,
       **_dispatch(layers, sizes),
@@ -283,11 +291,6 @@ def without(layers: int, sizes: Sizes) -> Costs:
       always=_always(sizes),
       phases={_LAYERS.backward: backward, "at the logits": kept | _head(sizes, _LAYERS)},
   )
-
-
-def _by_all_reduce(sizes: Sizes) -> float:
-  """Bytes sent to reduce a repeat's gradients where XLA does it: some of them by an all-reduce, which sends twice."""
-  return sizes.sent_to_reduce * (1 + sizes.all_reduced)
 
 
 def _dispatch(times: int, sizes: Sizes) -> dict[str, int]:

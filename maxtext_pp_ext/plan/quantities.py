@@ -146,6 +146,7 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       permuted=sum(to_gather(w) for w in inside if permuted(w)) / max(sum(map(to_gather, inside)), 1.0),
       over_all_devices=share_of_gradients(scattered_over_all),
       all_reduced=share_of_gradients(all_reduced),
+      all_reduced_of_kernels=share_of_gradients(lambda w: of_kernels(w) and all_reduced(w)),
       activations=activations,
       kept=0 if _offloads_inputs(config) else activations * _inputs_of_stage(config, schedule),
       work=_work(config, _tokens(config, mesh) / (schedule.microbatches if schedule else 1), mesh),

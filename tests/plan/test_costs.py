@@ -110,7 +110,7 @@ def test_gradients_that_are_reduced_at_once_are_kept_in_the_dtype_of_sums():
 def test_xla_sends_gradients_twice_that_are_scattered_over_all_devices_and_the_engine_once():
   schedule = CircularSchedule(stages=1, microbatches=1, repeats=4)
   sent = lambda costs_of: [
-      costs_of(dataclasses.replace(SIZES, over_all_devices=share, all_reduced=share)).traffic["gradients"]
+      costs_of(dataclasses.replace(SIZES, all_reduced=share, all_reduced_of_kernels=share)).traffic["gradients"]
       for share in (0.0, 1.0)
   ]
   for by_xla in (

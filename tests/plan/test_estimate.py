@@ -140,7 +140,7 @@ def test_dispatch_takes_as_long_as_what_crosses_the_middle_of_the_experts_longes
 @pytest.mark.parametrize("residency", Residency)
 def test_gradients_take_longer_if_they_are_scattered_over_all_devices(residency):
   def waits(share):
-    sizes = dataclasses.replace(SIZES, all_reduced=share)
+    sizes = dataclasses.replace(SIZES, all_reduced_of_kernels=share)
     return of(residency=residency, sizes=sizes, over_all_devices=share).parts["transfers"]
 
   assert waits(1.0) > waits(0.5) > waits(0.0)
