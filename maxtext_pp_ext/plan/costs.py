@@ -34,6 +34,7 @@ class Sizes:
     groups: (share of what is sent to gather, the chips of a slice that gather it from one another).
     permuted: share of sent_to_gather that two devices gather from one another.
     over_all_devices: share of sent_to_reduce that belongs to gradients that are scattered over all devices of the mesh.
+    over_all_of_kernels: share of it that belongs to those of them that kernels compute.
     all_reduced: share of it that belongs to gradients that XLA would all-reduce: these, and those of weights whose shards
       do not fill the tiles in which a TPU stores them.
     all_reduced_of_kernels: share of it that belongs to those of these gradients that kernels compute.
@@ -75,6 +76,7 @@ class Sizes:
   sent_to_gather_again: int = 0
   groups: tuple[tuple[float, int], ...] = ()
   permuted: float = 0.0
+  over_all_of_kernels: float = 0.0
   all_reduced: float = 0.0
   all_reduced_of_kernels: float = 0.0
   over_all_devices: float = 0.0

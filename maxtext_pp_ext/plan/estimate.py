@@ -95,6 +95,7 @@ class Work:
     loop: the layers, or cycles of layers, that MaxText's own loop runs; 0 if it does not.
     permuted: share of the bytes of gathers and reductions that two devices exchange.
     over_all_devices: share of the bytes of gradients that are scattered over all devices of the mesh.
+    over_all_of_kernels: of this, the share that kernels compute.
     state: bytes that the optimizer reads and writes.
     vmem_kib: XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given.
     on_sparsecores: whether XLA's flags put gathers on the SparseCores, where they run beside compute.
@@ -124,6 +125,7 @@ class Work:
   loop: int
   permuted: float
   over_all_devices: float
+  over_all_of_kernels: float
   state: float
   vmem_kib: int | None
   on_sparsecores: bool
@@ -192,7 +194,7 @@ def estimate(
       "dispatch": dispatch - hidden,
       "copies of weights": _copied(work, schedule, residency) / chip.hbm_bandwidth,
   }
-  waits, beside = _transfers(chip, work, costs, in_steps=ours)
+  waits, beside = _transfers(chip, work, costs, slower=_slower(work, residency))
   others = {
       "outside the layers": _outside(chip, work),
       "optimizer": work.state / chip.hbm_bandwidth,
@@ -262,14 +264,16 @@ def _has_large_vmem(work: Work) -> bool:
   return (work.vmem_kib or 0) >= _LARGE_VMEM_KIB
 
 
-def _transfers(
-    chip: chips.Chip, work: Work, costs: Costs, *, in_steps: bool
-) -> tuple[dict[str, float], dict[str, float]]:
+def _transfers(chip: chips.Chip, work: Work, costs: Costs, *, slower: float) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
-  Gradients that are scattered over all devices in steps take twice as long: each of the two steps is taken to use the
-  links of half of the torus axes. What two devices gather or reduce they permute, and permutations run beside
-  compute.
+  What two devices gather or reduce they permute, and permutations run beside compute.
+
+  Args:
+    chip: the device.
+    work: what it computes.
+    costs: what it sends.
+    slower: how many times as long gradients take.
   """
   rates = {
       "links": _gather_rate(chip, work),
@@ -284,13 +288,27 @@ def _transfers(
     always_beside = moves or work.on_sparsecores
     beside_compute = costs.beside_compute.get(what, 0.0)
     between = costs.over_network.get(what, 0)
-    within = max(sent - between, 0) * (1 + work.over_all_devices if what == "gradients" and in_steps else 1)
+    within = max(sent - between, 0) * (slower if what == "gradients" else 1)
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.permuted), ("network", between, 0.0)):
       share = beside_compute * (1.0 if always_beside else exchanged)
       waits[lane] += (1 - share) * size / rates[lane]
       beside[lane] += share * size / rates[lane]
   return waits, beside
+
+
+def _slower(work: Work, residency: Residency | None) -> float:
+  """How many times as long as their bytes say gradients take, of which some are scattered over all devices.
+
+  A window scatters these in two steps, each of which is taken to use the links of half of the torus axes. Where weights
+  are gathered in each iteration, gradients that no kernel computes are taken to go by an all-reduce, as XLA reduces most
+  of them without a pipeline. The bytes have all other all-reduces.
+  """
+  if residency is None:
+    return 1.0
+  if residency.has_slots:
+    return 1 + work.over_all_devices
+  return (1 + work.over_all_devices) / (1 + work.over_all_of_kernels)
 
 
 def _gather_rate(chip: chips.Chip, work: Work) -> float:

@@ -48,6 +48,7 @@ WORK = estimate.Work(
     loop=32,
     permuted=0.0,
     over_all_devices=0.0,
+    over_all_of_kernels=0.0,
     state=3.5e9,
     vmem_kib=None,
     on_sparsecores=False,
