@@ -66,6 +66,8 @@ operand. A gather that the compiler turned into permutes inside a matrix multipl
 in the total. balanced: what is sent if every device gets equally many tokens; seconds count these.
 - weight gathers: all-gathers of floating-point arrays of 1 MiB and more that run in a \
 step; if a weight is gathered in pieces, each piece counts.
+- PFLOP: of conditionals the branch with the most counts. Rows of our implementations with several microbatches that \
+were compiled before 2026-11-26 count all branches, up to a third too many.
 - A name after the pipeline is a set of MaxText's XLA flags (`--flags`, maxtext_pp_ext/compiled/flags.py), or a flag of \
 these sets that is left out, since this libtpu refuses it for the chip (`--without`).
 - none: without a pipeline; FSDP uses the chips of the stages.

@@ -179,11 +179,10 @@ class _Analysis:
         dot_flops=traffic.dot_flops(computation, instruction, padding=False),
         kernels=instruction.opcode == "custom-call" and "tpu_custom_call" in instruction.attributes,
     )
-    return (
-        sum((self.compute_in(callee.name) for callee in self.module.callees(instruction)), Compute())
-        * self.trips(instruction)
-        + own
-    )
+    called = [self.compute_in(callee.name) for callee in self.module.callees(instruction)]
+    if instruction.opcode == "conditional":  # runs one of them
+      called = sorted(called, key=lambda branch: (branch.dot_flops, branch.kernels))[-1:]
+    return sum(called, Compute()) * self.trips(instruction) + own
 
   @functools.cache  # noqa: B019 - an analysis lives as long as its module
   def compute_in(self, name: str) -> Compute:

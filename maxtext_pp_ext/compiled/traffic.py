@@ -126,12 +126,23 @@ def analyse(module: hlo.Module) -> Traffic:
         if times is None:
           total.loops_without_trip_count.append(instruction.name)
           times = 1
-        for callee in module.callees(instruction):
-          total.add(of_computation(callee), times)
+        called = [of_computation(callee) for callee in module.callees(instruction)]
+        for each in [_most(called)] if instruction.opcode == "conditional" and called else called:
+          total.add(each, times)
       known[computation.name] = total
     return known[computation.name]
 
   return of_computation(module.computations[module.entry])
+
+
+def _most(branches: list[Traffic]) -> Traffic:
+  """The most that one run of a conditional can send and compute: it runs one of the branches."""
+  sends = max(branches, key=lambda branch: branch.total_wire_bytes)
+  return dataclasses.replace(
+      sends,
+      dot_flops=max(branch.dot_flops for branch in branches),
+      loops_without_trip_count=[name for branch in branches for name in branch.loops_without_trip_count],
+  )
 
 
 def _of_instruction(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction) -> Traffic:

@@ -48,6 +48,7 @@ def the_span(*, before: str = "", meanwhile: str = "", origin: str = "jvp()") ->
     [
         (LOOP, 5 * DOT, False),
         ("%f = bf16[64,64] fusion(%x), kind=kOutput, calls=%stage", DOT, False),
+        ("%c = bf16[64,64] conditional(%p, %x, %x), true_computation=%stage, false_computation=%stage", DOT, False),
         (KERNEL, 0, True),
         (COPY, 0, False),
     ],

@@ -129,6 +129,22 @@ ENTRY %main (a: f32[8]) -> f32[8] {
   assert (unknown.count["collective-permute"], unknown.loops_without_trip_count) == (5 * 2, ["w"])
 
 
+def test_of_a_conditional_the_branch_that_computes_or_sends_most_counts():
+  dot = "%d = f32[8,8] dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+  gather = f"%g = f32[1024] all-gather(%b), replica_groups=[2,{GROUP}]<=[8], dimensions={{0}}"
+  of_branches = lambda *branches: of(
+      "%f = f32[8,8] conditional(%p, %x, %x), true_computation=%one, false_computation=%two",
+      more="".join(
+          f"%{name} (a: f32[8,8]) -> f32[8,8] {{\n  %a = f32[8,8] parameter(0)\n  {branch}\n}}\n\n"
+          for name, branch in zip(("one", "two"), branches, strict=True)
+      ),
+  )
+  for branches in ((dot, dot), (dot, gather), (gather, dot)):
+    assert of_branches(*branches).dot_flops == 2 * 8**3
+  for branches in ((gather, gather), (dot, gather), (gather, dot)):
+    assert of_branches(*branches).total_wire_bytes == SIZE * 3 / 4
+
+
 def test_gathers_of_weights_are_counted_by_array_and_small_or_integer_ones_are_not():
   groups = "replica_groups=[2,4]<=[8]"
   assert of(f"%g = (bf16[1024,1024], f32[1024,1024]) all-gather(%a, %b), {groups}").weight_gathers == 2

@@ -809,6 +809,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "tests/compiled/test_carried.py::test_a_ragged_all_to_all_dispatches_tokens",
         ),
         Mutant(
+            "branches-added-up",
+            "all branches of a conditional count, of which one runs",
+            "compiled/traffic.py",
+            'for each in [_most(called)] if instruction.opcode == "conditional" and called else called:',
+            "for each in called:",
+            "tests/compiled/test_traffic.py::test_of_a_conditional_the_branch_that_computes_or_sends_most_counts",
+        ),
+        Mutant(
             "plan-without-room",
             "plan counts the tokens that are sent to experts, without the room that the buffers of their results have",
             "plan/experts.py",
