@@ -11,11 +11,9 @@ from typing import Any
 from rich import console as rich_console
 
 from benchmarks import shapes
-from maxtext_pp_ext.compiled import hlo, limits, step
-from maxtext_pp_ext.compiled.projection import summary
+from maxtext_pp_ext.compiled import compare, limits, step
 from maxtext_pp_ext.host.models import train_step
 from maxtext_pp_ext.plan import chips
-from maxtext_pp_ext.processes import interruption
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 versions = step.versions
@@ -31,7 +29,7 @@ def compile_step(
 ) -> dict[str, Any]:
   """Compiles in a separate process, with a line of progress; returns the figures, or `failure` with the reason.
 
-  The figures are those of `step.compile_step`, and `projection` (`summary.figures`) for a chip that is known.
+  The figures are those of `compare.figures` without `transfers` and `overlap`, and with sizes in GB.
 
   Args:
     arguments: MaxText's command-line arguments, without the yml file, or with a preset's name in its place.
@@ -40,24 +38,19 @@ def compile_step(
     console: console for the progress.
     hlo_file: file to keep the optimised HLO in.
   """
-  with console.status(label) as status, interruption.temporary_folder() as folder:
-    file = hlo_file or pathlib.Path(folder) / "step.hlo"
-    figures = step.compile_step(
+  topology = next((text.partition("=")[2] for text in arguments if text.startswith("compile_topology=")), "")
+  with console.status(label) as status:
+    figures = compare.figures(
         arguments,
         bounds=bounds,
-        hlo_file=file,
+        batch=train_step.BATCH,
+        optimizer=train_step.OPTIMIZER,
+        chip=chips.of_topology(topology),
+        hlo_file=hlo_file,
         on_tick=lambda seconds, memory: status.update(f"{label}: {seconds:.0f} s, {memory / limits.GIB:.1f} GiB"),
     )
-    placement, work = figures.pop("placement", None), figures.pop("work", None)
-    topology = next((text.partition("=")[2] for text in arguments if text.startswith("compile_topology=")), "")
-    if "failure" not in figures and (chip := chips.of_topology(topology)):
-      try:
-        module = hlo.program(file.read_text(encoding="utf-8"))
-        simulated = summary.simulate(module, chip, placement, batch=train_step.BATCH, optimizer=train_step.OPTIMIZER)
-        figures["projection"] = summary.figures(simulated, chip, work)
-      except hlo.HloError as error:
-        console.print(f"{label}: no projection: {error}", markup=False)
-  figures.pop("bytes", None)  # the same in GB stays
+  for key in ("bytes", "work", "transfers", "overlap"):
+    figures.pop(key, None)
   ending = figures.get("failure") or f"compiled in {figures['compile_s']} s"
   ending += f", a step of {figures['projection']['step_s']:.4g} s projected" if "projection" in figures else ""
   line = f"{label}: {ending} ({figures['host_memory_GiB']} GiB of host memory)"

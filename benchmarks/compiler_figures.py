@@ -20,7 +20,8 @@ from typing import Any
 from rich import console as rich_console
 
 from benchmarks import compile_step, shapes, tables
-from maxtext_pp_ext.compiled import flags, traffic
+from maxtext_pp_ext.compiled import flags
+from maxtext_pp_ext.compiled.program import collectives
 from maxtext_pp_ext.compiled.projection import costs
 from maxtext_pp_ext.processes import interruption
 
@@ -134,8 +135,8 @@ def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
 
 def _row(impl: str, row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...]:
   wire = row["wire_GB"]
-  kinds = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all", traffic.RAGGED)
-  between = wire.get(traffic.BETWEEN_SLICES, 0.0)
+  kinds = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all", collectives.RAGGED)
+  between = wire.get(collectives.BETWEEN_SLICES, 0.0)
   projected = lambda figures: figures.get("projection", {}).get("step_s")
   return (
       impl,

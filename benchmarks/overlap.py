@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from rich import console as rich_console
 
 from benchmarks import compile_step, shapes, tables
-from maxtext_pp_ext.compiled import hlo, spans, traffic
+from maxtext_pp_ext.compiled import spans
+from maxtext_pp_ext.compiled.program import collectives, execution, hlo
 from maxtext_pp_ext.compiled.projection import costs
 from maxtext_pp_ext.processes import interruption
 
@@ -83,8 +84,8 @@ def transfers(module: hlo.Module, *, groups: Collection[int], exclude_dim: int) 
     exclude_dim: arrays with a dimension of this size belong to the embedding or the output projection.
   """
   found: dict[str, list[spans.Span]] = {"forward gathers": [], "backward gathers": [], "gradient reductions": []}
-  for span in spans.spans(module):
-    is_large = span.collective.wire_bytes >= traffic.WEIGHT_BYTES and span.array.is_floating
+  for span in spans.spans(execution.of_module(module)):
+    is_large = span.collective.wire_bytes >= collectives.WEIGHT_BYTES and span.array.is_floating
     if not is_large or span.group not in groups or exclude_dim in span.array.dims:
       continue
     if span.collective.kind == "all-gather":
@@ -123,9 +124,9 @@ def details(found: dict[str, list[spans.Span]]) -> str:
         kernels = " and kernels" if span.meanwhile.kernels else ""
         state = f"{span.instructions} instructions, {span.meanwhile.dot_flops / 1e9:.1f} GFLOP{kernels} meanwhile"
       dims = ",".join(map(str, span.array.dims))
-      size = f"{span.collective.wire_bytes / 1e6:.1f} MB"
+      size = f"{span.collective.wire_bytes / 1e6:.1f} MB ×{span.executions:g}"
       lines.append(
-          f"{kind}: {span.collective.kind} {span.array.dtype}[{dims}] {size} ×{span.executions} in {span.where}: {state}"
+          f"{kind}: {span.collective.kind} {span.array.dtype}[{dims}] {size} in {span.where}: {state}"
       )
   return "\n".join(lines)
 

@@ -38,8 +38,9 @@ from rich import progress
 
 from benchmarks import compile_step, shapes, tables
 import maxtext_pp_ext
-from maxtext_pp_ext.compiled import hlo, traffic
+from maxtext_pp_ext.compiled import traffic
 from maxtext_pp_ext.compiled.measured import paired
+from maxtext_pp_ext.compiled.program import execution, hlo
 from maxtext_pp_ext.host.models import variants
 
 maxtext_pp_ext.install()
@@ -140,7 +141,7 @@ def build(impl: str, keys: dict[str, Any]) -> Pipeline:
     seconds = time.monotonic() - start
   return Pipeline(
       step=lambda: jax.block_until_ready(compiled(params, inputs)),
-      dot_flops=traffic.analyse(hlo.parse(compiled.as_text())).dot_flops,
+      dot_flops=traffic.analyse(execution.of_module(hlo.parse(compiled.as_text()))).dot_flops,
       compile_seconds=seconds,
   )
 

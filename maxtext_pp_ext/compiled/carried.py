@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from maxtext_pp_ext.compiled import dataflow, hlo, spans, traffic
+from maxtext_pp_ext.compiled import spans
+from maxtext_pp_ext.compiled.program import collectives, dataflow, hlo
 
 WEIGHTS, GRADIENTS, ACTIVATIONS, DISPATCH, ELSEWHERE = "weights", "gradients", "activations", "dispatch", "elsewhere"
 CARRIED = (WEIGHTS, GRADIENTS, ACTIVATIONS, DISPATCH, ELSEWHERE)
-_REDUCTIONS = frozenset({"all-reduce", "reduce-scatter", "collective-permute", traffic.BETWEEN_SLICES})
+_REDUCTIONS = frozenset({"all-reduce", "reduce-scatter", "collective-permute", collectives.BETWEEN_SLICES})
 _COMPUTE = frozenset({"dot", "convolution", "scatter"})
 _KERNELS = ("tpu_custom_call", "matmul", "gemm", "cudnn")
 
@@ -44,7 +45,7 @@ def carried(module: hlo.Module, found: Iterable[spans.Span], *, batch: str, opti
     value = _result(flow, span)
     if not span.array.is_floating or span.array.elements <= 1 or value is None:
       return ELSEWHERE
-    if span.collective.kind == traffic.RAGGED:
+    if span.collective.kind == collectives.RAGGED:
       return DISPATCH
     if value not in of_batch:
       return WEIGHTS

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-import collections
+import collections as containers
 from collections.abc import Sequence
 import pathlib
 from typing import Any
 
-from maxtext_pp_ext.compiled import carried, child, hlo, limits, spans, step, traffic
+from maxtext_pp_ext.compiled import child, limits, reading, spans, step, traffic
+from maxtext_pp_ext.compiled.program import collectives, hlo
 from maxtext_pp_ext.compiled.projection import picture, summary, trace
 from maxtext_pp_ext.plan import chips
 from maxtext_pp_ext.processes import interruption
@@ -25,6 +26,7 @@ def figures(
     optimizer: str,
     devices: child.Devices = None,
     chip: chips.Chip | None = None,
+    hlo_file: pathlib.Path | None = None,
     trace_file: pathlib.Path | None = None,
     picture_file: pathlib.Path | None = None,
     on_tick: child.OnTick = lambda seconds, memory: None,
@@ -38,27 +40,30 @@ def figures(
     optimizer: prefix of the names of those arguments of the step that are the optimizer's state.
     devices: those to compile for, see `step.compile_step`.
     chip: device for which the step's time is projected; None for no projection.
+    hlo_file: file to keep the optimised HLO in.
     trace_file: file for the projected step in Chrome's trace format, gzipped.
     picture_file: file for a picture of one of its iterations in each direction, an SVG or PNG.
     on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
-    The figures of `step.compile_step`, `transfers` and `overlap`; or `failure`, as there. `transfers` lists the
-    collectives per device and step, by what they carry, kind and loop depth. `overlap` has the shares of their bytes that
-    are transferred asynchronously, and with compute meanwhile. With a chip also `projection`, see
-    `projection.summary.figures`.
+    Of `step.compile_step` all but `placement`; of `traffic.Traffic` all; `loops_without_trip_count` and
+    `conditionals_unknown`, which could not be followed; `transfers` and `overlap`. Or `failure`; and `unread` if the step
+    was compiled and its program could not be read. `transfers` lists the collectives per device and step, by what they
+    carry, kind and loop depth. `overlap` has the shares of their bytes that are transferred asynchronously, and with
+    compute meanwhile. With a chip also `projection`, see `projection.summary.figures`.
   """
   with interruption.temporary_folder() as folder:
-    file = pathlib.Path(folder) / "step.hlo"
+    file = hlo_file or pathlib.Path(folder) / "step.hlo"
     found = step.compile_step(arguments, bounds=bounds, hlo_file=file, devices=devices, on_tick=on_tick)
     if "failure" in found:
       return found
     text = file.read_text(encoding="utf-8")
+  placement = found.pop("placement", None)
   try:
-    module = hlo.program(text)
-    found |= of_module(module, batch=batch, optimizer=optimizer)
+    read = reading.step(text, batch=batch, optimizer=optimizer)
+    found |= of_step(read)
     if chip is not None:
-      simulated = summary.simulate(module, chip, found.pop("placement"), batch=batch, optimizer=optimizer)
+      simulated = summary.simulate(read, chip, placement)
       found["projection"] = summary.figures(simulated, chip, found["work"])
       title = f"{' '.join(arguments)}: projected from the compiler's estimates"
       if trace_file:
@@ -70,48 +75,44 @@ def figures(
     return {"failure": f"the compiled program cannot be read. {error}", "unread": True}
 
 
-def of_program(text: str, *, batch: str, optimizer: str) -> dict[str, Any]:
-  """`transfers` and `overlap` of an HLO program.
-
-  Raises:
-    HloError: the text is not that of a whole program, or contains something unknown.
-  """
-  return of_module(hlo.program(text), batch=batch, optimizer=optimizer)
-
-
-def of_module(module: hlo.Module, *, batch: str, optimizer: str) -> dict[str, Any]:
-  """The same of a program that has been read."""
+def of_step(read: reading.Step) -> dict[str, Any]:
+  """What a train step sends and multiplies, as `figures` returns it."""
   with hlo.reading():
-    collectives = spans.spans(module)
-    kinds = carried.carried(module, collectives, batch=batch, optimizer=optimizer)
-    return {"transfers": transfers(collectives, kinds), "overlap": overlap(collectives)}
+    return {
+        **traffic.analyse(read.run).to_json(),
+        "loops_without_trip_count": sorted(read.run.unknown.loops),
+        "conditionals_unknown": sorted(read.run.unknown.conditionals),
+        "transfers": transfers(read.collectives, read.carries),
+        "overlap": overlap(read.collectives),
+    }
 
 
-def transfers(collectives: Sequence[spans.Span], what: Sequence[str | None]) -> list[dict[str, Any]]:
+def transfers(found: Sequence[spans.Span], what: Sequence[str | None]) -> list[dict[str, Any]]:
   """Bytes on the wire and executions, by what is carried, kind and loop depth; the most bytes first."""
-  sums: dict[tuple[str, str, int], list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0])
-  for span, carries in zip(collectives, what, strict=True):
+  sums: dict[tuple[str, str, int], list[float]] = containers.defaultdict(lambda: [0.0, 0.0, 0])
+  for span, carries in zip(found, what, strict=True):
     entry = sums[carries or UNTOLD, span.collective.kind, span.depth]
     entry[0] += span.wire_bytes
     entry[1] += span.collective.balanced_bytes * span.executions
     entry[2] += span.executions
   rows = []
   for (carries, kind, depth), (wire, balanced, count) in sums.items():
-    row = {"carries": carries, "kind": kind, "loop_depth": depth, "wire_bytes": round(wire), "count": count}
-    rows.append(row | ({"balanced_bytes": round(balanced)} if kind == traffic.RAGGED else {}))
+    row = {"carries": carries, "kind": kind, "loop_depth": depth, "wire_bytes": round(wire)}
+    row["count"] = traffic.count_of(count)
+    rows.append(row | ({"balanced_bytes": round(balanced)} if kind == collectives.RAGGED else {}))
   return sorted(rows, key=lambda row: (-row["wire_bytes"], row["carries"], row["kind"], row["loop_depth"]))
 
 
-def overlap(collectives: Sequence[spans.Span]) -> dict[str, float | None]:
+def overlap(found: Sequence[spans.Span]) -> dict[str, float | None]:
   """Shares of the bytes that are transferred asynchronously, and with compute between start and done."""
-  total = sum(span.wire_bytes for span in collectives)
+  total = sum(span.wire_bytes for span in found)
 
   def share(chosen: Sequence[spans.Span]) -> float | None:
     return round(sum(span.wire_bytes for span in chosen) / total, 3) if total else None
 
   return {
-      "asynchronous": share([span for span in collectives if span.asynchronous]),
-      "compute_meanwhile": share([span for span in collectives if span.meanwhile]),
+      "asynchronous": share([span for span in found if span.asynchronous]),
+      "compute_meanwhile": share([span for span in found if span.meanwhile]),
   }
 
 

@@ -4,7 +4,7 @@
 
 Commands and benchmarks call `compile_step(...)`. The process that compiles runs this module as a program:
 
-  python -m maxtext_pp_ext.compiled.step RESULT.json [--hlo=FILE] CONFIG.yml compile_topology=v5p-32 key=value …
+  python -m maxtext_pp_ext.compiled.step RESULT.json PROGRAM.hlo [--here] CONFIG.yml compile_topology=v5p-32 key=value …
 
 The compiler reports the memory figures. `peak_GB` is the memory that a chip needs at once, arguments included; None where
 activations are offloaded to the host's memory, which the compiler's peak counts, too. `temp_GB`
@@ -21,7 +21,7 @@ import re
 import sys
 from typing import Any
 
-from maxtext_pp_ext.compiled import child, hlo, limits, traffic
+from maxtext_pp_ext.compiled import child, limits
 
 # Masks of attention may have millions of elements. No choice of a branch needs a table of this many characters.
 _LARGE_TABLE = re.compile(r"constant\(\{[^()]{400000,}\}\)")
@@ -31,27 +31,26 @@ def compile_step(
     arguments: Sequence[str],
     *,
     bounds: limits.Limits,
-    hlo_file: pathlib.Path | None = None,
+    hlo_file: pathlib.Path,
     devices: child.Devices = None,
     on_tick: child.OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
-  """Compiles in a separate process and returns the figures, or `failure` with the reason.
+  """Compiles in a separate process, writes the program, and returns what the compiler says, or `failure` and why.
 
   Args:
     arguments: MaxText's command-line arguments. The first, a yml file, may be left out (base.yml), or be a preset's name.
     bounds: limits of wall time and host memory.
-    hlo_file: file to keep the optimised HLO in.
+    hlo_file: file for the optimised HLO.
     devices: those to compile for: a number of virtual CPU devices, or this machine's; None for the TPUs of
       `compile_topology`.
     on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
-    The figures per device and step. If there are none, `failure`; and `refused` if the configuration was refused,
-    `unread` if the step was compiled and its program could not be read.
+    Memory per device, the seconds that compiling took, and for TPUs `placement` and `work`, which projections need. If
+    there are none, `failure`; and `refused` if the configuration was refused.
   """
-  options = [f"--hlo={hlo_file}"] if hlo_file else []
-  options += ["--here"] if devices is not None else []
-  return child.run(__name__, [*options, *arguments], bounds=bounds, devices=devices, on_tick=on_tick)
+  here = ["--here"] if devices is not None else []
+  return child.run(__name__, [str(hlo_file), *here, *arguments], bounds=bounds, devices=devices, on_tick=on_tick)
 
 
 def versions() -> dict[str, str]:
@@ -66,13 +65,10 @@ def versions() -> dict[str, str]:
 
 
 def main(argv: list[str]) -> None:
-  """The process that compiles: writes its figures to the file that is its first argument."""
-  result, arguments = pathlib.Path(argv[0]), argv[1:]
-  hlo_file, here = None, False
-  if arguments and (match := re.fullmatch(r"--hlo=(.+)", arguments[0])):
-    hlo_file, arguments = pathlib.Path(match[1]), arguments[1:]
-  if arguments and arguments[0] == "--here":
-    here, arguments = True, arguments[1:]
+  """The process that compiles: writes its figures and the program to the files that are its first two arguments."""
+  result, hlo_file, arguments = pathlib.Path(argv[0]), pathlib.Path(argv[1]), argv[2:]
+  here = arguments[:1] == ["--here"]
+  arguments = arguments[1:] if here else arguments
   # Before MaxText is imported: our keys have to be in its schema.
   import maxtext_pp_ext
 
@@ -84,16 +80,11 @@ def main(argv: list[str]) -> None:
   except train_step.RefusedError as error:
     figures = {"failure": str(error), "refused": True}
   else:
-    text, platform = printed(compiled.program), compiled.mesh.devices.flat[0].platform
-    if hlo_file:
-      hlo_file.write_text(text, encoding="utf-8")
-    try:
-      figures = _memory(compiled.program, platform) | compiled.times | traffic.of_program(text).to_json()
-    except hlo.HloError as error:
-      figures = {"failure": f"the compiled program cannot be read. {error}", "unread": True}
-    else:
-      if platform == "tpu":
-        figures |= {"placement": train_step.placement(compiled), "work": train_step.work(compiled.config)}
+    platform = compiled.mesh.devices.flat[0].platform
+    hlo_file.write_text(printed(compiled.program), encoding="utf-8")
+    figures = _memory(compiled.program, platform) | compiled.times
+    if platform == "tpu":
+      figures |= {"placement": train_step.placement(compiled), "work": train_step.work(compiled.config)}
   result.write_text(json.dumps(figures), encoding="utf-8")
 
 

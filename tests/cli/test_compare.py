@@ -34,6 +34,7 @@ def figures(scale: float = 1.0, **changed):
       "compile_s": 12.3,
       "compile_cpu_s": 20.1,
       "loops_without_trip_count": [],
+      "conditionals_unknown": [],
       "host_memory_GiB": 2.0,
   }
   return found | changed

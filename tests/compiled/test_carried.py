@@ -4,7 +4,8 @@
 
 import pytest
 
-from maxtext_pp_ext.compiled import carried, compare, dataflow, hlo, spans
+from maxtext_pp_ext.compiled import compare, reading, spans
+from maxtext_pp_ext.compiled.program import dataflow
 
 STEP = r"""HloModule step, is_scheduled=true, num_partitions=4
 
@@ -67,9 +68,8 @@ EXPECTED = {
 
 
 def judged(text: str) -> tuple[list[spans.Span], list[str | None]]:
-  module = hlo.parse(text)
-  found = spans.spans(module)
-  return found, carried.carried(module, found, batch="data[", optimizer="state['optimizer']")
+  read = reading.step(text, batch="data[", optimizer="state['optimizer']")
+  return list(read.collectives), list(read.carries)
 
 
 def test_each_collective_is_told_from_where_its_data_come_from_and_go_to():
@@ -100,9 +100,10 @@ def between_slices(text: str, name: str, operand: str, result: str, transfer: st
   (line,) = [line for line in text.splitlines() if line.startswith(f"  %{name} = ")]
   attributes = SLICES.replace("NAME", name).replace("TYPE", transfer)
   new = [
+      f"  %{name}.token = token[] after-all()",
       f"  %{name}.send = ({result}, u32[], token[]) send(%{operand}, %{operand}), channel_id=1, {attributes}",
       f"  %{name}.sent = token[] send-done(%{name}.send), channel_id=1",
-      f"  %{name}.recv = ({result}, u32[], token[]) recv(%token), channel_id=2, {attributes}",
+      f"  %{name}.recv = ({result}, u32[], token[]) recv(%{name}.token), channel_id=2, {attributes}",
       f"  %{name}.done = ({result}, token[]) recv-done(%{name}.recv), channel_id=2",
       f"  %{name} = {result} get-tuple-element(%{name}.done), index=0",
   ]

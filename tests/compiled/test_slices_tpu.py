@@ -13,7 +13,8 @@ import re
 
 import pytest
 
-from maxtext_pp_ext.compiled import carried, hlo, limits, spans, step, traffic
+from maxtext_pp_ext.compiled import carried, limits, reading, step
+from maxtext_pp_ext.compiled.program import collectives
 from maxtext_pp_ext.host.models import train_step
 from tests.compiled import common
 from tests.trainer.cases import IMPLEMENTATIONS
@@ -62,15 +63,12 @@ def test_between_slices_go_activations_and_gradients_of_what_is_outside_the_pipe
   compiled = step.compile_step([*KEYS, f"pipeline_impl={implementation}"], bounds=limits.Limits(), hlo_file=file)
   assert "failure" not in compiled, compiled
   program = file.read_text(encoding="utf-8")
-  module = hlo.program(program)
+  read = reading.step(program, batch=train_step.BATCH, optimizer=train_step.OPTIMIZER)
   devices = set(devices_of_groups(program))
-  assert module.partitions == CHIPS and devices and devices <= set(range(CHIPS))
+  assert read.run.module.partitions == CHIPS and devices and devices <= set(range(CHIPS))
 
-  found = spans.spans(module)
-  carries = carried.carried(module, found, batch=train_step.BATCH, optimizer=train_step.OPTIMIZER)
-  sent = [
-      (what, span) for what, span in zip(carries, found, strict=True) if span.collective.kind == traffic.BETWEEN_SLICES
-  ]
+  found = zip(read.carries, read.collectives, strict=True)
+  sent = [(what, span) for what, span in found if span.collective.kind == collectives.BETWEEN_SLICES]
   activations = [span for what, span in sent if what == carried.ACTIVATIONS]
   # Forward and backward, a microbatch at each iteration, in the loop; nothing else is in it.
   in_loops = [span for _, span in sent if span.depth > 0]

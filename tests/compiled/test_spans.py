@@ -5,7 +5,8 @@
 import pytest
 
 from benchmarks import overlap, tables
-from maxtext_pp_ext.compiled import hlo, spans
+from maxtext_pp_ext.compiled import spans
+from maxtext_pp_ext.compiled.program import execution, hlo
 
 # A gather of 32 MiB on another thread, whose wait stands where each test wants it.
 TEXT = """HloModule step, is_scheduled=true, num_partitions=16
@@ -20,9 +21,10 @@ TEXT = """HloModule step, is_scheduled=true, num_partitions=16
   ROOT %dot = bf16[64,64] dot(%q, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
 }
 
-ENTRY %main (a: bf16[1024,1024], x: bf16[64,64]) -> bf16[16384,1024] {
+ENTRY %main (a: bf16[1024,1024], x: bf16[64,64], p: pred[]) -> bf16[16384,1024] {
   %a = bf16[1024,1024] parameter(0)
   %x = bf16[64,64] parameter(1)
+  %p = pred[] parameter(2)
   %start = ((), (), s32[]) call-start(), async_execution_thread="sparsecore", to_apply=%thread
   BEFORE
   %update = ((bf16[1024,1024]), bf16[16384,1024]) call-update(%start, %a)
@@ -39,7 +41,7 @@ DOT = 2 * 64**3
 
 def the_span(*, before: str = "", meanwhile: str = "", origin: str = "jvp()") -> spans.Span:
   text = TEXT.replace("BEFORE", before).replace("MEANWHILE", meanwhile).replace("ORIGIN", origin)
-  (span,) = spans.spans(hlo.parse(text))
+  (span,) = spans.spans(execution.of_module(hlo.parse(text)))
   return span
 
 
@@ -83,7 +85,7 @@ ENTRY %main (a: bf16[1024,1024]) -> bf16[1024,1024] {
   ROOT %w = bf16[1024,1024] while(%a), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"9"}}
 }
 """
-  (span,) = spans.spans(hlo.parse(text))
+  (span,) = spans.spans(execution.of_module(hlo.parse(text)))
   assert (span.executions, span.asynchronous, span.instructions) == (9, False, 0)
 
 
@@ -96,7 +98,7 @@ def test_a_pair_of_start_and_done_is_asynchronous_too():
   ROOT %d = bf16[4096,1024] all-gather-done(%s)
 }
 """
-  (span,) = spans.spans(hlo.parse(text))
+  (span,) = spans.spans(execution.of_module(hlo.parse(text)))
   assert (span.asynchronous, span.meanwhile.dot_flops, span.array.dims) == (True, DOT, (4096, 1024))
 
 

@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.compiled import hlo, traffic
+from maxtext_pp_ext.compiled import traffic
+from maxtext_pp_ext.compiled.program import collectives, execution, hlo, products
 
 # A whole array of 1024 float32; groups of 4 of 8 devices.
 SIZE, GROUP = 4096, 4
@@ -22,7 +23,7 @@ def of(line: str, *, computation: str = "main", more: str = "") -> traffic.Traff
   else:
     text = f"%{computation} (a: f32[]) -> f32[] {{\n  {line}\n}}\n\n"
     text += f"ENTRY %main (a: f32[]) -> f32[] {{\n  %f = f32[] fusion(%a), calls=%{computation}\n}}\n"
-  return traffic.analyse(hlo.parse(f"HloModule m, num_partitions=8\n{more}{text}"))
+  return traffic.analyse(execution.of_module(hlo.parse(f"HloModule m, num_partitions=8\n{more}{text}")))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def of(line: str, *, computation: str = "main", more: str = "") -> traffic.Traff
             "%g = (f32[1024], f32[1024], u32[], u32[]) collective-permute-start(%a), source_target_pairs={{0,1}}",
             SIZE,
         ),
-        (traffic.BETWEEN_SLICES, "%g = (f32[1024], u32[], token[]) send(%a, %t), channel_id=1", SIZE),
+        (collectives.BETWEEN_SLICES, "%g = (f32[1024], u32[], token[]) send(%a, %t), channel_id=1", SIZE),
     ],
 )
 def test_a_collective_puts_on_the_wire_what_a_device_has_to_send(kind, line, wire):
@@ -80,7 +81,7 @@ def test_the_first_group_is_read_in_every_notation(notation, first):
   module = hlo.parse(
       f"HloModule m, num_partitions=8\nENTRY %main (a: f32[]) -> f32[] {{\n  %g = f32[8] all-gather(%a), {notation}\n}}\n"
   )
-  assert traffic.first_group(module, module.computations["main"].instructions[0]) == first
+  assert collectives.first_group(module, module.computations["main"].instructions[0]) == first
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_the_first_group_is_read_in_every_notation(notation, first):
 def test_between_slices_a_send_is_one_slices_part_in_a_collective(transfer, target, wire):
   attributes = f'_xla_megascale_target="{target}",_xla_megascale_transfer_type="{transfer}"'
   line = f"%g = (f32[1024], u32[], token[]) send(%a, %t), channel_id=1, frontend_attributes={{{attributes}}}"
-  assert dict(of(line).wire_bytes) == {traffic.BETWEEN_SLICES: wire}
+  assert dict(of(line).wire_bytes) == {collectives.BETWEEN_SLICES: wire}
 
 
 def test_waiting_for_a_collective_does_not_count_again():
@@ -122,27 +123,28 @@ ENTRY %main (a: f32[8]) -> f32[8] {
   ROOT %w.1 = f32[8] while(%a), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"5"}}
 }
 """
-  found = traffic.analyse(hlo.parse(text))
+  found = traffic.analyse(execution.of_module(hlo.parse(text)))
   assert found.count["collective-permute"] == 5 * (3 + 1)
   assert found.total_wire_bytes == 20 * 32
-  unknown = traffic.analyse(hlo.parse(text.replace('"known_trip_count":{"n":"3"}', "")))
-  assert (unknown.count["collective-permute"], unknown.loops_without_trip_count) == (5 * 2, ["w"])
+  unknown = traffic.analyse(execution.of_module(hlo.parse(text.replace('"known_trip_count":{"n":"3"}', ""))))
+  assert unknown.count["collective-permute"] == 5 * 2
 
 
-def test_of_a_conditional_the_branch_that_computes_or_sends_most_counts():
+def test_of_a_conditional_that_depends_on_data_the_branch_counts_that_sends_most_or_else_computes_most():
   dot = "%d = f32[8,8] dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
   gather = f"%g = f32[1024] all-gather(%b), replica_groups=[2,{GROUP}]<=[8], dimensions={{0}}"
   of_branches = lambda *branches: of(
-      "%f = f32[8,8] conditional(%p, %x, %x), true_computation=%one, false_computation=%two",
+      "%p = pred[] parameter(0)\n  %f = f32[8,8] conditional(%p, %x, %x), true_computation=%one, false_computation=%two",
       more="".join(
           f"%{name} (a: f32[8,8]) -> f32[8,8] {{\n  %a = f32[8,8] parameter(0)\n  {branch}\n}}\n\n"
           for name, branch in zip(("one", "two"), branches, strict=True)
       ),
   )
-  for branches in ((dot, dot), (dot, gather), (gather, dot)):
-    assert of_branches(*branches).dot_flops == 2 * 8**3
+  counted = lambda *branches: (of_branches(*branches).total_wire_bytes, of_branches(*branches).dot_flops)
+  for branches in ((dot, dot), (dot, "%n = f32[8,8] negate(%a)"), ("%n = f32[8,8] negate(%a)", dot)):
+    assert counted(*branches) == (0, 2 * 8**3)
   for branches in ((gather, gather), (dot, gather), (gather, dot)):
-    assert of_branches(*branches).total_wire_bytes == SIZE * 3 / 4
+    assert counted(*branches) == (SIZE * 3 / 4, 0)
 
 
 def test_gathers_of_weights_are_counted_by_array_and_small_or_integer_ones_are_not():
@@ -162,8 +164,8 @@ def test_a_convolution_that_lies_mostly_on_padding_has_the_flops_of_the_dot_it_s
 """
   computation = hlo.parse(text).computations["main"]
   dot = 2 * 4096 * 8192 * 64 * 128
-  assert traffic.dot_flops(computation, computation.by_name["c"], padding=False) == dot
-  assert traffic.dot_flops(computation, computation.by_name["c"]) == 64 * dot
+  assert products.dot_flops(computation, computation.by_name["c"], padding=False) == dot
+  assert products.dot_flops(computation, computation.by_name["c"]) == 64 * dot
 
 
 @pytest.fixture(name="mesh")
@@ -179,9 +181,8 @@ def test_flops_of_a_compiled_loop_of_matrix_products_are_counted_per_device(mesh
   compiled = jax.jit(program, in_shardings=(sharded, whole), out_shardings=sharded).lower(
       jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((32, 32), jnp.float32)
   )
-  found = traffic.analyse(hlo.parse(compiled.compile().as_text()))
+  found = traffic.analyse(execution.of_module(hlo.parse(compiled.compile().as_text())))
   assert found.dot_flops == 6 * 2 * (64 // 4) * 32 * 32
-  assert not found.loops_without_trip_count
 
 
 def test_traffic_of_a_compiled_program_is_that_of_the_collectives_it_asks_for(mesh):
@@ -192,7 +193,7 @@ def test_traffic_of_a_compiled_program_is_that_of_the_collectives_it_asks_for(me
 
   mapped = jax.jit(jax.shard_map(program, mesh=mesh, in_specs=P("fsdp"), out_specs=P("fsdp"), check_vma=False))
   text = mapped.lower(jax.ShapeDtypeStruct((4096, 8), jnp.float32)).compile().as_text()
-  found = traffic.analyse(hlo.parse(text))
+  found = traffic.analyse(execution.of_module(hlo.parse(text)))
   whole = 4096 * 8 * 4
   assert dict(found.wire_bytes) == {
       "all-gather": whole * 3 / 4,

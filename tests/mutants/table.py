@@ -45,6 +45,8 @@ LOAD = (
     "tests/host/replacements/test_checkpoint_load.py::"
     "test_a_checkpoint_of_another_layout_is_refused_with_both_layouts_and_the_command"
 )
+OF_LOAD = "tests/host/replacements/test_checkpoint_load.py::test_"
+CONFLICTS = "tests/sharding/test_conflicts.py::test_"
 PRETRAINED = (
     "tests/host/replacements/test_checkpoint_load.py::"
     "test_from_pretrained_refuses_another_layout_before_it_makes_the_model[layers would be repeated]"
@@ -77,9 +79,7 @@ OFFLOADED = (
 )
 SLICES = "tests/parity/test_windows.py::test_a_window_on_a_mesh_equals_the_scan_on_one_device[2 slices of fsdp 4-auto]"
 REPLICAS = "tests/trainer/test_windows.py::test_a_window_trains_as_the_scan_does[two replicas]"
-NO_WINDOW = (
-    "tests/host/rules/test_problems.py::test_what_has_no_window_without_a_pipeline_is_refused_with_what_to_set"
-)
+NO_WINDOW = "tests/host/rules/test_problems.py::test_what_has_no_window_without_a_pipeline_is_refused_with_what_to_set"
 GIVEN = "tests/host/replacements/test_scanned_layers.py::test_an_array_that_microbatches_do_not_carry_is_refused_by_name"
 ONE_STAGE = "tests/host/rules/test_proposals.py::test_a_model_without_a_pipeline_gets_none"
 OF_COMPILER = (
@@ -573,6 +573,66 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             CONVERT,
         ),
     ),
+    "a checkpoint that lacks something": (
+        Mutant(
+            "part-of-a-checkpoint-converted",
+            "a conversion leaves out a weight or a moment that the checkpoint lacks, and says that all is read back",
+            "cli/convert.py",
+            "complete.check(opened.shapes, ",
+            "complete.has_optimizer(opened.shapes) or (",
+            "tests/fuzz/test_checkpoints.py::test_arrays_of_wrong_shapes_and_dtypes_are_refused_by_name[a moment less]",
+        ),
+        Mutant(
+            "weight-not-missed-in-post-training",
+            "from_pretrained trains on from the initial values of a weight that the checkpoint lacks",
+            "host/replacements/checkpoint_load.py",
+            "if all_found and (problems",
+            "if not all_found and (problems",
+            f"{OF_LOAD}from_pretrained_refuses_a_checkpoint_that_lacks_a_weight[trainer-of layers]",
+        ),
+        Mutant(
+            "weight-not-missed-by-the-engine",
+            "the training engine trains on without a weight that the checkpoint lacks",
+            "host/replacements/checkpoint_load.py",
+            "if read.weights and (problems",
+            "if not read.weights and (problems",
+            f"{OF_LOAD}the_training_engine_refuses_a_checkpoint_that_lacks_a_weight",
+        ),
+        Mutant(
+            "moment-begun-anew",
+            "a run goes on with one moment of its optimizer, and begins the other anew",
+            "host/replacements/checkpoint_load.py",
+            "raise IncompleteCheckpointError(messages.about_optimizer(problems, folder))",
+            "return",
+            f"{OF_LOAD}a_part_of_the_optimizers_state_that_lacks_is_named_where_maxtext_would_begin_it_anew",
+        ),
+    ),
+    "a weight sharded along another dimension than its names mean (the same model, in more memory)": (
+        Mutant(
+            "fewer-names-than-dimensions",
+            "a name of a layer's dimension lands on the dimension along which the layers are stacked",
+            "sharding/conflicts.py",
+            "0 < named < len(shape)",
+            "len(shape) < named < len(shape)",
+            f"{CONFLICTS}conflicts_are_found_and_intended_cases_are_not[fewer names than dimensions]",
+        ),
+        Mutant(
+            "names-made-up",
+            "dimensions without a name in front of the stacked layers count as named",
+            "sharding/variables.py",
+            "added=added)",
+            "added=0)",
+            f"{CONFLICTS}names_that_a_scan_leaves_short_are_a_conflict_although_it_names_its_own_dimension",
+        ),
+        Mutant(
+            "stages-along-a-layers-dimension",
+            "the stages of a pipeline shard a dimension of the layers, where these have no names of their own",
+            "sharding/variables.py",
+            "    names = _of_stacks(names, stacked, place, rank)",
+            "    rest = [name for name in names if name != stacked]\n    names = (*rest[:place], stacked, *rest[place:])",
+            "tests/sharding/test_variables.py::test_names_of_several_stacks_alone_come_where_the_stacks_are",
+        ),
+    ),
     "a host version whose seam changed": (
         Mutant(
             "newer-host-accepted",
@@ -778,10 +838,10 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "unrolled-loops-counted-twice",
             "a loop that the compiler unrolled counts as often as its counter's bound says",
-            "compiled/hlo.py",
+            "compiled/program/hlo.py",
             "return _trips(first.offset + counter.offset, after.offset, bound.offset, compared)",
             "return _trips(first.offset + counter.offset, 1, bound.offset, compared)",
-            "tests/compiled/test_hlo.py::"
+            "tests/compiled/program/test_hlo.py::"
             "test_a_trip_count_without_a_note_follows_from_the_counters_start_step_and_bound",
         ),
         Mutant(
@@ -803,7 +863,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "buffers-count-as-tokens",
             "a dispatch of tokens counts as all that its buffers hold, also where a share of it is sent",
-            "compiled/traffic.py",
+            "compiled/program/collectives.py",
             "wire, balanced = buffer.bytes, buffer.bytes / max(buffer.dims[0], 1) * balanced_count * share",
             "wire, balanced = buffer.bytes, buffer.bytes",
             "tests/compiled/test_carried.py::test_a_ragged_all_to_all_dispatches_tokens",
@@ -811,10 +871,11 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "branches-added-up",
             "all branches of a conditional count, of which one runs",
-            "compiled/traffic.py",
-            'for each in [_most(called)] if instruction.opcode == "conditional" and called else called:',
-            "for each in called:",
-            "tests/compiled/test_traffic.py::test_of_a_conditional_the_branch_that_computes_or_sends_most_counts",
+            "compiled/program/execution.py",
+            "return tuple((index, count / len(numbers)) for",
+            "return tuple((index, 1.0) for",
+            "tests/compiled/program/test_execution.py::"
+            "test_a_branch_counts_by_the_share_of_the_devices_that_take_it",
         ),
         Mutant(
             "plan-without-room",

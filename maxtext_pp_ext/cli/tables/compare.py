@@ -96,6 +96,8 @@ def _lines(rows: list[dict[str, Any]]):
   yield "compile seconds (of all processors)", [f"{row['compile_s']} ({row['compile_cpu_s']})" for row in rows]
   if any(row["loops_without_trip_count"] for row in rows):
     yield "loops counted once, trips unknown", [str(len(row["loops_without_trip_count"])) for row in rows]
+  if any(row["conditionals_unknown"] for row in rows):
+    yield "conditionals counted by their heaviest branch", [str(len(row["conditionals_unknown"])) for row in rows]
 
 
 def _projected(found: list[dict[str, Any] | None]):

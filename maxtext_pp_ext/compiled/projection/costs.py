@@ -17,8 +17,8 @@ import functools
 import re
 from typing import Any
 
-from maxtext_pp_ext.compiled import hlo, spans, traffic
-from maxtext_pp_ext.compiled.projection import integers, kernels, torus
+from maxtext_pp_ext.compiled.program import collectives, hlo, integers, products
+from maxtext_pp_ext.compiled.projection import kernels, torus
 from maxtext_pp_ext.plan import chips
 
 PRODUCTS, KERNELS, OTHER = "products", "kernels", "other compute"
@@ -78,14 +78,14 @@ class Costs:
     self._module, self._chip, self._grid, self._mesh, self._carries = module, chip, grid, dict(mesh), carries
     self._route = functools.cache(grid.route)
     self._network = chip.network_measured or chip.network
-    self._filled = dict(traffic.balanced_rows(computation, step) for computation, step in _ragged(module))
+    self._filled = dict(collectives.balanced_rows(computation, step) for computation, step in _ragged(module))
 
   def compute(self, scope: integers.Scope, step: hlo.Instruction) -> tuple[str, float]:
     """The kind of an instruction's compute, and its seconds."""
     if step.opcode in _NOTHING:
       return OTHER, 0.0
     computation = scope.computation
-    operands = traffic.operand_arrays(computation, step)
+    operands = collectives.operand_arrays(computation, step)
     if step.opcode == "custom-call":
       if '"tpu_custom_call"' not in step.attributes:
         return OTHER, 0.0
@@ -100,7 +100,7 @@ class Costs:
 
   def transfer(self, computation: hlo.Computation, step: hlo.Instruction) -> Transfer | None:
     """The transfer that an instruction is, or starts; None if it is none."""
-    found = spans.collective_at(self._module, computation, step)
+    found = collectives.collective_at(self._module, computation, step)
     if found is None:
       return self._copy(computation, step) if step.opcode.endswith("-start") else None
     source, collective = found
@@ -123,10 +123,10 @@ class Costs:
 
   def hides_collective(self, step: hlo.Instruction) -> bool:
     """Whether a fusion runs a collective beside its compute, of which only the compute is counted."""
-    if step.opcode != "fusion" or spans.collective_inside(self._module, step):
+    if step.opcode != "fusion" or collectives.collective_inside(self._module, step):
       return False
     inner = [(callee, each) for callee in self._module.callees(step) for each in callee.instructions]
-    return any(traffic.collective_of(self._module, callee, each) for callee, each in inner)
+    return any(collectives.collective_of(self._module, callee, each) for callee, each in inner)
 
   def _copy(self, computation: hlo.Computation, step: hlo.Instruction) -> Transfer:
     """A copy between memories: `copy-start`, `slice-start` and others like them."""
@@ -142,10 +142,10 @@ class Costs:
     )
 
   def _collective(
-      self, source: hlo.Instruction, collective: traffic.Collective
+      self, source: hlo.Instruction, collective: collectives.Collective
   ) -> tuple[tuple[str, ...], float, tuple[str, ...]]:
     """Lanes, seconds and mesh axes."""
-    if collective.kind == traffic.BETWEEN_SLICES:
+    if collective.kind == collectives.BETWEEN_SLICES:
       return (torus.DCN,), collective.wire_bytes / self._network, self._slice_axes()
     if collective.kind == "collective-permute":
       pairs = permuted(source)
@@ -154,7 +154,7 @@ class Costs:
       axes = torus.axes_of_groups(moving[0], self._mesh) if moving else ()
       seconds = collective.wire_bytes / route.rate
     else:
-      group = traffic.first_group(self._module, source)
+      group = collectives.first_group(self._module, source)
       route, axes = self._route(group), torus.axes_of_groups(group, self._mesh)
       exchanges = "all-to-all" in collective.kind
       rate = self._grid.all_to_all_rate(group) if exchanges else route.rate
@@ -171,7 +171,7 @@ class Costs:
   def _is_product(self, name: str, where: str) -> bool:
     computation = self._module.computations[where]
     step = computation.by_name[name]
-    if traffic.dot_flops(computation, step) > 0:
+    if products.dot_flops(computation, step) > 0:
       return True
     return any(
         self._is_product(inner.name, callee.name)
@@ -183,7 +183,7 @@ class Costs:
 def _ragged(module: hlo.Module) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
   for computation in module.computations.values():
     for step in computation.instructions:
-      if step.opcode in (traffic.RAGGED, f"{traffic.RAGGED}-start"):
+      if step.opcode in (collectives.RAGGED, f"{collectives.RAGGED}-start"):
         yield computation, step
 
 
@@ -205,7 +205,7 @@ def _moved(step: hlo.Instruction, operands: Sequence[hlo.Array]) -> float:
 
 def _copied(computation: hlo.Computation, step: hlo.Instruction) -> int:
   """Bytes that an asynchronous copy moves. Its type holds operands and result side by side, and a context."""
-  operands = traffic.operand_arrays(computation, step)
+  operands = collectives.operand_arrays(computation, step)
   if "update-slice" in step.opcode or "update-slice" in step.attributes:
     return operands[1].bytes if len(operands) > 1 else 0
   if step.opcode == "copy-start" or len(step.arrays) <= len(operands):

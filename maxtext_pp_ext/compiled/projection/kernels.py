@@ -17,7 +17,7 @@ import re
 
 import numpy as np
 
-from maxtext_pp_ext.compiled import hlo
+from maxtext_pp_ext.compiled.program import hlo
 
 # Products of [queries, keys, head dimension] in a kernel: QKᵀ and PV; backward computes QKᵀ and dO Vᵀ again.
 _SPLASH = {"fwd": 2, "dkv": 4, "dq": 3}

@@ -8,33 +8,28 @@ import collections
 from collections.abc import Mapping
 from typing import Any
 
-from maxtext_pp_ext.compiled import carried, hlo, spans
+from maxtext_pp_ext.compiled import reading
+from maxtext_pp_ext.compiled.program import hlo
 from maxtext_pp_ext.compiled.projection import costs, timeline, torus
 from maxtext_pp_ext.plan import chips
 
 
-def simulate(
-    module: hlo.Module, chip: chips.Chip, placement: Mapping[str, Any], *, batch: str, optimizer: str
-) -> timeline.Timeline:
+def simulate(read: reading.Step, chip: chips.Chip, placement: Mapping[str, Any]) -> timeline.Timeline:
   """Simulates one step of a scheduled program.
 
   Args:
-    module: the program, with its tables of integers (`compiled.step.printed`).
+    read: the step, from a text with its tables of integers (`compiled.step.printed`).
     chip: the device.
     placement: `mesh`, sizes by name in order, and `devices`, [slice, x, y, z] of each partition.
-    batch: what the names of the step's arguments begin with that are the batch.
-    optimizer: what those begin with that are the optimizer's state.
 
   Raises:
     HloError: the program has something that is not understood.
   """
   with hlo.reading():
-    found = spans.spans(module)
-    kinds = carried.carried(module, found, batch=batch, optimizer=optimizer)
-    carries = {(span.where, span.name): kind for span, kind in zip(found, kinds, strict=True)}
+    carries = {(span.where, span.name): kind for span, kind in zip(read.collectives, read.carries, strict=True)}
     devices = [torus.Device(slice=each[0], at=tuple(each[1:])) for each in placement["devices"]]
     grid = torus.Torus(devices, link=chip.link, network=chip.network, dimensions=chip.links // 2)
-    return timeline.Timeline(module, costs.Costs(module, chip, grid, placement["mesh"], carries))
+    return timeline.Timeline(read.run, costs.Costs(read.run.module, chip, grid, placement["mesh"], carries))
 
 
 def figures(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[str, Any]) -> dict[str, Any]:

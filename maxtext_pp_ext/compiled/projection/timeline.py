@@ -7,9 +7,9 @@ each as long as the compiler's estimate of its cycles. A transfer occupies the l
 a time on a link. A transfer with a start and a done runs beside compute between the two, and compute waits at its done.
 Any other transfer stands in line with compute. Copies between memories (HBM, VMEM, host) have lanes, too.
 
-A loop runs its body as often as the compiler says. A conditional runs the branch that the program chooses in that
-iteration. Where devices choose different branches, the longest runs: each waits for the others at the next transfer. Then
-what a device computes is the average over devices, and the rest of the longest is waiting.
+How often loops run, and which branches, `program/execution.py` says. Where devices choose different branches, the longest
+takes the time: each waits for the others at the next transfer. Then what a device computes is the average over devices,
+and the rest of the longest is waiting.
 
 This is a projection from the compiler's estimates. Nothing is measured.
 """
@@ -17,17 +17,16 @@ This is a projection from the compiler's estimates. Nothing is measured.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any, NamedTuple
 
-from maxtext_pp_ext.compiled import hlo, traffic
-from maxtext_pp_ext.compiled.projection import costs, integers
+from maxtext_pp_ext.compiled.program import collectives, execution, hlo
+from maxtext_pp_ext.compiled.projection import costs
 
 COMPUTE, STAGE = "compute", "stage"
-_TO_NEIGHBOURS = ("collective-permute", traffic.BETWEEN_SLICES)
-Branches = tuple[tuple[int, float], ...]
+_TO_NEIGHBOURS = ("collective-permute", collectives.BETWEEN_SLICES)
 _MIXED = (0.2, 0.8)  # shares of backward in a loop of both directions
 
 
@@ -135,53 +134,55 @@ class Timeline:
   """Simulates a program.
 
   Args:
-    module: scheduled HLO.
+    run: one run of a scheduled program.
     model: durations of its instructions.
 
   Attributes:
-    step: one run of the program.
+    step: the run, simulated.
     unknown: instructions that could not be followed: loops without a trip count, which run once here; conditionals whose
-      choice is not known, of which the longest branch runs; fusions that hide a collective, of which compute counts.
+      choice is not known, of which the heaviest branch runs; fusions that hide a collective, of which compute counts.
   """
 
-  def __init__(self, module: hlo.Module, model: costs.Costs):
-    self.module, self._model = module, model
-    self.unknown: set[str] = set()
-    self.step = self._run(integers.entry(module), _Place())
+  def __init__(self, run: execution.Execution, model: costs.Costs):
+    self._module, self._model = run.module, model
+    self._hiding: set[str] = set()
+    self.step = self._run(run, _Place())
+    self.unknown = run.unknown.names | self._hiding
 
-  def _run(self, scope: integers.Scope, place: _Place) -> Run:
+  def _run(self, executed: execution.Execution, place: _Place) -> Run:
     run = Run()
-    self._advance(run, scope, _Lanes(), place)
+    self._advance(run, executed, _Lanes(), place)
     return run
 
-  def _advance(self, run: Run, scope: integers.Scope, lanes: _Lanes, place: _Place) -> None:
-    computation = scope.computation
-    for step in computation.instructions:
+  def _advance(self, run: Run, executed: execution.Execution, lanes: _Lanes, place: _Place) -> None:
+    for step in executed.computation.instructions:
       if step.opcode == "while":
-        self._loop(run, scope, step, place)
+        self._loop(run, executed, step, place)
       elif step.opcode == "conditional":
-        self._conditional(run, scope, step, place)
+        self._conditional(run, executed, step, place)
       elif step.opcode == "call":
-        (callee,) = self.module.callees(step)
-        self._advance(run, scope.called(callee, step.operand_names), lanes, place)
+        for call in executed.called(step):
+          self._advance(run, call.execution, lanes, place)
       else:
-        self._instruction(run, scope, step, lanes, place)
+        self._instruction(run, executed, step, lanes, place)
 
-  def _instruction(self, run: Run, scope: integers.Scope, step: hlo.Instruction, lanes: _Lanes, place: _Place) -> None:
+  def _instruction(
+      self, run: Run, executed: execution.Execution, step: hlo.Instruction, lanes: _Lanes, place: _Place
+  ) -> None:
     if step.opcode.endswith("-done"):
       lanes.wait(run, step, place)
       return
     if step.opcode.endswith("-update"):
       lanes.update(run, step)
       return
-    if (transfer := self._model.transfer(scope.computation, step)) is not None:
+    if (transfer := self._model.transfer(executed.computation, step)) is not None:
       lanes.send(run, step, transfer, place)
       return
     if step.opcode == "recv":
       lanes.receive(step)
     if self._model.hides_collective(step):
-      self.unknown.add(step.name)
-    kind, seconds = self._model.compute(scope, step)
+      self._hiding.add(step.name)
+    kind, seconds = self._model.compute(executed.scope, step)
     if seconds:
       run.events.append(
           Event(name=step.name, lane=COMPUTE, start=run.seconds, seconds=seconds, kind=kind, op_name=step.op_name)
@@ -190,32 +191,18 @@ class Timeline:
       run.parts[place.part(kind, step)] += seconds
       run.seconds += seconds
 
-  def _loop(self, run: Run, scope: integers.Scope, step: hlo.Instruction, place: _Place) -> None:
-    count = self.module.trip_count(step)
-    if count is None:
-      self.unknown.add(step.name)
-      count = 1
-    start, (body,) = run.seconds, self.module.callees(step)
+  def _loop(self, run: Run, executed: execution.Execution, step: hlo.Instruction, place: _Place) -> None:
+    start, (body,) = run.seconds, self._module.callees(step)
     place = _Place(
         in_pipeline=place.in_pipeline or self._sends_to_stages(body.name),
         backward=_direction(body) if place.backward is None else place.backward,
-        loops=place.loops + 1,
     )
-    if place.loops > 1 and self._has_conditional(body.name):
-      self.unknown.add(step.name)  # its iterations are followed in one iteration of the loop around it
+    alike: dict[execution.Execution, Run] = {}
     iterations: list[tuple[Run, int]] = []
-    if self._has_conditional(body.name):
-      variants: dict[tuple, Run] = {}
-      for inside in scope.iterations(step, count):
-        chosen = tuple(self._choices(inside))
-        if chosen not in variants:
-          variants[chosen] = self._run(inside, place)
-        if iterations and iterations[-1][0] is variants[chosen]:
-          iterations[-1] = (variants[chosen], iterations[-1][1] + 1)
-        else:
-          iterations.append((variants[chosen], 1))
-    elif count:
-      iterations.append((self._run(next(scope.iterations(step, 1)), place), count))
+    for call in executed.called(step):
+      if call.execution not in alike:
+        alike[call.execution] = self._run(call.execution, place)
+      iterations.append((alike[call.execution], int(call.times)))
     for each, times in iterations:
       run.add_times(each, times)
     run.events.append(
@@ -230,16 +217,9 @@ class Timeline:
         )
     )
 
-  def _conditional(self, run: Run, scope: integers.Scope, step: hlo.Instruction, place: _Place) -> None:
-    branches = self.module.callees(step)
-    runs: list[tuple[Run, float]] = []
-    for index, share in self._branches(scope, step):
-      # The operands follow the choice, one for each branch.
-      called = scope.called(branches[index], step.operand_names[1 + index : 2 + index])
-      runs.append((self._run(called, place), share))
+  def _conditional(self, run: Run, executed: execution.Execution, step: hlo.Instruction, place: _Place) -> None:
+    runs = [(self._run(call.execution, place), call.times) for call in executed.called(step)]
     longest = max((each for each, _ in runs), key=lambda each: each.seconds)
-    if step.name in self.unknown:
-      runs = [(longest, 1.0)]
     start = run.seconds
     run.seconds += longest.seconds
     run.events += [dataclasses.replace(event, start=start + event.start) for event in longest.events]
@@ -249,46 +229,17 @@ class Timeline:
         run.parts[part] += share * seconds
       run.parts[place.part(costs.DEVICES, step)] += share * (longest.seconds - each.seconds)
 
-  def _choices(self, scope: integers.Scope) -> Iterator[Branches]:
-    for step in scope.computation.instructions:
-      if step.opcode == "conditional":
-        yield self._branches(scope, step)
-      elif step.opcode == "call":
-        (callee,) = self.module.callees(step)
-        yield from self._choices(scope.called(callee, step.operand_names))
-
-  def _branches(self, scope: integers.Scope, step: hlo.Instruction) -> Branches:
-    """The branches that some device takes, each with the share of the devices that take it."""
-    branches = self.module.callees(step)
-    try:
-      chosen = scope.value(step.operand_names[0])
-    except integers.UnknownError:
-      self.unknown.add(step.name)
-      return tuple((index, 1 / len(branches)) for index in range(len(branches)))
-    last = len(branches) - 1
-    if chosen.dtype == bool:
-      numbers = [0 if each else 1 for each in chosen.ravel().tolist()]  # the true computation comes first
-    else:
-      numbers = [each if 0 <= each <= last else last for each in chosen.ravel().tolist()]
-    return tuple((index, count / len(numbers)) for index, count in sorted(collections.Counter(numbers).items()))
-
   @functools.cache  # noqa: B019 - a timeline lives as long as its module
   def _sends_to_stages(self, name: str) -> bool:
     """Whether stages send to each other in a computation itself, not in the loops within it."""
-    computation = self.module.computations[name]
+    computation = self._module.computations[name]
     for step in computation.instructions:
       transfer = self._model.transfer(computation, step)
       if transfer is not None and transfer.kind in _TO_NEIGHBOURS and STAGE in transfer.detail["axes"]:
         return True
-      if step.opcode == "call" and any(self._sends_to_stages(each.name) for each in self.module.callees(step)):
+      if step.opcode == "call" and any(self._sends_to_stages(each.name) for each in self._module.callees(step)):
         return True
     return False
-
-  @functools.cache  # noqa: B019
-  def _has_conditional(self, name: str) -> bool:
-    steps = self.module.computations[name].instructions
-    called = (each.name for step in steps if step.opcode == "call" for each in self.module.callees(step))
-    return any(step.opcode == "conditional" for step in steps) or any(map(self._has_conditional, called))
 
 
 class _Lanes:
@@ -377,7 +328,6 @@ class _Place(NamedTuple):
 
   in_pipeline: bool = False
   backward: bool | None = None
-  loops: int = 0
 
   def part(self, what: str, step: hlo.Instruction) -> Part:
     backward = "transpose(" in step.op_name if self.backward is None else self.backward

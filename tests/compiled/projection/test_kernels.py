@@ -5,7 +5,7 @@
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.compiled import hlo
+from maxtext_pp_ext.compiled.program import hlo
 from maxtext_pp_ext.compiled.projection import kernels
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 16, 1024, 128

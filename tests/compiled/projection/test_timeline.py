@@ -5,7 +5,17 @@
 import pytest
 
 from maxtext_pp_ext.compiled.projection import costs, timeline
-from tests.compiled.projection.programs import cycles, GATHER, gather_seconds, HEAD, simulated
+from tests.compiled.projection.programs import (
+    BY_INDEX,
+    BY_PREDICATE,
+    COPIES,
+    cycles,
+    GATHER,
+    gather_seconds,
+    HEAD,
+    loop,
+    simulated,
+)
 
 MICRO = 1e-6
 SHARD, WHOLE = 4096, 8192  # bytes of f32[1024] and f32[2048]
@@ -79,58 +89,6 @@ def test_transfers_over_the_same_links_wait_for_each_other_and_over_others_do_no
   assert simulated(fill(along)).step.seconds == pytest.approx(alone + MICRO)
 
 
-def loop(branches, trips=8):
-  """A loop whose body takes 1 µs, and in the iterations with `counter mod 4 = stage` 10 µs more."""
-  return f"""{HEAD}
-%copy (p: f32[8]) -> f32[8] {{
-  %p.1 = f32[8]{{0}} parameter(0)
-  ROOT %long = f32[8]{{0}} fusion(%p.1), kind=kLoop, calls=%work, {cycles(10_000)}
-}}
-
-%keep (p: f32[8]) -> f32[8] {{
-  ROOT %p.2 = f32[8]{{0}} parameter(0)
-}}
-
-%body (c: (s32[], f32[8])) -> (s32[], f32[8]) {{
-  %c = (s32[], f32[8]) parameter(0)
-  %i = s32[] get-tuple-element(%c), index=0
-  %x = f32[8]{{0}} get-tuple-element(%c), index=1
-  %one = s32[] constant(1)
-  %next = s32[] add(%i, %one)
-  %four = s32[] constant(4)
-  %mod = s32[] remainder(%i, %four)
-  %id = u32[] partition-id()
-  %table = s32[4]{{0}} constant({{0, 0, 1, 1}})
-  %at = s32[1]{{0}} dynamic-slice(%table, %id), dynamic_slice_sizes={{1}}
-  %stage = s32[] reshape(%at)
-  {branches}
-  %short = f32[8]{{0}} fusion(%y), kind=kLoop, calls=%work, {cycles(1000)}
-  ROOT %r = (s32[], f32[8]) tuple(%next, %short)
-}}
-
-%condition (c: (s32[], f32[8])) -> pred[] {{
-  %c.1 = (s32[], f32[8]) parameter(0)
-  %i.1 = s32[] get-tuple-element(%c.1), index=0
-  %n = s32[] constant({trips})
-  ROOT %less = pred[] compare(%i.1, %n), direction=LT
-}}
-
-ENTRY %main (a: f32[8]) -> (s32[], f32[8]) {{
-  %a = f32[8]{{0}} parameter(0)
-  %zero = s32[] constant(0)
-  %init = (s32[], f32[8]) tuple(%zero, %a)
-  ROOT %while = (s32[], f32[8]) while(%init), condition=%condition, body=%body
-}}
-"""
-
-
-COPIES = "%p.3 = pred[] compare(%mod, %stage), direction=EQ\n  "
-BY_PREDICATE = f"{COPIES}%y = f32[8]{{0}} conditional(%p.3, %x, %x), true_computation=%copy, false_computation=%keep"
-BY_INDEX = (
-    f"{COPIES}%k = s32[] convert(%p.3)\n  " "%y = f32[8]{0} conditional(%k, %x, %x), branch_computations={%keep, %copy}"
-)
-
-
 @pytest.mark.parametrize("branches", [BY_PREDICATE, BY_INDEX])
 def test_a_branch_runs_in_the_iterations_in_which_some_device_takes_it(branches):
   """Two stages take it in turns: in 4 of 8 iterations somebody does, and the others wait."""
@@ -144,7 +102,7 @@ def test_a_branch_runs_in_the_iterations_in_which_some_device_takes_it(branches)
   assert parts[costs.OTHER] == pytest.approx((8 + 4 * 10 / 2) * MICRO)
 
 
-def test_a_branch_that_depends_on_data_is_named_and_taken_to_be_the_longest():
+def test_a_branch_that_depends_on_data_is_named_and_taken_to_be_the_heaviest():
   found = simulated(loop('%p.3 = pred[] custom-call(%x), custom_call_target="f"\n  ' + BY_PREDICATE[len(COPIES) :]))
   assert found.unknown == {"y"}
   assert found.step.seconds == pytest.approx(8 * 11 * MICRO)

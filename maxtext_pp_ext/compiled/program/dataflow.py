@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Iterator
 
-from maxtext_pp_ext.compiled import hlo
+from maxtext_pp_ext.compiled.program import hlo
 
 Value = tuple[str, str, tuple[int, ...]]
 _PASSED_ON = frozenset({"opt-barrier", "copy", "bitcast", "while"})

@@ -4,7 +4,7 @@
 
 import pytest
 
-from maxtext_pp_ext.compiled import hlo
+from maxtext_pp_ext.compiled.program import hlo
 
 LOOP = """HloModule step, is_scheduled=true, num_partitions=8
 

@@ -16,7 +16,7 @@ import re
 
 import numpy as np
 
-from maxtext_pp_ext.compiled import hlo
+from maxtext_pp_ext.compiled.program import hlo
 
 _MOST_ELEMENTS = 1 << 16
 _PASSED_ON = frozenset(
