@@ -36,6 +36,7 @@ class Kind(enum.Enum):
   SHADOWED = "a rule that can never apply"
   UNKNOWN = "a logical name without a rule"
   RANK = "more logical axes than dimensions"
+  UNNAMED = "fewer logical axes than dimensions"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class Conflict:
   """One conflict of one array.
 
   Attributes:
-    kind: one of the six kinds.
+    kind: one of the seven kinds.
     path: the array's path; "" if it has none.
     names: the array's logical axes.
     shape: the array's shape; None if unknown.
@@ -129,6 +130,16 @@ def _rank(resolution: Resolution) -> Iterator[_Found]:
         (),
         f"{len(names)} logical axes for {len(shape)} dimensions; the last {len(names) - len(shape)} are ignored",
         "Annotate each dimension once.",
+    )
+  named = len(names) - resolution.added
+  if shape is not None and 0 < named < len(shape):
+    yield (
+        Kind.UNNAMED,
+        (),
+        f"{named} logical axes for {len(shape)} dimensions, so it cannot be told which of them are meant; the names are"
+        " taken for the first dimensions, and the others are replicated",
+        "Name each dimension, with None for one to replicate. nnx.vmap and nnx.scan name the dimension that they add"
+        " only with transform_metadata={nnx.PARTITION_NAME: …}.",
     )
 
 

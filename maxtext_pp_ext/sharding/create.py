@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
-from maxtext_pp_ext.sharding.conflicts import conflicts, OnConflict, settle
+from maxtext_pp_ext.sharding.conflicts import conflicts, Kind, OnConflict, settle
 from maxtext_pp_ext.sharding.explicit import run_automatic
 from maxtext_pp_ext.sharding.resolve import mesh_axes, read_rules, resolution
 from maxtext_pp_ext.sharding.variables import named_shardings, PyTree, unwrap
@@ -128,11 +128,13 @@ def shard_batch(
       shape = _whole_shape(shape, resolution(names, mesh, rules, None).spec, mesh)
     return jax.tree_util.keystr(path, simple=True, separator="/"), resolution(names, mesh, rules, shape), x
 
-  found = jax.tree_util.tree_map_with_path(resolutions, batch)
+  resolved = jax.tree_util.tree_map_with_path(resolutions, batch)
   is_leaf = lambda x: isinstance(x, tuple) and len(x) == 3 and hasattr(x[1], "spec")
-  leaves = jax.tree.leaves(found, is_leaf=is_leaf)
+  leaves = jax.tree.leaves(resolved, is_leaf=is_leaf)
   # Several processes: JAX would assume that an array that is not sharded is the same in all of them.
   on_conflict = "error" if several else on_conflict
-  settle((c for path, how, _ in leaves for c in conflicts(how, f"batch/{path}" if path else "batch")), on_conflict)
+  found = [c for path, how, _ in leaves for c in conflicts(how, f"batch/{path}" if path else "batch")]
+  # The names are those of the first dimensions by definition.
+  settle((c for c in found if c.kind is not Kind.UNNAMED), on_conflict)
   place = lambda how, x: jax.make_array_from_process_local_data(NamedSharding(mesh, how.spec), np.asarray(x))
   return jax.tree.unflatten(jax.tree.structure(batch), [place(how, x) for _, how, x in leaves])

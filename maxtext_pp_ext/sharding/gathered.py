@@ -29,8 +29,16 @@ def gathered_spec(spec: P, axes: Sequence | None, data_axes: Collection[str]) ->
 
   Returns:
     `spec` with the gathered mesh axes removed.
+
+  Raises:
+    ValueError: there are more or fewer logical axes than entries of `spec`.
   """
   names = tuple(axes) if axes is not None else (None,) * len(spec)
+  if len(names) != len(spec):
+    raise ValueError(
+        f"{len(names)} logical axes {names} for the {len(spec)} entries of {spec}: it cannot be told which of them are "
+        "meant. Name each dimension, with None for one without a name."
+    )
   kept = []
   for entry, name in zip(spec, names, strict=True):
     if name in OWNED_LOGICAL_AXES or entry is P.UNCONSTRAINED:

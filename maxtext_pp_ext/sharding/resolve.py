@@ -187,10 +187,11 @@ class Resolution:
 
   Attributes:
     names: the array's annotation, one name per dimension.
-    shape: the array's shape, if given. An annotation may be shorter, and by mistake longer.
+    shape: the array's shape, if given. By mistake an annotation may be shorter or longer.
     mesh_shape: the size of each mesh axis.
     rules: all rules.
     dimensions: one per name.
+    added: number of the names, all None, that its annotation lacked.
   """
 
   names: LogicalAxes
@@ -198,6 +199,7 @@ class Resolution:
   mesh_shape: Mapping[str, int]
   rules: Rules
   dimensions: tuple[Dimension, ...]
+  added: int = 0
 
   @property
   def spec(self) -> P:

@@ -24,6 +24,9 @@ PyTree = Any
 _ANNOTATIONS = ("out_sharding", "sharding_names", "sharding")
 # The key under which MaxText's scans over layers record the dimension along which they stacked a variable.
 _SCAN_AXIS = "param_scan_axis"
+# MaxText's names of dimensions along which a variable may be stacked, besides that of its last scan, which its metadata
+# have. The last one is that of a scan within a layer, the innermost.
+_STACKS = ("circular_repeats", "layers", "layers_per_stage", "local_layers")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,25 +70,42 @@ def logical_axes(variable: nnx.Variable) -> LogicalAxes | None:
   names = getattr(names, "spec", names)
   if isinstance(names, P):
     return tuple(names)
-  return _with_scan_axis((names,) if isinstance(names, str) else tuple(names), variable)
+  return _with_scan_axis((names,) if isinstance(names, str) else tuple(names), variable)[0]
 
 
-def _with_scan_axis(names: LogicalAxes, variable: nnx.Variable) -> LogicalAxes:
+def _with_scan_axis(names: LogicalAxes, variable: nnx.Variable) -> tuple[LogicalAxes, int]:
   """Adds the name of the dimension along which layers are stacked, if it is missing.
 
-  If a variable's own dimensions have no names, MaxText 0.2.5 puts that name first, whichever dimension is meant. There
-  are then fewer names than dimensions, and the metadata give the right place.
+  Returns:
+    The names, and how many None were added in front of that name, for dimensions of the variable that have no name.
   """
   metadata = variable.get_metadata()
   if _SCAN_AXIS not in metadata or nnx.PARTITION_NAME not in metadata:
-    return names
+    return names, 0
   stacked, place = metadata[nnx.PARTITION_NAME], metadata[_SCAN_AXIS]
   rank = getattr(variable.get_value(), "ndim", len(names))
-  if stacked in names:
-    if len(names) >= rank:
-      return names
-    names = tuple(name for name in names if name != stacked)
-  return (*names[:place], *(None,) * (place - len(names)), stacked, *names[place:])
+  if stacked not in names:
+    added = max(0, place - len(names))
+    return (*names[:place], *(None,) * added, stacked, *names[place:]), added
+  if len(names) < rank and set(names) <= {stacked, *_STACKS}:
+    names = _of_stacks(names, stacked, place, rank)
+  return names, 0
+
+
+def _of_stacks(names: LogicalAxes, stacked: str, place: int, rank: int) -> LogicalAxes:
+  """Puts the names of stacks where they belong in a variable whose own dimensions have no names.
+
+  MaxText 0.2.5 names each stack as if the own dimensions were not there: the first scan comes first, others at `place`,
+  and a pipeline's axes, which are in front of all, at the front.
+  """
+  own = (None,) * (rank - len(names))
+  if place == 0:
+    return (*names, *own)
+  first = names.index(_STACKS[-1] if _STACKS[-1] in names else stacked)
+  within = list(own)
+  for name in (names[first], *reversed(names[first + 1 :])):
+    within.insert(min(place, len(within)), name)
+  return (*names[:first], *within)
 
 
 def layouts(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Iterable | None = None) -> list[Layout]:
@@ -176,9 +196,9 @@ def _sharding(leaf: Any, array: Any, mesh: Mesh | AbstractMesh, rules: Rules) ->
     return given, None  # type: ignore[return-value]  # others than named ones can be placed, too
   if isinstance(given, P):
     return NamedSharding(mesh, given), None
-  names = logical_axes(leaf) or ()
+  names, added = _with_scan_axis((given,) if isinstance(given, str) else tuple(given), leaf)
   rules = read_rules(rules, own=leaf.get_metadata().get("sharding_rules") or ())
   if not rules:
     names = tuple(mesh_axes(name) if isinstance(name, str) else name for name in names)
-  how = resolution(names, mesh, rules, np.shape(array))
+  how = dataclasses.replace(resolution(names, mesh, rules, np.shape(array)), added=added)
   return NamedSharding(mesh, how.spec), how

@@ -56,6 +56,9 @@ CASES = {
     ),
     "an unknown name": (("a", "b"), [("b", "fsdp")], None, [Kind.UNKNOWN]),
     "more names than dimensions": (("a", "b"), [("a", "fsdp"), ("b", "data")], (8,), [Kind.RANK]),
+    "fewer names than dimensions": (("a", "b"), [("a", "fsdp"), ("b", "data")], (4, 8, 8), [Kind.UNNAMED]),
+    "fewer names, of which all are replicated": (("a",), [("a", None)], (4, 8), [Kind.UNNAMED]),
+    "nothing of no names at all": ((), [("a", "fsdp")], (4, 8), []),
     "several at once": (
         ("a", "b", "c", "d"),
         [("a", "fsdp"), ("b", "fsdp"), ("d", "nowhere")],
@@ -115,6 +118,11 @@ MESSAGES = {
         "there is no rule for 'mpl', so it is replicated. Did you mean 'mlp'? Otherwise add the rule ('mpl', None)",
     ),
     Kind.RANK: ((("embed", "mlp"), [("embed", "fsdp"), ("mlp", None)], (8,)), "2 logical axes for 1 dimensions"),
+    Kind.UNNAMED: (
+        (("embed", "mlp"), [("embed", "fsdp"), ("mlp", None)], (4, 8, 8)),
+        "2 logical axes for 3 dimensions, so it cannot be told which of them are meant; the names are taken for the first"
+        " dimensions, and the others are replicated. Name each dimension",
+    ),
 }
 
 
@@ -128,6 +136,25 @@ def test_the_error_names_array_rules_and_remedy(kind):
   text = str(raised.value)
   assert conflict.kind is kind and kind.value in text and expected in text
   assert f"layer/kernel {list(shape)} ({', '.join(names)})" in text
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", None), ("a", "layers")])
+def test_names_that_a_scan_leaves_short_are_a_conflict_although_it_names_its_own_dimension(names):
+  """MaxText's scans put the name of their dimension in, behind as many names as there should be in front of it."""
+  variable = param((8, 8, 4), names, param_scan_axis=2, **{nnx.PARTITION_NAME: "layers"})
+  rules = [("a", "fsdp"), ("layers", None)]
+  if names == ("a", None):
+    named_shardings(variable, MESH, rules, on_conflict="error")
+    return
+  with pytest.raises(ShardingConflictError, match="logical axes for 3 dimensions"):
+    named_shardings(variable, MESH, rules, on_conflict="error")
+  assert named_shardings(variable, MESH, rules).get_value().spec[0] == "fsdp"
+
+
+def test_names_of_stacks_alone_are_no_conflict():
+  """MaxText names the stacks of a variable whose own dimensions have no names."""
+  variable = param((8, 4), ("layers",), param_scan_axis=1, **{nnx.PARTITION_NAME: "layers"})
+  named_shardings(variable, MESH, [("layers", "data")], on_conflict="error")
 
 
 def test_one_error_has_all_conflicts_and_groups_the_arrays_of_each():

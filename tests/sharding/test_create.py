@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models and batches that are sharded from the start, on 8 devices."""
 
+import functools
 import re
 
 from flax import nnx
@@ -12,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from maxtext_pp_ext.sharding import create_sharded, layouts, shard_batch, ShardingConflictError
+from maxtext_pp_ext.sharding import create_sharded, layouts, restore_sharded, shard_batch, ShardingConflictError
 from maxtext_pp_ext.sharding.create import abstract_state, creation
 from maxtext_pp_ext.sharding.variables import named_shardings, unwrap
 
@@ -81,6 +82,35 @@ def test_conflicts_are_an_error_before_anything_is_made():
     create_sharded(mlp_and_optimizer, mesh_of_devices(), [("embed", "fsdp"), ("mlp", "fsdp")], on_conflict="error")
   # Each parameter once: its optimizer state follows it.
   assert [c.path for c in raised.value.conflicts] == ["0/down/kernel", "0/up/kernel"]
+
+
+class Stack(nnx.Module):
+  """Layers that nnx.vmap stacks: with names for the dimensions of one layer, and a name for theirs if it is given."""
+
+  def __init__(self, rngs, **metadata):
+    @nnx.split_rngs(splits=4)
+    @functools.partial(nnx.vmap, **metadata)
+    def make(rngs):
+      return nnx.Linear(16, 16, use_bias=False, rngs=rngs, kernel_metadata={"out_sharding": ("embed", "mlp")})
+
+    self.layers = make(rngs)
+
+
+NAMED = {"transform_metadata": {nnx.PARTITION_NAME: "layers"}}
+
+
+@pytest.mark.parametrize("metadata", [{}, NAMED], ids=["no name", "a name"])
+def test_layers_that_are_stacked_without_a_name_are_an_error_before_anything_is_made(metadata, tmp_path):
+  mesh, rules = mesh_of_devices(), [*RULES, ("layers", None)]
+  init = lambda: Stack(nnx.Rngs(0), **metadata)
+  restore = lambda *args, **options: restore_sharded(tmp_path, *args, **options)
+  for make in (create_sharded, restore) if not metadata else ():
+    with pytest.raises(ShardingConflictError, match="2 logical axes for 3 dimensions") as raised:
+      make(init, mesh, rules, on_conflict="error")
+    assert [c.array for c in raised.value.conflicts] == ["layers/kernel [4, 16, 16] (embed, mlp)"]
+  if metadata:
+    model = create_sharded(init, mesh, rules, on_conflict="error")
+    assert model.layers.kernel.get_value().sharding.spec == P(None, "fsdp", "tensor")
 
 
 def test_a_trained_step_is_that_of_one_device():

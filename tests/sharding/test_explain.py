@@ -10,7 +10,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 import pytest
 
-from maxtext_pp_ext.sharding import create_sharded, explain
+from maxtext_pp_ext.sharding import create_sharded, explain, Kind
 from tests.sharding.common import mesh_of, param
 
 MESH = mesh_of(data=2, fsdp=4, tensor=2)
@@ -62,6 +62,12 @@ def test_the_text_has_the_rule_of_each_dimension_and_those_passed_over_and_why()
       "  1 unknown: replicated, no rule",
   ):
     assert line in text.splitlines()
+
+
+def test_a_variable_with_fewer_names_than_dimensions_is_marked():
+  explanation = explain(param((4, 16, 16), ("embed", "mlp")), MESH, RULES)
+  assert "  ! fewer logical axes than dimensions" in str(explanation).splitlines()
+  assert [conflict["kind"] for conflict in explanation.to_dict()["parameters"][0]["conflicts"]] == [Kind.UNNAMED.value]
 
 
 def test_a_rule_behind_the_one_that_bound_is_passed_over_for_that():

@@ -70,6 +70,34 @@ def test_the_scan_axis_is_named_where_layers_are_stacked(shape, names, axis, exp
   assert spec(variable) == expected
 
 
+@pytest.mark.parametrize(
+    "shape, names, stacked, axis, expected",
+    [
+        ((8, 4, 3), ("local_layers", "layers"), "layers", 1, (None, "layers", "local_layers")),
+        ((4, 3, 8), ("layers", "local_layers"), "layers", 0, ("layers", "local_layers", None)),
+        ((2, 8, 3), ("layers", "local_layers"), "local_layers", 1, ("layers", None, "local_layers")),
+        (
+            (2, 2, 8, 3),
+            ("circular_repeats", "layers", "local_layers"),
+            "local_layers",
+            1,
+            ("circular_repeats", "layers", None, "local_layers"),
+        ),
+        (
+            (2, 8, 2, 3),
+            ("layers", "local_layers", "layers_per_stage"),
+            "local_layers",
+            1,
+            ("layers", None, "layers_per_stage", "local_layers"),
+        ),
+    ],
+)
+def test_names_of_several_stacks_alone_come_where_the_stacks_are(shape, names, stacked, axis, expected):
+  """The stages of a pipeline are at the front, where their mesh axis belongs."""
+  variable = param(shape, names, param_scan_axis=axis, **{nnx.PARTITION_NAME: stacked})
+  assert logical_axes(variable) == expected
+
+
 def test_axes_of_a_pipeline_are_names_like_others():
   assert spec(param((3, 2, 8, 4), ("circular_repeats", "layers", "embed", "mlp"))) == P(None, "stage", "fsdp", "tensor")
 

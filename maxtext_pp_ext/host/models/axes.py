@@ -19,10 +19,11 @@ DATA_AXES = (
     "activation_length_moe",
 )
 STAGE_AXES = ("circular_repeats", "layers")
-# Names for which MaxText's default rules have none (MaxText 0.2.5): dimensions of DeepSeek 4, and layers outside a
-# pipeline. They are replicated by design.
+# Names for which MaxText's default rules have none (MaxText 0.2.5): dimensions of DeepSeek 4, layers outside a pipeline,
+# and layers that are stacked in a stage. They are replicated by design.
 _WITHOUT_RULE = (
     "layers_outside_pipeline",
+    "layers_per_stage",
     "scanned_blocks",
     "o_groups",
     "o_lora_up_proj",

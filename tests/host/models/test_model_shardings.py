@@ -11,8 +11,10 @@ import jax
 import pytest
 
 from maxtext_pp_ext.host.models import abstract_model, axes, run_config
+from maxtext_pp_ext.host.models import layouts as of_models
 from maxtext_pp_ext.sharding import divisible_spec, Kind, layouts
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
+from tests.host.models.test_layouts import MOE, TINY
 from tests.sharding.common import mesh_of
 
 QUICK = ("llama3-8b", "mixtral-8x7b", "deepseek2-16b", "gemma3-4b", "qwen3.5-35b-a3b-fp8", "gpt3-52k")
@@ -123,6 +125,27 @@ def test_rules_that_ship_conflict_on_no_mesh_of_one_device_and_on_fsdp_where_bot
   found = [conflict for conflict in conflicts(8) if conflict.kind is not Kind.INDIVISIBLE]
   assert {conflict.kind for conflict in found} == ({Kind.TAKEN} if name.startswith("deepseek4") else set())
   assert all("wq_a/kernel" in conflict.path and "'q_lora' has fsdp (8 devices)" in conflict.problem for conflict in found)
+
+
+@pytest.mark.parametrize(
+    "keys, at",
+    [
+        ({"num_layers_per_pipeline_stage": 4}, 1),
+        ({"num_layers_per_pipeline_stage": 8, "scan_layers_per_stage": True}, 0),
+    ],
+    ids=["repeats", "stages of scanned blocks"],
+)
+def test_weights_whose_own_dimensions_have_no_names_are_sharded_over_stages_along_the_stages(installed, keys, at):  # noqa: F811
+  argv = [*TINY, "model_name=qwen3-next-80b-a3b", *MOE, "base_num_decoder_layers=16", "pipeline_impl=circular_bsw"]
+  config = of_models.config_of_layout(argv, ici_pipeline_parallelism=2, **keys)
+  parameters = nnx.state(of_models.abstract_model_of(config), nnx.Param)
+  mesh = mesh_of(**{axis: 2 if axis == "stage" else 1 for axis in config.mesh_axes})
+  rules = axes.rules_in_play(config.logical_axis_rules)
+  found = [layout for layout in layouts(parameters, mesh, rules) if "pipeline_module" in layout.path]
+  unnamed = [layout for layout in found if layout.path.endswith("rms_norm/scale")]
+  assert unnamed and not any(layout.conflicts for layout in found)
+  for layout in (layout for layout in found if layout.resolution):
+    assert [i for i, entry in enumerate(layout.sharding.spec) if entry == "stage"] == [at], layout.path
 
 
 def test_a_rule_that_loses_its_axis_to_one_of_one_device_is_found(installed):  # noqa: F811
