@@ -40,7 +40,7 @@ test: .venv/installed ## the tests (25 minutes on 2 cores at most)
 	@$(VENV_PYTHON) -m pytest $(PARALLEL) -m 'not slow' $(PYTEST_ARGS)
 
 test-all: .venv/installed ## the tests and the slow tests
-	@$(VENV_PYTHON) -m pytest $(PARALLEL) $(PYTEST_ARGS)
+	@$(VENV_PYTHON) -m pytest $(PARALLEL) -o faulthandler_timeout=3600 $(PYTEST_ARGS)
 
 mutants: .venv/installed ## show that the tests notice deliberate faults (15 minutes on 2 cores; MUTANTS="--only NAME")
 	@$(VENV_PYTHON) -m tests.mutants $(MUTANTS)

@@ -16,6 +16,7 @@ from typing import Any
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.host.models import decoder_layers
@@ -61,7 +62,6 @@ class Loop:
   stages: int
   microbatches: int
   deterministic: bool
-  _compiled: dict = dataclasses.field(default_factory=dict, init=False, compare=False)
 
   @classmethod
   def of(
@@ -108,25 +108,29 @@ class Loop:
 
   def _run(self, params: PyTree, parts: int, *batch: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Activations, and sown values by path, [repeat · stage, part, (layer of a stack), …]."""
-    outputs, sown = [], []
-    for part, (x, *ids) in enumerate(zip(*(jnp.split(x, parts) for x in batch), strict=True)):
-      of_stages = []
-      for number in range(self.repeats * self.stages):
-        x, values = self._stage(params, number, part, x, *ids)
-        of_stages.append(values)
-      outputs.append(x)
-      sown.append({path: jnp.stack([values[path] for values in of_stages]) for path in of_stages[0]})
-    return jnp.concatenate(outputs), {path: jnp.stack([values[path] for values in sown], axis=1) for path in sown[0]}
 
-  def _stage(self, params: PyTree, number: int, part: int, x: jax.Array, *ids: jax.Array):
-    """Calls the layers of a stage, in one compiled function for all stages whose layers are alike."""
+    def run_part(_, number_and_rows):
+      part, (x, *ids) = number_and_rows
+      return None, self._run_part(params, part, x, *ids)
+
+    rows = [x.reshape(parts, -1, *x.shape[1:]) for x in batch]
+    _, (outputs, sown) = jax.lax.scan(run_part, None, (jnp.arange(parts), rows))
+    return outputs.reshape(batch[0].shape), {path: values.swapaxes(0, 1) for path, values in sown.items()}
+
+  def _run_part(self, params: PyTree, part: jax.Array, x: jax.Array, *ids: jax.Array):
+    """Runs a microbatch through all stages. Where their layers are alike, one loop runs them: it compiles faster."""
     count = len(self.layers) // (self.repeats * self.stages)
-    layers = self.layers[number * count : (number + 1) * count]
-    key = tuple(map(id, layers))
-    if key not in self._compiled:
-      self._compiled[key] = jax.jit(functools.partial(self._run_stage, layers))
-    at = divmod(number, self.stages) if self.repeats > 1 else (number,)
-    return self._compiled[key](params, at, part, x, *ids)
+    of_stages = [self.layers[i : i + count] for i in range(0, len(self.layers), count)]
+    indices = np.indices((self.repeats, self.stages)).reshape(2, -1)
+    at = tuple(indices) if self.repeats > 1 else (indices[1],)
+    if len({tuple(map(id, layers)) for layers in of_stages}) == 1:
+      run_stage = lambda x, at: self._run_stage(of_stages[0], params, at, part, x, *ids)
+      return jax.lax.scan(run_stage, x, at)
+    sown = []
+    for number, layers in enumerate(of_stages):
+      x, values = self._run_stage(layers, params, tuple(int(index[number]) for index in at), part, x, *ids)
+      sown.append(values)
+    return x, {path: jnp.stack([values[path] for values in sown]) for path in sown[0]}
 
   def _run_stage(self, layers: list, params: PyTree, at: tuple, part: jax.Array, x: jax.Array, *ids: jax.Array):
     take = lambda leaf: _of_part(leaf[at], part)
