@@ -26,11 +26,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from maxtext_pp_ext.checkpoint import files
+from maxtext_pp_ext.checkpoint import files, unfinished
 from maxtext_pp_ext.checkpoint.layout import Index, Layout, LayoutError, Path
 from maxtext_pp_ext.checkpoint.moves import Move, Plan, plan
 
-UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax neither loads nor counts a folder whose name ends so
 # Bytes of pieces that are written at the same time. A larger piece is written alone.
 IN_FLIGHT = 32 * 2**20
 _MODULUS = 2**128
@@ -99,10 +98,8 @@ def convert(
   """
   check_dtypes(source, old, new)
   todo = plan(source.shapes, old, new)
-  unfinished = destination.with_name(destination.name + UNFINISHED)
-  for folder in (destination, unfinished):
-    if folder.exists():
-      raise FileExistsError(f"{folder} exists; nothing is overwritten.")
+  unfinished.check_absent(destination)
+  folder = unfinished.folder_of(destination)
   arrays = {
       entry.path: files.NewArray(
           shape=entry.shape,
@@ -115,22 +112,24 @@ def convert(
   }
   nbytes = sum(math.prod(new.shape) * new.dtype.itemsize for new in arrays.values())
   written: Checksums = defaultdict(int)
+  folder.mkdir(parents=True)
   try:
-    files.create(
-        unfinished,
-        source,
-        arrays,
-        scan_layers=scan_layers,
-        fill=lambda stores: _copy(source, todo, old, stores, written, lambda done: on_bytes("writing", done, nbytes)),
-    )
-    found = _read_back(unfinished, source, todo, old, lambda done: on_bytes("verifying", done, nbytes))
-    if wrong := sorted(
-        f"{name} of layer {layer}" for (name, layer), sum_ in written.items() if found[name, layer] != sum_
-    ):
-      raise VerificationError(f"{unfinished}: the values read back differ from those written for {', '.join(wrong[:5])}.")
-    unfinished.rename(destination)
+    with unfinished.marked(folder):
+      files.create(
+          folder,
+          source,
+          arrays,
+          scan_layers=scan_layers,
+          fill=lambda stores: _copy(source, todo, old, stores, written, lambda done: on_bytes("writing", done, nbytes)),
+      )
+      found = _read_back(folder, source, todo, old, lambda done: on_bytes("verifying", done, nbytes))
+      if wrong := sorted(
+          f"{name} of layer {layer}" for (name, layer), sum_ in written.items() if found[name, layer] != sum_
+      ):
+        raise VerificationError(f"{folder}: the values read back differ from those written for {', '.join(wrong[:5])}.")
+    folder.rename(destination)
   except BaseException:
-    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     raise
   return Report(
       arrays=len(arrays),

@@ -176,13 +176,12 @@ def create(
   """Writes a checkpoint into a new folder.
 
   Args:
-    root: the folder, which must not exist.
+    root: the folder, which has no checkpoint in it.
     like: the checkpoint from which it takes the format, and everything beside the train state.
     arrays: what to create.
     scan_layers: MaxText's key, noted in the new checkpoint.
     fill: is given the open arrays, and writes into them.
   """
-  root.mkdir(parents=True)
   items = root / like.items.relative_to(like.root)
   skipped = {like.items, like.root / TREE, like.root / _COMMITTED} | (
       set(like.root.iterdir()) - {like.root / _ROOT} if like.items == like.root else set()

@@ -119,6 +119,15 @@ class Layout:
     """The names of the model's parts."""
     return frozenset(leaf.path[0] for leaf in self.leaves)
 
+  @functools.cached_property
+  def of_layer(self) -> Mapping[Path, frozenset[Shape]]:
+    """Path within a layer -> the shapes that layers have there. They are the same in every layout of the model."""
+    found: dict[Path, frozenset[Shape]] = {}
+    for leaf in self.leaves:
+      if leaf.name is not None:
+        found[leaf.name] = found.get(leaf.name, frozenset()) | {leaf.of_layer}
+    return found
+
   @property
   def number_of_layers(self) -> int:
     """The number of layers."""

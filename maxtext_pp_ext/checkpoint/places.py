@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import pathlib
 
+from maxtext_pp_ext.checkpoint import unfinished
+
 ITEMS = "items"  # MaxText's name of its train state, beside the state of a data iterator
 TREE = "_METADATA"  # in the folder of each tree saved by Orbax
 
@@ -28,9 +30,9 @@ def source_and_destination(source: str, destination: str, step: int | None) -> t
 
   Raises:
     FileNotFoundError: there is no such checkpoint.
-    FileExistsError: the destination exists.
+    FileExistsError: the destination exists, or the unfinished folder of an interrupted conversion.
     ValueError: they are not on a file system, or a step is given for a single checkpoint, or the destination
-      is within the source.
+      is within the source, or the source is unfinished itself.
   """
   for path in (source, destination):
     if "://" in path:
@@ -51,8 +53,9 @@ def source_and_destination(source: str, destination: str, step: int | None) -> t
       raise FileNotFoundError(f"There is no checkpoint of step {step} in {old}; there are {', '.join(map(str, there))}.")
     name = str(there[-1] if step is None else step)
     old, new = old / name, new / name
-  if new.exists():
-    raise FileExistsError(f"{new} exists; nothing is overwritten.")
+  if (old / unfinished.MARKER).exists():
+    raise ValueError(f"{old} is an unfinished conversion, and no checkpoint.")
+  unfinished.check_absent(new)
   if old in new.parents:
     raise ValueError(f"{new} is within {old}.")
   return old, new

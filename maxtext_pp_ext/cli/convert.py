@@ -5,10 +5,11 @@
   maxtext-pp convert SRC DST CONFIG key=value ...
 
 CONFIG and keys are those of the run that is to load DST. The layout of SRC, with or without a pipeline, is inferred from
-its arrays and checked against MaxText's own model; --from gives keys that cannot be inferred. Parameters, optimizer
-state, biases of experts and scales of fp8 are carried over, bit by bit; arrays of no layer pass unchanged. SRC is not
-touched. DST must not exist; it appears when it is complete and has been read back. No accelerators are needed, and memory
-for a few chunks of one parameter.
+its arrays. These are compared with what MaxText saves of a run in that layout: none may lack, and none may be too much.
+--from gives keys of the run that wrote SRC that cannot be inferred, such as its optimizer. Parameters, optimizer state,
+biases of experts and scales of fp8 are carried over, bit by bit; arrays of no layer pass unchanged. SRC is not touched.
+DST must not exist; it appears when it is complete and has been read back. No accelerators are needed, and memory for a
+few chunks of one parameter.
 
 SRC is a checkpoint (.../checkpoints/100, with or without /items) or a run's checkpoints folder, of which the last
 checkpoint is taken (--step: another). DST is the same kind of folder.
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
       metavar="key=value",
       action="append",
       default=[],
-      help="a key with another value in the run that wrote SRC, e.g. param_scan_axis=0; may be repeated",
+      help="a key with another value in the run that wrote SRC, e.g. opt_type=sgd; may be repeated",
   )
   parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
 
@@ -52,11 +53,14 @@ def run(args: argparse.Namespace) -> int:
       opened, config, old, new = _layouts(source, args.maxtext_args, given)
   except REFUSALS as error:
     raise CommandError(str(error)) from error
+  from maxtext_pp_ext.checkpoint import complete  # pylint: disable=import-outside-toplevel
+
   result = {
       "source": str(source),
       "destination": str(destination),
       "from": old.description,
       "to": new.description,
+      "optimizer_state": complete.has_optimizer(opened.shapes),
   }
   if not args.dry_run:
     result |= _convert(opened, destination, old, new, config)
@@ -90,18 +94,24 @@ def _keys(assignments: list[str]) -> dict[str, object]:
 
 def _layouts(source: pathlib.Path, maxtext_args: list[str], given: dict[str, object]):
   """Returns (the opened checkpoint, the config of the run that is to load DST, the old layout, the new layout)."""
-  from maxtext_pp_ext.checkpoint import convert, files  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.checkpoint import complete, convert, files  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.checkpoints import saved  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import layouts, run_config  # pylint: disable=import-outside-toplevel
 
   opened = files.open_checkpoint(source)
   config = layouts.config_of_layout(maxtext_args)
   new = layouts.of_config(config)
   old_config, old = layouts.of_checkpoint(
-      maxtext_args, opened.shapes, scan_layers=opened.scan_layers, given=given, wanted=new
+      maxtext_args,
+      opened.shapes,
+      scan_layers=opened.scan_layers,
+      given={key: value for key, value in given.items() if key not in saved.OF_OPTIMIZER},
+      wanted=new,
   )
   if convert.is_same(opened, old, new) and old_config.scan_layers == config.scan_layers:
     raise ValueError(f"{source} already has the layout that these arguments ask for: {new.description}.")
   convert.check_dtypes(opened, old, new)
+  complete.check(opened.shapes, saved.by_run(old_config, run_config.given_keys(maxtext_args) | given))
   return opened, config, old, new
 
 
@@ -133,6 +143,8 @@ def _convert(opened, destination: pathlib.Path, old, new, config) -> dict[str, o
 def _print(result: dict) -> None:
   print(f"from  {result['source']}\n      {result['from']}")
   print(f"to    {result['destination']}\n      {result['to']}")
+  if not result["optimizer_state"]:
+    print("SRC has weights only, and no state of an optimizer.")
   if "arrays" not in result:
     print("Nothing was written (--dry-run).")
     return

@@ -41,14 +41,18 @@ def build_pipeline_stage(build: Callable, decoder: Any, layer_classes: list[type
 
 
 def check_checkpoint_load(**arguments: Any) -> None:
-  """Raises ValueError if the checkpoint has another layout. Takes the arguments of load_state_if_possible."""
+  """Raises ValueError if the checkpoint has another layout, or lacks something.
+
+  Args:
+    **arguments: those of load_state_if_possible.
+  """
   from maxtext_pp_ext.host.replacements import checkpoint_load  # pylint: disable=import-outside-toplevel
 
   checkpoint_load.refuse_other_layouts(**arguments)
 
 
 def check_pretrained_load(config: DerivedKeys, model: Any) -> None:
-  """Raises ValueError if the checkpoint that from_pretrained is about to load has another layout than the model."""
+  """Raises ValueError if what from_pretrained is about to load has another layout than the model, or lacks weights."""
   from maxtext_pp_ext.host.replacements import checkpoint_load  # pylint: disable=import-outside-toplevel
 
   checkpoint_load.refuse_other_layouts_of_pretrained(config, model)

@@ -98,7 +98,7 @@ def _of_stacks(names: LogicalAxes, stacked: str, place: int, rank: int) -> Logic
   MaxText 0.2.5 names each stack as if the own dimensions were not there: the first scan comes first, others at `place`,
   and a pipeline's axes, which are in front of all, at the front.
   """
-  own = (None,) * (rank - len(names))
+  own: LogicalAxes = (None,) * (rank - len(names))
   if place == 0:
     return (*names, *own)
   first = names.index(_STACKS[-1] if _STACKS[-1] in names else stacked)

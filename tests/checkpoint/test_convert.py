@@ -4,6 +4,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from maxtext_pp_ext.checkpoint import convert, files, places
+from maxtext_pp_ext.checkpoint import convert, files, places, unfinished
 from maxtext_pp_ext.checkpoint.moves import converted
 from tests.checkpoint import models
 
@@ -148,11 +149,11 @@ def contents(folder):
   return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("there", ["new", f"new{convert.UNFINISHED}"])
+@pytest.mark.parametrize("there", ["new", f"new{unfinished.SUFFIX}"])
 def test_nothing_is_overwritten(old, there):
   (old.parent / there).mkdir()
   (old.parent / there / "file").write_text("mine")
-  with pytest.raises(FileExistsError, match="nothing is overwritten"):
+  with pytest.raises(FileExistsError, match="exists; nothing is overwritten"):
     run(old, old.parent / "new", models.stacked(LAYERS), models.pipeline(3, 2))
   assert contents(old.parent / there) == {old.parent / there / "file": b"mine"}
 
@@ -181,10 +182,49 @@ test_convert.run(root / "old", root / "2", models.stacked({LAYERS}), models.pipe
 """
   done = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True, timeout=300, check=False)
   assert done.returncode == 9, done.stderr.decode()
-  assert {path.name for path in old.parent.iterdir()} == {"old", f"2{convert.UNFINISHED}"}
+  assert {path.name for path in old.parent.iterdir()} == {"old", f"2{unfinished.SUFFIX}"}
   assert places.steps(old.parent) == []
   manager = ocp.CheckpointManager(epath.Path(old.parent), item_names=("items",))
   assert manager.latest_step() is None
+  left = old.parent / f"2{unfinished.SUFFIX}"
+  before = contents(left)
+  with pytest.raises(FileExistsError, match="is an unfinished conversion.* It may be removed") as error:
+    places.source_and_destination(str(old), str(old.parent / "2"), None)
+  assert contents(left) == before
+  with pytest.raises(ValueError, match="is an unfinished conversion, and no checkpoint"):
+    places.source_and_destination(str(left), str(old.parent / "new"), None)
+  remove = shlex.split(str(error.value).splitlines()[-1])
+  subprocess.run(remove, check=True)
+  run(old, old.parent / "2", models.stacked(LAYERS), models.pipeline(3, 2))
+  assert not left.exists() and not (old.parent / "2" / unfinished.MARKER).exists()
+
+
+@pytest.mark.parametrize("error", [OSError("no locks"), PermissionError("of another user")])
+def test_where_locks_do_not_tell_it_is_left_to_the_person_whether_a_conversion_runs(old, monkeypatch, error):
+  folder = unfinished.folder_of(old.parent / "new")
+  folder.mkdir()
+
+  def flock(*_):
+    raise error
+
+  monkeypatch.setattr(unfinished.fcntl, "flock", flock)
+  with pytest.raises(KeyboardInterrupt), unfinished.marked(folder):
+    raise KeyboardInterrupt
+  with pytest.raises(FileExistsError, match="If none runs any more that writes it, it may be removed"):
+    unfinished.check_absent(old.parent / "new")
+
+
+def test_a_conversion_that_still_runs_is_not_called_unfinished(old):
+  said = []
+
+  def ask(phase, done, total):
+    if phase == "writing" and done == total:
+      with pytest.raises(FileExistsError) as error:
+        run(old, old.parent / "new", models.stacked(LAYERS), models.pipeline(3, 2))
+      said.append(str(error.value))
+
+  run(old, old.parent / "new", models.stacked(LAYERS), models.pipeline(3, 2), on_bytes=ask)
+  assert said and "is being written by another conversion" in said[0] and "removed" not in said[0]
 
 
 def test_values_that_are_read_back_otherwise_are_found_and_nothing_is_left(old, monkeypatch):

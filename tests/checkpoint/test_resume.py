@@ -6,6 +6,8 @@ Each model is trained a few steps in one layout, converted by the command, and t
 """
 
 import json
+import re
+import shlex
 import shutil
 
 from flax import nnx
@@ -19,6 +21,7 @@ import pytest
 import maxtext_pp_ext
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.trainer_runs import trainer
 from maxtext_pp_ext.trainer_runs.train_runs import Results, Run, run_all
 from tests.checkpoint import test_convert
 
@@ -118,6 +121,64 @@ def test_a_checkpoint_of_another_layout_is_refused_with_the_command(resumed):
   error = results.error("wrong")
   assert "WrongLayoutError" in error and "has another layout than this run's model" in error
   assert "maxtext-pp convert " in error and "run_name=wrong-converted" in error
+
+
+LAST = AFTER + 2
+# name: (the optimizer's keys, the layout in which it goes on, before it comes back).
+OPTIMIZERS = {
+    "adamw with a moment in bfloat16": (("mu_dtype=bfloat16",), pipeline(2, 3)),
+    "adamw that skips steps": (("skip_step_on_spikes=True",), pipeline(2, 3, *SCANNED)),
+    "adam_pax": (("opt_type=adam_pax",), pipeline(2)),
+    "sgd": (("opt_type=sgd", "learning_rate=0.5"), pipeline(2, 3)),
+    # It is refused in pipelines.
+    "muon": (("opt_type=muon",), ("scan_layers=False",)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys, there", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_an_optimizer_goes_on_in_another_layout_and_back_as_in_a_run_that_nothing_interrupts(tmp_path, keys, there):
+  keys = (*KEYS, "base_num_decoder_layers=6", *keys)
+  begin = {
+      "whole": Run(keys=(*keys, f"steps={LAST}")),
+      "begin": Run(keys=(*keys, f"steps={BEFORE}")),
+  }
+  expected = losses(run_all(tmp_path, begin, devices=DEVICES), "whole")
+  for source, run, layout, steps in (("begin", "there", there, AFTER), ("there", "back", (), LAST)):
+    places = [str(Results(tmp_path).checkpoints(each)) for each in (source, run)]
+    assert cli.main(["convert", *places, str(run_config.base_yml()), *keys, *layout]) == 0
+    runs = {run: Run(keys=(*keys, *layout, f"steps={steps}"))}
+    found = losses(run_all(tmp_path, runs, devices=DEVICES), run)
+    first = BEFORE if run == "there" else AFTER
+    assert found == pytest.approx(expected[first:steps], rel=BOUND), run
+  # So a step that was not made, or was made with other moments, would be seen.
+  after = expected[BEFORE - 1 :]  # the first step has a learning rate of 0
+  assert min(abs(b - a) for a, b in zip(after, after[1:], strict=False)) > 100 * BOUND * expected[0]
+
+
+@pytest.mark.slow
+def test_the_command_in_the_trainers_message_makes_what_the_run_goes_on_with(tmp_path):
+  """Started as a person starts it: the message takes the arguments from the command line."""
+  keys = [*KEYS, "base_num_decoder_layers=4", f"base_output_directory={tmp_path}", "run_name=one"]
+
+  def train(*more):
+    metrics = tmp_path / f"{len(list(tmp_path.glob('*.jsonl')))}.jsonl"
+    log, arguments = tmp_path / "log", [str(run_config.base_yml()), *keys, *more, f"metrics_file={metrics}"]
+    try:
+      trainer.run_python(["-m", "maxtext_pp_ext.train", *arguments], log, devices=2)
+    except trainer.RunFailedError:
+      return log.read_text()
+    return [json.loads(line)["learning/loss"] for line in metrics.read_text().splitlines()]
+
+  train(f"steps={BEFORE}", "param_scan_axis=1")
+  said = train(f"steps={AFTER}", "param_scan_axis=0")
+  assert "checkpoint: 4 layers stacked along param_scan_axis=1, no pipeline" in said
+  assert "this run:   4 layers stacked along param_scan_axis=0, no pipeline" in said
+  command = next(line for line in said.splitlines() if line.strip().startswith("maxtext-pp convert "))
+  trainer.run_python(["-m", "maxtext_pp_ext.cli", *shlex.split(command)[1:]], tmp_path / "convert.log", devices=1)
+  name = re.search(r"Then go on with (run_name=\S+)\.$", said, re.MULTILINE)[1]
+  again = train(f"steps={AFTER}", "param_scan_axis=0", name)
+  assert again == pytest.approx(train(f"steps={AFTER}", "param_scan_axis=1"), rel=BOUND) and len(again) == AFTER - BEFORE
 
 
 WINDOW = ("pipeline_impl=circular_bsw", "num_pipeline_microbatches=2")

@@ -8,7 +8,6 @@ import random
 import shutil
 
 from etils import epath
-from flax import nnx, traverse_util
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -17,7 +16,7 @@ import pytest
 from tests.fuzz.common import ACCEPTED, contents, REFUSED, run
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
-from tests.host.replacements.test_checkpoint_load import state
+from tests.host.replacements.test_checkpoint_load import train_state
 
 WANTED = ("pipeline_impl=circular_bsw", "ici_pipeline_parallelism=2")
 UNNOTICED, ONE_BIT = "not noticed", "one bit"
@@ -33,12 +32,21 @@ def save(folder, tree, **options):
 
 
 def weights(change=lambda path, array: array):
-  """The train state of a small model with random weights; `change` may replace an array, or leave it out with None."""
+  """The train state of a small model with random values; `change` may replace an array, or leave it out with None."""
   source = np.random.default_rng(0)
-  flat = traverse_util.flatten_dict(nnx.to_pure_dict(nnx.filter_state(state()[1]["model"], nnx.Param)))
-  arrays = {path: change(path, source.standard_normal(x.shape).astype(np.float32)) for path, x in flat.items()}
-  params = traverse_util.unflatten_dict({path: array for path, array in arrays.items() if array is not None})
-  return {"params": {"params": params}, "opt_state": [{"count": np.int32(3)}, None], "step": np.int32(3)}
+
+  def arrays(tree, path=()):
+    if isinstance(tree, list):
+      return [arrays(each, (*path, str(i))) for i, each in enumerate(tree)]
+    if isinstance(tree, dict):
+      found = {key: arrays(each, (*path, key)) for key, each in tree.items()}
+      return {key: each for key, each in found.items() if each is not None}
+    if tree is None:
+      return None
+    return change(path, source.standard_normal(tree.shape).astype(np.float32) if tree.shape else np.int32(3))
+
+  # Random state is left out, as MaxText draws it anew.
+  return arrays({key: tree for key, tree in train_state().items() if key != "nnx_aux"})
 
 
 @pytest.fixture(name="sound", scope="module", params=FORMATS.values(), ids=FORMATS.keys())
@@ -170,7 +178,9 @@ def test_a_damaged_note_of_maxtexts_config_is_refused(sound, convert, tmp_path, 
   assert convert()[0] == REFUSED
 
 
-KERNEL = ("decoder", "layers", "mlp", "wo", "kernel")
+LAYERS = ("params", "params", "decoder", "layers")
+KERNEL = (*LAYERS, "mlp", "wo", "kernel")
+NU = ("opt_state", "0", "nu", *KERNEL[1:])
 ARRAYS = {
     "a layer less": (lambda path, x: x[:, :-1] if path == KERNEL else x, "has the shape"),
     "a wider array": (lambda path, x: np.concatenate([x, x]) if path == KERNEL else x, "has the shape"),
@@ -179,13 +189,21 @@ ARRAYS = {
     "integers": (lambda path, x: x.astype(np.int32) if path == KERNEL else x, "is int32 in the checkpoint"),
     "booleans": (lambda path, x: x > 0 if path == KERNEL else x, "is bool in the checkpoint"),
     "text": (lambda path, x: "text" if path == KERNEL else x, "is not an array"),
-    "all layers less": (lambda path, x: x[:, :-1] if path[:2] == KERNEL[:2] else x, "not of this model in any layout"),
+    "all layers less": (lambda path, x: x[:, :-1] if path[:4] == LAYERS else x, "not of this model in any layout"),
     "another array": (lambda path, x: {"more": x} if path == KERNEL else x, "is not in the model"),
-    "no layers": (lambda path, x: None if path[:2] == KERNEL[:2] else x, ""),
+    "no layers": (lambda path, x: None if path[:4] == LAYERS else x, f"it lacks {'/'.join(LAYERS)}"),
+    "a weight less": (lambda path, x: None if path == KERNEL else x, f"it lacks {'/'.join(KERNEL)} [32, 4, 16]"),
+    "a moment less": (lambda path, x: None if path == NU else x, f"it lacks {'/'.join(NU)} [32, 4, 16]"),
+    "no second moments": (lambda path, x: None if path[:3] == NU[:3] else x, "it lacks opt_state/0/nu/"),
+    "no counter": (lambda path, x: None if path == (*NU[:2], "count") else x, "it lacks opt_state/0/count"),
+    "a moment more": (
+        lambda path, x: {"x": x, "y": x} if path == (*NU[:2], "count") else x,
+        "it has opt_state/0/count/x",
+    ),
 }
 
 
-QUICK = ("a layer less", "integers", "text")
+QUICK = ("a layer less", "integers", "text", "a weight less", "a moment less")
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ REFUSED = (
     "tests/host/replacements/test_config_class.py::"
     "test_a_bad_configuration_stops_with_our_error_and_not_with_an_assert_of_the_host"
 )
+NUMBERS = "tests/host/replacements/test_config_class.py::test_a_number_without_a_meaning_stops_the_trainer_by_name"
 UNEQUAL = "tests/host/rules/test_pipelined_path.py::test_blocks_whose_layers_differ_by_index_are_refused_with_the_reason"
 OPTIMIZER = "tests/host/rules/test_problems.py::test_what_the_implementations_cannot_do_is_refused_with_what_to_set"
 PATTERNS = (
@@ -544,8 +545,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "other-layout-not-refused",
             "a checkpoint of another layout is loaded as it is",
             "host/replacements/checkpoint_load.py",
-            "if stored.shapes and stored.shapes != wanted and _size(stored.shapes) == _size(wanted):",
-            "if not stored.shapes and not wanted:",
+            "if found.shapes and found.shapes != wanted and size(found.shapes) == size(wanted):",
+            "if not found.shapes and not wanted:",
             LOAD,
         ),
         Mutant(
@@ -768,6 +769,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             NO_WINDOW,
         ),
         Mutant(
+            "layers-taken-past-the-window",
+            "a schedule of gradient accumulation in which MaxText runs the layers itself trains without the window",
+            "host/rules/windowed_path.py",
+            "if (schedule := pipelined_path.schedule_of_microbatches(config)) is not None:",
+            "if (schedule := pipelined_path.schedule_of_microbatches(config)) is NotImplemented:",
+            "tests/host/rules/test_windowed_path.py::test_what_a_window_cannot_do_is_refused_with_the_key_and_what_to_set",
+        ),
+        Mutant(
             "layers-get-less",
             "layers are called without an array that MaxText gives them",
             "host/replacements/scanned_layers.py",
@@ -779,12 +788,20 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "one-stage-becomes-several",
             "what is proposed for a model without a pipeline has one",
             "host/rules/propose.py",
-            "least, most = (1, 1) if derived.windowed(config) else (2, _MOST_STAGES)",
+            "least, most = (1, 1) if derived.num_stages(config) == 1 else (2, _MOST_STAGES)",
             "least, most = 2, _MOST_STAGES",
             ONE_STAGE,
         ),
     ),
     "another model than without a pipeline": (
+        Mutant(
+            "numbers-not-judged",
+            "a batch of -3 rows, or another number without a meaning, is computed with",
+            "host/replacements/config_class.py",
+            "  if config.pipeline_impl != registry.HOST and (found := ",
+            "  if config.pipeline_impl == registry.HOST and (found := ",
+            NUMBERS,
+        ),
         Mutant(
             "problems-not-raised",
             "what is known not to work is trained",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 import pytest
 
+from maxtext_pp_ext.sharding import gathered_spec
 from maxtext_pp_ext.sharding.resolve import Dropped, mesh_axes, read_rules, resolution, resolve, spec_entry
 from tests.sharding.common import mesh_of
 
@@ -159,3 +160,10 @@ def test_a_rule_that_is_none_is_refused(rule):
 def test_a_rule_that_names_a_mesh_axis_twice_is_refused():
   with pytest.raises(ValueError, match="names a mesh axis twice"):
     resolve(("a",), MESH, [("a", ("fsdp", "fsdp"))])
+
+
+@pytest.mark.parametrize("names", [("embed",), ("embed", "mlp", "heads")])
+def test_a_weight_with_fewer_or_more_names_than_dimensions_is_not_gathered_by_guess(names):
+  with pytest.raises(ValueError, match=rf"{len(names)} logical axes .* for the 2 entries of .*Name each dimension"):
+    gathered_spec(P("fsdp", "tensor"), names, {"fsdp"})
+  assert gathered_spec(P("fsdp", "tensor"), ("embed", "mlp"), {"fsdp"}) == P(None, "tensor")

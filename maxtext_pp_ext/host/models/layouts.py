@@ -84,7 +84,7 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
   given = given | ({DCN_STAGES: 1} if STAGES in replaced else {}) | replaced
   stages = integer(given, STAGES) * integer(given, DCN_STAGES)
   replaced = {key: value for key, value in replaced.items() if key not in (STAGES, DCN_STAGES)}
-  fixed |= {STAGES: stages, "internal_compile_num_devices": stages}
+  fixed |= {STAGES: stages, "internal_compile_num_devices": stages if stages > 0 else 2}
   fixed |= {"num_pipeline_microbatches": stages, "per_device_batch_size": 1, "eval_per_device_batch_size": 1}
   asked = str(given.get("pipeline_impl", registry.HOST))
   if stages == 1:
@@ -103,8 +103,9 @@ def schedule_of_run(argv: Sequence[str]) -> Schedule:
   Raises:
     ValueError: the run has neither a pipeline nor a window, or its sizes do not fit.
   """
-  config = config_of_layout(argv)
   given = run_config.given_keys(argv)
+  run_config.refuse_numbers(given)  # of which most are replaced below
+  config = config_of_layout(argv)
   microbatches = integer(given, "num_pipeline_microbatches", -1)
   if not config.using_pipeline_parallelism:
     asked = str(given.get("pipeline_impl", registry.HOST))
@@ -195,7 +196,7 @@ def of_checkpoint(
   layers = layers_of_pipelined_kind(config_of_layout(argv))
   wrong = []
   found: dict[tuple[Leaf, ...], tuple[Any, Layout]] = {}
-  for guessed in guess.candidates(shapes, layers=layers, scan_layers=scan_layers):
+  for guessed in guess.candidates(shapes, layers=layers, scan_layers=scan_layers, of_layer=wanted.of_layer):
     values = guessed | dict(given)
     try:
       config = config_of_layout(argv, **values)

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses a checkpoint of another layout before MaxText tries to load it, and says how to convert it.
 
-MaxText loads checkpoints in three ways:
+It also refuses a checkpoint that lacks what MaxText would not miss. MaxText loads checkpoints in three ways:
 
 - `load_state_if_possible`, of the pre-trainer, fails if layouts differ: with a list of missing weights, or with
-  "Requested shape … is not compatible with the stored shape".
+  "Requested shape … is not compatible with the stored shape". It gives their initial values to parts of the optimizer's
+  state that the checkpoint lacks.
 - `from_pretrained`, of the post-trainers, does not fail. It pads an array that is shorter than the model's by repeating
   its values, layer by layer. It leaves out layers that the model has at other paths. It reports nothing
   while the checkpoint lacks at most 80 % of the model's arrays.
@@ -14,27 +15,20 @@ MaxText loads checkpoints in three ways:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 import contextlib
 import contextvars
 import dataclasses
-import math
 import os
-import re
-import shlex
-import sys
 from typing import Any
 
-from maxtext_pp_ext.checkpoint import forms, guess
-from maxtext_pp_ext.checkpoint.layout import Path, Shape
+from maxtext_pp_ext.checkpoint import complete
 from maxtext_pp_ext.config.keys import DerivedKeys
-from maxtext_pp_ext.config.view import with_values
+from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.errors import Refusal
+from maxtext_pp_ext.host.checkpoints import messages, saved, stored
+from maxtext_pp_ext.host.checkpoints.stored import size
 
-# In names of arrays that from_pretrained leaves at their initial values if a checkpoint lacks them.
-_CUSTOM = "custom_linear"
-# Names in paths of random state. Older checkpoints of NNX models have it, and MaxText drops it.
-_RANDOM_STATE = ("rngs", "to_nnx__rngs", "dropout")
 _in_from_pretrained: contextvars.ContextVar[bool] = contextvars.ContextVar("in_from_pretrained", default=False)
 
 
@@ -45,17 +39,8 @@ class WrongLayoutError(Refusal, ValueError):
   """
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Stored:
-  """A model's decoder in a checkpoint.
-
-  Attributes:
-    shapes: path -> shape of its parameters, named as in a checkpoint of the trainer; empty if no checkpoint can be read.
-    why_not_converted: why `maxtext-pp convert` cannot convert it, and what to do instead; None if it can.
-  """
-
-  shapes: Mapping[Path, Shape]
-  why_not_converted: str | None = None
+class IncompleteCheckpointError(Refusal, ValueError):
+  """A checkpoint lacks arrays, and MaxText would not report it; the message names them."""
 
 
 def refuse_other_layouts(
@@ -86,21 +71,42 @@ def refuse_other_layouts(
 
   Raises:
     WrongLayoutError: the layouts differ.
+    IncompleteCheckpointError: the checkpoint has a part of the optimizer's state and lacks another part.
   """
   del others
   config = maxtext_config
-  found = _what_is_loaded(checkpoint_manager, load_parameters_from_path, load_full_state_from_path, step)
-  if config is None or found is None:
+  loaded = _what_is_loaded(checkpoint_manager, load_parameters_from_path, load_full_state_from_path, step)
+  if config is None or loaded is None:
     return
-  folder, own_step = found
+  folder, own_step = loaded
   if own_step is None and source_checkpoint_layout == "safetensors_dynamic":
     _refuse_safetensors(folder, config)
   if own_step is None and source_checkpoint_layout != "orbax":
     return
-  stored, wanted = _stored(folder), _wanted(abstract_unboxed_pre_state)
+  found = stored.read(folder)
+  wanted = stored.of_decoder(stored.of_model(abstract_unboxed_pre_state))
   # Another size means another model; MaxText reports the difference.
-  if stored.shapes and stored.shapes != wanted and _size(stored.shapes) == _size(wanted):
-    raise WrongLayoutError(_message(stored, folder, own_step, config))
+  if found.shapes and found.shapes != wanted and size(found.shapes) == size(wanted):
+    raise WrongLayoutError(messages.about_layouts(found, folder, own_step, config))
+  if found.weights and (own_step is not None or not load_parameters_from_path):
+    _refuse_parts_of_optimizer(found, abstract_unboxed_pre_state, folder, config)
+
+
+def _refuse_parts_of_optimizer(found: stored.Stored, abstract_state: Any, folder: str, config: DerivedKeys) -> None:
+  """Raises IncompleteCheckpointError if MaxText would begin only a part of the optimizer's state anew.
+
+  After a change of the optimizer all of it begins anew, and after a change of `trainable_parameters_mask` what that adds.
+  LoRA saves other arrays.
+  """
+  from flax import nnx  # pylint: disable=import-outside-toplevel
+
+  lora = getattr(getattr(config, "lora", None), "enable_lora", False)
+  if not isinstance(abstract_state, nnx.State) or "optimizer" not in abstract_state or found.why_not_converted:
+    return
+  if lora or plain(getattr(config, "trainable_parameters_mask", None)):
+    return
+  if problems := list(complete.lacking_of_optimizer(found.arrays, saved.by_state(abstract_state))):
+    raise IncompleteCheckpointError(messages.about_optimizer(problems, folder))
 
 
 @contextlib.contextmanager
@@ -129,21 +135,24 @@ def refuse_other_layouts_of_pretrained(config: DerivedKeys, model: Any) -> None:
   Raises:
     WrongLayoutError: the layouts differ, or one of the two has a pipeline and not all arrays agree. MaxText pads arrays
       for vLLM, so other differences in size are left to it; it pads no model with a pipeline.
+    IncompleteCheckpointError: the checkpoint lacks weights of the model.
   """
   if not config.load_parameters_path:
     return
   from flax import nnx  # pylint: disable=import-outside-toplevel
 
   folder = _root(config.load_parameters_path)
-  stored, wanted = _stored(folder), _wanted(nnx.state(model))
-  wanted = {path: s for path, s in wanted.items() if path in stored.shapes or not any(_CUSTOM in part for part in path)}
-  found = _fused_as_in(wanted, stored.shapes)
-  if not found or _agree(found, wanted):
-    return
-  if _size(found) == _size(wanted):
-    raise WrongLayoutError(_message(stored, folder, None, config))
-  if _has_pipeline(found) or _has_pipeline(wanted):
-    raise WrongLayoutError(_message_about_arrays(found, wanted, folder))
+  read = stored.read(folder)
+  all_wanted = stored.without_custom(stored.of_model(nnx.state(model)), read.weights)
+  all_found = stored.fused_as_in(all_wanted, read.weights)
+  found, wanted = stored.of_decoder(all_found), stored.of_decoder(all_wanted)
+  if found and not stored.agree(found, wanted):
+    if size(found) == size(wanted):
+      raise WrongLayoutError(messages.about_layouts(read, folder, None, config))
+    if stored.has_pipeline(found) or stored.has_pipeline(wanted):
+      raise WrongLayoutError(messages.about_arrays(found, wanted, folder))
+  if all_found and (problems := list(stored.lacking(all_found, all_wanted))):
+    raise IncompleteCheckpointError(messages.about_weights(problems, folder))
 
 
 def refuse_other_layouts_of_engine(manager: Any, model: Any, step: int | None) -> None:
@@ -158,6 +167,7 @@ def refuse_other_layouts_of_engine(manager: Any, model: Any, step: int | None) -
 
   Raises:
     WrongLayoutError: the layouts differ, or one of the two has a pipeline and not all arrays agree.
+    IncompleteCheckpointError: the checkpoint lacks weights of the model.
   """
   from flax import nnx  # pylint: disable=import-outside-toplevel
 
@@ -167,15 +177,17 @@ def refuse_other_layouts_of_engine(manager: Any, model: Any, step: int | None) -
     return
   folder = os.path.join(str(own.directory), str(step))
   model = getattr(model, "base", model)  # of Tunix's adapter
-  stored, wanted = _stored(os.path.join(folder, "model_params")).shapes, _wanted(nnx.state(model))
-  if not stored or stored == wanted:
-    return
-  config = getattr(model, "config", None)
-  if config is not None and _size(stored) == _size(wanted):
-    other = "Checkpoints of the training engine cannot be converted. Set the keys of the checkpoint's layout."
-    raise WrongLayoutError(_message(_Stored(shapes=stored, why_not_converted=other), folder, None, config))
-  if _has_pipeline(stored) or _has_pipeline(wanted):
-    raise WrongLayoutError(_message_about_arrays(stored, wanted, folder))
+  other = "Checkpoints of the training engine cannot be converted. Set the keys of the checkpoint's layout."
+  read = dataclasses.replace(stored.read(os.path.join(folder, "model_params")), why_not_converted=other)
+  all_wanted = stored.of_model(nnx.state(model))
+  found, wanted, config = read.shapes, stored.of_decoder(all_wanted), getattr(model, "config", None)
+  if found and found != wanted:
+    if config is not None and size(found) == size(wanted):
+      raise WrongLayoutError(messages.about_layouts(read, folder, None, config))
+    if stored.has_pipeline(found) or stored.has_pipeline(wanted):
+      raise WrongLayoutError(messages.about_arrays(found, wanted, folder))
+  if read.weights and (problems := list(stored.lacking(read.weights, all_wanted))):
+    raise IncompleteCheckpointError(messages.about_weights(problems, folder))
 
 
 def _refuse_safetensors(folder: str, config: DerivedKeys) -> None:
@@ -189,33 +201,6 @@ def _refuse_safetensors(folder: str, config: DerivedKeys) -> None:
       "Convert it with maxtext.checkpoint_conversion.to_maxtext, without a pipeline, and then with `maxtext-pp convert` "
       "to this layout; load the result with source_checkpoint_layout=orbax."
   )
-
-
-def _message(stored: _Stored, folder: str, own_step: int | None, config: DerivedKeys) -> str:
-  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
-
-  layouts_of_both = (
-      f"The checkpoint {folder} has another layout than this run's model:\n"
-      f"  checkpoint: {_describe(stored.shapes, config)}\n"
-      f"  this run:   {layouts.describe(config)}\n"
-  )
-  if stored.why_not_converted:
-    return layouts_of_both + stored.why_not_converted
-  return (
-      f"{layouts_of_both}Convert it, which changes no value and keeps the optimizer's state:\n"
-      f"  {_command(folder, own_step, config)}"
-  )
-
-
-def _message_about_arrays(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape], folder: str) -> str:
-  """Returns the message about a checkpoint of another size than the model: it names the arrays that differ."""
-  text = lambda shapes, path: list(shapes[path]) if path in shapes else "none"
-  differ = [path for path in sorted({*stored, *wanted}) if stored.get(path) != wanted.get(path)]
-  lines = [f"  {'/'.join(path)}: checkpoint {text(stored, path)}, model {text(wanted, path)}" for path in differ[:5]]
-  more = [f"  and {len(differ) - 5} more"] if len(differ) > 5 else []
-  heading = f"The checkpoint {folder} is not of this run's model: arrays of the decoder differ."
-  danger = "MaxText would repeat their values or leave them out. Set the keys of the checkpoint's model."
-  return "\n".join([heading, *lines, *more, danger])
 
 
 def _what_is_loaded(manager: Any, load_parameters_path: str, load_full_state_path: str, step: int):
@@ -236,93 +221,3 @@ def _what_is_loaded(manager: Any, load_parameters_path: str, load_full_state_pat
 
 def _root(path: Any) -> str:
   return str(path).rstrip("/").removesuffix("/items")
-
-
-def _stored(folder: str) -> _Stored:
-  """Returns the parameters of the checkpoint's decoder."""
-  from etils import epath  # pylint: disable=import-outside-toplevel
-  import jax  # pylint: disable=import-outside-toplevel
-  import orbax.checkpoint as ocp  # pylint: disable=import-outside-toplevel
-
-  try:
-    root = epath.Path(folder)
-    items = next(path for path in (root / "items", root) if (path / "_METADATA").exists())
-    tree = ocp.PyTreeCheckpointHandler().metadata(items).tree
-    leaves = jax.tree_util.tree_leaves_with_path(forms.weights(tree), is_leaf=lambda x: hasattr(x, "shape"))
-    shapes = {tuple(str(getattr(k, "key", getattr(k, "idx", k))) for k in path): tuple(x.shape) for path, x in leaves}
-    why_not = forms.why_not_converted(tree)
-  except Exception:  # pylint: disable=broad-exception-caught
-    return _Stored(shapes={})  # left to MaxText
-  if not forms.is_of_trainer(tree):
-    shapes = {path[:-1] if path[-1] == forms.VALUE else path: shape for path, shape in shapes.items()}
-  shapes = {path: shape for path, shape in shapes.items() if not set(path) & set(_RANDOM_STATE)}
-  return _Stored(shapes=_of_decoder({(*forms.PARAMETERS, *p): s for p, s in shapes.items()}), why_not_converted=why_not)
-
-
-def _wanted(abstract_state: Any) -> dict[Path, Shape]:
-  """Returns the parameters of the model's decoder, named as in a checkpoint."""
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-
-  if not isinstance(abstract_state, nnx.State):
-    return {}
-  model = abstract_state["model"] if "model" in abstract_state else abstract_state
-  params = nnx.to_flat_state(nnx.filter_state(model, nnx.Param))
-  shape = lambda leaf: tuple((leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf).shape)
-  return _of_decoder({(*forms.PARAMETERS, *map(str, path)): shape(leaf) for path, leaf in params})
-
-
-def _of_decoder(shapes: Mapping[Path, Shape]) -> dict[Path, Shape]:
-  return {path: shape for path, shape in shapes.items() if "decoder" in path}
-
-
-def _fused_as_in(wanted: Mapping[Path, Shape], stored: Mapping[Path, Shape]) -> Mapping[Path, Shape]:
-  """Joins wi_0 and wi_1 of a checkpoint's experts where the model has them in one matrix, as from_pretrained does."""
-  fused = dict(stored)
-  for path in wanted:
-    if path[-1] == "wi" and path not in stored:
-      halves = [fused.pop((*path[:-1], name), ()) for name in ("wi_0", "wi_1")]
-      if all(halves):
-        fused[path] = (*halves[0][:-1], halves[0][-1] + halves[1][-1])
-  return fused
-
-
-def _agree(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape]) -> bool:
-  """Returns whether all shapes are the model's; matrices may be transposed, as from_pretrained allows."""
-  return stored.keys() == wanted.keys() and all(
-      shape == wanted[path] or (len(shape) == 2 and shape[::-1] == wanted[path]) for path, shape in stored.items()
-  )
-
-
-def _has_pipeline(shapes: Mapping[Path, Shape]) -> bool:
-  return any("pipeline_module" in path for path in shapes)
-
-
-def _size(shapes: Mapping[Path, Shape]) -> int:
-  return sum(map(math.prod, shapes.values()))
-
-
-def _describe(shapes: Mapping[Path, Shape], config: DerivedKeys) -> str:
-  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
-
-  for values in guess.candidates(shapes, layers=layouts.layers_of_pipelined_kind(config), scan_layers=None):
-    values = {"num_pipeline_repeats": 1, layouts.DCN_STAGES: 1} | values
-    values["using_pipeline_parallelism"] = values[layouts.STAGES] > 1
-    return layouts.describe(with_values(config, values))
-  return f"{len(shapes)} arrays in decoder"
-
-
-def _command(folder: str, own_step: int | None, config: DerivedKeys) -> str:
-  """Returns text that says how to convert the checkpoint and load the result."""
-  arguments = _arguments_of_this_run(sys.argv[1:])
-  if own_step is None:
-    destination, then = f"{folder}-converted", f"give {folder}-converted instead of it"
-  else:
-    run = f"{config.run_name}-converted"
-    destination = os.path.join(config.base_output_directory, run, "checkpoints", str(own_step))
-    then = f"go on with run_name={run}"
-  return f"maxtext-pp convert {shlex.quote(folder)} {shlex.quote(destination)} {arguments}\nThen {then}."
-
-
-def _arguments_of_this_run(argv: Sequence[str]) -> str:
-  are_maxtexts = bool(argv) and all(re.match(r"\w+=", text) or text.endswith((".yml", ".yaml")) for text in argv)
-  return shlex.join(argv) if are_maxtexts else "CONFIG key=value ... (the arguments of this run)"

@@ -98,16 +98,15 @@ def test_stages_over_slices_and_any_other_parallelism_are_of_no_account():
 
 
 @pytest.mark.parametrize("keys", [{"param_scan_axis": 0}, {}], ids=["another scan axis", "the same"])
-def test_a_checkpoints_layout_is_found_and_what_shapes_do_not_tell_is_given(keys):
+def test_a_checkpoints_layout_is_found_and_a_wrong_key_of_it_is_refused(keys):
   model = ("base_num_decoder_layers=12",)
   pipelined = {"ici_pipeline_parallelism": 3, "num_layers_per_pipeline_stage": 2, "scan_layers_per_stage": True}
   stored, wanted = layout(*model, **pipelined, **keys), layout(*model)
   argv = [str(run_config.base_yml()), *TINY, *model]
   find = lambda given: layouts.of_checkpoint(argv, shapes(stored), scan_layers=True, given=given, wanted=wanted)[1]
-  assert find(keys).leaves == stored.leaves
-  if keys:
-    with pytest.raises(ValueError, match="not of this model in any layout"):
-      find({})
+  assert find(keys).leaves == find({}).leaves == stored.leaves
+  with pytest.raises(ValueError, match="not of this model in any layout"):
+    find({"param_scan_axis": 2})
 
 
 def test_another_model_is_refused_with_what_differs():

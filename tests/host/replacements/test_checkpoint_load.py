@@ -6,6 +6,8 @@
 """
 
 import importlib
+import json
+import shlex
 import sys
 import types
 
@@ -13,24 +15,31 @@ from etils import epath
 from flax import nnx
 import jax
 import jax.numpy as jnp
-from maxtext.common import checkpointing
+from maxtext.common import checkpointing, train_state_nnx
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.config.view import ConfigView
+from maxtext_pp_ext.host.checkpoints import saved as saved_arrays
 from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
 from maxtext_pp_ext.host.replacements import checkpoint_load
 from maxtext_pp_ext.host.seams import install
 from tests.host.common import TINY
 
+SGD = {"opt_type": "sgd"}
 PIPELINED = ("pipeline_impl=circular_bsw", "ici_pipeline_parallelism=2")
 OF_ONE_MODEL = {
     "no pipeline": (),
     "repeats": PIPELINED,
     "one repeat": (*PIPELINED, "num_layers_per_pipeline_stage=2"),
     "single layers": ("scan_layers=False",),
+    "another scan axis": ("param_scan_axis=0",),
+    "layers stacked in a stage": (
+        *PIPELINED,
+        *("num_layers_per_pipeline_stage=2", "scan_layers_per_stage=True", "param_scan_axis=0"),
+    ),
 }
 
 
@@ -42,12 +51,21 @@ def state(*keys):
   return config, nnx.State({"model": nnx.state(model)})
 
 
-def save(folder, of, form="trainer"):
+def train_state(*keys):
+  """The tree that MaxText saves of a run with AdamW, without arrays."""
+  config = layouts.config_of_layout([*TINY, *keys])
+  return train_state_nnx.to_checkpoint_dict(saved_arrays.train_state(config, {}))
+
+
+def save(folder, of, form="trainer", change=lambda params: params):
   """The weights as MaxText saves them."""
-  params = nnx.to_pure_dict(nnx.filter_state(of["model"], nnx.Param))
+  save_tree(folder, FORMS[form](change(nnx.to_pure_dict(nnx.filter_state(of["model"], nnx.Param)))))
+
+
+def save_tree(folder, tree):
   handler = ocp.PyTreeCheckpointHandler()
   (folder / "items").mkdir(parents=True)
-  handler.save(epath.Path(folder / "items"), args=ocp.args.PyTreeSave(item=FORMS[form](params)))
+  handler.save(epath.Path(folder / "items"), args=ocp.args.PyTreeSave(item=tree))
   handler.finalize(epath.Path(folder / "items"))
 
 
@@ -72,13 +90,13 @@ FORMS = {
 }
 
 
-def load(folder, config, of, *, own=False, source_checkpoint_layout="orbax"):
-  """Calls our seam as MaxText does before it loads a folder, or the run's own checkpoint in it."""
-  manager = types.SimpleNamespace(directory=folder.parent, latest=types.SimpleNamespace(step=int(folder.name)))
+def load(folder, config, of, *, own=False, full=False, source_checkpoint_layout="orbax"):
+  """Calls our seam as MaxText does before it loads the weights in a folder, all of it, or the run's own checkpoint."""
+  manager = types.SimpleNamespace(directory=folder.parent, latest=types.SimpleNamespace(step=3))
   checkpoint_load.refuse_other_layouts(
       checkpoint_manager=manager if own else None,
-      load_parameters_from_path="" if own else str(folder / "items"),
-      load_full_state_from_path="",
+      load_parameters_from_path="" if own or full else str(folder / "items"),
+      load_full_state_from_path=str(folder / "items") if full else "",
       abstract_unboxed_pre_state=of,
       step=-1,
       source_checkpoint_layout=source_checkpoint_layout,
@@ -100,7 +118,10 @@ def _states():
   return {name: state(*keys) for name, keys in OF_ONE_MODEL.items()}
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["the run's own", "load_parameters_path"])
+OWN = pytest.mark.parametrize("own", [True, False], ids=["the run's own", "load_parameters_path"])
+
+
+@OWN
 def test_a_checkpoint_of_another_layout_is_refused_with_both_layouts_and_the_command(states, tmp_path, own):
   for saved, (saved_config, of) in states.items():
     folder = tmp_path / saved / "3"
@@ -114,6 +135,53 @@ def test_a_checkpoint_of_another_layout_is_refused_with_both_layouts_and_the_com
       text = str(error.value)
       assert f"checkpoint: {layouts.describe(saved_config)}" in text, (saved, wanted)
       assert f"this run:   {layouts.describe(config)}" in text and f"maxtext-pp convert {folder}" in text.replace("'", "")
+
+
+@pytest.mark.parametrize("saved, wanted", [("no pipeline", "another scan axis"), ("another scan axis", "repeats")])
+def test_the_command_of_the_message_makes_what_the_run_loads(states, tmp_path, monkeypatch, saved, wanted):
+  """In a run whose layout differs in the scan axis, alone or with others, the arguments of the run are enough."""
+  folder, argv = tmp_path / "3", [str(run_config.base_yml()), *TINY, *OF_ONE_MODEL[wanted]]
+  save(folder, states[saved][1])
+  monkeypatch.setattr(sys, "argv", ["train.py", *argv])
+  with pytest.raises(checkpoint_load.WrongLayoutError) as error:
+    load(folder, *states[wanted])
+  *_, command, then = str(error.value).splitlines()
+  program, *arguments = shlex.split(command)
+  assert program == "maxtext-pp" and arguments[3:] == argv and cli.main(arguments) == 0
+  assert then == f"Then give {folder}-converted instead of it."
+  load(tmp_path / "3-converted", *states[wanted])
+
+
+def test_a_checkpoint_of_another_optimizer_is_converted_if_that_is_said(tmp_path, capsys):
+  tree = zeros(train_state_nnx.to_checkpoint_dict(saved_arrays.train_state(layouts.config_of_layout(TINY), SGD)))
+  del tree["nnx_aux"]  # MaxText draws random state anew
+  save_tree(tmp_path / "3", tree)
+  convert = lambda *more: cli.main(["convert", str(tmp_path / "3"), str(tmp_path / "new"), *TINY, *PIPELINED, *more])
+  assert convert() == 2
+  said = capsys.readouterr().err
+  assert "it lacks opt_state/0/mu/" in said and "it has opt_state/1/count []" in said and "--from opt_type=sgd" in said
+  assert convert("--from", "opt_type=sgd", "--json") == 0
+  assert json.loads(capsys.readouterr().out)["optimizer_state"] and (tmp_path / "new").exists()
+
+
+@OWN
+@pytest.mark.parametrize("lacking", ["nu", "count"])
+def test_a_part_of_the_optimizers_state_that_lacks_is_named_where_maxtext_would_begin_it_anew(tmp_path, own, lacking):
+  config = layouts.config_of_layout(TINY)
+  of = saved_arrays.train_state(config, {})
+  tree = zeros(train_state_nnx.to_checkpoint_dict(of))
+  del tree["nnx_aux"]  # MaxText draws random state anew
+  whole, part = tmp_path / "whole" / "3", tmp_path / "part" / "3"
+  save_tree(whole, tree)
+  del tree["opt_state"][0][lacking]
+  save_tree(part, tree)
+  everything = dict(own=own, full=not own)
+  load(whole, config, of, **everything)
+  with pytest.raises(checkpoint_load.IncompleteCheckpointError, match=f"lacks opt_state/0/{lacking}"):
+    load(part, config, of, **everything)
+  load(part, config, of)  # its weights alone
+  load(part, ConfigView(config, (("trainable_parameters_mask", ["mlp"]),)), of, **everything)
+  load(part, config, saved_arrays.train_state(config, SGD), **everything)
 
 
 def test_what_is_no_checkpoint_of_this_model_is_left_to_maxtext(states, tmp_path):
@@ -186,6 +254,39 @@ def test_from_pretrained_refuses_another_layout_before_it_makes_the_model(make_c
   assert all(word in str(error.value) for word in words), str(error.value)
 
 
+def drop(*path):
+  """Returns what takes an array out of parameters."""
+
+  def dropped(params):
+    node = params
+    for key in path[:-1]:
+      node = node[key]
+    del node[path[-1]]
+    return params
+
+  return dropped
+
+
+@pytest.mark.parametrize(
+    "keys, path",
+    [
+        (FOUR_INSIDE, ("decoder", "pipeline_module", "layers", "mlp", "wi_0", "kernel")),
+        (EIGHT, ("decoder", "layers", "mlp", "wi_0", "kernel")),
+        (EIGHT, ("token_embedder", "embedding")),
+    ],
+    ids=["of a pipeline", "of layers", "of no layer"],
+)
+@pytest.mark.parametrize("form", ["trainer", "inference"])
+def test_from_pretrained_refuses_a_checkpoint_that_lacks_a_weight(make_config, tmp_path, form, keys, path):
+  from maxtext.utils import model_creation_utils
+
+  save(tmp_path / "3", state(*arguments(keys))[1], form, change=drop(*path))
+  config = make_config(rows=16, load_parameters_path=tmp_path / "3" / "items", **keys)
+  error = checkpoint_load.WrongLayoutError if "pipeline_module" in path else checkpoint_load.IncompleteCheckpointError
+  with pytest.raises(error, match="/".join(path)):
+    model_creation_utils.from_pretrained(config)
+
+
 @pytest.mark.parametrize("form", ["trainer", "inference"])
 def test_from_pretrained_loads_the_models_own_layout(make_config, tmp_path, form):
   from maxtext.utils import model_creation_utils
@@ -255,6 +356,19 @@ def test_the_training_engine_restores_its_own_layout_and_refuses_others(make_con
   half = engine.CheckpointState(model=model(FOUR_STAGES | {"base_num_decoder_layers": 4}))
   with pytest.raises(checkpoint_load.WrongLayoutError, match="is not of this run's model"):
     manager.restore_checkpoint(half)
+  manager.close()
+
+
+def test_the_training_engine_refuses_a_checkpoint_that_lacks_a_weight(make_config, engine, tmp_path):
+  manager = engine.CheckpointManager(str(tmp_path), make_config(**EIGHT, async_checkpointing=False))
+  part = engine.CheckpointState(model=with_zeros(make_config(**EIGHT)))
+  del part.model.decoder.layers.mlp.wi_0
+  assert manager.save_checkpoint(3, part)
+  manager.wait_until_finished()
+  with pytest.raises(
+      checkpoint_load.IncompleteCheckpointError, match="lacks params/params/decoder/layers/mlp/wi_0/kernel"
+  ):
+    manager.restore_checkpoint(engine.CheckpointState(model=with_zeros(make_config(**EIGHT))))
   manager.close()
 
 

@@ -1,0 +1,103 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares a checkpoint's arrays with those that the run that wrote it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+
+from maxtext_pp_ext.checkpoint import forms
+from maxtext_pp_ext.checkpoint.layout import LayoutError, Path, Shape
+
+_MOST = 10  # arrays that a message names
+_OPTIMIZER, _STEP, _OTHERS = "opt_state", "step", ("nnx_aux", "model")
+# Names in paths of random state. Older checkpoints of NNX models have it among the weights.
+RANDOM_STATE = ("rngs", "to_nnx__rngs", "dropout")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Saved:
+  """An array that a run saves.
+
+  Attributes:
+    shape: its shape. Random keys are stored as words along one more axis.
+    is_random_state: a random key or counter. MaxText draws a new one if a checkpoint has none.
+  """
+
+  shape: Shape
+  is_random_state: bool = False
+
+
+def check(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> None:
+  """Raises LayoutError if a checkpoint lacks an array, or has one too much; the message names them.
+
+  A checkpoint without any state of an optimizer has weights only, as one that was imported. It may lack what no
+  parameter is, and the step. Random state may lack, or be left over.
+
+  Args:
+    stored: the checkpoint's arrays.
+    saved: the arrays that the run that wrote it saves.
+  """
+  if problems := [*_lacking(stored, saved), *_too_much(stored, saved), *_of_another_shape(stored, saved)]:
+    raise LayoutError("\n".join(["The checkpoint is not what a run of these arguments saves:", *listed(problems), _HINT]))
+
+
+def has_optimizer(stored: Mapping[Path, Shape]) -> bool:
+  """Returns whether a checkpoint has any state of an optimizer."""
+  return any(path[0] == _OPTIMIZER for path in stored)
+
+
+def lacking_of_optimizer(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> Iterator[str]:
+  """A line for each array that the optimizer's state lacks in a checkpoint that has some of that state's arrays."""
+  needed = {path: wanted for path, wanted in saved.items() if path[0] in (_OPTIMIZER, _STEP)}
+  # Counters may have the same places in states of several optimizers.
+  if any(wanted.shape and path in stored for path, wanted in needed.items()):
+    yield from _lacking(stored, needed)
+
+
+_HINT = (
+    "If the run that wrote it had another optimizer, or other keys that add state, give these keys with --from, such as "
+    "--from opt_type=sgd. Otherwise the checkpoint is damaged."
+)
+
+
+def listed(problems: Iterable[str]) -> list[str]:
+  """Returns a line for each problem, up to a limit, and the number of the others."""
+  problems = list(problems)
+  return [f"  {text}" for text in problems[:_MOST]] + [f"  and {len(problems) - _MOST} more"] * (len(problems) > _MOST)
+
+
+def _lacking(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> Iterator[str]:
+  is_whole = has_optimizer(stored)
+  # State of a kind that a checkpoint of weights has at all.
+  kinds = {path[-1] for path in stored if path[:1] == _OTHERS[:1]}
+  there = {_by_collection(path) for path in stored}
+  for path, wanted in saved.items():
+    needed = is_whole or path[:2] == forms.PARAMETERS or (path[:2] == _OTHERS and path[-1] in kinds)
+    if needed and not wanted.is_random_state and not _places(path) & there:
+      yield f"it lacks {'/'.join(path)} {list(wanted.shape)}"
+
+
+def _too_much(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> Iterator[str]:
+  known = {place for path in saved for place in _places(path)}
+  ours = {path[0] for path in saved} | {_OPTIMIZER, _STEP}
+  for path, shape in stored.items():
+    if path[0] in ours and _by_collection(path) not in known and not set(path) & set(RANDOM_STATE):
+      yield f"it has {'/'.join(path)} {list(shape)}, which such a run does not have"
+
+
+def _of_another_shape(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> Iterator[str]:
+  for path, wanted in saved.items():
+    if not wanted.is_random_state and path in stored and stored[path] != wanted.shape:
+      yield f"{'/'.join(path)} has the shape {list(stored[path])}, and {list(wanted.shape)} in such a run"
+
+
+def _by_collection(path: Path) -> Path:
+  """The path with the collection of parameters in the place of another one: older checkpoints have some of Linen's."""
+  return (*forms.PARAMETERS, *path[2:]) if path[0] == forms.PARAMETERS[0] else path
+
+
+def _places(path: Path) -> set[Path]:
+  """The places where a checkpoint may have an array. Older ones have all variables of a model among its parameters."""
+  return {path, (*forms.PARAMETERS, *path[2:])} if path[:2] == _OTHERS else {path}

@@ -1,0 +1,3 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What MaxText writes into checkpoints, and what its checkpoints hold."""

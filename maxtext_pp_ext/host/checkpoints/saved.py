@@ -1,0 +1,61 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays that MaxText's trainer saves, read off its own train state, built without arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from maxtext_pp_ext.checkpoint.complete import Saved
+from maxtext_pp_ext.checkpoint.layout import Path
+from maxtext_pp_ext.config.view import with_values
+from maxtext_pp_ext.host.models import layouts
+from maxtext_pp_ext.host.models.refusals import as_value_errors
+
+# Keys of the optimizer, on which a layout does not depend. Its config has other values of them.
+OF_OPTIMIZER = ("opt_type", "adamw_mask", "trainable_parameters_mask")
+
+
+def by_run(config: Any, given: Mapping[str, Any]) -> dict[Path, Saved]:
+  """Returns what MaxText saves of a run; arguments and errors are those of `train_state`."""
+  return by_state(train_state(config, given))
+
+
+def train_state(config: Any, given: Mapping[str, Any]) -> Any:
+  """Returns the state of a run's `TrainStateNNX`, without arrays.
+
+  Args:
+    config: MaxText's config of its layout, from `layouts.config_of_layout`.
+    given: the run's keys.
+
+  Raises:
+    ValueError: MaxText cannot make the optimizer for this model.
+  """
+  from flax import nnx  # pylint: disable=import-outside-toplevel
+  from maxtext.common import train_state_nnx  # pylint: disable=import-outside-toplevel
+  from maxtext.optimizers import optimizers  # pylint: disable=import-outside-toplevel
+
+  config = with_values(config, {key: given[key] for key in OF_OPTIMIZER if key in given})
+  model = layouts.abstract_model_of(config)
+
+  def create(model: Any) -> Any:
+    return train_state_nnx.TrainStateNNX(model, nnx.Optimizer(model, optimizer, wrt=nnx.Param))
+
+  with as_value_errors("make this optimizer"):
+    optimizer = optimizers.get_optimizer(config, lambda step: 0.0, model, mesh=model.mesh)
+    return nnx.state(nnx.eval_shape(create, model))
+
+
+def by_state(state: Any) -> dict[Path, Saved]:
+  """Returns what MaxText saves of a train state, which may be without arrays."""
+  from flax import nnx  # pylint: disable=import-outside-toplevel
+  import jax  # pylint: disable=import-outside-toplevel
+  from maxtext.common import train_state_nnx  # pylint: disable=import-outside-toplevel
+
+  random = {("nnx_aux", *map(str, path)) for path, _ in nnx.to_flat_state(nnx.filter_state(state, nnx.RngState))}
+  found = {}
+  for keys, leaf in jax.tree_util.tree_leaves_with_path(train_state_nnx.to_checkpoint_dict(state)):
+    path = tuple(str(getattr(key, "key", getattr(key, "idx", None))) for key in keys)
+    found[path] = Saved(shape=tuple(leaf.shape), is_random_state=path in random)
+  return found

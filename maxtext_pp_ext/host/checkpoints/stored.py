@@ -1,0 +1,129 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays of a checkpoint that is about to be loaded, and of the model that is to get them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from maxtext_pp_ext.checkpoint import complete, forms
+from maxtext_pp_ext.checkpoint.layout import Path, Shape
+
+# In names of arrays that MaxText leaves at their initial values if a checkpoint lacks them.
+_CUSTOM = "custom_linear"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stored:
+  """The arrays of a checkpoint.
+
+  Attributes:
+    arrays: path -> shape of all of them, named as in the checkpoint.
+    weights: path -> shape of a model's parameters, named as in a checkpoint of the trainer; empty if no checkpoint can be
+      read.
+    why_not_converted: why `maxtext-pp convert` cannot convert it, and what to do instead; None if it can.
+  """
+
+  arrays: Mapping[Path, Shape] = dataclasses.field(default_factory=dict)
+  weights: Mapping[Path, Shape] = dataclasses.field(default_factory=dict)
+  why_not_converted: str | None = None
+
+  @functools.cached_property
+  def shapes(self) -> Mapping[Path, Shape]:
+    """The parameters of the model's decoder."""
+    return of_decoder(self.weights)
+
+
+def read(folder: str) -> Stored:
+  """Returns the arrays of a checkpoint; none if it cannot be read, which is then left to MaxText."""
+  from etils import epath  # pylint: disable=import-outside-toplevel
+  import orbax.checkpoint as ocp  # pylint: disable=import-outside-toplevel
+
+  try:
+    root = epath.Path(folder)
+    items = next(path for path in (root / "items", root) if (path / "_METADATA").exists())
+    tree = ocp.PyTreeCheckpointHandler().metadata(items).tree
+    arrays, weights = _shapes(tree), _shapes(forms.weights(tree))
+    why_not = forms.why_not_converted(tree)
+  except Exception:  # pylint: disable=broad-exception-caught
+    return Stored()
+  if not forms.is_of_trainer(tree):
+    weights = {path[:-1] if path[-1] == forms.VALUE else path: shape for path, shape in weights.items()}
+  # MaxText drops random state of older checkpoints of NNX models.
+  weights = {path: shape for path, shape in weights.items() if not set(path) & set(complete.RANDOM_STATE)}
+  return Stored(
+      arrays=arrays, weights={(*forms.PARAMETERS, *p): s for p, s in weights.items()}, why_not_converted=why_not
+  )
+
+
+def _shapes(tree: Any) -> dict[Path, Shape]:
+  import jax  # pylint: disable=import-outside-toplevel
+
+  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
+  name = lambda key: str(getattr(key, "key", getattr(key, "idx", key)))
+  return {tuple(map(name, path)): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}
+
+
+def of_model(abstract_state: Any) -> dict[Path, Shape]:
+  """Returns the parameters of a model, path -> shape, named as in a checkpoint of the trainer.
+
+  Args:
+    abstract_state: state of the model, or a train state; {} for anything else.
+  """
+  from flax import nnx  # pylint: disable=import-outside-toplevel
+
+  if not isinstance(abstract_state, nnx.State):
+    return {}
+  model = abstract_state["model"] if "model" in abstract_state else abstract_state
+  params = nnx.to_flat_state(nnx.filter_state(model, nnx.Param))
+  shape = lambda leaf: tuple((leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf).shape)
+  return {(*forms.PARAMETERS, *map(str, path)): shape(leaf) for path, leaf in params}
+
+
+def of_decoder(shapes: Mapping[Path, Shape]) -> dict[Path, Shape]:
+  """Returns the arrays of the decoder."""
+  return {path: shape for path, shape in shapes.items() if "decoder" in path}
+
+
+def without_custom(wanted: Mapping[Path, Shape], stored: Mapping[Path, Shape]) -> dict[Path, Shape]:
+  """Returns the model's arrays without those that MaxText does not expect in a checkpoint."""
+  return {path: s for path, s in wanted.items() if path in stored or not any(_CUSTOM in part for part in path)}
+
+
+def fused_as_in(wanted: Mapping[Path, Shape], stored: Mapping[Path, Shape]) -> Mapping[Path, Shape]:
+  """Joins wi_0 and wi_1 of a checkpoint's experts where the model has them in one matrix, as from_pretrained does."""
+  fused = dict(stored)
+  for path in wanted:
+    if path[-1] == "wi" and path not in stored:
+      halves = [fused.pop((*path[:-1], name), ()) for name in ("wi_0", "wi_1")]
+      if all(halves):
+        fused[path] = (*halves[0][:-1], halves[0][-1] + halves[1][-1])
+  return fused
+
+
+def agree(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape]) -> bool:
+  """Returns whether all shapes are the model's; matrices may be transposed, as from_pretrained allows."""
+  return stored.keys() == wanted.keys() and all(
+      shape == wanted[path] or (len(shape) == 2 and shape[::-1] == wanted[path]) for path, shape in stored.items()
+  )
+
+
+def has_pipeline(shapes: Mapping[Path, Shape]) -> bool:
+  return any("pipeline_module" in path for path in shapes)
+
+
+def size(shapes: Mapping[Path, Shape]) -> int:
+  return sum(map(math.prod, shapes.values()))
+
+
+def lacking(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape]) -> Iterator[str]:
+  """A line for each array that a checkpoint lacks, and, if there is one, for each that it has instead."""
+  found = [f"it lacks {'/'.join(path)} {list(shape)}" for path, shape in sorted(wanted.items()) if path not in stored]
+  yield from found
+  for path, shape in sorted(stored.items()) if found else ():
+    if path not in wanted:
+      yield f"it has {'/'.join(path)} {list(shape)}, which the model does not have"
