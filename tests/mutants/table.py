@@ -584,14 +584,6 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "tests/fuzz/test_checkpoints.py::test_arrays_of_wrong_shapes_and_dtypes_are_refused_by_name[a moment less]",
         ),
         Mutant(
-            "weight-not-missed-in-post-training",
-            "from_pretrained trains on from the initial values of a weight that the checkpoint lacks",
-            "host/replacements/checkpoint_load.py",
-            "if all_found and (problems",
-            "if not all_found and (problems",
-            f"{OF_LOAD}from_pretrained_refuses_a_checkpoint_that_lacks_a_weight[trainer-of layers]",
-        ),
-        Mutant(
             "weight-not-missed-by-the-engine",
             "the training engine trains on without a weight that the checkpoint lacks",
             "host/replacements/checkpoint_load.py",

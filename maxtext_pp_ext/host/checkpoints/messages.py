@@ -53,7 +53,7 @@ def about_arrays(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape], fol
 
 def about_weights(problems: Iterable[str], folder: str) -> str:
   """Returns the message about a checkpoint that lacks weights."""
-  heading = f"The checkpoint {folder} lacks weights of this run's model, which would keep their initial values:"
+  heading = f"The checkpoint {folder} lacks weights of this run's model:"
   way_out = "Load a checkpoint that has them, or set the keys of the model that this checkpoint is of."
   return "\n".join([heading, *complete.listed(problems), way_out])
 

@@ -21,7 +21,7 @@ different, the import of the module fails. The rest are `features`: where MaxTex
 expects, the feature is missing, and all else works. A run that would need it is refused.
 
 With `pipeline_impl=host` and `sharding_conflicts=fallback` each of them calls MaxText's own and does the same. Exception:
-checkpoints of another layout are refused, and those that lack what MaxText would not miss.
+checkpoints of another layout are refused, and those that lack something without MaxText saying what.
 """
 
 import functools
