@@ -24,6 +24,8 @@ prefetch_fsdp_weights, where this MaxText has it.
             from the compiler's estimate of cycles and the bandwidth of links, not a measurement. MFU is MaxText's own
             count of FLOPs by the chip's peak
 
+All of --impl are judged first. If one is refused, nothing is compiled; without --impl it is a row that says why.
+
 --flags adds sets of XLA flags, most of them MaxText's own, to compile_xla_flags, for all implementations alike.
 
 --trace writes the projected step for ui.perfetto.dev, --picture draws an iteration of each direction of it.
@@ -65,7 +67,7 @@ _ROUNDS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("--impl", default=_DEFAULT, metavar="NAME,…", help="implementations (default: %(default)s)")
+  parser.add_argument("--impl", metavar="NAME,…", help=f"implementations (default: {_DEFAULT}, without those refused)")
   parser.add_argument(
       "--devices", type=int, metavar="N", help="virtual CPU devices, without compile_topology (default: 8)"
   )
@@ -112,14 +114,15 @@ class Target:
 def run(args: argparse.Namespace) -> int:
   from maxtext_pp_ext.compiled import child  # pylint: disable=import-outside-toplevel
 
-  names, sets = _listed(args.impl), _listed(args.flags)
+  names, sets = _listed(_DEFAULT if args.impl is None else args.impl), _listed(args.flags)
   _check(args, names, sets)
   maxtext.check_arguments(args.maxtext_args)
   machine = child.Machine(os.environ.get("JAX_PLATFORMS"))  # as it is before `prepare`
   maxtext.prepare()
   with output.progress("reading the config"), output.quiet():
     target = _target(args, names, sets, machine)
-  rows = {name: _row(name, target, args) for name in names}
+    refused = _refused(target, args.impl is not None)
+  rows = {name: refused.get(name) or _row(name, target, args) for name in names}
   found: dict[str, Any] = {"devices": target.described, "versions": _versions(), "given": args.maxtext_args}
   found |= {"machine": target.machine} if target.machine else {}
   found |= {"flags": {name: " ".join(flags.SETS[name].split()) for name in sets}} if sets else {}
@@ -143,7 +146,8 @@ def run(args: argparse.Namespace) -> int:
     output.print_json(found)
   else:
     compare_table.show(found, failures)
-  return 0 if computed and not failures else FAILED
+  late = args.impl is not None and any(row.get("refused") for row in rows.values())  # refused by what traces the step
+  return 0 if computed and not failures and not late else FAILED
 
 
 def _listed(text: str) -> list[str]:
@@ -221,6 +225,29 @@ def _target(args: argparse.Namespace, names: list[str], sets: list[str], machine
   except REFUSALS as error:
     raise CommandError(str(error)) from error
   return Target(devices=devices, described=described, chip=chip, machine=here, arguments=arguments)
+
+
+def _refused(target: Target, asked: bool) -> dict[str, dict[str, Any]]:
+  """Returns a row for each implementation that is refused.
+
+  Raises:
+    CommandError: all are, or one is that `--impl` asks for. Nothing was compiled.
+  """
+  from maxtext_pp_ext.plan import check  # pylint: disable=import-outside-toplevel
+
+  devices = target.machine["count"] if target.machine else target.devices
+  count = devices if isinstance(devices, int) else None
+  found = {name: check.check(argv, count, files=False).errors for name, argv in target.arguments.items()}
+  found = {name: errors for name, errors in found.items() if errors}
+  if found and (asked or len(found) == len(target.arguments)):
+    texts = [f"{name} is refused:\n" + "\n".join(f"  - {error}" for error in errors) for name, errors in found.items()]
+    others = [name for name in target.arguments if name not in found]
+    texts += [f"For the others, give --impl {','.join(others)}."] if others else []
+    raise CommandError("\n".join(texts))
+  return {
+      name: {"arguments": target.arguments[name], "failure": "\n".join(errors), "refused": True}
+      for name, errors in found.items()
+  }
 
 
 def _machine(machine: child.Machine, bounds: Any) -> dict[str, Any] | None:

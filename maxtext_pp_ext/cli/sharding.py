@@ -23,6 +23,7 @@ from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, REFUSALS
 from maxtext_pp_ext.host import postponed
 from maxtext_pp_ext.host.models import refusals
+from maxtext_pp_ext.nearest import nearest
 
 _WIDTH = 160  # without a terminal
 _BEFORE_PATH = 22  # columns of a line
@@ -63,9 +64,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _explain(maxtext_args: list[str], devices: int | None) -> Any:
   from maxtext_pp_ext.host.models import abstract_model, run_config  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.rules import problems  # pylint: disable=import-outside-toplevel
 
-  absent = run_config.of_absent_devices(run_config.given_keys(maxtext_args), devices)
-  return abstract_model.explained(run_config.read_without_run(maxtext_args, **absent))[0]
+  given = run_config.given_keys(maxtext_args)
+  config = run_config.read_without_run(maxtext_args, **run_config.of_absent_devices(given, devices))
+  problems.refuse_mesh(config, given)
+  return abstract_model.explained(config)[0]
 
 
 def _limited(found: dict[str, Any], limit: int | None) -> dict[str, Any]:
@@ -77,12 +81,29 @@ def _picture(explanation: Any, name: str) -> None:
 
   paths = [row.layout.path for row in explanation.rows]
   found = [path for path in paths if path == name] or [path for path in paths if path.endswith(name)]
-  if len(found) != 1:
-    listed = "\n".join(found or paths)
-    raise CommandError(f"--picture {name}: {len(found)} parameters have a path that ends so; take one of\n{listed}")
+  if len(found) > 1:
+    raise CommandError(
+        f"--picture {name}: {len(found)} parameters have a path that ends so; take one of\n{_lines(found)}"
+    )
+  if not found:
+    raise CommandError(f"--picture {name}: no parameter has a path that ends so; {_alike(name, paths)}")
   layout = explanation[found[0]].layout
   print(layout.path)
   print(sharding.picture(layout.shape, layout.sharding))
+
+
+def _alike(name: str, paths: Sequence[str]) -> str:
+  """The end of a sentence: the paths that have a name elsewhere, else those whose ends are like it, else all."""
+  if has_it := [path for path in paths if name and name in path]:
+    return f"these have it elsewhere:\n{_lines(has_it)}"
+  ends = {"/".join(path.split("/")[-1 - name.count("/") :]): path for path in paths}
+  if like_it := [path for end in nearest(name, ends, 5) for path in paths if path.endswith(end)]:
+    return f"these end in something like it:\n{_lines(like_it)}"
+  return f"take one of\n{_lines(paths)}"
+
+
+def _lines(paths: Sequence[str]) -> str:
+  return "\n".join(f"  {path}" for path in paths)
 
 
 def _print(explanation: Any, args: argparse.Namespace) -> None:

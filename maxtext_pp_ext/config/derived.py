@@ -19,7 +19,7 @@ NETWORKS = ("ici", "dcn")
 # Mesh axis -> its name in the parallelism key, where the two differ.
 _NAMES = {"stage": "pipeline", "model": "tensor"}
 # Keys of a pipeline's layers -> their values without one.
-_WITHOUT_PIPELINE = {
+WITHOUT_PIPELINE = {
     "num_layers_per_pipeline_stage": 1,
     "num_pipeline_repeats": -1,
     "pipeline_parallel_layers": -1,
@@ -57,7 +57,7 @@ def without_effect(config: HostKeys) -> dict[str, int | bool]:
   # MaxText derives pipeline_parallel_layers=-1: all layers are what it says without a pipeline.
   allowed = {"pipeline_parallel_layers": layers_to_choose_from(config)}
   own = lambda key: getattr(config, key)
-  return {key: value for key, value in _WITHOUT_PIPELINE.items() if own(key) not in (value, allowed.get(key, value))}
+  return {key: value for key, value in WITHOUT_PIPELINE.items() if own(key) not in (value, allowed.get(key, value))}
 
 
 def gathers_on_sparsecores(config: HostKeys) -> bool:

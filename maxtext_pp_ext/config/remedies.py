@@ -23,6 +23,7 @@ BATCHES = {
 
 Values = Mapping[str, Any]
 LEAVE_OUT = "Leave out pipeline_impl, or set pipeline_impl=host, for MaxText's own pipeline."
+_MAXTEXTS_OWN = {True: "Set pipeline_impl=host, or change", False: "Change"}
 _MOST_WAYS = 4  # that are printed
 _wanted = contextvars.ContextVar("_wanted", default=True)
 
@@ -98,6 +99,18 @@ def changed[C: HostKeys](config: C, values: Values, given: Values | None = None)
   return with_values(config, view)
 
 
+def _of_layers_outside(config: HostKeys, proposal: Values, passes: Callable[[Values], bool], given: Values) -> str:
+  """Says which layers a proposal leaves out of the pipeline, and how all of them would run without one; "" for none."""
+  kept, available = proposal.get("pipeline_parallel_layers", -1), derived.layers_to_choose_from(config)
+  if kept == -1 or available is None:
+    return ""
+  text = f" That leaves {available - kept} of {available} layers out of the pipeline, on every stage."
+  none = {f"{network}_pipeline_parallelism": 1 for network in derived.NETWORKS}
+  none |= derived.WITHOUT_PIPELINE | {"num_pipeline_microbatches": -1}
+  changes = {key: value for key, value in none.items() if given.get(key, getattr(config, key)) != value}
+  return f"{text} Without a pipeline: {settings(changes)}." if passes(changes) else text
+
+
 def _parallelism(config: HostKeys, network: str, values: Values) -> dict[str, Any]:
   key = f"{network}_parallelism"
   if getattr(config, key, None) is None:
@@ -153,13 +166,14 @@ def with_remedies[C: HostKeys](
   proposal = propose(config, passes, given or {})
   if proposal is None:
     remedy = (
-        "No sizes fit these devices. Set pipeline_impl=host, or change the batch or the number of devices."
-        if derived.windowed(config)
+        f"No sizes fit these devices. {_MAXTEXTS_OWN[derived.runs_ours(config)]} the batch or the number of devices."
+        if derived.num_stages(config) == 1
         else "No pipeline of this model fits these devices: set pipeline_impl=host and train without one, or change "
         "base_num_decoder_layers or the number of devices."
     )
   else:
     remedy = f"Set{', together:' if len(proposal) > 1 else ''} {settings(proposal)}."
+    remedy += _of_layers_outside(config, proposal, passes, given or {})
   texts = [problem.what if isinstance(problem, Problem) else problem for problem in found]
   last = max(i for i, problem in enumerate(found) if isinstance(problem, Problem))
   texts[last] += f" {remedy}"

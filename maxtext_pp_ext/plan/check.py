@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.checkpoint.layout import Layout
-from maxtext_pp_ext.config import PipelineConfigError, remedies
+from maxtext_pp_ext.config import PipelineConfigError
 from maxtext_pp_ext.config.derived import pipeline_impl, sound_stages, windowed
 from maxtext_pp_ext.config.keys import DerivedKeys, Keys
 from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
@@ -49,12 +49,13 @@ class Checked:
   not_counted: list[str] = dataclasses.field(default_factory=list)
 
 
-def check(argv: Sequence[str], devices: int | None = None) -> Checked:
+def check(argv: Sequence[str], devices: int | None = None, *, files: bool = True) -> Checked:
   """Checks MaxText's arguments of a run.
 
   Args:
     argv: a yml file, which may be left out, then `key=value`.
     devices: number of devices; by default those of `compile_topology`, or as many as the parallelism makes.
+    files: whether the run reads and writes checkpoints where the arguments say.
 
   Raises:
     OSError: the yml file does not exist.
@@ -65,7 +66,7 @@ def check(argv: Sequence[str], devices: int | None = None) -> Checked:
     overrides = run_config.of_absent_devices(given, devices)
     found.devices = overrides.get("internal_compile_num_devices")
     # The values as given, since the config is read without checkpoints.
-    found.errors += [*checkpoint_paths.problems(given.get), *checkpoint_paths.of_loading(given.get)]
+    found.errors += [*checkpoint_paths.problems(given.get), *checkpoint_paths.of_loading(given.get)] if files else []
     config = run_config.read_without_run(argv, **overrides)
   except PipelineConfigError as error:
     found.errors += [problem for problem in error.problems if problem not in found.errors]
@@ -75,11 +76,12 @@ def check(argv: Sequence[str], devices: int | None = None) -> Checked:
     return found
   found.devices = config.num_target_devices
   found.warnings += [*_of_host(config), *_on_tpus(config)]
-  found.errors += _devices_not_shared_out(config, given)
+  of_mesh = problems.of_mesh(config, given)
+  found.errors += of_mesh
   try:
     _model(config, found)
   except (ValueError, NotImplementedError) as error:
-    found.errors.append(str(error))
+    found.errors += [] if of_mesh else [str(error)]  # without a mesh there is no model
   return found
 
 
@@ -93,14 +95,6 @@ def _of_host(config: Keys) -> list[str]:
         "with 3 or more stages. Set pipeline_fsdp_ag_per_repeat=False and pipeline_impl=circular_bsw."
     ]
   return []
-
-
-def _devices_not_shared_out(config: Keys, given: Mapping[str, Any]) -> list[str]:
-  """Returns the problems that MaxText's trainers meet when they make the mesh, with remedies."""
-  if not config.using_pipeline_parallelism and not windowed(config):
-    return []
-  chosen = {key: given[key] for key in remedies.DERIVED if isinstance(given.get(key), int)}
-  return problems.problems(config, chosen, whole_mesh=True)
 
 
 def _on_tpus(config: Keys) -> list[str]:

@@ -56,10 +56,11 @@ class CircularSchedule:
     if self.delay > 2:
       raise ValueError(f"delay must be 1 or 2 (pipeline_delay_activation_forwarding), got {self.delay}.")
     if self.microbatches % self.stages:
+      below = self.microbatches // self.stages
+      nearest = list(dict.fromkeys(str(max(count, self.delay) * self.stages) for count in (below, below + 1)))
       raise ValueError(
-          f"microbatches ({self.microbatches}) must be a multiple of stages ({self.stages}); the nearest are"
-          f" {max(self.microbatches // self.stages, 1) * self.stages} and"
-          f" {(self.microbatches // self.stages + 1) * self.stages}."
+          f"microbatches ({self.microbatches}) must be a multiple of stages ({self.stages}); the nearest"
+          f" {'are' if len(nearest) > 1 else 'is'} {' and '.join(nearest)}."
       )
     if self.microbatches < self.delay * self.stages:
       raise ValueError(

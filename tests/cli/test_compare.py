@@ -67,7 +67,7 @@ FOUR_STAGES = ("ici_pipeline_parallelism=4", "ici_fsdp_parallelism=2", "pipeline
 def test_a_table_of_what_was_computed_and_reasons_for_the_rest(fake, capfd):
   asked = fake(none=figures(), host=STOPPED, circular_bsw=figures(0.5), circular=REFUSED)
   names = "none,host,circular_bsw,circular"
-  assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", names, "--minutes", "1", "--memory-gib", "2"]) == 0
+  assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", names, "--minutes", "1", "--memory-gib", "2"]) == 1
   lines = capfd.readouterr().out.splitlines()
   text = "\n".join(lines)
   assert "8 virtual CPU devices, per device and step" in text
@@ -81,18 +81,19 @@ def test_a_table_of_what_was_computed_and_reasons_for_the_rest(fake, capfd):
 
 def test_json_has_every_figure_and_the_arguments(fake, capfd):
   fake(none=figures(), circular_bsw=REFUSED)
-  assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", "none,circular_bsw", "--devices", "16", "--json"]) == 0
+  arguments = [*TINY, *FOUR_STAGES, "ici_fsdp_parallelism=4", "--impl", "none,circular_bsw", "--devices", "16"]
+  assert cli.main(["compare", *arguments, "--json"]) == 1
   found = json.loads(capfd.readouterr().out)
   assert found["devices"] == "16 virtual CPU devices" and set(found["versions"]) >= {"maxtext", "jax"}
   row = found["implementations"]["none"]
-  assert "ici_fsdp_parallelism=8" in row.pop("arguments") and row == figures()
+  assert "ici_fsdp_parallelism=16" in row.pop("arguments") and row == figures()
   assert found["implementations"]["circular_bsw"]["failure"] == REFUSED["failure"]
 
 
 def test_sets_of_flags_join_those_of_the_run_in_every_implementation(fake, capfd):
   asked = fake(none=figures(), circular_bsw=figures())
   own, sets = "compile_xla_flags=--xla_a=1", "DENSE_VMEM_LIMIT_FLAG,DATA_PARALLEL_OVERLAP"
-  arguments = ["compare", *TINY, *FOUR_STAGES, "compile_topology=v5p-8", own, "--impl", "none,circular_bsw"]
+  arguments = ["compare", *TINY, *FOUR_STAGES, "compile_topology=v5p-16", own, "--impl", "none,circular_bsw"]
   assert cli.main([*arguments, "--flags", sets]) == 0
   assert "with DENSE_VMEM_LIMIT_FLAG: --xla_tpu_scoped_vmem_limit_kib=98304" in capfd.readouterr().out
   for given, *_ in asked:
@@ -100,6 +101,25 @@ def test_sets_of_flags_join_those_of_the_run_in_every_implementation(fake, capfd
     assert value.startswith(f"{own} --xla_tpu_scoped_vmem_limit_kib=98304 --xla_tpu_enable_data_parallel")
   assert cli.main([*arguments, "--flags", sets, "--json"]) == 0
   assert list(json.loads(capfd.readouterr().out)["flags"]) == sets.split(",")
+
+
+NO_PIPELINE_OF_OURS = ("adamw_mask=[decoder/layers/mlp]",)  # in a pipeline the layers have other paths
+
+
+def test_all_that_is_asked_for_is_judged_before_anything_is_compiled(fake, capfd):
+  asked = fake()
+  arguments = ["compare", *TINY, *FOUR_STAGES, *NO_PIPELINE_OF_OURS, "--impl", "none,host,circular_bsw"]
+  assert cli.main(arguments) == 2 and asked == []
+  said = capfd.readouterr().err
+  assert "circular_bsw is refused:\n  - adamw_mask" in said and said.endswith("give --impl none,host.\n")
+  assert cli.main(["compare", *TINY, *FOUR_STAGES, "per_device_batch_size=-3"]) == 2 and asked == []
+  assert "per_device_batch_size=-3 has to be more than 0" in capfd.readouterr().err
+
+
+def test_of_the_default_ones_those_that_are_refused_are_rows_that_say_why(fake, capfd):
+  asked = fake(none=figures(), host=figures())
+  assert cli.main(["compare", *TINY, *FOUR_STAGES, *NO_PIPELINE_OF_OURS]) == 0
+  assert len(asked) == 2 and capfd.readouterr().out.count("refused: adamw_mask") == 3
 
 
 def test_it_fails_if_nothing_could_be_computed(fake, capfd, tmp_path):
@@ -113,7 +133,7 @@ def test_it_fails_if_nothing_could_be_computed(fake, capfd, tmp_path):
 def test_bars_have_a_row_for_each_implementation(fake, capfd, tmp_path, suffix):
   fake(none=figures(), circular=REFUSED, circular_bsw=figures(0.5))
   file = tmp_path / f"bars.{suffix}"
-  assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", "none,circular,circular_bsw", "--output", str(file)]) == 0
+  assert cli.main(["compare", *TINY, *FOUR_STAGES, "--impl", "none,circular,circular_bsw", "--output", str(file)]) == 1
   assert file.stat().st_size > 2000
   if suffix == "svg":
     text = file.read_text()
@@ -147,6 +167,7 @@ def test_steps_that_were_compiled_are_run_and_compared_with_the_first(fake, fake
   asked = fake_times(host=times(0.2, 0.4, 0.2), circular_bsw=times(0.1, 0.3, 0.16))
   file = tmp_path / "bars.svg"
   arguments = ["compare", *TINY, *FOUR_STAGES, "--impl", "host,circular,circular_bsw", "--run", "--rounds", "3"]
+  arguments += ["ici_fsdp_parallelism=4"]
   assert cli.main([*arguments, "--devices", "16", "--output", str(file)]) == 0
   assert list(asked["arguments"]) == ["host", "circular_bsw"] and asked["rounds"] == 3 and asked["devices"] == 16
   assert "pipeline_impl=circular_bsw" in asked["arguments"]["circular_bsw"]
@@ -381,15 +402,13 @@ def test_the_attention_kernel_is_that_of_the_devices_unless_one_is_asked_for(ins
   assert "attention" not in keys("host", platform=None)  # MaxText's own choice, made where the devices are
 
 
-def test_a_step_is_compiled_for_cpu_devices_and_a_wrong_one_refused(tmp_path):
+def test_a_step_is_compiled_for_cpu_devices(tmp_path):
   arguments = [*TINY, "ici_pipeline_parallelism=2", "base_num_decoder_layers=2", "per_device_batch_size=1"]
   command = [sys.executable, "-m", "maxtext_pp_ext.cli", "compare", *arguments, "num_pipeline_microbatches=2", "--json"]
-  command += ["adamw_mask=[decoder/layers/mlp]", "--impl", "circular_bsw,host", "--devices", "4"]
+  command += ["--impl", "host", "--devices", "4"]
   environment = {**os.environ, "PYTHONPATH": str(ROOT), "MAXTEXT_PP_EXT": "off"}
   done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=500, check=False)
-  rows = json.loads(done.stdout)["implementations"]
-  assert rows["circular_bsw"]["refused"] and "adamw_mask" in rows["circular_bsw"]["failure"]
-  row = rows["host"]
+  row = json.loads(done.stdout)["implementations"]["host"]
   assert "failure" not in row, row
   assert row["bytes"]["temp"] > 0 and row["bytes"]["arguments"] > 0 and row["bytes"]["peak"] is None
   assert row["dot_flops"] > 0

@@ -94,10 +94,19 @@ def test_a_picture_of_a_parameter(command):
   assert "| 512:1024 " in out and "10752:14336" in out
 
 
-@pytest.mark.parametrize("name, words", [("kernel", "8 parameters"), ("nothing", "0 parameters")])
-def test_a_picture_of_no_one_parameter_lists_those_there_are(command, name, words):
+PICTURES = {
+    "several": ("kernel", "8 parameters have a path that ends so; take one of", 8),
+    "a part of the path": ("mlp", "no parameter has a path that ends so; these have it elsewhere:", 3),
+    "mistyped": ("wo/kernl", "these end in something like it:", 5),
+    "nothing like it": ("xyzzy", "no parameter has a path that ends so; take one of", 12),
+}
+
+
+@pytest.mark.parametrize("name, words, count", PICTURES.values(), ids=PICTURES.keys())
+def test_a_picture_of_no_one_parameter_lists_those_that_may_be_meant(command, name, words, count):
   status, out, err = command(*SMALL, "--picture", name)
-  assert status == 2 and out == "" and words in err and "decoder/layers/mlp/wo/kernel\n" in err
+  assert status == 2 and out == "" and words in err and "  decoder/layers/mlp/wo/kernel\n" in err
+  assert len([line for line in err.splitlines() if line.startswith("  ")]) == count
 
 
 def test_conflicts_are_shown_and_are_no_failure(command):
@@ -109,4 +118,4 @@ def test_conflicts_are_shown_and_are_no_failure(command):
 
 def test_a_parallelism_that_does_not_fit_the_topology_is_reported(command):
   status, out, err = command(*SMALL, "ici_tensor_parallelism=5")
-  assert status == 2 and out == "" and "maxtext-pp: " in err
+  assert status == 2 and out == "" and "maxtext-pp: " in err and "ici_tensor_parallelism=5" in err

@@ -23,7 +23,8 @@ def test_git_ignores_what_the_commands_of_the_pages_write():
   written = {name for text in texts for pattern in (FILE, FOLDER) for name in pattern.findall(text)}
   written |= {f"{folder}/build" for text in texts for folder in INSTALLED.findall(text)}
   assert {"out", "step.json.gz", "examples/own-pipeline/build"} <= written
-  git = lambda *arguments: subprocess.run(["git", "-C", CHECKOUT, *arguments], capture_output=True, text=True, check=False)
+  of_git = {"cwd": CHECKOUT, "capture_output": True, "text": True, "check": False}
+  git = lambda *arguments: subprocess.run(["git", *arguments], **of_git)
   tracked = set(git("ls-files").stdout.split())
   seen = [
       name

@@ -140,6 +140,8 @@ def test_arrays_and_integers_give_the_same(schedule):
         ({"stages": 2, "microbatches": 4.0, "repeats": 1}, "microbatches must be a positive integer"),
         ({"stages": 2, "microbatches": 4, "repeats": True}, "repeats must be a positive integer"),
         ({"stages": 3, "microbatches": 4, "repeats": 1}, r"multiple of stages \(3\); the nearest are 3 and 6"),
+        ({"stages": 4, "microbatches": 3, "repeats": 1}, r"multiple of stages \(4\); the nearest is 4\."),
+        ({"stages": 4, "microbatches": 5, "repeats": 1, "delay": 2}, "the nearest is 8"),
         ({"stages": 4, "microbatches": 4, "repeats": 1, "delay": 2}, "2 × 4 = 8"),
         ({"stages": 4, "microbatches": 16, "repeats": 1, "delay": 3}, "delay must be 1 or 2"),
     ],

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config import derived, remedies
+from maxtext_pp_ext.config import derived, PipelineConfigError, ranges, remedies
 from maxtext_pp_ext.config.derived import pipeline_impl, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import with_values
@@ -21,6 +21,7 @@ from maxtext_pp_ext.nearest import did_you_mean
 from maxtext_pp_ext.schedule import CircularSchedule, Schedule
 
 _MOST_CHOICES = 20  # for a key that are listed
+_LONGEST_VALUE = 80  # that is repeated in an error
 _PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 
@@ -55,6 +56,7 @@ def _read(arguments: Sequence[str], overrides: Mapping[str, Any], **options: Any
 
   # Without a yml file MaxText takes its defaults, wherever it has them.
   # Not `initialize`: it ends the process if it finds an error (MaxText 0.2.5).
+  options = {"config_class": _JudgedClass()} | options
   return _made(lambda: pyconfig._initialize_pydantic(["", *arguments], **options, **overrides))  # pylint: disable=protected-access
 
 
@@ -71,7 +73,30 @@ def _made(make: Callable[[], Any]) -> Any:
     raise ValueError("\n".join(_text(detail) for detail in details)) from None
 
 
-class Variations:
+def refuse_numbers(given: Mapping[str, Any]) -> None:
+  """Raises PipelineConfigError if a key's number has no meaning, whoever runs the pipeline: MaxText computes with any."""
+  from maxtext.configs import types  # pylint: disable=import-outside-toplevel
+
+  if found := ranges.problems(types.MaxTextConfig.model_fields, given):
+    raise PipelineConfigError(found)
+
+
+class _JudgedClass:
+  """MaxText's config class, which judges numbers first."""
+
+  def __init__(self) -> None:
+    from maxtext.configs import types  # pylint: disable=import-outside-toplevel
+
+    self._class = types.MaxTextConfig
+    # MaxText reads the fields of the class that it is to make, and calls it with all values.
+    self.model_fields = self._class.model_fields
+
+  def __call__(self, **given: Any) -> Any:
+    refuse_numbers(given)
+    return self._class(**given)
+
+
+class Variations(_JudgedClass):
   """A config whose files are read once, and which is made anew with other values of some keys.
 
   MaxText needs a second to read its files, and a fraction of it to derive and validate a config.
@@ -83,17 +108,13 @@ class Variations:
     Raises:
       ValueError: MaxText or this package refuses them; the message has every reason.
     """
-    from maxtext.configs import types  # pylint: disable=import-outside-toplevel
-
-    self._class = types.MaxTextConfig
+    super().__init__()
     self._given: dict[str, Any] = {}
-    self.model_fields = self._class.model_fields
-    # MaxText reads the fields of the class that it is to make, and calls it with all values.
     self.first = read_without_run(arguments, options={"config_class": self})
 
   def __call__(self, **given: Any) -> Any:
     self._given = given
-    return self._class(**given)
+    return super().__call__(**given)
 
   def read(self, changed: Mapping[str, Any]) -> Any:
     """Returns the config with these values instead of its own.
@@ -102,7 +123,7 @@ class Variations:
       ValueError: MaxText or this package refuses it; the message has every reason, and no remedies.
     """
     with remedies.not_wanted():
-      return _made(lambda: self._class(**{**self._given, **changed}))
+      return _made(lambda: super(Variations, self).__call__(**{**self._given, **changed}))
 
 
 # Turns off what a run starts, writes or prints; reading a config needs none of it.
@@ -129,18 +150,24 @@ def of_absent_devices(given: Mapping[str, Any], devices: int | None = None) -> d
 
   Args:
     given: the run's keys.
-    devices: their number; by default as many as the parallelism makes, where -1 takes what is left and counts as 1.
+    devices: their number; by default as many as the parallelism makes. There -1 takes what is left and counts as 1, and
+      as 2 for stages, whose number MaxText does not derive: a pipeline was asked for.
 
   Raises:
-    ValueError: the parallelism is no number, or too large.
+    ValueError: the parallelism is no number, or too large; or both say which devices.
   """
-  if given.get("compile_topology"):
+  if topology := given.get("compile_topology"):
+    if devices:
+      raise ValueError(f"--devices {devices} with compile_topology={topology}: give one of them.")
     return {}
   if not devices:
-    values = (integer(given, key) for key in given if _PARALLELISM.fullmatch(key))
-    devices = math.prod(value for value in values if value > 0)
+    sizes = {key: integer(given, key) for key in given if _PARALLELISM.fullmatch(key)}
+    sizes |= {key: 2 for key, size in sizes.items() if size == -1 and key.endswith("_pipeline_parallelism")}
+    sizes = {key: size for key, size in sizes.items() if size > 1}
+    devices = math.prod(sizes.values())
     if devices > MOST_DEVICES:
-      raise ValueError(f"The parallelism asks for {devices} devices, more than {MOST_DEVICES}.")
+      product = " × ".join(f"{key}={size}" for key, size in sizes.items())
+      raise ValueError(f"{product} asks for {devices} devices, more than {MOST_DEVICES}. Set smaller ones.")
   return {"internal_compile": True, "internal_compile_num_devices": devices}
 
 
@@ -173,7 +200,9 @@ def _text(detail: Mapping[str, Any]) -> str:
   choices = re.findall(r"'([^']*)'", detail.get("ctx", {}).get("expected", ""))
   if len(choices) > _MOST_CHOICES:
     return f"{keys}={detail['input']} is none of {len(choices)} choices{did_you_mean(detail['input'], choices, 5)}"
-  return f"{keys}: {message}" if keys else message
+  value = detail["input"]
+  given = f"={value}" if isinstance(value, str | int | float) and len(str(value)) <= _LONGEST_VALUE else ""
+  return f"{keys}{given}: {message}" if keys else message
 
 
 def schedule_of(config: HostKeys) -> Schedule:

@@ -55,6 +55,29 @@ def problems(config: Keys, given: Mapping[str, Any] | None = None, whole_mesh: b
   return remedies.with_remedies(config, found, check, propose.proposal, given)
 
 
+def of_mesh(config: Keys, given: Mapping[str, Any]) -> list[str]:
+  """Returns the problems with a mesh of all devices, whoever runs the pipeline, and whether there is one or none.
+
+  Args:
+    config: MaxText's config.
+    given: the values of a run's keys, before MaxText has derived others from them.
+  """
+  chosen = {key: given[key] for key in remedies.DERIVED if isinstance(given.get(key), int)}
+  if config.pipeline_impl != registry.HOST:
+    return problems(config, chosen, whole_mesh=True)
+
+  def check(view: Keys) -> list[str]:
+    return [*(sizes.problems(view) if derived.num_stages(view) != 1 else []), *sizes.devices(view)]
+
+  return remedies.with_remedies(config, sizes.devices(config), check, propose.proposal, chosen)
+
+
+def refuse_mesh(config: Keys, given: Mapping[str, Any]) -> None:
+  """Raises PipelineConfigError if `of_mesh` has problems: MaxText's own error names no key."""
+  if found := of_mesh(config, given):
+    raise keys.PipelineConfigError(found)
+
+
 def _devices_are_absent(config: Keys) -> bool:
   return bool(getattr(config, "internal_compile", False) or getattr(config, "compile_topology", ""))
 

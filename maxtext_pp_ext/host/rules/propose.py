@@ -18,6 +18,7 @@ _MOST_STAGES = 1024
 _MOST_CANDIDATES = 24  # of a kind
 # The axes that take the remaining devices.
 _GIVING = ("fsdp", "data")
+_KV_KERNEL = ("kv_heads", "embed", "kv_head_dim")
 _INPUTS = ("activation_embed_and_logits_batch", "activation_norm_length")
 
 
@@ -75,7 +76,7 @@ def parallelism(config: HostKeys) -> list[dict[str, int]]:
 
   A pipeline keeps two stages or more, and a model without one stays without.
   """
-  least, most = (1, 1) if derived.windowed(config) else (2, _MOST_STAGES)
+  least, most = (1, 1) if derived.num_stages(config) == 1 else (2, _MOST_STAGES)
   ways = [list(_shares(config, network)) for network in derived.NETWORKS]
   found = []
   for parts in itertools.product(*ways):
@@ -83,10 +84,16 @@ def parallelism(config: HostKeys) -> list[dict[str, int]]:
         part[f"{network}_pipeline_parallelism"] for network, part in zip(derived.NETWORKS, parts, strict=True)
     )
     changes = {key: value for part in parts for key, value in part.items() if getattr(config, key, 1) != value}
-    if least <= stages <= most:
+    if least <= stages <= most and _heads_are_whole(changed(config, changes)):
       present = derived.num_stages(config) or 1
       found.append(((_distance(stages, present), len(changes)), changes))
   return [changes for _, changes in sorted(found, key=lambda pair: pair[0])]
+
+
+def _heads_are_whole(config: HostKeys) -> bool:
+  """Whether the devices share the heads of keys and values equally; MaxText's attention refuses to cut one."""
+  heads = getattr(config, "num_kv_heads", None)
+  return not heads or heads % rows_of_devices.shards(_KV_KERNEL, config) == 0
 
 
 def _shares(config: HostKeys, network: str) -> Iterator[dict[str, int]]:
@@ -135,8 +142,8 @@ def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
 
 def layers(config: HostKeys, given: Values) -> Iterator[dict[str, int]]:
   """Yields layers per stage, pipelined layers and repeats that fit the number of stages."""
-  if derived.windowed(config):
-    yield dict(derived.without_effect(config))
+  if derived.num_stages(config) == 1:
+    yield dict(derived.without_effect(config)) if derived.windowed(config) else {}
     return
   stages, available = derived.sound_stages(config), derived.layers_to_choose_from(config)
   per_stage, asked = config.num_layers_per_pipeline_stage, derived.pipelined_layers(config)

@@ -110,6 +110,14 @@ def test_a_bad_configuration_stops_with_our_error_and_not_with_an_assert_of_the_
   assert "input_value" not in str(error.value)  # pydantic's dump of the whole configuration
 
 
+@pytest.mark.parametrize("impl, stages", [("circular_bsw", 2), ("circular", 1)], ids=["pipeline", "window"])
+def test_a_number_without_a_meaning_stops_the_trainer_by_name(make_config, impl, stages):
+  sound = PIPELINED | {"pipeline_impl": impl, "ici_pipeline_parallelism": stages}
+  for key, value in {"per_device_batch_size": -3, "max_target_length": 0, "vocab_size": 10**18, "adam_b1": "nan"}.items():
+    with pytest.raises(keys.PipelineConfigError, match=f"1 problem .*\n  - {key}={value} (has to be|can be at most) "):
+      make_config(**sound | {key: value})
+
+
 def test_several_problems_are_reported_at_once_even_if_the_host_stops_at_the_first(make_config):
   with pytest.raises(keys.PipelineConfigError) as error:
     make_config(**(PIPELINED | {"base_num_decoder_layers": 5, "num_pipeline_microbatches": 3, "pipeline_impl": "x"}))

@@ -1,16 +1,14 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's own config accepts the settings proposed for sizes that do not fit together, and its mesh can be made."""
+"""What messages propose for sizes that do not fit together is accepted when it is typed in: each way that they name."""
 
 import random
+import re
 
 import pytest
 
-from maxtext_pp_ext import config as keys
-from maxtext_pp_ext.host.models import abstract_model, run_config
-from maxtext_pp_ext.host.rules import problems
+from maxtext_pp_ext.plan import check
 from tests.host.common import TINY
-from tests.host.rules.test_problems import values_to_set
 
 EXPERTS = {"num_experts": "4", "num_experts_per_tok": "2", "base_moe_mlp_dim": "32"}
 MODELS = (
@@ -23,14 +21,12 @@ MODELS = (
 
 
 def drawn(source):
-  """Arguments of a run on devices that this machine does not have."""
-  stages = source.choice((2, 3, 4, 5, 8))
+  """(keys of a run, the number of devices; None for as many as its parallelism makes)."""
   values = {
-      "internal_compile": "True",
-      "internal_compile_num_devices": source.choice((6, 8, 12, 16)),
-      "ici_pipeline_parallelism": stages,
+      "ici_pipeline_parallelism": source.choice((-1, 2, 3, 4, 5, 8)),
       "ici_fsdp_parallelism": source.choice((-1, -1, 2, 3)),
-      "base_num_decoder_layers": source.choice((8, 9, 12, 14, 24)),
+      "ici_tensor_parallelism": source.choice((1, 1, 1, 3)),
+      "base_num_decoder_layers": source.choice((7, 8, 9, 12, 14, 24)),
       "num_pipeline_microbatches": source.choice((-1, 2, 5, 6, 8)),
       "num_pipeline_repeats": source.choice((-1, -1, 2)),
       "num_layers_per_pipeline_stage": source.choice((1, 1, 2, 3)),
@@ -43,38 +39,68 @@ def drawn(source):
   if source.random() < 0.2:
     values |= {"enable_rampup_batch_size": "True", "per_device_batch_size": 4}
     values |= {"per_device_batch_size_start": source.choice((0.5, 1, 2)), "per_device_batch_size_increment": 1}
-  return dict(key.split("=", 1) for key in TINY) | values | source.choice(MODELS)
+  values = dict(key.split("=", 1) for key in TINY) | values | source.choice(MODELS)
+  return values, source.choice((None, 6, 7, 8, 12, 16))
 
 
-def check(values):
-  """Whether there was a proposal; an assertion fails if MaxText refuses it."""
-  try:
-    read(values)
-    return False
-  except keys.PipelineConfigError as error:
-    said = error.problems
-  if "No pipeline of this model fits" in said[-1]:
-    return False
-  read(values | values_to_set(said))
-  return True
+def ways(errors):
+  """The settings of each remedy that the errors name."""
+  for text in re.findall(
+      r"(?:Set(?:, together:)?|Without a pipeline:) (\w+=[^ ]+(?:,? (?:or )?\w+=[^ ]+| \(.*?\)| for \w+)*)",
+      " ".join(errors),
+  ):
+    for way in text.split(" or "):
+      yield {key: value.rstrip(".,") for key, value in re.findall(r"(\w+)=([^ ]+)", way)}
 
 
-def read(values):
-  """Raises ValueError if the mesh of all devices cannot be made, either."""
-  config = run_config.read([f"{key}={value}" for key, value in values.items()])
-  found = problems.problems(config, whole_mesh=True)
-  if found:
-    raise keys.PipelineConfigError(found)
-  assert abstract_model.abstract_mesh(config).size == config.num_target_devices
+def proposed(values, devices):
+  """How many ways are named for what is wrong with a run; an assertion fails if one is refused."""
+  arguments = lambda values: [f"{key}={value}" for key, value in values.items()]
+  errors = check.check(arguments(values), devices).errors
+  if not errors or any("No pipeline of this model fits" in error or "No sizes fit" in error for error in errors):
+    return 0
+  found = list(ways(errors))
+  assert found, errors
+  for way in found:
+    assert check.check(arguments(values | way), devices).errors == [], (way, errors)
+  return len(found)
 
 
-def test_maxtext_accepts_what_is_proposed(installed):
+def test_what_is_proposed_is_accepted(installed):
   source = random.Random(0)
-  assert sum(check(drawn(source)) for _ in range(12)) > 6
+  assert sum(proposed(*drawn(source)) > 0 for _ in range(12)) > 6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_maxtext_accepts_what_is_proposed_for_many_configs(installed, seed):
+def test_what_is_proposed_for_many_configs_is_accepted(installed, seed):
   source = random.Random(seed)
-  assert sum(check(drawn(source)) for _ in range(24)) > 12
+  assert sum(proposed(*drawn(source)) > 0 for _ in range(24)) > 12
+
+
+EIGHT_LAYERS = dict(key.split("=", 1) for key in TINY) | {"base_num_decoder_layers": 8}
+ASKED = {
+    "stages that nobody counts": ({"pipeline_impl": "circular_bsw", "ici_pipeline_parallelism": -1}, None),
+    "stages that nobody counts, of MaxText's own": ({"ici_pipeline_parallelism": -1}, None),
+    "such stages with FSDP": (
+        {"pipeline_impl": "circular", "ici_pipeline_parallelism": -1, "ici_fsdp_parallelism": 2},
+        None,
+    ),
+    "such stages on eight devices": ({"pipeline_impl": "circular", "ici_pipeline_parallelism": -1}, 8),
+    "three devices of eight": ({"ici_tensor_parallelism": 3}, 8),
+    "three of eight and a window": ({"ici_tensor_parallelism": 3, "pipeline_impl": "circular"}, 8),
+    "three of eight and MaxText's pipeline": ({"ici_tensor_parallelism": 3, "ici_pipeline_parallelism": 2}, 8),
+    "the rest twice": ({"ici_fsdp_parallelism": -1, "ici_data_parallelism": -1}, 8),
+    "seven devices": ({"ici_pipeline_parallelism": 4, "pipeline_impl": "circular_bsw"}, 7),
+}
+
+
+@pytest.mark.parametrize("keys, devices", ASKED.values(), ids=ASKED.keys())
+def test_devices_that_cannot_be_shared_out_are_told_with_keys_and_a_way_that_is_accepted(installed, keys, devices):
+  values = EIGHT_LAYERS | keys
+  *_, error = errors = check.check([f"{key}={value}" for key, value in values.items()], devices).errors
+  assert any(f"{key}={value}" in error for key, value in keys.items() if key != "pipeline_impl")
+  assert "Unspecified value" not in str(errors) and "unspecified" not in str(errors)
+  assert proposed(values, devices)
+  if devices == 7:
+    assert "That leaves 1 of 8 layers out of the pipeline" in error and "Without a pipeline: " in error
