@@ -14,11 +14,13 @@ is 2 if there is an error, else 0, also with warnings.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, REFUSALS, UNUSABLE
+from maxtext_pp_ext.cli.tables import labels
 from maxtext_pp_ext.host import postponed
 from maxtext_pp_ext.host.models import refusals
 
@@ -87,13 +89,15 @@ def _print(result: dict[str, Any]) -> None:
   if schedule := result.get("schedule"):
     print(f"schedule: {_schedule_text(schedule)}")
   if memory := result.get("memory"):
+    stages = schedule["stages"] if schedule else 1
+    when = labels.phases(stages)[memory["when"]]
     of_device = f" of {units.bytes_text(memory['of_device'])}" if memory["of_device"] else ""
-    print(f"memory of a device, estimated: {units.bytes_text(memory['total'])}{of_device}, {memory['when']}")
-    _print_bytes(memory["bytes"])
+    print(f"memory of a device, estimated: {units.bytes_text(memory['total'])}{of_device}, {when}")
+    _print_bytes(memory["bytes"], labels.parts(stages))
     sent = result["sent"]
     between = f", {units.bytes_text(sent['between_slices'])} of it between slices" if sent["between_slices"] else ""
     print(f"sent by a device in a step, estimated: {units.bytes_text(sent['total'])}{between}")
-    _print_bytes(sent["bytes"])
+    _print_bytes(sent["bytes"], labels.SENT)
   if "not_estimated" in result:
     print("not estimated: " + "; ".join(result["not_estimated"]))
   print(units.counted(len(result["errors"]), "error") if result["errors"] else "no errors")
@@ -110,10 +114,10 @@ def _schedule_text(schedule: dict[str, Any]) -> str:
   return f"{text}: {units.counted(iterations, 'iteration')}"
 
 
-def _print_bytes(sizes: dict[str, int]) -> None:
-  for name, size in sizes.items():
+def _print_bytes(sizes: Mapping[Any, int], names: Mapping[Any, str]) -> None:
+  for what, size in sizes.items():
     if size:
-      print(f"  {units.bytes_text(size):>8}  {name}")
+      print(f"  {units.bytes_text(size):>8}  {names[what]}")
 
 
 def _layer_lines(layers: list[dict[str, int] | None]) -> list[str]:

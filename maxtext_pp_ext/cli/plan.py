@@ -10,6 +10,9 @@ parallelism, such as ragged_buffer_factor. Batch, sequence and tensor parallelis
 has to divide axes of the torus of compile_topology, the row sets allow_split_physical_axes=True, unless the arguments
 have that key. "none" is the same model without a pipeline.
 
+Seconds need the links of a slice. With --devices it is the slice of MaxText's table that has as many devices of --chip;
+where the table has none, there are no seconds.
+
   S R L/S M    stages (4=2×2: two within a slice, on two slices), repeats, layers per stage and repeat, microbatches
   EP           of a model with experts, the devices within a slice that share them
   bubble       share of a stage's iterations in which it idles
@@ -20,10 +23,14 @@ have that key. "none" is the same model without a pipeline.
 
 --wide adds:
 
-  window       of memory, gathered weights and sums of gradients
+  state        of memory, parameters, the optimizer's moments and sharded gradients
+  window       of memory, gathered weights of layers, and their gradients until these are reduced
   kept         of memory, the layers' inputs that backward needs
-  weights      of what is sent, weights that are gathered and their gradients
+  work         of memory, microbatches in a layer and before it; or outputs, logits and gathered weights of the logits
+  weights      of what is sent, weights of layers that are gathered and their gradients
   act.         of what is sent, activations and their gradients, to other stages
+  outside      of what is sent, weights outside the pipeline and their gradients
+  tokens       of what is sent, those of a model with experts to the experts, and the results
   slices       of what is sent, all that goes to other slices
   at least     seconds of a step if all transfers and compute overlap, at the vendor's peak rates
   at most      seconds of a step at the rates of the estimate, if nothing overlaps
@@ -94,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
   chosen = found.candidates if args.all else _best(found, args.top) if fits else found.distinct()[:_NEAREST]
   result = {
       "devices": found.devices,
+      "slice": _slice(found),
       "device_memory": found.memory_limit,
       "candidates": [_as_dict(found, candidate) for candidate in chosen],
       "not_estimated": found.not_counted,
@@ -249,9 +257,20 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
   }
 
 
+def _slice(found: Any) -> dict[str, Any] | None:
+  """Returns the chips along each axis of a slice, and which of the axes are closed to rings; None if not known."""
+  from maxtext_pp_ext.plan import slices  # pylint: disable=import-outside-toplevel
+
+  if found.slice is None:
+    return None
+  lengths = found.slice.lengths
+  return {"topology": found.slice.name, "chips": lengths, "closed": slices.closed(lengths)}
+
+
 def _compiled(candidate: Any, args: argparse.Namespace, chip: Any) -> dict[str, Any]:
   """Returns the compiler's figures for what was predicted, and projected seconds; or `failure`."""
-  from maxtext_pp_ext.compiled import compare, traffic  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.compiled.program import collectives  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.models import train_step, variants  # pylint: disable=import-outside-toplevel
 
   bounds = maxtext.bounds(args)
@@ -273,5 +292,5 @@ def _compiled(candidate: Any, args: argparse.Namespace, chip: Any) -> dict[str, 
       "seconds": figures.get("projection", {}).get("step_s"),
       "memory": figures["bytes"]["peak"],
       "sent": round(sum(wire.values()) * 1e9),
-      "between_slices": round(wire.get(traffic.BETWEEN_SLICES, 0) * 1e9),
+      "between_slices": round(wire.get(collectives.BETWEEN_SLICES, 0) * 1e9),
   }

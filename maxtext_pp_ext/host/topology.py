@@ -59,10 +59,28 @@ def lengths(topology: str) -> tuple[int, ...]:
   return tuple(map(int, topologies()[topology].topology_name.partition(":")[2].split("x")))
 
 
+def cores(topology: str) -> int:
+  """Returns the devices of JAX in a chip."""
+  return topologies()[topology].devices_per_slice // math.prod(lengths(topology))
+
+
+def of_devices(kind: str, devices: int) -> str | None:
+  """Returns the topology of a kind of chip, such as v5p, with so many devices in a slice; None if MaxText has none."""
+  return _by_devices(kind).get(devices)
+
+
+def sizes(kind: str) -> list[int]:
+  """Returns how many devices the slices of a kind of chip have, the smallest first."""
+  return sorted(_by_devices(kind))
+
+
+def _by_devices(kind: str) -> dict[int, str]:
+  return {each.devices_per_slice: name for name, each in topologies().items() if name.partition("-")[0] == kind}
+
+
 def chips(topology: str) -> str:
   """Returns the chips of a slice in words, such as "2 × 4 × 4 chips"."""
-  found = lengths(topology)
-  per_chip = topologies()[topology].devices_per_slice // math.prod(found)
+  found, per_chip = lengths(topology), cores(topology)
   return f"{' × '.join(map(str, found))} chips" + (f" of {per_chip} devices each" if per_chip > 1 else "")
 
 
@@ -83,8 +101,7 @@ def _divides_axes(topology: str, ici: tuple[int, ...]) -> bool:
 @functools.lru_cache(maxsize=8)
 def _devices(topology: str) -> list[_Device]:
   """The devices of a slice in JAX's order: the cores of a chip, then the first coordinate."""
-  sizes = (*lengths(topology), 1, 1)[:3]
-  cores = topologies()[topology].devices_per_slice // math.prod(sizes)
-  places = itertools.product(*map(range, reversed(sizes)), range(cores))
+  padded = (*lengths(topology), 1, 1)[:3]
+  places = itertools.product(*map(range, reversed(padded)), range(cores(topology)))
   kind = _KINDS[topology.partition("-")[0]]
   return [_Device(number, kind, tuple(reversed(place)), core) for number, (*place, core) in enumerate(places)]

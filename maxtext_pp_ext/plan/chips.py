@@ -31,6 +31,7 @@ class Chip:
   """One device of JAX.
 
   Attributes:
+    name: as in the names of topologies, such as v5p.
     flops: bfloat16 FLOPs per second.
     clock: cycles per second.
     hbm_bytes: memory in bytes.
@@ -42,6 +43,7 @@ class Chip:
     host_bandwidth: bytes per second to its host's memory, in one direction.
   """
 
+  name: str
   flops: float
   clock: float
   hbm_bytes: int
@@ -58,17 +60,39 @@ class Chip:
     return self.links * self.link
 
 
-CHIPS = {
-    "v4": Chip(
-        flops=275e12, clock=1.049e9, hbm_bytes=32 * _GIB, hbm_bandwidth=1228e9, link=45e9, links=6, network=6.25e9
+_CHIPS = (
+    Chip(
+        name="v4",
+        flops=275e12,
+        clock=1.049e9,
+        hbm_bytes=32 * _GIB,
+        hbm_bandwidth=1228e9,
+        link=45e9,
+        links=6,
+        network=6.25e9,
     ),
-    "v5e": Chip(
-        flops=197e12, clock=1.503e9, hbm_bytes=16 * _GIB, hbm_bandwidth=819e9, link=45e9, links=4, network=3.125e9
+    Chip(
+        name="v5e",
+        flops=197e12,
+        clock=1.503e9,
+        hbm_bytes=16 * _GIB,
+        hbm_bandwidth=819e9,
+        link=45e9,
+        links=4,
+        network=3.125e9,
     ),
-    "v5p": Chip(
-        flops=459e12, clock=1.751e9, hbm_bytes=95 * _GIB, hbm_bandwidth=2765e9, link=90e9, links=6, network=6.25e9
+    Chip(
+        name="v5p",
+        flops=459e12,
+        clock=1.751e9,
+        hbm_bytes=95 * _GIB,
+        hbm_bandwidth=2765e9,
+        link=90e9,
+        links=6,
+        network=6.25e9,
     ),
-    "v6e": Chip(
+    Chip(
+        name="v6e",
         flops=918e12,
         clock=1.751e9,
         hbm_bytes=32 * _GIB,
@@ -79,7 +103,8 @@ CHIPS = {
         network_measured=4.11e9,
         host_bandwidth=32e9,
     ),
-    "tpu7x": Chip(
+    Chip(
+        name="tpu7x",
         flops=2307e12 / 2,
         clock=2.2e9,
         hbm_bytes=96 * _GIB,
@@ -89,7 +114,8 @@ CHIPS = {
         network=6.25e9,
         host_bandwidth=32e9,
     ),
-}
+)
+CHIPS = {chip.name: chip for chip in _CHIPS}
 
 
 def of_topology(topology: str) -> Chip | None:

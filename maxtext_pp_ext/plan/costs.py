@@ -8,10 +8,53 @@ device. Traffic is what a device sends in one step, counted as `compiled.traffic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import dataclasses
-from typing import NamedTuple
+import enum
 
 from maxtext_pp_ext.schedule import CircularSchedule, Residency
+
+
+class Sent(enum.StrEnum):
+  """What a device sends."""
+
+  WEIGHTS = "weights"
+  GRADIENTS = "gradients"
+  ACTIVATIONS = "activations"  # to other stages, and their gradients
+  OUTSIDE = "outside"  # weights outside the pipeline, and their gradients
+  DISPATCH = "dispatch"  # tokens to experts, and their results
+
+
+class Part(enum.StrEnum):
+  """What takes memory."""
+
+  PARAMETERS = "parameters"
+  MOMENTS = "moments"  # the optimizer's
+  GRADIENTS = "gradients"  # sharded
+  WINDOW = "window"  # slot and prefetch buffer
+  ALL_WEIGHTS = "all_weights"  # gathered, of all repeats
+  WEIGHTS_OF_ITERATION = "weights_of_iteration"  # gathered
+  WEIGHTS_OF_LAYER = "weights_of_layer"  # gathered, of one layer without a window
+  WEIGHTS_AT_LOGITS = "weights_at_logits"  # of the layers, that stay gathered meanwhile
+  SUMS = "sums"  # of the gradients of a repeat
+  UNREDUCED = "unreduced"  # gradients of the weights that are gathered
+  GRADIENTS_OF_LAYER = "gradients_of_layer"  # which with one microbatch are no sums
+  GRADIENTS_BEHIND = "gradients_behind"  # of the layer behind, being reduced
+  KEPT = "kept"  # inputs of layers, for backward
+  WAITING = "waiting"  # microbatches, both directions
+  WORK = "work"  # backward of a layer, of one microbatch
+  WORK_OF_LAYER = "work_of_layer"  # the same of all rows at once
+  OUTPUTS = "outputs"  # of all layers
+  HEAD = "head"  # gathered weights of the logits
+  LOGITS = "logits"
+
+
+class Phase(enum.StrEnum):
+  """A time of a step that may need most memory."""
+
+  BACKWARD = "backward"  # of the pipeline, or of the layers
+  LOGITS = "logits"
+  OUTSIDE = "outside"  # backward of layers outside the pipeline
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,18 +133,18 @@ class Costs:
   """Costs per device and step, in bytes.
 
   Attributes:
-    traffic: what -> bytes sent.
-    over_network: what -> of those, bytes over the data-centre network.
-    beside_compute: what -> share of those that may be sent while the pipeline computes.
-    always: what -> memory that is taken throughout the step.
-    phases: phase that may be the worst -> what -> memory that is taken in it.
+    traffic: bytes sent.
+    over_network: of those, bytes over the data-centre network.
+    beside_compute: share of those that may be sent while the pipeline computes.
+    always: memory that is taken throughout the step.
+    phases: memory that is taken in each phase that may be the worst.
   """
 
-  traffic: dict[str, int]
-  over_network: dict[str, int]
-  beside_compute: dict[str, float]
-  always: dict[str, int]
-  phases: dict[str, dict[str, int]]
+  traffic: Mapping[Sent, int]
+  over_network: Mapping[Sent, int]
+  beside_compute: Mapping[Sent, float]
+  always: Mapping[Part, int]
+  phases: Mapping[Phase, Mapping[Part, int]]
 
   @property
   def sent(self) -> int:
@@ -113,13 +156,13 @@ class Costs:
     return sum(self.over_network.values())
 
   @property
-  def worst_phase(self) -> str:
-    return max(self.phases, key=lambda name: sum(self.phases[name].values()))
+  def worst_phase(self) -> Phase:
+    return max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
 
   @property
-  def memory(self) -> dict[str, int]:
+  def memory(self) -> dict[Part, int]:
     """The memory that is taken in the worst phase."""
-    return self.always | self.phases[self.worst_phase]
+    return {**self.always, **self.phases[self.worst_phase]}
 
   @property
   def peak(self) -> int:
@@ -166,39 +209,41 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
   # XLA may reduce gradients of dense layers within the products that compute them, step by step. That sends them once.
   twice = 0.0 if residency.has_slots else sizes.all_reduced_of_kernels
   traffic = {
-      "weights": round(gather * sizes.sent_to_gather),
-      "gradients": round(reduce * sizes.sent_to_reduce * (1 + twice)),
-      "activations": ring + ends,
-      "outside the pipeline": sizes.head_sent,
+      Sent.WEIGHTS: round(gather * sizes.sent_to_gather),
+      Sent.GRADIENTS: round(reduce * sizes.sent_to_reduce * (1 + twice)),
+      Sent.ACTIVATIONS: ring + ends,
+      Sent.OUTSIDE: sizes.head_sent,
       **_dispatch(schedule.iterations, sizes),
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
   over_network = {
-      "weights": round(gather * gathered_over),
-      "gradients": round(reduce * reduced_over),
-      "activations": traffic["activations"] if over_slices else 0,
-      "outside the pipeline": once_over,
+      Sent.WEIGHTS: round(gather * gathered_over),
+      Sent.GRADIENTS: round(reduce * reduced_over),
+      Sent.ACTIVATIONS: traffic[Sent.ACTIVATIONS] if over_slices else 0,
+      Sent.OUTSIDE: once_over,
   }
   several = residency.has_slots and schedule.repeats > 1
   # Nothing computes before the first weights have come, nor after the last gradients; with D = 1 the next stage waits for
   # the activations.
   beside_compute = {
-      "weights": 1 - 1 / gather if several and residency.prefetches else 0.0,
-      "gradients": 1 - 1 / reduce if several else 0.0,
-      "activations": ring / (ring + ends) if schedule.delay == 2 and ring else 0.0,
+      Sent.WEIGHTS: 1 - 1 / gather if several and residency.prefetches else 0.0,
+      Sent.GRADIENTS: 1 - 1 / reduce if several else 0.0,
+      Sent.ACTIVATIONS: ring / (ring + ends) if schedule.delay == 2 and ring else 0.0,
   }
-  names = _PIPELINE if schedule.stages > 1 else _LAYERS
-  kept = {_KEPT: schedule.iterations * sizes.kept}
-  gradients = sizes.gradients if residency.has_slots else sizes.gradients_at_once
-  backward = {"gradients, sharded": gradients, **_window(schedule, residency, sizes, names), **kept}
-  backward["waiting microbatches, both directions"] = 2 * whole
-  backward[_WORK] = sizes.work
+  kept = {Part.KEPT: schedule.iterations * sizes.kept}
+  backward = {
+      Part.GRADIENTS: sizes.gradients if residency.has_slots else sizes.gradients_at_once,
+      **_window(schedule, residency, sizes),
+      **kept,
+      Part.WAITING: 2 * whole,
+      Part.WORK: sizes.work,
+  }
   slots = 0 if not residency.has_slots else schedule.repeats if residency.gathers_first else 1
-  head = {**kept, "weights that stay gathered": slots * sizes.gathered, "outputs": whole}
-  phases = {names.backward: backward, "at the logits": head | _head(sizes, names)}
+  head = {**kept, Part.WEIGHTS_AT_LOGITS: slots * sizes.gathered, Part.OUTPUTS: whole}
+  phases = {Phase.BACKWARD: backward, Phase.LOGITS: head | _head(sizes)}
   if sizes.work_outside:
-    layer = {"gathered weights of a layer": sizes.gathered, "their gradients, not reduced yet": sizes.gathered}
-    phases["in the backward of layers outside"] = head | layer | {"one layer outside, backward": sizes.work_outside}
+    layer = {Part.WEIGHTS_OF_LAYER: sizes.gathered, Part.UNREDUCED: sizes.gathered}
+    phases[Phase.OUTSIDE] = head | layer | {Part.WORK_OF_LAYER: sizes.work_outside}
   return Costs(
       traffic=traffic,
       over_network=over_network,
@@ -208,50 +253,24 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
   )
 
 
-_KEPT, _WORK = "layers' inputs, kept for backward", "one microbatch in a layer, backward"
-
-
-class _Names(NamedTuple):
-  """What the parts of memory are called: one stage and its repeats are a model's layers."""
-
-  backward: str
-  sums: str
-  all_weights: str
-  outside: str
-
-
-_PIPELINE = _Names(
-    backward="in the pipeline's backward",
-    sums="sums of the gradients of a repeat",
-    all_weights="gathered weights of all repeats",
-    outside="gathered weights outside the pipeline",
-)
-_LAYERS = _Names(
-    backward="in the layers' backward",
-    sums="sums of the gradients of a layer",
-    all_weights="gathered weights of all layers",
-    outside="gathered weights outside the layers",
-)
-
-
-def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes, names: _Names) -> dict[str, int]:
+def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes) -> dict[Part, int]:
   if residency.prefetches:
-    weights = {"weight window: slot and prefetch buffer": min(2, schedule.repeats) * sizes.gathered}
+    weights = {Part.WINDOW: min(2, schedule.repeats) * sizes.gathered}
   elif residency.gathers_first:
-    weights = {names.all_weights: schedule.repeats * sizes.gathered}
+    weights = {Part.ALL_WEIGHTS: schedule.repeats * sizes.gathered}
   else:
     # In a window XLA gathers the weights of the next layer ahead, and an all-reduce does not work in place (`maxtext-pp
     # plan model_name=deepseek2-16b compile_topology=v5p-32 per_device_batch_size=4 max_target_length=2048 --validate 5`).
     alone = schedule.stages == 1 and schedule.repeats > 1
     return {
-        "gathered weights of one iteration": (2 if alone else 1) * sizes.gathered,
+        Part.WEIGHTS_OF_ITERATION: (2 if alone else 1) * sizes.gathered,
         # not summed over microbatches before
-        "their gradients, not reduced yet": round(sizes.gathered * (1 + alone * sizes.all_reduced)),
+        Part.UNREDUCED: round(sizes.gathered * (1 + alone * sizes.all_reduced)),
     }
   if schedule.microbatches > 1:  # finished sums wait in the window
-    return weights | {names.sums: sizes.summed}
+    return weights | {Part.SUMS: sizes.summed}
   reducing = sizes.gathered if schedule.repeats > 1 else 0
-  return weights | {"gradients of a layer": sizes.summed, "gradients of the layer behind, being reduced": reducing}
+  return weights | {Part.GRADIENTS_OF_LAYER: sizes.summed, Part.GRADIENTS_BEHIND: reducing}
 
 
 def without(layers: int, sizes: Sizes) -> Costs:
@@ -267,42 +286,42 @@ def without(layers: int, sizes: Sizes) -> Costs:
     sizes: sizes of the model, where such a layer is a repeat.
   """
   traffic = {
-      "weights": layers * (2 * sizes.sent_to_gather + sizes.sent_to_gather_again),
-      "gradients": round(layers * sizes.sent_to_reduce * (1 + sizes.all_reduced)),
-      "activations": 0,
-      "outside the pipeline": sizes.head_sent,
+      Sent.WEIGHTS: layers * (2 * sizes.sent_to_gather + sizes.sent_to_gather_again),
+      Sent.GRADIENTS: round(layers * sizes.sent_to_reduce * (1 + sizes.all_reduced)),
+      Sent.ACTIVATIONS: 0,
+      Sent.OUTSIDE: sizes.head_sent,
       **_dispatch(layers, sizes),
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
-  kept = {_KEPT: layers * sizes.kept}
+  kept = {Part.KEPT: layers * sizes.kept}
   backward = {
-      "gradients, sharded": sizes.parameters,
-      "gathered weights of one layer": sizes.gathered,
-      "their gradients, not reduced yet": sizes.summed,
+      Part.GRADIENTS: sizes.parameters,
+      Part.WEIGHTS_OF_LAYER: sizes.gathered,
+      Part.UNREDUCED: sizes.summed,
       **kept,
-      "one layer, backward": sizes.work,
+      Part.WORK_OF_LAYER: sizes.work,
   }
   return Costs(
       traffic=traffic,
       over_network={
-          "weights": 3 * layers * gathered_over,
-          "gradients": layers * reduced_over,
-          "outside the pipeline": once_over,
+          Sent.WEIGHTS: 3 * layers * gathered_over,
+          Sent.GRADIENTS: layers * reduced_over,
+          Sent.OUTSIDE: once_over,
       },
       beside_compute={},
       always=_always(sizes),
-      phases={_LAYERS.backward: backward, "at the logits": kept | _head(sizes, _LAYERS)},
+      phases={Phase.BACKWARD: backward, Phase.LOGITS: kept | _head(sizes)},
   )
 
 
-def _dispatch(times: int, sizes: Sizes) -> dict[str, int]:
+def _dispatch(times: int, sizes: Sizes) -> dict[Sent, int]:
   sent = times * sizes.dispatched + sizes.dispatched_outside
-  return {"dispatch": sent} if sent else {}
+  return {Sent.DISPATCH: sent} if sent else {}
 
 
-def _always(sizes: Sizes) -> dict[str, int]:
-  return {"parameters": sizes.parameters, "optimizer's moments": sizes.optimizer}
+def _always(sizes: Sizes) -> dict[Part, int]:
+  return {Part.PARAMETERS: sizes.parameters, Part.MOMENTS: sizes.optimizer}
 
 
-def _head(sizes: Sizes, names: _Names) -> dict[str, int]:
-  return {names.outside: sizes.head, "logits": sizes.logits}
+def _head(sizes: Sizes) -> dict[Part, int]:
+  return {Part.HEAD: sizes.head, Part.LOGITS: sizes.logits}

@@ -9,14 +9,13 @@ others, and the transfers for which compute waits. All is of one device and step
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 
 import numpy as np
 
-from maxtext_pp_ext.config.derived import divisors
 from maxtext_pp_ext.plan import chips
-from maxtext_pp_ext.plan.costs import Costs, gathers, reductions
+from maxtext_pp_ext.plan.costs import Costs, gathers, reductions, Sent
+from maxtext_pp_ext.plan.slices import Slice
 from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
 # How much longer than at the peak a product takes by itself, from the TPU compiler's estimated cycles (libtpu 0.0.48.1):
@@ -63,8 +62,6 @@ _TRANSPOSE_PASSES = 10
 # 81 % in Mixtral 8x7B, 62 % with two parts (`--shape deepseek3-671b-4096 mixtral-8x7b-dropless deepseek3-671b-batch-split
 # --flags ENABLE_ASYNC_RAGGED_ALL_TO_ALL`).
 _HIDDEN, _HIDDEN_OF_PARTS = 0.4, 0.6
-# A torus with fewer chips has axes that are not closed to rings (docs.cloud.google.com/tpu/docs/v5p, v6e).
-_LEAST_CLOSED = {2: 256, 3: 64}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,8 +96,7 @@ class Work:
     state: bytes that the optimizer reads and writes.
     vmem_kib: XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given.
     on_sparsecores: whether XLA's flags put gathers on the SparseCores, where they run beside compute.
-    chips: chips of a slice.
-    groups: (share of the weights' bytes, how many of these chips gather them from one another).
+    groups: (share of the weights' bytes, how many devices of a slice gather them from one another).
   """
 
   flops: float
@@ -129,7 +125,6 @@ class Work:
   state: float
   vmem_kib: int | None
   on_sparsecores: bool
-  chips: int
   groups: tuple[tuple[float, int], ...]
 
 
@@ -165,12 +160,18 @@ class Estimate:
 
 
 def estimate(
-    chip: chips.Chip, work: Work, costs: Costs, schedule: CircularSchedule | None, residency: Residency | None
+    chip: chips.Chip,
+    its_slice: Slice,
+    work: Work,
+    costs: Costs,
+    schedule: CircularSchedule | None,
+    residency: Residency | None,
 ) -> Estimate:
   """Returns the estimate.
 
   Args:
     chip: the device.
+    its_slice: the chips that it has links to.
     work: what it computes.
     costs: what it sends.
     schedule: the schedule of the pipeline; None without one.
@@ -183,7 +184,7 @@ def estimate(
   adds_up = ours and schedule is not None and schedule.microbatches > 1
   added = work.sums_of_kernels if _has_large_vmem(work) else work.sums
   summed = schedule.iterations * added if schedule is not None and adds_up else 0.0
-  dispatch = _over_busiest_link(chip, work) / _axis_rate(chip, work) * with_bubbles
+  dispatch = _dispatch(chip, its_slice, work) * with_bubbles
   hidden = dispatch * _hidden_share(work)
   layers = {
       "products": _products(chip, work, schedule) * with_bubbles,
@@ -194,7 +195,7 @@ def estimate(
       "dispatch": dispatch - hidden,
       "copies of weights": _copied(work, schedule, residency) / chip.hbm_bandwidth,
   }
-  waits, beside = _transfers(chip, work, costs, slower=_slower(work, residency))
+  waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, residency))
   others = {
       "outside the layers": _outside(chip, work),
       "optimizer": work.state / chip.hbm_bandwidth,
@@ -264,31 +265,34 @@ def _has_large_vmem(work: Work) -> bool:
   return (work.vmem_kib or 0) >= _LARGE_VMEM_KIB
 
 
-def _transfers(chip: chips.Chip, work: Work, costs: Costs, *, slower: float) -> tuple[dict[str, float], dict[str, float]]:
+def _transfers(
+    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, *, slower: float
+) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
   What two devices gather or reduce they permute, and permutations run beside compute.
 
   Args:
     chip: the device.
+    its_slice: the chips that it has links to.
     work: what it computes.
     costs: what it sends.
     slower: how many times as long gradients take.
   """
   rates = {
-      "links": _gather_rate(chip, work),
-      "links to the next stage": chip.link * chips.LINK_EFFICIENCY,  # one way over one of them
+      "links": _gather_rate(chip, its_slice, work),
+      "links to the next stage": _link(chip),  # one way over one of them
       "network": chip.network_measured or chip.network,
   }
   waits, beside = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
   for what, sent in costs.traffic.items():
-    if what == "dispatch":  # the layers wait for it
+    if what == Sent.DISPATCH:  # the layers wait for it
       continue
-    moves = what == "activations"
+    moves = what == Sent.ACTIVATIONS
     always_beside = moves or work.on_sparsecores
     beside_compute = costs.beside_compute.get(what, 0.0)
     between = costs.over_network.get(what, 0)
-    within = max(sent - between, 0) * (slower if what == "gradients" else 1)
+    within = max(sent - between, 0) * (slower if what == Sent.GRADIENTS else 1)
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.permuted), ("network", between, 0.0)):
       share = beside_compute * (1.0 if always_beside else exchanged)
@@ -311,48 +315,34 @@ def _slower(work: Work, residency: Residency | None) -> float:
   return (1 + work.over_all_devices) / (1 + work.over_all_of_kernels)
 
 
-def _gather_rate(chip: chips.Chip, work: Work) -> float:
+def _gather_rate(chip: chips.Chip, its_slice: Slice, work: Work) -> float:
   """Bytes per second of gathers: over the links of the torus axes that their groups span."""
-  sizes = torus(work.chips, chip.links // 2)
-  each = [share / _axes_of_group(members, sizes) for share, members in work.groups]
+  if not work.groups:
+    return sum(its_slice.links) * _link(chip)
+  takes = sum(share / its_slice.links_of(members) for share, members in work.groups)
   within = sum(share for share, _ in work.groups)
-  return (within / sum(each) if each else len(sizes)) * _axis_rate(chip, work)
+  return within / takes * _link(chip) if takes else math.inf
 
 
-def torus(chips_of_slice: int, dimensions: int) -> tuple[int, ...]:
-  """Returns the chips along each axis of a slice, which Google's slices have as equal as possible: 4 × 4 × 8 of 128."""
-  if dimensions == 1:
-    return (chips_of_slice,)
-  shortest = max(size for size in divisors(chips_of_slice) if size**dimensions <= chips_of_slice)
-  return (shortest, *torus(chips_of_slice // shortest, dimensions - 1))
+def _dispatch(chip: chips.Chip, its_slice: Slice, work: Work) -> float:
+  """Seconds on the busiest link between the devices that share the experts: of tokens, or of weights gathered instead.
 
-
-def _axes_of_group(group: int, sizes: tuple[int, ...]) -> float:
-  """Returns how many axes of a torus a group of chips spans; where no axes have as many chips, a share by logarithms."""
-  spanned = _spanned(group, sizes)
-  return len(spanned[0]) if spanned else len(sizes) * math.log(group) / math.log(math.prod(sizes))
-
-
-def _spanned(group: int, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-  """Returns the axes of a torus that together have as many chips as a group, fewest first."""
-  some = itertools.chain.from_iterable(itertools.combinations(sizes, count) for count in range(1, len(sizes) + 1))
-  return [axes for axes in some if math.prod(axes) == group]
-
-
-def _over_busiest_link(chip: chips.Chip, work: Work) -> float:
-  """Bytes over the busiest link between the devices that share the experts: tokens, or weights that are gathered instead.
-
-  Half of all tokens cross the middle of the longest axis of these devices, one half of them in each direction. Devices
+  Half of all tokens cross the middle of the slowest axis of these devices, one half of them in each direction. Devices
   that span no whole axes are taken to be as long as the longest axis.
   """
-  sizes = torus(work.chips, chip.links // 2)
-  longest = min(
-      (max(axes) for axes in _spanned(work.experts_devices, sizes)), default=min(work.experts_devices, max(sizes))
-  )
-  return work.gathered_of_experts + work.routed * (longest // 2) * (longest - longest // 2) / longest
+
+  def seconds(length: int, links: int) -> float:
+    crossing = (length // 2) * (length - length // 2) / length
+    return (work.gathered_of_experts + work.routed * crossing) / (links * _link(chip))
+
+  lengths, links = its_slice.lengths, its_slice.links
+  spanned = its_slice.spanned(work.experts_devices)
+  if not spanned:
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    return seconds(min(work.experts_devices, lengths[longest]), links[longest])
+  return min(max((seconds(lengths[axis], links[axis]) for axis in axes), default=0.0) for axes in spanned)
 
 
-def _axis_rate(chip: chips.Chip, work: Work) -> float:
-  """Bytes per second over the links of one torus axis, both directions of a closed one."""
-  links = 2 if work.chips >= _LEAST_CLOSED[chip.links // 2] else 1
-  return links * chip.link * chips.LINK_EFFICIENCY
+def _link(chip: chips.Chip) -> float:
+  """Bytes per second over one link, in one direction."""
+  return chip.link * chips.LINK_EFFICIENCY

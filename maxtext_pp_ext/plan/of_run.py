@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext import registry, sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
-from maxtext_pp_ext.plan import chips, costs, estimate, quantities
+from maxtext_pp_ext.plan import chips, costs, estimate, quantities, slices
 from maxtext_pp_ext.plan.weights import Weights
 from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
 
@@ -60,7 +60,7 @@ def of_run(
     mesh: AbstractMesh,
     chip: chips.Chip | None = None,
 ) -> tuple[costs.Costs, estimate.Estimate | None] | None:
-  """Returns the costs, as `costs_of_run`, and the estimated seconds on a chip, None without one."""
+  """Returns the costs, as `costs_of_run`, and the estimated seconds on a chip: None without one, or without its slice."""
   return of_runs(config, [(impl, schedule)], parameters, mesh, chip)[0]
 
 
@@ -75,6 +75,7 @@ def of_runs(
   weights = Weights(config, parameters, mesh)
   sizes = functools.cache(lambda schedule: quantities.sizes(config, schedule, weights))
   work = functools.cache(lambda schedule: quantities.work(config, schedule, sizes(schedule), mesh))
+  its_slice = slices.of_devices(chip.name, config.num_target_devices // config.num_slices) if chip else None
 
   def of(impl: str, schedule: Schedule | None) -> tuple[costs.Costs, estimate.Estimate | None] | None:
     circular = schedule if isinstance(schedule, CircularSchedule) else None
@@ -86,6 +87,8 @@ def of_runs(
     else:
       over_slices = config.dcn_pipeline_parallelism > 1
       found = costs.pipelined(circular, residency, sizes(circular), over_slices=over_slices)
-    return found, estimate.estimate(chip, work(circular), found, circular, residency) if chip else None
+    if chip is None or its_slice is None:
+      return found, None
+    return found, estimate.estimate(chip, its_slice, work(circular), found, circular, residency)
 
   return [of(*run) for run in runs]

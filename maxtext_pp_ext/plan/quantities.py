@@ -263,7 +263,6 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
       state=2 * (sized.parameters + sized.optimizer) + sized.parameters,
       vmem_kib=_vmem_kib(config),
       on_sparsecores=gathers_on_sparsecores(config),
-      chips=math.prod(ici.values()),
       groups=sized.groups,
   )
 

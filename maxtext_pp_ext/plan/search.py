@@ -17,9 +17,9 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import abstract_model, run_config, variants
+from maxtext_pp_ext.host.rules import problems
 from maxtext_pp_ext.plan import chips, fitting, quantities
-from maxtext_pp_ext.plan.costs import Costs
-from maxtext_pp_ext.plan.estimate import Estimate
+from maxtext_pp_ext.plan.candidates import Candidate, Infeasible, Plan
 from maxtext_pp_ext.plan.experts import most_members
 from maxtext_pp_ext.plan.of_run import of_runs, residency_with_formulas
 from maxtext_pp_ext.schedule import CircularSchedule
@@ -34,8 +34,6 @@ _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 _EXPERTS = "ici_expert_parallelism"
 # The key with which a mesh may divide the axes of the chips' torus. A plan sets it where a mesh needs it.
 _SPLITS = "allow_split_physical_axes"
-# Of DeepSeek-V3's layers, with the largest buffers for tokens, XLA's arrangement needs up to 1.2 times what is in use.
-_NEARLY_FULL = 0.85
 # The keys of a layout, in the order in which those that are impossible are listed.
 _OF_LAYOUT = (
     *(f"{network}_pipeline_parallelism" for network in derived.NETWORKS),
@@ -50,92 +48,6 @@ _NOT_OF_PARAMETERS = {
     *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in _GIVING),
     _EXPERTS,
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Candidate:
-  """One way to run the model.
-
-  Attributes:
-    impl: an implementation of the registry, or `variants.NONE`.
-    keys: the MaxText keys that select it.
-    schedule: None without a pipeline.
-    layers_per_stage: layers per stage and repeat.
-    costs: costs per device and step.
-    estimate: of the seconds of a step; None if the device is not known.
-  """
-
-  impl: str
-  keys: dict[str, Any]
-  schedule: CircularSchedule | None
-  layers_per_stage: int
-  costs: Costs
-  estimate: Estimate | None
-
-  @property
-  def seconds(self) -> float | None:
-    """The seconds that a step is estimated to take."""
-    return self.estimate.seconds if self.estimate else None
-
-  @property
-  def kind(self) -> tuple:
-    """What makes another candidate like this one: layers, repeats, microbatches and experts make no other kind."""
-    return (self.impl, *(self.keys.get(f"{network}_pipeline_parallelism", 1) for network in derived.NETWORKS))
-
-  @property
-  def bound_by(self) -> str | None:
-    """What takes longest at the vendor's peak rates."""
-    return max(self.estimate.at_peak, key=self.estimate.at_peak.__getitem__) if self.estimate else None
-
-  def arguments(self, argv: Sequence[str]) -> list[str]:
-    """Returns MaxText's arguments of the run with this pipeline."""
-    return run_config.with_keys(argv, self.keys)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Infeasible:
-  """A combination with which the model cannot be run, and the reason."""
-
-  keys: dict[str, Any]
-  reason: str
-
-
-@dataclasses.dataclass(kw_only=True)
-class Plan:
-  """The result of a search.
-
-  Attributes:
-    devices: number of devices.
-    chip: kind of the devices; None if it is not known.
-    memory_limit: bytes of a device; None if it is not known.
-    candidates: those that fit, the best first; then those that do not, the smallest first.
-    infeasible: combinations that are impossible.
-    not_counted: what takes memory or traffic in all of them and is not in their costs.
-    ways: if none fits, what would make one fit, or nearly.
-  """
-
-  devices: int
-  chip: chips.Chip | None
-  memory_limit: int | None
-  candidates: list[Candidate] = dataclasses.field(default_factory=list)
-  infeasible: list[Infeasible] = dataclasses.field(default_factory=list)
-  not_counted: list[str] = dataclasses.field(default_factory=list)
-  ways: list[fitting.Way] = dataclasses.field(default_factory=list)
-
-  def distinct(self) -> list[Candidate]:
-    """Returns the first candidate of each kind."""
-    found: dict[tuple, Candidate] = {}
-    for candidate in self.candidates:
-      found.setdefault(candidate.kind, candidate)
-    return list(found.values())
-
-  def fits(self, candidate: Candidate) -> bool:
-    return self.memory_limit is None or candidate.costs.peak <= self.memory_limit
-
-  def nearly_full(self, candidate: Candidate) -> bool:
-    """Whether a candidate that fits leaves little room. What XLA arranges in memory may need more than is in use."""
-    limit = self.memory_limit
-    return limit is not None and _NEARLY_FULL * limit < candidate.costs.peak <= limit
 
 
 def plan(
@@ -190,6 +102,7 @@ class _Search:
     self._none |= {"num_pipeline_microbatches": -1, "num_pipeline_repeats": -1, "num_layers_per_pipeline_stage": 1}
     self._variations = run_config.Variations(run_config.with_keys(self._argv, self._none))
     self._without: DerivedKeys = self._variations.first
+    problems.refuse_mesh(self._without, self._none)
     self._parameters: dict[tuple, list[tuple[DerivedKeys, Any]]] = {}
     self._ours = [impl for impl in implementations if impl != variants.NONE]
     of_run = arguments.given(argv) or {}
@@ -199,6 +112,7 @@ class _Search:
     chip = chip or chips.of_topology(self._topology or "")
     self.found = Plan(
         devices=self._without.num_target_devices,
+        num_slices=self._without.num_slices,
         chip=chip,
         memory_limit=memory_limit or (chip.hbm_bytes if chip else None),
         not_counted=quantities.not_counted(self._without),

@@ -60,7 +60,9 @@ DIVIDED = {2, 8}
 
 def test_where_a_mesh_divides_axes_of_the_torus_its_row_has_the_key_for_it(plan):
   status, captured = plan(*ON_TORUS)
-  rows = json.loads(captured.out)["candidates"]
+  found = json.loads(captured.out)
+  rows = found["candidates"]
+  assert found["slice"] == {"topology": "v5p-64", "chips": [2, 4, 4], "closed": [False] * 3}
   assert status == 0 and {row["stages"] for row in rows} >= {4, *DIVIDED}
   for row in rows:
     assert row["keys"].get("allow_split_physical_axes", False) == (row["stages"] in DIVIDED), row
@@ -146,11 +148,21 @@ def test_a_chip_gives_a_memory_and_bounds_of_the_step(plan):
   status, captured = plan("--devices", "8", "--chip", "v5e", "--top", "30", "--wide")
   assert re.search(r"bubble .* kept .* at least +at most +bound by$", captured.out, re.MULTILINE)
   assert status == 0 and "8 devices of 17.2 GB" in captured.out and "  1: pipeline_impl=" in captured.out
+  assert "seconds are those of v5e-8: 2 × 4 chips" in captured.out
   _, captured = plan("--devices", "8", "--chip", "v5e", "--all", "--json")
   rows = json.loads(captured.out)["candidates"]
   assert len(rows) > 3 and "none" in [row["impl"] for row in rows]
   assert all(0 < row["seconds_at_least"] < row["seconds"] <= row["seconds_at_most"] for row in rows)
   assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
+
+
+def test_devices_that_are_no_slice_of_maxtexts_table_have_no_seconds_and_the_slices_next_to_it_are_named(plan):
+  status, captured = plan("--devices", "12", "--chip", "v5e", "--impl", "none")
+  said = " ".join(captured.out.split())
+  assert status == 0 and "no seconds, since MaxText has no slice of 12 devices of v5e; it has v5e-8 and v5e-16" in said
+  found = json.loads(plan("--devices", "12", "--chip", "v5e", "--impl", "none", "--json")[1].out)
+  assert found["slice"] is None and {row["seconds"] for row in found["candidates"]} == {None}
+  assert found["device_memory"] == chips.CHIPS["v5e"].hbm_bytes
 
 
 def test_nothing_fits_into_no_memory(plan):

@@ -926,6 +926,32 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "{}), changed",
             "tests/cli/test_plan.py::test_where_a_mesh_divides_axes_of_the_torus_its_row_has_the_key_for_it",
         ),
+        Mutant(
+            "plan-long-axes-open",
+            "the long axis of a slice of v6e-128 counts as open, with half of its links",
+            "plan/slices.py",
+            "tuple(length == _RING_2D for length in lengths)",
+            "(min(lengths) == _RING_2D,) * 2",
+            "tests/plan/test_slices.py::"
+            "test_each_slice_of_maxtexts_table_has_the_chips_and_the_closed_axes_of_the_table",
+        ),
+        Mutant(
+            "plan-another-slice",
+            "plan takes a slice of another shape than MaxText's table has",
+            "plan/slices.py",
+            "lengths=topology.lengths(name)",
+            "lengths=(*topology.lengths(name)[:-1], topology.lengths(name)[0])",
+            "tests/plan/test_slices.py::"
+            "test_each_slice_of_maxtexts_table_has_the_chips_and_the_closed_axes_of_the_table",
+        ),
+        Mutant(
+            "plan-logits-in-the-window",
+            "the table of plan counts the weights of the logits as part of the window",
+            "cli/tables/plan.py",
+            "*(Part.SUMS, Part.UNREDUCED,",
+            "*(Part.HEAD, Part.SUMS, Part.UNREDUCED,",
+            "tests/cli/test_plan_table.py::test_the_columns_of_memory_add_up_to_it",
+        ),
     ),
     "a comparison that cannot fail, or fails for nothing": (
         Mutant(

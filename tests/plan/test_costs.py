@@ -71,16 +71,16 @@ def test_once_gathers_least_and_holds_most():
   by_residency = {residency: costs.pipelined(schedule, residency, SIZES) for residency in Residency}
   sent = {residency: found.traffic["weights"] for residency, found in by_residency.items()}
   assert sent[Residency.ONCE] < sent[Residency.REPEAT] < sent[Residency.ITERATION]
-  held = lambda found: sum(found.phases["in the pipeline's backward"].values())
+  held = lambda found: sum(found.phases[costs.Phase.BACKWARD].values())
   assert held(by_residency[Residency.ONCE]) - held(by_residency[Residency.REPEAT]) == 3 * SIZES.gathered
 
 
 def test_the_peak_is_of_the_worst_time_of_a_step():
   schedule = CircularSchedule(stages=2, microbatches=2, repeats=2)
-  for logits, when in ((0, "in the pipeline's backward"), (10**6, "at the logits")):
+  for logits, when in ((0, costs.Phase.BACKWARD), (10**6, costs.Phase.LOGITS)):
     found = costs.pipelined(schedule, Residency.REPEAT, dataclasses.replace(SIZES, logits=logits))
     assert found.worst_phase == when and found.peak == sum(found.memory.values())
-    assert found.peak == max(sum((found.always | phase).values()) for phase in found.phases.values())
+    assert found.peak == max(sum(({**found.always, **phase}).values()) for phase in found.phases.values())
 
 
 def test_activations_go_between_slices_if_stages_do_and_weights_if_they_are_sharded_over_them():
@@ -94,7 +94,7 @@ def test_activations_go_between_slices_if_stages_do_and_weights_if_they_are_shar
 
 
 def test_a_step_takes_as_long_as_the_slowest_of_three():
-  chip = chips.Chip(flops=100.0, clock=1.0, hbm_bytes=1, hbm_bandwidth=1.0, link=5.0, links=2, network=2.0)
+  chip = chips.Chip(name="", flops=100.0, clock=1.0, hbm_bytes=1, hbm_bandwidth=1.0, link=5.0, links=2, network=2.0)
   takes = chips.bounds(chip, flops=300, outside_flops=100, bubble_fraction=0.25, sent=35, between_slices=5)
   assert takes == pytest.approx({"compute": 5.0, "interconnect": 3.0, "network": 2.5})
   assert chips.of_topology("v5p-256") is chips.CHIPS["v5p"] and chips.of_topology("a3") is None
@@ -102,8 +102,8 @@ def test_a_step_takes_as_long_as_the_slowest_of_three():
 
 def test_gradients_that_are_reduced_at_once_are_kept_in_the_dtype_of_sums():
   schedule = CircularSchedule(stages=1, microbatches=2, repeats=5)
-  kept = {each: costs.pipelined(schedule, each, SIZES).phases["in the layers' backward"] for each in Residency}
-  found = {each: parts["gradients, sharded"] for each, parts in kept.items()}
+  kept = {each: costs.pipelined(schedule, each, SIZES).phases[costs.Phase.BACKWARD] for each in Residency}
+  found = {each: parts[costs.Part.GRADIENTS] for each, parts in kept.items()}
   assert found == {Residency.ITERATION: 900, Residency.REPEAT: 500, Residency.ONCE: 500}
 
 

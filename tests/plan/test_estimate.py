@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from maxtext_pp_ext.plan import chips, costs, estimate
+from maxtext_pp_ext.plan import chips, costs, estimate, slices
 from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
 # A layer of Llama 3 8B on v6e-64 with 4 stages, a sequence of 4096 for each microbatch; bytes and FLOPs of a device.
@@ -54,15 +54,15 @@ WORK = estimate.Work(
     on_sparsecores=False,
     dispatches_beside=False,
     parts=1,
-    chips=64,
     groups=((1.0, 16),),
 )
 SCHEDULE = CircularSchedule(stages=4, microbatches=8, repeats=8)
 
 
-def of(chip="v5p", *, residency=Residency.REPEAT, schedule=SCHEDULE, over_slices=False, sizes=SIZES, **work):
+def of(chip="v5p", *, residency=Residency.REPEAT, schedule=SCHEDULE, over_slices=False, sizes=SIZES, devices=64, **work):
   sent = costs.pipelined(schedule, residency, sizes, over_slices=over_slices)
-  return estimate.estimate(chips.CHIPS[chip], dataclasses.replace(WORK, **work), sent, schedule, residency)
+  its_slice = slices.of_devices(chip, devices)
+  return estimate.estimate(chips.CHIPS[chip], its_slice, dataclasses.replace(WORK, **work), sent, schedule, residency)
 
 
 @pytest.mark.parametrize("chip", chips.CHIPS)
@@ -79,20 +79,25 @@ def test_fewer_bytes_are_not_slower_and_more_bubbles_are_slower(chip, residency)
     assert delayed.parts[part] > whole.parts[part]
 
 
-@pytest.mark.parametrize(
-    "chips_of_slice, dimensions, sizes",
-    [(32, 3, (2, 4, 4)), (128, 3, (4, 4, 8)), (512, 3, (8, 8, 8)), (64, 2, (8, 8)), (1, 2, (1, 1)), (96, 3, (4, 4, 6))],
-)
-def test_a_torus_is_as_equal_as_its_chips_allow(chips_of_slice, dimensions, sizes):
-  assert estimate.torus(chips_of_slice, dimensions) == sizes
-
-
 def test_weights_are_gathered_over_the_links_of_the_axes_that_their_devices_span():
-  waits = lambda *groups: of(chips=32, groups=groups).parts["transfers"]
+  waits = lambda *groups: of(devices=32, groups=groups).parts["transfers"]
   whole, two_axes, one_axis = waits((1.0, 32)), waits((1.0, 8)), waits((1.0, 4))  # of 2 × 4 × 4
   assert one_axis - two_axes == pytest.approx(3 * (two_axes - whole)) and two_axes > whole  # 1, 1/2 and 1/3 of a time
   assert waits((0.5, 32), (0.5, 8)) == pytest.approx((whole + two_axes) / 2)
   assert waits((1.0, 16)) == pytest.approx(two_axes)
+
+
+def test_a_closed_axis_gathers_over_two_links_and_an_open_one_beside_it_over_one():
+  sizes = dataclasses.replace(SIZES, head_sent=0, activations=0)
+  waits = lambda members: of("v6e", devices=128, groups=((1.0, members),), sizes=sizes).parts["transfers"]
+  closed, unclosed, both = waits(16), waits(8), waits(128)  # of 8 × 16
+  assert unclosed == pytest.approx(2 * closed) == pytest.approx(3 * both)
+
+
+def test_what_the_devices_of_a_chip_gather_takes_no_link():
+  sizes = dataclasses.replace(SIZES, head_sent=0, activations=0)
+  waits = lambda members: of("tpu7x", groups=((1.0, members),), sizes=sizes).parts["transfers"]
+  assert waits(2) == 0.0 < waits(64) < waits(4)  # of 2 × 4 × 4 chips of two devices
 
 
 def test_products_are_nearer_to_the_peak_with_more_vector_memory_and_attention_has_its_own_share_of_it():
@@ -125,16 +130,18 @@ def test_with_large_vector_memory_products_add_to_sums_in_no_time_and_kernels_do
 
 
 def test_dispatch_takes_as_long_as_what_crosses_the_middle_of_the_experts_longest_axis():
-  takes = lambda devices, size=32: of(chips=size, routed=1e9, experts_devices=devices).parts["dispatch"]
+  takes = lambda members, size=32: of(devices=size, routed=1e9, experts_devices=members).parts["dispatch"]
   assert 0.0 < takes(2) == takes(4) / 2  # 1/2 and 1 of what a device sends, on axes of 2 × 4 × 4
   assert takes(4) == takes(8) == takes(16) == takes(32)
   assert takes(8, 512) == 2 * takes(4, 512)  # 8 × 8 × 8
+  along = lambda members: of("v6e", devices=128, routed=1e9, experts_devices=members).parts["dispatch"]
+  assert along(8) == along(16) == along(128)  # of 8 × 16: the long axis has twice the links
   whole = of(routed=1e9, experts_devices=8)
   for parts, most in ((1, 0.7), (2, 0.5)):
     flag = of(routed=1e9, experts_devices=8, dispatches_beside=True, parts=parts)
     assert 0.0 < flag.parts["dispatch"] < most * whole.parts["dispatch"]
     assert flag.at_most == pytest.approx(whole.at_most)
-  gathers = of(gathered_of_experts=1e9, chips=32, experts_devices=8).parts["dispatch"]
+  gathers = of(gathered_of_experts=1e9, devices=32, experts_devices=8).parts["dispatch"]
   assert gathers == pytest.approx(takes(8))
 
 
@@ -190,6 +197,7 @@ def test_what_is_gathered_in_other_lanes_than_kernels_read_is_transposed(schedul
   sent = costs.pipelined(SCHEDULE, Residency.REPEAT, SIZES)
   copied = lambda size: estimate.estimate(
       chips.CHIPS["v5p"],
+      slices.of_devices("v5p", 64),
       dataclasses.replace(WORK, transposed=size),
       sent,
       schedule,

@@ -4,19 +4,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import shutil
 import textwrap
 from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.config.remedies import value_text
+from maxtext_pp_ext.plan.costs import Part, Sent
 
 _WIDTH = 80  # without a terminal
 _BETWEEN = "  "
 # Keys that are set by options here.
 _OPTIONS = {"internal_compile_num_devices": "--devices "}
-_WINDOW = ("weight window", "gathered weights", "sums of", "gradients of", "their gradients", "weights that")
+# Column -> parts of the memory that it adds up. Together they are all of it.
+MEMORY = {
+    "state": (Part.PARAMETERS, Part.MOMENTS, Part.GRADIENTS),
+    "window": (
+        *(Part.WINDOW, Part.ALL_WEIGHTS, Part.WEIGHTS_OF_ITERATION, Part.WEIGHTS_OF_LAYER, Part.WEIGHTS_AT_LOGITS),
+        *(Part.SUMS, Part.UNREDUCED, Part.GRADIENTS_OF_LAYER, Part.GRADIENTS_BEHIND),
+    ),
+    "kept": (Part.KEPT,),
+    "work": (Part.WAITING, Part.WORK, Part.WORK_OF_LAYER, Part.OUTPUTS, Part.HEAD, Part.LOGITS),
+}
+# Column -> parts of what is sent that it adds up. Together they are all of it.
+SENT = {
+    "weights": (Sent.WEIGHTS, Sent.GRADIENTS),
+    "act.": (Sent.ACTIVATIONS,),
+    "outside": (Sent.OUTSIDE,),
+    "tokens": (Sent.DISPATCH,),
+}
 # A plan chooses it if the run does not.
 _EXPERTS = "ici_expert_parallelism"
 # What MaxText takes if a run does not say otherwise. An axis with -1 takes what is left.
@@ -28,7 +45,7 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
 
   Args:
     result: what `--json` prints.
-    found: a `plan.search.Plan`.
+    found: a `plan.candidates.Plan`.
     given: the run's own keys.
     wide: whether the table has all columns, however wide it gets.
   """
@@ -38,16 +55,17 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
   rows = result["candidates"]
   say(f"{units.counted(result['devices'], 'device')}{limit}: {_how_many(result, found)}")
   if rows:
-    chosen = any(_EXPERTS in row["keys"] for row in rows)
-    columns = [name for name in _COLUMNS if (wide or name in _NARROW) and (chosen or name != "EP")]
+    shown = {
+        "EP": any(_EXPERTS in row["keys"] for row in rows),
+        "tokens": any(Sent.DISPATCH in row["sent"]["bytes"] for row in rows),
+    }
+    columns = [name for name in _COLUMNS if (wide or name in _NARROW) and shown.get(name, True)]
     for line in _table(rows, {name: _COLUMNS[name] for name in columns}):
       print(line)
   if not wide and rows:
     say("(--wide shows more columns, --help says what they are)")
-  if found.chip is None:
-    from maxtext_pp_ext.plan import chips  # pylint: disable=import-outside-toplevel
-
-    say(f"no seconds, since the kind of the devices is not known: give --chip {', '.join(chips.CHIPS)}")
+  if about_slices := _slices(found, given):
+    say(about_slices)
   for line in _ways(result, found):
     say(line, "    ")
   if rows:
@@ -64,6 +82,22 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
     say(result["not_written"])
   for each in result.get("infeasible", ()):
     say(f"cannot be: {' '.join(f'{key}={value}' for key, value in each['keys'].items())}: {each['reason']}", "    ")
+
+
+def _slices(found: Any, given: Mapping[str, Any]) -> str | None:
+  """Returns which slices the seconds are of, if the run does not say it, or why there are no seconds."""
+  from maxtext_pp_ext.host import topology  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.plan import chips, slices  # pylint: disable=import-outside-toplevel
+
+  if found.chip is None:
+    return f"no seconds, since the kind of the devices is not known: give --chip {', '.join(chips.CHIPS)}"
+  kind, size = found.chip.name, found.devices // found.num_slices
+  if found.slice is None:
+    others = " and ".join(slices.nearest(kind, size))
+    return f"no seconds, since MaxText has no slice of {units.counted(size, 'device')} of {kind}; it has {others}"
+  if found.slice.name == given.get("compile_topology"):
+    return None
+  return f"seconds are those of {found.slice.name}: {topology.chips(found.slice.name)}"
 
 
 def _how_many(result: dict[str, Any], found: Any) -> str:
@@ -113,20 +147,12 @@ def _table(rows: Sequence[dict[str, Any]], columns: Mapping[str, Callable[[dict[
   yield rule
 
 
-def _part(*names: str) -> Callable[[dict[str, Any]], str]:
-  def cell(row: dict[str, Any]) -> str:
-    memory = row["memory"]["bytes"]
-    return units.bytes_text(sum(size for name, size in memory.items() if name.startswith(names)))
-
-  return cell
+def _bytes(what: str, parts: Collection[str]) -> Callable[[dict[str, Any]], str]:
+  return lambda row: units.bytes_text(sum(size for part, size in row[what]["bytes"].items() if part in parts))
 
 
 def _seconds(key: str) -> Callable[[dict[str, Any]], str]:
   return lambda row: "–" if row[key] is None else f"{row[key]:.3g} s"
-
-
-def _sent(*names: str) -> Callable[[dict[str, Any]], str]:
-  return lambda row: units.bytes_text(sum(row["sent"]["bytes"][name] for name in names))
 
 
 def _stages(row: dict[str, Any]) -> str:
@@ -151,10 +177,8 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "M": lambda row: str(row["microbatches"] or "–"),
     "bubble": lambda row: f"{row['bubble_fraction']:.1%}",
     "memory": lambda row: units.bytes_text(row["memory"]["total"]) + _room(row),
-    "window": _part(*_WINDOW),
-    "kept": _part("layers' inputs"),
-    "weights": _sent("weights", "gradients"),
-    "act.": _sent("activations"),
+    **{name: _bytes("memory", parts) for name, parts in MEMORY.items()},
+    **{name: _bytes("sent", parts) for name, parts in SENT.items()},
     "sent": lambda row: units.bytes_text(row["sent"]["total"]),
     "slices": lambda row: units.bytes_text(size) if (size := row["sent"]["between_slices"]) else "–",
     "step s": _seconds("seconds"),

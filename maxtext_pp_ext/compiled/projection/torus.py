@@ -3,8 +3,8 @@
 """Which links of the chips' torus a collective uses, and for how long at least.
 
 Chips of a slice are connected in a grid of two (v5e, v6e) or three dimensions (v4, v5p), each chip with a link to its
-neighbours in both directions. An axis is closed to a ring only where the slice is long enough. The times are those of
-bandwidth-optimal algorithms that use both directions and all axes that the group spans:
+neighbours in both directions. An axis is closed to a ring only where it is long enough (`plan.slices.closed`). The times
+are those of bandwidth-optimal algorithms that use both directions and all axes that the group spans:
 
 - all-gather, reduce-scatter: a device receives (g−1)/g of the whole array; over a ring through two links at a time, and
   at the end of a line through one.
@@ -22,12 +22,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 
+from maxtext_pp_ext.plan import slices
+
 Coordinates = tuple[int, ...]
 AXES, DIRECTIONS = "xyz", "+-"
 DCN = "data-centre network"
-# A 2D torus is closed along an axis of this length; a 3D torus whose lengths are all multiples of 4 is closed along all
-# (docs.cloud.google.com/tpu/docs/v5p, v6e).
-_RING_2D, _RING_3D = 16, 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,12 +70,7 @@ class Torus:
   def __init__(self, devices: Sequence[Device], *, link: float, network: float, dimensions: int):
     self.devices, self._link, self._network = tuple(devices), link, network
     self.shape = tuple(1 + max(device.at[axis] for device in devices) for axis in range(dimensions))
-
-  def is_ring(self, axis: int) -> bool:
-    """Whether the axis is closed. In three dimensions all are, or none."""
-    if len(self.shape) == 2:
-      return self.shape[axis] == _RING_2D
-    return all(length % _RING_3D == 0 for length in self.shape)
+    self._closed = slices.closed(self.shape)
 
   def route(self, group: Sequence[int]) -> Route:
     """For a gather, reduce-scatter or all-reduce among partitions; the rate is that of a gather of the whole array."""
@@ -115,7 +109,7 @@ class Torus:
   def _steps(self, axis: int, places: Sequence[int]) -> tuple[int, bool]:
     """How far members of a group are from each other along an axis, and whether they close the ring."""
     stride = min(b - a for a, b in zip(places, places[1:], strict=False))
-    return stride, self.is_ring(axis) and len(places) * stride == self.shape[axis]
+    return stride, self._closed[axis] and len(places) * stride == self.shape[axis]
 
   def permute(self, pairs: Iterable[tuple[int, int]]) -> Route:
     """For a permute: each array goes one way, axis by axis, and shares its links with those that go over them too."""
@@ -136,8 +130,8 @@ class Torus:
     """The links from one chip to another: whose, along which axis, in which direction."""
     here = list(at)
     for axis, length in enumerate(self.shape):
-      forward = (to[axis] - here[axis]) % length if self.is_ring(axis) else to[axis] - here[axis]
-      step = forward if not self.is_ring(axis) or forward <= length // 2 else forward - length
+      forward = (to[axis] - here[axis]) % length if self._closed[axis] else to[axis] - here[axis]
+      step = forward if not self._closed[axis] or forward <= length // 2 else forward - length
       direction = 1 if step > 0 else -1
       for _ in range(abs(step)):
         yield (number, *here), axis, direction

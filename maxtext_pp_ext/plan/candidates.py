@@ -1,0 +1,112 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a search finds: ways to run a model, with their costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.host.models import run_config
+from maxtext_pp_ext.plan import chips, fitting, slices
+from maxtext_pp_ext.plan.costs import Costs
+from maxtext_pp_ext.plan.estimate import Estimate
+from maxtext_pp_ext.schedule import CircularSchedule
+
+# Of DeepSeek-V3's layers, with the largest buffers for tokens, XLA's arrangement needs up to 1.2 times what is in use.
+_NEARLY_FULL = 0.85
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+  """One way to run the model.
+
+  Attributes:
+    impl: an implementation of the registry, or `variants.NONE`.
+    keys: the MaxText keys that select it.
+    schedule: None without a pipeline.
+    layers_per_stage: layers per stage and repeat.
+    costs: costs per device and step.
+    estimate: of the seconds of a step; None if the device or its slice is not known.
+  """
+
+  impl: str
+  keys: dict[str, Any]
+  schedule: CircularSchedule | None
+  layers_per_stage: int
+  costs: Costs
+  estimate: Estimate | None
+
+  @property
+  def seconds(self) -> float | None:
+    """The seconds that a step is estimated to take."""
+    return self.estimate.seconds if self.estimate else None
+
+  @property
+  def kind(self) -> tuple:
+    """What makes another candidate like this one: layers, repeats, microbatches and experts make no other kind."""
+    return (self.impl, *(self.keys.get(f"{network}_pipeline_parallelism", 1) for network in derived.NETWORKS))
+
+  @property
+  def bound_by(self) -> str | None:
+    """What takes longest at the vendor's peak rates."""
+    return max(self.estimate.at_peak, key=self.estimate.at_peak.__getitem__) if self.estimate else None
+
+  def arguments(self, argv: Sequence[str]) -> list[str]:
+    """Returns MaxText's arguments of the run with this pipeline."""
+    return run_config.with_keys(argv, self.keys)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Infeasible:
+  """A combination with which the model cannot be run, and the reason."""
+
+  keys: dict[str, Any]
+  reason: str
+
+
+@dataclasses.dataclass(kw_only=True)
+class Plan:
+  """The result of a search.
+
+  Attributes:
+    devices: number of devices.
+    num_slices: number of slices that have them.
+    chip: kind of the devices; None if it is not known.
+    memory_limit: bytes of a device; None if it is not known.
+    candidates: those that fit, the best first; then those that do not, the smallest first.
+    infeasible: combinations that are impossible.
+    not_counted: what takes memory or traffic in all of them and is not in their costs.
+    ways: if none fits, what would make one fit, or nearly.
+  """
+
+  devices: int
+  num_slices: int
+  chip: chips.Chip | None
+  memory_limit: int | None
+  candidates: list[Candidate] = dataclasses.field(default_factory=list)
+  infeasible: list[Infeasible] = dataclasses.field(default_factory=list)
+  not_counted: list[str] = dataclasses.field(default_factory=list)
+  ways: list[fitting.Way] = dataclasses.field(default_factory=list)
+
+  @property
+  def slice(self) -> slices.Slice | None:
+    """The chips of a slice; None if their kind is not known, or if MaxText has no slice of this size."""
+    return slices.of_devices(self.chip.name, self.devices // self.num_slices) if self.chip else None
+
+  def distinct(self) -> list[Candidate]:
+    """Returns the first candidate of each kind."""
+    found: dict[tuple, Candidate] = {}
+    for candidate in self.candidates:
+      found.setdefault(candidate.kind, candidate)
+    return list(found.values())
+
+  def fits(self, candidate: Candidate) -> bool:
+    return self.memory_limit is None or candidate.costs.peak <= self.memory_limit
+
+  def nearly_full(self, candidate: Candidate) -> bool:
+    """Whether a candidate that fits leaves little room. What XLA arranges in memory may need more than is in use."""
+    limit = self.memory_limit
+    return limit is not None and _NEARLY_FULL * limit < candidate.costs.peak <= limit

@@ -1,0 +1,96 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The torus of a slice's chips: how long its axes are, and which of them are closed to rings.
+
+MaxText's table of topologies has the lengths (`host.topology`). Which axes are closed follows from them by one rule, for
+estimates and for projections of compiled programs. MaxText's table has that, too (`wrap`), and MaxText gives it to the
+TPU compiler; tests compare the rule with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import itertools
+import math
+
+from maxtext_pp_ext.host import topology
+
+# Chips along an axis that is closed in two dimensions; in three dimensions all are closed if each is a multiple of this.
+_RING_2D, _RING_3D = 16, 4
+
+
+def closed(lengths: Sequence[int]) -> tuple[bool, ...]:
+  """Returns which axes of a torus are closed to rings.
+
+  - v5e, v6e: axes of 16 chips, so of 8 × 16 chips the long one (jax-ml.github.io/scaling-book/tpus).
+  - v4, v5p, TPU7x: all axes if each is a multiple of 4, as 4 × 4 × 4 chips and larger slices are; else none
+    (docs.cloud.google.com/tpu/docs/v4, v5p).
+
+  Args:
+    lengths: chips along each axis, two or three.
+  """
+  if len(lengths) == 2:
+    return tuple(length == _RING_2D for length in lengths)
+  return (all(length % _RING_3D == 0 for length in lengths),) * len(lengths)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slice:
+  """The chips of a slice.
+
+  Attributes:
+    name: its topology, such as v5p-256.
+    lengths: chips along each axis.
+    cores: devices of JAX in a chip. There is no link between them.
+  """
+
+  name: str
+  lengths: tuple[int, ...]
+  cores: int = 1
+
+  @property
+  def devices(self) -> int:
+    return math.prod(self.lengths) * self.cores
+
+  @property
+  def links(self) -> tuple[int, ...]:
+    """Over how many links a device gathers along each axis: both ways round a ring, and one from the end of a line."""
+    return tuple(2 if is_closed else 1 for is_closed in closed(self.lengths))
+
+  def spanned(self, group: int) -> list[tuple[int, ...]]:
+    """Returns the axes, counted from 0, that together have as many devices as a group, fewest first.
+
+    JAX gives a mesh axis the devices of a chip first (`jax._src.mesh_utils`).
+    """
+    numbers = range(len(self.lengths))
+    some = [each for count in range(len(numbers) + 1) for each in itertools.combinations(numbers, count)]
+    sizes = dict.fromkeys((self.cores, 1))  # with all devices of a chip, and with one
+    return [each for size in sizes for each in some if size * math.prod(self.lengths[axis] for axis in each) == group]
+
+  def links_of(self, group: int) -> float:
+    """Returns over how many links a device of a group gathers; where no axes are as long, a share by logarithms.
+
+    It is infinite for the devices of one chip.
+    """
+    if spanned := self.spanned(group):
+      return sum(self.links[axis] for axis in spanned[0]) or math.inf
+    return sum(self.links) * math.log(group) / math.log(self.devices)
+
+
+def of_devices(kind: str, devices: int) -> Slice | None:
+  """Returns the slice of so many devices; None if MaxText's table has none.
+
+  Args:
+    kind: as in the names of topologies, such as v5p.
+    devices: devices of JAX in it.
+  """
+  name = topology.of_devices(kind, devices)
+  return Slice(name=name, lengths=topology.lengths(name), cores=topology.cores(name)) if name else None
+
+
+def nearest(kind: str, devices: int) -> list[str]:
+  """Returns the topologies of a kind with the next fewer and the next more devices than a number, as far as there are."""
+  sizes = topology.sizes(kind)
+  fewer, more = [size for size in sizes if size < devices], [size for size in sizes if size > devices]
+  return [str(topology.of_devices(kind, size)) for size in (fewer[-1:] + more[:1])]

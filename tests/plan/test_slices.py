@@ -1,0 +1,66 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The torus of each slice that MaxText's table of topologies has, and which of its axes are closed."""
+
+import math
+
+from maxtext.utils.accelerator_to_spec_map import UserFacingNameToSystemCharacteristics as TABLE
+import pytest
+
+from maxtext_pp_ext.compiled.projection import torus
+from maxtext_pp_ext.plan import chips, slices
+
+TPUS = {name: each for name, each in TABLE.items() if each.platform == "tpu"}
+
+
+def lengths_of(name):
+  return tuple(int(length) for length in TPUS[name].topology_name.split(":")[1].split("x"))
+
+
+def closed_in_projections(lengths, dimensions):
+  """Along which axes a projection sends from one end to the other by the link that closes the ring."""
+  ends = [tuple((length - 1) * (axis == along) for axis, length in enumerate(lengths)) for along in range(len(lengths))]
+  devices = [torus.Device(slice=0, at=at) for at in ((0,) * len(lengths), *ends)]
+  grid = torus.Torus(devices, link=1.0, network=1.0, dimensions=dimensions)
+  hops = [grid.permute([(0, end)]).hops for end in range(1, len(devices))]
+  return tuple(length > 2 and count == 1 for length, count in zip(lengths, hops, strict=True))
+
+
+def test_each_slice_of_maxtexts_table_has_the_chips_and_the_closed_axes_of_the_table():
+  found, expected, projected = {}, {}, {}
+  for name, each in TPUS.items():
+    lengths, kind = lengths_of(name), name.partition("-")[0]
+    cores = 2 if kind == "tpu7x" else 1
+    its_slice = slices.of_devices(kind, math.prod(lengths) * cores)
+    closed = each.wrap[: len(lengths)]
+    expected[name] = (name, lengths, cores, closed)
+    found[name] = (its_slice.name, its_slice.lengths, its_slice.cores, slices.closed(its_slice.lengths))
+    projected[name] = (name, lengths, cores, closed_in_projections(lengths, chips.CHIPS[kind].links // 2))
+  assert found == expected and projected == expected and len(found) > 100
+
+
+@pytest.mark.parametrize(
+    "kind, devices, nearest",
+    [("v5p", 6, ["v5p-8", "v5p-16"]), ("v5e", 512, ["v5e-256"]), ("v6e", 2, ["v6e-1", "v6e-4"])],
+)
+def test_there_is_no_slice_that_the_table_does_not_have_but_those_next_to_it(kind, devices, nearest):
+  assert slices.of_devices(kind, devices) is None and slices.nearest(kind, devices) == nearest
+
+
+@pytest.mark.parametrize(
+    "kind, devices, group, links",
+    [
+        ("v5p", 192, 16, 4),  # 4 × 4 × 12: two closed axes
+        ("v5p", 192, 12, 2),
+        ("v5p", 192, 48, 4),
+        ("v5p", 32, 8, 2),  # 2 × 4 × 4: two open ones
+        ("v6e", 128, 16, 2),  # 8 × 16
+        ("v6e", 128, 8, 1),
+        ("v6e", 256, 256, 4),
+        ("tpu7x", 128, 2, math.inf),  # the two devices of a chip
+        ("tpu7x", 128, 8, 2),  # chips along one axis of 4 × 4 × 4
+        ("v6e", 64, 8 * math.sqrt(8), 1.5),  # three quarters of two axes
+    ],
+)
+def test_a_group_gathers_over_the_links_of_the_axes_that_it_spans_or_a_share_by_logarithms(kind, devices, group, links):
+  assert slices.of_devices(kind, devices).links_of(group) == pytest.approx(links)
