@@ -177,10 +177,10 @@ class Transfer:
     """
     starts: list[jax.Array | int] = [number, 0, *(0 for _ in part.shape)]
     if self.cut is None:
-      return jax.lax.dynamic_update_slice(buffers, part[None, None], starts)
+      return jax.lax.dynamic_update_slice(buffers, part[None, None], _of_one_type(starts))
     by_device = self._by_device(buffers, self.cut.dim - len(self.shard)) if self._is_gathered(self.cut.dim) else buffers
     starts[self.cut.dim - len(self.shard)] = self._first(piece, self.cut)
-    return jax.lax.dynamic_update_slice(by_device, part[None, None], starts).reshape(buffers.shape)
+    return jax.lax.dynamic_update_slice(by_device, part[None, None], _of_one_type(starts)).reshape(buffers.shape)
 
   def cut_out(
       self, summands: jax.Array, number: jax.Array | int, piece: jax.Array, order: Sequence[int] | None = None
@@ -208,7 +208,7 @@ class Transfer:
     starts, sizes = [number, *(0 for _ in summands.shape[1:])], [1, *summands.shape[1:]]
     if self.cut is not None and at is not None:
       starts[at], sizes[at] = self._first(piece, self.cut), self.cut.size
-    return jax.lax.dynamic_slice(summands, starts, sizes)[0]
+    return jax.lax.dynamic_slice(summands, _of_one_type(starts), sizes)[0]
 
   def reduce(
       self,
@@ -262,9 +262,9 @@ class Transfer:
     last = self.shard[cut.dim] - cut.size
     return jnp.minimum(piece * cut.size, last)
 
-  def _starts(self, repeat: jax.Array, piece: jax.Array) -> list[jax.Array | int]:
+  def _starts(self, repeat: jax.Array, piece: jax.Array) -> list[jax.Array]:
     first = 0 if self.cut is None else self._first(piece, self.cut)
-    return [repeat, *(first if self._is_cut(dim) else 0 for dim in range(len(self.shard)))]
+    return _of_one_type([repeat, *(first if self._is_cut(dim) else 0 for dim in range(len(self.shard)))])
 
   def _is_cut(self, dim: int) -> bool:
     return self.cut is not None and dim == self.cut.dim
@@ -274,3 +274,8 @@ class Transfer:
     dim %= gathered.ndim
     size = self.shard[dim - gathered.ndim + len(self.shard)]
     return gathered.reshape(*gathered.shape[:dim], -1, size, *gathered.shape[dim + 1 :])
+
+
+def _of_one_type(starts: Sequence[jax.Array | int]) -> list[jax.Array]:
+  """Indices of a slice as JAX wants them. With `jax_enable_x64` a Python integer would be int64 beside our int32."""
+  return [jnp.asarray(start, jnp.int32) for start in starts]
