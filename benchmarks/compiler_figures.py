@@ -67,8 +67,8 @@ operand. A gather that the compiler turned into permutes inside a matrix multipl
 in the total. balanced: what is sent if every device gets equally many tokens; seconds count these.
 - weight gathers: all-gathers of floating-point arrays of 1 MiB and more that run in a \
 step; if a weight is gathered in pieces, each piece counts.
-- PFLOP: of conditionals the branch with the most counts. Rows of our implementations with several microbatches that \
-were compiled before 2026-11-26 count all branches, up to a third too many.
+- PFLOP: of conditionals the branch counts that the program takes. "≤": an older row, which counts all branches, up to a \
+third too many.
 - A name after the pipeline is a set of MaxText's XLA flags (`--flags`, maxtext_pp_ext/compiled/flags.py), or a flag of \
 these sets that is left out, since this libtpu refuses it for the chip (`--without`).
 - none: without a pipeline; FSDP uses the chips of the stages.
@@ -163,7 +163,9 @@ def _parts(impl: str, row: dict[str, Any]) -> tuple[str, ...]:
     for prefixes in columns.values():
       own = [part for part in left if part.startswith(prefixes)]
       found.append(tables.number(sum(left.pop(part) for part in own), digits))
-  found.insert(len(_PURPOSES), tables.number(row["dot_flops"] / 1e15, 2))
+  advances = shapes.implementation_of(impl) in ("circular_bsw", "circular_ag_once")  # others have no conditionals
+  counts_all_branches = advances and "conditionals_unknown" not in row
+  found.insert(len(_PURPOSES), ("≤ " if counts_all_branches else "") + tables.number(row["dot_flops"] / 1e15, 2))
   return (impl, *found)
 
 
