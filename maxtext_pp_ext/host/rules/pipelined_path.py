@@ -281,6 +281,15 @@ def _multimodal(config: HostKeys) -> Iterator[str]:
     )
 
 
+def schedule_of_microbatches(config: HostKeys) -> str | None:
+  """Returns the config's schedule of gradient accumulation if MaxText then runs the layers itself; else None.
+
+  `dual_pipe` is such a schedule (MaxText's main branch of November 2026; 0.2.5 lacks the key).
+  """
+  schedule = plain(getattr(config, "gradient_accumulation_schedule", None))
+  return None if schedule in (None, "", "serial") else str(schedule)
+
+
 def _past_the_decoder(config: HostKeys) -> Iterator[str]:
   """Refuses features that look for decoder layers at their paths without a pipeline, or build no decoder layers."""
   if config.use_m3_model:
@@ -292,6 +301,11 @@ def _past_the_decoder(config: HostKeys) -> Iterator[str]:
     yield (
         "prefetch_fsdp_weights=True: MaxText gathers the weights of scanned layers ahead of time, also of those outside "
         "the pipeline, whose losses it drops. Set prefetch_fsdp_weights=False, or pipeline_impl=host."
+    )
+  if (schedule := schedule_of_microbatches(config)) is not None:
+    yield (
+        f"gradient_accumulation_schedule={schedule}: MaxText runs the layers of a model without a pipeline itself, one "
+        "microbatch backward beside the next one forward. Set gradient_accumulation_schedule=serial."
     )
   if getattr(config.lora, "enable_lora", False):
     yield (

@@ -70,6 +70,11 @@ def _features(config: Keys) -> Iterator[str]:
         f"prefetch_fsdp_weights=True with pipeline_impl={config.pipeline_impl}: both gather a layer's weights ahead of "
         "time. Set prefetch_fsdp_weights=False, or pipeline_impl=host."
     )
+  if (schedule := pipelined_path.schedule_of_microbatches(config)) is not None:
+    yield (
+        f"gradient_accumulation_schedule={schedule}: MaxText runs the layers itself, one microbatch backward beside the "
+        "next one forward. Set gradient_accumulation_schedule=serial, or pipeline_impl=host."
+    )
   if getattr(config.lora, "enable_lora", False):
     yield (
         "lora.enable_lora=True: LoRA makes its parameters when a layer is called. Set lora.enable_lora=False, or "

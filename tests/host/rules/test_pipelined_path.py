@@ -61,7 +61,7 @@ def make(**overrides):
       "shard_mode": "auto",
       "custom_mesh_and_rule": "",
   }
-  assert set(overrides) <= {*values, "prefetch_fsdp_weights"}
+  assert set(overrides) <= {*values, "prefetch_fsdp_weights", "gradient_accumulation_schedule"}
   return types.SimpleNamespace(**(values | overrides))
 
 
@@ -155,6 +155,7 @@ def problems(**keys):
         {"use_lineage": True},
         {"use_m3_model": True},
         {"prefetch_fsdp_weights": True},
+        {"gradient_accumulation_schedule": "dual_pipe"},
         {"lora": types.SimpleNamespace(enable_lora=True)},
         {"distill_beta": 0.5},
         {"weight_dtype": "float8_e4m3fn"},

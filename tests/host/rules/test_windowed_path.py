@@ -22,6 +22,10 @@ def test_blocks_that_are_scanned_over_are_accepted(block):
   assert windowed_path.problems(make(decoder_block=block, num_decoder_layers=12)) == []
 
 
+def test_the_usual_schedule_of_gradient_accumulation_is_accepted():
+  assert windowed_path.problems(make(gradient_accumulation_schedule="serial")) == []
+
+
 @pytest.mark.parametrize(
     "feature",
     [
@@ -38,6 +42,7 @@ def test_blocks_that_are_scanned_over_are_accepted(block):
         {"use_multimodal": True, "decoder_block": "gemma3", "num_decoder_layers": 12},
         {"use_m3_model": True},
         {"prefetch_fsdp_weights": True},
+        {"gradient_accumulation_schedule": "dual_pipe"},
         {"lora": types.SimpleNamespace(enable_lora=True)},
         {"parameter_memory_host_offload": True},
         {"distill_beta": 0.5},
