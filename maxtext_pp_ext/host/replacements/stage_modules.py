@@ -8,6 +8,7 @@ This rests on MaxText as follows:
 - Nothing reads `set_remat_policy_on_layers_per_stage` since the Linen decoder was removed. Here it has the meaning it had
   there: the remat policy applies to each layer of a stage.
 - Layers that differ by index in cycles come in blocks of one cycle, see `cycles`. The remat policy applies to each block.
+- `simple` and `simple_mlp` layers note their mesh in their parameters, others do not; see `_without_mesh`.
 """
 
 from collections.abc import Callable
@@ -70,8 +71,8 @@ def build(host_build: Callable, decoder: Any, layer_classes: list[type], rngs: n
     decoder = _DecoderView(decoder, with_values(decoder.config, replaced), decoder.mesh)
   in_turn = decoder.config.num_layers_per_pipeline_stage > 1 and not config.scan_layers_per_stage
   if abstract_model.of_shapes_only() and in_turn:
-    return host_build(decoder, [_copying(layer_class) for layer_class in layer_classes], rngs)
-  return host_build(decoder, layer_classes, rngs)
+    layer_classes = [_copying(layer_class) for layer_class in layer_classes]  # type: ignore[misc]  # called, not asked
+  return _without_mesh(host_build(decoder, layer_classes, rngs))
 
 
 def _copying(layer_class: type) -> Callable[..., nnx.Module]:
@@ -92,7 +93,7 @@ def _copying(layer_class: type) -> Callable[..., nnx.Module]:
 
 
 def build_scanned(host_build: Callable, decoder: Any, *args: Any, **kwargs: Any) -> nnx.Module:
-  """Returns layers that MaxText scans over, for automatic sharding if an implementation of ours runs them.
+  """Returns layers that MaxText scans over. They are for automatic sharding if an implementation of ours runs them.
 
   Args:
     host_build: `NNXDecoder._create_scanned_layers`.
@@ -100,8 +101,23 @@ def build_scanned(host_build: Callable, decoder: Any, *args: Any, **kwargs: Any)
     *args: its other arguments.
     **kwargs: its other arguments.
   """
+  if pipeline_impl(decoder.config) == registry.HOST:
+    return host_build(decoder, *args, **kwargs)
   trains = windowed(decoder.config) and decoder.model_mode == "train"
-  return host_build(_automatic(decoder) if trains else decoder, *args, **kwargs)
+  return _without_mesh(host_build(_automatic(decoder) if trains else decoder, *args, **kwargs))
+
+
+def _without_mesh(layers: nnx.Module | None) -> nnx.Module | None:
+  """The layers, with no mesh noted in their variables.
+
+  When a model is made without arrays, Flax (0.12.12) shards each variable with a mesh, and takes a logical name that has
+  no rule for a mesh axis. MaxText (0.2.5) has no rules for `layers_per_stage` and `layers_outside_pipeline`, so set-up
+  would fail. Variables without a mesh are sharded by MaxText's own function, which replicates along such names.
+  """
+  for _, variable in nnx.iter_graph(layers):
+    if isinstance(variable, nnx.Variable) and variable.has_metadata("mesh"):
+      variable.del_metadata("mesh")
+  return layers
 
 
 def _automatic(decoder: Any) -> Any:
