@@ -116,8 +116,10 @@ class HostKeys(Protocol):
   ici_data_parallelism: int
   mesh_axes: Sequence[str]
   logical_axis_rules: Sequence[Any]
+  input_data_sharding_logical_axes: Sequence[str]
   custom_mesh: str
   custom_mesh_and_rule: str
+  custom_mesh_and_rule_for_eval: str
   allow_split_physical_axes: bool
   context_sharding: str
   shard_mode: str

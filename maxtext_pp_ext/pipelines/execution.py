@@ -88,7 +88,7 @@ class Execution:
 
     def run(weights, rest, inputs, segment_ids, positions):
       run_stage = dataclasses.replace(stage, weights=weights, rest=rest)
-      microbatched = self._split_batch(inputs)
+      microbatched = self._split_batch(self._apart_from_lookup(inputs))
       aux = run_stage.aux(self._ids(segment_ids, "segment_ids"), self._ids(positions, "positions"))
       if earlier:
         appends.update(run_stage.appends(earlier, aux, microbatched[0]))
@@ -105,6 +105,22 @@ class Execution:
     if earlier:
       put_before(layers, earlier, appends)
     return outputs
+
+  def _apart_from_lookup(self, inputs: jax.Array) -> jax.Array:
+    """Lays a batch [batch, sequence, embed] out as its tokens, if microbatches enter over axes that these do not have.
+
+    The layout of microbatches would otherwise reach the lookup of the tokens' embeddings. XLA's verifier refuses what XLA
+    (jax 0.11.2) makes of a lookup whose results are divided over more devices than its tokens: "Slice dim size … greater
+    than dynamic slice dimension". MaxText's rules for evaluations (`custom_mesh_and_rule_for_eval`) are such a case.
+    """
+    mesh = automatic(self.mesh)
+    of_tokens = tuple(resolve(self.config.input_data_sharding_logical_axes, mesh, self._rules))[:2]
+    entering = [{*mesh_axes(entry)} for entry in resolve(ACTIVATION_AXES[:2], mesh, self._rules)]
+    if self.mesh.shape.get("stage", 1) > 1:
+      entering[0].add("stage")
+    if all(axes.issubset(mesh_axes(entry)) for axes, entry in zip(entering, of_tokens, strict=False)):
+      return inputs
+    return constrain(inputs, P(*of_tokens, *(P.UNCONSTRAINED,) * (inputs.ndim - len(of_tokens))), mesh)
 
   def _split_batch(self, x: jax.Array, name: str = "inputs") -> jax.Array:
     """[batch, …] -> [M, batch / M, …]."""

@@ -20,6 +20,8 @@ from tests.trainer import cases
 FEW = (
     cases.Case("dense", cases.PRETRAIN, 3, "circular_bsw"),
     cases.Case("dense", cases.PRETRAIN, 1, "circular_bsw"),
+    # Evaluations have other rules, by which no tokens are divided over stages.
+    cases.Case("dense", cases.PRETRAIN, 4, "circular_bsw", ("custom_mesh_and_rule_for_eval=pure-fsdp",)),
     cases.Case("moe", cases.PRETRAIN, 4, "circular_bsw"),
 )
 FEW_CASES = slow_but([case.name for case in FEW if case.model == "dense"], {case.name: case for case in FEW})

@@ -7,9 +7,11 @@ Read in MaxText 0.2.5.
 
 from collections.abc import Iterable, Iterator
 
+from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.derived import num_stages, pipelined_layers, stages_text
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.host.rules import rows
 from maxtext_pp_ext.host.topology import topologies
 from maxtext_pp_ext.nearest import nearest
 
@@ -19,6 +21,7 @@ def problems(config: HostKeys) -> Iterator[str]:
     yield from _mesh(config)
     yield from _explicit_sharding(config)
     yield from _activations_over_stages(config)
+  yield from _lookup_of_embeddings(config)
   yield from _stage_axis(config)
   yield from _copies_of_the_model(config)
   yield from _weight_dtype(config)
@@ -74,6 +77,48 @@ def _activations_over_stages(config: HostKeys) -> Iterator[str]:
         f"logical_axis_rules shard {name} over the mesh axis 'stage', which a pipeline reserves for its stages. Remove "
         "'stage' from that rule."
     )
+
+
+def _lookup_of_embeddings(config: HostKeys) -> Iterator[str]:
+  """XLA (jax 0.11.2) cannot always compile a lookup whose results are divided over more devices than its indices.
+
+  It dies in its verifier, "Slice dim size … greater than dynamic slice dimension". Where a pipeline of ours comes right
+  after the lookup, it keeps the two alike (`Execution`). Here MaxText's own code tells them apart.
+  """
+  mesh = derived.mesh_shape(config)
+  if mesh is None or not (causes := dict(_layouts_of_embeddings(config))):
+    return
+  names = list(config.input_data_sharding_logical_axes)
+  for evaluation in (False, True) if config.eval_interval > 0 else (False,):
+    of_tokens = rows.axes_of(names, config, evaluation)
+    for cause, (axes, way) in causes.items():
+      missing = [axis for axis in axes if axis not in of_tokens and mesh.get(axis, 1) > 1]
+      if not missing:
+        continue
+      if evaluation and plain(config.custom_mesh_and_rule_for_eval) != plain(config.custom_mesh_and_rule):
+        rules = f"custom_mesh_and_rule_for_eval={plain(config.custom_mesh_and_rule_for_eval)}: in evaluations tokens"
+        ways = [f"custom_mesh_and_rule_for_eval={plain(config.custom_mesh_and_rule) or repr('')}", "eval_interval=-1"]
+      else:
+        rules = f"input_data_sharding_logical_axes={names}: tokens"
+        ways = [f"a first axis whose rule in logical_axis_rules has {' and '.join(missing)}, too"]
+      yield (
+          f"{rules} are not sharded over {' and '.join(missing)}, but their embeddings are ({cause}). XLA cannot compile "
+          f"such a lookup. Set {' or '.join([*ways, *way])}."
+      )
+      break
+
+
+def _layouts_of_embeddings(config: HostKeys) -> Iterator[tuple[str, tuple[tuple[str, ...], list[str]]]]:
+  """Yields (why, (the mesh axes over which MaxText's code shards the rows of embeddings, other ways out))."""
+  if plain(config.shard_mode) == "explicit":
+    axes = rows.axes_of(("activation_embed_and_logits_batch",), config, evaluation=False)
+    yield "shard_mode=explicit, by the rules of training", (axes, ["shard_mode=auto"])
+  layers, total = pipelined_layers(config), config.num_decoder_layers
+  if num_stages(config) == 1 or derived.decoder_block(config) != "deepseek" or layers is None or total is None:
+    return
+  if layers < total:  # MaxText adds the stages to the devices of the batch there
+    axes = ("stage", *rows.axes_of(("activation_batch",), config, evaluation=False))
+    yield f"the {total - layers} layers before the pipeline", (axes, [])
 
 
 def _copies_of_the_model(config: HostKeys) -> Iterator[str]:

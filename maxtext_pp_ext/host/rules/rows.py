@@ -117,6 +117,12 @@ def shards(names: Sequence[str | None], config: HostKeys, evaluation: bool = Fal
   return 1 if mesh is None else math.prod(_axes(names, mesh, rules(config, evaluation)).values())
 
 
+def axes_of(names: Sequence[str | None], config: HostKeys, evaluation: bool) -> tuple[str, ...]:
+  """Returns the mesh axes that shard the first of these logical axes; () if the mesh is not known."""
+  mesh = derived.mesh_shape(config)
+  return () if mesh is None else tuple(_axes(names, mesh, rules(config, evaluation)))
+
+
 def _axes(names: Sequence[str | None], mesh: dict[str, int], logical: Any) -> dict[str, int]:
   """Returns mesh axis -> size, for the axes that shard the first of these logical axes; axes of size 1 are left out.
 

@@ -55,7 +55,9 @@ def make(**overrides):
       "mesh_axes": ["data", "stage", "fsdp", "tensor"],
       "logical_axis_rules": RULES,
       "logical_axis_rules_for_eval": RULES,
+      "input_data_sharding_logical_axes": ["activation_embed_and_logits_batch", "activation_norm_length"],
       "custom_mesh_and_rule": "",
+      "custom_mesh_and_rule_for_eval": "",
       "quantization": "",
       "use_qwix_quantization": False,
       "quantization_local_shard_count": 8,
@@ -161,6 +163,45 @@ def test_a_sound_configuration_has_no_problems():
 )
 def test_what_is_sound_is_not_refused(sound):
   assert problems.problems(make(**sound)) == []
+
+
+FSDP_ONLY = [(f"activation_{name}", ["fsdp"]) for name in ("batch", "kv_batch", "embed_and_logits_batch")]
+OTHER_RULES = {
+    "eval_interval": 1,
+    "custom_mesh_and_rule_for_eval": "pure-fsdp",
+    "logical_axis_rules_for_eval": FSDP_ONLY,
+}
+LAYERS_BEFORE = {"decoder_block": "deepseek", "num_decoder_layers": 11, "first_num_dense_layers": 3}
+
+
+@pytest.mark.parametrize(
+    "keys, says, ways",
+    [
+        (
+            LAYERS_BEFORE | OTHER_RULES,
+            "the 3 layers before the pipeline",
+            "custom_mesh_and_rule_for_eval='' or eval_interval=-1",
+        ),
+        (
+            {"shard_mode": "explicit", **OTHER_RULES},
+            "shard_mode=explicit, by the rules of training",
+            "custom_mesh_and_rule_for_eval='' or eval_interval=-1 or shard_mode=auto",
+        ),
+        (
+            LAYERS_BEFORE | {"input_data_sharding_logical_axes": ["activation_batch", "activation_length"]},
+            "=['activation_batch', 'activation_length']: tokens are not sharded over stage",
+            "a first axis whose rule in logical_axis_rules has stage, too",
+        ),
+    ],
+)
+def test_tokens_that_are_laid_out_otherwise_than_their_embeddings_are_refused_where_xla_would_die(keys, says, ways):
+  problem = only_problem(make(**keys))
+  assert says in problem and f"Set {ways}." in problem
+
+
+@pytest.mark.parametrize("keys", [OTHER_RULES, LAYERS_BEFORE | OTHER_RULES | {"eval_interval": -1}])
+def test_rules_for_evaluations_of_their_own_are_not_refused_where_a_pipeline_keeps_tokens_and_embeddings_alike(keys):
+  assert problems.problems(make(**keys)) == []
 
 
 def test_the_hosts_own_keys_are_not_judged_for_the_hosts_own_pipeline():
