@@ -55,6 +55,7 @@ MODEL_KEYS = (
     "gradient_accumulation_steps",
     "param_scan_axis",
     "load_balance_loss_weight",
+    "mtp_num_layers",
     "routed_bias_update_rate",
 )
 
@@ -143,12 +144,17 @@ def check(**overrides):
   expected, expected_losses = steps(plain, plain_mesh, plain_graph, plain_state, batches)
   found = without_pipeline(nnx.filter_state(found, TRAINED), pipelined, plain)
   expected = traverse_util.flatten_dict(nnx.to_pure_dict(nnx.filter_state(expected, TRAINED)))
-  (bias,) = [path for path in found if path[-2:] == ("gate", "bias")]
-  moved = np.asarray(found[bias]) - start[bias]
   rate = pipelined.routed_bias_update_rate
-  assert np.abs(moved).max() > 0.5 * rate if rate else not moved.any()
-  np.testing.assert_array_equal(found[bias], expected[bias])
+  biases = [path for path in found if path[-2:] == ("gate", "bias")]
+  assert len(biases) == 1 + pipelined.mtp_num_layers
+  for bias in biases:
+    moved = np.asarray(found[bias]) - start[bias]
+    assert np.abs(moved).max() > 0.5 * rate if rate else not moved.any()
+    np.testing.assert_array_equal(found[bias], expected[bias])
+  assert all(losses)
   np.testing.assert_allclose(losses, expected_losses, rtol=BOUND)
+  # Biases aside, a step moves every parameter.
+  assert not [path for path in expected if path not in biases and np.array_equal(expected[path], start[path])]
   errors = {path: parity.relative_error(found[path], expected[path]) for path in expected}
   assert max(errors.values()) < BOUND, errors
   return moved
@@ -159,14 +165,22 @@ def test_biases_move_as_without_a_pipeline(stages, repeats):
   check(stages=stages, repeats=repeats, microbatches=2 * stages)
 
 
+ALL_LOSSES = {"load_balance_loss_weight": 0.1, "mtp_num_layers": 1}
+WINDOWS = {"alone": {}, "all losses, gradient accumulation": {**ALL_LOSSES, "gradient_accumulation_steps": 2}}
+
+
+@pytest.mark.parametrize("keys", slow_but([], WINDOWS))
 @pytest.mark.parametrize("microbatches", slow_but([], [-1, 2]))
-def test_biases_move_in_a_window_as_in_the_scan(microbatches):
-  check(stages=1, repeats=2, num_pipeline_microbatches=microbatches)
+def test_biases_move_in_a_window_as_in_the_scan(microbatches, keys):
+  check(stages=1, repeats=2, num_pipeline_microbatches=microbatches, **keys)
 
 
 # name: keys of a pipeline with 2 stages.
 OPTIONS = {
     "gradient accumulation": {"gradient_accumulation_steps": 2},
+    "load-balance loss and gradient accumulation": {"load_balance_loss_weight": 0.1, "gradient_accumulation_steps": 2},
+    "multi-token prediction": ALL_LOSSES,
+    "multi-token prediction and gradient accumulation": {**ALL_LOSSES, "gradient_accumulation_steps": 2},
     "several layers per stage": {"layers_per_stage": 2, "scan_layers_per_stage": True},
     "experts on several devices": {"ici_expert_parallelism": 4},
     "weights and batch on several devices": {"ici_fsdp_parallelism": 2, "ici_data_parallelism": 2},
