@@ -5,7 +5,7 @@
   python -m benchmarks.plan_error
 
 It compiles nothing. It predicts every row that compiler_figures and scaling have computed, and writes
-`results/plan_error.md`.
+`results/plan_error.{json,md}`.
 """
 
 from __future__ import annotations
@@ -112,6 +112,12 @@ def predicted(case: Case) -> Any:
   return of_run.of_run(config, impl, schedule, *abstract_model.explained(config), chip)
 
 
+def figures(costs: Any, estimate: Any) -> dict[str, float]:
+  """What is predicted of a step, under the names that the compiler's figures have."""
+  predictions = {"peak_GB": costs.peak / 1e9, "wire_total_GB": costs.sent / 1e9, "step_s": estimate.seconds}
+  return {**predictions, "between_slices_GB": costs.between_slices / 1e9}
+
+
 def report(rows: list[tuple[Case, Any]]) -> str:
   lines = []
   for case, (costs, estimate) in rows:
@@ -136,7 +142,12 @@ def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.plan_error", description=__doc__.splitlines()[0])
   parser.add_argument("--output", type=pathlib.Path, default=compile_step.RESULTS / "plan_error")
   options = parser.parse_args(argv)
-  text = report([(case, predicted(case)) for case in cases()])
+  rows = [(case, predicted(case)) for case in cases()]
+  results: dict[str, dict[str, dict[str, float]]] = {}
+  for case, found in rows:
+    results.setdefault(case.title, {})[case.impl] = figures(*found)
+  tables.write(options.output.with_suffix(".json"), results)
+  text = report(rows)
   options.output.with_suffix(".md").write_text(text, encoding="utf-8")
   print(text)
 

@@ -11,7 +11,7 @@ import itertools
 
 import pytest
 
-from benchmarks import plan_error, shapes
+from benchmarks import compile_step, plan_error, shapes, tables
 
 # How far peak memory and bytes sent may be off. The compiler chooses how to gather what is gathered as it is used.
 BOUNDS = {"circular_bsw": (0.09, 0.07), "circular_ag_once": (0.07, 0.05), "circular": (0.13, 0.30), "none": (0.20, 0.35)}
@@ -55,6 +55,14 @@ def test_predicted_memory_and_traffic_are_near_the_compilers(name):
   assert costs.peak / 1e9 == pytest.approx(case.figures["peak_GB"], rel=memory)
   assert costs.sent / 1e9 == pytest.approx(case.figures["wire_total_GB"], rel=sent)
   assert estimate.at_least < estimate.seconds <= estimate.at_most
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_table_has_what_plan_predicts_now(name):
+  case = ALL[name]
+  table = tables.read(compile_step.RESULTS / "plan_error.json").get(case.title, {}).get(case.impl)
+  words = f"{name}: the table has other predictions, or none. Run `python -m benchmarks.plan_error`."
+  assert table == pytest.approx(plan_error.figures(*predicted(name)), rel=1e-6), words
 
 
 @pytest.mark.parametrize("impl", ["circular_bsw"])

@@ -1,0 +1,215 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""docs/choosing.md. What its commands estimate is computed again; what they compiled stands here."""
+
+from collections.abc import Iterator
+import functools
+import pathlib
+import re
+from typing import Any, NamedTuple
+
+import maxtext
+import yaml
+
+from benchmarks import plan_error, shapes
+from maxtext_pp_ext.plan import candidates
+from tests.docs.figures.results import (
+    ASYNC_DISPATCH,
+    compiled,
+    fraction,
+    overlapping,
+    percent,
+    plan_errors,
+    span,
+    SPARSECORES,
+    text_of,
+    VMEM,
+    WITH_EXPERTS,
+    within,
+)
+from tests.plan import test_against_compiler
+
+MODELS = pathlib.Path(maxtext.__path__[0]) / "configs" / "models"
+_ONE_SLICE = ("model_name=llama3-70b", "compile_topology=v5p-256", "per_device_batch_size=2", "max_target_length=4096")
+_SLICES = ("model_name=llama3-8b", "compile_topology=v6e-8", "compile_topology_num_slices=8", "max_target_length=2048")
+_IMPLEMENTATIONS = ("none", "circular_bsw", "circular")
+_TITLES = {
+    "mixtral-8x7b-dropless": "Mixtral 8x7B, 32 chips",
+    "llama4-17b-16e": "Llama 4 Scout, 64 chips",
+    "gpt-oss-120b": "gpt-oss-120b, 64 chips",
+    "qwen3-235b-a22b": "Qwen3 235B-A22B, 128 chips",
+    "deepseek3-671b-4096": "DeepSeek-V3 671B, 512 chips",
+}
+
+
+class _Compiled(NamedTuple):
+  peak: float
+  sent: float
+  between_slices: float
+  seconds: float
+
+
+# Llama 3 8B on 8 slices of v6e-8, by stages, as `--validate 2` compiles it: GB and seconds.
+_COMPILED = {8: _Compiled(8.5, 9.4, 1.7, 0.77), 4: _Compiled(17.2, 9.3, 1.3, 0.75), 1: _Compiled(19.4, 42.3, 3.6, 1.12)}
+
+
+@functools.cache
+def _plan(*argv: str) -> Any:
+  import maxtext_pp_ext  # pylint: disable=import-outside-toplevel
+
+  maxtext_pp_ext.install()
+  from maxtext_pp_ext.plan import search  # pylint: disable=import-outside-toplevel
+
+  return search.plan(argv, implementations=_IMPLEMENTATIONS)
+
+
+def _first(found: Any, impl: str, stages: int = 1) -> Any:
+  """Returns the best candidate of an implementation with a number of stages."""
+  of = lambda candidate: candidate.schedule.stages if candidate.schedule else 1
+  return next(each for each in found.candidates if (each.impl, of(each)) == (impl, stages) and found.fits(each))
+
+
+def choosing() -> Iterator[str]:
+  yield from _one_slice()
+  yield from _where_it_pays()
+  yield from _flags()
+  yield from _experts()
+  yield from _trust()
+
+
+def _one_slice() -> Iterator[str]:
+  found = _plan(*_ONE_SLICE)
+  window, none, stages = (_first(found, *which) for which in (("circular_bsw",), ("none",), ("circular_bsw", 4)))
+  faster = percent(1 - window.seconds / none.seconds)
+  step = lambda impl: compiled("llama3-70b", impl).seconds
+  yield f"""It sends {fraction(1 - window.costs.sent / none.costs.sent)} less than `none`, and has no bubbles. It is
+      estimated to be {faster} faster than `none`, and is {percent(1 - step("window") / step("none"))} faster when
+      compiled. Four stages send {fraction(stages.costs.sent / window.costs.sent)} of it, but add bubbles, sums of
+      gradients, and copies of pieces of the window. Compiled with 8 microbatches, they are
+      {percent(step("circular_bsw") / step("none") - 1)} slower than `none`."""
+  none, window = (compiled("llama3-70b-8-batches", impl) for impl in ("none", "window"))
+  yield f"""For 8 of them, the run above sends {none.sent:.0f} GB; with `num_pipeline_microbatches=8` it sends
+      {window.sent:.0f} GB ([window.md](window.md))."""
+
+
+def too_high() -> str:
+  """Returns how much too high plan's seconds of the slices are, in percent."""
+  return span(_estimated(stages).seconds / _COMPILED[stages].seconds - 1 for stages in _COMPILED)
+
+
+def _estimated(stages: int) -> Any:
+  found = _plan(*_SLICES, "per_device_batch_size=1")
+  return _first(found, "circular_bsw" if stages > 1 else "none", stages)
+
+
+def _where_it_pays() -> Iterator[str]:
+  eight, four, none = (_COMPILED[stages] for stages in (8, 4, 1))
+  between = {stages: _estimated(stages).costs.between_slices / 1e9 for stages in _COMPILED}
+  sent = {stages: _estimated(stages).costs.sent / 1e9 for stages in _COMPILED}
+  yield f"""Without a pipeline each device sends {between[1]:.1f} GB of gradients to other slices (*slices*, with
+      `--wide`), which takes longer than computing. Eight stages over the slices send {between[8]:.1f} GB; four stages,
+      with data parallelism of 2, send {between[4]:.1f} GB."""
+  errors = [_estimated(stages).costs.peak / 1e9 / row.peak - 1 for stages, row in _COMPILED.items()]
+  errors += [between[stages] / row.between_slices - 1 for stages, row in _COMPILED.items()]
+  stages_off, none_off = sent[8] / eight.sent - 1, sent[1] / none.sent - 1
+  yield f"""Its program with eight stages needs {eight.peak} GB and sends {eight.sent} GB, of which
+      {eight.between_slices} GB go between slices; with four stages {four.peak}, {four.sent} and {four.between_slices}
+      GB. Its program without a pipeline needs {none.peak} GB and sends {none.sent} GB, of which {none.between_slices}
+      GB go between slices. So the estimates of memory and of traffic between slices are within {within(errors)}. The
+      estimate of all that is sent is {percent(stages_off)} too high with stages, and {percent(none_off)} without a
+      pipeline: {sent[1]:.0f} GB instead of {none.sent:.0f}."""
+  yield f"""A step projected from these programs takes {eight.seconds} s with eight stages, {four.seconds} with four, and
+      {none.seconds} without a pipeline. So the estimated seconds of this run are {too_high()} % too high."""
+  yield f"Estimates that differ by less than {percent(test_against_compiler.TIE)} do not say which is faster."
+  two, more = (_plan(*_SLICES, f"per_device_batch_size={each}") for each in (2, 4))
+  of = lambda found, impl, stages=1: f"{_first(found, impl, stages).seconds:.2f}"
+  yield f"""With two sequences (`per_device_batch_size=2`) four stages are estimated at {of(two, "circular_bsw", 4)} s,
+      the window at {of(two, "circular_bsw")} and `none` at {of(two, "none")}. With four sequences two stages are
+      estimated at {of(more, "circular_bsw", 2)} s, the window at {of(more, "circular_bsw")} and `none` at
+      {of(more, "none")}."""
+
+
+def _flags() -> Iterator[str]:
+  ways = ("none", "window", "circular_bsw")
+  in_turn = lambda steps: " | ".join(f"{step.seconds:.2f} s" for step in steps)
+  of_70b = {flags: [compiled("llama3-70b", impl, *flags) for impl in ways] for flags in ((), (VMEM,), SPARSECORES)}
+  yield f"""
+      | default | {in_turn(of_70b[()])} |
+      | {VMEM} | {in_turn(of_70b[(VMEM,)])} |
+      | and {SPARSECORES[1]}, without `xla_sc_disjoint_spmem` | {in_turn(of_70b[SPARSECORES])} |"""
+  yield f"""
+      | default | {in_turn(compiled("llama3-8b-v6e", impl) for impl in ways)} |
+      | collectives on the SparseCores | {in_turn(overlapping(impl) for impl in ways)} |"""
+  slower = {flags: ours.seconds / none.seconds - 1 for flags, (none, _, ours) in of_70b.items()}
+  longer = [
+      compiled("llama3-70b", impl, VMEM).compile_seconds / compiled("llama3-70b", impl).compile_seconds for impl in ways
+  ]
+  yield f"Compiling takes {min(longer):.1f} to {max(longer):.1f} times as long."
+  yield f"""On v5p, with {VMEM} alone, the pipeline is {percent(-slower[(VMEM,)])} faster than no pipeline. With
+      collectives
+      on the SparseCores it is {slower[SPARSECORES] * 100:.1f} % slower"""
+
+
+def _experts() -> Iterator[str]:
+  ways = ("none", "window", "circular_bsw")
+  steps = {shape: [compiled(shape, impl) for impl in ways] for shape in WITH_EXPERTS}
+  for shape in WITH_EXPERTS:
+    cells = " | ".join(f"{step.seconds:.2f} s, {step.peak:.1f} GB" for step in steps[shape])
+    yield f"| {_TITLES[shape]}, `{shape}` | {cells} |"
+  [(shape, less)] = [
+      (shape, window.seconds - ours.seconds)
+      for shape, (_, window, ours) in steps.items()
+      if window.seconds > ours.seconds
+  ]
+  yield f"""Begin with the window: it is the fastest in each row except {_TITLES[shape].split()[0]}'s, where the pipeline
+      takes {less:.2f} s less."""
+  mixtral = yaml.safe_load((MODELS / "mixtral-8x7b.yml").read_text("utf-8"))
+  yield f"""It is at most the number of experts divided by `num_experts_per_tok`:
+      {mixtral["num_experts"] // mixtral["num_experts_per_tok"]} times for Mixtral."""
+  yield f"Only its BSW of Mixtral compiles: {compiled('mixtral-8x7b-dropless', 'host BSW').seconds:.2f} s."
+  none, _, ours = steps["gpt-oss-120b"]
+  yield f"gpt-oss needs {fraction(ours.peak / none.peak)} of the memory."
+  mixtral, deepseek = (
+      [compiled(shape, impl, ASYNC_DISPATCH) for impl in ways]
+      for shape in ("mixtral-8x7b-dropless", "deepseek3-671b-4096")
+  )
+  more = [round(after.peak - before.peak) for after, before in zip(deepseek, steps["deepseek3-671b-4096"], strict=True)]
+  yield f"""Mixtral then takes {mixtral[0].seconds:.2f} s without a pipeline, {mixtral[1].seconds:.2f} s in a window and
+      {mixtral[2].seconds:.2f} s in the pipeline. DeepSeek-V3 takes {deepseek[0].seconds:.2f}, {deepseek[1].seconds:.2f}
+      and {deepseek[2].seconds:.2f} s. It needs {more[0]}, {more[1]} and {more[2]} GB more."""
+  long = compiled("deepseek3-671b-4-sequences", "window")
+  yield f"fits 256 chips of v5p (`--shape deepseek3-671b-4-sequences`, {long.seconds:.1f} s)."
+  errors = plan_errors()
+  of = lambda figure: within(errors[shape, impl][figure] for shape in WITH_EXPERTS for impl in ways)
+  yield f"""`plan` estimates memory within {of("peak_GB")} and bytes within {of("wire_total_GB")} of the compiler's in
+      every
+      row above"""
+
+
+def _trust() -> Iterator[str]:
+  errors = plan_errors()
+  kept = ("circular_bsw", "circular_ag_once")
+  dense = lambda shape: shape.startswith(("llama3", "stages="))
+
+  def of(figure: str, ours: tuple[str, ...], but: str = "") -> list[float]:
+    rows = [row for row in errors if dense(row[0]) and shapes.implementation_of(row[1]) in ours and row[0] != but]
+    return [errors[row][figure] for row in rows if figure in errors[row]]
+
+  v6e = max(errors["llama3-8b-v6e", impl]["peak_GB"] for impl in kept)
+  experts = lambda figure: within(
+      found[figure] for (shape, _), found in errors.items() if not dense(shape) and figure in found
+  )
+  at_use = ("circular", "none")
+  yield f"has predicted and compiled figures of {len(errors)} steps:"
+  yield f"""
+      | dense models, `circular_bsw` and `circular_ag_once` | within {within(of("peak_GB", kept, "llama3-8b-v6e"))}, on
+      v6e-64 up to {percent(v6e)} too much | within {within(of("wire_total_GB", kept))} |
+      | dense models, `circular` and `none` | within {within(of("peak_GB", at_use))} | within
+      {within(of("wire_total_GB", at_use))}: the compiler chooses how to gather a weight that is gathered as it is used |
+      | models with experts | within {experts("peak_GB")} | within {experts("wire_total_GB")} |"""
+  [arguments] = re.findall(r"maxtext-pp compare (model_name=deepseek3.*?) --impl", text_of("docs/choosing.md"), re.DOTALL)
+  case = plan_error.Case("", "", arguments.replace("\\", "").split(), {})
+  costs, _ = plan_error.predicted(case)
+  yield f"""rows that need more than {percent(candidates._NEARLY_FULL)} of a device. For DeepSeek-V3 in its window of two
+      microbatches, with the layers' inputs on the device, `plan` estimates {costs.peak / 1e9:.0f} GB. The compiler asks
+      for 113.6 GB of 102.8 (105.8 of 95.7 GiB):"""

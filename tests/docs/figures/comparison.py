@@ -1,0 +1,39 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""README.md and docs/differences.md."""
+
+from collections.abc import Iterator
+
+from tests.docs.figures.results import beside_compute, compiled, hidden, percent, wall_time
+
+_GATHERS = ("forward gathers", "backward gathers")
+
+
+def _host_gathers() -> str:
+  """Returns the share of host BSW's gathers that have compute to hide behind, in words if there are none."""
+  share = max(beside_compute("host BSW", transfer) for transfer in _GATHERS)
+  return percent(share) if share else "none"
+
+
+def readme() -> Iterator[str]:
+  ours, bsw = compiled("llama3-70b", "circular_bsw"), compiled("llama3-70b", "host BSW")
+  yield f"""For Llama 3 70B on 128 chips, a chip sends {ours.sent:.0f} GB per step and needs {ours.peak:.0f} GB of memory
+      at its peak. With BSW it sends {bsw.sent:.0f} GB and needs {bsw.peak:.0f} GB."""
+  yield f"""| {_host_gathers()} of BSW's weight gathers has compute to hide behind (Llama 3 8B, v6e-64) |
+      {percent(hidden("circular_bsw"))} of the seconds of such transfers are hidden |"""
+
+
+def differences() -> Iterator[str]:
+  plain, bsw, ours = (compiled("llama3-70b", impl) for impl in ("host plain", "host BSW", "circular_bsw"))
+  yield f"""| BSW takes {bsw.peak / plain.peak:.1f} × the peak memory of the plain pipeline (Llama 3 70B, 128 chips:
+      {bsw.peak:.1f} GB) and sends {bsw.sent:.0f} GB per chip and step |
+      {ours.peak / plain.peak:.2f} ×, {ours.peak:.1f} GB, {ours.sent:.0f} GB |"""
+  of_bsw = percent(beside_compute("host BSW", "gradient reductions"))
+  forward, backward, reductions = (
+      percent(beside_compute("circular_bsw", transfer)) for transfer in (*_GATHERS, "gradient reductions")
+  )
+  yield f"""| {_host_gathers()} of BSW's weight gathers and {of_bsw} of its gradient reductions (bytes) have compute to
+      hide behind (Llama 3 8B, v6e-64) | {forward} of the gathers forward, {backward} backward, {reductions} of the
+      reductions; of the seconds that these take, {percent(hidden("circular_bsw"))} are hidden |"""
+  yield f"""| BSW takes {wall_time("host BSW"):.2f} × the step time of the plain pipeline on virtual CPU devices |
+      {wall_time("circular_bsw"):.2f} × |"""

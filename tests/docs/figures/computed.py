@@ -1,0 +1,77 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""docs/how-it-works.md, whose formulas are computed again, and pages whose figures are constants of code."""
+
+from collections.abc import Iterator
+import inspect
+import re
+
+import jax
+
+from benchmarks import scaling
+from maxtext_pp_ext.plan.costs import Part, Phase, Sent
+from tests.docs.figures.results import compiled, percent, predicted, scaled, text_of
+
+
+def how_it_works() -> Iterator[str]:
+  stages, fsdp, microbatches, repeats = 4, 32, 8, 20
+  iterations = microbatches * repeats + stages - 1
+  costs, _ = predicted("llama3-70b", "circular_bsw")
+  held = costs.phases[Phase.BACKWARD]
+  weights, activations = held[Part.WINDOW] / 2, held[Part.WAITING] / 2 / microbatches
+  ring = activations * 2 * iterations
+  gathers = weights * (fsdp - 1) / fsdp * (2 * repeats - 1 + 2 * (stages - 1) / microbatches)
+  reductions = weights * (fsdp - 1) / fsdp * (repeats + (stages - 1) / microbatches)
+  ends = 4 * microbatches * activations * (stages - 1) / stages
+  outside = costs.traffic[Sent.OUTSIDE]
+  ours, plain = (compiled("llama3-70b", impl) for impl in ("circular_bsw", "host plain"))
+  gb = lambda size: f"{size / 1e9:.1f} GB"
+  yield f"""(S = {stages}, F = {fsdp}, M = {microbatches}, R = {repeats};
+      [table](../benchmarks/results/compiler_figures.md)): W = {weights / 1e9:.2f} GB, so gathers {gb(gathers)}, gradients
+      {gb(reductions)}; T = {iterations} and A = {activations / 1e6:.0f} MB, so {gb(ring + ends)} of activations;
+      {gb(outside)} outside. That is {gb(gathers + reductions + ring + ends + outside)}. The compiler's figure is
+      {ours.sent:.1f} GB (`python -m benchmarks.compiler_figures --shape llama3-70b`)."""
+  yield f"""both need about the same (`circular_bsw` {ours.peak:.1f} GB at the peak, plain {plain.peak:.1f})."""
+  ratio = lambda **point: scaled("circular_bsw", **point).peak / scaled("host plain", **point).peak
+  others = [ratio(**point) for _, points in scaling.SERIES.values() for point in points if ratio(**point) != ratio()]
+  yield f"""`circular_bsw` needs {ratio():.2f} times plain's peak where the series meet, and {min(others):.2f} to
+      {max(others):.2f} times elsewhere."""
+  yield from _few_repeats()
+
+
+def _few_repeats() -> Iterator[str]:
+  point = {"repeats": 2}
+  costs, _ = predicted(scaling.label(point), "circular_bsw")
+  has = lambda *parts: sum(costs.memory[part] for part in parts) / 1e9
+  waiting, plain = has(Part.WAITING), scaled("host plain", **point).peak
+  least = costs.peak / 1e9 - waiting
+  yield f"""For the shape with 2 repeats, `maxtext-pp check` prints {has(Part.PARAMETERS, Part.MOMENTS):.2f} GB of
+      parameters and moments, {has(Part.GRADIENTS):.2f} of sharded gradients, {has(Part.WINDOW, Part.SUMS):.2f} for the
+      window and the sums, {has(Part.KEPT):.2f} of layers' inputs and {has(Part.WORK):.2f} for one microbatch in a layer.
+      That is {least:.2f} GB even if no microbatch had to wait, {least / plain:.2f} times plain's {plain:.2f}."""
+
+
+def parity() -> Iterator[str]:
+  from maxtext_pp_ext.testing import parity as comparison  # pylint: disable=import-outside-toplevel
+
+  yield f"are taken relative to {percent(comparison.LEAST_GRADIENT)} of the mean of the others."
+
+
+def quantization() -> Iterator[str]:
+  from qwix._src.core import numerics  # pylint: disable=import-outside-toplevel  # takes a second
+
+  eight, four = map(numerics.get_symmetric_bound, ("int8", "int4"))
+  yield f"Qwix scales the largest value of a channel to {eight} (`int8`) or {four} (`int4`)."
+
+
+def reliability() -> Iterator[str]:
+  from tests.reliability import test_death  # pylint: disable=import-outside-toplevel  # imports MaxText's trainer
+
+  default = inspect.signature(jax.distributed.initialize).parameters["heartbeat_timeout_seconds"].default
+  yield f"The test allows {test_death.GRACE_S} s, and they took less than a second"
+  yield f"""after {test_death.HEARTBEAT_S} s in the test, and after JAX's default of {default} s in MaxText."""
+
+
+def first_hour() -> Iterator[str]:
+  first, last = re.findall(r"^completed step: .* loss: ([\d.]+)", text_of("docs/first-hour.md"), re.MULTILINE)[:2]
+  yield f"The loss falls from {float(first):.1f} to {float(last):.1f}:"

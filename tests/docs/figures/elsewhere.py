@@ -1,0 +1,82 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of the pages that come from no table of benchmarks/results, and where they come from."""
+
+import re
+
+# Pages that a command writes -> the test that holds them.
+GENERATED = {
+    "docs/blocks.md": "tests/parity/test_blocks.py::test_the_table_in_the_documentation_lists_every_case",
+    "docs/faults.md": "tests/mutants/test_mutants.py::test_names_are_distinct_and_the_documentation_lists_them",
+    "docs/keys.md": "tests/census/test_census.py::test_the_documentation_has_the_table",
+}
+_SIZE = "du -sh .venv after `make .venv/installed`"
+_TIME = "what the command took on 2 cores"
+_TOLERANCE = "MaxText's tests/integration/pipeline_parallelism_test.py: rtol=1e-1"
+_PLAYBOOK = "the Ultra-Scale Playbook, which the sentence links"
+_VALIDATED = "the sentence's or the table's `plan --validate`, which compiles for a quarter of an hour"
+_CYCLES = "estimated_cycles of the program that `benchmarks.compiler_figures --shape llama3-70b --hlo DIR` keeps"
+_EARLIER = "the command above the table, at earlier commits"
+# (page, words around the figure, where it comes from). A test is named as file::function.
+FIGURES = [
+    ("README.md", "creates `.venv` (2 GB)", _SIZE),
+    ("README.md", "its pipeline tests allow gradients 10 % off", _TOLERANCE),
+    (
+        "docs/choosing.md",
+        "Computing takes about 8 FLOPs for each parameter",
+        "2 in forward, 2 in forward again, 4 in backward",
+    ),
+    ("docs/choosing.md", "a pipeline over two nodes is 14 % slower", _PLAYBOOK),
+    ("docs/choosing.md", "tensor parallelism is 43 % slower", _PLAYBOOK),
+    ("docs/choosing.md", "a step takes 3.37 s, and the next four take 3.38 to 3.59.", _VALIDATED),
+    ("docs/choosing.md", "the fastest | within 10 % | within 8 % | within 8 % |", _VALIDATED),
+    ("docs/choosing.md", "the fastest | within 4 % | within 9 % | within 2 % |", _VALIDATED),
+    (
+        "docs/choosing.md",
+        "23 % slower than the fastest, which is second | 15 % too few to 9 % too many | within 5 % | within 2 % |",
+        _VALIDATED,
+    ),
+    (
+        "docs/convert.md",
+        "for 8 parameters of 64 MiB, each in one chunk, less than 128 MiB",
+        "tests/checkpoint/test_convert.py::test_memory_does_not_grow_with_the_checkpoint",
+    ),
+    ("docs/differences.md", "its pipeline tests allow gradients 10 % off", _TOLERANCE),
+    ("docs/first-hour.md", "takes a few minutes and 2 GB", _SIZE),
+    ("docs/first-hour.md", "Train in a pipeline (2 minutes)", _TIME),
+    (
+        "docs/how-it-works.md",
+        "at most 1.1 times as many as in the iterations of work",
+        "tests/engine/test_bubbles.py::test_devices_get_as_many_tokens_in_a_bubble_as_of_a_microbatch",
+    ),
+    ("docs/releasing.md", "(25 minutes on 2 cores at most)", "the longest that `make test` may take"),
+    ("docs/reliability.md", "trains the cases below (10 minutes;", _TIME),
+    ("docs/reliability.md", "with 2 stages in each slice (3 minutes;", _TIME),
+    ("docs/seconds.md", "| `circular_bsw` at commit a1b241a | 17.05 | |", _EARLIER),
+    ("docs/seconds.md", "| each factor of a weight's gradient is computed once | 15.56 | 13.24 |", _EARLIER),
+    ("docs/seconds.md", "| the window's buffers change places | 15.02 | 12.67 |", _EARLIER),
+    (
+        "docs/seconds.md",
+        "| weights in the order in which products read them, fewer masks, no zeros | 14.91 | 12.58 |",
+        _EARLIER,
+    ),
+    ("docs/seconds.md", "takes 6.1 ms, and the same product without the sum 4.7 ms.", _CYCLES),
+    ("docs/seconds.md", "With DENSE_VMEM_LIMIT_FLAG both take 4.2 ms.", _CYCLES),
+    (
+        "docs/seconds.md",
+        "The same configuration published twice with other versions differs by 1 to 6 %.",
+        "the sources that benchmarks/published.yml names",
+    ),
+    (
+        "docs/trainer-parity.md",
+        "the loss is 9 % off after 6 steps",
+        "MaxText's trainer with `opt_type=muon`, with and without its pipeline",
+    ),
+    ("docs/upstream-tests.md", "the test asks for an array of 36 GB", "the error of that test"),
+    ("docs/window.md", "accumulated 8 times or in 8 microbatches", "the keys of the shape that the sentence names"),
+]
+
+
+def tests() -> set[str]:
+  """Returns the tests that are named as sources."""
+  return {test for _, _, source in FIGURES for test in re.findall(r"tests/\S+\.py::\w+", source)}

@@ -1,0 +1,73 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""docs/window.md and docs/batch-split.md."""
+
+from collections.abc import Iterator
+
+from tests.docs.figures.results import (
+    ASYNC_DISPATCH,
+    compiled,
+    fraction,
+    hidden,
+    overlapping,
+    percent,
+    span,
+    SPARSECORES,
+    WITH_EXPERTS,
+)
+
+# Seconds and peak GB in the tables of commit f762ae7.
+_BEFORE_8B, _BEFORE_70B = (1.10, 8.13), (11.36, 26.32)
+
+
+def window() -> Iterator[str]:
+  for title, impl, flags in (
+      ("`none`", "none", ()),
+      ("`window` (`circular_bsw`)", "window", ()),
+      ("`none`, collectives on the SparseCores", "none", SPARSECORES),
+      ("`window`, collectives on the SparseCores", "window", SPARSECORES),
+  ):
+    step = compiled("llama3-70b", impl, *flags)
+    yield f"| {title} | {step.sent:.0f} | {step.peak:.1f} | {step.seconds:.2f} |"
+  for title, impl in (
+      ("`none`, `gradient_accumulation_steps=8`", "none"),
+      ("`window`, `num_pipeline_microbatches=8`", "window"),
+  ):
+    step = compiled("llama3-70b-8-batches", impl)
+    yield f"| {title} | {step.sent:.0f} | {step.seconds:.1f} |"
+  for title, impl in (
+      ("`none`, `gradient_accumulation_steps=2`", "none"),
+      ("`window`, `num_pipeline_microbatches=2`", "window"),
+  ):
+    step = compiled("llama3-8b-2-slices", impl)
+    yield f"| {title} | {step.sent:.0f} | {step.between_slices:.2f} | {step.peak:.1f} | {step.seconds:.2f} |"
+  gains = [1 - compiled(shape, "window").seconds / compiled(shape, "none").seconds for shape in WITH_EXPERTS]
+  yield f"Models with experts gain most: {span(gains)} % of a step with MaxText's default dispatch"
+  none, window_ = (compiled("mixtral-8x7b", impl) for impl in ("none", "window"))
+  yield f"""With a capacity and dense dispatch (`--shape mixtral-8x7b`) it is {window_.seconds:.2f} s instead of
+      {none.seconds:.2f}:"""
+  none, window_ = (compiled("llama3-70b", impl) for impl in ("none", "window"))
+  yield f"So with one microbatch the window sends {fraction(1 - window_.sent / none.sent)} less."
+  none, window_ = (overlapping(impl) for impl in ("none", "window"))
+  of_70b = compiled("llama3-70b", "window", *SPARSECORES)
+  yield f"""took a step of Llama 3 8B from {_BEFORE_8B[0]:.2f} s (commit f762ae7) to {window_.seconds:.2f}, and one of
+      Llama 3 70B from {_BEFORE_70B[0]:.2f} s to {of_70b.seconds:.2f}. They cost {window_.peak - _BEFORE_8B[1]:.1f} and
+      {of_70b.peak - _BEFORE_70B[1]:.1f} GB."""
+  yield f"""{window_.seconds:.2f} s a step instead of {none.seconds:.2f}. Of the seconds that transfers of weights and
+      gradients take, {percent(hidden("window"))} are hidden by compute, {percent(hidden("none"))} without the window"""
+
+
+def batch_split() -> Iterator[str]:
+  shapes = ("deepseek3-671b-batch-split", "deepseek3-671b")
+  split, whole = (compiled(shape, "circular_bsw") for shape in shapes)
+  split_beside, whole_beside = (compiled(shape, "circular_bsw", ASYNC_DISPATCH) for shape in shapes)
+  yield f"""
+      | peak memory | {split.peak:.1f} GB | {whole.peak:.1f} GB |
+      | temporary memory | {split.temp:.1f} GB | {whole.temp:.1f} GB |
+      | sent in a step | {split.sent:.0f} GB | {whole.sent:.0f} GB |
+      | a step, projected | {split.seconds:.1f} s | {whole.seconds:.1f} s |
+      | of which layers wait for the dispatch | {split.dispatch:.1f} s | {whole.dispatch:.1f} s |
+      | a step with `--flags {ASYNC_DISPATCH}` | {split_beside.seconds:.1f} s | {whole_beside.seconds:.1f} s |
+      | of which layers wait for the dispatch | {split_beside.dispatch:.1f} s | {whole_beside.dispatch:.1f} s |"""
+  yield f"""Layers without the schedule gain, too, but need more memory: {whole_beside.peak:.1f} GB, and
+      {split_beside.peak:.1f} GB with it."""
