@@ -64,11 +64,11 @@ def _judge(configuration: Configuration) -> Outcome:
   except ValueError as error:
     return Outcome(verdict=HOST_REFUSES, said=_line(error))
   try:
-    alone = trainer.read(configuration.arguments(False))
+    alone, unit = trainer.read(configuration.arguments(False)), _unit(pipelined)
     devices = jax.devices()[:1] if configuration.on_one_device else None
     reference = Training(alone, _drawn(configuration), devices=devices, nan_row=configuration.nan_row)
     expected = reference.trained
-    controls = [] if configuration.dropout else [reference.again(_moved(_unit(alone), seed)) for seed in range(2)]
+    controls = [] if configuration.dropout else [reference.again(_moved(unit, seed)) for seed in range(2)]
   except (Exception, SystemExit) as error:  # pylint: disable=broad-exception-caught
     return Outcome(verdict=HOST_FAILS, said=_line(error), details=_where())
   try:
@@ -85,7 +85,7 @@ def _judge(configuration: Configuration) -> Outcome:
   found = compare.in_layout_of(found, expected)
   differences = compare.differences(found, expected, controls)
   if 1 < differences[0].ratio < math.inf:  # a token may have gone to another expert, as it does in few controls
-    controls += [reference.again(_moved(_CHAIN * _unit(alone), seed)) for seed in range(2, 10)]
+    controls += [reference.again(_moved(_CHAIN * unit, seed)) for seed in range(2, 10)]
     differences = compare.differences(found, expected, controls)
   details = [f"{d.name}: {d.error:.1e}, control {d.control:.1e}" for d in differences[:12]]
   worst = differences[0]
@@ -100,8 +100,8 @@ def _unit(config) -> float:
   """By which part of itself a weight of the control is moved: a unit in the last place, more where values are few."""
   if config.quantization:
     return 2.0**-14  # values that are rounded to few bits move by a whole step or not at all
-  dtypes = (config.dtype, config.weight_dtype, config.grad_dtype)
-  return max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
+  dtypes = (config.dtype, config.weight_dtype, config.grad_dtype, config.pipeline_grad_accum_dtype)
+  return max(float(jnp.finfo(dtype).eps) for dtype in dtypes if dtype != "auto")
 
 
 def _drawn(configuration: Configuration) -> Callable[[Arrays], Arrays]:

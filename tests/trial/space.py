@@ -133,6 +133,9 @@ class Draft:
       self.keys |= _OF_EXPERTS
     if "mla" in self.keys.values() or case.block == "gpt3":
       self.keys["base_num_kv_heads"] = BASE["base_num_query_heads"]
+    if "routed_bias_update_rate" in self.keys:
+      # MaxText adds updates to biases as if both were stacked along the first axis, and to those of one stack only.
+      self.keys["param_scan_axis"], self.pipeline["scan_layers_per_stage"] = 0, True
     self.cycle, self.dense = case.cycle, case.keys.get("first_num_dense_layers", 0)
 
   @property
@@ -226,7 +229,8 @@ def experts(d: Draft) -> None:
   if kind == "sparse":
     d.rows = d.one_of(4, 8)
     d.either(sparse_matmul=True, megablox=False, load_balance_loss_weight=0.0)
-    d.either(use_ring_of_experts=d.one_of(False, False, True), use_ragged_sort=d.one_of(False, False, True))
+    # CPU devices have no ragged all-to-all.
+    d.either(use_ring_of_experts="ici_expert_parallelism" in d.axes, use_ragged_sort=d.one_of(False, False, True))
   elif kind == "capacity":
     d.either(capacity_factor=d.one_of(0.5, 1.0, 1.5))
   d.either(routed_scaling_factor=d.one_of(1.0, 2.5), norm_topk_prob=d.one_of(True, False))
@@ -315,8 +319,6 @@ def biases(d: Draft) -> None:
   d.either(gradient_accumulation_steps=d.one_of(1, 2, 3), mtp_num_layers=d.one_of(0, 1, 2), mtp_loss_scaling_factor=0.3)
   d.either(routed_bias_update_rate=d.one_of(0.01, 0.05), load_balance_loss_weight=d.one_of(0.0, 0.1))
   d.per_stage = d.one_of(1, 1, 2) if d.stages > 1 else 1
-  if d.per_stage == 2:
-    d.pipeline["scan_layers_per_stage"] = True  # else biases are refused
 
 
 def _optimizer(d: Draft) -> None:
@@ -360,7 +362,10 @@ def shapes(d: Draft) -> None:
   _sizes(d)
   d.per_stage, d.rows = d.one_of(1, 2, 3), d.one_of(1, 2)
   d.outside = d.one_of(0, 1, 2) * d.cycle
-  d.pipeline["scan_layers_per_stage"] = d.per_stage * d.cycle > 1 and d.one_of(True, False)
+  if d.keys.get("routed_bias_update_rate"):
+    d.outside = 0
+  else:
+    d.pipeline["scan_layers_per_stage"] = d.per_stage * d.cycle > 1 and d.one_of(True, False)
   if d.stages * d.rounds <= 4:
     d.pipeline["scan_pipeline_iterations"] = d.one_of(True, False)
   if d.one_of(True, False):
@@ -462,6 +467,8 @@ def draw(seed: int, count: int, only: Collection[str] = ()) -> Iterator[Configur
       if drawn.has_experts or drawn.keys.get("quantization"):
         # Rounded to bfloat16, tokens would go to other experts, and values to other steps.
         drawn.keys |= {"dtype": "float32", "weight_dtype": "float32"}
+        if drawn.pipeline.get("pipeline_grad_accum_dtype") == "bfloat16":
+          drawn.pipeline["pipeline_grad_accum_dtype"] = "float32"
     found = drawn.finished(f"{name}-{seed}-{number}")
     if not only or name in only or found.name in only:
       yield found

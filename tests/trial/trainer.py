@@ -15,10 +15,12 @@ from flax.core.spmd import logical_axis_rules
 import jax
 from jax.experimental import mesh_utils
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from maxtext.input_pipeline import input_pipeline_interface
 from maxtext.layers.moe import MoEBiasVar
 from maxtext.trainers.pre_train import train
-from maxtext.utils import diloco_sharding, sharding, train_utils
+from maxtext.utils import train_utils
 import numpy as np
 
 from maxtext_pp_ext.checkpoint.layout import Layout, Path
@@ -55,7 +57,7 @@ class Batches:
 
   def __init__(self, config: Any, mesh: jax.sharding.Mesh, *, evaluation: bool = False, nan_row: int | None = None):
     """`nan_row`: the only row that has the last word of the vocabulary."""
-    self._sharding = sharding.get_input_data_sharding(config, mesh)
+    self._sharding = NamedSharding(mesh, P(mesh.axis_names))  # as MaxText's loaders have it
     self._config, self._seed, self._nan_row = config, 1000 * evaluation, nan_row
     self._rows = config.global_batch_size_to_load_eval if evaluation else config.global_batch_size_to_load
 
@@ -83,8 +85,6 @@ class Batches:
     for name, of_name in (("inputs", segments), ("targets", segments * masks)):
       found[f"{name}_segmentation"], found[f"{name}_position"] = of_name, positions
     batch = {name: jnp.asarray(value, jnp.int32) for name, value in found.items()}
-    if config.enable_diloco:
-      batch = diloco_sharding.reshape_first_axis_with_diloco(config.num_diloco_replicas, batch)
     return jax.device_put(batch, self._sharding)
 
 
