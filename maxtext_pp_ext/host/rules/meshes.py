@@ -19,8 +19,9 @@ from maxtext_pp_ext.nearest import nearest
 def problems(config: HostKeys) -> Iterator[str]:
   if num_stages(config) != 1:
     yield from _mesh(config)
-    yield from _explicit_sharding(config)
+    yield from _explicit_beside_a_pipeline(config)
     yield from _activations_over_stages(config)
+  yield from _explicit_rows(config)
   yield from _lookup_of_embeddings(config)
   yield from _stage_axis(config)
   yield from _copies_of_the_model(config)
@@ -57,18 +58,52 @@ def _mesh(config: HostKeys) -> Iterator[str]:
     )
 
 
-def _explicit_sharding(config: HostKeys) -> Iterator[str]:
-  """MaxText's YaRN embedding fixes its layout at construction; layers outside a pipeline use another one (0.2.5)."""
-  rope_type = plain(config.rope_type)
-  if plain(config.shard_mode) != "explicit" or not rope_type.startswith("yarn"):
+def _explicit_beside_a_pipeline(config: HostKeys) -> Iterator[str]:
+  """MaxText's own code around a pipeline mixes arrays that are sharded over stages with such as are not (0.2.5).
+
+  Under explicit sharding JAX refuses that, in the middle of the trace, with the types of two arrays.
+  """
+  if plain(config.shard_mode) != "explicit":
     return
-  layers, total = pipelined_layers(config), config.num_decoder_layers
-  if layers is not None and total is not None and layers < total:
+  rope_type, layers, total = plain(config.rope_type), pipelined_layers(config), config.num_decoder_layers
+  outside = 0 if layers is None or total is None else total - layers
+  if rope_type.startswith("yarn") and outside > 0:  # the embedding fixes its layout at construction
     yield (
-        f"shard_mode=explicit with rope_type={rope_type} and {total - layers} layers outside the pipeline: MaxText's own"
+        f"shard_mode=explicit with rope_type={rope_type} and {outside} layers outside the pipeline: MaxText's own"
         " layers fail there, since they shard the batch over stages and their rotary embeddings do not. Set"
         " shard_mode=auto."
     )
+  if config.mtp_num_layers > 0:
+    yield (
+        f"shard_mode=explicit with mtp_num_layers={config.mtp_num_layers}: MaxText runs the layers of multi-token "
+        "prediction behind the pipeline, and fails there, since it shards their tokens over stages and their inputs "
+        "not. Set shard_mode=auto, or mtp_num_layers=0."
+    )
+  with_experts = (derived.layers_to_choose_from(config) or 0) - layers if layers is not None else 0
+  # Sparse experts give their results the layout of their inputs; shared experts, which are added, do not.
+  if with_experts > 0 and config.num_experts > 1 and (not config.sparse_matmul or config.shared_experts):
+    yield (
+        f"shard_mode=explicit with {with_experts} layers of experts outside the pipeline (pipeline_parallel_layers="
+        f"{layers}): MaxText's own code for dense or shared experts names no layout that explicit sharding takes. Set "
+        "shard_mode=auto, or pipeline_parallel_layers=-1."
+    )
+
+
+def _explicit_rows(config: HostKeys) -> Iterator[str]:
+  """MaxText cuts a loaded batch to the rows of a step, which JAX refuses if the devices cannot share these equally."""
+  if plain(config.shard_mode) != "explicit":
+    return
+  kinds = {"per_device_batch_size": (config.micro_batch_size_to_train_on, False)}
+  if config.eval_interval > 0:
+    kinds["eval_per_device_batch_size"] = (config.micro_batch_size_to_eval_on, True)
+  for key, (count, evaluation) in kinds.items():
+    devices = rows.shards(list(config.input_data_sharding_logical_axes), config, evaluation)
+    if count and count > 0 and count % devices:
+      of = "an evaluation" if evaluation else "a step"
+      yield (
+          f"shard_mode=explicit with {key}={getattr(config, key)}: {devices} devices cannot share the {count} rows of "
+          f"{of} equally. Set {key} so that the rows are a multiple of {devices}, or shard_mode=auto."
+      )
 
 
 def _activations_over_stages(config: HostKeys) -> Iterator[str]:

@@ -77,6 +77,8 @@ def make(**overrides):
       "fused_qkv": False,
       "num_experts": 1,
       "sparse_matmul": True,
+      "shared_experts": 0,
+      "mtp_num_layers": 0,
       "attention": "autoselected",
       "inhomogeneous_layer_cycle_interval": 1,
       "engram_layers": [],
@@ -455,6 +457,7 @@ def test_layers_are_refused_exactly_if_stages_repeats_and_layers_per_stage_do_no
 
 
 BALANCED = {"routed_bias": True, "routed_bias_update_rate": 0.1}
+EXPLICIT_EXPERTS = {"shard_mode": "explicit", "num_experts": 4, "num_decoder_layers": 10}
 IN_A_SCAN = {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1, "scan_layers_per_stage": True}
 
 
@@ -466,6 +469,8 @@ IN_A_SCAN = {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1, "sca
         BALANCED | IN_A_SCAN | {"model_name": "deepseek3-671b"},
         {"shard_mode": "explicit", "num_decoder_layers": 10},
         {"shard_mode": "explicit", "rope_type": "yarn"},
+        EXPLICIT_EXPERTS | {"num_decoder_layers": 8, "sparse_matmul": False},
+        EXPLICIT_EXPERTS,
         {"parameter_memory_host_offload": True},
         {"use_qk_clip": True},
         {"use_qk_clip": True}
@@ -512,6 +517,24 @@ def test_what_the_implementations_can_do_is_not_refused(values):
         (
             {"shard_mode": "explicit", "rope_type": "yarn", "num_decoder_layers": 10},
             "shard_mode=explicit with rope_type=yarn and 2 layers outside.*Set shard_mode=auto",
+        ),
+        (
+            {"shard_mode": "explicit", "mtp_num_layers": 1},
+            "behind the pipeline.*Set shard_mode=auto, or mtp_num_layers=0",
+        ),
+        (
+            EXPLICIT_EXPERTS | {"sparse_matmul": False},
+            "2 layers of experts outside.*Set shard_mode=auto, or pipeline_par",
+        ),
+        (EXPLICIT_EXPERTS | {"shared_experts": 1}, "2 layers of experts outside.*Set shard_mode=auto, or pipeline_par"),
+        (
+            {"shard_mode": "explicit", "num_target_devices": 32},
+            "32 devices cannot share the 16 rows of a step.*Set per_device_batch_size so .* multiple of 32, or shard_m",
+        ),
+        (
+            {"shard_mode": "explicit", "eval_interval": 1, "micro_batch_size_to_eval_on": 24}
+            | {"num_target_devices": 16, "ici_pipeline_parallelism": 4},
+            "16 devices cannot share the 24 rows of an evaluation",
         ),
         (
             {"parameter_memory_host_offload": True, "gradient_accumulation_steps": 2},
