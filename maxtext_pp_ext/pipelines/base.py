@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from maxtext_pp_ext.config.derived import keys_of_window
 from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.engine import Residency
+from maxtext_pp_ext.engine.programs.checkpoints import recomputed_once
 from maxtext_pp_ext.pipelines.execution import Execution
 from maxtext_pp_ext.pipelines.stacking import OfPipeline, OfScan
 from maxtext_pp_ext.pipelines.stages import Differentiated
@@ -149,7 +151,10 @@ class CircularPipelineBase(nnx.Module):
 
   def _checkpoint(self) -> Callable | None:
     """Wraps one iteration's stages as the host wraps its iterations; None if the config switches that off."""
-    return checkpointed(self.config, self._policy()) if self.config.set_remat_policy_on_pipeline_iterations else None
+    if not self.config.set_remat_policy_on_pipeline_iterations:
+      return None
+    of_layers = self.config.set_remat_policy_on_layers_per_stage and self.config.remat_policy != "none"
+    return checkpointed(self.config, self._policy(), layer_by_layer=of_layers)
 
   def _policy(self) -> Any:
     """The remat policy of an iteration: the host's. Unless that is custom, the stages' inputs are also saved."""
@@ -212,11 +217,12 @@ class CircularPipelineBase(nnx.Module):
     return run(layers, inputs, segment_ids, positions)
 
 
-def checkpointed(config: Any, policy: Any) -> Callable:
-  """A wrapper of functions in `jax.checkpoint` with a remat policy."""
+def checkpointed(config: Any, policy: Any, *, layer_by_layer: bool = False) -> Callable:
+  """A wrapper of stages in `jax.checkpoint` with a remat policy; `layer_by_layer` is as in `recomputed_once`."""
   # Unrolled, forward and backward are in one computation, where the compiler would merge what backward recomputes.
   prevent_cse = not config.scan_pipeline_iterations
-  return lambda fn: jax.checkpoint(fn, policy=policy, prevent_cse=prevent_cse)
+  once = functools.partial(recomputed_once, layer_by_layer=layer_by_layer)
+  return lambda fn: jax.checkpoint(once(fn), policy=policy, prevent_cse=prevent_cse)
 
 
 def _save_also(names: Callable, policy: Callable) -> Callable:

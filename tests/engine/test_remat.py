@@ -6,8 +6,12 @@ Both are read from the programs before compilation. Both pipelines run T iterati
 products, and the types [T, S, …] of the kept values, can be compared directly.
 """
 
+from flax import linen as nn
+from flax import nnx
 import jax
 from maxtext.configs import types
+from maxtext.layers import nnx_decoders
+import numpy as np
 import pytest
 
 from maxtext_pp_ext.testing import parity
@@ -120,3 +124,58 @@ def test_gradients_under_a_policy_equal_those_of_a_loop_over_the_layers(policy):
   reference = parity.reference(built.module, LAYERS["llama"], built.config, built.batch)
   result = parity.compare(built.module, reference, built.batch, built.mesh, built.config.logical_axis_rules)
   result.check(BOUND)
+
+
+def flops_and_results(layer, **keys):
+  """FLOPs of matrix products, and all results and gradients, of a pipeline with two layers in a stage."""
+  built = build(layer, pipeline_impl="circular_bsw", **SHAPE, **{"layers_per_stage": 2, **keys})
+  run, params = parity.function_of(built.module)
+  with jax.set_mesh(built.mesh), nn.logical_axis_rules(built.config.logical_axis_rules):
+    found = parity.with_gradients(run, built.batch)(params, built.batch.inputs)
+  return dot_flops(gradient_program(built)), found
+
+
+def with_remat(cls, times=1):
+  """A class of layers or stages that are rematerialised as a whole."""
+  call = cls.__call__
+  for _ in range(times):
+    call = nnx.remat(call, static_argnums=(4, 5), graph=True, graph_updates=True)
+  return type(cls)(cls.__name__, (cls,), {"__call__": call})
+
+
+# Where a policy keeps the inputs of layers, JAX itself makes one of two checkpoints. This one keeps nothing of them.
+NO_INPUTS = {"remat_policy": "custom", "decoder_layer_input": "remat"}
+OF_RUNS = {"no inputs": NO_INPUTS, "save_qkv_proj": {"remat_policy": "save_qkv_proj"}}
+# What is rematerialised already, how often, and whether a stage scans over its layers.
+ALREADY = {
+    "each layer": ("layer", 1, False),
+    "each layer twice": ("layer", 2, False),
+    "each layer of a scan": ("layer", 1, True),
+    "the stage": ("NNXSequentialPipelineStage", 1, False),
+    "the stage that scans": ("NNXScannedPipelineStage", 1, True),
+}
+
+
+@pytest.mark.parametrize("what, times, scanned", slow_but(["each layer of a scan"], ALREADY, spread=True))
+@pytest.mark.parametrize("policy", slow_but(["no inputs"], OF_RUNS))
+def test_what_is_rematerialised_already_is_recomputed_once_under_the_runs_policy(
+    monkeypatch, what, times, scanned, policy
+):
+  keys = {"scan_layers_per_stage": scanned, **policy}
+  expected, results = flops_and_results("llama", **keys)
+  if what == "layer":
+    monkeypatch.setitem(LAYERS, "llama", with_remat(LAYERS["llama"], times))
+  else:
+    monkeypatch.setattr(nnx_decoders, what, with_remat(getattr(nnx_decoders, what), times))
+  flops, found = flops_and_results("llama", **keys)
+  assert flops == expected
+  jax.tree.map(np.testing.assert_array_equal, found, results)
+
+
+def test_a_run_that_asks_for_it_recomputes_each_layer_for_itself_once(monkeypatch):
+  keys = {"set_remat_policy_on_layers_per_stage": True, "layers_per_stage": 2, **NO_INPUTS}
+  flops = []
+  for times in (0, 1, 2):
+    monkeypatch.setitem(LAYERS, "with remat", with_remat(LAYERS["llama"], times))
+    flops.append(dot_flops(gradient_program(build("with remat", pipeline_impl="circular_bsw", **SHAPE, **keys))))
+  assert flops[0] < flops[1] == flops[2]
