@@ -87,6 +87,19 @@ class Parity:
     errors = [("outputs", self.outputs), *self.gradients.items(), *((f"sown{k}", v) for k, v in self.sown.items())]
     return sorted(errors, key=lambda item: -math.inf if math.isnan(item[1]) else -item[1])
 
+  def check_gradients(self, unused: Iterable[str] = ()) -> None:
+    """Raises AssertionError naming the arrays that have no gradient in the layers: a pipeline might do anything to them.
+
+    Args:
+      unused: parts of the names of parameters that need none.
+    """
+    names = [name for name in self.without_gradient if not any(part in name for part in unused)]
+    if names:
+      raise AssertionError(
+          f"The gradient of {', '.join(names)} is 0 in the layers themselves, so that nothing is compared. Make outputs "
+          "or sown values depend on it. If the layers do not use it on purpose, name it in `unused`."
+      )
+
   @property
   def worst(self) -> tuple[str, float]:
     """The array with the largest error."""
@@ -121,6 +134,7 @@ def assert_pipeline_parity(
     batch: Batch | None = None,
     deterministic: bool = True,
     tolerance: float | None = None,
+    unused: Iterable[str] = (),
     seed: int = 0,
 ) -> dict[str, Parity]:
   """Asserts that pipelines compute the same outputs and gradients as their layers called one after another.
@@ -144,13 +158,14 @@ def assert_pipeline_parity(
     batch: by default random activations, and packed sequences that differ by example.
     deterministic: False for dropout; the loop then uses the same random keys.
     tolerance: bound of relative errors; by default the result of the function `tolerance`.
+    unused: parts of the names of parameters that the layers have and do not use. All others must have a gradient.
     seed: seed of weights, dropout and the batch.
 
   Returns:
     The errors, by name of the implementation.
 
   Raises:
-    AssertionError: lists the arrays whose error is above the tolerance, the worst first.
+    AssertionError: lists the arrays whose error is above the tolerance, the worst first; or those without a gradient.
   """
   mesh = mesh_of(config) if mesh is None else mesh
   batch = Batch.random(config, seed) if batch is None else batch
@@ -167,6 +182,7 @@ def assert_pipeline_parity(
     if expected is None:  # one for all: with the same seed they have the same weights, and the same dropout
       expected = reference(pipeline, layer_class, config, batch, mesh=reference_mesh, deterministic=deterministic)
     found[name] = compare(pipeline, expected, batch, mesh, config.logical_axis_rules, deterministic=deterministic)
+    found[name].check_gradients(unused)
     try:
       found[name].check(bound)
     except AssertionError as error:
@@ -321,6 +337,8 @@ def _difference(found: tuple, expected: tuple) -> Parity:
   least = {name: LEAST_GRADIENT * mean * math.sqrt(g.size) for name, g in wanted.items()}
   outputs, sown = jax.device_get((outputs, sown))
   expected_outputs, expected_sown = jax.device_get((expected_outputs, expected_sown))
+  if not np.any(expected_outputs):
+    raise AssertionError("The outputs of the layers themselves are 0, so that nothing is compared.")
   return Parity(
       outputs=relative_error(outputs, expected_outputs),
       gradients={name: relative_error(actual[name], wanted[name], least[name]) for name in wanted},

@@ -238,6 +238,8 @@ def _values(line: Mapping[str, float]) -> dict[str, float]:
 
 # Metrics that are smaller count as this large: below, it is the rounding of what they are a difference of.
 LEAST = 1e-3
+# These must not be 0 without a pipeline: a model that is not trained would agree with any other.
+TRAINED = cases.TRAIN_METRICS
 
 
 def compare(
@@ -250,6 +252,8 @@ def compare(
   if [line.keys() for line in expected] != [line.keys() for line in found]:
     names = [sorted(set().union(*lines)) for lines in (expected, found)]
     return Outcome(verdict=DIFFERS, ratio=math.inf, said=f"other metrics or steps: {names}")
+  if nothing := {name for line in expected for name in TRAINED if line.get(name) == 0}:
+    return Outcome(verdict=HOST_FAILS, said=f"{', '.join(sorted(nothing))} is 0 without a pipeline: nothing is trained")
   drift: dict[str, float] = {}
   worst = Outcome(verdict=AGREES)
   for step, lines in enumerate(zip(expected, twin, found, strict=True)):

@@ -80,6 +80,14 @@ def test_enough_configurations_were_swept():
   assert len(command.read(command.swept_file(NEWEST))) >= sweep.ENOUGH
 
 
+def test_keys_of_evaluations_are_swept_with_evaluations():
+  of_evaluations = [key for key, entry in ENTRIES.items() if entry.equal and "eval" in key and key != "eval_interval"]
+  assert "custom_mesh_and_rule_for_eval" in of_evaluations
+  assert all(ENTRIES[key].with_keys.get("eval_interval", -1) > 0 for key in of_evaluations)
+  swept = [each.keys for each, _ in command.read(command.swept_file(NEWEST)).values()]
+  assert all(keys.get("eval_interval", -1) > 0 for keys in swept if not keys.keys().isdisjoint(of_evaluations))
+
+
 @pytest.mark.skipif(version.found_version() != NEWEST, reason="defaults differ by version")
 def test_every_key_for_the_sweep_was_swept_at_two_values():
   trained = command.trained()
@@ -109,6 +117,12 @@ def steps(*losses, **others):
 def test_a_difference_that_rounding_does_not_explain_is_found(found, verdict):
   expected = steps(4.0, 3.0)
   assert sweep.compare(expected, expected, found, 2.0**-22).verdict == verdict
+
+
+@pytest.mark.parametrize("name", sweep.TRAINED)
+def test_a_model_that_is_not_trained_agrees_with_none(name):
+  expected = [{"learning/loss": 4.0, "learning/raw_grad_norm": 1.0, name: 0.0}]
+  assert sweep.compare(expected, expected, expected, 2.0**-22).verdict != sweep.AGREES
 
 
 def test_what_rounding_does_to_the_twin_is_allowed_from_then_on():

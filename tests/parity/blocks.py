@@ -43,6 +43,7 @@ class Case:
     amplification: how much more the layers amplify rounding than `parity.tolerance` allows for.
     most_layers: the largest number of layers for which a model with `keys` can be pipelined.
     refused: a part of the reason, if it is refused.
+    most_microbatches: the largest number of microbatches of a window; None for any.
     unused: parameters that have no gradient, for a reason that has nothing to do with pipelines.
   """
 
@@ -55,6 +56,7 @@ class Case:
   amplification: float = 1.0
   most_layers: int | None = None
   refused: str = ""
+  most_microbatches: int | None = None
   unused: tuple[str, ...] = ()
 
   @property
@@ -171,6 +173,7 @@ DEEPSEEK4 = {
     "override_model_config": True,
     "first_num_hash_layers": 1,
     "compress_ratios": [0, 128, 4, 128, 4],
+    "max_target_length": 256,  # two spans that a layer with the ratio 128 compresses
     "attention_type": "compressed",
     "base_num_kv_heads": 1,
     "head_dim": 16,
@@ -182,6 +185,7 @@ DEEPSEEK4 = {
     "indexer_head_dim": 16,
     "indexer_n_heads": 2,
     "indexer_topk": 4,
+    "indexer_sparse_training": True,  # MaxText's loss would otherwise be the indexer's alone
     "sliding_window_size": 4,
     "mhc_expansion_rate": 2,
     "shared_experts": 1,
@@ -323,16 +327,27 @@ WINDOWED = [
         amplification=40.0,
         attention="local sliding window and global",
     ),
-    Case(
-        block="deepseek4",
-        keys=DEEPSEEK4,
-        cycle=2,
-        # The scales of mHC are single numbers, whose gradients are sums of terms that cancel. Weights changed by
-        # one unit in the last place, at random, change gradients of MaxText's scan itself by 5e-5 to 1.3e-4, most that of
-        # `pre_alpha_scale` in the layer that runs before the scan. A window's worst error is of that layer, too: 5e-5.
-        amplification=10.0,
-        attention="compressed",
-        experts="top 2 of 4, shared",
+    *(
+        Case(
+            block="deepseek4",
+            keys={**DEEPSEEK4, **keys},
+            cycle=2,
+            condition=condition,
+            # The scales of mHC are single numbers, whose gradients are sums of terms that cancel. Weights changed by
+            # one unit in the last place, at random, change gradients of MaxText's scan itself by 5e-5 to 1.3e-4, most
+            # that of `pre_alpha_scale` in the layer that runs before the scan. A window's worst error is of that layer,
+            # too: 5e-5.
+            amplification=10.0,
+            attention="compressed",
+            experts="top 2 of 4, shared",
+            most_microbatches=most,
+            unused=unused,
+        )
+        for condition, keys, most, unused in (
+            # Its loss alone trains an indexer.
+            ("", {}, None, ("['indexer']",)),
+            ("with the indexer's loss", {"indexer_loss_scaling_factor": 0.5}, 1, ()),
+        )
     ),
     Case(
         block="deepseek",
@@ -413,9 +428,10 @@ TAIL = """
 
 The [window](window.md) runs MaxText's own scans, so a stage need not hold whole cycles. With `scan_layers=True` it
 works for all blocks above except those listed below, and also for `gemma4`, `deepseek4` and hyper-connections
-(`mhc_expansion_rate`). `pytest tests/parity/test_windows.py` compares them. Layers that MaxText does not scan over run
-as in MaxText alone: those that do not fill a block of a cycle, and DeepSeek V4's first ones, which choose experts by
-the hash of a token.
+(`mhc_expansion_rate`). The indexer's loss of `deepseek4` takes one microbatch: it is a mean over tokens of which each
+microbatch has another number. `pytest tests/parity/test_windows.py` compares them. Layers that MaxText does not scan
+over run as in MaxText alone: those that do not fill a block of a cycle, and DeepSeek V4's first ones, which choose
+experts by the hash of a token.
 
 These are refused:
 
@@ -430,7 +446,9 @@ def measure(case: Case) -> tuple[str, float]:
   """The array with the largest error, and that error."""
   config = case.config(stages=3, repeats=case.repeats(3), microbatches=3)
   bound = case.amplification * parity.tolerance(config)
-  found = parity.assert_pipeline_parity(None, config, implementations=IMPLEMENTATIONS, tolerance=bound)
+  found = parity.assert_pipeline_parity(
+      None, config, implementations=IMPLEMENTATIONS, tolerance=bound, unused=case.unused
+  )
   return max((result.worst for result in found.values()), key=lambda worst: worst[1])
 
 

@@ -21,10 +21,10 @@ BLOCKS = {block.value for block in DecoderBlockType}
 def check(case, implementations, **sizes):
   config = case.config(microbatches=sizes["stages"], **sizes)
   bound = case.amplification * parity.tolerance(config)
-  found = parity.assert_pipeline_parity(None, config, implementations=implementations, tolerance=bound)
+  found = parity.assert_pipeline_parity(
+      None, config, implementations=implementations, tolerance=bound, unused=case.unused
+  )
   for result in found.values():
-    unused = [name for name in result.without_gradient if not any(known in name for known in case.unused)]
-    assert not unused
     assert any("moe_lb_loss" in name for name in result.sown) == bool(case.experts)
     assert any("indexer_loss" in name for name in result.sown) == ("indexer" in case.experts)
     assert any("moe_bias_updates" in name for name in result.sown) == ("updates of biases" in case.experts)

@@ -41,4 +41,5 @@ def test_scanned_layers_of_deepseek_4_compute_the_same_one_after_another():
   moved = converted(arrays, *(layouts.of_config(model.config) for model in (scanned, single)))
   data = windows.batch(scanned.config)
   expected, found = loss_of(scanned, arrays, data), loss_of(single, moved, data)
+  assert expected
   assert parity.relative_error(found, expected) < parity.tolerance(scanned.config)

@@ -126,11 +126,13 @@ def compare(
     amplification: float = 1.0,
     bound: float | None = None,
     scan_on_the_mesh: bool = False,
+    unused: Iterable[str] = (),
     **keys: Any,
 ) -> None:
   """Asserts that the loss, what belongs to it, and every gradient are those of MaxText's scan on one device.
 
-  The initial parameters must be equal, and at the same paths.
+  The initial parameters must be equal, and at the same paths. The loss must not be 0, and every parameter must have a
+  gradient: otherwise nothing would be compared.
 
   Args:
     implementations: values of `pipeline_impl`.
@@ -138,6 +140,7 @@ def compare(
     bound: the largest relative error instead of that.
     scan_on_the_mesh: whether MaxText's scan runs on the window's mesh instead of one device. Layers with MaxText's sparse
       experts need that: they have a load-balance loss for each part of the tokens.
+    unused: parts of the names of parameters that have no gradient, for a reason that has nothing to do with windows.
     **keys: arguments of `make_config`.
   """
   config = make_config(**{**keys, "pipeline_impl": "host", **_OF_THE_REFERENCE})
@@ -145,6 +148,9 @@ def compare(
   params, data = moved(reference.params), batch(reference.config)
   bound = amplification * parity.tolerance(reference.config) if bound is None else bound
   (loss, others), gradients = loss_and_gradients(reference, params, data)
+  assert loss and np.isfinite(loss)
+  without = [path for path, g in _by_path(gradients).items() if not np.any(g)]
+  assert not [path for path in without if not any(part in path for part in unused)], without
   for name in implementations:
     found = build(make_config(**keys, pipeline_impl=name))
     same_start(reference.params, found.params)
@@ -163,16 +169,18 @@ _OF_THE_REFERENCE = {"num_pipeline_microbatches": -1, "shard_mode": "auto"}
 
 def same_start(expected: PyTree, found: PyTree) -> None:
   """Asserts that two models have equal parameters at equal paths."""
-  by_path = lambda tree: {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
-  expected, found = by_path(expected), by_path(found)
+  expected, found = _by_path(expected), _by_path(found)
   assert expected.keys() == found.keys()
   for path, value in expected.items():
     np.testing.assert_allclose(np.asarray(found[path]), np.asarray(value), rtol=1e-6, atol=1e-6, err_msg=path)
 
 
+def _by_path(tree: PyTree) -> dict[str, np.ndarray]:
+  return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def _errors(found: PyTree, expected: PyTree) -> dict[str, float]:
-  wanted = {jax.tree_util.keystr(p): np.asarray(g) for p, g in jax.tree_util.tree_leaves_with_path(expected)}
-  actual = {jax.tree_util.keystr(p): np.asarray(g) for p, g in jax.tree_util.tree_leaves_with_path(found)}
+  wanted, actual = _by_path(expected), _by_path(found)
   mean = np.sqrt(sum(np.sum(g**2) for g in wanted.values()) / sum(g.size for g in wanted.values()))
   least = {path: parity.LEAST_GRADIENT * mean * np.sqrt(g.size) for path, g in wanted.items()}
   return {path: parity.relative_error(actual[path], wanted[path], least[path]) for path in wanted}

@@ -48,6 +48,33 @@ def test_layers_in_another_order_are_noticed_and_the_worst_array_is_named_first(
   assert found == sorted(found, reverse=True) and found[0] > 0.1
 
 
+class HasMore(SimpleDecoderLayer):
+  """Has a parameter that it does not use."""
+
+  def __init__(self, config, mesh, *args, **kwargs):
+    super().__init__(config, mesh, *args, **kwargs)
+    self.more = nnx.Param(jnp.ones(config.emb_dim), sharding_names=("norm",))
+
+
+def test_a_parameter_without_a_gradient_is_named_unless_the_caller_knows():
+  with pytest.raises(AssertionError, match=r"gradient of \['more'\] is 0 in the layers themselves"):
+    assert_pipeline_parity(HasMore, make_config(**SIZES))
+  [found] = assert_pipeline_parity(HasMore, make_config(**SIZES), unused=["more"]).values()
+  assert found.without_gradient == ("['more']",)
+
+
+class ReturnsNothing(SimpleDecoderLayer):
+
+  def __call__(self, *args, **kwargs):
+    outputs, more = super().__call__(*args, **kwargs)
+    return 0 * outputs, more
+
+
+def test_layers_whose_outputs_are_zero_are_not_compared():
+  with pytest.raises(AssertionError, match="outputs of the layers themselves are 0"):
+    assert_pipeline_parity(ReturnsNothing, make_config(**SIZES))
+
+
 class Loss(nnx.Variable):
   """Neither a parameter nor an `nnx.Intermediate`."""
 

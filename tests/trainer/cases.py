@@ -243,7 +243,7 @@ def compare(
 
   Raises:
     RunFailedError: if one of the runs failed or did not finish.
-    ValueError: if the runs have different numbers of steps or evaluations.
+    ValueError: if the runs have different numbers of steps or evaluations, or a metric of the reference is 0.
   """
   for metric in metrics:
     ours, expected, twin = (
@@ -251,6 +251,8 @@ def compare(
     )
     if metric in TRAIN_METRICS and len(expected) != steps:
       raise trainer.RunFailedError(f"{reference} trained {len(expected)} of {steps} steps.")
+    if 0 in expected:
+      raise ValueError(f"{metric} of {reference} is 0 at step {expected.index(0)}: nothing is compared.")
     drift = [abs(b - a) / abs(a) for a, b in zip(expected, twin, strict=True)]
     yield Comparison(
         metric=metric,

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that MaxText's layers sow, and how values of parts of a batch combine into that of the whole batch.
 
-Parts have equally many rows, and none of the means below leaves out padding. Read in MaxText 0.2.5.
+Parts have equally many rows, and none of the means below leaves out tokens, except the indexer's loss of compressed
+attention, which is refused (`host.rules.per_microbatch`). Read in MaxText 0.2.5.
 """
 
 from collections.abc import Callable

@@ -13,6 +13,7 @@ import math
 
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.rules import rows
 
 _OVER_ALL_DEVICES = "MaxText takes the maximum over all mesh axes, so a layer would report the maximum of other stages "
@@ -30,7 +31,7 @@ _MOE = {
 
 def problems(config: HostKeys) -> list[str]:
   """Returns a problem for each value that a pipeline would compute per microbatch, not per batch; [] if there is none."""
-  return [*_experts(config), *_buffers(config), *_replicas(config), *_accumulation(config)]
+  return [*_experts(config), *_buffers(config), *_indexer(config), *_replicas(config), *_accumulation(config)]
 
 
 def _experts(config: HostKeys) -> Iterator[str]:
@@ -60,6 +61,21 @@ def _buffers(config: HostKeys) -> Iterator[str]:
     yield (
         f"{key}={value}: this limits how many tokens of one call a buffer holds. In a pipeline one call has one "
         f"microbatch, so other tokens would be dropped than without a pipeline. Set {' or '.join(ways)}."
+    )
+
+
+def _indexer(config: HostKeys) -> Iterator[str]:
+  """The indexer's loss of compressed attention is a mean over some tokens, of which each microbatch has its own number.
+
+  These are the tokens that see a compressed span of their own document. That of MLA is a mean over all tokens.
+  """
+  factor = getattr(config, "indexer_loss_scaling_factor", 0)
+  compressed = plain(getattr(config, "attention_type", "")) == "compressed"
+  if factor > 0 and compressed and getattr(config, "use_indexer", False):
+    yield (
+        f"indexer_loss_scaling_factor={factor} with attention_type=compressed: MaxText's loss is a mean over the tokens "
+        "of a call that see a compressed span. Microbatches have different numbers of them, so the mean of their losses "
+        "is not the batch's. Set indexer_loss_scaling_factor=0, or without a pipeline num_pipeline_microbatches=1."
     )
 
 

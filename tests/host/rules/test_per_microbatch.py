@@ -46,6 +46,10 @@ def make(**overrides):
         ),
         ({"eval_ragged_buffer_factor": 1.5, "eval_interval": 5}, "Set eval_ragged_buffer_factor=-1 or eval_interval=-1."),
         ({"enable_diloco": True, "num_diloco_replicas": 2}, "a multiple of 48 rows"),
+        (
+            {"indexer_loss_scaling_factor": 0.5, "attention_type": "compressed", "use_indexer": True},
+            "without a pipeline num_pipeline_microbatches=1",
+        ),
         ({"use_qk_clip": True, "gradient_accumulation_steps": 2}, "gradient_accumulation_steps=1"),
     ],
 )
