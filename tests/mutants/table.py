@@ -194,6 +194,26 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             SIMPLE,
         ),
     ),
+    "layers recomputed more often than the remat policy says (the same model, trained more slowly)": (
+        Mutant(
+            "layers-recomputed-twice",
+            "layers that are rematerialised already are recomputed twice",
+            "pipelines/base.py",
+            "jax.checkpoint(once(fn), ",
+            "jax.checkpoint(fn, ",
+            "tests/engine/test_remat.py::"
+            "test_what_is_rematerialised_already_is_recomputed_once_under_the_runs_policy"
+            "[no inputs-each layer of a scan]",
+        ),
+        Mutant(
+            "checkpoints-within-layers-lost",
+            "a checkpoint within a layer, which bounds the memory of its recomputation, is dropped",
+            "engine/programs/checkpoints.py",
+            '    if name not in CALLS | {"scan"}:\n      raise _PartOutsideError\n',
+            '    if name not in CALLS | {"scan"}:\n      continue\n',
+            "tests/engine/test_checkpoints.py::test_checkpoints_around_whole_layers_are_dropped_and_others_stay",
+        ),
+    ),
     "bubbles that take longer than a microbatch (the same model, trained more slowly)": (
         Mutant(
             "bubbles-of-zeros",
@@ -510,6 +530,15 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "isinstance(bias, nnx.Param) and axis != 0",
             "False",
             STACKED,
+        ),
+        Mutant(
+            "mean-over-other-tokens",
+            "the indexer's loss is the mean of means over different numbers of tokens",
+            "host/rules/per_microbatch.py",
+            "if factor > 0 and compressed and",
+            "if factor < 0 and compressed and",
+            "tests/host/rules/test_per_microbatch.py::"
+            "test_what_would_be_a_microbatchs_is_refused_by_name_with_what_to_set",
         ),
     ),
     "a batch that differs from process to process": (
@@ -883,8 +912,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "compiled/program/execution.py",
             "return tuple((index, count / len(numbers)) for",
             "return tuple((index, 1.0) for",
-            "tests/compiled/program/test_execution.py::"
-            "test_a_branch_counts_by_the_share_of_the_devices_that_take_it",
+            "tests/compiled/program/test_execution.py::" "test_a_branch_counts_by_the_share_of_the_devices_that_take_it",
         ),
         Mutant(
             "plan-without-room",
@@ -969,6 +997,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "if not error <= bound]",
             "if error > bound]",
             COMPARISON,
+        ),
+        Mutant(
+            "nothing-agrees",
+            "of a parameter that has no gradient, nothing is compared",
+            "testing/parity.py",
+            "    if names:\n",
+            "    if names is None:\n",
+            "tests/testing/test_parity.py::test_a_parameter_without_a_gradient_is_named_unless_the_caller_knows",
         ),
     ),
 }
