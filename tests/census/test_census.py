@@ -80,14 +80,6 @@ def test_enough_configurations_were_swept():
   assert len(command.read(command.swept_file(NEWEST))) >= sweep.ENOUGH
 
 
-def test_keys_of_evaluations_are_swept_with_evaluations():
-  of_evaluations = [key for key, entry in ENTRIES.items() if entry.equal and "eval" in key and key != "eval_interval"]
-  assert "custom_mesh_and_rule_for_eval" in of_evaluations
-  assert all(ENTRIES[key].with_keys.get("eval_interval", -1) > 0 for key in of_evaluations)
-  swept = [each.keys for each, _ in command.read(command.swept_file(NEWEST)).values()]
-  assert all(keys.get("eval_interval", -1) > 0 for keys in swept if not keys.keys().isdisjoint(of_evaluations))
-
-
 @pytest.mark.skipif(version.found_version() != NEWEST, reason="defaults differ by version")
 def test_every_key_for_the_sweep_was_swept_at_two_values():
   trained = command.trained()
