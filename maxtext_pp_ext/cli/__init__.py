@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   # Intermixed: options may stand between MaxText's arguments.
   args, unknown = parser.parse_known_intermixed_args(argv[1:])
   if unknown:
-    parser.error("; ".join(_unknown(parser, argument) for argument in unknown))
+    options = [argument for argument in unknown if argument.startswith("-")]  # the others may be their values
+    parser.error("; ".join(_unknown(parser, argument) for argument in options or unknown))
   args.given = argv[1:]
   return interruption.run(lambda: _run(module, args), "maxtext-pp")
 

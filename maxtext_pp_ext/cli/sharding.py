@@ -44,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   maxtext.check_numbers({"--devices": args.devices}, most=refusals.MOST_DEVICES)
   maxtext.check_numbers({"--limit": args.limit})
+  if args.picture is not None and args.json:
+    raise CommandError("--picture is text, and --json is for programs: give one of them.")
   maxtext.check_arguments(args.maxtext_args)
   maxtext.prepare()
   try:

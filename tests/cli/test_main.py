@@ -82,6 +82,7 @@ def test_options_may_stand_between_maxtexts_arguments(monkeypatch):
 
 OPTIONS = {
     "a mistyped option": (["plan", "--devcies", "8"], "no option of maxtext-pp plan; did you mean '--devices'?"),
+    "its value": (["check", "--device", "8"], "--device is no option of maxtext-pp check; did you mean '--devices'?\n"),
     "an option like none": (["draw", "--zzqqxx"], "--zzqqxx is no option of maxtext-pp draw\n"),
     "a key with dashes": (["check", "--base_emb_dim=4"], "if it is a key of MaxText's, write base_emb_dim=4\n"),
 }

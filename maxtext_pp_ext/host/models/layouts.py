@@ -84,7 +84,7 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
   given = given | ({DCN_STAGES: 1} if STAGES in replaced else {}) | replaced
   stages = integer(given, STAGES) * integer(given, DCN_STAGES)
   replaced = {key: value for key, value in replaced.items() if key not in (STAGES, DCN_STAGES)}
-  fixed |= {STAGES: stages, "internal_compile_num_devices": stages if stages > 0 else 2}
+  fixed |= {STAGES: stages, "internal_compile_num_devices": stages}
   fixed |= {"num_pipeline_microbatches": stages, "per_device_batch_size": 1, "eval_per_device_batch_size": 1}
   asked = str(given.get("pipeline_impl", registry.HOST))
   if stages == 1:
@@ -105,6 +105,9 @@ def schedule_of_run(argv: Sequence[str]) -> Schedule:
   """
   given = run_config.given_keys(argv)
   run_config.refuse_numbers(given)  # of which most are replaced below
+  for key in (STAGES, DCN_STAGES):
+    if (stages := integer(given, key)) < 1:
+      raise ValueError(f"{key}={stages}: MaxText does not derive the number of stages. Set {key} to it.")
   config = config_of_layout(argv)
   microbatches = integer(given, "num_pipeline_microbatches", -1)
   if not config.using_pipeline_parallelism:

@@ -69,7 +69,9 @@ def of_mesh(config: Keys, given: Mapping[str, Any]) -> list[str]:
   def check(view: Keys) -> list[str]:
     return [*(sizes.problems(view) if derived.num_stages(view) != 1 else []), *sizes.devices(view)]
 
-  return remedies.with_remedies(config, sizes.devices(config), check, propose.proposal, chosen)
+  # MaxText judges the sizes of its own pipelines, except that it takes -1 stages for none.
+  found = sizes.devices(config) if derived.num_stages(config) is not None else check(config)
+  return remedies.with_remedies(config, found, check, propose.proposal, chosen)
 
 
 def refuse_mesh(config: Keys, given: Mapping[str, Any]) -> None:

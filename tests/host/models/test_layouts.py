@@ -127,6 +127,16 @@ def test_a_run_without_a_pipeline_has_no_schedule():
   assert (schedule.stages, schedule.microbatches, schedule.repeats, schedule.delay) == (3, 6, 2, 2)
 
 
+@pytest.mark.parametrize("impl", ["host", "circular_bsw"])
+@pytest.mark.parametrize(
+    "wrong", ["per_device_batch_size=-3", "ici_fsdp_parallelism=0", "ici_pipeline_parallelism=-1", "vocab_size=inf"]
+)
+def test_a_schedule_is_of_a_run_whose_numbers_have_a_meaning_though_few_of_them_matter(impl, wrong):
+  argv = [str(run_config.base_yml()), *TINY, "ici_pipeline_parallelism=2", f"pipeline_impl={impl}", wrong]
+  with pytest.raises(ValueError, match=f"{wrong}:? "):
+    layouts.schedule_of_run(argv)
+
+
 def test_a_window_without_a_pipeline_has_one_stage_whose_repeats_are_the_layers():
   argv = [str(run_config.base_yml()), *TINY, "base_num_decoder_layers=12", "pipeline_impl=circular_bsw"]
   schedule = layouts.schedule_of_run(argv)
