@@ -118,7 +118,7 @@ def _between(jaxpr: Jaxpr, sources: Set[int], targets: Set[int]) -> list[tuple[J
     reached |= {eqn.outvars[i] for i in _results_of(eqn, of)}
     reading.append(of)
   wanted = {jaxpr.outvars[i] for i in targets if isinstance(jaxpr.outvars[i], Var)}
-  found = []
+  found: list[tuple[JaxprEqn, Set[int], Set[int]]] = []
   for eqn, of in zip(reversed(jaxpr.eqns), reversed(reading), strict=True):
     to = {i for i, v in enumerate(eqn.outvars) if v in wanted}
     if to:

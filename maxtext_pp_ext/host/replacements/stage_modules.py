@@ -107,7 +107,7 @@ def build_scanned(host_build: Callable, decoder: Any, *args: Any, **kwargs: Any)
   return _without_mesh(host_build(_automatic(decoder) if trains else decoder, *args, **kwargs))
 
 
-def _without_mesh(layers: nnx.Module | None) -> nnx.Module | None:
+def _without_mesh[Layers: nnx.Module | None](layers: Layers) -> Layers:
   """The layers, with no mesh noted in their variables.
 
   When a model is made without arrays, Flax (0.12.12) shards each variable with a mesh, and takes a logical name that has
