@@ -39,8 +39,9 @@ def check(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> None:
     stored: the checkpoint's arrays.
     saved: the arrays that the run that wrote it saves.
   """
-  if problems := [*_lacking(stored, saved), *_too_much(stored, saved), *_of_another_shape(stored, saved)]:
-    raise LayoutError("\n".join(["The checkpoint is not what a run of these arguments saves:", *listed(problems), _HINT]))
+  kinds = (_lacking(stored, saved), _too_much(stored, saved), _of_another_shape(stored, saved))
+  if problems := [line for problems_of_kind in kinds for line in listed(problems_of_kind)]:
+    raise LayoutError("\n".join(["The checkpoint is not what a run of these arguments saves:", *problems, _HINT]))
 
 
 def has_optimizer(stored: Mapping[Path, Shape]) -> bool:

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator, Sequence
 import contextlib
+import json
 import pathlib
 import signal
 
@@ -60,5 +61,7 @@ def run(capfd, folder: pathlib.Path, argv: Sequence[str]) -> tuple[str, str]:
   assert code == 2, (argv, code)
   errors = [line for line in said.err.splitlines() if line.startswith("maxtext-pp")]  # argparse: maxtext-pp NAME: error:
   errors += [line for line in said.out.splitlines() if line.startswith("error: ")]
+  if said.out.startswith("{"):  # --json
+    errors += [f"error: {text}" for text in json.loads(said.out)["errors"]]
   assert errors and all(error.partition(":")[2].strip() for error in errors), (argv, said)
   return REFUSED, said.out + said.err

@@ -36,7 +36,8 @@ def _judge(numeric, capfd, tmp_path, monkeypatch, tried):
     keys = (f"{k}={v}" for k, v in (SOUND | {key: value}).items())
     outcome, said = run(capfd, tmp_path, ["check", "--json", *keys])
     tried(outcome)
-    found = json.loads(said) if said.startswith("{") else {"errors": [said]}
+    # What goes to the error stream comes after the JSON.
+    found = json.JSONDecoder().raw_decode(said)[0] if said.startswith("{") else {"errors": [said]}
     if outcome == ACCEPTED:
       sizes = [found[part].get("total", 0) for part in ("memory", "sent") if part in found]
       assert all(0 <= size < 10**18 and math.isfinite(size) for size in sizes), (key, value, sizes)
