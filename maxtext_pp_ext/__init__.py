@@ -14,6 +14,13 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "install", "uninstall"]
 
 
+def at_startup():
+  """The one call in `maxtext_pp_ext.pth`: connects this package with each module of MaxText when it is imported."""
+  from maxtext_pp_ext.host import startup  # pylint: disable=import-outside-toplevel
+
+  startup.at_startup(_connect)
+
+
 def install():
   """Connects this package with MaxText now, whether or not the start-up hook did; see `host.seams.install.install`."""
   from maxtext_pp_ext.host.seams import install as implementation  # pylint: disable=import-outside-toplevel
@@ -26,3 +33,9 @@ def uninstall():
   from maxtext_pp_ext.host.seams import install as implementation  # pylint: disable=import-outside-toplevel
 
   return implementation.uninstall()
+
+
+def _connect(module):
+  from maxtext_pp_ext.host.seams import install as implementation  # pylint: disable=import-outside-toplevel
+
+  implementation.apply(module)

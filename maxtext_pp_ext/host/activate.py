@@ -12,7 +12,7 @@ import sys
 import sysconfig
 
 PTH_NAME = "maxtext_pp_ext.pth"
-PTH_LINE = "import maxtext_pp_ext.host.startup as s; s.at_startup()\n"
+PTH_LINE = "import maxtext_pp_ext; maxtext_pp_ext.at_startup()\n"
 
 
 def pth_path() -> pathlib.Path:

@@ -11,7 +11,7 @@ import os
 from setuptools.command.build_py import build_py
 
 PTH_NAME = "maxtext_pp_ext.pth"
-PTH_LINE = "import maxtext_pp_ext.host.startup as s; s.at_startup()\n"
+PTH_LINE = "import maxtext_pp_ext; maxtext_pp_ext.at_startup()\n"
 
 
 class BuildPy(build_py):

@@ -1,11 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""All that runs at interpreter start-up: `maxtext_pp_ext.pth` in site-packages calls `at_startup()`.
+"""All that runs at interpreter start-up: `maxtext_pp_ext.pth` in site-packages calls `maxtext_pp_ext.at_startup()`.
 
-It adds one finder to `sys.meta_path`. The finder answers for the module names below, and for no other; for
-those it lets the usual finders find the module, and calls `host.seams.install.apply` right after the module has
-executed. No file is read, nothing is started, and nothing else is imported until then. `MAXTEXT_PP_EXT=off` switches it
-off.
+It adds one finder to `sys.meta_path`. The finder answers for the module names below, and for no other. It lets the usual
+finders find such a module, and calls `connect` with it right after it was executed. Until then no file is read, nothing
+is started, and nothing else is imported. `MAXTEXT_PP_EXT=off` switches it off.
 """
 
 import os
@@ -20,10 +19,14 @@ SEAM_MODULES = (
     "maxtext.common.checkpointing",
     "maxtext.training_engine.checkpointing",
 )
+OFF, ON = ("off", "0", "false", "no"), ("", "on", "1", "true", "yes")
 
 
 class SeamFinder:
-  """Finds MaxText's seam modules as the other finders do, and has our seams applied when they are loaded."""
+  """Finds the modules as the other finders do, and has `connect` called with each when it was loaded."""
+
+  def __init__(self, connect):
+    self.connect = connect
 
   def find_spec(self, name, path=None, target=None):
     if name not in SEAM_MODULES:
@@ -34,16 +37,16 @@ class SeamFinder:
       spec = finder.find_spec(name, path, target)
       if spec is not None:
         if hasattr(spec.loader, "exec_module"):
-          spec.loader = SeamLoader(spec.loader)  # type: ignore[assignment]  # without the import of importlib.abc
+          spec.loader = SeamLoader(spec.loader, self.connect)  # type: ignore[assignment]  # importlib.abc is not imported
         return spec
     return None
 
 
 class SeamLoader:
-  """Loads like the loader it wraps, puts that one back, then applies our seam; what that raises ends the import."""
+  """Loads like the loader it wraps, puts that one back, then calls `connect`; what that raises ends the import."""
 
-  def __init__(self, loader):
-    self.loader = loader
+  def __init__(self, loader, connect):
+    self.loader, self.connect = loader, connect
 
   def create_module(self, spec):
     return self.loader.create_module(spec)
@@ -51,15 +54,10 @@ class SeamLoader:
   def exec_module(self, module):
     module.__spec__.loader = module.__loader__ = self.loader
     self.loader.exec_module(module)
-    from maxtext_pp_ext.host.seams import install  # pylint: disable=import-outside-toplevel
-
-    install.apply(module)
+    self.connect(module)
 
   def __getattr__(self, name):
     return getattr(self.loader, name)
-
-
-OFF, ON = ("off", "0", "false", "no"), ("", "on", "1", "true", "yes")
 
 
 def setting():
@@ -67,25 +65,34 @@ def setting():
   return os.environ.get("MAXTEXT_PP_EXT", "").strip().lower()
 
 
-def hook():
+def hooked():
+  """Whether the finder is there."""
+  return any(isinstance(finder, SeamFinder) for finder in sys.meta_path)
+
+
+def hook(connect):
   """Adds the finder unless it is there. Returns whether it added it."""
-  if any(isinstance(finder, SeamFinder) for finder in sys.meta_path):
+  if hooked():
     return False
-  sys.meta_path.insert(0, SeamFinder())
+  sys.meta_path.insert(0, SeamFinder(connect))
   return True
 
 
 def unhook():
   """Removes the finder. Returns whether it was there."""
-  found = [finder for finder in sys.meta_path if isinstance(finder, SeamFinder)]
-  for finder in found:
-    sys.meta_path.remove(finder)
-  return bool(found)
+  found = hooked()
+  sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, SeamFinder)]
+  return found
 
 
-def at_startup():
-  """The one call in `maxtext_pp_ext.pth`."""
+def at_startup(connect=None):
+  """Adds the finder unless MAXTEXT_PP_EXT is off. Without `connect`, as older .pth files call it: the package's own."""
+  if connect is None:
+    import maxtext_pp_ext  # pylint: disable=import-outside-toplevel
+
+    maxtext_pp_ext.at_startup()
+    return
   value = setting()
-  if value not in OFF and hook() and value not in ON:
+  if value not in OFF and hook(connect) and value not in ON:
     # A line, not an exception: this runs in every Python of the environment, whatever its program is.
     print(f"maxtext_pp_ext is on: MAXTEXT_PP_EXT={value!r} is none of {', '.join((*OFF, *ON[1:]))}", file=sys.stderr)

@@ -6,7 +6,7 @@ import pathlib
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-HOOK = "import maxtext_pp_ext.host.startup as s; s.at_startup()"  # what maxtext_pp_ext.pth says
+HOOK = "import maxtext_pp_ext; maxtext_pp_ext.at_startup()"  # what maxtext_pp_ext.pth says
 
 # MaxText's own plain pipeline under another name: it says that it was built, and trains.
 FAKE_PIPELINE = """

@@ -9,10 +9,14 @@ import textwrap
 import pytest
 
 from maxtext_pp_ext.host import activate, startup
-from maxtext_pp_ext.host.seams import table
+from maxtext_pp_ext.host.seams import install, table
 from tests.host.common import write_package
 
 HOOK = activate.PTH_LINE.strip()
+
+
+# That of a file which an older version of this package wrote.
+OLDER_HOOK = "import maxtext_pp_ext.host.startup as s; s.at_startup()"
 
 
 def _run(run_python, code, hooked=True, **kwargs):
@@ -21,16 +25,17 @@ def _run(run_python, code, hooked=True, **kwargs):
   return run_python("-c", f"{HOOK}\n{code}" if hooked else code, env=env, **kwargs)
 
 
-def test_starting_an_interpreter_imports_nothing_but_three_modules_of_ours(run_python):
+@pytest.mark.parametrize("hook", [HOOK, OLDER_HOOK], ids=["line", "older line"])
+def test_starting_an_interpreter_adds_a_finder_and_imports_nothing_but_three_modules_of_ours(hook, run_python):
   # -S: neither this environment's own hooks nor `site` decide what is imported.
   code = f"""
   import sys, os
   before = set(sys.modules)
-  {HOOK}
-  print(sorted(set(sys.modules) - before))
+  {hook}
+  print(sorted(set(sys.modules) - before), type(sys.meta_path[0]).__name__)
   """
   done = run_python("-S", "-c", textwrap.dedent(code), env={"MAXTEXT_PP_EXT": ""})
-  assert done.stdout.strip() == "['maxtext_pp_ext', 'maxtext_pp_ext.host', 'maxtext_pp_ext.host.startup']"
+  assert done.stdout.strip() == "['maxtext_pp_ext', 'maxtext_pp_ext.host', 'maxtext_pp_ext.host.startup'] SeamFinder"
 
 
 def test_an_interpreter_that_never_imports_maxtext_imports_neither_jax_nor_pydantic(run_python):
@@ -56,17 +61,17 @@ def test_the_environment_variable_switches_the_hook_off(run_python, value, hooke
 def test_hooking_twice_adds_one_finder_and_unhooking_removes_it():
   had = startup.unhook()
   try:
-    assert startup.hook() and not startup.hook()
+    assert startup.hook(install.apply) and not startup.hook(install.apply)
     assert sum(isinstance(finder, startup.SeamFinder) for finder in sys.meta_path) == 1
     assert startup.unhook() and not startup.unhook()
-    assert not any(isinstance(finder, startup.SeamFinder) for finder in sys.meta_path)
+    assert not startup.hooked()
   finally:
     if had:
-      startup.hook()
+      startup.hook(install.apply)
 
 
 def test_the_finder_leaves_all_other_modules_to_the_other_finders():
-  finder = startup.SeamFinder()
+  finder = startup.SeamFinder(install.apply)
   for name in ("json", "maxtext", "maxtext.configs", "maxtext.configs.pyconfig", "maxtext.layers", "pipeline"):
     assert finder.find_spec(name) is None
 
@@ -131,14 +136,13 @@ def test_pytest_does_not_warn_that_the_package_was_imported_at_start_up(run_pyth
 
 def test_a_seam_module_that_was_found_through_the_hook_keeps_its_own_loader():
   real = importlib.util.find_spec("json.decoder")
-  wrapped = startup.SeamLoader(real.loader)
+  connected = []
+  wrapped = startup.SeamLoader(real.loader, connected.append)
   module = importlib.util.module_from_spec(real)
   module.__spec__.loader = module.__loader__ = wrapped
-  with pytest.raises(KeyError, match="json.decoder"):
-    # There is no seam for it, so what comes after its execution fails; the loader is back and the module executed.
-    wrapped.exec_module(module)
+  wrapped.exec_module(module)
+  assert connected == [module] and module.JSONDecoder.__module__ == "json.decoder"
   assert module.__loader__ is real.loader and module.__spec__.loader is real.loader
-  assert module.JSONDecoder.__module__ == "json.decoder"
   assert wrapped.get_source("json.decoder") == real.loader.get_source("json.decoder")
 
 

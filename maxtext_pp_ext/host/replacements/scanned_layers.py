@@ -18,6 +18,7 @@ import jax
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.derived import decoder_block, pipeline_impl, windowed
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.errors import UnsupportedError
 from maxtext_pp_ext.host.replacements import factory
 
@@ -62,34 +63,20 @@ def apply(
   trains = model_mode == decoder.model_mode == "train"
   if not windowed(config) or not trains or makes_state or not length:
     return host_scan(decoder, layers, inputs, *args, length=length, **kwargs)
-  name = pipeline_impl(config)
-  given = {key: value for key, value in kwargs.items() if key not in _OF_THE_SCAN}
-  for key in _UNREAD.get(decoder_block(config), ()):
-    given.pop(key, None)
-  if refused := [key for key, value in given.items() if value is not None]:
-    raise UnsupportedError(
-        f"pipeline_impl={name} without a pipeline: the layers cannot be given {', '.join(refused)}. Call the model "
-        "without it, or set pipeline_impl=host."
-    )
-  cls = registry.get(name).load()
-  if not hasattr(cls, "run_scanned"):
-    raise UnsupportedError(
-        f"pipeline_impl={name} runs pipelines only: {cls.__name__} has no method run_scanned. Set "
-        "ici_pipeline_parallelism, or pipeline_impl=host."
-    )
+  run_scanned, layer_kwargs = _run_scanned(config), _layer_kwargs(config, layers, kwargs)
   factory.announce_window(config, length)
-  takes = inspect.signature(type(layers).__call__).parameters
-  layer_kwargs = {key: value for key, value in given.items() if key in takes or "kwargs" in takes}
   # The engine's activations have three axes. Those with hyper-connections have one more, of streams.
   features = inputs.shape[2:]
-  joined = lambda x: x.reshape(*x.shape[:2], math.prod(features))
+
+  def joined(x):
+    return x.reshape(*x.shape[:2], math.prod(features))
 
   def call(layer, x, segment_ids, positions):
     x = x.reshape(*x.shape[:2], *features)
     outputs = layer(x, segment_ids, positions, deterministic, model_mode, **layer_kwargs)
     return joined(outputs[0] if isinstance(outputs, tuple) else outputs)
 
-  outputs = cls.run_scanned(
+  outputs = run_scanned(
       layers,
       joined(inputs),
       segment_ids,
@@ -102,3 +89,26 @@ def apply(
       recomputes=not kwargs.get("skip_block_remat", False),
   )
   return outputs.reshape(inputs.shape), layers, None
+
+
+def _layer_kwargs(config: HostKeys, layers: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the keyword arguments of a layer. Raises NotImplementedError if one cannot be divided into microbatches."""
+  without = {*_OF_THE_SCAN, *_UNREAD.get(decoder_block(config), ())}
+  given = {key: value for key, value in kwargs.items() if key not in without}
+  if refused := [key for key, value in given.items() if value is not None]:
+    raise UnsupportedError(
+        f"pipeline_impl={pipeline_impl(config)} without a pipeline: the layers cannot be given {', '.join(refused)}. Call "
+        "the model without it, or set pipeline_impl=host."
+    )
+  takes = inspect.signature(type(layers).__call__).parameters
+  return {key: value for key, value in given.items() if key in takes or "kwargs" in takes}
+
+
+def _run_scanned(config: HostKeys) -> Callable:
+  cls = registry.get(pipeline_impl(config)).load()
+  if not hasattr(cls, "run_scanned"):
+    raise UnsupportedError(
+        f"pipeline_impl={pipeline_impl(config)} runs pipelines only: {cls.__name__} has no method run_scanned. Set "
+        "ici_pipeline_parallelism, or pipeline_impl=host."
+    )
+  return cls.run_scanned

@@ -78,7 +78,7 @@ def install() -> Report:
       for module in done:
         _undo(module.__name__)
       raise
-    hooked = startup.hook()
+    hooked = startup.hook(apply)
     return _report(changed=hooked or bool(todo))
 
 
@@ -115,7 +115,7 @@ def status() -> Report:
 
 
 def apply(module: ModuleType) -> None:
-  """Applies the seam of a module that has just been executed; called by `startup.SeamLoader`.
+  """Applies the seam of a module that has just been executed; called by the start-up hook.
 
   Raises:
     version.HostVersionError: our seam was not written for this module. Its import fails with this error.
@@ -175,7 +175,7 @@ def _loaded() -> list[ModuleType]:
 
 
 def _report(*, changed: bool) -> Report:
-  hooked = any(isinstance(finder, startup.SeamFinder) for finder in sys.meta_path)
+  hooked = startup.hooked()
   settled = {*_applied, *_stood_aside}
   return Report(
       changed=changed,
