@@ -12,8 +12,8 @@ from rich import console as rich_console
 
 from benchmarks import shapes
 from maxtext_pp_ext.compiled import compare, limits, step
+from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host.models import train_step
-from maxtext_pp_ext.plan import chips
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 versions = step.versions

@@ -16,7 +16,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 from benchmarks import compile_step, scaling, shapes, tables
-from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.hardware import chips
 
 _HEADER = (
     "shape",

@@ -10,8 +10,8 @@ case is unchanged if the optimised programs are the same but for names, numbers 
 A case with other programs passes if seconds, bytes and memory agree within 0.1 %. The figures of equal programs have to
 agree, too: each version reads its program itself. Otherwise the command ends with 1.
 
-Compiling a case takes one to two minutes. What the base compiled stays in `.cache/unchanged/COMMIT/`, and what the working
-tree compiled in `.cache/unchanged/new/`, for `diff`.
+Compiling a case takes one to two minutes. `.cache/unchanged/COMMIT/` keeps what the base compiled, for the next time.
+`.cache/unchanged/new/` keeps what the working tree compiled, for `diff`.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
 from maxtext_pp_ext.cli.tables import compare as compare_table
 from maxtext_pp_ext.compiled import flags
-from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.hardware import chips
 
 if TYPE_CHECKING:
   from maxtext_pp_ext.compiled import child

@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.hardware import chips
 
 _OF_OPTIONS: dict[str, Callable[[], Iterable[str]]] = {"--chip": lambda: chips.CHIPS, "--impl": registry.names}
 

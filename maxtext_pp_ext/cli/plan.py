@@ -59,9 +59,9 @@ from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
 from maxtext_pp_ext.cli.tables import plan as plan_table
 from maxtext_pp_ext.cli.tables.plan import name_of
+from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host.models import refusals
 from maxtext_pp_ext.nearest import did_you_mean
-from maxtext_pp_ext.plan import chips
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
 _NONE = "none"  # variants.NONE, which takes longer to import
@@ -259,12 +259,12 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
 
 def _slice(found: Any) -> dict[str, Any] | None:
   """Returns the chips along each axis of a slice, and which of the axes are closed to rings; None if not known."""
-  from maxtext_pp_ext.plan import slices  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.hardware import torus  # pylint: disable=import-outside-toplevel
 
   if found.slice is None:
     return None
   lengths = found.slice.lengths
-  return {"topology": found.slice.name, "chips": lengths, "closed": slices.closed(lengths)}
+  return {"topology": found.slice.name, "chips": lengths, "closed": torus.closed(lengths)}
 
 
 def _compiled(candidate: Any, args: argparse.Namespace, chip: Any) -> dict[str, Any]:

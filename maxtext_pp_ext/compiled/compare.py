@@ -12,7 +12,7 @@ from typing import Any
 from maxtext_pp_ext.compiled import child, limits, reading, spans, step, traffic
 from maxtext_pp_ext.compiled.program import collectives, hlo
 from maxtext_pp_ext.compiled.projection import picture, summary, trace
-from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.processes import interruption
 
 UNTOLD = "not told"

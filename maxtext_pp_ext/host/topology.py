@@ -16,9 +16,8 @@ import math
 from typing import Any
 
 from maxtext_pp_ext.config.keys import DerivedKeys
-
-# What JAX calls them (jax/_src/mesh_utils.py): some kinds have layouts of their own.
-_KINDS = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
+from maxtext_pp_ext.hardware.chips import CHIPS
+from maxtext_pp_ext.hardware.torus import Slice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +47,7 @@ def divides_axes(config: DerivedKeys, ici: Sequence[int]) -> bool:
     ici: the number of devices of each mesh axis within a slice.
   """
   topology = str(config.compile_topology or "")
-  known = topology.partition("-")[0] in _KINDS and topology in topologies()
+  known = topology.partition("-")[0] in CHIPS and topology in topologies()
   # MaxText reads custom_mesh, an order of its own, with several slices or divided axes only.
   is_custom = bool(config.custom_mesh) and (config.num_slices > 1 or config.allow_split_physical_axes)
   return known and not is_custom and _divides_axes(topology, tuple(ici))
@@ -64,14 +63,17 @@ def cores(topology: str) -> int:
   return topologies()[topology].devices_per_slice // math.prod(lengths(topology))
 
 
-def of_devices(kind: str, devices: int) -> str | None:
-  """Returns the topology of a kind of chip, such as v5p, with so many devices in a slice; None if MaxText has none."""
-  return _by_devices(kind).get(devices)
+def slice_of(kind: str, devices: int) -> Slice | None:
+  """Returns the slice of a kind of chip, such as v5p, with so many devices of JAX; None if MaxText's table has none."""
+  name = _by_devices(kind).get(devices)
+  return Slice(name=name, lengths=lengths(name), cores=cores(name)) if name else None
 
 
-def sizes(kind: str) -> list[int]:
-  """Returns how many devices the slices of a kind of chip have, the smallest first."""
-  return sorted(_by_devices(kind))
+def nearest(kind: str, devices: int) -> list[str]:
+  """Returns the topologies of a kind with the next fewer and the next more devices than a number, as far as there are."""
+  found = _by_devices(kind)
+  fewer, more = ([size for size in sorted(found) if (size > devices) == is_more] for is_more in (False, True))
+  return [found[size] for size in (*fewer[-1:], *more[:1])]
 
 
 def _by_devices(kind: str) -> dict[int, str]:
@@ -103,5 +105,5 @@ def _devices(topology: str) -> list[_Device]:
   """The devices of a slice in JAX's order: the cores of a chip, then the first coordinate."""
   padded = (*lengths(topology), 1, 1)[:3]
   places = itertools.product(*map(range, reversed(padded)), range(cores(topology)))
-  kind = _KINDS[topology.partition("-")[0]]
+  kind = CHIPS[topology.partition("-")[0]].device_kinds[0]  # some have layouts of their own
   return [_Device(number, kind, tuple(reversed(place)), core) for number, (*place, core) in enumerate(places)]

@@ -9,8 +9,10 @@ import dataclasses
 from typing import Any
 
 from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.hardware import chips, torus
+from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.host.models import run_config
-from maxtext_pp_ext.plan import chips, fitting, slices
+from maxtext_pp_ext.plan import fitting
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.estimate import Estimate
 from maxtext_pp_ext.schedule import CircularSchedule
@@ -92,9 +94,9 @@ class Plan:
   ways: list[fitting.Way] = dataclasses.field(default_factory=list)
 
   @property
-  def slice(self) -> slices.Slice | None:
+  def slice(self) -> torus.Slice | None:
     """The chips of a slice; None if their kind is not known, or if MaxText has no slice of this size."""
-    return slices.of_devices(self.chip.name, self.devices // self.num_slices) if self.chip else None
+    return topology.slice_of(self.chip.name, self.devices // self.num_slices) if self.chip else None
 
   def distinct(self) -> list[Candidate]:
     """Returns the first candidate of each kind."""

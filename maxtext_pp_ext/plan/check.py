@@ -13,9 +13,10 @@ from maxtext_pp_ext.checkpoint.layout import Layout
 from maxtext_pp_ext.config import PipelineConfigError
 from maxtext_pp_ext.config.derived import pipeline_impl, sound_stages, windowed
 from maxtext_pp_ext.config.keys import DerivedKeys, Keys
+from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
 from maxtext_pp_ext.host.rules import checkpoint_paths, problems, sizes
-from maxtext_pp_ext.plan import chips, quantities
+from maxtext_pp_ext.plan import quantities
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.of_run import costs_of_run
 from maxtext_pp_ext.schedule import Schedule

@@ -13,9 +13,10 @@ import math
 
 import numpy as np
 
-from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.hardware import chips
+from maxtext_pp_ext.hardware.kernels import ATTENTION, EFFICIENCY, GROUPED_PRODUCT, SPLASH
+from maxtext_pp_ext.hardware.torus import Slice
 from maxtext_pp_ext.plan.costs import Costs, gathers, reductions, Sent
-from maxtext_pp_ext.plan.slices import Slice
 from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
 # How much longer than at the peak a product takes by itself, from the TPU compiler's estimated cycles (libtpu 0.0.48.1):
@@ -34,8 +35,6 @@ _LARGE_VMEM_KIB = 49152
 _STREAM_PASSES_OF_STAGE, _STREAM_PASSES_OF_LAYER, _STREAM_PASSES_OF_OWN_LOOP = 24, 38, 60
 # The logits' three products, likewise: 8192 × 5120 × 202048 in Llama 4 Scout takes 43, 41 and 45 ms, 37 at the peak.
 _LOGITS = 1.17
-# Products of splash attention; backward's two kernels compute QKᵀ and dO Vᵀ each (`compiled.projection.kernels`).
-_SPLASH_FORWARD, _SPLASH_BACKWARD = 2, 7
 # The product that computes a gradient adds it to the float32 sum. In Llama 3 70B on v5p it takes 6.1 ms instead of 4.7,
 # as long as four passes over the sum: its tiles leave less VMEM to the operands, and nothing hides what is read and
 # written. With 48 MiB of scoped VMEM or more both take 4.2 ms. Kernels of grouped products do not add: always four.
@@ -136,7 +135,7 @@ class Estimate:
     parts: what -> seconds, one after another; transfers only those for which compute waits.
     beside: lane -> seconds of the transfers that run beside the pipeline's compute.
     pipeline: of the parts, seconds that the pipeline computes.
-    at_peak: "compute", "interconnect" and "network" -> seconds of each at the vendor's peak rate (`chips.bounds`).
+    at_peak: "compute", "interconnect" and "network" -> seconds of each at the vendor's peak rate.
   """
 
   parts: dict[str, float]
@@ -179,7 +178,7 @@ def estimate(
   """
   bubble = schedule.bubble_fraction if schedule else 0.0
   with_bubbles = 1 / (1 - bubble)
-  kernels = _SPLASH_FORWARD * (1 + work.recomputed) + _SPLASH_BACKWARD
+  of_splash = SPLASH["fwd"] * (1 + work.recomputed) + SPLASH["dkv"] + SPLASH["dq"]
   ours = residency is not None and residency.has_slots
   adds_up = ours and schedule is not None and schedule.microbatches > 1
   added = work.sums_of_kernels if _has_large_vmem(work) else work.sums
@@ -188,8 +187,8 @@ def estimate(
   hidden = dispatch * _hidden_share(work)
   layers = {
       "products": _products(chip, work, schedule) * with_bubbles,
-      "grouped products": work.grouped / (chip.flops * chips.KERNEL_EFFICIENCY["grouped product"]) * with_bubbles,
-      "attention": kernels * work.attention / (chip.flops * chips.KERNEL_EFFICIENCY["attention"]) * with_bubbles,
+      "grouped products": work.grouped / (chip.flops * EFFICIENCY[GROUPED_PRODUCT]) * with_bubbles,
+      "attention": of_splash * work.attention / (chip.flops * EFFICIENCY[ATTENTION]) * with_bubbles,
       "elementwise": work.elementwise / chip.hbm_bandwidth * with_bubbles,
       "sums of gradients": _SUM_PASSES * summed / chip.hbm_bandwidth,
       "dispatch": dispatch - hidden,
@@ -201,16 +200,18 @@ def estimate(
       "optimizer": work.state / chip.hbm_bandwidth,
       "transfers": sum(waits.values()),
   }
-  at_peak = chips.bounds(
-      chip,
-      flops=work.flops,
-      outside_flops=work.outside,
-      bubble_fraction=bubble,
-      sent=costs.sent,
-      between_slices=costs.between_slices,
-  )
+  at_peak = _at_peak(chip, work, costs, with_bubbles)
   beside["dispatch"] = hidden
   return Estimate(parts=layers | others, beside=beside, pipeline=sum(layers.values()), at_peak=at_peak)
+
+
+def _at_peak(chip: chips.Chip, work: Work, costs: Costs, with_bubbles: float) -> dict[str, float]:
+  within = max(costs.sent - costs.between_slices, 0)
+  return {
+      "compute": (work.flops * with_bubbles + work.outside) / chip.flops,
+      "interconnect": within / chip.interconnect,
+      "network": costs.between_slices / chip.network,
+  }
 
 
 def _hidden_share(work: Work) -> float:

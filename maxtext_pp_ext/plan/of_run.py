@@ -11,7 +11,9 @@ from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext import registry, sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
-from maxtext_pp_ext.plan import chips, costs, estimate, quantities, slices
+from maxtext_pp_ext.hardware import chips
+from maxtext_pp_ext.host import topology
+from maxtext_pp_ext.plan import costs, estimate, quantities
 from maxtext_pp_ext.plan.weights import Weights
 from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
 
@@ -75,7 +77,7 @@ def of_runs(
   weights = Weights(config, parameters, mesh)
   sizes = functools.cache(lambda schedule: quantities.sizes(config, schedule, weights))
   work = functools.cache(lambda schedule: quantities.work(config, schedule, sizes(schedule), mesh))
-  its_slice = slices.of_devices(chip.name, config.num_target_devices // config.num_slices) if chip else None
+  its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
 
   def of(impl: str, schedule: Schedule | None) -> tuple[costs.Costs, estimate.Estimate | None] | None:
     circular = schedule if isinstance(schedule, CircularSchedule) else None

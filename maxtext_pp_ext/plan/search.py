@@ -15,10 +15,11 @@ from typing import Any
 from maxtext_pp_ext.config import derived, PipelineConfigError
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
+from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import abstract_model, run_config, variants
 from maxtext_pp_ext.host.rules import problems
-from maxtext_pp_ext.plan import chips, fitting, quantities
+from maxtext_pp_ext.plan import fitting, quantities
 from maxtext_pp_ext.plan.candidates import Candidate, Infeasible, Plan
 from maxtext_pp_ext.plan.experts import most_members
 from maxtext_pp_ext.plan.of_run import of_runs, residency_with_formulas

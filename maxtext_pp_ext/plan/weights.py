@@ -17,18 +17,12 @@ from jax.sharding import PartitionSpec as P
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.hardware import tiles
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.sharding.explain import Row
 from maxtext_pp_ext.sharding.gathered import gathered_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
-# Elements of the last axis that a TPU keeps side by side.
-_LANES = 128
-# Axis, counted from the last -> what divides its shards where the TPU compiler (libtpu 0.0.48.1) makes reduce-scatters.
-# Of the last axis 320 of Llama 4 Scout, 128 of Qwen3 235B and 112 of DeepSeek-V3 are not reduced so, and 512 of Mixtral
-# 8x7B are; of the axis before, 360 of gpt-oss-120b are not, and 112 of DeepSeek-V3 are (`python -m
-# benchmarks.compiler_figures --impl none circular`, columns reduce-scatter and all-reduce).
-_SCATTERED = {1: 256, 2: 16}
 # The optimizers whose moments are known.
 ADAMS = ("adamw", "adam_pax")
 
@@ -114,16 +108,16 @@ def in_lanes(shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping
     kept: the mesh axes over which it is not gathered.
     mesh: sizes of the mesh axes.
   """
-  return _divides(_LANES, 1, shape, spec, kept, mesh)
+  return _divides(tiles.LANES, 1, shape, spec, kept, mesh)
 
 
 def scatters(shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:
   """Returns whether XLA's partitioner reduces an array's gradient by a reduce-scatter. Arguments as of `in_lanes`.
 
   It does if all devices together do not shard the array (`Sizes.over_all_devices`), and shards of the last two axes are
-  multiples of what `_SCATTERED` has.
+  multiples of what `tiles.REDUCE_SCATTERED` has.
   """
-  return all(_divides(size, axis, shape, spec, kept, mesh) for axis, size in _SCATTERED.items())
+  return all(_divides(size, axis, shape, spec, kept, mesh) for axis, size in tiles.REDUCE_SCATTERED.items())
 
 
 def _divides(size: int, axis: int, shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:

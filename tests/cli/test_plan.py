@@ -9,8 +9,9 @@ import pytest
 
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.compiled import compare
+from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host.models import abstract_model
-from maxtext_pp_ext.plan import chips, search
+from maxtext_pp_ext.plan import search
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 

@@ -32,8 +32,9 @@ def line(name: str) -> str:
     ValueError: the example cannot be trained, or something in it may surprise a user.
   """
   from maxtext_pp_ext.config.derived import pipeline_impl  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.hardware import chips  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.models import abstract_model, run_config  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.plan import check, chips, of_run  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.plan import check, of_run  # pylint: disable=import-outside-toplevel
 
   file = FOLDER / f"{name}.yml"
   found = check.check([str(file)])

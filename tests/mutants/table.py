@@ -957,19 +957,19 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "plan-long-axes-open",
             "the long axis of a slice of v6e-128 counts as open, with half of its links",
-            "plan/slices.py",
+            "hardware/torus.py",
             "tuple(length == _RING_2D for length in lengths)",
             "(min(lengths) == _RING_2D,) * 2",
-            "tests/plan/test_slices.py::"
+            "tests/hardware/test_torus.py::"
             "test_each_slice_of_maxtexts_table_has_the_chips_and_the_closed_axes_of_the_table",
         ),
         Mutant(
             "plan-another-slice",
             "plan takes a slice of another shape than MaxText's table has",
-            "plan/slices.py",
-            "lengths=topology.lengths(name)",
-            "lengths=(*topology.lengths(name)[:-1], topology.lengths(name)[0])",
-            "tests/plan/test_slices.py::"
+            "host/topology.py",
+            "lengths=lengths(name)",
+            "lengths=(*lengths(name)[:-1], lengths(name)[0])",
+            "tests/hardware/test_torus.py::"
             "test_each_slice_of_maxtexts_table_has_the_chips_and_the_closed_axes_of_the_table",
         ),
         Mutant(

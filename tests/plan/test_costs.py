@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from maxtext_pp_ext.plan import chips, costs
+from maxtext_pp_ext.plan import costs
 from maxtext_pp_ext.schedule import CircularSchedule, Residency, window
 
 SCHEDULES = [
@@ -91,13 +91,6 @@ def test_activations_go_between_slices_if_stages_do_and_weights_if_they_are_shar
   found = costs.pipelined(schedule, Residency.ONCE, sharded)
   assert found.between_slices == round(5 * 10 + (5 + 3 / 8) * 20) + 3
   assert costs.without(7, sharded).between_slices == 7 * (3 * 10 + 20) + 3
-
-
-def test_a_step_takes_as_long_as_the_slowest_of_three():
-  chip = chips.Chip(name="", flops=100.0, clock=1.0, hbm_bytes=1, hbm_bandwidth=1.0, link=5.0, links=2, network=2.0)
-  takes = chips.bounds(chip, flops=300, outside_flops=100, bubble_fraction=0.25, sent=35, between_slices=5)
-  assert takes == pytest.approx({"compute": 5.0, "interconnect": 3.0, "network": 2.5})
-  assert chips.of_topology("v5p-256") is chips.CHIPS["v5p"] and chips.of_topology("a3") is None
 
 
 def test_gradients_that_are_reduced_at_once_are_kept_in_the_dtype_of_sums():

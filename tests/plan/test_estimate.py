@@ -7,7 +7,9 @@ import math
 
 import pytest
 
-from maxtext_pp_ext.plan import chips, costs, estimate, slices
+from maxtext_pp_ext.hardware import chips
+from maxtext_pp_ext.host import topology
+from maxtext_pp_ext.plan import costs, estimate
 from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
 # A layer of Llama 3 8B on v6e-64 with 4 stages, a sequence of 4096 for each microbatch; bytes and FLOPs of a device.
@@ -61,8 +63,19 @@ SCHEDULE = CircularSchedule(stages=4, microbatches=8, repeats=8)
 
 def of(chip="v5p", *, residency=Residency.REPEAT, schedule=SCHEDULE, over_slices=False, sizes=SIZES, devices=64, **work):
   sent = costs.pipelined(schedule, residency, sizes, over_slices=over_slices)
-  its_slice = slices.of_devices(chip, devices)
+  its_slice = topology.slice_of(chip, devices)
   return estimate.estimate(chips.CHIPS[chip], its_slice, dataclasses.replace(WORK, **work), sent, schedule, residency)
+
+
+def test_at_the_peak_rates_a_step_takes_as_long_as_the_slowest_of_three():
+  chip = dataclasses.replace(chips.CHIPS["v5p"], flops=100.0, link=5.0, links=2, network=2.0)
+  work = dataclasses.replace(WORK, flops=300.0, outside=100.0)
+  sent = costs.Costs(
+      traffic={costs.Sent.WEIGHTS: 35}, over_network={costs.Sent.WEIGHTS: 5}, beside_compute={}, always={}, phases={}
+  )
+  takes = estimate._at_peak(chip, work, sent, with_bubbles=1 / (1 - 0.25))
+  assert takes == pytest.approx({"compute": 5.0, "interconnect": 3.0, "network": 2.5})
+  assert chips.of_topology("v5p-256") is chips.CHIPS["v5p"] and chips.of_topology("a3") is None
 
 
 @pytest.mark.parametrize("chip", chips.CHIPS)
@@ -197,7 +210,7 @@ def test_what_is_gathered_in_other_lanes_than_kernels_read_is_transposed(schedul
   sent = costs.pipelined(SCHEDULE, Residency.REPEAT, SIZES)
   copied = lambda size: estimate.estimate(
       chips.CHIPS["v5p"],
-      slices.of_devices("v5p", 64),
+      topology.slice_of("v5p", 64),
       dataclasses.replace(WORK, transposed=size),
       sent,
       schedule,

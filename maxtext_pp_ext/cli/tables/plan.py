@@ -86,14 +86,14 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
 
 def _slices(found: Any, given: Mapping[str, Any]) -> str | None:
   """Returns which slices the seconds are of, if the run does not say it, or why there are no seconds."""
+  from maxtext_pp_ext.hardware import chips  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host import topology  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.plan import chips, slices  # pylint: disable=import-outside-toplevel
 
   if found.chip is None:
     return f"no seconds, since the kind of the devices is not known: give --chip {', '.join(chips.CHIPS)}"
   kind, size = found.chip.name, found.devices // found.num_slices
   if found.slice is None:
-    others = " and ".join(slices.nearest(kind, size))
+    others = " and ".join(topology.nearest(kind, size))
     return f"no seconds, since MaxText has no slice of {units.counted(size, 'device')} of {kind}; it has {others}"
   if found.slice.name == given.get("compile_topology"):
     return None

@@ -19,7 +19,8 @@ from typing import Any
 
 from maxtext_pp_ext.compiled.program import collectives, hlo, integers, products
 from maxtext_pp_ext.compiled.projection import kernels, torus
-from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.hardware import chips
+from maxtext_pp_ext.hardware.kernels import EFFICIENCY
 
 PRODUCTS, KERNELS, OTHER = "products", "kernels", "other compute"
 COMPUTED = (PRODUCTS, KERNELS, OTHER)
@@ -31,8 +32,6 @@ _NOTHING |= {"partition-id", "replica-id", "optimization-barrier", "opt-barrier"
 _SMALL_BYTES = 1 << 16
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _HOST_MEMORY = "S(5)"
-LINK_EFFICIENCY = chips.LINK_EFFICIENCY
-HOP_SECONDS = 1e-6  # a message's way over one link, which the book of `torus` gives
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,7 +117,7 @@ class Costs:
     )
 
   def _kernel(self, found: kernels.Kernel) -> float:
-    reached = self._chip.flops * chips.KERNEL_EFFICIENCY[found.kind]
+    reached = self._chip.flops * EFFICIENCY[found.kind]
     return max(found.flops / reached, found.bytes / self._chip.hbm_bandwidth)
 
   def hides_collective(self, step: hlo.Instruction) -> bool:
@@ -159,7 +158,7 @@ class Costs:
       exchanges = "all-to-all" in collective.kind
       rate = self._grid.all_to_all_rate(group) if exchanges else route.rate
       seconds = collective.wire_bytes / rate
-    return route.lanes, seconds / LINK_EFFICIENCY + route.hops * HOP_SECONDS, axes
+    return route.lanes, seconds / chips.LINK_EFFICIENCY + route.hops * chips.HOP_SECONDS, axes
 
   def _slice_axes(self) -> tuple[str, ...]:
     first: dict[int, int] = {}

@@ -18,10 +18,8 @@ import re
 import numpy as np
 
 from maxtext_pp_ext.compiled.program import hlo
+from maxtext_pp_ext.hardware import kernels
 
-# Products of [queries, keys, head dimension] in a kernel: QKᵀ and PV; backward computes QKᵀ and dO Vᵀ again.
-_SPLASH = {"fwd": 2, "dkv": 4, "dq": 3}
-_SPLASH_FUSED_BACKWARD = 5
 _GROUPED = ("gmm", "megablox", "ragged_dot", "grouped_matmul")
 _BUFFERS = 2  # of a pipeline's window
 
@@ -31,7 +29,7 @@ class Kernel:
   """One execution.
 
   Attributes:
-    kind: "attention", "grouped product" or "other".
+    kind: one of `hardware.kernels`.
     flops: two per multiply-add, of the blocks that are not masked.
     bytes: read and written.
   """
@@ -59,12 +57,12 @@ def kernel(
   moved = float(sum(array.bytes for array in (*operands, *instruction.arrays)))
   name = instruction.name + instruction.op_name
   if "splash" in name or "flash_attention" in name:
-    return Kernel(kind="attention", flops=_attention_flops(instruction, operands, blocks()), bytes=moved)
+    return Kernel(kind=kernels.ATTENTION, flops=_attention_flops(instruction, operands, blocks()), bytes=moved)
   if any(word in name for word in _GROUPED) or _has_groups(instruction, operands):
     filled, groups = filled or {}, _groups(operands)
     moved = sum(_filled_bytes(array, filled, groups) for array in (*operands, *instruction.arrays))
-    return Kernel(kind="grouped product", flops=_grouped_flops(instruction, operands, filled), bytes=moved)
-  return Kernel(kind="other", flops=0.0, bytes=moved)
+    return Kernel(kind=kernels.GROUPED_PRODUCT, flops=_grouped_flops(instruction, operands, filled), bytes=moved)
+  return Kernel(kind=kernels.OTHER, flops=0.0, bytes=moved)
 
 
 def _attention_flops(instruction: hlo.Instruction, operands: Sequence[hlo.Array], blocks: np.ndarray | None) -> float:
@@ -81,9 +79,9 @@ def _attention_flops(instruction: hlo.Instruction, operands: Sequence[hlo.Array]
     columns = int(block.get(f"block_kv{suffix}", key[-2] // blocks.shape[2]))
     # Masks of several heads have a dimension for them; queries of a head are computed with that head's mask.
     pairs = blocks.sum() / blocks.shape[0] * rows * columns
-  products = _SPLASH[phase]
+  products = kernels.SPLASH[phase]
   if phase == "dkv" and re.search(r"use_fused_bwd_kernel\\*\": true", instruction.attributes):
-    products = _SPLASH_FUSED_BACKWARD
+    products = kernels.SPLASH_FUSED_BACKWARD
   return math.prod(query[:-2]) * products * (query[-1] + value[-1]) * pairs
 
 

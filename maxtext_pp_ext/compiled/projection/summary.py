@@ -11,7 +11,7 @@ from typing import Any
 from maxtext_pp_ext.compiled import reading
 from maxtext_pp_ext.compiled.program import hlo
 from maxtext_pp_ext.compiled.projection import costs, timeline, torus
-from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.hardware import chips
 
 
 def simulate(read: reading.Step, chip: chips.Chip, placement: Mapping[str, Any]) -> timeline.Timeline:

@@ -3,8 +3,8 @@
 """Which links of the chips' torus a collective uses, and for how long at least.
 
 Chips of a slice are connected in a grid of two (v5e, v6e) or three dimensions (v4, v5p), each chip with a link to its
-neighbours in both directions. An axis is closed to a ring only where it is long enough (`plan.slices.closed`). The times
-are those of bandwidth-optimal algorithms that use both directions and all axes that the group spans:
+neighbours in both directions. An axis is closed to a ring only where it is long enough (`hardware.torus.closed`). The
+times are those of bandwidth-optimal algorithms that use both directions and all axes that the group spans:
 
 - all-gather, reduce-scatter: a device receives (g−1)/g of the whole array; over a ring through two links at a time, and
   at the end of a line through one.
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 
-from maxtext_pp_ext.plan import slices
+from maxtext_pp_ext.hardware.torus import closed
 
 Coordinates = tuple[int, ...]
 AXES, DIRECTIONS = "xyz", "+-"
@@ -70,7 +70,7 @@ class Torus:
   def __init__(self, devices: Sequence[Device], *, link: float, network: float, dimensions: int):
     self.devices, self._link, self._network = tuple(devices), link, network
     self.shape = tuple(1 + max(device.at[axis] for device in devices) for axis in range(dimensions))
-    self._closed = slices.closed(self.shape)
+    self._closed = closed(self.shape)
 
   def route(self, group: Sequence[int]) -> Route:
     """For a gather, reduce-scatter or all-reduce among partitions; the rate is that of a gather of the whole array."""

@@ -14,10 +14,7 @@ import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.transfers.torus import groups
-
-# The shape of a TPU tile of 16-bit values. Pieces whose sizes are multiples of it are copied without shifting rows or
-# columns.
-TILE = (16, 128)
+from maxtext_pp_ext.hardware.tiles import OF_16_BITS as TILE
 
 
 def sum_scatter(

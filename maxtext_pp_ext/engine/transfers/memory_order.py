@@ -11,14 +11,12 @@ import math
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from maxtext_pp_ext.hardware import tiles
+
 
 def in_memory(x: jax.Array, order: Sequence[int]) -> jax.Array:
   """The same array, with its dimensions in this order in memory, from major to minor."""
   return with_layout_constraint(x, Layout(major_to_minor=tuple(order)))
-
-
-# Of a tile of memory. There are also tiles of one, two and four rows.
-_ROWS, _COLUMNS = 8, 128
 
 
 def as_stored(shape: Sequence[int]) -> tuple[int, ...]:
@@ -35,8 +33,9 @@ def as_stored(shape: Sequence[int]) -> tuple[int, ...]:
 
   def padded(order: tuple[int, ...]) -> int:
     rows, columns = (shape[dim] for dim in order[-2:])
-    whole = rows if rows in (1, 2, 4) else -(-rows // _ROWS) * _ROWS
-    return math.prod(shape) // (rows * columns) * whole * -(-columns // _COLUMNS) * _COLUMNS
+    of_rows, of_columns = tiles.OF_32_BITS
+    whole = rows if rows in (1, 2, 4) else -(-rows // of_rows) * of_rows
+    return math.prod(shape) // (rows * columns) * whole * -(-columns // of_columns) * of_columns
 
   orders = [(*(dim for dim in own if dim not in last), *last) for last in itertools.permutations(own, 2)]
   return min(orders, key=lambda order: (padded(order), order))

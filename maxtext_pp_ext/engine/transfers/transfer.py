@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.transfers.collectives import gather_of_two, sum_scatter, TILE
+from maxtext_pp_ext.engine.transfers.collectives import gather_of_two, sum_scatter
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.transfers.torus import groups, Steps
+from maxtext_pp_ext.hardware.tiles import OF_16_BITS as TILE
 
 # The share by which all pieces together may exceed the whole, if that makes them easier to copy.
 _SLACK = 1 / 16
@@ -66,7 +67,10 @@ class Transfer:
 
   @functools.cached_property
   def cut(self) -> Cut | None:
-    """The cut that wastes least and is easiest to copy; None for a scalar, or one piece: it is transferred whole."""
+    """The cut that wastes least and is easiest to copy; None for a scalar, or one piece: it is transferred whole.
+
+    Pieces of whole tiles are copied without shifting rows or columns.
+    """
 
     def cost(dim: int) -> tuple:
       size = self._piece_size(dim)

@@ -6,7 +6,7 @@ import dataclasses
 
 from maxtext_pp_ext.compiled.program import execution, hlo
 from maxtext_pp_ext.compiled.projection import costs, timeline, torus
-from maxtext_pp_ext.plan import chips
+from maxtext_pp_ext.hardware import chips
 
 CHIP = dataclasses.replace(chips.CHIPS["v5p"], clock=1e9, link=1e9, hbm_bandwidth=1e12)
 MESH = {"stage": 2, "fsdp": 2}
@@ -38,7 +38,7 @@ def simulated(text, carries=None):
 
 def gather_seconds(size):
   """Of an all-gather over two neighbours: half of the array over one link."""
-  return size / 2 / (CHIP.link * costs.LINK_EFFICIENCY) + costs.HOP_SECONDS
+  return size / 2 / (CHIP.link * chips.LINK_EFFICIENCY) + chips.HOP_SECONDS
 
 
 def loop(branches, trips=8):

@@ -8,7 +8,9 @@ from maxtext.utils.accelerator_to_spec_map import UserFacingNameToSystemCharacte
 import pytest
 
 from maxtext_pp_ext.compiled.projection import torus
-from maxtext_pp_ext.plan import chips, slices
+from maxtext_pp_ext.hardware import chips
+from maxtext_pp_ext.hardware.torus import closed as closed_axes
+from maxtext_pp_ext.host import topology
 
 TPUS = {name: each for name, each in TABLE.items() if each.platform == "tpu"}
 
@@ -31,10 +33,10 @@ def test_each_slice_of_maxtexts_table_has_the_chips_and_the_closed_axes_of_the_t
   for name, each in TPUS.items():
     lengths, kind = lengths_of(name), name.partition("-")[0]
     cores = 2 if kind == "tpu7x" else 1
-    its_slice = slices.of_devices(kind, math.prod(lengths) * cores)
+    its_slice = topology.slice_of(kind, math.prod(lengths) * cores)
     closed = each.wrap[: len(lengths)]
     expected[name] = (name, lengths, cores, closed)
-    found[name] = (its_slice.name, its_slice.lengths, its_slice.cores, slices.closed(its_slice.lengths))
+    found[name] = (its_slice.name, its_slice.lengths, its_slice.cores, closed_axes(its_slice.lengths))
     projected[name] = (name, lengths, cores, closed_in_projections(lengths, chips.CHIPS[kind].links // 2))
   assert found == expected and projected == expected and len(found) > 100
 
@@ -44,7 +46,7 @@ def test_each_slice_of_maxtexts_table_has_the_chips_and_the_closed_axes_of_the_t
     [("v5p", 6, ["v5p-8", "v5p-16"]), ("v5e", 512, ["v5e-256"]), ("v6e", 2, ["v6e-1", "v6e-4"])],
 )
 def test_there_is_no_slice_that_the_table_does_not_have_but_those_next_to_it(kind, devices, nearest):
-  assert slices.of_devices(kind, devices) is None and slices.nearest(kind, devices) == nearest
+  assert topology.slice_of(kind, devices) is None and topology.nearest(kind, devices) == nearest
 
 
 @pytest.mark.parametrize(
@@ -63,4 +65,4 @@ def test_there_is_no_slice_that_the_table_does_not_have_but_those_next_to_it(kin
     ],
 )
 def test_a_group_gathers_over_the_links_of_the_axes_that_it_spans_or_a_share_by_logarithms(kind, devices, group, links):
-  assert slices.of_devices(kind, devices).links_of(group) == pytest.approx(links)
+  assert topology.slice_of(kind, devices).links_of(group) == pytest.approx(links)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torus of a slice's chips: how long its axes are, and which of them are closed to rings.
 
-MaxText's table of topologies has the lengths (`host.topology`). Which axes are closed follows from them by one rule, for
-estimates and for projections of compiled programs. MaxText's table has that, too (`wrap`), and MaxText gives it to the
-TPU compiler; tests compare the rule with it.
+MaxText's table of topologies has the lengths (`host.topology.slice_of`). Which axes are closed follows from them by one
+rule, for estimates and for projections of compiled programs. MaxText's table says it, too (`wrap`), and MaxText gives
+that to the TPU compiler. Tests compare the rule with the table.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import dataclasses
 import itertools
 import math
-
-from maxtext_pp_ext.host import topology
 
 # Chips along an axis that is closed in two dimensions; in three dimensions all are closed if each is a multiple of this.
 _RING_2D, _RING_3D = 16, 4
@@ -76,21 +74,3 @@ class Slice:
     if spanned := self.spanned(group):
       return sum(self.links[axis] for axis in spanned[0]) or math.inf
     return sum(self.links) * math.log(group) / math.log(self.devices)
-
-
-def of_devices(kind: str, devices: int) -> Slice | None:
-  """Returns the slice of so many devices; None if MaxText's table has none.
-
-  Args:
-    kind: as in the names of topologies, such as v5p.
-    devices: devices of JAX in it.
-  """
-  name = topology.of_devices(kind, devices)
-  return Slice(name=name, lengths=topology.lengths(name), cores=topology.cores(name)) if name else None
-
-
-def nearest(kind: str, devices: int) -> list[str]:
-  """Returns the topologies of a kind with the next fewer and the next more devices than a number, as far as there are."""
-  sizes = topology.sizes(kind)
-  fewer, more = [size for size in sizes if size < devices], [size for size in sizes if size > devices]
-  return [str(topology.of_devices(kind, size)) for size in (fewer[-1:] + more[:1])]
