@@ -10,7 +10,7 @@ case is unchanged if the optimised programs are the same but for names, numbers 
 A case with other programs passes if seconds, bytes and memory agree within 0.1 %. The figures of equal programs have to
 agree, too: each version reads its program itself. Otherwise the command ends with 1.
 
-Compiling a case takes one to two minutes. `.cache/unchanged/COMMIT/` keeps what the base compiled, for the next time.
+Compiling a case takes one to two minutes. `.cache/unchanged/TREE/` keeps what the base compiled, for the next time.
 `.cache/unchanged/new/` keeps what the working tree compiled, for `diff`.
 """
 
@@ -206,9 +206,9 @@ def of_version(
   return found
 
 
-def export(commit: str, folder: pathlib.Path) -> None:
-  """Writes the package as a commit has it into a folder."""
-  archive = subprocess.run(["git", "archive", commit, "maxtext_pp_ext"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+def export(revision: str, folder: pathlib.Path) -> None:
+  """Writes the package as a git revision has it into a folder."""
+  archive = subprocess.run(["git", "archive", revision, "maxtext_pp_ext"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
   with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
     files.extractall(folder, filter="data")
 
@@ -222,14 +222,14 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--minutes", type=float, default=20.0, help="wall time per compilation (default: %(default)s)")
   options = parser.parse_args(argv)
   bounds = limits.Limits(seconds=options.minutes * 60)
-  revision = ["git", "rev-parse", "--verify", f"{options.base}^{{commit}}"]
-  commit = subprocess.run(revision, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+  of_package = ["git", "rev-parse", "--verify", f"{options.base}:maxtext_pp_ext"]
+  tree = subprocess.run(of_package, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
   console, changed = rich_console.Console(), []
   with interruption.temporary_folder() as package:
-    export(commit, pathlib.Path(package))
+    export(options.base, pathlib.Path(package))
     for name in (name for name in CASES if options.only in name):
       with console.status(name) as status:
-        base = of_version(name, pathlib.Path(package), CACHE / commit, bounds, reuse=True)
+        base = of_version(name, pathlib.Path(package), CACHE / tree, bounds, reuse=True)
         status.update(f"{name}, working tree")
         new = of_version(name, ROOT, CACHE / "new", bounds)
       same, words = verdict(base, new)
