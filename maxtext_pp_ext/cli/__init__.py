@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+import functools
 import importlib
-import importlib.util
 import os
 import sys
 from typing import Any
@@ -29,7 +29,7 @@ SUBCOMMANDS = {
     "check": "list all problems of a config, and its layout, schedule and memory, without compiling",
     "compare": "one run's train step compiled with several pipelines: memory, traffic, step times",
     "convert": "rewrite a checkpoint in the layout of another pipeline, or of none",
-    "doctor": "look at this environment: versions, seams, devices, and what to do about them",
+    "doctor": "look at this environment: versions, seams, devices; say what is wrong and what to do",
     "draw": "draw a schedule: which stage works on what when",
     "plan": "rank the possible pipelines of a model on a topology by their costs",
     "sharding": "show how each parameter is sharded, and by which rule",
@@ -56,13 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   if not argv or argv[0] not in SUBCOMMANDS:
     return _without_subcommand(argv)
   module = _module(argv[0])
-  parser = argparse.ArgumentParser(
-      prog=f"maxtext-pp {argv[0]}",
-      description=module.__doc__,
-      epilog=_EPILOG,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-      allow_abbrev=False,
-  )
+  parser = _parser(argv[0], description=module.__doc__)
   _add_arguments(parser, module)
   # Intermixed: options may stand between MaxText's arguments.
   args, unknown = parser.parse_known_intermixed_args(argv[1:])
@@ -70,15 +64,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = [argument for argument in unknown if argument.startswith("-")]  # the others may be their values
     parser.error("; ".join(_unknown(parser, argument) for argument in options or unknown))
   args.given = argv[1:]
-  return interruption.run(lambda: _run(module, args), "maxtext-pp")
+  return interruption.run(functools.partial(_run, module, args), "maxtext-pp")
 
 
 def _module(name: str) -> Any:
   return importlib.import_module(f"{__name__}.{name}")
 
 
+def _parser(subcommand: str = "", **texts: str | None) -> argparse.ArgumentParser:
+  return argparse.ArgumentParser(
+      prog=f"maxtext-pp {subcommand}".rstrip(),
+      epilog=_EPILOG,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
+      **texts,  # type: ignore[arg-type]  # of arguments that are texts
+  )
+
+
 def _of_all_subcommands() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(prog="maxtext-pp", allow_abbrev=False)
+  parser = _parser()
   parser.add_argument("--version", action="store_true")
   subcommands = parser.add_subparsers()
   for name, text in SUBCOMMANDS.items():
@@ -95,7 +99,7 @@ def _unknown(parser: argparse.ArgumentParser, argument: str) -> str:
   return f"{name} is no option of {parser.prog}{meant.removesuffix('.')}"
 
 
-def _run(module, args: argparse.Namespace) -> int:
+def _run(module: Any, args: argparse.Namespace) -> int:
   try:
     code = module.run(args) or 0
     sys.stdout.flush()
@@ -104,12 +108,9 @@ def _run(module, args: argparse.Namespace) -> int:
     # Who read the output has enough, as `head` has. Python would complain again when it flushes at the end.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return _UNREAD
-  except CommandError as error:
+  except (CommandError, SetupError) as error:
     print(f"maxtext-pp: {error}", file=sys.stderr)
-    return error.code
-  except SetupError as error:
-    print(f"maxtext-pp: {error}", file=sys.stderr)
-    return UNUSABLE
+    return error.code if isinstance(error, CommandError) else UNUSABLE
   except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] == "maxtext_pp_ext":
       raise
@@ -124,22 +125,17 @@ def _run(module, args: argparse.Namespace) -> int:
 def _without_subcommand(argv: Sequence[str]) -> int:
   width = max(map(len, SUBCOMMANDS))
   commands = "\n".join(f"  {name:<{width}}  {text}" for name, text in SUBCOMMANDS.items())
-  parser = argparse.ArgumentParser(
-      prog="maxtext-pp",
+  parser = _parser(
       usage="maxtext-pp SUBCOMMAND [--help] ...",
       description="Checks, plans, compares and draws pipelines of MaxText, and converts their checkpoints.\n\n"
       f"subcommands:\n{commands}",
-      epilog=_EPILOG,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-      allow_abbrev=False,
   )
   parser.add_argument("--version", action="version", version=f"maxtext-pp-ext {maxtext_pp_ext.__version__}")
   parser.add_argument("subcommand", nargs="?", help=argparse.SUPPRESS)
-  given, _ = parser.parse_known_args(argv)
-  if given.subcommand is None and not argv:
+  name = parser.parse_known_args(argv)[0].subcommand or next(iter(argv), None)
+  if name is None:
     parser.print_help()
     return 0
-  name = given.subcommand or argv[0]
   parser.error(f"no subcommand {name!r}: choose from {', '.join(SUBCOMMANDS)}{did_you_mean(name, SUBCOMMANDS)}")
 
 

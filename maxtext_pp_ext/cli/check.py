@@ -4,11 +4,11 @@
 
   maxtext-pp check my.yml ici_pipeline_parallelism=4 pipeline_impl=circular_bsw
 
-It lists all mistyped names, or else all errors about pipelines and the first of MaxText's own. Then it shows which layer
-runs on which stage in which repeat, the schedule, and estimates of a device's memory and traffic (docs/how-it-works.md
-has the formulas), with what they leave out, and whether it fits into the memory of compile_topology's devices. No devices
-are needed: the check is for those of compile_topology, of --devices, or as many as the parallelism makes. The exit code
-is 2 if there is an error, else 0, also with warnings.
+If names are mistyped, it lists all of these. Otherwise it lists all errors about pipelines, and the first of MaxText's
+own. It shows which layer runs on which stage in which repeat, the schedule, and estimates of a device's memory and
+traffic, with what they leave out (docs/how-it-works.md has the formulas). With compile_topology it says whether the
+memory fits into a device. No devices are needed: the check is for those of compile_topology, of --devices, or as many as
+the parallelism makes. The exit code is 2 if there is an error, else 0, also with warnings.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import CommandError, REFUSALS, UNUSABLE
+from maxtext_pp_ext.cli.errors import UNUSABLE
 from maxtext_pp_ext.cli.tables import labels
-from maxtext_pp_ext.host import postponed
 from maxtext_pp_ext.host.models import refusals
 
 
@@ -32,27 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   maxtext.check_numbers({"--devices": args.devices}, most=refusals.MOST_DEVICES)
   if problems := maxtext.problems(args.maxtext_args):
-    _show(args, {"errors": problems, "warnings": [], "devices": None})
-    return UNUSABLE
-  maxtext.prepare()
-  try:
-    with output.progress("importing MaxText") as shown, output.quiet():
-      postponed.import_maxtext()
+    result = {"errors": problems, "warnings": [], "devices": None}
+  else:
+    with maxtext.imported("reading the config, building MaxText's model without arrays"):
       from maxtext_pp_ext.plan import check  # pylint: disable=import-outside-toplevel
 
-      shown.now("reading the config, building MaxText's model without arrays")
-      found = check.check(args.maxtext_args, args.devices)
-  except REFUSALS as error:
-    raise CommandError(str(error)) from error
-  _show(args, _result(found))
-  return UNUSABLE if found.errors else 0
-
-
-def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:
-  if args.json:
-    output.print_json(result)
-  else:
-    _print(result)
+      result = _result(check.check(args.maxtext_args, args.devices))
+  output.print_result(result, args.json, _print)
+  return UNUSABLE if result["errors"] else 0
 
 
 def _result(found: Any) -> dict[str, Any]:
@@ -60,19 +46,12 @@ def _result(found: Any) -> dict[str, Any]:
   if found.layout is not None:
     layers = [None if place is None else {"stage": place[0], "repeat": place[1]} for place in found.layers]
     result |= {"layout": found.layout, "layers": layers}
-  if (schedule := found.schedule) is not None:
-    result["schedule"] = {
-        "stages": schedule.stages,
-        "repeats": schedule.repeats,
-        "microbatches": schedule.microbatches,
-        "delay": schedule.delay,
-        "iterations": schedule.iterations,
-        "bubble_fraction": schedule.bubble_fraction,
-    }
-  if (costs := found.costs) is not None:
-    result["memory"] = {"when": costs.worst_phase, "bytes": costs.memory, "total": costs.peak}
+  if found.schedule is not None:
+    of_schedule = ("stages", "repeats", "microbatches", "delay", "iterations", "bubble_fraction")
+    result["schedule"] = {name: getattr(found.schedule, name) for name in of_schedule}
+  if found.costs is not None:
+    result |= labels.costs_dict(found.costs)
     result["memory"]["of_device"] = found.device_memory
-    result["sent"] = {"bytes": costs.traffic, "total": costs.sent, "between_slices": costs.between_slices}
   if found.not_counted:
     result["not_estimated"] = found.not_counted
   return result
@@ -83,9 +62,8 @@ def _print(result: dict[str, Any]) -> None:
     for text in result[kind]:
       print(f"{kind[:-1]}: {text}")
   if "layout" in result:
-    print(f"{units.counted(result['devices'], 'device')}: {result['layout']}")
-    for line in _layer_lines(result["layers"]):
-      print(line)
+    lines = [f"{units.counted(result['devices'], 'device')}: {result['layout']}", *_layer_lines(result["layers"])]
+    print("\n".join(lines))
   if schedule := result.get("schedule"):
     print(f"schedule: {_schedule_text(schedule)}")
   if memory := result.get("memory"):
@@ -122,17 +100,15 @@ def _print_bytes(sizes: Mapping[Any, int], names: Mapping[Any, str]) -> None:
 
 def _layer_lines(layers: list[dict[str, int] | None]) -> list[str]:
   """Returns a line per stage, with the layers of each repeat, and a line for the layers outside the pipeline."""
-  places: dict[int, dict[int, list[int]]] = {}
+  places: dict[int, dict[int, list[str]]] = {}
+  outside: list[str] = []
   for layer, place in enumerate(layers):
-    if place is not None:
-      places.setdefault(place["stage"], {}).setdefault(place["repeat"], []).append(layer)
+    of_place = outside if place is None else places.setdefault(place["stage"], {}).setdefault(place["repeat"], [])
+    of_place.append(str(layer))
   lines = []
   for stage, repeats in sorted(places.items()):
-    each = (", ".join(map(str, repeats[repeat])) for repeat in sorted(repeats))
+    each = (", ".join(of_repeat) for _, of_repeat in sorted(repeats.items()))
     lines.append(f"  stage {stage}: layers {' | '.join(each)}")
-  outside = [str(layer) for layer, place in enumerate(layers) if place is None]
   if places and outside:
     lines.append(f"  outside the pipeline, on every stage: layers {', '.join(outside)}")
-  if places:
-    lines.append("  (layers are counted from 0, a bar begins the next repeat)")
-  return lines
+  return [*lines, "  (layers are counted from 0, a bar begins the next repeat)"] if places else []

@@ -4,12 +4,11 @@
 
   maxtext-pp compare my.yml compile_topology=v5p-256 ici_pipeline_parallelism=4 --impl none,host,circular_bsw
 
-It compiles for the TPUs of compile_topology, which need not be present, or without that key for virtual CPU devices, or
-for the devices of --run.
-Figures are per device and step. "none" is the same model without a pipeline, with its stages' devices given to FSDP.
-"window" is that model with circular_bsw, whose window slides over the layers (docs/window.md). "host-bsw" and
-"host-ag-once" are MaxText's pipeline_fsdp_ag_per_repeat and pipeline_fsdp_ag_once. "host-prefetch" is "none" with
-prefetch_fsdp_weights, where this MaxText has it.
+It compiles for the TPUs of compile_topology, which need not be present. Without that key it compiles for virtual CPU
+devices, or for the devices of --run. Figures are per device and step. "none" is the same model without a pipeline, with
+its stages' devices given to FSDP. "window" is that model with circular_bsw, whose window slides over the layers
+(docs/window.md). "host-bsw" and "host-ag-once" are MaxText's pipeline_fsdp_ag_per_repeat and pipeline_fsdp_ag_once.
+"host-prefetch" is "none" with prefetch_fsdp_weights, where this MaxText has it.
 
   peak      what must fit into a device's memory at once, arguments included. A step that does not fit into the TPU's
             is not compiled, and its row says so. The CPU compiler does not report it. None is shown where activations are
@@ -49,182 +48,148 @@ import dataclasses
 import importlib
 import os
 import pathlib
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 import maxtext_pp_ext
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
+from maxtext_pp_ext.cli.errors import CommandError, FAILED, refusing
 from maxtext_pp_ext.cli.tables import compare as compare_table
-from maxtext_pp_ext.compiled import flags
+from maxtext_pp_ext.compiled import child, flags, step
+from maxtext_pp_ext.compiled.measured import devices as devices_here
+from maxtext_pp_ext.compiled.measured import step_times
 from maxtext_pp_ext.hardware import chips
-
-if TYPE_CHECKING:
-  from maxtext_pp_ext.compiled import child
+from maxtext_pp_ext.host.models import refusals, run_config, variants
 
 _DEFAULT = "none,host,circular,circular_bsw,circular_ag_once"
 _MOST_CPU_DEVICES = 4096
 _ROUNDS = 10
+_PICTURES = (".svg", ".png")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("--impl", metavar="NAME,…", help=f"implementations (default: {_DEFAULT}, without those refused)")
-  parser.add_argument(
-      "--devices", type=int, metavar="N", help="virtual CPU devices, without compile_topology (default: 8)"
-  )
-  parser.add_argument(
-      "--flags", default="", metavar="NAME,…", help="sets of XLA flags of MaxText's, such as DENSE_VMEM_LIMIT_FLAG"
-  )
-  parser.add_argument(
-      "--run", action="store_true", help="also run the steps, on the devices here, and compare their times"
-  )
-  parser.add_argument("--rounds", type=int, metavar="N", help=f"rounds of --run that are measured (default: {_ROUNDS})")
+  names: dict[str, Any] = {"type": maxtext.listed, "metavar": "NAME,…"}
+  file: dict[str, Any] = {"type": pathlib.Path, "metavar": "FILE"}
+  number: dict[str, Any] = {"type": int, "metavar": "N"}
+  add = parser.add_argument
+  add("--impl", **names, help=f"implementations (default: {_DEFAULT}, without those refused)")
+  add("--devices", **number, help="virtual CPU devices, without compile_topology (default: 8)")
+  add("--flags", default="", **names, help="sets of XLA flags of MaxText's, such as DENSE_VMEM_LIMIT_FLAG")
+  add("--run", action="store_true", help="also run the steps, on the devices here, and compare their times")
+  add("--rounds", **number, help=f"rounds of --run that are measured (default: {_ROUNDS})")
   maxtext.add_bounds(parser, "each, and for each turn of --run")
-  parser.add_argument("--result", type=pathlib.Path, metavar="FILE", help="write what --json prints into a .json file")
-  parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="draw bars into an .svg or .png file")
-  parser.add_argument(
-      "--trace", type=pathlib.Path, metavar="FILE", help="write the projected step into a .json.gz file for each --impl"
-  )
-  parser.add_argument(
-      "--picture",
-      type=pathlib.Path,
-      metavar="FILE",
-      help="draw an iteration of it into an .svg or .png file for each --impl",
-  )
+  add("--result", **file, help="write what --json prints into a .json file")
+  add("--output", **file, help="draw bars into an .svg or .png file")
+  add("--trace", **file, help="write the projected step into a .json.gz file for each --impl")
+  add("--picture", **file, help="draw an iteration of it into an .svg or .png file for each --impl")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-  """What is compiled, and for what.
+  """What is compiled, and for what."""
 
-  Attributes:
-    devices: for which the steps are compiled, and on which they run; None for a TPU topology.
-    described: the devices in words.
-    chip: of the devices, for projections; None if its rates are not known.
-    machine: what was found on this machine (`measured.devices.of_machine`); None unless it is used.
-    arguments: implementation -> MaxText's arguments.
-  """
-
-  devices: child.Devices
-  described: str
-  chip: chips.Chip | None = None
+  devices: child.Devices  # for which the steps are compiled, and on which they run; None for a TPU topology
+  described: str  # the devices in words
+  chip: chips.Chip | None = None  # of the devices, for projections; None if its rates are not known
+  # What was found on this machine (`measured.devices.of_machine`); None unless it is used.
   machine: dict[str, Any] | None = None
-  arguments: dict[str, list[str]]
+  arguments: dict[str, list[str]]  # implementation -> MaxText's arguments
 
 
 def run(args: argparse.Namespace) -> int:
-  from maxtext_pp_ext.compiled import child  # pylint: disable=import-outside-toplevel
-
-  names, sets = _listed(_DEFAULT if args.impl is None else args.impl), _listed(args.flags)
-  _check(args, names, sets)
+  names = maxtext.listed(_DEFAULT) if args.impl is None else args.impl
+  _check(args, names)
   maxtext.check_arguments(args.maxtext_args)
   machine = child.Machine(os.environ.get("JAX_PLATFORMS"))  # as it is before `prepare`
   maxtext.prepare()
-  with output.progress("reading the config"), output.quiet():
-    target = _target(args, names, sets, machine)
+  with output.working("reading the config"):
+    target = _target(args, names, machine)
     refused = _refused(target, args.impl is not None)
   rows = {name: refused.get(name) or _row(name, target, args) for name in names}
-  found: dict[str, Any] = {"devices": target.described, "versions": _versions(), "given": args.maxtext_args}
+  versions = {"maxtext_pp_ext": maxtext_pp_ext.__version__, **step.versions()}
+  found: dict[str, Any] = {"devices": target.described, "versions": versions, "given": args.maxtext_args}
   found |= {"machine": target.machine} if target.machine else {}
-  found |= {"flags": {name: " ".join(flags.SETS[name].split()) for name in sets}} if sets else {}
+  found |= {"flags": {name: " ".join(flags.SETS[name].split()) for name in args.flags}} if args.flags else {}
   found["implementations"] = rows
-  computed = {name for name, row in rows.items() if "failure" not in row}
+  computed = [name for name, row in rows.items() if "failure" not in row]
   compiled = [name for name, row in rows.items() if name in computed or row.get("unread")]
   if args.run and compiled:
     found["run"] = _run(compiled, target, args)
-    for name, step in found["run"].pop("steps").items():
-      rows[name]["run"] = step
-      if "step_s" in step and "projection" in rows[name]:
-        step["of_projection"] = step["step_s"]["median"] / rows[name]["projection"]["step_s"]
-  failures = {name: row["run"]["failure"] for name, row in rows.items() if "failure" in row.get("run", {})}
+    for name, ran in found["run"].pop("steps").items():
+      rows[name]["run"] = ran
+      if "step_s" in ran and "projection" in rows[name]:
+        ran["of_projection"] = ran["step_s"]["median"] / rows[name]["projection"]["step_s"]
   if args.result:
     args.result.write_text(output.json_text(found), encoding="utf-8")
   if args.output and computed:
     from maxtext_pp_ext.compiled import bars  # pylint: disable=import-outside-toplevel
 
     bars.draw(rows, args.output, target.described)
-  if args.json:
-    output.print_json(found)
-  else:
-    compare_table.show(found, failures)
+  output.print_result(found, args.json, compare_table.show)
   late = args.impl is not None and any(row.get("refused") for row in rows.values())  # refused by what traces the step
-  return 0 if computed and not failures and not late else FAILED
+  return 0 if computed and not compare_table.not_run(rows) and not late else FAILED
 
 
-def _listed(text: str) -> list[str]:
-  return list(dict.fromkeys(filter(None, text.split(","))))
-
-
-def _check(args: argparse.Namespace, names: list[str], sets: list[str]) -> None:
-  from maxtext_pp_ext.host.models import variants  # pylint: disable=import-outside-toplevel
-
+def _check(args: argparse.Namespace, names: list[str]) -> None:
   maxtext.check_names("--impl", names, variants.names())
-  for name in sets:
-    try:
+  with refusing():
+    for name in args.flags:
       flags.named(name)
-    except ValueError as error:
-      raise CommandError(str(error)) from error
-  pictures, traces = (".svg", ".png"), (".json.gz",)
-  for option, file, suffixes in (
-      ("--output", args.output, pictures),
-      ("--picture", args.picture, pictures),
-      ("--trace", args.trace, traces),
-      ("--result", args.result, (".json",)),
-  ):
-    if file:
-      maxtext.check_output(option, file, suffixes)
+  suffixes = {"output": _PICTURES, "picture": _PICTURES, "trace": (".json.gz",), "result": (".json",)}
+  for option, endings in suffixes.items():
+    if file := getattr(args, option):
+      maxtext.check_output(f"--{option}", file, endings)
   maxtext.check_numbers({"--minutes": args.minutes, "--memory-gib": args.memory_gib, "--rounds": args.rounds})
   maxtext.check_numbers({"--devices": args.devices}, most=_MOST_CPU_DEVICES)
   if args.rounds is not None and not args.run:
     raise CommandError(f"--rounds {args.rounds}: needs --run.")
-  # A missing package is reported before hours of maxtext.
+  # A missing package is reported before hours of compiling.
   for package in (["matplotlib"] if args.output or args.picture else []) + ([] if args.json else ["rich"]):
     importlib.import_module(package)
 
 
-def _target(args: argparse.Namespace, names: list[str], sets: list[str], machine: child.Machine) -> Target:
-  from maxtext_pp_ext.host.models import refusals, run_config, variants  # pylint: disable=import-outside-toplevel
-
-  try:
-    given = run_config.given_keys(args.maxtext_args)
-    topology = given.get("compile_topology", "")
-    if topology and args.devices:
-      raise CommandError(f"--devices is for CPU devices, and compile_topology={topology} for TPUs: give one of them.")
-    if topology and args.run:
-      raise CommandError(
-          f"--run runs on the devices that are here, and compile_topology={topology} compiles for TPUs that need not be: "
-          "give one of them."
-      )
-    here = _machine(machine, maxtext.bounds(args)) if args.run and not args.devices else None
-    platform = here["platform"] if here else "tpu" if topology else "cpu"
-    if sets and platform != "tpu":
-      raise CommandError(
-          f"--flags {args.flags}: these flags are the TPU compiler's, and it would compile for {platform.upper()}s. Give "
-          "compile_topology, or --run on TPUs."
-      )
-    slices = refusals.integer(given, "compile_topology_num_slices")
-    devices: child.Devices
-    if here:
-      devices, described = machine, ", ".join(f"{count} × {kind}" for kind, count in here["kinds"].items())
-      chip = chips.of_device_kind(next(iter(here["kinds"])))
-    elif topology:
-      devices, described = None, f"{slices} slices of {topology}" if slices > 1 else topology
-      chip = chips.of_topology(topology)
-    else:
-      devices, chip = args.devices or 8, None
-      described = f"{devices} virtual CPU devices"
-    if (args.trace or args.picture) and chip is None:
-      raise CommandError(
-          f"--trace and --picture need a projection, which is for TPUs {', '.join(chips.CHIPS)}, not {described}."
-      )
-    argv = args.maxtext_args
-    if sets:
-      argv = run_config.with_keys(argv, {flags.KEY: flags.joined(given.get(flags.KEY) or "", sets)})
-    # On devices that are here, MaxText itself chooses what depends on them.
-    for_platform = None if here else platform
-    arguments = {name: variants.arguments(name, argv, platform=for_platform) for name in names}
-  except REFUSALS as error:
-    raise CommandError(str(error)) from error
+def _target(args: argparse.Namespace, names: list[str], machine: child.Machine) -> Target:
+  given = run_config.given_keys(args.maxtext_args)
+  topology = given.get("compile_topology", "")
+  if topology and args.devices:
+    raise CommandError(f"--devices is for CPU devices, and compile_topology={topology} for TPUs: give one of them.")
+  if topology and args.run:
+    raise CommandError(
+        f"--run runs on the devices that are here, and compile_topology={topology} compiles for TPUs that need not be: "
+        "give one of them."
+    )
+  here = _machine(machine, args) if args.run and not args.devices else None
+  platform = here["platform"] if here else "tpu" if topology else "cpu"
+  if args.flags and platform != "tpu":
+    raise CommandError(
+        f"--flags {','.join(args.flags)}: these flags are the TPU compiler's, and it would compile for "
+        f"{platform.upper()}s. Give compile_topology, or --run on TPUs."
+    )
+  devices, described, chip = _devices(args, given, machine, here)
+  if (args.trace or args.picture) and chip is None:
+    raise CommandError(
+        f"--trace and --picture need a projection, which is for TPUs {', '.join(chips.CHIPS)}, not {described}."
+    )
+  argv = args.maxtext_args
+  if args.flags:
+    argv = run_config.with_keys(argv, {flags.KEY: flags.joined(given.get(flags.KEY) or "", args.flags)})
+  # On devices that are here, MaxText itself chooses what depends on them.
+  for_platform = None if here else platform
+  arguments = {name: variants.arguments(name, argv, platform=for_platform) for name in names}
   return Target(devices=devices, described=described, chip=chip, machine=here, arguments=arguments)
+
+
+def _devices(
+    args: argparse.Namespace, given: dict[str, Any], machine: child.Machine, here: dict[str, Any] | None
+) -> tuple[child.Devices, str, chips.Chip | None]:
+  """Returns `devices`, `described` and `chip` of the target."""
+  if here:
+    described = ", ".join(f"{count} × {kind}" for kind, count in here["kinds"].items())
+    return machine, described, chips.of_device_kind(next(iter(here["kinds"])))
+  if topology := given.get("compile_topology"):
+    slices = refusals.integer(given, "compile_topology_num_slices")
+    return None, f"{slices} slices of {topology}" if slices > 1 else topology, chips.of_topology(topology)
+  count = args.devices or 8
+  return count, f"{count} virtual CPU devices", None
 
 
 def _refused(target: Target, asked: bool) -> dict[str, dict[str, Any]]:
@@ -237,11 +202,11 @@ def _refused(target: Target, asked: bool) -> dict[str, dict[str, Any]]:
 
   devices = target.machine["count"] if target.machine else target.devices
   count = devices if isinstance(devices, int) else None
-  found = {name: check.check(argv, count, files=False).errors for name, argv in target.arguments.items()}
-  found = {name: errors for name, errors in found.items() if errors}
-  if found and (asked or len(found) == len(target.arguments)):
+  checked = {name: check.check(argv, count, files=False).errors for name, argv in target.arguments.items()}
+  found = {name: errors for name, errors in checked.items() if errors}
+  if found and (asked or len(found) == len(checked)):
     texts = [f"{name} is refused:\n" + "\n".join(f"  - {error}" for error in errors) for name, errors in found.items()]
-    others = [name for name in target.arguments if name not in found]
+    others = [name for name in checked if name not in found]
     texts += [f"For the others, give --impl {','.join(others)}."] if others else []
     raise CommandError("\n".join(texts))
   return {
@@ -250,13 +215,11 @@ def _refused(target: Target, asked: bool) -> dict[str, dict[str, Any]]:
   }
 
 
-def _machine(machine: child.Machine, bounds: Any) -> dict[str, Any] | None:
+def _machine(machine: child.Machine, args: argparse.Namespace) -> dict[str, Any] | None:
   """Returns what `devices.of_machine` finds; None if it is CPUs, in whose place virtual devices are used."""
-  from maxtext_pp_ext.compiled.measured import devices  # pylint: disable=import-outside-toplevel
-
   if machine.platforms == "cpu":
     return None
-  found = devices.of_machine(machine, bounds)
+  found = devices_here.of_machine(machine, maxtext.bounds(args))
   if "failure" in found:
     raise CommandError(
         f"--run: JAX found no devices: {found['failure']}. Make them free, or give --devices N for virtual CPU devices.",
@@ -271,22 +234,8 @@ def _machine(machine: child.Machine, bounds: Any) -> dict[str, Any] | None:
 
 
 def _row(name: str, target: Target, args: argparse.Namespace) -> dict[str, Any]:
-  from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.models import train_step  # pylint: disable=import-outside-toplevel
-
-  bounds = maxtext.bounds(args)
-  with output.progress(f"compiling {name}") as shown:
-    figures = compare.figures(
-        target.arguments[name],
-        bounds=bounds,
-        batch=train_step.BATCH,
-        optimizer=train_step.OPTIMIZER,
-        devices=target.devices,
-        chip=target.chip,
-        trace_file=_of_implementation(args.trace, name),
-        picture_file=_of_implementation(args.picture, name),
-        on_tick=lambda _, memory: shown.say(maxtext.memory_text(memory, bounds.memory_bytes)),
-    )
+  files = {f"{option}_file": _of_implementation(getattr(args, option), name) for option in ("trace", "picture")}
+  figures = maxtext.compiled(name, target.arguments[name], args, devices=target.devices, chip=target.chip, **files)
   return {"arguments": target.arguments[name], **figures}
 
 
@@ -299,20 +248,15 @@ def _of_implementation(file: pathlib.Path | None, name: str) -> pathlib.Path | N
 
 
 def _run(names: list[str], target: Target, args: argparse.Namespace) -> dict[str, Any]:
-  from maxtext_pp_ext.compiled.measured import step_times  # pylint: disable=import-outside-toplevel
-
-  bounds = maxtext.bounds(args)
   with output.progress("running") as shown:
+
+    def on_tick(doing: str, memory: int) -> None:
+      shown.say(f"{doing}, {maxtext.memory_text(memory, args)}")
+
     return step_times.step_times(
         {name: target.arguments[name] for name in names},
         rounds=args.rounds or _ROUNDS,
-        bounds=bounds,
+        bounds=maxtext.bounds(args),
         devices=target.devices,  # type: ignore[arg-type]  # not None, since --run and a topology exclude each other
-        on_tick=lambda doing, memory: shown.say(f"{doing}, {maxtext.memory_text(memory, bounds.memory_bytes)}"),
+        on_tick=on_tick,
     )
-
-
-def _versions() -> dict[str, str]:
-  from maxtext_pp_ext.compiled import step  # pylint: disable=import-outside-toplevel
-
-  return {"maxtext_pp_ext": maxtext_pp_ext.__version__, **step.versions()}

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
+import functools
 import os
 from typing import Any
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.hardware import chips
+from maxtext_pp_ext.host import arguments
 
-_OF_OPTIONS: dict[str, Callable[[], Iterable[str]]] = {"--chip": lambda: chips.CHIPS, "--impl": registry.names}
+_OF_OPTIONS: dict[str, Callable[[], Iterable[str]]] = {"--chip": chips.CHIPS.keys, "--impl": registry.names}
 
 
 def wanted() -> bool:
@@ -24,10 +26,7 @@ def wanted() -> bool:
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-  """Prints what may follow on the shell's command line, and ends the process.
-
-  Args:
-    parser: that of all subcommands.
+  """Prints what may follow on the shell's command line, and ends the process. `parser` is that of all subcommands.
 
   Raises:
     ModuleNotFoundError: argcomplete is not installed.
@@ -35,22 +34,27 @@ def complete(parser: argparse.ArgumentParser) -> None:
   from argcomplete import CompletionFinder  # pylint: disable=import-outside-toplevel
   from argcomplete.completers import FilesCompleter  # pylint: disable=import-outside-toplevel
 
+  files = FilesCompleter(".yml")
+
+  def of_maxtext(prefix: str, **_: Any) -> list[str]:
+    return [*_keys(prefix), *files(prefix)]
+
   class Finder(CompletionFinder):
     """Offers MaxText's arguments after options, too, where argparse, and so argcomplete, no longer expects them."""
 
     def collect_completions(self, active_parsers: Any, parsed_args: Any, cword_prefix: str) -> list[str]:
       command = active_parsers[-1]
       if len(active_parsers) > 1 and not command.active_actions and not cword_prefix.startswith("-"):
-        return [*_keys(cword_prefix), *FilesCompleter(".yml")(cword_prefix)]
+        return of_maxtext(cword_prefix)
       return super().collect_completions(active_parsers, parsed_args, cword_prefix)
 
   for action in _actions(parser):
-    if option := next((each for each in action.option_strings if each in _OF_OPTIONS), None):
-      _completed(action, _OF_OPTIONS[option])
-    elif action.dest == "maxtext_args":
-      _completed(action, None)
-    elif action.type in (int, float):
-      _completed(action, list)  # else argcomplete offers files
+    names = next((_OF_OPTIONS[option] for option in action.option_strings if option in _OF_OPTIONS), None)
+    if action.type in (int, float):
+      names = list  # else argcomplete offers files
+    if names or action.dest == "maxtext_args":
+      completer = functools.partial(_of_names, names) if names else of_maxtext
+      action.completer = completer  # type: ignore[attr-defined]  # argcomplete's own way
   Finder()(parser, always_complete_options=False)
 
 
@@ -63,19 +67,12 @@ def _actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
       yield action
 
 
-def _completed(action: argparse.Action, names: Callable[[], Iterable[str]] | None) -> None:
-  from argcomplete.completers import FilesCompleter  # pylint: disable=import-outside-toplevel
-
-  files = FilesCompleter(".yml")
-  of_maxtext = lambda prefix, **_: [*_keys(prefix), *files(prefix)]
-  of_names = lambda prefix, **_: list(names()) if names else []
-  action.completer = of_names if names else of_maxtext  # type: ignore[attr-defined]  # argcomplete's own way
+def _of_names(names: Callable[[], Iterable[str]], **_: Any) -> list[str]:
+  return list(names())
 
 
 def _keys(prefix: str) -> list[str]:
   """Returns keys with their equals sign; with one in the prefix, the key's values, if they are known."""
-  from maxtext_pp_ext.host import arguments  # pylint: disable=import-outside-toplevel
-
   key, equals, _ = prefix.partition("=")
   if equals:
     return [f"{key}={value}" for value in arguments.choices(key)]

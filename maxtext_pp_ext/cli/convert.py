@@ -5,11 +5,11 @@
   maxtext-pp convert SRC DST CONFIG key=value ...
 
 CONFIG and keys are those of the run that is to load DST. The layout of SRC, with or without a pipeline, is inferred from
-its arrays. These are compared with what MaxText saves of a run in that layout: none may lack, and none may be too much.
---from gives keys of the run that wrote SRC that cannot be inferred, such as its optimizer. Parameters, optimizer state,
-biases of experts and scales of fp8 are carried over, bit by bit; arrays of no layer pass unchanged. SRC is not touched.
-DST must not exist; it appears when it is complete and has been read back. No accelerators are needed, and memory for a
-few chunks of one parameter.
+its arrays. They have to be all that MaxText saves of a run in that layout, and no more. --from gives keys of the run
+that wrote SRC that cannot be inferred, such as its optimizer. Parameters, optimizer state, biases of experts and scales
+of fp8 are carried over, bit by bit. Arrays of no layer pass unchanged. SRC is not touched. DST must not exist. It
+appears when it is complete and has been read back. No accelerators are needed, and memory for a few chunks of one
+parameter.
 
 SRC is a checkpoint (.../checkpoints/100, with or without /items) or a run's checkpoints folder, of which the last
 checkpoint is taken (--step: another). DST is the same kind of folder.
@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+from typing import Any
 
 from maxtext_pp_ext import units
+from maxtext_pp_ext.checkpoint import complete, places
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
+from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS, refusing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,19 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  source, destination = _paths(args)
+  with refusing():
+    source, destination = places.source_and_destination(args.source, args.destination, args.step)
   if not args.maxtext_args:
     raise CommandError("Which run is to load DST? Give its CONFIG or key=value after SRC and DST.")
   maxtext.check_arguments(args.maxtext_args)
   maxtext.prepare()
   given = _keys(args.source_keys)
-  try:
-    with output.progress("reading the checkpoint, building MaxText's model without arrays"), output.quiet():
-      opened, config, old, new = _layouts(source, args.maxtext_args, given)
-  except REFUSALS as error:
-    raise CommandError(str(error)) from error
-  from maxtext_pp_ext.checkpoint import complete  # pylint: disable=import-outside-toplevel
-
+  with output.working("reading the checkpoint, building MaxText's model without arrays"):
+    opened, config, old, new = _layouts(source, args.maxtext_args, given)
   result = {
       "source": str(source),
       "destination": str(destination),
@@ -64,21 +62,8 @@ def run(args: argparse.Namespace) -> int:
   }
   if not args.dry_run:
     result |= _convert(opened, destination, old, new, config)
-  if args.json:
-    output.print_json(result)
-  else:
-    _print(result)
+  output.print_result(result, args.json, _print)
   return 0
-
-
-def _paths(args: argparse.Namespace) -> tuple[pathlib.Path, pathlib.Path]:
-  """Returns the folders of the old and the new checkpoint."""
-  from maxtext_pp_ext.checkpoint import places  # pylint: disable=import-outside-toplevel
-
-  try:
-    return places.source_and_destination(args.source, args.destination, args.step)
-  except REFUSALS as error:
-    raise CommandError(str(error)) from error
 
 
 def _keys(assignments: list[str]) -> dict[str, object]:
@@ -94,7 +79,7 @@ def _keys(assignments: list[str]) -> dict[str, object]:
 
 def _layouts(source: pathlib.Path, maxtext_args: list[str], given: dict[str, object]):
   """Returns (the opened checkpoint, the config of the run that is to load DST, the old layout, the new layout)."""
-  from maxtext_pp_ext.checkpoint import complete, convert, files  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.checkpoint import convert, files  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.checkpoints import saved  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.models import layouts, run_config  # pylint: disable=import-outside-toplevel
 
@@ -123,8 +108,11 @@ def _convert(opened, destination: pathlib.Path, old, new, config) -> dict[str, o
   logging.set_verbosity(logging.ERROR)  # Orbax's
   convert.hold_no_freed_memory()
   with output.progress("converting") as shown:
-    # Writing and reading back are each half of the way.
-    on_bytes = lambda phase, done, total: shown.at(done + (total if phase == "verifying" else 0), 2 * total)
+
+    def on_bytes(phase: str, done: int, total: int) -> None:
+      # Writing and reading back are each half of the way.
+      shown.at(done + (total if phase == "verifying" else 0), 2 * total)
+
     try:
       report = convert.convert(opened, destination, old, new, scan_layers=config.scan_layers, on_bytes=on_bytes)
     except FileExistsError as error:
@@ -140,7 +128,7 @@ def _convert(opened, destination: pathlib.Path, old, new, config) -> dict[str, o
   }
 
 
-def _print(result: dict) -> None:
+def _print(result: dict[str, Any]) -> None:
   print(f"from  {result['source']}\n      {result['from']}")
   print(f"to    {result['destination']}\n      {result['to']}")
   if not result["optimizer_state"]:

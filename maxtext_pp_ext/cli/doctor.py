@@ -18,15 +18,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import itertools
+import operator
 import os
 from typing import Any
 
 from maxtext_pp_ext.cli import output
-from maxtext_pp_ext.cli.errors import CommandError, FAILED
-from maxtext_pp_ext.errors import SetupError
+from maxtext_pp_ext.cli.errors import CommandError, FAILED, refusing
+from maxtext_pp_ext.compiled import child, limits
+from maxtext_pp_ext.compiled.measured import devices
+from maxtext_pp_ext.host import doctor, source_check
 
-_GIB = 1 << 30
-_SECONDS = 120.0
+_BOUNDS = limits.Limits(seconds=120.0, memory_bytes=8 << 30)
+_MARKS = {doctor.FINE: " ", doctor.NOTE: "-", doctor.WRONG: "!"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,56 +40,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  from maxtext_pp_ext.host import doctor  # pylint: disable=import-outside-toplevel
-
   if args.maxtext_args:
     raise CommandError("doctor looks at the environment; maxtext-pp check looks at a config.")
-  found = _of_source(args.source) if args.source is not None else _of_environment(args.no_devices)
-  wrong = [each for each in found if each.state == doctor.WRONG]
-  if args.json:
-    output.print_json({"findings": [dataclasses.asdict(each) for each in found], "wrong": len(wrong)})
+  if args.source is not None:
+    with refusing():
+      found = source_check.findings(args.source)
   else:
-    _print(found)
-    notes = sum(each.state == doctor.NOTE for each in found)
-    print((f"{len(wrong)} wrong" if wrong else "nothing is wrong") + (f"; - marks {notes} more to know" if notes else ""))
+    found = _of_environment(args.no_devices)
+  wrong = sum(each.state == doctor.WRONG for each in found)
+  result = {"findings": [dataclasses.asdict(each) for each in found], "wrong": wrong}
+  output.print_result(result, args.json, functools.partial(_print, found))
   return FAILED if wrong else 0
 
 
-def _of_source(folder: str) -> list[Any]:
-  from maxtext_pp_ext.host import source_check  # pylint: disable=import-outside-toplevel
-
-  try:
-    return source_check.findings(folder)
-  except (SetupError, OSError, ValueError) as error:
-    raise CommandError(str(error)) from error
-
-
 def _of_environment(no_devices: bool) -> list[Any]:
-  from maxtext_pp_ext.host import doctor  # pylint: disable=import-outside-toplevel
-
-  platforms = os.environ.get("JAX_PLATFORMS")
+  platforms = os.environ.get("JAX_PLATFORMS")  # as it is before MaxText is imported
   with output.progress("importing MaxText"), output.quiet():
     found = doctor.findings()
     if not no_devices:
-      found.append(doctor.of_devices(_machine(platforms)))
+      found.append(doctor.of_devices(devices.of_machine(child.Machine(platforms), _BOUNDS)))
   return found
 
 
-def _machine(platforms: str | None) -> dict[str, Any]:
-  from maxtext_pp_ext.compiled import child, limits  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.compiled.measured import devices  # pylint: disable=import-outside-toplevel
-
-  return devices.of_machine(child.Machine(platforms), limits.Limits(seconds=_SECONDS, memory_bytes=8 * _GIB))
-
-
-def _print(found: list[Any]) -> None:
-  subject = None
+def _print(found: list[Any], result: dict[str, Any]) -> None:
   width = max(len(each.name) for each in found)
-  for each in found:
-    if each.subject != subject:
-      subject = each.subject
-      print(subject)
-    mark = {"ok": " ", "note": "-", "wrong": "!"}[each.state]
-    print(f"{mark} {each.name:<{width}}  {each.value}")
-    if each.advice:
-      print(f"  {'':<{width}}  -> {each.advice}")
+  for subject, of_subject in itertools.groupby(found, key=operator.attrgetter("subject")):
+    print(subject)
+    for each in of_subject:
+      print(f"{_MARKS[each.state]} {each.name:<{width}}  {each.value}")
+      if each.advice:
+        print(f"  {'':<{width}}  -> {each.advice}")
+  notes = sum(each.state == doctor.NOTE for each in found)
+  wrong = f"{result['wrong']} wrong" if result["wrong"] else "nothing is wrong"
+  print(wrong + (f"; - marks {notes} more to know" if notes else ""))

@@ -13,12 +13,16 @@ window, and none is drawn.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import pathlib
 import shutil
 import sys
+from typing import Any
 
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import CommandError, REFUSALS
+from maxtext_pp_ext.cli.errors import CommandError, refusing
+from maxtext_pp_ext.draw import text
+from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule, window
 
 _MOST_CELLS = 100_000
 
@@ -33,8 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  from maxtext_pp_ext.draw import text  # pylint: disable=import-outside-toplevel
-
   schedule, residency = _schedule(args)
   if not 0 <= args.stage < schedule.stages:
     raise CommandError(f"--stage {args.stage}: the stages are 0 to {schedule.stages - 1}.")
@@ -45,70 +47,53 @@ def run(args: argparse.Namespace) -> int:
   if args.output is not None:
     _write(schedule, residency, args.output, args.stage)
   if args.json:
-    output.print_json(_as_json(schedule, residency, args.stage))
+    print(output.json_text(_as_json(schedule, residency, args.stage)))
   elif args.output is None:
     color = sys.stdout.isatty()
     width = shutil.get_terminal_size((120, 24)).columns
-    for line in text.lines(schedule, stage=args.stage, width=width, color=color, residency=residency):
-      print(line)
+    print(*text.lines(schedule, stage=args.stage, width=width, color=color, residency=residency), sep="\n")
   return 0
 
 
-def _schedule(args: argparse.Namespace):
+def _schedule(args: argparse.Namespace) -> tuple[Schedule, Residency]:
   """Returns (the schedule, how long its pipeline keeps weights)."""
-  from maxtext_pp_ext.schedule import CircularSchedule, Residency  # pylint: disable=import-outside-toplevel
-
-  sizes = {"microbatches": args.microbatches, "repeats": args.repeats, "delay": args.delay}
-  options = {f"--{name}": size for name, size in ({"stages": args.stages} | sizes).items()}
-  maxtext.check_numbers(options, most=_MOST_CELLS)
-  try:
-    if args.stages is None:
-      if not args.maxtext_args or any(size is not None for size in sizes.values()):
-        raise CommandError("give --stages with --microbatches and --repeats, or CONFIG key=value ... instead of them")
-      return _schedule_of_run(args.maxtext_args)
-    if args.maxtext_args:
-      raise CommandError("give either --stages or CONFIG key=value ...")
-    delay = 1 if args.delay is None else args.delay
-    microbatches = delay * args.stages if args.microbatches is None else args.microbatches
-    repeats = 1 if args.repeats is None else args.repeats
-    return CircularSchedule(stages=args.stages, microbatches=microbatches, repeats=repeats, delay=delay), Residency.REPEAT
-  except REFUSALS as error:
-    raise CommandError(str(error)) from error
+  sizes = {name: getattr(args, name) for name in ("stages", "microbatches", "repeats", "delay")}
+  maxtext.check_numbers({f"--{name}": size for name, size in sizes.items()}, most=_MOST_CELLS)
+  given = {name: size for name, size in sizes.items() if size is not None}
+  if args.stages is None:
+    if given or not args.maxtext_args:
+      raise CommandError("give --stages with --microbatches and --repeats, or CONFIG key=value ... instead of them")
+    return _schedule_of_run(args.maxtext_args)
+  if args.maxtext_args:
+    raise CommandError("give either --stages or CONFIG key=value ...")
+  fewest = {"microbatches": given.get("delay", 1) * args.stages, "repeats": 1}
+  with refusing():
+    return CircularSchedule(**fewest | given), Residency.REPEAT
 
 
-def _schedule_of_run(maxtext_args: list[str]):
+def _schedule_of_run(maxtext_args: list[str]) -> tuple[Schedule, Residency]:
   maxtext.check_arguments(maxtext_args)
-  maxtext.prepare()
-  with output.progress("importing MaxText") as shown, output.quiet():
-    from maxtext_pp_ext.host import postponed  # pylint: disable=import-outside-toplevel
+  with maxtext.imported("reading the config"):
     from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
-    postponed.import_maxtext()
-    shown.now("reading the config")
     return layouts.schedule_of_run(maxtext_args), layouts.residency_of_run(maxtext_args)
 
 
-def _write(schedule, residency, path: pathlib.Path, stage: int) -> None:
+def _write(schedule: Schedule, residency: Residency, path: pathlib.Path, stage: int) -> None:
   maxtext.check_output("--output", path, (".svg", ".png"))
   from maxtext_pp_ext.draw import picture  # pylint: disable=import-outside-toplevel
 
-  try:
+  with refusing(f"--output {path}: "):
     picture.draw(schedule, path, stage=stage, residency=residency)
-  except OSError as error:
-    raise CommandError(f"--output {path}: {error}") from error
   print(f"wrote {path}", file=sys.stderr)
 
 
-def _as_json(schedule, residency, stage: int) -> dict:
-  import dataclasses  # pylint: disable=import-outside-toplevel
-
-  from maxtext_pp_ext.schedule import window  # pylint: disable=import-outside-toplevel
-
+def _as_json(schedule: Schedule, residency: Residency, stage: int) -> dict[str, Any]:
   steps = {
       "forward": [_step_as_json(step) for step in window.forward(schedule, stage)],
       "backward": [_step_as_json(step) for step in window.backward(schedule, stage)],
   }
-  return dataclasses.asdict(schedule) | {
+  return dataclasses.asdict(schedule) | {  # type: ignore[call-overload]  # schedules that can be chosen are dataclasses
       "iterations": schedule.iterations,
       "bubble_fraction": schedule.bubble_fraction,
       "stage": stage,
@@ -116,9 +101,7 @@ def _as_json(schedule, residency, stage: int) -> dict:
   }
 
 
-def _step_as_json(step) -> dict:
-  import dataclasses  # pylint: disable=import-outside-toplevel
-
+def _step_as_json(step: window.Step) -> dict[str, Any]:
   values = dataclasses.asdict(step)
   # The name in JSON, which programs may rely on.
   return values | {"turns": values.pop("advances")}

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import gc
 import math
 import os
@@ -14,11 +15,13 @@ from typing import Any
 
 import maxtext_pp_ext
 from maxtext_pp_ext import lazy_imports
+from maxtext_pp_ext.cli import output
 from maxtext_pp_ext.cli.errors import CommandError
-from maxtext_pp_ext.host import postponed
+from maxtext_pp_ext.compiled import limits
+from maxtext_pp_ext.host import arguments, postponed
 from maxtext_pp_ext.nearest import did_you_mean
 
-_GIB = 1 << 30
+GIB = 1 << 30
 
 
 def prepare() -> None:
@@ -40,14 +43,22 @@ def _set_environment() -> None:
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
+@contextlib.contextmanager
+def imported(then: str) -> Iterator[output.Progress]:
+  """Prepares and imports MaxText for what is done in the context, which `then` names; see `output.working`."""
+  prepare()
+  with output.working("importing MaxText") as shown:
+    postponed.import_maxtext()
+    shown.now(then)
+    yield shown
+
+
 def problems(maxtext_args: Sequence[str]) -> list[str]:
   """Returns a sentence for each name that does not exist (`host.arguments`), without importing MaxText.
 
   Raises:
     CommandError: these do not have the form of MaxText's arguments: optionally a .yml file, then key=value.
   """
-  from maxtext_pp_ext.host import arguments  # pylint: disable=import-outside-toplevel
-
   for i, argument in enumerate(maxtext_args):
     if argument.endswith(".yml") and not i:
       if not os.path.isfile(arguments.yml_file(argument)):
@@ -62,6 +73,11 @@ def check_arguments(maxtext_args: Sequence[str]) -> None:
   """Raises CommandError unless these are arguments of MaxText, with names that exist. It does not import MaxText."""
   if found := problems(maxtext_args):
     raise CommandError("\n".join(found))
+
+
+def listed(text: str) -> list[str]:
+  """The type of an option that takes names, separated by commas."""
+  return list(dict.fromkeys(filter(None, text.split(","))))
 
 
 def check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
@@ -84,11 +100,9 @@ def check_output(option: str, file: pathlib.Path, suffixes: Sequence[str]) -> No
 def check_numbers(given: Mapping[str, float | None], most: float = math.inf) -> None:
   """Raises CommandError unless the numbers of these options are positive, finite and at most `most`; None passes."""
   for option, value in given.items():
-    if value is None:
-      continue
-    if not 0 < value < math.inf:
+    if value is not None and not 0 < value < math.inf:
       raise CommandError(f"{option} {value}: has to be positive.")
-    if value > most:
+    if value is not None and value > most:
       raise CommandError(f"{option} {value}: can be at most {most}.")
 
 
@@ -97,12 +111,24 @@ def add_bounds(parser: argparse.ArgumentParser, each: str = "each") -> None:
   parser.add_argument("--memory-gib", type=float, default=24.0, help=f"host memory for {each} (default: %(default)s)")
 
 
-def bounds(args: argparse.Namespace) -> Any:
-  """Returns the `limits.Limits` that the options ask for."""
-  from maxtext_pp_ext.compiled import limits  # pylint: disable=import-outside-toplevel
-
-  return limits.Limits(seconds=args.minutes * 60, memory_bytes=int(args.memory_gib * _GIB))
+def bounds(args: argparse.Namespace) -> limits.Limits:
+  """Returns what the options of `add_bounds` ask for."""
+  return limits.Limits(seconds=args.minutes * 60, memory_bytes=int(args.memory_gib * GIB))
 
 
-def memory_text(memory: int, limit: int) -> str:
-  return f"{memory / _GIB:.1f} GiB of {limit / _GIB:.3g}"
+def compiled(name: str, arguments_of_run: Sequence[str], args: argparse.Namespace, **target: Any) -> dict[str, Any]:
+  """Returns the figures of a run's train step (`compare.figures`), with progress, within the bounds of `args`."""
+  from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import train_step  # pylint: disable=import-outside-toplevel
+
+  target |= {"batch": train_step.BATCH, "optimizer": train_step.OPTIMIZER}
+  with output.progress(f"compiling {name}") as shown:
+
+    def on_tick(_, memory: int) -> None:
+      shown.say(memory_text(memory, args))
+
+    return compare.figures(arguments_of_run, bounds=bounds(args), on_tick=on_tick, **target)
+
+
+def memory_text(memory: int, args: argparse.Namespace) -> str:
+  return f"{memory / GIB:.1f} GiB of {args.memory_gib:.3g}"

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import json
 import os
@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, TextIO
 
-from maxtext_pp_ext.cli.errors import CommandError, REFUSALS
+from maxtext_pp_ext.cli.errors import CommandError, REFUSALS, refusing
 from maxtext_pp_ext.errors import SetupError
 
 # Seconds. Work that takes longer shows its progress.
@@ -23,13 +23,16 @@ PATIENCE = 2.0
 _BETWEEN_LINES, _BETWEEN_LOOKS = 30.0, 0.25
 
 
-def print_json(result: Any) -> None:
-  """Prints a result for programs."""
-  print(json_text(result))
-
-
 def json_text(result: Any) -> str:
   return json.dumps(result, indent=2)
+
+
+def print_result(result: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+  """Prints a result as JSON, for programs, or lets `show` print it for people."""
+  if as_json:
+    print(json_text(result))
+  else:
+    show(result)
 
 
 @contextlib.contextmanager
@@ -68,17 +71,10 @@ def quiet() -> Iterator[None]:
 
 
 class Progress:
-  """The state of some work: what it is, when it began, and its progress.
-
-  Attributes:
-    text: what it is.
-    detail: shown after the seconds.
-    done, total: amounts; total 0 if it is not known.
-  """
+  """The state of some work: what it is, when it began, and its progress."""
 
   def __init__(self, text: str):
-    self.text = text
-    self.detail = ""
+    self.text, self.detail = text, ""
     self.done = self.total = 0
     self._started = time.monotonic()
 
@@ -87,9 +83,11 @@ class Progress:
     self.text, self.done, self.total = text, 0, 0
 
   def say(self, detail: str) -> None:
+    """What is shown after the seconds."""
     self.detail = detail
 
   def at(self, done: int, total: int) -> None:
+    """How much of how much is done."""
     self.done, self.total = done, total
 
   def __str__(self) -> str:
@@ -106,16 +104,23 @@ def progress(text: str) -> Iterator[Progress]:
   """
   shown, ended = Progress(text), threading.Event()
   with _stderr() as stream:
-    # A thread, as libraries do not call back; rich is imported here, since one import at a time is safest.
+    # rich is imported here and not in the thread, since one import at a time is safest.
     rich = _rich() if stream.isatty() else None
-    show = (lambda: _bar(shown, ended, stream, *rich)) if rich else (lambda: _lines(shown, ended, stream))
-    thread = threading.Thread(target=lambda: ended.wait(PATIENCE) or show(), daemon=True)
+    # A thread, as libraries do not call back.
+    thread = threading.Thread(target=_show, args=(shown, ended, stream, rich), daemon=True)
     thread.start()
     try:
       yield shown
     finally:
       ended.set()
       thread.join()
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[Progress]:
+  """Shows work as `progress` does, keeps libraries `quiet`, and turns errors about a user's input into CommandError."""
+  with refusing(), progress(text) as shown, quiet():
+    yield shown
 
 
 @contextlib.contextmanager
@@ -130,14 +135,15 @@ def _stderr() -> Iterator[TextIO]:
       yield stream
 
 
-def _lines(shown: Progress, ended: threading.Event, stream: TextIO) -> None:
-  while True:
+def _show(shown: Progress, ended: threading.Event, stream: TextIO, rich: tuple[Any, Any] | None) -> None:
+  if ended.wait(PATIENCE):
+    return
+  if rich is None:
     print(shown, file=stream, flush=True)
-    if ended.wait(_BETWEEN_LINES):
-      return
-
-
-def _bar(shown: Progress, ended: threading.Event, stream: TextIO, console: Any, bars: Any) -> None:
+    while not ended.wait(_BETWEEN_LINES):
+      print(shown, file=stream, flush=True)
+    return
+  console, bars = rich
   columns = (bars.TextColumn("{task.description}", markup=False), bars.BarColumn())
   screen = console.Console(file=stream, force_terminal=True)
   # Another thread may have redirected the process's streams: they are left alone.

@@ -50,53 +50,49 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import pathlib
 import shlex
 from typing import Any
 
 from maxtext_pp_ext import registry, units
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import CommandError, FAILED, REFUSALS
+from maxtext_pp_ext.cli.errors import CommandError, FAILED, refusing
+from maxtext_pp_ext.cli.tables import labels
 from maxtext_pp_ext.cli.tables import plan as plan_table
 from maxtext_pp_ext.cli.tables.plan import name_of
-from maxtext_pp_ext.hardware import chips
-from maxtext_pp_ext.host.models import refusals
+from maxtext_pp_ext.hardware import chips, torus
+from maxtext_pp_ext.host import arguments, run_file
+from maxtext_pp_ext.host.models import refusals, run_config, variants
 from maxtext_pp_ext.nearest import did_you_mean
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
-_NONE = "none"  # variants.NONE, which takes longer to import
-_GIB = 1 << 30
 _NEAREST = 5  # candidates that are shown if nothing fits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("--impl", default=_DEFAULT, metavar="NAME,…", help="implementations (default: %(default)s)")
-  parser.add_argument("--devices", type=int, metavar="N", help="how many devices, without compile_topology")
-  parser.add_argument("--chip", metavar="NAME", help="kind of the devices, instead of compile_topology's")
-  parser.add_argument("--device-memory-gib", type=float, metavar="X", help="memory of a device, instead of the chip's")
-  parser.add_argument("--top", type=int, default=10, metavar="N", help="show the best N, and none (default: %(default)s)")
-  parser.add_argument(
-      "--all", action="store_true", help="show all, also those that do not fit, and why others are impossible"
-  )
-  parser.add_argument("--wide", action="store_true", help="show all columns, however wide the table gets")
-  parser.add_argument("--validate", type=int, default=0, metavar="N", help="compile the best N, and none, and compare")
-  parser.add_argument("--write", type=pathlib.Path, metavar="FILE", help="write a row as a .yml file for MaxText")
-  parser.add_argument("--row", type=int, metavar="N", help="which row --write takes, counted from 1 (default: 1)")
+  number: dict[str, Any] = {"type": int, "metavar": "N"}
+  flag: dict[str, Any] = {"action": "store_true"}
+  add = parser.add_argument
+  add("--impl", type=maxtext.listed, default=_DEFAULT, metavar="NAME,…", help="implementations (default: %(default)s)")
+  add("--devices", **number, help="how many devices, without compile_topology")
+  add("--chip", metavar="NAME", help="kind of the devices, instead of compile_topology's")
+  add("--device-memory-gib", type=float, metavar="X", help="memory of a device, instead of the chip's")
+  add("--top", default=10, **number, help="show the best N, and none (default: %(default)s)")
+  add("--all", **flag, help="show all, also those that do not fit, and why others are impossible")
+  add("--wide", **flag, help="show all columns, however wide the table gets")
+  add("--validate", default=0, **number, help="compile the best N, and none, and compare")
+  add("--write", type=pathlib.Path, metavar="FILE", help="write a row as a .yml file for MaxText")
+  add("--row", **number, help="which row --write takes, counted from 1 (default: 1)")
   maxtext.add_bounds(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-  names = list(dict.fromkeys(filter(None, args.impl.split(","))))
-  chip = _check(args, names)
+  _check(args)
   maxtext.check_arguments(args.maxtext_args)
   _check_devices(args)
-  maxtext.prepare()
-  with output.progress("importing MaxText") as shown:
-    try:
-      with output.quiet():
-        found = _plan(args, names, chip, shown)
-    except REFUSALS as error:
-      raise CommandError(str(error)) from error
+  with maxtext.imported("reading the config") as shown:
+    found = _plan(args, shown)
   fits = any(map(found.fits, found.candidates))
   chosen = found.candidates if args.all else _best(found, args.top) if fits else found.distinct()[:_NEAREST]
   result = {
@@ -108,41 +104,35 @@ def run(args: argparse.Namespace) -> int:
   }
   if args.all:
     result["infeasible"] = [{"keys": each.keys, "reason": each.reason} for each in found.infeasible]
-  if not fits:
+  failed = not fits
+  if fits:
+    none = next((candidate for candidate in chosen if candidate.impl == variants.NONE), None)
+    for rank, (candidate, row) in enumerate(zip(chosen, result["candidates"], strict=True)):
+      if rank < args.validate or (args.validate and candidate is none):
+        row["compiled"] = _compiled(candidate, args, found.chip)
+        failed |= "failure" in row["compiled"]
+    result["order"] = _order(result["candidates"])
+  else:
     result["ways"] = [dataclasses.asdict(way) for way in found.ways]
-    if args.row:
-      result["written"] = _write(args, chosen, found)
-    elif args.write:
-      result["not_written"] = f"--write {args.write}: nothing was written, since nothing fits; --row 1 writes the nearest"
-    _show(args, result, found)
-    return FAILED
-  failed = False
-  none = next((rank for rank, candidate in enumerate(chosen) if candidate.schedule is None), None)
-  for rank, (candidate, row) in enumerate(zip(chosen, result["candidates"], strict=True)):
-    if rank < args.validate or (args.validate and rank == none):
-      row["compiled"] = _compiled(candidate, args, found.chip)
-      failed |= "failure" in row["compiled"]
-  result["order"] = _order(result["candidates"])
-  if args.write:
+  if args.write and (fits or args.row):
     result["written"] = _write(args, chosen, found)
-  _show(args, result, found)
+  elif args.write:
+    result["not_written"] = f"--write {args.write}: nothing was written, since nothing fits; --row 1 writes the nearest"
+  with output.quiet():
+    given = run_config.given_keys(args.maxtext_args)
+  output.print_result(result, args.json, functools.partial(plan_table.show, found=found, given=given, wide=args.wide))
   return FAILED if failed else 0
 
 
 def _write(args: argparse.Namespace, chosen: list[Any], found: Any) -> str:
-  from maxtext_pp_ext.host import run_file  # pylint: disable=import-outside-toplevel
-
   if (row := args.row or 1) > len(chosen):
     raise CommandError(f"--row {row}: the table has only {units.counted(len(chosen), 'row')}.")
   candidate = chosen[row - 1]
   microbatches = candidate.schedule.microbatches if candidate.schedule else None
   name = name_of(candidate.impl, candidate.keys, microbatches)
   comment = f"{name}, for {units.counted(found.devices, 'device')}; written by\nmaxtext-pp plan {shlex.join(args.given)}"
-  try:
-    with output.quiet():
-      run_file.write(args.write, args.maxtext_args, candidate.keys, found.devices, comment)
-  except REFUSALS as error:
-    raise CommandError(f"--write {args.write}: {error}", FAILED) from error
+  with refusing(f"--write {args.write}: ", FAILED), output.quiet():
+    run_file.write(args.write, args.maxtext_args, candidate.keys, found.devices, comment)
   return str(args.write)
 
 
@@ -151,54 +141,43 @@ def _order(rows: list[dict[str, Any]]) -> dict[str, list[str]] | None:
   found = [row for row in rows if row.get("compiled", {}).get("seconds")]
   if len(found) < 2 or any(row["seconds"] is None for row in found):
     return None
-  by = lambda seconds: [name_of(row["impl"], row["keys"], row["microbatches"]) for row in sorted(found, key=seconds)]
-  return {"estimated": by(lambda row: row["seconds"]), "projected": by(lambda row: row["compiled"]["seconds"])}
+  orders = {"estimated": sorted(found, key=lambda row: row["seconds"])}
+  orders["projected"] = sorted(found, key=lambda row: row["compiled"]["seconds"])
+  return {
+      kind: [name_of(row["impl"], row["keys"], row["microbatches"]) for row in order] for kind, order in orders.items()
+  }
 
 
 def _best(found: Any, count: int) -> list[Any]:
   """Returns the best `count` that fit, one of each kind, and the model without a pipeline for comparison."""
   fitting = [each for each in found.distinct() if found.fits(each)]
-  return fitting[:count] + [each for each in fitting[count:] if each.impl == _NONE]
+  return fitting[:count] + [each for each in fitting[count:] if each.impl == variants.NONE]
 
 
-def _show(args: argparse.Namespace, result: dict[str, Any], found: Any) -> None:
-  if args.json:
-    output.print_json(result)
-  else:
-    from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
-
-    with output.quiet():
-      given = run_config.given_keys(args.maxtext_args)
-    plan_table.show(result, found, given, args.wide)
-
-
-def _check(args: argparse.Namespace, names: list[str]) -> Any:
+def _check(args: argparse.Namespace) -> None:
   maxtext.check_numbers({"--devices": args.devices}, most=refusals.MOST_DEVICES)
-  maxtext.check_numbers({"--device-memory-gib": args.device_memory_gib, "--top": args.top})
-  maxtext.check_numbers({"--minutes": args.minutes, "--memory-gib": args.memory_gib})
-  maxtext.check_names("--impl", names, (_NONE, *(name for name in registry.names() if name != registry.HOST)))
+  numbers = {"--device-memory-gib": args.device_memory_gib, "--top": args.top, "--row": args.row}
+  maxtext.check_numbers(numbers | {"--minutes": args.minutes, "--memory-gib": args.memory_gib})
+  known = (variants.NONE, *(name for name in registry.names() if name != registry.HOST))
+  maxtext.check_names("--impl", args.impl, known)
   if args.chip is not None and args.chip not in chips.CHIPS:
-    known = f"known chips are {', '.join(chips.CHIPS)}{did_you_mean(args.chip, chips.CHIPS)}"
-    raise CommandError(f"--chip {args.chip}: {known}")
+    known_chips = f"known chips are {', '.join(chips.CHIPS)}{did_you_mean(args.chip, chips.CHIPS)}"
+    raise CommandError(f"--chip {args.chip}: {known_chips}")
   if args.validate < 0:
     raise CommandError(f"--validate {args.validate}: cannot be negative.")
-  maxtext.check_numbers({"--row": args.row})
   if args.row and not args.write:
     raise CommandError(f"--row {args.row}: needs --write.")
-  most = args.top + (_NONE in names)
+  most = args.top + (variants.NONE in args.impl)
   if args.row and args.row > most and not args.all:
     raise CommandError(f"--row {args.row}: the table has at most {most} rows. Give a larger --top, or --all.")
   if args.write:
     maxtext.check_output("--write", args.write, (".yml",))
     if args.write.exists():
       raise CommandError(f"--write {args.write}: the file exists. Choose another name.")
-  return chips.CHIPS[args.chip] if args.chip else None
 
 
 def _check_devices(args: argparse.Namespace) -> None:
   """Raises CommandError unless the arguments say for which devices the plan is. A file that cannot be read passes."""
-  from maxtext_pp_ext.host import arguments  # pylint: disable=import-outside-toplevel
-
   given = arguments.given(args.maxtext_args)
   if given is None:
     return
@@ -211,32 +190,27 @@ def _check_devices(args: argparse.Namespace) -> None:
     raise CommandError("--validate needs compile_topology=, the TPUs to compile for.")
 
 
-def _plan(args: argparse.Namespace, names: list[str], chip: Any, shown: output.Progress) -> Any:
-  from maxtext_pp_ext.host import postponed  # pylint: disable=import-outside-toplevel
+def _plan(args: argparse.Namespace, shown: output.Progress) -> Any:
   from maxtext_pp_ext.plan import search  # pylint: disable=import-outside-toplevel
-
-  postponed.import_maxtext()
-  shown.now("reading the config")
 
   def on_progress(done: int, total: int) -> None:
     if not done:
       shown.now("estimating layouts without compiling them")
     shown.at(done, total)
 
-  limit = round(args.device_memory_gib * _GIB) if args.device_memory_gib else None
   return search.plan(
       args.maxtext_args,
-      implementations=names,
+      implementations=args.impl,
       devices=args.devices,
-      chip=chip,
-      memory_limit=limit,
+      chip=chips.CHIPS.get(args.chip),
+      memory_limit=round(args.device_memory_gib * maxtext.GIB) if args.device_memory_gib else None,
       shown=args.top,
       on_progress=on_progress,
   )
 
 
 def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
-  costs, schedule, estimate = candidate.costs, candidate.schedule, candidate.estimate
+  schedule, estimate = candidate.schedule, candidate.estimate
   return {
       "impl": candidate.impl,
       "keys": candidate.keys,
@@ -247,8 +221,7 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
       "bubble_fraction": schedule.bubble_fraction if schedule else 0.0,
       "fits": found.fits(candidate),
       "nearly_full": found.nearly_full(candidate),
-      "memory": {"when": costs.worst_phase, "bytes": costs.memory, "total": costs.peak},
-      "sent": {"bytes": costs.traffic, "total": costs.sent, "between_slices": costs.between_slices},
+      **labels.costs_dict(candidate.costs),
       "seconds": candidate.seconds,
       "seconds_of": estimate.parts if estimate else None,
       "seconds_at_least": estimate.at_least if estimate else None,
@@ -259,8 +232,6 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
 
 def _slice(found: Any) -> dict[str, Any] | None:
   """Returns the chips along each axis of a slice, and which of the axes are closed to rings; None if not known."""
-  from maxtext_pp_ext.hardware import torus  # pylint: disable=import-outside-toplevel
-
   if found.slice is None:
     return None
   lengths = found.slice.lengths
@@ -269,22 +240,10 @@ def _slice(found: Any) -> dict[str, Any] | None:
 
 def _compiled(candidate: Any, args: argparse.Namespace, chip: Any) -> dict[str, Any]:
   """Returns the compiler's figures for what was predicted, and projected seconds; or `failure`."""
-  from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.compiled.program import collectives  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.models import train_step, variants  # pylint: disable=import-outside-toplevel
 
-  bounds = maxtext.bounds(args)
-  arguments = variants.arguments(candidate.impl, candidate.arguments(args.maxtext_args), platform="tpu")
-  with output.progress(f"compiling {name_of(candidate.impl, candidate.keys)}") as shown:
-    on_tick = lambda _, memory: shown.say(maxtext.memory_text(memory, bounds.memory_bytes))
-    figures = compare.figures(
-        arguments,
-        bounds=bounds,
-        batch=train_step.BATCH,
-        optimizer=train_step.OPTIMIZER,
-        chip=chip,
-        on_tick=on_tick,
-    )
+  argv = variants.arguments(candidate.impl, candidate.arguments(args.maxtext_args), platform="tpu")
+  figures = maxtext.compiled(name_of(candidate.impl, candidate.keys), argv, args, chip=chip)
   if "failure" in figures:
     return {"failure": figures["failure"]}
   wire = figures["wire_GB"]

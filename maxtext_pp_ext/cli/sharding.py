@@ -20,9 +20,9 @@ from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
-from maxtext_pp_ext.cli.errors import CommandError, REFUSALS
-from maxtext_pp_ext.host import postponed
-from maxtext_pp_ext.host.models import refusals
+from maxtext_pp_ext.cli.errors import CommandError
+from maxtext_pp_ext.host.models import refusals, run_config
+from maxtext_pp_ext.host.rules import problems
 from maxtext_pp_ext.nearest import nearest
 
 _WIDTH = 160  # without a terminal
@@ -47,35 +47,25 @@ def run(args: argparse.Namespace) -> int:
   if args.picture is not None and args.json:
     raise CommandError("--picture is text, and --json is for programs: give one of them.")
   maxtext.check_arguments(args.maxtext_args)
-  maxtext.prepare()
-  try:
-    with output.progress("importing MaxText") as shown, output.quiet():
-      postponed.import_maxtext()
-      shown.now("building MaxText's model without arrays")
-      explanation = _explain(args.maxtext_args, args.devices)
-  except REFUSALS as error:  # a config or a mesh that cannot be
-    raise CommandError(str(error)) from error
+  with maxtext.imported("building MaxText's model without arrays"):
+    explanation = _explain(args.maxtext_args, args.devices)
   if args.picture is not None:
     _picture(explanation, args.picture)
   elif args.json:
-    output.print_json(_limited(explanation.to_dict(), args.limit))
+    found = explanation.to_dict()
+    print(output.json_text(found | {"parameters": found["parameters"][: args.limit]}))
   else:
     _print(explanation, args)
   return 0
 
 
 def _explain(maxtext_args: list[str], devices: int | None) -> Any:
-  from maxtext_pp_ext.host.models import abstract_model, run_config  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.rules import problems  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import abstract_model  # pylint: disable=import-outside-toplevel
 
   given = run_config.given_keys(maxtext_args)
   config = run_config.read_without_run(maxtext_args, **run_config.of_absent_devices(given, devices))
   problems.refuse_mesh(config, given)
   return abstract_model.explained(config)[0]
-
-
-def _limited(found: dict[str, Any], limit: int | None) -> dict[str, Any]:
-  return found if limit is None else found | {"parameters": found["parameters"][:limit]}
 
 
 def _picture(explanation: Any, name: str) -> None:

@@ -108,7 +108,7 @@ def _on_tpus(config: Keys) -> list[str]:
 
 def _model(config: DerivedKeys, found: Checked) -> None:
   if config.use_m3_model:
-    found.not_counted = ["anything: use_m3_model=True makes a model whose layers are not read"]
+    found.not_counted = ["memory and traffic, since use_m3_model=True makes a model whose layers are not read"]
     return
   layout = layouts.of_config(config)
   found.layout, found.layers = layout.description, _places(layout, config)
@@ -119,7 +119,7 @@ def _model(config: DerivedKeys, found: Checked) -> None:
   (found.errors if config.sharding_conflicts == "error" else found.warnings).extend(of_sharding)
   found.costs = costs_of_run(config, pipeline_impl(config), found.schedule, parameters, mesh)
   if found.costs is None:
-    found.not_counted = [f"anything: there are no formulas for pipeline_impl={pipeline_impl(config)}"]
+    found.not_counted = [f"memory and traffic, since there are no formulas for pipeline_impl={pipeline_impl(config)}"]
   else:
     found.not_counted = quantities.not_counted(config)
     chip = chips.of_topology(config.compile_topology or "")

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from maxtext_pp_ext.plan.costs import Part, Phase, Sent
+from typing import Any
+
+from maxtext_pp_ext.plan.costs import Costs, Part, Phase, Sent
 
 SENT = {
     Sent.WEIGHTS: "weights",
@@ -56,3 +58,11 @@ def phases(stages: int) -> dict[Phase, str]:
 def parts(stages: int) -> dict[Part, str]:
   """The labels of what takes memory, of a run with so many stages."""
   return _PARTS if stages > 1 else _PARTS | _PARTS_OF_LAYERS
+
+
+def costs_dict(costs: Costs) -> dict[str, dict[str, Any]]:
+  """The costs as JSON has them."""
+  return {
+      "memory": {"when": costs.worst_phase, "bytes": costs.memory, "total": costs.peak},
+      "sent": {"bytes": costs.traffic, "total": costs.sent, "between_slices": costs.between_slices},
+  }

@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import functools
 import shutil
 import textwrap
 from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.config.remedies import value_text
+from maxtext_pp_ext.hardware import chips
+from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.plan.costs import Part, Sent
 
 _WIDTH = 80  # without a terminal
@@ -50,20 +53,17 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
     wide: whether the table has all columns, however wide it gets.
   """
   width = shutil.get_terminal_size((_WIDTH, 24)).columns
-  say = lambda line, indent="": print(textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False))
+
+  def say(line: str, indent: str = "") -> None:
+    print(textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False))
+
   limit = f" of {units.bytes_text(result['device_memory'])}" if result["device_memory"] else ""
   rows = result["candidates"]
   say(f"{units.counted(result['devices'], 'device')}{limit}: {_how_many(result, found)}")
   if rows:
-    shown = {
-        "EP": any(_EXPERTS in row["keys"] for row in rows),
-        "tokens": any(Sent.DISPATCH in row["sent"]["bytes"] for row in rows),
-    }
-    columns = [name for name in _COLUMNS if (wide or name in _NARROW) and shown.get(name, True)]
-    for line in _table(rows, {name: _COLUMNS[name] for name in columns}):
-      print(line)
-  if not wide and rows:
-    say("(--wide shows more columns, --help says what they are)")
+    print(*_table(rows, wide), sep="\n")
+    if not wide:
+      say("(--wide shows more columns, --help says what they are)")
   if about_slices := _slices(found, given):
     say(about_slices)
   for line in _ways(result, found):
@@ -71,24 +71,25 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
   if rows:
     print("keys of each row:")
   for i, row in enumerate(rows, start=1):  # lines to copy: they are not broken
-    print(f"  {i}: {' '.join(f'{key}={value}' for key, value in _keys_to_set(row, given).items())}")
+    print(f"  {i}: {_assignments(_keys_to_set(row, given))}")
   if result["not_estimated"]:
     say("not estimated, in none of them: " + "; ".join(result["not_estimated"]))
   for line in _compiled(rows, result.get("order")):
     say(line, "    ")
   if "written" in result:
-    print(f"wrote {result['written']}: check it with: maxtext-pp check {result['written']}")
+    print(f"wrote {result['written']}; to check it: maxtext-pp check {result['written']}")
   if "not_written" in result:
     say(result["not_written"])
   for each in result.get("infeasible", ()):
-    say(f"cannot be: {' '.join(f'{key}={value}' for key, value in each['keys'].items())}: {each['reason']}", "    ")
+    say(f"cannot be: {_assignments(each['keys'])}: {each['reason']}", "    ")
+
+
+def _assignments(keys: Mapping[str, Any]) -> str:
+  return " ".join(f"{key}={value}" for key, value in keys.items())
 
 
 def _slices(found: Any, given: Mapping[str, Any]) -> str | None:
   """Returns which slices the seconds are of, if the run does not say it, or why there are no seconds."""
-  from maxtext_pp_ext.hardware import chips  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host import topology  # pylint: disable=import-outside-toplevel
-
   if found.chip is None:
     return f"no seconds, since the kind of the devices is not known: give --chip {', '.join(chips.CHIPS)}"
   kind, size = found.chip.name, found.devices // found.num_slices
@@ -101,14 +102,14 @@ def _slices(found: Any, given: Mapping[str, Any]) -> str | None:
 
 
 def _how_many(result: dict[str, Any], found: Any) -> str:
-  all_of_them, shown = units.counted(len(found.candidates), "way") + " to run the model", len(result["candidates"])
+  count, shown = len(found.candidates), len(result["candidates"])
   fits = sum(map(found.fits, found.candidates))
-  if shown == len(found.candidates):
-    return f"{all_of_them}, {fits} of them fit" if result["device_memory"] else all_of_them
-  if not fits:
-    return f"{all_of_them}; none of them fits, the nearest {shown} are shown"
-  fitting = f", {fits} of them fit" if result["device_memory"] else ""
-  return f"{all_of_them}{fitting}. Of those with the same implementation and stages the best is shown; --all shows all."
+  text = f"{units.counted(count, 'way')} to run the model"
+  if shown < count and not fits:
+    return f"{text}; none of them fits, the nearest {shown} are shown"
+  text += f", {fits} of them fit" if result["device_memory"] else ""
+  more = ". Of those with the same implementation and stages the best is shown; --all shows all."
+  return text + (more if shown < count else "")
 
 
 def _ways(result: dict[str, Any], found: Any) -> Iterator[str]:
@@ -132,27 +133,29 @@ def _now(value: Any) -> str:
   return "not set" if value in (None, "") else value_text(value)
 
 
-def _table(rows: Sequence[dict[str, Any]], columns: Mapping[str, Callable[[dict[str, Any]], str]]) -> Iterator[str]:
+def _table(rows: Sequence[dict[str, Any]], wide: bool) -> Iterator[str]:
   """Yields a heading and a line for each row; the first columns are numbers of rows, and words."""
+  shown = {
+      "EP": any(_EXPERTS in row["keys"] for row in rows),
+      "tokens": any(Sent.DISPATCH in row["sent"]["bytes"] for row in rows),
+  }
+  columns = {name: cell for name, cell in _COLUMNS.items() if (wide or name in _NARROW) and shown.get(name, True)}
   cells = [[str(i), *(cell(row) for cell in columns.values())] for i, row in enumerate(rows, start=1)]
-  headings = ["", *columns]
-  widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+  lines = [["", *columns], *cells]
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
   rule = "─" * (sum(widths) + len(_BETWEEN) * (len(widths) - 1))
-  yield rule
-  for i, line in enumerate([headings, *cells]):
-    texts = (f"{text:{'<' if j == 1 else '>'}{width}}" for j, (text, width) in enumerate(zip(line, widths, strict=True)))
-    yield _BETWEEN.join(texts).rstrip()
-    if not i:
-      yield rule
-  yield rule
+  aligned = [">", "<", *">" * (len(columns) - 1)]
+  pattern = _BETWEEN.join(f"{{:{side}{width}}}" for side, width in zip(aligned, widths, strict=True))
+  heading, *others = (pattern.format(*line).rstrip() for line in lines)
+  yield from (rule, heading, rule, *others, rule)
 
 
-def _bytes(what: str, parts: Collection[str]) -> Callable[[dict[str, Any]], str]:
-  return lambda row: units.bytes_text(sum(size for part, size in row[what]["bytes"].items() if part in parts))
+def _bytes(row: dict[str, Any], *, what: str, parts: Collection[str]) -> str:
+  return units.bytes_text(sum(size for part, size in row[what]["bytes"].items() if part in parts))
 
 
-def _seconds(key: str) -> Callable[[dict[str, Any]], str]:
-  return lambda row: "–" if row[key] is None else f"{row[key]:.3g} s"
+def _seconds(row: dict[str, Any], *, key: str) -> str:
+  return "–" if row[key] is None else f"{row[key]:.3g} s"
 
 
 def _stages(row: dict[str, Any]) -> str:
@@ -161,29 +164,28 @@ def _stages(row: dict[str, Any]) -> str:
   return str(ici) if dcn == 1 else f"{ici * dcn}={ici}×{dcn}"
 
 
-def _room(row: dict[str, Any]) -> str:
-  if row["fits"]:
-    return " ?" if row["nearly_full"] else ""
-  return " !"
+def _memory(row: dict[str, Any]) -> str:
+  fits = "" if row["fits"] else " !"
+  return units.bytes_text(row["memory"]["total"]) + (" ?" if row["fits"] and row["nearly_full"] else fits)
 
 
 # Column -> what it says of a row.
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "pipeline": lambda row: row["impl"],
+    "pipeline": "{impl}".format_map,
     "S": _stages,
     "EP": lambda row: str(row["keys"].get(_EXPERTS, 1)),
     "R": lambda row: str(row["repeats"] or "–"),
-    "L/S": lambda row: str(row["layers_per_stage"]),
+    "L/S": "{layers_per_stage}".format_map,
     "M": lambda row: str(row["microbatches"] or "–"),
-    "bubble": lambda row: f"{row['bubble_fraction']:.1%}",
-    "memory": lambda row: units.bytes_text(row["memory"]["total"]) + _room(row),
-    **{name: _bytes("memory", parts) for name, parts in MEMORY.items()},
-    **{name: _bytes("sent", parts) for name, parts in SENT.items()},
+    "bubble": "{bubble_fraction:.1%}".format_map,
+    "memory": _memory,
+    **{name: functools.partial(_bytes, what="memory", parts=parts) for name, parts in MEMORY.items()},
+    **{name: functools.partial(_bytes, what="sent", parts=parts) for name, parts in SENT.items()},
     "sent": lambda row: units.bytes_text(row["sent"]["total"]),
     "slices": lambda row: units.bytes_text(size) if (size := row["sent"]["between_slices"]) else "–",
-    "step s": _seconds("seconds"),
-    "at least": _seconds("seconds_at_least"),
-    "at most": _seconds("seconds_at_most"),
+    "step s": functools.partial(_seconds, key="seconds"),
+    "at least": functools.partial(_seconds, key="seconds_at_least"),
+    "at most": functools.partial(_seconds, key="seconds_at_most"),
     "bound by": lambda row: row["bound_by"] or "–",
 }
 _NARROW = ("pipeline", "S", "EP", "R", "L/S", "M", "bubble", "memory", "sent", "step s")
@@ -205,30 +207,26 @@ def _keys_to_set(row: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any
 
 def _compiled(rows: list[dict[str, Any]], order: dict[str, list[str]] | None) -> Iterator[str]:
   for row in rows:
-    if (compiled := row.get("compiled")) is None:
-      continue
-    name = name_of(row["impl"], row["keys"])
-    if "failure" in compiled:
-      yield f"{name}: not compiled: {compiled['failure']}"
-      continue
-    pairs = {
-        "memory": row["memory"]["total"],
-        "sent": row["sent"]["total"],
-        "between_slices": row["sent"]["between_slices"],
-    }
-    texts = []
-    if (projected := compiled["seconds"]) and row["seconds"]:
-      error = f"{row['seconds'] / projected - 1:+.0%}"
-      texts.append(f"step {row['seconds']:.3g} s, projected {projected:.3g} s ({error})")
-    for what, predicted in pairs.items():
-      if actual := compiled[what]:
-        words = f"{what.replace('_', ' ')} {units.bytes_text(predicted)}, compiled {units.bytes_text(actual)}"
-        texts.append(f"{words} ({predicted / actual - 1:+.0%})")
-    yield f"{name}: {'; '.join(texts)}"
+    if compiled := row.get("compiled"):
+      failure = compiled.get("failure")
+      texts = f"not compiled: {failure}" if failure else "; ".join(_predicted(row, compiled))
+      yield f"{name_of(row['impl'], row['keys'])}: {texts}"
   if order and order["estimated"] == order["projected"]:
     yield "the order by projected seconds is the same"
   elif order:
     yield f"the order by projected seconds is another: {'; '.join(order['projected'])}"
+
+
+def _predicted(row: dict[str, Any], compiled: dict[str, Any]) -> Iterator[str]:
+  """Yields what was predicted of a row, beside what its compiled step has."""
+  if (projected := compiled["seconds"]) and row["seconds"]:
+    yield f"step {row['seconds']:.3g} s, projected {projected:.3g} s ({row['seconds'] / projected - 1:+.0%})"
+  sent = row["sent"]
+  predicted = {"memory": row["memory"]["total"], "sent": sent["total"], "between_slices": sent["between_slices"]}
+  for what, size in predicted.items():
+    if actual := compiled[what]:
+      error = f"{size / actual - 1:+.0%}"
+      yield f"{what.replace('_', ' ')} {units.bytes_text(size)}, compiled {units.bytes_text(actual)} ({error})"
 
 
 def name_of(impl: str, keys: dict[str, Any], microbatches: int | None = None) -> str:
