@@ -10,13 +10,14 @@ The built-in ones are listed below. An installed package adds its own with an en
 
 The entry point's name is the value of `pipeline_impl`. Its object is an NNX module class with the contract of MaxText's
 `NNXPipeline`: `__init__(config, stage_factory, mesh, remat_policy=None, *, rngs)`, `__call__(inputs, segment_ids,
-positions, deterministic, model_mode, logical_partition_spec)`, `get_weight_sharding(*init_args)` and `layers`.
+positions, deterministic, model_mode, logical_partition_spec)`, `get_weight_sharding(*init_args)` and `layers`. `Contract`
+has what the class may also have.
 
 A name has ASCII letters, digits, `_`, `-` and `.`, and begins with a letter or `_`. Names that YAML reads as another
 value, such as `yes`, are refused; so are `none` and names that begin with `host-`.
 
 Names are collected once, on first use, and do not change after that. An implementation is imported when it is loaded, not
-before. Standard library only.
+before. No JAX.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,9 +28,11 @@ import importlib.metadata
 import inspect
 import re
 import types
+from typing import Any
 
 from maxtext_pp_ext.errors import Refusal, SetupError
 from maxtext_pp_ext.nearest import did_you_mean
+from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
 
 ENTRY_POINT_GROUP = "maxtext_pp_ext.pipelines"
 HOST = "host"
@@ -53,6 +56,35 @@ class PluginError(SetupError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Contract:
+  """An implementation's class, and what the class may have beside the methods that every pipeline has.
+
+  Attributes:
+    module_class: the NNX module class.
+    residency: how long the pipeline keeps gathered weights; None if the class does not say.
+    schedule_class: has the classmethod `of_config`, which makes the schedule of a config.
+    shards_automatically: whether layers are built for automatic sharding, also in a model with explicit sharding.
+    run_scanned: classmethod that runs layers without a pipeline, with the parameters of `CircularPipelineBase.run_scanned`;
+      None for a class that runs pipelines only.
+  """
+
+  module_class: type
+  residency: Residency | None = None
+  schedule_class: type[Schedule] = CircularSchedule
+  shards_automatically: bool = False
+  run_scanned: Callable[..., Any] | None = None
+
+
+# What each optional attribute of a class has to be, as a test and in words. None stands for an absent one.
+_OPTIONAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "residency": (lambda value: isinstance(value, Residency), "a maxtext_pp_ext.schedule.Residency"),
+    "schedule_class": (lambda value: callable(getattr(value, "of_config", None)), "a class with of_config(config)"),
+    "shards_automatically": (lambda value: isinstance(value, bool), "True or False"),
+    "run_scanned": (callable, "a classmethod"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Implementation:
   """A named implementation.
 
@@ -66,6 +98,13 @@ class Implementation:
   name: str
   summary: str
   load: Callable[[], type]
+
+  @functools.cached_property
+  def contract(self) -> Contract:
+    """What the loaded class has. Raises what `load` raises."""
+    module_class = self.load()
+    given = {name: found for name in _OPTIONAL if (found := getattr(module_class, name, None)) is not None}
+    return Contract(module_class=module_class, **given)
 
 
 def names() -> tuple[str, ...]:
@@ -177,6 +216,9 @@ def contract_problem(loaded: object) -> str | None:
         f"{loaded.__name__}.__init__{inspect.signature(loaded.__init__)} takes no {', '.join(absent)}; expected "
         "__init__(self, config, stage_factory, mesh, remat_policy=None, *, rngs)"
     )
+  for name, (is_sound, expected) in _OPTIONAL.items():
+    if (value := getattr(loaded, name, None)) is not None and not is_sound(value):
+      return f"{loaded.__name__}.{name} is {value!r}, expected {expected}"
   return None
 
 

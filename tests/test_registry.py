@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 from maxtext_pp_ext import registry
+from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
 GOOD_PIPELINE = """
 from flax import nnx
@@ -90,6 +91,12 @@ def test_a_name_that_resembles_none_gets_no_suggestion(name):
   assert "did you mean" not in str(error.value) and "'circular_bsw'" in str(error.value)
 
 
+def test_what_a_class_of_ours_has_beside_its_methods_is_in_its_contract():
+  contract = registry.get("circular_bsw").contract
+  assert contract.residency is Residency.REPEAT and contract.shards_automatically
+  assert contract.run_scanned == contract.module_class.run_scanned
+
+
 def test_host_names_no_class():
   with pytest.raises(ValueError, match="MaxText chooses"):
     registry.get("host").load()
@@ -100,7 +107,9 @@ def test_an_installed_package_adds_an_implementation_that_is_imported_only_when_
   implementation = registry.get("good")
   assert registry.names()[-1] == "good" and "good_plugin 1.2" in implementation.summary
   assert "good_plugin" not in sys.modules
-  assert implementation.load().__name__ == "GoodPipeline"
+  contract = implementation.contract
+  assert contract.module_class.__name__ == "GoodPipeline" and contract.schedule_class is CircularSchedule
+  assert (contract.residency, contract.run_scanned, contract.shards_automatically) == (None, None, False)
   del sys.modules["good_plugin"]
 
 
@@ -140,6 +149,8 @@ def test_a_package_that_raises_on_import_gives_one_error_with_its_cause_and_does
         ("from flax import linen\nclass Pipeline(linen.Module): pass", "not derived from flax.nnx.Module"),
         (GOOD_PIPELINE.replace("get_weight_sharding", "sharding").replace("Good", ""), "no method get_weight_sharding"),
         (GOOD_PIPELINE.replace("stage_factory, mesh", "layers, mesh").replace("Good", ""), "takes no stage_factory"),
+        (GOOD_PIPELINE.replace("Good", "") + "  residency = 'repeat'\n", "expected a maxtext_pp_ext.schedule.Residency"),
+        (GOOD_PIPELINE.replace("Good", "") + "  schedule_class = int\n", "expected a class with of_config(config)"),
     ],
 )
 def test_an_object_that_is_no_pipeline_is_refused_with_the_reason(install_package, source, reason):

@@ -97,7 +97,7 @@ def _as_json(schedule: Schedule, residency: Residency, stage: int) -> dict[str, 
       "iterations": schedule.iterations,
       "bubble_fraction": schedule.bubble_fraction,
       "stage": stage,
-      **(steps if residency.prefetches else {}),
+      **(steps if residency and residency.prefetches else {}),
   }
 
 

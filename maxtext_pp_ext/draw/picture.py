@@ -23,7 +23,7 @@ _ROWS_OF_WINDOW = {
 }
 
 
-def draw(schedule: Schedule, path: pathlib.Path, *, stage: int, residency: Residency = Residency.REPEAT) -> None:
+def draw(schedule: Schedule, path: pathlib.Path, *, stage: int, residency: Residency | None = Residency.REPEAT) -> None:
   """Writes the picture as SVG or PNG, by the file's suffix.
 
   Args:

@@ -16,7 +16,7 @@ _COLORS = (34, 32, 33, 35, 36, 31)
 
 
 def lines(
-    schedule: Schedule, *, stage: int, width: int, color: bool, residency: Residency = Residency.REPEAT
+    schedule: Schedule, *, stage: int, width: int, color: bool, residency: Residency | None = Residency.REPEAT
 ) -> Iterator[str]:
   """The picture, in parts no wider than `width`: all stages in forward, and one stage's window in both directions.
 
@@ -52,8 +52,10 @@ def lines(
     yield from _wrapped(rows, [step.iteration for step in steps], width)
 
 
-def without_window(residency: Residency) -> str | None:
+def without_window(residency: Residency | None) -> str | None:
   """Why there is no window; None if there is one."""
+  if residency is None:
+    return "no window: this implementation does not say when it gathers weights"
   if residency.prefetches:
     return None
   if residency.gathers_first:

@@ -26,9 +26,8 @@ def residency_with_formulas(impl: str) -> Residency | None:
   """
   if impl == registry.HOST:
     return None
-  cls = registry.get(impl).load()
-  circular = getattr(cls, "schedule_class", CircularSchedule) is CircularSchedule
-  return getattr(cls, "residency", None) if circular else None
+  contract = registry.get(impl).contract
+  return contract.residency if contract.schedule_class is CircularSchedule else None
 
 
 def costs_of_run(

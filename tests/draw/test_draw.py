@@ -51,7 +51,8 @@ def test_alike_neighbours_are_one_rectangle():
 
 
 @pytest.mark.parametrize(
-    "residency, word", [(Residency.ITERATION, "at every iteration"), (Residency.ONCE, "all repeats")]
+    "residency, word",
+    [(Residency.ITERATION, "at every iteration"), (Residency.ONCE, "all repeats"), (None, "does not say")],
 )
 def test_no_window_is_drawn_of_a_pipeline_without_one(tmp_path, residency, word):
   lines = list(text.lines(SMALL, stage=0, width=120, color=False, residency=residency))

@@ -103,7 +103,7 @@ def _pipeline_class(implementation: str | type) -> Callable:
     return implementation
   if implementation == registry.HOST:
     return nnx_decoders.create_nnx_pipeline
-  return registry.get(implementation).load()
+  return registry.get(implementation).contract.module_class
 
 
 def _random(params: nnx.State, seed: int) -> nnx.State:

@@ -130,8 +130,8 @@ def schedule_of_run(argv: Sequence[str]) -> Schedule:
   )
 
 
-def residency_of_run(argv: Sequence[str]) -> Residency:
-  """Returns how long the implementation of a run keeps gathered weights; `REPEAT` if it does not say.
+def residency_of_run(argv: Sequence[str]) -> Residency | None:
+  """Returns how long the implementation of a run keeps gathered weights; None if it does not say.
 
   Raises:
     registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
@@ -142,7 +142,7 @@ def residency_of_run(argv: Sequence[str]) -> Residency:
     # MaxText's own modes.
     modes = {"pipeline_fsdp_ag_per_repeat": Residency.REPEAT, "pipeline_fsdp_ag_once": Residency.ONCE}
     return next((residency for key, residency in modes.items() if given.get(key)), Residency.ITERATION)
-  return getattr(registry.get(name).load(), "residency", Residency.REPEAT)
+  return registry.get(name).contract.residency
 
 
 def of_config(config: Any, *kinds: type) -> Layout:

@@ -219,5 +219,5 @@ def schedule_of(config: HostKeys) -> Schedule:
   if windowed(config):
     blocks, _ = cycles.scanned(config)
     config = with_values(config, derived.keys_of_window(config, blocks))
-  cls = None if name == registry.HOST else registry.get(name).load()
-  return getattr(cls, "schedule_class", CircularSchedule).of_config(config)
+  schedule_class = CircularSchedule if name == registry.HOST else registry.get(name).contract.schedule_class
+  return schedule_class.of_config(config)

@@ -20,7 +20,7 @@ def pipeline_class(config: HostKeys) -> type | None:
   name = pipeline_impl(config)
   if name == registry.HOST:
     return None
-  cls = registry.get(name).load()
+  cls = registry.get(name).contract.module_class
   announce(config)
   return cls
 

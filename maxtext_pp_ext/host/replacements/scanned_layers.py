@@ -105,10 +105,10 @@ def _layer_kwargs(config: HostKeys, layers: Any, kwargs: Mapping[str, Any]) -> d
 
 
 def _run_scanned(config: HostKeys) -> Callable:
-  cls = registry.get(pipeline_impl(config)).load()
-  if not hasattr(cls, "run_scanned"):
+  contract = registry.get(pipeline_impl(config)).contract
+  if contract.run_scanned is None:
     raise UnsupportedError(
-        f"pipeline_impl={pipeline_impl(config)} runs pipelines only: {cls.__name__} has no method run_scanned. Set "
-        "ici_pipeline_parallelism, or pipeline_impl=host."
+        f"pipeline_impl={pipeline_impl(config)} runs pipelines only: {contract.module_class.__name__} has no method "
+        "run_scanned. Set ici_pipeline_parallelism, or pipeline_impl=host."
     )
-  return cls.run_scanned
+  return contract.run_scanned

@@ -156,4 +156,4 @@ def rematerialised(layer_class: type, remat: _RematPolicy) -> type:
 
 
 def _shards_automatically(config: HostKeys) -> bool:
-  return getattr(registry.get(pipeline_impl(config)).load(), "shards_automatically", False)
+  return registry.get(pipeline_impl(config)).contract.shards_automatically
