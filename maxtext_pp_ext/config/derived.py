@@ -28,32 +28,32 @@ WITHOUT_PIPELINE = {
 
 
 def pipeline_impl(config: HostKeys) -> str:
-  """Returns the implementation that a config asks for; `host` if the config lacks our keys."""
+  """The implementation that a config asks for; `host` if the config lacks our keys."""
   return getattr(config, "pipeline_impl", registry.HOST)
 
 
 def windowed(config: HostKeys) -> bool:
-  """Returns whether an implementation of ours runs the layers of a model without a pipeline."""
+  """Whether an implementation of ours runs the layers of a model without a pipeline."""
   return pipeline_impl(config) != registry.HOST and num_stages(config) == 1
 
 
 def runs_ours(config: HostKeys) -> bool:
-  """Returns whether an implementation of ours runs the model's layers, with a pipeline or without."""
+  """Whether an implementation of ours runs the model's layers, with a pipeline or without."""
   return pipeline_impl(config) != registry.HOST
 
 
 def microbatches_of_window(config: HostKeys) -> int:
-  """Returns M without a pipeline, where num_pipeline_microbatches=-1 stands for one microbatch."""
+  """M without a pipeline, where num_pipeline_microbatches=-1 stands for one microbatch."""
   return max(config.num_pipeline_microbatches, 1)
 
 
 def keys_of_window(config: HostKeys, length: int) -> dict[str, int]:
-  """Returns values of a pipeline's keys with which `length` layers run without one, as repeats of one stage."""
+  """Values of a pipeline's keys with which `length` layers run without one, as repeats of one stage."""
   return {"num_pipeline_repeats": length, "num_pipeline_microbatches": microbatches_of_window(config)}
 
 
 def without_effect(config: HostKeys) -> dict[str, int | bool]:
-  """Returns the keys of a pipeline's layers that have no effect without one, with the values they should have."""
+  """The keys of a pipeline's layers that have no effect without one, with the values they should have."""
   # MaxText derives pipeline_parallel_layers=-1: all layers are what it says without a pipeline.
   allowed = {"pipeline_parallel_layers": layers_to_choose_from(config)}
   own = lambda key: getattr(config, key)
@@ -61,12 +61,12 @@ def without_effect(config: HostKeys) -> dict[str, int | bool]:
 
 
 def gathers_on_sparsecores(config: HostKeys) -> bool:
-  """Returns whether XLA's flags let gathers run on the SparseCores."""
+  """Whether XLA's flags let gathers run on the SparseCores."""
   return _is_on(config, "xla_tpu_enable_sparse_core_collective_offload_all_gather")
 
 
 def dispatches_beside_compute(config: HostKeys) -> bool:
-  """Returns whether XLA's flags let the ragged all-to-alls of experts run beside compute."""
+  """Whether XLA's flags let the ragged all-to-alls of experts run beside compute."""
   return _is_on(config, "xla_tpu_enable_async_ragged_all_to_all")
 
 
@@ -75,7 +75,7 @@ def _is_on(config: HostKeys, flag: str) -> bool:
 
 
 def xla_flag(config: HostKeys, name: str) -> str | None:
-  """Returns the value of one of XLA's flags, None without it. The config's flags come after those of the process."""
+  """The value of one of XLA's flags, None without it. The config's flags come after those of the process."""
   flags = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {config.compile_xla_flags or ''}"
   return (re.findall(rf"--{name}=(\S+)", flags) or [None])[-1]
 
@@ -87,7 +87,7 @@ def num_stages(config: HostKeys) -> int | None:
 
 
 def sound_stages(config: HostKeys) -> int:
-  """Returns S of a config whose keys are known to be at least 1."""
+  """S of a config whose keys are known to be at least 1."""
   return config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism
 
 
@@ -113,30 +113,30 @@ def is_deepseek(config: HostKeys) -> bool:
 
 
 def layers_to_choose_from(config: HostKeys) -> int | None:
-  """Returns how many layers of the model can be in the pipeline: all but DeepSeek's dense layers, which run before it."""
+  """How many layers of the model can be in the pipeline: all but DeepSeek's dense layers, which run before it."""
   if config.num_decoder_layers is None:
     return None
   return config.num_decoder_layers - (config.first_num_dense_layers if is_deepseek(config) else 0)
 
 
 def pipelined_layers(config: HostKeys) -> int | None:
-  """Returns L: pipeline_parallel_layers, or for -1 all layers that can be in the pipeline."""
+  """L: pipeline_parallel_layers, or for -1 all layers that can be in the pipeline."""
   layers = config.pipeline_parallel_layers
   return layers_to_choose_from(config) if layers == -1 else layers
 
 
 def sound_layers(config: DerivedKeys) -> int:
-  """Returns L of a config whose number of layers is known."""
+  """L of a config whose number of layers is known."""
   return pipelined_layers(config)  # type: ignore[return-value]  # None only for num_decoder_layers=None
 
 
 def least_microbatches(config: HostKeys) -> int:
-  """Returns D·S, which is also MaxText's value for num_pipeline_microbatches=-1."""
+  """D·S, which is also MaxText's value for num_pipeline_microbatches=-1."""
   return forwarding_delay(config) * sound_stages(config)
 
 
 def fitting_microbatches(config: HostKeys) -> list[int]:
-  """Returns all M that divide the batch, are multiples of S and are at least D·S, ascending."""
+  """All M that divide the batch, are multiples of S and are at least D·S, ascending."""
   batch, stages = config.micro_batch_size_to_train_on or 0, sound_stages(config)
   if batch < 1 or batch % stages:
     return []
@@ -144,7 +144,7 @@ def fitting_microbatches(config: HostKeys) -> list[int]:
 
 
 def divisors(number: int) -> list[int]:
-  """Returns all divisors of a positive number, ascending. Beyond 10¹²: only divisors up to 10⁶ and their cofactors."""
+  """All divisors of a positive number, ascending. Beyond 10¹²: only divisors up to 10⁶ and their cofactors."""
   small = [k for k in range(1, min(math.isqrt(number), 10**6) + 1) if number % k == 0]
   return sorted({*small, *(number // k for k in small)})
 
@@ -154,7 +154,7 @@ def parallelism_key(network: str, axis: str) -> str:
 
 
 def parallelism(config: HostKeys, network: str) -> dict[str, int]:
-  """Returns mesh axis -> size as given, on "ici" (within a slice) or "dcn" (over slices)."""
+  """Mesh axis -> size as given, on "ici" (within a slice) or "dcn" (over slices)."""
   axes = list(config.mesh_axes)
   listed = getattr(config, f"{network}_parallelism", None)  # a user may give the list itself
   if listed and len(listed) == len(axes):
@@ -163,7 +163,7 @@ def parallelism(config: HostKeys, network: str) -> dict[str, int]:
 
 
 def devices_to_share(config: HostKeys, network: str) -> int | None:
-  """Returns the product that the parallelism must have: devices of a slice, or slices; None if it is not known."""
+  """The product that the parallelism must have: devices of a slice, or slices; None if it is not known."""
   devices, slices = config.num_target_devices, getattr(config, "num_slices", 1)
   if not devices or not slices or devices < 1 or slices < 1:
     return None
@@ -173,7 +173,7 @@ def devices_to_share(config: HostKeys, network: str) -> int | None:
 
 
 def filled(sizes: Sequence[int], target: int) -> list[int] | None:
-  """Returns the sizes with -1 replaced by what is left, or None if they cannot make the target; as MaxText does."""
+  """The sizes with -1 replaced by what is left, or None if they cannot make the target; as MaxText does."""
   known = math.prod(size for size in sizes if size != -1)
   unknown = sum(size == -1 for size in sizes)
   if known < 1 or unknown > 1 or any(size < 1 and size != -1 for size in sizes):
@@ -184,7 +184,7 @@ def filled(sizes: Sequence[int], target: int) -> list[int] | None:
 
 
 def mesh_shape(config: HostKeys) -> dict[str, int] | None:
-  """Returns axis -> size of the mesh of all devices, or None if the parallelism does not give their number."""
+  """Axis -> size of the mesh of all devices, or None if the parallelism does not give their number."""
   shape = dict.fromkeys(config.mesh_axes, 1)
   for network in NETWORKS:
     target = devices_to_share(config, network)
@@ -202,7 +202,7 @@ def mesh_shape(config: HostKeys) -> dict[str, int] | None:
 
 
 def growing(config: HostKeys) -> dict[str, tuple[float, int]]:
-  """Returns key -> (value per device, rows on all devices), for the keys of a growing batch that have an effect."""
+  """Key -> (value per device, rows on all devices), for the keys of a growing batch that have an effect."""
   devices = config.num_target_devices
   start, increment = config.per_device_batch_size_start, config.per_device_batch_size_increment
   if not config.enable_rampup_batch_size or not devices or start <= 0 or increment <= 0:

@@ -69,7 +69,7 @@ class Range:
     return self.why_not(number) is None
 
   def why_not(self, number: float) -> str | None:
-    """Returns what a number has to be and is not; None if it can be had."""
+    """What a number has to be and is not; None if it can be had."""
     if number == self.default:
       return None
     if not math.isfinite(number):
@@ -84,11 +84,9 @@ class Range:
 
 
 def problems(fields: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> list[str]:
-  """Returns a sentence for each number that its key cannot have.
+  """A sentence for each number that its key cannot have.
 
-  Args:
-    fields: those of MaxText's config class.
-    values: key -> value, numbers also as text. What is no number is for pydantic to judge.
+  `fields` are those of MaxText's config class. Numbers may be text; what is no number is for pydantic to judge.
   """
   found = []
   for key, value in values.items():
@@ -103,7 +101,7 @@ def problems(fields: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> list
 
 
 def range_of(key: str, field: FieldInfo) -> Range | None:
-  """Returns the numbers that a key can have; None if it has none, or MaxText gives any number a meaning."""
+  """The numbers that a key can have; None if it has none, or MaxText gives any number a meaning."""
   kinds = set(_types(field.annotation))
   if not kinds & {int, float}:
     return None
@@ -133,7 +131,7 @@ def range_of(key: str, field: FieldInfo) -> Range | None:
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-  """Yields the types that a value can have; bounds are left out, and elements of lists are no values."""
+  """The types that a value can have; bounds are left out, and elements of lists are no values."""
   origin = typing.get_origin(annotation)
   if origin is typing.Annotated:
     yield from _types(typing.get_args(annotation)[0])
@@ -145,7 +143,7 @@ def _types(annotation: Any) -> Iterator[Any]:
 
 
 def _bounds(field: FieldInfo) -> tuple[float, bool, float]:
-  """Returns pydantic's own (least, whether it must be more than that, most) of a field."""
+  """Pydantic's own (least, whether it must be more than that, most) of a field."""
   least, above, most = -math.inf, False, math.inf
   for bound in (*field.metadata, *_metadata(field.annotation)):
     if isinstance(bound, annotated_types.Gt):

@@ -69,7 +69,7 @@ def _way_text(way: tuple[Values, str]) -> str:
 
 
 def settings(values: Values) -> str:
-  """Returns key=value, as on MaxText's command line."""
+  """key=value, as on MaxText's command line."""
   return ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
 
 
@@ -78,12 +78,9 @@ def value_text(value: Any) -> str:
 
 
 def changed[C: HostKeys](config: C, values: Values, given: Values | None = None) -> C:
-  """Returns a config with these values, and everything that MaxText derives from them and a pipeline's sizes depend on.
+  """A config with these values, and everything that MaxText derives from them and a pipeline's sizes depend on.
 
-  Args:
-    config: MaxText's config, or any object with its keys.
-    values: key -> value.
-    given: the user's values of `DERIVED` and of parallelism, if the config holds derived values instead.
+  `given` has the user's values of `DERIVED` and of parallelism, if the config holds derived values instead.
   """
   view: dict[str, Any] = {**{key: (given or {})[key] for key in DERIVED if key in (given or {})}, **values}
   for network in derived.NETWORKS:
@@ -137,7 +134,7 @@ def with_remedies[C: HostKeys](
     propose: Callable[..., Values | None],
     given: Values | None = None,
 ) -> list[str]:
-  """Returns the texts of problems, with each remedy that is enough alone, or with one remedy for all problems together.
+  """The texts of problems, with each remedy that is enough alone, or with one remedy for all problems together.
 
   Args:
     config: MaxText's config.

@@ -29,10 +29,10 @@ class ConfigView:
 
 
 def with_values[C](config: C, values: Mapping[str, Any]) -> C:
-  """Returns a `ConfigView` of a config with other values for these keys."""
+  """A `ConfigView` of a config with other values for these keys."""
   return ConfigView(config, tuple(values.items()))  # type: ignore[return-value]  # has all that C has, by __getattr__
 
 
 def plain(value: Any) -> Any:
-  """Returns a key's value as in a yml file. MaxText holds some as enums, and as text before validation."""
+  """A key's value as in a yml file. MaxText holds some as enums, and as text before validation."""
   return getattr(value, "value", value)

@@ -33,11 +33,7 @@ _MODEL_NAMES = "ModelName"  # in its types
 
 
 def problems(argv: Sequence[str]) -> list[str]:
-  """Returns a sentence for each name that does not exist, and for each file that is no config.
-
-  Args:
-    argv: MaxText's arguments: a yml file, which may be left out, then `key=value`.
-  """
+  """A sentence for each name in MaxText's arguments that does not exist, and for each file that is no config."""
   files, assigned = _files(argv), _assigned(argv)
   own = run_config.base_yml().parent
   of_user = {file: content for file, content in files.items() if not file.is_relative_to(own) and content is not None}
@@ -49,7 +45,7 @@ def problems(argv: Sequence[str]) -> list[str]:
 
 
 def given(argv: Sequence[str]) -> dict[str, Any] | None:
-  """Returns key -> value of the arguments and their yml files, without base.yml; None if a file cannot be read.
+  """Key -> value of the arguments and their yml files, without base.yml; None if a file cannot be read.
 
   Values of the command line are text.
   """
@@ -69,7 +65,7 @@ def _merged(files: Mapping[pathlib.Path, Any], assigned: Mapping[str, str]) -> d
 
 
 def _files(argv: Sequence[str]) -> dict[pathlib.Path, Any]:
-  """Returns the yml file and those that it is based on, without base.yml, each with its content; None: not readable."""
+  """The yml file and those that it is based on, without base.yml, each with its content; None: not readable."""
   import yaml  # pylint: disable=import-outside-toplevel
 
   found: dict[pathlib.Path, Any] = {}
@@ -88,7 +84,7 @@ def _files(argv: Sequence[str]) -> dict[pathlib.Path, Any]:
 
 
 def yml_file(argument: str) -> pathlib.Path:
-  """Returns where MaxText looks for a yml file of this name."""
+  """Where MaxText looks for a yml file of this name."""
   if os.path.isfile(argument):
     return pathlib.Path(argument)
   if argument.startswith(_CONFIGS):

@@ -140,7 +140,7 @@ def _seams() -> Iterator[Finding]:
       importlib.import_module(name)
     except ModuleNotFoundError as error:
       # A part of MaxText that this MaxText does not have, or whose packages are not installed.
-      state, value = (NOTE, "not imported") if seam.optional else (WRONG, "refused")
+      state, value = (WRONG, "refused") if seam.required else (NOTE, "not imported")
       yield Finding(subject="seams", name=name, value=f"{value}: {seam.purpose}", state=state, advice=f"{error}.")
       continue
     except Exception as error:  # pylint: disable=broad-exception-caught  # MaxText's own imports may fail, too

@@ -16,14 +16,9 @@ _OF_TARGET = ("compile_topology", "compile_topology_num_slices", "internal_compi
 
 
 def write(path: pathlib.Path, argv: Sequence[str], keys: Mapping[str, Any], devices: int, comment: str) -> None:
-  """Writes the run with MaxText's arguments `argv` and other values of `keys`; it is based on the yml file of argv.
+  """Writes the run of MaxText's arguments `argv`, with other values of `keys`, into a new file, based on argv's yml file.
 
-  Args:
-    path: the file; it must not exist.
-    argv: MaxText's arguments: a yml file, which may be left out, then `key=value`.
-    keys: key -> value.
-    devices: number of devices of the run.
-    comment: lines above the keys.
+  `comment` has the lines above the keys. `devices` is the number of devices of the run.
 
   Raises:
     ValueError: from the file MaxText would read other values than from its command line. Nothing is written then.
@@ -46,7 +41,7 @@ def write(path: pathlib.Path, argv: Sequence[str], keys: Mapping[str, Any], devi
 
 
 def _base_and_assigned(argv: Sequence[str], path: pathlib.Path) -> tuple[str, dict[str, Any]]:
-  """Returns (what the file is based on, the keys of the command line with their values)."""
+  """(what the file is based on, the keys of the command line with their values)."""
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
   import omegaconf  # pylint: disable=import-outside-toplevel
 

@@ -16,8 +16,8 @@ from types import ModuleType
 import maxtext_pp_ext
 from maxtext_pp_ext.errors import SetupError
 from maxtext_pp_ext.host.doctor import Finding, NOTE, WRONG
-from maxtext_pp_ext.host.seams import seam as seams
 from maxtext_pp_ext.host.seams import source, table, version
+from maxtext_pp_ext.host.seams.seam import Part
 
 
 def findings(folder: str | pathlib.Path) -> list[Finding]:
@@ -40,21 +40,21 @@ def _seams(found: source.Source) -> Iterator[Finding]:
     try:
       module = found.module(name)
     except SetupError as error:
-      state = NOTE if seam.optional else WRONG
+      state = WRONG if seam.required else NOTE
       yield Finding(subject="seams", name=name, value=f"missing: {seam.purpose}", state=state, advice=str(error))
       continue
-    if not seam.optional:
-      yield _judged(name, seam.purpose, seam, module, WRONG)
+    if seam.required is not None:
+      yield _judged(name, seam.required, module, WRONG)
     for feature in seam.features:
-      yield _judged(name, feature.name, feature, module, NOTE)
+      yield _judged(name, feature, module, NOTE)
 
 
-def _judged(name: str, purpose: str, part: seams.Seam | seams.Feature, module: ModuleType, worst: str) -> Finding:
+def _judged(name: str, part: Part, module: ModuleType, worst: str) -> Finding:
   try:
     part.check(module)
   except version.HostVersionError as error:
-    return Finding(subject="seams", name=name, value=f"differs: {purpose}", state=worst, advice=error.difference)
-  return Finding(subject="seams", name=name, value=f"fits: {purpose}")
+    return Finding(subject="seams", name=name, value=f"differs: {part.name}", state=worst, advice=error.difference)
+  return Finding(subject="seams", name=name, value=f"fits: {part.name}")
 
 
 def _imports(found: source.Source) -> Iterator[Finding]:
@@ -72,9 +72,7 @@ def _imports(found: source.Source) -> Iterator[Finding]:
       known = False
     if not known:
       full = f"{module}.{name}" if name else module
-      missing.append(
-          Finding(subject="imports", name=full, value="not there", state=WRONG, advice=f"{reader} reads it.")
-      )
+      missing.append(Finding(subject="imports", name=full, value="not there", state=WRONG, advice=f"{reader} reads it."))
   there = f"{len(readers) - len(missing)} of {len(readers)} names are there"
   yield Finding(subject="imports", name="maxtext", value=there)
   yield from missing

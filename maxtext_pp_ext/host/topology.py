@@ -40,11 +40,9 @@ def topologies() -> Mapping[str, Any]:
 
 
 def divides_axes(config: DerivedKeys, ici: Sequence[int]) -> bool:
-  """Returns whether a mesh divides axes of the torus of `compile_topology`; False where the torus is not known.
+  """Whether a mesh divides axes of the torus of `compile_topology`; False where the torus is not known.
 
-  Args:
-    config: MaxText's config.
-    ici: the number of devices of each mesh axis within a slice.
+  `ici` has the number of devices of each mesh axis within a slice.
   """
   topology = str(config.compile_topology or "")
   known = topology.partition("-")[0] in CHIPS and topology in topologies()
@@ -54,23 +52,23 @@ def divides_axes(config: DerivedKeys, ici: Sequence[int]) -> bool:
 
 
 def lengths(topology: str) -> tuple[int, ...]:
-  """Returns the chips along each axis of the torus."""
+  """The chips along each axis of the torus."""
   return tuple(map(int, topologies()[topology].topology_name.partition(":")[2].split("x")))
 
 
 def cores(topology: str) -> int:
-  """Returns the devices of JAX in a chip."""
+  """The devices of JAX in a chip."""
   return topologies()[topology].devices_per_slice // math.prod(lengths(topology))
 
 
 def slice_of(kind: str, devices: int) -> Slice | None:
-  """Returns the slice of a kind of chip, such as v5p, with so many devices of JAX; None if MaxText's table has none."""
+  """The slice of a kind of chip, such as v5p, with so many devices of JAX; None if MaxText's table has none."""
   name = _by_devices(kind).get(devices)
   return Slice(name=name, lengths=lengths(name), cores=cores(name)) if name else None
 
 
 def nearest(kind: str, devices: int) -> list[str]:
-  """Returns the topologies of a kind with the next fewer and the next more devices than a number, as far as there are."""
+  """The topologies of a kind with the next fewer and the next more devices than a number, as far as there are."""
   found = _by_devices(kind)
   fewer, more = ([size for size in sorted(found) if (size > devices) == is_more] for is_more in (False, True))
   return [found[size] for size in (*fewer[-1:], *more[:1])]
@@ -81,7 +79,7 @@ def _by_devices(kind: str) -> dict[int, str]:
 
 
 def chips(topology: str) -> str:
-  """Returns the chips of a slice in words, such as "2 × 4 × 4 chips"."""
+  """The chips of a slice in words, such as "2 × 4 × 4 chips"."""
   found, per_chip = lengths(topology), cores(topology)
   return f"{' × '.join(map(str, found))} chips" + (f" of {per_chip} devices each" if per_chip > 1 else "")
 

@@ -9,7 +9,7 @@ import pytest
 
 from maxtext_pp_ext import cli, registry
 from maxtext_pp_ext.host import doctor
-from maxtext_pp_ext.host.seams import features, install, table, version
+from maxtext_pp_ext.host.seams import install, table, version
 
 
 def found(subject, name):
@@ -54,8 +54,8 @@ def test_a_maxtext_that_is_not_supported_is_told_with_the_reason(monkeypatch):
 
 
 def test_a_feature_that_is_missing_is_a_note(monkeypatch):
-  monkeypatch.setitem(install._missing, features.LINEN.name, "expected another signature.")
-  finding = found("seams", features.LINEN.name)
+  monkeypatch.setitem(install._missing, table.LINEN.name, "expected another signature.")
+  finding = found("seams", table.LINEN.name)
   assert (finding.state, finding.advice) == (doctor.NOTE, "expected another signature.")
 
 

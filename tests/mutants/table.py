@@ -694,8 +694,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "seam-where-nobody-looks",
             "our factory is put where it is defined, and not where it was imported by name",
             "host/seams/rebind.py",
-            "_bind_everywhere(getattr(module, name), new)",
-            "setattr(module, name, new)",
+            "_bind_everywhere(old, new)\n\n  def changed_since",
+            "setattr(home, name, new)\n\n  def changed_since",
             INSTALLED,
         ),
         Mutant(

@@ -19,14 +19,7 @@ from maxtext_pp_ext.host.models import layouts
 
 
 def about_layouts(stored: Stored, folder: str, own_step: int | None, config: DerivedKeys) -> str:
-  """Returns the message about a checkpoint of another layout than the model: both layouts, and how to convert it.
-
-  Args:
-    stored: the checkpoint's arrays.
-    folder: the checkpoint.
-    own_step: its step if it is the run's own.
-    config: MaxText's config of the run.
-  """
+  """The message about a checkpoint of another layout than the model; `own_step`: its step if it is the run's own."""
   layouts_of_both = (
       f"The checkpoint {folder} has another layout than this run's model:\n"
       f"  checkpoint: {_describe(stored.shapes, config)}\n"
@@ -41,7 +34,7 @@ def about_layouts(stored: Stored, folder: str, own_step: int | None, config: Der
 
 
 def about_arrays(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape], folder: str) -> str:
-  """Returns the message about a checkpoint of another size than the model: it names the arrays that differ."""
+  """The message about a checkpoint of another size than the model: it names the arrays that differ."""
   text = lambda shapes, path: list(shapes[path]) if path in shapes else "none"
   differ = [path for path in sorted({*stored, *wanted}) if stored.get(path) != wanted.get(path)]
   lines = [f"  {'/'.join(path)}: checkpoint {text(stored, path)}, model {text(wanted, path)}" for path in differ[:5]]
@@ -52,14 +45,14 @@ def about_arrays(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape], fol
 
 
 def about_weights(problems: Iterable[str], folder: str) -> str:
-  """Returns the message about a checkpoint that lacks weights."""
+  """The message about a checkpoint that lacks weights."""
   heading = f"The checkpoint {folder} lacks weights of this run's model:"
   way_out = "Load a checkpoint that has them, or set the keys of the model that this checkpoint is of."
   return "\n".join([heading, *complete.listed(problems), way_out])
 
 
 def about_optimizer(problems: Iterable[str], folder: str) -> str:
-  """Returns the message about a checkpoint that lacks a part of the optimizer's state."""
+  """The message about a checkpoint that lacks a part of the optimizer's state."""
   heading = f"The checkpoint {folder} lacks a part of the optimizer's state, which would begin anew:"
   way_out = (
       "Load another checkpoint. Or load only the weights of this one, in a run of another name, with "
@@ -69,7 +62,7 @@ def about_optimizer(problems: Iterable[str], folder: str) -> str:
 
 
 def _describe(shapes: Mapping[Path, Shape], config: DerivedKeys) -> str:
-  """Returns a checkpoint's layout in words."""
+  """A checkpoint's layout in words."""
   try:
     of_layer = layouts.of_config(config).of_layer
   except ValueError:  # models whose layers are not known
@@ -84,7 +77,7 @@ def _describe(shapes: Mapping[Path, Shape], config: DerivedKeys) -> str:
 
 
 def _command(folder: str, own_step: int | None, config: DerivedKeys) -> str:
-  """Returns text that says how to convert the checkpoint and load the result."""
+  """How to convert the checkpoint, and load the result."""
   arguments = _arguments_of_this_run(sys.argv[1:])
   if own_step is None:
     destination, then = f"{folder}-converted", f"give {folder}-converted instead of it"

@@ -18,19 +18,14 @@ OF_OPTIMIZER = ("opt_type", "adamw_mask", "trainable_parameters_mask")
 
 
 def by_run(config: Any, given: Mapping[str, Any]) -> dict[Path, Saved]:
-  """Returns what MaxText saves of a run; arguments and errors are those of `train_state`."""
+  """What MaxText saves of a run. Raises ValueError as `train_state` does."""
   return by_state(train_state(config, given))
 
 
 def train_state(config: Any, given: Mapping[str, Any]) -> Any:
-  """Returns the state of a run's `TrainStateNNX`, without arrays.
+  """The state of a run's `TrainStateNNX`, without arrays, for a config of `layouts.config_of_layout` and the run's keys.
 
-  Args:
-    config: MaxText's config of its layout, from `layouts.config_of_layout`.
-    given: the run's keys.
-
-  Raises:
-    ValueError: MaxText cannot make the optimizer for this model.
+  Raises ValueError if MaxText cannot make the optimizer for this model.
   """
   from flax import nnx  # pylint: disable=import-outside-toplevel
   from maxtext.common import train_state_nnx  # pylint: disable=import-outside-toplevel
@@ -48,7 +43,7 @@ def train_state(config: Any, given: Mapping[str, Any]) -> Any:
 
 
 def by_state(state: Any) -> dict[Path, Saved]:
-  """Returns what MaxText saves of a train state, which may be without arrays."""
+  """What MaxText saves of a train state, which may be without arrays."""
   from flax import nnx  # pylint: disable=import-outside-toplevel
   import jax  # pylint: disable=import-outside-toplevel
   from maxtext.common import train_state_nnx  # pylint: disable=import-outside-toplevel

@@ -39,7 +39,7 @@ class Stored:
 
 
 def read(folder: str) -> Stored:
-  """Returns the arrays of a checkpoint; none if it cannot be read, which is then left to MaxText."""
+  """The arrays of a checkpoint; none if it cannot be read, which is then left to MaxText."""
   from etils import epath  # pylint: disable=import-outside-toplevel
   import orbax.checkpoint as ocp  # pylint: disable=import-outside-toplevel
 
@@ -69,11 +69,7 @@ def _shapes(tree: Any) -> dict[Path, Shape]:
 
 
 def of_model(abstract_state: Any) -> dict[Path, Shape]:
-  """Returns the parameters of a model, path -> shape, named as in a checkpoint of the trainer.
-
-  Args:
-    abstract_state: state of the model, or a train state; {} for anything else.
-  """
+  """The parameters of a model, or of a train state, named as in a checkpoint of the trainer; {} for anything else."""
   from flax import nnx  # pylint: disable=import-outside-toplevel
 
   if not isinstance(abstract_state, nnx.State):
@@ -85,12 +81,11 @@ def of_model(abstract_state: Any) -> dict[Path, Shape]:
 
 
 def of_decoder(shapes: Mapping[Path, Shape]) -> dict[Path, Shape]:
-  """Returns the arrays of the decoder."""
   return {path: shape for path, shape in shapes.items() if "decoder" in path}
 
 
 def without_custom(wanted: Mapping[Path, Shape], stored: Mapping[Path, Shape]) -> dict[Path, Shape]:
-  """Returns the model's arrays without those that MaxText does not expect in a checkpoint."""
+  """The model's arrays without those that MaxText does not expect in a checkpoint."""
   return {path: s for path, s in wanted.items() if path in stored or not any(_CUSTOM in part for part in path)}
 
 
@@ -106,7 +101,7 @@ def fused_as_in(wanted: Mapping[Path, Shape], stored: Mapping[Path, Shape]) -> M
 
 
 def agree(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape]) -> bool:
-  """Returns whether all shapes are the model's; matrices may be transposed, as from_pretrained allows."""
+  """Whether all shapes are the model's; matrices may be transposed, as from_pretrained allows."""
   return stored.keys() == wanted.keys() and all(
       shape == wanted[path] or (len(shape) == 2 and shape[::-1] == wanted[path]) for path, shape in stored.items()
   )

@@ -43,10 +43,9 @@ MOST_LAYERS = 1 << 13
 
 
 def abstract_mesh(config: DerivedKeys) -> AbstractMesh:
-  """Returns the mesh of a config, for the devices of its `compile_topology` or those present.
+  """The mesh of a config, for the devices of its `compile_topology` or those present.
 
-  Raises:
-    ValueError: the parallelism does not fit the number of devices, or the torus of `compile_topology`.
+  Raises ValueError if the parallelism does not fit the number of devices, or the torus of `compile_topology`.
   """
   ici, dcn = parallelism(config, "ici"), parallelism(config, "dcn")
   if not config.allow_split_physical_axes and topology.divides_axes(config, ici):
@@ -62,10 +61,9 @@ def abstract_mesh(config: DerivedKeys) -> AbstractMesh:
 
 
 def parallelism(config: DerivedKeys, network: str) -> list[int]:
-  """Returns the size of each mesh axis on "ici" (within a slice) or "dcn" (over slices), with -1 derived by MaxText.
+  """The size of each mesh axis on "ici" (within a slice) or "dcn" (over slices), with -1 derived by MaxText.
 
-  Raises:
-    ValueError: the parallelism does not fit the number of devices.
+  Raises ValueError if the parallelism does not fit the number of devices.
   """
   from maxtext.utils import max_utils  # pylint: disable=import-outside-toplevel
 
@@ -80,11 +78,7 @@ def parallelism(config: DerivedKeys, network: str) -> list[int]:
 
 
 def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
-  """Returns a config's model, with ShapeDtypeStructs for values.
-
-  Raises:
-    ValueError: MaxText cannot build it.
-  """
+  """A config's model, with ShapeDtypeStructs for values. Raises ValueError if MaxText cannot build it."""
   from maxtext.utils import model_creation_utils  # pylint: disable=import-outside-toplevel
 
   if config.num_decoder_layers > MOST_LAYERS:
@@ -94,7 +88,7 @@ def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
 
 
 def parameters(config: Any, mesh: Mesh | AbstractMesh) -> nnx.State:
-  """Returns the parameters of a config's model. Raises ValueError if MaxText cannot build it."""
+  """The parameters of a config's model. Raises ValueError if MaxText cannot build it."""
   if config.use_qwix_quantization:
     # Qwix calls a model to quantize it, and layers ask their mesh for its devices when they are called. The parameters
     # stay as they were: what two kinds (fp8_gpu, fp8_nanoo) add are scales, which are none.
@@ -103,7 +97,7 @@ def parameters(config: Any, mesh: Mesh | AbstractMesh) -> nnx.State:
 
 
 def stacks(config: DerivedKeys) -> tuple[tuple[int, ...], tuple[str, ...]]:
-  """Returns the sizes and the names of the axes along which our pipelines stack their stages; none without a pipeline."""
+  """The sizes and the names of the axes along which our pipelines stack their stages; none without a pipeline."""
   if not config.using_pipeline_parallelism:
     return (), ()
   stages, repeats = sound_stages(config), config.num_pipeline_repeats
@@ -112,17 +106,11 @@ def stacks(config: DerivedKeys) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def restacked(found: nnx.State, config: DerivedKeys, other: DerivedKeys) -> nnx.State | None:
-  """Returns the parameters of `other`'s model, which has the same stages in other numbers, from those of `config`'s.
+  """The parameters of `other`'s model, from those of `config`'s with other numbers of stages, repeats or layers in one.
 
   It takes a thousandth of the time that building the model takes. None if the other model has more layers in a stage, or
   if only one of them has several modules there, or if the arrays of the pipeline are stacked in another way than by our
-  pipelines.
-
-  Args:
-    found: the parameters of the model of `config`.
-    config: a config with a pipeline.
-    other: a config that differs in the numbers of stages, of repeats and of layers in a stage, and in nothing else that
-      changes parameters.
+  pipelines. The two configs differ in nothing else that changes parameters.
   """
   (old, old_names), (new, new_names) = stacks(config), stacks(other)
 
@@ -143,7 +131,7 @@ def restacked(found: nnx.State, config: DerivedKeys, other: DerivedKeys) -> nnx.
 
 
 def _fewer_in_a_stage(found: nnx.State, layers: int, fewer: int) -> nnx.State:
-  """Returns the parameters of a pipeline with fewer layers in a stage: its modules are the first ones of the larger."""
+  """The parameters of a pipeline with fewer layers in a stage: its modules are the first ones of the larger."""
   if layers == fewer:
     return found
   flat = nnx.to_flat_state(found)
@@ -168,14 +156,9 @@ class _StackedOtherwise(Exception):
 def explained(
     config: Any, make: Callable[[Any, AbstractMesh], nnx.State] = parameters
 ) -> tuple[sharding.Explanation, AbstractMesh]:
-  """Returns (how a config's parameters are sharded, its mesh).
+  """(how a config's parameters are sharded, its mesh); `make` is for a caller that has the parameters.
 
-  Args:
-    config: MaxText's config.
-    make: makes the parameters, for a caller that has them.
-
-  Raises:
-    ValueError: the parallelism does not fit the number of devices, or the torus of `compile_topology`.
+  Raises ValueError as `abstract_mesh` does.
   """
   mesh = abstract_mesh(config)
   return sharding.explain(make(config, mesh), mesh, rules_in_play(config.logical_axis_rules)), mesh

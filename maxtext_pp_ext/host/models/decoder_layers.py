@@ -32,10 +32,7 @@ from maxtext_pp_ext.config.view import with_values
 class Layer:
   """One decoder layer within a module that holds several.
 
-  Attributes:
-    module: the layer.
-    path: names that lead to it, or to the stack from which it was taken.
-    index: its index in that stack; None if it is in no stack.
+  `path` leads to it, or to the stack from which it was taken. `index` is its place in that stack; None if it is in none.
   """
 
   module: nnx.Module
@@ -57,21 +54,21 @@ class Structure:
 
 
 def paths(state: nnx.State) -> frozenset[tuple[str, ...]]:
-  """Returns the paths of the variables in a module's state."""
+  """The paths of the variables in a module's state."""
   return frozenset(tuple(map(str, path)) for path, _ in nnx.to_flat_state(state))
 
 
 def pipeline(
     config: Any, mesh: Mesh, implementation: str | type, layer_class: type | None = None, *, seed: int = 0
 ) -> nnx.Module:
-  """Returns the decoder's pipeline module with random weights: biases are not zero, and scales differ.
+  """The decoder's pipeline module with random weights: biases are not zero, and scales differ.
 
   Args:
     config: MaxText's config, with any number of stages.
     mesh: device mesh.
     implementation: a value of `pipeline_impl`, used instead of the config's, or a class.
     layer_class: class of the layers; by default that of `decoder_block`.
-    seed: seed of weights and dropout.
+    seed: of weights and dropout.
 
   Raises:
     registry.UnknownImplementationError: there is no implementation of that name.
@@ -107,7 +104,7 @@ def _pipeline_class(implementation: str | type) -> Callable:
 
 
 def _random(params: nnx.State, seed: int) -> nnx.State:
-  """Returns random values whose size keeps activations near 1."""
+  """Random values whose size keeps activations near 1."""
   generator = np.random.default_rng(seed)
 
   def one(path, weight):
@@ -125,12 +122,9 @@ class _WithoutLayers(nnx_decoders.NNXDecoder):
 
 
 def without_pipeline(config: Any, mesh: Mesh, layer_class: type | None = None) -> list[Structure]:
-  """Returns the structure, without arrays, that each pipelined layer has in the model without a pipeline.
+  """The structure that each pipelined layer has in the model without a pipeline.
 
-  Args:
-    config: MaxText's config.
-    mesh: device mesh.
-    layer_class: class of the layers, built alike for every index; by default those of `decoder_block`.
+  `layer_class` is the class of all layers; by default those of `decoder_block`.
   """
   plain = with_values(config, {"using_pipeline_parallelism": False})
   quant = quantizations.configure_quantization(plain)
@@ -176,13 +170,13 @@ def layers_of(module: nnx.Module) -> Iterator[Layer]:
 
 
 def holds_layers(module: nnx.Module) -> bool:
-  """Returns whether the module is a stage or a block of layers, instead of a layer."""
+  """Whether the module is a stage or a block of layers, instead of a layer."""
   stages = (nnx_decoders.NNXScannedPipelineStage, nnx_decoders.NNXSequentialPipelineStage)
   return isinstance(module, stages) or type(module).__name__.endswith("ScannableBlock")
 
 
 def children(module: nnx.Module) -> list[tuple[str, bool]]:
-  """Returns (name, whether it is a stack) of what holds a stage's or block's layers, in the order they run in."""
+  """(name, whether it is a stack) of what holds a stage's or block's layers, in the order they run in."""
   if isinstance(module, nnx_decoders.NNXScannedPipelineStage):
     return [("scanned_layers", True)]
   there = lambda name: getattr(module, name, None) is not None

@@ -44,7 +44,7 @@ def updates_from_counts(layers: nnx.Module, config: Any, axis: int) -> None:
   Args:
     layers: the stacked stages, after `StageModule.store_back`.
     config: MaxText's config.
-    axis: the axis along which biases that are parameters are stacked.
+    axis: along which biases that are parameters are stacked.
 
   Raises:
     NotImplementedError: the train step could not add the updates: it takes one value, for the bias of one module.

@@ -65,14 +65,10 @@ _SHARDS_NOTHING = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 
 def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
-  """Returns MaxText's config for the model of these arguments, whatever devices they are for.
+  """MaxText's config for the model of these arguments, whatever devices they are for.
 
-  Args:
-    argv: MaxText's arguments, a yml file and `key=value`.
-    **replaced: values for keys instead of those of `argv`. The number of stages is `ici_pipeline_parallelism`.
-
-  Raises:
-    ValueError: MaxText or this package refuses it.
+  `replaced` has values for keys instead of those of `argv`; the number of stages is `ici_pipeline_parallelism`.
+  Raises ValueError if MaxText or this package refuses it.
   """
   from maxtext.configs import types  # pylint: disable=import-outside-toplevel
 
@@ -98,10 +94,9 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
 
 
 def schedule_of_run(argv: Sequence[str]) -> Schedule:
-  """Returns the schedule of a run with these arguments; its devices need not be present.
+  """The schedule of a run with these arguments; its devices need not be present.
 
-  Raises:
-    ValueError: the run has neither a pipeline nor a window, or its sizes do not fit.
+  Raises ValueError if the run has neither a pipeline nor a window, or its sizes do not fit.
   """
   given = run_config.given_keys(argv)
   run_config.refuse_numbers(given)  # of which most are replaced below
@@ -131,10 +126,9 @@ def schedule_of_run(argv: Sequence[str]) -> Schedule:
 
 
 def residency_of_run(argv: Sequence[str]) -> Residency | None:
-  """Returns how long the implementation of a run keeps gathered weights; None if it does not say.
+  """How long the implementation of a run keeps gathered weights; None if it does not say.
 
-  Raises:
-    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
+  Raises UnknownImplementationError or PluginError if there is no such implementation.
   """
   given = run_config.given_keys(argv)
   name = str(given.get("pipeline_impl", registry.HOST))
@@ -146,14 +140,9 @@ def residency_of_run(argv: Sequence[str]) -> Residency | None:
 
 
 def of_config(config: Any, *kinds: type) -> Layout:
-  """Returns the layout of the model that MaxText makes of a config, without allocating arrays.
+  """The layout of a config's model, built without arrays: of variables of these kinds, by default all that MaxText saves.
 
-  Args:
-    config: MaxText's config.
-    *kinds: types of variables to include; by default all that MaxText saves.
-
-  Raises:
-    LayoutError: the model's layers are not where this version of the package expects them.
+  Raises LayoutError if the model's layers are not where this version of the package expects them.
   """
   from flax import nnx  # pylint: disable=import-outside-toplevel
 
@@ -181,7 +170,7 @@ def of_checkpoint(
     given: Mapping[str, Any],
     wanted: Layout,
 ) -> tuple[Any, Layout]:
-  """Returns (config, layout) of a checkpoint of this model, whatever layout the arguments themselves ask for.
+  """(config, layout) of a checkpoint of this model, whatever layout the arguments themselves ask for.
 
   Args:
     argv: MaxText's arguments of a run of the same model.
@@ -191,8 +180,7 @@ def of_checkpoint(
     wanted: the layout that the arguments ask for.
 
   Raises:
-    LayoutError: the checkpoint is not of this model, has several possible layouts, or has a form that cannot be
-      converted.
+    LayoutError: the checkpoint is not of this model, or may have several layouts, or its form cannot be converted.
   """
   if why_not := forms.why_not_converted({path[0] for path in shapes}):
     raise LayoutError(why_not)
@@ -218,7 +206,7 @@ def of_checkpoint(
 
 
 def layers_of_pipelined_kind(config: DerivedKeys) -> int:
-  """Returns how many of the decoder's layers are of the kind that pipelines hold: all but the dense ones of DeepSeek."""
+  """How many of the decoder's layers are of the kind that pipelines hold: all but the dense ones of DeepSeek."""
   dense = config.first_num_dense_layers if is_deepseek(config) else 0
   return config.num_decoder_layers - dense
 
@@ -228,7 +216,7 @@ def _assignments(values: Mapping[str, Any]) -> str:
 
 
 def describe(config: DerivedKeys) -> str:
-  """Returns the layout in words."""
+  """The layout in words."""
   scanned = f"stacked along param_scan_axis={config.param_scan_axis}" if config.scan_layers else "not stacked"
   if not config.using_pipeline_parallelism:
     layers = config.num_decoder_layers
@@ -269,7 +257,7 @@ class _Place:
   Attributes:
     path: names that lead there.
     first: number of the first layer.
-    stacks: nested stacks from the outermost to the innermost: (kind, size, number of layers in an entry).
+    stacks: from the outermost to the innermost: (kind, size, number of layers in an entry).
   """
 
   path: tuple[str, ...]
@@ -281,12 +269,12 @@ class _Place:
     return math.prod(size for _, size, _ in self.stacks)
 
   def axes(self, ndim: int, scan_axis: int | None) -> tuple[int, ...]:
-    """Returns the axes of the stacks in an array of this rank; `scan_axis` None: scans stack along the first axis."""
+    """The axes of the stacks in an array of this rank; `scan_axis` None: scans stack along the first axis."""
     return axes_of_stack([None if kind == _PIPELINE else scan_axis for kind, _, _ in self.stacks], ndim)
 
 
 def _places(decoder: Any) -> list[_Place]:
-  """Returns the decoder's layers, in the order in which they run."""
+  """The decoder's layers, in the order in which they run."""
   if not hasattr(decoder, "get_layers"):
     raise LayoutError(f"{type(decoder).__name__} does not list its layers, as MaxText's m3 models do not (use_m3_model).")
   config, pipeline = decoder.config, getattr(decoder, "pipeline_module", None)
@@ -322,7 +310,7 @@ def _after(places: list[_Place], layers: int) -> list[_Place]:
 
 
 def _stacked(places: list[_Place], kind: str, size: int) -> list[_Place]:
-  """Returns places repeated `size` times, one after another, in a stack."""
+  """Places repeated `size` times, one after another, in a stack."""
   count = sum(place.count for place in places)
   return [dataclasses.replace(place, stacks=((kind, size, count), *place.stacks)) for place in places]
 
@@ -335,7 +323,7 @@ def _in_pipeline(stages: Any, path: tuple[str, ...], config: HostKeys) -> list[_
 
 
 def _in_scan(module: Any, path: tuple[str, ...], config: HostKeys, around: tuple[str, ...]) -> list[_Place]:
-  """Returns the places of a scanned module's layers or blocks; `around`: the kinds of the stacks around this one."""
+  """The places of a scanned module's layers or blocks; `around`: the kinds of the stacks around this one."""
   from flax import nnx  # pylint: disable=import-outside-toplevel
 
   places = _within(module, path, config, (*around, _SCAN))
@@ -351,7 +339,7 @@ def _in_scan(module: Any, path: tuple[str, ...], config: HostKeys, around: tuple
 
 
 def _within(module: Any, path: tuple[str, ...], config: HostKeys, around: tuple[str, ...]) -> list[_Place]:
-  """Returns the layers of one entry of a stack: a layer, a block of several, or a pipeline's stage."""
+  """The layers of one entry of a stack: a layer, a block of several, or a pipeline's stage."""
   from maxtext_pp_ext.host.models import decoder_layers  # pylint: disable=import-outside-toplevel
 
   if not decoder_layers.holds_layers(module):

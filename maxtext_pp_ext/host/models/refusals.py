@@ -13,13 +13,10 @@ MOST_DEVICES = 1 << 20  # a mesh of more is a mistake
 
 @contextlib.contextmanager
 def as_value_errors(what: str) -> Iterator[None]:
-  """Turns the errors that MaxText and its dependencies raise about a config into ValueErrors that blame the config.
+  """Turns the errors that MaxText and its dependencies raise about a config into "MaxText cannot {what}: …".
 
   MaxText validates only some of its keys. Other bad values fail somewhere in its code: with AssertionError,
-  ZeroDivisionError, AttributeError, RecursionError and more (0.2.5).
-
-  Args:
-    what: the task that MaxText cannot do, for the message. Errors that already have a message for people pass unchanged.
+  ZeroDivisionError, AttributeError, RecursionError and more (0.2.5). Errors whose message is for people pass unchanged.
   """
   try:
     yield
@@ -31,11 +28,7 @@ def as_value_errors(what: str) -> Iterator[None]:
 
 
 def integer(given: Mapping[str, Any], key: str, default: int = 1) -> int:
-  """Returns the whole number that arguments give for a key, before MaxText has validated them.
-
-  Raises:
-    ValueError: the value is not a whole number.
-  """
+  """The whole number that arguments give for a key, not yet validated by MaxText. Raises ValueError if it is none."""
   value = given.get(key, default)
   try:
     return int(value)

@@ -26,7 +26,7 @@ _PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 
 def maxtext_folder() -> pathlib.Path:
-  """Returns where MaxText is installed, without importing it. Raises ModuleNotFoundError if it is not installed."""
+  """Where MaxText is installed, without importing it. Raises ModuleNotFoundError if it is not installed."""
   spec = importlib.util.find_spec("maxtext")
   if spec is None or spec.origin is None:
     raise ModuleNotFoundError("No module named 'maxtext'", name="maxtext")
@@ -34,12 +34,12 @@ def maxtext_folder() -> pathlib.Path:
 
 
 def base_yml() -> pathlib.Path:
-  """Returns the path of MaxText's own base.yml."""
+  """MaxText's own base.yml."""
   return maxtext_folder() / "configs" / "base.yml"
 
 
 def read(arguments: Sequence[str], **overrides: Any) -> Any:
-  """Returns MaxText's config.
+  """MaxText's config.
 
   Args:
     arguments: those of its trainers: a yml file, which may be left out for MaxText's defaults, then `key=value`.
@@ -103,11 +103,7 @@ class Variations(_JudgedClass):
   """
 
   def __init__(self, arguments: Sequence[str]):
-    """Reads the arguments as `read_without_run` does.
-
-    Raises:
-      ValueError: MaxText or this package refuses them; the message has every reason.
-    """
+    """Reads the arguments as `read_without_run` does."""
     super().__init__()
     self._given: dict[str, Any] = {}
     self.first = read_without_run(arguments, options={"config_class": self})
@@ -117,11 +113,7 @@ class Variations(_JudgedClass):
     return super().__call__(**given)
 
   def read(self, changed: Mapping[str, Any]) -> Any:
-    """Returns the config with these values instead of its own.
-
-    Raises:
-      ValueError: MaxText or this package refuses it; the message has every reason, and no remedies.
-    """
+    """The config with these values instead of its own. Raises ValueError with every reason, and no remedies."""
     with remedies.not_wanted():
       return _made(lambda: super(Variations, self).__call__(**{**self._given, **changed}))
 
@@ -146,7 +138,7 @@ def read_without_run(
 
 
 def of_absent_devices(given: Mapping[str, Any], devices: int | None = None) -> dict[str, Any]:
-  """Returns values for keys with which MaxText takes a run's devices to be there; {} if `compile_topology` names them.
+  """Values for keys with which MaxText takes a run's devices to be there; {} if `compile_topology` names them.
 
   Args:
     given: the run's keys.
@@ -172,16 +164,15 @@ def of_absent_devices(given: Mapping[str, Any], devices: int | None = None) -> d
 
 
 def with_keys(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-  """Returns MaxText's arguments with these values instead of their own."""
+  """MaxText's arguments with these values instead of their own."""
   kept = [argument for argument in argv if argument.partition("=")[0] not in values]
   return [*kept, *(f"{key}={value}" for key, value in values.items())]
 
 
 def given_keys(argv: Sequence[str]) -> dict[str, Any]:
-  """Returns key -> value of MaxText's arguments, merged as MaxText merges them with the yml file and its base files.
+  """Key -> value of MaxText's arguments, merged as MaxText merges them with the yml file and its base files.
 
-  Raises:
-    ValueError, OSError: they cannot be read.
+  Raises ValueError or OSError if they cannot be read.
   """
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
   import omegaconf  # pylint: disable=import-outside-toplevel
@@ -209,11 +200,8 @@ def schedule_of(config: HostKeys) -> Schedule:
   """The schedule of the config's pipeline: that of its implementation's `schedule_class`, circular where it has none.
 
   Without a pipeline, it is that of all layers, or blocks of layers, as repeats of the only stage. Models with several
-  stacks of layers, such as DeepSeek's, run one such schedule for each of them.
-
-  Raises:
-    ValueError: stages, microbatches and repeats do not fit together.
-    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
+  stacks of layers, such as DeepSeek's, run one such schedule for each of them. Raises ValueError if stages, microbatches
+  and repeats do not fit together, UnknownImplementationError or PluginError if there is no such implementation.
   """
   name = pipeline_impl(config)
   if windowed(config):

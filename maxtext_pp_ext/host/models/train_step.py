@@ -37,8 +37,7 @@ class CompiledStep:
     program: JAX's compiled step.
     mesh: of devices that need not be there. Partition i of the program runs on the i-th of them.
     config: MaxText's.
-    times: seconds that the compiler took: `compile_s` is wall time; `compile_cpu_s` is that of all processors together,
-      which depends less on what else they do.
+    times: seconds that the compiler took: wall time, and that of all processors, which depends less on what else they do.
   """
 
   program: Any
@@ -51,7 +50,7 @@ def compile_train_step(arguments: Sequence[str], *, here: bool = False) -> Compi
   """Compiles a train step without arrays.
 
   Args:
-    arguments: MaxText's arguments. The leading yml file may be left out, for base.yml, or be the name of a preset.
+    arguments: MaxText's. The leading yml file may be left out, for base.yml, or be the name of a preset.
     here: compiles for the devices of this process, otherwise for those of `compile_topology`.
 
   Raises:
@@ -111,20 +110,14 @@ _STATE_ONLY = {"load_parameters_path": "", "load_full_state_path": "", "sharding
 class RunningStep:
   """A train step on the devices of this process, with the state that it trains and a batch of synthetic data.
 
-  Calling it runs a step and waits for it.
-
-  Attributes:
-    losses: the loss of each step so far.
+  Calling it runs a step and waits for it. `losses` has the loss of each step so far.
   """
 
   def __init__(self, arguments: Sequence[str]):
     """Compiles a step, and initialises its state as MaxText's trainer does.
 
-    Args:
-      arguments: as for `compile_train_step`. The caller sets `dataset_type=synthetic` and turns off checkpoints.
-
-    Raises:
-      RefusedError: the configuration is refused, or its step takes more than a state and a batch.
+    The arguments are those of `compile_train_step`. The caller sets `dataset_type=synthetic` and turns off checkpoints.
+    Raises RefusedError if the configuration is refused, or its step takes more than a state and a batch.
     """
     from maxtext.utils import train_utils  # pylint: disable=import-outside-toplevel
 

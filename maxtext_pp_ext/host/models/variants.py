@@ -41,18 +41,15 @@ _ATTENTION = {"tpu": "flash", "cpu": "dot_product"}
 
 
 def names() -> tuple[str, ...]:
-  """Returns all variants: none, without a pipeline our window and MaxText's prefetch, MaxText's pipelines, and those of
-  the registry."""
+  """All variants: none, without a pipeline our window and MaxText's prefetch, MaxText's pipelines, the registry's."""
   return (NONE, WINDOW, PREFETCH, *_HOST_MODES, *(name for name in registry.names() if name != registry.HOST))
 
 
 def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[str]:
-  """Returns MaxText's arguments of a variant of a run, for a step that is compiled and has no data.
-
-  Without a pipeline the devices of the stages are given to FSDP.
+  """MaxText's arguments of a variant of a run, for a step that is compiled and has no data.
 
   Args:
-    name: one of `names()`.
+    name: one of `names()`. Without a pipeline the devices of the stages are given to FSDP.
     argv: MaxText's arguments of the run: a yml file, which may be left out, then `key=value`.
     platform: what is compiled for, "cpu" or the "tpu" of `compile_topology`; None for devices that the process has.
 
@@ -80,7 +77,7 @@ def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[s
 
 
 def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the keys that choose the pipeline of a variant, for a run with the keys `given`."""
+  """The keys that choose the pipeline of a variant, for a run with the keys `given`."""
   if name in (NONE, PREFETCH):
     return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _stages_to_fsdp(given)
   if name == WINDOW:

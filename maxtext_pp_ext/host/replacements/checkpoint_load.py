@@ -15,10 +15,10 @@ It also refuses a checkpoint that lacks something without MaxText saying what. M
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-import contextlib
+from collections.abc import Callable
 import contextvars
 import dataclasses
+import inspect
 import os
 from typing import Any
 
@@ -54,20 +54,10 @@ def refuse_other_layouts(
     maxtext_config: DerivedKeys | None,
     **others: Any,
 ) -> None:
-  """Compares the checkpoint that is about to be loaded with the model that is to get it.
+  """Compares the checkpoint that `load_state_if_possible` is about to load with the model that is to get it.
 
-  MaxText itself handles other formats than Orbax's, and checkpoints of other models.
-
-  Args:
-    checkpoint_manager: manager of the run's own checkpoints; None if it has none.
-    load_parameters_from_path: MaxText's key load_parameters_path, used where the run has no checkpoint.
-    load_full_state_from_path: MaxText's key load_full_state_path, used in the same case.
-    abstract_unboxed_pre_state: the train state without arrays.
-    step: step of the run's own checkpoint; the last one if negative.
-    source_checkpoint_layout: format of what is at the paths. "orbax" is compared, "safetensors_dynamic" is refused for a
-      model with a pipeline, and others are left to MaxText.
-    maxtext_config: MaxText's config.
-    **others: the other arguments of MaxText's load_state_if_possible.
+  The arguments are those of that function. MaxText itself handles other formats than Orbax's, and checkpoints of other
+  models; only "safetensors_dynamic" is refused for a model with a pipeline.
 
   Raises:
     WrongLayoutError: the layouts differ.
@@ -109,12 +99,25 @@ def _refuse_parts_of_optimizer(found: stored.Stored, abstract_state: Any, folder
     raise IncompleteCheckpointError(messages.about_optimizer(problems, folder))
 
 
-@contextlib.contextmanager
-def from_pretrained() -> Iterator[None]:
-  """Marks the time in which MaxText's from_pretrained runs: it makes a model and loads a checkpoint into it."""
+def load_state_if_possible(own: Callable, *args: Any, **kwargs: Any) -> Any:
+  """MaxText's function, unless what it would load is refused."""
+  bound = inspect.signature(own).bind_partial(*args, **kwargs)  # a missing argument is MaxText's own error
+  bound.apply_defaults()
+  refuse_other_layouts(**bound.arguments)
+  return own(*args, **kwargs)
+
+
+def restore_checkpoint(own: Callable, manager: Any, checkpoint_state: Any, step: int | None = None) -> Any:
+  """`CheckpointManager.restore_checkpoint`, unless what it would load is refused."""
+  refuse_other_layouts_of_engine(manager, checkpoint_state.model, step)
+  return own(manager, checkpoint_state, step)
+
+
+def from_pretrained(own: Callable, *args: Any, **kwargs: Any) -> Any:
+  """MaxText's function. It makes a model, which is where we judge what it is about to load."""
   token = _in_from_pretrained.set(True)
   try:
-    yield
+    return own(*args, **kwargs)
   finally:
     _in_from_pretrained.reset(token)
 
@@ -126,11 +129,7 @@ def refuse_other_layouts_within_from_pretrained(config: DerivedKeys, model: Any)
 
 
 def refuse_other_layouts_of_pretrained(config: DerivedKeys, model: Any) -> None:
-  """Compares the checkpoint that from_pretrained is about to load with the model that is to get it.
-
-  Args:
-    config: MaxText's config; its load_parameters_path is loaded.
-    model: the abstract model.
+  """Compares the checkpoint that from_pretrained is about to load with the abstract model that is to get it.
 
   Raises:
     WrongLayoutError: the layouts differ, or one of the two has a pipeline and not all arrays agree. MaxText pads arrays
@@ -156,18 +155,10 @@ def refuse_other_layouts_of_pretrained(config: DerivedKeys, model: Any) -> None:
 
 
 def refuse_other_layouts_of_engine(manager: Any, model: Any, step: int | None) -> None:
-  """Compares a checkpoint of MaxText's training engine with the model that is to get it.
+  """Compares a checkpoint of MaxText's training engine with the model, or adapter around it, that is to get it.
 
   The engine logs an error of Orbax's, and trains on with the values that the model has (MaxText 0.2.5).
-
-  Args:
-    manager: its CheckpointManager.
-    model: the model, or an adapter around it.
-    step: of the checkpoint; None for the last one.
-
-  Raises:
-    WrongLayoutError: the layouts differ, or one of the two has a pipeline and not all arrays agree.
-    IncompleteCheckpointError: the checkpoint lacks weights of the model.
+  `step` is None for the last one. Raises as `refuse_other_layouts_of_pretrained` does.
   """
   from flax import nnx  # pylint: disable=import-outside-toplevel
 

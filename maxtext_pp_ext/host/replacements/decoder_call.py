@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses arguments of the decoder that its pipelined path would drop: it passes on five arguments, no others."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+import inspect
 from typing import Any
 
 from maxtext_pp_ext import registry
@@ -21,13 +22,15 @@ _LOST = {
 _BIDIRECTIONAL_BLOCKS = ("gemma3", "gemma4")  # the only ones whose layers MaxText gives the mask
 
 
-def refuse_lost_arguments(config: HostKeys, arguments: Mapping[str, Any]) -> None:
-  """Raises NotImplementedError if an implementation of ours would not get an argument that matters.
+def call(own: Callable, decoder: Any, *args: Any, **kwargs: Any) -> Any:
+  """`NNXDecoder.__call__`, unless it would lose an argument."""
+  # bind_partial: a missing argument is MaxText's own error.
+  refuse_lost_arguments(decoder.config, inspect.signature(own).bind_partial(decoder, *args, **kwargs).arguments)
+  return own(decoder, *args, **kwargs)
 
-  Args:
-    config: the decoder's config.
-    arguments: the arguments of `NNXDecoder.__call__` by name; absent ones were not given.
-  """
+
+def refuse_lost_arguments(config: HostKeys, arguments: Mapping[str, Any]) -> None:
+  """Raises NotImplementedError if an implementation of ours would not get an argument that matters."""
   name = pipeline_impl(config)
   if name == registry.HOST or not getattr(config, "using_pipeline_parallelism", False):
     return

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `pipeline_impl` for every config of this process, or every one with a pipeline, that does not name one itself.
 
-Nothing changes until a caller uses `set_default_pipeline_impl` (or the context manager `override_pipeline_impl`):
-the normal way to choose an implementation is the config key. The default is for code whose configs one cannot edit,
-such as MaxText's own tests (`maxtext_pp_ext.testing.plugin`).
+Nothing changes until a caller uses `set_default_pipeline_impl` or `override_pipeline_impl`: the normal way to choose an
+implementation is the config key. The default is for code whose configs one cannot edit, such as MaxText's own tests
+(`maxtext_pp_ext.testing.plugin`).
 
-The config class calls `apply_default_pipeline_impl` on its raw keys, before any of them is validated. A key counts as
-set by the config itself if it is there at all: none of MaxText's yml files has `pipeline_impl`. This module imports only
-the standard library, so the config class costs nothing extra.
+The config class applies it to its raw keys. A key counts as set by the config itself if it is there at all: none of
+MaxText's yml files has `pipeline_impl`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +60,7 @@ def set_default_pipeline_impl(
 def override_pipeline_impl(
     name: str, observer: Callable[[ConfigReport], None] | None = None, *, all_configs: bool = False
 ) -> Iterator[None]:
-  """`set_default_pipeline_impl` for the duration of a `with` block; the default before it comes back afterwards."""
+  """`set_default_pipeline_impl` for a `with` block; the default before it comes back afterwards."""
   global _default
   before = _default
   set_default_pipeline_impl(name, observer, all_configs=all_configs)
@@ -72,7 +71,7 @@ def override_pipeline_impl(
 
 
 def apply_default_pipeline_impl(values: Any) -> Any:
-  """Returns the raw keys of a config with the process's default in them; `values` itself if there is nothing to do."""
+  """The raw keys of a config with the process's default in them; `values` itself if there is nothing to do."""
   default = _default
   if default is None or not isinstance(values, Mapping):
     return values
@@ -91,12 +90,12 @@ def apply_default_pipeline_impl(values: Any) -> Any:
 
 
 def _uses_pipeline(values: Mapping[str, Any]) -> bool:
-  """Returns whether MaxText will pipeline this config: its own rule, on keys that pydantic has not converted yet."""
+  """Whether MaxText will pipeline this config: its own rule, on keys that pydantic has not converted yet."""
   return any(_as_int(values.get(key, 1)) > 1 for key in ("ici_pipeline_parallelism", "dcn_pipeline_parallelism"))
 
 
 def _scans_layers(values: Mapping[str, Any]) -> bool:
-  """Returns whether the model scans over its layers, which a window needs; also of a value from a command line."""
+  """Whether the model scans over its layers, which a window needs; also of a value from a command line."""
   return str(values.get("scan_layers", True)).casefold() not in ("false", "0")
 
 

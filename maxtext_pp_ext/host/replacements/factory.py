@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the pipeline module that a config asks for, and logs the choice."""
 
+from collections.abc import Callable
 import functools
+from typing import Any
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.derived import microbatches_of_window, pipeline_impl
@@ -12,10 +14,9 @@ from maxtext_pp_ext.units import counted
 
 
 def pipeline_class(config: HostKeys) -> type | None:
-  """Returns the NNX module class that the config asks for, and logs it; None if MaxText is to choose its own.
+  """The NNX module class that the config asks for, which is logged; None if MaxText is to choose its own.
 
-  Raises:
-    registry.UnknownImplementationError, registry.PluginError: there is no such class.
+  Raises UnknownImplementationError or PluginError if there is no such class.
   """
   name = pipeline_impl(config)
   if name == registry.HOST:
@@ -25,13 +26,26 @@ def pipeline_class(config: HostKeys) -> type | None:
   return cls
 
 
+def create_nnx_pipeline(
+    own: Callable, config: Any, stage_factory: Any, mesh: Any, remat_policy=None, *, rngs: Any
+) -> Any:
+  """MaxText's function, with the class that the config asks for."""
+  if (cls := pipeline_class(config)) is None:
+    return own(config, stage_factory, mesh, remat_policy, rngs=rngs)
+  return cls(config=config, stage_factory=stage_factory, mesh=mesh, remat_policy=remat_policy, rngs=rngs)
+
+
+def create_pipeline(own: Callable, config: Any, layers: Any = None, mesh: Any = None, remat_policy: Any = None) -> Any:
+  """MaxText's function, which makes a Linen module."""
+  if (cls := pipeline_class(config)) is None:
+    return own(config, layers, mesh, remat_policy)
+  return _linen_class(cls)(config=config, stage_factory=layers, mesh=mesh, remat_policy=remat_policy)
+
+
 @functools.cache
-def linen_class(cls: type) -> type:
-  """Returns the Linen module class around an NNX pipeline class, made as MaxText makes its own; one for each class."""
-  from maxtext.layers import (
-      initializers,  # pylint: disable=import-outside-toplevel
-      nnx_wrappers,  # pylint: disable=import-outside-toplevel
-  )
+def _linen_class(cls: type) -> Callable:
+  """The Linen class around an NNX class, made as MaxText makes its own; one for each, so that models are equal."""
+  from maxtext.layers import initializers, nnx_wrappers  # pylint: disable=import-outside-toplevel
 
   return nnx_wrappers.to_linen_class(cls, base_metadata_fn=initializers.variable_to_logically_partitioned)
 
@@ -42,7 +56,7 @@ def announce(config: HostKeys) -> None:
 
 
 def describe(config: HostKeys) -> str:
-  """Returns text: implementation, stages, repeats, microbatches, delay and the schedule's bubble fraction."""
+  """Implementation, stages, repeats, microbatches, delay and the schedule's bubble fraction, as text."""
   schedule = run_config.schedule_of(config)
   return (
       f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active: {counted(schedule.stages, 'stage')}, "

@@ -30,24 +30,18 @@ _UNREAD = {"deepseek4": ("decoder_input_tokens",)}
 
 
 def apply(
-    host_scan: Callable,
-    decoder: Any,
-    layers: Any,
-    inputs: jax.Array,
-    args: tuple,
-    length: int,
-    kwargs: Mapping[str, Any],
+    own: Callable, decoder: Any, layers: Any, inputs: jax.Array, *args: Any, length: int, **kwargs: Any
 ) -> tuple[jax.Array, Any, Any]:
   """`NNXDecoder._apply_layers_sequentially`, in our implementation if the config names one and the model is trained.
 
   Args:
-    host_scan: MaxText's own.
+    own: MaxText's function.
     decoder: the decoder.
     layers: the stacked layers.
     inputs: activations [batch, sequence, embed], or with hyper-connections [batch, sequence, streams, embed].
-    args: the layers' other positional arguments: segment ids, positions, deterministic, model mode.
+    *args: the layers' other positional arguments: segment ids, positions, deterministic, model mode.
     length: the number of stacked layers.
-    kwargs: arguments of the scan and keyword arguments of the layers.
+    **kwargs: arguments of the scan and keyword arguments of the layers.
 
   Returns:
     (activations, the layers, None).
@@ -62,7 +56,7 @@ def apply(
   makes_state = getattr(decoder, "disable_quant_stats_update", False)
   trains = model_mode == decoder.model_mode == "train"
   if not windowed(config) or not trains or makes_state or not length:
-    return host_scan(decoder, layers, inputs, *args, length=length, **kwargs)
+    return own(decoder, layers, inputs, *args, length=length, **kwargs)
   run_scanned, layer_kwargs = _run_scanned(config), _layer_kwargs(config, layers, kwargs)
   factory.announce_window(config, length)
   # The engine's activations have three axes. Those with hyper-connections have one more, of streams.
@@ -97,8 +91,8 @@ def _layer_kwargs(config: HostKeys, layers: Any, kwargs: Mapping[str, Any]) -> d
   given = {key: value for key, value in kwargs.items() if key not in without}
   if refused := [key for key, value in given.items() if value is not None]:
     raise UnsupportedError(
-        f"pipeline_impl={pipeline_impl(config)} without a pipeline: the layers cannot be given {', '.join(refused)}. Call "
-        "the model without it, or set pipeline_impl=host."
+        f"pipeline_impl={pipeline_impl(config)} without a pipeline: the layers cannot be given {', '.join(refused)}. "
+        "Call the model without it, or set pipeline_impl=host."
     )
   takes = inspect.signature(type(layers).__call__).parameters
   return {key: value for key, value in given.items() if key in takes or "kwargs" in takes}

@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Implements the key `sharding_conflicts`: checks how MaxText shards a model's parameters, before compilation."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from maxtext_pp_ext.config.host_keys import HostKeys
+from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.models.axes import rules_in_play
+from maxtext_pp_ext.host.replacements import checkpoint_load
 
 FALLBACK: Literal["fallback"] = "fallback"
 _WAY_OUT = (
@@ -14,16 +17,18 @@ _WAY_OUT = (
 )
 
 
+def create_nnx_abstract_model(own: Callable, config: DerivedKeys, mesh: Any = None, *args: Any, **kwargs: Any) -> Any:
+  """MaxText's function, with which every set-up starts; what is wrong with its model stops the run here."""
+  create_model, model = own(config, mesh, *args, **kwargs)
+  judge(config, model, mesh)
+  checkpoint_load.refuse_other_layouts_within_from_pretrained(config, model)
+  return create_model, model
+
+
 def judge(config: HostKeys, model: Any, mesh: Any) -> None:
   """Warns or raises, as the config says, if the shardings of an abstract model's parameters have conflicts.
 
-  Args:
-    config: MaxText's config.
-    model: the abstract model.
-    mesh: its device mesh; None for the model's own.
-
-  Raises:
-    ShardingConflictError: with sharding_conflicts=error.
+  `mesh` is None for the model's own. Raises ShardingConflictError with sharding_conflicts=error.
   """
   how = getattr(config, "sharding_conflicts", FALLBACK)
   if how == FALLBACK:

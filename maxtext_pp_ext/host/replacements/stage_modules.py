@@ -47,18 +47,16 @@ def layer_classes(config: HostKeys, classes: list[type]) -> list[type]:
   return [*classes[:-1], batch_split.batch_split(classes[-1])]  # DeepSeek's: dense, MoE
 
 
-def build(host_build: Callable, decoder: Any, layer_classes: list[type], rngs: nnx.Rngs) -> nnx.Module:
-  """Returns the module of one stage.
+def get_decoder_layers(own: Callable, decoder: Any) -> list[type]:
+  """`NNXDecoder.get_decoder_layers`."""
+  return layer_classes(decoder.config, own(decoder))
 
-  Args:
-    host_build: `NNXDecoder._get_pipeline_stage_module`.
-    decoder: the decoder.
-    layer_classes: the classes of its layers.
-    rngs: random streams.
-  """
+
+def build(own: Callable, decoder: Any, layer_classes: list[type], rngs: nnx.Rngs) -> nnx.Module:
+  """`NNXDecoder._get_pipeline_stage_module`: returns the module of one stage."""
   config = decoder.config
   if pipeline_impl(config) == registry.HOST:
-    return host_build(decoder, layer_classes, rngs)
+    return own(decoder, layer_classes, rngs)
   layer_classes = [cycles.block_class(config, layer_class) for layer_class in layer_classes]
   if config.set_remat_policy_on_layers_per_stage and config.remat_policy != "none":
     policy = _RematPolicy(config, decoder.get_remat_policy())
@@ -72,7 +70,7 @@ def build(host_build: Callable, decoder: Any, layer_classes: list[type], rngs: n
   in_turn = decoder.config.num_layers_per_pipeline_stage > 1 and not config.scan_layers_per_stage
   if abstract_model.of_shapes_only() and in_turn:
     layer_classes = [_copying(layer_class) for layer_class in layer_classes]  # type: ignore[misc]  # called, not asked
-  return _without_mesh(host_build(decoder, layer_classes, rngs))
+  return _without_mesh(own(decoder, layer_classes, rngs))
 
 
 def _copying(layer_class: type) -> Callable[..., nnx.Module]:
@@ -92,19 +90,15 @@ def _copying(layer_class: type) -> Callable[..., nnx.Module]:
   return make
 
 
-def build_scanned(host_build: Callable, decoder: Any, *args: Any, **kwargs: Any) -> nnx.Module:
-  """Returns layers that MaxText scans over. They are for automatic sharding if an implementation of ours runs them.
+def build_scanned(own: Callable, decoder: Any, *args: Any, **kwargs: Any) -> nnx.Module:
+  """`NNXDecoder._create_scanned_layers`: returns layers that are scanned over.
 
-  Args:
-    host_build: `NNXDecoder._create_scanned_layers`.
-    decoder: the decoder.
-    *args: its other arguments.
-    **kwargs: its other arguments.
+  They are for automatic sharding if an implementation of ours runs them.
   """
   if pipeline_impl(decoder.config) == registry.HOST:
-    return host_build(decoder, *args, **kwargs)
+    return own(decoder, *args, **kwargs)
   trains = windowed(decoder.config) and decoder.model_mode == "train"
-  return _without_mesh(host_build(_automatic(decoder) if trains else decoder, *args, **kwargs))
+  return _without_mesh(own(_automatic(decoder) if trains else decoder, *args, **kwargs))
 
 
 def _without_mesh[Layers: nnx.Module | None](layers: Layers) -> Layers:

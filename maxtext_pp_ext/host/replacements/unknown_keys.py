@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An error about mistyped keys that names them and what they are like. MaxText 0.2.5 lists all of its keys instead."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+import inspect
 from typing import Any
 
 from maxtext_pp_ext.errors import Refusal
@@ -13,19 +14,15 @@ class UnknownKeyError(Refusal, ValueError):
   """A config has keys that MaxText does not know; the message has a sentence for each."""
 
 
-def told(prepare: Callable[[], Any], given: Mapping[str, Any], known: Iterable[str]) -> Any:
-  """Calls MaxText's check of a config's keys. Raises UnknownKeyError for keys that it does not know.
-
-  Args:
-    prepare: MaxText's check.
-    given: the keys of the run.
-    known: MaxText's keys.
-  """
+def prepare(own: Callable, *args: Any, **kwargs: Any) -> Any:
+  """MaxText's `_prepare_for_pydantic`. Raises UnknownKeyError for keys that MaxText does not know."""
   try:
-    return prepare()
+    return own(*args, **kwargs)
   except ValueError as error:
-    known = list(known)
-    unknown = [key for key in given if key not in known]
+    bound = inspect.signature(own).bind(*args, **kwargs)
+    bound.apply_defaults()
+    known = list(bound.arguments["config_class"].model_fields)
+    unknown = [key for key in bound.arguments["raw_keys"] if key not in known]
     if not any(str(error).startswith(f"{key!r} not in ") for key in unknown):
       raise
     raise UnknownKeyError("\n".join(sentence(key, known) for key in unknown)) from None

@@ -17,11 +17,7 @@ _LOADED = ("load_parameters_path", "load_full_state_path")
 
 
 def problems(value_of: Callable[[str], Any]) -> list[str]:
-  """Returns the problems with the paths to which a run writes checkpoints; [] if there are none.
-
-  Args:
-    value_of: returns the value of a MaxText key, None if it has none.
-  """
+  """The problems with the paths to which a run writes checkpoints; `value_of` gives the value of a key, or None."""
   if not _is_true(value_of("enable_checkpointing")):
     return []
   asking = {"base_output_directory": "enable_checkpointing"}
@@ -41,7 +37,7 @@ def problems(value_of: Callable[[str], Any]) -> list[str]:
 
 
 def of_loading(value_of: Callable[[str], Any]) -> list[str]:
-  """Returns the problems with the paths from which a run loads; the run itself would stop before its first step."""
+  """The problems with the paths from which a run loads; the run itself would stop before its first step."""
   found = []
   for key in _LOADED:
     path = value_of(key)

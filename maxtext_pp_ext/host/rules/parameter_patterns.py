@@ -30,7 +30,7 @@ _ENDS = ("", "/value")
 
 
 def problems(config: HostKeys) -> list[str]:
-  """Returns the problems with a pipelined config's patterns; [] if there are none, or MaxText cannot build the model."""
+  """The problems with a pipelined config's patterns; [] if there are none, or MaxText cannot build the model."""
   found, given = [], {key: list(getattr(config, key, None) or ()) for key in KEYS}
   given = {key: patterns for key, patterns in given.items() if patterns and _is_read(config, key)}
   for key, patterns in given.items():
@@ -83,13 +83,9 @@ def _parameters(config: HostKeys) -> Layout:
 
 
 def differences(key: str, patterns: Sequence[str], with_pipeline: Layout, without: Layout) -> Iterator[str]:
-  """Yields a message if patterns select different parameters in two layouts of a model.
+  """Yields a message if patterns select different parameters of a model with a pipeline than of the same model without.
 
-  Args:
-    key: the config key that has the patterns.
-    patterns: regular expressions, which are searched for in paths such as `decoder/layers/mlp/wo/kernel`.
-    with_pipeline: the parameters of the model with a pipeline.
-    without: those of the same model without one.
+  The patterns of `key` are regular expressions, searched for in paths such as `decoder/layers/mlp/wo/kernel`.
   """
   if _selections(patterns, with_pipeline) == _selections(patterns, without):
     return
@@ -113,7 +109,7 @@ def differences(key: str, patterns: Sequence[str], with_pipeline: Layout, withou
 
 
 def _selections(patterns: Sequence[str], layout: Layout) -> list[set[Part]]:
-  """Returns the parts that the patterns select, at updates of the optimizer and at its initialisation."""
+  """The parts that the patterns select, at updates of the optimizer and at its initialisation."""
   return [{part for leaf in _selected(patterns, layout, end) for part in _parts(leaf)} for end in _ENDS]
 
 
@@ -130,7 +126,7 @@ def _parts(leaf: Leaf) -> Iterator[Part]:
 
 
 def _arrays(patterns: Sequence[str], layout: Layout, other: Layout) -> str:
-  """Returns, as text, how many arrays one layout selects, and which of them hold parts not selected in the other."""
+  """How many arrays one layout selects, and which of them hold parts not selected in the other, as text."""
   selected, elsewhere = _selected(patterns, layout), _selections(patterns, other)[0]
   alone = ["/".join(leaf.path) for leaf in selected if not elsewhere.issuperset(_parts(leaf))]
   more = f" and {len(alone) - _MOST_NAMED} more" if len(alone) > _MOST_NAMED else ""
@@ -144,7 +140,7 @@ def _is_cut(leaf: Leaf, wanted: set[Part]) -> bool:
 
 
 def _proposal(kept: list[str], wanted: set[Part], both: Sequence[Layout]) -> list[str] | None:
-  """Returns patterns, `kept` among them, that select `wanted` in both layouts; None if there are none."""
+  """Patterns, `kept` among them, that select `wanted` in both layouts; None if there are none."""
   found = list(kept)
   for layout in both:
     chosen = {leaf.path for leaf in layout.leaves if wanted.issuperset(_parts(leaf))}
@@ -155,7 +151,7 @@ def _proposal(kept: list[str], wanted: set[Part], both: Sequence[Layout]) -> lis
 
 
 def patterns_of(chosen: set[Path], paths: set[Path]) -> list[str]:
-  """Returns regular expressions that select exactly these paths, as few as common prefixes of paths allow.
+  """Regular expressions that select exactly these paths, as few as common prefixes of paths allow.
 
   Names that differ only in a number at their end, as those of layers do, share one pattern if all of them are chosen.
   """
@@ -177,7 +173,7 @@ def _escaped(part: str) -> str:
 
 
 def _beginnings(start: Path, chosen: set[Path], paths: set[Path]) -> list[Path]:
-  """Returns the shortest prefixes, from `start` on, that only chosen paths have."""
+  """The shortest prefixes, from `start` on, that only chosen paths have."""
   if not chosen:
     return []
   if start and chosen == paths:

@@ -29,7 +29,7 @@ _CONTRADICTING_HOST_KEYS = {"pipeline_fsdp_ag_once": "circular_ag_once", "pipeli
 
 
 def problems(config: Keys, given: Mapping[str, Any] | None = None, whole_mesh: bool = False) -> list[str]:
-  """Returns all problems with our keys, and with MaxText's keys under one of our implementations; [] if there are none.
+  """All problems with our keys, and with MaxText's keys under one of our implementations.
 
   Args:
     config: MaxText's config, or any object with its keys.
@@ -56,11 +56,9 @@ def problems(config: Keys, given: Mapping[str, Any] | None = None, whole_mesh: b
 
 
 def of_mesh(config: Keys, given: Mapping[str, Any]) -> list[str]:
-  """Returns the problems with a mesh of all devices, whoever runs the pipeline, and whether there is one or none.
+  """The problems with a mesh of all devices, whoever runs the pipeline, and whether there is one or none.
 
-  Args:
-    config: MaxText's config.
-    given: the values of a run's keys, before MaxText has derived others from them.
+  `given` has the values of a run's keys, before MaxText has derived others from them.
   """
   chosen = {key: given[key] for key in remedies.DERIVED if isinstance(given.get(key), int)}
   if config.pipeline_impl != registry.HOST:
@@ -89,7 +87,6 @@ def _of_host(config: Keys) -> list[str]:
 
 
 def _of_implementations(config: Keys) -> list[str]:
-  """Returns the problems of a config that uses one of our implementations."""
   return [
       *_unknown_implementation(config),
       *_bad_choices(config),

@@ -27,25 +27,21 @@ def _distance(a: int, b: int) -> float:
 
 
 def _nearest(candidates: Sequence[int], value: int) -> list[int]:
-  """Returns the candidates with the smallest ratio to `value`, up or down, in that order."""
+  """The candidates with the smallest ratio to `value`, up or down, in that order."""
   return sorted(dict.fromkeys(candidates), key=lambda c: (_distance(c, value), c))[:_MOST_CANDIDATES]
 
 
 def microbatches(config: HostKeys) -> list[int]:
-  """Returns the numbers of microbatches into which the batch can be divided, the nearest first."""
+  """The numbers of microbatches into which the batch can be divided, the nearest first."""
   return sorted(derived.fitting_microbatches(config), key=lambda m: abs(m - config.num_pipeline_microbatches))
 
 
 def batches(
     config: HostKeys, divided_by: int, key: str = "per_device_batch_size", units: Sequence[int] = (1,)
 ) -> list[int | float]:
-  """Returns batch sizes per device, at least the present one, whose rows divide into this many microbatches.
+  """Batch sizes per device, at least the present one of `key`, whose rows divide into this many microbatches.
 
-  Args:
-    config: MaxText's config, or any object with its keys.
-    divided_by: the number of microbatches.
-    key: the key of the batch size.
-    units: for each unit, one size is returned whose microbatches have a multiple of `unit` rows.
+  There is one size for each unit; with it a microbatch has a multiple of `unit` rows.
   """
   devices = config.num_target_devices
   if not devices:
@@ -72,7 +68,7 @@ def _ceil(rows: int, multiple: int) -> int:
 
 
 def parallelism(config: HostKeys) -> list[dict[str, int]]:
-  """Returns changes that use all devices; those nearest to the present number of stages first.
+  """Changes that use all devices; those nearest to the present number of stages first.
 
   A pipeline keeps two stages or more, and a model without one stays without.
   """
@@ -189,7 +185,7 @@ def of_batches(config: HostKeys) -> Iterator[dict[str, Any]]:
 
 
 def _units(config: HostKeys, evaluation: bool) -> list[int]:
-  """Returns the numbers of which a microbatch's rows may have to be a multiple."""
+  """The numbers of which a microbatch's rows may have to be a multiple."""
   parts = rows_of_devices.parts(config)
   unit = math.lcm(parts, *(need.devices * parts for need in rows_of_devices.needs(config, evaluation=evaluation)))
   of_quantization = max(getattr(config, "quantization_local_shard_count", 1), 1)
@@ -223,14 +219,10 @@ def _enough(config: HostKeys, rows: int, evaluation: bool) -> bool:
 
 
 def proposal(config: HostKeys, passes: Callable[[Values], bool], given: Values) -> dict[str, Any] | None:
-  """Returns values for as few keys as possible that leave no problem with a pipeline's sizes; None if there are none.
+  """Values for as few keys as possible that leave no problem with a pipeline's sizes; None if there are none.
 
-  It keeps the number of stages if it can, then the layers of the pipeline, then the microbatches or the batch.
-
-  Args:
-    config: MaxText's config, or any object with its keys.
-    passes: returns whether a config with these values has no problem.
-    given: see `remedies.changed`.
+  It keeps the number of stages if it can, then the layers of the pipeline, then the microbatches or the batch. `passes`
+  returns whether a config with these values has no problem; `given` is that of `remedies.changed`.
   """
   asked = {"num_pipeline_microbatches": given.get("num_pipeline_microbatches", config.num_pipeline_microbatches)}
   for of_devices in parallelism(config):

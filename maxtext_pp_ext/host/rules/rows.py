@@ -55,12 +55,9 @@ class Need:
 
 
 def needs(config: HostKeys, *, evaluation: bool = False, platform: str | None = None) -> list[Need]:
-  """Returns every feature that needs rows, under the sharding rules of training or of evaluations.
+  """Every feature that needs rows, under the sharding rules of training or of evaluations.
 
-  Args:
-    config: MaxText's config, or any object with its keys.
-    evaluation: whether to use the rules of evaluations.
-    platform: the platform on which the model runs; None for the one that the config or this process tells.
+  `platform` is where the model runs; None for what the config or this process tells.
   """
   mesh = derived.mesh_shape(config)
   if mesh is None:
@@ -74,7 +71,7 @@ def rules(config: HostKeys, evaluation: bool) -> Any:
 
 
 def parts(config: HostKeys) -> int:
-  """Returns how many parts a layer divides its rows into: batch_split_factor with the batch-split schedule, else 1."""
+  """How many parts a layer divides its rows into: batch_split_factor with the batch-split schedule, else 1."""
   return max(config.batch_split_factor, 1) if getattr(config, "use_batch_split_schedule", False) else 1
 
 
@@ -112,19 +109,19 @@ def expert_axes(config: HostKeys) -> tuple[str, ...]:
 
 
 def shards(names: Sequence[str | None], config: HostKeys, evaluation: bool = False) -> int:
-  """Returns over how many devices the first of these logical axes is sharded; 1 if the mesh is not known."""
+  """Over how many devices the first of these logical axes is sharded; 1 if the mesh is not known."""
   mesh = derived.mesh_shape(config)
   return 1 if mesh is None else math.prod(_axes(names, mesh, rules(config, evaluation)).values())
 
 
 def axes_of(names: Sequence[str | None], config: HostKeys, evaluation: bool) -> tuple[str, ...]:
-  """Returns the mesh axes that shard the first of these logical axes; () if the mesh is not known."""
+  """The mesh axes that shard the first of these logical axes; () if the mesh is not known."""
   mesh = derived.mesh_shape(config)
   return () if mesh is None else tuple(_axes(names, mesh, rules(config, evaluation)))
 
 
 def _axes(names: Sequence[str | None], mesh: dict[str, int], logical: Any) -> dict[str, int]:
-  """Returns mesh axis -> size, for the axes that shard the first of these logical axes; axes of size 1 are left out.
+  """Mesh axis -> size, for the axes that shard the first of these logical axes; axes of size 1 are left out.
 
   Resolves as `sharding.resolve` does, without its import of JAX: the first rule for a name that fits binds it, and a mesh
   axis is bound once.
@@ -138,7 +135,7 @@ def _axes(names: Sequence[str | None], mesh: dict[str, int], logical: Any) -> di
 
 
 def _platform(config: HostKeys) -> str | None:
-  """Returns the platform on which the model will run, None if it is not known."""
+  """The platform on which the model will run, None if it is not known."""
   if getattr(config, "internal_compile", False):
     return None  # for absent devices
   topology = getattr(config, "compile_topology", "")

@@ -15,7 +15,6 @@ from types import ModuleType
 
 from maxtext_pp_ext.host import startup
 from maxtext_pp_ext.host.seams import rebind, table, version
-from maxtext_pp_ext.host.seams.seam import Feature
 
 _lock = threading.RLock()
 # A module that is reloaded, or removed and imported again, gets its seam again. Names bound to older objects keep them.
@@ -68,7 +67,7 @@ def install() -> Report:
     todo = [module for module in loaded if module.__name__ not in _applied]
     todo = [module for module in todo if not _stands_aside(module)]
     for module in todo:
-      table.SEAMS[module.__name__].check(module)
+      _check(module)
     done = []
     try:
       for module in todo:
@@ -109,49 +108,45 @@ def uninstall() -> Report:
 
 
 def status() -> Report:
-  """Returns the state of the connection; changes nothing."""
+  """The state of the connection; changes nothing."""
   with _lock:
     return _report(changed=False)
 
 
 def apply(module: ModuleType) -> None:
-  """Applies the seam of a module that has just been executed; called by the start-up hook.
-
-  Raises:
-    version.HostVersionError: our seam was not written for this module. Its import fails with this error.
-  """
+  """Applies the seam of a module that was just executed. Raises HostVersionError if it was not written for this one."""
   with _lock:
     if _stands_aside(module):
       return
     version.check_version()
-    table.SEAMS[module.__name__].check(module)
+    _check(module)
     _apply(module)
+
+
+def _check(module: ModuleType) -> None:
+  if (required := table.SEAMS[module.__name__].required) is not None:
+    required.check(module)
 
 
 def _apply(module: ModuleType) -> None:
   """Applies a checked seam completely or not at all."""
-  rebinding = rebind.Rebinding()
+  rebinding, seam = rebind.Rebinding(), table.SEAMS[module.__name__]
   try:
-    seam = table.SEAMS[module.__name__]
-    seam.apply(module, rebinding)
+    if seam.required is not None:
+      seam.required.apply(module, rebinding)
     for feature in seam.features:
-      _apply_feature(feature, module, rebinding)
+      try:
+        feature.check(module)
+      except version.HostVersionError as error:
+        _missing[feature.name] = str(error)
+        feature.refuse(module, rebinding, str(error))
+      else:
+        _missing.pop(feature.name, None)
+        feature.apply(module, rebinding)
   except BaseException:
     rebinding.undo()
     raise
   _applied.setdefault(module.__name__, []).append(rebinding)
-
-
-def _apply_feature(feature: Feature, module: ModuleType, rebinding: rebind.Rebinding) -> None:
-  try:
-    feature.check(module)
-  except version.HostVersionError as error:
-    _missing[feature.name] = str(error)
-    if feature.refuse is not None:
-      feature.refuse(module, rebinding, str(error))
-    return
-  _missing.pop(feature.name, None)
-  feature.apply(module, rebinding)
 
 
 def _undo(name: str) -> None:
@@ -168,7 +163,7 @@ def _stands_aside(module: ModuleType) -> bool:
 
 
 def _loaded() -> list[ModuleType]:
-  """Returns the imported seam modules. If another thread is importing one, waits for it."""
+  """The imported seam modules. If another thread is importing one, waits for it."""
   names = [name for name in startup.SEAM_MODULES if name in sys.modules]
   # Called before the lock is taken: that thread may be about to take it in `apply`.
   return [importlib.import_module(name) for name in names]

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces objects of MaxText where they are bound, and puts them back."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 import inspect
 import sys
 from types import FunctionType, ModuleType
@@ -38,15 +39,24 @@ class Rebinding:
         found.append(f"{swap.home.__module__}.{swap.home.__qualname__}.{swap.name}")
     return tuple(found)
 
-  def module_level(self, module: ModuleType, name: str, new: Any) -> None:
-    """Replaces `module.name`, and the same object in other modules of MaxText and in defaults of its functions."""
-    self._swaps.append(_Swap(home=module, name=name, old=getattr(module, name), new=new))
-    _bind_everywhere(getattr(module, name), new)
+  def replace(self, module: ModuleType, path: str, function: Callable) -> None:
+    """Replaces a function or a class of a module, also in other modules of MaxText and in defaults of its functions.
 
-  def class_level(self, cls: type, name: str, new: Any) -> None:
-    """Replaces `cls.name`, which is defined in `cls` itself."""
-    self._swaps.append(_Swap(home=cls, name=name, old=vars(cls)[name], new=new))
-    setattr(cls, name, new)
+    Args:
+      module: the module that defines it.
+      path: `name` or `Class.name`.
+      function: returns the new class, given MaxText's; or is called in a function's place, with MaxText's as the first
+        argument.
+    """
+    of_class, _, name = path.rpartition(".")
+    home: Any = getattr(module, of_class) if of_class else module
+    old = vars(home)[name]
+    new = function(old) if isinstance(old, type) else _called_in_place_of(old, function)
+    self._swaps.append(_Swap(home=home, name=name, old=old, new=new))
+    if of_class:
+      setattr(home, name, new)
+    else:
+      _bind_everywhere(old, new)
 
   def changed_since(self) -> list[str]:
     """Returns names that other code has replaced after us: undoing ours would undo theirs."""
@@ -62,6 +72,19 @@ class Rebinding:
         _bind_everywhere(swap.new, swap.old)
       elif vars(swap.home).get(swap.name) is swap.new:
         setattr(swap.home, swap.name, swap.old)
+
+
+def _called_in_place_of(old: Callable, function: Callable) -> Callable:
+  @functools.wraps(old)
+  def new(*args: Any, **kwargs: Any) -> Any:
+    return function(old, *args, **kwargs)
+
+  return new
+
+
+def is_there(module: ModuleType, path: str) -> bool:
+  owner, _, name = path.rpartition(".")
+  return hasattr(getattr(module, owner, None) if owner else module, name)
 
 
 def _bind_everywhere(old: Any, new: Any) -> None:

@@ -1,59 +1,50 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The seams: for each MaxText module that we change, what it must look like and what is replaced in it.
+"""The seams: for each MaxText module that we change, what it must look like and what is put there.
 
-  maxtext.configs.types        MaxTextConfig and RLConfig gain our keys
-  maxtext.configs.pyconfig     an unknown key is told with the key that was meant
-  maxtext.layers.pipeline      create_nnx_pipeline and create_pipeline ask our registry first
-  maxtext.layers.nnx_decoders  NNXDecoder.__call__ refuses arguments that its pipelined path drops, and the stages
-                               of our pipelines are built our way (`stage_modules`), of layers that MaxText has
-                               outside of pipelines only (`batch_split`); without a pipeline our implementations run the
-                               layers that MaxText scans over (`scanned_layers`)
-  maxtext.utils.model_creation_utils
-                               create_nnx_abstract_model, with which every set-up starts, judges the model's parameter
-                               shardings (`sharding_conflicts`); from_pretrained refuses checkpoints of another layout
-  maxtext.common.checkpointing load_state_if_possible refuses checkpoints of another layout
-  maxtext.training_engine.checkpointing
-                               CheckpointManager.restore_checkpoint refuses checkpoints of another layout
+What every run with an implementation of ours needs is `required`: where MaxText looks different, the import of the module
+fails. The rest are `features`: where MaxText looks different from what a feature expects, the feature is missing, and all
+else works. A run that would need it is refused.
 
-What every run with an implementation of ours needs is checked and applied by the seam itself: where MaxText looks
-different, the import of the module fails. The rest are `features`: where MaxText looks different from what a feature
-expects, the feature is missing, and all else works. A run that would need it is refused.
-
-With `pipeline_impl=host` and `sharding_conflicts=fallback` each of them calls MaxText's own and does the same. Exception:
-checkpoints of another layout are refused, and those that lack something without MaxText saying what.
+With `pipeline_impl=host` and `sharding_conflicts=fallback` each replacement calls MaxText's own and does the same.
+Exception: checkpoints of another layout are refused, and those that lack something without MaxText saying what.
 """
 
-import functools
 import importlib.metadata
-import inspect
 import sys
 from types import ModuleType
+from typing import Any
 
-from maxtext_pp_ext.config import host_keys
-from maxtext_pp_ext.host.seams import features, rebind, version
-from maxtext_pp_ext.host.seams.seam import Seam
+from maxtext_pp_ext.config import derived, host_keys
+from maxtext_pp_ext.host.replacements import (
+    checkpoint_load,
+    config_class,
+    decoder_call,
+    factory,
+    scanned_layers,
+    sharding_conflicts,
+    stage_modules,
+    unknown_keys,
+)
+from maxtext_pp_ext.host.seams import version
+from maxtext_pp_ext.host.seams.seam import Part, Seam
 
-CREATE_NNX_PIPELINE = "(config, stage_factory, mesh, remat_policy=None, *, rngs)"
-STAGE_MODULE = "(self, decoder_blocks, rngs)"
 # Unknown parameters are refused: the pipelined path might drop them, too.
 DECODER_PARAMETERS = (
-    "self",
-    "shared_embedding",
-    "decoder_input_tokens",
-    "decoder_positions",
-    "decoder_segment_ids",
-    "deterministic",
-    "model_mode",
-    "previous_chunk",
-    "slot",
-    "kv_caches",
-    "attention_metadata",
-    "deepstack_visual_embeds",
-    "multimodal_input",
-    "forced_routed_experts",
-    "decoder_input_embeddings",
+    *("self", "shared_embedding", "decoder_input_tokens", "decoder_positions", "decoder_segment_ids", "deterministic"),
+    *("model_mode", "previous_chunk", "slot", "kv_caches", "attention_metadata", "deepstack_visual_embeds"),
+    *("multimodal_input", "forced_routed_experts", "decoder_input_embeddings"),
 )
+# Other parameters are refused where they have a value (`scanned_layers`).
+_SCAN_PARAMETERS = ("self", "layers", "x_in", "args", "length", "kwargs")
+# The arguments of loading a checkpoint that we read.
+_LOAD_PARAMETERS = (
+    *("checkpoint_manager", "load_parameters_from_path", "load_full_state_from_path", "abstract_unboxed_pre_state"),
+    *("step", "source_checkpoint_layout", "maxtext_config"),
+)
+_RESTORE_PARAMETERS = ("self", "checkpoint_state", "step")
+_ABSTRACT_MODEL = ("config", "mesh", "devices", "model_mode", "rng_key", "quant_mode_str")
+_PREPARE_PARAMETERS = ("raw_keys", "config_class")
 _PYCONFIG = "maxtext.configs.pyconfig"
 _PYCONFIG_FUNCTIONS = ("initialize", "initialize_pydantic", "_initialize_pydantic", "_prepare_for_pydantic")
 
@@ -67,12 +58,9 @@ def official(module: ModuleType) -> bool:
 
 
 def _check_types(module: ModuleType) -> None:
-  from maxtext_pp_ext.host.replacements import config_class  # pylint: disable=import-outside-toplevel
-
   for name, validator in config_class.VALIDATORS.items():
-    cls = version.attribute(module, name)
-    version.check_signature(cls, validator, "(self)")
-    if validator not in cls.__pydantic_decorators__.model_validators:
+    version.signature(f"{name}.{validator}", "(self)")(module)
+    if validator not in getattr(module, name).__pydantic_decorators__.model_validators:
       raise version.HostVersionError(f"expected {module.__name__}.{name}.{validator} to be a pydantic validator.")
   fields = module.MaxTextConfig.model_fields
   missing = [key for key in host_keys.REQUIRED if key not in fields]
@@ -86,13 +74,6 @@ def _check_types(module: ModuleType) -> None:
       raise version.HostVersionError(f"expected {_PYCONFIG}.{function.__name__} to have MaxTextConfig as a default.")
 
 
-def _apply_types(module: ModuleType, rebinding: rebind.Rebinding) -> None:
-  from maxtext_pp_ext.host.replacements import config_class  # pylint: disable=import-outside-toplevel
-
-  for name in config_class.VALIDATORS:
-    rebinding.module_level(module, name, config_class.extend_config_class(getattr(module, name)))
-
-
 def _pyconfig_functions() -> list:
   """Returns the functions with MaxTextConfig as a default, if MaxText was imported before us; [] while pyconfig is
   being imported, since it imports types first."""
@@ -100,84 +81,92 @@ def _pyconfig_functions() -> list:
   return [getattr(pyconfig, name) for name in _PYCONFIG_FUNCTIONS if hasattr(pyconfig, name)]
 
 
-def _check_pipeline(module: ModuleType) -> None:
-  version.check_signature(module, "create_nnx_pipeline", CREATE_NNX_PIPELINE)
+def _judges(config: Any) -> bool:
+  return getattr(config, "sharding_conflicts", "fallback") != "fallback"
 
 
-def _apply_pipeline(module: ModuleType, rebinding: rebind.Rebinding) -> None:
-  from maxtext_pp_ext.host.replacements import factory  # pylint: disable=import-outside-toplevel
-
-  host_nnx = module.create_nnx_pipeline
-
-  @functools.wraps(host_nnx)
-  def create_nnx_pipeline(config, stage_factory, mesh, remat_policy=None, *, rngs):
-    cls = factory.pipeline_class(config)
-    if cls is None:
-      return host_nnx(config, stage_factory, mesh, remat_policy, rngs=rngs)
-    return cls(config=config, stage_factory=stage_factory, mesh=mesh, remat_policy=remat_policy, rngs=rngs)
-
-  rebinding.module_level(module, "create_nnx_pipeline", create_nnx_pipeline)
-
-
-def _check_decoders(module: ModuleType) -> None:
-  decoder = version.attribute(module, "NNXDecoder")
-  version.check_parameters(decoder, "__call__", DECODER_PARAMETERS, DECODER_PARAMETERS)
-  version.check_signature(decoder, "_get_pipeline_stage_module", STAGE_MODULE)
-  version.check_signature(decoder, "get_decoder_layers", "(self)")
-
-
-def _apply_decoders(module: ModuleType, rebinding: rebind.Rebinding) -> None:
-  from maxtext_pp_ext.host.replacements import decoder_call  # pylint: disable=import-outside-toplevel
-
-  host_call = module.NNXDecoder.__call__
-  host_stage_module = module.NNXDecoder._get_pipeline_stage_module
-  host_layers = module.NNXDecoder.get_decoder_layers
-  signature = inspect.signature(host_call)
-
-  @functools.wraps(host_call)
-  def __call__(self, *args, **kwargs):
-    # bind_partial: a missing argument is MaxText's own error.
-    decoder_call.refuse_lost_arguments(self.config, signature.bind_partial(self, *args, **kwargs).arguments)
-    return host_call(self, *args, **kwargs)
-
-  @functools.wraps(host_stage_module)
-  def _get_pipeline_stage_module(self, decoder_blocks, rngs):
-    # This imports Flax, which is already imported when a model is built.
-    from maxtext_pp_ext.host.replacements import stage_modules  # pylint: disable=import-outside-toplevel
-
-    return stage_modules.build(host_stage_module, self, decoder_blocks, rngs)
-
-  @functools.wraps(host_layers)
-  def get_decoder_layers(self):
-    from maxtext_pp_ext.host.replacements import stage_modules  # pylint: disable=import-outside-toplevel
-
-    return stage_modules.layer_classes(self.config, host_layers(self))
-
-  rebinding.class_level(module.NNXDecoder, "__call__", __call__)
-  rebinding.class_level(module.NNXDecoder, "get_decoder_layers", get_decoder_layers)
-  rebinding.class_level(module.NNXDecoder, "_get_pipeline_stage_module", _get_pipeline_stage_module)
-
-
+# MaxText's own errors take the place of this one and of CHECKPOINTS: it cannot load arrays of other shapes.
+UNKNOWN_KEYS = Part(
+    name="short errors about mistyped keys",
+    checks=(version.parameters("_prepare_for_pydantic", _PREPARE_PARAMETERS, _PREPARE_PARAMETERS),),
+    replaced={"_prepare_for_pydantic": unknown_keys.prepare},
+)
+LINEN = Part(
+    name="pipelines in Linen models",
+    checks=(version.signature("create_pipeline", "(config, layers=None, mesh=None, remat_policy=None)"),),
+    replaced={"create_pipeline": factory.create_pipeline},
+    refused_in="create_pipeline",
+)
+WINDOW = Part(
+    name="implementations without a pipeline",
+    checks=(
+        version.there("NNXDecoder._create_scanned_layers"),
+        version.parameters("NNXDecoder._apply_layers_sequentially", _SCAN_PARAMETERS),
+    ),
+    replaced={
+        "NNXDecoder._create_scanned_layers": stage_modules.build_scanned,
+        "NNXDecoder._apply_layers_sequentially": scanned_layers.apply,
+    },
+    refused_in="NNXDecoder.__call__",
+    needs=derived.windowed,
+)
+SHARDING_CONFLICTS = Part(
+    name="the key sharding_conflicts",
+    checks=(version.parameters("create_nnx_abstract_model", _ABSTRACT_MODEL[:2], _ABSTRACT_MODEL),),
+    replaced={"create_nnx_abstract_model": sharding_conflicts.create_nnx_abstract_model},
+    refused_in="create_nnx_abstract_model",
+    needs=_judges,
+)
+PRETRAINED = Part(
+    name="the refusal of checkpoints of another layout in fine-tuning",
+    # What it is about to load is judged at the point where it makes its model.
+    checks=(*SHARDING_CONFLICTS.checks, version.calls("from_pretrained", "create_nnx_abstract_model")),
+    replaced={"from_pretrained": checkpoint_load.from_pretrained},
+    refused_in="from_pretrained",
+)
+CHECKPOINTS = Part(
+    name="the message about checkpoints of another layout",
+    checks=(version.parameters("load_state_if_possible", _LOAD_PARAMETERS),),
+    replaced={"load_state_if_possible": checkpoint_load.load_state_if_possible},
+)
+ENGINE_CHECKPOINTS = Part(
+    name="the refusal of checkpoints of another layout in MaxText's training engine",
+    checks=(
+        version.parameters("CheckpointManager.restore_checkpoint", _RESTORE_PARAMETERS, _RESTORE_PARAMETERS),
+        version.there("CheckpointManager.get_latest_step"),
+    ),
+    replaced={"CheckpointManager.restore_checkpoint": checkpoint_load.restore_checkpoint},
+    refused_in="CheckpointManager.restore_checkpoint",
+)
+_TYPES = Part(
+    name="the keys of this package, and the refusal of configs that cannot work",
+    checks=(_check_types,),
+    replaced=dict.fromkeys(config_class.VALIDATORS, config_class.extend_config_class),
+)
+_PIPELINE = Part(
+    name="pipelines",
+    checks=(version.signature("create_nnx_pipeline", "(config, stage_factory, mesh, remat_policy=None, *, rngs)"),),
+    replaced={"create_nnx_pipeline": factory.create_nnx_pipeline},
+)
+_DECODERS = Part(
+    name="the stages of pipelines, and the refusal of arguments that they would not get",
+    checks=(
+        version.parameters("NNXDecoder.__call__", DECODER_PARAMETERS, DECODER_PARAMETERS),
+        version.signature("NNXDecoder._get_pipeline_stage_module", "(self, decoder_blocks, rngs)"),
+        version.signature("NNXDecoder.get_decoder_layers", "(self)"),
+    ),
+    replaced={
+        "NNXDecoder.__call__": decoder_call.call,
+        "NNXDecoder.get_decoder_layers": stage_modules.get_decoder_layers,
+        "NNXDecoder._get_pipeline_stage_module": stage_modules.build,
+    },
+)
 SEAMS = {
-    "maxtext.configs.types": Seam(
-        needed_for="the keys of this package, and the refusal of configs that cannot work",
-        check=_check_types,
-        apply=_apply_types,
-    ),
-    "maxtext.configs.pyconfig": Seam(features=(features.UNKNOWN_KEYS,)),
-    "maxtext.layers.pipeline": Seam(
-        needed_for="pipelines",
-        check=_check_pipeline,
-        apply=_apply_pipeline,
-        features=(features.LINEN,),
-    ),
-    "maxtext.layers.nnx_decoders": Seam(
-        needed_for="the stages of pipelines, and the refusal of arguments that they would not get",
-        check=_check_decoders,
-        apply=_apply_decoders,
-        features=(features.WINDOW,),
-    ),
-    "maxtext.utils.model_creation_utils": Seam(features=(features.SHARDING_CONFLICTS, features.PRETRAINED)),
-    "maxtext.common.checkpointing": Seam(features=(features.CHECKPOINTS,)),
-    "maxtext.training_engine.checkpointing": Seam(features=(features.ENGINE_CHECKPOINTS,)),
+    "maxtext.configs.types": Seam(required=_TYPES),
+    "maxtext.configs.pyconfig": Seam(features=(UNKNOWN_KEYS,)),
+    "maxtext.layers.pipeline": Seam(required=_PIPELINE, features=(LINEN,)),
+    "maxtext.layers.nnx_decoders": Seam(required=_DECODERS, features=(WINDOW,)),
+    "maxtext.utils.model_creation_utils": Seam(features=(SHARDING_CONFLICTS, PRETRAINED)),
+    "maxtext.common.checkpointing": Seam(features=(CHECKPOINTS,)),
+    "maxtext.training_engine.checkpointing": Seam(features=(ENGINE_CHECKPOINTS,)),
 }

@@ -1,12 +1,13 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Guards: every seam checks here that this is the MaxText it was written for, before it changes anything.
+"""Checks, before anything is replaced, that this is the MaxText for which the replacements were written.
 
 All statements about MaxText in `host/` were read in MaxText 0.2.5.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import inspect
+import operator
 import re
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import maxtext_pp_ext
 from maxtext_pp_ext.errors import SetupError
 
+Check = Callable[[ModuleType], None]  # raises HostVersionError unless a module looks as expected
 SUPPORTED = ">=0.2.5,<0.3"
 _LEAST, _BELOW = (0, 2, 5), (0, 3)
 
@@ -68,53 +70,68 @@ def check_version(found: str | None = None) -> None:
     raise HostVersionError("the version is outside that range.")
 
 
-def attribute(owner: ModuleType | type, name: str) -> Any:
-  """Returns `owner.name`. Raises HostVersionError, which says where it was expected, if it is missing."""
+def attribute(module: ModuleType, path: str) -> Any:
+  """Returns what a path in a module, `name` or `Class.name`, names. Raises HostVersionError if it is not there."""
   try:
-    return getattr(owner, name)
+    return operator.attrgetter(path)(module)
   except AttributeError:
-    raise HostVersionError(f"expected {_qualified(owner)}.{name}, found nothing of that name.") from None
+    raise HostVersionError(f"expected {module.__name__}.{path}, found nothing of that name.") from None
 
 
-def check_signature(owner: ModuleType | type, name: str, *expected: str) -> None:
-  """Raises HostVersionError unless `owner.name` takes the parameters that it has in one of the supported versions.
+def there(path: str) -> Check:
+  """A check that a module has what a path names."""
+  return lambda module: attribute(module, path)
+
+
+def signature(path: str, *expected: str) -> Check:
+  """A check that a function takes the parameters that it has in one of the supported versions.
 
   Args:
-    owner: the module or class.
-    name: the function's name in it.
+    path: of the function in its module.
     expected: signatures without annotations, as in "(config, mesh, remat_policy=None, *, rngs)".
   """
-  found = signature_text(attribute(owner, name))
-  if found not in expected:
-    raise HostVersionError(f"expected {_qualified(owner)}.{name}{' or '.join(expected)}, found {name}{found}.")
+
+  def check(module: ModuleType) -> None:
+    found = signature_text(attribute(module, path))
+    if found not in expected:
+      name = path.rpartition(".")[2]
+      raise HostVersionError(f"expected {module.__name__}.{path}{' or '.join(expected)}, found {name}{found}.")
+
+  return check
 
 
-def check_parameters(owner: ModuleType | type, name: str, required: Iterable[str], known: Iterable[str]) -> None:
-  """Raises HostVersionError unless `owner.name` takes all `required` parameters, and only `known` ones."""
-  found = list(inspect.signature(attribute(owner, name)).parameters)
-  missing = [parameter for parameter in required if parameter not in found]
-  unknown = [parameter for parameter in found if parameter not in known]
-  if missing or unknown:
-    raise HostVersionError(
-        f"expected {_qualified(owner)}.{name} with the parameters {', '.join(required)}, and no others than "
-        f"{', '.join(known)}, found {name}{signature_text(attribute(owner, name))}."
-    )
+def parameters(path: str, required: Iterable[str], known: Iterable[str] | None = None) -> Check:
+  """A check that a function takes all `required` parameters, and only `known` ones; None: any others."""
+
+  def check(module: ModuleType) -> None:
+    function = attribute(module, path)
+    found = inspect.signature(function).parameters
+    missing = [parameter for parameter in required if parameter not in found]
+    unknown = [] if known is None else [parameter for parameter in found if parameter not in known]
+    if missing or unknown:
+      others = "" if known is None else f", and no others than {', '.join(known)}"
+      raise HostVersionError(
+          f"expected {module.__name__}.{path} with the parameters {', '.join(required)}{others}, found "
+          f"{path.rpartition('.')[2]}{signature_text(function)}."
+      )
+
+  return check
 
 
-def check_calls(owner: ModuleType, name: str, called: str) -> None:
-  """Raises HostVersionError unless the function `owner.name` uses the name `called`, which its module has."""
-  attribute(owner, called)
-  code = getattr(inspect.unwrap(attribute(owner, name)), "__code__", None)
-  if code is None or called not in code.co_names:
-    raise HostVersionError(f"expected {_qualified(owner)}.{name} to call {called}, found no such call in it.")
+def calls(path: str, called: str) -> Check:
+  """A check that a function uses the name `called`, which its module has."""
+
+  def check(module: ModuleType) -> None:
+    attribute(module, called)
+    code = getattr(inspect.unwrap(attribute(module, path)), "__code__", None)
+    if code is None or called not in code.co_names:
+      raise HostVersionError(f"expected {module.__name__}.{path} to call {called}, found no such call in it.")
+
+  return check
 
 
 def signature_text(function: Any) -> str:
   """Returns a function's signature without annotations."""
-  signature = inspect.signature(function)
-  bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
-  return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
-
-
-def _qualified(owner: ModuleType | type) -> str:
-  return owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+  found = inspect.signature(function)
+  bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in found.parameters.values()]
+  return str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))

@@ -30,7 +30,7 @@ def of_host(*args, **kwargs):
 @pytest.mark.parametrize("key", ["bidirectional_mask", "kv_caches_stacked", "decoder_input_tokens"])
 def test_an_array_that_microbatches_do_not_carry_is_refused_by_name(key):
   with pytest.raises(UnsupportedError, match=f"cannot be given {key}.*set pipeline_impl=host"):
-    scanned_layers.apply(of_host, decoder(), None, None, ARGS, 2, {key: [1], "slot": None, "unroll": 1})
+    scanned_layers.apply(of_host, decoder(), None, None, *ARGS, length=2, slot=None, unroll=1, **{key: [1]})
 
 
 @pytest.mark.parametrize(
@@ -39,5 +39,5 @@ def test_an_array_that_microbatches_do_not_carry_is_refused_by_name(key):
     ids=["MaxText's implementation", "prefill", "no layers"],
 )
 def test_what_is_not_trained_by_an_implementation_of_ours_runs_in_maxtexts_scan(keys, mode, length):
-  found = scanned_layers.apply(of_host, decoder(**keys), None, None, (*ARGS[:3], mode), length, {"slot": 1})
+  found = scanned_layers.apply(of_host, decoder(**keys), None, None, *ARGS[:3], mode, length=length, slot=1)
   assert found == "MaxText's scan"

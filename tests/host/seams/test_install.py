@@ -11,7 +11,7 @@ import pytest
 import maxtext_pp_ext
 from maxtext_pp_ext.host import startup
 from maxtext_pp_ext.host.replacements import factory
-from maxtext_pp_ext.host.seams import features, install, rebind, seam, table, version
+from maxtext_pp_ext.host.seams import install, rebind, seam, table, version
 
 # What is replaced in a process that has imported the trainer's modules.
 TOUCHED = {
@@ -128,8 +128,8 @@ def test_a_feature_that_does_not_fit_is_missing_alone_and_refused_where_it_is_ne
   monkeypatch.delattr(nnx_decoders.NNXDecoder, "_create_scanned_layers")
   report = maxtext_pp_ext.install()
   assert report.hooked and [text.partition(":")[0] for text in report.missing] == [
-      features.LINEN.name,
-      features.WINDOW.name,
+      table.LINEN.name,
+      table.WINDOW.name,
   ]
   assert "create_pipeline(config, layers, rules)" in report.missing[0]
   host, ours = types.SimpleNamespace(pipeline_impl="host"), types.SimpleNamespace(pipeline_impl="circular_bsw")
@@ -153,12 +153,14 @@ def test_a_linen_factory_that_is_gone_is_missing_and_nothing_else_changes(discon
 
 
 def test_a_seam_that_fails_while_it_is_applied_takes_the_others_with_it(disconnected, monkeypatch):
-  def fail(module, rebinding):
-    rebinding.class_level(module.NNXDecoder, "__call__", None)
-    raise OSError("disk full")
+  class Broken(seam.Part):
 
-  broken = seam.Seam(needed_for="this test", check=lambda module: None, apply=fail)
-  monkeypatch.setitem(table.SEAMS, "maxtext.layers.nnx_decoders", broken)
+    def apply(self, module, rebinding):
+      rebinding.replace(module, "NNXDecoder.__call__", lambda own, *args: None)
+      raise OSError("disk full")
+
+  broken = Broken(name="this test", checks=(), replaced={})
+  monkeypatch.setitem(table.SEAMS, "maxtext.layers.nnx_decoders", seam.Seam(required=broken))
   before = _bound_names()
   with pytest.raises(OSError, match="disk full"):
     maxtext_pp_ext.install()
@@ -237,7 +239,7 @@ for function in (pipeline.create_nnx_pipeline, nnx_decoders.create_nnx_pipeline,
 
 
 def test_a_swap_reaches_names_and_defaults_in_maxtext_only(monkeypatch):
-  old, new = object(), object()
+  old, new = type("Old", (), {}), type("New", (), {})
   home = types.ModuleType("maxtext.home")
   other = types.ModuleType("maxtext.other")
   outside = types.ModuleType("outside")
@@ -250,7 +252,7 @@ def test_a_swap_reaches_names_and_defaults_in_maxtext_only(monkeypatch):
   for module in (home, other, outside):
     monkeypatch.setitem(sys.modules, module.__name__, module)
   rebinding = rebind.Rebinding()
-  rebinding.module_level(home, "thing", new)
+  rebinding.replace(home, "thing", lambda own: new)
   assert home.thing is new and other.imported is new and function(1) == (1, new, 3) and outside.imported is old
   assert rebinding.touched[:2] == ("maxtext.home.thing", "maxtext.other.imported")
   other.later = new  # imported by name after the swap

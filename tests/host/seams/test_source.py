@@ -12,7 +12,7 @@ import pytest
 
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.host import doctor, source_check
-from maxtext_pp_ext.host.seams import features, source, table
+from maxtext_pp_ext.host.seams import source, table
 
 INSTALLED = pathlib.Path(importlib.util.find_spec("maxtext").submodule_search_locations[0])
 DECODERS, TYPES = "layers/nnx_decoders.py", "configs/types.py"
@@ -38,7 +38,7 @@ def test_the_installed_maxtext_fits_by_its_source(capsys):
   result = json.loads(capsys.readouterr().out)["findings"]
   assert all(each["state"] == "ok" for each in result), result
   seams = [each for each in result if each["subject"] == "seams"]
-  parts = sum(len(seam.features) + (not seam.optional) for seam in table.SEAMS.values())
+  parts = sum(len(seam.features) + (seam.required is not None) for seam in table.SEAMS.values())
   assert len(seams) == parts and all(each["value"].startswith("fits: ") for each in seams)
 
 
@@ -110,7 +110,7 @@ def test_nothing_of_the_source_is_run(checkout):
   seams = [each for each in source_check.findings(checkout) if each.subject == "seams"]
   assert all(each.state == doctor.FINE for each in seams)
   module = source.Source(checkout).module("maxtext.utils.model_creation_utils")
-  features.PRETRAINED.check(module)
+  table.PRETRAINED.check(module)
 
 
 def test_a_folder_without_maxtext_is_refused_and_so_is_source_that_cannot_be_read(checkout, tmp_path, capsys):

@@ -13,7 +13,7 @@ import maxtext_pp_ext
 from maxtext_pp_ext import config
 from maxtext_pp_ext.config import host_keys
 from maxtext_pp_ext.host.rules import pipelined_path
-from maxtext_pp_ext.host.seams import features, table, version
+from maxtext_pp_ext.host.seams import table, version
 
 
 @pytest.mark.parametrize("found", ["0.2.5", "0.2.10", "0.2.5.post1", "0.2.6.dev3+g123", "0.2.5rc1"])
@@ -35,7 +35,7 @@ def test_a_signature_that_differs_stops_with_the_expected_and_the_found_one():
   module = types.ModuleType("maxtext.layers.pipeline")
   module.create_nnx_pipeline = lambda config, stage_factory, mesh, *, remat_policy, rngs: None
   with pytest.raises(version.HostVersionError) as error:
-    table.SEAMS["maxtext.layers.pipeline"].check(module)
+    table.SEAMS["maxtext.layers.pipeline"].required.check(module)
   message = str(error.value)
   assert (
       "expected maxtext.layers.pipeline.create_nnx_pipeline(config, stage_factory, mesh, remat_policy=None, *, rngs)"
@@ -47,9 +47,9 @@ def test_a_signature_that_differs_stops_with_the_expected_and_the_found_one():
 def test_a_signature_may_be_that_of_any_supported_version():
   module = types.ModuleType("maxtext.layers.pipeline")
   module.create = lambda config, stage_factory: None
-  version.check_signature(module, "create", "(config)", "(config, stage_factory)")
+  version.signature("create", "(config)", "(config, stage_factory)")(module)
   with pytest.raises(version.HostVersionError, match=r"create\(config\) or \(config, \*\), found create\(config, "):
-    version.check_signature(module, "create", "(config)", "(config, *)")
+    version.signature("create", "(config)", "(config, *)")(module)
 
 
 def test_annotations_are_no_part_of_a_signature():
@@ -62,13 +62,10 @@ def test_annotations_are_no_part_of_a_signature():
 @pytest.mark.parametrize("name", table.SEAMS)
 def test_a_module_without_what_the_seam_needs_stops_with_its_name(name):
   seam = table.SEAMS[name]
-  assert seam.optional == (not seam.needed_for) and seam.purpose
-  for check in [] if seam.optional else [seam.check]:
+  assert seam.purpose
+  for part in filter(None, (seam.required, *seam.features)):
     with pytest.raises(version.HostVersionError, match=f"expected {name}.*found nothing of that name"):
-      check(types.ModuleType(name))
-  for feature in seam.features:
-    with pytest.raises(version.HostVersionError, match=f"expected {name}.*found nothing of that name"):
-      feature.check(types.ModuleType(name))
+      part.check(types.ModuleType(name))
 
 
 def test_a_decoder_with_a_parameter_that_we_do_not_know_is_refused():
@@ -93,20 +90,20 @@ def test_a_decoder_with_a_parameter_that_we_do_not_know_is_refused():
   module.NNXDecoder = NNXDecoder
   NNXDecoder.__call__ = lambda *args: None
   NNXDecoder.__call__.__signature__ = with_parameters(table.DECODER_PARAMETERS)
-  table.SEAMS[module.__name__].check(module)
+  table.SEAMS[module.__name__].required.check(module)
   NNXDecoder.__call__.__signature__ = with_parameters([*table.DECODER_PARAMETERS, "new_thing"])
   with pytest.raises(version.HostVersionError, match=r"found __call__\(self, shared_embedding, .*new_thing\)"):
-    table.SEAMS[module.__name__].check(module)
+    table.SEAMS[module.__name__].required.check(module)
 
 
 def test_a_from_pretrained_that_makes_its_model_another_way_is_refused():
   module = types.ModuleType("maxtext.utils.model_creation_utils")
   module.create_nnx_abstract_model = lambda config, mesh=None: None
   module.from_pretrained = lambda config: create_nnx_abstract_model(config)  # noqa: F821
-  features.PRETRAINED.check(module)
+  table.PRETRAINED.check(module)
   module.from_pretrained = lambda config: create_another_model(config)  # noqa: F821
   with pytest.raises(version.HostVersionError, match="from_pretrained to call create_nnx_abstract_model"):
-    features.PRETRAINED.check(module)
+    table.PRETRAINED.check(module)
 
 
 def _types_module(**changes):
@@ -142,9 +139,9 @@ def _types_module(**changes):
 )
 def test_a_config_class_that_differs_is_refused_with_what_differs(changes, words, monkeypatch):
   monkeypatch.setattr(table, "_pyconfig_functions", lambda: [])
-  table.SEAMS["maxtext.configs.types"].check(_types_module())
+  table.SEAMS["maxtext.configs.types"].required.check(_types_module())
   with pytest.raises(version.HostVersionError, match=words):
-    table.SEAMS["maxtext.configs.types"].check(_types_module(**changes))
+    table.SEAMS["maxtext.configs.types"].required.check(_types_module(**changes))
 
 
 # Keys that are read where only some of the supported versions have them, or none but this package.
