@@ -24,7 +24,7 @@ ifneq ($(wildcard .venv/installed),)
   endif
 endif
 
-.PHONY: help demo test test-all mutants matrix docs links audit licences lint format constraints wheel clean distclean
+.PHONY: help demo test test-all mutants matrix pages docs links audit licences lint format constraints wheel clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -53,13 +53,17 @@ matrix: .venv/installed ## the tests with the oldest and the newest versions of 
 	  else $(VENV_PYTHON) -m pip --disable-pip-version-check install --quiet $(DOCS); fi
 	@touch $@
 
+# Pages that git ignores: their tables are in tests/, the text around them in docs/templates.
+pages: .venv/installed
+	@DECOUPLE_GCLOUD=TRUE JAX_PLATFORMS=cpu $(VENV_PYTHON) -m tests.docs.pages
+
 # Warnings are errors, so each link between pages is checked, and the examples in the pages about the API are run.
-docs: .venv/docs-installed ## the site, in build/site (2 minutes; installs Sphinx into .venv)
+docs: .venv/docs-installed pages ## docs/keys.md and other pages of tables, and the site, in build/site (2 minutes; installs Sphinx into .venv)
 	@$(SPHINX) -b doctest . build/site-doctest
 	@$(SPHINX) -b html . build/site
 	@echo build/site/index.html
 
-links: .venv/docs-installed ## links of the pages that lead elsewhere (needs network)
+links: .venv/docs-installed pages ## links of the pages that lead elsewhere (needs network)
 	@$(SPHINX) -b linkcheck . build/site-links
 
 # Runs in a temporary environment. Asks PyPI about each package.

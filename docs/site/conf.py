@@ -18,7 +18,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 extensions += ["sphinx_copybutton"]
 root_doc = "docs/site/index"
 include_patterns = ["*.md", "docs/**.md", "examples/README.md", "benchmarks/**.md", "patches/**.md"]
-exclude_patterns = ["**/.*", "build", "dist", "demo-output", "examples/own-pipeline"]
+exclude_patterns = ["**/.*", "build", "dist", "demo-output", "examples/own-pipeline", "docs/templates"]
 
 myst_heading_anchors = 4  # GitHub's
 myst_enable_extensions = ["colon_fence"]
@@ -49,4 +49,3 @@ html_theme_options = {
 }
 html_copy_source = False
 html_show_sourcelink = False
-

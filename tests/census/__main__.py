@@ -7,8 +7,6 @@ Each version of MaxText has its own file; a run uses the version of its environm
 Takes a few hours on two cores. It begins with the configurations of these files, keeps trained runs in --folder, and
 resumes where it was ended. Values of configurations that did not agree are drawn again, one at a time. The exit code is 1
 if a configuration differs or fails, or a value was not trained.
-
-`--document` writes docs/keys.md, and trains nothing.
 """
 
 import argparse
@@ -29,11 +27,9 @@ from maxtext_pp_ext.host.seams import version
 from tests import conftest  # noqa: F401  (the environment of the tests, compiled programs kept)
 from tests.census import sweep, table
 from tests.census.sweep import Configuration, Outcome
-from tests.tables import put_between
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 SWEPT = pathlib.Path(__file__).resolve().parent / "swept"
-DOCUMENT = CHECKOUT / "docs" / "keys.md"
 _CHUNK = 6  # configurations that one process trains
 _ROUNDS = 4
 
@@ -48,11 +44,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--keys", nargs="+", metavar="KEY", help="only these keys")
   parser.add_argument("--models", nargs="+", choices=table.MODELS, default=table.MODELS, help="only these models")
   parser.add_argument("--most", type=int, default=sys.maxsize, help="train at most so many configurations, and stop")
-  parser.add_argument("--document", action="store_true", help="write docs/keys.md, and train nothing")
   options = parser.parse_args(argv)
-  if options.document:
-    write_document()
-    return 0
   console, folder = Console(), options.folder.resolve()
   folder.mkdir(parents=True, exist_ok=True)
   swept = swept_file(version.found_version())
@@ -189,11 +181,6 @@ def trained() -> set[str]:
   swept = [configuration for configuration, _ in read(swept_file("0.2.5")).values()]
   held = sweep.held(swept, defaults_of_models()) if swept else {}
   return {key for key, values in held.items() if len(values) > 1}
-
-
-def write_document() -> None:
-  """Replaces the table in docs/keys.md."""
-  put_between(DOCUMENT, table.markdown(table.groups(), trained()))
 
 
 if __name__ == "__main__":

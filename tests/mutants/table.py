@@ -1012,7 +1012,7 @@ MUTANTS = {mutant.name: mutant for mutants in WAYS.values() for mutant in mutant
 
 
 def markdown() -> str:
-  """The table of docs/faults.md."""
+  """The table of docs/faults.md, which `make docs` writes."""
   lines = ["| the wrong model is trained by | for example | noticed by |", "|---|---|---|"]
   for way, mutants in WAYS.items():
     for number, each in enumerate(mutants):

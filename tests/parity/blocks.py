@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models of every decoder block of MaxText, those that can be pipelined and those that are refused.
 
-`python -m tests.parity.blocks` compares each of the former with its layers, and writes docs/blocks.md.
+`python -m tests.parity.blocks` compares each of the former with its layers, and writes the errors into blocks.json.
+`markdown` is the table of them for the page docs/blocks.md, which `make docs` writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import importlib.metadata
 import pathlib
@@ -23,6 +24,7 @@ from maxtext.common.common_types import DecoderBlockType
 
 from maxtext_pp_ext.config import PipelineConfigError
 from maxtext_pp_ext.testing import parity
+from tests import tables
 from tests.parity.common import make_config
 from tests.trainer.cases import IMPLEMENTATIONS
 
@@ -406,50 +408,23 @@ REFUSED = [
     ),
 ]
 
-TABLE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "blocks.md"
-HEAD = """# Which decoder blocks of MaxText can be pipelined
-
-Written by `python -m tests.parity.blocks` with MaxText {maxtext}; do not edit. Every decoder block of MaxText is listed.
-A model that cannot be pipelined is refused before anything compiles, with the reason in its row and what to set instead.
-DeepSeek's dense layers, `first_num_dense_layers`, run in front of the pipeline.
-
-The pipeline is compared with its layers run one after another, in float32, with 3 stages and 2 repeats (Gemma 3: 1),
-packed sequences, and small sizes. The relative error of an array is ‖pipeline − layers‖ / ‖layers‖. The table has the
-largest one among outputs, the gradients of all parameters and of the inputs, and what layers sow (load-balance losses,
-the indexer's loss, updates of experts' biases), and among {names}. Rounding explains errors up to {tolerance:.0e} with
-one layer per stage, and ten times that with delta nets. `pytest tests/parity/test_blocks.py` runs other sizes.
-[parity.md](parity.md) describes the comparison, and how to run it on layers of your own.
-
-| decoder_block | pipelined | condition or reason | largest error (of) | attention | experts |
-|---|---|---|---|---|---|
-"""
-TAIL = """
-## Without a pipeline
-
-The [window](window.md) runs MaxText's own scans, so a stage need not hold whole cycles. With `scan_layers=True` it
-works for all blocks above except those listed below, and also for `gemma4`, `deepseek4` and hyper-connections
-(`mhc_expansion_rate`). The indexer's loss of `deepseek4` takes one microbatch: it is a mean over tokens of which each
-microbatch has another number. `pytest tests/parity/test_windows.py` compares them. Layers that MaxText does not scan
-over run as in MaxText alone: those that do not fill a block of a cycle, and DeepSeek V4's first ones, which choose
-experts by the hash of a token.
-
-These are refused:
-
-- `gemma4_small`: MaxText does not scan over its layers, which share keys and values,
-- models without a block to scan over: fewer layers than a cycle (`gemma3`, `gemma4`: 6; `deepseek4`: 2 after the first
-  ones),
-- `scan_layers=False`: layers are not stacked.
-"""
+MEASURED = pathlib.Path(__file__).resolve().parent / "blocks.json"
 
 
-def measure(case: Case) -> tuple[str, float]:
-  """The array with the largest error, and that error."""
+def bound(case: Case, config: Any) -> float:
+  """The largest error of a case that rounding explains."""
+  return case.amplification * parity.tolerance(config)
+
+
+def measure(case: Case) -> dict[str, Any]:
+  """The array with the largest error, that error, and the version of MaxText."""
   config = case.config(stages=3, repeats=case.repeats(3), microbatches=3)
-  bound = case.amplification * parity.tolerance(config)
   found = parity.assert_pipeline_parity(
-      None, config, implementations=IMPLEMENTATIONS, tolerance=bound, unused=case.unused
+      None, config, implementations=IMPLEMENTATIONS, tolerance=bound(case, config), unused=case.unused
   )
-  return max((result.worst for result in found.values()), key=lambda worst: worst[1])
+  array, error = max((result.worst for result in found.values()), key=lambda worst: worst[1])
+  array = array.replace("][", ".").strip("[]").replace("'", "")
+  return {"array": array, "error": float(f"{error:.1e}"), "maxtext": importlib.metadata.version("maxtext")}
 
 
 def reason(case: Case) -> str:
@@ -462,49 +437,38 @@ def reason(case: Case) -> str:
   raise AssertionError(f"{case.name} is not refused.")
 
 
-def row(case: Case, measured: tuple[str, float] | None = None) -> str:
-  """A line of the table."""
+def row(case: Case, measured: Mapping[str, Any]) -> str:
+  """A line of the table; `measured` has the errors by the names of cases."""
   cells = [f"`{case.block}`", "no" if case.refused else "yes", case.condition]
-  if measured is None:
+  if case.refused:
     cells[2] = reason(case)
     cells += ["", "", ""]
   else:
-    name, error = measured
-    cells += [
-        f"{error:.1e} ({name.replace('][', '.').strip('[]')})".replace("'", ""),
-        case.attention,
-        case.experts or "none",
-    ]
-  return f"| {' | '.join(cells)} |\n"
+    found = measured[case.name]
+    cells += [f"{found['error']:.1e} ({found['array']})", case.attention, case.experts or "none"]
+  return f"| {' | '.join(cells)} |"
+
+
+def markdown() -> Iterator[str]:
+  """Lines of the table: a row for each case, in MaxText's order of blocks."""
+  order, measured = [block.value for block in DecoderBlockType], tables.read(MEASURED)
+  yield "| decoder_block | pipelined | condition or reason | largest error (of) | attention | experts |"
+  yield "|---|---|---|---|---|---|"
+  for case in sorted([*PIPELINED, *REFUSED], key=lambda case: order.index(case.block)):
+    yield row(case, measured)
 
 
 def main(blocks: list[str]) -> None:
-  """Measures the given blocks, by default all, and keeps the other lines of the table."""
+  """Measures the given blocks, by default all, and keeps the errors of the others."""
   unknown = set(blocks) - {case.block for case in [*PIPELINED, *REFUSED]}
   if unknown:
     sys.exit(f"tests.parity.blocks: neither PIPELINED nor REFUSED has a case of {', '.join(sorted(unknown))}.")
-  order = [block.value for block in DecoderBlockType]
-  rows = {case.name: row(case) for case in REFUSED}
-  _write(rows, order)
+  measured = tables.read(MEASURED)
   for case in PIPELINED:
     if not blocks or case.block in blocks:
-      rows[case.name] = row(case, measure(case))
-      print(rows[case.name], end="", flush=True)
-      _write(rows, order)
-
-
-def _write(rows: dict[str, str], order: list[str]) -> None:
-  before = TABLE.read_text(encoding="utf-8").splitlines(keepends=True) if TABLE.exists() else []
-  lines = []
-  for case in sorted([*PIPELINED, *REFUSED], key=lambda case: order.index(case.block)):
-    start = f"| `{case.block}` | yes | {case.condition} |"
-    lines += [rows[case.name]] if case.name in rows else [line for line in before if line.startswith(start)]
-  head = HEAD.format(
-      maxtext=importlib.metadata.version("maxtext"),
-      names=", ".join(f"`{name}`" for name in IMPLEMENTATIONS),
-      tolerance=parity.tolerance(PIPELINED[0].config(stages=3, repeats=2, microbatches=3)),
-  )
-  TABLE.write_text(head + "".join(lines) + TAIL, encoding="utf-8")
+      measured[case.name] = measure(case)
+      print(row(case, measured), flush=True)
+      tables.write(MEASURED, {each.name: measured[each.name] for each in PIPELINED if each.name in measured})
 
 
 if __name__ == "__main__":

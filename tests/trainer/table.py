@@ -1,24 +1,26 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.trainer.table`: trains every case of `cases` for docs/trainer-parity.md.
+"""`python -m tests.trainer.table`: trains every case of `cases`, and writes how far apart the runs are into results.json.
 
-Takes half an hour on two cores. `--stages N …` trains the cases with these numbers of stages only, and keeps the table's
-other lines. `--folder F` keeps the runs in F; `--table-only` reads the runs of an earlier call there.
+Takes half an hour on two cores. `--stages N …` trains the cases with these numbers of stages only, and keeps the results
+of the others. `--folder F` keeps the runs in F; `--table-only` reads the runs of an earlier call there. `markdown` is the
+table of results.json for the page docs/trainer-table.md, which `make docs` writes.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import itertools
 import pathlib
 import sys
+from typing import Any
 
 from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all
 from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
-from tests.tables import between, put_between
+from tests import tables
 from tests.trainer import cases
 
-DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "trainer-parity.md"
+RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
 NAMES = {
     cases.PRETRAIN: "pre-training",
     cases.SFT: "SFT",
@@ -38,10 +40,11 @@ def main(argv: list[str] | None = None) -> int:
     folder = (arguments.folder or pathlib.Path(temporary)).resolve()
     chosen = [case for case in cases.all_cases() if case.stages in arguments.stages]
     results = Results(folder) if arguments.table_only else train(folder, chosen)
-    lines, agree = table(results, chosen, between(DOCUMENT).splitlines())
-  put_between(DOCUMENT, lines)
-  print("\n".join(lines))
-  return 0 if agree else 1
+    found = {case.name: compared(results, case) for case in chosen}
+  known = tables.read(RESULTS) | found
+  tables.write(RESULTS, {case.name: known[case.name] for case in cases.all_cases() if case.name in known})
+  print("\n".join(markdown(known)))
+  return 0 if all(result["agrees"] for result in found.values()) else 1
 
 
 def train(folder: pathlib.Path, chosen: Sequence[cases.Case]) -> Results:
@@ -50,34 +53,29 @@ def train(folder: pathlib.Path, chosen: Sequence[cases.Case]) -> Results:
   return run_all(folder, cases.runs_of(chosen), devices=cases.DEVICES, weights=cases.weights_of(chosen))
 
 
-def table(results: Results, chosen: Sequence[cases.Case], before: Sequence[str]) -> tuple[list[str], bool]:
-  """One line per model, mode and number of stages, from the chosen cases or before; and whether all of these agree."""
+def compared(results: Results, case: cases.Case) -> dict[str, Any]:
+  """The largest difference of each metric, what is allowed at the last step, and whether every step agrees."""
+  found = list(cases.compare(results, case.name, case.reference))
+  return {
+      "differences": [max(each.difference) for each in found],
+      "allowed": [max(each.allowed) for each in found],
+      "agrees": all(each.agrees for each in found),
+  }
+
+
+def markdown(results: Mapping[str, Any]) -> Iterator[str]:
+  """Lines of a table of results by the names of their cases: a row for each model, mode and number of stages."""
   heads = [f"`{name}`" for name in cases.IMPLEMENTATIONS]
-  lines = [
-      f"| model | training | stages × repeats × layers per stage | {' | '.join(heads)} | allowed |",
-      "|---|---|---" + "|---" * (len(heads) + 1) + "|",
-  ]
-  agree = True
+  yield f"| model | training | stages × repeats × layers per stage | {' | '.join(heads)} | allowed |"
+  yield "|---|---|---" + "|---" * (len(heads) + 1) + "|"
   for model, mode, stages in itertools.product(cases.MODELS, NAMES, cases.PIPELINES):
-    cells, allowed = [], ""
-    first = f"| {model} | {NAMES[mode]} | {_layout(stages)} |"
-    if not any(case.stages == stages for case in chosen):
-      lines += [line for line in before if line.startswith(first)]
-      continue
-    for name in cases.IMPLEMENTATIONS:
-      case = cases.Case(model, mode, stages, name)
-      if case not in chosen:
-        cells.append("")
-        continue
-      compared = list(cases.compare(results, case.name, case.reference))
-      agree = agree and all(c.agrees for c in compared)
-      cells.append(_cell([max(c.difference) for c in compared], all(c.agrees for c in compared)))
-      allowed = _cell([max(c.allowed) for c in compared], True)
-    lines.append(f"{first} {' | '.join(cells)} | {allowed} |")
-  return lines, agree
+    row = [results.get(cases.Case(model, mode, stages, name).name) for name in cases.IMPLEMENTATIONS]
+    cells = [_cell(result["differences"], result["agrees"]) if result else "" for result in row]
+    allowed = [_cell(result["allowed"], True) for result in row if result]
+    yield f"| {model} | {NAMES[mode]} | {_layout(stages)} | {' | '.join([*cells, *allowed[-1:]])} |"
 
 
-def _cell(numbers: list[float], agrees: bool) -> str:
+def _cell(numbers: Sequence[float], agrees: bool) -> str:
   text = " / ".join(f"{number:.1e}" for number in numbers)
   return text if agrees else f"**{text}**"
 

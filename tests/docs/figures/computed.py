@@ -10,7 +10,9 @@ import jax
 
 from benchmarks import scaling
 from maxtext_pp_ext.plan.costs import Part, Phase, Sent
-from tests.docs.figures.results import compiled, percent, predicted, scaled, text_of
+from tests import tables
+from tests.docs import pages
+from tests.docs.figures.results import CHECKOUT, compiled, percent, predicted, scaled, text_of
 
 
 def how_it_works() -> Iterator[str]:
@@ -70,6 +72,14 @@ def reliability() -> Iterator[str]:
   default = inspect.signature(jax.distributed.initialize).parameters["heartbeat_timeout_seconds"].default
   yield f"The test allows {test_death.GRACE_S} s, and they took less than a second"
   yield f"""after {test_death.HEARTBEAT_S} s in the test, and after JAX's default of {default} s in MaxText."""
+
+
+def trainer_parity() -> Iterator[str]:
+  results = tables.read(CHECKOUT / pages.GENERATED["trainer-table.md"]).values()
+  loss, norm, evaluation = (max(each) for each in zip(*(result["differences"] for result in results), strict=True))
+  allowed = min(min(result["allowed"]) for result in results)
+  yield f"""Losses differ by {max(loss, evaluation):.1e} of themselves at most, gradient norms by {norm:.1e};
+      {allowed:.1e} or more is allowed"""
 
 
 def first_hour() -> Iterator[str]:

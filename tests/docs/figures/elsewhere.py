@@ -4,19 +4,11 @@
 
 import re
 
-# Pages that a command writes -> the test that holds them.
-GENERATED = {
-    "docs/blocks.md": "tests/parity/test_blocks.py::test_the_table_in_the_documentation_lists_every_case",
-    "docs/faults.md": "tests/mutants/test_mutants.py::test_names_are_distinct_and_the_documentation_lists_them",
-    "docs/keys.md": "tests/census/test_census.py::test_the_documentation_has_the_table",
-}
 _SIZE = "du -sh .venv after `make .venv/installed`"
 _TIME = "what the command took on 2 cores"
 _TOLERANCE = "MaxText's tests/integration/pipeline_parallelism_test.py: rtol=1e-1"
 _PLAYBOOK = "the Ultra-Scale Playbook, which the sentence links"
 _VALIDATED = "the sentence's or the table's `plan --validate`, which compiles for a quarter of an hour"
-_CYCLES = "estimated_cycles of the program that `benchmarks.compiler_figures --shape llama3-70b --hlo DIR` keeps"
-_EARLIER = "the command above the table, at earlier commits"
 # (page, words around the figure, where it comes from). A test is named as file::function.
 FIGURES = [
     ("README.md", "creates `.venv` (2 GB)", _SIZE),
@@ -52,16 +44,6 @@ FIGURES = [
     ("docs/releasing.md", "(25 minutes on 2 cores at most)", "the longest that `make test` may take"),
     ("docs/reliability.md", "trains the cases below (10 minutes;", _TIME),
     ("docs/reliability.md", "with 2 stages in each slice (3 minutes;", _TIME),
-    ("docs/seconds.md", "| `circular_bsw` at commit a1b241a | 17.05 | |", _EARLIER),
-    ("docs/seconds.md", "| each factor of a weight's gradient is computed once | 15.56 | 13.24 |", _EARLIER),
-    ("docs/seconds.md", "| the window's buffers change places | 15.02 | 12.67 |", _EARLIER),
-    (
-        "docs/seconds.md",
-        "| weights in the order in which products read them, fewer masks, no zeros | 14.91 | 12.58 |",
-        _EARLIER,
-    ),
-    ("docs/seconds.md", "takes 6.1 ms, and the same product without the sum 4.7 ms.", _CYCLES),
-    ("docs/seconds.md", "With DENSE_VMEM_LIMIT_FLAG both take 4.2 ms.", _CYCLES),
     (
         "docs/seconds.md",
         "The same configuration published twice with other versions differs by 1 to 6 %.",

@@ -16,9 +16,6 @@ from tests.docs.figures.results import (
     WITH_EXPERTS,
 )
 
-# Seconds and peak GB in the tables of commit f762ae7.
-_BEFORE_8B, _BEFORE_70B = (1.10, 8.13), (11.36, 26.32)
-
 
 def window() -> Iterator[str]:
   for title, impl, flags in (
@@ -49,10 +46,6 @@ def window() -> Iterator[str]:
   none, window_ = (compiled("llama3-70b", impl) for impl in ("none", "window"))
   yield f"So with one microbatch the window sends {fraction(1 - window_.sent / none.sent)} less."
   none, window_ = (overlapping(impl) for impl in ("none", "window"))
-  of_70b = compiled("llama3-70b", "window", *SPARSECORES)
-  yield f"""took a step of Llama 3 8B from {_BEFORE_8B[0]:.2f} s (commit f762ae7) to {window_.seconds:.2f}, and one of
-      Llama 3 70B from {_BEFORE_70B[0]:.2f} s to {of_70b.seconds:.2f}. They cost {window_.peak - _BEFORE_8B[1]:.1f} and
-      {of_70b.peak - _BEFORE_70B[1]:.1f} GB."""
   yield f"""{window_.seconds:.2f} s a step instead of {none.seconds:.2f}. Of the seconds that transfers of weights and
       gradients take, {percent(hidden("window"))} are hidden by compute, {percent(hidden("none"))} without the window"""
 
