@@ -25,17 +25,11 @@ TRIED_WITH = "0.11.2"
 
 
 class Use(NamedTuple):
-  """The place of a name in JAX, and this package's use of it.
+  """The place of a name in JAX, and this package's use of it."""
 
-  Attributes:
-    module: the module of JAX.
-    attribute: the name in that module; dots separate nested attributes.
-    purpose: the use, as the end of a sentence: "to …".
-  """
-
-  module: str
-  attribute: str
-  purpose: str
+  module: str  # the module of JAX
+  attribute: str  # the name in that module; dots separate nested attributes
+  purpose: str  # the use, as the end of a sentence: "to …"
 
 
 USES = {

@@ -18,15 +18,10 @@ RANDOM_STATE = ("rngs", "to_nnx__rngs", "dropout")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saved:
-  """An array that a run saves.
+  """An array that a run saves."""
 
-  Attributes:
-    shape: its shape. Random keys are stored as words along one more axis.
-    is_random_state: a random key or counter. MaxText draws a new one if a checkpoint has none.
-  """
-
-  shape: Shape
-  is_random_state: bool = False
+  shape: Shape  # its shape. Random keys are stored as words along one more axis.
+  is_random_state: bool = False  # a random key or counter. MaxText draws a new one if a checkpoint has none.
 
 
 def check(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> None:

@@ -18,7 +18,6 @@ import ctypes
 import dataclasses
 import hashlib
 import itertools
-import math
 import pathlib
 import shutil
 from typing import Any
@@ -55,21 +54,13 @@ class VerificationError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """The result of a conversion.
+  """The result of a conversion."""
 
-  Attributes:
-    arrays: number of arrays in the new checkpoint.
-    nbytes: their size in bytes, uncompressed.
-    layers: checksum of each layer, over all of its values in the checkpoint.
-    rest: checksum of all else.
-    dropped: random state of layers that has no place in the new model, which draws its own.
-  """
-
-  arrays: int
-  nbytes: int
-  layers: tuple[str, ...]
-  rest: str
-  dropped: tuple[str, ...]
+  arrays: int  # number of arrays in the new checkpoint
+  nbytes: int  # their size in bytes, uncompressed
+  layers: tuple[str, ...]  # checksum of each layer, over all of its values in the checkpoint
+  rest: str  # checksum of all else
+  dropped: tuple[str, ...]  # random state of layers that has no place in the new model, which draws its own
 
 
 def convert(
@@ -100,8 +91,9 @@ def convert(
   todo = plan(source.shapes, old, new)
   unfinished.check_absent(destination)
   folder = unfinished.folder_of(destination)
-  arrays = {
-      entry.path: files.NewArray(
+  arrays = [
+      files.NewArray(
+          path=entry.path,
           shape=entry.shape,
           dtype=source.arrays[entry.like].dtype,
           chunk=_chunk(entry, todo, source),
@@ -109,8 +101,8 @@ def convert(
           kind="scalar" if source.arrays[entry.like].kind == "scalar" else "np.ndarray",
       )
       for entry in todo.entries
-  }
-  nbytes = sum(math.prod(new.shape) * new.dtype.itemsize for new in arrays.values())
+  ]
+  nbytes = sum(array.nbytes for array in arrays)
   written: Checksums = defaultdict(int)
   folder.mkdir(parents=True)
   try:
@@ -162,23 +154,14 @@ def _chunk(entry, todo: Plan, source: files.Checkpoint) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Piece:
-  """One layer's part of one chunk.
+  """One layer's part of one chunk."""
 
-  Attributes:
-    name: name of the array, the same in both layouts.
-    layer: its layer.
-    offset: where it begins within what the array holds of that layer.
-    path: the new array.
-    source: its place within the chunk.
-    target: its place in the new array.
-  """
-
-  name: str
+  name: str  # name of the array, the same in both layouts
   layer: int | None
-  offset: tuple[int, ...]
-  path: Path
-  source: Index
-  target: Index
+  offset: tuple[int, ...]  # where it begins within what the array holds of that layer
+  path: Path  # the new array
+  source: Index  # its place within the chunk
+  target: Index  # its place in the new array
 
 
 def _chunks(source: files.Checkpoint, todo: Plan, old: Layout) -> Iterator[tuple[Path, Index, list[_Piece]]]:
@@ -303,6 +286,3 @@ def is_same(source: files.Checkpoint, old: Layout, new: Layout) -> bool:
       all(move.path == path and move.source == move.target for path, moves in todo.moves.items() for move in moves)
       and {entry.path: entry.shape for entry in todo.entries} == source.shapes
   )
-
-
-__all__ = ["LayoutError", "Report", "VerificationError", "convert", "is_same"]

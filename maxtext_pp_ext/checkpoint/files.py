@@ -9,16 +9,18 @@ Orbax hides its formats (OCDBT or files, Zarr 2 or 3), but the handler of a type
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import shutil
 from typing import Any
 
 from etils import epath
 import jax
+from jax.tree_util import DictKey, SequenceKey
 import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
@@ -39,15 +41,10 @@ class DamagedCheckpointError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredArray:
-  """An array on disk, opened.
+  """An array on disk, opened."""
 
-  Attributes:
-    store: the open array.
-    kind: the type of the saved value, as Orbax noted it.
-  """
-
-  store: Any
-  kind: str
+  store: Any  # the open array
+  kind: str  # the type of the saved value, as Orbax noted it
 
   @property
   def shape(self) -> Shape:
@@ -62,40 +59,37 @@ class StoredArray:
     """Shape of the part that is read at a time."""
     return tuple(max(1, size) for size in self.store.chunk_layout.read_chunk.shape or self.shape)
 
-  @property
-  def nbytes(self) -> int:
-    return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NewArray:
-  """An array to create, which is to be read by `chunk`."""
+  """An array to create."""
 
+  path: Path
   shape: Shape
   dtype: np.dtype
-  chunk: Shape
-  kind: str
+  chunk: Shape  # shape of the part that is to be read at a time
+  kind: str  # the type of the saved value
+
+  # Orbax reads these to count what it writes.
+  @property
+  def size(self) -> int:
+    return math.prod(self.shape)
+
+  @property
+  def nbytes(self) -> int:
+    return self.size * self.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-  """An opened checkpoint.
-
-  Attributes:
-    root: its folder.
-    items: the folder of its train state.
-    arrays: its arrays.
-    lists: nodes of its tree that are lists, with their lengths; all others are dicts.
-    empty: leaves that are None.
-    options: how Orbax stored it.
-  """
+  """An opened checkpoint."""
 
   root: pathlib.Path
-  items: pathlib.Path
+  items: pathlib.Path  # the folder of its train state
   arrays: Mapping[Path, StoredArray]
-  lists: Mapping[Path, int]
-  empty: tuple[Path, ...]
-  options: Mapping[str, bool]
+  lists: frozenset[Path]  # nodes of its tree that are lists; all others are dicts
+  empty: tuple[Path, ...]  # leaves that are None
+  options: Mapping[str, bool]  # how Orbax stored it
 
   @property
   def shapes(self) -> dict[Path, Shape]:
@@ -144,23 +138,29 @@ def _open(root: pathlib.Path, items: pathlib.Path) -> Checkpoint:
       for leaf in noted["tree_metadata"].values()
   }
   metadata = ocp.PyTreeCheckpointHandler().metadata(folder).tree
-  classes = {kind: type(f"_Of{i}", (), {}) for i, kind in enumerate(_KINDS)}
-  for path, _ in _leaves(metadata):
-    if kinds.get(path) not in classes:
+  for path in ocp.tree.to_flat_dict(metadata):
+    if kinds.get(path) not in _KINDS:
       raise LayoutError(f"{'/'.join(path)} of {root} is not an array ({kinds.get(path, 'of unknown type')}).")
-  restore = jax.tree_util.tree_map_with_path(
-      lambda key, _: ocp.RestoreArgs(restore_type=classes[kinds[_path(key)]]), metadata
-  )
-  handlers = ((cls, _Handler(kind)) for kind, cls in classes.items())
-  opened = ocp.PyTreeCheckpointHandler(
-      type_handler_registry=type_handlers.create_type_handler_registry(*handlers)
-  ).restore(folder, args=ocp.args.PyTreeRestore(restore_args=restore))
+  classes = _classes(object)
+
+  def to_open(keys: Any, _: Any) -> ocp.RestoreArgs:
+    return ocp.RestoreArgs(restore_type=classes[kinds[ocp.tree.str_keypath(keys)]])
+
+  restore = jax.tree_util.tree_map_with_path(to_open, metadata)
+  opened = _orbax(classes).restore(folder, args=ocp.args.PyTreeRestore(restore_args=restore))
+  leaves = ocp.tree.to_flat_dict(opened, is_leaf=lambda x: x is None)
+  within_lists = [
+      keys[:depth]
+      for keys, _ in jax.tree_util.tree_leaves_with_path(opened, is_leaf=lambda x: x is None)
+      for depth, key in enumerate(keys)
+      if isinstance(key, SequenceKey)
+  ]
   return Checkpoint(
       root=root,
       items=items,
-      arrays=dict(_leaves(opened)),
-      lists=dict(_lists(opened)),
-      empty=tuple(_path(key) for key, leaf in _with_paths(opened, lambda x: x is None) if leaf is None),
+      arrays={path: leaf for path, leaf in leaves.items() if leaf is not None},
+      lists=frozenset(map(ocp.tree.str_keypath, within_lists)),
+      empty=tuple(path for path, leaf in leaves.items() if leaf is None),
       options={key: bool(noted.get(key)) for key in ("use_ocdbt", "use_zarr3")},
   )
 
@@ -168,15 +168,15 @@ def _open(root: pathlib.Path, items: pathlib.Path) -> Checkpoint:
 def create(
     root: pathlib.Path,
     like: Checkpoint,
-    arrays: Mapping[Path, NewArray],
+    arrays: Sequence[NewArray],
     *,
     scan_layers: bool,
     fill: Callable[[Mapping[Path, Any]], None],
 ) -> None:
-  """Writes a checkpoint into a new folder.
+  """Writes a checkpoint into a folder that has none.
 
   Args:
-    root: the folder, which has no checkpoint in it.
+    root: the folder.
     like: the checkpoint from which it takes the format, and everything beside the train state.
     arrays: what to create.
     scan_layers: MaxText's key, noted in the new checkpoint.
@@ -189,33 +189,36 @@ def create(
   for path in like.root.iterdir():
     if path not in skipped:
       (shutil.copytree if path.is_dir() else shutil.copy2)(path, root / path.name)
-  if (noted := _read_json(root / _ROOT)).get("custom_metadata"):
-    if "scan_layers" in noted["custom_metadata"]:
-      noted["custom_metadata"]["scan_layers"] = scan_layers
-      (root / _ROOT).write_text(json.dumps(noted), encoding="utf-8")
+  noted = _read_json(root / _ROOT)
+  if "scan_layers" in (noted.get("custom_metadata") or ()):
+    noted["custom_metadata"]["scan_layers"] = scan_layers
+    (root / _ROOT).write_text(json.dumps(noted), encoding="utf-8")
   items.mkdir(exist_ok=True)
-  classes = {kind: type(f"_Of{i}", (_Placed,), {}) for i, kind in enumerate(_KINDS)}
-  written = _Written(len(arrays), fill)
-  handlers = ((cls, _Handler(kind, written)) for kind, cls in classes.items())
-  handler = ocp.PyTreeCheckpointHandler(
-      type_handler_registry=type_handlers.create_type_handler_registry(*handlers), **like.options
-  )
-  item = _nested({path: classes[new.kind](path, new) for path, new in arrays.items()}, like)
-  handler.save(epath.Path(items), args=ocp.args.PyTreeSave(item=item))
+  classes = _classes(NewArray)
+  handler = _orbax(classes, _Written(len(arrays), fill), **like.options)
+  leaves = {new.path: classes[new.kind](**vars(new)) for new in arrays} | dict.fromkeys(like.empty)
+  keyed = [(_keys(path, like.lists), leaf) for path, leaf in leaves.items()]
+  handler.save(epath.Path(items), args=ocp.args.PyTreeSave(item=ocp.utils.from_flattened_with_keypath(keyed)))
   handler.finalize(epath.Path(items))
-  for old, new in {like.root: root, like.items: items}.items():
+  for old, folder in {like.root: root, like.items: items}.items():
     if (old / _COMMITTED).is_file():  # Orbax's mark of a complete checkpoint on storage without renaming
-      (new / _COMMITTED).write_text("Checkpoint commit was successful", encoding="utf-8")
+      (folder / _COMMITTED).write_text("Checkpoint commit was successful", encoding="utf-8")
 
 
-class _Placed:
-  """A leaf of the tree that is saved: its path, and the array to create there."""
+def _classes(base: type) -> dict[str, type]:
+  """A class for each kind of leaves, since Orbax chooses a handler by the class of a leaf."""
+  return {kind: type(f"_Of{i}", (base,), {}) for i, kind in enumerate(_KINDS)}
 
-  def __init__(self, path: Path, new: NewArray):
-    self.path, self.new = path, new
-    # Orbax reads these to count what it writes.
-    self.shape, self.dtype, self.size = new.shape, new.dtype, int(np.prod(new.shape, dtype=np.int64))
-    self.nbytes = self.size * new.dtype.itemsize
+
+def _orbax(classes: Mapping[str, type], written: _Written | None = None, **options: bool) -> Any:
+  handlers = ((cls, _Handler(kind, written)) for kind, cls in classes.items())
+  registry = type_handlers.create_type_handler_registry(*handlers)
+  return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, **options)
+
+
+def _keys(path: Path, lists: Collection[Path]) -> tuple[SequenceKey | DictKey, ...]:
+  """A path with JAX's keys of lists and dicts."""
+  return tuple(SequenceKey(int(name)) if path[:i] in lists else DictKey(name) for i, name in enumerate(path))
 
 
 class _Written:
@@ -251,63 +254,20 @@ class _Handler(type_handlers.TypeHandler):
     ]
     return [StoredArray(store=await future, kind=self._kind) for future in opening]
 
-  async def serialize(self, values: Sequence[_Placed], infos: Sequence[Any], args: Sequence[Any] | None = None) -> list:
+  async def serialize(self, values: Sequence[NewArray], infos: Sequence[Any], args: Sequence[Any] | None = None) -> list:
     stores = {}
     for value, info in zip(values, infos, strict=True):
       await info.await_path_creation()
       spec = type_handlers.get_json_tspec_write(
           info,
           use_ocdbt=info.is_ocdbt_checkpoint,
-          global_shape=value.new.shape,
-          local_shape=value.new.chunk,
-          dtype=value.new.dtype,
+          global_shape=value.shape,
+          local_shape=value.chunk,
+          dtype=value.dtype,
       )
       stores[value.path] = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
     await self._written.add(stores)  # type: ignore[union-attr]  # a handler that serializes has been given it
     return []
-
-
-def _nested(leaves: Mapping[Path, Any], like: Checkpoint) -> Any:
-  """Returns a tree of leaves, with lists where the old checkpoint has them."""
-  tree: dict[str, Any] = {}
-  for path, leaf in {**leaves, **dict.fromkeys(like.empty)}.items():
-    node = tree
-    for key in path[:-1]:
-      node = node.setdefault(key, {})
-    node[path[-1]] = leaf
-
-  def with_lists(node: Any, path: Path) -> Any:
-    if not isinstance(node, dict):
-      return node
-    below = {key: with_lists(child, (*path, key)) for key, child in node.items()}
-    if path not in like.lists:
-      return below
-    return [below.get(str(i)) for i in range(like.lists[path])]
-
-  return with_lists(tree, ())
-
-
-def _lists(tree: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:
-  if isinstance(tree, (list, tuple)):
-    yield path, len(tree)
-    children = {str(i): child for i, child in enumerate(tree)}
-  else:
-    children = tree if isinstance(tree, dict) else {}
-  for key, child in children.items():
-    yield from _lists(child, (*path, str(key)))
-
-
-def _leaves(tree: Any) -> Iterator[tuple[Path, Any]]:
-  for key, leaf in _with_paths(tree, lambda x: isinstance(x, StoredArray)):
-    yield _path(key), leaf
-
-
-def _with_paths(tree: Any, is_leaf: Callable[[Any], bool]) -> list:
-  return jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-
-
-def _path(keys: Any) -> Path:
-  return tuple(str(getattr(key, "key", getattr(key, "idx", None))) for key in keys)
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -28,38 +28,23 @@ class LayoutError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerAxis:
-  """An axis that counts layers.
+  """An axis that counts layers."""
 
-  Attributes:
-    axis: where it is in the array.
-    stride: number of layers between successive entries.
-  """
-
-  axis: int
-  stride: int
+  axis: int  # where it is in the array
+  stride: int  # number of layers between successive entries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Leaf:
-  """One array of a model.
+  """One array of a model."""
 
-  Attributes:
-    path: its path in the model.
-    shape: its shape.
-    name: its path within a layer; None for an array that belongs to no decoder layer.
-    first: number of the first layer in it.
-    axes: the axes that count layers; empty if it holds one layer.
-    is_random_state: a random key or counter. MaxText draws a new one if a checkpoint has none.
-    is_floating: whether its numbers are floating-point; None if that is not known.
-  """
-
-  path: Path
+  path: Path  # its path in the model
   shape: Shape
-  name: Path | None = None
-  first: int = 0
-  axes: tuple[LayerAxis, ...] = ()
-  is_random_state: bool = False
-  is_floating: bool | None = None
+  name: Path | None = None  # its path within a layer; None for an array that belongs to no decoder layer
+  first: int = 0  # number of the first layer in it
+  axes: tuple[LayerAxis, ...] = ()  # the axes that count layers; empty if it holds one layer
+  is_random_state: bool = False  # a random key or counter. MaxText draws a new one if a checkpoint has none.
+  is_floating: bool | None = None  # whether its numbers are floating-point; None if that is not known
 
   @property
   def of_layer(self) -> Shape:
@@ -90,15 +75,10 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-  """All arrays of a model.
-
-  Attributes:
-    leaves: its arrays.
-    description: the layout in words, for messages.
-  """
+  """All arrays of a model."""
 
   leaves: tuple[Leaf, ...]
-  description: str
+  description: str  # the layout in words, for messages
 
   def __post_init__(self):
     seen = set()

@@ -19,51 +19,31 @@ from maxtext_pp_ext.checkpoint.layout import Index, Layout, LayoutError, Leaf, P
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-  """An array of the new checkpoint.
-
-  Attributes:
-    path: its path.
-    shape: its shape.
-    like: an array of the old checkpoint of the same dtype.
-    leaf: the array of the model that it is, or belongs to; None if it belongs to no array of the model.
-  """
+  """An array of the new checkpoint."""
 
   path: Path
   shape: Shape
-  like: Path
-  leaf: Leaf | None
+  like: Path  # an array of the old checkpoint of the same dtype
+  leaf: Leaf | None  # the array of the model that it is, or belongs to; None if it belongs to no array of the model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Move:
-  """The move of one layer of an old array, or of the whole array.
+  """The move of one layer of an old array, or of the whole array."""
 
-  Attributes:
-    path: path of the new array.
-    source: its place in the old array.
-    target: its place in the new one.
-    layer: the layer's number; None for an array of no layer.
-  """
-
-  path: Path
-  source: Index
-  target: Index
-  layer: int | None
+  path: Path  # path of the new array
+  source: Index  # its place in the old array
+  target: Index  # its place in the new one
+  layer: int | None  # the layer's number; None for an array of no layer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-  """The plan of a conversion.
+  """The plan of a conversion."""
 
-  Attributes:
-    entries: arrays of the new checkpoint.
-    moves: path in the old checkpoint -> the moves of its parts.
-    dropped: random state of layers that has no place in the new model.
-  """
-
-  entries: tuple[Entry, ...]
-  moves: Mapping[Path, tuple[Move, ...]]
-  dropped: tuple[Path, ...]
+  entries: tuple[Entry, ...]  # arrays of the new checkpoint
+  moves: Mapping[Path, tuple[Move, ...]]  # path in the old checkpoint -> the moves of its parts
+  dropped: tuple[Path, ...]  # random state of layers that has no place in the new model
 
 
 def plan(shapes: Mapping[Path, Shape], source: Layout, target: Layout) -> Plan:

@@ -33,19 +33,15 @@ class CircularSchedule:
   stages are at two successive repeats at most. Stage s is idle in the first D·s iterations, and in the last
   D·(S − 1 − s).
 
-  Attributes:
-    stages: S ≥ 1, number of pipeline stages.
-    microbatches: M, a multiple of S and at least D·S.
-    repeats: R ≥ 1, how often a microbatch passes through the ring of stages.
-    delay: D, 1 or 2, iterations from a stage's output to its use by the next stage; with 2, compute hides the transfer.
 
   Raises:
     ValueError: if a value is out of range, naming it and what to set.
   """
 
-  stages: int
-  microbatches: int
-  repeats: int
+  stages: int  #: S ≥ 1, number of pipeline stages
+  microbatches: int  #: M, a multiple of S and at least D·S
+  repeats: int  #: R ≥ 1, how often a microbatch passes through the ring of stages
+  #: D, 1 or 2, iterations from a stage's output to its use by the next stage; with 2, compute hides the transfer.
   delay: int = 1
 
   def __post_init__(self):

@@ -17,19 +17,14 @@ class Phase:
 
   If `advances` or `reduces` is True without need, it costs transfers and changes no result. With one repeat both must be
   False.
-
-  Attributes:
-    first: the first iteration of the phase. Backward runs the phase in reverse, so it ends with this iteration.
-    count: number of iterations, at least 1.
-    advances: whether stages advance to another repeat in or after the phase: its weights have to be fetched, and the
-      sums of gradients of the repeat that a stage leaves have to be set aside.
-    reduces: whether sums of gradients that were set aside may wait for reduction.
   """
 
-  first: int
-  count: int
+  first: int  #: the first iteration of the phase. Backward runs the phase in reverse, so it ends with this iteration.
+  count: int  #: number of iterations, at least 1
+  #: Whether stages advance to another repeat in or after the phase: its weights have to be fetched, and the sums of
+  #: gradients of the repeat that a stage leaves have to be set aside.
   advances: bool
-  reduces: bool = False
+  reduces: bool = False  #: whether sums of gradients that were set aside may wait for reduction
 
 
 class Schedule(Protocol):

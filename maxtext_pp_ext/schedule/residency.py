@@ -18,15 +18,12 @@ class Residency(enum.Enum):
   """When a weight is gathered over the data-like mesh axes.
 
   The rest of the package reads these attributes and never compares residencies by name.
-
-  Attributes:
-    has_slots: whether a stage keeps gathered weights from one iteration to the next. If so, each device sums the
-      gradients of a repeat's microbatches before they are reduced; otherwise each gradient is reduced at once.
-    gathers_first: whether the weights of all repeats are gathered before the first iteration, and kept for backward.
   """
 
+  # Whether a stage keeps gathered weights from one iteration to the next. If so, each device sums the gradients of a
+  # repeat's microbatches before they are reduced; otherwise each gradient is reduced at once.
   has_slots: bool
-  gathers_first: bool
+  gathers_first: bool  # whether the weights of all repeats are gathered before the first iteration, and kept for backward
 
   #            value        has_slots gathers_first
   ITERATION = ("iteration", False, False)

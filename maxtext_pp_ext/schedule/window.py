@@ -15,26 +15,18 @@ from maxtext_pp_ext.schedule.interface import Schedule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-  """A stage at one iteration.
+  """A stage at one iteration."""
 
-  Attributes:
-    iteration: t.
-    repeat: the repeat in work; None in a bubble.
-    microbatch: the microbatch in work; None in a bubble.
-    slot: the repeat whose weights are in the slot.
-    arriving: the repeat from which a piece is gathered into the prefetch buffer; None if no piece is gathered.
-    reducing: the repeat from whose gradient a piece is reduced; None if no piece is reduced, as always in forward.
-    piece: number of the piece, for both; None if there is no piece.
-    advances: whether the prefetch buffer becomes the slot after this iteration, which frees the slot's weights.
-  """
-
-  iteration: int
-  repeat: int | None
-  microbatch: int | None
-  slot: int
+  iteration: int  # t
+  repeat: int | None  # the repeat in work; None in a bubble
+  microbatch: int | None  # the microbatch in work; None in a bubble
+  slot: int  # the repeat whose weights are in the slot
+  # The repeat from which a piece is gathered into the prefetch buffer; None if no piece is gathered.
   arriving: int | None = None
+  # The repeat from whose gradient a piece is reduced; None if no piece is reduced, as always in forward.
   reducing: int | None = None
-  piece: int | None = None
+  piece: int | None = None  # number of the piece, for both; None if there is no piece
+  # Whether the prefetch buffer becomes the slot after this iteration, which frees the slot's weights.
   advances: bool = False
 
 

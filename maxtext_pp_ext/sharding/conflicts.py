@@ -41,25 +41,15 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conflict:
-  """One conflict of one array.
+  """One conflict of one array."""
 
-  Attributes:
-    kind: one of the seven kinds.
-    path: the array's path; "" if it has none.
-    names: the array's logical axes.
-    shape: the array's shape; None if unknown.
-    rules: the rules involved, in order.
-    problem: the conflict and its effect.
-    remedy: what would resolve the conflict.
-  """
-
-  kind: Kind
-  path: str
-  names: Sequence
-  shape: tuple[int, ...] | None
-  rules: tuple[Rule, ...]
-  problem: str
-  remedy: str
+  kind: Kind  #: one of the seven kinds
+  path: str  #: the array's path; "" if it has none
+  names: Sequence  #: the array's logical axes
+  shape: tuple[int, ...] | None  #: the array's shape; None if unknown
+  rules: tuple[Rule, ...]  #: the rules involved, in order
+  problem: str  #: the conflict and its effect
+  remedy: str  #: what would resolve the conflict
 
   @property
   def array(self) -> str:

@@ -21,15 +21,10 @@ from maxtext_pp_ext.units import bytes_text
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """One array of the model.
+  """One array of the model."""
 
-  Attributes:
-    layout: the array's layout, and the reasons for it.
-    devices: number of devices of the mesh.
-  """
-
-  layout: Layout
-  devices: int
+  layout: Layout  #: the array's layout, and the reasons for it
+  devices: int  #: number of devices of the mesh
 
   @functools.cached_property
   def shards(self) -> int:
@@ -75,15 +70,10 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Explanation:
-  """How a model is sharded.
+  """How a model is sharded."""
 
-  Attributes:
-    mesh_shape: the size of each mesh axis.
-    rows: its arrays, sorted by the bytes that replication costs each device, the most first.
-  """
-
-  mesh_shape: dict[str, int]
-  rows: tuple[Row, ...]
+  mesh_shape: dict[str, int]  #: the size of each mesh axis
+  rows: tuple[Row, ...]  #: its arrays, sorted by the bytes that replication costs each device, the most first
 
   @property
   def devices(self) -> int:

@@ -48,19 +48,12 @@ def divisible(axes: Iterable[str], size: int, mesh_shape: Mapping[str, int]) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-  """A pair of a logical name and the mesh axes that it is bound to.
+  """A pair of a logical name and the mesh axes that it is bound to."""
 
-  Attributes:
-    index: the rule's place in its list of rules.
-    name: the logical name.
-    binds: mesh axes, () for replication, or PartitionSpec.UNCONSTRAINED.
-    own: whether it is one of a variable's own rules, which come before all others.
-  """
-
-  index: int
-  name: str
-  binds: Any
-  own: bool = False
+  index: int  #: the rule's place in its list of rules
+  name: str  #: the logical name
+  binds: Any  #: mesh axes, () for replication, or PartitionSpec.UNCONSTRAINED
+  own: bool = False  #: whether it is one of a variable's own rules, which come before all others
 
   @property
   def axes(self) -> tuple[str, ...]:
@@ -141,14 +134,10 @@ class Dropped(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PassedOver:
-  """A rule for a dimension that did not bind it.
-
-  Attributes:
-    rule: the rule.
-    taken: {mesh axis of the rule: dimension that it was already bound to}; empty if this dimension was already bound.
-  """
+  """A rule for a dimension that did not bind it."""
 
   rule: Rule
+  #: {mesh axis of the rule: dimension that it was already bound to}; empty if this dimension was already bound.
   taken: Mapping[str, int]
 
   @property
@@ -160,46 +149,28 @@ class PassedOver:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dimension:
-  """One dimension of an array.
+  """One dimension of an array."""
 
-  Attributes:
-    index: number of the dimension.
-    size: its size; None if the array's shape was not given.
-    name: its annotation; only a str is a logical name.
-    rule: the rule that bound it; None if no rule did.
-    passed: the other rules for its name, in order.
-    dropped: mesh axes that it was bound to but that are not in the PartitionSpec, with the reasons.
-    entry: its entry of the PartitionSpec.
-  """
-
-  index: int
-  size: int | None
-  name: Any
-  rule: Rule | None
-  passed: tuple[PassedOver, ...]
+  index: int  #: number of the dimension
+  size: int | None  #: its size; None if the array's shape was not given
+  name: Any  #: its annotation; only a str is a logical name
+  rule: Rule | None  #: the rule that bound it; None if no rule did
+  passed: tuple[PassedOver, ...]  #: the other rules for its name, in order
+  #: Mesh axes that it was bound to but that are not in the PartitionSpec, with the reasons.
   dropped: Mapping[str, Dropped]
-  entry: Any
+  entry: Any  #: its entry of the PartitionSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resolution:
-  """The result of binding an array's logical axes to mesh axes.
+  """The result of binding an array's logical axes to mesh axes."""
 
-  Attributes:
-    names: the array's annotation, one name per dimension.
-    shape: the array's shape, if given. By mistake an annotation may be shorter or longer.
-    mesh_shape: the size of each mesh axis.
-    rules: all rules.
-    dimensions: one per name.
-    added: number of the names, all None, that its annotation lacked.
-  """
-
-  names: LogicalAxes
-  shape: tuple[int, ...] | None
-  mesh_shape: Mapping[str, int]
+  names: LogicalAxes  #: the array's annotation, one name per dimension
+  shape: tuple[int, ...] | None  #: the array's shape, if given. By mistake an annotation may be shorter or longer.
+  mesh_shape: Mapping[str, int]  #: the size of each mesh axis
   rules: Rules
-  dimensions: tuple[Dimension, ...]
-  added: int = 0
+  dimensions: tuple[Dimension, ...]  #: one per name
+  added: int = 0  #: number of the names, all None, that its annotation lacked
 
   @property
   def spec(self) -> P:

@@ -31,23 +31,16 @@ _STACKS = ("circular_repeats", "layers", "layers_per_stage", "local_layers")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-  """The layout of one array.
+  """The layout of one array."""
 
-  Attributes:
-    path: the array's path in its tree.
-    shape: its shape.
-    dtype: its dtype.
-    sharding: its sharding.
-    resolution: how the sharding was resolved; None if the array has a PartitionSpec, a sharding or no annotation.
-    follows: whether it takes another array's annotation, as far as that fits. True for optimizer state, and for smaller
-      parts of a composite value, such as the scales of quantized weights.
-  """
-
-  path: str
+  path: str  #: the array's path in its tree
   shape: tuple[int, ...]
   dtype: Any
   sharding: NamedSharding
+  #: How the sharding was resolved; None if the array has a PartitionSpec, a sharding or no annotation.
   resolution: Resolution | None
+  #: Whether it takes another array's annotation, as far as that fits. True for optimizer state, and for smaller parts of
+  #: a composite value, such as the scales of quantized weights.
   follows: bool = False
 
   @property

@@ -43,25 +43,15 @@ OF_THE_WHOLE_BATCH = ("activation_stdev", "moe_bias_updates")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-  """Calls layers one after the other, with the weights and random streams of a pipeline.
+  """Calls layers one after the other, with the weights and random streams of a pipeline."""
 
-  Attributes:
-    graphdef: graph definition of the pipeline's stacked stages.
-    rest: state of the stages other than parameters, leaves [repeat, stage, …] ([stage, …] with one repeat).
-    layers: structures of the layers to call, in order.
-    repeats: number of the pipeline's repeats.
-    stages: number of the pipeline's stages.
-    microbatches: number of microbatches into which the batch is divided.
-    deterministic: whether dropout is off.
-  """
-
-  graphdef: nnx.GraphDef
-  rest: PyTree
-  layers: list[decoder_layers.Structure]
-  repeats: int
-  stages: int
-  microbatches: int
-  deterministic: bool
+  graphdef: nnx.GraphDef  # graph definition of the pipeline's stacked stages
+  rest: PyTree  # state of the stages other than parameters, leaves [repeat, stage, …] ([stage, …] with one repeat)
+  layers: list[decoder_layers.Structure]  # structures of the layers to call, in order
+  repeats: int  # number of the pipeline's repeats
+  stages: int  # number of the pipeline's stages
+  microbatches: int  # number of microbatches into which the batch is divided
+  deterministic: bool  # whether dropout is off
 
   @classmethod
   def of(

@@ -37,15 +37,12 @@ LEAST_GRADIENT = 0.01
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-  """Arguments of decoder layers, and the cotangent of their outputs.
+  """Arguments of decoder layers, and the cotangent of their outputs."""
 
-  Attributes:
-    inputs, cotangent: activations [batch, sequence, embed].
-    segment_ids, positions: int [batch, sequence].
-  """
-
+  #: activations [batch, sequence, embed]
   inputs: jax.Array
   cotangent: jax.Array
+  #: int [batch, sequence]
   segment_ids: jax.Array
   positions: jax.Array
 
@@ -66,19 +63,14 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parity:
-  """Relative errors ‖pipeline − layers‖ / ‖layers‖, in float32, per array.
+  """Relative errors ‖pipeline − layers‖ / ‖layers‖, in float32, per array."""
 
-  Attributes:
-    outputs: error of the activations [batch, sequence, embed].
-    gradients: error of each parameter's gradient, by the parameter's path in the pipeline, and of the inputs' gradient
-      (`inputs`).
-    sown: error of each sown value, by path in a stage: load-balance losses, updates of experts' biases, statistics.
-    without_gradient: arrays whose gradient in the layers is zero: neither outputs nor sown values depend on them.
-  """
-
-  outputs: float
+  outputs: float  #: error of the activations [batch, sequence, embed]
+  #: Error of each parameter's gradient, by the parameter's path in the pipeline, and of the inputs' gradient (`inputs`).
   gradients: dict[str, float]
+  #: Error of each sown value, by path in a stage: load-balance losses, updates of experts' biases, statistics.
   sown: dict[str, float] = dataclasses.field(default_factory=dict)
+  #: Arrays whose gradient in the layers is zero: neither outputs nor sown values depend on them.
   without_gradient: tuple[str, ...] = ()
 
   @property

@@ -21,19 +21,12 @@ from maxtext_pp_ext.trainer_runs import trainer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-  """One training run.
+  """One training run."""
 
-  Attributes:
-    keys: MaxText's `key=value` arguments; without a yml file in front, base.yml is read.
-    trainer: the module whose `main` trains.
-    weights: name of the `Weights` from which it starts; None for those that MaxText draws.
-    rounding: if not 0, each weight is first moved by this fraction of itself, up or down at random.
-  """
-
-  keys: Sequence[str]
-  trainer: str = trainer.PRE_TRAIN
-  weights: str | None = None
-  rounding: float = 0.0
+  keys: Sequence[str]  # MaxText's `key=value` arguments; without a yml file in front, base.yml is read
+  trainer: str = trainer.PRE_TRAIN  # the module whose `main` trains
+  weights: str | None = None  # name of the `Weights` from which it starts; None for those that MaxText draws
+  rounding: float = 0.0  # if not 0, each weight is first moved by this fraction of itself, up or down at random
 
 
 _METRICS = "metrics"  # folder with a folder per run, which has a file per process
