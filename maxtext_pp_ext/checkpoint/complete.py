@@ -25,14 +25,10 @@ class Saved:
 
 
 def check(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> None:
-  """Raises LayoutError if a checkpoint lacks an array, or has one too much; the message names them.
+  """Raises LayoutError if a checkpoint lacks an array of those that its run saves, or has others; the message names them.
 
-  A checkpoint without any state of an optimizer has weights only, as one that was imported. It may lack what no
-  parameter is, and the step. Random state may lack, or be left over.
-
-  Args:
-    stored: the checkpoint's arrays.
-    saved: the arrays that the run that wrote it saves.
+  A checkpoint without any state of an optimizer has weights only, as one that was imported. Only parameters have to be
+  there, not even the step. Random state may lack, or be left over.
   """
   kinds = (_lacking(stored, saved), _too_much(stored, saved), _of_another_shape(stored, saved))
   if problems := [line for problems_of_kind in kinds for line in listed(problems_of_kind)]:
@@ -60,8 +56,8 @@ _HINT = (
 
 def listed(problems: Iterable[str]) -> list[str]:
   """Returns a line for each problem, up to a limit, and the number of the others."""
-  problems = list(problems)
-  return [f"  {text}" for text in problems[:_MOST]] + [f"  and {len(problems) - _MOST} more"] * (len(problems) > _MOST)
+  lines = [f"  {text}" for text in problems]
+  return lines if len(lines) <= _MOST else [*lines[:_MOST], f"  and {len(lines) - _MOST} more"]
 
 
 def _lacking(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 import ctypes
 import dataclasses
+import functools
 import hashlib
 import itertools
 import pathlib
@@ -70,15 +71,11 @@ def convert(
     new: Layout,
     *,
     scan_layers: bool,
-    on_bytes: Callable[[str, int, int], None] = lambda phase, done, total: None,
+    on_bytes: Callable[[str, int, int], object] = lambda *_: None,
 ) -> Report:
-  """Writes `source`, which has the layout `old`, to `destination` in the layout `new`.
+  """Writes `source`, whose model has the layout `old`, to the folder `destination` in the layout `new`.
 
   Args:
-    source: the old checkpoint.
-    destination: the new checkpoint's folder.
-    old: layout of the old checkpoint's model.
-    new: layout of the model that is to load the new one.
     scan_layers: MaxText's key of that name, noted in the checkpoint.
     on_bytes: is called with "writing" or "verifying", the bytes done, and their total.
 
@@ -107,17 +104,12 @@ def convert(
   folder.mkdir(parents=True)
   try:
     with unfinished.marked(folder):
-      files.create(
-          folder,
-          source,
-          arrays,
-          scan_layers=scan_layers,
-          fill=lambda stores: _copy(source, todo, old, stores, written, lambda done: on_bytes("writing", done, nbytes)),
-      )
-      found = _read_back(folder, source, todo, old, lambda done: on_bytes("verifying", done, nbytes))
-      if wrong := sorted(
-          f"{name} of layer {layer}" for (name, layer), sum_ in written.items() if found[name, layer] != sum_
-      ):
+      chunks = functools.partial(_chunks, source, todo, old)
+      copy = functools.partial(_copy, source, chunks, written, lambda done: on_bytes("writing", done, nbytes))
+      files.create(folder, source, arrays, scan_layers=scan_layers, fill=copy)
+      found = _read_back(folder, todo, chunks, lambda done: on_bytes("verifying", done, nbytes))
+      different = [key for key, sum_ in written.items() if found[key] != sum_]
+      if wrong := sorted(f"{name} of layer {layer}" for name, layer in different):
         raise VerificationError(f"{folder}: the values read back differ from those written for {', '.join(wrong[:5])}.")
     folder.rename(destination)
   except BaseException:
@@ -138,7 +130,7 @@ def check_dtypes(source: files.Checkpoint, old: Layout, new: Layout) -> None:
   Another width is allowed: a run may continue in a wider or narrower dtype.
   """
   for entry in plan(source.shapes, old, new).entries:
-    found, wanted = source.arrays[entry.like].dtype, entry.leaf.is_floating if entry.leaf is not None else None
+    found, wanted = source.arrays[entry.like].dtype, entry.leaf and entry.leaf.is_floating
     if wanted is not None and jnp.issubdtype(found, jnp.floating) != wanted:
       kind = "floating-point numbers" if wanted else "integers"
       raise LayoutError(f"{'/'.join(entry.like)} is {found} in the checkpoint, but the model has {kind}.")
@@ -164,17 +156,19 @@ class _Piece:
   target: Index  # its place in the new array
 
 
-def _chunks(source: files.Checkpoint, todo: Plan, old: Layout) -> Iterator[tuple[Path, Index, list[_Piece]]]:
+_Chunk = tuple[Path, Index, list[_Piece]]
+
+
+def _chunks(source: files.Checkpoint, todo: Plan, old: Layout) -> Iterator[_Chunk]:
   """Yields each chunk of the old checkpoint, and where its parts go."""
   for path, array in source.arrays.items():
     moves = todo.moves[path]
     name = _name(path, old)
-    grid = [range(0, size, chunk) for size, chunk in zip(array.shape, array.chunk, strict=True)]
-    for starts in itertools.product(*grid):
-      box = tuple(
-          slice(start, min(start + chunk, size))
-          for start, chunk, size in zip(starts, array.chunk, array.shape, strict=True)
-      )
+    along = [
+        [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]
+        for size, chunk in zip(array.shape, array.chunk, strict=True)
+    ]
+    for box in itertools.product(*along):
       pieces = [_piece(name, move, box) for move in moves if _meets(move.source, box)]
       if pieces:
         yield path, box, pieces
@@ -210,13 +204,12 @@ def _name(path: Path, old: Layout) -> str:
 
 def _copy(
     source: files.Checkpoint,
-    todo: Plan,
-    old: Layout,
-    stores: Mapping[Path, Any],
+    chunks: Callable[[], Iterator[_Chunk]],
     checksums: Checksums,
-    on_bytes: Callable[[int], None],
+    on_bytes: Callable[[int], object],
+    stores: Mapping[Path, Any],
 ) -> None:
-  """Copies everything, and adds up its checksums."""
+  """Copies everything into `stores`, and adds up its checksums."""
   pending: deque[tuple[int, Any]] = deque()
   in_flight = done = 0
 
@@ -229,7 +222,7 @@ def _copy(
     on_bytes(done)
 
   try:
-    for path, box, pieces in _chunks(source, todo, old):
+    for path, box, pieces in chunks():
       with files.reading(source.root):
         values = source.arrays[path].store[box].read().result()
       for piece in pieces:
@@ -249,7 +242,7 @@ def _copy(
 
 
 def _read_back(
-    root: pathlib.Path, source: files.Checkpoint, todo: Plan, old: Layout, on_bytes: Callable[[int], None]
+    root: pathlib.Path, todo: Plan, chunks: Callable[[], Iterator[_Chunk]], on_bytes: Callable[[int], object]
 ) -> Checksums:
   """Returns the checksums of what is on disk now."""
   checksums: Checksums = defaultdict(int)
@@ -258,7 +251,7 @@ def _read_back(
     if entry.path not in arrays or arrays[entry.path].shape != entry.shape:
       raise VerificationError(f"{root}: {'/'.join(entry.path)} was not written with the shape {list(entry.shape)}.")
   done = 0
-  for _, _, pieces in _chunks(source, todo, old):
+  for _, _, pieces in chunks():
     for piece in pieces:
       part = arrays[piece.path].store[piece.target].read().result()
       _add(checksums, piece, part)
@@ -282,7 +275,5 @@ def _checksum(checksums: Checksums, layer: int | None) -> str:
 def is_same(source: files.Checkpoint, old: Layout, new: Layout) -> bool:
   """Returns whether the checkpoint is the same in both layouts."""
   todo = plan(source.shapes, old, new)
-  return (
-      all(move.path == path and move.source == move.target for path, moves in todo.moves.items() for move in moves)
-      and {entry.path: entry.shape for entry in todo.entries} == source.shapes
-  )
+  stay = (move.path == path and move.source == move.target for path, moves in todo.moves.items() for move in moves)
+  return all(stay) and {entry.path: entry.shape for entry in todo.entries} == source.shapes

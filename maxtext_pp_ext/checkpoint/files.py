@@ -148,19 +148,15 @@ def _open(root: pathlib.Path, items: pathlib.Path) -> Checkpoint:
 
   restore = jax.tree_util.tree_map_with_path(to_open, metadata)
   opened = _orbax(classes).restore(folder, args=ocp.args.PyTreeRestore(restore_args=restore))
-  leaves = ocp.tree.to_flat_dict(opened, is_leaf=lambda x: x is None)
-  within_lists = [
-      keys[:depth]
-      for keys, _ in jax.tree_util.tree_leaves_with_path(opened, is_leaf=lambda x: x is None)
-      for depth, key in enumerate(keys)
-      if isinstance(key, SequenceKey)
-  ]
+  with_paths = jax.tree_util.tree_leaves_with_path
+  leaves = {ocp.tree.str_keypath(keys): (keys, leaf) for keys, leaf in with_paths(opened, is_leaf=lambda x: x is None)}
+  lists = (path[:i] for path, (keys, _) in leaves.items() for i, key in enumerate(keys) if isinstance(key, SequenceKey))
   return Checkpoint(
       root=root,
       items=items,
-      arrays={path: leaf for path, leaf in leaves.items() if leaf is not None},
-      lists=frozenset(map(ocp.tree.str_keypath, within_lists)),
-      empty=tuple(path for path, leaf in leaves.items() if leaf is None),
+      arrays={path: leaf for path, (_, leaf) in leaves.items() if leaf is not None},
+      lists=frozenset(lists),
+      empty=tuple(path for path, (_, leaf) in leaves.items() if leaf is None),
       options={key: bool(noted.get(key)) for key in ("use_ocdbt", "use_zarr3")},
   )
 

@@ -34,11 +34,7 @@ def weights(tree: Mapping[str, Any]) -> Any:
 
 
 def why_not_converted(names: Collection[str]) -> str | None:
-  """Returns why a checkpoint cannot be converted, and what to do instead; None if no reason is known.
-
-  Args:
-    names: the outermost names of its tree.
-  """
+  """Returns why a tree with these outermost names cannot be converted, and what to do; None if no reason is known."""
   if _DILOCO in names:
     return (
         f"Checkpoints of DiLoCo cannot be converted: {_DILOCO} holds a state for each replica. Continue in the layout of "

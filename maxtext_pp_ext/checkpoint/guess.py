@@ -38,18 +38,17 @@ def candidates(
   """
   singles = any(_SINGLE.fullmatch(part) for path in shapes for part in _in_decoder(path)[:1])
   scans = [scan_layers] if scan_layers is not None else [not singles, singles]
-  found = list(_pipelines(_of_parameters(shapes), layers, of_layer)) or [{"ici_pipeline_parallelism": 1}]
+  parameters = {path: shape for path, shape in shapes.items() if path[:1] == ("params",)}
+  found = list(_pipelines(parameters, layers, of_layer)) or [{"ici_pipeline_parallelism": 1}]
   unlikely = []
-  for scan in scans:
-    for of_pipeline in found:
-      values = of_pipeline | {"scan_layers": scan}
-      axes = _scan_axes(_of_parameters(shapes), of_layer, repeated=values.get("num_pipeline_repeats", 1) > 1)
-      if axes is None:
-        yield values
-      elif axes:
-        yield from (values | {"param_scan_axis": axis} for axis in axes)
-      else:
-        unlikely.append(values)
+  for values in (of_pipeline | {"scan_layers": scan} for scan in scans for of_pipeline in found):
+    axes = _scan_axes(parameters, of_layer, repeated=values.get("num_pipeline_repeats", 1) > 1)
+    if axes is None:
+      yield values
+    elif axes:
+      yield from (values | {"param_scan_axis": axis} for axis in axes)
+    else:
+      unlikely.append(values)
   yield from unlikely
 
 
@@ -84,17 +83,19 @@ def _layers_outside(
   """
   if not outside:
     return 0
-  sizes = [collections.Counter[Path | None]() for _ in range(2)]
-  for of_name, shapes in zip(sizes, (inside, outside), strict=True):
-    for path, shape in shapes.items():
-      of_name[_name(path, of_layer)] += math.prod(shape)
-  within, beside = sizes
-  found = collections.Counter[int]()
-  for name in within.keys() & beside.keys() - {None}:
-    left, remainder = divmod(layers * beside[name], within[name] + beside[name])
-    if not remainder:
-      found[left] += 1
+  within, beside = (_sizes(shapes, of_layer) for shapes in (inside, outside))
+  shares = [divmod(layers * beside[name], within[name] + beside[name]) for name in within.keys() & beside.keys()]
+  found = collections.Counter(left for left, remainder in shares if not remainder)
   return found.most_common(1)[0][0] if found else None
+
+
+def _sizes(shapes: Mapping[Path, Shape], of_layer: Collection[Path]) -> collections.Counter[Path]:
+  """Path within a layer -> the numbers of elements there, added up."""
+  sizes = collections.Counter[Path]()
+  for path, shape in shapes.items():
+    if name := _name(path, of_layer):
+      sizes[name] += math.prod(shape)
+  return sizes
 
 
 def _name(path: Path, of_layer: Collection[Path]) -> Path | None:
@@ -111,7 +112,10 @@ def _scan_axes(
     name = _name(path, of_layer)
     if name is not None:
       known.append((shape, (1 + repeated) * (_in_decoder(path)[:2] == _PIPELINE), of_layer[name]))
-  fits = lambda axis: all(any(_stacks(shape, stages, each, axis) for each in own) for shape, stages, own in known)
+
+  def fits(axis: int) -> bool:
+    return all(any(_stacks(shape, stages, each, axis) for each in own) for shape, stages, own in known)
+
   if not any(len(shape) > stages + max(map(len, own)) for shape, stages, own in known) and fits(0):
     return None
   # An axis beyond a layer's rank is its last.
@@ -125,10 +129,6 @@ def _stacks(shape: Shape, stages: int, own: Shape, axis: int) -> bool:
     return False
   counting = axes_of_stack([None] * stages + [axis] * scans, len(shape))
   return tuple(size for at, size in enumerate(shape) if at not in counting) == own
-
-
-def _of_parameters(shapes: Mapping[Path, Shape]) -> Mapping[Path, Shape]:
-  return {path: shape for path, shape in shapes.items() if path[:1] == ("params",)}
 
 
 def _in_decoder(path: Path) -> Path:

@@ -82,13 +82,14 @@ class Layout:
 
   def __post_init__(self):
     seen = set()
-    for leaf in self.leaves:
-      if leaf.name is None:
-        continue
-      for layer, _ in leaf.layers():
-        if (layer, leaf.name) in seen:
-          raise LayoutError(f"{self.description}: layer {layer} has {'/'.join(leaf.name)} more than once.")
-        seen.add((layer, leaf.name))
+    for layer, name in ((layer, name) for name, leaf in self._of_layers for layer, _ in leaf.layers()):
+      if (layer, name) in seen:
+        raise LayoutError(f"{self.description}: layer {layer} has {'/'.join(name)} more than once.")
+      seen.add((layer, name))
+
+  @property
+  def _of_layers(self) -> Iterator[tuple[Path, Leaf]]:
+    return ((leaf.name, leaf) for leaf in self.leaves if leaf.name is not None)
 
   @functools.cached_property
   def by_path(self) -> Mapping[Path, Leaf]:
@@ -103,26 +104,20 @@ class Layout:
   def of_layer(self) -> Mapping[Path, frozenset[Shape]]:
     """Path within a layer -> the shapes that layers have there. They are the same in every layout of the model."""
     found: dict[Path, frozenset[Shape]] = {}
-    for leaf in self.leaves:
-      if leaf.name is not None:
-        found[leaf.name] = found.get(leaf.name, frozenset()) | {leaf.of_layer}
+    for name, leaf in self._of_layers:
+      found[name] = found.get(name, frozenset()) | {leaf.of_layer}
     return found
 
   @property
   def number_of_layers(self) -> int:
-    """The number of layers."""
-    return 1 + max((layer for leaf in self.leaves if leaf.name is not None for layer, _ in leaf.layers()), default=-1)
+    return 1 + max((layer for _, leaf in self._of_layers for layer, _ in leaf.layers()), default=-1)
 
 
 def axes_of_stack(stacks: Sequence[int | None], ndim: int) -> tuple[int, ...]:
-  """Returns where the axes of nested stacks are in an array.
+  """Returns where the axes of nested stacks are in an array of `ndim` axes, these included.
 
-  Args:
-    stacks: for each stack, from the outermost to the innermost, the axis along which it stacks, or None for the first.
-    ndim: rank of the array, with all these axes.
-
-  Returns:
-    The axis of each stack. An axis beyond the array's rank becomes its last, as in MaxText.
+  `stacks` has for each stack, from the outermost to the innermost, the axis along which it stacks, or None for the first.
+  An axis beyond the array's rank becomes its last, as in MaxText.
   """
   places: list[int] = []
   rank = ndim - len(stacks)

@@ -47,12 +47,7 @@ class Plan:
 
 
 def plan(shapes: Mapping[Path, Shape], source: Layout, target: Layout) -> Plan:
-  """Plans the conversion of a whole checkpoint.
-
-  Args:
-    shapes: path -> shape of the checkpoint's arrays.
-    source: the layout of the checkpoint's model.
-    target: the layout of the new checkpoint.
+  """Plans the conversion of a whole checkpoint, whose arrays have these shapes, from the layout `source` to `target`.
 
   Raises:
     LayoutError: an array is not of the source's model, or the two are not layouts of one model.
@@ -63,9 +58,8 @@ def plan(shapes: Mapping[Path, Shape], source: Layout, target: Layout) -> Plan:
   for path, shape in shapes.items():
     prefix, leaf = _recognise(path, shape, source)
     if leaf is None:
-      everything = (slice(None),) * len(shape)
       entries.append(Entry(path=path, shape=shape, like=path, leaf=None))
-      moves[path] = (Move(path=path, source=everything, target=everything, layer=None),)
+      moves[path] = (Move(path=path, source=_all(shape), target=_all(shape), layer=None),)
     else:
       of_prefix.setdefault(prefix, {})[leaf.path] = leaf
   if not of_prefix:
@@ -77,6 +71,10 @@ def plan(shapes: Mapping[Path, Shape], source: Layout, target: Layout) -> Plan:
     moves |= moved
     dropped += lost
   return Plan(entries=tuple(entries), moves=moves, dropped=tuple(dropped))
+
+
+def _all(shape: Shape) -> Index:
+  return (slice(None),) * len(shape)
 
 
 def _recognise(path: Path, shape: Shape, source: Layout) -> tuple[Path, Leaf | None]:
@@ -100,14 +98,14 @@ def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[P
   places: dict[tuple, tuple[Leaf, Index]] = {}  # by (layer, name) or path
   for leaf in leaves.values():
     if leaf.name is None:
-      places[leaf.path] = leaf, (slice(None),) * len(leaf.shape)
+      places[leaf.path] = leaf, _all(leaf.shape)
     else:
       places |= {(layer, leaf.name): (leaf, index) for layer, index in leaf.layers()}
   entries = []
   moves: dict[Path, list[Move]] = {(*prefix, *path): [] for path in leaves}
   used = set()
   for leaf in target.leaves:
-    wanted: list[tuple[int | None, tuple, Index]] = [(None, leaf.path, (slice(None),) * len(leaf.shape))]
+    wanted: list[tuple[int | None, tuple, Index]] = [(None, leaf.path, _all(leaf.shape))]
     if leaf.name is not None:
       wanted = [(layer, (layer, leaf.name), index) for layer, index in leaf.layers()]
     there = [key in places for _, key, _ in wanted]
@@ -132,10 +130,8 @@ def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[P
             f"is to load it has {list(leaf.of_layer)} ({'/'.join(leaf.path)}): these are not two layouts of one model."
         )
       used.add(key)
-      rest = (slice(None),) * len(words)
-      moves[(*prefix, *from_leaf.path)].append(
-          Move(path=path, source=(*from_index, *rest), target=(*index, *rest), layer=layer)
-      )
+      source_index, target_index = (*from_index, *_all(words)), (*index, *_all(words))
+      moves[(*prefix, *from_leaf.path)].append(Move(path=path, source=source_index, target=target_index, layer=layer))
     entries.append(Entry(path=path, shape=(*leaf.shape, *words), like=like, leaf=leaf))
   unused = {(*prefix, *leaf.path): leaf for key, (leaf, _) in places.items() if key not in used}
   lost = [path for path, leaf in unused.items() if leaf.is_random_state]

@@ -27,12 +27,10 @@ def folder_of(destination: pathlib.Path) -> pathlib.Path:
 def check_absent(destination: pathlib.Path) -> None:
   """Raises FileExistsError if the destination exists, or the folder in which it would be written; says what that is."""
   folder = folder_of(destination)
-  for path in (destination, folder):
-    if not path.exists():
-      continue
-    if path == folder and (path / MARKER).is_file():
-      raise FileExistsError(_about_unfinished(path))
-    raise FileExistsError(f"{path} exists; nothing is overwritten.")
+  if not destination.exists() and (folder / MARKER).is_file():
+    raise FileExistsError(_about_unfinished(folder))
+  if there := [path for path in (destination, folder) if path.exists()]:
+    raise FileExistsError(f"{there[0]} exists; nothing is overwritten.")
 
 
 def _about_unfinished(folder: pathlib.Path) -> str:
@@ -64,9 +62,7 @@ def marked(folder: pathlib.Path) -> Iterator[None]:
   with open(folder / MARKER, "x", encoding="utf-8") as marker:
     marker.write(_TEXT)
     marker.flush()
-    try:
+    with contextlib.suppress(OSError):  # a file system without locks
       fcntl.flock(marker, fcntl.LOCK_EX)
-    except OSError:
-      pass  # a file system without locks
     yield
     (folder / MARKER).unlink()

@@ -106,7 +106,7 @@ def _print(explanation: Any, args: argparse.Namespace) -> None:
   lines = [mesh_text(explanation.mesh_shape)]
   if not args.conflicts:
     rows = explanation.rows[: args.limit]
-    lines += _verbose(rows) if args.verbose else _short(rows, width)
+    lines += [line for row in rows for line in row.lines] if args.verbose else _short(rows, width)
     if args.limit is not None and args.limit < len(explanation.rows):
       lines.append(f"{len(explanation.rows) - args.limit} more, without --limit")
     lines.append(totals_text(explanation.totals))
@@ -146,17 +146,3 @@ def _shortened(path: str, room: int) -> str:
   ]
   fitting = [text for text in (path, *shorter) if len(text) <= room]
   return max(fitting, key=len) if fitting else f"…/{parts[-1]}"
-
-
-def _verbose(rows: Sequence[Any]) -> Iterator[str]:
-  from maxtext_pp_ext.sharding.explain import dimension_lines, spec_text  # pylint: disable=import-outside-toplevel
-
-  for row in rows:
-    layout = row.layout
-    yield layout.path
-    yield (
-        f"  {layout.dtype}{list(layout.shape)} {spec_text(layout.sharding.spec)}:"
-        f" {units.bytes_text(row.bytes_per_device)} per device, {units.counted(row.replication, 'replica')}"
-    )
-    yield from (f"    {line}" for line in list(dimension_lines(layout)) or ["no annotation"])
-    yield from (f"    ! {conflict.kind.value}" for conflict in layout.conflicts)

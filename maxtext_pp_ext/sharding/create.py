@@ -18,7 +18,7 @@ import numpy as np
 from maxtext_pp_ext.sharding.conflicts import conflicts, Kind, OnConflict, settle
 from maxtext_pp_ext.sharding.explicit import run_automatic
 from maxtext_pp_ext.sharding.resolve import mesh_axes, read_rules, resolution
-from maxtext_pp_ext.sharding.variables import named_shardings, PyTree, unwrap
+from maxtext_pp_ext.sharding.variables import named_shardings, path_text, PyTree, unwrap
 
 
 def abstract_state(init_fn: Callable[[], Any]) -> tuple[Any, nnx.State]:
@@ -35,9 +35,7 @@ def create_sharded(
 
   Args:
     init_fn: makes the model, or a tuple of a model and its `nnx.Optimizer`, without arguments. It is traced twice.
-    mesh: the device mesh.
-    rules: (logical name, mesh axes) pairs; None for those of the context.
-    on_conflict: "fallback", "warn" or "error"; see `conflicts`.
+    mesh, rules, on_conflict: as for `named_shardings`.
 
   Returns:
     The result of `init_fn`, laid out by `named_shardings`. Optimizer state is laid out like its parameters.
@@ -105,12 +103,10 @@ def shard_batch(
   Args:
     batch: arrays [batch, …]. With several processes, each passes the part that its devices hold. Processes along a mesh
       axis that does not shard the batch must pass the same rows; this is not checked.
-    mesh: the device mesh.
+    mesh, rules: as for `named_shardings`.
     axes: logical names of the first dimensions, such as ("batch", "length"). An array with fewer dimensions uses the
       first names.
-    rules: (logical name, mesh axes) pairs; None for those of the context.
-    on_conflict: "error", "warn" or "fallback". Unlike for parameters, the default is "error"; with several processes,
-      it is always "error".
+    on_conflict: as for `named_shardings`; with several processes it is always "error".
 
   Returns:
     The batch as jax.Arrays over the mesh.
@@ -121,20 +117,21 @@ def shard_batch(
   """
   rules = read_rules(rules)
   several = jax.process_count() > 1
-
-  def resolutions(path: Any, x: Any) -> Any:
+  leaves, tree = jax.tree_util.tree_flatten_with_path(batch)
+  resolved = []
+  for _, x in leaves:
     names, shape = tuple(axes)[: np.ndim(x)], np.shape(x)
     if several:
       shape = _whole_shape(shape, resolution(names, mesh, rules, None).spec, mesh)
-    return jax.tree_util.keystr(path, simple=True, separator="/"), resolution(names, mesh, rules, shape), x
-
-  resolved = jax.tree_util.tree_map_with_path(resolutions, batch)
-  is_leaf = lambda x: isinstance(x, tuple) and len(x) == 3 and hasattr(x[1], "spec")
-  leaves = jax.tree.leaves(resolved, is_leaf=is_leaf)
+    resolved.append(resolution(names, mesh, rules, shape))
   # Several processes: JAX would assume that an array that is not sharded is the same in all of them.
   on_conflict = "error" if several else on_conflict
-  found = [c for path, how, _ in leaves for c in conflicts(how, f"batch/{path}" if path else "batch")]
+  paths = ("/".join(filter(None, ("batch", path_text(keys)))) for keys, _ in leaves)
+  found = [conflict for path, how in zip(paths, resolved, strict=True) for conflict in conflicts(how, path)]
   # The names are those of the first dimensions by definition.
-  settle((c for c in found if c.kind is not Kind.UNNAMED), on_conflict)
-  place = lambda how, x: jax.make_array_from_process_local_data(NamedSharding(mesh, how.spec), np.asarray(x))
-  return jax.tree.unflatten(jax.tree.structure(batch), [place(how, x) for _, how, x in leaves])
+  settle((conflict for conflict in found if conflict.kind is not Kind.UNNAMED), on_conflict)
+  placed = [
+      jax.make_array_from_process_local_data(NamedSharding(mesh, how.spec), np.asarray(x))
+      for (_, x), how in zip(leaves, resolved, strict=True)
+  ]
+  return jax.tree.unflatten(tree, placed)

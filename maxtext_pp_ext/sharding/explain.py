@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from maxtext_pp_ext.sharding.conflicts import Conflict
 from maxtext_pp_ext.sharding.resolve import Dimension, mesh_axes
 from maxtext_pp_ext.sharding.variables import Layout, layouts, PyTree
-from maxtext_pp_ext.units import bytes_text
+from maxtext_pp_ext.units import bytes_text, counted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,18 @@ class Row:
   def bytes_of_replication(self) -> int:
     """Bytes that each device would save if the array were sharded over all devices."""
     return self.bytes_per_device - -(-self.bytes // self.devices)
+
+  @property
+  def lines(self) -> Iterator[str]:
+    """The array in words; a line per annotated dimension and per conflict."""
+    layout = self.layout
+    yield (
+        f"{layout.path} {layout.dtype}{list(layout.shape)} {_spec_text(layout.sharding.spec)}:"
+        f" {bytes_text(self.bytes_per_device)} per device, {self.replication}x"
+    )
+    dimensions = map(_dimension_text, layout.resolution.dimensions) if layout.resolution else ["no annotation"]
+    yield from (f"  {line}" for line in dimensions)
+    yield from (f"  ! {conflict.kind.value}" for conflict in layout.conflicts)
 
   def to_dict(self) -> dict[str, Any]:
     layout = self.layout
@@ -96,32 +108,19 @@ class Explanation:
 
   def to_dict(self) -> dict[str, Any]:
     """The whole explanation as strings, numbers, lists and dicts."""
-    mesh = {axis: size for axis, size in self.mesh_shape.items() if size > 1}
     return {
-        "mesh": mesh,
+        "mesh": {axis: size for axis, size in self.mesh_shape.items() if size > 1},
         "devices": self.devices,
         "totals": self.totals,
         "parameters": [row.to_dict() for row in self.rows],
     }
 
   def __getitem__(self, path: str) -> Row:
-    for row in self.rows:
-      if row.layout.path == path:
-        return row
-    raise KeyError(path)
+    return {row.layout.path: row for row in self.rows}[path]
 
   def __str__(self) -> str:
-    lines = [mesh_text(self.mesh_shape)]
-    for row in self.rows:
-      layout = row.layout
-      lines.append(
-          f"{layout.path} {layout.dtype}{list(layout.shape)} {spec_text(layout.sharding.spec)}:"
-          f" {bytes_text(row.bytes_per_device)} per device, {row.replication}x"
-      )
-      lines += [f"  {line}" for line in dimension_lines(layout)]
-      lines += [f"  ! {conflict.kind.value}" for conflict in layout.conflicts]
-    totals = self.totals
-    return "\n".join([*lines, totals_text(totals)])
+    lines = (line for row in self.rows for line in row.lines)
+    return "\n".join([mesh_text(self.mesh_shape), *lines, totals_text(self.totals)])
 
 
 def explain(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Iterable | None = None) -> Explanation:
@@ -133,31 +132,28 @@ def explain(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Iterable | None = No
   return Explanation(mesh_shape=mesh_shape, rows=tuple(rows))
 
 
-def dimension_lines(layout: Layout) -> Iterator[str]:
-  """A line per annotated dimension: its mesh axes, the rule that bound it, and the rules passed over and why."""
-  if layout.resolution is None:
-    return
-  for d in layout.resolution.dimensions:
-    parts = [f"{d.index} {_name(d.name)}: {_bound_text(d)}"]
-    for why in dict.fromkeys(d.dropped.values()):
-      parts.append(f"{', '.join(axis for axis, reason in d.dropped.items() if reason is why)}: {why.value}")
-    parts += [f"passed over {passed.rule}: {passed.why}" for passed in d.passed]
-    yield "; ".join(parts)
+def _dimension_text(d: Dimension) -> str:
+  """A dimension's mesh axes, the rule that bound it, and the rules passed over and why."""
+  parts = [f"{d.index} {_name(d.name)}: {_bound_text(d)}"]
+  for why in dict.fromkeys(d.dropped.values()):
+    parts.append(f"{', '.join(axis for axis, reason in d.dropped.items() if reason is why)}: {why.value}")
+  return "; ".join([*parts, *(f"passed over {passed.rule}: {passed.why}" for passed in d.passed)])
 
 
 def axes_text(layout: Layout) -> str:
   """The mesh axes of each dimension in turn, - for none: `fsdp - tensor+expert`; or `replicated`."""
   sizes = dict(layout.sharding.mesh.shape)
   entries = (*layout.sharding.spec, *[None] * (len(layout.shape) - len(layout.sharding.spec)))
-  sharded = ["+".join(axis for axis in mesh_axes(entry) if sizes.get(axis, 1) > 1) for entry in entries]
-  found = ["compiler" if entry is P.UNCONSTRAINED else axes for entry, axes in zip(entries, sharded, strict=True)]
+  found = [
+      "compiler" if entry is P.UNCONSTRAINED else "+".join(axis for axis in mesh_axes(entry) if sizes.get(axis, 1) > 1)
+      for entry in entries
+  ]
   return " ".join(axes or "-" for axes in found) if any(found) else "replicated"
 
 
 def mesh_text(mesh_shape: dict[str, int]) -> str:
   sizes = ", ".join(f"{axis}={size}" for axis, size in mesh_shape.items() if size > 1)
-  count = math.prod(mesh_shape.values())
-  return f"mesh of {count} device{'s' if count > 1 else ''}: {sizes or 'one device'}"
+  return f"mesh of {counted(math.prod(mesh_shape.values()), 'device')}: {sizes or 'one device'}"
 
 
 def totals_text(totals: dict[str, int]) -> str:
@@ -168,7 +164,7 @@ def totals_text(totals: dict[str, int]) -> str:
   )
 
 
-def spec_text(spec: P) -> str:
+def _spec_text(spec: P) -> str:
   return f"P({', '.join('UNCONSTRAINED' if entry is P.UNCONSTRAINED else repr(entry) for entry in spec)})"
 
 

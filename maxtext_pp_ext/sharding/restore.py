@@ -82,13 +82,10 @@ def restore_sharded(
 
   Args:
     path: the checkpoint's folder. It holds the `nnx.state`, or its `nnx.to_pure_dict`, of the result of `init_fn`.
-    init_fn: makes the model, or a tuple of a model and its optimizer, as for `create_sharded`.
-    mesh: the device mesh.
-    rules: (logical name, mesh axes) pairs; None for those of the context.
+    init_fn, mesh, rules, on_conflict: as for `create_sharded`.
     at: path of the state within the checkpoint, such as "model" or "params/params"; by default the whole checkpoint.
     created: an NNX filter for variables that `init_fn` makes instead: `nnx.RngState` for a checkpoint of parameters only.
       Their values in the checkpoint are not read.
-    on_conflict: "fallback", "warn" or "error"; see `conflicts`.
 
   Returns:
     The result of `init_fn`, with the checkpoint's values.

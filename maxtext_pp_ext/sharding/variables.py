@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 import dataclasses
+import functools
 import math
+import operator
 from typing import Any
 
 from flax import nnx
@@ -106,10 +108,8 @@ def layouts(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Iterable | None = No
   rules = read_rules(rules)
   if isinstance(tree, nnx.Module):
     tree = nnx.state(tree)
-  found = jax.tree.leaves(
-      [_layouts(path, leaf, mesh, rules) for path, leaf in _variables(tree)], is_leaf=lambda x: isinstance(x, Layout)
-  )
-  return found
+  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_variable)
+  return jax.tree.leaves([_layouts(path_text(keys), leaf, mesh, rules) for keys, leaf in leaves])
 
 
 def named_shardings(
@@ -136,53 +136,52 @@ def named_shardings(
   settle((c for layout in layouts(tree, mesh, rules) for c in layout.conflicts), on_conflict)
 
   def shardings(path: Any, leaf: Any) -> Any:
-    found = _layouts(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, mesh, rules)
-    found = jax.tree.map(lambda layout: layout.sharding, found, is_leaf=lambda x: isinstance(x, Layout))
-    if not isinstance(leaf, nnx.Variable):
+    found = jax.tree.map(operator.attrgetter("sharding"), _layouts(path_text(path), leaf, mesh, rules))
+    if not is_variable(leaf):
       return found
     return leaf.replace(found) if jax.tree.leaves(found) else leaf
 
-  return jax.tree_util.tree_map_with_path(shardings, tree, is_leaf=_is_variable)
+  return jax.tree_util.tree_map_with_path(shardings, tree, is_leaf=is_variable)
 
 
 def unwrap(tree: PyTree) -> PyTree:
   """The tree with each nnx.Variable replaced by its value: shardings as `jax.jit` takes them."""
-  return jax.tree.map(lambda x: x.get_value() if _is_variable(x) else x, tree, is_leaf=_is_variable)
+  return jax.tree.map(value_of, tree, is_leaf=is_variable)
 
 
-def _is_variable(x: Any) -> bool:
+def is_variable(x: Any) -> bool:
   return isinstance(x, nnx.Variable)
 
 
-def _variables(tree: PyTree) -> Iterator[tuple[str, Any]]:
-  for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_variable):
-    yield jax.tree_util.keystr(path, simple=True, separator="/"), leaf
+def value_of(x: Any) -> Any:
+  return x.get_value() if is_variable(x) else x
+
+
+path_text = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
 
 
 def _layouts(path: str, leaf: Any, mesh: Mesh | AbstractMesh, rules: Rules) -> PyTree:
   """The layouts of one variable's arrays, in the tree of its value."""
-  value = leaf.get_value() if _is_variable(leaf) else leaf
-  arrays = jax.tree_util.tree_leaves_with_path(value)
-  sizes = [math.prod(np.shape(array)) for _, array in arrays]
-  found = []
-  for (below, array), size in zip(arrays, sizes, strict=True):
-    inner = jax.tree_util.keystr(below, simple=True, separator="/")
+  value = value_of(leaf)
+  largest = max((math.prod(np.shape(array)) for array in jax.tree.leaves(value)), default=0)
+
+  def layout(below: Any, array: Any) -> Layout:
+    inner = path_text(below)
     sharding, how = _sharding(leaf, array, mesh, rules)
-    found.append(
-        Layout(
-            path=f"{path}/{inner}" if inner else path,
-            shape=np.shape(array),
-            dtype=getattr(array, "dtype", type(array)),
-            sharding=sharding,
-            resolution=how,
-            follows=size < max(sizes) or isinstance(leaf, nnx.OptState),
-        )
+    return Layout(
+        path=f"{path}/{inner}" if inner else path,
+        shape=np.shape(array),
+        dtype=getattr(array, "dtype", type(array)),
+        sharding=sharding,
+        resolution=how,
+        follows=math.prod(np.shape(array)) < largest or isinstance(leaf, nnx.OptState),
     )
-  return jax.tree.unflatten(jax.tree.structure(value), found)
+
+  return jax.tree_util.tree_map_with_path(layout, value)
 
 
 def _sharding(leaf: Any, array: Any, mesh: Mesh | AbstractMesh, rules: Rules) -> tuple[NamedSharding, Resolution | None]:
-  given = annotation(leaf) if _is_variable(leaf) else None
+  given = annotation(leaf) if is_variable(leaf) else None
   if given is None:
     return NamedSharding(mesh, P()), None
   if isinstance(given, jax.sharding.Sharding):
