@@ -125,26 +125,17 @@ def details(found: dict[str, list[spans.Span]]) -> str:
         state = f"{span.instructions} instructions, {span.meanwhile.dot_flops / 1e9:.1f} GFLOP{kernels} meanwhile"
       dims = ",".join(map(str, span.array.dims))
       size = f"{span.collective.wire_bytes / 1e6:.1f} MB ×{span.executions:g}"
-      lines.append(
-          f"{kind}: {span.collective.kind} {span.array.dtype}[{dims}] {size} in {span.where}: {state}"
-      )
+      lines.append(f"{kind}: {span.collective.kind} {span.array.dtype}[{dims}] {size} in {span.where}: {state}")
   return "\n".join(lines)
 
 
 class Hidden(NamedTuple):
-  """A step's transfers of weights and gradients, as projected.
+  """A step's transfers of weights and gradients, as projected."""
 
-  Attributes:
-    seconds: how long they take.
-    waited: the seconds of these in which compute waits.
-    wire_gb: GB that they send.
-    hidden_gb: GB of these that they send while the chip computes.
-  """
-
-  seconds: float
-  waited: float
-  wire_gb: float
-  hidden_gb: float
+  seconds: float  # how long they take
+  waited: float  # the seconds of these in which compute waits
+  wire_gb: float  # GB that they send
+  hidden_gb: float  # GB of these that they send while the chip computes
 
 
 def hidden(projection: dict[str, Any]) -> Hidden:

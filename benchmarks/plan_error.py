@@ -49,19 +49,12 @@ anything is compiled (`maxtext_pp_ext/plan/estimate.py`). Rows compiled with XLA
 
 
 class Case(NamedTuple):
-  """A step that was compiled.
+  """A step that was compiled."""
 
-  Attributes:
-    title: the shape's title.
-    impl: the row's name: a key of `shapes.IMPLEMENTATIONS`, then sets of XLA flags.
-    arguments: MaxText's command-line arguments.
-    figures: the compiler's figures.
-  """
-
-  title: str
-  impl: str
-  arguments: list[str]
-  figures: dict[str, Any]
+  title: str  # the shape's title
+  impl: str  # the row's name: a key of `shapes.IMPLEMENTATIONS`, then sets of XLA flags
+  arguments: list[str]  # MaxText's command-line arguments
+  figures: dict[str, Any]  # the compiler's figures
 
   @property
   def projected(self) -> float | None:

@@ -38,18 +38,12 @@ _DEEPSEEK_4096 = _DEEPSEEK | {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-  """A model on a topology.
+  """A model on a topology."""
 
-  Attributes:
-    title: the heading of its table.
-    keys: MaxText's keys.
-    preset: the preset that replaces MaxText's base.yml; None for base.yml.
-    without: other values of keys for the row without a pipeline or window.
-  """
-
-  title: str
-  keys: dict[str, object]
-  preset: str | None = None
+  title: str  # the heading of its table
+  keys: dict[str, object]  # MaxText's keys
+  preset: str | None = None  # the preset that replaces MaxText's base.yml; None for base.yml
+  # Other values of keys for the row without a pipeline or window.
   without: dict[str, object] = dataclasses.field(default_factory=dict)
 
 

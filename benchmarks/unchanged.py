@@ -56,15 +56,10 @@ _COMPUTATION = ("%", "ENTRY ")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-  """A step to compile.
+  """A step to compile."""
 
-  Attributes:
-    impl: its name in `maxtext-pp compare`.
-    keys: MaxText's arguments.
-  """
-
-  impl: str
-  keys: tuple[str, ...]
+  impl: str  # its name in `maxtext-pp compare`
+  keys: tuple[str, ...]  # MaxText's arguments
 
   @property
   def arguments(self) -> list[str]:
@@ -106,14 +101,10 @@ CASES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-  """What a version compiled.
+  """What a version compiled."""
 
-  Attributes:
-    program: the optimised HLO, see `normalised`.
-    figures: what it projects and reads, per device: the seconds, the bytes on the wire and the peak of memory.
-  """
-
-  program: str
+  program: str  # the optimised HLO, see `normalised`
+  # What it projects and reads, per device: the seconds, the bytes on the wire and the peak of memory.
   figures: dict[str, float]
 
 

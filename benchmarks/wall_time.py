@@ -60,19 +60,12 @@ _HEADER = ("pipeline", "median ms", "of host plain", "of host BSW", "dot GFLOP",
 
 @dataclasses.dataclass(kw_only=True)
 class Pipeline:
-  """A compiled step and its figures.
+  """A compiled step and its figures."""
 
-  Attributes:
-    step: runs one forward and backward pass and waits until it is done.
-    dot_flops: dot FLOPs per device and step, from the compiled program.
-    compile_seconds: time to trace and compile.
-    seconds: times of the measured steps.
-  """
-
-  step: Callable[[], Any]
-  dot_flops: float
-  compile_seconds: float
-  seconds: list[float] = dataclasses.field(default_factory=list)
+  step: Callable[[], Any]  # runs one forward and backward pass and waits until it is done
+  dot_flops: float  # dot FLOPs per device and step, from the compiled program
+  compile_seconds: float  # time to trace and compile
+  seconds: list[float] = dataclasses.field(default_factory=list)  # times of the measured steps
 
 
 def config_keys(options: argparse.Namespace) -> dict[str, Any]:

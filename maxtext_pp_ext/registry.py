@@ -64,8 +64,8 @@ class Contract:
     residency: how long the pipeline keeps gathered weights; None if the class does not say.
     schedule_class: has the classmethod `of_config`, which makes the schedule of a config.
     shards_automatically: whether layers are built for automatic sharding, also in a model with explicit sharding.
-    run_scanned: classmethod that runs layers without a pipeline, with the parameters of `CircularPipelineBase.run_scanned`;
-      None for a class that runs pipelines only.
+    run_scanned: classmethod that runs layers without a pipeline, as that of `CircularPipelineBase`; None for a class that
+      runs pipelines only.
   """
 
   module_class: type

@@ -28,13 +28,9 @@ _WITHOUT_ACCELERATORS = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cp
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-  """The devices that JAX has on this machine.
+  """The devices that JAX has on this machine."""
 
-  Attributes:
-    platforms: JAX_PLATFORMS of the user, which a command may have replaced for itself; None if it is not set.
-  """
-
-  platforms: str | None
+  platforms: str | None  # JAX_PLATFORMS of the user, which a command may have replaced for itself; None if it is not set
 
 
 # Virtual CPU devices, those of the machine, or none for a step of a TPU topology, which need not be there.

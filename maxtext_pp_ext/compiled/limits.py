@@ -23,30 +23,19 @@ _ERROR_LINE = re.compile(r"^(?:[\w.]*(?:Error|Exception|Interrupt)\b.*|.*RESOURC
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """Limits of a command.
+  """Limits of a command."""
 
-  Attributes:
-    seconds: wall time.
-    memory_bytes: resident memory of the command and its children together.
-  """
-
-  seconds: float = 1800.0
-  memory_bytes: int = 24 * GIB
+  seconds: float = 1800.0  # wall time
+  memory_bytes: int = 24 * GIB  # resident memory of the command and its children together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-  """How a command ended.
+  """How a command ended."""
 
-  Attributes:
-    failure: why there is no result; None if it succeeded.
-    seconds: wall time.
-    peak_memory_bytes: largest resident memory seen.
-  """
-
-  failure: str | None
-  seconds: float
-  peak_memory_bytes: int
+  failure: str | None  # why there is no result; None if it succeeded
+  seconds: float  # wall time
+  peak_memory_bytes: int  # largest resident memory seen
 
 
 def run(

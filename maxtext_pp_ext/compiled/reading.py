@@ -12,17 +12,11 @@ from maxtext_pp_ext.compiled.program import execution, hlo
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-  """A train step.
+  """A train step."""
 
-  Attributes:
-    run: one run of the program.
-    collectives: all of them, in the order of the program's computations.
-    carries: what each carries, one of `carried.CARRIED`; None if that cannot be told.
-  """
-
-  run: execution.Execution
-  collectives: tuple[spans.Span, ...]
-  carries: tuple[str | None, ...]
+  run: execution.Execution  # one run of the program
+  collectives: tuple[spans.Span, ...]  # all of them, in the order of the program's computations
+  carries: tuple[str | None, ...]  # what each carries, one of `carried.CARRIED`; None if that cannot be told
 
 
 def step(text: str, *, batch: str, optimizer: str) -> Step:

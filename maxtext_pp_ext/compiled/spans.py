@@ -38,33 +38,19 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Span:
-  """One collective of the program and the compute that runs while it is under way.
+  """One collective of the program and the compute that runs while it is under way."""
 
-  Attributes:
-    name: name of the instruction that starts the collective.
-    where: name of the computation that has this instruction.
-    collective: kind and bytes of one execution.
-    array: the result's type; the largest of several arrays.
-    group: number of participants.
-    backward: whether the collective belongs to the backward pass.
-    executions: number of executions per step, on average over the devices.
-    depth: number of loops around the collective.
-    asynchronous: whether other instructions can run meanwhile.
-    meanwhile: compute between start and done.
-    instructions: number of instructions between start and done.
-  """
-
-  name: str
-  where: str
-  collective: collectives.Collective
-  array: hlo.Array
-  group: int
-  backward: bool
-  executions: float
-  depth: int
-  asynchronous: bool
-  meanwhile: Compute
-  instructions: int
+  name: str  # name of the instruction that starts the collective
+  where: str  # name of the computation that has this instruction
+  collective: collectives.Collective  # kind and bytes of one execution
+  array: hlo.Array  # the result's type; the largest of several arrays
+  group: int  # number of participants
+  backward: bool  # whether the collective belongs to the backward pass
+  executions: float  # number of executions per step, on average over the devices
+  depth: int  # number of loops around the collective
+  asynchronous: bool  # whether other instructions can run meanwhile
+  meanwhile: Compute  # compute between start and done
+  instructions: int  # number of instructions between start and done
 
   @property
   def wire_bytes(self) -> float:

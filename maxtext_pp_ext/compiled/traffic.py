@@ -16,20 +16,14 @@ from maxtext_pp_ext.compiled.program import collectives, execution, products
 
 @dataclasses.dataclass
 class Traffic:
-  """Sums over a step, per device.
+  """Sums over a step, per device."""
 
-  Attributes:
-    wire_bytes: bytes sent, by kind of collective.
-    balanced_ragged_bytes: of ragged all-to-alls the bytes sent if all devices get equally many rows.
-    count: executions, by kind of collective.
-    weight_gathers: all-gathers executed, counted per floating-point array of at least WEIGHT_BYTES.
-    dot_flops: FLOPs of matrix multiplications and convolutions, two per multiply-add. Pallas kernels are left out.
-  """
-
+  # Bytes sent, by kind of collective.
   wire_bytes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-  balanced_ragged_bytes: float = 0.0
-  count: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-  weight_gathers: float = 0
+  balanced_ragged_bytes: float = 0.0  # of ragged all-to-alls the bytes sent if all devices get equally many rows
+  count: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # executions, by kind of collective
+  weight_gathers: float = 0  # all-gathers executed, counted per floating-point array of at least WEIGHT_BYTES
+  # FLOPs of matrix multiplications and convolutions, two per multiply-add. Pallas kernels are left out.
   dot_flops: float = 0.0
 
   @property

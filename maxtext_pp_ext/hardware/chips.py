@@ -26,33 +26,20 @@ HOP_SECONDS = 1e-6  # a message's way over one link, by the same book
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
-  """One device of JAX.
+  """One device of JAX."""
 
-  Attributes:
-    name: as in the names of topologies, such as v5p.
-    device_kinds: what JAX calls it (jax/_src/tpu_info.py); first the name that JAX lays meshes out by (mesh_utils.py).
-    flops: bfloat16 FLOPs per second.
-    clock: cycles per second.
-    hbm_bytes: memory in bytes.
-    hbm_bandwidth: bytes per second between the device and that memory.
-    link: bytes per second of one link to a neighbour, in one direction.
-    links: how many links it has; two for each axis of the torus.
-    network: bytes per second it can send to other slices, nominal.
-    network_measured: the same as somebody measured it; None if nobody is known to have.
-    host_bandwidth: bytes per second to its host's memory, in one direction.
-  """
-
-  name: str
+  name: str  # as in the names of topologies, such as v5p
+  # What JAX calls it (jax/_src/tpu_info.py); first the name that JAX lays meshes out by (mesh_utils.py).
   device_kinds: tuple[str, ...] = ()
-  flops: float
-  clock: float
-  hbm_bytes: int
-  hbm_bandwidth: float
-  link: float
-  links: int
-  network: float
-  network_measured: float | None = None
-  host_bandwidth: float = 16e9
+  flops: float  # bfloat16 FLOPs per second
+  clock: float  # cycles per second
+  hbm_bytes: int  # memory in bytes
+  hbm_bandwidth: float  # bytes per second between the device and that memory
+  link: float  # bytes per second of one link to a neighbour, in one direction
+  links: int  # how many links it has; two for each axis of the torus
+  network: float  # bytes per second it can send to other slices, nominal
+  network_measured: float | None = None  # the same as somebody measured it; None if nobody is known to have
+  host_bandwidth: float = 16e9  # bytes per second to its host's memory, in one direction
 
   @property
   def interconnect(self) -> float:

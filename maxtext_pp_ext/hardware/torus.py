@@ -35,17 +35,11 @@ def closed(lengths: Sequence[int]) -> tuple[bool, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:
-  """The chips of a slice.
+  """The chips of a slice."""
 
-  Attributes:
-    name: its topology, such as v5p-256.
-    lengths: chips along each axis.
-    cores: devices of JAX in a chip. There is no link between them.
-  """
-
-  name: str
-  lengths: tuple[int, ...]
-  cores: int = 1
+  name: str  # its topology, such as v5p-256
+  lengths: tuple[int, ...]  # chips along each axis
+  cores: int = 1  # devices of JAX in a chip. There is no link between them.
 
   @property
   def devices(self) -> int:

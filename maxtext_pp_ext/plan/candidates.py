@@ -23,23 +23,14 @@ _NEARLY_FULL = 0.85
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-  """One way to run the model.
+  """One way to run the model."""
 
-  Attributes:
-    impl: an implementation of the registry, or `variants.NONE`.
-    keys: the MaxText keys that select it.
-    schedule: None without a pipeline.
-    layers_per_stage: layers per stage and repeat.
-    costs: costs per device and step.
-    estimate: of the seconds of a step; None if the device or its slice is not known.
-  """
-
-  impl: str
-  keys: dict[str, Any]
-  schedule: CircularSchedule | None
-  layers_per_stage: int
-  costs: Costs
-  estimate: Estimate | None
+  impl: str  # an implementation of the registry, or `variants.NONE`
+  keys: dict[str, Any]  # the MaxText keys that select it
+  schedule: CircularSchedule | None  # None without a pipeline
+  layers_per_stage: int  # layers per stage and repeat
+  costs: Costs  # costs per device and step
+  estimate: Estimate | None  # of the seconds of a step; None if the device or its slice is not known
 
   @property
   def seconds(self) -> float | None:
@@ -71,27 +62,18 @@ class Infeasible:
 
 @dataclasses.dataclass(kw_only=True)
 class Plan:
-  """The result of a search.
+  """The result of a search."""
 
-  Attributes:
-    devices: number of devices.
-    num_slices: number of slices that have them.
-    chip: kind of the devices; None if it is not known.
-    memory_limit: bytes of a device; None if it is not known.
-    candidates: those that fit, the best first; then those that do not, the smallest first.
-    infeasible: combinations that are impossible.
-    not_counted: what takes memory or traffic in all of them and is not in their costs.
-    ways: if none fits, what would make one fit, or nearly.
-  """
-
-  devices: int
-  num_slices: int
-  chip: chips.Chip | None
-  memory_limit: int | None
+  devices: int  # number of devices
+  num_slices: int  # number of slices that have them
+  chip: chips.Chip | None  # kind of the devices; None if it is not known
+  memory_limit: int | None  # bytes of a device; None if it is not known
+  # Those that fit, the best first; then those that do not, the smallest first.
   candidates: list[Candidate] = dataclasses.field(default_factory=list)
-  infeasible: list[Infeasible] = dataclasses.field(default_factory=list)
+  infeasible: list[Infeasible] = dataclasses.field(default_factory=list)  # combinations that are impossible
+  # What takes memory or traffic in all of them and is not in their costs.
   not_counted: list[str] = dataclasses.field(default_factory=list)
-  ways: list[fitting.Way] = dataclasses.field(default_factory=list)
+  ways: list[fitting.Way] = dataclasses.field(default_factory=list)  # if none fits, what would make one fit, or nearly
 
   @property
   def slice(self) -> torus.Slice | None:

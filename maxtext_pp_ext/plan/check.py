@@ -18,36 +18,26 @@ from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
 from maxtext_pp_ext.host.rules import checkpoint_paths, problems, sizes
 from maxtext_pp_ext.plan import quantities
 from maxtext_pp_ext.plan.costs import Costs
-from maxtext_pp_ext.plan.of_run import costs_of_run
+from maxtext_pp_ext.plan.of_run import of_run
 from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.sharding.conflicts import by_problem
 
 
 @dataclasses.dataclass(kw_only=True)
 class Checked:
-  """The result of a check.
+  """The result of a check."""
 
-  Attributes:
-    errors: reasons why it cannot be trained; if there are any, the rest may be missing.
-    warnings: effects that a user may not expect.
-    devices: number of devices that the run is for.
-    layout: the layout in words.
-    layers: for each layer of the model, in order, (stage, repeat), or None outside the pipeline.
-    schedule: schedule of the pipeline; None without one.
-    costs: costs per device and step; None if there are no formulas for the pipeline.
-    device_memory: bytes of a device; None if `compile_topology` does not say which devices they are.
-    not_counted: what takes memory or traffic and is not in the costs.
-  """
-
+  # Reasons why it cannot be trained; if there are any, the rest may be missing.
   errors: list[str] = dataclasses.field(default_factory=list)
-  warnings: list[str] = dataclasses.field(default_factory=list)
-  devices: int | None = None
-  layout: str | None = None
+  warnings: list[str] = dataclasses.field(default_factory=list)  # effects that a user may not expect
+  devices: int | None = None  # number of devices that the run is for
+  layout: str | None = None  # the layout in words
+  # For each layer of the model, in order, (stage, repeat), or None outside the pipeline.
   layers: list[tuple[int, int] | None] = dataclasses.field(default_factory=list)
-  schedule: Schedule | None = None
-  costs: Costs | None = None
-  device_memory: int | None = None
-  not_counted: list[str] = dataclasses.field(default_factory=list)
+  schedule: Schedule | None = None  # schedule of the pipeline; None without one
+  costs: Costs | None = None  # costs per device and step; None if there are no formulas for the pipeline
+  device_memory: int | None = None  # bytes of a device; None if `compile_topology` does not say which devices they are
+  not_counted: list[str] = dataclasses.field(default_factory=list)  # what takes memory or traffic and is not in the costs
 
 
 def check(argv: Sequence[str], devices: int | None = None, *, files: bool = True) -> Checked:
@@ -117,7 +107,8 @@ def _model(config: DerivedKeys, found: Checked) -> None:
   parameters, mesh = abstract_model.explained(config)
   of_sharding = _conflicts(parameters.conflicts)
   (found.errors if config.sharding_conflicts == "error" else found.warnings).extend(of_sharding)
-  found.costs = costs_of_run(config, pipeline_impl(config), found.schedule, parameters, mesh)
+  of_this = of_run(config, pipeline_impl(config), found.schedule, parameters, mesh)
+  found.costs = of_this[0] if of_this else None
   if found.costs is None:
     found.not_counted = [f"memory and traffic, since there are no formulas for pipeline_impl={pipeline_impl(config)}"]
   else:

@@ -62,89 +62,63 @@ class Sizes:
   """Sizes of a model on one device, in bytes.
 
   A "repeat" is one repeat of one stage. Without a pipeline it is one layer, and the whole batch is one microbatch.
-
-  Attributes:
-    parameters: the whole model, sharded as stored.
-    gradients: the gradients of the whole model, sharded as stored, those of layers in the dtype of the gather.
-    gradients_at_once: the same if each gradient is reduced at once: those of layers in the dtype of sums.
-    optimizer: the optimizer's moments.
-    gathered: the gathered weights of a repeat, in the dtype of the gather.
-    summed: the gradients of these weights, in the dtype in which they are summed over microbatches. With one microbatch
-      there is no sum: it is the dtype of the gather, unless pipeline_grad_accum_dtype names another.
-    gathered_of_kernels, summed_of_kernels: of these two, those of weights that Pallas kernels read.
-    sent_to_gather, sent_to_reduce: what a device sends to gather these weights once, and to reduce these gradients once.
-    transposed: of gathered_of_kernels, those that are transposed before kernels read them.
-    groups: (share of what is sent to gather, the chips of a slice that gather it from one another).
-    permuted: share of sent_to_gather that two devices gather from one another.
-    over_all_devices: share of sent_to_reduce that belongs to gradients that are scattered over all devices of the mesh.
-    over_all_of_kernels: share of it that belongs to those of them that kernels compute.
-    all_reduced: share of it that belongs to gradients that XLA would all-reduce: these, and those of weights whose shards
-      do not fill the tiles in which a TPU stores them.
-    all_reduced_of_kernels: share of it that belongs to those of these gradients that kernels compute.
-    activations: the activations of one microbatch between two layers.
-    kept: the inputs of a repeat's layers for one microbatch, as far as they stay in the device's memory for backward:
-      none if MaxText offloads them.
-    work: what backward of a layer holds of one microbatch.
-    logits: the logits of the device's share of the batch.
-    head: weights outside the pipeline, as they are gathered.
-    head_sent: what a device sends in a step for weights outside the pipeline, and their gradients.
-    work_outside: what backward of a layer outside the pipeline keeps, for the whole batch; 0 without such layers.
-    sent_to_gather_again: of sent_to_gather, those of weights that the compiler gathers twice in backward without a
-      pipeline: for what is recomputed, and for the gradients. It does so but for weights of Pallas kernels, and for those
-      that all devices shard.
-    dispatched: what layers send in a step to dispatch one microbatch's tokens to experts, and to combine the results.
-    dispatched_outside: the same of layers outside the pipeline, for the whole batch.
-    between_slices: bytes over the data-centre network: those of sent_to_gather, those of sent_to_reduce, and those sent
-      once per step for weights outside the pipeline.
   """
 
+  # Of the whole model, sharded as stored.
   parameters: int
-  gradients: int
-  gradients_at_once: int
-  optimizer: int
-  gathered: int
+  gradients: int  # of layers in the dtype of the gather
+  gradients_at_once: int  # the same if each gradient is reduced at once: of layers in the dtype of sums
+  optimizer: int  # its moments
+  # Of a repeat's weights.
+  gathered: int  # in the dtype of the gather
+  # Their gradients, in the dtype in which they are summed over microbatches. With one microbatch there is no sum: the dtype
+  # is that of the gather, unless pipeline_grad_accum_dtype names another.
   summed: int
+  gathered_of_kernels: int = 0  # of `gathered`, what Pallas kernels read
+  summed_of_kernels: int = 0  # of `summed`, what they compute
+  transposed: int = 0  # of `gathered_of_kernels`, what is transposed before they read it
+  # What a device sends to gather these weights once, and to reduce their gradients once.
   sent_to_gather: int
   sent_to_reduce: int
-  activations: int
-  kept: int
-  work: int
-  logits: int
-  head: int
-  head_sent: int
-  work_outside: int = 0
-  gathered_of_kernels: int = 0
-  summed_of_kernels: int = 0
-  transposed: int = 0
+  # Of `sent_to_gather`, what the compiler gathers twice in backward without a pipeline: for what is recomputed, and for
+  # the gradients. These are all but weights of Pallas kernels, and weights that all devices shard.
   sent_to_gather_again: int = 0
-  groups: tuple[tuple[float, int], ...] = ()
-  permuted: float = 0.0
+  groups: tuple[tuple[float, int], ...] = ()  # (share of `sent_to_gather`, chips of a slice that gather it together)
+  permuted: float = 0.0  # share of `sent_to_gather` that two devices gather from one another
+  # Shares of `sent_to_reduce`: of gradients that are scattered over all devices of the mesh, and of those among them that
+  # kernels compute.
+  over_all_devices: float = 0.0
   over_all_of_kernels: float = 0.0
+  # Shares of `sent_to_reduce`: of gradients that XLA would all-reduce, and of those among them that kernels compute. XLA
+  # all-reduces what all devices share, and what has shards that do not fill the tiles in which a TPU stores them.
   all_reduced: float = 0.0
   all_reduced_of_kernels: float = 0.0
-  over_all_devices: float = 0.0
-  dispatched: int = 0
-  dispatched_outside: int = 0
+  # Of activations.
+  activations: int  # of one microbatch, between two layers
+  # Inputs of a repeat's layers for one microbatch that stay in the device's memory for backward: none if MaxText offloads
+  # them.
+  kept: int
+  work: int  # what backward of a layer holds of one microbatch
+  dispatched: int = 0  # what layers send in a step to dispatch one microbatch's tokens to experts, and to combine results
+  # Of what is outside the pipeline, for the whole batch.
+  logits: int
+  head: int  # weights, as they are gathered
+  head_sent: int  # what a device sends in a step for weights and their gradients
+  work_outside: int = 0  # what backward of a layer keeps; 0 without such layers
+  dispatched_outside: int = 0  # what layers send to dispatch tokens, and to combine results
+  # Over the data-centre network: of `sent_to_gather`, of `sent_to_reduce`, and of `head_sent`.
   between_slices: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-  """Costs per device and step, in bytes.
+  """Costs per device and step, in bytes."""
 
-  Attributes:
-    traffic: bytes sent.
-    over_network: of those, bytes over the data-centre network.
-    beside_compute: share of those that may be sent while the pipeline computes.
-    always: memory that is taken throughout the step.
-    phases: memory that is taken in each phase that may be the worst.
-  """
-
-  traffic: Mapping[Sent, int]
-  over_network: Mapping[Sent, int]
-  beside_compute: Mapping[Sent, float]
-  always: Mapping[Part, int]
-  phases: Mapping[Phase, Mapping[Part, int]]
+  traffic: Mapping[Sent, int]  # bytes sent
+  over_network: Mapping[Sent, int]  # of those, bytes over the data-centre network
+  beside_compute: Mapping[Sent, float]  # share of those that may be sent while the pipeline computes
+  always: Mapping[Part, int]  # memory that is taken throughout the step
+  phases: Mapping[Phase, Mapping[Part, int]]  # memory that is taken in each phase that may be the worst
 
   @property
   def sent(self) -> int:
@@ -193,14 +167,7 @@ def _others_iterations(schedule: CircularSchedule) -> float:
 
 
 def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *, over_slices: bool = False) -> Costs:
-  """Returns the costs of one of our pipelines.
-
-  Args:
-    schedule: the schedule.
-    residency: how long gathered weights stay.
-    sizes: sizes of the model with this schedule's stages.
-    over_slices: whether stages are on different slices.
-  """
+  """Returns the costs of one of our pipelines, whose stages may be on different slices (`over_slices`)."""
   gather, reduce = gathers(schedule, residency), reductions(schedule, residency)
   ring = 2 * schedule.iterations * sizes.activations if schedule.stages > 1 else 0
   whole = schedule.microbatches * sizes.activations
@@ -282,8 +249,8 @@ def without(layers: int, sizes: Sizes) -> Costs:
   benchmarks.compiler_figures --impl none --shape llama3-70b llama3-8b-v6e llama3-8b-dcn`).
 
   Args:
-    layers: the layers, or cycles of layers, that a loop runs one after another.
-    sizes: sizes of the model, where such a layer is a repeat.
+    layers: the layers, or cycles of layers, that the loop runs.
+    sizes: those of the model, where such a layer is a repeat.
   """
   traffic = {
       Sent.WEIGHTS: layers * (2 * sizes.sent_to_gather + sizes.sent_to_gather_again),

@@ -16,7 +16,7 @@ import numpy as np
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.hardware.kernels import ATTENTION, EFFICIENCY, GROUPED_PRODUCT, SPLASH
 from maxtext_pp_ext.hardware.torus import Slice
-from maxtext_pp_ext.plan.costs import Costs, gathers, reductions, Sent
+from maxtext_pp_ext.plan.costs import Costs, gathers, reductions, Sent, Sizes
 from maxtext_pp_ext.schedule import CircularSchedule, Residency
 
 # How much longer than at the peak a product takes by itself, from the TPU compiler's estimated cycles (libtpu 0.0.48.1):
@@ -65,83 +65,43 @@ _HIDDEN, _HIDDEN_OF_PARTS = 0.4, 0.6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-  """What a device computes in a step, without bubbles.
+  """What a device computes in a step, without bubbles."""
 
-  Attributes:
-    flops: FLOPs in the layers, rematerialisation included.
-    products: those of matrix products other than attention's and grouped ones.
-    grouped: those of grouped products, of tokens with their experts.
-    outside: FLOPs outside the layers.
-    largest: FLOPs of the largest product in a layer, for one microbatch.
-    attention: FLOPs of one product of attention in all layers.
-    recomputed: how often backward computes forward again, 0 or 1.
-    elementwise: bytes that the layers read and write between products.
-    stream: bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
-    routed: bytes of tokens that a device sends to experts, and of their results, its own experts included.
-    dispatches_beside: whether XLA's flags let these travel beside compute.
-    parts: parts of a microbatch, of which one computes while another's tokens travel (batch-split schedule).
-    gathered_of_experts: with a capacity, bytes sent to gather experts' weights where the tokens are, and to add up their
-      gradients.
-    experts_devices: the devices that share the experts.
-    sums: bytes of the sums of the gradients of a stage's repeat.
-    sums_of_kernels: of these, of weights whose gradients kernels compute.
-    gathered: bytes of the gathered weights of a stage's repeat.
-    gathered_of_kernels: of these, of weights that kernels read.
-    transposed: of those, of weights that are transposed after they are gathered.
-    loop: the layers, or cycles of layers, that MaxText's own loop runs; 0 if it does not.
-    permuted: share of the bytes of gathers and reductions that two devices exchange.
-    over_all_devices: share of the bytes of gradients that are scattered over all devices of the mesh.
-    over_all_of_kernels: of this, the share that kernels compute.
-    state: bytes that the optimizer reads and writes.
-    vmem_kib: XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given.
-    on_sparsecores: whether XLA's flags put gathers on the SparseCores, where they run beside compute.
-    groups: (share of the weights' bytes, how many devices of a slice gather them from one another).
-  """
-
-  flops: float
-  products: float
-  grouped: float
-  outside: float
-  largest: float
-  attention: float
-  recomputed: int
-  elementwise: float
+  sizes: Sizes
+  flops: float  # FLOPs in the layers, rematerialisation included
+  products: float  # those of matrix products other than attention's and grouped ones
+  grouped: float  # those of grouped products, of tokens with their experts
+  outside: float  # FLOPs outside the layers
+  largest: float  # FLOPs of the largest product in a layer, for one microbatch
+  attention: float  # FLOPs of one product of attention in all layers
+  recomputed: int  # how often backward computes forward again, 0 or 1
+  elementwise: float  # bytes that the layers read and write between products
+  # Bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
   stream: float
-  routed: float
-  dispatches_beside: bool
-  parts: int
+  routed: float  # bytes of tokens that a device sends to experts, and of their results, its own experts included
+  dispatches_beside: bool  # whether XLA's flags let these travel beside compute
+  parts: int  # parts of a microbatch, of which one computes while another's tokens travel (batch-split schedule)
+  # With a capacity, bytes sent to gather experts' weights where the tokens are, and to add up their gradients.
   gathered_of_experts: float
-  experts_devices: int
-  sums: float
-  sums_of_kernels: float
-  gathered: float
-  gathered_of_kernels: float
-  transposed: float
-  loop: int
-  permuted: float
-  over_all_devices: float
-  over_all_of_kernels: float
-  state: float
-  vmem_kib: int | None
-  on_sparsecores: bool
-  groups: tuple[tuple[float, int], ...]
+  experts_devices: int  # the devices that share the experts
+  loop: int  # the layers, or cycles of layers, that MaxText's own loop runs; 0 if it does not
+  vmem_kib: int | None  # XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given
+  on_sparsecores: bool  # whether XLA's flags put gathers on the SparseCores, where they run beside compute
+
+  @property
+  def state(self) -> int:
+    """Bytes that the optimizer reads and writes."""
+    return 3 * self.sizes.parameters + 2 * self.sizes.optimizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-  """The seconds of a step.
+  """The seconds of a step."""
 
-  Attributes:
-    parts: what -> seconds, one after another; transfers only those for which compute waits.
-    beside: lane -> seconds of the transfers that run beside the pipeline's compute.
-    pipeline: of the parts, seconds that the pipeline computes.
-    at_peak: "compute", "interconnect" and "network" -> seconds of each at the vendor's peak rate.
-  """
-
-  parts: dict[str, float]
-  beside: dict[str, float]
-  pipeline: float
-  at_peak: dict[str, float]
+  parts: dict[str, float]  # what -> seconds, one after another; transfers only those for which compute waits
+  beside: dict[str, float]  # lane -> seconds of the transfers that run beside the pipeline's compute
+  pipeline: float  # of the parts, seconds that the pipeline computes
+  at_peak: dict[str, float]  # "compute", "interconnect" and "network" -> seconds of each at the vendor's peak rate
 
   @property
   def seconds(self) -> float:
@@ -166,22 +126,13 @@ def estimate(
     schedule: CircularSchedule | None,
     residency: Residency | None,
 ) -> Estimate:
-  """Returns the estimate.
-
-  Args:
-    chip: the device.
-    its_slice: the chips that it has links to.
-    work: what it computes.
-    costs: what it sends.
-    schedule: the schedule of the pipeline; None without one.
-    residency: how long the pipeline keeps gathered weights; None without one.
-  """
+  """Returns the estimate of a chip in a slice, which does this work and has these costs; no schedule: no pipeline."""
   bubble = schedule.bubble_fraction if schedule else 0.0
   with_bubbles = 1 / (1 - bubble)
   of_splash = SPLASH["fwd"] * (1 + work.recomputed) + SPLASH["dkv"] + SPLASH["dq"]
   ours = residency is not None and residency.has_slots
   adds_up = ours and schedule is not None and schedule.microbatches > 1
-  added = work.sums_of_kernels if _has_large_vmem(work) else work.sums
+  added = work.sizes.summed_of_kernels if _has_large_vmem(work) else work.sizes.summed
   summed = schedule.iterations * added if schedule is not None and adds_up else 0.0
   dispatch = _dispatch(chip, its_slice, work) * with_bubbles
   hidden = dispatch * _hidden_share(work)
@@ -224,18 +175,18 @@ def _hidden_share(work: Work) -> float:
 def _copied(work: Work, schedule: CircularSchedule | None, residency: Residency | None) -> float:
   """Bytes of copies of weights and their gradients."""
   if schedule is None or residency is None:  # backward gathers once for what it recomputes and for gradients
-    return _TRANSPOSE_PASSES * work.transposed * 3 * work.loop
+    return _TRANSPOSE_PASSES * work.sizes.transposed * 3 * work.loop
   gathered, reduced = gathers(schedule, residency), reductions(schedule, residency)
-  copied = _TRANSPOSE_PASSES * work.transposed * (gathered + reduced)
+  copied = _TRANSPOSE_PASSES * work.sizes.transposed * (gathered + reduced)
   if residency.gathers_first:
-    copied += _KERNEL_COPY_PASSES * schedule.iterations * work.gathered_of_kernels
+    copied += _KERNEL_COPY_PASSES * schedule.iterations * work.sizes.gathered_of_kernels
   if schedule.microbatches == 1:
     passes = 0
   elif not residency.has_slots:
     passes = _ITERATION_PASSES
   else:
     passes = _PIPELINE_PASSES if schedule.stages > 1 or not residency.prefetches else _WINDOW_PASSES
-  return copied + passes * (gathered + reduced) * work.gathered
+  return copied + passes * (gathered + reduced) * work.sizes.gathered
 
 
 def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -> float:
@@ -271,14 +222,8 @@ def _transfers(
 ) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
-  What two devices gather or reduce they permute, and permutations run beside compute.
-
-  Args:
-    chip: the device.
-    its_slice: the chips that it has links to.
-    work: what it computes.
-    costs: what it sends.
-    slower: how many times as long gradients take.
+  What two devices gather or reduce they permute, and permutations run beside compute. Gradients take `slower` times as
+  long as their bytes say.
   """
   rates = {
       "links": _gather_rate(chip, its_slice, work),
@@ -295,7 +240,7 @@ def _transfers(
     between = costs.over_network.get(what, 0)
     within = max(sent - between, 0) * (slower if what == Sent.GRADIENTS else 1)
     links = "links to the next stage" if moves else "links"
-    for lane, size, exchanged in ((links, within, work.permuted), ("network", between, 0.0)):
+    for lane, size, exchanged in ((links, within, work.sizes.permuted), ("network", between, 0.0)):
       share = beside_compute * (1.0 if always_beside else exchanged)
       waits[lane] += (1 - share) * size / rates[lane]
       beside[lane] += share * size / rates[lane]
@@ -312,16 +257,16 @@ def _slower(work: Work, residency: Residency | None) -> float:
   if residency is None:
     return 1.0
   if residency.has_slots:
-    return 1 + work.over_all_devices
-  return (1 + work.over_all_devices) / (1 + work.over_all_of_kernels)
+    return 1 + work.sizes.over_all_devices
+  return (1 + work.sizes.over_all_devices) / (1 + work.sizes.over_all_of_kernels)
 
 
 def _gather_rate(chip: chips.Chip, its_slice: Slice, work: Work) -> float:
   """Bytes per second of gathers: over the links of the torus axes that their groups span."""
-  if not work.groups:
+  if not work.sizes.groups:
     return sum(its_slice.links) * _link(chip)
-  takes = sum(share / its_slice.links_of(members) for share, members in work.groups)
-  within = sum(share for share, _ in work.groups)
+  takes = sum(share / its_slice.links_of(members) for share, members in work.sizes.groups)
+  within = sum(share for share, _ in work.sizes.groups)
   return within / takes * _link(chip) if takes else math.inf
 
 

@@ -43,25 +43,17 @@ _WEIGHTS_HELD = 4 / 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experts:
-  """Of one layer and one microbatch on one device, forward and backward.
+  """Of one layer and one microbatch on one device, forward and backward."""
 
-  Attributes:
-    sent: bytes of the buffers that receive tokens, or weights, from the other devices of the expert axis.
-    routed: bytes of tokens that a device sends to experts, and of their results, if routing is balanced; its own experts
-      included.
-    gathered: with a capacity, bytes that a device sends to gather the experts' weights twice and to add up their
-      gradients.
-    held: bytes that backward holds at once.
-    moved: bytes read and written outside of products.
-    flops: FLOPs of grouped products.
-  """
-
-  sent: float
+  sent: float  # bytes of the buffers that receive tokens, or weights, from the other devices of the expert axis
+  # Bytes of tokens that a device sends to experts, and of their results, if routing is balanced; its own experts
+  # included.
   routed: float
+  # With a capacity, bytes that a device sends to gather the experts' weights twice and to add up their gradients.
   gathered: float
-  held: float
-  moved: float
-  flops: float
+  held: float  # bytes that backward holds at once
+  moved: float  # bytes read and written outside of products
+  flops: float  # FLOPs of grouped products
 
 
 def experts(

@@ -20,21 +20,13 @@ _NARROW = "bfloat16"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Way:
-  """A change of some keys, and the memory that the model needs after it.
+  """A change of some keys, and the memory that the model needs after it."""
 
-  Attributes:
-    keys: the keys with their new values.
-    before: their values in the run.
-    memory: bytes of a device that the smallest candidate needs then.
-    candidate: the keys of that candidate.
-    missing: bytes by which that is too much; 0 if it fits.
-  """
-
-  keys: dict[str, Any]
-  before: dict[str, Any]
-  memory: int
-  candidate: dict[str, Any]
-  missing: int
+  keys: dict[str, Any]  # the keys with their new values
+  before: dict[str, Any]  # their values in the run
+  memory: int  # bytes of a device that the smallest candidate needs then
+  candidate: dict[str, Any]  # the keys of that candidate
+  missing: int  # bytes by which that is too much; 0 if it fits
 
 
 def ways(config: Any, limit: int, smallest: Callable[[dict[str, Any]], Any], more_devices: Any) -> list[Way]:

@@ -30,27 +30,8 @@ def residency_with_formulas(impl: str) -> Residency | None:
   return contract.residency if contract.schedule_class is CircularSchedule else None
 
 
-def costs_of_run(
-    config: DerivedKeys,
-    impl: str,
-    schedule: Schedule | None,
-    parameters: sharding.Explanation,
-    mesh: AbstractMesh,
-) -> costs.Costs | None:
-  """Returns the costs of a step per device; None if there are no formulas for the pipeline or its schedule.
-
-  Args:
-    config: MaxText's config.
-    impl: the implementation of its pipeline.
-    schedule: the schedule of its pipeline; None without one.
-    parameters: how its parameters are sharded.
-    mesh: its mesh.
-
-  Raises:
-    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
-  """
-  found = of_run(config, impl, schedule, parameters, mesh)
-  return found[0] if found else None
+# The costs of a step per device, and the estimated seconds; these are None without a chip, or without its slice.
+Found = tuple[costs.Costs, estimate.Estimate | None]
 
 
 def of_run(
@@ -60,8 +41,12 @@ def of_run(
     parameters: sharding.Explanation,
     mesh: AbstractMesh,
     chip: chips.Chip | None = None,
-) -> tuple[costs.Costs, estimate.Estimate | None] | None:
-  """Returns the costs, as `costs_of_run`, and the estimated seconds on a chip: None without one, or without its slice."""
+) -> Found | None:
+  """Returns the costs of a run; None if there are no formulas for its implementation `impl` or its schedule.
+
+  Raises:
+    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
+  """
   return of_runs(config, [(impl, schedule)], parameters, mesh, chip)[0]
 
 
@@ -71,14 +56,14 @@ def of_runs(
     parameters: sharding.Explanation,
     mesh: AbstractMesh,
     chip: chips.Chip | None = None,
-) -> list[tuple[costs.Costs, estimate.Estimate | None] | None]:
+) -> list[Found | None]:
   """Returns `of_run` of each implementation and schedule. What they have in common is counted once."""
   weights = Weights(config, parameters, mesh)
   sizes = functools.cache(lambda schedule: quantities.sizes(config, schedule, weights))
   work = functools.cache(lambda schedule: quantities.work(config, schedule, sizes(schedule), mesh))
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
 
-  def of(impl: str, schedule: Schedule | None) -> tuple[costs.Costs, estimate.Estimate | None] | None:
+  def of(impl: str, schedule: Schedule | None) -> Found | None:
     circular = schedule if isinstance(schedule, CircularSchedule) else None
     residency = None if schedule is None else residency_with_formulas(impl)
     if schedule is not None and (circular is None or residency is None):

@@ -1,10 +1,13 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The quantities that `plan.costs` needs of a config's model on one device, without compiling anything."""
+"""The quantities that `plan.costs` needs of a config's model on one device, without compiling anything.
+
+A schedule is that of the run's pipeline or window; None without one. `mesh` is that of the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 import math
 import re
 from typing import Any
@@ -28,7 +31,7 @@ from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.plan.costs import Sizes
 from maxtext_pp_ext.plan.estimate import Work
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
-from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Weight, Weights
+from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Bytes, Weight, Weights
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import resolve
 
@@ -43,126 +46,82 @@ _LOGITS = ("activation_embed_and_logits_batch", "activation_length", "activation
 
 
 def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weights) -> Sizes:
-  """Returns the bytes per device.
-
-  Args:
-    config: MaxText's config.
-    schedule: the schedule of its pipeline; None without one: a layer then takes the place of a stage's repeat.
-    weights: the model's weights.
-  """
-  parameters, mesh = weights.parameters, weights.mesh
-  layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS
+  """Returns the bytes per device; without a schedule, that is without a pipeline, a layer takes the place of a repeat."""
+  mesh, own = weights.mesh, weights.parameters.totals["bytes_per_device"]
   _, ends = weights.parted(_ANY_LAYERS)
   # A window leaves layers that MaxText does not scan over to MaxText.
   windowed = schedule is not None and not config.using_pipeline_parallelism
+  layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS
   inside, outside = weights.parted(_IN_SCANS if windowed else layers)
   stages = 1 if schedule is None else schedule.stages
   parts = loop_length(config) if schedule is None else schedule.repeats * schedule.stages
-  own = parameters.totals["bytes_per_device"]
-  narrow = lambda w: w.count * min(w.dtype.itemsize, jnp.dtype(config.dtype).itemsize)
-  as_gathered = lambda w: w.count * w.dtype.itemsize if config.pipeline_gather_dtype == "weight" else narrow(w)
-  accumulates = config.pipeline_grad_accum_dtype
-  one_microbatch = schedule is not None and schedule.microbatches == 1
+  of = Bytes(config, mesh, one_microbatch=schedule is not None and schedule.microbatches == 1)
 
-  def in_sums(w: Weight) -> float:
-    if accumulates != "auto":
-      return w.count * jnp.dtype(accumulates).itemsize
-    return as_gathered(w) if one_microbatch else w.count * w.dtype.itemsize
+  def per_repeat(bytes_of: Callable[[Weight], float], which: Callable[[Weight], bool] = lambda w: True) -> int:
+    return round(sum(bytes_of(w) for w in inside if which(w)) / parts)
 
-  network = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
-  over = lambda axes: math.prod(mesh.shape[axis] for axis in axes)
-  # Where nothing shards the batch, a microbatch's gradient is complete, and summed where it is stored.
-  parts_of_batch = over(data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape))
-  slices_of = lambda axes: math.prod(network[axis] for axis in axes)
-
-  def of_kernels(w: Weight) -> bool:
-    return w.of_experts and bool(config.sparse_matmul)
-
-  def reduced(w: Weight) -> float:
-    """A reduce-scatter over the axes that shard the weight, then an all-reduce among replicas of the shards."""
-    shards, replicas = over(w.gathered_over), over(w.replicas_over)
-    return narrow(w) * ((1 - 1 / shards) + 2 * (1 - 1 / replicas) / shards)
-
-  ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
-
-  def groups() -> Iterator[tuple[float, int]]:
-    found: dict[int, float] = {}
-    for w in inside:
-      members = math.prod(ici[axis] for axis in w.gathered_over)
-      found[members] = found.get(members, 0.0) + to_gather(w)
-    whole = sum(found.values())
-    yield from ((size / whole, members) for members, size in found.items() if members > 1)
-
-  def scattered_over_all(w: Weight) -> bool:
-    return over(w.gathered_over) == mesh.size
-
-  def all_reduced(w: Weight) -> bool:
-    return scattered_over_all(w) or not w.scatters
-
-  def permuted(w: Weight) -> bool:
-    return over(w.gathered_over) == 2 and over(w.replicas_over) == 1
-
-  def share_of_gradients(which: Callable[[Weight], bool]) -> float:
-    return sum(reduced(w) for w in inside if which(w)) / max(sum(map(reduced, inside)), 1.0)
-
-  def to_gather(w: Weight) -> float:
-    return as_gathered(w) * (1 - 1 / over(w.gathered_over))
-
-  def gathered_between(w: Weight, size: float) -> float:
-    """A gather fetches the shards of other slices first, then all shards within the slice."""
-    slices = slices_of(w.gathered_over)
-    return size / (over(w.gathered_over) / slices) * (1 - 1 / slices)
-
-  def replicas_between(w: Weight) -> float:
-    return 2 * (1 - 1 / slices_of(w.replicas_over)) * narrow(w) / over(w.gathered_over)
-
-  dispatched, dispatched_outside = _dispatched(config, schedule, mesh)
-  activations = _activations(config, schedule, mesh)
-
-  # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
-  sent_once = lambda weights: sum(narrow(w) * (1 - 1 / over(w.gathered_over)) for w in weights)
-  sent_outside = 3 * (sent_once(outside) - sent_once(ends)) + 0.5 * sent_once(ends) + sum(map(reduced, outside))
+  def share(bytes_of: Callable[[Weight], float], which: Callable[[Weight], bool]) -> float:
+    return sum(bytes_of(w) for w in inside if which(w)) / max(sum(map(bytes_of, inside)), 1.0)
 
   def gradients(bytes_of: Callable[[Weight], float]) -> int:
-    of_layers = sum(bytes_of(w) / over(w.gathered_over) for w in inside) / stages
-    return round(of_layers + sum(w.count * w.dtype.itemsize / over(w.gathered_over) for w in outside))
+    of_layers = sum(of.shard(w, bytes_of(w)) for w in inside) / stages
+    return round(of_layers + sum(of.shard(w, of.stored(w)) for w in outside))
 
+  # Where nothing shards the batch, a microbatch's gradient is complete, and summed where it is stored.
+  is_shared = (
+      math.prod(mesh.shape[axis] for axis in data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape)) > 1
+  )
+  dispatched, dispatched_outside = _dispatched(config, schedule, mesh)
+  activations = _activations(config, schedule, mesh)
+  # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
+  sent_outside, sent_ends = (sum(map(of.to_gather_narrow, each)) for each in (outside, ends))
   return Sizes(
       parameters=own,
-      gradients=gradients(as_gathered if parts_of_batch > 1 else in_sums),
-      gradients_at_once=gradients(in_sums),
+      gradients=gradients(of.gathered if is_shared else of.summed),
+      gradients_at_once=gradients(of.summed),
       optimizer=weights.moments,
-      gathered=round(sum(map(as_gathered, inside)) / parts),
-      summed=round(sum(map(in_sums, inside)) / parts),
-      gathered_of_kernels=round(sum(as_gathered(w) for w in inside if of_kernels(w)) / parts),
-      summed_of_kernels=round(sum(in_sums(w) for w in inside if of_kernels(w)) / parts),
-      transposed=round(sum(as_gathered(w) for w in inside if of_kernels(w) and not w.in_lanes) / parts),
-      sent_to_gather=round(sum(map(to_gather, inside)) / parts),
-      sent_to_gather_again=round(
-          sum(to_gather(w) for w in inside if not of_kernels(w) and not scattered_over_all(w)) / parts
-      ),
-      sent_to_reduce=round(sum(map(reduced, inside)) / parts),
-      groups=tuple(groups()),
-      permuted=sum(to_gather(w) for w in inside if permuted(w)) / max(sum(map(to_gather, inside)), 1.0),
-      over_all_devices=share_of_gradients(scattered_over_all),
-      over_all_of_kernels=share_of_gradients(lambda w: of_kernels(w) and scattered_over_all(w)),
-      all_reduced=share_of_gradients(all_reduced),
-      all_reduced_of_kernels=share_of_gradients(lambda w: of_kernels(w) and all_reduced(w)),
+      gathered=per_repeat(of.gathered),
+      summed=per_repeat(of.summed),
+      gathered_of_kernels=per_repeat(of.gathered, of.kernels),
+      summed_of_kernels=per_repeat(of.summed, of.kernels),
+      transposed=per_repeat(of.gathered, lambda w: of.kernels(w) and not w.in_lanes),
+      sent_to_gather=per_repeat(of.to_gather),
+      sent_to_gather_again=per_repeat(of.to_gather, lambda w: not of.kernels(w) and not of.all_devices(w)),
+      sent_to_reduce=per_repeat(of.reduced),
+      groups=tuple(_groups(config, inside, of.to_gather)),
+      permuted=share(of.to_gather, of.two_devices),
+      over_all_devices=share(of.reduced, of.all_devices),
+      over_all_of_kernels=share(of.reduced, lambda w: of.kernels(w) and of.all_devices(w)),
+      all_reduced=share(of.reduced, of.all_reduced),
+      all_reduced_of_kernels=share(of.reduced, lambda w: of.kernels(w) and of.all_reduced(w)),
       activations=activations,
       kept=0 if _offloads_inputs(config) else activations * _inputs_of_stage(config, schedule),
       work=_work(config, _tokens(config, mesh) / (schedule.microbatches if schedule else 1), mesh),
       logits=_logits(config, mesh),
-      head=round(sum(map(narrow, ends))) // 2,  # the table of embeddings is not gathered
+      head=round(sum(map(of.narrow, ends))) // 2,  # the table of embeddings is not gathered
       work_outside=_work_outside(config, schedule, mesh),
       dispatched=round(dispatched),
       dispatched_outside=round(dispatched_outside),
-      head_sent=round(sent_outside),
+      head_sent=round(3 * (sent_outside - sent_ends) + 0.5 * sent_ends + sum(map(of.reduced, outside))),
       between_slices=(
-          round(sum(gathered_between(w, as_gathered(w)) for w in inside) / parts),
-          round(sum(gathered_between(w, narrow(w)) + replicas_between(w) for w in inside) / parts),
-          round(sum(gathered_between(w, narrow(w)) + replicas_between(w) for w in outside)),
+          per_repeat(lambda w: of.gathered_between(w, of.gathered(w))),
+          per_repeat(of.reduced_between),
+          round(sum(map(of.reduced_between, outside))),
       ),
   )
+
+
+def _groups(
+    config: DerivedKeys, inside: Iterable[Weight], sent: Callable[[Weight], float]
+) -> Iterator[tuple[float, int]]:
+  """Yields `Sizes.groups`."""
+  ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
+  found: dict[int, float] = {}
+  for w in inside:
+    members = math.prod(ici[axis] for axis in w.gathered_over)
+    found[members] = found.get(members, 0.0) + sent(w)
+  whole = sum(found.values())
+  yield from ((size / whole, members) for members, size in found.items() if members > 1)
 
 
 def loop_length(config: DerivedKeys) -> int:
@@ -197,12 +156,7 @@ def not_counted(config: DerivedKeys) -> list[str]:
 
 
 def flops(config: DerivedKeys, schedule: CircularSchedule | None) -> tuple[float, float]:
-  """Returns FLOPs of one device and step (in the layers, outside), by MaxText's own count, with rematerialisation.
-
-  Args:
-    config: MaxText's config.
-    schedule: the schedule of its pipeline; None without one.
-  """
+  """Returns FLOPs of one device and step (in the layers, outside), by MaxText's own count, with rematerialisation."""
   total = of_step(config)
   outside = 3 * 2 * _own_tokens(config) * config.emb_dim * config.vocab_size
   again = recomputes_layers(config)
@@ -210,14 +164,7 @@ def flops(config: DerivedKeys, schedule: CircularSchedule | None) -> tuple[float
 
 
 def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, mesh: AbstractMesh) -> Work:
-  """Returns what one device computes in a step, without bubbles.
-
-  Args:
-    config: MaxText's config.
-    schedule: the schedule of its pipeline; None without one.
-    sized: its `sizes`.
-    mesh: its mesh.
-  """
+  """Returns what one device computes in a step, without bubbles."""
   inside, outside = flops(config, schedule)
   again = int(recomputes_layers(config))
   attention = of_attention(config) / 6  # forward's two products, and backward's four
@@ -236,6 +183,7 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
   of_exp = resolve(("exp",), mesh, config.logical_axis_rules)
   return Work(
+      sizes=sized,
       flops=inside,
       products=max(inside - attention * (6 + 2 * again) - grouped, 0),
       grouped=grouped,
@@ -251,19 +199,9 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
       parts=rows_of_devices.parts(config),
       gathered_of_experts=times * of_experts.gathered if of_experts else 0.0,
       experts_devices=math.prod(ici[axis] for axis in axes_of(of_exp) - {"stage"}),
-      sums=float(sized.summed),
-      sums_of_kernels=float(sized.summed_of_kernels),
-      gathered=float(sized.gathered),
-      gathered_of_kernels=float(sized.gathered_of_kernels),
-      transposed=float(sized.transposed),
       loop=0 if schedule else loop_length(config),
-      permuted=sized.permuted,
-      over_all_devices=sized.over_all_devices,
-      over_all_of_kernels=sized.over_all_of_kernels,
-      state=2 * (sized.parameters + sized.optimizer) + sized.parameters,
       vmem_kib=_vmem_kib(config),
       on_sparsecores=gathers_on_sparsecores(config),
-      groups=sized.groups,
   )
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import math
 import re
@@ -18,6 +18,7 @@ from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.hardware import tiles
+from maxtext_pp_ext.host.models import abstract_model
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.sharding.explain import Row
 from maxtext_pp_ext.sharding.gathered import gathered_spec
@@ -29,25 +30,17 @@ ADAMS = ("adamw", "adam_pax")
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-  """One array of weights on a device.
+  """One array of weights on a device."""
 
-  Attributes:
-    count: elements of all layers stacked in it, sharded as a stage computes with them.
-    dtype: the dtype in which it is stored.
-    gathered_over: the mesh axes over which it is gathered.
-    replicas_over: the mesh axes that shard the batch but not this array, so gradients are summed over them.
-    of_experts: whether each expert has its own.
-    in_lanes: whether a TPU stores the shards with the last axis in its lanes, as kernels read it once it is gathered.
-    scatters: whether XLA reduces its gradient by a reduce-scatter, and not by an all-reduce, which sends it twice.
-  """
-
-  count: float
-  dtype: Any
-  gathered_over: frozenset[str]
+  count: float  # elements of all layers stacked in it, sharded as a stage computes with them
+  dtype: Any  # the dtype in which it is stored
+  gathered_over: frozenset[str]  # the mesh axes over which it is gathered
+  # The mesh axes that shard the batch but not this array, so gradients are summed over them.
   replicas_over: frozenset[str]
-  of_experts: bool
+  of_experts: bool  # whether each expert has its own
+  # Whether a TPU stores the shards with the last axis in its lanes, as kernels read it once it is gathered.
   in_lanes: bool
-  scatters: bool
+  scatters: bool  # whether XLA reduces its gradient by a reduce-scatter, and not by an all-reduce, which sends it twice
 
 
 class Weights:
@@ -95,6 +88,83 @@ class Weights:
         in_lanes=in_lanes(layout.shape, spec, kept_axes, shape),
         scatters=scatters(layout.shape, spec, kept_axes, shape),
     )
+
+
+class Bytes:
+  """Bytes of a weight on a device, of its gather and of its gradient's reduction. Those of transfers are what it sends.
+
+  Args:
+    config: MaxText's config.
+    mesh: its mesh.
+    one_microbatch: whether a gradient is no sum over microbatches.
+  """
+
+  def __init__(self, config: DerivedKeys, mesh: AbstractMesh, *, one_microbatch: bool):
+    self._config, self._mesh, self._one_microbatch = config, mesh, one_microbatch
+    self._slices = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
+
+  def stored(self, w: Weight) -> float:
+    return w.count * w.dtype.itemsize
+
+  def narrow(self, w: Weight) -> float:
+    """In the dtype of storage or compute, whichever is narrower."""
+    return w.count * min(w.dtype.itemsize, jnp.dtype(self._config.dtype).itemsize)
+
+  def gathered(self, w: Weight) -> float:
+    return self.stored(w) if self._config.pipeline_gather_dtype == "weight" else self.narrow(w)
+
+  def summed(self, w: Weight) -> float:
+    """Of the gradient, as it is summed over microbatches."""
+    if self._config.pipeline_grad_accum_dtype != "auto":
+      return w.count * jnp.dtype(self._config.pipeline_grad_accum_dtype).itemsize
+    return self.gathered(w) if self._one_microbatch else self.stored(w)
+
+  def shard(self, w: Weight, size: float) -> float:
+    """Of so many bytes, those of a device before it gathers, or after it has reduced."""
+    return size / self._over(w.gathered_over)
+
+  def to_gather(self, w: Weight) -> float:
+    return self.gathered(w) * (1 - 1 / self._over(w.gathered_over))
+
+  def to_gather_narrow(self, w: Weight) -> float:
+    return self.narrow(w) * (1 - 1 / self._over(w.gathered_over))
+
+  def reduced(self, w: Weight) -> float:
+    """A reduce-scatter over the axes that shard the weight, then an all-reduce among replicas of the shards."""
+    shards, replicas = self._over(w.gathered_over), self._over(w.replicas_over)
+    return self.narrow(w) * ((1 - 1 / shards) + 2 * (1 - 1 / replicas) / shards)
+
+  def gathered_between(self, w: Weight, size: float) -> float:
+    """Between slices: a gather fetches the shards of other slices first, then all shards within the slice."""
+    slices = self._over_slices(w.gathered_over)
+    return size / (self._over(w.gathered_over) / slices) * (1 - 1 / slices)
+
+  def reduced_between(self, w: Weight) -> float:
+    """Between slices: for the weight's reduction, and for that among replicas."""
+    replicas = 2 * (1 - 1 / self._over_slices(w.replicas_over)) * self.narrow(w) / self._over(w.gathered_over)
+    return self.gathered_between(w, self.narrow(w)) + replicas
+
+  def kernels(self, w: Weight) -> bool:
+    """Whether Pallas kernels read it."""
+    return w.of_experts and bool(self._config.sparse_matmul)
+
+  def all_devices(self, w: Weight) -> bool:
+    """Whether all devices of the mesh together shard it."""
+    return self._over(w.gathered_over) == self._mesh.size
+
+  def two_devices(self, w: Weight) -> bool:
+    """Whether two devices shard it and nothing else is reduced, so that they exchange their parts."""
+    return self._over(w.gathered_over) == 2 and self._over(w.replicas_over) == 1
+
+  def all_reduced(self, w: Weight) -> bool:
+    """Whether XLA reduces its gradient by an all-reduce."""
+    return self.all_devices(w) or not w.scatters
+
+  def _over(self, axes: Iterable[str]) -> int:
+    return math.prod(self._mesh.shape[axis] for axis in axes)
+
+  def _over_slices(self, axes: Iterable[str]) -> int:
+    return math.prod(self._slices[axis] for axis in axes)
 
 
 def in_lanes(shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:

@@ -28,8 +28,10 @@ SIZES = costs.Sizes(
     logits=1_000_000_000,
     head=1_000_000_000,
     head_sent=1_500_000_000,
+    groups=((1.0, 16),),
 )
 WORK = estimate.Work(
+    sizes=SIZES,
     flops=4.83e14,
     products=4.6e14,
     grouped=0.0,
@@ -42,29 +44,25 @@ WORK = estimate.Work(
     routed=0.0,
     gathered_of_experts=0.0,
     experts_devices=1,
-    sums=8.72e8,
-    sums_of_kernels=0.0,
-    gathered=4.36e8,
-    gathered_of_kernels=0.0,
-    transposed=0.0,
     loop=32,
-    permuted=0.0,
-    over_all_devices=0.0,
-    over_all_of_kernels=0.0,
-    state=3.5e9,
     vmem_kib=None,
     on_sparsecores=False,
     dispatches_beside=False,
     parts=1,
-    groups=((1.0, 16),),
 )
 SCHEDULE = CircularSchedule(stages=4, microbatches=8, repeats=8)
+
+
+def work_with(sizes=SIZES, **changed):
+  """WORK with other values, of its sizes, too."""
+  of_sizes = {name: changed.pop(name) for name in {*changed} & {each.name for each in dataclasses.fields(SIZES)}}
+  return dataclasses.replace(WORK, sizes=dataclasses.replace(sizes, **of_sizes), **changed)
 
 
 def of(chip="v5p", *, residency=Residency.REPEAT, schedule=SCHEDULE, over_slices=False, sizes=SIZES, devices=64, **work):
   sent = costs.pipelined(schedule, residency, sizes, over_slices=over_slices)
   its_slice = topology.slice_of(chip, devices)
-  return estimate.estimate(chips.CHIPS[chip], its_slice, dataclasses.replace(WORK, **work), sent, schedule, residency)
+  return estimate.estimate(chips.CHIPS[chip], its_slice, work_with(sizes, **work), sent, schedule, residency)
 
 
 def test_at_the_peak_rates_a_step_takes_as_long_as_the_slowest_of_three():
@@ -137,8 +135,8 @@ def test_what_is_fused_into_products_takes_longest_in_maxtexts_own_loop_and_leas
 
 
 def test_with_large_vector_memory_products_add_to_sums_in_no_time_and_kernels_do_not():
-  sums = lambda **work: of(sums_of_kernels=1e8, **work).parts["sums of gradients"]
-  assert sums(vmem_kib=98304) == pytest.approx(sums() * 1e8 / WORK.sums)
+  sums = lambda **work: of(summed_of_kernels=1e8, **work).parts["sums of gradients"]
+  assert sums(vmem_kib=98304) == pytest.approx(sums() * 1e8 / SIZES.summed)
   assert of(vmem_kib=98304).parts["sums of gradients"] == 0.0 < of(vmem_kib=16384).parts["sums of gradients"]
 
 
@@ -211,7 +209,7 @@ def test_what_is_gathered_in_other_lanes_than_kernels_read_is_transposed(schedul
   copied = lambda size: estimate.estimate(
       chips.CHIPS["v5p"],
       topology.slice_of("v5p", 64),
-      dataclasses.replace(WORK, transposed=size),
+      work_with(transposed=size),
       sent,
       schedule,
       None if schedule is None else Residency.REPEAT,

@@ -38,19 +38,13 @@ WEIGHT_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-  """One execution of a collective of the program.
+  """One execution of a collective of the program."""
 
-  Attributes:
-    kind: one of COLLECTIVES, or BETWEEN_SLICES for a transfer over the data-centre network.
-    wire_bytes: bytes that a device sends; of a ragged all-to-all the bytes of the buffer that receives.
-    balanced_bytes: bytes that a device sends if all get equally many rows of a ragged all-to-all; else as wire_bytes.
-    weights: number of its result arrays that are floating-point and have at least WEIGHT_BYTES.
-  """
-
-  kind: str
-  wire_bytes: float
+  kind: str  # one of COLLECTIVES, or BETWEEN_SLICES for a transfer over the data-centre network
+  wire_bytes: float  # bytes that a device sends; of a ragged all-to-all the bytes of the buffer that receives
+  # Bytes that a device sends if all get equally many rows of a ragged all-to-all; else as wire_bytes.
   balanced_bytes: float
-  weights: int
+  weights: int  # number of its result arrays that are floating-point and have at least WEIGHT_BYTES
 
 
 def collective_at(

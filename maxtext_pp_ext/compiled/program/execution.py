@@ -27,30 +27,20 @@ _VALUES = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bit
 
 
 class Call(NamedTuple):
-  """Executions of a called computation that all do the same.
+  """Executions of a called computation that all do the same."""
 
-  Attributes:
-    execution: one of them.
-    times: their number for each execution of the caller; of a conditional's branch the share of the devices.
-  """
-
-  execution: Execution
-  times: float
+  execution: Execution  # one of them
+  times: float  # their number for each execution of the caller; of a conditional's branch the share of the devices
 
 
 @dataclasses.dataclass(kw_only=True)
 class Unknown:
-  """Names of what could not be followed so far.
+  """Names of what could not be followed so far."""
 
-  Attributes:
-    loops: those without a trip count.
-    nested: loops with conditionals within a loop; their choices are those of one iteration of the loop around them.
-    conditionals: those whose choice depends on data.
-  """
-
-  loops: set[str] = dataclasses.field(default_factory=set)
+  loops: set[str] = dataclasses.field(default_factory=set)  # those without a trip count
+  # Loops with conditionals within a loop; their choices are those of one iteration of the loop around them.
   nested: set[str] = dataclasses.field(default_factory=set)
-  conditionals: set[str] = dataclasses.field(default_factory=set)
+  conditionals: set[str] = dataclasses.field(default_factory=set)  # those whose choice depends on data
 
   @property
   def names(self) -> set[str]:

@@ -148,17 +148,11 @@ class Value(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Module:
-  """An HLO module.
+  """An HLO module."""
 
-  Attributes:
-    computations: the computations, by name.
-    entry: name of the computation that the program starts with.
-    partitions: number of devices over which the program is partitioned.
-  """
-
-  computations: dict[str, Computation]
-  entry: str
-  partitions: int
+  computations: dict[str, Computation]  # the computations, by name
+  entry: str  # name of the computation that the program starts with
+  partitions: int  # number of devices over which the program is partitioned
 
   def trip_count(self, loop: Instruction) -> int | None:
     """How often a `while` runs its body: the compiler's note, else as its counter's start, step and bound say.

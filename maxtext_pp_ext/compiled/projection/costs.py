@@ -36,23 +36,14 @@ _HOST_MEMORY = "S(5)"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transfer:
-  """One execution of a transfer.
+  """One execution of a transfer."""
 
-  Attributes:
-    kind: of the collective; "copy" between memories.
-    part: what the time counts as that compute waits for it.
-    seconds: on its lanes.
-    lanes: that it occupies.
-    is_asynchronous: whether a later instruction waits for it.
-    detail: mesh axes, bytes and what is carried.
-  """
-
-  kind: str
-  part: str
-  seconds: float
-  lanes: tuple[str, ...]
-  is_asynchronous: bool
-  detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  kind: str  # of the collective; "copy" between memories
+  part: str  # what the time counts as that compute waits for it
+  seconds: float  # on its lanes
+  lanes: tuple[str, ...]  # that it occupies
+  is_asynchronous: bool  # whether a later instruction waits for it
+  detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # mesh axes, bytes and what is carried
 
 
 class Costs:

@@ -26,17 +26,11 @@ _BUFFERS = 2  # of a pipeline's window
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-  """One execution.
+  """One execution."""
 
-  Attributes:
-    kind: one of `hardware.kernels`.
-    flops: two per multiply-add, of the blocks that are not masked.
-    bytes: read and written.
-  """
-
-  kind: str
-  flops: float
-  bytes: float
+  kind: str  # one of `hardware.kernels`
+  flops: float  # two per multiply-add, of the blocks that are not masked
+  bytes: float  # read and written
 
 
 def kernel(

@@ -31,63 +31,41 @@ _MIXED = (0.2, 0.8)  # shares of backward in a loop of both directions
 
 
 class Part(NamedTuple):
-  """What a device's time goes to.
+  """What a device's time goes to."""
 
-  Attributes:
-    what: PRODUCTS, KERNELS, OTHER, MEMORY, DEVICES, or a transfer that compute waits for, by what it carries and mesh
-      axes.
-    backward: the direction.
-    again: whether it is computed again (rematerialisation).
-    in_pipeline: whether within a loop in which stages send to each other.
-  """
-
+  # PRODUCTS, KERNELS, OTHER, MEMORY, DEVICES, or a transfer that compute waits for, by what it carries and mesh axes.
   what: str
-  backward: bool
-  again: bool
-  in_pipeline: bool
+  backward: bool  # the direction
+  again: bool  # whether it is computed again (rematerialisation)
+  in_pipeline: bool  # whether within a loop in which stages send to each other
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-  """Something that occupies a lane.
+  """Something that occupies a lane."""
 
-  Attributes:
-    name: of the instruction.
-    lane: COMPUTE, links of the torus, or one of `costs`' lanes.
-    start: seconds after the computation's begin.
-    seconds: how long.
-    kind: PRODUCTS, KERNELS, OTHER; of a transfer its kind.
-    op_name: where it comes from in the program, as JAX wrote it.
-    detail: mesh axes, bytes and what is carried.
-  """
-
-  name: str
-  lane: str
-  start: float
-  seconds: float
-  kind: str
-  op_name: str = ""
-  detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  name: str  # of the instruction
+  lane: str  # COMPUTE, links of the torus, or one of `costs`' lanes
+  start: float  # seconds after the computation's begin
+  seconds: float  # how long
+  kind: str  # PRODUCTS, KERNELS, OTHER; of a transfer its kind
+  op_name: str = ""  # where it comes from in the program, as JAX wrote it
+  detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # mesh axes, bytes and what is carried
 
 
 @dataclasses.dataclass
 class Run:
-  """One execution of a computation, or one step.
+  """One execution of a computation, or one step."""
 
-  Attributes:
-    seconds: from begin to end.
-    parts: seconds of the device, by `Part`; they add up to `seconds`.
-    busy: seconds by lane.
-    sent: seconds of transfers, hidden or not, by the names of their parts.
-    sent_bytes: their bytes on the wire, likewise.
-    events: what occupies lanes, and loops, in the order of execution.
-  """
-
-  seconds: float = 0.0
+  seconds: float = 0.0  # from begin to end
+  # Seconds of the device, by `Part`; they add up to `seconds`.
   parts: dict[Part, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
-  busy: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
+  busy: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))  # seconds by lane
+  # Seconds of transfers, hidden or not, by the names of their parts.
   sent: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
+  # Their bytes on the wire, likewise.
   sent_bytes: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
+  # What occupies lanes, and loops, in the order of execution.
   events: list[Event | Loop] = dataclasses.field(default_factory=list)
 
   def add_times(self, other: Run, times: int) -> None:
@@ -109,25 +87,15 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-  """A loop within a `Run`.
+  """A loop within a `Run`."""
 
-  Attributes:
-    name: of the instruction.
-    op_name: where it comes from.
-    start: seconds after the computation's begin.
-    seconds: of all iterations.
-    iterations: runs of its body, each with how many iterations in a row are like it.
-    backward: its direction; None if it has both.
-    in_pipeline: whether stages send to each other in it.
-  """
-
-  name: str
-  op_name: str
-  start: float
-  seconds: float
-  iterations: Sequence[tuple[Run, int]]
-  backward: bool | None
-  in_pipeline: bool
+  name: str  # of the instruction
+  op_name: str  # where it comes from
+  start: float  # seconds after the computation's begin
+  seconds: float  # of all iterations
+  iterations: Sequence[tuple[Run, int]]  # runs of its body, each with how many iterations in a row are like it
+  backward: bool | None  # its direction; None if it has both
+  in_pipeline: bool  # whether stages send to each other in it
 
 
 class Timeline:

@@ -31,30 +31,19 @@ DCN = "data-centre network"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-  """Where a partition of the program runs.
+  """Where a partition of the program runs."""
 
-  Attributes:
-    slice: the number of its slice.
-    at: coordinates of its chip in the slice's torus, x, y(, z).
-  """
-
-  slice: int
-  at: Coordinates
+  slice: int  # the number of its slice
+  at: Coordinates  # coordinates of its chip in the slice's torus, x, y(, z)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Route:
-  """What a transfer occupies.
+  """What a transfer occupies."""
 
-  Attributes:
-    lanes: the links of a torus axis in one direction, such as "x+", or the data-centre network.
-    rate: bytes per second and device, of the array that is gathered, reduced or sent.
-    hops: links from end to end, for latency.
-  """
-
-  lanes: tuple[str, ...]
-  rate: float
-  hops: int
+  lanes: tuple[str, ...]  # the links of a torus axis in one direction, such as "x+", or the data-centre network
+  rate: float  # bytes per second and device, of the array that is gathered, reduced or sent
+  hops: int  # links from end to end, for latency
 
 
 class Torus:
