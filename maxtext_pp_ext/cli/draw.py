@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
   return 0
 
 
-def _schedule(args: argparse.Namespace) -> tuple[Schedule, Residency]:
+def _schedule(args: argparse.Namespace) -> tuple[Schedule, Residency | None]:
   """Returns (the schedule, how long its pipeline keeps weights)."""
   sizes = {name: getattr(args, name) for name in ("stages", "microbatches", "repeats", "delay")}
   maxtext.check_numbers({f"--{name}": size for name, size in sizes.items()}, most=_MOST_CELLS)
@@ -71,7 +71,7 @@ def _schedule(args: argparse.Namespace) -> tuple[Schedule, Residency]:
     return CircularSchedule(**fewest | given), Residency.REPEAT
 
 
-def _schedule_of_run(maxtext_args: list[str]) -> tuple[Schedule, Residency]:
+def _schedule_of_run(maxtext_args: list[str]) -> tuple[Schedule, Residency | None]:
   maxtext.check_arguments(maxtext_args)
   with maxtext.imported("reading the config"):
     from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
@@ -79,7 +79,7 @@ def _schedule_of_run(maxtext_args: list[str]) -> tuple[Schedule, Residency]:
     return layouts.schedule_of_run(maxtext_args), layouts.residency_of_run(maxtext_args)
 
 
-def _write(schedule: Schedule, residency: Residency, path: pathlib.Path, stage: int) -> None:
+def _write(schedule: Schedule, residency: Residency | None, path: pathlib.Path, stage: int) -> None:
   maxtext.check_output("--output", path, (".svg", ".png"))
   from maxtext_pp_ext.draw import picture  # pylint: disable=import-outside-toplevel
 
@@ -88,7 +88,7 @@ def _write(schedule: Schedule, residency: Residency, path: pathlib.Path, stage: 
   print(f"wrote {path}", file=sys.stderr)
 
 
-def _as_json(schedule: Schedule, residency: Residency, stage: int) -> dict[str, Any]:
+def _as_json(schedule: Schedule, residency: Residency | None, stage: int) -> dict[str, Any]:
   steps = {
       "forward": [_step_as_json(step) for step in window.forward(schedule, stage)],
       "backward": [_step_as_json(step) for step in window.backward(schedule, stage)],

@@ -71,8 +71,8 @@ class Sizes:
   optimizer: int  # its moments
   # Of a repeat's weights.
   gathered: int  # in the dtype of the gather
-  # Their gradients, in the dtype in which they are summed over microbatches. With one microbatch there is no sum: the dtype
-  # is that of the gather, unless pipeline_grad_accum_dtype names another.
+  # Their gradients, in the dtype in which they are summed over microbatches. With one microbatch there is no sum, and the
+  # dtype is that of the gather, unless pipeline_grad_accum_dtype names another.
   summed: int
   gathered_of_kernels: int = 0  # of `gathered`, what Pallas kernels read
   summed_of_kernels: int = 0  # of `summed`, what they compute
