@@ -29,9 +29,6 @@ SUMS = (
     "tests/engine/transfers/test_transfer.py::"
     "test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_come_in[{}-partial_axes{}-4]"
 )
-PIECES = (
-    "tests/engine/transfers/test_transfer.py::test_all_pieces_of_a_repeat_are_the_repeat_of_each_stage[pieces divide-4]"
-)
 FINISHED = "tests/engine/test_sums.py::test_the_last_gradient_of_a_repeat_is_added_where_the_sum_waits[window]"
 TILES = "tests/engine/test_partial.py::test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch"
 PRECISION = "tests/engine/test_precision.py"
@@ -79,7 +76,6 @@ OFFLOADED = (
     "tests/parity/test_windows.py::test_what_is_offloaded_to_the_host_comes_back_unchanged[custom--1-circular_bsw]"
 )
 SLICES = "tests/parity/test_windows.py::test_a_window_on_a_mesh_equals_the_scan_on_one_device[2 slices of fsdp 4-auto]"
-REPLICAS = "tests/trainer/test_windows.py::test_a_window_trains_as_the_scan_does[two replicas]"
 NO_WINDOW = "tests/host/rules/test_problems.py::test_what_has_no_window_without_a_pipeline_is_refused_with_what_to_set"
 GIVEN = "tests/host/replacements/test_scanned_layers.py::test_an_array_that_microbatches_do_not_carry_is_refused_by_name"
 ONE_STAGE = "tests/host/rules/test_proposals.py::test_a_model_without_a_pipeline_gets_none"
@@ -121,14 +117,6 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "engine/forward.py",
             "iterations.repeat(t, after=1)",
             "iterations.repeat(t, after=0)",
-            SIMPLE,
-        ),
-        Mutant(
-            "window-turns-late",
-            "the first microbatch of a repeat sees the weights of the one before",
-            "engine/forward.py",
-            "repeat, piece = iterations.repeat(t), ",
-            "repeat, piece = iterations.repeat(t - 1), ",
             SIMPLE,
         ),
         Mutant(
@@ -223,24 +211,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "shift = jnp.zeros_like(store[:, 0])",
             BUBBLES,
         ),
-        Mutant(
-            "bubbles-of-outputs",
-            "after its last microbatch stage 0 computes on the outputs of the last stage",
-            "engine/ring.py",
-            "jnp.minimum(t, last) % schedule.microbatches",
-            "t % schedule.microbatches",
-            BUBBLES,
-        ),
     ),
     "lost aux losses": (
-        Mutant(
-            "aux-loss-lost",
-            "load-balance losses never leave the stages",
-            "pipelines/stages.py",
-            "nnx.update(layers, intermediates)",
-            "pass",
-            EXPERTS,
-        ),
         Mutant(
             "first-calls-loss-lost",
             "of two calls of a model before its loss, only the second one's load-balance losses count",
@@ -398,22 +370,6 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             FINISHED,
         ),
         Mutant(
-            "idle-gradient-counts",
-            "what a stage computes in a bubble is added to the sum that its product finishes",
-            "engine/sums.py",
-            "return acc + jnp.where(works, g, jnp.zeros_like(g)).astype(acc.dtype)",
-            "return acc + g.astype(acc.dtype)",
-            FINISHED,
-        ),
-        Mutant(
-            "exchange-in-place",
-            "what another device sends takes the place of a device's own part",
-            "engine/transfers/collectives.py",
-            "both, other, (1 - index) * size, dim)",
-            "both, other, index * size, dim)",
-            PIECES,
-        ),
-        Mutant(
             "exchange-of-the-own-part",
             "of two devices each sends the part of a gradient that it is to keep",
             "engine/transfers/collectives.py",
@@ -472,14 +428,6 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             DROPOUT,
         ),
         Mutant(
-            "same-masks-for-repeats",
-            "all layers of a stage are dropped out alike",
-            "pipelines/stages.py",
-            '"rest": [x[repeat, stages] for x in aux["rest"]]',
-            '"rest": [x[0 * repeat, stages] for x in aux["rest"]]',
-            DROPOUT,
-        ),
-        Mutant(
             "other-masks-backward",
             "gradients are those of other masks than the outputs",
             "engine/backward.py",
@@ -503,14 +451,6 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "pipelines/execution.py",
             "combine=MAX if overwritten else SUM",
             "combine=SUM",
-            FP8,
-        ),
-        Mutant(
-            "scales-of-one-microbatch",
-            "scales follow the microbatch with the smallest values, as if others had not been",
-            "engine/weight_layout.py",
-            "MAX = Combination(jnp.maximum, -math.inf)",
-            "MAX = Combination(jnp.minimum, math.inf)",
             FP8,
         ),
     ),
@@ -631,14 +571,6 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
     ),
     "a weight sharded along another dimension than its names mean (the same model, in more memory)": (
         Mutant(
-            "fewer-names-than-dimensions",
-            "a name of a layer's dimension lands on the dimension along which the layers are stacked",
-            "sharding/conflicts.py",
-            "0 < named < len(shape)",
-            "len(shape) < named < len(shape)",
-            f"{CONFLICTS}conflicts_are_found_and_intended_cases_are_not[fewer names than dimensions]",
-        ),
-        Mutant(
             "names-made-up",
             "dimensions without a name in front of the stacked layers count as named",
             "sharding/variables.py",
@@ -725,14 +657,6 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             WINDOW,
         ),
         Mutant(
-            "first-rows-only",
-            "without a pipeline, a device computes on its first microbatch again instead of on the others",
-            "pipelines/execution.py",
-            "return jnp.moveaxis(by_part, 1, 0).reshape(microbatches, -1, *x.shape[1:])",
-            "return jnp.moveaxis(by_part[:, :1].repeat(microbatches, 1), 1, 0).reshape(microbatches, -1, *x.shape[1:])",
-            WINDOW,
-        ),
-        Mutant(
             "layers-left-out",
             "one microbatch at a time, an odd number of layers loses one",
             "engine/traced.py",
@@ -764,22 +688,6 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "rest = tuple(a for a in sum_over if a not in scattered)",
             'rest = tuple(a for a in sum_over if a not in scattered and a != "data")',
             SLICES,
-        ),
-        Mutant(
-            "replicas-added-up",
-            "replicas of DiLoCo, which synchronise now and then, add up their gradients in every step",
-            "engine/transfers/transfer.py",
-            "part = jax.lax.psum(part, rest) if rest else part",
-            'part = jax.lax.psum(part, (*rest, "diloco"))',
-            REPLICAS,
-        ),
-        Mutant(
-            "window-refuses-nothing",
-            "layers that MaxText runs past its scan are trained without the window that was asked for",
-            "host/rules/problems.py",
-            "      *windowed_path.problems(config),\n",
-            "",
-            NO_WINDOW,
         ),
         Mutant(
             "pipeline-without-stages",
@@ -862,14 +770,6 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "if _selections(patterns, with_pipeline) == _selections(patterns, without):",
             "if _selections(patterns, with_pipeline):",
             PATTERNS,
-        ),
-        Mutant(
-            "layers-synchronised-at-other-steps",
-            "streaming DiLoCo synchronises all layers together",
-            "host/rules/optimizer.py",
-            'getattr(config, "enable_streaming_diloco", False)',
-            'getattr(config, "enable_streaming_diloco", False) is None',
-            OPTIMIZER,
         ),
     ),
     "projected seconds of another program": (
@@ -960,15 +860,6 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "hardware/torus.py",
             "tuple(length == _RING_2D for length in lengths)",
             "(min(lengths) == _RING_2D,) * 2",
-            "tests/hardware/test_torus.py::"
-            "test_each_slice_of_maxtexts_table_has_the_chips_and_the_closed_axes_of_the_table",
-        ),
-        Mutant(
-            "plan-another-slice",
-            "plan takes a slice of another shape than MaxText's table has",
-            "host/topology.py",
-            "lengths=lengths(name)",
-            "lengths=(*lengths(name)[:-1], lengths(name)[0])",
             "tests/hardware/test_torus.py::"
             "test_each_slice_of_maxtexts_table_has_the_chips_and_the_closed_axes_of_the_table",
         ),
