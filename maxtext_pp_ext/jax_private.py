@@ -6,13 +6,14 @@ JAX promises nothing about these names. They were tested with the version in `TR
 imports from `jax._src`, `jax.extend` or `jax.interpreters`.
 
 A name is looked up on first use (`from maxtext_pp_ext.jax_private import Var`), since some modules that import this one
-must not import JAX earlier.
+must not import JAX earlier. Beside these names, `PallasCall` reads the private parameters of a kernel's call.
 
 Raises:
   SetupError: the installed JAX does not have a name on its first use. The message gives the name, its purpose, and the
     version with which it was tested.
 """
 
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -68,6 +69,65 @@ def find(use: Use) -> Any:
         f"jax {_version()} has no {use.module}.{use.attribute}, which maxtext_pp_ext uses {use.purpose}. It was tested"
         f" with jax {TRIED_WITH}: install that version, or a version of maxtext_pp_ext that supports this jax."
     ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class PallasCall:
+  """A kernel's call, an operation `pallas_call`: which blocks of its operands it reads.
+
+  Its first operands are sizes of a dynamic grid, then scalars that index maps read, then arrays.
+
+  Attributes:
+    eqn: the operation.
+  """
+
+  eqn: Any
+
+  @property
+  def _mapping(self) -> Any:
+    return self.eqn.params["grid_mapping"]
+
+  def block(self, operand: int) -> int | None:
+    """The number of the block mapping of an operand; None for a scalar."""
+    number = operand - (len(self.eqn.invars) - self._mapping.num_inputs)
+    return number if number >= 0 else None
+
+  @property
+  def blocks(self) -> range:
+    """The numbers of the block mappings, of arrays and results."""
+    return range(len(self._mapping.block_mappings))
+
+  def reads_one_at_a_time(self, block: int) -> bool:
+    """Whether a block has one index along the array's first dimension."""
+    return type(self._mapping.block_mappings[block].block_shape[0]).__name__ == "Squeezed"
+
+  def index_map(self, block: int) -> Any:
+    """The program that computes which block is read, (indices of the grid, scalars) -> indices of the block."""
+    return self._mapping.block_mappings[block].index_map_jaxpr.jaxpr
+
+  @property
+  def body(self) -> Any:
+    """The kernel's program, (scalars, blocks) -> ()."""
+    return self.eqn.params["jaxpr"]
+
+  def grid_rank(self, block: int) -> int:
+    """The number of the grid's indices, which come first in an index map."""
+    return len(self.index_map(block).invars) - self._mapping.num_index_operands
+
+  def operand_of_scalar(self, number: int) -> int:
+    """The operand that is this scalar."""
+    return len(self.eqn.invars) - self._mapping.num_inputs - self._mapping.num_index_operands + number
+
+  def with_shape(self, operand: int, shape: tuple[int, ...]) -> Any:
+    """The operation on an operand of another shape, of which it reads the same blocks."""
+    blocks = list(self._mapping.block_mappings)
+    number = operand - (len(self.eqn.invars) - self._mapping.num_inputs)
+    aval = blocks[number].array_aval.update(shape=shape)
+    blocks[number] = dataclasses.replace(blocks[number], array_aval=aval)
+    invars = list(self.eqn.invars)
+    invars[operand] = find(USES["Var"])(invars[operand].aval.update(shape=shape))
+    mapping = dataclasses.replace(self._mapping, block_mappings=tuple(blocks))
+    return self.eqn.replace(invars=invars, params=self.eqn.params | {"grid_mapping": mapping})
 
 
 def _version() -> str:

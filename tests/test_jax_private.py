@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from maxtext_pp_ext import jax_private
-from maxtext_pp_ext.engine.programs import jaxprs
+from maxtext_pp_ext.engine.programs import jaxprs, primitives
 from maxtext_pp_ext.errors import SetupError
 
 PACKAGE = pathlib.Path(jax_private.__file__).parent
@@ -75,8 +75,8 @@ def test_operations_are_called_what_the_engine_looks_for():
   call, remat, sharded = (
       jax.make_jaxpr(fn)(jnp.ones(4)).eqns[0] for fn in (jax.jit(jnp.sin), jax.checkpoint(jnp.sin), summed)
   )
-  assert call.primitive.name in jaxprs.CALLS and {"in_shardings", "out_shardings"} <= call.params.keys()
-  assert remat.primitive.name in jaxprs.CALLS and {"prevent_cse", "differentiated"} <= remat.params.keys()
+  assert primitives.is_call(call) and {"in_shardings", "out_shardings"} <= call.params.keys()
+  assert primitives.has(remat, primitives.Trait.CHECKPOINT) and {"prevent_cse", "differentiated"} <= remat.params.keys()
   for eqn in (call, remat, sharded):
     assert isinstance(jaxprs.inner_program(eqn)[0], jax_private.Jaxpr)
   assert sharded.primitive.name == "shard_map"

@@ -5,7 +5,6 @@
 from maxtext_pp_ext.engine.engine import Engine
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.weight_layout import MAX, SUM, WeightLayout
-from maxtext_pp_ext.engine.weights import Weights
 from maxtext_pp_ext.schedule import Residency
 
-__all__ = ["MAX", "SUM", "Engine", "Residency", "Ring", "WeightLayout", "Weights"]
+__all__ = ["MAX", "SUM", "Engine", "Residency", "Ring", "WeightLayout"]

@@ -6,18 +6,18 @@ Symbols as in `schedule.circular`. At iteration t stage s is at item n = t − D
 r = ⌊n / M⌋. Each stage keeps its own time, so this is the program of every stage:
 
   forward                                        backward, in reverse
-    slot = repeat 0                                slot: forward's last; total = 0
+    current = repeat 0                             current: forward's last; total = 0
     for t = 0 … T − 1:                             for t = T − 1 … 0:
-                                                     piece −1 − n mod M of buffer is reduced → gradient of repeat r + 1
-      y = stage(slot, x)                             total += gradient of stage(slot, x)
-      piece n mod M of repeat r + 1 → buffer         piece −1 − n mod M of repeat r − 1 → buffer, in its place
-      after the last item of r: slot ↔ buffer        after the first item of r: slot = total; total = 0; slot ↔ buffer
+                                                     chunk −1 − n mod M of next is reduced → gradient of repeat r + 1
+      y = stage(current, x)                          total += gradient of stage(current, x)
+      chunk n mod M of repeat r + 1 → next           chunk −1 − n mod M of repeat r − 1 → next, in its place
+      after the last item of r: current ↔ next       after the first item of r: current = total; total = 0; current ↔ next
       y → next stage                                 cotangent of x → stage before
                                                    total is reduced → gradient of repeat 0
 
-Three things cross device boundaries in an iteration: a piece of a weight, a piece of a gradient and an activation. The
-two pieces depend on nothing else in the iteration, so its computation hides their transfers; with D = 2 it also hides
-that of the activation. The pieces of a repeat add up to one gather in each direction and one reduction. There is nothing
+Three things cross device boundaries in an iteration: a chunk of a weight, a chunk of a gradient and an activation. The
+two chunks depend on nothing else in the iteration, so its computation hides their transfers; with D = 2 it also hides
+that of the activation. The chunks of a repeat add up to one gather in each direction and one reduction. There is nothing
 to gather while a direction's last repeat is in work, and nothing to reduce until backward has finished a repeat. So each
 direction runs a few loops, whose bodies differ only in those lines.
 """
@@ -29,15 +29,17 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
-from maxtext_pp_ext.engine.backward import backward
+from maxtext_pp_ext.engine.backward import backward, Cotangents
 from maxtext_pp_ext.engine.forward import forward
 from maxtext_pp_ext.engine.programs.stage import StageFn, StageProgram
 from maxtext_pp_ext.engine.ring import Ring
-from maxtext_pp_ext.engine.sums import splits
+from maxtext_pp_ext.engine.shapes import Microbatches, Param
 from maxtext_pp_ext.engine.traced import AuxAt, Iterations, Residuals, TracedPipeline
-from maxtext_pp_ext.engine.weights import Arrays, Weights
-from maxtext_pp_ext.schedule import Schedule
+from maxtext_pp_ext.engine.weight import Weight, weight_of
+from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.schedule import Residency, Schedule
 
 PyTree = Any
 
@@ -48,8 +50,10 @@ class Engine:
 
   Attributes:
     schedule: which stage works on which item at which iteration.
+    mesh: the device mesh.
     ring: moves the activations.
-    weights: fetches the weights and reduces their gradients.
+    gather_policy: when weights are gathered, and how long they are kept.
+    layouts: one per weight.
     stages: all stages of one iteration, (weights [S, …], aux [S, …], x [S, microbatch, sequence, embed]) ->
       (y like x, intermediates [S, …]).
     aux_at: (aux, t) -> the stages' aux of iteration t: inputs without gradients, such as segment ids and random keys.
@@ -60,8 +64,10 @@ class Engine:
   """
 
   schedule: Schedule
+  mesh: Mesh
   ring: Ring
-  weights: Weights
+  gather_policy: Residency
+  layouts: list[WeightLayout]
   stages: StageFn
   aux_at: AuxAt
   checkpoint: Callable[[Callable], Callable] | None = None
@@ -69,13 +75,13 @@ class Engine:
   loop_iterations: bool = True
   loop_repeats: bool = True
 
-  def __call__(self, params: Arrays, aux: PyTree, inputs: jax.Array) -> tuple[jax.Array, PyTree]:
+  def __call__(self, params: list[Param], aux: PyTree, inputs: Microbatches) -> tuple[Microbatches, PyTree]:
     """Runs the pipeline.
 
     Args:
-      params: weights, leaves [R, S, …].
+      params: the weights.
       aux: pytree of arrays for `aux_at`.
-      inputs: [M, microbatch, sequence, embed].
+      inputs: the microbatches.
 
     Returns:
       Outputs like the inputs, and the intermediates of each iteration, leaves [T, S, …], bubbles included.
@@ -84,41 +90,53 @@ class Engine:
 
     @jax.custom_vjp
     def pipeline(params, aux, inputs):
-      outputs, intermediates, _ = forward(traced, self.weights.load(params), aux, inputs, save=False)
+      outputs, intermediates, _ = forward(traced, _load(traced, params), aux, inputs, save=False)
       return outputs, intermediates
 
     def pipeline_fwd(params, aux, inputs):
-      loaded = self.weights.load(params)
-      outputs, intermediates, (slot, saved) = forward(traced, loaded, aux, inputs, save=True)
-      kept = Residuals(loaded=self.weights.keep(params, loaded), params=params, aux=aux, slot=slot, saved=saved)
-      return (outputs, intermediates), kept
+      loaded = _load(traced, params)
+      outputs, intermediates, (weights, saved) = forward(traced, loaded, aux, inputs, save=True)
+      weights = [w.with_(source=loaded[k].keep(params[k]).source) for k, w in enumerate(weights)]
+      return (outputs, intermediates), Residuals(weights=weights, aux=aux, saved=saved)
 
     def pipeline_bwd(kept, cotangents):
-      dparams, dinputs = backward(traced, kept, *cotangents)
+      dparams, dinputs = backward(traced, kept, Cotangents(*cotangents))
       return dparams, None, dinputs
 
     pipeline.defvjp(pipeline_fwd, pipeline_bwd)
     return pipeline(params, aux, inputs)
 
-  def _trace(self, params: Arrays, aux: PyTree, inputs: jax.Array) -> TracedPipeline:
+  def _trace(self, params: list[Param], aux: PyTree, inputs: Microbatches) -> TracedPipeline:
     """Traces the stages once, on the values of iteration 0 (unused, so the compiler drops them)."""
-    iterations = Iterations(schedule=self.schedule, compiled=self.loop_iterations, compiled_repeats=self.loop_repeats)
-    loaded = self.weights.load(params)
-    window = self.weights.window(self.weights.first(loaded), 0, repeats=1)
-    slot = self.weights.at(window, loaded, iterations.repeat(0))
-    x = self.ring.read(0, *self.ring.buffers(inputs))
+    weights = [
+        weight_of(layout, params[k], self.mesh, self.gather_policy, self.schedule.microbatches)
+        for k, layout in enumerate(self.layouts)
+    ]
     batch = self.ring.batch_axes(inputs)
-    axes = [a for _, axes in batch for a in axes]
     program = StageProgram.trace(
         self.stages,
-        slot,
+        [jax.ShapeDtypeStruct(w.shape[1:], w.layout.compute_dtype) for w in weights],
         self.aux_at(aux, 0),
-        x,
+        self.ring.read(0, *self.ring.buffers(inputs)),
         self.checkpoint,
-        splits(self.weights.mesh, self.weights.layouts, batch, self.row_groups),
-        axes,
-        gathered_in_steps=self.weights.in_steps(params),
+        [layout.batch_splits(self.mesh, batch, self.row_groups) for layout in self.layouts],
+        [a for _, axes in batch for a in axes],
+        gathered_in_steps=any(w.replaces and w.is_windowed and w.transfer.in_steps for w in weights),
         summed=self.schedule.microbatches > 1,
     )
-    weights = dataclasses.replace(self.weights, orders=program.orders, of_kernels=program.of_kernels)
+    weights = [
+        w.with_(
+            order=program.orders[k],
+            of_kernels=program.of_kernels[k],
+            gradient=program.gradients.gradients[k],
+        )
+        for k, w in enumerate(weights)
+    ]
+    iterations = Iterations(schedule=self.schedule, compiled=self.loop_iterations, compiled_repeats=self.loop_repeats)
     return TracedPipeline(iterations=iterations, ring=self.ring, weights=weights, program=program, aux_at=self.aux_at)
+
+
+@jax.named_scope("gather")
+def _load(traced: TracedPipeline, params: list[Param]) -> list[Weight]:
+  """The weights with what they are gathered from."""
+  return [w.load(params[k]) for k, w in enumerate(traced.weights)]

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from maxtext_pp_ext.engine import weights as of_all
+from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, PerIteration, Store
 from maxtext_pp_ext.engine.traced import TracedPipeline
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
-from maxtext_pp_ext.engine.weights import Arrays, Window, Windowed
+from maxtext_pp_ext.engine.weight import Weight
 from maxtext_pp_ext.schedule import Phase
 
 PyTree = Any
@@ -21,75 +23,57 @@ class ForwardState(NamedTuple):
   """The state that an iteration reads and replaces.
 
   Attributes:
-    shift, store: the ring's buffers, see `ring.py`, [S, microbatch, sequence, embed] and [S, M, microbatch, sequence,
-      embed].
-    held: with D = 2 the previous iteration's outputs, still in transfer, laid out like shift; None with D = 1.
-    intermediates: leaves [T, S, …].
-    saved: residuals for backward, leaves [T, S, …]; empty if there is no backward.
+    shift, store: the ring's buffers, see `ring.py`.
+    held: with D = 2 the previous iteration's outputs, still in transfer; None with D = 1.
+    intermediates: what stages sow in each iteration.
+    saved: residuals for backward; empty if there is no backward.
   """
 
-  shift: jax.Array
-  store: jax.Array
-  held: jax.Array | None
+  shift: AtStages
+  store: Store
+  held: AtStages | None
   intermediates: PyTree
-  saved: list[jax.Array]
+  saved: list[PerIteration]
+
+
+Carry = tuple[ForwardState, list[Weight]]
 
 
 @jax.named_scope("pipeline_forward")
 def forward(
-    pipeline: TracedPipeline, loaded: Arrays, aux: PyTree, inputs: jax.Array, *, save: bool
-) -> tuple[jax.Array, PyTree, tuple[Windowed, list[jax.Array]]]:
+    pipeline: TracedPipeline, loaded: list[Weight], aux: PyTree, inputs: Microbatches, *, save: bool
+) -> tuple[Microbatches, PyTree, tuple[list[Weight], list[PerIteration]]]:
   """Runs all iterations.
 
   Args:
     pipeline: the pipeline.
-    loaded: weights to fetch from, leaves [R, S, …].
+    loaded: the weights with their sources.
     aux: pytree for `pipeline.aux_at`.
-    inputs: [M, microbatch, sequence, embed].
+    inputs: the microbatches.
     save: whether to keep the residuals that backward needs.
 
   Returns:
-    (outputs [M, microbatch, sequence, embed], intermediates [T, S, …], (the slot of the last repeat, saved residuals
-    [T, S, …])). Backward begins with the weights of that slot.
+    (outputs, intermediates [T, S, …], (the weights with the last repeat as the current one, saved residuals)).
   """
-  iterations, schedule, weights = pipeline.iterations, pipeline.schedule, pipeline.weights
-
-  def iteration(phase: Phase, t: jax.Array | int, carry: tuple[ForwardState, Window]) -> tuple[ForwardState, Window]:
-    state, window = carry
-    window = weights.ordered(window)
-    repeat, piece = iterations.repeat(t), iterations.item(t) % schedule.microbatches
-    arriving: Windowed = [None] * len(window)
-    if phase.advances:
-      following = iterations.repeat(t, after=1)
-      if weights.replaces:  # What arrives takes the memory of the repeat before, which has to be done.
-        state, following = jax.lax.optimization_barrier((state, following))
-      arriving = weights.prefetch(window, loaded, following, piece)
-    gathered = weights.at(window, loaded, repeat)
-    # Other gathers stop compute. They may as well run while the outputs leave.
-    beside = [i for i in weights.gathered_beside_compute(loaded) if arriving[i] is not None]
-    early = [arriving[i] for i in beside]
-    state, (early, window) = _iteration(pipeline, aux, t, state, gathered, (early, window), save=save)
-    for i, each in zip(beside, early, strict=True):
-      arriving[i] = each
-    if phase.advances:
-      window = weights.ordered(weights.place(window, arriving, loaded, repeat, piece))
-    return state, window
-
-  window = weights.window(weights.first(loaded), 0, schedule.repeats)
-  carry = _initial_state(pipeline, inputs, save=save), window
-  for phase in schedule.forward_phases(advances=weights.advances):
-    carry = iterations.loop(phase, functools.partial(iteration, phase), carry)
-  state, window = carry
-  slot = weights.slot(window, iterations.repeat(schedule.iterations))
+  iterations, schedule = pipeline.iterations, pipeline.schedule
+  with jax.named_scope("gather"):
+    first = [w.first() for w in loaded]
+  carry = _initial_state(pipeline, inputs, save=save), of_all.carried([w.open(0) for w in first])
+  body = functools.partial(_iteration, pipeline, loaded, aux, save)
+  for phase in schedule.forward_phases(advances=pipeline.gathers):
+    carry = iterations.loop(phase, functools.partial(body, phase), carry)
+  state, weights = carry
   outputs = _outputs(pipeline, state)
-  if save and weights.has_prefetch_buffers(schedule.repeats):
-    # Left to itself, the compiler takes the slot out of the window when backward begins. Until then, and so beside the
-    # logits, it keeps both buffers.
-    outputs, slot = jax.lax.optimization_barrier((outputs, slot))
-  return outputs, state.intermediates, (slot, state.saved)
+  if save:
+    weights = of_all.close(weights, iterations.repeat(schedule.iterations))
+    if any(w.has_next_buffer for w in weights):
+      # Left to itself, the compiler takes the current repeat out of the buffers when backward begins. Until then, and so
+      # beside the logits, it keeps both buffers.
+      weights, outputs = of_all.behind_barrier(weights, ["current"], outputs)
+  return outputs, state.intermediates, (weights, state.saved)
 
 
-def _initial_state(pipeline: TracedPipeline, inputs: jax.Array, *, save: bool) -> ForwardState:
+def _initial_state(pipeline: TracedPipeline, inputs: Microbatches, *, save: bool) -> ForwardState:
   schedule, ring, program = pipeline.schedule, pipeline.ring, pipeline.program
   shift, store = ring.buffers(inputs)
 
@@ -109,27 +93,29 @@ def _initial_state(pipeline: TracedPipeline, inputs: jax.Array, *, save: bool) -
 
 def _iteration(
     pipeline: TracedPipeline,
+    loaded: list[Weight],
     aux: PyTree,
-    t: jax.Array | int,
-    state: ForwardState,
-    weights: Arrays,
-    overlapped: PyTree,
-    *,
     save: bool,
-) -> tuple[ForwardState, PyTree]:
-  """One iteration: (state, `overlapped`, computed while the stages compute, before the outputs leave).
-
-  The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
-  such as a transfer of weights, while the outputs move. A barrier that ties them to the outputs makes the compiler run
-  them while the stages compute the outputs. What reads `overlapped` from there on, runs after the stages.
-  """
-  ring, program = pipeline.ring, pipeline.program
+    phase: Phase,
+    t: jax.Array | int,
+    carry: Carry,
+) -> Carry:
+  """One iteration: while the stages compute, the next repeat's chunk arrives."""
+  iterations, schedule, ring = pipeline.iterations, pipeline.schedule, pipeline.ring
+  state, weights = carry
+  weights = of_all.ordered(of_all.with_sources(weights, loaded))
+  repeat, chunk = iterations.repeat(t), iterations.item(t) % schedule.microbatches
+  if phase.advances:
+    following = iterations.repeat(t, after=1)
+    if any(w.replaces for w in weights):  # What arrives takes the memory of the repeat before, which has to be done.
+      state, following = jax.lax.optimization_barrier((state, following))
+    weights = of_all.gather(weights, following, chunk)
   x, stage_aux = ring.read(t, state.shift, state.store), pipeline.aux_at(aux, t)
-  if save:
-    y, intermediates, residuals = program.save(weights, stage_aux, x)
-  else:
-    (y, intermediates), residuals = program.run(weights, stage_aux, x), []
-  y, overlapped = jax.lax.optimization_barrier((ring.constrain(y), overlapped))
+  y, intermediates, residuals = _stages(pipeline, of_all.use(weights, repeat), stage_aux, x, save=save)
+  # The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
+  # such as gathers, while the outputs move. A barrier that ties them to the outputs makes the compiler run them while the
+  # stages compute the outputs. Gathers that stop compute are not tied: they may as well run while the outputs leave.
+  weights, y = of_all.behind_barrier(weights, _beside_stages, ring.constrain(y))
   leaving, held = (y, None) if state.held is None else (state.held, y)
   shift = ring.rotate(leaving)
   state = ForwardState(
@@ -137,9 +123,25 @@ def _iteration(
       store=ring.write(t, shift, state.store),
       held=held,
       intermediates=jax.tree.map(lambda all_, one: put(all_, one, t), state.intermediates, intermediates),
-      saved=[put(all_, one, t) for all_, one in zip(state.saved, residuals, strict=True)],
+      saved=[put(state.saved[k], one, t) for k, one in enumerate(residuals)],
   )
-  return state, overlapped
+  if phase.advances:
+    weights = of_all.ordered(of_all.place(weights, repeat, chunk))
+  return state, of_all.carried(weights)
+
+
+def _beside_stages(weight: Weight) -> list[str]:
+  """The arrays of a weight that are computed before the stages' outputs leave."""
+  return ["buffers", "arriving"] if weight.is_gathered_beside_compute else ["buffers"]
+
+
+def _stages(
+    pipeline: TracedPipeline, weights: list[Any], aux: PyTree, x: AtStages, *, save: bool
+) -> tuple[AtStages, PyTree, list[jax.Array]]:
+  """(outputs, intermediates, residuals; none unless `save`)."""
+  if save:
+    return pipeline.program.save(weights, aux, x)
+  return *pipeline.program.run(weights, aux, x), []
 
 
 def _outputs(pipeline: TracedPipeline, state: ForwardState) -> jax.Array:

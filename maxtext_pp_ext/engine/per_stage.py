@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from maxtext_pp_ext.engine.shapes import Mask, Numbers
 from maxtext_pp_ext.sharding import constrain
 
 
@@ -22,6 +23,57 @@ class Layout(NamedTuple):
   stages: int
 
 
+class OnStage(NamedTuple):
+  """What is computed of one weight on each stage.
+
+  Attributes:
+    fn: (indices of the stage, arrays of one stage on one device, without the stages' dimension) -> one of these. May
+      communicate over mesh axes other than `stage`.
+    args: arrays with a stages' dimension.
+    layouts: the layouts of the arguments.
+    result: the layout of the result.
+  """
+
+  fn: Callable[..., jax.Array]
+  args: Sequence[jax.Array]
+  layouts: Sequence[Layout]
+  result: Layout
+
+
+def together(
+    mesh: Mesh, indices: Sequence[Numbers], each: Sequence[OnStage | None], where: Mask | None = None
+) -> list[jax.Array | None]:
+  """The results of several weights, computed in one `shard_map`; None for None.
+
+  Args:
+    mesh: the device mesh.
+    indices: one number for each stage.
+    each: what is computed of each weight.
+    where: the stages that compute. On the others each result is the last argument, as it is.
+  """
+  computed = [one for one in each if one is not None]
+  if not computed:
+    return [None] * len(each)
+
+  def run(*local):
+    numbers, arrays = local[: len(indices)], iter(local[len(indices) : len(local) - (where is not None)])
+    given = [[next(arrays) for _ in one.args] for one in computed]
+    compute = lambda given: [one.fn(*numbers, *given[k]) for k, one in enumerate(computed)]
+    # A `cond` instead of a `where` copies nothing on stages that do not compute.
+    return compute(given) if where is None else jax.lax.cond(local[-1], compute, _last_of_each, given)
+
+  args = [x for one in computed for x in one.args]
+  layouts = [layout for one in computed for layout in one.layouts]
+  if where is not None:
+    args, layouts = [*args, where], [*layouts, Layout(P(layouts[0].spec[layouts[0].stages]), 0)]
+  results = iter(per_stage(run, mesh, indices, args, layouts, [one.result for one in computed]))
+  return [None if one is None else next(results) for one in each]
+
+
+def _last_of_each(given: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
+  return [args[-1] for args in given]
+
+
 def per_stage(
     fn: Callable[..., Sequence[jax.Array]],
     mesh: Mesh,
@@ -30,28 +82,18 @@ def per_stage(
     layouts: Sequence[Layout],
     results: Sequence[Layout],
 ) -> list[jax.Array]:
-  """Runs `fn(*indices, *args)` on each device's arrays, for each stage separately.
-
-  Args:
-    fn: (arrays of one stage on one device, without the stages' dimension) -> the same. May communicate over mesh axes
-      other than `stage`.
-    mesh: the device mesh.
-    indices: arrays [S], one number for each stage.
-    args: arrays with a stages' dimension.
-    layouts: the layouts of the arguments.
-    results: the layouts of the results.
-  """
+  """Runs `fn(*indices, *args)` on each device's arrays, for each stage separately; as `OnStage`, with several results."""
   stage = layouts[0].spec[layouts[0].stages]
   args, layouts = [*indices, *args], [*(Layout(P(stage), 0) for _ in indices), *layouts]
   dims, result_dims = [each.stages for each in layouts], [each.stages for each in results]
 
   def body(*local):
-    if all(x.shape[dim] == 1 for x, dim in zip(local, dims, strict=True)):
-      out = fn(*(jnp.squeeze(x, dim) for x, dim in zip(local, dims, strict=True)))
-      return [jnp.expand_dims(x, dim) for x, dim in zip(out, result_dims, strict=True)]
+    if all(x.shape[dims[k]] == 1 for k, x in enumerate(local)):
+      out = fn(*(jnp.squeeze(x, dims[k]) for k, x in enumerate(local)))
+      return [jnp.expand_dims(x, result_dims[k]) for k, x in enumerate(out)]
     return jax.vmap(lambda *a: list(fn(*a)), in_axes=dims, out_axes=result_dims)(*local)
 
-  args = [constrain(x, layout.spec, mesh) for x, layout in zip(args, layouts, strict=True)]
+  args = [constrain(x, layouts[k].spec, mesh) for k, x in enumerate(args)]
   specs = [each.spec for each in layouts]
   return jax.shard_map(
       body, mesh=mesh, in_specs=tuple(specs), out_specs=[each.spec for each in results], check_vma=False

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.gradients import Gradients
 from maxtext_pp_ext.engine.programs.stage import StageProgram
 from maxtext_pp_ext.engine.ring import Ring
-from maxtext_pp_ext.engine.weights import Arrays, Weights, Windowed
+from maxtext_pp_ext.engine.shapes import Mask, Numbers, PerIteration
+from maxtext_pp_ext.engine.weight import Weight
 from maxtext_pp_ext.schedule import Phase, Schedule
 
 PyTree = Any
@@ -40,18 +40,22 @@ class Iterations:
   compiled_repeats: bool = True
 
   @property
-  def stage_numbers(self) -> jax.Array:
-    """[S] int32: 0 … S − 1."""
+  def stage_numbers(self) -> Numbers:
+    """0 … S − 1."""
     return jnp.arange(self.schedule.stages, dtype=jnp.int32)
 
-  def item(self, t: jax.Array | int) -> jax.Array:
-    """The item that each stage is at, [S] int32; outside 0 … M·R − 1 in bubbles."""
+  def item(self, t: jax.Array | int) -> Numbers:
+    """The item that each stage is at; outside 0 … M·R − 1 in bubbles."""
     return self.schedule.item(t, self.stage_numbers)
 
-  def repeat(self, t: jax.Array | int, after: int = 0) -> jax.Array:
-    """The repeat that each stage is at, plus `after`, [S] int32, clipped to [0, R − 1]."""
+  def repeat(self, t: jax.Array | int, after: int = 0) -> Numbers:
+    """The repeat that each stage is at, plus `after`, clipped to [0, R − 1]."""
     repeats = self.schedule.repeat(t, self.stage_numbers) + after
     return jnp.clip(repeats, 0, self.schedule.repeats - 1)
+
+  def works(self, t: jax.Array | int) -> Mask:
+    """Whether each stage is not idle."""
+    return ~self.schedule.is_bubble(t, self.stage_numbers)
 
   def loop(self, phase: Phase, body: Body, carry: PyTree, *, reverse: bool = False) -> PyTree:
     """`carry = body(t, carry)` for the iterations of a phase in ascending order, or descending if `reverse`."""
@@ -91,14 +95,14 @@ class TracedPipeline:
   Attributes:
     iterations: the item and repeat of each stage, and the loops over iterations.
     ring: moves the activations.
-    weights: fetches the weights.
+    weights: without arrays: what is known of them.
     program: all stages of one iteration.
     aux_at: (aux, t) -> the stages' inputs of iteration t that have no gradients.
   """
 
   iterations: Iterations
   ring: Ring
-  weights: Weights
+  weights: list[Weight]
   program: StageProgram
   aux_at: AuxAt
 
@@ -107,25 +111,26 @@ class TracedPipeline:
     """Which stage works on which item at which iteration."""
     return self.iterations.schedule
 
-  def gradients(self, params: Arrays) -> Gradients:
-    """The `Gradients` of these parameters, [R, S, …]."""
-    program = self.program
-    return Gradients.of(self.weights, params, program.gradients.parts, program.orders, program.gradients.parts_on_device)
+  @property
+  def gathers(self) -> bool:
+    """Whether a stage that begins a repeat replaces the weights that it keeps."""
+    return any(w.gather_policy.prefetches for w in self.weights)
+
+  @property
+  def reduces(self) -> bool:
+    """Whether any gradient is left as a partial sum."""
+    return any(w.is_partial for w in self.weights)
 
 
 class Residuals(NamedTuple):
   """The residuals that forward keeps for backward.
 
   Attributes:
-    loaded: weights to fetch from, leaves [R, S, …] (`Weights.keep`).
-    params: the parameters, leaves [R, S, …], for the types of their gradients.
+    weights: with what they are gathered from, and the current repeat: the last one, which backward begins with.
     aux: pytree for `aux_at`.
-    slot: the weights of the last repeat, leaves [S, …]; None without a window. Backward begins with them.
-    saved: the residuals that stages save in each iteration, leaves [T, S, …].
+    saved: the residuals that stages save in each iteration.
   """
 
-  loaded: Arrays
-  params: Arrays
+  weights: list[Weight]
   aux: PyTree
-  slot: Windowed
-  saved: list[jax.Array]
+  saved: list[PerIteration]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.per_stage import Layout
+from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.transfers.memory_order import as_stored
 from maxtext_pp_ext.engine.transfers.torus import Steps
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
@@ -68,8 +69,8 @@ class WeightLayout:
   @property
   def gathered_axes(self) -> tuple[tuple[str, ...], ...]:
     """For each dimension except the stages', the mesh axes over which the weight is gathered."""
-    pairs = zip(self.sharded[1:], self.gathered[1:], strict=True)
-    return tuple(tuple(a for a in mesh_axes(all_) if a not in mesh_axes(kept)) for all_, kept in pairs)
+    kept = [mesh_axes(entry) for entry in self.gathered[1:]]
+    return tuple(tuple(a for a in mesh_axes(all_) if a not in kept[k]) for k, all_ in enumerate(self.sharded[1:]))
 
   @property
   def needs_gather(self) -> bool:
@@ -100,8 +101,8 @@ class WeightLayout:
 
   def transfer(self, mesh: Mesh, shape: tuple[int, ...], pieces: int) -> Transfer:
     """How a parameter of this shape, [R, S, …], is transferred in `pieces` pieces."""
-    sizes = zip(shape[2:], self.sharded[1:], strict=True)
-    shard = tuple(size // math.prod(mesh.shape[a] for a in mesh_axes(entry)) for size, entry in sizes)
+    sharded = [math.prod(mesh.shape[a] for a in mesh_axes(entry)) for entry in self.sharded[1:]]
+    shard = tuple(size // sharded[k] for k, size in enumerate(shape[2:]))
     devices = tuple(math.prod(mesh.shape[a] for a in axes) for axes in self.gathered_axes)
     return Transfer(
         axes=self.gathered_axes,
@@ -112,6 +113,27 @@ class WeightLayout:
         steps=self.steps,
         order=as_stored(shard) if _of_tpus(mesh) else (),
     )
+
+  def batch_splits(
+      self, mesh: Mesh, batch: Sequence[tuple[int, tuple[str, ...]]], row_groups: int = 1
+  ) -> list[BatchSplit]:
+    """How to split the batch so that the gradient is left as a partial sum.
+
+    Args:
+      mesh: the device mesh.
+      batch: (size, mesh axes) of the axes of rows and sequence.
+      row_groups: the number of groups of rows into which layers split a microbatch.
+    """
+    owned = {a for entry in self.gathered for a in mesh_axes(entry)}
+    # A weight may stay sharded over an axis that also shards the batch (experts). Then an operation outside of a
+    # shard_map also sums over that axis, and the compiler must be free to choose how.
+    whole = any(a in owned for _, axes in batch for a in axes)
+    found = []
+    for k, (size, axes) in enumerate(batch):
+      partial = tuple(a for a in axes if a in self.partial_axes)
+      parts = math.prod(mesh.shape[a] for a in partial)
+      found.append(BatchSplit(None if whole else size, parts, size if k else size // row_groups, partial))
+    return found
 
 
 def _of_tpus(mesh: Mesh) -> bool:

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
-from maxtext_pp_ext.engine import Engine, MAX, Residency, Ring, SUM, WeightLayout, Weights
+from maxtext_pp_ext.engine import Engine, MAX, Residency, Ring, SUM, WeightLayout
 from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
 from maxtext_pp_ext.engine.transfers.torus import steps_of
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, STAGE_AXES
@@ -175,8 +175,10 @@ class Execution:
     layouts = self._layouts(stage, aux, inputs, rules, [a for _, axes in ring.batch_axes(inputs) for a in axes])
     return Engine(
         schedule=self.schedule,
+        mesh=mesh,
         ring=ring,
-        weights=Weights(residency=self.residency, mesh=mesh, layouts=layouts, pieces=self.schedule.microbatches),
+        gather_policy=self.residency,
+        layouts=layouts,
         stages=stage.over_stages("stage" if "stage" in mesh.axis_names else None),
         aux_at=stage.aux_at,
         checkpoint=self.checkpoint,

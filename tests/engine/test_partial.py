@@ -11,9 +11,10 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
+from maxtext_pp_ext.engine.programs.jaxprs import variables
 from maxtext_pp_ext.engine.programs.partial import GradientProgram
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
-from maxtext_pp_ext.engine.programs.segments import variables
+from tests.engine.gradients import evaluated
 
 BATCH, LENGTH, EMBED = 4, 6, 8
 F32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
@@ -26,9 +27,10 @@ def check(layer, weight_shape, split, parts, *, batch_axes=("fsdp",)):
   cotangent = jax.random.normal(jax.random.key(2), jax.eval_shape(layer, weight, x).shape)
   backward = lambda w, x, d: jax.vjp(layer, w, x)[1](d)
   program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, cotangent), [split], batch_axes, 1)
-  assert program.parts == (parts,)
+  assert program.gradients[0].parts == parts
   # What is to be computed before the gradient is passed on as it is.
-  (gradient,), (dx,), (overlapped,), _ = jax.jit(program.run)([weight, x, cotangent], [[weight, None]])
+  run = jax.jit(functools.partial(evaluated, program))
+  (gradient,), (dx,), (overlapped,), _ = run([weight, x, cotangent], [[weight, None]])
   np.testing.assert_array_equal(overlapped[0], weight)
   expected, expected_dx = backward(weight, x, cotangent)
   assert gradient.shape == (parts, *weight_shape)
@@ -141,10 +143,10 @@ def test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch():
   d = jax.random.normal(jax.random.key(2), (BATCH, 2 * BATCH, 5))
   backward = lambda w, x, d: jax.vjp(scaled_in_tiles, w, x)[1](d)
   program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, d), [[BatchSplit(BATCH, 4)]], ("fsdp",), 1)
-  assert program.parts == (4,)
-  [root] = program.roots[0]
+  assert program.gradients[0].parts == 4
+  [root] = program.gradients[0].roots
   assert root.eqn.primitive.name == "dot_general"
-  (gradient,), (dx,), *_ = program.run([weight, x, d], [None])
+  (gradient,), (dx,), *_ = evaluated(program, [weight, x, d])
   expected, expected_dx = backward(weight, x, d)
   np.testing.assert_allclose(gradient.sum(0), expected, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(dx, expected_dx, rtol=1e-5, atol=1e-5)
@@ -177,11 +179,12 @@ def test_a_factor_of_a_gradient_is_computed_once_for_all_products_that_use_it():
   backward = lambda w, x, d: jax.vjp(dense, w, x)[1](d)
   d = jnp.ones((BATCH, LENGTH, 5))
   program = GradientProgram.plan(jax.make_jaxpr(backward)(weight, x, d), [[BatchSplit(BATCH, 2)]], ("fsdp",), 1)
-  body = program.body.jaxpr
-  (barrier,) = [eqn for eqn in body.eqns if eqn.primitive.name == "optimization_barrier"]
-  users = [eqn.primitive.name for eqn in body.eqns if barrier.outvars[0] in eqn.invars]
+  (segment,) = program.segments
+  eqns = segment.program.jaxpr.eqns
+  (barrier,) = [eqn for eqn in eqns if eqn.primitive.name == "optimization_barrier"]
+  users = [eqn.primitive.name for eqn in eqns if barrier.outvars[0] in eqn.invars]
   assert users.count("dot_general") == 1  # that of x's cotangent; the weight's gradient takes it from the outputs
-  assert barrier.outvars[0] in body.outvars
+  assert barrier.outvars[0] in program.gradients[0].needs
 
 
 def test_factors_of_one_type_are_not_mistaken_for_each_other():
@@ -193,8 +196,8 @@ def test_factors_of_one_type_are_not_mistaken_for_each_other():
   d = jax.random.normal(jax.random.key(2), (BATCH, LENGTH, EMBED))
   backward = lambda a, b, x, d: jax.vjp(lambda a, b, x: layer((a, b), x), a, b, x)[1](d)
   program = GradientProgram.plan(jax.make_jaxpr(backward)(*weights, x, d), [[BatchSplit(BATCH, 2)]] * 2, ("fsdp",), 1)
-  assert program.parts == (2, 2)
-  gradients, (dx,), *_ = program.run([*weights, x, d], [None, None])
+  assert [each.parts for each in program.gradients] == [2, 2]
+  gradients, (dx,), *_ = evaluated(program, [*weights, x, d])
   expected = backward(*weights, x, d)
   for found, right in zip([*(g.sum(0) for g in gradients), dx], expected, strict=True):
     np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
@@ -208,14 +211,14 @@ def test_nothing_reads_a_weight_after_what_its_gradient_waits_for():
   backward = lambda a, b, x, d: jax.vjp(layers, a, b, x)[1](d)
   closed = jax.make_jaxpr(backward)(*weights, x, x)
   program = GradientProgram.plan(closed, [[BatchSplit(BATCH, 2)]] * 2, ("fsdp",), 1, reads=[[0], [1]])
-  body = program.body.jaxpr
-  for weight, readers, needs in zip(body.invars[:2], program.readers, program.needs, strict=True):
-    there, todo = set(), [*readers, *needs]
-    made_by = {v: eqn for eqn in body.eqns for v in eqn.outvars}
+  eqns = [eqn for segment in program.segments for eqn in segment.program.jaxpr.eqns]
+  made_by = {v: eqn for eqn in eqns for v in eqn.outvars}
+  for weight, gradient in zip(program.inputs[:2], program.gradients, strict=True):
+    there, todo = set(), [*gradient.readers, *gradient.needs]
     while todo:
       if (eqn := made_by.get(todo.pop())) is not None and id(eqn) not in there:
         there.add(id(eqn))
-        todo += [v for v in variables(eqn.invars) if v in body.invars or v in made_by]
-    assert {id(eqn) for eqn in body.eqns if weight in variables(eqn.invars)} <= there
+        todo += [v for v in variables(eqn.invars) if v in program.inputs or v in made_by]
+    assert {id(eqn) for eqn in eqns if weight in variables(eqn.invars)} <= there
   # The product that gives the cotangent of the input reads the first weight, and no gradient waits for it otherwise.
-  assert {made_by[v].primitive.name for v in program.readers[0]} == {"dot_general"}
+  assert {made_by[v].primitive.name for v in program.gradients[0].readers} == {"dot_general"}

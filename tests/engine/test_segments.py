@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from maxtext_pp_ext.engine.order import Saved
 from maxtext_pp_ext.engine.programs.jaxprs import inputs_of
-from maxtext_pp_ext.engine.programs.partial import GradientProgram, Saved
+from maxtext_pp_ext.engine.programs.partial import GradientProgram
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.programs.segments import with_last_gradients
+from tests.engine.gradients import evaluated
 
 LAYERS, BATCH, EMBED, MLP = 3, 4, 8, 32
 SAVED = jax.checkpoint_policies.save_only_these_names("layer_input")
@@ -48,6 +50,10 @@ def planned(layers, blocks=1, gathered_in_steps=False, whole=()):
   return program, [*residuals, d], [*dweights, dx]
 
 
+def early(program):
+  return tuple(number for number, each in enumerate(program.gradients) if each.is_early)
+
+
 def test_each_layer_is_computed_again_after_the_gradients_of_the_layer_behind_it():
   program, _, _ = planned(LAYERS)
   assert [segment.done for segment in program.segments] == [(4, 5), (2, 3), (0, 1)]
@@ -58,7 +64,7 @@ def test_each_layer_is_computed_again_after_the_gradients_of_the_layer_behind_it
 
 def test_no_layer_is_computed_again_before_the_gradients_of_the_layer_behind_it():
   program, _, _ = planned(LAYERS)
-  *residuals, _ = program.body.jaxpr.invars
+  *residuals, _ = program.inputs
   read = [set(segment.inputs) & set(residuals) for segment in program.segments]
   for number, segment in enumerate(program.segments[:-1]):
     later = set().union(*read[number + 1 :]) - set().union(*read[: number + 1])
@@ -75,27 +81,28 @@ def test_beside_gathers_in_steps_the_gradients_of_the_last_two_segments_come_las
   assert [segment.done for segment in program.segments] == [(6, 7), (4, 5), (), (), (0,), (1,), (2,), (3,)]
   *_, last, zeroth, first, second, third = program.segments
   assert not any(each.program.jaxpr.eqns for each in (zeroth, first, second, third))
-  needed = lambda *gradients: {v for i in gradients for v in program.needs[i]}
-  assert needed(0, 1, 2, 3) | set(program.rest) == set(last.crossing), "it waits for the cotangent of x, too"
+  needed = lambda *gradients: {v for i in gradients for v in program.gradients[i].needs}
+  assert needed(0, 1, 2, 3) | set(program.others) == set(last.crossing), "it waits for the cotangent of x, too"
   assert [set(each.crossing) for each in (zeroth, first, second)] == [needed(1, 2, 3), needed(2, 3), needed(3)]
 
 
 def test_of_each_of_the_last_two_segments_the_largest_gradient_comes_last():
   program, _, _ = planned(layers=2, blocks=2)
   sizes = [5, 4, 1, 2, 0, 0, 0, 0]
-  moved = with_last_gradients(program.segments, program.needs, program.rest, sizes)
+  needs = [each.needs for each in program.gradients]
+  moved = with_last_gradients(program.segments, needs, program.others, sizes)
   assert [segment.done for segment in moved] == [(6, 7), (4, 5), (), (), (1,), (0,), (2,), (3,)]
 
 
 def test_gradients_that_need_no_other_product_of_backward_are_early():
   program, _, _ = planned(LAYERS)
-  assert program.early == (2 * LAYERS - 1,), "that of the last product of the last layer"
+  assert early(program) == (2 * LAYERS - 1,), "that of the last product of the last layer"
 
 
-@pytest.mark.parametrize("layers, early", [(2, ()), (LAYERS, (2 * LAYERS - 1,))])
-def test_gradients_that_come_last_are_not_early(layers, early):
+@pytest.mark.parametrize("layers, expected", [(2, ()), (LAYERS, (2 * LAYERS - 1,))])
+def test_gradients_that_come_last_are_not_early(layers, expected):
   program, _, _ = planned(layers, gathered_in_steps=True)
-  assert program.early == early
+  assert early(program) == expected
 
 
 @pytest.mark.parametrize(
@@ -107,7 +114,7 @@ def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, gathered_i
 
   def run(of_iterations, iteration, d):
     saved = [Saved(all_.__getitem__, iteration) for all_ in of_iterations]
-    return program.run([*saved, d], [None] * len(expected))
+    return evaluated(program, [*saved, d])
 
   of_iterations = [jnp.stack([jnp.full_like(x, jnp.nan), x]) for x in residuals]
   gradients, (dx,), *_ = jax.jit(run)(of_iterations, 1, d)
@@ -119,7 +126,7 @@ def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, gathered_i
 def test_what_is_computed_before_a_gradient_is_returned_in_the_gradients_place():
   program, args, (*expected, _) = planned(2, 2, gathered_in_steps=True)
   before = [jnp.full((3,), float(number)) for number in range(len(expected))]
-  _, _, after, behind = jax.jit(program.run)(args, before, behind=jnp.ones(()))
+  _, _, after, behind = jax.jit(functools.partial(evaluated, program))(args, before, behind=jnp.ones(()))
   for one, other in zip([*before, 1.0], [*after, behind], strict=True):
     np.testing.assert_array_equal(one, other)
 
@@ -133,7 +140,7 @@ def test_gathers_in_steps_begin_when_the_gradients_of_the_iteration_before_are_r
   before = [jnp.ones(()) if i == number else None for i in range(len(expected))]
 
   def turned(before, behind):
-    return program.run(args, before, behind=behind)[-1]
+    return evaluated(program, args, before, behind=behind)[-1]
 
   jaxpr = jax.make_jaxpr(turned)(before, jnp.ones(())).jaxpr
   assert program.gathers_after == (blocks - 1 if gathered_in_steps else None)
@@ -144,7 +151,7 @@ def test_gradients_that_cannot_be_split_do_not_prevent_cuts():
   """Of experts' weights, whose sums the compiler completes: larger than an activation, and an output of the program."""
   program, args, (*expected, expected_dx) = planned(LAYERS, whole=(1, 3))
   assert len(program.segments) == LAYERS
-  gradients, (dx,), *_ = jax.jit(program.run)(args, [None] * len(expected))
+  gradients, (dx,), *_ = jax.jit(functools.partial(evaluated, program))(args)
   for gradient, one in zip(gradients, expected, strict=True):
     np.testing.assert_allclose(gradient.sum(0), one, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(dx, expected_dx, rtol=1e-5, atol=1e-5)
@@ -152,8 +159,8 @@ def test_gradients_that_cannot_be_split_do_not_prevent_cuts():
 
 def test_sums_are_returned_instead_of_gradients_and_belong_to_the_same_weights():
   program, args, (*expected, _) = planned(LAYERS)
-  add = lambda i, summand: summand.compute().sum(0) + 100 * i
-  totals, *_ = jax.jit(lambda args: program.run(args, [None] * len(expected), add))(args)
+  add = lambda i, compute, operands: compute(*operands).sum(0) + 100 * i
+  totals, *_ = jax.jit(lambda args: evaluated(program, args, compute=add))(args)
   for number, (total, one) in enumerate(zip(totals, expected, strict=True)):
     np.testing.assert_allclose(total, one + 100 * number, rtol=1e-5, atol=1e-4)
 

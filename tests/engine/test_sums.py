@@ -9,12 +9,14 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.engine.gradients import Gradients
+from maxtext_pp_ext.engine import backward, weights as of_all
+from maxtext_pp_ext.engine.accumulators import Item
+from maxtext_pp_ext.engine.order import in_order
 from maxtext_pp_ext.engine.programs.partial import GradientProgram
-from maxtext_pp_ext.engine.sums import Item, splits
+from maxtext_pp_ext.engine.weight import weight_of
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
-from maxtext_pp_ext.engine.weights import Weights
 from maxtext_pp_ext.schedule import Residency
+from tests.engine.gradients import evaluated
 
 STAGES, ROWS, LENGTH, EMBED, HEADS, DIM = 2, 4, 3, 8, 4, 5
 BF16, F32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
@@ -39,7 +41,7 @@ def _mesh():
 
 
 def planned(mesh, einsum, shape, stored, gathered, residency):
-  """(gradients, program, its inputs, the gradient of each half of the rows [2, S, …])."""
+  """(the weight, program, its inputs, the gradient of each half of the rows [2, S, …])."""
   layout = WeightLayout(
       sharded=stored,
       gathered=gathered,
@@ -56,31 +58,30 @@ def planned(mesh, einsum, shape, stored, gathered, residency):
   backward = lambda w, x, d: jax.vjp(stages, w, x)[1](d)
   batch = [(ROWS, ("fsdp",)), (LENGTH, ())]
   closed = jax.make_jaxpr(backward)(weight, x, cotangent)
-  program = GradientProgram.plan(closed, splits(mesh, [layout], batch), ("fsdp",), 1, reads=[[0]])
-  weights = Weights(residency=residency, mesh=mesh, layouts=[layout], pieces=4)
-  params = [jnp.zeros((3, *weight.shape))]
-  gradients = Gradients.of(weights, params, program.parts, [range(weight.ndim)], program.parts_on_device)
+  program = GradientProgram.plan(closed, [layout.batch_splits(mesh, batch)], ("fsdp",), 1, reads=[[0]])
+  of = weight_of(layout, jax.ShapeDtypeStruct((3, *weight.shape), F32), mesh, residency, chunks=4)
   of_rows = lambda rows: backward(weight, x[:, rows], cotangent[:, rows])[0]
-  return gradients, program, (weight, x, cotangent), jnp.stack([of_rows(slice(0, 2)), of_rows(slice(2, 4))])
+  of = of.with_(gradient=program.gradients[0])
+  return of, program, (weight, x, cotangent), jnp.stack([of_rows(slice(0, 2)), of_rows(slice(2, 4))])
 
 
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 def test_a_device_computes_the_same_part_of_a_product_as_the_compiler_gives_it(mesh, layer):
-  gradients, program, args, expected = planned(mesh, *layer, Residency.REPEAT)
-  (product,) = gradients.parts_on_device
+  weight, program, args, expected = planned(mesh, *layer, Residency.REPEAT)
+  product = program.gradients[0].on_device
   assert product is not None
-  (whole,), *_ = jax.jit(program.run)(args, [None])
+  (whole,), *_ = jax.jit(lambda args: evaluated(program, args))(args)
   np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-5)
-  left, right = product.layouts(gradients.layouts[0].by_device)
+  left, right = product.layouts(weight.layout.by_device)
 
   def on_device(*operands):
     of_stage = [jnp.squeeze(x, dim) for x, dim in zip(operands, product.stages, strict=True)]
     return product.on_device(*of_stage)[:, None]
 
   def run(*args):
-    by_device = gradients.layouts[0].by_device.spec
+    by_device = weight.layout.by_device.spec
     each = jax.shard_map(on_device, mesh=mesh, in_specs=(left.spec, right.spec), out_specs=by_device, check_vma=False)
-    return program.run(args, [None], lambda _, summand: each(*summand.operands))[0][0]
+    return evaluated(program, args, compute=lambda number, of, operands: each(*operands.of_roots[0]))[0][0]
 
   np.testing.assert_allclose(jax.jit(run)(*args), expected, rtol=1e-5, atol=1e-5)
 
@@ -88,11 +89,11 @@ def test_a_device_computes_the_same_part_of_a_product_as_the_compiler_gives_it(m
 @pytest.mark.parametrize("residency", [Residency.REPEAT, Residency.ONCE], ids=["window", "beside"])
 def test_the_last_gradient_of_a_repeat_is_added_where_the_sum_waits(mesh, residency):
   """Stage 0 adds the last gradient of repeat 2; stage 1 is in a bubble, then in a repeat, then at its first gradient."""
-  gradients, program, args, expected = planned(mesh, *LAYERS["heads"], residency)
+  weight, program, args, expected = planned(mesh, *LAYERS["heads"], residency)
   before = jax.random.normal(jax.random.key(3), expected.shape)
-  window = jax.random.normal(jax.random.key(4), (2, *expected.shape)).astype(BF16)
+  buffers = jax.random.normal(jax.random.key(4), (2, *expected.shape)).astype(BF16)
   done = jax.random.normal(jax.random.key(5), expected.shape).astype(BF16)
-  in_window = residency is Residency.REPEAT
+  in_buffers = residency is Residency.REPEAT
   for works, first in ((False, False), (True, False), (True, True)):
     item = Item(
         repeat=jnp.array([2, 1]),
@@ -102,25 +103,24 @@ def test_the_last_gradient_of_a_repeat_is_added_where_the_sum_waits(mesh, reside
     )
 
     @jax.jit
-    def step(args, before, window, done, item):
-      sums = gradients.zeros()._replace(total=[before], done=[None if in_window else done])
-      windowed = [window if in_window else None]
-      added, *_ = program.run(args, [None], gradients.adder(sums, windowed, item))
-      sums, windowed = gradients.add(sums, windowed, added, item)
-      return gradients.finish_repeat(sums, windowed, item.repeat, item.finishes)
+    def step(args, before, buffers, done, item):
+      begun = weight.zeros().with_(total=before, **({"buffers": buffers} if in_buffers else {"finished": done}))
+      added = in_order(program, args, [begun], item, item.repeat)
+      weights = of_all.add_complete(added.weights, added.complete, item.repeat, item.works)
+      return of_all.finish_repeat(weights, item.repeat, item.finishes)
 
-    sums, windowed = step(args, before, window, done, item)
+    (found,) = step(args, before, buffers, done, item)
     finished = (before + expected)[:, 0].astype(BF16)
     np.testing.assert_allclose(
-        sums.total[0][:, 1], (0 if first else before[:, 1]) + works * expected[:, 1], rtol=1e-5, atol=1e-5
+        found.total[:, 1], (0 if first else before[:, 1]) + works * expected[:, 1], rtol=1e-5, atol=1e-5
     )
-    if in_window:
-      np.testing.assert_allclose(windowed[0][0, :, 0].astype(F32), finished.astype(F32), rtol=0.01, atol=0.01)
-      np.testing.assert_array_equal(windowed[0][1], window[1])
-      np.testing.assert_array_equal(windowed[0][0, :, 1], window[0, :, 1])
+    if in_buffers:
+      np.testing.assert_allclose(found.buffers[0, :, 0].astype(F32), finished.astype(F32), rtol=0.01, atol=0.01)
+      np.testing.assert_array_equal(found.buffers[1], buffers[1])
+      np.testing.assert_array_equal(found.buffers[0, :, 1], buffers[0, :, 1])
     else:
-      np.testing.assert_allclose(sums.done[0][:, 0].astype(F32), finished.astype(F32), rtol=0.01, atol=0.01)
-      np.testing.assert_array_equal(sums.done[0][:, 1], done[:, 1])
+      np.testing.assert_allclose(found.finished[:, 0].astype(F32), finished.astype(F32), rtol=0.01, atol=0.01)
+      np.testing.assert_array_equal(found.finished[:, 1], done[:, 1])
 
 
 def test_what_is_not_one_product_is_added_outside_of_a_branch(mesh):
@@ -133,21 +133,27 @@ def test_what_is_not_one_product_is_added_outside_of_a_branch(mesh):
     layout = WeightLayout(
         sharded=P("stage", "fsdp"), gathered=P("stage"), partial_axes=("fsdp",), compute_dtype=F32, accumulation_dtype=F32
     )
-    split = splits(mesh, [layout], [(ROWS, ("fsdp",)), (LENGTH, ())])
-    program = GradientProgram.plan(closed, split, ("fsdp",), 1, reads=[[0]])
-    assert program.parts == (2,)
-    assert (program.parts_on_device[0] is not None) is is_product
+    split = layout.batch_splits(mesh, [(ROWS, ("fsdp",)), (LENGTH, ())])
+    (gradient,) = GradientProgram.plan(closed, [split], ("fsdp",), 1, reads=[[0]]).gradients
+    assert gradient.parts == 2
+    assert (gradient.on_device is not None) is is_product
+
+
+class Sum:
+  """In the place of a `Gradient` that is a partial sum."""
+
+  is_partial, on_device = True, None
 
 
 @pytest.mark.parametrize(
-    "axes, pieces, together",
+    "axes, chunks, together",
     [
         (("fsdp",), 1, [[(8, 4), (16, 4)]]),  # two devices exchange beside compute
         (("fsdp", "tensor"), 1, []),
         (("fsdp",), 2, []),
     ],
 )
-def test_gradients_are_ready_together_if_they_are_whole_and_reduced_beside_compute(axes, pieces, together):
+def test_gradients_are_ready_together_if_they_are_whole_and_reduced_beside_compute(axes, chunks, together):
   mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("stage", "fsdp", "tensor"))
   layout = WeightLayout(
       sharded=P("stage", axes, None),
@@ -156,17 +162,19 @@ def test_gradients_are_ready_together_if_they_are_whole_and_reduced_beside_compu
       compute_dtype=BF16,
       accumulation_dtype=F32,
   )
-  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[layout] * 2, pieces=pieces)
-  params = [jnp.zeros((3, STAGES, rows, 4)) for rows in (8, 16)]
-  parts = 2 ** len(axes)
-  gradients = Gradients.of(weights, params, [parts] * 2, [range(3)] * 2, [None] * 2)
-  window = [jnp.zeros((2, parts, *each.shape[1:]), BF16) for each in params]
+  params = [jax.ShapeDtypeStruct((3, STAGES, rows, 4), F32) for rows in (8, 16)]
+  weights = [weight_of(layout, each, mesh, Residency.REPEAT, chunks).with_(gradient=Sum()) for each in params]
+  buffers = [jnp.zeros((2, 2 ** len(axes), *each.shape[1:]), BF16) for each in params]
   numbers = jnp.zeros((STAGES,), jnp.int32)
-  reduce = lambda sums, window: gradients.reduce(sums, window, numbers, numbers, numbers)
-  jaxpr = jax.make_jaxpr(reduce)(gradients.zeros(), window).jaxpr
-  windows = {var for var in jaxpr.invars if var.aval.ndim == window[0].ndim}
+  behind = backward._behind_all_sums if chunks == 1 else backward._behind_their_own_chunks
+
+  def leave(buffers):
+    begun = [w.zeros().with_(buffers=buffers[k]) for k, w in enumerate(weights)]
+    return behind(of_all.cut_out(begun, numbers, numbers))
+
+  jaxpr = jax.make_jaxpr(leave)(buffers).jaxpr
   ready = [
-      [var.aval.shape[2:] for var in eqn.invars if var not in windows]
+      [var.aval.shape[2:] for var in eqn.invars if var not in jaxpr.invars]
       for eqn in jaxpr.eqns
       if eqn.primitive.name == "optimization_barrier"
   ]

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from maxtext_pp_ext.engine.gradients import Gradients, Sums
-from maxtext_pp_ext.engine.weights import Weights
+from maxtext_pp_ext.engine.weight import Weight
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
@@ -134,25 +133,28 @@ def test_a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients(stages, rep
 def test_a_nan_in_what_is_not_gathered_yet_reaches_neither_outputs_nor_gradients(
     monkeypatch, stages, repeats, rounds, delay
 ):
-  """NaN in the prefetch buffer, and in sums before their first summand and before their first piece."""
-  window, zeros = Weights.window, Gradients.zeros
-  nan = lambda arrays: jax.tree.map(lambda x: jnp.full_like(x, math.nan), arrays)
+  """NaN in the next buffer, and in sums before their first summand and before their first chunk."""
+  opened, zeros = Weight.open, Weight.zeros
+  nan = lambda x: None if x is None else jnp.full_like(x, math.nan)
+  filled = []
 
   def empty_sums(self):
-    sums = zeros(self)
-    comes_in_pieces = [bool(each.partial_axes) for each in self.layouts]
-    assert any(comes_in_pieces)
-    stored = [nan(x) if pieces else x for x, pieces in zip(sums.stored, comes_in_pieces, strict=True)]
-    return Sums(nan(sums.total), nan(sums.done), stored)
+    made = zeros(self)
+    filled.append(made.is_partial)
+    stored = nan(made.stored) if made.is_partial else made.stored
+    return made.with_(total=nan(made.total), finished=nan(made.finished), stored=stored)
 
-  def empty_window(self, slot, repeat, repeats):
-    made = window(self, slot, repeat, repeats)
-    assert any(w is not None for w in made)
-    return [w if w is None or repeats == 1 else w.at[1 - repeat % 2].set(math.nan) for w in made]
+  def empty_buffers(self, repeat):
+    made = opened(self, repeat)
+    filled.append(made.buffers is not None)
+    if made.buffers is None or not made.has_next_buffer:
+      return made
+    return made.with_(buffers=made.buffers.at[1 - repeat % 2].set(math.nan))
 
-  monkeypatch.setattr(Weights, "window", empty_window)
-  monkeypatch.setattr(Gradients, "zeros", empty_sums)
+  monkeypatch.setattr(Weight, "open", empty_buffers)
+  monkeypatch.setattr(Weight, "zeros", empty_sums)
   check_schedule(NaNInBubbles, "llama", stages, repeats, rounds, delay)
+  assert any(filled)
 
 
 @pytest.mark.parametrize("accumulation", slow_but(["auto"], ["auto", "bfloat16"]))

@@ -81,7 +81,7 @@ def layouts(pipeline, config, mesh):
   aux = stage.aux(split(batch.segment_ids), split(batch.positions))
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
     engine = run._engine(stage, aux, split(batch.inputs))
-  return list(zip(stage.weight_axes, stage.weights, engine.weights.layouts, strict=True))
+  return list(zip(stage.weight_axes, stage.weights, engine.layouts, strict=True))
 
 
 @pytest.mark.parametrize("mesh", [m for m in MESHES.values() if "ici_expert_parallelism" in m], ids=str)

@@ -20,17 +20,9 @@ from typing import Any
 
 import jax
 
-from maxtext_pp_ext.engine.programs.jaxprs import CALLS, inner_program, inputs_of, run_eqn
-from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
-
-_CHECKPOINTS = frozenset({"checkpoint", "remat", "remat2"})
-# Operations that compute nothing, and may stand between layers.
-_PASSES = frozenset(
-    {
-        *("name", "sharding_constraint", "reshard", "optimization_barrier", "copy", "convert_element_type"),
-        *("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice"),
-    }
-)
+from maxtext_pp_ext.engine.programs.jaxprs import inner_program, inputs_of, interpret, run_eqn, variables
+from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
+from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, Var
 
 
 class _PartOutsideError(Exception):
@@ -88,20 +80,20 @@ def _of_layers(
   dropped, holders = frozenset[int](), frozenset[int]()
   for eqn, of, to in _between(jaxpr, sources, targets):
     name = eqn.primitive.name
-    if name in _PASSES:
+    if has(eqn, Trait.PASSES):
       continue
-    if name not in CALLS | {"scan"}:
+    if not is_call(eqn) and name != "scan":
       raise _PartOutsideError
     inner, _ = inner_program(eqn)
     try:
       found, holding = _of_layers(inner, *(_with_carries(eqn, of, to) if name == "scan" else (of, to)), layer_by_layer)
     except _PartOutsideError:
-      if name not in _CHECKPOINTS:
+      if not has(eqn, Trait.CHECKPOINT):
         raise
       # What it holds is no chain of checkpoints: it is a layer.
       dropped |= frozenset() if layer_by_layer else {id(eqn)}
       continue
-    if name in _CHECKPOINTS:
+    if has(eqn, Trait.CHECKPOINT):
       dropped |= {id(eqn)}  # around others
     elif found:
       holders |= {id(eqn)}
@@ -116,13 +108,13 @@ def _between(jaxpr: Jaxpr, sources: Set[int], targets: Set[int]) -> list[tuple[J
   for eqn in jaxpr.eqns:
     of = {i for i, v in enumerate(eqn.invars) if isinstance(v, Var) and v in reached}
     reached |= {eqn.outvars[i] for i in _results_of(eqn, of)}
-    reading.append(of)
-  wanted = {jaxpr.outvars[i] for i in targets if isinstance(jaxpr.outvars[i], Var)}
+    reading.append((eqn, of))
+  wanted = {*variables([jaxpr.outvars[i] for i in targets])}
   found: list[tuple[JaxprEqn, Set[int], Set[int]]] = []
-  for eqn, of in zip(reversed(jaxpr.eqns), reversed(reading), strict=True):
+  for eqn, of in reversed(reading):
     to = {i for i, v in enumerate(eqn.outvars) if v in wanted}
     if to:
-      wanted |= {v for v in eqn.invars if isinstance(v, Var)}
+      wanted |= {*variables(eqn.invars)}
     if to := {i for i in to if eqn.outvars[i] in reached}:
       found.append((eqn, of, to))
   return found
@@ -132,7 +124,7 @@ def _results_of(eqn: JaxprEqn, operands: Set[int]) -> Set[int]:
   """The results that an operation computes from any of these operands; of a loop all, as of most operations."""
   if not operands:
     return set()
-  if eqn.primitive.name not in CALLS:
+  if not is_call(eqn):
     return set(range(len(eqn.outvars)))
   inner, _ = inner_program(eqn)
   return {i for i in range(len(eqn.outvars)) if inputs_of(inner, i) & operands}
@@ -141,10 +133,8 @@ def _results_of(eqn: JaxprEqn, operands: Set[int]) -> Set[int]:
 def _with_carries(eqn: JaxprEqn, sources: Set[int], targets: Set[int]) -> tuple[Set[int], Set[int]]:
   """The same operands and results of a loop, and what its body carries from them, or to them, over iterations."""
   body, _ = inner_program(eqn)
-  # What is carried has one shape inside and outside; what is scanned over, or stacked, has one more axis outside.
-  same = lambda outer, inner: sum(a.aval.ndim == b.aval.ndim for a, b in zip(outer, inner, strict=True))
-  carries = same(eqn.outvars, body.outvars)
-  first = same(eqn.invars, body.invars) - carries
+  carries = _number_of_one_rank(eqn.outvars, body.outvars)
+  first = _number_of_one_rank(eqn.invars, body.invars) - carries
   reads = [inputs_of(body, i) for i in range(len(body.outvars))]
   while True:
     more = sources | {first + i for i in range(carries) if reads[i] & sources}
@@ -154,19 +144,20 @@ def _with_carries(eqn: JaxprEqn, sources: Set[int], targets: Set[int]) -> tuple[
     sources, targets = more, others
 
 
+def _number_of_one_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+  """How many of a loop's operands or results have one rank outside and inside: what is scanned over has one axis more."""
+  return sum(v.aval.ndim == inside[k].aval.ndim for k, v in enumerate(outside))
+
+
 def _run(jaxpr: Jaxpr, consts: Sequence, dropped: Set[int], holders: Set[int], *args: Any) -> list:
   """Runs a program without these checkpoints."""
-  env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-  for eqn in jaxpr.eqns:
-    values = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
+
+  def rule(eqn: JaxprEqn, values: list) -> list | None:
     if id(eqn) in dropped:
-      results = _run(*inner_program(eqn), dropped, holders, *values)
-    elif id(eqn) in holders:
-      results = run_eqn(jaxpr, _with_body(eqn, dropped, holders), values)
-    else:
-      results = run_eqn(jaxpr, eqn, values)
-    env.update(zip(eqn.outvars, results, strict=True))
-  return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+      return _run(*inner_program(eqn), dropped, holders, *values)
+    return run_eqn(jaxpr, _with_body(eqn, dropped, holders), values) if id(eqn) in holders else None
+
+  return interpret(jaxpr, consts, args, rule)
 
 
 def _with_body(eqn: JaxprEqn, dropped: Set[int], holders: Set[int]) -> JaxprEqn:

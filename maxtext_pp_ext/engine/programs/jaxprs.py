@@ -1,22 +1,26 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers for jaxprs: they analyse which variables operations use, select parts of programs and inline calls."""
+"""Helpers for jaxprs: they analyse which variables operations use, select parts of programs, and run them by a rule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
 
+from maxtext_pp_ext.engine.programs.primitives import is_call
 from maxtext_pp_ext.jax_private import ClosedJaxpr, dce_jaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 
-# Calls whose operands are the inner program's inputs, one to one. Functions with their own derivative rule are left out:
-# the rule may use an operand in another way than the function does.
-CALLS = frozenset({"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
+# (operation, values of its operands) -> the values of its results, or None to run the operation as it is.
+Rule = Callable[[JaxprEqn, list], Sequence | None]
+# (operation, number of one of its operands) -> whether something is true of them.
+OfOperand = Callable[[JaxprEqn, int], bool]
 
-# (operation, values of its operands) -> values that replace its results, or None to keep the operation.
-Rewrite = Callable[[JaxprEqn, list], list | None]
+
+def closed(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> ClosedJaxpr:
+  """A program with its constants. The one place that makes one: jax's main branch merges the two types."""
+  return ClosedJaxpr(jaxpr, consts)
 
 
 def inner_program(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[Any]]:
@@ -37,13 +41,38 @@ def on_devices(eqn: JaxprEqn, body: Callable, in_specs: Sequence[Any], out_specs
   )
 
 
+def variables(values: Sequence[Var | Literal]) -> list[Var]:
+  """Those that are no literals."""
+  return [v for v in values if isinstance(v, Var)]
+
+
 def count_uses(jaxpr: Jaxpr) -> dict[Var, int]:
   """Counts how often each variable is an operand or an output; variables that are neither are left out."""
   uses: dict = {}
-  for var in [v for eqn in jaxpr.eqns for v in eqn.invars] + list(jaxpr.outvars):
-    if isinstance(var, Var):
-      uses[var] = uses.get(var, 0) + 1
+  for var in [v for eqn in jaxpr.eqns for v in variables(eqn.invars)] + variables(jaxpr.outvars):
+    uses[var] = uses.get(var, 0) + 1
   return uses
+
+
+def uses(jaxpr: Jaxpr, var: Var, through: OfOperand, enter: OfOperand) -> Iterator[tuple[JaxprEqn | None, int]]:
+  """Where a variable is used: (operation, number of the operand), or (None, number of the output).
+
+  Args:
+    jaxpr: the program.
+    var: the variable.
+    through: whether the result of an operation stands for the variable.
+    enter: whether the inner program of an operation is looked into.
+  """
+  for eqn in jaxpr.eqns:
+    for at in (k for k, operand in enumerate(eqn.invars) if operand is var):
+      if through(eqn, at):
+        yield from uses(jaxpr, eqn.outvars[min(at, len(eqn.outvars) - 1)], through, enter)
+      elif enter(eqn, at):
+        inner, _ = inner_program(eqn)
+        yield from uses(inner, inner.invars[at], through, enter)
+      else:
+        yield eqn, at
+  yield from ((None, k) for k, out in enumerate(jaxpr.outvars) if out is var)
 
 
 def makers_of(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
@@ -57,6 +86,15 @@ def inputs_of(jaxpr: Jaxpr, out: int) -> set[int]:
   return {i for i, used in enumerate(used_inputs) if used}
 
 
+def following(eqns: Sequence[JaxprEqn], first: Collection[Var]) -> set[Var]:
+  """These variables, and those that are computed from them."""
+  found = set(first)
+  for eqn in eqns:
+    if not found.isdisjoint(variables(eqn.invars)):
+      found |= set(eqn.outvars)
+  return found
+
+
 def readers(jaxpr: Jaxpr, weights: set[Var], after: dict[Var, frozenset[int]]) -> frozenset[int]:
   """The operations that read any of these inputs together with something else. Looks into calls and shard_maps.
 
@@ -67,19 +105,19 @@ def readers(jaxpr: Jaxpr, weights: set[Var], after: dict[Var, frozenset[int]]) -
   """
   read = frozenset[int]()
   for eqn in jaxpr.eqns:
-    used = [v for v in eqn.invars if isinstance(v, Var)]
+    used = variables(eqn.invars)
     before = frozenset().union(*(after.get(v, frozenset()) for v in used))
     own = [v in weights for v in used]
     if used and all(own):
       weights.update(eqn.outvars)
       after.update(dict.fromkeys(eqn.outvars, before))
-    elif any(own) and eqn.primitive.name in CALLS | {"shard_map"}:
+    elif any(own) and (is_call(eqn) or eqn.primitive.name == "shard_map"):
       inner, _ = inner_program(eqn)
-      pairs = [(a, b) for a, b in zip(eqn.invars, inner.invars, strict=True) if isinstance(a, Var)]
+      pairs = [(a, inner.invars[k]) for k, a in enumerate(eqn.invars) if isinstance(a, Var)]
       within = {b: after.get(a, frozenset()) for a, b in pairs}
       read |= readers(inner, {b for a, b in pairs if a in weights}, within)
-      outs = zip(eqn.outvars, inner.outvars, strict=True)
-      after.update({v: within.get(out, frozenset()) if isinstance(out, Var) else frozenset() for v, out in outs})
+      for k, out in enumerate(inner.outvars):
+        after[eqn.outvars[k]] = within.get(out, frozenset()) if isinstance(out, Var) else frozenset()
     else:
       reads = frozenset([id(eqn)]) if any(own) else frozenset()
       read |= reads
@@ -87,14 +125,13 @@ def readers(jaxpr: Jaxpr, weights: set[Var], after: dict[Var, frozenset[int]]) -
   return read
 
 
-def number(outvars: Sequence[Var | Literal], wanted: Sequence[bool]) -> tuple[dict[int, int], list[int]]:
+def number(outvars: Sequence[Var | Literal], wanted: Collection[int]) -> tuple[dict[int, int], list[int]]:
   """Numbers the wanted outputs; equal variables share a number. ({output: number}, [output of each number])."""
   numbers: dict[int, int] = {}
   by_var: dict[Var | int, int] = {}
   first: list[int] = []
-  for i, (var, want) in enumerate(zip(outvars, wanted, strict=True)):
-    if not want:
-      continue
+  for i in sorted(wanted):
+    var = outvars[i]
     key = var if isinstance(var, Var) else id(var)
     if key not in by_var:
       by_var[key] = len(first)
@@ -103,33 +140,62 @@ def number(outvars: Sequence[Var | Literal], wanted: Sequence[bool]) -> tuple[di
   return numbers, first
 
 
-def select_outputs(closed: ClosedJaxpr, outs: Sequence[int]) -> ClosedJaxpr:
+def select_outputs(program: ClosedJaxpr, outs: Sequence[int]) -> ClosedJaxpr:
   """The part of a program that computes these outputs (numbers in ascending order). All inputs are kept."""
   wanted = set(outs)
-  jaxpr, _ = dce_jaxpr(closed.jaxpr, [i in wanted for i in range(len(closed.jaxpr.outvars))], instantiate=True)
-  return ClosedJaxpr(jaxpr, closed.consts)
+  jaxpr, _ = dce_jaxpr(program.jaxpr, [i in wanted for i in range(len(program.jaxpr.outvars))], instantiate=True)
+  return closed(jaxpr, program.consts)
 
 
 def select_eqns(
-    closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], invars: Sequence[Var], outvars: Sequence[Var], *, consts: bool
+    program: ClosedJaxpr, eqns: Sequence[JaxprEqn], invars: Sequence[Var], outvars: Sequence[Var], *, consts: bool
 ) -> ClosedJaxpr:
-  """A program of these operations only, with all constants of `closed` or with none."""
+  """A program of these operations only, with all constants of `program` or with none."""
   given: dict[str, list] = {} if consts else {"constvars": []}
-  jaxpr = closed.jaxpr.replace(eqns=list(eqns), invars=list(invars), outvars=list(outvars), **given)
-  return ClosedJaxpr(jaxpr, closed.consts if consts else [])
+  jaxpr = program.jaxpr.replace(eqns=list(eqns), invars=list(invars), outvars=list(outvars), **given)
+  return closed(jaxpr, program.consts if consts else [])
 
 
-def inline(closed: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+def interpret(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], rule: Rule) -> list[Any]:
+  """Runs a program one operation after the other, each by a rule."""
+  values: dict[Var, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+  for eqn in jaxpr.eqns:
+    operands = [_value(v, values) for v in eqn.invars]
+    results = rule(eqn, operands)
+    values |= zip(eqn.outvars, run_eqn(jaxpr, eqn, operands) if results is None else results, strict=True)
+  return [_value(v, values) for v in jaxpr.outvars]
+
+
+def _value(v: Var | Literal, values: dict[Var, Any]) -> Any:
+  return v.val if isinstance(v, Literal) else values[v]
+
+
+def run_eqn(jaxpr: Jaxpr, eqn: JaxprEqn, operands: Sequence[Any]) -> list:
+  """The results of one operation of a program."""
+  given = {v: operands[k] for k, v in enumerate(eqn.invars) if isinstance(v, Var)}
+  single = jaxpr.replace(constvars=[], eqns=[eqn], invars=list(given), outvars=list(eqn.outvars))
+  return jaxpr_as_fun(closed(single))(*given.values())
+
+
+def inline(program: ClosedJaxpr, rewrite: Rule) -> ClosedJaxpr:
   """The same program without calls.
 
   Args:
-    closed: the program.
+    program: the program.
     rewrite: called first on each operation, also within calls.
   """
-  return jax.make_jaxpr(lambda *args: _run(closed.jaxpr, closed.consts, rewrite, *args))(*closed.in_avals)
+
+  def rule(eqn: JaxprEqn, operands: list) -> Sequence | None:
+    results = rewrite(eqn, operands)
+    if results is not None or not is_call(eqn) or _has_shardings(eqn):
+      return results
+    return interpret(*inner_program(eqn), _keep_from_merging(eqn, operands), rule)
+
+  run = lambda *args: interpret(program.jaxpr, program.consts, args, rule)
+  return jax.make_jaxpr(run)(*program.in_avals)
 
 
-def compute_once(closed: ClosedJaxpr, variables: Collection[Var]) -> ClosedJaxpr:
+def compute_once(program: ClosedJaxpr, wanted: Collection[Var]) -> ClosedJaxpr:
   """The same program, which computes each of these variables once, before all operations that use it.
 
   Without this the compiler may compute a cheap operation again within each matrix product that uses its result.
@@ -137,36 +203,14 @@ def compute_once(closed: ClosedJaxpr, variables: Collection[Var]) -> ClosedJaxpr
   eqns: list[JaxprEqn] = []
   behind: dict[Var, Var] = {}
   use = lambda v: behind.get(v, v) if isinstance(v, Var) else v
-  for eqn in closed.jaxpr.eqns:
+  for eqn in program.jaxpr.eqns:
     eqns.append(eqn.replace(invars=[use(v) for v in eqn.invars]) if behind else eqn)
     for var in eqn.outvars:
-      if var in variables:
+      if var in wanted:
         (barrier,) = jax.make_jaxpr(jax.lax.optimization_barrier)(var.aval).jaxpr.eqns
         behind[var] = Var(var.aval)  # JAX traces a type once, so variables of one type have the same barrier
         eqns.append(barrier.replace(invars=[var], outvars=[behind[var]]))
-  return ClosedJaxpr(closed.jaxpr.replace(eqns=eqns, outvars=[use(v) for v in closed.jaxpr.outvars]), closed.consts)
-
-
-def run_eqn(jaxpr: Jaxpr, eqn: JaxprEqn, values: Sequence[Any]) -> list:
-  """The results of one operation of a program."""
-  given = {v: x for v, x in zip(eqn.invars, values, strict=True) if isinstance(v, Var)}
-  single = jaxpr.replace(constvars=[], eqns=[eqn], invars=list(given), outvars=list(eqn.outvars))
-  return jaxpr_as_fun(ClosedJaxpr(single, []))(*given.values())
-
-
-def _run(jaxpr: Jaxpr, consts: Sequence, rewrite: Rewrite, *args: Any) -> list:
-  env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-  read = lambda v: v.val if isinstance(v, Literal) else env[v]
-  for eqn in jaxpr.eqns:
-    values = [read(v) for v in eqn.invars]
-    results = rewrite(eqn, values)
-    if results is None and eqn.primitive.name in CALLS and not _has_shardings(eqn):
-      inner, inner_consts = inner_program(eqn)
-      results = _run(inner, inner_consts, rewrite, *_keep_from_merging(eqn, values))
-    elif results is None:
-      results = run_eqn(jaxpr, eqn, values)
-    env.update(zip(eqn.outvars, results, strict=True))
-  return [read(v) for v in jaxpr.outvars]
+  return closed(program.jaxpr.replace(eqns=eqns, outvars=[use(v) for v in program.jaxpr.outvars]), program.consts)
 
 
 def _has_shardings(eqn: JaxprEqn) -> bool:
@@ -179,7 +223,8 @@ def _keep_from_merging(eqn: JaxprEqn, values: list) -> list:
   """Adds the barrier that lowering a rematerialised call adds; without it the compiler merges call and forward pass."""
   prevent = eqn.params.get("prevent_cse", False) if eqn.params.get("differentiated", False) else False
   flags = [prevent] * len(values) if isinstance(prevent, bool) else list(prevent)
-  if not any(flags):
+  flagged = [k for k, flag in enumerate(flags) if flag]
+  if not flagged:
     return values
-  behind = iter(jax.lax.optimization_barrier([v for v, f in zip(values, flags, strict=False) if f]))
-  return [next(behind) if f else v for v, f in zip(values, flags, strict=False)]
+  behind = dict(zip(flagged, jax.lax.optimization_barrier([values[k] for k in flagged]), strict=True))
+  return [behind.get(k, value) for k, value in enumerate(values)]

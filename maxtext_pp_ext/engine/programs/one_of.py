@@ -24,13 +24,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.programs.jaxprs import CALLS, inner_program, makers_of, on_devices, run_eqn
-from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
+from maxtext_pp_ext.engine.programs.jaxprs import inner_program, interpret, on_devices, run_eqn, uses
+from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
+from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, PallasCall, Var
 from maxtext_pp_ext.sharding.resolve import mesh_axes
-
-# Operations that leave the elements where they are in memory.
-_SAME_MEMORY = frozenset({"squeeze", "reshape", "expand_dims", "sharding_constraint", "copy"})
-_KERNEL, _ON_DEVICES = "pallas_call", "shard_map"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,52 +67,43 @@ def chosen(x: Any) -> jax.Array:
 
 def read_by_kernels(closed: ClosedJaxpr, count: int) -> tuple[bool, ...]:
   """For each of the first `count` inputs, whether kernels that take an offset read it, and nothing else does."""
-  return tuple(bool(uses := _uses(closed.jaxpr, var)) and all(uses) for var in closed.jaxpr.invars[:count])
+  found = []
+  for var in closed.jaxpr.invars[:count]:
+    read = list(uses(closed.jaxpr, var, through=_keeps_memory, enter=_is_entered))
+    found.append(bool(read) and all(eqn is not None and _offset(eqn, at) is not None for eqn, at in read))
+  return tuple(found)
 
 
-def _uses(jaxpr: Jaxpr, var: Var) -> list[bool]:
-  """For each use of a variable whether it is that of a kernel with an offset."""
-  found = [False] if any(v is var for v in jaxpr.outvars) else []
-  for eqn in jaxpr.eqns:
-    for at, operand in enumerate(eqn.invars):
-      if operand is not var:
-        continue
-      if eqn.primitive.name in _SAME_MEMORY:
-        found += _uses(jaxpr, eqn.outvars[0])
-      elif eqn.primitive.name in CALLS or eqn.primitive.name == _ON_DEVICES:
-        inner, _ = inner_program(eqn)
-        found += _uses(inner, inner.invars[at])
-      else:
-        found.append(_offset(eqn, at) is not None)
-  return found
+def _keeps_memory(eqn: JaxprEqn, _: int) -> bool:
+  return has(eqn, Trait.SAME_MEMORY)
+
+
+def _is_entered(eqn: JaxprEqn, _: int) -> bool:
+  return is_call(eqn) or eqn.primitive.name == "shard_map"
 
 
 def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-  env: dict[Var, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-  read = lambda v: v.val if isinstance(v, Literal) else env[v]
-  for eqn in jaxpr.eqns:
-    values = [read(v) for v in eqn.invars]
-    env.update(zip(eqn.outvars, _results(jaxpr, eqn, values), strict=True))
-  return [read(v) for v in jaxpr.outvars]
+  return interpret(jaxpr, consts, args, lambda eqn, values: _results(jaxpr, eqn, values))
 
 
-def _results(jaxpr: Jaxpr, eqn: JaxprEqn, values: list[Any]) -> Sequence[Any]:
+def _results(jaxpr: Jaxpr, eqn: JaxprEqn, values: list[Any]) -> Sequence[Any] | None:
+  """The results of an operation on a `OneOf`; None if no operand is one."""
   name, several = eqn.primitive.name, [k for k, x in enumerate(values) if isinstance(x, OneOf)]
   if not several:
-    return run_eqn(jaxpr, eqn, values)
-  if name in _SAME_MEMORY and several == [0]:
+    return None
+  if has(eqn, Trait.SAME_MEMORY) and several == [0]:
     return [values[0].each(lambda x: run_eqn(jaxpr, eqn, [x, *values[1:]])[0])]
   if name == "optimization_barrier":
     behind = jax.lax.optimization_barrier([x.arrays if isinstance(x, OneOf) else x for x in values])
-    return [OneOf(b, x.number) if isinstance(x, OneOf) else b for x, b in zip(values, behind, strict=True)]
-  if name in CALLS:
+    return [OneOf(behind[k], x.number) if isinstance(x, OneOf) else behind[k] for k, x in enumerate(values)]
+  if is_call(eqn):
     inner, consts = inner_program(eqn)
     # The compiler (libtpu 0.0.48.1) changes shapes before it merges equal operations. Without a barrier it would compute
     # an expert's activation twice, for the product that is recomputed and for the weight's gradient: 2 % of a step of
     # Mixtral.
     behind = lambda x: x if isinstance(x, OneOf) or jnp.ndim(x) < 2 else jax.lax.optimization_barrier(x)
     return _run(inner, consts, [behind(x) for x in values])
-  if name == _ON_DEVICES and (results := _on_devices(eqn, values)) is not None:
+  if name == "shard_map" and (results := _on_devices(eqn, values)) is not None:
     return results
   if len(several) == 1 and not values[several[0]].number.ndim and (offset := _offset(eqn, several[0])) is not None:
     return _with_offset(jaxpr, eqn, values, several[0], offset)
@@ -151,20 +139,7 @@ def _with_offset(jaxpr: Jaxpr, eqn: JaxprEqn, values: Sequence[Any], at: int, of
   given = [chosen(x) for k, x in enumerate(values) if k != at]
   given.insert(at, arrays.reshape(-1, *arrays.shape[2:]))
   given[offset] = given[offset] - (number * groups).astype(given[offset].dtype)
-  mapping, blocks = eqn.params["grid_mapping"], list(eqn.params["grid_mapping"].block_mappings)
-  block = _block(eqn, at)
-  aval = blocks[block].array_aval.update(shape=given[at].shape)
-  blocks[block] = dataclasses.replace(blocks[block], array_aval=aval)
-  invars = list(eqn.invars)
-  invars[at] = Var(invars[at].aval.update(shape=given[at].shape))
-  params = eqn.params | {"grid_mapping": dataclasses.replace(mapping, block_mappings=tuple(blocks))}
-  return run_eqn(jaxpr, eqn.replace(invars=invars, params=params), given)
-
-
-def _block(eqn: JaxprEqn, at: int) -> int:
-  """The number of the block mapping of a kernel's operand; negative for what has none."""
-  mapping = eqn.params["grid_mapping"]
-  return at - (len(eqn.invars) - mapping.num_inputs)
+  return run_eqn(jaxpr, PallasCall(eqn).with_shape(at, given[at].shape), given)
 
 
 def _offset(eqn: JaxprEqn, at: int) -> int | None:
@@ -172,25 +147,30 @@ def _offset(eqn: JaxprEqn, at: int) -> int | None:
 
   None if there is none: the kernel reads something else than one matrix at a time, or uses that operand elsewhere, too.
   """
-  if eqn.primitive.name != _KERNEL or (block := _block(eqn, at)) < 0:
+  if eqn.primitive.name != "pallas_call":
     return None
-  mapping = eqn.params["grid_mapping"]
-  one_at_a_time = type(mapping.block_mappings[block].block_shape[0]).__name__ == "Squeezed"
-  index_map = mapping.block_mappings[block].index_map_jaxpr.jaxpr
-  matrix = makers_of(index_map).get(index_map.outvars[0]) if isinstance(index_map.outvars[0], Var) else None
-  if not one_at_a_time or matrix is None or matrix.primitive.name != "sub":
+  kernel = PallasCall(eqn)
+  block = kernel.block(at)
+  if block is None or not kernel.reads_one_at_a_time(block):
     return None
-  read = makers_of(index_map).get(matrix.invars[1]) if isinstance(matrix.invars[1], Var) else None
-  if read is None or read.primitive.name != "get" or read.invars[0] not in index_map.invars:
+  index_map = kernel.index_map(block)
+  matrix = _maker(index_map, index_map.outvars[0], "sub")
+  read = None if matrix is None else _maker(index_map, matrix.invars[1], "get")
+  if read is None or read.invars[0] not in index_map.invars:
     return None
-  grid = len(index_map.invars) - mapping.num_index_operands
+  grid = kernel.grid_rank(block)
   number = index_map.invars.index(read.invars[0]) - grid
-  others = [each.index_map_jaxpr.jaxpr for k, each in enumerate(mapping.block_mappings) if k != block]
-  uses = [(each, each.invars[grid + number]) for each in others]
-  uses += [(eqn.params["jaxpr"], eqn.params["jaxpr"].invars[number])]
-  if any(_reads(*each) for each in uses) or _reads(index_map, read.invars[0]) > 1 or number < 0:
+  others = [kernel.index_map(each) for each in kernel.blocks if each != block]
+  read_by = [(each, each.invars[grid + number]) for each in others] + [(kernel.body, kernel.body.invars[number])]
+  if any(_reads(*each) for each in read_by) or _reads(index_map, read.invars[0]) > 1 or number < 0:
     return None
-  return len(eqn.invars) - mapping.num_inputs - mapping.num_index_operands + number
+  return kernel.operand_of_scalar(number)
+
+
+def _maker(jaxpr: Jaxpr, var: Any, primitive: str) -> JaxprEqn | None:
+  """The operation that computes a variable, if it has this primitive."""
+  eqn = next((eqn for eqn in jaxpr.eqns for out in eqn.outvars if out is var), None)
+  return eqn if eqn is not None and eqn.primitive.name == primitive else None
 
 
 def _reads(jaxpr: Jaxpr, var: Var) -> int:

@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from maxtext_pp_ext.engine.programs.jaxprs import CALLS, inner_program
-from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn, Var
-
-# Operations after which an array's dimensions are what they were before.
-_SAME_DIMENSIONS = frozenset({"convert_element_type", "copy", "optimization_barrier", "sharding_constraint"})
+from maxtext_pp_ext.engine.programs.jaxprs import uses
+from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
+from maxtext_pp_ext.jax_private import ClosedJaxpr, JaxprEqn
 
 
 def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
@@ -23,26 +21,19 @@ def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
   """
   found = []
   for var in closed.jaxpr.invars[:count]:
-    wanted = set(_wanted(closed.jaxpr, var))
-    found.append(wanted.pop() if len(wanted) == 1 else tuple(range(len(var.aval.shape))))
+    own = tuple(range(len(var.aval.shape)))
+    read = uses(closed.jaxpr, var, through=_keeps_dimensions, enter=_calls)
+    wanted = {_of_product(eqn, at) if eqn.primitive.name == "dot_general" else own for eqn, at in read if eqn is not None}
+    found.append(wanted.pop() if len(wanted) == 1 else own)
   return tuple(found)
 
 
-def _wanted(jaxpr: Jaxpr, var: Var) -> Iterator[tuple[int, ...]]:
-  """The order that each use of a variable wants."""
-  for eqn in jaxpr.eqns:
-    for at, operand in enumerate(eqn.invars):
-      if operand is not var:
-        continue
-      if eqn.primitive.name == "dot_general":
-        yield _of_product(eqn, at)
-      elif eqn.primitive.name in CALLS:
-        inner, _ = inner_program(eqn)
-        yield from _wanted(inner, inner.invars[at])
-      elif eqn.primitive.name in _SAME_DIMENSIONS:
-        yield from _wanted(jaxpr, eqn.outvars[at])
-      else:
-        yield tuple(range(len(var.aval.shape)))
+def _keeps_dimensions(eqn: JaxprEqn, _: int) -> bool:
+  return has(eqn, Trait.SAME_DIMENSIONS)
+
+
+def _calls(eqn: JaxprEqn, _: int) -> bool:
+  return is_call(eqn)
 
 
 def _of_product(eqn: JaxprEqn, at: int) -> tuple[int, ...]:

@@ -10,27 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.programs.jaxprs import CALLS, inner_program
-from maxtext_pp_ext.jax_private import Jaxpr, JaxprEqn, Literal, Var
-
-# Operations that move or lay out elements without computing with them, so they commute with a cast.
-_MOVES = frozenset(
-    {
-        "sharding_constraint",
-        "reshard",
-        "reshape",
-        "transpose",
-        "squeeze",
-        "expand_dims",
-        "broadcast_in_dim",
-        "slice",
-        "copy",
-    }
-)
-
-
-class _UsedOtherwise(Exception):
-  """A weight is used in its own dtype."""
+from maxtext_pp_ext.engine.programs.jaxprs import inner_program, uses
+from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
+from maxtext_pp_ext.jax_private import Jaxpr, JaxprEqn, Var
 
 
 def cast_on_first_use(fn: Callable, weights: list[Any], *args: Any) -> list[jnp.dtype | None]:
@@ -49,10 +31,12 @@ def cast_on_first_use(fn: Callable, weights: list[Any], *args: Any) -> list[jnp.
 
 
 def _narrower(jaxpr: Jaxpr, var: Var) -> jnp.dtype | None:
-  try:
-    dtypes = _casts(jaxpr, var)
-  except _UsedOtherwise:
-    return None
+  """The one narrower dtype that each use of a variable casts it to; None if it is used in any other way."""
+  dtypes = set()
+  for eqn, _ in uses(jaxpr, var, through=_moves, enter=_reads_as_given):
+    if eqn is None or eqn.primitive.name != "convert_element_type":
+      return None
+    dtypes.add(jnp.dtype(eqn.params["new_dtype"]))
   if len(dtypes) != 1:
     return None
   (dtype,) = dtypes
@@ -60,30 +44,13 @@ def _narrower(jaxpr: Jaxpr, var: Var) -> jnp.dtype | None:
   return dtype if is_cast and dtype.itemsize < var.aval.dtype.itemsize else None
 
 
-def _casts(jaxpr: Jaxpr, var: Var) -> set[jnp.dtype]:
-  """The dtypes that a variable is cast to; raises `_UsedOtherwise` if it is used in any other way."""
-  if any(v is var for v in jaxpr.outvars):
-    raise _UsedOtherwise
-  dtypes = set()
-  for eqn in jaxpr.eqns:
-    for position in (i for i, v in enumerate(eqn.invars) if v is var):
-      dtypes |= _casts_of_use(jaxpr, eqn, position)
-  return dtypes
+def _moves(eqn: JaxprEqn, at: int) -> bool:
+  return has(eqn, Trait.MOVES) or (eqn.primitive.name == "dynamic_slice" and at == 0)
 
 
-def _casts_of_use(jaxpr: Jaxpr, eqn: JaxprEqn, position: int) -> set[jnp.dtype]:
-  name = eqn.primitive.name
-  if name == "convert_element_type":
-    return {jnp.dtype(eqn.params["new_dtype"])}
-  if name in _MOVES or (name == "dynamic_slice" and position == 0):
-    return _casts(jaxpr, eqn.outvars[0])
-  if name in CALLS or name == "scan":
-    inner, _ = inner_program(eqn)
-    if name in CALLS or _is_scanned_over(eqn.invars[position], inner.invars[position]):
-      return _casts(inner, inner.invars[position])
-  raise _UsedOtherwise
-
-
-def _is_scanned_over(outer: Var | Literal, inner: Var) -> bool:
-  """Whether a loop reads one slice of this operand per iteration; constants and carries keep their shape."""
-  return outer.aval.shape[1:] == inner.aval.shape and outer.aval.ndim == inner.aval.ndim + 1
+def _reads_as_given(eqn: JaxprEqn, at: int) -> bool:
+  """Whether an inner program gets an operand, or one slice of it per iteration; constants and carries of loops do not."""
+  if eqn.primitive.name != "scan":
+    return is_call(eqn)
+  outer, inner = eqn.invars[at].aval, inner_program(eqn)[0].invars[at].aval
+  return outer.shape[1:] == inner.shape and outer.ndim == inner.ndim + 1

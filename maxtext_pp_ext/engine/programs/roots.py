@@ -15,23 +15,9 @@ from typing import NamedTuple
 import jax
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.programs.jaxprs import count_uses, inner_program, makers_of, on_devices
-from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
-
-# Operations that may stand between the root and the gradient: they are linear and act on each part alone.
-_LINEAR = frozenset(
-    {
-        "transpose",
-        "reshape",
-        "convert_element_type",
-        "squeeze",
-        "broadcast_in_dim",
-        "reduce_sum",
-        "add_any",
-        "neg",
-        "copy",
-    }
-)
+from maxtext_pp_ext.engine.programs.jaxprs import closed, count_uses, inner_program, makers_of, on_devices
+from maxtext_pp_ext.engine.programs.primitives import has, Trait
+from maxtext_pp_ext.jax_private import jaxpr_as_fun, JaxprEqn, Literal, Var
 
 
 class BatchSplit(NamedTuple):
@@ -138,7 +124,7 @@ def find(
 def _linear_operands(eqn: JaxprEqn, makers: dict[Var, JaxprEqn]) -> set[int]:
   """The operands in which the operation is jointly linear, if it acts on each part alone; empty if there are none."""
   name = eqn.primitive.name
-  if name in _LINEAR:
+  if has(eqn, Trait.LINEAR):
     return set(range(len(eqn.invars)))
   if name == "mul":
     scales = [k for k, v in enumerate(eqn.invars) if _source(v, makers).aval.size < eqn.outvars[0].aval.size]
@@ -155,7 +141,7 @@ def _source(var: Var | Literal, makers: dict[Var, JaxprEqn]) -> Var | Literal:
   """The variable that `var` repeats or converts: smaller than the scaled array if it is a scale, unlike an activation."""
   while isinstance(var, Var) and var in makers:
     eqn = makers[var]
-    if eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type", "reshape", "copy"):
+    if not has(eqn, Trait.REPEATS):
       break
     var = eqn.invars[0]
   return var
@@ -224,7 +210,7 @@ def expose_sums(eqn: JaxprEqn, values: list, batch_axes: Sequence[str]) -> list 
     return None
   inner, consts = inner_program(eqn)
   outvars = [sums[k][0] if k in sums else out for k, out in enumerate(inner.outvars)]
-  program = jaxpr_as_fun(ClosedJaxpr(inner.replace(outvars=outvars), consts))
+  program = jaxpr_as_fun(closed(inner.replace(outvars=outvars), consts))
 
   def body(*args):
     return tuple(out[None] if k in sums else out for k, out in enumerate(program(*args)))

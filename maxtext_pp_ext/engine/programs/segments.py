@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from maxtext_pp_ext.engine.programs.jaxprs import select_eqns
+from maxtext_pp_ext.engine.programs.jaxprs import following, select_eqns, variables
 from maxtext_pp_ext.jax_private import ClosedJaxpr, JaxprEqn, Literal, Var
 
 # By how much the cotangents that cross a cut may exceed one activation.
@@ -69,7 +69,7 @@ def cut(
 
   after = following(eqns, cotangents)
   passed = {v: made.get(v, -1) for v in after if v in read}  # an output that nothing reads is there to stay
-  waits_for = [at for at, each in zip(there, own, strict=True) if each]
+  waits_for = [there[i] for i, each in enumerate(own) if each]
   ends = [*_ends(eqns, passed, waits_for, last_read, _SLACK * activation_bytes), len(eqns) - 1]
   if len(ends) == 1:
     outputs = tuple(dict.fromkeys(v for v in [*others, *operands] if v in made))
@@ -121,15 +121,6 @@ def with_last_gradients(
       last._replace(crossing=tuple(dict.fromkeys([*operands[0], *variables(others)])), done=()),
       *(Segment(nothing, (), (), tuple(operands[at + 1]), (i,)) for at, i in enumerate(moved)),
   )
-
-
-def following(eqns: Sequence[JaxprEqn], first: Collection[Var]) -> set[Var]:
-  """These variables, and those that are computed from them."""
-  found = set(first)
-  for eqn in eqns:
-    if not found.isdisjoint(variables(eqn.invars)):
-      found |= set(eqn.outvars)
-  return found
 
 
 def _when_needed(eqns: Sequence[JaxprEqn], needs: Sequence[Sequence[Var]]) -> list[JaxprEqn]:
@@ -186,11 +177,6 @@ def _ends(
       ends.append(at)
       waiting = False
   return ends
-
-
-def variables(values: Sequence[Var | Literal]) -> list[Var]:
-  """Those that are no literals."""
-  return [v for v in values if isinstance(v, Var)]
 
 
 def _bytes(v: Var) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from maxtext_pp_ext.engine.programs import one_of, operands
 from maxtext_pp_ext.engine.programs.jaxprs import inputs_of, number, select_outputs
-from maxtext_pp_ext.engine.programs.partial import GradientProgram, Saved, Summand
+from maxtext_pp_ext.engine.programs.partial import GradientProgram
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.jax_private import ClosedJaxpr
 
@@ -100,10 +100,11 @@ class StageProgram:
     jaxpr = closed.jaxpr
     num_outputs = structure["outputs"].num_leaves
     of_x = len(jaxpr.invars) - 1
-    on_x = [of_x in inputs_of(jaxpr, i) for i in range(num_outputs, len(jaxpr.outvars))]
+    residuals = range(len(jaxpr.outvars) - num_outputs)
+    on_x = {i for i in residuals if of_x in inputs_of(jaxpr, num_outputs + i)}
     # The same value is often a residual of several operations: store it once.
     saved_index, saved_outs = number(jaxpr.outvars[num_outputs:], on_x)
-    rebuilt_index, rebuilt_outs = number(jaxpr.outvars[num_outputs:], [not d for d in on_x])
+    rebuilt_index, rebuilt_outs = number(jaxpr.outvars[num_outputs:], on_x.symmetric_difference(residuals))
 
     saved_positions = [num_outputs + i for i in saved_outs]
     rebuilt_positions = [num_outputs + i for i in rebuilt_outs]
@@ -111,7 +112,7 @@ class StageProgram:
     outputs = [_struct(v.aval) for v in jaxpr.outvars[:num_outputs]]
 
     def pull_back(rebuilt, saved, cotangents):
-      arrays = iter([saved[saved_index[k]] if k in saved_index else rebuilt[rebuilt_index[k]] for k in range(len(on_x))])
+      arrays = iter([saved[saved_index[k]] if k in saved_index else rebuilt[rebuilt_index[k]] for k in residuals])
       vjp_fn = jax.tree.unflatten(structure["vjp"], [next(arrays) if s is None else s for s in structure["static"]])
       given = iter(cotangents)
       dweights, dx = vjp_fn(
@@ -176,33 +177,24 @@ class StageProgram:
     return y, intermediates, out[n:]
 
   @jax.named_scope("stage")
-  def backward(
-      self,
-      weights: PyTree,
-      aux: PyTree,
-      saved: Sequence[jax.Array | Saved],
-      dy: jax.Array,
-      dintermediates: PyTree,
-      overlapped: list[PyTree],
-      add: Callable[[int, Summand], Any] | None = None,
-      behind: PyTree = None,
-  ) -> tuple[list[Any], jax.Array, list[PyTree], PyTree]:
-    """Cotangents of the weights, each [F, S, …] to be summed over F, of x, `overlapped` and `behind`.
+  def inputs_of_backward(
+      self, weights: list[Any], aux: PyTree, saved: Sequence[Any], dy: jax.Array, dintermediates: PyTree
+  ) -> list[Any]:
+    """The inputs of `gradients`; residuals that were not saved are computed again.
 
-    Recomputes residuals that were not saved. F is 1 for a weight whose gradient is not left as a partial sum
-    (`gradients.parts`). Cotangents of intermediates that are not floating point are ignored. `overlapped` holds, for
-    each weight, arrays or None, to be computed before the weight's cotangent; they are returned. A cotangent that is left
-    as a partial sum is given to `add` with its weight's number, before it is computed, and replaced by the result.
-    `behind` holds arrays to be computed behind `gradients.gathers_after`.
+    Cotangents of intermediates that are not floating point are ignored.
+
+    Args:
+      weights: leaves [S, …].
+      aux: leaves [S, …].
+      saved: what `save` returned, or what stands for it.
+      dy: cotangent of y.
+      dintermediates: cotangents of the intermediates.
     """
     # These residuals do not depend on x: a placeholder completes the argument list and is never read.
     rebuilt = self._run(self.rebuilding, weights, aux, jnp.zeros(dy.shape, dy.dtype))
-    cotangents = [
-        d for d, o in zip(jax.tree.leaves((dy, dintermediates)), self.output_avals, strict=True) if _is_float(o)
-    ]
-    inputs = [*rebuilt, *saved, *cotangents]
-    dweights, (dx,), overlapped, behind = self.gradients.run(inputs, overlapped, add, behind)
-    return dweights, dx, overlapped, behind
+    given = jax.tree.leaves((dy, dintermediates))
+    return [*rebuilt, *saved, *(given[k] for k, aval in enumerate(self.output_avals) if _is_float(aval))]
 
   @property
   def intermediates_avals(self) -> PyTree:

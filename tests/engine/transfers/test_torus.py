@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
+from maxtext_pp_ext.engine import weights as of_all
 from maxtext_pp_ext.engine.transfers import torus, transfer
 from maxtext_pp_ext.engine.transfers.torus import groups, sizes_along, steps_of
+from maxtext_pp_ext.engine.weight import weight_of
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
-from maxtext_pp_ext.engine.weights import Weights
 from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain
 
@@ -76,7 +77,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
-@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize(
     "shape, spec, count",
     [
@@ -86,7 +87,7 @@ STEPS = {
         ((16,), P(None, "a"), [2, 1]),
     ],
 )
-def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, count, pieces, steps):
+def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, count, chunks, steps):
   mesh = Mesh(np.array(jax.devices()[:8]).reshape(1, 4, 2), ("stage", "a", "b"))
   params = constrain(jax.random.normal(jax.random.key(0), (3, 1, *shape)), P(None, *spec), mesh)
   layout = WeightLayout(
@@ -97,21 +98,20 @@ def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, coun
       accumulation_dtype=F32,
       steps=steps,
   )
-  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[layout], pieces=pieces)
+  weight = weight_of(layout, params, mesh, Residency.REPEAT, chunks)
   at, following = jnp.array([1]), jnp.array([2])
 
   def prefetch(params):
-    loaded = weights.load([params])
-    window = weights.window(weights.first(loaded), 0, 3)
-    for k in range(pieces):
-      piece = jnp.array([k])
-      window = weights.place(window, weights.prefetch(window, loaded, following, piece), loaded, at, piece)
-    return weights.at(window, loaded, following)[0]
+    weights = [weight.load(params).first().open(0)]
+    for k in range(chunks):
+      chunk = jnp.array([k])
+      weights = of_all.place(of_all.gather(weights, following, chunk), at, chunk)
+    return of_all.use(weights, following)[0]
 
   # As many transfers as there are steps; without steps, which a small weight is not worth, one for each dimension.
   def counted():
     program = jax.jit(lambda x: prefetch(x)).lower(params).as_text()
-    return sum(program.count(f"stablehlo.{kind}") for kind in ("all_gather", "collective_permute")) / pieces
+    return sum(program.count(f"stablehlo.{kind}") for kind in ("all_gather", "collective_permute")) / chunks
 
   at_once = sum(entry is not None for entry in spec)
   assert counted() == at_once

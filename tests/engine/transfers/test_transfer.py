@@ -9,12 +9,11 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.engine.gradients import Gradients
-from maxtext_pp_ext.engine.programs.partial import Summand
-from maxtext_pp_ext.engine.sums import Item
+from maxtext_pp_ext.engine import weights as of_all
+from maxtext_pp_ext.engine.accumulators import Item
 from maxtext_pp_ext.engine.transfers.transfer import Cut, Transfer
+from maxtext_pp_ext.engine.weight import weight_of
 from maxtext_pp_ext.engine.weight_layout import WeightLayout
-from maxtext_pp_ext.engine.weights import Weights
 from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain, gathered_last
 
@@ -52,49 +51,54 @@ def layout(stored, gathered, partial_axes=("a", "b")):
   )
 
 
-def summand(gradient):
-  return Summand(lambda: gradient, ())
+class Given:
+  """In the place of a `Gradient`: a partial sum that is there already."""
+
+  is_partial, on_device = True, None
+
+  def compute(self, of_roots, factors):
+    assert not factors
+    return of_roots
 
 
-@pytest.mark.parametrize("pieces", [3, 4])
+def weight(mesh, params, layout, chunks, gradient=None):
+  return weight_of(layout, params, mesh, Residency.REPEAT, chunks).with_(gradient=gradient)
+
+
+@pytest.mark.parametrize("chunks", [3, 4])
 @pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
-def test_all_pieces_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored, gathered, pieces):
+def test_all_chunks_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored, gathered, chunks):
   params = constrain(jax.random.normal(jax.random.key(0), (REPEATS, STAGES, *shape)), P(None, *stored), mesh)
-  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[layout(stored, gathered)], pieces=pieces)
   at, repeat = jnp.array([2, 0]), jnp.array([3, 1])  # each stage is at another one
 
   @jax.jit
   def prefetch(params):
-    loaded = weights.load([params])
-    window = weights.window(weights.first(loaded), 0, REPEATS)
-    for k in range(pieces):
-      piece = jnp.array([k, pieces - 1 - k])
-      window = weights.place(window, weights.prefetch(window, loaded, repeat, piece), loaded, at, piece)
-    before, after = weights.at(window, loaded, at), weights.at(window, loaded, repeat)
-    return before[0], after[0], weights.at(window, loaded, jnp.array([2, 1]))[0]
+    weights = [weight(mesh, params, layout(stored, gathered), chunks).load(params).first().open(0)]
+    for k in range(chunks):
+      chunk = jnp.array([k, chunks - 1 - k])
+      weights = of_all.place(of_all.gather(weights, repeat, chunk), at, chunk)
+    return [of_all.use(weights, numbers)[0] for numbers in (at, repeat, jnp.array([2, 1]))]
 
   before, after, half = prefetch(params)
   np.testing.assert_array_equal(after, [params[3, 0], params[1, 1]])
-  if weights.first([params]) == [None]:  # read where it is stored
+  if not weight(mesh, params, layout(stored, gathered), chunks).is_windowed:  # read where it is stored
     np.testing.assert_array_equal(before, [params[2, 0], params[0, 1]])
   else:
     np.testing.assert_array_equal(before, params[0])
     np.testing.assert_array_equal(half, [params[0, 0], params[1, 1]])
 
 
-@pytest.mark.parametrize("pieces", [3, 4])
+@pytest.mark.parametrize("chunks", [3, 4])
 @pytest.mark.parametrize("partial_axes", [("a", "b"), ("a",), ("b",)])
 @pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
-def test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_come_in(
-    mesh, shape, stored, gathered, partial_axes, pieces
+def test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_come_in(
+    mesh, shape, stored, gathered, partial_axes, chunks
 ):
   each = layout(stored, gathered, partial_axes)
   if not each.partial_axes:
     pytest.skip("the gradient is complete")
   params = jax.random.normal(jax.random.key(0), (REPEATS, STAGES, *shape))
   parts = 2 ** len(each.partial_axes)
-  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[each], pieces=pieces)
-  gradients = Gradients.of(weights, [params], [parts], [range(1 + len(shape))], [None])
   done = jax.random.normal(jax.random.key(1), (parts, STAGES, *shape))
   total = jax.random.normal(jax.random.key(2), (parts, STAGES, *shape))
   finished, repeat, following = jnp.array([3, 2]), jnp.array([2, 1]), jnp.array([1, 0])
@@ -102,52 +106,44 @@ def test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_co
 
   @jax.jit
   def reduce(params, done, total):
-    loaded = weights.load([params])
-    window = weights.window(weights.first(loaded), 0, REPEATS)
-    sums, window = gradients.finish_repeat(gradients.zeros()._replace(total=[done]), window, finished, everywhere)
-    sums = sums._replace(total=[total])
-    for k in range(pieces):
-      piece = jnp.array([k, pieces - 1 - k])
-      sums, window = gradients.reduce(sums, window, repeat, finished, piece)
-      window = weights.place(window, weights.prefetch(window, loaded, following, piece), loaded, repeat, piece)
-    return gradients.finish(sums)[0], weights.at(window, loaded, following)[0]
+    weights = [weight(mesh, params, each, chunks, Given()).load(params).first().open(0).zeros().with_(total=done)]
+    weights = [w.with_(total=total) for w in of_all.finish_repeat(weights, finished, everywhere)]
+    for k in range(chunks):
+      chunk = jnp.array([k, chunks - 1 - k])
+      weights = of_all.reduce(of_all.cut_out(weights, repeat, chunk), finished, chunk)
+      weights = of_all.place(of_all.gather(weights, following, chunk), repeat, chunk)
+    return of_all.finish(weights)[0], of_all.use(weights, following)[0]
 
-  reduced, slot = reduce(params, done, total)
+  reduced, current = reduce(params, done, total)
   expected = np.zeros((REPEATS, STAGES, *shape), np.float32)
   expected[0] = total.sum(0)
   expected[3, 0], expected[2, 1] = done.sum(0)
   np.testing.assert_allclose(reduced, expected, rtol=1e-6, atol=1e-6)
-  np.testing.assert_array_equal(slot, [params[1, 0], params[0, 1]])
+  np.testing.assert_array_equal(current, [params[1, 0], params[0, 1]])
 
 
 @pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
-def test_a_repeat_in_one_piece_replaces_the_one_before_and_its_gradient_leaves_from_where_it_is_computed(
+def test_a_repeat_in_one_chunk_replaces_the_one_before_and_its_gradient_leaves_from_where_it_is_computed(
     mesh, shape, stored, gathered
 ):
   each = layout(stored, gathered)
   params = constrain(jax.random.normal(jax.random.key(0), (REPEATS, STAGES, *shape)), P(None, *stored), mesh)
-  weights = Weights(residency=Residency.REPEAT, mesh=mesh, layouts=[each], pieces=1)
   parts = 2 ** len(each.partial_axes)
-  gradients = Gradients.of(weights, [params], [parts], [range(1 + len(shape))], [None])
   totals = jax.random.normal(jax.random.key(1), (2, parts, STAGES, *shape))
-  finished, following, piece = jnp.array([2, 3]), jnp.array([3, 1]), jnp.array([0, 0])
+  finished, following, chunk = jnp.array([2, 3]), jnp.array([3, 1]), jnp.array([0, 0])
   where = jnp.array([True, True])
 
   @jax.jit
   def step(params, totals):
-    loaded = weights.load([params])
-    window = weights.window(weights.first(loaded), 0, REPEATS)
-    before = weights.at(window, loaded, jnp.array([0, 0]))
-    sums = gradients.zeros()
+    weights = [weight(mesh, params, each, 1, Given()).load(params).first().open(0).zeros()]
+    before = of_all.use(weights, jnp.array([0, 0]))
     at = lambda repeat: Item(repeat=repeat, works=where, first=where, finishes=None)
-    first = gradients.adder(sums, window, at(finished))(0, summand(totals[0]))
-    sums, window = gradients.add(sums, window, [first], at(finished))
-    sums, window = gradients.finish_repeat(sums, window, finished, where)
-    sums, window = gradients.reduce(sums, window, following, finished, piece)
-    window = weights.place(window, weights.prefetch(window, loaded, following, piece), loaded, finished, piece)
-    last = gradients.adder(sums, window, at(following * 0))(0, summand(totals[1]))
-    sums, window = gradients.add(sums, window, [last], at(following * 0))
-    return before[0], weights.at(window, loaded, following)[0], gradients.finish(sums)[0]
+    weights = [w.with_(**w.accumulate((totals[0], ()), at(finished))) for w in weights]
+    weights = of_all.finish_repeat(weights, finished, where)
+    weights = of_all.reduce(of_all.cut_out(weights, following, chunk), finished, chunk)
+    weights = of_all.place(of_all.gather(weights, following, chunk), finished, chunk)
+    weights = [w.with_(**w.accumulate((totals[1], ()), at(following * 0))) for w in weights]
+    return before[0], of_all.use(weights, following)[0], of_all.finish(weights)[0]
 
   before, after, reduced = step(params, totals)
   np.testing.assert_array_equal(before, params[0])

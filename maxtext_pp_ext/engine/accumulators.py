@@ -1,0 +1,99 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of gradients over the microbatches of a repeat, which each device adds up for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from maxtext_pp_ext.engine.per_stage import Layout, per_stage
+from maxtext_pp_ext.engine.shapes import Accumulator, Mask, Numbers
+
+
+class Item(NamedTuple):
+  """The items that the stages are at in an iteration of backward.
+
+  Attributes:
+    repeat: the repeat.
+    works: whether the stage is not idle. Gradients of idle stages may have any value, NaN included.
+    first: whether it adds the first gradient of a repeat: in backward, that of its last item.
+    finishes: whether it adds the last gradient of a repeat, and another repeat follows; None if no stage does.
+  """
+
+  repeat: Numbers
+  works: Mask
+  first: Mask
+  finishes: Mask | None
+
+
+def add_to(total: Accumulator, g: Accumulator, item: Item) -> Accumulator:
+  """A sum with one more gradient."""
+  return _sum(total, g, _of_stages(item.first, g), _of_stages(item.works, g))
+
+
+def add_and_finish(
+    mesh: Mesh,
+    by_device: Layout,
+    place: Layout,
+    part: Any,
+    total: Accumulator,
+    waiting: jax.Array,
+    operands: Sequence[jax.Array],
+    item: Item,
+) -> list[jax.Array]:
+  """[the sum with one more gradient, finished sums]. The last one of a repeat is added where the sum waits.
+
+  Args:
+    mesh: the device mesh.
+    by_device: layout of the sum.
+    place: layout of `waiting`.
+    part: how a device computes its part of the gradient (`programs.parts_on_device.OnDevice`).
+    total: the sum so far.
+    waiting: finished sums, [F, S, …], or the weight's buffers, where they wait in the current one.
+    operands: what the gradient is computed from.
+    item: the items that the stages are at; `finishes` is not None.
+  """
+  in_buffers = place.stages > by_device.stages
+
+  def add(repeat, works, first, finishes, total, waiting, *operands):
+    def last(total, waiting, operands):
+      finished = total + part.on_device(*operands).astype(total.dtype)
+      return total, put_finished(finished, waiting, repeat, in_buffers)
+
+    def other(total, waiting, operands):
+      return _sum(total, part.on_device(*operands), first, works), waiting
+
+    return jax.lax.cond(finishes, last, other, total, waiting, operands)
+
+  places = [by_device, place]
+  indices: list[Any] = [item.repeat, item.works, item.first, item.finishes]
+  return per_stage(add, mesh, indices, [total, waiting, *operands], [*places, *part.layouts(by_device)], places)
+
+
+def put_finished(total: jax.Array, waiting: jax.Array, repeat: jax.Array, in_buffers: bool) -> jax.Array:
+  """Puts a finished sum of one stage, [F, …], where it waits: in the current buffer, or beside the buffers.
+
+  Args:
+    total: the sum.
+    waiting: the buffers, [B, F, …], or the place beside them, [F, …].
+    repeat: the repeat that the stage is at.
+    in_buffers: which of the two.
+  """
+  total = total.astype(waiting.dtype)
+  return jax.lax.dynamic_update_index_in_dim(waiting, total, repeat % 2, 0) if in_buffers else total
+
+
+def _sum(total: jax.Array, g: jax.Array, first: jax.Array, works: jax.Array) -> jax.Array:
+  """A sum with one more gradient. It begins anew with the first; a gradient of an idle stage does not count."""
+  acc = jnp.where(first, jnp.zeros_like(total), total)
+  return acc + jnp.where(works, g, jnp.zeros_like(g)).astype(acc.dtype)
+
+
+def _of_stages(mask: Mask, x: Accumulator) -> jax.Array:
+  """A mask shaped to broadcast against a sum."""
+  return mask.reshape((1, -1) + (1,) * (x.ndim - 2))

@@ -1,0 +1,155 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The order of what an iteration of backward computes: which weight's gradient, after which part of the layers.
+
+`programs/partial.py` says what is computed. Here is every barrier between these computations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast, NamedTuple
+
+import jax
+
+from maxtext_pp_ext.engine.accumulators import Item
+from maxtext_pp_ext.engine.per_stage import together
+from maxtext_pp_ext.engine.programs import one_of
+from maxtext_pp_ext.engine.programs.partial import Gradient, GradientProgram
+from maxtext_pp_ext.engine.programs.segments import Segment
+from maxtext_pp_ext.engine.shapes import Numbers, OfRepeat
+from maxtext_pp_ext.engine.weight import Operands, Weight
+from maxtext_pp_ext.engine.weights import behind_barrier
+from maxtext_pp_ext.jax_private import Literal, Var
+
+PyTree = Any
+
+
+class Saved(NamedTuple):
+  """A residual that forward saved, which backward reads where it needs it first.
+
+  Attributes:
+    read: (iteration) -> the residual.
+    iteration: the iteration that saved it.
+  """
+
+  read: Callable[[jax.Array], jax.Array]
+  iteration: jax.Array
+
+
+class Done(NamedTuple):
+  """What an iteration of backward has computed.
+
+  Attributes:
+    weights: with the sums of gradients that are partial sums.
+    complete: the other gradients; None for partial sums.
+    others: outputs of the program that are no gradients.
+    behind: see `in_order`.
+  """
+
+  weights: list[Weight]
+  complete: list[OfRepeat | None]
+  others: list[jax.Array]
+  behind: PyTree
+
+
+class _Values:
+  """The values of a program's variables, as far as it has run."""
+
+  def __init__(self, inputs: Sequence[Var], values: Sequence[Any]):
+    self._of: dict[Var, Any] = dict(zip(inputs, values, strict=True))
+
+  def __getitem__(self, v: Var) -> Any:
+    if isinstance(self._of[v], Saved):
+      self._of[v] = self._of[v].read(self._of[v].iteration)
+    return self._of[v]
+
+  def array(self, v: Var | Literal) -> jax.Array:
+    """The value; of one of several arrays a copy of the choice."""
+    return one_of.chosen(self[v]) if isinstance(v, Var) else v.val
+
+  def run(self, segment: Segment) -> None:
+    results = one_of.run(segment.program, *(self[v] for v in segment.inputs))
+    self._of |= zip(segment.outputs, results, strict=True)
+
+  def crossing(self, segment: Segment) -> list[jax.Array]:
+    """What waits at a segment's end; of residuals that have not been read, the iteration that is to be read."""
+    values = [self._of[v] for v in segment.crossing]
+    return [x.iteration if isinstance(x, Saved) else x for x in values]
+
+  def replace(self, segment: Segment, crossed: Sequence[jax.Array]) -> None:
+    for k, v in enumerate(segment.crossing):
+      old = self._of[v]
+      self._of[v] = old._replace(iteration=crossed[k]) if isinstance(old, Saved) else crossed[k]
+
+
+@jax.named_scope("stage")
+def in_order(
+    program: GradientProgram,
+    inputs: Sequence[jax.Array | Saved],
+    weights: Sequence[Weight],
+    item: Item,
+    chunk: Numbers,
+    behind: PyTree = None,
+) -> Done:
+  """Runs a backward program on all stages, and adds each gradient to its sum as soon as it is computed.
+
+  Left to itself, the compiler (libtpu 0.0.48.1) may compute all gradients at the end, and hold what they need until then.
+
+  Args:
+    program: the program.
+    inputs: its inputs.
+    weights: the weights, with the chunks that arrive and the sums so far.
+    item: the items that the stages are at.
+    chunk: the number of the arriving chunks.
+    behind: arrays to be computed behind the segment `program.gathers_after`, and behind all that is overlapped.
+  """
+  values, weights = _Values(program.inputs, inputs), list(weights)
+  for number, segment in enumerate(program.segments):
+    values.run(segment)
+    added: dict[int, dict[str, jax.Array]] = {}
+    for i in segment.done:
+      if program.gradients[i].is_partial:
+        weights[i], operands = _behind_what_comes_before(program.gradients[i], values, weights[i])
+        added[i] = weights[i].accumulate(operands, item)
+        if "buffers" in added[i] and weights[i].arriving is not None:
+          # Nothing reads the weight any more. So its chunk takes its place now, instead of more memory until the end.
+          added[i]["buffers"] = _with_chunk(weights[i].with_(**added[i]), item, chunk)
+          weights[i] = weights[i].with_(arriving=None)
+    crossing = values.crossing(segment)
+    if number == program.gathers_after:
+      # Gathers begin when the gradients of the iteration before are reduced, and no later than in the middle.
+      (crossing, added, behind), weights = _with_overlapped(weights, (crossing, added, behind))
+    elif crossing:  # The next layers begin when these gradients are added.
+      crossing, added = jax.lax.optimization_barrier((crossing, added))
+    values.replace(segment, crossing)
+    for i, arrays in added.items():
+      weights[i] = weights[i].with_(**arrays)
+  complete = [None if each.complete is None else values.array(each.complete) for each in program.gradients]
+  return Done(weights, complete, [values.array(v) for v in program.others], behind)
+
+
+def _behind_what_comes_before(gradient: Gradient, values: _Values, weight: Weight) -> tuple[Weight, Operands]:
+  """What a gradient is computed from, behind what overlaps with it and behind all that reads the weight."""
+  reads = [values[v] for v in gradient.readers]
+  needs = iter([values.array(v) for v in gradient.needs])
+  of_roots = []
+  for root in gradient.roots:
+    operands = [next(needs) for _ in root.eqn.invars]
+    # Tied to the smallest operand, of which a copy costs least.
+    smallest = min(range(len(operands)), key=[x.size for x in operands].__getitem__)
+    [weight], (operands[smallest], reads) = behind_barrier([weight], weight.overlapped, (operands[smallest], reads))
+    of_roots.append(operands)
+  return weight, Operands(of_roots, list(needs))
+
+
+def _with_overlapped(weights: list[Weight], arrays: PyTree) -> tuple[PyTree, list[Weight]]:
+  """(arrays, weights), the arrays behind all that overlaps with the weights' gradients."""
+  weights, arrays = behind_barrier(weights, lambda weight: weight.overlapped, arrays)
+  return arrays, weights
+
+
+def _with_chunk(weight: Weight, item: Item, chunk: Numbers) -> jax.Array:
+  with jax.named_scope("repeat"):
+    (buffers,) = together(weight.mesh, [item.repeat, chunk], [weight.place()])
+  return cast(jax.Array, buffers)

@@ -1,0 +1,89 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the rewrites of programs know about JAX's primitives: one table."""
+
+from __future__ import annotations
+
+import enum
+
+from maxtext_pp_ext.jax_private import JaxprEqn
+
+
+class Trait(enum.Flag):
+  """What is true of a primitive.
+
+  Attributes:
+    CALL: it runs an inner program, whose inputs are its operands, one to one. Functions with a derivative rule of their
+      own are left out: the rule may use an operand in another way than the function does.
+    CHECKPOINT: a call that is rematerialised.
+    LINEAR: it is linear in all operands together, and acts on each summand alone.
+    MOVES: it moves elements, or lays them out, and computes nothing: it commutes with a cast.
+    PASSES: it may stand between two layers without being a part of either.
+    RESHAPES: it changes the shape only.
+    REPEATS: its result repeats or converts the operand's elements.
+    SAME_MEMORY: the elements stay where they are in memory.
+    SAME_DIMENSIONS: the dimensions stay what they are.
+    LONG: it takes long: products, kernels, loops.
+  """
+
+  CALL = enum.auto()
+  CHECKPOINT = enum.auto()
+  LINEAR = enum.auto()
+  MOVES = enum.auto()
+  PASSES = enum.auto()
+  RESHAPES = enum.auto()
+  REPEATS = enum.auto()
+  SAME_MEMORY = enum.auto()
+  SAME_DIMENSIONS = enum.auto()
+  LONG = enum.auto()
+
+
+def _table() -> dict[str, Trait]:
+  t = Trait
+  moves = t.MOVES | t.PASSES
+  return {
+      "add_any": t.LINEAR,
+      "broadcast_in_dim": moves | t.LINEAR | t.REPEATS,
+      "checkpoint": t.CALL | t.CHECKPOINT,
+      "closed_call": t.CALL,
+      "cond": t.LONG,
+      "convert_element_type": t.PASSES | t.LINEAR | t.REPEATS | t.SAME_DIMENSIONS,
+      "copy": moves | t.LINEAR | t.REPEATS | t.SAME_MEMORY | t.SAME_DIMENSIONS,
+      "core_call": t.CALL,
+      "custom_vjp_call": t.LONG,
+      "dot_general": t.LONG,
+      "expand_dims": moves | t.RESHAPES | t.SAME_MEMORY,
+      "jit": t.CALL,
+      "name": t.PASSES,
+      "neg": t.LINEAR,
+      "optimization_barrier": t.PASSES | t.SAME_DIMENSIONS,
+      "pallas_call": t.LONG,
+      "pjit": t.CALL,
+      "ragged_dot_general": t.LONG,
+      "reduce_sum": t.LINEAR,
+      "remat": t.CALL | t.CHECKPOINT,
+      "remat2": t.CALL | t.CHECKPOINT,
+      "reshape": moves | t.LINEAR | t.RESHAPES | t.REPEATS | t.SAME_MEMORY,
+      "reshard": moves,
+      "scan": t.LONG,
+      "shard_map": t.LONG,
+      "sharding_constraint": moves | t.SAME_MEMORY | t.SAME_DIMENSIONS,
+      "slice": moves,
+      "squeeze": moves | t.LINEAR | t.RESHAPES | t.SAME_MEMORY,
+      "transpose": moves | t.LINEAR | t.RESHAPES,
+      "while": t.LONG,
+  }
+
+
+TRAITS = _table()
+_NONE = Trait(0)
+
+
+def has(eqn: JaxprEqn, trait: Trait) -> bool:
+  """Whether an operation's primitive has a trait. Primitives that are not in the table have none."""
+  return trait in TRAITS.get(eqn.primitive.name, _NONE)
+
+
+def is_call(eqn: JaxprEqn) -> bool:
+  """Whether an operation runs an inner program on its operands."""
+  return has(eqn, Trait.CALL)

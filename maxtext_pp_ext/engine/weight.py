@@ -1,0 +1,478 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One weight of the pipelined layers: where its arrays are, and what the engine does with it.
+
+With the gather policy `repeat`, each stage has a double buffer that slides over its repeats. The stage computes with the
+current buffer, while its next repeat is gathered into the other one, chunk by chunk. When that repeat begins, the two
+change places. No weight is copied, no stage waits for a gather, and no stage holds a third repeat.
+
+Backward sums a gradient up over the microbatches of a repeat, then over devices. An iteration may leave a gradient as a
+partial sum (`programs/partial.py`). Each device accumulates such gradients over the M items of a repeat. When a stage has
+finished a repeat, its sum is cast to the compute dtype and reduced, one chunk per iteration, while the stage works on the
+repeat before. Each of these iterations also gathers one chunk of the weight into the next buffer, which has the shape of
+the sum. So the sum waits in that buffer, and each chunk of the weight takes the place of the chunk of the sum that has
+just left. A complete gradient is added to its place in the stored layout at once.
+
+The buffer in which a sum will wait is the current one until then. So the last of its M summands is computed when nothing
+reads the weight any more, and the matrix product that computes it adds, casts and writes there. Stages do so in different
+iterations, and all wait for the slowest: apart from the product, casting would make every second iteration longer.
+
+With one microbatch a repeat arrives whole and takes the place of the one before, and the gradient of an iteration is the
+sum: `WholeWeight`. Its methods have the docstrings of those that they replace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any, cast, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from maxtext_pp_ext.engine.accumulators import add_and_finish, add_to, Item, put_finished
+from maxtext_pp_ext.engine.per_stage import Layout, OnStage
+from maxtext_pp_ext.engine.programs.one_of import OneOf
+from maxtext_pp_ext.engine.programs.partial import Gradient
+from maxtext_pp_ext.engine.shapes import Accumulator, Buffers, Chunk, Numbers, OfRepeat, Param
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory
+from maxtext_pp_ext.engine.transfers.transfer import Transfer
+from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.schedule import Residency
+from maxtext_pp_ext.sharding import constrain
+
+
+def _static(**given: Any) -> Any:
+  return dataclasses.field(metadata={"static": True}, **given)
+
+
+class Operands(NamedTuple):
+  """What an iteration's gradient is computed from: the operands of each of its roots, and factors of its tail."""
+
+  of_roots: Sequence[Sequence[jax.Array]]
+  factors: Sequence[jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Weight:
+  """A weight, and what there is of it at the moment; None for arrays that are not there.
+
+  Between iterations there are only `buffers`, `total`, `finished` and `stored`. Methods that begin a computation on each
+  stage return an `OnStage`, for `together`, whose indices they name.
+
+  Attributes:
+    layout: layouts and dtypes.
+    mesh: the device mesh.
+    gather_policy: when the weight is gathered, and how long it is kept.
+    shape: [R, S, …].
+    dtype: in which it is stored.
+    chunks: the number of chunks in which a repeat is gathered, and its gradient reduced.
+    order: the dimensions [S, …] from major to minor in memory, as the products of the stages read them; () for row-major.
+    of_kernels: whether kernels read it, and nothing else does.
+    gradient: how backward computes its gradient; None before the stages are traced.
+    source: what it is gathered from: the parameter, or all repeats gathered.
+    current: the repeat that the stages are at, between forward and backward.
+    buffers: the double buffer, each in the layout `by_device`. B is 2, or 1 if there is one repeat, or one chunk. A stage
+      at repeat r computes with buffer r mod B, the current one; the other is its next. The F parts are equal once all
+      chunks have arrived. Before, they may hold any values: finished sums wait there.
+    arriving: a chunk that is gathered and not yet in its place.
+    total: the sum of the repeat that each stage is at, in the dtype in which microbatches are summed.
+    finished: the sum of the repeat that each stage has finished, in the compute dtype, if it waits beside the buffers.
+    leaving: a chunk of a finished sum, before its reduction.
+    stored: complete sums, laid out as the parameter is stored; those of partial sums in the compute dtype, in which they
+      are reduced.
+  """
+
+  layout: WeightLayout = _static()
+  mesh: Mesh = _static()
+  gather_policy: Residency = _static()
+  shape: tuple[int, ...] = _static()
+  dtype: jnp.dtype = _static()
+  chunks: int = _static()
+  order: tuple[int, ...] = _static(default=())
+  of_kernels: bool = _static(default=False)
+  gradient: Gradient | None = _static(default=None)
+  source: Param | None = None
+  current: OfRepeat | None = None
+  buffers: Buffers | None = None
+  arriving: Chunk | None = None
+  total: Accumulator | None = None
+  finished: Accumulator | None = None
+  leaving: Chunk | None = None
+  stored: Param | None = None
+
+  def with_(self, **arrays: Any) -> Self:
+    """The same weight with other arrays, or with more that is known of it."""
+    return dataclasses.replace(self, **arrays)
+
+  # What is known of it.
+
+  @property
+  def replaces(self) -> bool:
+    """Whether a repeat takes the place of the one before, instead of arriving beside it."""
+    return False
+
+  @property
+  def is_windowed(self) -> bool:
+    """Whether it is gathered, or cast from the dtype in which it is stored, into buffers."""
+    return self.gather_policy.prefetches and (self.layout.needs_gather or self.layout.compute_dtype != self.dtype)
+
+  @property
+  def is_partial(self) -> bool:
+    """Whether an iteration leaves its gradient as a partial sum."""
+    return self.gradient is not None and self.gradient.is_partial
+
+  @property
+  def transfer(self) -> Transfer:
+    """How chunks of it are transferred."""
+    return self.layout.transfer(self.mesh, self.shape, self.chunks)
+
+  @property
+  def is_gathered_beside_compute(self) -> bool:
+    """Whether devices compute while it is gathered into buffers."""
+    return self.is_windowed and self.transfer.is_asynchronous
+
+  @property
+  def is_reduced_beside_nothing(self) -> bool:
+    """Whether devices compute nothing while its gradient is reduced."""
+    return self.is_partial and not self.transfer.is_asynchronous
+
+  @property
+  def has_next_buffer(self) -> bool:
+    """Whether there is a next buffer beside the current one."""
+    return self.gather_policy.prefetches and self.shape[0] > 1
+
+  @property
+  def sums_wait_in_buffers(self) -> bool:
+    """Whether finished sums wait in the next buffer.
+
+    If chunks overlap, an arriving chunk of the weight would overwrite a part of the sum that has not been reduced yet.
+    """
+    return self.is_windowed and self.transfer.moves_once
+
+  @property
+  def _finishes_in_place(self) -> bool:
+    """Whether the product that computes a gradient also writes the finished sum to where it waits.
+
+    A vector is not worth a branch. The compiler adds and casts it in no time.
+    """
+    return self.is_partial and cast(Gradient, self.gradient).on_device is not None and len(self.shape) > 3
+
+  @property
+  def _source_spec(self) -> P:
+    """The PartitionSpec of one repeat of `source`, [S, …]."""
+    return self.layout.gathered if self.gather_policy.gathers_first else self.layout.sharded
+
+  @property
+  def _source_layout(self) -> Layout:
+    return Layout(P(None, *self._source_spec), 1)
+
+  @property
+  def _stored_layout(self) -> Layout:
+    return Layout(P(None, *self.layout.sharded), 1)
+
+  @property
+  def _waiting(self) -> tuple[Any, Layout]:
+    """(the finished sums where they wait, their layout)."""
+    if self.sums_wait_in_buffers:
+      return self.buffers, self.layout.window
+    return self.finished, self.layout.by_device
+
+  # Gathers.
+
+  def load(self, param: Param) -> Self:
+    """With its source. If weights stay gathered for the whole step, this gathers all repeats, in the compute dtype."""
+    if self.gather_policy.gathers_first:
+      param = param.astype(self.layout.compute_dtype)
+    return self.with_(source=constrain(param, self._source_layout.spec, self.mesh))
+
+  def keep(self, param: Param) -> Self:
+    """With what backward gathers from: the parameter, if `load` did not gather.
+
+    Where `load` changes the order of shards, backward changes it again, so that no copy is held in between.
+    """
+    return self if self.gather_policy.gathers_first else self.with_(source=param)
+
+  def first(self) -> Self:
+    """With repeat 0 of all stages as the current one."""
+    if not self.is_windowed:
+      return self
+    shard = constrain(cast(Param, self.source)[0], self.layout.sharded, self.mesh)
+    current = constrain(shard.astype(self.layout.compute_dtype), self.layout.gathered, self.mesh)
+    return self.with_(current=current)
+
+  def open(self, repeat: int) -> Self:
+    """With the current repeat in the buffer of this number, and with an empty next buffer."""
+    if self.current is None:
+      return self
+    by_device = jnp.broadcast_to(self.current, (self.layout.parts(self.mesh), *self.current.shape))
+    both = [by_device, jnp.zeros_like(by_device)] if self.has_next_buffer else [by_device]
+    buffers = constrain(jnp.stack(both[:: -1 if repeat % 2 else 1]), self.layout.window.spec, self.mesh)
+    return self.with_(buffers=buffers, current=None)
+
+  def ordered(self) -> Self:
+    """With the dimensions of the buffers in their order in memory."""
+    if self.buffers is None or not self.order:
+      return self
+    return self.with_(buffers=in_memory(self.buffers, [0, 1, *(2 + dim for dim in self.order)]))
+
+  def gather(self) -> OnStage | None:
+    """(repeat, number of a chunk) -> the chunk."""
+    if self.buffers is None:
+      return None
+    transfer, dtype = self.transfer, self.layout.compute_dtype
+    gather = lambda repeat, chunk, source: transfer.gather(source, repeat, chunk, dtype)[None]
+    return OnStage(gather, [self.source], [self._source_layout], self.layout.piece(transfer))
+
+  def place(self) -> OnStage | None:
+    """(repeat that the stage is at, number of the arriving chunk) -> the buffers with the chunk in the next one."""
+    if self.arriving is None:
+      return None
+    transfer = self.transfer
+
+    def put(repeat, chunk, buffers, arriving):
+      return transfer.place(arriving[0], buffers, next_buffer(repeat), chunk)
+
+    layouts = [self.layout.window, self.layout.piece(transfer)]
+    return OnStage(put, [self.buffers, self.arriving], layouts, self.layout.window)
+
+  def use(self) -> OnStage:
+    """(repeat) -> the gathered weight; of one that kernels read both buffers, [B, S, …]."""
+    if self.buffers is None:
+      own = lambda repeat, all_: _take(repeat, all_).astype(self.layout.compute_dtype)
+      return OnStage(own, [self.source], [self._source_layout], Layout(self._source_spec, 0))
+    if self._is_one_of:
+      both = lambda _, buffers: buffers[:, 0]
+      return OnStage(both, [self.buffers], [self.layout.window], Layout(P(None, *self.layout.gathered), 1))
+    current = lambda repeat, buffers: self._current(_take(repeat % buffers.shape[0], buffers)[0])
+    return OnStage(current, [self.buffers], [self.layout.window], Layout(self.layout.gathered, 0))
+
+  def _current(self, weight: jax.Array) -> jax.Array:
+    # Left to itself, the compiler (libtpu 0.0.48.1) may choose another order for a product, and convert at each use.
+    return self._in_order(weight)
+
+  def used(self, weight: jax.Array, repeat: Numbers) -> jax.Array | OneOf:
+    """The result of `use`, as stages read it. Laid out at each use, so that loops carry it in this layout."""
+    if not self._is_one_of:
+      return constrain(weight, self.layout.gathered, self.mesh)
+    return OneOf(constrain(weight, P(None, *self.layout.gathered), self.mesh), repeat % weight.shape[0])
+
+  def close(self) -> OnStage | None:
+    """(repeat) -> the current repeat, which backward begins with."""
+    return None if self.buffers is None else self.with_(of_kernels=False).use()
+
+  @property
+  def _is_one_of(self) -> bool:
+    return self.of_kernels and self.buffers is not None and self.buffers.shape[0] > 1
+
+  def _in_order(self, weight: jax.Array) -> jax.Array:
+    """A stage's weight, […], with its dimensions in their order in memory."""
+    return in_memory(weight, [dim - 1 for dim in self.order if dim] if self.order else range(weight.ndim))
+
+  # Gradients.
+
+  def zeros(self) -> Self:
+    """With the sums before the first item."""
+    layout, like = self.layout, self.layout.by_device_like
+    if not self.is_partial:
+      stored = constrain(
+          jnp.full(self.shape, layout.combine.nothing, layout.accumulation_dtype), self._stored_layout.spec, self.mesh
+      )
+      return self.with_(stored=stored)
+    stored = constrain(jax.lax.empty(self.shape, layout.compute_dtype), self._stored_layout.spec, self.mesh)
+    total = like(self.mesh, self.shape[1:], layout.accumulation_dtype)
+    finished = like(self.mesh, self.shape[1:], layout.compute_dtype) if self._waits_beside else None
+    return self.with_(stored=stored, total=total, finished=finished)
+
+  @property
+  def _waits_beside(self) -> bool:
+    return not self.sums_wait_in_buffers and self.shape[0] > 1
+
+  @property
+  def overlapped(self) -> Sequence[str]:
+    """The arrays that are computed before its gradient of the same iteration."""
+    return "stored", "arriving"
+
+  def accumulate(self, operands: Operands, item: Item) -> dict[str, jax.Array]:
+    """The arrays that change when an iteration's gradient, a partial sum, is added to the sum."""
+    total = cast(jax.Array, self.total)
+    if item.finishes is None or not self._finishes_in_place:
+      return {"total": add_to(total, self._computed(operands), item)}
+    on_device = cast(Gradient, self.gradient).on_device
+    waiting, place = self._waiting
+    total, waiting = add_and_finish(
+        self.mesh, self.layout.by_device, place, on_device, total, waiting, operands.of_roots[0], item
+    )
+    return {"total": total, "buffers" if self.sums_wait_in_buffers else "finished": waiting}
+
+  def _computed(self, operands: Operands) -> Accumulator:
+    gradient = cast(Gradient, self.gradient).compute(*operands)
+    return constrain(gradient, self.layout.by_device.spec, self.mesh)
+
+  def add_complete(self, gradient: OfRepeat) -> OnStage:
+    """(repeat, whether the stage works) -> complete sums with an iteration's complete gradient."""
+    combine = self.layout.combine
+
+    def add(repeat, works, all_, g):
+      old = _take(repeat, all_)
+      g = jnp.where(works, g.astype(old.dtype), jnp.full_like(old, combine.nothing))
+      return jax.lax.dynamic_update_index_in_dim(all_, combine.add(old, g), repeat, 0)
+
+    args = [self.stored, constrain(gradient, self.layout.sharded, self.mesh)]
+    return OnStage(add, args, [self._stored_layout, Layout(self.layout.sharded, 0)], self._stored_layout)
+
+  def finish_repeat(self) -> OnStage | None:
+    """(repeat) -> where sums wait, with the total; None if `accumulate` has put it there."""
+    if not self.is_partial or self._finishes_in_place:
+      return None
+    waiting, place = self._waiting
+    in_buffers = self.sums_wait_in_buffers
+    put = lambda repeat, total, waiting: put_finished(total, waiting, repeat, in_buffers)
+    return OnStage(put, [self.total, waiting], [self.layout.by_device, place], place)
+
+  def finished_in(self, waiting: jax.Array) -> Self:
+    """With the result of `finish_repeat`."""
+    return self.with_(**{"buffers" if self.sums_wait_in_buffers else "finished": waiting})
+
+  def cut_out(self) -> OnStage | None:
+    """(repeat that the stage is at, number of a chunk) -> the chunk of the finished sum, in the compute dtype."""
+    if not self.is_partial:
+      return None
+    waiting, place = self._waiting
+    transfer, in_buffers = self.transfer, self.sums_wait_in_buffers
+    order = [dim - 1 for dim in self.gradient_order if dim]
+
+    def cut(repeat, chunk, sums):
+      all_, number = (sums, next_buffer(repeat)) if in_buffers else (sums[None], 0)
+      return transfer.cut_out(all_, number, chunk, order).astype(self.layout.compute_dtype)
+
+    return OnStage(cut, [waiting], [place], self.layout.piece(transfer))
+
+  def cut_out_total(self) -> OnStage | None:
+    """(number of the chunk) -> the total, in the compute dtype; for a weight with one chunk."""
+    if not self.is_partial:
+      return None
+    transfer = self.transfer
+    total = cast(jax.Array, self.total).astype(self.layout.compute_dtype)
+    cut = lambda chunk, total: transfer.cut_out(total[None], 0, chunk)
+    return OnStage(cut, [total], [self.layout.by_device], self.layout.piece(transfer))
+
+  def reduce(self) -> OnStage | None:
+    """(repeat of the sum, number of the leaving chunk) -> complete sums with the chunk, reduced over devices."""
+    if self.leaving is None:
+      return None
+    transfer, axes, order = self.transfer, self.layout.partial_axes, self._order_of_reduction
+
+    def reduce(repeat, chunk, leaving, stored):
+      return transfer.reduce(leaving[0], axes, stored, repeat, chunk, order)
+
+    layouts = [self.layout.piece(transfer), self._stored_layout]
+    return OnStage(reduce, [self.leaving, self.stored], layouts, self._stored_layout)
+
+  @property
+  def gradient_order(self) -> tuple[int, ...]:
+    """The dimensions [S, …] of its gradient from major to minor in memory."""
+    return self.order or tuple(range(len(self.shape) - 1))
+
+  @property
+  def _order_of_reduction(self) -> list[int] | None:
+    return None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ChunkedWeight(Weight):
+  """A weight of which a chunk arrives with each of several microbatches."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WholeWeight(Weight):
+  """A weight of which each iteration, with its only microbatch, replaces the whole."""
+
+  @property
+  def replaces(self) -> bool:
+    return True
+
+  @property
+  def has_next_buffer(self) -> bool:
+    return False
+
+  @property
+  def sums_wait_in_buffers(self) -> bool:
+    return False
+
+  @property
+  def _finishes_in_place(self) -> bool:
+    return False
+
+  @property
+  def _waiting(self) -> tuple[Any, Layout]:
+    return self.total, self.layout.by_device
+
+  @property
+  def _waits_beside(self) -> bool:
+    return False
+
+  @property
+  def overlapped(self) -> Sequence[str]:
+    return ("stored",)  # gathers have until the iteration's end
+
+  @property
+  def gradient_order(self) -> tuple[int, ...]:
+    """As products read the weight, but the last dimension is not scattered.
+
+    Parts of the last one would be narrower than a tile. A product writes this order, too; any other would be a copy.
+    """
+    order = super().gradient_order
+    if len(order) < 3 or not self.layout.gathered_axes[order[-1] - 1]:
+      return order
+    return (*order[:-2], order[-1], order[-2])
+
+  @property
+  def _order_of_reduction(self) -> list[int]:
+    return [dim - 1 for dim in self.gradient_order if dim]
+
+  def ordered(self) -> Self:
+    return self  # the compiler lays out each repeat anew
+
+  def _current(self, weight: jax.Array) -> jax.Array:
+    return weight
+
+  def place(self) -> OnStage | None:
+    if self.arriving is None:
+      return None
+    transfer = self.transfer
+    # A repeat that is gathered in steps is put in its order before the last one. A gather at once is along the major
+    # dimension: another order would be a copy of the whole.
+    in_order: Callable = self._in_order if self.order and transfer.in_steps else lambda weight: weight
+    whole = lambda repeat, chunk, arriving: in_order(arriving[0])[None, None]
+    return OnStage(whole, [self.arriving], [self.layout.piece(transfer)], self.layout.window)
+
+  def accumulate(self, operands: Operands, item: Item) -> dict[str, jax.Array]:
+    gradient = self._computed(operands).astype(cast(jax.Array, self.total).dtype)
+    return {"total": in_memory(gradient, [0, *(1 + dim for dim in self.gradient_order)])}
+
+  def finish_repeat(self) -> OnStage | None:
+    return None
+
+
+def weight_of(
+    layout: WeightLayout, param: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, gather_policy: Residency, chunks: int
+) -> Weight:
+  """The weight of a parameter [R, S, …], before anything is gathered."""
+  of = WholeWeight if chunks == 1 else ChunkedWeight
+  return of(
+      layout=layout, mesh=mesh, gather_policy=gather_policy, shape=param.shape, dtype=param.dtype, chunks=chunks
+  )
+
+
+def next_buffer(repeat: jax.Array) -> jax.Array:
+  """The number of the next buffer of a stage that is at a repeat; the buffer of the repeats before and after it."""
+  return (repeat + 1) % 2
+
+
+def _take(index: jax.Array, all_: jax.Array) -> jax.Array:
+  return jax.lax.dynamic_index_in_dim(all_, index, keepdims=False)
