@@ -464,9 +464,7 @@ def weight_of(
 ) -> Weight:
   """The weight of a parameter [R, S, …], before anything is gathered."""
   of = WholeWeight if chunks == 1 else ChunkedWeight
-  return of(
-      layout=layout, mesh=mesh, gather_policy=gather_policy, shape=param.shape, dtype=param.dtype, chunks=chunks
-  )
+  return of(layout=layout, mesh=mesh, gather_policy=gather_policy, shape=param.shape, dtype=param.dtype, chunks=chunks)
 
 
 def next_buffer(repeat: jax.Array) -> jax.Array:

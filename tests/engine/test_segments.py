@@ -133,9 +133,7 @@ def test_what_is_computed_before_a_gradient_is_returned_in_the_gradients_place()
 
 @pytest.mark.parametrize("blocks, number", [(1, 0), (1, 3), (2, 0), (2, 3), (2, 7)])
 @pytest.mark.parametrize("gathered_in_steps", [False, True])
-def test_gathers_in_steps_begin_when_the_gradients_of_the_iteration_before_are_reduced(
-    blocks, number, gathered_in_steps
-):
+def test_gathers_in_steps_begin_when_the_gradients_of_the_iteration_before_are_reduced(blocks, number, gathered_in_steps):
   program, args, (*expected, _) = planned(2, blocks, gathered_in_steps)
   before = [jnp.ones(()) if i == number else None for i in range(len(expected))]
 

@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.engine import backward, weights as of_all
+from maxtext_pp_ext.engine import backward
+from maxtext_pp_ext.engine import weights as of_all
 from maxtext_pp_ext.engine.accumulators import Item
 from maxtext_pp_ext.engine.order import in_order
 from maxtext_pp_ext.engine.programs.partial import GradientProgram

@@ -209,9 +209,7 @@ def _tail(whole: ClosedJaxpr, one: Found) -> ClosedJaxpr:
   return select_eqns(whole, one.tail, [*results, *one.factors], [one.out], consts=False)
 
 
-def _early(
-    eqns: Sequence[JaxprEqn], needs: Sequence[Sequence[Var | Literal]], cotangents: Sequence[Var]
-) -> set[int]:
+def _early(eqns: Sequence[JaxprEqn], needs: Sequence[Sequence[Var | Literal]], cotangents: Sequence[Var]) -> set[int]:
   """The gradients whose operands follow from the cotangents without anything that takes long."""
   after = following(eqns, cotangents)
   long = [eqn for eqn in eqns if has(eqn, Trait.LONG) and not after.isdisjoint(variables(eqn.invars))]
