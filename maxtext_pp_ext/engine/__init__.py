@@ -4,7 +4,7 @@
 
 from maxtext_pp_ext.engine.engine import Engine
 from maxtext_pp_ext.engine.ring import Ring
-from maxtext_pp_ext.engine.weight_layout import MAX, SUM, WeightLayout
+from maxtext_pp_ext.engine.weights.layout import MAX, SUM, WeightLayout
 from maxtext_pp_ext.schedule import Residency
 
 __all__ = ["MAX", "SUM", "Engine", "Residency", "Ring", "WeightLayout"]

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine import weights as of_all
-from maxtext_pp_ext.engine.accumulators import Item
 from maxtext_pp_ext.engine.forward import get
 from maxtext_pp_ext.engine.order import Done, in_order, Saved
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, Numbers, Param, Store
 from maxtext_pp_ext.engine.traced import Residuals, TracedPipeline
-from maxtext_pp_ext.engine.weight import Weight
+from maxtext_pp_ext.engine.weights import of_all
+from maxtext_pp_ext.engine.weights.accumulators import Item
+from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.schedule import Phase
 
 PyTree = Any

@@ -37,8 +37,9 @@ from maxtext_pp_ext.engine.programs.stage import StageFn, StageProgram
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.shapes import Microbatches, Param
 from maxtext_pp_ext.engine.traced import AuxAt, Iterations, Residuals, TracedPipeline
-from maxtext_pp_ext.engine.weight import Weight, weight_of
-from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.engine.weights.layout import WeightLayout
+from maxtext_pp_ext.engine.weights.of_all import weights_of
+from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.schedule import Residency, Schedule
 
 PyTree = Any
@@ -108,10 +109,7 @@ class Engine:
 
   def _trace(self, params: list[Param], aux: PyTree, inputs: Microbatches) -> TracedPipeline:
     """Traces the stages once, on the values of iteration 0 (unused, so the compiler drops them)."""
-    weights = [
-        weight_of(layout, params[k], self.mesh, self.gather_policy, self.schedule.microbatches)
-        for k, layout in enumerate(self.layouts)
-    ]
+    weights = weights_of(self.layouts, params, self.mesh, self.gather_policy, self.schedule.microbatches)
     batch = self.ring.batch_axes(inputs)
     program = StageProgram.trace(
         self.stages,

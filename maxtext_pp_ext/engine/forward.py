@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from maxtext_pp_ext.engine import weights as of_all
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, PerIteration, Store
 from maxtext_pp_ext.engine.traced import TracedPipeline
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
-from maxtext_pp_ext.engine.weight import Weight
+from maxtext_pp_ext.engine.weights import of_all
+from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.schedule import Phase
 
 PyTree = Any

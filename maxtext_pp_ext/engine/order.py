@@ -12,14 +12,14 @@ from typing import Any, cast, NamedTuple
 
 import jax
 
-from maxtext_pp_ext.engine.accumulators import Item
 from maxtext_pp_ext.engine.per_stage import together
 from maxtext_pp_ext.engine.programs import one_of
 from maxtext_pp_ext.engine.programs.partial import Gradient, GradientProgram
 from maxtext_pp_ext.engine.programs.segments import Segment
 from maxtext_pp_ext.engine.shapes import Numbers, OfRepeat
-from maxtext_pp_ext.engine.weight import Operands, Weight
-from maxtext_pp_ext.engine.weights import behind_barrier
+from maxtext_pp_ext.engine.weights.accumulators import Item
+from maxtext_pp_ext.engine.weights.of_all import behind_barrier
+from maxtext_pp_ext.engine.weights.weight import Operands, Weight
 from maxtext_pp_ext.jax_private import Literal, Var
 
 PyTree = Any

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from maxtext_pp_ext.engine.programs.stage import StageProgram
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.shapes import Mask, Numbers, PerIteration
-from maxtext_pp_ext.engine.weight import Weight
+from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.schedule import Phase, Schedule
 
 PyTree = Any

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from maxtext_pp_ext.engine import backward
-from maxtext_pp_ext.engine import weights as of_all
-from maxtext_pp_ext.engine.accumulators import Item
 from maxtext_pp_ext.engine.order import in_order
 from maxtext_pp_ext.engine.programs.partial import GradientProgram
-from maxtext_pp_ext.engine.weight import weight_of
-from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.engine.weights import of_all
+from maxtext_pp_ext.engine.weights.accumulators import Item
+from maxtext_pp_ext.engine.weights.layout import WeightLayout
+from maxtext_pp_ext.engine.weights.of_all import weights_of
 from maxtext_pp_ext.schedule import Residency
 from tests.engine.gradients import evaluated
 
@@ -60,7 +60,7 @@ def planned(mesh, einsum, shape, stored, gathered, residency):
   batch = [(ROWS, ("fsdp",)), (LENGTH, ())]
   closed = jax.make_jaxpr(backward)(weight, x, cotangent)
   program = GradientProgram.plan(closed, [layout.batch_splits(mesh, batch)], ("fsdp",), 1, reads=[[0]])
-  of = weight_of(layout, jax.ShapeDtypeStruct((3, *weight.shape), F32), mesh, residency, chunks=4)
+  (of,) = weights_of([layout], [jax.ShapeDtypeStruct((3, *weight.shape), F32)], mesh, residency, chunks=4)
   of_rows = lambda rows: backward(weight, x[:, rows], cotangent[:, rows])[0]
   of = of.with_(gradient=program.gradients[0])
   return of, program, (weight, x, cotangent), jnp.stack([of_rows(slice(0, 2)), of_rows(slice(2, 4))])
@@ -164,7 +164,7 @@ def test_gradients_are_ready_together_if_they_are_whole_and_reduced_beside_compu
       accumulation_dtype=F32,
   )
   params = [jax.ShapeDtypeStruct((3, STAGES, rows, 4), F32) for rows in (8, 16)]
-  weights = [weight_of(layout, each, mesh, Residency.REPEAT, chunks).with_(gradient=Sum()) for each in params]
+  weights = [w.with_(gradient=Sum()) for w in weights_of([layout] * 2, params, mesh, Residency.REPEAT, chunks)]
   buffers = [jnp.zeros((2, 2 ** len(axes), *each.shape[1:]), BF16) for each in params]
   numbers = jnp.zeros((STAGES,), jnp.int32)
   behind = backward._behind_all_sums if chunks == 1 else backward._behind_their_own_chunks

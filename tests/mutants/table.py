@@ -27,7 +27,7 @@ NEXT_CALL = "tests/parity/test_dropout.py::test_another_call_drops_something_els
 FP8 = "tests/parity/test_quantization.py::test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline[3-1-2-1]"
 SUMS = (
     "tests/engine/transfers/test_transfer.py::"
-    "test_pieces_of_a_sum_leave_for_its_repeats_place_where_pieces_of_a_weight_come_in[{}-partial_axes{}-4]"
+    "test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_come_in[{}-partial_axes{}-4]"
 )
 FINISHED = "tests/engine/test_sums.py::test_the_last_gradient_of_a_repeat_is_added_where_the_sum_waits[window]"
 TILES = "tests/engine/test_partial.py::test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch"
@@ -128,11 +128,11 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             SIMPLE,
         ),
         Mutant(
-            "pieces-lost-behind-sums",
-            "a piece whose place is the buffer of a finished sum never arrives in the window",
-            "engine/backward.py",
-            "return added._replace(waiting=place(number, arrived, added.waiting))",
-            "return added",
+            "chunks-lost-behind-sums",
+            "a chunk whose place is the buffer of a finished sum never arrives there",
+            "engine/order.py",
+            'added[i]["buffers"] = _with_chunk(weights[i].with_(**added[i]), item, chunk)',
+            "pass",
             WINDOW,
         ),
     ),
@@ -168,9 +168,9 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "bubbles-in-gradients",
             "what a stage computes in a bubble is added to its gradients",
-            "engine/backward.py",
-            "works = ~schedule.is_bubble(t, iterations.stage_numbers)",
-            "works = iterations.stage_numbers >= 0",
+            "engine/traced.py",
+            "return ~self.schedule.is_bubble(t, self.stage_numbers)",
+            "return self.stage_numbers >= 0",
             NAN,
         ),
         Mutant(
@@ -197,8 +197,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "checkpoints-within-layers-lost",
             "a checkpoint within a layer, which bounds the memory of its recomputation, is dropped",
             "engine/programs/checkpoints.py",
-            '    if name not in CALLS | {"scan"}:\n      raise _PartOutsideError\n',
-            '    if name not in CALLS | {"scan"}:\n      continue\n',
+            '    if not is_call(eqn) and name != "scan":\n      raise _PartOutsideError\n',
+            '    if not is_call(eqn) and name != "scan":\n      continue\n',
             "tests/engine/test_checkpoints.py::test_checkpoints_around_whole_layers_are_dropped_and_others_stay",
         ),
     ),
@@ -310,9 +310,9 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "residuals-of-another-iteration",
             "what forward saved of a layer is read as that of another iteration, where it is read after other gradients",
-            "engine/programs/partial.py",
-            "old._replace(iteration=new) if",
-            "old._replace(iteration=new - 1) if",
+            "engine/order.py",
+            "old._replace(iteration=crossed[k]) if",
+            "old._replace(iteration=crossed[k] - 1) if",
             "tests/engine/test_segments.py::test_gradients_of_segments_are_those_of_the_whole",
         ),
     ),
@@ -338,9 +338,9 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "sums-of-another-weight",
             "sums that are reduced while backward computes are stored as those of another weight",
-            "engine/programs/partial.py",
-            "readers, after[i])",
-            "readers, after[done.index(i)])",
+            "engine/weights/of_all.py",
+            "return [w.with_(**tied[k]) for",
+            "return [w.with_(**tied[-1 - k]) for",
             "tests/engine/test_segments.py::test_what_is_computed_before_a_gradient_is_returned_in_the_gradients_place",
         ),
     ),
@@ -356,7 +356,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "sums-not-emptied",
             "the gradients of a repeat are counted in the repeat before, too",
-            "engine/sums.py",
+            "engine/weights/accumulators.py",
             "acc = jnp.where(first, jnp.zeros_like(total), total)",
             "acc = total",
             SIMPLE,
@@ -364,7 +364,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "last-gradient-left-out",
             "the sum of a repeat lacks the gradient of its first microbatch",
-            "engine/sums.py",
+            "engine/weights/accumulators.py",
             "finished = total + part.on_device(*operands).astype(total.dtype)",
             "finished = total",
             FINISHED,
@@ -375,15 +375,15 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "engine/transfers/collectives.py",
             "for half in (index, 1 - index))",
             "for half in (1 - index, index))",
-            SUMS.format("pieces divide", 0),
+            SUMS.format("chunks divide", 0),
         ),
         Mutant(
             "sums-in-the-other-buffer",
             "the sums of a repeat take the place of the weights of the repeat before, which a stage computes with next",
-            "engine/sums.py",
+            "engine/weights/accumulators.py",
             "total, repeat % 2, 0)",
             "total, (repeat + 1) % 2, 0)",
-            SUMS.format("pieces divide", 0),
+            SUMS.format("chunks divide", 0),
         ),
         Mutant(
             "replicated-not-reduced",
@@ -496,8 +496,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "gathered-narrower",
             "a weight that is also used uncast is gathered in the dtype of its cast",
             "engine/programs/precision.py",
-            "      return _casts(inner, inner.invars[position])\n  raise _UsedOtherwise",
-            "      return _casts(inner, inner.invars[position])\n  return set()",
+            '    if eqn is None or eqn.primitive.name != "convert_element_type":\n      return None\n',
+            '    if eqn is None or eqn.primitive.name != "convert_element_type":\n      continue\n',
             PRECISION,
         ),
         Mutant(
@@ -667,9 +667,9 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "layers-share-gradients",
             "one microbatch at a time, a layer's gradients are added to those of the layer behind",
-            "engine/gradients.py",
-            "return Added(in_memory(g.astype(total.dtype), ",
-            "return Added(in_memory(total + g.astype(total.dtype), ",
+            "engine/weights/whole.py",
+            "in_memory(gradient, ",
+            "in_memory(there(self.total) + gradient, ",
             WINDOW_OF_ONE,
         ),
         Mutant(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from maxtext_pp_ext.engine.weight import Weight
+from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
 from maxtext_pp_ext.testing import parity

@@ -131,9 +131,9 @@ def gathers_by_depth(text):
   return [(depth(name), dims, ours) for name, dims, ours in found]
 
 
-def piece_of(shape, layout, mesh, pieces):
+def chunk_of(shape, layout, mesh, chunks):
   """The number of elements that a device has of one gathered piece of a weight [R, S, …]."""
-  transfer = layout.transfer(mesh, shape, pieces)
+  transfer = layout.transfer(mesh, shape, chunks)
   whole = math.prod(per_device(shape[1:], layout.gathered, mesh))
   return whole * transfer.cut.size // transfer.shard[transfer.cut.dim]
 
@@ -142,14 +142,14 @@ WITHOUT_TENSOR_AXIS = {str(m): m for m in MESHES.values() if "tensor" not in str
 
 
 @pytest.mark.parametrize("mesh", slow_but([m for m in WITHOUT_TENSOR_AXIS if "fsdp" in m], WITHOUT_TENSOR_AXIS))
-def test_a_weight_is_gathered_whole_before_the_loops_and_one_piece_of_it_in_an_iteration(mesh):
+def test_a_weight_is_gathered_whole_before_the_loops_and_one_chunk_of_it_in_an_iteration(mesh):
   # With these sizes no activation has the dimensions of a weight.
   config, devices, pipeline = build(**DENSE, **mesh, repeats=3, microbatches=8, head_dim=12, base_emb_dim=24)
   batch = parity.Batch.random(config)
   pipelined, params = parity.function_of(pipeline)
   moving = [(w.shape, each) for _, w, each in layouts(pipeline, config, devices) if each.needs_gather]
   whole = collections.Counter(per_device(shape[1:], each.gathered, devices) for shape, each in moving)
-  pieces = collections.Counter(piece_of(shape, each, devices, pieces=8) for shape, each in moving)
+  chunks = collections.Counter(chunk_of(shape, each, devices, chunks=8) for shape, each in moving)
   with jax.set_mesh(devices), nn.logical_axis_rules(config.logical_axis_rules):
     step = parity.with_gradients(pipelined, batch)
     text = step.lower(params, batch.inputs).compile().as_text()
@@ -158,4 +158,4 @@ def test_a_weight_is_gathered_whole_before_the_loops_and_one_piece_of_it_in_an_i
   assert collections.Counter(dims for depth, dims, _ in found if depth == 0 and dims in whole) <= whole
   # In one loop of the forward and two of the backward weights move, in none deeper.
   in_loops = [(depth, math.prod(dims)) for depth, dims, ours in found if depth > 0 and ours]
-  assert collections.Counter(in_loops) == collections.Counter({(1, size): 3 * count for size, count in pieces.items()})
+  assert collections.Counter(in_loops) == collections.Counter({(1, size): 3 * count for size, count in chunks.items()})

@@ -117,7 +117,7 @@ def test_a_window_whose_weights_are_gathered_in_steps_equals_the_scan(name, monk
   # On CPU devices no torus is known, and no weight of a test is worth its steps.
   monkeypatch.setattr(execution, "gathers_on_sparsecores", lambda config: True)
   monkeypatch.setattr(execution, "steps_of", lambda mesh: (("fsdp", (2, 4)),))
-  monkeypatch.setattr(transfer, "_least_in_steps", lambda pieces: 0)
+  monkeypatch.setattr(transfer, "_least_in_steps", lambda chunks: 0)
   postponed = []
   own = segments.with_last_gradients
   monkeypatch.setattr(partial, "with_last_gradients", lambda *args: postponed.append(own(*args)) or postponed[-1])

@@ -257,7 +257,7 @@ def _computed(var: Any, made_by: Mapping[Var, JaxprEqn]) -> Var | None:
   return None if eqn is None else var
 
 
-def _run_root(root: Root, operands: list[jax.Array]) -> jax.Array:
+def _run_root(root: Root, operands: Sequence[jax.Array]) -> jax.Array:
   """The root with a leading axis of parts [F, …]."""
   if root.axes is None:
     return operands[0]

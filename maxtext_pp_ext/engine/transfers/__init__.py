@@ -1,3 +1,3 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How weights and gradients travel between the devices of a stage: in which pieces, steps and orders in memory."""
+"""How weights and gradients travel between the devices of a stage: in which chunks, steps and orders in memory."""

@@ -1,8 +1,8 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""All-gathers of a weight's shards and reduce-scatters of its gradient, in pieces.
+"""All-gathers of a weight's shards and reduce-scatters of its gradient, in chunks.
 
-A stage works on one repeat for M iterations. In each of them one of M pieces of another repeat is gathered, or reduced
+A stage works on one repeat for M iterations. In each of them one of M chunks of another repeat is gathered, or reduced
 and scattered, while the stage computes. Everything here acts on the local arrays of one stage on one device, inside a
 `shard_map`.
 """
@@ -23,21 +23,21 @@ from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.transfers.torus import groups, Steps
 from maxtext_pp_ext.hardware.tiles import OF_16_BITS as TILE
 
-# The share by which all pieces together may exceed the whole, if that makes them easier to copy.
+# The share by which all chunks together may exceed the whole, if that makes them easier to copy.
 _SLACK = 1 / 16
 
 
-def _least_in_steps(pieces: int) -> int:
+def _least_in_steps(chunks: int) -> int:
   """The number of elements from which on a gather is worth its steps. Each step needs an operation beside which it runs.
 
-  Of a weight in one piece smaller gathers are worth it, too. The TPU compiler (libtpu 0.0.48.1) makes an all-reduce of a
+  Of a weight in one chunk smaller gathers are worth it, too. The TPU compiler (libtpu 0.0.48.1) makes an all-reduce of a
   small one over 64 devices or more (v6e-64: up to 16 MiB), which sends twice as much.
   """
-  return 2**20 if pieces == 1 else 2**24
+  return 2**20 if chunks == 1 else 2**24
 
 
 class Cut(NamedTuple):
-  """Pieces along one dimension of the shard. If they do not divide it evenly, the last one overlaps the one before."""
+  """Chunks along one dimension of the shard. If they do not divide it evenly, the last one overlaps the one before."""
 
   dim: int
   size: int
@@ -50,7 +50,7 @@ class Transfer:
   Attributes:
     axes: for each dimension the mesh axes over which it is sharded and has to be gathered.
     shard: shape of a device's shard of one stage, [a, b, …]; the gathered shape is [A, B, …].
-    pieces: the number of pieces into which the shard is cut.
+    chunks: the number of chunks into which the shard is cut.
     devices: for each dimension the number of devices over which it has to be gathered.
     over_all_devices: whether these axes are the whole mesh.
     steps: the steps in which the weight is gathered over some of these axes.
@@ -59,7 +59,7 @@ class Transfer:
 
   axes: tuple[tuple[str, ...], ...]
   shard: tuple[int, ...]
-  pieces: int
+  chunks: int
   devices: tuple[int, ...] = ()
   over_all_devices: bool = False
   steps: Steps = ()
@@ -67,58 +67,58 @@ class Transfer:
 
   @functools.cached_property
   def cut(self) -> Cut | None:
-    """The cut that wastes least and is easiest to copy; None for a scalar, or one piece: it is transferred whole.
+    """The cut that wastes least and is easiest to copy; None for a scalar, or one chunk: it is transferred whole.
 
-    Pieces of whole tiles are copied without shifting rows or columns.
+    Chunks of whole tiles are copied without shifting rows or columns.
     """
 
     def cost(dim: int) -> tuple:
-      size = self._piece_size(dim)
-      waste = size * self.pieces / self.shard[dim] - 1
+      size = self._chunk_size(dim)
+      waste = size * self.chunks / self.shard[dim] - 1
       from_end = len(self.shard) - dim
       is_tiled = from_end <= len(TILE)
       shifts = is_tiled and size % TILE[-from_end] != 0
       return waste > _SLACK, shifts, is_tiled and self._is_gathered(dim), waste, dim
 
-    if not self.shard or self.pieces == 1:
+    if not self.shard or self.chunks == 1:
       return None
     dim = min(range(len(self.shard)), key=cost)
-    return Cut(dim, self._piece_size(dim))
+    return Cut(dim, self._chunk_size(dim))
 
   @property
   def moves_once(self) -> bool:
-    """Whether pieces do not overlap, so that each element is transferred once."""
-    return bool(self.shard) and (self.cut is None or self.cut.size * self.pieces == self.shard[self.cut.dim])
+    """Whether chunks do not overlap, so that each element is transferred once."""
+    return bool(self.shard) and (self.cut is None or self.cut.size * self.chunks == self.shard[self.cut.dim])
 
-  def _piece_size(self, dim: int) -> int:
-    return -(-self.shard[dim] // self.pieces)
+  def _chunk_size(self, dim: int) -> int:
+    return -(-self.shard[dim] // self.chunks)
 
   def _is_gathered(self, dim: int) -> bool:
     return bool(self.axes[dim])
 
-  def gather(self, stored: jax.Array, repeat: jax.Array, piece: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Gathers one piece of a repeat.
+  def gather(self, stored: jax.Array, repeat: jax.Array, chunk: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Gathers one chunk of a repeat.
 
     Args:
       stored: shards of all repeats, [R, a, b, …].
       repeat: number of the repeat.
-      piece: number of the piece, 0 … pieces − 1.
+      chunk: number of the chunk, 0 … chunks − 1.
       dtype: the dtype to gather it in.
 
     Returns:
-      The piece, [A, B, …] but for the dimension of the cut. That is [piece], or [devices, piece] if it is gathered.
+      The chunk, [A, B, …] but for the dimension of the cut. That is [chunk], or [devices, chunk] if it is gathered.
     """
     sizes = list(self.shard)
     if self.cut is not None:
       sizes[self.cut.dim] = self.cut.size
-    part = jax.lax.dynamic_slice(stored, self._starts(repeat, piece), (1, *sizes))[0]
-    if part.dtype != dtype and self.pieces > 1:
+    part = jax.lax.dynamic_slice(stored, self._starts(repeat, chunk), (1, *sizes))[0]
+    if part.dtype != dtype and self.chunks > 1:
       # The factor is one. Without it the TPU compiler (libtpu 0.0.48.1) casts all repeats before the loop and keeps them.
-      # In one piece come layers that MaxText stacks along another axis than the first. The compiler copies all of them in
+      # In one chunk come layers that MaxText stacks along another axis than the first. The compiler copies all of them in
       # any case, and is to cast them first.
       part = part * (repeat >= 0).astype(part.dtype)
     part = part.astype(dtype)
-    if self.pieces > 1:  # The compiler (libtpu 0.0.48.1) would copy all repeats into the order in which it gathers.
+    if self.chunks > 1:  # The compiler (libtpu 0.0.48.1) would copy all repeats into the order in which it gathers.
       part = in_memory(part, self.order or range(part.ndim))
     for dim, axes in enumerate(self.axes):
       if axes and not self._is_cut(dim):
@@ -139,7 +139,7 @@ class Transfer:
   @property
   def in_steps(self) -> bool:
     """Whether the weight is gathered in several steps."""
-    return any(len(self._steps(axes, math.prod(self.shard) // self.pieces)) > 1 for axes in self.axes)
+    return any(len(self._steps(axes, math.prod(self.shard) // self.chunks)) > 1 for axes in self.axes)
 
   @property
   def is_asynchronous(self) -> bool:
@@ -155,50 +155,50 @@ class Transfer:
     """(axes, groups of devices) of each step in which parts of this size are gathered over axes of the mesh."""
     sizes = dict(self.steps)
     known = all(axis in sizes for axis in axes)
-    if not known or size * math.prod(math.prod(sizes[axis]) for axis in axes) < _least_in_steps(self.pieces):
+    if not known or size * math.prod(math.prod(sizes[axis]) for axis in axes) < _least_in_steps(self.chunks):
       return [(axes, None)]
     steps: list[tuple[Any, list[list[int]] | None]]
     steps = [(axis, each) for axis in axes for each in groups(sizes[axis]) if len(each[0]) > 1]
     return steps[::-1] if len(steps) > 1 else [(axes, None)]
 
-  def piece_spec(self, gathered: Sequence[Any]) -> tuple[Any, ...]:
-    """The entries of a piece's PartitionSpec, from those of the gathered weight, [A, B, …]."""
+  def chunk_spec(self, gathered: Sequence[Any]) -> tuple[Any, ...]:
+    """The entries of a chunk's PartitionSpec, from those of the gathered weight, [A, B, …]."""
     if self.cut is None or not self._is_gathered(self.cut.dim):
       return tuple(gathered)
     return (*gathered[: self.cut.dim + 1], None, *gathered[self.cut.dim + 1 :])
 
-  def place(self, part: jax.Array, buffers: jax.Array, number: jax.Array, piece: jax.Array) -> jax.Array:
-    """Puts one piece into a buffer.
+  def place(self, part: jax.Array, buffers: jax.Array, number: jax.Array, chunk: jax.Array) -> jax.Array:
+    """Puts one chunk into a buffer.
 
     Args:
       part: the result of `gather`.
       buffers: [B, 1, A, B, …].
       number: number of the buffer.
-      piece: number of the piece, 0 … pieces − 1.
+      chunk: number of the chunk, 0 … chunks − 1.
 
     Returns:
-      The buffers with the piece.
+      The buffers with the chunk.
     """
     starts: list[jax.Array | int] = [number, 0, *(0 for _ in part.shape)]
     if self.cut is None:
       return jax.lax.dynamic_update_slice(buffers, part[None, None], _of_one_type(starts))
     by_device = self._by_device(buffers, self.cut.dim - len(self.shard)) if self._is_gathered(self.cut.dim) else buffers
-    starts[self.cut.dim - len(self.shard)] = self._first(piece, self.cut)
+    starts[self.cut.dim - len(self.shard)] = self._first(chunk, self.cut)
     return jax.lax.dynamic_update_slice(by_device, part[None, None], _of_one_type(starts)).reshape(buffers.shape)
 
   def cut_out(
-      self, summands: jax.Array, number: jax.Array | int, piece: jax.Array, order: Sequence[int] | None = None
+      self, summands: jax.Array, number: jax.Array | int, chunk: jax.Array, order: Sequence[int] | None = None
   ) -> jax.Array:
-    """One piece of a device's summand of a gradient.
+    """One chunk of a device's summand of a gradient.
 
     Args:
       summands: [B, 1, A, B, …].
       number: number of the summand, 0 … B − 1.
-      piece: number of the piece, 0 … pieces − 1.
-      order: the dimensions [A, B, …] from major to minor in memory, from which the piece is taken; None for any.
+      chunk: number of the chunk, 0 … chunks − 1.
+      order: the dimensions [A, B, …] from major to minor in memory, from which the chunk is taken; None for any.
 
     Returns:
-      [1, …]: the piece, shaped like that of a gathered weight (`gather`).
+      [1, …]: the chunk, shaped like that of a gathered weight (`gather`).
     """
     order, at = None if order is None else list(order), None
     if self.cut is not None:
@@ -211,7 +211,7 @@ class Transfer:
       summands = in_memory(summands, [0, 1, *(2 + k for k in order)])
     starts, sizes = [number, *(0 for _ in summands.shape[1:])], [1, *summands.shape[1:]]
     if self.cut is not None and at is not None:
-      starts[at], sizes[at] = self._first(piece, self.cut), self.cut.size
+      starts[at], sizes[at] = self._first(chunk, self.cut), self.cut.size
     return jax.lax.dynamic_slice(summands, _of_one_type(starts), sizes)[0]
 
   def reduce(
@@ -220,21 +220,21 @@ class Transfer:
       sum_over: Collection[str],
       stored: jax.Array,
       repeat: jax.Array,
-      piece: jax.Array,
+      chunk: jax.Array,
       order: Sequence[int] | None = None,
   ) -> jax.Array:
-    """Adds one piece of a gradient up over devices and puts each device's shard of the sum into a repeat's place.
+    """Adds one chunk of a gradient up over devices and puts each device's shard of the sum into a repeat's place.
 
     Args:
-      part: the piece of this device's summand, the result of `cut_out`.
+      part: the chunk of this device's summand, the result of `cut_out`.
       sum_over: the mesh axes along which devices hold different summands; along the other axes they hold equal ones.
       stored: shards of all repeats, [R, a, b, …].
       repeat: number of the repeat.
-      piece: number of the piece, 0 … pieces − 1.
-      order: the dimensions of an only piece, from major to minor in memory; None for any.
+      chunk: number of the chunk, 0 … chunks − 1.
+      order: the dimensions of an only chunk, from major to minor in memory; None for any.
 
     Returns:
-      `stored` with the piece, [R, a, b, …].
+      `stored` with the chunk, [R, a, b, …].
     """
     if self.cut is not None and self._is_gathered(self.cut.dim):
       part = self._scatter(in_memory(part, range(part.ndim)), self.cut.dim, sum_over, tiled=False)
@@ -244,7 +244,7 @@ class Transfer:
     scattered = {a for axes in self.axes for a in axes}
     rest = tuple(a for a in sum_over if a not in scattered)
     part = jax.lax.psum(part, rest) if rest else part
-    return jax.lax.dynamic_update_slice(stored, part[None].astype(stored.dtype), self._starts(repeat, piece))
+    return jax.lax.dynamic_update_slice(stored, part[None].astype(stored.dtype), self._starts(repeat, chunk))
 
   def _scatter(
       self, x: jax.Array, dim: int, sum_over: Collection[str], *, tiled: bool, order: Sequence[int] | None = None
@@ -261,13 +261,13 @@ class Transfer:
     size = x.shape[dim] // jax.lax.axis_size(axes)
     return jax.lax.dynamic_slice_in_dim(x, index * size, size, dim)
 
-  def _first(self, piece: jax.Array, cut: Cut) -> jax.Array:
-    """Where a piece begins in the shard."""
+  def _first(self, chunk: jax.Array, cut: Cut) -> jax.Array:
+    """Where a chunk begins in the shard."""
     last = self.shard[cut.dim] - cut.size
-    return jnp.minimum(piece * cut.size, last)
+    return jnp.minimum(chunk * cut.size, last)
 
-  def _starts(self, repeat: jax.Array, piece: jax.Array) -> list[jax.Array]:
-    first = 0 if self.cut is None else self._first(piece, self.cut)
+  def _starts(self, repeat: jax.Array, chunk: jax.Array) -> list[jax.Array]:
+    first = 0 if self.cut is None else self._first(chunk, self.cut)
     return _of_one_type([repeat, *(first if self._is_cut(dim) else 0 for dim in range(len(self.shard)))])
 
   def _is_cut(self, dim: int) -> bool:

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
-from maxtext_pp_ext.engine import weights as of_all
 from maxtext_pp_ext.engine.transfers import torus, transfer
 from maxtext_pp_ext.engine.transfers.torus import groups, sizes_along, steps_of
-from maxtext_pp_ext.engine.weight import weight_of
-from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.engine.weights import of_all
+from maxtext_pp_ext.engine.weights.layout import WeightLayout
+from maxtext_pp_ext.engine.weights.of_all import weights_of
 from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain
 
@@ -98,7 +98,7 @@ def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, coun
       accumulation_dtype=F32,
       steps=steps,
   )
-  weight = weight_of(layout, params, mesh, Residency.REPEAT, chunks)
+  weight = weights_of([layout], [params], mesh, Residency.REPEAT, chunks)[0]
   at, following = jnp.array([1]), jnp.array([2])
 
   def prefetch(params):
@@ -115,14 +115,14 @@ def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, coun
 
   at_once = sum(entry is not None for entry in spec)
   assert counted() == at_once
-  monkeypatch.setattr(transfer, "_least_in_steps", lambda pieces: 0)
+  monkeypatch.setattr(transfer, "_least_in_steps", lambda chunks: 0)
   assert counted() == count[list(STEPS.values()).index(steps)]
   np.testing.assert_array_equal(jax.jit(lambda x: prefetch(x))(params), params[2])
 
 
-def test_a_smaller_weight_is_gathered_in_steps_if_it_comes_in_one_piece():
-  of = lambda pieces: transfer.Transfer(
-      axes=(("fsdp",), ()), shard=(2**19, 1), pieces=pieces, devices=(8, 1), steps=(("fsdp", (2, 4)),)
+def test_a_smaller_weight_is_gathered_in_steps_if_it_comes_in_one_chunk():
+  of = lambda chunks: transfer.Transfer(
+      axes=(("fsdp",), ()), shard=(2**19, 1), chunks=chunks, devices=(8, 1), steps=(("fsdp", (2, 4)),)
   )
   assert of(1).in_steps and not of(2).in_steps
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights gathered in pieces equal the weights, gradients reduced in pieces equal their sum, at any item of a stage."""
+"""Weights gathered in chunks equal the weights, gradients reduced in chunks equal their sum, at any item of a stage."""
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +9,11 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.engine import weights as of_all
-from maxtext_pp_ext.engine.accumulators import Item
 from maxtext_pp_ext.engine.transfers.transfer import Cut, Transfer
-from maxtext_pp_ext.engine.weight import weight_of
-from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.engine.weights import of_all
+from maxtext_pp_ext.engine.weights.accumulators import Item
+from maxtext_pp_ext.engine.weights.layout import WeightLayout
+from maxtext_pp_ext.engine.weights.of_all import weights_of
 from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain, gathered_last
 
@@ -22,9 +22,9 @@ F32 = jnp.dtype(jnp.float32)
 
 # shape of one stage's weight, how it is stored, and how a stage computes with it
 WEIGHTS = {
-    "pieces divide": ((8, 5), P("stage", "a", None), P("stage", None, None)),
-    "pieces do not divide": ((6, 5), P("stage", "a", None), P("stage", None, None)),
-    "fewer rows than pieces": ((4,), P("stage", "a"), P("stage", None)),
+    "chunks divide": ((8, 5), P("stage", "a", None), P("stage", None, None)),
+    "chunks do not divide": ((6, 5), P("stage", "a", None), P("stage", None, None)),
+    "fewer rows than chunks": ((4,), P("stage", "a"), P("stage", None)),
     "a vector over both axes": ((24,), P("stage", ("a", "b")), P("stage", None)),
     "two gathered dimensions": ((6, 4, 10), P("stage", "a", None, "b"), P("stage", None, None, None)),
     "one dimension is kept": ((6, 10), P("stage", "a", "b"), P("stage", None, "b")),
@@ -62,7 +62,7 @@ class Given:
 
 
 def weight(mesh, params, layout, chunks, gradient=None):
-  return weight_of(layout, params, mesh, Residency.REPEAT, chunks).with_(gradient=gradient)
+  return weights_of([layout], [params], mesh, Residency.REPEAT, chunks)[0].with_(gradient=gradient)
 
 
 @pytest.mark.parametrize("chunks", [3, 4])
@@ -155,7 +155,7 @@ def test_a_repeat_in_one_chunk_replaces_the_one_before_and_its_gradient_leaves_f
 
 
 @pytest.mark.parametrize(
-    "axes, shard, pieces, cut",
+    "axes, shard, chunks, cut",
     [
         ((("a",), ()), (256, 28672), 8, Cut(1, 3584)),  # columns of whole tiles, no view by device
         (((), ("a",)), (28672, 256), 8, Cut(0, 3584)),
@@ -166,8 +166,8 @@ def test_a_repeat_in_one_chunk_replaces_the_one_before_and_its_gradient_leaves_f
         ((), (), 8, None),
     ],
 )
-def test_weights_are_cut_where_pieces_are_copied_easily(axes, shard, pieces, cut):
-  assert Transfer(axes=axes, shard=shard, pieces=pieces).cut == cut
+def test_weights_are_cut_where_chunks_are_copied_easily(axes, shard, chunks, cut):
+  assert Transfer(axes=axes, shard=shard, chunks=chunks).cut == cut
 
 
 @pytest.mark.parametrize(
@@ -180,5 +180,5 @@ def test_weights_are_cut_where_pieces_are_copied_easily(axes, shard, pieces, cut
     ],
 )
 def test_gathers_run_beside_compute_over_two_devices_or_on_the_sparsecores(devices, steps, asynchronous):
-  transfer = Transfer(axes=(("fsdp",), ()), shard=(8, 128), pieces=1, devices=devices, steps=steps)
+  transfer = Transfer(axes=(("fsdp",), ()), shard=(8, 128), chunks=1, devices=devices, steps=steps)
   assert transfer.is_asynchronous is asynchronous

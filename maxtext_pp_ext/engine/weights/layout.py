@@ -87,9 +87,9 @@ class WeightLayout:
     """[B, F, S, …]: B arrays laid out `by_device`."""
     return Layout(P(None, *self.by_device.spec), 2)
 
-  def piece(self, transfer: Transfer) -> Layout:
-    """[F, S, …]: pieces of arrays laid out `by_device`."""
-    return Layout(P(self.partial_axes, self.gathered[0], *transfer.piece_spec(self.gathered[1:])), 1)
+  def chunk(self, transfer: Transfer) -> Layout:
+    """[F, S, …]: chunks of arrays laid out `by_device`."""
+    return Layout(P(self.partial_axes, self.gathered[0], *transfer.chunk_spec(self.gathered[1:])), 1)
 
   def parts(self, mesh: Mesh) -> int:
     """F, the number of parts along `partial_axes`."""
@@ -99,15 +99,15 @@ class WeightLayout:
     """Zeros [F, S, …] in the layout `by_device`, for a weight of the shape [S, …]."""
     return constrain(jnp.zeros((self.parts(mesh), *shape), dtype), self.by_device.spec, mesh)
 
-  def transfer(self, mesh: Mesh, shape: tuple[int, ...], pieces: int) -> Transfer:
-    """How a parameter of this shape, [R, S, …], is transferred in `pieces` pieces."""
+  def transfer(self, mesh: Mesh, shape: tuple[int, ...], chunks: int) -> Transfer:
+    """How a parameter of this shape, [R, S, …], is transferred in `chunks` chunks."""
     sharded = [math.prod(mesh.shape[a] for a in mesh_axes(entry)) for entry in self.sharded[1:]]
     shard = tuple(size // sharded[k] for k, size in enumerate(shape[2:]))
     devices = tuple(math.prod(mesh.shape[a] for a in axes) for axes in self.gathered_axes)
     return Transfer(
         axes=self.gathered_axes,
         shard=shard,
-        pieces=pieces,
+        chunks=chunks,
         devices=devices,
         over_all_devices=math.prod(devices) == mesh.size,
         steps=self.steps,

@@ -9,14 +9,31 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from maxtext_pp_ext.engine.per_stage import OnStage, together
 from maxtext_pp_ext.engine.programs.one_of import OneOf
 from maxtext_pp_ext.engine.shapes import Mask, Numbers, OfRepeat, Param
-from maxtext_pp_ext.engine.weight import Weight
+from maxtext_pp_ext.engine.weights.layout import WeightLayout
+from maxtext_pp_ext.engine.weights.weight import there, Weight
+from maxtext_pp_ext.engine.weights.whole import WholeWeight
+from maxtext_pp_ext.schedule import Residency
 
 Weights = list[Weight]
 PyTree = Any
+
+
+def weights_of(
+    layouts: Sequence[WeightLayout],
+    params: Sequence[jax.Array | jax.ShapeDtypeStruct],
+    mesh: Mesh,
+    gather_policy: Residency,
+    chunks: int,
+) -> Weights:
+  """The weights of parameters [R, S, …], before anything is gathered; of one chunk with one microbatch."""
+  of = WholeWeight if chunks == 1 else Weight
+  given: dict[str, Any] = {"mesh": mesh, "gather_policy": gather_policy, "chunks": chunks}
+  return [of(layout=layouts[k], shape=w.shape, dtype=w.dtype, **given) for k, w in enumerate(params)]
 
 
 def behind_barrier(
@@ -99,7 +116,7 @@ def add_complete(
     repeat: the repeat that each stage is at.
     works: whether it is not idle. Gradients of idle stages may have any value, NaN included.
   """
-  added = [None if gradients[k] is None else w.add_complete(gradients[k]) for k, w in enumerate(weights)]
+  added = [w.add_complete(gradients[k]) for k, w in enumerate(weights)]
   return _with(weights, "stored", [repeat, works], added)
 
 
@@ -113,7 +130,7 @@ def finish_repeat(weights: Sequence[Weight], repeat: Numbers, finishes: Mask) ->
     finishes: the stages that have finished it.
   """
   waiting = together(weights[0].mesh, [repeat], [w.finish_repeat() for w in weights], where=finishes)
-  return [w if waiting[k] is None else w.finished_in(waiting[k]) for k, w in enumerate(weights)]
+  return [w.finished_in(waiting[k]) for k, w in enumerate(weights)]
 
 
 def cut_out(weights: Sequence[Weight], repeat: Numbers, chunk: Numbers) -> Weights:
@@ -144,7 +161,7 @@ def finish(weights: Sequence[Weight]) -> list[Param]:
   zeros = jnp.zeros((weights[0].shape[1],), jnp.int32)
   whole = [w.with_(chunks=1) for w in weights]
   leaving = _with(whole, "leaving", [zeros], [w.cut_out_total() for w in whole])
-  return [w.stored.astype(w.dtype) for w in reduce(leaving, zeros, zeros)]
+  return [there(w.stored).astype(w.dtype) for w in reduce(leaving, zeros, zeros)]
 
 
 def _with(

@@ -16,30 +16,27 @@ just left. A complete gradient is added to its place in the stored layout at onc
 The buffer in which a sum will wait is the current one until then. So the last of its M summands is computed when nothing
 reads the weight any more, and the matrix product that computes it adds, casts and writes there. Stages do so in different
 iterations, and all wait for the slowest: apart from the product, casting would make every second iteration longer.
-
-With one microbatch a repeat arrives whole and takes the place of the one before, and the gradient of an iteration is the
-sum: `WholeWeight`. Its methods have the docstrings of those that they replace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, cast, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.accumulators import add_and_finish, add_to, Item, put_finished
 from maxtext_pp_ext.engine.per_stage import Layout, OnStage
 from maxtext_pp_ext.engine.programs.one_of import OneOf
 from maxtext_pp_ext.engine.programs.partial import Gradient
 from maxtext_pp_ext.engine.shapes import Accumulator, Buffers, Chunk, Numbers, OfRepeat, Param
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
-from maxtext_pp_ext.engine.weight_layout import WeightLayout
+from maxtext_pp_ext.engine.weights.accumulators import add_and_finish, add_to, Item, put_finished
+from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.schedule import Residency
 from maxtext_pp_ext.sharding import constrain
 
@@ -55,6 +52,7 @@ class Operands(NamedTuple):
   factors: Sequence[jax.Array]
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
   """A weight, and what there is of it at the moment; None for arrays that are not there.
@@ -158,7 +156,7 @@ class Weight:
 
     A vector is not worth a branch. The compiler adds and casts it in no time.
     """
-    return self.is_partial and cast(Gradient, self.gradient).on_device is not None and len(self.shape) > 3
+    return self.is_partial and there(self.gradient).on_device is not None and len(self.shape) > 3
 
   @property
   def _source_spec(self) -> P:
@@ -199,7 +197,7 @@ class Weight:
     """With repeat 0 of all stages as the current one."""
     if not self.is_windowed:
       return self
-    shard = constrain(cast(Param, self.source)[0], self.layout.sharded, self.mesh)
+    shard = constrain(there(self.source)[0], self.layout.sharded, self.mesh)
     current = constrain(shard.astype(self.layout.compute_dtype), self.layout.gathered, self.mesh)
     return self.with_(current=current)
 
@@ -224,7 +222,7 @@ class Weight:
       return None
     transfer, dtype = self.transfer, self.layout.compute_dtype
     gather = lambda repeat, chunk, source: transfer.gather(source, repeat, chunk, dtype)[None]
-    return OnStage(gather, [self.source], [self._source_layout], self.layout.piece(transfer))
+    return OnStage(gather, [there(self.source)], [self._source_layout], self.layout.chunk(transfer))
 
   def place(self) -> OnStage | None:
     """(repeat that the stage is at, number of the arriving chunk) -> the buffers with the chunk in the next one."""
@@ -235,14 +233,14 @@ class Weight:
     def put(repeat, chunk, buffers, arriving):
       return transfer.place(arriving[0], buffers, next_buffer(repeat), chunk)
 
-    layouts = [self.layout.window, self.layout.piece(transfer)]
-    return OnStage(put, [self.buffers, self.arriving], layouts, self.layout.window)
+    layouts = [self.layout.window, self.layout.chunk(transfer)]
+    return OnStage(put, [there(self.buffers), self.arriving], layouts, self.layout.window)
 
   def use(self) -> OnStage:
     """(repeat) -> the gathered weight; of one that kernels read both buffers, [B, S, …]."""
     if self.buffers is None:
       own = lambda repeat, all_: _take(repeat, all_).astype(self.layout.compute_dtype)
-      return OnStage(own, [self.source], [self._source_layout], Layout(self._source_spec, 0))
+      return OnStage(own, [there(self.source)], [self._source_layout], Layout(self._source_spec, 0))
     if self._is_one_of:
       both = lambda _, buffers: buffers[:, 0]
       return OnStage(both, [self.buffers], [self.layout.window], Layout(P(None, *self.layout.gathered), 1))
@@ -297,10 +295,10 @@ class Weight:
 
   def accumulate(self, operands: Operands, item: Item) -> dict[str, jax.Array]:
     """The arrays that change when an iteration's gradient, a partial sum, is added to the sum."""
-    total = cast(jax.Array, self.total)
+    total = there(self.total)
     if item.finishes is None or not self._finishes_in_place:
       return {"total": add_to(total, self._computed(operands), item)}
-    on_device = cast(Gradient, self.gradient).on_device
+    on_device = there(self.gradient).on_device
     waiting, place = self._waiting
     total, waiting = add_and_finish(
         self.mesh, self.layout.by_device, place, on_device, total, waiting, operands.of_roots[0], item
@@ -308,11 +306,13 @@ class Weight:
     return {"total": total, "buffers" if self.sums_wait_in_buffers else "finished": waiting}
 
   def _computed(self, operands: Operands) -> Accumulator:
-    gradient = cast(Gradient, self.gradient).compute(*operands)
+    gradient = there(self.gradient).compute(*operands)
     return constrain(gradient, self.layout.by_device.spec, self.mesh)
 
-  def add_complete(self, gradient: OfRepeat) -> OnStage:
-    """(repeat, whether the stage works) -> complete sums with an iteration's complete gradient."""
+  def add_complete(self, gradient: OfRepeat | None) -> OnStage | None:
+    """(repeat, whether the stage works) -> complete sums with an iteration's gradient; None if that is a partial sum."""
+    if gradient is None:
+      return None
     combine = self.layout.combine
 
     def add(repeat, works, all_, g):
@@ -320,7 +320,7 @@ class Weight:
       g = jnp.where(works, g.astype(old.dtype), jnp.full_like(old, combine.nothing))
       return jax.lax.dynamic_update_index_in_dim(all_, combine.add(old, g), repeat, 0)
 
-    args = [self.stored, constrain(gradient, self.layout.sharded, self.mesh)]
+    args = [there(self.stored), constrain(gradient, self.layout.sharded, self.mesh)]
     return OnStage(add, args, [self._stored_layout, Layout(self.layout.sharded, 0)], self._stored_layout)
 
   def finish_repeat(self) -> OnStage | None:
@@ -330,10 +330,12 @@ class Weight:
     waiting, place = self._waiting
     in_buffers = self.sums_wait_in_buffers
     put = lambda repeat, total, waiting: put_finished(total, waiting, repeat, in_buffers)
-    return OnStage(put, [self.total, waiting], [self.layout.by_device, place], place)
+    return OnStage(put, [there(self.total), waiting], [self.layout.by_device, place], place)
 
-  def finished_in(self, waiting: jax.Array) -> Self:
+  def finished_in(self, waiting: jax.Array | None) -> Self:
     """With the result of `finish_repeat`."""
+    if waiting is None:
+      return self
     return self.with_(**{"buffers" if self.sums_wait_in_buffers else "finished": waiting})
 
   def cut_out(self) -> OnStage | None:
@@ -348,16 +350,16 @@ class Weight:
       all_, number = (sums, next_buffer(repeat)) if in_buffers else (sums[None], 0)
       return transfer.cut_out(all_, number, chunk, order).astype(self.layout.compute_dtype)
 
-    return OnStage(cut, [waiting], [place], self.layout.piece(transfer))
+    return OnStage(cut, [waiting], [place], self.layout.chunk(transfer))
 
   def cut_out_total(self) -> OnStage | None:
     """(number of the chunk) -> the total, in the compute dtype; for a weight with one chunk."""
     if not self.is_partial:
       return None
     transfer = self.transfer
-    total = cast(jax.Array, self.total).astype(self.layout.compute_dtype)
+    total = there(self.total).astype(self.layout.compute_dtype)
     cut = lambda chunk, total: transfer.cut_out(total[None], 0, chunk)
-    return OnStage(cut, [total], [self.layout.by_device], self.layout.piece(transfer))
+    return OnStage(cut, [total], [self.layout.by_device], self.layout.chunk(transfer))
 
   def reduce(self) -> OnStage | None:
     """(repeat of the sum, number of the leaving chunk) -> complete sums with the chunk, reduced over devices."""
@@ -368,8 +370,8 @@ class Weight:
     def reduce(repeat, chunk, leaving, stored):
       return transfer.reduce(leaving[0], axes, stored, repeat, chunk, order)
 
-    layouts = [self.layout.piece(transfer), self._stored_layout]
-    return OnStage(reduce, [self.leaving, self.stored], layouts, self._stored_layout)
+    layouts = [self.layout.chunk(transfer), self._stored_layout]
+    return OnStage(reduce, [self.leaving, there(self.stored)], layouts, self._stored_layout)
 
   @property
   def gradient_order(self) -> tuple[int, ...]:
@@ -381,90 +383,11 @@ class Weight:
     return None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class ChunkedWeight(Weight):
-  """A weight of which a chunk arrives with each of several microbatches."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class WholeWeight(Weight):
-  """A weight of which each iteration, with its only microbatch, replaces the whole."""
-
-  @property
-  def replaces(self) -> bool:
-    return True
-
-  @property
-  def has_next_buffer(self) -> bool:
-    return False
-
-  @property
-  def sums_wait_in_buffers(self) -> bool:
-    return False
-
-  @property
-  def _finishes_in_place(self) -> bool:
-    return False
-
-  @property
-  def _waiting(self) -> tuple[Any, Layout]:
-    return self.total, self.layout.by_device
-
-  @property
-  def _waits_beside(self) -> bool:
-    return False
-
-  @property
-  def overlapped(self) -> Sequence[str]:
-    return ("stored",)  # gathers have until the iteration's end
-
-  @property
-  def gradient_order(self) -> tuple[int, ...]:
-    """As products read the weight, but the last dimension is not scattered.
-
-    Parts of the last one would be narrower than a tile. A product writes this order, too; any other would be a copy.
-    """
-    order = super().gradient_order
-    if len(order) < 3 or not self.layout.gathered_axes[order[-1] - 1]:
-      return order
-    return (*order[:-2], order[-1], order[-2])
-
-  @property
-  def _order_of_reduction(self) -> list[int]:
-    return [dim - 1 for dim in self.gradient_order if dim]
-
-  def ordered(self) -> Self:
-    return self  # the compiler lays out each repeat anew
-
-  def _current(self, weight: jax.Array) -> jax.Array:
-    return weight
-
-  def place(self) -> OnStage | None:
-    if self.arriving is None:
-      return None
-    transfer = self.transfer
-    # A repeat that is gathered in steps is put in its order before the last one. A gather at once is along the major
-    # dimension: another order would be a copy of the whole.
-    in_order: Callable = self._in_order if self.order and transfer.in_steps else lambda weight: weight
-    whole = lambda repeat, chunk, arriving: in_order(arriving[0])[None, None]
-    return OnStage(whole, [self.arriving], [self.layout.piece(transfer)], self.layout.window)
-
-  def accumulate(self, operands: Operands, item: Item) -> dict[str, jax.Array]:
-    gradient = self._computed(operands).astype(cast(jax.Array, self.total).dtype)
-    return {"total": in_memory(gradient, [0, *(1 + dim for dim in self.gradient_order)])}
-
-  def finish_repeat(self) -> OnStage | None:
-    return None
-
-
-def weight_of(
-    layout: WeightLayout, param: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, gather_policy: Residency, chunks: int
-) -> Weight:
-  """The weight of a parameter [R, S, …], before anything is gathered."""
-  of = WholeWeight if chunks == 1 else ChunkedWeight
-  return of(layout=layout, mesh=mesh, gather_policy=gather_policy, shape=param.shape, dtype=param.dtype, chunks=chunks)
+def there[T](array: T | None) -> T:
+  """An array that a weight has at this point of an iteration."""
+  if array is None:
+    raise RuntimeError("A weight is used before its array is there.")
+  return array
 
 
 def next_buffer(repeat: jax.Array) -> jax.Array:

@@ -1,0 +1,91 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A weight with one microbatch: a repeat arrives whole and takes the place of the one before.
+
+The gradient of an iteration is the sum of a repeat: it waits for its reduction where it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any, Self
+
+import jax
+
+from maxtext_pp_ext.engine.per_stage import Layout, OnStage
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory
+from maxtext_pp_ext.engine.weights.accumulators import Item
+from maxtext_pp_ext.engine.weights.weight import Operands, there, Weight
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WholeWeight(Weight):
+  """A weight of which each iteration, with its only microbatch, replaces the whole."""
+
+  @property
+  def replaces(self) -> bool:
+    return True
+
+  @property
+  def has_next_buffer(self) -> bool:
+    return False
+
+  @property
+  def sums_wait_in_buffers(self) -> bool:
+    return False
+
+  @property
+  def _finishes_in_place(self) -> bool:
+    return False
+
+  @property
+  def _waiting(self) -> tuple[Any, Layout]:
+    return self.total, self.layout.by_device
+
+  @property
+  def _waits_beside(self) -> bool:
+    return False
+
+  @property
+  def overlapped(self) -> Sequence[str]:
+    return ("stored",)  # gathers have until the iteration's end
+
+  @property
+  def gradient_order(self) -> tuple[int, ...]:
+    """As products read the weight, but the last dimension is not scattered.
+
+    Parts of the last one would be narrower than a tile. A product writes this order, too; any other would be a copy.
+    """
+    order = super().gradient_order
+    if len(order) < 3 or not self.layout.gathered_axes[order[-1] - 1]:
+      return order
+    return (*order[:-2], order[-1], order[-2])
+
+  @property
+  def _order_of_reduction(self) -> list[int]:
+    return [dim - 1 for dim in self.gradient_order if dim]
+
+  def ordered(self) -> Self:
+    return self  # the compiler lays out each repeat anew
+
+  def _current(self, weight: jax.Array) -> jax.Array:
+    return weight
+
+  def place(self) -> OnStage | None:
+    if self.arriving is None:
+      return None
+    transfer = self.transfer
+    # A repeat that is gathered in steps is put in its order before the last one. A gather at once is along the major
+    # dimension: another order would be a copy of the whole.
+    in_order: Callable = self._in_order if self.order and transfer.in_steps else lambda weight: weight
+    whole = lambda repeat, chunk, arriving: in_order(arriving[0])[None, None]
+    return OnStage(whole, [self.arriving], [self.layout.chunk(transfer)], self.layout.window)
+
+  def accumulate(self, operands: Operands, item: Item) -> dict[str, jax.Array]:
+    gradient = self._computed(operands).astype(there(self.total).dtype)
+    return {"total": in_memory(gradient, [0, *(1 + dim for dim in self.gradient_order)])}
+
+  def finish_repeat(self) -> OnStage | None:
+    return None
