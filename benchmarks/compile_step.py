@@ -13,7 +13,6 @@ from rich import console as rich_console
 from benchmarks import shapes
 from maxtext_pp_ext.compiled import compare, limits, step
 from maxtext_pp_ext.hardware import chips
-from maxtext_pp_ext.host.models import train_step
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 versions = step.versions
@@ -43,8 +42,6 @@ def compile_step(
     figures = compare.figures(
         arguments,
         bounds=bounds,
-        batch=train_step.BATCH,
-        optimizer=train_step.OPTIMIZER,
         chip=chips.of_topology(topology),
         hlo_file=hlo_file,
         on_tick=lambda seconds, memory: status.update(f"{label}: {seconds:.0f} s, {memory / limits.GIB:.1f} GiB"),

@@ -38,9 +38,8 @@ from rich import progress
 
 from benchmarks import compile_step, shapes, tables
 import maxtext_pp_ext
-from maxtext_pp_ext.compiled import traffic
-from maxtext_pp_ext.compiled.measured import paired
-from maxtext_pp_ext.compiled.program import execution, hlo
+from maxtext_pp_ext.compiled.measured import step_times, turn
+from maxtext_pp_ext.compiled.program import execution, hlo, products
 from maxtext_pp_ext.host.models import variants
 
 maxtext_pp_ext.install()
@@ -134,7 +133,7 @@ def build(impl: str, keys: dict[str, Any]) -> Pipeline:
     seconds = time.monotonic() - start
   return Pipeline(
       step=lambda: jax.block_until_ready(compiled(params, inputs)),
-      dot_flops=traffic.analyse(execution.of_module(hlo.parse(compiled.as_text()))).dot_flops,
+      dot_flops=execution.of_module(hlo.parse(compiled.as_text())).total(products.dot_flops),
       compile_seconds=seconds,
   )
 
@@ -144,7 +143,9 @@ def report(pipelines: dict[str, Pipeline], failures: dict[str, str], description
   rows = []
   for impl, each in pipelines.items():
     ratios = [
-        f"{paired.ratio(each.seconds, pipelines[base].seconds).median:.3f}×" if base in pipelines else tables.MISSING
+        f"{step_times.ratio(each.seconds, pipelines[base].seconds)['median']:.3f}×"
+        if base in pipelines
+        else tables.MISSING
         for base in (shapes.PLAIN, "host BSW")
     ]
     base_flops = pipelines[shapes.PLAIN].dot_flops if shapes.PLAIN in pipelines else None
@@ -186,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
   with progress.Progress(console=console) as bar:
     task = bar.add_task("rounds", total=options.rounds)
     steps = {impl: each.step for impl, each in pipelines.items()}
-    for impl, seconds in paired.measure(steps, options.rounds, lambda done: bar.update(task, completed=done)).items():
+    for impl, seconds in turn.measure(steps, options.rounds, lambda done: bar.update(task, completed=done)).items():
       pipelines[impl].seconds = seconds
   results = {
       impl: {

@@ -119,9 +119,7 @@ def bounds(args: argparse.Namespace) -> limits.Limits:
 def compiled(name: str, arguments_of_run: Sequence[str], args: argparse.Namespace, **target: Any) -> dict[str, Any]:
   """Returns the figures of a run's train step (`compare.figures`), with progress, within the bounds of `args`."""
   from maxtext_pp_ext.compiled import compare  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.models import train_step  # pylint: disable=import-outside-toplevel
 
-  target |= {"batch": train_step.BATCH, "optimizer": train_step.OPTIMIZER}
   with output.progress(f"compiling {name}") as shown:
 
     def on_tick(_, memory: int) -> None:

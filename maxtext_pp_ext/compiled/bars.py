@@ -7,7 +7,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from maxtext_pp_ext.compiled import carried, compare
+from maxtext_pp_ext.compiled import compare, reading
 from maxtext_pp_ext.compiled.projection import costs
 
 _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#bab0ac", "#79706e")
@@ -52,7 +52,7 @@ def _panels():
       ("arguments", row["bytes"]["arguments"]),
       ("the rest of the peak", max(row["bytes"]["peak"] - row["bytes"]["arguments"], 0)),
   ]
-  sent = lambda row: [(what, compare.wire_bytes(row, carries=what)) for what in (*carried.CARRIED, compare.UNTOLD)]
+  sent = lambda row: [(what, compare.wire_bytes(row, carries=what)) for what in (*reading.CARRIED, compare.UNTOLD)]
   return [
       ("peak memory", "B", lambda row: memory(row) if row["bytes"]["peak"] else []),
       ("temporary buffers", "B", lambda row: [("", row["bytes"]["temp"])]),

@@ -50,15 +50,12 @@ def run(
 
   Args:
     module: full name of the module. Its program gets the name of a file, then `arguments`. It writes a JSON object into
-      that file.
+      that file, to which `host_memory_GiB` is added, the largest resident memory seen.
     arguments: the program's further arguments.
     bounds: limits of wall time and host memory.
-    devices: those that JAX has in the process: a number of virtual CPU devices, or this machine's; None for one CPU.
+    devices: those that JAX has in the process; None for one CPU.
     environment: further environment variables.
     on_tick: called regularly with the seconds so far and the resident bytes now.
-
-  Returns:
-    The JSON object, with `host_memory_GiB`, the largest resident memory seen.
   """
   variables = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": processes.python_path()}
   if isinstance(devices, Machine):

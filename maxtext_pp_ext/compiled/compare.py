@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import collections as containers
 from collections.abc import Sequence
 import pathlib
 from typing import Any
@@ -22,8 +21,6 @@ def figures(
     arguments: Sequence[str],
     *,
     bounds: limits.Limits,
-    batch: str,
-    optimizer: str,
     devices: child.Devices = None,
     chip: chips.Chip | None = None,
     hlo_file: pathlib.Path | None = None,
@@ -36,8 +33,6 @@ def figures(
   Args:
     arguments: MaxText's command-line arguments.
     bounds: limits of wall time and host memory.
-    batch: prefix of the names of those arguments of the step that are the batch.
-    optimizer: prefix of the names of those arguments of the step that are the optimizer's state.
     devices: those to compile for, see `step.compile_step`.
     chip: device for which the step's time is projected; None for no projection.
     hlo_file: file to keep the optimised HLO in.
@@ -46,11 +41,9 @@ def figures(
     on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
-    Of `step.compile_step` all but `placement`; of `traffic.Traffic` all; `loops_without_trip_count` and
-    `conditionals_unknown`, which could not be followed; `transfers` and `overlap`. Or `failure`; and `unread` if the step
-    was compiled and its program could not be read. `transfers` lists the collectives per device and step, by what they
-    carry, kind and loop depth. `overlap` has the shares of their bytes that are transferred asynchronously, and with
-    compute meanwhile. With a chip also `projection`, see `projection.summary.figures`.
+    What `step.compile_step` returns, without `placement` and `names`, and what `of_step` returns. With a chip also
+    `projection`, see `projection.summary.figures`. Or `failure`; and `unread` if the step was compiled and its program
+    could not be read.
   """
   with interruption.temporary_folder() as folder:
     file = hlo_file or pathlib.Path(folder) / "step.hlo"
@@ -60,7 +53,7 @@ def figures(
     text = file.read_text(encoding="utf-8")
   placement = found.pop("placement", None)
   try:
-    read = reading.step(text, batch=batch, optimizer=optimizer)
+    read = reading.step(text, **found.pop("names"))
     found |= of_step(read)
     if chip is not None:
       simulated = summary.simulate(read, chip, placement)
@@ -76,10 +69,15 @@ def figures(
 
 
 def of_step(read: reading.Step) -> dict[str, Any]:
-  """What a train step sends and multiplies, as `figures` returns it."""
+  """What a train step sends and multiplies.
+
+  Of `traffic.Traffic` all. `loops_without_trip_count` and `conditionals_unknown` could not be followed. `transfers` lists
+  the collectives per device and step, by what they carry, kind and loop depth. `overlap` has the shares of their bytes
+  that are transferred asynchronously, and with compute meanwhile.
+  """
   with hlo.reading():
     return {
-        **traffic.analyse(read.run).to_json(),
+        **traffic.analyse(read.run, read.collectives).to_json(),
         "loops_without_trip_count": sorted(read.run.unknown.loops),
         "conditionals_unknown": sorted(read.run.unknown.conditionals),
         "transfers": transfers(read.collectives, read.carries),
@@ -89,16 +87,14 @@ def of_step(read: reading.Step) -> dict[str, Any]:
 
 def transfers(found: Sequence[spans.Span], what: Sequence[str | None]) -> list[dict[str, Any]]:
   """Bytes on the wire and executions, by what is carried, kind and loop depth; the most bytes first."""
-  sums: dict[tuple[str, str, int], list[float]] = containers.defaultdict(lambda: [0.0, 0.0, 0])
+  alike: dict[tuple[str, str, int], list[spans.Span]] = {}
   for span, carries in zip(found, what, strict=True):
-    entry = sums[carries or UNTOLD, span.collective.kind, span.depth]
-    entry[0] += span.wire_bytes
-    entry[1] += span.collective.balanced_bytes * span.executions
-    entry[2] += span.executions
+    alike.setdefault((carries or UNTOLD, span.collective.kind, span.depth), []).append(span)
   rows = []
-  for (carries, kind, depth), (wire, balanced, count) in sums.items():
-    row = {"carries": carries, "kind": kind, "loop_depth": depth, "wire_bytes": round(wire)}
-    row["count"] = traffic.count_of(count)
+  for (carries, kind, depth), group in alike.items():
+    row = {"carries": carries, "kind": kind, "loop_depth": depth, "wire_bytes": round(sum(s.wire_bytes for s in group))}
+    row["count"] = traffic.count_of(sum(span.executions for span in group))
+    balanced = sum(span.collective.balanced_bytes * span.executions for span in group)
     rows.append(row | ({"balanced_bytes": round(balanced)} if kind == collectives.RAGGED else {}))
   return sorted(rows, key=lambda row: (-row["wire_bytes"], row["carries"], row["kind"], row["loop_depth"]))
 

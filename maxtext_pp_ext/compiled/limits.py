@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import contextlib
 import dataclasses
 import pathlib
 import re
@@ -47,15 +48,10 @@ def run(
     on_tick: Callable[[float, int], None] = lambda seconds, memory: None,
     tick: float = 0.25,
 ) -> Outcome:
-  """Runs a command with its output in a log file. The command does not outlive the call or the calling process.
+  """Runs a command that does not outlive the call or the calling process.
 
-  Args:
-    command: program and arguments.
-    log: file for output and errors; it is replaced.
-    limits: the limits at which the command is stopped.
-    environment: the command's environment; by default the caller's.
-    on_tick: called every `tick` seconds with the seconds so far and the resident bytes now.
-    tick: seconds between checks of the limits.
+  Its output and errors replace the log file. Every `tick` seconds its limits are checked, and `on_tick` is called with
+  the seconds so far and the resident bytes now.
   """
   start, peak, failure = time.monotonic(), 0, None
   with open(log, "wb") as output:
@@ -85,15 +81,11 @@ def _over(limits: Limits, seconds: float, memory: int) -> str | None:
 
 def _resident_bytes(pid: int) -> int:
   total = 0
-  try:
+  with contextlib.suppress(psutil.NoSuchProcess):
     process = psutil.Process(pid)
     for each in [process, *process.children(recursive=True)]:
-      try:
+      with contextlib.suppress(psutil.NoSuchProcess):
         total += each.memory_info().rss
-      except psutil.NoSuchProcess:
-        pass
-  except psutil.NoSuchProcess:
-    pass
   return total
 
 

@@ -41,13 +41,13 @@ def compile_step(
     arguments: MaxText's command-line arguments. The first, a yml file, may be left out (base.yml), or be a preset's name.
     bounds: limits of wall time and host memory.
     hlo_file: file for the optimised HLO.
-    devices: those to compile for: a number of virtual CPU devices, or this machine's; None for the TPUs of
-      `compile_topology`.
+    devices: those to compile for; None for the TPUs of `compile_topology`.
     on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
-    Memory per device, the seconds that compiling took, and for TPUs `placement` and `work`, which projections need. If
-    there are none, `failure`; and `refused` if the configuration was refused.
+    Memory per device, the seconds that compiling took, and `names`, by which the step's arguments are told apart
+    (`reading.step`); for TPUs `placement` and `work`, which projections need. If there are none, `failure`; and `refused`
+    if the configuration was refused.
   """
   here = ["--here"] if devices is not None else []
   return child.run(__name__, [str(hlo_file), *here, *arguments], bounds=bounds, devices=devices, on_tick=on_tick)
@@ -83,6 +83,7 @@ def main(argv: list[str]) -> None:
     platform = compiled.mesh.devices.flat[0].platform
     hlo_file.write_text(printed(compiled.program), encoding="utf-8")
     figures = _memory(compiled.program, platform) | compiled.times
+    figures["names"] = {"batch": train_step.BATCH, "optimizer": train_step.OPTIMIZER}
     if platform == "tpu":
       figures |= {"placement": train_step.placement(compiled), "work": train_step.work(compiled.config)}
   result.write_text(json.dumps(figures), encoding="utf-8")

@@ -1,43 +1,32 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Traffic and FLOPs per device of one step of a compiled program, from its optimised HLO.
-
-Every instruction counts as often as it runs (`program/execution.py`), on average over the devices.
-"""
+"""Traffic and FLOPs per device of one step of a compiled program, on average over the devices."""
 
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterable, Mapping
 import dataclasses
 from typing import Any
 
+from maxtext_pp_ext.compiled import spans
 from maxtext_pp_ext.compiled.program import collectives, execution, products
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Traffic:
   """Sums over a step, per device."""
 
-  # Bytes sent, by kind of collective.
-  wire_bytes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-  balanced_ragged_bytes: float = 0.0  # of ragged all-to-alls the bytes sent if all devices get equally many rows
-  count: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # executions, by kind of collective
-  weight_gathers: float = 0  # all-gathers executed, counted per floating-point array of at least WEIGHT_BYTES
+  wire_bytes: Mapping[str, float]  # sent, by kind of collective
+  balanced_ragged_bytes: float  # of ragged all-to-alls what is sent if all devices get equally many rows
+  count: Mapping[str, float]  # executions, by kind of collective
+  weight_gathers: float  # all-gathers executed, counted per floating-point array of at least WEIGHT_BYTES
   # FLOPs of matrix multiplications and convolutions, two per multiply-add. Pallas kernels are left out.
-  dot_flops: float = 0.0
+  dot_flops: float
 
   @property
   def total_wire_bytes(self) -> float:
     return sum(self.wire_bytes.values())
-
-  def add(self, other: Traffic, times: float = 1) -> None:
-    for kind, value in other.wire_bytes.items():
-      self.wire_bytes[kind] += times * value  # type: ignore[assignment]  # may be a fraction
-    for kind, value in other.count.items():
-      self.count[kind] += times * value  # type: ignore[assignment]
-    self.balanced_ragged_bytes += times * other.balanced_ragged_bytes
-    self.weight_gathers += times * other.weight_gathers
-    self.dot_flops += times * other.dot_flops
 
   def to_json(self) -> dict[str, Any]:
     return {
@@ -55,19 +44,21 @@ def count_of(executions: float) -> float:
   return round(executions) if float(executions).is_integer() else round(executions, 3)
 
 
-def analyse(run: execution.Execution) -> Traffic:
-  """Traffic and dot FLOPs of one run of a program."""
-  return run.total(_of_instructions, Traffic.add)
-
-
-def _of_instructions(run: execution.Execution) -> Traffic:
-  result = Traffic()
-  for step in run.computation.instructions:
-    if found := collectives.collective_at(run.module, run.computation, step):
-      _, collective = found
-      result.wire_bytes[collective.kind] += collective.wire_bytes  # type: ignore[assignment]  # may be a fraction
-      result.balanced_ragged_bytes += collective.balanced_bytes if collective.kind == collectives.RAGGED else 0.0
-      result.count[collective.kind] += 1
-      result.weight_gathers += collective.weights if collective.kind == "all-gather" else 0
-    result.dot_flops += products.dot_flops(run.computation, step)
-  return result
+def analyse(run: execution.Execution, found: Iterable[spans.Span]) -> Traffic:
+  """Traffic and dot FLOPs of one run of a program with these collectives."""
+  wire_bytes: dict[str, float] = collections.defaultdict(float)
+  count: dict[str, float] = collections.defaultdict(float)
+  ragged = gathers = 0.0
+  for span in found:
+    kind = span.collective.kind
+    wire_bytes[kind] += span.wire_bytes
+    count[kind] += span.executions
+    ragged += span.collective.balanced_bytes * span.executions if kind == collectives.RAGGED else 0.0
+    gathers += span.collective.weights * span.executions if kind == "all-gather" else 0.0
+  return Traffic(
+      wire_bytes=wire_bytes,
+      balanced_ragged_bytes=ragged,
+      count=count,
+      weight_gathers=gathers,
+      dot_flops=run.total(products.dot_flops),
+  )

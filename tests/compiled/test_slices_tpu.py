@@ -13,7 +13,7 @@ import re
 
 import pytest
 
-from maxtext_pp_ext.compiled import carried, limits, reading, step
+from maxtext_pp_ext.compiled import limits, reading, step
 from maxtext_pp_ext.compiled.program import collectives
 from maxtext_pp_ext.host.models import train_step
 from tests.compiled import common
@@ -69,18 +69,18 @@ def test_between_slices_go_activations_and_gradients_of_what_is_outside_the_pipe
 
   found = zip(read.carries, read.collectives, strict=True)
   sent = [(what, span) for what, span in found if span.collective.kind == collectives.BETWEEN_SLICES]
-  activations = [span for what, span in sent if what == carried.ACTIVATIONS]
+  activations = [span for what, span in sent if what == reading.ACTIVATIONS]
   # Forward and backward, a microbatch at each iteration, in the loop; nothing else is in it.
   in_loops = [span for _, span in sent if span.depth > 0]
   assert all(span in activations and span.depth == 1 for span in in_loops)
   assert sum(span.wire_bytes for span in in_loops) == 2 * ITERATIONS * MICROBATCH
   # Inputs reach the first stage, outputs leave the last one, and the same for gradients.
   assert sum(span.wire_bytes for span in activations if span.depth == 0) <= 4 * MICROBATCHES * MICROBATCH
-  others = [(what, span.array.elements) for what, span in sent if what != carried.ACTIVATIONS]
-  assert carried.WEIGHTS not in dict(others)
+  others = [(what, span.array.elements) for what, span in sent if what != reading.ACTIVATIONS]
+  assert reading.WEIGHTS not in dict(others)
   # Of weights there are gradients, each once: of two tables and one norm, while a stage's layers have several.
-  gradients = sorted(elements for what, elements in others if what == carried.GRADIENTS and elements > LANES)
+  gradients = sorted(elements for what, elements in others if what == reading.GRADIENTS and elements > LANES)
   assert gradients == [NORM, TABLE, TABLE] and TABLE not in OF_A_LAYER
   # The rest are segment ids and positions of a batch's rows, and scalars.
-  rest = [elements for what, elements in others if what == carried.ELSEWHERE]
+  rest = [elements for what, elements in others if what == reading.ELSEWHERE]
   assert max(rest) <= ROWS_PER_CHIP * SEQUENCE

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.compiled import traffic
+from maxtext_pp_ext.compiled import spans, traffic
 from maxtext_pp_ext.compiled.program import collectives, execution, hlo, products
 
 # A whole array of 1024 float32; groups of 4 of 8 devices.
@@ -23,7 +23,12 @@ def of(line: str, *, computation: str = "main", more: str = "") -> traffic.Traff
   else:
     text = f"%{computation} (a: f32[]) -> f32[] {{\n  {line}\n}}\n\n"
     text += f"ENTRY %main (a: f32[]) -> f32[] {{\n  %f = f32[] fusion(%a), calls=%{computation}\n}}\n"
-  return traffic.analyse(execution.of_module(hlo.parse(f"HloModule m, num_partitions=8\n{more}{text}")))
+  return analyse(f"HloModule m, num_partitions=8\n{more}{text}")
+
+
+def analyse(text: str) -> traffic.Traffic:
+  run = execution.of_module(hlo.parse(text))
+  return traffic.analyse(run, spans.spans(run))
 
 
 @pytest.mark.parametrize(
@@ -123,10 +128,10 @@ ENTRY %main (a: f32[8]) -> f32[8] {
   ROOT %w.1 = f32[8] while(%a), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"5"}}
 }
 """
-  found = traffic.analyse(execution.of_module(hlo.parse(text)))
+  found = analyse(text)
   assert found.count["collective-permute"] == 5 * (3 + 1)
   assert found.total_wire_bytes == 20 * 32
-  unknown = traffic.analyse(execution.of_module(hlo.parse(text.replace('"known_trip_count":{"n":"3"}', ""))))
+  unknown = analyse(text.replace('"known_trip_count":{"n":"3"}', ""))
   assert unknown.count["collective-permute"] == 5 * 2
 
 
@@ -181,7 +186,7 @@ def test_flops_of_a_compiled_loop_of_matrix_products_are_counted_per_device(mesh
   compiled = jax.jit(program, in_shardings=(sharded, whole), out_shardings=sharded).lower(
       jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((32, 32), jnp.float32)
   )
-  found = traffic.analyse(execution.of_module(hlo.parse(compiled.compile().as_text())))
+  found = analyse(compiled.compile().as_text())
   assert found.dot_flops == 6 * 2 * (64 // 4) * 32 * 32
 
 
@@ -193,7 +198,7 @@ def test_traffic_of_a_compiled_program_is_that_of_the_collectives_it_asks_for(me
 
   mapped = jax.jit(jax.shard_map(program, mesh=mesh, in_specs=P("fsdp"), out_specs=P("fsdp"), check_vma=False))
   text = mapped.lower(jax.ShapeDtypeStruct((4096, 8), jnp.float32)).compile().as_text()
-  found = traffic.analyse(execution.of_module(hlo.parse(text)))
+  found = analyse(text)
   whole = 4096 * 8 * 4
   assert dict(found.wire_bytes) == {
       "all-gather": whole * 3 / 4,

@@ -13,7 +13,7 @@ import pytest
 
 from maxtext_pp_ext.compiled import compare, reading
 from maxtext_pp_ext.compiled.program import hlo
-from tests.compiled.test_carried import STEP
+from tests.compiled.test_reading import STEP
 from tests.fuzz.common import within
 
 KEYS = {"batch": "data[", "optimizer": "state['optimizer']"}

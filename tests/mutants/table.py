@@ -804,7 +804,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "compiled/program/collectives.py",
             "wire, balanced = buffer.bytes, buffer.bytes / max(buffer.dims[0], 1) * balanced_count * share",
             "wire, balanced = buffer.bytes, buffer.bytes",
-            "tests/compiled/test_carried.py::test_a_ragged_all_to_all_dispatches_tokens",
+            "tests/compiled/test_reading.py::test_a_ragged_all_to_all_dispatches_tokens",
         ),
         Mutant(
             "branches-added-up",

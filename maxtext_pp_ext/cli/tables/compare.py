@@ -81,7 +81,7 @@ def _seconds(values: Iterable[float | None]) -> list[str]:
 
 def _lines(rows: list[dict[str, Any]]):
   """Yields (label, a cell for each row); cells None stand for a rule."""
-  from maxtext_pp_ext.compiled import carried, compare  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.compiled import compare, reading  # pylint: disable=import-outside-toplevel
 
   for key, label in (("peak", "memory: peak"), ("temp", "temp"), ("arguments", "arguments")):
     yield label, _bytes(row["bytes"][key] for row in rows)
@@ -93,7 +93,7 @@ def _lines(rows: list[dict[str, Any]]):
   if any(balanced):
     yield "ragged-all-to-all, if routing is balanced", _bytes(each or None for each in balanced)
   yield "", None
-  yield from _chosen(rows, "carries", {what: f"carries {what}" for what in (*carried.CARRIED, compare.UNTOLD)})
+  yield from _chosen(rows, "carries", {what: f"carries {what}" for what in (*reading.CARRIED, compare.UNTOLD)})
   yield "", None
   depths = sorted({each["loop_depth"] for row in rows for each in row["transfers"]})
   yield from _chosen(rows, "loop_depth", {depth: f"in {units.counted(depth, 'loop')}" for depth in depths})

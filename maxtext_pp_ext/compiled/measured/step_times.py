@@ -10,11 +10,11 @@ affects all alike. Each step is compiled in its first turn only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-import dataclasses
+import statistics
 from typing import Any
 
 from maxtext_pp_ext.compiled import child, limits
-from maxtext_pp_ext.compiled.measured import paired, turn
+from maxtext_pp_ext.compiled.measured import turn
 from maxtext_pp_ext.processes import interruption
 
 # MaxText's key, and the variable with which it is set; MaxText refuses both together.
@@ -34,14 +34,9 @@ def step_times(
     devices: int | child.Machine,
     on_tick: Callable[[str, int], None] = lambda doing, memory: None,
 ) -> dict[str, Any]:
-  """Compiles and runs several train steps.
+  """Compiles and runs several train steps, whose MaxText arguments are given by name.
 
-  Args:
-    arguments: MaxText's command-line arguments of each step, by the step's name.
-    rounds: how often each step is measured.
-    bounds: limits of wall time and host memory of each turn.
-    devices: a number of virtual CPU devices, or this machine's.
-    on_tick: called regularly with the current activity and the resident bytes now.
+  `bounds` are those of each turn. `on_tick` is called regularly with the current activity and the resident bytes now.
 
   Returns:
     `steps`; `base`, the name of the first that ran; `rounds`; and `turns`, name and rounds of each, in order. `steps` has
@@ -56,7 +51,10 @@ def step_times(
     for number, (name, count) in enumerate(order):
       if "failure" in found.get(name, {}):
         continue
-      doing = f"{name}, turn {number + 1} of {len(order)}"
+
+      def tick(_: float, memory: int, doing: str = f"{name}, turn {number + 1} of {len(order)}") -> None:
+        on_tick(doing, memory)
+
       kept = [argument for argument in arguments[name] if not argument.startswith(f"{_CACHE}=")]
       ran = child.run(
           turn.__name__,
@@ -64,7 +62,7 @@ def step_times(
           bounds=bounds,
           devices=devices,
           environment=_WITH_CACHE | {_CACHE_VARIABLE: cache},
-          on_tick=_with_activity(on_tick, doing),
+          on_tick=tick,
       )
       found[name] = joined(found[name], ran) if name in found else ran
   return compared(found) | {"rounds": rounds, "turns": order}
@@ -101,12 +99,18 @@ def compared(steps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
   def figures(each: Mapping[str, Any]) -> dict[str, Any]:
     if "failure" in each:
       return dict(each)
-    ratio = paired.ratio(each["seconds"], steps[base]["seconds"])  # type: ignore[index]  # this one at least has run
-    quartiles = {"step_s": paired.quartiles(each["seconds"]), "ratio": ratio}
-    return {**each, **{key: dataclasses.asdict(value) for key, value in quartiles.items()}}
+    of_base = steps[base]["seconds"]  # type: ignore[index]  # this one at least has run
+    return {**each, "step_s": quartiles(each["seconds"]), "ratio": ratio(each["seconds"], of_base)}
 
   return {"base": base, "steps": {name: figures(each) for name, each in steps.items()}}
 
 
-def _with_activity(on_tick: Callable[[str, int], None], doing: str) -> Callable[[float, int], None]:
-  return lambda _, memory: on_tick(doing, memory)
+def ratio(seconds: Sequence[float], base: Sequence[float]) -> dict[str, float]:
+  """The time of one step as a multiple of another's, from times measured in the same rounds, as `quartiles`."""
+  return quartiles([mine / other for mine, other in zip(seconds, base, strict=True)])
+
+
+def quartiles(values: Sequence[float]) -> dict[str, float]:
+  """The quartiles of at least one value, between neighbours where there is none at that place."""
+  lower, median, upper = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+  return {"median": median, "lower_quartile": lower, "upper_quartile": upper}

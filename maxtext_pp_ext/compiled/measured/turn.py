@@ -7,14 +7,15 @@ python -m maxtext_pp_ext.compiled.measured.turn RESULT.json ROUNDS CONFIG.yml ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import json
 import math
 import pathlib
 import sys
+import time
 from typing import Any
 
-from maxtext_pp_ext.compiled.measured import paired
+_WARM_UP = 2  # steps
 
 
 def main(argv: list[str]) -> None:
@@ -35,11 +36,36 @@ def main(argv: list[str]) -> None:
     import jax
 
     before = in_use(jax.local_devices())
-    (seconds,) = paired.measure({"": step}, int(rounds)).values()
+    (seconds,) = measure({"": step}, int(rounds)).values()
     peak = in_use(jax.local_devices())
     memory = None if before is None or peak is None else {"peak": peak, "peak_before_steps": before}
     found = checked(seconds, step.losses) | {"memory": memory}
   pathlib.Path(result).write_text(json.dumps(found), encoding="utf-8")
+
+
+def measure(
+    steps: Mapping[str, Callable[[], Any]], rounds: int, on_round: Callable[[int], None] = lambda done: None
+) -> dict[str, list[float]]:
+  """Measures the seconds of each step, which runs and waits until it is done, in each round.
+
+  In a round each step runs once. The order rotates, so each step takes each place in turn. Before the first round, each
+  step runs twice unmeasured, since first runs allocate memory. `on_round` is called with the number of finished rounds:
+  0 before the first.
+  """
+  for step in steps.values():
+    for _ in range(_WARM_UP):
+      step()
+  on_round(0)
+  names = list(steps)
+  seconds: dict[str, list[float]] = {name: [] for name in steps}
+  for number in range(rounds):
+    turn = number % len(names)
+    for name in names[turn:] + names[:turn]:
+      start = time.perf_counter()
+      steps[name]()
+      seconds[name].append(time.perf_counter() - start)
+    on_round(number + 1)
+  return seconds
 
 
 def in_use(devices: Sequence[Any]) -> int | None:

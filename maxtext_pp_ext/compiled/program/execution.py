@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 import itertools
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from maxtext_pp_ext.compiled.program import collectives, hlo, integers, products
 
-Result = TypeVar("Result")
 _VALUES = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast"})
 
 
@@ -79,21 +78,13 @@ class Execution:
     for step in self.computation.instructions:
       yield from self.called(step)
 
-  def total(self, own: Callable[[Execution], Result], add: Callable[[Result, Result, float], None]) -> Result:
-    """Sums over one execution and all that it runs.
+  def total(self, own: Callable[[hlo.Computation, hlo.Instruction], float]) -> float:
+    """Sums a figure of instructions, without what they call, over one execution and all that it runs."""
 
-    Args:
-      own: the figures of one execution's instructions without what they call, a new object each time.
-      add: adds to its first argument the second one, times a number.
-    """
-    known: dict[Execution, Result] = {}
-
-    def of(execution: Execution) -> Result:
-      if execution not in known:
-        known[execution] = own(execution)
-        for call in execution.calls():
-          add(known[execution], of(call.execution), call.times)
-      return known[execution]
+    @functools.cache
+    def of(execution: Execution) -> float:
+      of_steps = sum(own(execution.computation, step) for step in execution.computation.instructions)
+      return of_steps + sum(call.times * of(call.execution) for call in execution.calls())
 
     return of(self)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import functools
+import graphlib
 import math
 import re
 from typing import NamedTuple
@@ -223,36 +224,16 @@ def program(text: str) -> Module:
     HloError: the text is cut off, has a part that the reader does not understand, or refers to a missing name.
   """
   with reading():
-    module = parse(text)
-    _check_lines(text)
+    module = parse(text, whole=True)
     for computation in module.computations.values():
       _check_computation(module, computation)
-    _check_calls(module)
+    steps = {name: each.instructions for name, each in module.computations.items()}
+    calls = {name: {callee.name for step in of for callee in module.callees(step)} for name, of in steps.items()}
+    try:
+      graphlib.TopologicalSorter(calls).prepare()
+    except graphlib.CycleError as error:
+      raise HloError(f"The computation {error.args[1][0]} runs itself.") from error
   return module
-
-
-def _check_lines(text: str) -> None:
-  """Checks that every line in a computation belongs to an instruction, and that each computation ends and is unique."""
-  name, seen = None, set()
-  entries = 0
-  for number, line in enumerate(text.splitlines(), start=1):
-    if start := _COMPUTATION.match(line):
-      if name is not None:
-        raise HloError(f"Line {number}: the computation {start[2]} begins within {name}.")
-      name, entries = start[2], entries + bool(start[1])
-      if name in seen:
-        raise HloError(f"Line {number}: the computation {name} is defined twice.")
-      seen.add(name)
-    elif _END.match(line):
-      if name is None:
-        raise HloError(f"Line {number} ends a computation, but none has begun.")
-      name = None
-    elif _INSTRUCTION.match(line) and (name is None or _parse_instruction(line) is None):
-      raise HloError(f"Line {number} is no instruction in a computation: {line.strip()[:100]}")
-  if name is not None:
-    raise HloError(f"The text ends within the computation {name}.")
-  if entries != 1:
-    raise HloError(f"There are {entries} entry computations.")
 
 
 def _check_computation(module: Module, computation: Computation) -> None:
@@ -271,50 +252,45 @@ def _check_computation(module: Module, computation: Computation) -> None:
       raise HloError(f"{step.name} runs {missing[0]}, which is not defined ({of}).")
 
 
-def _check_calls(module: Module) -> None:
-  """Checks that no computation runs itself."""
-  done: set[str] = set()
-  for name in module.computations:
-    waiting: list[tuple[str, bool]] = [(name, False)]
-    around: set[str] = set()
-    while waiting:
-      at, is_end = waiting.pop()
-      if is_end:
-        around.remove(at)
-        done.add(at)
-      elif at in around:
-        raise HloError(f"The computation {at} runs itself.")
-      elif at not in done:
-        around.add(at)
-        waiting.append((at, True))
-        steps = module.computations[at].instructions
-        waiting += [(callee.name, False) for step in steps for callee in module.callees(step)]
+def parse(text: str, *, whole: bool = False) -> Module:
+  """Parses the text of one HLO module, or parts of it.
 
-
-def parse(text: str) -> Module:
-  """Parses the text of one HLO module, or parts of it. Raises HloError if the text has no entry computation."""
+  Raises:
+    HloError: there is no entry computation; of a `whole` program also if a line within it is not understood.
+  """
   computations: dict[str, Computation] = {}
-  entry = None
+  entries: list[str] = []
   name: str | None = None
-  instructions: list[str] = []
-  for line in text.splitlines():
+  lines: list[str] = []
+
+  def check(sound: bool, words: str) -> None:
+    if whole and not sound:
+      raise HloError(words)
+
+  for number, line in enumerate(text.splitlines(), start=1):
     if start := _COMPUTATION.match(line):
-      name, instructions = start[2], []
-      entry = name if start[1] else entry
-    elif name is None:
-      continue
+      check(name is None, f"Line {number}: the computation {start[2]} begins within {name}.")
+      check(start[2] not in computations, f"Line {number}: the computation {start[2]} is defined twice.")
+      name, lines = start[2], []
+      entries += [name] if start[1] else []
     elif _END.match(line):
-      parsed = (_parse_instruction(each) for each in instructions)
-      computations[name] = Computation(name=name, instructions=tuple(filter(None, parsed)))
-      name = None
+      check(name is not None, f"Line {number} ends a computation, but none has begun.")
+      if name is not None:
+        instructions = tuple(filter(None, map(_parse_instruction, lines)))
+        computations[name] = Computation(name=name, instructions=instructions)
+      name, lines = None, []
     elif _INSTRUCTION.match(line):
-      instructions.append(line)
-    elif instructions:
-      instructions[-1] += f" {line}"  # the metadata of kernels have lines of their own
-  if entry is None:
+      is_sound = name is not None and (not whole or _parse_instruction(line) is not None)
+      check(is_sound, f"Line {number} is no instruction in a computation: {line.strip()[:100]}")
+      lines.append(line)
+    elif lines:
+      lines[-1] += f" {line}"  # the metadata of kernels have lines of their own
+  check(name is None, f"The text ends within the computation {name}.")
+  if not entries:
     raise HloError("No ENTRY computation: not the text of an HLO module.")
+  check(len(entries) == 1, f"There are {len(entries)} entry computations.")
   partitions = re.search(r"num_partitions=(\d+)", text)
-  return Module(computations=computations, entry=entry, partitions=int(partitions[1]) if partitions else 1)
+  return Module(computations=computations, entry=entries[-1], partitions=int(partitions[1]) if partitions else 1)
 
 
 def _parse_instruction(line: str) -> Instruction | None:
@@ -322,7 +298,7 @@ def _parse_instruction(line: str) -> Instruction | None:
   if not match:
     return None
   rest = match[3]
-  end_of_type = _closing(rest, 0) + 1 if rest.startswith("(") else _end_of_array_type(rest)
+  end_of_type = _closing(rest, 0) + 1 if rest.startswith("(") else len(rest.partition(" ")[0])
   opcode = _OPCODE.match(rest, end_of_type)
   if not opcode:
     return None
@@ -335,11 +311,6 @@ def _parse_instruction(line: str) -> Instruction | None:
       attributes=rest[end + 1 :],
       is_root=bool(match[1]),
   )
-
-
-def _end_of_array_type(text: str) -> int:
-  end = text.find(" ")
-  return len(text) if end < 0 else end
 
 
 def _closing(text: str, start: int) -> int:

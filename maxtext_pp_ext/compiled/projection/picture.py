@@ -7,17 +7,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 import pathlib
 
-from maxtext_pp_ext.compiled import carried
+from maxtext_pp_ext.compiled import reading
 from maxtext_pp_ext.compiled.projection import costs, timeline, torus
 
 _COLORS = {
     costs.PRODUCTS: "#4c78a8",
     costs.KERNELS: "#72b7b2",
     costs.OTHER: "#bab0ac",
-    carried.WEIGHTS: "#f58518",
-    carried.GRADIENTS: "#e45756",
-    carried.ACTIVATIONS: "#54a24b",
-    carried.ELSEWHERE: "#9d755d",
+    reading.WEIGHTS: "#f58518",
+    reading.GRADIENTS: "#e45756",
+    reading.ACTIVATIONS: "#54a24b",
+    reading.ELSEWHERE: "#9d755d",
     "copy": "#d8d8d8",
 }
 _SMALL = 2e-3  # of the iteration's time; what is shorter is not drawn

@@ -20,6 +20,7 @@ import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+import types
 from typing import Any, NamedTuple
 
 from maxtext_pp_ext.compiled.program import collectives, execution, hlo
@@ -28,6 +29,7 @@ from maxtext_pp_ext.compiled.projection import costs
 COMPUTE, STAGE = "compute", "stage"
 _TO_NEIGHBOURS = ("collective-permute", collectives.BETWEEN_SLICES)
 _MIXED = (0.2, 0.8)  # shares of backward in a loop of both directions
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Part(NamedTuple):
@@ -40,7 +42,7 @@ class Part(NamedTuple):
   in_pipeline: bool  # whether within a loop in which stages send to each other
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Event:
   """Something that occupies a lane."""
 
@@ -49,8 +51,13 @@ class Event:
   start: float  # seconds after the computation's begin
   seconds: float  # how long
   kind: str  # PRODUCTS, KERNELS, OTHER; of a transfer its kind
-  op_name: str = ""  # where it comes from in the program, as JAX wrote it
-  detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # mesh axes, bytes and what is carried
+  op_name: str  # where it comes from in the program, as JAX wrote it
+  detail: Mapping[str, Any]  # of a transfer mesh axes, bytes and what is carried
+
+
+def _sums() -> Any:
+  """A field of sums, which begin with 0."""
+  return dataclasses.field(default_factory=lambda: collections.defaultdict(float))
 
 
 @dataclasses.dataclass
@@ -58,34 +65,45 @@ class Run:
   """One execution of a computation, or one step."""
 
   seconds: float = 0.0  # from begin to end
-  # Seconds of the device, by `Part`; they add up to `seconds`.
-  parts: dict[Part, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
-  busy: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))  # seconds by lane
-  # Seconds of transfers, hidden or not, by the names of their parts.
-  sent: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
-  # Their bytes on the wire, likewise.
-  sent_bytes: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
+  parts: dict[Part, float] = _sums()  # seconds of the device; they add up to `seconds`
+  busy: dict[str, float] = _sums()  # seconds by lane
+  sent: dict[str, float] = _sums()  # seconds of transfers, hidden or not, by the names of their parts
+  sent_bytes: dict[str, float] = _sums()  # their bytes on the wire, likewise
   # What occupies lanes, and loops, in the order of execution.
   events: list[Event | Loop] = dataclasses.field(default_factory=list)
+
+  def occupy(
+      self,
+      step: hlo.Instruction,
+      lane: str,
+      start: float,
+      seconds: float,
+      kind: str,
+      detail: Mapping[str, Any] = _NOTHING,
+  ) -> None:
+    """Adds an event."""
+    self.busy[lane] += seconds
+    self.events.append(Event(step.name, lane, start, seconds, kind, step.op_name, detail))
 
   def add_times(self, other: Run, times: int) -> None:
     """Adds executions of something else, without its events."""
     self.seconds += times * other.seconds
-    for part, seconds in other.parts.items():
-      self.parts[part] += times * seconds
+    _add(self.parts, other.parts, times)
     self.add_lanes(other, times)
 
   def add_lanes(self, other: Run, times: int = 1) -> None:
     """Adds what runs beside compute in executions of something else, without its events."""
-    for lane, seconds in other.busy.items():
-      self.busy[lane] += times * seconds
-    for part_name, seconds in other.sent.items():
-      self.sent[part_name] += times * seconds
-    for part_name, size in other.sent_bytes.items():
-      self.sent_bytes[part_name] += times * size
+    _add(self.busy, other.busy, times)
+    _add(self.sent, other.sent, times)
+    _add(self.sent_bytes, other.sent_bytes, times)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def _add(sums: dict[Any, float], others: Mapping[Any, float], times: float) -> None:
+  for key, value in others.items():
+    sums[key] += times * value
+
+
+@dataclasses.dataclass(frozen=True)
 class Loop:
   """A loop within a `Run`."""
 
@@ -152,10 +170,7 @@ class Timeline:
       self._hiding.add(step.name)
     kind, seconds = self._model.compute(executed.scope, step)
     if seconds:
-      run.events.append(
-          Event(name=step.name, lane=COMPUTE, start=run.seconds, seconds=seconds, kind=kind, op_name=step.op_name)
-      )
-      run.busy[COMPUTE] += seconds
+      run.occupy(step, COMPUTE, run.seconds, seconds, kind)
       run.parts[place.part(kind, step)] += seconds
       run.seconds += seconds
 
@@ -165,25 +180,12 @@ class Timeline:
         in_pipeline=place.in_pipeline or self._sends_to_stages(body.name),
         backward=_direction(body) if place.backward is None else place.backward,
     )
-    alike: dict[execution.Execution, Run] = {}
-    iterations: list[tuple[Run, int]] = []
-    for call in executed.called(step):
-      if call.execution not in alike:
-        alike[call.execution] = self._run(call.execution, place)
-      iterations.append((alike[call.execution], int(call.times)))
+    run_of = functools.cache(lambda inside: self._run(inside, place))
+    iterations = [(run_of(call.execution), int(call.times)) for call in executed.called(step)]
     for each, times in iterations:
       run.add_times(each, times)
-    run.events.append(
-        Loop(
-            name=step.name,
-            op_name=step.op_name,
-            start=start,
-            seconds=run.seconds - start,
-            iterations=iterations,
-            backward=place.backward,
-            in_pipeline=place.in_pipeline,
-        )
-    )
+    seconds = run.seconds - start
+    run.events.append(Loop(step.name, step.op_name, start, seconds, iterations, place.backward, place.in_pipeline))
 
   def _conditional(self, run: Run, executed: execution.Execution, step: hlo.Instruction, place: _Place) -> None:
     runs = [(self._run(call.execution, place), call.times) for call in executed.called(step)]
@@ -193,8 +195,7 @@ class Timeline:
     run.events += [dataclasses.replace(event, start=start + event.start) for event in longest.events]
     run.add_lanes(longest)
     for each, share in runs:
-      for part, seconds in each.parts.items():
-        run.parts[part] += share * seconds
+      _add(run.parts, each.parts, share)
       run.parts[place.part(costs.DEVICES, step)] += share * (longest.seconds - each.seconds)
 
   @functools.cache  # noqa: B019 - a timeline lives as long as its module
@@ -258,18 +259,7 @@ class _Lanes:
     run.sent_bytes[transfer.part] += transfer.detail["bytes"]
     for lane in transfer.lanes:
       self._free[lane] = start + transfer.seconds
-      run.busy[lane] += transfer.seconds
-      run.events.append(
-          Event(
-              name=step.name,
-              lane=lane,
-              start=start,
-              seconds=transfer.seconds,
-              kind=transfer.kind,
-              op_name=step.op_name,
-              detail=transfer.detail,
-          )
-      )
+      run.occupy(step, lane, start, transfer.seconds, transfer.kind, transfer.detail)
     return start + transfer.seconds
 
   def _until(self, run: Run, end: float, transfer: costs.Transfer, step: hlo.Instruction, place: _Place) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import compile_step, plan_error, scaling, shapes, tables
 from benchmarks import overlap as overlap_benchmark
 from benchmarks import published as published_benchmark
-from maxtext_pp_ext.compiled.measured import paired
+from maxtext_pp_ext.compiled.measured import step_times
 from maxtext_pp_ext.compiled.program import collectives
 from maxtext_pp_ext.compiled.projection import costs
 
@@ -99,7 +99,7 @@ def hidden(impl: str) -> float:
 def wall_time(impl: str) -> float:
   """Returns the step time on CPU devices in parts of that of the plain pipeline (wall_time.md)."""
   seconds = {name: pipeline["seconds"] for name, pipeline in table("wall_time")["pipelines"].items()}
-  return paired.ratio(seconds[impl], seconds[shapes.PLAIN]).median
+  return step_times.ratio(seconds[impl], seconds[shapes.PLAIN])["median"]
 
 
 def published() -> dict[str, float]:

@@ -4,14 +4,15 @@
 
 import pytest
 
-from maxtext_pp_ext.compiled.measured import paired
+from maxtext_pp_ext.compiled.measured import turn
+from maxtext_pp_ext.compiled.measured.step_times import ratio
 
 
 @pytest.fixture
 def clock(monkeypatch):
   """A clock that steps advance."""
   now = [0.0]
-  monkeypatch.setattr(paired.time, "perf_counter", lambda: now[0])
+  monkeypatch.setattr(turn.time, "perf_counter", lambda: now[0])
   return now
 
 
@@ -26,7 +27,7 @@ def test_each_step_stands_at_each_place_of_the_order(clock):
     return run
 
   steps = {name: step(name, seconds) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 4.0))}
-  assert paired.measure(steps, 4, done.append) == {"a": [1.0] * 4, "b": [2.0] * 4, "c": [4.0] * 4}
+  assert turn.measure(steps, 4, done.append) == {"a": [1.0] * 4, "b": [2.0] * 4, "c": [4.0] * 4}
   assert "".join(order) == "aabbcc" + "abc" + "bca" + "cab" + "abc"
   assert done == [0, 1, 2, 3, 4]
 
@@ -35,15 +36,15 @@ def test_what_slows_a_round_down_falls_out_of_the_ratio():
   machine = [1.0, 5.0, 1.5, 1.0, 9.0]
   base = [2.0 * slower for slower in machine]
   own = [3.0 * slower for slower in machine]
-  assert paired.ratio(own, base) == paired.Quartiles(median=1.5, lower_quartile=1.5, upper_quartile=1.5)
+  assert ratio(own, base) == dict(median=1.5, lower_quartile=1.5, upper_quartile=1.5)
 
 
 def test_the_spread_is_that_of_the_middle_half():
-  found = paired.ratio([1.0, 2.0, 3.0, 4.0, 500.0], [1.0] * 5)
-  assert found == paired.Quartiles(median=3.0, lower_quartile=2.0, upper_quartile=4.0)
-  assert paired.ratio([3.0], [2.0]) == paired.Quartiles(median=1.5, lower_quartile=1.5, upper_quartile=1.5)
+  found = ratio([1.0, 2.0, 3.0, 4.0, 500.0], [1.0] * 5)
+  assert found == dict(median=3.0, lower_quartile=2.0, upper_quartile=4.0)
+  assert ratio([3.0], [2.0]) == dict(median=1.5, lower_quartile=1.5, upper_quartile=1.5)
 
 
 def test_times_of_different_rounds_are_not_compared():
   with pytest.raises(ValueError):
-    paired.ratio([1.0, 2.0], [1.0])
+    ratio([1.0, 2.0], [1.0])
