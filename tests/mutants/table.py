@@ -794,8 +794,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "waiting-counts-as-compute",
             "what one stage computes while the others wait counts as the compute of all",
             "compiled/projection/timeline.py",
-            "run.parts[part] += share * seconds",
-            "run.parts[part] += seconds * (each is longest)",
+            "_add(run.parts, each.parts, share)",
+            "_add(run.parts, each.parts, each is longest)",
             f"{TIMELINE}a_branch_runs_in_the_iterations_in_which_some_device_takes_it",
         ),
         Mutant(
