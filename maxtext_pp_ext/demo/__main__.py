@@ -43,19 +43,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> demo_settings.Settings:
   parser = argparse.ArgumentParser(prog="python -m maxtext_pp_ext.demo", description=__doc__)
-  parser.add_argument("--steps", type=int, default=40, help="training steps of each run (default: %(default)s)")
-  parser.add_argument(
-      "--output", type=pathlib.Path, default="demo-output", help="folder for everything it writes (default: %(default)s)"
-  )
-  parser.add_argument(
-      "--pipeline-impl", default="circular_bsw", help="`host` is MaxText's own pipeline (default: %(default)s)"
-  )
-  parser.add_argument(
-      "--processes",
-      type=int,
-      default=1,
-      help="processes of the pipelined run, as on several hosts; the other run has one (default: %(default)s)",
-  )
+  texts = {
+      "steps": "training steps of each run (default: %(default)s)",
+      "output": "folder for everything it writes (default: %(default)s)",
+      "impl": "`host` is MaxText's own pipeline (default: %(default)s)",
+      "processes": "processes of the pipelined run, as on several hosts; the other run has one (default: %(default)s)",
+  }
+  parser.add_argument("--steps", type=int, default=40, help=texts["steps"])
+  parser.add_argument("--output", type=pathlib.Path, default="demo-output", help=texts["output"])
+  parser.add_argument("--pipeline-impl", default="circular_bsw", help=texts["impl"])
+  parser.add_argument("--processes", type=int, default=1, help=texts["processes"])
   parser.add_argument("extra_keys", nargs="*", metavar="KEY=VALUE", help="more MaxText keys for the pipelined run")
   arguments = parser.parse_args(argv)
   if arguments.steps < 1:
@@ -64,13 +61,8 @@ def _parse(argv: list[str] | None) -> demo_settings.Settings:
     parser.error(f"--processes {arguments.processes}: give a divisor of {demo_settings.DEVICES}, the number of devices")
   if wrong := [key for key in arguments.extra_keys if "=" not in key]:
     parser.error(f"not KEY=VALUE: {' '.join(wrong)}")
-  return demo_settings.Settings(
-      output=arguments.output.resolve(),
-      steps=arguments.steps,
-      pipeline_impl=arguments.pipeline_impl,
-      processes=arguments.processes,
-      extra_keys=tuple(arguments.extra_keys),
-  )
+  given = vars(arguments) | {"output": arguments.output.resolve(), "extra_keys": tuple(arguments.extra_keys)}
+  return demo_settings.Settings(**given)
 
 
 def _prepare(settings: demo_settings.Settings) -> None:

@@ -7,12 +7,15 @@ It runs in a separate process, so MaxText's log at import goes to a file instead
 
 import json
 import pathlib
+from pydoc_data.topics import topics
 import sys
+import textwrap
 
 import maxtext_pp_ext
 from maxtext_pp_ext.demo import settings as demo_settings
-from maxtext_pp_ext.demo import text
-from maxtext_pp_ext.trainer_runs import weights
+from maxtext_pp_ext.trainer_runs import records, weights
+
+_CHARACTERS = 400  # about the capacity of a row of the demo
 
 
 def main(output: str, steps: str, pipeline_impl: str, *extra_keys: str) -> None:
@@ -20,12 +23,22 @@ def main(output: str, steps: str, pipeline_impl: str, *extra_keys: str) -> None:
   settings = demo_settings.Settings(
       output=pathlib.Path(output), steps=int(steps), pipeline_impl=pipeline_impl, extra_keys=extra_keys
   )
-  topics, characters = text.write_language_reference(settings.data_file)
+  _write_text(settings.data_file)
   drawn = weights.draw(_arguments(settings, settings.sequential_keys()))
   for layout, keys in {"sequential": settings.sequential_keys(), "pipelined": settings.pipelined_keys()}.items():
     weights.save(settings.weights(layout), weights.in_layout_of(drawn, _arguments(settings, keys)))
-  summary = {"topics": topics, "characters": characters, "parameters": drawn.size}
+  summary = {"topics": len(topics), "characters": sum(map(len, topics.values())), "parameters": drawn.size}
   settings.summary_file.write_text(json.dumps(summary), encoding="utf-8")
+
+
+def _write_text(path: pathlib.Path) -> None:
+  """Writes pieces of the language reference inside every CPython, each a `tf.train.Example` with the one feature `text`.
+
+  A piece is one row of a batch, for any number of processes. If MaxText packed several texts into a row, each process
+  would pack those that it reads.
+  """
+  wrapper = textwrap.TextWrapper(_CHARACTERS, expand_tabs=False, replace_whitespace=False)
+  records.write(path, ({"text": piece} for text in topics.values() for piece in wrapper.wrap(text)))
 
 
 def _arguments(settings: demo_settings.Settings, keys: list[str]) -> list[str]:

@@ -43,23 +43,19 @@ def train(
       "metrics_file": settings.metrics_file(name, 0 if processes == 1 else "{process}"),
       "load_parameters_path": trainer.parameters_path(settings.weights(name)),
   }
-  module = ["-m", trainer.PRE_TRAIN]
-  met_expectation = expect is None
 
   def follow(line: str) -> None:
-    nonlocal met_expectation
-    met_expectation = met_expectation or (expect is not None and expect in line)
     if match := _STEP.match(line):
       on_step(int(match[1]), float(match[2]))
 
   log = settings.log_file(name)
-  arguments = [*module, *keys, *settings.shared_keys(), *trainer.as_arguments(own_keys)]
+  arguments = ["-m", trainer.PRE_TRAIN, *keys, *settings.shared_keys(), *trainer.as_arguments(own_keys)]
   trainer.run_python(arguments, log, devices=demo_settings.DEVICES, processes=processes, on_line=follow)
   reported = trainer.read_metrics(metrics, "learning/loss") if metrics[0].exists() else []
   losses = [m["learning/loss"] for m in reported]
   if len(losses) != settings.steps:
     raise trainer.RunFailedError(f"The {name} run reported {len(losses)} of {settings.steps} steps; its log: {log}")
-  if not met_expectation:
+  if expect is not None and expect not in log.read_text(encoding="utf-8"):
     raise trainer.RunFailedError(
         f"The {name} run's log does not contain {expect!r}, so it did not run what was asked for: {log}"
     )

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import operator
 import pathlib
+from typing import Any
 
 import matplotlib
 from matplotlib import patches
@@ -21,16 +23,18 @@ _ROWS_OF_WINDOW = {
     "forward": ("works on", "slot", "buffer"),
     "backward": ("works on", "slot", "buffer", "gradient"),
 }
+_ARRIVING = {
+    "forward": "pieces of the next repeat arrive in the prefetch buffer",
+    "backward": "pieces of the repeat before arrive in the prefetch buffer, pieces of the last gradient are reduced",
+}
+# Column, row, the share that is filled, from below, and its colour.
+_Cell = tuple[int, int, float, Any]
 
 
 def draw(schedule: Schedule, path: pathlib.Path, *, stage: int, residency: Residency | None = Residency.REPEAT) -> None:
-  """Writes the picture as SVG or PNG, by the file's suffix.
+  """Writes the picture as SVG or PNG, by the file's suffix; an existing file is overwritten.
 
-  Args:
-    schedule: the schedule to draw.
-    path: the file; an existing file is overwritten.
-    stage: the number of the stage whose window is drawn.
-    residency: how long weights are kept; no window is drawn of one that has none.
+  The window is that of `stage`, with weights kept as `residency` says; no window is drawn of one that has none.
   """
   iterations = schedule.iterations
   width = min(max(9.0, 0.2 * iterations + 1.8), 16.0)
@@ -57,17 +61,16 @@ def draw(schedule: Schedule, path: pathlib.Path, *, stage: int, residency: Resid
 
 def _colors(repeats: int) -> list:
   """One colour per repeat. Up to 10 repeats have colours that are easy to tell apart."""
-  if repeats <= 10:
-    return [matplotlib.colormaps["tab10"](i) for i in range(repeats)]
-  return [matplotlib.colormaps["tab20"](i % 20) for i in range(repeats)]
+  colormap = matplotlib.colormaps["tab10" if repeats <= 10 else "tab20"]
+  return [colormap(i % colormap.N) for i in range(repeats)]
 
 
 def _schedule(axes, schedule: Schedule, colors: list, numbers: bool) -> None:
-  cells = []
+  cells: list[_Cell] = []
   for s in range(schedule.stages):
     for step in window.forward(schedule, s):
       if step.repeat is not None:
-        cells.append(_cell(step.iteration, s, 1.0, colors[step.repeat]))
+        cells.append((step.iteration, s, 1.0, colors[step.repeat]))
         if numbers:
           _write(axes, step.iteration, s, step.microbatch)
   _finish(axes, cells, schedule, range(schedule.iterations), [str(s) for s in range(schedule.stages)])
@@ -77,45 +80,33 @@ def _schedule(axes, schedule: Schedule, colors: list, numbers: bool) -> None:
 
 def _window(axes, schedule, direction, steps, stage, colors, numbers) -> None:
   rows = _ROWS_OF_WINDOW[direction]
-  cells = []
+  cells: list[_Cell] = []
   for column, step in enumerate(steps):
     if step.repeat is not None:
-      cells.append(_cell(column, 0, 1.0, colors[step.repeat]))
+      cells.append((column, 0, 1.0, colors[step.repeat]))
       if numbers:
         _write(axes, column, 0, step.microbatch)
-    cells.append(_cell(column, 1, 1.0, colors[step.slot]))
+    cells.append((column, 1, 1.0, colors[step.slot]))
     if step.piece is not None:
       share = (step.piece + 1) / schedule.microbatches
       if step.arriving is not None:
-        cells.append(_cell(column, 2, share, colors[step.arriving]))
+        cells.append((column, 2, share, colors[step.arriving]))
       if step.reducing is not None:
-        cells.append(_cell(column, 3, 1 - share + 1 / schedule.microbatches, colors[step.reducing]))
+        cells.append((column, 3, 1 - share + 1 / schedule.microbatches, colors[step.reducing]))
     if step.advances:
       axes.plot([column + 1, column + 1], [0.55, 2.95], color="black", linewidth=1.2, zorder=3)
   _finish(axes, cells, schedule, [step.iteration for step in steps], list(rows))
-  what = {
-      "forward": "pieces of the next repeat arrive in the prefetch buffer",
-      "backward": "pieces of the repeat before arrive in the prefetch buffer, pieces of the gradient finished last are "
-      "reduced",
-  }[direction]
-  axes.set_title(
-      f"The window of stage {stage}, {direction}: {what}; at a black line the buffer becomes the slot, and what was in "
-      "it is released",
-      fontsize=9,
-      loc="left",
-      wrap=True,
+  text_of_window = (
+      f"The window of stage {stage}, {direction}: {_ARRIVING[direction]}; at a black line the buffer becomes the slot, "
+      "and what was in it is released"
   )
+  axes.set_title(text_of_window, fontsize=9, loc="left", wrap=True)
 
 
-def _cell(column: int, row: int, share: float, color) -> tuple:
-  """A cell that is filled from below."""
-  return column, row, share, color
-
-
-def _rectangles(cells: list[tuple], merge: bool) -> tuple[list, list]:
+def _rectangles(cells: list[_Cell], merge: bool) -> tuple[list, list]:
   """Rectangles and their colours. If `merge`, equal neighbours in a row become one rectangle."""
   found: list[list] = []
-  for column, row, share, color in sorted(cells, key=lambda cell: (cell[1], cell[0])):
+  for column, row, share, color in sorted(cells, key=operator.itemgetter(1, 0)):
     last = found[-1] if found else None
     if merge and last and last[0] + last[1] == column and last[2:] == [row, share, color]:
       last[1] += 1
@@ -132,7 +123,7 @@ def _write(axes, column: int, row: int, number: int | None) -> None:
   axes.text(column + 0.5, row + 0.95, str(number), ha="center", va="center", fontsize=5.5, color="white", clip_on=True)
 
 
-def _finish(axes, cells: list[tuple], schedule: Schedule, iterations, rows: list[str]) -> None:
+def _finish(axes, cells: list[_Cell], schedule: Schedule, iterations, rows: list[str]) -> None:
   fine = schedule.iterations <= 2 * _MOST_CELLS_WITH_NUMBERS
   shapes, facecolors = _rectangles(cells, merge=not fine)
   axes.add_collection(PatchCollection(shapes, facecolors=facecolors, edgecolors="white", linewidths=0.5 if fine else 0.0))

@@ -41,13 +41,9 @@ def lines(
         "arrived weights move to the slot, and the slot's weights are released",
         width,
     )
-    rows = {
-        "works on": [_cell(step.repeat, color) for step in steps],
-        "slot": [_cell(step.slot, color) for step in steps],
-        "arriving": [_cell(step.arriving, color) for step in steps],
-    }
-    if name == "backward":
-      rows["reducing"] = [_cell(step.reducing, color) for step in steps]
+    fields = {"works on": "repeat", "slot": "slot", "arriving": "arriving"}
+    fields |= {"reducing": "reducing"} if name == "backward" else {}
+    rows = {row: [_cell(getattr(step, field), color) for step in steps] for row, field in fields.items()}
     rows["advances"] = ["^" if step.advances else " " for step in steps]
     yield from _wrapped(rows, [step.iteration for step in steps], width)
 
@@ -95,9 +91,7 @@ def _wrapped(rows: dict[str, list[str]], iterations, width: int) -> Iterator[str
   label = max(len("iteration"), *map(len, rows)) + 1
   part = max(10, (width - label) // 10 * 10)
   for first in range(0, len(iterations), part):
-    numbers = ""
-    for column in range(first, min(first + part, len(iterations)), 10):
-      numbers += f"{iterations[column]:<10}"
+    numbers = "".join(f"{iteration:<10}" for iteration in iterations[first : first + part : 10])
     yield f"{'iteration':<{label}}{numbers.rstrip()}"
     for name, cells in rows.items():
       yield f"{name:<{label}}{''.join(cells[first : first + part])}".rstrip()

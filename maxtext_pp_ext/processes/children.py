@@ -30,12 +30,7 @@ class Child(subprocess.Popen):
   """
 
   def __init__(self, command: Sequence[str], **options: Any):
-    """Starts the command.
-
-    Args:
-      command: program and arguments.
-      **options: options of `subprocess.Popen`, such as `env`, `cwd`, `stdout`.
-    """
+    """Starts a program with arguments; `options` are those of `subprocess.Popen`, such as `env`, `cwd`, `stdout`."""
     # A file, so it is closed, and the command ended, when this object is dropped. No other process inherits it.
     lifeline, write = os.pipe()
     self._lifeline = open(write, "wb", buffering=0)  # pylint: disable=consider-using-with

@@ -26,11 +26,7 @@ _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class Interrupted(KeyboardInterrupt):
-  """A signal that ends the command arrived.
-
-  Attributes:
-    number: number of the signal.
-  """
+  """A signal that ends the command arrived; `number` is its number."""
 
   def __init__(self, number: int):
     super().__init__(f"interrupted by {signal.Signals(number).name}")

@@ -41,32 +41,22 @@ def backward(schedule: Schedule, stage: int) -> list[Step]:
 
 
 def _step(schedule: Schedule, t: int, stage: int, *, backward: bool) -> Step:
-  last, per_repeat = schedule.repeats - 1, schedule.microbatches
-  item, works = schedule.item(t, stage), not schedule.is_bubble(t, stage)
+  last, item = schedule.repeats - 1, schedule.item(t, stage)
   slot = min(max(schedule.repeat(t, stage), 0), last)
-  step = Step(
+  if schedule.is_bubble(t, stage):
+    return Step(iteration=t, repeat=None, microbatch=None, slot=slot)
+  following = slot - 1 if backward else slot + 1
+  arriving = following if 0 <= following <= last else None
+  reducing = slot + 1 if backward and slot < last else None
+  piece = item % schedule.microbatches
+  ends = schedule.begins_repeat(item) if backward else schedule.ends_repeat(item)
+  return Step(
       iteration=t,
-      repeat=slot if works else None,
-      microbatch=schedule.microbatch(t, stage) if works else None,
+      repeat=slot,
+      microbatch=schedule.microbatch(t, stage),
       slot=slot,
-  )
-  if not works:
-    return step
-  piece = item % per_repeat
-  if not backward:
-    arriving = slot + 1 if slot < last else None
-    return dataclasses.replace(
-        step,
-        arriving=arriving,
-        piece=piece if arriving is not None else None,
-        advances=arriving is not None and bool(schedule.ends_repeat(item)),
-    )
-  arriving = slot - 1 if slot > 0 else None
-  reducing = slot + 1 if slot < last else None
-  return dataclasses.replace(
-      step,
       arriving=arriving,
       reducing=reducing,
-      piece=per_repeat - 1 - piece if arriving is not None or reducing is not None else None,
-      advances=arriving is not None and bool(schedule.begins_repeat(item)),
+      piece=None if arriving is reducing is None else schedule.microbatches - 1 - piece if backward else piece,
+      advances=arriving is not None and bool(ends),
   )

@@ -3,10 +3,9 @@
 """Maps logical axes to mesh axes to NamedSharding, for Flax NNX. Imports neither MaxText nor the rest of this package."""
 
 from maxtext_pp_ext.sharding.conflicts import Conflict, conflicts, Kind, ShardingConflictError, ShardingConflictWarning
-from maxtext_pp_ext.sharding.constrain import constrain, divisible_spec
+from maxtext_pp_ext.sharding.constrain import automatic, constrain, divisible_spec, is_explicit, run_automatic, spec_of
 from maxtext_pp_ext.sharding.create import create_sharded, shard_batch
 from maxtext_pp_ext.sharding.explain import explain, Explanation
-from maxtext_pp_ext.sharding.explicit import automatic, is_explicit, run_automatic, spec_of
 from maxtext_pp_ext.sharding.gathered import gathered_last, gathered_spec
 from maxtext_pp_ext.sharding.picture import picture
 from maxtext_pp_ext.sharding.resolve import Resolution, resolution, resolve

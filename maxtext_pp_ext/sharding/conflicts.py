@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import enum
+import functools
 import math
 from typing import Any, Literal
 import warnings
@@ -21,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from maxtext_pp_ext.errors import Refusal
 from maxtext_pp_ext.nearest import nearest
 from maxtext_pp_ext.sharding.resolve import Dimension, Dropped, mesh_axes, Resolution, Rule, spec_entry
+from maxtext_pp_ext.units import counted
 
 OnConflict = Literal["fallback", "warn", "error"]
 ON_CONFLICT = ("fallback", "warn", "error")
@@ -75,12 +77,7 @@ class ShardingConflictWarning(UserWarning):
 
 
 def settle(conflicts: Iterable[Conflict], on_conflict: OnConflict) -> None:
-  """Raises, warns or does nothing about conflicts, as `on_conflict` says.
-
-  Raises:
-    ShardingConflictError: with "error", if there are conflicts.
-    ValueError: `on_conflict` is not "fallback", "warn" or "error".
-  """
+  """Raises ShardingConflictError, warns or does nothing about conflicts, as `on_conflict` says."""
   if on_conflict not in ON_CONFLICT:
     raise ValueError(f"on_conflict={on_conflict!r} must be one of {', '.join(map(repr, ON_CONFLICT))}.")
   if on_conflict == "fallback":
@@ -94,19 +91,11 @@ def settle(conflicts: Iterable[Conflict], on_conflict: OnConflict) -> None:
 
 def conflicts(resolution: Resolution, path: str = "") -> list[Conflict]:
   """All conflicts of one array's resolution."""
-  return [
-      Conflict(
-          kind=kind,
-          path=path,
-          names=resolution.names,
-          shape=resolution.shape,
-          rules=rules,
-          problem=problem,
-          remedy=remedy,
-      )
-      for find in (_rank, _of_dimensions)
-      for kind, rules, problem, remedy in find(resolution)
-  ]
+  of_array = functools.partial(Conflict, path=path, names=resolution.names, shape=resolution.shape)
+  dimensions = resolution.dimensions[: None if resolution.shape is None else len(resolution.shape)]
+  finders = (_without_rule, _taken, _missing, _indivisible, _shadowed)
+  found = [*_rank(resolution), *(each for d in dimensions for find in finders for each in find(resolution, d))]
+  return [of_array(kind=kind, rules=rules, problem=problem, remedy=remedy) for kind, rules, problem, remedy in found]
 
 
 _Found = tuple[Kind, tuple[Rule, ...], str, str]
@@ -131,16 +120,6 @@ def _rank(resolution: Resolution) -> Iterator[_Found]:
         "Name each dimension, with None for one to replicate. nnx.vmap and nnx.scan name the dimension that they add"
         " only with transform_metadata={nnx.PARTITION_NAME: …}.",
     )
-
-
-def _of_dimensions(resolution: Resolution) -> Iterator[_Found]:
-  rank = None if resolution.shape is None else len(resolution.shape)
-  for dimension in resolution.dimensions[:rank]:
-    yield from _without_rule(resolution, dimension)
-    yield from _taken(resolution, dimension)
-    yield from _missing(resolution, dimension)
-    yield from _indivisible(resolution, dimension)
-    yield from _shadowed(resolution, dimension)
 
 
 def _without_rule(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
@@ -264,7 +243,7 @@ def by_problem(found: Iterable[Conflict]) -> dict[tuple[Kind, str, str], list[st
 def conflicts_text(found: Sequence[Conflict]) -> str:
   """Each distinct conflict, with the arrays that have it, or the first `_MOST_ARRAYS` and the number of others."""
   groups = by_problem(found)
-  lines = [f"{len(groups)} sharding conflict{'s' if len(groups) > 1 else ''}:"]
+  lines = [f"{counted(len(groups), 'sharding conflict')}:"]
   for (kind, problem, remedy), arrays in groups.items():
     lines += [f"  - {kind.value}: {problem}. {remedy}", *(f"      {array}" for array in arrays[:_MOST_ARRAYS])]
     if len(arrays) > _MOST_ARRAYS:

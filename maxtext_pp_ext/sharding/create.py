@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 import functools
 import itertools
+import operator
 from typing import Any
 
 from flax import nnx
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 
 from maxtext_pp_ext.sharding.conflicts import conflicts, Kind, OnConflict, settle
-from maxtext_pp_ext.sharding.explicit import run_automatic
+from maxtext_pp_ext.sharding.constrain import run_automatic
 from maxtext_pp_ext.sharding.resolve import mesh_axes, read_rules, resolution
 from maxtext_pp_ext.sharding.variables import named_shardings, path_text, PyTree, unwrap
 
@@ -49,17 +50,15 @@ def create_sharded(
     return nnx.merge(graphdef, creation(init_fn, mesh, shardings)())
 
 
-def creation(
-    init_fn: Callable[[], Any], mesh: Mesh, shardings: PyTree, which: Callable[[nnx.State], nnx.State] = lambda s: s
-) -> Callable[[], nnx.State]:
-  """The jitted function that makes the state of `create_sharded`, or the part `which` selects; the mesh must be set."""
+def creation(init_fn: Callable[[], Any], mesh: Mesh, shardings: PyTree, which: Any = ...) -> Callable[[], nnx.State]:
+  """The jitted function that makes the state of `create_sharded`, or what the filter `which` selects; sets no mesh."""
 
   def make() -> nnx.State:
     with nnx.use_eager_sharding(False):
-      return which(nnx.state(init_fn()))
+      return nnx.state(init_fn(), which)
 
   # With explicit mesh axes, an initializer that names no sharding would make the whole array on each device.
-  make = run_automatic(make, mesh, jax.tree.map(lambda sharding: sharding.spec, shardings))
+  make = run_automatic(make, mesh, jax.tree.map(operator.attrgetter("spec"), shardings))
   return jax.jit(make, out_shardings=shardings)
 
 
@@ -71,7 +70,7 @@ def _whole_shape(shape: Sequence[int], spec: P, mesh: Mesh) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=64)
 def _parts(mesh: Mesh, axes: tuple[str, ...]) -> int:
   """The number of equal parts into which processes divide a dimension that is sharded over these axes."""
-  process_of = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
+  process_of = np.vectorize(operator.attrgetter("process_index"), otypes=[int])(mesh.devices)
   if jax.process_index() not in process_of:
     raise ValueError(
         f"Process {jax.process_index()} has no device of the mesh {dict(mesh.shape)}, and no part of its batch."

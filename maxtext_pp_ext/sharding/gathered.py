@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
@@ -27,9 +28,6 @@ def gathered_spec(spec: P, axes: Sequence | None, data_axes: Collection[str]) ->
     axes: the weight's logical axes (same length), or None.
     data_axes: mesh axes over which the activations' batch and sequence are sharded.
 
-  Returns:
-    `spec` with the gathered mesh axes removed.
-
   Raises:
     ValueError: there are more or fewer logical axes than entries of `spec`.
   """
@@ -39,13 +37,13 @@ def gathered_spec(spec: P, axes: Sequence | None, data_axes: Collection[str]) ->
         f"{len(names)} logical axes {names} for the {len(spec)} entries of {spec}: it cannot be told which of them are "
         "meant. Name each dimension, with None for one without a name."
     )
-  kept = []
-  for entry, name in zip(spec, names, strict=True):
+
+  def kept(entry: Any, name: Any) -> Any:
     if name in OWNED_LOGICAL_AXES or entry is P.UNCONSTRAINED:
-      kept.append(entry)
-    else:
-      kept.append(spec_entry(tuple(a for a in mesh_axes(entry) if a not in data_axes)))
-  return P(*kept)
+      return entry
+    return spec_entry(tuple(axis for axis in mesh_axes(entry) if axis not in data_axes))
+
+  return P(*(kept(entry, name) for entry, name in zip(spec, names, strict=True)))
 
 
 def gathered_last(spec: P, gathered: P) -> P:
@@ -54,8 +52,9 @@ def gathered_last(spec: P, gathered: P) -> P:
   Only in this order does a gather over them give each device one block of the dimension. If the order changes, shards
   are exchanged once; each device then transfers as many bytes as it holds.
   """
-  entries = []
-  for entry, kept in zip(spec, gathered, strict=True):
-    axes = mesh_axes(entry)
-    entries.append(spec_entry(tuple(sorted(axes, key=lambda a: a not in mesh_axes(kept)))))  # pylint: disable=cell-var-from-loop
-  return P(*entries)
+
+  def ordered(entry: Any, kept: Any) -> Any:
+    axes, stay = mesh_axes(entry), mesh_axes(kept)
+    return spec_entry((*(axis for axis in axes if axis in stay), *(axis for axis in axes if axis not in stay)))
+
+  return P(*(ordered(entry, kept) for entry, kept in zip(spec, gathered, strict=True)))

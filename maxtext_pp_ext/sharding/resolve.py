@@ -80,11 +80,9 @@ class Rules(tuple[Rule, ...]):
 
 
 def read_rules(rules: Iterable | None, own: Iterable = ()) -> Rules:
-  """Reads (logical name, mesh axis or axes or None or UNCONSTRAINED) pairs; own rules come first.
+  """Reads (logical name, mesh axis or axes or None or UNCONSTRAINED) pairs; a variable's own pairs come first.
 
-  Args:
-    rules: the pairs; None for those of the context, `flax.linen.logical_axis_rules`.
-    own: a variable's own pairs.
+  `rules=None` stands for those of the context, `flax.linen.logical_axis_rules`.
 
   Raises:
     ValueError: a rule is no such pair, or names a mesh axis twice.

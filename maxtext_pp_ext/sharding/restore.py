@@ -15,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from maxtext_pp_ext.sharding.conflicts import OnConflict
 from maxtext_pp_ext.sharding.create import abstract_state, creation
-from maxtext_pp_ext.sharding.variables import named_shardings, unwrap
+from maxtext_pp_ext.sharding.variables import is_variable, named_shardings, unwrap, value_of
+from maxtext_pp_ext.units import counted
 
 Path = tuple[str, ...]
 # The path of a variable's value if an nnx.State was saved instead of its pure dict.
@@ -23,16 +24,11 @@ _VALUE = ("value",)
 
 
 class CheckpointMismatchError(ValueError):
-  """A checkpoint does not fit the model; the message lists every array that differs.
-
-  Attributes:
-    path: the checkpoint's path.
-    problems: a line per array.
-  """
+  """A checkpoint does not fit the model; the message lists every array that differs, `problems` has a line for each."""
 
   def __init__(self, path: str, problems: Sequence[str]):
     self.path, self.problems = path, tuple(problems)
-    count = f"{len(self.problems)} array{'s' if len(self.problems) > 1 else ''}"
+    count = counted(len(self.problems), "array")
     super().__init__("\n".join([f"{count} of {path} and the model differ:", *(f"  - {text}" for text in self.problems)]))
 
   def __reduce__(self):
@@ -115,39 +111,34 @@ def restore_sharded(
   places = _match(path, wanted, stored, not_read)
 
   targets = {(*root, *place): want.stored for place, want in places.items()}
-  target = jax.tree_util.tree_map_with_path(
-      lambda keys, _: targets.get(_keys(keys), ocp.PLACEHOLDER), whole, is_leaf=_is_leaf
-  )
+
+  def target_of(keys: Any, _: Any) -> Any:
+    return targets.get(_keys(keys), ocp.PLACEHOLDER)
+
+  target = jax.tree_util.tree_map_with_path(target_of, whole, is_leaf=_is_leaf)
   restore_args = ocp.checkpoint_utils.construct_restore_args(target)
   arrays = checkpointer.restore(path, args=ocp.args.PyTreeRestore(item=target, restore_args=restore_args))
   arrays = dict(_leaves(arrays))
   values = {want.name: want.restored(arrays[*root, *place]) for place, want in places.items()}
   state = jax.tree.unflatten(jax.tree.structure(abstract), [values[want.name] for want in wanted])
   if jax.tree.leaves(made):
-    which = lambda state: nnx.split_state(state, created, ...)[0]
     with jax.set_mesh(mesh):
-      state = nnx.merge_state(creation(init_fn, mesh, unwrap(made_shardings), which)(), state)
+      state = nnx.merge_state(creation(init_fn, mesh, unwrap(made_shardings), created)(), state)
   return nnx.merge(graphdef, state)
 
 
 def _wanted(state: nnx.State, shardings: Any) -> Iterator[_Wanted]:
   """The arrays of a state, in the order of its leaves."""
   of = iter(jax.tree.leaves(shardings))
-  is_variable = lambda x: isinstance(x, nnx.Variable)
   for path, variable in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_variable):
-    value = variable.get_value() if is_variable(variable) else variable
-    for inner, array in jax.tree_util.tree_leaves_with_path(value):
+    for inner, array in jax.tree_util.tree_leaves_with_path(value_of(variable)):
       above, below = _keys(path), _keys(inner)
       places = ((*above, *_VALUE, *below), (*above, *below))
       yield _Wanted(name="/".join(places[1]), places=places, value=array, sharding=next(of))
 
 
 def _match(path: str, wanted: list[_Wanted], stored: dict[Path, Any], not_read: set[Path]) -> dict[Path, _Wanted]:
-  """Finds each array in the checkpoint.
-
-  Raises:
-    CheckpointMismatchError: with all arrays that differ.
-  """
+  """Finds each array in the checkpoint; raises CheckpointMismatchError with all arrays that differ."""
   problems, places = [], {}
   for want in wanted:
     place = next((place for place in want.places if place in stored), None)
@@ -156,13 +147,12 @@ def _match(path: str, wanted: list[_Wanted], stored: dict[Path, Any], not_read: 
       continue
     places[place] = want
     have = stored[place]
-    if tuple(have.shape) != want.stored.shape:
-      problems.append(f"{want.name} is {_text(have)} in the checkpoint, {_text(want.stored)} in the model: another shape")
-    elif have.dtype != want.stored.dtype:
-      problems.append(f"{want.name} is {_text(have)} in the checkpoint, {_text(want.stored)} in the model: another dtype")
-  for place, have in stored.items():
-    if place not in places and place not in not_read:
-      problems.append(f"{'/'.join(place)} {_text(have)} is in the checkpoint only")
+    another = "shape" if tuple(have.shape) != want.stored.shape else "dtype" if have.dtype != want.stored.dtype else None
+    if another:
+      texts = f"{_text(have)} in the checkpoint, {_text(want.stored)} in the model"
+      problems.append(f"{want.name} is {texts}: another {another}")
+  others = (place for place in stored if place not in places and place not in not_read)
+  problems += [f"{'/'.join(place)} {_text(stored[place])} is in the checkpoint only" for place in others]
   if problems:
     raise CheckpointMismatchError(path, problems)
   return places

@@ -65,8 +65,7 @@ class Group:
 
     Args:
       arguments: `-m MODULE …`.
-      processes: number of processes.
-      devices: number of virtual CPU devices of each process.
+      processes, devices: number of processes, and of virtual CPU devices of each.
       heartbeat_s: seconds without a heartbeat after which the others consider a process dead.
       on_line: called with (process, line) for each line of output of each process, one at a time.
       cwd: working directory of the processes.
@@ -79,7 +78,7 @@ class Group:
     address = f"127.0.0.1:{_free_port()}"
     self._lock, self._on_line = threading.Lock(), on_line
     self._error: Exception | None = None
-    self._ending = False
+    self.ending = False  # whether `end` was called
     self.processes: list[children.Child] = []
     self._readers: list[threading.Thread] = []
     try:
@@ -131,7 +130,7 @@ class Group:
     started, failed = time.monotonic(), None
     while self._error is None and None in (codes := [process.poll() for process in self.processes]):
       now = time.monotonic()
-      if failed is None and (any(codes) or self._ending):
+      if failed is None and (any(codes) or self.ending):
         failed = now
       if now - started > timeout_s or (failed is not None and now - failed > grace_s):
         self._finish()
@@ -144,16 +143,11 @@ class Group:
       raise self._error
     return [process.returncode for process in self.processes]
 
-  @property
-  def ending(self) -> bool:
-    """Whether `end` was called."""
-    return self._ending
-
   def end(self) -> None:
     """Asks all processes to end, as a scheduler does, by SIGTERM. The second call kills them."""
-    if self._ending:
+    if self.ending:
       self.kill()
-    self._ending = True
+    self.ending = True
     for process in self.processes:
       process.terminate()
 
@@ -192,43 +186,26 @@ def main(argv: Sequence[str] | None = None) -> int:
       usage="%(prog)s [options] -m MODULE ...",
       description=(__doc__ or "").split("\n\n", maxsplit=1)[0],
   )
+  silent = "seconds until a silent process counts as dead (default: %(default)s)"
+  late = "seconds to end after a failure or SIGTERM (default: three times --heartbeat)"
   parser.add_argument("--processes", type=int, default=2, help="number of processes (default: %(default)s)")
   parser.add_argument("--devices", type=int, default=1, help="virtual CPU devices per process (default: %(default)s)")
-  parser.add_argument(
-      "--heartbeat",
-      type=int,
-      default=HEARTBEAT_S,
-      help="seconds until a silent process counts as dead (default: %(default)s)",
-  )
-  parser.add_argument(
-      "--grace", type=int, help="seconds to end after a failure or SIGTERM (default: three times --heartbeat)"
-  )
+  parser.add_argument("--heartbeat", type=int, default=HEARTBEAT_S, help=silent)
+  parser.add_argument("--grace", type=int, help=late)
   parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, required=True, help="module and its arguments")
   options = parser.parse_args(argv)
   if not options.module:
     parser.error("-m: give a module")
   if options.heartbeat < 1:
     parser.error(f"--heartbeat {options.heartbeat}: give at least 1")
-
   if options.grace is not None and options.grace < 0:
     parser.error(f"--grace {options.grace}: give at least 0")
   grace_s = _HEARTBEATS * options.heartbeat if options.grace is None else options.grace
-
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")  # a character that the encoding lacks must not end the launcher
-
-  def show(i: int, line: str) -> None:
-    sys.stdout.write(f"[{i}] {line}")
-    sys.stdout.flush()
-
+  sizes = {"processes": options.processes, "devices": options.devices, "heartbeat_s": options.heartbeat}
   try:
-    group = Group(
-        ["-m", *options.module],
-        processes=options.processes,
-        devices=options.devices,
-        heartbeat_s=options.heartbeat,
-        on_line=show,
-    )
+    group = Group(["-m", *options.module], **sizes, on_line=_show)
   except ValueError as error:
     parser.error(str(error))
   with group:
@@ -247,6 +224,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   if failed := [i for i, code in enumerate(codes) if code]:
     print(f"failed: {', '.join(f'process {i} ({_how(codes[i])})' for i in failed)}", file=sys.stderr)
   return _failure(group) if failed else 0
+
+
+def _show(process: int, line: str) -> None:
+  sys.stdout.write(f"[{process}] {line}")
+  sys.stdout.flush()
 
 
 def _failure(group: Group) -> int:

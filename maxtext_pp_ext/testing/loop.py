@@ -113,8 +113,11 @@ class Loop:
     of_stages = [self.layers[i : i + count] for i in range(0, len(self.layers), count)]
     indices = np.indices((self.repeats, self.stages)).reshape(2, -1)
     at = tuple(indices) if self.repeats > 1 else (indices[1],)
+
+    def run_stage(x: jax.Array, at: tuple):
+      return self._run_stage(of_stages[0], params, at, part, x, *ids)
+
     if len({tuple(map(id, layers)) for layers in of_stages}) == 1:
-      run_stage = lambda x, at: self._run_stage(of_stages[0], params, at, part, x, *ids)
       return jax.lax.scan(run_stage, x, at)
     sown = []
     for number, layers in enumerate(of_stages):
@@ -123,8 +126,8 @@ class Loop:
     return x, {path: jnp.stack([values[path] for values in sown]) for path in sown[0]}
 
   def _run_stage(self, layers: list, params: PyTree, at: tuple, part: jax.Array, x: jax.Array, *ids: jax.Array):
-    take = lambda leaf: _of_part(leaf[at], part)
-    module = nnx.merge(self.graphdef, jax.tree.map(take, params), jax.tree.map(take, self.rest))
+    of_stage = jax.tree.map(lambda leaf: _of_part(leaf[at], part), (params, self.rest))
+    module = nnx.merge(self.graphdef, *of_stage)
     sown: dict[str, list] = {}
     for structure, layer in zip(layers, decoder_layers.layers_of(module), strict=True):
       x, values = self._layer(structure, layer.module, x, *ids)
@@ -192,7 +195,5 @@ def _of_the_batch(path: str, values: jax.Array) -> jax.Array:
   """[repeat · stage, microbatch, …] -> [repeat · stage, …]; unchanged for names that are not listed."""
   if _is_named(path, OF_THE_WHOLE_BATCH):
     return values[:, 0]
-  for name, combine in OF_THE_BATCH.items():
-    if _is_named(path, [name]):
-      return combine(values, axis=1)
-  return values
+  combine = next((combine for name, combine in OF_THE_BATCH.items() if _is_named(path, [name])), None)
+  return values if combine is None else combine(values, axis=1)

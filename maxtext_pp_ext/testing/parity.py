@@ -198,7 +198,10 @@ def tolerance(config: DerivedKeys) -> float:
 
   A wrong weight, microbatch or reduction gives an error of the order of 1.
   """
-  unit = lambda dtype: float(jnp.finfo(dtype).eps) / 2
+
+  def unit(dtype: Any) -> float:
+    return float(jnp.finfo(dtype).eps) / 2
+
   layers = sound_layers(config)
   inner = max(config.emb_dim, config.mlp_dim, config.moe_mlp_dim, config.num_query_heads * config.head_dim)
   bound = 4 * math.sqrt(2 * layers) * (unit(config.dtype) + (math.sqrt(inner) + 8) * unit(jnp.float32))
@@ -294,20 +297,21 @@ def sensitivity(
   magnify rounding far beyond `tolerance`: 36 layers of Gemma 3 do so by a factor of 2000.
 
   Args:
-    pipeline: as in `compare`.
-    expected: as in `compare`.
-    batch: as in `compare`.
+    pipeline, expected, batch, deterministic: as in `compare`.
     dtype: the dtype that defines the last place: the dtype of activations.
-    deterministic: whether dropout is off.
     seed: seed of the directions.
   """
   _, params = function_of(pipeline, deterministic=deterministic)
   leaves, tree = jax.tree.flatten(params)
   step = float(jnp.finfo(dtype).eps)
   keys = jax.random.split(jax.random.key(seed), len(leaves))
-  move = lambda w, key: (w * (1 + step * jax.random.rademacher(key, w.shape, jnp.float32))).astype(w.dtype)
-  floating = lambda w: jnp.issubdtype(w.dtype, jnp.floating)
-  moved = [move(w, key) if floating(w) else w for w, key in zip(leaves, keys, strict=True)]
+
+  def move(w: jax.Array, key: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(w.dtype, jnp.floating):
+      return w
+    return (w * (1 + step * jax.random.rademacher(key, w.shape, jnp.float32))).astype(w.dtype)
+
+  moved = list(map(move, leaves, keys))
   return _difference(expected(jax.tree.unflatten(tree, moved), batch.inputs), expected(params, batch.inputs))
 
 

@@ -19,6 +19,7 @@ environment, so it imports nothing outside pytest and the standard library befor
 
 from collections import defaultdict
 from collections.abc import Iterator
+import contextlib
 import importlib.metadata
 import os
 import sys
@@ -28,6 +29,7 @@ import pytest
 
 import maxtext_pp_ext
 from maxtext_pp_ext import processes
+from maxtext_pp_ext.units import counted
 
 TPU_ONLY = "tpu_only"
 # Keys of the properties that record in a test's reports how its configs were changed (also from xdist's workers).
@@ -70,16 +72,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
   # A conftest's `pytest_plugins` loads this module too late for the hook above.
   _prepare(config)
-  if _pipeline_impl(config) is not None or _virtual_devices(config) is not None:
+  if _option(config, "pipeline_impl") is not None or _option(config, "virtual_devices") is not None:
     config.pluginmanager.register(_Session(config), "maxtext_pp_ext.testing.session")
-
-
-def _pipeline_impl(config: pytest.Config) -> str | None:
-  return _option(config, "pipeline_impl")
-
-
-def _virtual_devices(config: pytest.Config) -> int | None:
-  return _option(config, "virtual_devices")
 
 
 def _option(config: pytest.Config, name: str):
@@ -93,7 +87,7 @@ def _prepare(config: pytest.Config) -> None:
   if config.stash.get(_prepared, False):
     return
   config.stash[_prepared] = True
-  count, name = _virtual_devices(config), _pipeline_impl(config)
+  count, name = _option(config, "virtual_devices"), _option(config, "pipeline_impl")
   if count is not None:
     _use_virtual_devices(count)
   if name is not None:
@@ -154,26 +148,23 @@ def _maxtext_version() -> str:
     return "of unknown version"  # run from a source tree
 
 
-def _tests(tests: set[str]) -> str:
-  return f"{len(tests)} test{'' if len(tests) == 1 else 's'}"
-
-
 class _Session:
   """The hooks of an active plugin during one pytest run."""
 
   def __init__(self, config: pytest.Config) -> None:
-    self.pipeline_impl = _pipeline_impl(config)
-    self.virtual_devices = _virtual_devices(config)
+    self.pipeline_impl: str | None = _option(config, "pipeline_impl")
+    self.virtual_devices: int | None = _option(config, "virtual_devices")
     self.item: pytest.Item | None = None
-    self.properties: dict[str, dict[Any, set[str]]] = defaultdict(lambda: defaultdict(set))  # key -> value -> node ids
+    self.properties: dict[tuple[str, Any], set[str]] = defaultdict(set)  # (key, value) -> node ids
     if self.pipeline_impl is not None:
       from maxtext_pp_ext.host.replacements import defaults  # pylint: disable=import-outside-toplevel
 
-      self.override = defaults.override_pipeline_impl(
-          self.pipeline_impl, self._on_config, all_configs=bool(_option(config, "all_configs"))
+      all_configs = bool(_option(config, "all_configs"))
+      override = contextlib.ExitStack()
+      override.enter_context(
+          defaults.override_pipeline_impl(self.pipeline_impl, self._on_config, all_configs=all_configs)
       )
-      self.override.__enter__()
-      config.add_cleanup(lambda: self.override.__exit__(None, None, None))  # type: ignore[arg-type]  # nobody reads it
+      config.add_cleanup(override.close)
 
   def pytest_report_header(self) -> str:
     devices = f"{self.virtual_devices} virtual CPU devices" if self.virtual_devices else "devices as JAX finds them"
@@ -207,25 +198,26 @@ class _Session:
     if self.item is not None:
       self.item.user_properties.extend(p for p in properties if p not in self.item.user_properties)
     else:
-      for key, value in properties:
-        self.properties[key][value].add("(module level)")  # while test modules are imported no test is running
+      for each in properties:
+        self.properties[each].add("(module level)")  # while test modules are imported no test is running
 
   def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
     for key, value in report.user_properties:
       if isinstance(key, str) and key.startswith("maxtext_pp_ext."):
-        self.properties[key][value].add(report.nodeid)
+        self.properties[key, value].add(report.nodeid)
 
   def pytest_terminal_summary(self, terminalreporter) -> None:
     terminalreporter.section("maxtext_pp_ext")
-    for mark, tests in self.properties[_LIFTED_PROPERTY].items():
-      terminalreporter.line(f"the mark {mark} was lifted from {_tests(tests)}")
-    for impl, tests in sorted(self.properties[_IMPL_PROPERTY].items()):
-      terminalreporter.line(f"{_tests(tests)} built a config with a pipeline and got pipeline_impl={impl}")
-    for impl, tests in sorted(self.properties[_EXPLICIT_PROPERTY].items()):
-      terminalreporter.line(f"{_tests(tests)} chose pipeline_impl={impl} themselves")
-    for key, tests in sorted(self.properties[_SWITCHED_OFF_PROPERTY].items()):
-      terminalreporter.line(f"{key}=True, a mode of MaxText's own pipelines, was turned off for {_tests(tests)}:")
-      for test in sorted(tests):
-        terminalreporter.line(f"  {test}")
-    if self.pipeline_impl is not None and not self.properties[_IMPL_PROPERTY]:
+    texts = {
+        _LIFTED_PROPERTY: "the mark {value} was lifted from {tests}",
+        _IMPL_PROPERTY: "{tests} built a config with a pipeline and got pipeline_impl={value}",
+        _EXPLICIT_PROPERTY: "{tests} chose pipeline_impl={value} themselves",
+        _SWITCHED_OFF_PROPERTY: "{value}=True, a mode of MaxText's own pipelines, was turned off for {tests}:",
+    }
+    for kind, text in texts.items():
+      for value, tests in sorted((value, tests) for (key, value), tests in self.properties.items() if key == kind):
+        terminalreporter.line(text.format(value=value, tests=counted(len(tests), "test")))
+        for test in sorted(tests) if kind == _SWITCHED_OFF_PROPERTY else ():
+          terminalreporter.line(f"  {test}")
+    if self.pipeline_impl is not None and all(key != _IMPL_PROPERTY for key, _ in self.properties):
       terminalreporter.line(f"no config in this run got pipeline_impl={self.pipeline_impl}")

@@ -16,6 +16,7 @@ import sys
 import traceback
 from typing import Any
 
+import maxtext_pp_ext
 from maxtext_pp_ext.trainer_runs import trainer
 
 
@@ -33,11 +34,11 @@ _METRICS = "metrics"  # folder with a folder per run, which has a file per proce
 _OUTPUT = "out"  # MaxText's base_output_directory
 
 
+@dataclasses.dataclass(frozen=True)
 class Results:
   """The files that runs left in a folder."""
 
-  def __init__(self, folder: pathlib.Path):
-    self.folder = folder
+  folder: pathlib.Path
 
   def error(self, run: str) -> str | None:
     """Returns the traceback of a failed run, or None."""
@@ -80,8 +81,7 @@ def run_all(
     folder: where everything is written.
     runs: name -> run. A failed run leaves its error and does not stop the others. Exception: several processes must stay
       together, so there it stops them.
-    devices: number of virtual devices.
-    processes: number of joined processes, which share the devices equally.
+    devices, processes: number of virtual devices, and of joined processes, which share these equally.
     weights: name -> MaxText's keys of a model without a pipeline; its initial weights get this name. A run that names
       them gets the same numbers in the layout of its own keys.
   """
@@ -100,8 +100,6 @@ def write_plan(folder: pathlib.Path, runs: Mapping[str, Run], weights: Mapping[s
 
 
 def main(plan_file: str) -> None:
-  import maxtext_pp_ext  # pylint: disable=import-outside-toplevel
-
   maxtext_pp_ext.install()
   from absl import logging  # pylint: disable=import-outside-toplevel
   import jax  # pylint: disable=import-outside-toplevel

@@ -97,25 +97,24 @@ def run_python(
 def read_metrics(metrics_files: Sequence[pathlib.Path], *having: str) -> list[dict[str, float]]:
   """Returns the lines of a trainer's `metrics_file` that have all these metrics.
 
-  Metrics of steps begin with `learning/`, those of evaluations with `eval/`.
-
-  Args:
-    metrics_files: a file per process (MaxText 0.2.5 writes it in all of them).
-    having: names of metrics.
+  Metrics of steps begin with `learning/`, those of evaluations with `eval/`. There is a file per process: MaxText 0.2.5
+  writes it in all of them.
 
   Raises:
     RunFailedError: processes report different metrics, times aside.
   """
-  of_processes = [_read(file, having) for file in metrics_files]
+  of_processes = [
+      [
+          metrics
+          for line in file.read_text(encoding="utf-8").splitlines()
+          if set(having) <= set(metrics := json.loads(line))
+      ]
+      for file in metrics_files
+  ]
   for file, metrics in zip(metrics_files, of_processes, strict=True):
     if [_learnt(m) for m in metrics] != [_learnt(m) for m in of_processes[0]]:
       raise RunFailedError(f"Two processes of a run report different metrics: {metrics_files[0]} and {file}")
   return of_processes[0]
-
-
-def _read(metrics_file: pathlib.Path, having: Sequence[str]) -> list[dict[str, float]]:
-  with open(metrics_file, encoding="utf-8") as lines:
-    return [metrics for line in lines if set(having) <= set(metrics := json.loads(line))]
 
 
 def _learnt(metrics: Mapping[str, float]) -> dict[str, float]:

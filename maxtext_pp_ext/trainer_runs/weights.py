@@ -11,11 +11,18 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from flax import nnx, traverse_util
+from flax.core.spmd import logical_axis_rules
 import jax
+from jax.experimental import multihost_utils
+from maxtext.common import checkpointing
+from maxtext.configs import pyconfig
+from maxtext.utils import maxtext_utils, model_creation_utils
 import numpy as np
 
 from maxtext_pp_ext.checkpoint.layout import Layout
 from maxtext_pp_ext.checkpoint.moves import converted
+from maxtext_pp_ext.host.models import layouts
 
 Tree = dict[str, Any]
 
@@ -34,14 +41,6 @@ class Weights:
 
 def draw(argv: Sequence[str]) -> Weights:
   """Returns weights as MaxText initialises them for a config, with a pipeline or without."""
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-  from flax.core.spmd import logical_axis_rules  # pylint: disable=import-outside-toplevel
-  from jax.experimental import multihost_utils  # pylint: disable=import-outside-toplevel
-  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
-  from maxtext.utils import maxtext_utils, model_creation_utils  # pylint: disable=import-outside-toplevel
-
-  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
-
   config = pyconfig.initialize(list(argv))
   mesh = maxtext_utils.get_mesh_from_config(config)
   create_model, _ = model_creation_utils.create_nnx_abstract_model(config, mesh)
@@ -56,7 +55,10 @@ def moved(weights: Weights, fraction: float, seed: int = 0) -> Weights:
   if fraction == 0:
     return weights
   random = np.random.default_rng(seed)
-  move = lambda leaf: (leaf * (1 + fraction * random.choice([-1.0, 1.0], leaf.shape))).astype(leaf.dtype)
+
+  def move(leaf: np.ndarray) -> np.ndarray:
+    return (leaf * (1 + fraction * random.choice([-1.0, 1.0], leaf.shape))).astype(leaf.dtype)
+
   return dataclasses.replace(weights, tree=jax.tree.map(move, weights.tree))
 
 
@@ -66,11 +68,6 @@ def in_layout_of(weights: Weights, argv: Sequence[str]) -> Tree:
   Raises:
     LayoutError: `argv` describes another model.
   """
-  from flax import traverse_util  # pylint: disable=import-outside-toplevel
-  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
-
-  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
-
   layout = layouts.of_config(pyconfig.initialize(list(argv)))
   arrays = converted(traverse_util.flatten_dict(weights.tree), weights.layout, layout)
   return traverse_util.unflatten_dict(arrays)
@@ -78,7 +75,5 @@ def in_layout_of(weights: Weights, argv: Sequence[str]) -> Tree:
 
 def save(path: pathlib.Path, tree: Tree) -> None:
   """Writes a checkpoint of parameters; `trainer.parameters_path(path)` is what a run then loads."""
-  from maxtext.common import checkpointing  # pylint: disable=import-outside-toplevel
-
   # The outer `params` is added by MaxText; the inner one is the collection that it looks for in the file.
   checkpointing.save_params_to_path(str(path), {"params": tree})

@@ -4,7 +4,7 @@
 
 import pytest
 
-from maxtext_pp_ext.sharding.explicit import is_explicit
+from maxtext_pp_ext.sharding.constrain import is_explicit
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but
 from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED
