@@ -15,6 +15,7 @@ from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 
+_ON = ("true", "True", "TRUE", "1")  # values of a flag of XLA
 NETWORKS = ("ici", "dcn")
 # Mesh axis -> its name in the parallelism key, where the two differ.
 _NAMES = {"stage": "pipeline", "model": "tensor"}
@@ -62,16 +63,12 @@ def without_effect(config: HostKeys) -> dict[str, int | bool]:
 
 def gathers_on_sparsecores(config: HostKeys) -> bool:
   """Whether XLA's flags let gathers run on the SparseCores."""
-  return _is_on(config, "xla_tpu_enable_sparse_core_collective_offload_all_gather")
+  return xla_flag(config, "xla_tpu_enable_sparse_core_collective_offload_all_gather") in _ON
 
 
 def dispatches_beside_compute(config: HostKeys) -> bool:
   """Whether XLA's flags let the ragged all-to-alls of experts run beside compute."""
-  return _is_on(config, "xla_tpu_enable_async_ragged_all_to_all")
-
-
-def _is_on(config: HostKeys, flag: str) -> bool:
-  return (xla_flag(config, flag) or "").lower() in ("true", "1")
+  return xla_flag(config, "xla_tpu_enable_async_ragged_all_to_all") in _ON
 
 
 def xla_flag(config: HostKeys, name: str) -> str | None:
@@ -201,13 +198,16 @@ def mesh_shape(config: HostKeys) -> dict[str, int] | None:
   return shape
 
 
-def growing(config: HostKeys) -> dict[str, tuple[float, int]]:
-  """Key -> (value per device, rows on all devices), for the keys of a growing batch that have an effect."""
-  devices = config.num_target_devices
+def batches(config: HostKeys) -> dict[str, tuple[int, int]]:
+  """Key of each batch that has an effect -> (its rows, the microbatches into which one update divides them)."""
+  microbatches, devices = config.num_pipeline_microbatches, config.num_target_devices
+  found = {"per_device_batch_size": (config.micro_batch_size_to_train_on or 0, microbatches)}
+  if config.eval_interval > 0:
+    found["eval_per_device_batch_size"] = (config.micro_batch_size_to_eval_on or 0, microbatches)
   start, increment = config.per_device_batch_size_start, config.per_device_batch_size_increment
-  if not config.enable_rampup_batch_size or not devices or start <= 0 or increment <= 0:
-    return {}
-  found = {"per_device_batch_size_start": start}
-  if start + increment < config.per_device_batch_size:
-    found["per_device_batch_size_increment"] = increment
-  return {key: (value, int(devices * value)) for key, value in found.items()}
+  if config.enable_rampup_batch_size and devices and start > 0 and increment > 0:
+    accumulated = microbatches * config.gradient_accumulation_steps
+    found["per_device_batch_size_start"] = (int(devices * start), accumulated)
+    if start + increment < config.per_device_batch_size:
+      found["per_device_batch_size_increment"] = (int(devices * increment), accumulated)
+  return found

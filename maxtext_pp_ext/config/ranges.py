@@ -51,7 +51,6 @@ _POSITIVE = re.compile(
     r"per_device_batch_size(_start|_increment)?|rope_linear_scaling_factor|normalization_layer_epsilon"
 )
 _SIZES = re.compile(r"\w*(batch_size|factor)\w*")  # of numbers with a fraction, those that sizes are computed from
-_UNIONS = (typing.Union, types.UnionType)
 _LARGE = re.compile(r"\w*(byte|bytes|bytes_accessed|flops|flops_fwd|flops_bwd)")
 
 
@@ -90,20 +89,19 @@ def problems(fields: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> list
   """
   found = []
   for key, value in values.items():
-    allowed = range_of(key, fields[key]) if key in fields else None
-    number = _number(value)
-    why_not = None if allowed is None or number is None else allowed.why_not(number)
-    if allowed is None or why_not is None:
+    allowed, number = range_of(key, fields[key]) if key in fields else None, _number(value)
+    if allowed is None or number is None or (why_not := allowed.why_not(number)) is None:
       continue
-    way = "Leave it out" if allowed.default is None else f"Set another number, such as MaxText's default, {key}="
-    found.append(f"{key}={value} {why_not}. {way}{'' if allowed.default is None else _text(allowed.default)}.")
+    default = None if allowed.default is None else _text(allowed.default)
+    way = f"Set another number, such as MaxText's default, {key}={default}" if default else "Leave it out"
+    found.append(f"{key}={value} {why_not}. {way}.")
   return found
 
 
 def range_of(key: str, field: FieldInfo) -> Range | None:
   """The numbers that a key can have; None if it has none, or MaxText gives any number a meaning."""
-  kinds = set(_types(field.annotation))
-  if not kinds & {int, float}:
+  kinds = [part for part in _parts(field.annotation) if part in (int, float)]
+  if not kinds:
     return None
   default = _number(field.default)
   if _ANY.fullmatch(key):
@@ -130,14 +128,11 @@ def range_of(key: str, field: FieldInfo) -> Range | None:
   return Range(default=default, least=least, most=most, above=above, without_0=without_0)
 
 
-def _types(annotation: Any) -> Iterator[Any]:
-  """The types that a value can have; bounds are left out, and elements of lists are no values."""
-  origin = typing.get_origin(annotation)
-  if origin is typing.Annotated:
-    yield from _types(typing.get_args(annotation)[0])
-  elif origin in _UNIONS:
+def _parts(annotation: Any) -> Iterator[Any]:
+  """Yields the types that a value can have, and pydantic's bounds of them; elements of lists are no values."""
+  if typing.get_origin(annotation) in (typing.Annotated, typing.Union, types.UnionType):
     for each in typing.get_args(annotation):
-      yield from _types(each)
+      yield from _parts(each)
   else:
     yield annotation
 
@@ -145,7 +140,7 @@ def _types(annotation: Any) -> Iterator[Any]:
 def _bounds(field: FieldInfo) -> tuple[float, bool, float]:
   """Pydantic's own (least, whether it must be more than that, most) of a field."""
   least, above, most = -math.inf, False, math.inf
-  for bound in (*field.metadata, *_metadata(field.annotation)):
+  for bound in (*field.metadata, *_parts(field.annotation)):
     if isinstance(bound, annotated_types.Gt):
       least, above = bound.gt, True  # type: ignore[assignment]  # a number's bound is a number
     elif isinstance(bound, annotated_types.Ge):
@@ -153,12 +148,6 @@ def _bounds(field: FieldInfo) -> tuple[float, bool, float]:
     elif isinstance(bound, annotated_types.Le):
       most = bound.le  # type: ignore[assignment]
   return least, above, most
-
-
-def _metadata(annotation: Any) -> Iterator[Any]:
-  for each in typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else ():
-    if typing.get_origin(each) is typing.Annotated:
-      yield from typing.get_args(each)[1:]
 
 
 def _number(value: Any) -> float | None:

@@ -53,19 +53,14 @@ class Problem(str):
 
   def __new__(cls, what: str, *ways: Values | tuple[Values, str], otherwise: str = "") -> Problem:
     pairs = tuple((way, "") if isinstance(way, Mapping) else way for way in ways)
-    self = super().__new__(cls, _sentences(what, [otherwise] if otherwise else map(_way_text, pairs)))
+    self = super().__new__(cls, _sentences(what, pairs, otherwise))
     self.what, self.ways, self.otherwise = what, pairs, otherwise
     return self
 
 
-def _sentences(what: str, ways: Iterable[str]) -> str:
-  ways = " or ".join(filter(None, ways))
-  return f"{what} Set {ways}." if ways else what
-
-
-def _way_text(way: tuple[Values, str]) -> str:
-  values, remark = way
-  return settings(values) + remark
+def _sentences(what: str, ways: Iterable[tuple[Values, str]], otherwise: str = "") -> str:
+  text = otherwise or " or ".join(settings(values) + remark for values, remark in ways)
+  return f"{what} Set {text}." if text else what
 
 
 def settings(values: Values) -> str:
@@ -118,13 +113,12 @@ def _parallelism(config: HostKeys, network: str, values: Values) -> dict[str, An
 
 def _kind(config: HostKeys, values: Values, remark: str) -> Any:
   """What makes a remedy like another one: the same keys, changed to either side, with the same remark."""
-  sides = [(key, isinstance(value, (int, float)) and value > _number(config, key)) for key, value in values.items()]
-  return (*sides, remark)
 
+  def is_more(key: str, value: Any) -> bool:
+    present = getattr(config, key, None)
+    return isinstance(value, (int, float)) and value > (present if isinstance(present, (int, float)) else 0)
 
-def _number(config: HostKeys, key: str) -> float:
-  value = getattr(config, key, None)
-  return value if isinstance(value, (int, float)) else 0
+  return (*((key, is_more(key, value)) for key, value in values.items()), remark)
 
 
 def with_remedies[C: HostKeys](
@@ -152,14 +146,15 @@ def with_remedies[C: HostKeys](
 
   if not sizes:
     return list(found)
+  texts = [problem.what if isinstance(problem, Problem) else problem for problem in found]
   if not _wanted.get():
-    return [problem.what if isinstance(problem, Problem) else problem for problem in found]
+    return texts
   ways: dict[Any, tuple[Values, str]] = {}  # the first way of each kind
   for way in sizes[0].ways if len(sizes) == 1 else ():
     if len(ways) < _MOST_WAYS and _kind(config, *way) not in ways and passes(way[0]):
       ways[_kind(config, *way)] = way
   if ways:
-    return [_sentences(p.what, map(_way_text, ways.values())) if p is sizes[0] else p for p in found]
+    return [_sentences(p.what, ways.values()) if p is sizes[0] else p for p in found]
   proposal = propose(config, passes, given or {})
   if proposal is None:
     remedy = (
@@ -171,7 +166,6 @@ def with_remedies[C: HostKeys](
   else:
     remedy = f"Set{', together:' if len(proposal) > 1 else ''} {settings(proposal)}."
     remedy += _of_layers_outside(config, proposal, passes, given or {})
-  texts = [problem.what if isinstance(problem, Problem) else problem for problem in found]
   last = max(i for i, problem in enumerate(found) if isinstance(problem, Problem))
   texts[last] += f" {remedy}"
   return texts

@@ -34,10 +34,11 @@ _MODEL_NAMES = "ModelName"  # in its types
 
 def problems(argv: Sequence[str]) -> list[str]:
   """A sentence for each name in MaxText's arguments that does not exist, and for each file that is no config."""
-  files, assigned = _files(argv), _assigned(argv)
+  files, assigned = _files(argv), dict(argument.split("=", 1) for argument in argv if "=" in argument)
   own = run_config.base_yml().parent
   of_user = {file: content for file, content in files.items() if not file.is_relative_to(own) and content is not None}
-  prose = [_of_prose(file) for file, content in of_user.items() if not isinstance(content, dict)]
+  what = "is no config: a yml file of a run has lines of the form key: value."
+  prose = [f"{file} {what}" for file, content in of_user.items() if not isinstance(content, dict)]
   of_files = [str(key) for content in of_user.values() if isinstance(content, dict) for key in content]
   values = _merged(files, assigned)
   of_values = (_topologies, _models, _implementations, _remat_policies)
@@ -49,12 +50,8 @@ def given(argv: Sequence[str]) -> dict[str, Any] | None:
 
   Values of the command line are text.
   """
-  files = _files(argv)
-  return None if any(content is None for content in files.values()) else _merged(files, _assigned(argv))
-
-
-def _assigned(argv: Sequence[str]) -> dict[str, str]:
-  return dict(argument.split("=", 1) for argument in argv if "=" in argument)
+  files, assigned = _files(argv), dict(argument.split("=", 1) for argument in argv if "=" in argument)
+  return None if any(content is None for content in files.values()) else _merged(files, assigned)
 
 
 def _merged(files: Mapping[pathlib.Path, Any], assigned: Mapping[str, str]) -> dict[str, Any]:
@@ -90,10 +87,6 @@ def yml_file(argument: str) -> pathlib.Path:
   if argument.startswith(_CONFIGS):
     return run_config.base_yml().parent / argument.removeprefix(_CONFIGS)
   return pathlib.Path("src", argument)
-
-
-def _of_prose(file: pathlib.Path) -> str:
-  return f"{file} is no config: a yml file of a run has lines of the form key: value."
 
 
 def keys() -> set[str]:
@@ -150,14 +143,12 @@ def model_names() -> list[str]:
 
 def remat_policies() -> set[str]:
   """The values of MaxText's key remat_policy, read off its decoder's comparisons; {} if it has none."""
-  comparisons = [node for node in ast.walk(_source(_DECODER)) if isinstance(node, ast.Compare)]
-  right = [each for node in comparisons if _is_remat_policy(node.left) for each in node.comparators]
-  constants = (leaf.value for each in right for leaf in ast.walk(each) if isinstance(leaf, ast.Constant))
-  return {value for value in constants if isinstance(value, str)}
-
-
-def _is_remat_policy(node: ast.expr) -> bool:
-  return getattr(node, "attr", getattr(node, "id", None)) == "remat_policy"
+  found = set()
+  for node in ast.walk(_source(_DECODER)):
+    if isinstance(node, ast.Compare) and "remat_policy" in (getattr(node.left, "attr", ""), getattr(node.left, "id", "")):
+      constants = (leaf.value for each in node.comparators for leaf in ast.walk(each) if isinstance(leaf, ast.Constant))
+      found |= {value for value in constants if isinstance(value, str)}
+  return found
 
 
 def _topologies(values: Mapping[str, Any]) -> Iterator[str]:

@@ -33,75 +33,69 @@ _VARIABLES = {
 _BEGINNINGS = ("JAX_", "M_", "TPU_", "MEGASCALE_")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Finding:
   """One thing that was looked at.
 
   Attributes:
-    subject: what it belongs to: versions, start-up hook, seams, implementations, environment.
     name: of the thing.
     value: what was found.
     state: FINE, NOTE, or WRONG: something of this package does not work.
     advice: what to do about it; "" if there is nothing to do.
+    subject: what it belongs to: versions, start-up hook, seams, implementations, environment, devices, source, imports.
   """
 
-  subject: str
   name: str
   value: str
   state: str = FINE
   advice: str = ""
+  subject: str = ""
 
 
 def findings() -> list[Finding]:
   """Returns everything that can be found without devices. Imports MaxText, and leaves our seams applied to it."""
-  environment = _looked(_environment)  # before imports add to it
-  found: list[Finding] = []
-  for look in (_versions, _hook, _seams, _implementations):
-    found += _looked(look)
-  return found + environment
+  environment = looked("environment", _environment)  # before imports add to it
+  parts = {"versions": _versions, "start-up hook": _hook, "seams": _seams, "implementations": _implementations}
+  return [each for subject, look in parts.items() for each in looked(subject, look)] + environment
 
 
-def _looked(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def looked(subject: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
   """The findings of a part, of which none can keep the others from being told."""
   found = []
   try:
     for finding in look():
-      found.append(finding)
+      found.append(dataclasses.replace(finding, subject=subject))
   except Exception as error:  # pylint: disable=broad-exception-caught  # whatever is broken in this environment
-    subject = look.__name__.strip("_").replace("_", " ")
     text = f"{type(error).__name__}: {error}"
-    found.append(Finding(subject=subject, name="not looked at", value=text, state=WRONG, advice="Repair this first."))
+    found.append(Finding("not looked at", text, WRONG, "Repair this first.", subject))
   return found
 
 
 def _versions() -> Iterator[Finding]:
   from packaging.requirements import Requirement  # pylint: disable=import-outside-toplevel
 
-  yield Finding(subject="versions", name="Python", value=f"{platform.python_version()}, {sys.executable}")
-  yield Finding(subject="versions", name=_OURS, value=f"{maxtext_pp_ext.__version__}, {maxtext_pp_ext.__path__[0]}")
+  yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
+  yield Finding(_OURS, f"{maxtext_pp_ext.__version__}, {maxtext_pp_ext.__path__[0]}")
   try:
     required = [Requirement(text) for text in importlib.metadata.requires(_OURS) or ()]
   except importlib.metadata.PackageNotFoundError:
     required = []
     advice = "Entry points and requirements are not known. Install it: pip install CHECKOUT"
-    yield Finding(subject="versions", name=_OURS, value="not installed, only on the path", state=NOTE, advice=advice)
-  needed = [each for each in required if each.marker is None]
-  for each in needed:
+    yield Finding(_OURS, "not installed, only on the path", NOTE, advice)
+  for each in (each for each in required if each.marker is None):
     version = _version(each.name)
     if version is None:
-      advice = f"Install it: pip install '{each}'"
-      yield Finding(subject="versions", name=each.name, value="not installed", state=WRONG, advice=advice)
+      yield Finding(each.name, "not installed", WRONG, f"Install it: pip install '{each}'")
     elif not each.specifier.contains(version, prereleases=True):
-      advice = f"This package is for {each.specifier}: pip install '{each}'"
-      yield Finding(subject="versions", name=each.name, value=version, state=WRONG, advice=advice)
+      yield Finding(each.name, version, WRONG, f"This package is for {each.specifier}: pip install '{each}'")
     else:
-      yield Finding(subject="versions", name=each.name, value=f"{version} ({each.specifier})")
+      yield Finding(each.name, f"{version} ({each.specifier})")
   for name in _PACKAGES:
     if (version := _version(name)) is not None:
-      yield Finding(subject="versions", name=name, value=version)
+      yield Finding(name, version)
     elif name == "libtpu":
       advice = "compare and plan --validate compile for TPUs with it: pip install libtpu"
-      yield Finding(subject="versions", name=name, value="not installed", state=NOTE, advice=advice)
+      yield Finding(name, "not installed", NOTE, advice)
 
 
 def _version(name: str) -> str | None:
@@ -112,19 +106,19 @@ def _version(name: str) -> str | None:
 
 
 def _hook() -> Iterator[Finding]:
-  subject, path = "start-up hook", activate.pth_path()
+  path = activate.pth_path()
   if path.exists():
-    yield Finding(subject=subject, name="file", value=str(path))
+    yield Finding("file", str(path))
   else:
     advice = f"Install the package, or add it: {sys.executable} -m maxtext_pp_ext.host.activate"
-    yield Finding(subject=subject, name="file", value=f"{path} is not there", state=NOTE, advice=advice)
+    yield Finding("file", f"{path} is not there", NOTE, advice)
   setting = startup.setting()
   if setting in startup.OFF:
     advice = "pipeline_impl is an unknown key in this environment. Unset MAXTEXT_PP_EXT."
-    yield Finding(subject=subject, name="MAXTEXT_PP_EXT", value=setting, state=NOTE, advice=advice)
+    yield Finding("MAXTEXT_PP_EXT", setting, NOTE, advice)
   elif setting not in startup.ON:
     advice = f"It is on. Use one of {', '.join((*startup.OFF, *startup.ON[1:]))}."
-    yield Finding(subject=subject, name="MAXTEXT_PP_EXT", value=setting, state=NOTE, advice=advice)
+    yield Finding("MAXTEXT_PP_EXT", setting, NOTE, advice)
 
 
 def _seams() -> Iterator[Finding]:
@@ -133,7 +127,7 @@ def _seams() -> Iterator[Finding]:
   try:
     install.install()
   except SetupError as error:
-    yield Finding(subject="seams", name="all", value="refused", state=WRONG, advice=str(error))
+    yield Finding("all", "refused", WRONG, str(error))
     return
   for name, seam in table.SEAMS.items():
     try:
@@ -141,18 +135,16 @@ def _seams() -> Iterator[Finding]:
     except ModuleNotFoundError as error:
       # A part of MaxText that this MaxText does not have, or whose packages are not installed.
       state, value = (WRONG, "refused") if seam.required else (NOTE, "not imported")
-      yield Finding(subject="seams", name=name, value=f"{value}: {seam.purpose}", state=state, advice=f"{error}.")
+      yield Finding(name, f"{value}: {seam.purpose}", state, f"{error}.")
       continue
     except Exception as error:  # pylint: disable=broad-exception-caught  # MaxText's own imports may fail, too
-      advice = f"{type(error).__name__}: {error}"
-      yield Finding(subject="seams", name=name, value=f"refused: {seam.purpose}", state=WRONG, advice=advice)
+      yield Finding(name, f"refused: {seam.purpose}", WRONG, f"{type(error).__name__}: {error}")
       continue
     patched = name in install.status().stood_aside
-    value = f"{'in MaxText itself' if patched else 'applied'}: {seam.purpose}"
-    yield Finding(subject="seams", name=name, value=value)
+    yield Finding(name, f"{'in MaxText itself' if patched else 'applied'}: {seam.purpose}")
   for text in install.status().missing:
     feature, _, why = text.partition(": ")
-    yield Finding(subject="seams", name=feature, value="missing; a run that needs it is refused", state=NOTE, advice=why)
+    yield Finding(feature, "missing; a run that needs it is refused", NOTE, why)
 
 
 def _implementations() -> Iterator[Finding]:
@@ -162,23 +154,22 @@ def _implementations() -> Iterator[Finding]:
       try:
         implementation.load()
       except SetupError as error:
-        value = f"cannot be used: {implementation.summary}"
-        yield Finding(subject="implementations", name=name, value=value, state=WRONG, advice=str(error))
+        yield Finding(name, f"cannot be used: {implementation.summary}", WRONG, str(error))
         continue
-    yield Finding(subject="implementations", name=name, value=implementation.summary)
+    yield Finding(name, implementation.summary)
 
 
 def _environment() -> Iterator[Finding]:
   for name, value in sorted(os.environ.items()):
     if name in _VARIABLES or name.startswith(_BEGINNINGS):
       what = _VARIABLES.get(name, "a key of MaxText's config" if name.startswith("M_") else "")
-      yield Finding(subject="environment", name=name, value=value + (f" ({what})" if what else ""))
+      yield Finding(name, value + (f" ({what})" if what else ""))
 
 
 def of_devices(machine: dict[str, Any]) -> Finding:
   """What was found of the devices of this machine (`compiled.measured.devices.of_machine`)."""
   if "failure" in machine:
     advice = "Set JAX_PLATFORMS=cpu to work without accelerators, or repair their driver."
-    return Finding(subject="devices", name="JAX", value=str(machine["failure"]), state=NOTE, advice=advice)
+    return Finding("JAX", str(machine["failure"]), NOTE, advice, "devices")
   kinds = ", ".join(f"{count} × {kind}" for kind, count in machine["kinds"].items())
-  return Finding(subject="devices", name=machine["platform"], value=f"{kinds}; {machine['runtime']}")
+  return Finding(machine["platform"], f"{kinds}; {machine['runtime']}", subject="devices")

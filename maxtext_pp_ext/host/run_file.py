@@ -27,8 +27,8 @@ def write(path: pathlib.Path, argv: Sequence[str], keys: Mapping[str, Any], devi
   import yaml  # pylint: disable=import-outside-toplevel
 
   base, assigned = _base_and_assigned(argv, path)
-  given = run_config.given_keys(argv)
-  changed = {key: value for key, value in keys.items() if key in assigned or _is_news(given, key, value)}
+  given = {key: field.default for key, field in PipelineKeys.model_fields.items()} | run_config.given_keys(argv)
+  changed = {key: value for key, value in keys.items() if key in assigned or given.get(key) != value}
   content = {"base_config": base} | {key: value for key, value in (assigned | changed).items() if key not in _OF_TARGET}
   text = "".join(f"# {line}\n" for line in comment.splitlines())
   with path.open("x", encoding="utf-8") as file:
@@ -56,26 +56,17 @@ def _base_and_assigned(argv: Sequence[str], path: pathlib.Path) -> tuple[str, di
   return base, {str(key): value for key, value in assigned.items()}
 
 
-def _is_news(given: Mapping[str, Any], key: str, value: Any) -> bool:
-  ours = PipelineKeys.model_fields.get(key)
-  return given.get(key, ours.default if ours else None) != value
-
-
 def _check(path: pathlib.Path, argv: Sequence[str], content: Mapping[str, Any], devices: int) -> None:
   """Raises ValueError unless MaxText reads the same from the file as from arguments."""
   target = [argument for argument in argv if argument.partition("=")[0] in _OF_TARGET]
-  virtual: dict[str, Any] = {"internal_compile": True, "internal_compile_num_devices": devices}
-  overrides: Any = {} if run_config.given_keys(argv).get("compile_topology") else virtual
+  has_topology = run_config.given_keys(argv).get("compile_topology")
+  overrides: Any = {} if has_topology else {"internal_compile": True, "internal_compile_num_devices": devices}
   wanted = run_config.read_without_run(argv, **overrides)
   found = run_config.read_without_run([str(path), *target], **overrides)
   compared = content.keys() - {"base_config", *run_config.WITHOUT_RUN}  # these are others while a config is looked at
-  differ = sorted(key for key in compared if _value(found, key) != _value(wanted, key))
+  differ = sorted(key for key in compared if plain(getattr(found, key, None)) != plain(getattr(wanted, key, None)))
   if differ:
     raise ValueError(
         f"{path} is not written: from a file MaxText would read other values of {', '.join(differ)} than from its "
         "command line, since the model's own yml file comes after a file. Give these keys on the command line."
     )
-
-
-def _value(config: Any, key: str) -> Any:
-  return plain(getattr(config, key, None))

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+import functools
 import pathlib
 from types import ModuleType
 
 import maxtext_pp_ext
 from maxtext_pp_ext.errors import SetupError
-from maxtext_pp_ext.host.doctor import Finding, NOTE, WRONG
+from maxtext_pp_ext.host.doctor import Finding, looked, NOTE, WRONG
 from maxtext_pp_ext.host.seams import source, table, version
 from maxtext_pp_ext.host.seams.seam import Part
 
@@ -23,16 +24,17 @@ from maxtext_pp_ext.host.seams.seam import Part
 def findings(folder: str | pathlib.Path) -> list[Finding]:
   """Returns what was found of MaxText's source in a folder. Raises SetupError if there is none."""
   found = source.Source(folder)
-  return [_version(found), *_seams(found), *_imports(found)]
+  parts = {"source": _version, "seams": _seams, "imports": _imports}
+  return [each for subject, look in parts.items() for each in looked(subject, functools.partial(look, found))]
 
 
-def _version(found: source.Source) -> Finding:
+def _version(found: source.Source) -> Iterator[Finding]:
   text = f"{found.version()} ({version.SUPPORTED}), {found.folder}"
   try:
     version.check_version(found.version())
+    yield Finding("maxtext", text)
   except version.HostVersionError as error:
-    return Finding(subject="source", name="maxtext", value=text, state=WRONG, advice=error.difference)
-  return Finding(subject="source", name="maxtext", value=text)
+    yield Finding("maxtext", text, WRONG, error.difference)
 
 
 def _seams(found: source.Source) -> Iterator[Finding]:
@@ -41,7 +43,7 @@ def _seams(found: source.Source) -> Iterator[Finding]:
       module = found.module(name)
     except SetupError as error:
       state = WRONG if seam.required else NOTE
-      yield Finding(subject="seams", name=name, value=f"missing: {seam.purpose}", state=state, advice=str(error))
+      yield Finding(name, f"missing: {seam.purpose}", state, str(error))
       continue
     if seam.required is not None:
       yield _judged(name, seam.required, module, WRONG)
@@ -53,8 +55,8 @@ def _judged(name: str, part: Part, module: ModuleType, worst: str) -> Finding:
   try:
     part.check(module)
   except version.HostVersionError as error:
-    return Finding(subject="seams", name=name, value=f"differs: {part.name}", state=worst, advice=error.difference)
-  return Finding(subject="seams", name=name, value=f"fits: {part.name}")
+    return Finding(name, f"differs: {part.name}", worst, error.difference)
+  return Finding(name, f"fits: {part.name}")
 
 
 def _imports(found: source.Source) -> Iterator[Finding]:
@@ -72,9 +74,8 @@ def _imports(found: source.Source) -> Iterator[Finding]:
       known = False
     if not known:
       full = f"{module}.{name}" if name else module
-      missing.append(Finding(subject="imports", name=full, value="not there", state=WRONG, advice=f"{reader} reads it."))
-  there = f"{len(readers) - len(missing)} of {len(readers)} names are there"
-  yield Finding(subject="imports", name="maxtext", value=there)
+      missing.append(Finding(full, "not there", WRONG, f"{reader} reads it."))
+  yield Finding("maxtext", f"{len(readers) - len(missing)} of {len(readers)} names are there")
   yield from missing
 
 

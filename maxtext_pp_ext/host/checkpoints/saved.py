@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flax import nnx
+import jax
+
 from maxtext_pp_ext.checkpoint.complete import Saved
 from maxtext_pp_ext.checkpoint.layout import Path
 from maxtext_pp_ext.config.view import with_values
@@ -27,7 +30,6 @@ def train_state(config: Any, given: Mapping[str, Any]) -> Any:
 
   Raises ValueError if MaxText cannot make the optimizer for this model.
   """
-  from flax import nnx  # pylint: disable=import-outside-toplevel
   from maxtext.common import train_state_nnx  # pylint: disable=import-outside-toplevel
   from maxtext.optimizers import optimizers  # pylint: disable=import-outside-toplevel
 
@@ -44,8 +46,6 @@ def train_state(config: Any, given: Mapping[str, Any]) -> Any:
 
 def by_state(state: Any) -> dict[Path, Saved]:
   """What MaxText saves of a train state, which may be without arrays."""
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-  import jax  # pylint: disable=import-outside-toplevel
   from maxtext.common import train_state_nnx  # pylint: disable=import-outside-toplevel
 
   random = {("nnx_aux", *map(str, path)) for path, _ in nnx.to_flat_state(nnx.filter_state(state, nnx.RngState))}

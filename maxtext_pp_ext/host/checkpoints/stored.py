@@ -10,6 +10,9 @@ import functools
 import math
 from typing import Any
 
+from flax import nnx
+import jax
+
 from maxtext_pp_ext.checkpoint import complete, forms
 from maxtext_pp_ext.checkpoint.layout import Path, Shape
 
@@ -61,23 +64,22 @@ def read(folder: str) -> Stored:
 
 
 def _shapes(tree: Any) -> dict[Path, Shape]:
-  import jax  # pylint: disable=import-outside-toplevel
-
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
-  name = lambda key: str(getattr(key, "key", getattr(key, "idx", key)))
-  return {tuple(map(name, path)): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}
+  return {_names(path): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}
+
+
+def _names(path: Any) -> Path:
+  return tuple(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
 
 
 def of_model(abstract_state: Any) -> dict[Path, Shape]:
   """The parameters of a model, or of a train state, named as in a checkpoint of the trainer; {} for anything else."""
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-
   if not isinstance(abstract_state, nnx.State):
     return {}
   model = abstract_state["model"] if "model" in abstract_state else abstract_state
   params = nnx.to_flat_state(nnx.filter_state(model, nnx.Param))
-  shape = lambda leaf: tuple((leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf).shape)
-  return {(*forms.PARAMETERS, *map(str, path)): shape(leaf) for path, leaf in params}
+  values = ((path, leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf) for path, leaf in params)
+  return {(*forms.PARAMETERS, *map(str, path)): tuple(value.shape) for path, value in values}
 
 
 def of_decoder(shapes: Mapping[Path, Shape]) -> dict[Path, Shape]:

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds a MaxText config's model without weights, on a mesh without devices."""
 
-from collections.abc import Callable, Iterator
-import contextlib
+from collections.abc import Callable
 import contextvars
 from typing import Any
 
@@ -21,15 +20,6 @@ from maxtext_pp_ext.host.models.axes import rules_in_play, STAGE_AXES
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 
 _only_shapes = contextvars.ContextVar("_only_shapes", default=False)
-
-
-@contextlib.contextmanager
-def _shapes_only() -> Iterator[None]:
-  token = _only_shapes.set(True)
-  try:
-    yield
-  finally:
-    _only_shapes.reset(token)
 
 
 def of_shapes_only() -> bool:
@@ -83,8 +73,12 @@ def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
 
   if config.num_decoder_layers > MOST_LAYERS:
     raise ValueError(f"{config.num_decoder_layers} layers are more than the limit ({MOST_LAYERS}).")
-  with _shapes_only(), logical_axis_rules(config.logical_axis_rules), as_value_errors("build this model"):
-    return nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh))
+  token = _only_shapes.set(True)
+  try:
+    with logical_axis_rules(config.logical_axis_rules), as_value_errors("build this model"):
+      return nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh))
+  finally:
+    _only_shapes.reset(token)
 
 
 def parameters(config: Any, mesh: Mesh | AbstractMesh) -> nnx.State:

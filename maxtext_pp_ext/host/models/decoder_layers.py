@@ -8,8 +8,9 @@ a pipeline must equal, and tells each layer its index if its kind needs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import dataclasses
+import functools
 import math
 import re
 from typing import Any
@@ -73,16 +74,18 @@ def pipeline(
   Raises:
     registry.UnknownImplementationError: there is no implementation of that name.
   """
+  new: Any = implementation
   if isinstance(implementation, str):
+    is_host = implementation == registry.HOST
+    new = nnx_decoders.create_nnx_pipeline if is_host else registry.get(implementation).contract.module_class
     config = with_values(config, {"pipeline_impl": implementation})
-  new = _pipeline_class(implementation)
   found = []
 
   @jax.jit  # without it, each of many small operations would be compiled separately
   def build():
     decoder = _WithoutLayers(config, mesh, quantizations.configure_quantization(config), rngs=nnx.Rngs(seed))
     classes = decoder.get_decoder_layers() if layer_class is None else [layer_class] * 2
-    stage = lambda rngs: decoder._get_pipeline_stage_module(classes, rngs)  # pylint: disable=protected-access
+    stage = functools.partial(decoder._get_pipeline_stage_module, classes)  # pylint: disable=protected-access
     rngs = nnx.Rngs(params=seed, dropout=seed + 1)
     module = new(config=config, stage_factory=stage, mesh=mesh, remat_policy=decoder.get_remat_policy(), rngs=rngs)
     graphdef, *(params, rest) = nnx.split(module, nnx.Param, ...)
@@ -93,14 +96,6 @@ def pipeline(
     rest = build()
   [(graphdef, params)] = found
   return nnx.merge(graphdef, _random(params, seed), rest)
-
-
-def _pipeline_class(implementation: str | type) -> Callable:
-  if not isinstance(implementation, str):
-    return implementation
-  if implementation == registry.HOST:
-    return nnx_decoders.create_nnx_pipeline
-  return registry.get(implementation).contract.module_class
 
 
 def _random(params: nnx.State, seed: int) -> nnx.State:
@@ -179,14 +174,10 @@ def children(module: nnx.Module) -> list[tuple[str, bool]]:
   """(name, whether it is a stack) of what holds a stage's or block's layers, in the order they run in."""
   if isinstance(module, nnx_decoders.NNXScannedPipelineStage):
     return [("scanned_layers", True)]
-  there = lambda name: getattr(module, name, None) is not None
   numbered = [name for name in vars(module) if re.fullmatch(r"layers?_\d+", name)]
   numbered.sort(key=lambda name: int(name.split("_")[1]))
-  return [
-      *((name, True) for name in ("local_layers",) if there(name)),
-      *((name, False) for name in numbered),
-      *((name, False) for name in ("global_layer",) if there(name)),
-  ]
+  names = ("local_layers", *numbered, "global_layer")
+  return [(name, name == "local_layers") for name in names if getattr(module, name, None) is not None]
 
 
 def _of_stack(stack: nnx.Module, config: HostKeys, path: tuple[str, ...] = ()) -> Iterator[Layer]:

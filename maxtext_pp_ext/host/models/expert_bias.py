@@ -10,6 +10,7 @@ gradient accumulation. The pipeline sums the counts over microbatches, and takes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from flax import nnx
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 from maxtext_pp_ext.config.view import ConfigView
 from maxtext_pp_ext.errors import UnsupportedError
 
+_MOVES = "should_update_load_balance"  # the method of MaxText's experts
 NAME = "moe_bias_updates"  # under which MaxText's layers sow updates or counts
 # Variables that are neither trained by gradient nor changed by a layer's call.
 READ_ONLY_STATE = frozenset({"MoEBiasVar"})
@@ -29,13 +31,14 @@ def sow_counts(stage: nnx.Module) -> None:
 
   MaxText's routed experts do so if gradient_accumulation_steps is above 1.
   """
-  for _, node in nnx.iter_graph(stage):
-    if _updates_bias(node):
-      node.config = ConfigView(node.config, (("gradient_accumulation_steps", 2),))
+  for node in _with_bias(stage):
+    node.config = ConfigView(node.config, (("gradient_accumulation_steps", 2),))
 
 
-def _updates_bias(node: Any) -> bool:
-  return isinstance(node, nnx.Module) and getattr(node, "should_update_load_balance", lambda: False)()
+def _with_bias(layers: nnx.Module) -> Iterator[Any]:
+  """The routed experts whose biases move."""
+  modules = (node for _, node in nnx.iter_graph(layers) if isinstance(node, nnx.Module))
+  yield from (node for node in modules if hasattr(node, _MOVES) and getattr(node, _MOVES)())
 
 
 def updates_from_counts(layers: nnx.Module, config: Any, axis: int) -> None:
@@ -58,7 +61,8 @@ def updates_from_counts(layers: nnx.Module, config: Any, axis: int) -> None:
     )
   for layer in balanced:
     sown = getattr(layer, NAME)
-    sown.set_value(tuple(_update(counts, _bias(layer), config, axis) for counts in sown.get_value()))
+    bias = next(_with_bias(layer)).gate.bias
+    sown.set_value(tuple(_update(counts, bias, config, axis) for counts in sown.get_value()))
 
 
 def _update(counts: jax.Array, bias: nnx.Variable, config: Any, axis: int) -> jax.Array:
@@ -86,7 +90,3 @@ def _update(counts: jax.Array, bias: nnx.Variable, config: Any, axis: int) -> ja
   from maxtext.layers.moe import load_balance_updates_from_counts  # pylint: disable=import-outside-toplevel
 
   return load_balance_updates_from_counts(counts, config.num_experts, config.routed_bias_update_rate)
-
-
-def _bias(layer: nnx.Module) -> nnx.Variable:
-  return next(node.gate.bias for _, node in nnx.iter_graph(layer) if _updates_bias(node))

@@ -11,31 +11,33 @@ _ALWAYS_WITH_NORM = frozenset({"olmo3", "gemma4_small"})
 
 
 def of_step(config: Any) -> float:
-  """Returns FLOPs of a train step on one device, as MaxText's log reports them: forward and backward, without remat."""
-  from maxtext.utils import maxtext_utils  # pylint: disable=import-outside-toplevel
-
-  return maxtext_utils.calculate_tflops_training_per_device(config, log=False)[0] * 1e12
+  """FLOPs of a train step on one device, as MaxText's log reports them: forward and backward, without remat."""
+  return _of_device(config)[0] * 1e12
 
 
 def of_attention(config: Any) -> float:
-  """Returns those of a step that multiply queries with keys, and scores with values."""
+  """Those of a step that multiply queries with keys, and scores with values."""
+  return _of_device(config)[2] * 1e12
+
+
+def _of_device(config: Any) -> tuple[float, float, float]:
   from maxtext.utils import maxtext_utils  # pylint: disable=import-outside-toplevel
 
-  return maxtext_utils.calculate_tflops_training_per_device(config, log=False)[2] * 1e12
+  return maxtext_utils.calculate_tflops_training_per_device(config, log=False)
 
 
 def has_norm_behind_mlp(config: Any) -> bool:
-  """Returns whether a norm reads the output of the MLP before it is added to the residual stream."""
+  """Whether a norm reads the output of the MLP before it is added to the residual stream."""
   return bool(config.use_post_ffw_norm) or decoder_block(config) in _ALWAYS_WITH_NORM
 
 
 def weighs_experts_inputs(config: Any) -> bool:
-  """Returns whether a router's weights multiply what experts get, and not what they return (maxtext 0.2.5: moe.py)."""
+  """Whether a router's weights multiply what experts get, and not what they return (maxtext 0.2.5: moe.py)."""
   return decoder_block(config) == "llama4"
 
 
 def recomputes_layers(config: Any) -> bool:
-  """Returns whether backward recomputes all of a layer from its input."""
+  """Whether backward recomputes all of a layer from its input."""
   if config.remat_policy != "custom":
     return config.remat_policy == "full"
   return {*(config.tensors_on_device or ()), *(config.tensors_to_offload or ())} <= {"decoder_layer_input"}

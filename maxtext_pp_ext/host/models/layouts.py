@@ -9,13 +9,17 @@ The axes of a pipeline's stages come before these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
-import functools
 import math
 import re
 import tempfile
 from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.checkpoint import forms, guess, moves
@@ -25,7 +29,7 @@ from maxtext_pp_ext.config.derived import decoder_block, is_deepseek, sound_stag
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
-from maxtext_pp_ext.host.models import cycles, run_config
+from maxtext_pp_ext.host.models import abstract_model, cycles, run_config
 from maxtext_pp_ext.host.models.refusals import integer
 from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
 from maxtext_pp_ext.units import counted
@@ -34,32 +38,18 @@ from maxtext_pp_ext.units import counted
 STAGES, DCN_STAGES = "ici_pipeline_parallelism", "dcn_pipeline_parallelism"
 # One absent device per stage, and neutral values for keys on which a layout does not depend.
 _NO_RUN = {
-    "internal_compile": True,
-    "skip_jax_distributed_system": True,
-    "enable_checkpointing": False,
-    "load_parameters_path": "",
-    "load_full_state_path": "",
-    "dataset_type": "synthetic",
-    "run_name": "layout",
+    **dict.fromkeys(("internal_compile", "skip_jax_distributed_system"), True),
+    **dict.fromkeys(
+        ("enable_checkpointing", "log_config", "enable_rampup_batch_size", "use_batch_split_schedule"), False
+    ),
+    **dict.fromkeys(("pipeline_delay_activation_forwarding", "context_parallel_load_balance"), False),
+    **dict.fromkeys(("pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat"), False),
+    **dict.fromkeys(("load_parameters_path", "load_full_state_path", "compile_topology"), ""),
+    **dict.fromkeys(("gradient_accumulation_steps", "num_slices", "quantization_local_shard_count"), 1),
+    **dict.fromkeys(("pipeline_grad_accum_dtype", "pipeline_gather_dtype", "shard_mode"), "auto"),
+    **dict.fromkeys(("adamw_mask", "trainable_parameters_mask"), []),
+    **{"opt_type": "adamw", "dataset_type": "synthetic", "eval_interval": -1, "run_name": "layout"},
     "base_output_directory": tempfile.gettempdir(),
-    "log_config": False,
-    "eval_interval": -1,
-    "gradient_accumulation_steps": 1,
-    "enable_rampup_batch_size": False,
-    "compile_topology": "",
-    "num_slices": 1,
-    "opt_type": "adamw",
-    "adamw_mask": [],
-    "trainable_parameters_mask": [],
-    "shard_mode": "auto",
-    "pipeline_delay_activation_forwarding": False,
-    "pipeline_fsdp_ag_once": False,
-    "pipeline_fsdp_ag_per_repeat": False,
-    "pipeline_grad_accum_dtype": "auto",
-    "pipeline_gather_dtype": "auto",
-    "use_batch_split_schedule": False,
-    "quantization_local_shard_count": 1,
-    "context_parallel_load_balance": False,
 }
 _SHARDS_NOTHING = re.compile(r"(ici|dcn)_\w+_parallelism")
 
@@ -72,7 +62,6 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
   """
   from maxtext.configs import types  # pylint: disable=import-outside-toplevel
 
-  new = functools.partial(run_config.read, argv)
   fields = types.MaxTextConfig.model_fields
   fixed = {key: value for key, value in _NO_RUN.items() if key in fields}
   fixed |= {key: 1 for key in fields if _SHARDS_NOTHING.fullmatch(key)}
@@ -82,15 +71,16 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
   replaced = {key: value for key, value in replaced.items() if key not in (STAGES, DCN_STAGES)}
   fixed |= {STAGES: stages, "internal_compile_num_devices": stages}
   fixed |= {"num_pipeline_microbatches": stages, "per_device_batch_size": 1, "eval_per_device_batch_size": 1}
+  of_host = fixed | replaced | {"pipeline_impl": registry.HOST}
   asked = str(given.get("pipeline_impl", registry.HOST))
   if stages == 1:
-    return new(**fixed | replaced | {"pipeline_impl": registry.HOST})
+    return run_config.read(argv, **of_host)
   try:
-    return new(**fixed | replaced | {"pipeline_impl": "circular_bsw" if asked == registry.HOST else asked})
+    return run_config.read(argv, **of_host | {"pipeline_impl": "circular_bsw" if asked == registry.HOST else asked})
   except PipelineConfigError:
     if asked != registry.HOST:
       raise
-    return new(**fixed | replaced | {"pipeline_impl": registry.HOST})
+    return run_config.read(argv, **of_host)
 
 
 def schedule_of_run(argv: Sequence[str]) -> Schedule:
@@ -144,8 +134,6 @@ def of_config(config: Any, *kinds: type) -> Layout:
 
   Raises LayoutError if the model's layers are not where this version of the package expects them.
   """
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-
   model = abstract_model_of(config)
   places = _places(model.decoder)
   leaves = [
@@ -194,7 +182,7 @@ def of_checkpoint(
       layout = of_config(config)
       moves.plan(shapes, layout, wanted)
     except ValueError as error:
-      wrong.append(f"{_assignments(values)}: {error}")
+      wrong.append(f"{' '.join(f'{key}={value}' for key, value in values.items())}: {error}")
     else:
       found.setdefault(layout.leaves, (config, layout))
   if len(found) == 1:
@@ -207,12 +195,7 @@ def of_checkpoint(
 
 def layers_of_pipelined_kind(config: DerivedKeys) -> int:
   """How many of the decoder's layers are of the kind that pipelines hold: all but the dense ones of DeepSeek."""
-  dense = config.first_num_dense_layers if is_deepseek(config) else 0
-  return config.num_decoder_layers - dense
-
-
-def _assignments(values: Mapping[str, Any]) -> str:
-  return " ".join(f"{key}={value}" for key, value in values.items())
+  return config.num_decoder_layers - (config.first_num_dense_layers if is_deepseek(config) else 0)
 
 
 def describe(config: DerivedKeys) -> str:
@@ -237,11 +220,6 @@ def describe(config: DerivedKeys) -> str:
 
 
 def abstract_model_of(config: Any) -> Any:
-  import jax  # pylint: disable=import-outside-toplevel
-  import numpy as np  # pylint: disable=import-outside-toplevel
-
-  from maxtext_pp_ext.host.models import abstract_model  # pylint: disable=import-outside-toplevel
-
   # Shapes do not depend on the mesh, so a mesh of one device is enough.
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape([1] * len(config.mesh_axes)), config.mesh_axes)
   return abstract_model.abstract_model(config, mesh)
@@ -257,7 +235,7 @@ class _Place:
   Attributes:
     path: names that lead there.
     first: number of the first layer.
-    stacks: from the outermost to the innermost: (kind, size, number of layers in an entry).
+    stacks: (kind, size, number of layers in an entry), from the outermost to the innermost.
   """
 
   path: tuple[str, ...]
@@ -281,9 +259,8 @@ def _places(decoder: Any) -> list[_Place]:
   paths: dict[int, tuple[str, ...]] = {id(module): (name,) for name, module in vars(decoder).items()}
   if pipeline is not None:
     paths[id(pipeline.layers)] = ("pipeline_module", "layers")
-  found: list[_Place] = []
-  kinds = set()
-  modules = decoder.get_layers()
+  found: list[list[_Place]] = []
+  kinds, modules = set(), decoder.get_layers()
   if cycles.single_layers_first(config):  # and lists them last
     modules = sorted(modules, key=lambda module: not re.search(r"_\d+$", paths[id(module)][0]))
   for module in modules:
@@ -296,17 +273,22 @@ def _places(decoder: Any) -> list[_Place]:
     else:
       kinds.add("single" if path[1] != "layers_remainder" else "remainder")
       places = _within(module, path, config, ())
-    found += _after(places, sum(place.count for place in found))
+    found.append(places)
   if {"stacked", "single"} <= kinds and not cycles.single_layers_first(config):
     raise LayoutError(
         "Some of the decoder's layers are stacked and others are not; their order is not known "
         f"(decoder_block={decoder_block(config)})."
     )
-  return found
+  return _one_after_another(found)
 
 
-def _after(places: list[_Place], layers: int) -> list[_Place]:
-  return [dataclasses.replace(place, first=place.first + layers) for place in places]
+def _one_after_another(found: Iterable[list[_Place]]) -> list[_Place]:
+  """Places of several modules, each of which begins to count its layers at 0."""
+  places: list[_Place] = []
+  for each in found:
+    layers = sum(place.count for place in places)
+    places += [dataclasses.replace(place, first=place.first + layers) for place in each]
+  return places
 
 
 def _stacked(places: list[_Place], kind: str, size: int) -> list[_Place]:
@@ -316,16 +298,13 @@ def _stacked(places: list[_Place], kind: str, size: int) -> list[_Place]:
 
 
 def _in_pipeline(stages: Any, path: tuple[str, ...], config: HostKeys) -> list[_Place]:
-  repeats = config.num_pipeline_repeats
-  around = (_PIPELINE,) * (1 + (repeats > 1))
+  repeats, around = config.num_pipeline_repeats, (_PIPELINE,) * (1 + (config.num_pipeline_repeats > 1))
   places = _stacked(_within(stages, path, config, around), _PIPELINE, sound_stages(config))
   return _stacked(places, _PIPELINE, repeats) if repeats > 1 else places
 
 
 def _in_scan(module: Any, path: tuple[str, ...], config: HostKeys, around: tuple[str, ...]) -> list[_Place]:
   """The places of a scanned module's layers or blocks; `around`: the kinds of the stacks around this one."""
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-
   places = _within(module, path, config, (*around, _SCAN))
   inner = places[0].path[len(path) :]
   kinds = (*around, _SCAN, *(kind for kind, _, _ in places[0].stacks))
@@ -344,25 +323,20 @@ def _within(module: Any, path: tuple[str, ...], config: HostKeys, around: tuple[
 
   if not decoder_layers.holds_layers(module):
     return [_Place(path=path)]
-  found: list[_Place] = []
-  for name, is_stack in decoder_layers.children(module):
-    find = _in_scan if is_stack else _within
-    places = find(getattr(module, name), (*path, name), config, around)
-    found += _after(places, sum(place.count for place in found))
-  return found
+  return _one_after_another(
+      (_in_scan if is_stack else _within)(getattr(module, name), (*path, name), config, around)
+      for name, is_stack in decoder_layers.children(module)
+  )
 
 
 def _leaf(path: tuple[str, ...], variable: Any, places: list[_Place], scan_axis: int) -> Leaf:
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-  import jax.numpy as jnp  # pylint: disable=import-outside-toplevel
-
   shape = tuple(variable.get_value().shape)
   is_random_state = isinstance(variable, nnx.RngState)
   is_floating = None if is_random_state else bool(jnp.issubdtype(variable.get_value().dtype, jnp.floating))
-  leaf = functools.partial(Leaf, path=path, shape=shape, is_random_state=is_random_state, is_floating=is_floating)
+  leaf = Leaf(path=path, shape=shape, is_random_state=is_random_state, is_floating=is_floating)
   place = next((place for place in places if path[: len(place.path)] == place.path), None)
   if place is None:
-    return leaf()
+    return leaf
   axes = place.axes(len(shape), scan_axis if isinstance(variable, nnx.Param) else None)
   sizes = tuple(size for _, size, _ in place.stacks)
   if tuple(shape[axis] for axis in axes) != sizes:
@@ -370,7 +344,8 @@ def _leaf(path: tuple[str, ...], variable: Any, places: list[_Place], scan_axis:
         f"{'/'.join(path)} of MaxText's model has the shape {list(shape)}, but its axes {list(axes)} were expected to "
         f"count {list(sizes)} layers."
     )
-  return leaf(
+  return dataclasses.replace(
+      leaf,
       name=path[len(place.path) :],
       first=place.first,
       axes=tuple(LayerAxis(axis=axis, stride=stride) for axis, (_, _, stride) in zip(axes, place.stacks, strict=True)),

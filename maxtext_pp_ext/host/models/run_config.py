@@ -7,7 +7,6 @@ import importlib.util
 import math
 import pathlib
 import re
-from types import MappingProxyType
 from typing import Any
 
 from maxtext_pp_ext import registry
@@ -48,26 +47,22 @@ def read(arguments: Sequence[str], **overrides: Any) -> Any:
   Raises:
     ValueError: MaxText or this package refuses it; the message has every reason.
   """
-  return _read(arguments, overrides)
-
-
-def _read(arguments: Sequence[str], overrides: Mapping[str, Any], **options: Any) -> Any:
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
 
   # Without a yml file MaxText takes its defaults, wherever it has them.
   # Not `initialize`: it ends the process if it finds an error (MaxText 0.2.5).
-  options = {"config_class": _JudgedClass()} | options
-  return _made(lambda: pyconfig._initialize_pydantic(["", *arguments], **options, **overrides))  # pylint: disable=protected-access
+  make = pyconfig._initialize_pydantic  # pylint: disable=protected-access
+  return _made(make, ["", *arguments], **{"config_class": _JudgedClass(), **overrides})
 
 
-def _made(make: Callable[[], Any]) -> Any:
+def _made(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
   """The config that a function makes a pydantic model of. Raises ValueError with every reason against it."""
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
   import pydantic  # pylint: disable=import-outside-toplevel
 
   try:
     with as_value_errors("read this config"):
-      return pyconfig.HyperParameters(make())
+      return pyconfig.HyperParameters(make(*args, **kwargs))
   except pydantic.ValidationError as error:  # its own text repeats the whole config
     details = error.errors(include_url=False)
     raise ValueError("\n".join(_text(detail) for detail in details)) from None
@@ -106,7 +101,7 @@ class Variations(_JudgedClass):
     """Reads the arguments as `read_without_run` does."""
     super().__init__()
     self._given: dict[str, Any] = {}
-    self.first = read_without_run(arguments, options={"config_class": self})
+    self.first = read_without_run(arguments, config_class=self)
 
   def __call__(self, **given: Any) -> Any:
     self._given = given
@@ -115,16 +110,14 @@ class Variations(_JudgedClass):
   def read(self, changed: Mapping[str, Any]) -> Any:
     """The config with these values instead of its own. Raises ValueError with every reason, and no remedies."""
     with remedies.not_wanted():
-      return _made(lambda: super(Variations, self).__call__(**{**self._given, **changed}))
+      return _made(super().__call__, **{**self._given, **changed})
 
 
 # Turns off what a run starts, writes or prints; reading a config needs none of it.
 WITHOUT_RUN = {"skip_jax_distributed_system": True, "log_config": False, "enable_checkpointing": False, "run_name": "x"}
 
 
-def read_without_run(
-    arguments: Sequence[str], options: Mapping[str, Any] = MappingProxyType({}), **overrides: Any
-) -> Any:
+def read_without_run(arguments: Sequence[str], **overrides: Any) -> Any:
   """Calls `read` to look at a config: connects no processes, and writes nothing.
 
   Keys on the command line stay. A topology is one slice unless the arguments say otherwise.
@@ -134,7 +127,7 @@ def read_without_run(
   if given.get("compile_topology") and given.get("compile_topology_num_slices", -1) == -1:
     overrides = {"compile_topology_num_slices": 1} | overrides
   quiet = {key: value for key, value in WITHOUT_RUN.items() if key not in on_command_line}
-  return _read(arguments, quiet | overrides, **options)
+  return read(arguments, **quiet | overrides)
 
 
 def of_absent_devices(given: Mapping[str, Any], devices: int | None = None) -> dict[str, Any]:
@@ -177,21 +170,20 @@ def given_keys(argv: Sequence[str]) -> dict[str, Any]:
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
   import omegaconf  # pylint: disable=import-outside-toplevel
 
+  # pylint: disable=protected-access
   with as_value_errors("read this config"):
-    path, assignments = pyconfig._resolve_or_infer_config(["", *argv])  # pylint: disable=protected-access
-    file = pyconfig._load_config(path)  # pylint: disable=protected-access
-    merged = omegaconf.OmegaConf.merge(file, omegaconf.OmegaConf.from_cli(list(assignments)))
+    path, assignments = pyconfig._resolve_or_infer_config(["", *argv])
+    merged = omegaconf.OmegaConf.merge(pyconfig._load_config(path), omegaconf.OmegaConf.from_cli(list(assignments)))
     found: Any = omegaconf.OmegaConf.to_container(merged, resolve=True)  # a dict, though its types allow more
     return {str(key): value for key, value in found.items()}
 
 
 def _text(detail: Mapping[str, Any]) -> str:
   message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-  keys = ".".join(map(str, detail["loc"]))
+  keys, value = ".".join(map(str, detail["loc"])), detail["input"]
   choices = re.findall(r"'([^']*)'", detail.get("ctx", {}).get("expected", ""))
   if len(choices) > _MOST_CHOICES:
-    return f"{keys}={detail['input']} is none of {len(choices)} choices{did_you_mean(detail['input'], choices, 5)}"
-  value = detail["input"]
+    return f"{keys}={value} is none of {len(choices)} choices{did_you_mean(value, choices, 5)}"
   given = f"={value}" if isinstance(value, str | int | float) and len(str(value)) <= _LONGEST_VALUE else ""
   return f"{keys}{given}: {message}" if keys else message
 

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from maxtext_pp_ext import registry
+from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.host.models.refusals import integer
 from maxtext_pp_ext.nearest import did_you_mean
@@ -26,16 +27,9 @@ _HOST_MODES = {
 }
 _NO_MODE = {"pipeline_fsdp_ag_per_repeat": False, "pipeline_fsdp_ag_once": False}
 # The sizes of a pipeline, which has others. The batch of a device stays whole.
-_NO_SIZES = {
-    "num_pipeline_microbatches": -1,
-    "num_pipeline_repeats": -1,
-    "num_layers_per_pipeline_stage": 1,
-    "pipeline_parallel_layers": -1,
-    "pipeline_delay_activation_forwarding": False,
-}
+_NO_SIZES = derived.WITHOUT_PIPELINE | {"num_pipeline_microbatches": -1}
 # These have no effect with MaxText's own pipelines, and so are refused there.
 _NO_KEYS_OF_OURS = {"pipeline_grad_accum_dtype": "auto", "pipeline_gather_dtype": "auto"}
-_NETWORKS = ("ici", "dcn")
 # attention=autoselected depends on the devices of the process, which may not be those that the step is compiled for.
 _ATTENTION = {"tpu": "flash", "cpu": "dot_product"}
 
@@ -69,7 +63,10 @@ def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[s
     replaced["compile_topology_num_slices"] = 1
   replaced |= keys(name, given)
   if name == PREFETCH:
-    _refuse_without_prefetch()
+    from maxtext.configs import types  # pylint: disable=import-outside-toplevel
+
+    if _PREFETCH_KEY not in types.MaxTextConfig.model_fields:
+      raise ValueError(f"{PREFETCH} needs a MaxText with the key {_PREFETCH_KEY}, which this one lacks. Leave it out.")
     replaced[_PREFETCH_KEY] = True
   elif _PREFETCH_KEY in given:
     replaced[_PREFETCH_KEY] = False
@@ -88,20 +85,13 @@ def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
   return {"pipeline_impl": name} | _NO_MODE
 
 
-def _refuse_without_prefetch() -> None:
-  from maxtext.configs import types  # pylint: disable=import-outside-toplevel
-
-  if _PREFETCH_KEY not in types.MaxTextConfig.model_fields:
-    raise ValueError(f"{PREFETCH} needs a MaxText with the key {_PREFETCH_KEY}, which this one lacks. Leave it out.")
-
-
 def _stages(given: Mapping[str, Any]) -> int:
-  return math.prod(integer(given, f"{network}_pipeline_parallelism") for network in _NETWORKS)
+  return math.prod(integer(given, f"{network}_pipeline_parallelism") for network in derived.NETWORKS)
 
 
 def _stages_to_fsdp(given: Mapping[str, Any]) -> dict[str, int]:
   found = {}
-  for network in _NETWORKS:
+  for network in derived.NETWORKS:
     stages, fsdp = (integer(given, f"{network}_{axis}_parallelism") for axis in ("pipeline", "fsdp"))
     found[f"{network}_pipeline_parallelism"] = 1
     # -1 takes what other axes leave, so it includes the devices of the stages.

@@ -19,8 +19,11 @@ from collections.abc import Callable
 import contextvars
 import dataclasses
 import inspect
+import operator
 import os
 from typing import Any
+
+from flax import nnx
 
 from maxtext_pp_ext.checkpoint import complete
 from maxtext_pp_ext.config.keys import DerivedKeys
@@ -28,6 +31,7 @@ from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.errors import Refusal
 from maxtext_pp_ext.host.checkpoints import messages, saved, stored
 from maxtext_pp_ext.host.checkpoints.stored import size
+from maxtext_pp_ext.host.models import layouts
 
 _in_from_pretrained: contextvars.ContextVar[bool] = contextvars.ContextVar("in_from_pretrained", default=False)
 
@@ -88,8 +92,6 @@ def _refuse_parts_of_optimizer(found: stored.Stored, abstract_state: Any, folder
   After a change of the optimizer all of it begins anew, and after a change of `trainable_parameters_mask` what that adds.
   LoRA saves other arrays.
   """
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-
   lora = getattr(getattr(config, "lora", None), "enable_lora", False)
   if not isinstance(abstract_state, nnx.State) or "optimizer" not in abstract_state or found.why_not_converted:
     return
@@ -138,19 +140,21 @@ def refuse_other_layouts_of_pretrained(config: DerivedKeys, model: Any) -> None:
   """
   if not config.load_parameters_path:
     return
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-
   folder = _root(config.load_parameters_path)
   read = stored.read(folder)
-  all_wanted = stored.without_custom(stored.of_model(nnx.state(model)), read.weights)
-  all_found = stored.fused_as_in(all_wanted, read.weights)
-  found, wanted = stored.of_decoder(all_found), stored.of_decoder(all_wanted)
-  if found and not stored.agree(found, wanted):
-    if size(found) == size(wanted):
+  wanted = stored.without_custom(stored.of_model(nnx.state(model)), read.weights)
+  _refuse_unlike(read, stored.fused_as_in(wanted, read.weights), wanted, folder, config, stored.agree)
+
+
+def _refuse_unlike(read, weights, wanted, folder: str, config: DerivedKeys | None, agree: Callable[..., bool]) -> None:
+  """Compares a checkpoint's weights with those of the model, both path -> shape."""
+  found, of_model = stored.of_decoder(weights), stored.of_decoder(wanted)
+  if found and not agree(found, of_model):
+    if config is not None and size(found) == size(of_model):
       raise WrongLayoutError(messages.about_layouts(read, folder, None, config))
-    if stored.has_pipeline(found) or stored.has_pipeline(wanted):
-      raise WrongLayoutError(messages.about_arrays(found, wanted, folder))
-  if all_found and (problems := list(stored.lacking(all_found, all_wanted))):
+    if stored.has_pipeline(found) or stored.has_pipeline(of_model):
+      raise WrongLayoutError(messages.about_arrays(found, of_model, folder))
+  if weights and (problems := list(stored.lacking(weights, wanted))):
     raise IncompleteCheckpointError(messages.about_weights(problems, folder))
 
 
@@ -160,8 +164,6 @@ def refuse_other_layouts_of_engine(manager: Any, model: Any, step: int | None) -
   The engine logs an error of Orbax's, and trains on with the values that the model has (MaxText 0.2.5).
   `step` is None for the last one. Raises as `refuse_other_layouts_of_pretrained` does.
   """
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-
   own = manager._checkpoint_manager  # pylint: disable=protected-access
   step = manager.get_latest_step() if own is not None and step is None else step
   if own is None or step is None:
@@ -170,22 +172,13 @@ def refuse_other_layouts_of_engine(manager: Any, model: Any, step: int | None) -
   model = getattr(model, "base", model)  # of Tunix's adapter
   other = "Checkpoints of the training engine cannot be converted. Set the keys of the checkpoint's layout."
   read = dataclasses.replace(stored.read(os.path.join(folder, "model_params")), why_not_converted=other)
-  all_wanted = stored.of_model(nnx.state(model))
-  found, wanted, config = read.shapes, stored.of_decoder(all_wanted), getattr(model, "config", None)
-  if found and found != wanted:
-    if config is not None and size(found) == size(wanted):
-      raise WrongLayoutError(messages.about_layouts(read, folder, None, config))
-    if stored.has_pipeline(found) or stored.has_pipeline(wanted):
-      raise WrongLayoutError(messages.about_arrays(found, wanted, folder))
-  if read.weights and (problems := list(stored.lacking(read.weights, all_wanted))):
-    raise IncompleteCheckpointError(messages.about_weights(problems, folder))
+  config = getattr(model, "config", None)
+  _refuse_unlike(read, read.weights, stored.of_model(nnx.state(model)), folder, config, operator.eq)
 
 
 def _refuse_safetensors(folder: str, config: DerivedKeys) -> None:
   if not getattr(config, "using_pipeline_parallelism", False):
     return
-  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
-
   raise WrongLayoutError(
       f"source_checkpoint_layout=safetensors_dynamic: MaxText can load {folder} only into a model without a pipeline. "
       f"This run's is: {layouts.describe(config)}.\n"

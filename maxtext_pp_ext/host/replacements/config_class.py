@@ -99,7 +99,10 @@ def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Calla
   found = problems(derived, given)
   if found:
     raise keys.PipelineConfigError(found)
-  _warn(problems(derived, given, whole_mesh=True))
+  # What only a mesh of fewer devices avoids: MaxText's own error, later, says less.
+  if found := problems(derived, given, whole_mesh=True):
+    text = "\n".join(["With a mesh of all devices this cannot be trained:", *found])
+    warnings.warn(text, keys.PipelineConfigWarning, stacklevel=2)
   return derived
 
 
@@ -107,22 +110,11 @@ def _problems(config: Keys, given: Mapping[str, Any], whole_mesh: bool = False) 
   found = rules.problems(config, given, whole_mesh)
   # Patterns are judged on models, and a config with problems may have no model. Without a pipeline paths are MaxText's.
   unchanged = config.pipeline_impl == registry.HOST or derived.windowed(config)
-  return found if found or whole_mesh or unchanged else _of_patterns(config)
-
-
-def _of_patterns(config: Any) -> list[str]:
-  if not any(getattr(config, key, None) for key in parameter_patterns.KEYS):
-    return []
+  if found or whole_mesh or unchanged or not any(getattr(config, key, None) for key in parameter_patterns.KEYS):
+    return found
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
 
   return parameter_patterns.problems(pyconfig.HyperParameters(config))
-
-
-def _warn(found: list[str]) -> None:
-  """Warns of problems that only a mesh of fewer devices avoids: MaxText's own error, later, says less."""
-  if found:
-    text = "\n".join(["With a mesh of all devices this cannot be trained:", *found])
-    warnings.warn(text, keys.PipelineConfigWarning, stacklevel=2)
 
 
 def _rl_problems(config: Keys, given: Mapping[str, Any], whole_mesh: bool = False) -> list[str]:

@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config.derived import decoder_block, pipeline_impl
+from maxtext_pp_ext.config.derived import decoder_block, pipeline_impl, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.errors import UnsupportedError
 
@@ -27,6 +27,19 @@ def call(own: Callable, decoder: Any, *args: Any, **kwargs: Any) -> Any:
   # bind_partial: a missing argument is MaxText's own error.
   refuse_lost_arguments(decoder.config, inspect.signature(own).bind_partial(decoder, *args, **kwargs).arguments)
   return own(decoder, *args, **kwargs)
+
+
+def check(config: HostKeys, **arguments: Any) -> None:
+  """`refuse_lost_arguments` of a patched MaxText, whose seams have none for layers without a pipeline.
+
+  There these layers would silently run as MaxText runs them, so they are refused, too.
+  """
+  if windowed(config):
+    raise UnsupportedError(
+        f"pipeline_impl={pipeline_impl(config)} without a pipeline: this MaxText is patched with seams that have "
+        "pipelines only. Install MaxText without patches/, or set pipeline_impl=host."
+    )
+  refuse_lost_arguments(config, arguments)
 
 
 def refuse_lost_arguments(config: HostKeys, arguments: Mapping[str, Any]) -> None:

@@ -2,12 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `pipeline_impl` for every config of this process, or every one with a pipeline, that does not name one itself.
 
-Nothing changes until a caller uses `set_default_pipeline_impl` or `override_pipeline_impl`: the normal way to choose an
-implementation is the config key. The default is for code whose configs one cannot edit, such as MaxText's own tests
-(`maxtext_pp_ext.testing.plugin`).
-
-The config class applies it to its raw keys. A key counts as set by the config itself if it is there at all: none of
-MaxText's yml files has `pipeline_impl`.
+The normal way to choose an implementation is the config key. The default is for code whose configs one cannot edit, such
+as MaxText's own tests (`maxtext_pp_ext.testing.plugin`). The config class applies it to its raw keys. A key counts as set
+by the config itself if it is there at all: none of MaxText's yml files has `pipeline_impl`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -39,31 +36,22 @@ class _Default:
 _default: _Default | None = None
 
 
-def set_default_pipeline_impl(
-    name: str | None, observer: Callable[[ConfigReport], None] | None = None, *, all_configs: bool = False
-) -> None:
-  """Gives `pipeline_impl=name` to each config with a pipeline that is built from now on and has no `pipeline_impl`.
+@contextlib.contextmanager
+def override_pipeline_impl(
+    name: str, observer: Callable[[ConfigReport], None] | None = None, *, all_configs: bool = False
+) -> Iterator[None]:
+  """Gives `pipeline_impl=name` to each config with a pipeline that is built in the `with` block and names none.
 
   With an implementation other than `host`, `pipeline_fsdp_ag_once` and `pipeline_fsdp_ag_per_repeat` are turned off in
   those configs, since they ask for one of the host's own pipelines.
 
   Args:
-    name: a name known to `maxtext_pp_ext.registry`; the config class checks it. None ends the default.
+    name: a name known to `maxtext_pp_ext.registry`; the config class checks it.
     observer: called once for each such config with the decision, so no change goes unreported.
     all_configs: whether configs without a pipeline get it, too, as a window (docs/window.md), if they scan over layers.
   """
   global _default
-  _default = None if name is None else _Default(pipeline_impl=name, observer=observer, all_configs=all_configs)
-
-
-@contextlib.contextmanager
-def override_pipeline_impl(
-    name: str, observer: Callable[[ConfigReport], None] | None = None, *, all_configs: bool = False
-) -> Iterator[None]:
-  """`set_default_pipeline_impl` for a `with` block; the default before it comes back afterwards."""
-  global _default
-  before = _default
-  set_default_pipeline_impl(name, observer, all_configs=all_configs)
+  before, _default = _default, _Default(pipeline_impl=name, observer=observer, all_configs=all_configs)
   try:
     yield
   finally:
@@ -75,7 +63,9 @@ def apply_default_pipeline_impl(values: Any) -> Any:
   default = _default
   if default is None or not isinstance(values, Mapping):
     return values
-  if not _uses_pipeline(values) and not (default.all_configs and _scans_layers(values)):
+  # A window needs layers that are scanned over; from a command line the key's value is text.
+  scans_layers = str(values.get("scan_layers", True)).casefold() not in ("false", "0")
+  if not _uses_pipeline(values) and not (default.all_configs and scans_layers):
     return values
   if "pipeline_impl" in values:
     report = ConfigReport(pipeline_impl=values["pipeline_impl"], explicit=True)
@@ -92,11 +82,6 @@ def apply_default_pipeline_impl(values: Any) -> Any:
 def _uses_pipeline(values: Mapping[str, Any]) -> bool:
   """Whether MaxText will pipeline this config: its own rule, on keys that pydantic has not converted yet."""
   return any(_as_int(values.get(key, 1)) > 1 for key in ("ici_pipeline_parallelism", "dcn_pipeline_parallelism"))
-
-
-def _scans_layers(values: Mapping[str, Any]) -> bool:
-  """Whether the model scans over its layers, which a window needs; also of a value from a command line."""
-  return str(values.get("scan_layers", True)).casefold() not in ("false", "0")
 
 
 def _as_int(value: Any) -> int:

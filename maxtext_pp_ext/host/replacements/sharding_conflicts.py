@@ -5,6 +5,9 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
+from flax import nnx
+
+from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.models.axes import rules_in_play
@@ -33,14 +36,9 @@ def judge(config: HostKeys, model: Any, mesh: Any) -> None:
   how = getattr(config, "sharding_conflicts", FALLBACK)
   if how == FALLBACK:
     return
-  # Flax has been imported by the time there is a model.
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-
-  from maxtext_pp_ext import sharding  # pylint: disable=import-outside-toplevel
-
-  rules = rules_in_play(config.logical_axis_rules)
+  parameters, rules = nnx.state(model, nnx.Param), rules_in_play(config.logical_axis_rules)
   try:
-    sharding.named_shardings(nnx.state(model, nnx.Param), mesh or model.mesh, rules, on_conflict=how)
+    sharding.named_shardings(parameters, mesh or model.mesh, rules, on_conflict=how)
   except sharding.ShardingConflictError as error:
     error.add_note(_WAY_OUT)
     raise

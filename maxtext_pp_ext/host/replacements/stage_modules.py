@@ -25,6 +25,7 @@ from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import abstract_model, cycles
 from maxtext_pp_ext.host.replacements import batch_split
+from maxtext_pp_ext.sharding import automatic
 
 
 class _DecoderView:
@@ -61,12 +62,10 @@ def build(own: Callable, decoder: Any, layer_classes: list[type], rngs: nnx.Rngs
   if config.set_remat_policy_on_layers_per_stage and config.remat_policy != "none":
     policy = _RematPolicy(config, decoder.get_remat_policy())
     layer_classes = [rematerialised(layer_class, policy) for layer_class in layer_classes]
-  replaced = {}
-  if (cycle := cycles.length(config)) > 1:
-    replaced["num_layers_per_pipeline_stage"] = config.num_layers_per_pipeline_stage // cycle
   decoder = _automatic(decoder)
-  if replaced:
-    decoder = _DecoderView(decoder, with_values(decoder.config, replaced), decoder.mesh)
+  if (cycle := cycles.length(config)) > 1:
+    blocks = {"num_layers_per_pipeline_stage": config.num_layers_per_pipeline_stage // cycle}
+    decoder = _DecoderView(decoder, with_values(decoder.config, blocks), decoder.mesh)
   in_turn = decoder.config.num_layers_per_pipeline_stage > 1 and not config.scan_layers_per_stage
   if abstract_model.of_shapes_only() and in_turn:
     layer_classes = [_copying(layer_class) for layer_class in layer_classes]  # type: ignore[misc]  # called, not asked
@@ -119,8 +118,6 @@ def _automatic(decoder: Any) -> Any:
   config = decoder.config
   if config.shard_mode.value != "explicit" or not _shards_automatically(config):
     return decoder
-  from maxtext_pp_ext.sharding import automatic  # pylint: disable=import-outside-toplevel
-
   automatically = with_values(config, {"shard_mode": type(config.shard_mode)("auto")})
   return _DecoderView(decoder, automatically, automatic(decoder.mesh))
 

@@ -11,8 +11,6 @@ import os
 from typing import Any
 
 _TRUE = ("true", "yes", "on", "y", "t", "1")
-
-
 _LOADED = ("load_parameters_path", "load_full_state_path")
 
 
@@ -26,8 +24,7 @@ def problems(value_of: Callable[[str], Any]) -> list[str]:
       asking["local_checkpoint_directory"] = key
   found = []
   for key, by in asking.items():
-    path = value_of(key)
-    if _is_relative(path):
+    if _is_relative(path := value_of(key)):
       without = f"{by}=False" if by == "enable_checkpointing" else f"enable_checkpointing=False and {by}=False"
       found.append(
           f"{key}={path} with {by}=True: Orbax writes checkpoints only to absolute paths and gs://, and would fail at "
@@ -40,10 +37,8 @@ def of_loading(value_of: Callable[[str], Any]) -> list[str]:
   """The problems with the paths from which a run loads; the run itself would stop before its first step."""
   found = []
   for key in _LOADED:
-    path = value_of(key)
-    if _is_relative(path):
-      what = "Orbax reads checkpoints only at absolute paths and gs://"
-      found.append(f"{key}={path}: {what}. Set {key}{_remedy(path)}.")
+    if _is_relative(path := value_of(key)):
+      found.append(f"{key}={path}: Orbax reads checkpoints only at absolute paths and gs://. Set {key}{_remedy(path)}.")
   return found
 
 
@@ -54,11 +49,7 @@ def _is_relative(path: Any) -> bool:
 def _remedy(path: str) -> str:
   if "://" in path:
     return " to an absolute path, or to one that begins with gs://"
-  return f"={_absolute(path)}"
-
-
-def _absolute(path: str) -> str:
-  return os.path.abspath(os.path.expanduser(path))
+  return f"={os.path.abspath(os.path.expanduser(path))}"
 
 
 def _is_true(value: Any) -> bool:

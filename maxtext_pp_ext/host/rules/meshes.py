@@ -24,8 +24,18 @@ def problems(config: HostKeys) -> Iterator[str]:
   yield from _explicit_rows(config)
   yield from _lookup_of_embeddings(config)
   yield from _stage_axis(config)
-  yield from _copies_of_the_model(config)
-  yield from _weight_dtype(config)
+  if config.enable_multi_tier_checkpointing and config.dcn_pipeline_parallelism > 1 and config.mtc_data_parallelism < 1:
+    yield (
+        f"enable_multi_tier_checkpointing=True with dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}: MaxText "
+        "assumes that every slice holds a copy of the whole model (mtc_data_parallelism=num_slices), but slices hold "
+        "different stages. Set mtc_data_parallelism to the number of slices divided by "
+        f"{config.dcn_pipeline_parallelism}."
+    )
+  if "float8" in (weight_dtype := str(plain(config.weight_dtype))):
+    yield (
+        f"weight_dtype={weight_dtype} is for serving: gradients of microbatches would be summed in it. Set "
+        "weight_dtype=bfloat16 or float32."
+    )
 
 
 def unknown_topology(config: HostKeys) -> Iterator[str]:
@@ -44,8 +54,7 @@ def _alike(topology: str, known: Iterable[str]) -> list[str]:
   of_kind = [name for name in known if name.partition("-")[0] == kind]
   if not of_kind or not size.isdigit():
     return nearest(topology, known, 5)
-  distance = lambda name: abs(int(name.partition("-")[2] or 0) - int(size))
-  return sorted(of_kind, key=distance)[:5]
+  return sorted(of_kind, key=lambda name: abs(int(name.partition("-")[2] or 0) - int(size)))[:5]
 
 
 def _mesh(config: HostKeys) -> Iterator[str]:
@@ -107,11 +116,14 @@ def _explicit_rows(config: HostKeys) -> Iterator[str]:
 
 
 def _activations_over_stages(config: HostKeys) -> Iterator[str]:
-  for name in _over_stages(config.logical_axis_rules or ()):
-    yield (
-        f"logical_axis_rules shard {name} over the mesh axis 'stage', which a pipeline reserves for its stages. Remove "
-        "'stage' from that rule."
-    )
+  from maxtext_pp_ext.host.models.axes import DATA_AXES  # pylint: disable=import-outside-toplevel  # imports JAX
+
+  for name, axes in config.logical_axis_rules or ():
+    if name in DATA_AXES and "stage" in ([axes] if isinstance(axes, str) else axes or ()):
+      yield (
+          f"logical_axis_rules shard {name} over the mesh axis 'stage', which a pipeline reserves for its stages. Remove "
+          "'stage' from that rule."
+      )
 
 
 def _lookup_of_embeddings(config: HostKeys) -> Iterator[str]:
@@ -156,25 +168,6 @@ def _layouts_of_embeddings(config: HostKeys) -> Iterator[tuple[str, tuple[tuple[
     yield f"the {total - layers} layers before the pipeline", (axes, [])
 
 
-def _copies_of_the_model(config: HostKeys) -> Iterator[str]:
-  if config.enable_multi_tier_checkpointing and config.dcn_pipeline_parallelism > 1 and config.mtc_data_parallelism < 1:
-    yield (
-        f"enable_multi_tier_checkpointing=True with dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}: MaxText "
-        "assumes that every slice holds a copy of the whole model (mtc_data_parallelism=num_slices), but slices hold "
-        "different stages. Set mtc_data_parallelism to the number of slices divided by "
-        f"{config.dcn_pipeline_parallelism}."
-    )
-
-
-def _weight_dtype(config: HostKeys) -> Iterator[str]:
-  weight_dtype = str(plain(config.weight_dtype))
-  if "float8" in weight_dtype:
-    yield (
-        f"weight_dtype={weight_dtype} is for serving: gradients of microbatches would be summed in it. Set "
-        "weight_dtype=bfloat16 or float32."
-    )
-
-
 def _stage_axis(config: HostKeys) -> Iterator[str]:
   """MaxText uses ici_parallelism and dcn_parallelism as given if it does not know the name of a mesh axis."""
   axes, sizes = list(config.mesh_axes), (list(config.ici_parallelism or ()), list(config.dcn_parallelism or ()))
@@ -194,13 +187,3 @@ def _stage_axis(config: HostKeys) -> Iterator[str]:
         f"inference_benchmark_test=True with dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}: MaxText makes a "
         "mesh in which the axis 'stage' has fewer devices than there are stages. Set inference_benchmark_test=False."
     )
-
-
-def _over_stages(rules: Iterable) -> list[str]:
-  """Returns the logical axes that a stage computes on and that the rules shard over stages."""
-  found = [name for name, axes in rules if "stage" in ([axes] if isinstance(axes, str) else axes or ())]
-  if not any(name.startswith("activation_") for name in found):
-    return []
-  from maxtext_pp_ext.host.models.axes import DATA_AXES  # pylint: disable=import-outside-toplevel
-
-  return [name for name in found if name in DATA_AXES]

@@ -12,24 +12,12 @@ _MODELS_WHOSE_BIASES_ARE_NO_PARAMETERS = ("deepseek3", "deepseek4", "kimi-k2")  
 
 
 def problems(config: HostKeys) -> Iterator[str]:
-  yield from _muon(config)
-  yield from _streaming_diloco(config)
-  if config.use_qk_clip:
-    yield from _qk_clip(config)
-  yield from _expert_bias(config)
-  yield from _host_offload(config)
-
-
-def _muon(config: HostKeys) -> Iterator[str]:
   if plain(config.opt_type) == "muon":
     yield (
         "opt_type=muon: MaxText counts the axes of the matrices that Muon orthogonalizes from a parameter's first axis. "
         "In a pipeline that axis is repeats or stages, so layers would be mixed. Set opt_type=adamw, adam_pax or sgd, or "
         "train without a pipeline."
     )
-
-
-def _streaming_diloco(config: HostKeys) -> Iterator[str]:
   if getattr(config, "enable_streaming_diloco", False):
     yield (
         "enable_streaming_diloco=True: MaxText treats a parameter as stacked layers if its size along param_scan_axis="
@@ -38,6 +26,17 @@ def _streaming_diloco(config: HostKeys) -> Iterator[str]:
         "enable_streaming_diloco=False (enable_diloco=True alone synchronises the whole model), or train without a "
         "pipeline."
     )
+  # MaxText has this limit itself, but reports it less clearly.
+  if config.parameter_memory_host_offload and config.gradient_accumulation_steps > 1:
+    yield (
+        f"parameter_memory_host_offload=True with gradient_accumulation_steps={config.gradient_accumulation_steps}:"
+        " MaxText moves parameters to the device only in a step without accumulation; it fails without a pipeline, too."
+        " Set gradient_accumulation_steps=1, or parameter_memory_host_offload=False."
+    )
+  if config.use_qk_clip:
+    yield from _qk_clip(config)
+  if config.routed_bias and config.routed_bias_update_rate > 0:
+    yield from _expert_bias(config)
 
 
 def _qk_clip(config: HostKeys) -> Iterator[str]:
@@ -60,8 +59,6 @@ def _qk_clip(config: HostKeys) -> Iterator[str]:
 
 def _expert_bias(config: HostKeys) -> Iterator[str]:
   """MaxText's train step adds one update to the bias of one module (0.2.5); see `host.models.expert_bias`."""
-  if not config.routed_bias or config.routed_bias_update_rate <= 0:
-    return
   rate = f"routed_bias_update_rate={config.routed_bias_update_rate}"
   layers, available = pipelined_layers(config), layers_to_choose_from(config)
   if layers is not None and available is not None and layers < available:
@@ -84,14 +81,4 @@ def _expert_bias(config: HostKeys) -> Iterator[str]:
         f"{rate} with {per_stage}, scan_layers_per_stage=True and param_scan_axis={config.param_scan_axis}: biases are"
         " stacked along that axis, but the updates that MaxText's train step adds to them along the first. Set"
         " param_scan_axis=0, or num_layers_per_pipeline_stage=1."
-    )
-
-
-def _host_offload(config: HostKeys) -> Iterator[str]:
-  """MaxText has this limit itself, but reports it less clearly."""
-  if config.parameter_memory_host_offload and config.gradient_accumulation_steps > 1:
-    yield (
-        f"parameter_memory_host_offload=True with gradient_accumulation_steps={config.gradient_accumulation_steps}:"
-        " MaxText moves parameters to the device only in a step without accumulation; it fails without a pipeline, too."
-        " Set gradient_accumulation_steps=1, or parameter_memory_host_offload=False."
     )

@@ -13,16 +13,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 import re
 
+from flax import nnx
+
 from maxtext_pp_ext.checkpoint.layout import Layout, Leaf, Path
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain, with_values
+from maxtext_pp_ext.host.models import layouts
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 
 # One layer's part of an array: (number of the layer, name within it). An array of no layer: (None, path).
 Part = tuple[int | None, Path]
 
-# Key -> the optimizers that read it; None: all. Only distillation reads the last one.
-KEYS = {"adamw_mask": ("adamw", "adam_pax"), "trainable_parameters_mask": None, "student_params_to_update": None}
+# Key -> the optimizers that read it; () for all. Only distillation reads the last one.
+KEYS = {"adamw_mask": ("adamw", "adam_pax"), "trainable_parameters_mask": (), "student_params_to_update": ()}
 # How many differing arrays a message names.
 _MOST_NAMED = 4
 # MaxText initialises its optimizer with paths that end in "/value", and updates it with paths that do not.
@@ -32,22 +35,17 @@ _ENDS = ("", "/value")
 def problems(config: HostKeys) -> list[str]:
   """The problems with a pipelined config's patterns; [] if there are none, or MaxText cannot build the model."""
   found, given = [], {key: list(getattr(config, key, None) or ()) for key in KEYS}
-  given = {key: patterns for key, patterns in given.items() if patterns and _is_read(config, key)}
+  given = {key: of for key, of in given.items() if of and (not KEYS[key] or plain(config.opt_type) in KEYS[key])}
   for key, patterns in given.items():
     found += [f"{key} has {pattern!r}, which is not a regular expression: {why}." for pattern, why in _invalid(patterns)]
   if found or not given:
     return found
   try:
-    with_pipeline, without = _parameters(config), _parameters(_without_pipeline(config))
+    with_pipeline, without = map(_parameters, (config, with_values(config, {"using_pipeline_parallelism": False})))
   except ValueError as error:
     # MaxText itself reports a model that it cannot build.
     return [f"{key} cannot be checked: {error} Leave it out." for key in given] if _can_be_built(config) else []
   return [text for key, patterns in given.items() for text in differences(key, patterns, with_pipeline, without)]
-
-
-def _is_read(config: HostKeys, key: str) -> bool:
-  optimizers = KEYS[key]
-  return optimizers is None or plain(config.opt_type) in optimizers
 
 
 def _invalid(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -58,13 +56,7 @@ def _invalid(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
       yield pattern, str(error)
 
 
-def _without_pipeline(config: HostKeys) -> HostKeys:
-  return with_values(config, {"using_pipeline_parallelism": False})
-
-
 def _can_be_built(config: HostKeys) -> bool:
-  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
-
   try:
     with as_value_errors("build this model"):
       layouts.abstract_model_of(config)
@@ -74,10 +66,6 @@ def _can_be_built(config: HostKeys) -> bool:
 
 
 def _parameters(config: HostKeys) -> Layout:
-  from flax import nnx  # pylint: disable=import-outside-toplevel
-
-  from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
-
   with as_value_errors("build this model"):
     return layouts.of_config(config, nnx.Param)
 
@@ -114,8 +102,7 @@ def _selections(patterns: Sequence[str], layout: Layout) -> list[set[Part]]:
 
 
 def _selected(patterns: Sequence[str], layout: Layout, end: str = "") -> list[Leaf]:
-  matches = lambda leaf: any(re.search(pattern, "/".join(leaf.path) + end) for pattern in patterns)
-  return [leaf for leaf in layout.leaves if matches(leaf)]
+  return [leaf for leaf in layout.leaves if any(re.search(each, "/".join(leaf.path) + end) for each in patterns)]
 
 
 def _parts(leaf: Leaf) -> Iterator[Part]:
@@ -181,6 +168,6 @@ def _beginnings(start: Path, chosen: set[Path], paths: set[Path]) -> list[Path]:
   found = []
   for name in sorted({path[len(start)] for path in paths}):
     below = (*start, name)
-    of = lambda group, below=below: {path for path in group if path[: len(below)] == below}
-    found += _beginnings(below, of(chosen), of(paths))
+    of_both = ({path for path in group if path[: len(below)] == below} for group in (chosen, paths))
+    found += _beginnings(below, *of_both)
   return found

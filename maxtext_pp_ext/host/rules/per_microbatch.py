@@ -14,41 +14,46 @@ import math
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
-from maxtext_pp_ext.host.rules import rows
+from maxtext_pp_ext.host.rules import pipelined_path, rows
 
-_OVER_ALL_DEVICES = "MaxText takes the maximum over all mesh axes, so a layer would report the maximum of other stages "
-_OVER_ALL_DEVICES += "and of bubbles"
-# Key that must be False -> the problem if it is True.
-_MOE = {
-    "moe_log_max_load_ratio": _OVER_ALL_DEVICES,
-    "log_required_ragged_buffer_factor": _OVER_ALL_DEVICES,
+_OVER_ALL_DEVICES = (
+    "MaxText takes the maximum over all mesh axes, so a layer would report that of other stages and bubbles."
+)
+_EXPERTS = {
+    "moe_log_max_load_ratio": f"{_OVER_ALL_DEVICES} Set moe_log_max_load_ratio=False.",
+    "log_required_ragged_buffer_factor": f"{_OVER_ALL_DEVICES} Set log_required_ragged_buffer_factor=False.",
+}
+_EXPERTS_OF_TE = {
     "te_moe_block": (
         "Transformer Engine's experts size their buffers for a call with all rows, but a pipeline calls layers with one "
-        "microbatch"
+        "microbatch. Set te_moe_block=False."
     ),
 }
 
 
-def problems(config: HostKeys) -> list[str]:
-  """Returns a problem for each value that a pipeline would compute per microbatch, not per batch; [] if there is none."""
-  return [*_experts(config), *_buffers(config), *_indexer(config), *_replicas(config), *_accumulation(config)]
-
-
-def _experts(config: HostKeys) -> Iterator[str]:
-  for key, reason in _MOE.items():
-    if getattr(config, key, False) and not (key == "te_moe_block" and config.use_batch_split_schedule):
-      yield f"{key}=True: {reason}. Set {key}=False."
+def problems(config: HostKeys) -> Iterator[str]:
+  """Yields a problem for each value that a pipeline would compute per microbatch, not per batch."""
+  # The batch-split schedule has a rule of its own.
+  yield from pipelined_path.features(config, _EXPERTS if config.use_batch_split_schedule else _EXPERTS | _EXPERTS_OF_TE)
   if config.moe_dropless_fallback == "layer":
     yield (
         "moe_dropless_fallback=layer: MaxText sums over all mesh axes whether a layer falls back, so the layers of "
         "all stages would fall back together, and bubbles would count. Set moe_dropless_fallback=step."
     )
+  if config.moe_dropless_fallback is None:  # otherwise what dropped tokens is computed again
+    yield from _buffers(config)
+  yield from _indexer(config)
+  yield from _replicas(config)
+  if config.use_qk_clip and config.gradient_accumulation_steps > 1:
+    yield (
+        f"use_qk_clip=True with gradient_accumulation_steps={config.gradient_accumulation_steps}: MaxText adds up the "
+        "largest logits of each row, and clips by the largest sum. A pipeline has the largest logit of each "
+        "microbatch, and would clip more. Set gradient_accumulation_steps=1 and a larger num_pipeline_microbatches."
+    )
 
 
 def _buffers(config: HostKeys) -> Iterator[str]:
   """Buffers hold the tokens of one call, and drop those that do not fit."""
-  if config.moe_dropless_fallback is not None:
-    return  # the fallback recomputes what dropped tokens
   for key in ("ragged_buffer_factor", "eval_ragged_buffer_factor"):
     value, of_evaluation = getattr(config, key, -1.0), key.startswith("eval")
     if value <= 0 or _has_room_for_all(config, value) or (of_evaluation and config.eval_interval <= 0):
@@ -97,14 +102,4 @@ def _replicas(config: HostKeys) -> Iterator[str]:
         f"enable_diloco=True: each of {replicas} replicas has {batch // replicas} of the batch's {batch} rows, which "
         f"cannot be divided into num_pipeline_microbatches={microbatches} microbatches. Set per_device_batch_size so "
         f"that the batch is a multiple of {replicas * microbatches} rows."
-    )
-
-
-def _accumulation(config: HostKeys) -> Iterator[str]:
-  """Over the steps of a gradient accumulation, MaxText adds up sown values row by row."""
-  if config.use_qk_clip and config.gradient_accumulation_steps > 1:
-    yield (
-        f"use_qk_clip=True with gradient_accumulation_steps={config.gradient_accumulation_steps}: MaxText adds up the "
-        "largest logits of each row, and clips by the largest sum. A pipeline has the largest logit of each "
-        "microbatch, and would clip more. Set gradient_accumulation_steps=1 and a larger num_pipeline_microbatches."
     )

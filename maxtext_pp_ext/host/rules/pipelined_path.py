@@ -11,7 +11,8 @@ places:
 - It calls the pipeline module with inputs, segment ids, positions, deterministic and model mode, and nothing else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from maxtext_pp_ext.config.derived import decoder_block
 from maxtext_pp_ext.config.host_keys import HostKeys
@@ -20,46 +21,27 @@ from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import cycles
 from maxtext_pp_ext.host.rules import propose
 
-# All layers are the same, whatever their index. Exception: DeepSeek's dense layers, which run before the pipeline.
-UNIFORM_BLOCKS = frozenset(
-    {
-        "default",
-        "llama2",
-        "mistral",
-        "mixtral",
-        "gemma",
-        "gemma2",  # one layer holds a local and a global sublayer
-        "gpt3",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "qwen3_custom_moe",
-        "simple",
-        "simple_mlp",
-        "deepseek",
-    }
-)
-
+# All layers are the same, whatever their index: one of gemma2 holds a local and a global sublayer. Exception: DeepSeek's
+# dense layers, which run before the pipeline.
+UNIFORM_BLOCKS = frozenset("default llama2 mistral mixtral gemma gemma2 gpt3 qwen2 qwen3 qwen3_moe".split())
+UNIFORM_BLOCKS |= {"qwen3_custom_moe", "simple", "simple_mlp", "deepseek"}
 # The most cycles per stage that a message proposes.
 _MOST_CYCLES = 16
 # Block -> the argument that its unscanned layer's constructor needs and the pipelined path omits.
-_INDEX_ARGUMENT = {
-    "gpt_oss": "attention_type",
-    "olmo3": "attention_type",
-    "qwen3_next": "layer_idx",
-    "qwen3_5": "layer_idx",
-}
+_TYPE, _INDEX = "attention_type", "layer_idx"
+_INDEX_ARGUMENT = {"gpt_oss": _TYPE, "olmo3": _TYPE, "qwen3_next": _INDEX, "qwen3_5": _INDEX}
+_SCANNED = "with scan_layers=True stages of whole cycles are possible"
 
 
 def problems(config: HostKeys) -> list[str]:
   """Returns all problems with what MaxText's pipelined path does not support; [] if there are none."""
   return [
       *_decoder_block(config),
-      *_features(config),
+      *features(config, _FEATURES),
+      *_streams(config),
       *_batch_split(config),
       *_metrics_of_layers(config),
       *_multimodal(config),
-      *_past_the_decoder(config),
   ]
 
 
@@ -119,13 +101,13 @@ def _block_problem(config: HostKeys, block: str, total: int) -> str | None:
   unscanned = "its layers differ by index, and with scan_layers=False MaxText builds each stage"
   match block:
     case _ if block in _INDEX_ARGUMENT:
-      return f"{unscanned} without {_INDEX_ARGUMENT[block]} (with scan_layers=True stages of whole cycles are possible)"
+      return f"{unscanned} without {_INDEX_ARGUMENT[block]} ({_SCANNED})"
     case "gemma3" if total < cycles.GEMMA3_PERIOD:
       return None
     case "gemma3":
       return (
-          f"{unscanned} with local attention, where every {cycles.GEMMA3_PERIOD}th layer has global attention (with "
-          "scan_layers=True stages of whole cycles are possible)"
+          f"{unscanned} with local attention, where every {cycles.GEMMA3_PERIOD}th layer has global attention "
+          f"({_SCANNED})"
       )
     case "gemma4":
       return "MaxText bypasses the pipeline that it has built for it, and fails (it calls _apply_gemma4_scanned_blocks)"
@@ -136,42 +118,92 @@ def _block_problem(config: HostKeys, block: str, total: int) -> str | None:
           "its layers differ by index (hash routing in the first ones, alternating compress_ratios); MaxText would "
           "build every stage alike"
       )
-    case "llama4":
-      return _unscanned_llama4_problem(config, total)
-    case "envy":
-      return _unscanned_envy_problem(config, total)
+    case "llama4" if 0 < config.nope_layer_interval <= total or 0 < config.interleave_moe_layer_step <= total:
+      return (
+          "with scan_layers=False MaxText would build every layer with RoPE and without MoE, whatever "
+          f"nope_layer_interval={config.nope_layer_interval} and interleave_moe_layer_step="
+          f"{config.interleave_moe_layer_step} ({_SCANNED})"
+      )
+    case "envy" if config.interleave_moe_layer_step <= total:
+      return (
+          "with scan_layers=False MaxText would build every layer without MoE, whatever interleave_moe_layer_step="
+          f"{config.interleave_moe_layer_step} ({_SCANNED})"
+      )
+    case "llama4" | "envy":  # of such layers none has RoPE left out, or MoE
+      return None
     case _:
       return "this version of maxtext-pp-ext does not know it, so it cannot tell whether every layer is the same"
 
 
-def _unscanned_llama4_problem(config: HostKeys, total: int) -> str | None:
-  nope, moe = config.nope_layer_interval, config.interleave_moe_layer_step
-  if not 0 < nope <= total and not 0 < moe <= total:
-    return None
-  return (
-      f"with scan_layers=False MaxText would build every layer with RoPE and without MoE, whatever nope_layer_interval="
-      f"{nope} and interleave_moe_layer_step={moe} (with scan_layers=True stages of whole cycles are possible)"
-  )
+_FEATURES = {
+    "engram_layers": (
+        "MaxText's pipelined path gives layers neither their index nor the tokens that engram needs. Set "
+        "engram_layers=[]."
+    ),
+    "use_lineage": "MaxText uses it only on the path without a pipeline. Set use_lineage=False.",
+    # What looks for decoder layers at their paths without a pipeline, or builds no decoder layers.
+    "use_m3_model": (
+        "MaxText's m3 models have no pipeline, and all stages would compute the same. Set use_m3_model=False, or train "
+        "without a pipeline."
+    ),
+    # MaxText PR 4493; not in 0.2.5
+    "prefetch_fsdp_weights": (
+        "MaxText gathers the weights of scanned layers ahead of time, also of those outside the pipeline, whose losses "
+        "it drops. Set prefetch_fsdp_weights=False, or pipeline_impl=host."
+    ),
+    # `dual_pipe` is such a schedule (MaxText's main branch of November 2026; 0.2.5 lacks the key).
+    "gradient_accumulation_schedule": (
+        "MaxText runs the layers of a model without a pipeline itself, one microbatch backward beside the next one "
+        "forward. Set gradient_accumulation_schedule=serial."
+    ),
+    "lora.enable_lora": (
+        "LoRA finds modules by their paths in a model without a pipeline, and makes its parameters when a layer is "
+        "called. Set lora.enable_lora=False, or fine-tune without a pipeline."
+    ),
+    "distill_beta": (
+        "MaxText compares features of the decoder's last stack of layers, and assumes that their first axis counts "
+        "layers. A pipeline orders them by repeat, stage and microbatch. Set distill_beta=0, or distill without a "
+        "pipeline."
+    ),
+}
+_OR_WITHOUT = "or use_batch_split_schedule=False."
+_NOT_WITH_BATCH_SPLIT = {
+    "load_balance_loss_weight": (
+        f"the loss of a batch is not the mean of its parts'. Set load_balance_loss_weight=0, {_OR_WITHOUT}"
+    ),
+    "mtp_num_layers": (
+        "MaxText runs the layers of multi-token prediction outside the pipeline, with its own schedule. Set "
+        f"mtp_num_layers=0, {_OR_WITHOUT}"
+    ),
+    "quantization": f'MaxText quantizes its own schedule only. Set quantization="", {_OR_WITHOUT}',
+    "te_moe_block": f"it reports how full the buffers of a whole batch are. Set te_moe_block=False, {_OR_WITHOUT}",
+    "indexer_loss_scaling_factor": (
+        f"a layer keeps the loss of one part. Set indexer_loss_scaling_factor=0, {_OR_WITHOUT}"
+    ),
+    "use_qk_clip": f"it needs the largest logit of a whole batch. Set use_qk_clip=False, {_OR_WITHOUT}",
+}
 
 
-def _unscanned_envy_problem(config: HostKeys, total: int) -> str | None:
-  moe = config.interleave_moe_layer_step
-  if moe > total:  # All layers are built without MoE: right only if no layer should have it.
-    return None
-  return (
-      f"with scan_layers=False MaxText would build every layer without MoE, whatever interleave_moe_layer_step={moe} "
-      "(with scan_layers=True stages of whole cycles are possible)"
-  )
+_OFF = ("serial",)  # the schedule of gradient accumulation that MaxText 0.2.5 has
 
 
-def _features(config: HostKeys) -> Iterator[str]:
-  if config.engram_layers:
-    yield (
-        f"engram_layers={list(config.engram_layers)}: MaxText's pipelined path gives layers neither their index nor the "
-        "tokens that engram needs. Set engram_layers=[]."
-    )
-  if config.use_lineage:
-    yield "use_lineage=True: MaxText uses it only on the path without a pipeline. Set use_lineage=False."
+def features(config: HostKeys, refused: Mapping[str, str], given: str = "") -> Iterator[str]:
+  """Yields a problem for each feature that is on.
+
+  Args:
+    config: MaxText's config, or any object with its keys.
+    refused: key -> why the feature is refused, and what to set. A dot leads to a key within a key. A MaxText may lack it.
+    given: the beginning of each problem: what excludes the features.
+  """
+  for key, why in refused.items():
+    value: Any = config
+    for name in key.split("."):
+      value = plain(getattr(value, name, None))
+    if value and value not in _OFF and not (isinstance(value, int | float) and value < 0):
+      yield f"{given}{key}={value}: {why}"
+
+
+def _streams(config: HostKeys) -> Iterator[str]:
   if config.mhc_expansion_rate > 1:
     yield (
         f"mhc_expansion_rate={config.mhc_expansion_rate}: activations have four axes [batch, sequence, stream, embed], "
@@ -179,42 +211,21 @@ def _features(config: HostKeys) -> Iterator[str]:
     )
 
 
-# Key that the batch-split schedule excludes, the value to set, and the reason.
-_NOT_WITH_BATCH_SPLIT = (
-    ("load_balance_loss_weight", "0", "the loss of a batch is not the mean of its parts'"),
-    (
-        "mtp_num_layers",
-        "0",
-        "MaxText runs the layers of multi-token prediction outside the pipeline, with its own schedule",
-    ),
-    ("quantization", '""', "MaxText quantizes its own schedule only"),
-    ("te_moe_block", "False", "it reports how full the buffers of a whole batch are"),
-    ("indexer_loss_scaling_factor", "0", "a layer keeps the loss of one part"),
-    ("use_qk_clip", "False", "it needs the largest logit of a whole batch"),
-)
-
-
 def _batch_split(config: HostKeys) -> Iterator[str]:
   """See `host.replacements.batch_split`."""
   if not config.use_batch_split_schedule:
     return
-  given, without = "use_batch_split_schedule=True", "or use_batch_split_schedule=False"
+  given = "use_batch_split_schedule=True"
   if decoder_block(config) != "deepseek" or config.num_experts <= 1:
     yield (
         f"{given} with decoder_block={decoder_block(config)} and num_experts={config.num_experts}: only DeepSeek's MoE "
         "layers have that schedule. Set use_batch_split_schedule=False."
     )
-  for key, off, reason in _NOT_WITH_BATCH_SPLIT:
-    value = getattr(config, key, None)
-    if plain(value):
-      yield f"{given} with {key}={getattr(value, 'value', value)}: {reason}. Set {key}={off}, {without}."
-  factor, batch, microbatches = (
-      config.batch_split_factor,
-      config.micro_batch_size_to_train_on,
-      config.num_pipeline_microbatches,
-  )
+  yield from features(config, _NOT_WITH_BATCH_SPLIT, f"{given} with ")
+  factor, microbatches = config.batch_split_factor, config.num_pipeline_microbatches
+  batch = config.micro_batch_size_to_train_on
   if factor < 1:
-    yield f"{given} with batch_split_factor={factor}. Set batch_split_factor to at least 1 (2 is usual), {without}."
+    yield f"{given} with batch_split_factor={factor}. Set batch_split_factor to at least 1 (2 is usual), {_OR_WITHOUT}"
   elif batch and batch > 0 and microbatches > 0 and batch % microbatches == 0 and batch // microbatches % factor:
     yield Problem(
         f"{given}: a microbatch of {batch // microbatches} rows ({batch} / num_pipeline_microbatches={microbatches}) "
@@ -278,43 +289,4 @@ def _multimodal(config: HostKeys) -> Iterator[str]:
     yield (
         "use_multimodal=True with use_mrope=True: positions have an axis for time, height and width, which MaxText's "
         "pipeline cannot divide into microbatches. Set use_multimodal=False."
-    )
-
-
-def schedule_of_microbatches(config: HostKeys) -> str | None:
-  """Returns the config's schedule of gradient accumulation if MaxText then runs the layers itself; else None.
-
-  `dual_pipe` is such a schedule (MaxText's main branch of November 2026; 0.2.5 lacks the key).
-  """
-  schedule = plain(getattr(config, "gradient_accumulation_schedule", None))
-  return None if schedule in (None, "", "serial") else str(schedule)
-
-
-def _past_the_decoder(config: HostKeys) -> Iterator[str]:
-  """Refuses features that look for decoder layers at their paths without a pipeline, or build no decoder layers."""
-  if config.use_m3_model:
-    yield (
-        "use_m3_model=True: MaxText's m3 models have no pipeline, and all stages would compute the same. Set "
-        "use_m3_model=False, or train without a pipeline."
-    )
-  if getattr(config, "prefetch_fsdp_weights", False):  # MaxText PR 4493; not in 0.2.5
-    yield (
-        "prefetch_fsdp_weights=True: MaxText gathers the weights of scanned layers ahead of time, also of those outside "
-        "the pipeline, whose losses it drops. Set prefetch_fsdp_weights=False, or pipeline_impl=host."
-    )
-  if (schedule := schedule_of_microbatches(config)) is not None:
-    yield (
-        f"gradient_accumulation_schedule={schedule}: MaxText runs the layers of a model without a pipeline itself, one "
-        "microbatch backward beside the next one forward. Set gradient_accumulation_schedule=serial."
-    )
-  if getattr(config.lora, "enable_lora", False):
-    yield (
-        "lora.enable_lora=True: LoRA finds modules by their paths in a model without a pipeline, and makes its "
-        "parameters when a layer is called. Set lora.enable_lora=False, or fine-tune without a pipeline."
-    )
-  if config.distill_beta > 0:
-    yield (
-        f"distill_beta={config.distill_beta}: MaxText compares features of the decoder's last stack of layers, and "
-        "assumes that their first axis counts layers. A pipeline orders them by repeat, stage and microbatch. Set "
-        "distill_beta=0, or distill without a pipeline."
     )

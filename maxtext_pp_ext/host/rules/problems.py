@@ -40,11 +40,8 @@ def problems(config: Keys, given: Mapping[str, Any] | None = None, whole_mesh: b
     return _of_host(config)
   found = _of_implementations(config)
   # A mesh of absent devices always has all of them.
-  if (
-      whole_mesh
-      or (found and _devices_are_absent(config))
-      or any(isinstance(problem, remedies.Problem) for problem in found)
-  ):
+  all_there = whole_mesh or (found and _devices_are_absent(config))
+  if all_there or any(isinstance(problem, remedies.Problem) for problem in found):
     found += sizes.devices(config)
 
   def check(view: Keys) -> list[str]:
@@ -87,6 +84,10 @@ def _of_host(config: Keys) -> list[str]:
 
 
 def _of_implementations(config: Keys) -> list[str]:
+  if derived.windowed(config):
+    of_path, several = windowed_path.problems(config), config.num_pipeline_microbatches > 1
+  else:
+    of_path, several = [*optimizer.problems(config), *pipelined_path.problems(config)], True
   return [
       *_unknown_implementation(config),
       *_bad_choices(config),
@@ -94,33 +95,12 @@ def _of_implementations(config: Keys) -> list[str]:
       *sizes.problems(config),
       *meshes.unknown_topology(config),
       *meshes.problems(config),
-      *(_without_pipeline(config) if derived.windowed(config) else _with_pipeline(config)),
-  ]
-
-
-def _with_pipeline(config: Keys) -> list[str]:
-  return [
-      *optimizer.problems(config),
       *quantization.problems(config),
-      *pipelined_path.problems(config),
-      *per_microbatch.problems(config),
-      *_checkpoint_paths(config),
+      *of_path,
+      *(per_microbatch.problems(config) if several else []),
+      # A run that only compiles writes no checkpoint.
+      *([] if _devices_are_absent(config) else checkpoint_paths.problems(lambda key: getattr(config, key, None))),
   ]
-
-
-def _without_pipeline(config: Keys) -> list[str]:
-  return [
-      *quantization.problems(config),
-      *windowed_path.problems(config),
-      *(per_microbatch.problems(config) if config.num_pipeline_microbatches > 1 else []),
-      *_checkpoint_paths(config),
-  ]
-
-
-def _checkpoint_paths(config: Keys) -> list[str]:
-  if _devices_are_absent(config):
-    return []  # a run that only compiles writes no checkpoint
-  return checkpoint_paths.problems(lambda key: getattr(config, key, None))
 
 
 def _bad_choices(config: Keys) -> Iterator[str]:

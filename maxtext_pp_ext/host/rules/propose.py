@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 import itertools
 import math
+import operator
 from typing import Any
 
 from maxtext_pp_ext.config import derived
@@ -73,17 +74,13 @@ def parallelism(config: HostKeys) -> list[dict[str, int]]:
   A pipeline keeps two stages or more, and a model without one stays without.
   """
   least, most = (1, 1) if derived.num_stages(config) == 1 else (2, _MOST_STAGES)
-  ways = [list(_shares(config, network)) for network in derived.NETWORKS]
-  found = []
-  for parts in itertools.product(*ways):
-    stages = math.prod(
-        part[f"{network}_pipeline_parallelism"] for network, part in zip(derived.NETWORKS, parts, strict=True)
-    )
-    changes = {key: value for part in parts for key, value in part.items() if getattr(config, key, 1) != value}
+  present, found = derived.num_stages(config) or 1, []
+  for ici, dcn in itertools.product(*(list(_shares(config, network)) for network in derived.NETWORKS)):
+    stages = ici["ici_pipeline_parallelism"] * dcn["dcn_pipeline_parallelism"]
+    changes = {key: value for key, value in (ici | dcn).items() if getattr(config, key, 1) != value}
     if least <= stages <= most and _heads_are_whole(changed(config, changes)):
-      present = derived.num_stages(config) or 1
-      found.append(((_distance(stages, present), len(changes)), changes))
-  return [changes for _, changes in sorted(found, key=lambda pair: pair[0])]
+      found.append((_distance(stages, present), len(changes), changes))
+  return [changes for *_, changes in sorted(found, key=operator.itemgetter(0, 1))]
 
 
 def _heads_are_whole(config: HostKeys) -> bool:
@@ -116,7 +113,10 @@ def _shares(config: HostKeys, network: str) -> Iterator[dict[str, int]]:
 
 def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
   """Yields sizes of axes other than that of stages that use all devices: changes of no axis, of one, or of all."""
-  fits = lambda others: derived.filled(list((asked | others).values()), target) is not None
+
+  def fits(others: dict[str, int]) -> bool:
+    return derived.filled(list((asked | others).values()), target) is not None
+
   if fits({}):
     yield {}
     return
@@ -130,10 +130,9 @@ def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
       if fits({axis: size}):
         yield {axis: size}
         break
-  if giving:
-    all_ = {axis: 1 for axis in asked if axis != "stage"} | {giving[0]: -1}
-    if fits(all_):
-      yield all_
+  all_ = {axis: 1 for axis in asked if axis != "stage"} | dict.fromkeys(giving[:1], -1)
+  if giving and fits(all_):
+    yield all_
 
 
 def layers(config: HostKeys, given: Values) -> Iterator[dict[str, int]]:
@@ -165,23 +164,18 @@ def layers(config: HostKeys, given: Values) -> Iterator[dict[str, int]]:
 
 def of_batches(config: HostKeys) -> Iterator[dict[str, Any]]:
   """Yields microbatches and batches that fit the number of stages."""
-  stages, least, asked = (
-      derived.sound_stages(config),
-      derived.least_microbatches(config),
-      config.num_pipeline_microbatches,
-  )
-  batch = config.micro_batch_size_to_train_on
+  stages, least = derived.sound_stages(config), derived.least_microbatches(config)
+  batch, asked = config.micro_batch_size_to_train_on, config.num_pipeline_microbatches
   if batch is None or batch < 0 or not config.num_target_devices:
-    count = max(round(asked / stages) * stages, least)
-    yield {"num_pipeline_microbatches": count}
+    yield {"num_pipeline_microbatches": max(round(asked / stages) * stages, least)}
     return
   near = [max(_ceil(asked, stages), least), max(asked // stages * stages, least), least]
   units = _units(config, evaluation=False)
   for count in microbatches(config)[:_MOST_CANDIDATES]:
-    yield from _with_other_batches(config, {"num_pipeline_microbatches": count})
+    yield _with_other_batches(config, {"num_pipeline_microbatches": count})
   for count in dict.fromkeys(near):
     for size in batches(config, count, units=units):
-      yield from _with_other_batches(config, {"num_pipeline_microbatches": count, "per_device_batch_size": size})
+      yield _with_other_batches(config, {"num_pipeline_microbatches": count, "per_device_batch_size": size})
 
 
 def _units(config: HostKeys, evaluation: bool) -> list[int]:
@@ -192,30 +186,26 @@ def _units(config: HostKeys, evaluation: bool) -> list[int]:
   return list(dict.fromkeys([1, unit, 2 * unit, math.lcm(unit, of_quantization)]))
 
 
-def _with_other_batches(config: HostKeys, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _with_other_batches(config: HostKeys, values: dict[str, Any]) -> dict[str, Any]:
   """Adds evaluation batches and growing batches that divide into the same number of microbatches."""
   view = changed(config, values)
-  count, of_growing = view.num_pipeline_microbatches, derived.growing(view)
   devices = view.num_target_devices or 0
-  batches_of = {key: (rows, count * view.gradient_accumulation_steps) for key, (_, rows) in of_growing.items()}
-  if view.eval_interval > 0:
-    batches_of["eval_per_device_batch_size"] = (view.micro_batch_size_to_eval_on or 0, count)
   others: dict[str, Any] = {}
-  for key, (rows, divided_by) in batches_of.items():
+  for key, (rows, divided_by) in derived.batches(view).items():
     evaluation = key.startswith("eval")
-    if rows < 1 or rows % divided_by or not _enough(view, rows // divided_by, evaluation):
-      found = batches(view, divided_by, key, _units(view, evaluation))
-      enough = (s for s in found if _enough(view, int(devices * s) // divided_by, evaluation))
-      if (size := next(enough, None)) is not None:
-        others[key] = size
-  yield values | others
+    if key != "per_device_batch_size" and not _enough(view, rows, divided_by, evaluation):
+      for size in batches(view, divided_by, key, _units(view, evaluation)):
+        if _enough(view, int(devices * size), divided_by, evaluation):
+          others[key] = size
+          break
+  return values | others
 
 
-def _enough(config: HostKeys, rows: int, evaluation: bool) -> bool:
+def _enough(config: HostKeys, rows: int, divided_by: int, evaluation: bool) -> bool:
   parts = rows_of_devices.parts(config)
-  return rows % parts == 0 and all(
-      need.has(rows // parts) for need in rows_of_devices.needs(config, evaluation=evaluation)
-  )
+  of_part, left = divmod(rows, divided_by * parts)
+  needs = rows_of_devices.needs(config, evaluation=evaluation)
+  return rows > 0 and not left and all(need.has(of_part) for need in needs)
 
 
 def proposal(config: HostKeys, passes: Callable[[Values], bool], given: Values) -> dict[str, Any] | None:
@@ -224,18 +214,19 @@ def proposal(config: HostKeys, passes: Callable[[Values], bool], given: Values) 
   It keeps the number of stages if it can, then the layers of the pipeline, then the microbatches or the batch. `passes`
   returns whether a config with these values has no problem; `given` is that of `remedies.changed`.
   """
-  asked = {"num_pipeline_microbatches": given.get("num_pipeline_microbatches", config.num_pipeline_microbatches)}
+  key = "num_pipeline_microbatches"
+  asked = given.get(key, config.num_pipeline_microbatches)
   for of_devices in parallelism(config):
     on_devices = changed(config, of_devices, given)
     for of_layers in layers(on_devices, given):
       view = changed(on_devices, of_layers)
       for of_rows in of_batches(view):
         values = of_devices | of_layers | of_rows
-        default = derived.least_microbatches(view)
-        if asked["num_pipeline_microbatches"] == -1 and values["num_pipeline_microbatches"] == default:
-          values["num_pipeline_microbatches"] = -1
-        present = lambda key: asked.get(key, getattr(config, key))
-        values = {key: value for key, value in values.items() if present(key) != value}
+        if asked == -1 and values[key] == derived.least_microbatches(view):
+          values[key] = -1
+        values = {
+            each: value for each, value in values.items() if value != (asked if each == key else getattr(config, each))
+        }
         if passes(values):
           return values
   return None

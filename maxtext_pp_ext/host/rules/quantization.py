@@ -27,7 +27,8 @@ def problems(config: HostKeys) -> Iterator[str]:
         f"quantization={name}: NVIDIA Transformer Engine operations are untested with maxtext-pp-ext. "
         f"Set quantization=fp8 and use_qwix_quantization=False for fp8 on NVIDIA GPUs. {LEAVE_OUT}"
     )
-  if name == "fp8_full" and config.use_qwix_quantization and _scans_layers_of_stages(config):
+  scans_layers_of_stages = config.scan_layers_per_stage and config.num_layers_per_pipeline_stage > 1
+  if name == "fp8_full" and config.use_qwix_quantization and scans_layers_of_stages:
     yield (
         "quantization=fp8_full with use_qwix_quantization=True and scan_layers_per_stage=True: qwix creates scales in "
         "two dtypes, and such layers cannot be scanned over (MaxText's own pipeline fails, too). Set "
@@ -37,10 +38,6 @@ def problems(config: HostKeys) -> Iterator[str]:
     yield f'quantization={name} is for serving, pipeline_impl={impl} for training. Set quantization="" or another value.'
   if name == "int8" and not config.use_qwix_quantization:
     yield from _parts_of_microbatch(config)
-
-
-def _scans_layers_of_stages(config: HostKeys) -> bool:
-  return config.scan_layers_per_stage and config.num_layers_per_pipeline_stage > 1
 
 
 def _parts_of_microbatch(config: HostKeys) -> Iterator[str]:

@@ -24,9 +24,7 @@ from maxtext_pp_ext.config.view import plain
 # Blocks whose layers do not use MaxText's `Attention`; gpt3 has its own.
 _WITHOUT_ATTENTION = ("simple", "simple_mlp")
 _OWN_FUSED_QKV = (*_WITHOUT_ATTENTION, "gpt3")
-_WITH_EXPERTS = (
-    *("deepseek", "envy", "gpt_oss", "llama4", "mixtral", "qwen3_moe", "qwen3_custom_moe", "qwen3_next", "qwen3_5"),
-)
+_WITH_EXPERTS = "deepseek envy gpt_oss llama4 mixtral qwen3_moe qwen3_custom_moe qwen3_next qwen3_5".split()
 _LEAST_LENGTH_OF_FLASH = 128  # with attention=autoselected
 
 
@@ -87,7 +85,8 @@ def _needs(config: HostKeys, mesh: dict[str, int], logical: Any, platform: str |
       what = f"sparse_matmul=True with {of_experts} devices for {config.num_experts} experts"
       # MaxText treats a single row as a decoding step, whose transfers between experts cannot be in a pipeline.
       yield Need(what=what, axes=axes, least=2, instead={"sparse_matmul": False})
-  if platform == "tpu" and block not in _WITHOUT_ATTENTION and _flash(config):
+  long_enough = config.attention == "autoselected" and config.max_target_length >= _LEAST_LENGTH_OF_FLASH
+  if platform == "tpu" and block not in _WITHOUT_ATTENTION and (config.attention == "flash" or long_enough):
     names = ("activation_batch_attn", "activation_heads", "activation_length_attn", "activation_kv")
     of_rules = _axes(names, mesh, logical)
     # MaxText's own assertion always checks these axes.
@@ -95,12 +94,6 @@ def _needs(config: HostKeys, mesh: dict[str, int], logical: Any, platform: str |
     for axes in [of_rules] if of_rules == of_assertion else [of_rules, of_assertion]:
       what = f"attention={config.attention} on TPUs"
       yield Need(what=what, axes=axes, least=1, instead={"attention": "dot_product"})
-
-
-def _flash(config: HostKeys) -> bool:
-  if config.attention == "autoselected":
-    return config.max_target_length >= _LEAST_LENGTH_OF_FLASH
-  return config.attention == "flash"
 
 
 def expert_axes(config: HostKeys) -> tuple[str, ...]:

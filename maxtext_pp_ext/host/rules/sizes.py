@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 import math
-from typing import Any
 
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.derived import num_stages, stages_text
@@ -53,7 +52,9 @@ def _layers(config: Keys) -> Iterator[Problem]:
     yield Problem(what, {"num_layers_per_pipeline_stage": 1})
     return
   if stages == 1:
-    yield from _without_effect(config)
+    for key, only in derived.without_effect(config).items():
+      what = f"{key}={getattr(config, key)} has no effect without a pipeline"
+      yield Problem(f"{what} (ici_pipeline_parallelism=1, dcn_pipeline_parallelism=1).", {key: only})
     return
   if layers is None or available is None or stages is None:
     return
@@ -87,12 +88,6 @@ def _layers(config: Keys) -> Iterator[Problem]:
         {"num_pipeline_repeats": layers // group},
         ({"num_pipeline_repeats": -1}, " to have it derived"),
     )
-
-
-def _without_effect(config: Keys) -> Iterator[Problem]:
-  for key, only in derived.without_effect(config).items():
-    what = f"{key}={getattr(config, key)} has no effect without a pipeline"
-    yield Problem(f"{what} (ici_pipeline_parallelism=1, dcn_pipeline_parallelism=1).", {key: only})
 
 
 def _microbatches(config: Keys) -> Iterator[Problem]:
@@ -151,90 +146,70 @@ def _one_part(config: Keys) -> bool:
   return num_stages(config) == 1 and config.num_pipeline_microbatches in (-1, 1)
 
 
-def _sound_batch(config: Keys) -> tuple[int, int] | None:
-  """Returns (rows of a batch, microbatches), or None if the rows do not divide: another rule reports that."""
-  batch, stages, microbatches = config.micro_batch_size_to_train_on, num_stages(config), config.num_pipeline_microbatches
-  sound = stages is not None and microbatches >= 1 and not _one_part(config)
-  if batch is None or batch < 1 or not sound or batch % microbatches:
-    return None
-  return batch, microbatches
+def _sound_batches(config: Keys) -> dict[str, tuple[int, int]]:
+  """Returns `derived.batches`; {} if the rows of a step do not divide, which another rule reports."""
+  batch, microbatches = config.micro_batch_size_to_train_on, config.num_pipeline_microbatches
+  sound = num_stages(config) is not None and microbatches >= 1 and not _one_part(config)
+  return {} if batch is None or batch < 1 or not sound or batch % microbatches else derived.batches(config)
 
 
 def _other_batches(config: Keys) -> Iterator[Problem]:
   """Checks evaluation batches and growing batches. The pipeline divides them into the same number of microbatches."""
-  sound, devices = _sound_batch(config), config.num_target_devices
-  if sound is None:
-    return
-  _, microbatches = sound
-  if config.eval_interval > 0:
-    rows = config.micro_batch_size_to_eval_on or 0
-    if rows < 1 or rows % microbatches:
+  for key, (rows, divided_by) in _sound_batches(config).items():
+    if rows >= 1 and rows % divided_by == 0:
+      continue
+    of = f"int(num_target_devices={config.num_target_devices} ×"
+    ways = [{key: size} for size in propose.batches(config, divided_by, key)[:1]]
+    if key == "eval_per_device_batch_size":
       fitting = [m for m in derived.fitting_microbatches(config)[::-1] if 0 < rows and rows % m == 0]
       yield Problem(
-          f"an evaluation's batch of {counted(rows, 'row')} (int(num_target_devices={devices} × "
-          f"eval_per_device_batch_size={config.eval_per_device_batch_size})) cannot be divided into "
-          f"{counted(microbatches, 'microbatch')} "
-          "(num_pipeline_microbatches, which applies to evaluations, too).",
-          *_evaluation_ways(config, microbatches),
+          f"an evaluation's batch of {counted(rows, 'row')} ({of} {key}={getattr(config, key)})) cannot be divided into "
+          f"{counted(divided_by, 'microbatch')} (num_pipeline_microbatches, which applies to evaluations, too).",
+          *ways,
           *[{"num_pipeline_microbatches": m} for m in fitting[:1]],
           {"eval_interval": -1},
       )
-  for key, (value, count) in derived.growing(config).items():
-    accumulated = config.gradient_accumulation_steps
-    if count < 1 or count % (microbatches * accumulated):
+    else:
+      value, accumulated = getattr(config, key), config.gradient_accumulation_steps
       yield Problem(
-          f"enable_rampup_batch_size=True with {key}={value}: {counted(count, 'row')} "
-          f"(int(num_target_devices={devices} × {value})) cannot be divided into "
-          f"gradient_accumulation_steps={accumulated} × num_pipeline_microbatches={microbatches} microbatches.",
-          *[{key: size} for size in propose.batches(config, microbatches * accumulated, key)[:1]],
+          f"enable_rampup_batch_size=True with {key}={value}: {counted(rows, 'row')} ({of} {value})) cannot be divided "
+          f"into gradient_accumulation_steps={accumulated} × num_pipeline_microbatches={divided_by // accumulated} "
+          "microbatches.",
+          *ways,
           {"enable_rampup_batch_size": False},
       )
 
 
-def _evaluation_ways(config: Keys, microbatches: int) -> list[dict[str, Any]]:
-  key = "eval_per_device_batch_size"
-  return [{key: size} for size in propose.batches(config, microbatches, key)[:1]]
-
-
 def _rows(config: Keys, platform: str | None = None) -> Iterator[Problem]:
   """Checks that the rows of each microbatch divide among the devices that each need some."""
-  sound = _sound_batch(config)
-  if sound is None:
-    return
-  _, microbatches = sound
-  accumulated = config.gradient_accumulation_steps
-  batches = {"per_device_batch_size": sound}
-  if config.eval_interval > 0:
-    batches["eval_per_device_batch_size"] = (config.micro_batch_size_to_eval_on or 0, microbatches)
-  batches |= {key: (count, microbatches * accumulated) for key, (_, count) in derived.growing(config).items()}
+  parts = rows_of_devices.parts(config)
   replicas = (getattr(config, "num_diloco_replicas", None) or 1) if getattr(config, "enable_diloco", False) else 1
-  for key, (batch, divided_by) in batches.items():
+  for key, (batch, divided_by) in _sound_batches(config).items():
     batch //= replicas
     if batch < 1 or batch % divided_by:
       continue  # another rule reports that
-    rows, parts = batch // divided_by, rows_of_devices.parts(config)
-    evaluation = key.startswith("eval")
-    for need in rows_of_devices.needs(config, evaluation=evaluation, platform=platform):
+    rows = batch // divided_by
+    for need in rows_of_devices.needs(config, evaluation=key.startswith("eval"), platform=platform):
       if rows % parts == 0 and not need.has(rows // parts):
         yield _too_few_rows(config, key, batch, divided_by, need)
 
 
 def _too_few_rows(config: Keys, key: str, batch: int, divided_by: int, need: rows_of_devices.Need) -> Problem:
-  parts = rows_of_devices.parts(config)
-  microbatches = config.num_pipeline_microbatches
+  parts, microbatches = rows_of_devices.parts(config), config.num_pipeline_microbatches
   of = f"{batch} / num_pipeline_microbatches={microbatches}"
   of += f" / gradient_accumulation_steps={config.gradient_accumulation_steps}" if divided_by != microbatches else ""
   of += f" / batch_split_factor={parts}" if parts > 1 else ""
   over = " × ".join(f"{axis}={size}" for axis, size in need.axes.items())
   wants = f"needs equally many rows on each of {need.devices} devices ({over or 'one'})"
   wants += " and at least two in all" if need.least > 1 and need.devices == 1 else ""
-  kind = {"eval_per_device_batch_size": "an evaluation's microbatch", "per_device_batch_size": "a microbatch"}
   unit = need.devices * parts
-  off = [{"eval_interval": -1}] if key.startswith("eval") else []
-  off += [{"enable_rampup_batch_size": False}] if key in derived.growing(config) else []
+  kinds = {
+      "per_device_batch_size": ("a microbatch", []),
+      "eval_per_device_batch_size": ("an evaluation's microbatch", [{"eval_interval": -1}]),
+  }
+  kind, off = kinds.get(key, ("a microbatch of the growing batch", [{"enable_rampup_batch_size": False}]))
   return Problem(
-      f"{need.what} {wants}, but {kind.get(key, 'a microbatch of the growing batch')} of "
-      f"{key}={getattr(config, key)} has {batch // divided_by // parts} ({of}).",
+      f"{need.what} {wants}, but {kind} of {key}={getattr(config, key)} has {batch // divided_by // parts} ({of}).",
       *[{"num_pipeline_microbatches": m} for m in propose.microbatches(config)],
       *[{key: size} for size in propose.batches(config, divided_by, key, (unit, 2 * unit))],
       *off,

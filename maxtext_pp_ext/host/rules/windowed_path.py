@@ -21,7 +21,7 @@ _OFF = "Set pipeline_impl=host"
 
 def problems(config: Keys) -> list[str]:
   """Returns all problems of a config with one of our implementations and one stage; [] if there are none."""
-  return [*_layers(config), *_features(config)]
+  return [*_layers(config), *_multimodal(config), *pipelined_path.features(config, _FEATURES)]
 
 
 def _layers(config: Keys) -> Iterator[str]:
@@ -45,14 +45,36 @@ def _layers(config: Keys) -> Iterator[str]:
     )
 
 
-def _features(config: Keys) -> Iterator[str]:
-  if config.engram_layers:
-    yield (
-        f"engram_layers={list(config.engram_layers)}: layers need the tokens, which microbatches do not carry. Set "
-        "engram_layers=[], or pipeline_impl=host."
-    )
-  if config.use_lineage:
-    yield "use_lineage=True: MaxText runs all layers itself. Set use_lineage=False, or pipeline_impl=host."
+_FEATURES = {
+    "engram_layers": (
+        "layers need the tokens, which microbatches do not carry. Set engram_layers=[], or pipeline_impl=host."
+    ),
+    "use_lineage": "MaxText runs all layers itself. Set use_lineage=False, or pipeline_impl=host.",
+    "use_m3_model": "m3 models have layers of their own. Set use_m3_model=False, or pipeline_impl=host.",
+    # MaxText PR 4493; not in 0.2.5
+    "prefetch_fsdp_weights": (
+        "both this key and pipeline_impl gather a layer's weights ahead of time. Set prefetch_fsdp_weights=False, or "
+        "pipeline_impl=host."
+    ),
+    "gradient_accumulation_schedule": (
+        "MaxText runs the layers itself, one microbatch backward beside the next one forward. Set "
+        "gradient_accumulation_schedule=serial, or pipeline_impl=host."
+    ),
+    "lora.enable_lora": (
+        "LoRA makes its parameters when a layer is called. Set lora.enable_lora=False, or pipeline_impl=host."
+    ),
+    "parameter_memory_host_offload": (
+        "MaxText moves the parameters of evaluations to the device within its scan over layers. Set "
+        "parameter_memory_host_offload=False, or pipeline_impl=host."
+    ),
+    "distill_beta": (
+        "MaxText compares features of layers, which microbatches give a further axis. Set distill_beta=0, or "
+        "pipeline_impl=host."
+    ),
+}
+
+
+def _multimodal(config: Keys) -> Iterator[str]:
   if config.use_multimodal and decoder_block(config) in ("gemma3", "gemma4"):
     yield (
         f"use_multimodal=True with decoder_block={decoder_block(config)}: its layers need the bidirectional mask of "
@@ -62,31 +84,4 @@ def _features(config: Keys) -> Iterator[str]:
     yield (
         "use_multimodal=True with use_mrope=True: positions have an axis for time, height and width, and cannot be "
         "divided into microbatches. Set use_multimodal=False, or pipeline_impl=host."
-    )
-  if config.use_m3_model:
-    yield "use_m3_model=True: m3 models have layers of their own. Set use_m3_model=False, or pipeline_impl=host."
-  if getattr(config, "prefetch_fsdp_weights", False):  # MaxText PR 4493; not in 0.2.5
-    yield (
-        f"prefetch_fsdp_weights=True with pipeline_impl={config.pipeline_impl}: both gather a layer's weights ahead of "
-        "time. Set prefetch_fsdp_weights=False, or pipeline_impl=host."
-    )
-  if (schedule := pipelined_path.schedule_of_microbatches(config)) is not None:
-    yield (
-        f"gradient_accumulation_schedule={schedule}: MaxText runs the layers itself, one microbatch backward beside the "
-        "next one forward. Set gradient_accumulation_schedule=serial, or pipeline_impl=host."
-    )
-  if getattr(config.lora, "enable_lora", False):
-    yield (
-        "lora.enable_lora=True: LoRA makes its parameters when a layer is called. Set lora.enable_lora=False, or "
-        "pipeline_impl=host."
-    )
-  if config.parameter_memory_host_offload:
-    yield (
-        "parameter_memory_host_offload=True: MaxText moves the parameters of evaluations to the device within its scan "
-        "over layers. Set parameter_memory_host_offload=False, or pipeline_impl=host."
-    )
-  if config.distill_beta > 0:
-    yield (
-        f"distill_beta={config.distill_beta}: MaxText compares features of layers, which microbatches give a further "
-        "axis. Set distill_beta=0, or pipeline_impl=host."
     )

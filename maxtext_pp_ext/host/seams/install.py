@@ -25,23 +25,14 @@ _missing: dict[str, str] = {}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """The state of the connection.
+  """The state of the connection."""
 
-  Attributes:
-    changed: whether this call changed anything.
-    hooked: whether seams are applied to modules that are imported from now on.
-    touched: qualified names that are replaced in MaxText now.
-    pending: MaxText modules whose seam waits for their import.
-    stood_aside: MaxText modules that have the seam themselves and use our entry points; they are left unchanged.
-    missing: features for which this MaxText looks different, with the difference.
-  """
-
-  changed: bool
-  hooked: bool
-  touched: tuple[str, ...] = ()
-  pending: tuple[str, ...] = ()
-  stood_aside: tuple[str, ...] = ()
-  missing: tuple[str, ...] = ()
+  changed: bool  # by this call
+  hooked: bool  # seams are applied to modules that are imported from now on
+  touched: tuple[str, ...] = ()  # qualified names that are replaced in MaxText now
+  pending: tuple[str, ...] = ()  # MaxText modules whose seam waits for their import
+  stood_aside: tuple[str, ...] = ()  # MaxText modules that have the seam themselves and use our entry points
+  missing: tuple[str, ...] = ()  # features for which this MaxText looks different, with the difference
 
   def __str__(self) -> str:
     lines = ["maxtext_pp_ext is " + ("connected" if self.hooked else "not connected") + " with MaxText"]
@@ -64,8 +55,7 @@ def install() -> Report:
   with _lock:
     if loaded or importlib.util.find_spec("maxtext") is not None:
       version.check_version()
-    todo = [module for module in loaded if module.__name__ not in _applied]
-    todo = [module for module in todo if not _stands_aside(module)]
+    todo = [module for module in loaded if module.__name__ not in _applied and not _stands_aside(module)]
     for module in todo:
       _check(module)
     done = []
@@ -98,13 +88,12 @@ def uninstall() -> Report:
           f"maxtext_pp_ext cannot be uninstalled: {', '.join(changed_since)} was replaced by other code after us. "
           "Undo that first."
       )
-    unhooked = startup.unhook()
-    had_applied = bool(_applied)
+    changed = startup.unhook() or bool(_applied)
     for name in reversed(list(_applied)):
       _undo(name)
     _stood_aside.clear()
     _missing.clear()
-    return _report(changed=unhooked or had_applied)
+    return _report(changed=changed)
 
 
 def status() -> Report:

@@ -36,7 +36,7 @@ class Source:
     self.folder = found[0]
 
   def version(self) -> str:
-    """Returns the version that the source gives, "unknown" if it gives none."""
+    """The version that the source gives, "unknown" if it gives none."""
     for file in (self.folder / "version.py", self.folder / "__init__.py"):
       match = re.search(r"^__version__\s*=\s*[\"']([^\"']+)", file.read_text("utf-8"), re.M) if file.is_file() else None
       if match:

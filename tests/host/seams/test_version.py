@@ -12,7 +12,7 @@ import pytest
 import maxtext_pp_ext
 from maxtext_pp_ext import config
 from maxtext_pp_ext.config import host_keys
-from maxtext_pp_ext.host.rules import pipelined_path
+from maxtext_pp_ext.host.rules import pipelined_path, windowed_path
 from maxtext_pp_ext.host.seams import table, version
 
 
@@ -146,13 +146,15 @@ def test_a_config_class_that_differs_is_refused_with_what_differs(changes, words
 
 # Keys that are read where only some of the supported versions have them, or none but this package.
 JUDGING = ("config", "host/rules", "pipelines", "plan")
-NOT_REQUIRED = {*config.PipelineKeys.model_fields, "te_moe_block"}
+NOT_REQUIRED = {*config.PipelineKeys.model_fields, "te_moe_block", "prefetch_fsdp_weights"}
+NOT_REQUIRED |= {"gradient_accumulation_schedule"}
+REFUSED = pipelined_path._FEATURES | pipelined_path._NOT_WITH_BATCH_SPLIT | windowed_path._FEATURES
 
 
 def test_every_key_that_is_read_off_a_config_is_looked_for():
   package = pathlib.Path(maxtext_pp_ext.__file__).parent
   sources = [file.read_text(encoding="utf-8") for folder in JUDGING for file in (package / folder).rglob("*.py")]
   read = {key for source in sources for key in re.findall(r"\bconfig\.([a-z]\w+)\b(?! import)", source)}
-  read |= {key for key, _, _ in pipelined_path._NOT_WITH_BATCH_SPLIT}
+  read |= {key.partition(".")[0] for key in REFUSED}
   modules = {file.stem for folder in JUDGING for file in (package / folder).rglob("*.py")}
   assert read - modules - set(host_keys.REQUIRED) <= NOT_REQUIRED

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from maxtext_pp_ext.host import official
+from maxtext_pp_ext.host.replacements import decoder_call
 
 
 def test_an_implementation_without_a_pipeline_is_refused_where_it_would_not_run():
@@ -17,6 +17,6 @@ def test_an_implementation_without_a_pipeline_is_refused_where_it_would_not_run(
       using_pipeline_parallelism=False,
   )
   with pytest.raises(NotImplementedError, match="patched with seams that have pipelines only"):
-    official.check_decoder_call(config)
+    decoder_call.check(config)
   config.pipeline_impl = "host"
-  official.check_decoder_call(config)
+  decoder_call.check(config)
