@@ -33,14 +33,14 @@ def pipeline_impl(config: HostKeys) -> str:
   return getattr(config, "pipeline_impl", registry.HOST)
 
 
-def windowed(config: HostKeys) -> bool:
-  """Whether an implementation of ours runs the layers of a model without a pipeline."""
-  return pipeline_impl(config) != registry.HOST and num_stages(config) == 1
-
-
 def runs_ours(config: HostKeys) -> bool:
   """Whether an implementation of ours runs the model's layers, with a pipeline or without."""
   return pipeline_impl(config) != registry.HOST
+
+
+def windowed(config: HostKeys) -> bool:
+  """Whether an implementation of ours runs the layers of a model without a pipeline."""
+  return runs_ours(config) and num_stages(config) == 1
 
 
 def microbatches_of_window(config: HostKeys) -> int:
@@ -57,8 +57,8 @@ def without_effect(config: HostKeys) -> dict[str, int | bool]:
   """The keys of a pipeline's layers that have no effect without one, with the values they should have."""
   # MaxText derives pipeline_parallel_layers=-1: all layers are what it says without a pipeline.
   allowed = {"pipeline_parallel_layers": layers_to_choose_from(config)}
-  own = lambda key: getattr(config, key)
-  return {key: value for key, value in WITHOUT_PIPELINE.items() if own(key) not in (value, allowed.get(key, value))}
+  found = ((key, value, getattr(config, key)) for key, value in WITHOUT_PIPELINE.items())
+  return {key: value for key, value, own in found if own not in (value, allowed.get(key, value))}
 
 
 def gathers_on_sparsecores(config: HostKeys) -> bool:
@@ -183,18 +183,15 @@ def filled(sizes: Sequence[int], target: int) -> list[int] | None:
 def mesh_shape(config: HostKeys) -> dict[str, int] | None:
   """Axis -> size of the mesh of all devices, or None if the parallelism does not give their number."""
   shape = dict.fromkeys(config.mesh_axes, 1)
-  for network in NETWORKS:
-    target = devices_to_share(config, network)
-    if target is None:
-      if network == "ici":
+  targets = {network: devices_to_share(config, network) for network in NETWORKS}
+  if targets["ici"] is None:
+    return None
+  for network, target in targets.items():
+    if target is not None:
+      asked = parallelism(config, network)
+      if (sizes := filled(list(asked.values()), target)) is None:
         return None
-      continue
-    asked = parallelism(config, network)
-    sizes = filled(list(asked.values()), target)
-    if sizes is None:
-      return None
-    for axis, size in zip(asked, sizes, strict=True):
-      shape[axis] *= size
+      shape |= {axis: shape[axis] * size for axis, size in zip(asked, sizes, strict=True)}
   return shape
 
 

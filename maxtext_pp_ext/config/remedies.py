@@ -39,17 +39,11 @@ def not_wanted() -> Iterator[None]:
 
 
 class Problem(str):
-  """A problem with the sizes of a pipeline. Its text lists its remedies, whether or not each alone is enough.
+  """A problem with the sizes of a pipeline. Its text lists its remedies, whether or not each alone is enough."""
 
-  Attributes:
-    what: the problem, with the keys and their values.
-    ways: remedies: each is values for keys, and a remark or "".
-    otherwise: a general remedy for the text, used instead of `ways`.
-  """
-
-  what: str
-  ways: tuple[tuple[Values, str], ...]
-  otherwise: str
+  what: str  # the problem, with the keys and their values
+  ways: tuple[tuple[Values, str], ...]  # remedies: each is values for keys, and a remark or ""
+  otherwise: str  # a general remedy for the text, used instead of `ways`
 
   def __new__(cls, what: str, *ways: Values | tuple[Values, str], otherwise: str = "") -> Problem:
     pairs = tuple((way, "") if isinstance(way, Mapping) else way for way in ways)

@@ -41,8 +41,14 @@ def problems(argv: Sequence[str]) -> list[str]:
   prose = [f"{file} {what}" for file, content in of_user.items() if not isinstance(content, dict)]
   of_files = [str(key) for content in of_user.values() if isinstance(content, dict) for key in content]
   values = _merged(files, assigned)
-  of_values = (_topologies, _models, _implementations, _remat_policies)
-  return [*prose, *_keys([*of_files, *assigned]), *(problem for rule in of_values for problem in rule(values))]
+  topology: Any = SimpleNamespace(compile_topology=values.get("compile_topology") or "")
+  of_values = (_models, _implementations, _remat_policies)
+  return [
+      *prose,
+      *_keys([*of_files, *assigned]),
+      *meshes.unknown_topology(topology),
+      *(problem for rule in of_values for problem in rule(values)),
+  ]
 
 
 def given(argv: Sequence[str]) -> dict[str, Any] | None:
@@ -149,10 +155,6 @@ def remat_policies() -> set[str]:
       constants = (leaf.value for each in node.comparators for leaf in ast.walk(each) if isinstance(leaf, ast.Constant))
       found |= {value for value in constants if isinstance(value, str)}
   return found
-
-
-def _topologies(values: Mapping[str, Any]) -> Iterator[str]:
-  yield from meshes.unknown_topology(SimpleNamespace(compile_topology=values.get("compile_topology") or ""))
 
 
 def _models(values: Mapping[str, Any]) -> Iterator[str]:

@@ -35,21 +35,13 @@ _BEGINNINGS = ("JAX_", "M_", "TPU_", "MEGASCALE_")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-  """One thing that was looked at.
-
-  Attributes:
-    name: of the thing.
-    value: what was found.
-    state: FINE, NOTE, or WRONG: something of this package does not work.
-    advice: what to do about it; "" if there is nothing to do.
-    subject: what it belongs to: versions, start-up hook, seams, implementations, environment, devices, source, imports.
-  """
+  """One thing that was looked at."""
 
   name: str
-  value: str
-  state: str = FINE
-  advice: str = ""
-  subject: str = ""
+  value: str  # what was found
+  state: str = FINE  # or NOTE, or WRONG: something of this package does not work
+  advice: str = ""  # what to do about it
+  subject: str = ""  # versions, start-up hook, seams, implementations, environment, devices, source, imports
 
 
 def findings() -> list[Finding]:
@@ -60,7 +52,7 @@ def findings() -> list[Finding]:
 
 
 def looked(subject: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
-  """The findings of a part, of which none can keep the others from being told."""
+  """The findings of a part. An error in one part does not hide the others."""
   found = []
   try:
     for finding in look():

@@ -35,9 +35,11 @@ def about_layouts(stored: Stored, folder: str, own_step: int | None, config: Der
 
 def about_arrays(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape], folder: str) -> str:
   """The message about a checkpoint of another size than the model: it names the arrays that differ."""
-  text = lambda shapes, path: list(shapes[path]) if path in shapes else "none"
   differ = [path for path in sorted({*stored, *wanted}) if stored.get(path) != wanted.get(path)]
-  lines = [f"  {'/'.join(path)}: checkpoint {text(stored, path)}, model {text(wanted, path)}" for path in differ[:5]]
+  lines = []
+  for path in differ[:5]:
+    of_both = [list(shapes[path]) if path in shapes else "none" for shapes in (stored, wanted)]
+    lines.append(f"  {'/'.join(path)}: checkpoint {of_both[0]}, model {of_both[1]}")
   more = [f"  and {len(differ) - 5} more"] if len(differ) > 5 else []
   heading = f"The checkpoint {folder} is not of this run's model: arrays of the decoder differ."
   danger = "MaxText would repeat their values or leave them out. Set the keys of the checkpoint's model."
@@ -77,7 +79,6 @@ def _describe(shapes: Mapping[Path, Shape], config: DerivedKeys) -> str:
 
 
 def _command(folder: str, own_step: int | None, config: DerivedKeys) -> str:
-  """How to convert the checkpoint, and load the result."""
   arguments = _arguments_of_this_run(sys.argv[1:])
   if own_step is None:
     destination, then = f"{folder}-converted", f"give {folder}-converted instead of it"

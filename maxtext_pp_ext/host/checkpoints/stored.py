@@ -22,17 +22,13 @@ _CUSTOM = "custom_linear"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stored:
-  """The arrays of a checkpoint.
+  """The arrays of a checkpoint; none if no checkpoint can be read."""
 
-  Attributes:
-    arrays: path -> shape of all of them, named as in the checkpoint.
-    weights: path -> shape of a model's parameters, named as in a checkpoint of the trainer; empty if no checkpoint can be
-      read.
-    why_not_converted: why `maxtext-pp convert` cannot convert it, and what to do instead; None if it can.
-  """
-
+  # All of them, named as in the checkpoint.
   arrays: Mapping[Path, Shape] = dataclasses.field(default_factory=dict)
+  # A model's parameters, named as in a checkpoint of the trainer.
   weights: Mapping[Path, Shape] = dataclasses.field(default_factory=dict)
+  # Why `maxtext-pp convert` cannot convert it, and what to do instead; None if it can.
   why_not_converted: str | None = None
 
   @functools.cached_property

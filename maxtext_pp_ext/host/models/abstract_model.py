@@ -23,7 +23,7 @@ _only_shapes = contextvars.ContextVar("_only_shapes", default=False)
 
 
 def of_shapes_only() -> bool:
-  """Whether a model is being built of which nobody reads values."""
+  """Whether the model that is being built gets shapes only."""
   return _only_shapes.get()
 
 

@@ -11,24 +11,15 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 ACTIVATION_AXES = ("activation_batch", "activation_length", "activation_embed")
 # A mesh axis bound to one of these shards the batch or the sequence that a stage computes on.
 DATA_AXES = (
-    "activation_batch",
-    "activation_length",
-    "activation_batch_attn",
-    "activation_length_attn",
-    "activation_batch_moe",
-    "activation_length_moe",
+    *("activation_batch", "activation_batch_attn", "activation_batch_moe"),
+    *("activation_length", "activation_length_attn", "activation_length_moe"),
 )
 STAGE_AXES = ("circular_repeats", "layers")
 # Names for which MaxText's default rules have none (MaxText 0.2.5): dimensions of DeepSeek 4, layers outside a pipeline,
 # and layers that are stacked in a stage. They are replicated by design.
 _WITHOUT_RULE = (
-    "layers_outside_pipeline",
-    "layers_per_stage",
-    "scanned_blocks",
-    "o_groups",
-    "o_lora_up_proj",
-    "indexer_q",
-    "indexer_weights",
+    *("layers_outside_pipeline", "layers_per_stage", "scanned_blocks"),
+    *("o_groups", "o_lora_up_proj", "indexer_q", "indexer_weights"),
 )
 
 

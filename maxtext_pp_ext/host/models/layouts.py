@@ -203,12 +203,11 @@ def describe(config: DerivedKeys) -> str:
   scanned = f"stacked along param_scan_axis={config.param_scan_axis}" if config.scan_layers else "not stacked"
   if not config.using_pipeline_parallelism:
     layers = config.num_decoder_layers
-    single = layers - math.prod(cycles.scanned(config)) if config.scan_layers else layers
-    if single == layers:
-      return f"{counted(layers, 'layer')} not stacked, no pipeline"
-    if not single:
-      return f"{counted(layers, 'layer')} {scanned}, no pipeline"
-    return f"{counted(layers - single, 'layer')} {scanned}, {single} not stacked, no pipeline"
+    stacked = math.prod(cycles.scanned(config)) if config.scan_layers else 0
+    parts = [f"{counted(stacked, 'layer')} {scanned}"] if stacked else []
+    if layers > stacked:
+      parts.append(f"{layers - stacked if stacked else counted(layers, 'layer')} not stacked")
+    return ", ".join([*parts, "no pipeline"])
   stages, per_stage = sound_stages(config), config.num_layers_per_pipeline_stage
   inside = stages * config.num_pipeline_repeats * per_stage
   sizes = {"stage": stages, "repeat": config.num_pipeline_repeats, "layer": per_stage}
@@ -230,17 +229,11 @@ _PIPELINE, _SCAN = "pipeline", "scan"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Place:
-  """One layer, or several that are stacked in the same arrays.
+  """One layer, or several that are stacked in the same arrays."""
 
-  Attributes:
-    path: names that lead there.
-    first: number of the first layer.
-    stacks: (kind, size, number of layers in an entry), from the outermost to the innermost.
-  """
-
-  path: tuple[str, ...]
-  first: int = 0
-  stacks: tuple[tuple[str, int, int], ...] = ()
+  path: tuple[str, ...]  # names that lead there
+  first: int = 0  # number of the first layer
+  stacks: tuple[tuple[str, int, int], ...] = ()  # (kind, size, layers in an entry), from the outermost to the innermost
 
   @property
   def count(self) -> int:

@@ -69,7 +69,7 @@ def _made(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def refuse_numbers(given: Mapping[str, Any]) -> None:
-  """Raises PipelineConfigError if a key's number has no meaning, whoever runs the pipeline: MaxText computes with any."""
+  """Raises PipelineConfigError if a key's number has no meaning. MaxText would compute with it."""
   from maxtext.configs import types  # pylint: disable=import-outside-toplevel
 
   if found := ranges.problems(types.MaxTextConfig.model_fields, given):
@@ -131,7 +131,7 @@ def read_without_run(arguments: Sequence[str], **overrides: Any) -> Any:
 
 
 def of_absent_devices(given: Mapping[str, Any], devices: int | None = None) -> dict[str, Any]:
-  """Values for keys with which MaxText takes a run's devices to be there; {} if `compile_topology` names them.
+  """Values of keys that let MaxText assume a run's devices; {} if `compile_topology` names them.
 
   Args:
     given: the run's keys.

@@ -31,18 +31,12 @@ class RefusedError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledStep:
-  """A train step that was compiled.
+  """A train step that was compiled."""
 
-  Attributes:
-    program: JAX's compiled step.
-    mesh: of devices that need not be there. Partition i of the program runs on the i-th of them.
-    config: MaxText's.
-    times: seconds that the compiler took: wall time, and that of all processors, which depends less on what else they do.
-  """
-
-  program: Any
-  mesh: jax.sharding.Mesh
-  config: Any
+  program: Any  # JAX's compiled step
+  mesh: jax.sharding.Mesh  # of devices that need not be there; partition i of the program runs on the i-th of them
+  config: Any  # MaxText's
+  # Seconds that the compiler took: wall time, and that of all processors, which depends less on what else they do.
   times: dict[str, float]
 
 
@@ -81,11 +75,11 @@ def compile_train_step(arguments: Sequence[str], *, here: bool = False) -> Compi
 def placement(step: CompiledStep) -> dict[str, Any]:
   """Where each partition of a step runs: `mesh`, sizes by name in order, and `devices`, [slice, x, y, z] of each."""
 
-  def of(device: Any) -> list[int]:
-    at = list(getattr(device, "coords", None) or (device.id, 0, 0))
-    return [getattr(device, "slice_index", 0), *at]
-
-  return {"mesh": dict(step.mesh.shape), "devices": [of(device) for device in step.mesh.devices.flat]}
+  places = [
+      [getattr(device, "slice_index", 0), *(getattr(device, "coords", None) or (device.id, 0, 0))]
+      for device in step.mesh.devices.flat
+  ]
+  return {"mesh": dict(step.mesh.shape), "devices": places}
 
 
 def work(config: Any) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses a checkpoint of another layout before MaxText tries to load it, and says how to convert it.
 
-It also refuses a checkpoint that lacks something without MaxText saying what. MaxText loads checkpoints in three ways:
+It also refuses an incomplete checkpoint if MaxText would not say what it lacks. MaxText loads checkpoints in three ways:
 
 - `load_state_if_possible`, of the pre-trainer, fails if layouts differ: with a list of missing weights, or with
-  "Requested shape … is not compatible with the stored shape". It gives their initial values to parts of the optimizer's
-  state that the checkpoint lacks.
+  "Requested shape … is not compatible with the stored shape". If the checkpoint lacks parts of the optimizer's
+  state, they keep their initial values.
 - `from_pretrained`, of the post-trainers, does not fail. It pads an array that is shorter than the model's by repeating
   its values, layer by layer. It leaves out layers that the model has at other paths. It reports nothing
   while the checkpoint lacks at most 80 % of the model's arrays. If one lacks, it may fail with "Array has been deleted".

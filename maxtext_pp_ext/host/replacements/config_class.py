@@ -23,10 +23,7 @@ from maxtext_pp_ext.host.rules import parameter_patterns
 from maxtext_pp_ext.host.rules import problems as rules
 
 # MaxText's config classes -> the method in which each derives and validates, a pydantic "after" validator.
-VALIDATORS = {
-    "MaxTextConfig": "set_derived_and_validate_values",
-    "RLConfig": "set_derived_values_and_validate",
-}
+VALIDATORS = {"MaxTextConfig": "set_derived_and_validate_values", "RLConfig": "set_derived_values_and_validate"}
 
 
 def extend_config_class(base: type[pydantic.BaseModel]) -> type:
@@ -34,8 +31,7 @@ def extend_config_class(base: type[pydantic.BaseModel]) -> type:
   if issubclass(base, keys.PipelineKeys):
     return base  # a patched MaxText found our entry point twice
   kind = next(name for name, validator in VALIDATORS.items() if hasattr(base, validator))
-  derive = getattr(base, VALIDATORS[kind])
-  problems = {"MaxTextConfig": _problems, "RLConfig": _rl_problems}[kind]
+  derive, problems = getattr(base, VALIDATORS[kind]), _rl_problems if kind == "RLConfig" else _problems
 
   # A subclass's validator replaces the base's validator of the same name, so we call the base's ourselves.
   @functools.wraps(derive)
@@ -43,10 +39,7 @@ def extend_config_class(base: type[pydantic.BaseModel]) -> type:
     return _derive_and_check(self, derive, problems)
 
   before = classmethod(_read_environment)
-  namespace = {
-      "__module__": base.__module__,
-      "__qualname__": base.__qualname__,
-      "__doc__": base.__doc__,
+  namespace = {key: getattr(base, key) for key in ("__module__", "__qualname__", "__doc__")} | {
       "__init__": _init_of(base),
       "read_pipeline_environment": pydantic.model_validator(mode="before")(before),  # type: ignore[arg-type]  # it takes them
       VALIDATORS[kind]: pydantic.model_validator(mode="after")(derive_and_check),

@@ -5,8 +5,8 @@
 This rests on MaxText as follows:
 - `config.shard_mode` and the mesh decide whether a layer names the layout of each result. Our pipelines run layers under
   automatic sharding, also in a model with explicit sharding.
-- Nothing reads `set_remat_policy_on_layers_per_stage` since the Linen decoder was removed. Here it has the meaning it had
-  there: the remat policy applies to each layer of a stage.
+- MaxText no longer reads `set_remat_policy_on_layers_per_stage`. Here it means what it meant in MaxText's Linen decoder:
+  the remat policy applies to each layer of a stage.
 - Layers that differ by index in cycles come in blocks of one cycle, see `cycles`. The remat policy applies to each block.
 - `simple` and `simple_mlp` layers note their mesh in their parameters, others do not; see `_without_mesh`.
 """

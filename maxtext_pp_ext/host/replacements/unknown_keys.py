@@ -29,7 +29,7 @@ def prepare(own: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def sentence(key: str, known: Iterable[str]) -> str:
-  """What is wrong with a key that is not among the known ones, and which of them it is like."""
+  """Says that a key is unknown, and which known key is like it."""
   if any(character.isspace() for character in key):
     return f"{key!r} is no key of MaxText's config. A yml file of a run has lines of the form key: value."
   return f"{key!r} is no key of MaxText's config{did_you_mean(key, known)}"

@@ -129,8 +129,8 @@ def _activations_over_stages(config: HostKeys) -> Iterator[str]:
 def _lookup_of_embeddings(config: HostKeys) -> Iterator[str]:
   """XLA (jax 0.11.2) cannot always compile a lookup whose results are divided over more devices than its indices.
 
-  It dies in its verifier, "Slice dim size … greater than dynamic slice dimension". Where a pipeline of ours comes right
-  after the lookup, it keeps the two alike (`Execution`). Here MaxText's own code tells them apart.
+  It dies in its verifier, "Slice dim size … greater than dynamic slice dimension". A pipeline of ours that comes right
+  after the lookup keeps the two layouts alike (`Execution`). MaxText's own code does not.
   """
   mesh = derived.mesh_shape(config)
   if mesh is None or not (causes := dict(_layouts_of_embeddings(config))):

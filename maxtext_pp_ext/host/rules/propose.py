@@ -53,8 +53,7 @@ def batches(
   found = []
   for unit in units:
     multiple = divided_by * unit
-    rows = _ceil(now, multiple)
-    if rows >= devices:
+    if (rows := _ceil(now, multiple)) >= devices:
       multiple = math.lcm(multiple, loaded)
       rows = _ceil(now, multiple)
     size = float(f"{rows / devices:g}")

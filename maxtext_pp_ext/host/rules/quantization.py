@@ -46,8 +46,7 @@ def _parts_of_microbatch(config: HostKeys) -> Iterator[str]:
   microbatches = microbatches_of_window(config) if windowed(config) else config.num_pipeline_microbatches
   if batch is None or batch < 0 or microbatches < 1 or batch % microbatches or parts < 1:
     return
-  rows = batch // microbatches
-  if rows % parts:
+  if (rows := batch // microbatches) % parts:
     fitting = max(p for p in range(1, rows + 1) if rows % p == 0 and p <= parts)
     yield (
         f"quantization=int8 divides a microbatch of {rows} rows ({batch} / num_pipeline_microbatches={microbatches}) "

@@ -30,19 +30,12 @@ _LEAST_LENGTH_OF_FLASH = 128  # with attention=autoselected
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Need:
-  """A feature that needs rows on each of several devices.
+  """A feature that needs rows on each of several devices."""
 
-  Attributes:
-    what: its keys with their values, as text.
-    axes: mesh axis -> size, for the axes over whose devices the rows are divided.
-    least: the least number of rows that it needs in all.
-    instead: values for keys that turn it off.
-  """
-
-  what: str
-  axes: dict[str, int]
-  least: int
-  instead: dict[str, Any]
+  what: str  # its keys with their values
+  axes: dict[str, int]  # mesh axis -> size, for the axes over whose devices the rows are divided
+  least: int  # number of rows that it needs in all
+  instead: dict[str, Any]  # values for keys that turn it off
 
   @property
   def devices(self) -> int:

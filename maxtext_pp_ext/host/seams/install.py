@@ -46,10 +46,7 @@ def install() -> Report:
 
   The environment variable MAXTEXT_PP_EXT has no effect here: it controls the start-up hook alone. A second call changes
   nothing. Existing configs and models keep the classes with which they were made. Such a config can no longer be pickled,
-  since pickle finds classes by name.
-
-  Raises:
-    version.HostVersionError: our seam was not written for a loaded module. Nothing is changed then.
+  since pickle finds classes by name. Raises HostVersionError, and changes nothing, if our seam does not fit a loaded one.
   """
   loaded = _loaded()
   with _lock:
@@ -76,10 +73,7 @@ def uninstall() -> Report:
 
   Existing configs and models keep the classes with which they were made. From then on, a config made with another
   `pipeline_impl` than `host` gets MaxText's own pipeline, so make configs again.
-
-  Raises:
-    RuntimeError: other code has replaced our replacements, so restoring the originals would undo theirs. Nothing is
-      changed then.
+  Raises RuntimeError, and changes nothing, if other code has replaced ours: restoring the originals would undo theirs.
   """
   with _lock:
     changed_since = [name for rebindings in _applied.values() for name in rebindings[-1].changed_since()]

@@ -82,11 +82,6 @@ def _called_in_place_of(old: Callable, function: Callable) -> Callable:
   return new
 
 
-def is_there(module: ModuleType, path: str) -> bool:
-  owner, _, name = path.rpartition(".")
-  return hasattr(getattr(module, owner, None) if owner else module, name)
-
-
 def _bind_everywhere(old: Any, new: Any) -> None:
   for module, name in list(_names_of(old)):
     setattr(module, name, new)

@@ -13,21 +13,13 @@ from maxtext_pp_ext.host.seams import rebind, version
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-  """Replacements that are made together or not at all.
+  """Replacements that are made together or not at all."""
 
-  Attributes:
-    name: what they are needed for, in a few words.
-    checks: of the module, before anything is replaced.
-    replaced: path in the module, `name` or `Class.name` -> what replaces it, see `Rebinding.replace`.
-    refused_in: path of the function that refuses runs which need a missing part; "" if MaxText's own error will do.
-    needs: whether a config needs the part.
-  """
-
-  name: str
-  checks: tuple[version.Check, ...]
-  replaced: Mapping[str, Callable]
-  refused_in: str = ""
-  needs: Callable[[Any], bool] = derived.runs_ours
+  name: str  # what they are needed for
+  checks: tuple[version.Check, ...]  # of the module, before anything is replaced
+  replaced: Mapping[str, Callable]  # path in the module -> what replaces it, see `Rebinding.replace`
+  refused_in: str = ""  # path of the function that refuses runs which need it; "" if MaxText's own error will do
+  needs: Callable[[Any], bool] = derived.runs_ours  # whether a config needs it
 
   def check(self, module: ModuleType) -> None:
     for each in self.checks:
@@ -45,20 +37,18 @@ class Part:
         raise version.MissingFeatureError(self.name, why)
       return own(*args, **kwargs)
 
-    if self.refused_in and rebind.is_there(module, self.refused_in):  # else nothing calls it
+    owner, _, name = self.refused_in.rpartition(".")
+    if hasattr(getattr(module, owner, None) if owner else module, name):  # else nothing calls it
       rebinding.replace(module, self.refused_in, refusing)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seam:
-  """One module's seam.
+  """One module's seam."""
 
-  Attributes:
-    required: what every run of ours needs: the import of a module that looks different fails. None if there is none.
-    features: parts that may be missing. Without one, a run that needs it is refused, and all others work.
-  """
-
+  # What every run of ours needs. The import of a module that looks different fails.
   required: Part | None = None
+  # Parts that may be missing. Without one, a run that needs it is refused, and all others work.
   features: tuple[Part, ...] = ()
 
   @property

@@ -140,25 +140,21 @@ def _function(statement: ast.FunctionDef) -> Any:
 def _signature(parameters: ast.arguments) -> inspect.Signature:
   """The signature of a function. A default that is no literal becomes `...`."""
   kinds = inspect.Parameter
-  positional = [*parameters.posonlyargs, *parameters.args]
-  defaults = [None] * (len(positional) - len(parameters.defaults)) + list(parameters.defaults)
+  none: list[ast.expr | None] = [None] * (len(parameters.posonlyargs) + len(parameters.args) - len(parameters.defaults))
+  defaults = iter([*none, *parameters.defaults, *parameters.kw_defaults])
+  of_kinds = [
+      *((each, kinds.POSITIONAL_ONLY) for each in parameters.posonlyargs),
+      *((each, kinds.POSITIONAL_OR_KEYWORD) for each in parameters.args),
+      *((each, kinds.VAR_POSITIONAL) for each in (parameters.vararg,) if each),
+      *((each, kinds.KEYWORD_ONLY) for each in parameters.kwonlyargs),
+      *((each, kinds.VAR_KEYWORD) for each in (parameters.kwarg,) if each),
+  ]
   found = []
-  for i, (parameter, default) in enumerate(zip(positional, defaults, strict=True)):
-    kind = kinds.POSITIONAL_ONLY if i < len(parameters.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD
-    found.append(kinds(parameter.arg, kind, default=_default(default)))
-  if parameters.vararg:
-    found.append(kinds(parameters.vararg.arg, kinds.VAR_POSITIONAL))
-  for parameter, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True):
-    found.append(kinds(parameter.arg, kinds.KEYWORD_ONLY, default=_default(default)))
-  if parameters.kwarg:
-    found.append(kinds(parameters.kwarg.arg, kinds.VAR_KEYWORD))
+  for parameter, kind in of_kinds:
+    default = None if kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD) else next(defaults)
+    value = default.value if isinstance(default, ast.Constant) else ...
+    found.append(kinds(parameter.arg, kind, default=kinds.empty if default is None else value))
   return inspect.Signature(found)
-
-
-def _default(default: ast.expr | None) -> Any:
-  if default is None:
-    return inspect.Parameter.empty
-  return default.value if isinstance(default, ast.Constant) else ...
 
 
 def _name(decorator: ast.expr) -> str:

@@ -7,7 +7,7 @@ fails. The rest are `features`: where MaxText looks different from what a featur
 else works. A run that would need it is refused.
 
 With `pipeline_impl=host` and `sharding_conflicts=fallback` each replacement calls MaxText's own and does the same.
-Exception: checkpoints of another layout are refused, and those that lack something without MaxText saying what.
+Exception: checkpoints of another layout are refused, and so are incomplete ones if MaxText would not say what they lack.
 """
 
 import importlib.metadata

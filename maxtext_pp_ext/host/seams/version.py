@@ -6,6 +6,7 @@ All statements about MaxText in `host/` were read in MaxText 0.2.5.
 """
 
 from collections.abc import Callable, Iterable
+import functools
 import inspect
 import operator
 import re
@@ -26,14 +27,10 @@ _WAYS_OUT = (
 
 
 class HostVersionError(SetupError):
-  """Our seams do not fit this MaxText; the message gives both versions and the difference.
-
-  Attributes:
-    difference: what was expected, and what was found.
-  """
+  """Our seams do not fit this MaxText; the message gives both versions and the difference."""
 
   def __init__(self, difference: str):
-    self.difference = difference
+    self.difference = difference  # what was expected, and what was found
     super().__init__(
         f"maxtext-pp-ext {maxtext_pp_ext.__version__} supports MaxText {SUPPORTED}, found MaxText {found_version()}: "
         f"{difference} {_WAYS_OUT}"
@@ -80,16 +77,11 @@ def attribute(module: ModuleType, path: str) -> Any:
 
 def there(path: str) -> Check:
   """A check that a module has what a path names."""
-  return lambda module: attribute(module, path)
+  return functools.partial(attribute, path=path)
 
 
 def signature(path: str, *expected: str) -> Check:
-  """A check that a function takes the parameters that it has in one of the supported versions.
-
-  Args:
-    path: of the function in its module.
-    expected: signatures without annotations, as in "(config, mesh, remat_policy=None, *, rngs)".
-  """
+  """A check that a function has one of these signatures, without annotations, such as "(config, mesh=None, *, rngs)"."""
 
   def check(module: ModuleType) -> None:
     found = signature_text(attribute(module, path))

@@ -73,4 +73,4 @@ def test_what_would_be_a_microbatchs_is_refused_by_name_with_what_to_set(keys, r
     ],
 )
 def test_what_is_the_same_of_a_microbatch_is_not_refused(keys):
-  assert per_microbatch.problems(make(**keys)) == []
+  assert list(per_microbatch.problems(make(**keys))) == []
