@@ -4,5 +4,5 @@
 
 `seams` connects this package with MaxText, `replacements` replaces MaxText's own parts, `rules` refuses configs, and
 `models` reads configs, models and train steps. Installed files name the modules beside these folders: `startup` and
-`build` (the .pth file), `activate` (the same for a checkout). Entry points for a patched MaxText are in `replacements`.
+`build` (the .pth file), `activate` (the same for a checkout), `official` (the entry points).
 """
