@@ -194,6 +194,7 @@ def create(
   handler = _orbax(classes, _Written(len(arrays), fill), **like.options)
   leaves = {new.path: classes[new.kind](**vars(new)) for new in arrays} | dict.fromkeys(like.empty)
   keyed = [(_keys(path, like.lists), leaf) for path, leaf in leaves.items()]
+  keyed.sort(key=_order)  # Orbax appends to lists in the order of leaves
   handler.save(epath.Path(items), args=ocp.args.PyTreeSave(item=ocp.utils.from_flattened_with_keypath(keyed)))
   handler.finalize(epath.Path(items))
   for old, folder in {like.root: root, like.items: items}.items():
@@ -215,6 +216,10 @@ def _orbax(classes: Mapping[str, type], written: _Written | None = None, **optio
 def _keys(path: Path, lists: Collection[Path]) -> tuple[SequenceKey | DictKey, ...]:
   """A path with JAX's keys of lists and dicts."""
   return tuple(SequenceKey(int(name)) if path[:i] in lists else DictKey(name) for i, name in enumerate(path))
+
+
+def _order(keyed: tuple[tuple[SequenceKey | DictKey, ...], Any]) -> list[int | str]:
+  return [key.idx if isinstance(key, SequenceKey) else key.key for key in keyed[0]]
 
 
 class _Written:

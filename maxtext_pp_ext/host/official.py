@@ -2,8 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets of our wheel's entry points, for a MaxText that has the seams itself (`patches/`)."""
 
-from maxtext_pp_ext.host.replacements import checkpoint_load, config_class, decoder_call, factory
-from maxtext_pp_ext.host.replacements import sharding_conflicts, stage_modules
+from maxtext_pp_ext.host.replacements import (
+    checkpoint_load,
+    config_class,
+    decoder_call,
+    factory,
+    sharding_conflicts,
+    stage_modules,
+)
 
 extend_config_class = config_class.extend_config_class
 pipeline_class = factory.pipeline_class
