@@ -26,7 +26,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from maxtext_pp_ext.checkpoint import files, unfinished
+from maxtext_pp_ext.checkpoint import files, places
 from maxtext_pp_ext.checkpoint.layout import Index, Layout, LayoutError, Path
 from maxtext_pp_ext.checkpoint.moves import Move, Plan, plan
 
@@ -86,8 +86,8 @@ def convert(
   """
   check_dtypes(source, old, new)
   todo = plan(source.shapes, old, new)
-  unfinished.check_absent(destination)
-  folder = unfinished.folder_of(destination)
+  places.check_absent(destination)
+  folder = places.folder_of(destination)
   arrays = [
       files.NewArray(
           path=entry.path,
@@ -103,7 +103,7 @@ def convert(
   written: Checksums = defaultdict(int)
   folder.mkdir(parents=True)
   try:
-    with unfinished.marked(folder):
+    with places.marked(folder):
       chunks = functools.partial(_chunks, source, todo, old)
       copy = functools.partial(_copy, source, chunks, written, lambda done: on_bytes("writing", done, nbytes))
       files.create(folder, source, arrays, scan_layers=scan_layers, fill=copy)

@@ -247,11 +247,8 @@ def reference(
 
   Args:
     pipeline: the pipeline; the layers get its random streams.
-    layer_class: as in `assert_pipeline_parity`.
-    config: MaxText's config.
-    batch: inputs and the outputs' cotangent.
+    layer_class, config, batch, deterministic: as in `assert_pipeline_parity`.
     mesh: the mesh on which the layers run; by default one device.
-    deterministic: whether dropout is off.
   """
   if mesh is None:
     mesh = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(config.mesh_axes)), config.mesh_axes)
@@ -277,10 +274,8 @@ def compare(
     pipeline: a pipeline module, called like a decoder layer.
     expected: (parameters of the pipeline's `layers`, inputs) -> the expected results, as from `with_gradients`; see
       `reference`.
-    batch: inputs and the outputs' cotangent.
-    mesh: device mesh.
+    batch, mesh, deterministic: as in `assert_pipeline_parity`.
     rules: logical axis rules.
-    deterministic: whether dropout is off.
   """
   pipelined, params = function_of(pipeline, deterministic=deterministic)
   with jax.set_mesh(mesh), nn.logical_axis_rules(rules):

@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from maxtext_pp_ext.checkpoint import convert, files, places, unfinished
+from maxtext_pp_ext.checkpoint import convert, files, places
 from maxtext_pp_ext.checkpoint.moves import converted
 from tests.checkpoint import models
 
@@ -149,7 +149,7 @@ def contents(folder):
   return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("there", ["new", f"new{unfinished.SUFFIX}"])
+@pytest.mark.parametrize("there", ["new", f"new{places.SUFFIX}"])
 def test_nothing_is_overwritten(old, there):
   (old.parent / there).mkdir()
   (old.parent / there / "file").write_text("mine")
@@ -182,11 +182,11 @@ test_convert.run(root / "old", root / "2", models.stacked({LAYERS}), models.pipe
 """
   done = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True, timeout=300, check=False)
   assert done.returncode == 9, done.stderr.decode()
-  assert {path.name for path in old.parent.iterdir()} == {"old", f"2{unfinished.SUFFIX}"}
+  assert {path.name for path in old.parent.iterdir()} == {"old", f"2{places.SUFFIX}"}
   assert places.steps(old.parent) == []
   manager = ocp.CheckpointManager(epath.Path(old.parent), item_names=("items",))
   assert manager.latest_step() is None
-  left = old.parent / f"2{unfinished.SUFFIX}"
+  left = old.parent / f"2{places.SUFFIX}"
   before = contents(left)
   with pytest.raises(FileExistsError, match="is an unfinished conversion.* It may be removed") as error:
     places.source_and_destination(str(old), str(old.parent / "2"), None)
@@ -196,22 +196,22 @@ test_convert.run(root / "old", root / "2", models.stacked({LAYERS}), models.pipe
   remove = shlex.split(str(error.value).splitlines()[-1])
   subprocess.run(remove, check=True)
   run(old, old.parent / "2", models.stacked(LAYERS), models.pipeline(3, 2))
-  assert not left.exists() and not (old.parent / "2" / unfinished.MARKER).exists()
+  assert not left.exists() and not (old.parent / "2" / places.MARKER).exists()
 
 
 @pytest.mark.parametrize("error", [OSError("no locks"), PermissionError("of another user")])
 def test_where_locks_do_not_tell_it_is_left_to_the_person_whether_a_conversion_runs(old, monkeypatch, error):
-  folder = unfinished.folder_of(old.parent / "new")
+  folder = places.folder_of(old.parent / "new")
   folder.mkdir()
 
   def flock(*_):
     raise error
 
-  monkeypatch.setattr(unfinished.fcntl, "flock", flock)
-  with pytest.raises(KeyboardInterrupt), unfinished.marked(folder):
+  monkeypatch.setattr(places.fcntl, "flock", flock)
+  with pytest.raises(KeyboardInterrupt), places.marked(folder):
     raise KeyboardInterrupt
   with pytest.raises(FileExistsError, match="If none runs any more that writes it, it may be removed"):
-    unfinished.check_absent(old.parent / "new")
+    places.check_absent(old.parent / "new")
 
 
 def test_a_conversion_that_still_runs_is_not_called_unfinished(old):
