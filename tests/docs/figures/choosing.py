@@ -5,13 +5,12 @@
 from collections.abc import Iterator
 import functools
 import pathlib
-import re
 from typing import Any, NamedTuple
 
 import maxtext
 import yaml
 
-from benchmarks import plan_error, shapes
+from benchmarks import shapes
 from maxtext_pp_ext.plan import candidates
 from tests.docs.figures.results import (
     ASYNC_DISPATCH,
@@ -22,7 +21,6 @@ from tests.docs.figures.results import (
     plan_errors,
     span,
     SPARSECORES,
-    text_of,
     VMEM,
     WITH_EXPERTS,
     within,
@@ -87,9 +85,6 @@ def _one_slice() -> Iterator[str]:
       compiled. Four stages send {fraction(stages.costs.sent / window.costs.sent)} of it, but add bubbles, sums of
       gradients, and copies of pieces of the window. Compiled with 8 microbatches, they are
       {percent(step("circular_bsw") / step("none") - 1)} slower than `none`."""
-  none, window = (compiled("llama3-70b-8-batches", impl) for impl in ("none", "window"))
-  yield f"""For 8 of them, the run above sends {none.sent:.0f} GB; with `num_pipeline_microbatches=8` it sends
-      {window.sent:.0f} GB ([window.md](window.md))."""
 
 
 def too_high() -> str:
@@ -207,9 +202,4 @@ def _trust() -> Iterator[str]:
       | dense models, `circular` and `none` | within {within(of("peak_GB", at_use))} | within
       {within(of("wire_total_GB", at_use))}: the compiler chooses how to gather a weight that is gathered as it is used |
       | models with experts | within {experts("peak_GB")} | within {experts("wire_total_GB")} |"""
-  [arguments] = re.findall(r"maxtext-pp compare (model_name=deepseek3.*?) --impl", text_of("docs/choosing.md"), re.DOTALL)
-  case = plan_error.Case("", "", arguments.replace("\\", "").split(), {})
-  costs, _ = plan_error.predicted(case)
-  yield f"""rows that need more than {percent(candidates._NEARLY_FULL)} of a device. For DeepSeek-V3 in its window of two
-      microbatches, with the layers' inputs on the device, `plan` estimates {costs.peak / 1e9:.0f} GB. The compiler asks
-      for 113.6 GB of 102.8 (105.8 of 95.7 GiB):"""
+  yield f"rows that need more than {percent(candidates._NEARLY_FULL)} of a device."

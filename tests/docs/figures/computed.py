@@ -38,19 +38,6 @@ def how_it_works() -> Iterator[str]:
   others = [ratio(**point) for _, points in scaling.SERIES.values() for point in points if ratio(**point) != ratio()]
   yield f"""`circular_bsw` needs {ratio():.2f} times plain's peak where the series meet, and {min(others):.2f} to
       {max(others):.2f} times elsewhere."""
-  yield from _few_repeats()
-
-
-def _few_repeats() -> Iterator[str]:
-  point = {"repeats": 2}
-  costs, _ = predicted(scaling.label(point), "circular_bsw")
-  has = lambda *parts: sum(costs.memory[part] for part in parts) / 1e9
-  waiting, plain = has(Part.WAITING), scaled("host plain", **point).peak
-  least = costs.peak / 1e9 - waiting
-  yield f"""For the shape with 2 repeats, `maxtext-pp check` prints {has(Part.PARAMETERS, Part.MOMENTS):.2f} GB of
-      parameters and moments, {has(Part.GRADIENTS):.2f} of sharded gradients, {has(Part.WINDOW, Part.SUMS):.2f} for the
-      window and the sums, {has(Part.KEPT):.2f} of layers' inputs and {has(Part.WORK):.2f} for one microbatch in a layer.
-      That is {least:.2f} GB even if no microbatch had to wait, {least / plain:.2f} times plain's {plain:.2f}."""
 
 
 def parity() -> Iterator[str]:

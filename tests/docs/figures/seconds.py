@@ -15,7 +15,6 @@ from tests.docs.figures.results import (
     span,
     SPARSECORES,
     table,
-    VMEM,
     WITH_EXPERTS,
     within,
 )
@@ -26,17 +25,11 @@ _WORDS = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine", 10:
 
 def seconds() -> Iterator[str]:
   of_70b = lambda impl, *flags: compiled("llama3-70b", impl, *flags)
-  for title, impl in (
-      ("without a pipeline", "none"),
-      ("`circular_bsw`", "circular_bsw"),
-  ):
-    yield f"| {title} | {of_70b(impl).seconds:.2f} | {of_70b(impl, VMEM).seconds:.2f} |"
-  yield f"| MaxText's plain pipeline | {of_70b('host plain').seconds:.2f} | |"
   none, ours = of_70b("none", *SPARSECORES), of_70b("circular_bsw", *SPARSECORES)
   least = none.compute * 163 / 160
-  yield f"""a step without a pipeline takes {none.seconds:.2f} s, of which {none.compute:.2f} s are compute. With 4
-      stages and 8 microbatches compute takes at least {none.compute:.2f} · 163/160 = {least:.2f} s, because of the
-      bubble. That is {least / none.seconds:.2f} times {none.seconds:.2f} s. `circular_bsw` takes {ours.seconds:.2f} s
+  yield f"""step of Llama 3 70B without a pipeline takes {none.seconds:.2f} s, of which {none.compute:.2f} s are
+      compute. With 4 stages and 8 microbatches compute takes at least {none.compute:.2f} · 163/160 = {least:.2f} s,
+      because of the bubble. That is {least / none.seconds:.2f} times {none.seconds:.2f} s. `circular_bsw` takes {ours.seconds:.2f} s
       there, of which {ours.compute:.2f} s are compute, {ours.compute / least:.2f} times {least:.2f} s."""
   yield from _published()
   yield from _estimates()
@@ -59,22 +52,17 @@ def _published() -> Iterator[str]:
 
 def _estimates() -> Iterator[str]:
   vmem = estimate._LARGE_VMEM_KIB // 1024
-  yield f"""With {vmem} MiB of scoped VMEM or more (`--xla_tpu_scoped_vmem_limit_kib` in `compile_xla_flags`) nearly the
-      peak |"""
-  yield f"""{estimate._STREAM_PASSES_OF_STAGE} times in a pipeline, {estimate._STREAM_PASSES_OF_LAYER} times in a window,
-      {estimate._STREAM_PASSES_OF_OWN_LOOP} times in MaxText's own loop. With {vmem} MiB of scoped VMEM or more they take
-      nothing |"""
-  yield f"""four passes over the float32 sums, at the rate of HBM; with {vmem} MiB of scoped VMEM or more only those of
-      experts"""
+  yield f"""with {vmem} MiB of scoped VMEM or more (`--xla_tpu_scoped_vmem_limit_kib` in `compile_xla_flags`) nearly at
+      the peak"""
   errors = {row: found["step_s"] for row, found in plan_errors().items() if "step_s" in found}
   average = sum(map(abs, errors.values())) / len(errors) * 100
   # When circular and circular_ag_once of the models with experts were compiled, the table had two of these rows.
   before = {("mixtral-8x7b-dropless", "circular_ag_once"), ("qwen3-235b-a22b", "circular_ag_once")}
   after = {(shape, impl) for shape in WITH_EXPERTS for impl in ("circular", "circular_ag_once")} & errors.keys() - before
   yield f"""Over its rows estimates are {average:.1f} % off the projections on average, and {within(errors.values())} at
-      most. {_WORDS[len(after)].capitalize()} rows were compiled after the constants had been fitted: `circular` and
-      `circular_ag_once` of the models with experts. Their estimates are at most {within(errors[row] for row in after)}
-      off. A run outside of it was {choosing.too_high()} % too high"""
+      most. {_WORDS[len(after)].capitalize()} rows were compiled after the constants had been fitted. Their estimates are
+      at most {within(errors[row] for row in after)} off.
+      [A run outside of it](choosing.md#an-example-where-it-pays) was {choosing.too_high()} % too high."""
   tie = percent(test_against_compiler.TIE)
   yield f"""Where projections of one shape differ by more than {tie}, the estimates have the same order, or differ by
       less than {tie}"""
