@@ -83,7 +83,7 @@ def _one_slice() -> Iterator[str]:
   yield f"""It sends {fraction(1 - window.costs.sent / none.costs.sent)} less than `none`, and has no bubbles. It is
       estimated to be {faster} faster than `none`, and is {percent(1 - step("window") / step("none"))} faster when
       compiled. Four stages send {fraction(stages.costs.sent / window.costs.sent)} of it, but add bubbles, sums of
-      gradients, and copies of pieces of the window. Compiled with 8 microbatches, they are
+      gradients, and copies of chunks of the window. Compiled with 8 microbatches, they are
       {percent(step("circular_bsw") / step("none") - 1)} slower than `none`."""
 
 
@@ -161,7 +161,7 @@ def _experts() -> Iterator[str]:
   mixtral = yaml.safe_load((MODELS / "mixtral-8x7b.yml").read_text("utf-8"))
   yield f"""It is at most the number of experts divided by `num_experts_per_tok`:
       {mixtral["num_experts"] // mixtral["num_experts_per_tok"]} times for Mixtral."""
-  yield f"Only its BSW of Mixtral compiles: {compiled('mixtral-8x7b-dropless', 'host BSW').seconds:.2f} s."
+  yield f"Of MaxText's own pipelines only its BSW of Mixtral compiles: {compiled('mixtral-8x7b-dropless', 'host BSW').seconds:.2f} s."
   none, _, ours = steps["gpt-oss-120b"]
   yield f"gpt-oss needs {fraction(ours.peak / none.peak)} of the memory."
   mixtral, deepseek = (

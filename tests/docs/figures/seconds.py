@@ -29,8 +29,9 @@ def seconds() -> Iterator[str]:
   least = none.compute * 163 / 160
   yield f"""step of Llama 3 70B without a pipeline takes {none.seconds:.2f} s, of which {none.compute:.2f} s are
       compute. With 4 stages and 8 microbatches compute takes at least {none.compute:.2f} · 163/160 = {least:.2f} s,
-      because of the bubble. That is {least / none.seconds:.2f} times {none.seconds:.2f} s. `circular_bsw` takes {ours.seconds:.2f} s
-      there, of which {ours.compute:.2f} s are compute, {ours.compute / least:.2f} times {least:.2f} s."""
+      because of the bubble. That is {least / none.seconds:.2f} times {none.seconds:.2f} s. `circular_bsw` takes
+      {ours.seconds:.2f} s there, of which {ours.compute:.2f} s are compute, {ours.compute / least:.2f} times
+      {least:.2f} s."""
   yield from _published()
   yield from _estimates()
 
