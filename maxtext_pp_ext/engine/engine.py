@@ -37,8 +37,8 @@ from maxtext_pp_ext.engine.programs.stage import StageFn, StageProgram
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.shapes import Microbatches, Param
 from maxtext_pp_ext.engine.traced import AuxAt, Iterations, Residuals, TracedPipeline
+from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
-from maxtext_pp_ext.engine.weights.of_all import weights_of
 from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.schedule import Residency, Schedule
 
@@ -109,11 +109,14 @@ class Engine:
 
   def _trace(self, params: list[Param], aux: PyTree, inputs: Microbatches) -> TracedPipeline:
     """Traces the stages once, on the values of iteration 0 (unused, so the compiler drops them)."""
-    weights = weights_of(self.layouts, params, self.mesh, self.gather_policy, self.schedule.microbatches)
+    weights = of_all.weights_of(self.layouts, params, self.mesh, self.gather_policy, self.schedule.microbatches)
+    iterations = Iterations(schedule=self.schedule, compiled=self.loop_iterations, compiled_repeats=self.loop_repeats)
     batch = self.ring.batch_axes(inputs)
+    # As with one repeat, so that nothing is chosen from a double buffer.
+    alone = [w.load(params[k]).first().with_(shape=(1, *w.shape[1:])).open(0) for k, w in enumerate(weights)]
     program = StageProgram.trace(
         self.stages,
-        [jax.ShapeDtypeStruct(w.shape[1:], w.layout.compute_dtype) for w in weights],
+        of_all.use(alone, iterations.repeat(0)),
         self.aux_at(aux, 0),
         self.ring.read(0, *self.ring.buffers(inputs)),
         self.checkpoint,
@@ -130,7 +133,6 @@ class Engine:
         )
         for k, w in enumerate(weights)
     ]
-    iterations = Iterations(schedule=self.schedule, compiled=self.loop_iterations, compiled_repeats=self.loop_repeats)
     return TracedPipeline(iterations=iterations, ring=self.ring, weights=weights, program=program, aux_at=self.aux_at)
 
 
