@@ -23,17 +23,11 @@ PyTree = Any
 
 
 class BackwardState(NamedTuple):
-  """Cotangents of the forward state's activations.
+  """Cotangents of the forward state's activations."""
 
-  Attributes:
-    dx: of the stages' inputs; in bubbles any value, NaN included.
-    dstore: laid out like store in `ring.py`.
-    dheld: with D = 2 the cotangent of the outputs that forward held back; None with D = 1.
-  """
-
-  dx: AtStages
-  dstore: Store
-  dheld: AtStages | None
+  dx: AtStages  # of the stages' inputs; in bubbles any value, NaN included
+  dstore: Store  # laid out like store in `ring.py`
+  dheld: AtStages | None  # with D = 2 the cotangent of the outputs that forward held back; None with D = 1
 
 
 class Cotangents(NamedTuple):

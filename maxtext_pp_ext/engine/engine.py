@@ -47,34 +47,23 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Engine:
-  """Runs stages over microbatches as a circular pipeline.
+  """Runs stages over microbatches as a circular pipeline."""
 
-  Attributes:
-    schedule: which stage works on which item at which iteration.
-    mesh: the device mesh.
-    ring: moves the activations.
-    gather_policy: when weights are gathered, and how long they are kept.
-    layouts: one per weight.
-    stages: all stages of one iteration, (weights [S, …], aux [S, …], x [S, microbatch, sequence, embed]) ->
-      (y like x, intermediates [S, …]).
-    aux_at: (aux, t) -> the stages' aux of iteration t: inputs without gradients, such as segment ids and random keys.
-    checkpoint: wraps a stage in `jax.checkpoint`; None keeps all residuals.
-    row_groups: the number of groups of rows into which layers split a microbatch; they compute one group at a time.
-    loop_iterations: run iterations in a compiled loop (True) or unroll them.
-    loop_repeats: if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop.
-  """
-
-  schedule: Schedule
-  mesh: Mesh
-  ring: Ring
-  gather_policy: Residency
-  layouts: list[WeightLayout]
+  schedule: Schedule  # which stage works on which item at which iteration
+  mesh: Mesh  # the device mesh
+  ring: Ring  # moves the activations
+  gather_policy: Residency  # when weights are gathered, and how long they are kept
+  layouts: list[WeightLayout]  # one per weight
+  # all stages of one iteration, (weights [S, …], aux [S, …], x [S, microbatch, sequence, embed]) -> (y like x,
+  # intermediates [S, …])
   stages: StageFn
+  # (aux, t) -> the stages' aux of iteration t: inputs without gradients, such as segment ids and random keys
   aux_at: AuxAt
-  checkpoint: Callable[[Callable], Callable] | None = None
+  checkpoint: Callable[[Callable], Callable] | None = None  # wraps a stage in `jax.checkpoint`; None keeps all residuals
+  # the number of groups of rows into which layers split a microbatch; they compute one group at a time
   row_groups: int = 1
-  loop_iterations: bool = True
-  loop_repeats: bool = True
+  loop_iterations: bool = True  # run iterations in a compiled loop (True) or unroll them
+  loop_repeats: bool = True  # if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop
 
   def __call__(self, params: list[Param], aux: PyTree, inputs: Microbatches) -> tuple[Microbatches, PyTree]:
     """Runs the pipeline.

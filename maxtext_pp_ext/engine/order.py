@@ -26,31 +26,19 @@ PyTree = Any
 
 
 class Saved(NamedTuple):
-  """A residual that forward saved, which backward reads where it needs it first.
+  """A residual that forward saved, which backward reads where it needs it first."""
 
-  Attributes:
-    read: (iteration) -> the residual.
-    iteration: the iteration that saved it.
-  """
-
-  read: Callable[[jax.Array], jax.Array]
-  iteration: jax.Array
+  read: Callable[[jax.Array], jax.Array]  # (iteration) -> the residual
+  iteration: jax.Array  # the iteration that saved it
 
 
 class Done(NamedTuple):
-  """What an iteration of backward has computed.
+  """What an iteration of backward has computed."""
 
-  Attributes:
-    weights: with the sums of gradients that are partial sums.
-    complete: the other gradients; None for partial sums.
-    others: outputs of the program that are no gradients.
-    behind: see `in_order`.
-  """
-
-  weights: list[Weight]
-  complete: list[OfRepeat | None]
-  others: list[jax.Array]
-  behind: PyTree
+  weights: list[Weight]  # with the sums of gradients that are partial sums
+  complete: list[OfRepeat | None]  # the other gradients; None for partial sums
+  others: list[jax.Array]  # outputs of the program that are no gradients
+  behind: PyTree  # see `in_order`
 
 
 class _Values:

@@ -24,20 +24,14 @@ class Layout(NamedTuple):
 
 
 class OnStage(NamedTuple):
-  """What is computed of one weight on each stage.
+  """What is computed of one weight on each stage."""
 
-  Attributes:
-    fn: (indices of the stage, arrays of one stage on one device, without the stages' dimension) -> one of these. May
-      communicate over mesh axes other than `stage`.
-    args: arrays with a stages' dimension.
-    layouts: the layouts of the arguments.
-    result: the layout of the result.
-  """
-
+  # (indices of the stage, arrays of one stage on one device, without the stages' dimension) -> one of these. May
+  # communicate over mesh axes other than `stage`.
   fn: Callable[..., jax.Array]
-  args: Sequence[jax.Array]
-  layouts: Sequence[Layout]
-  result: Layout
+  args: Sequence[jax.Array]  # arrays with a stages' dimension
+  layouts: Sequence[Layout]  # the layouts of the arguments
+  result: Layout  # the layout of the result
 
 
 def together(

@@ -38,19 +38,13 @@ STAGE_AXIS = "stage"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ring:
-  """Moves activations for a schedule. All methods are pure.
+  """Moves activations for a schedule. All methods are pure."""
 
-  Attributes:
-    schedule: which stage works on which item at which iteration.
-    mesh: device mesh; its `stage` axis has size S or 1, or is absent.
-    activation_spec: PartitionSpec of one microbatch [microbatch, sequence, embed].
-    bubble_fill: for tests: what replaces a stage's inputs in a bubble, such as NaN. Results of bubbles reach neither
-      outputs nor gradients, whatever the inputs are.
-  """
-
-  schedule: Schedule
-  mesh: Mesh
-  activation_spec: P
+  schedule: Schedule  # which stage works on which item at which iteration
+  mesh: Mesh  # device mesh; its `stage` axis has size S or 1, or is absent
+  activation_spec: P  # PartitionSpec of one microbatch [microbatch, sequence, embed]
+  # for tests: what replaces a stage's inputs in a bubble, such as NaN. Results of bubbles reach neither outputs nor
+  # gradients, whatever the inputs are.
   bubble_fill: float | None = None
 
   @property

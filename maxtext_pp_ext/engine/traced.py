@@ -27,16 +27,11 @@ Body = Callable[[jax.Array | int, PyTree], PyTree]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Iterations:
-  """The item and repeat of each stage in an iteration, and the loops over iterations.
+  """The item and repeat of each stage in an iteration, and the loops over iterations."""
 
-  Attributes:
-    schedule: which stage works on which item at which iteration.
-    compiled: run iterations in a compiled loop (True) or unroll them.
-    compiled_repeats: if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop.
-  """
-
-  schedule: Schedule
-  compiled: bool = True
+  schedule: Schedule  # which stage works on which item at which iteration
+  compiled: bool = True  # run iterations in a compiled loop (True) or unroll them
+  # if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop
   compiled_repeats: bool = True
 
   @property
@@ -90,21 +85,13 @@ def _loop(count: int, body: Body, carry: PyTree, *, compiled: bool) -> PyTree:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TracedPipeline:
-  """A pipeline whose stages are traced.
+  """A pipeline whose stages are traced."""
 
-  Attributes:
-    iterations: the item and repeat of each stage, and the loops over iterations.
-    ring: moves the activations.
-    weights: without arrays: what is known of them.
-    program: all stages of one iteration.
-    aux_at: (aux, t) -> the stages' inputs of iteration t that have no gradients.
-  """
-
-  iterations: Iterations
-  ring: Ring
-  weights: list[Weight]
-  program: StageProgram
-  aux_at: AuxAt
+  iterations: Iterations  # the item and repeat of each stage, and the loops over iterations
+  ring: Ring  # moves the activations
+  weights: list[Weight]  # without arrays: what is known of them
+  program: StageProgram  # all stages of one iteration
+  aux_at: AuxAt  # (aux, t) -> the stages' inputs of iteration t that have no gradients
 
   @property
   def schedule(self) -> Schedule:
@@ -123,14 +110,9 @@ class TracedPipeline:
 
 
 class Residuals(NamedTuple):
-  """The residuals that forward keeps for backward.
+  """The residuals that forward keeps for backward."""
 
-  Attributes:
-    weights: with what they are gathered from, and the current repeat: the last one, which backward begins with.
-    aux: pytree for `aux_at`.
-    saved: the residuals that stages save in each iteration.
-  """
-
+  # with what they are gathered from, and the current repeat: the last one, which backward begins with
   weights: list[Weight]
-  aux: PyTree
-  saved: list[PerIteration]
+  aux: PyTree  # pytree for `aux_at`
+  saved: list[PerIteration]  # the residuals that stages save in each iteration

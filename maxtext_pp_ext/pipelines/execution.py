@@ -43,27 +43,16 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Execution:
-  """How stacked layers run on a batch.
+  """How stacked layers run on a batch."""
 
-  Attributes:
-    config: MaxText's config.
-    mesh: device mesh.
-    schedule: which stage works on which item at which iteration.
-    residency: how long gathered weights are kept.
-    stacking: how the layers' arrays are stacked.
-    call: the call of one repeat's layers on one stage, (module, x, segment_ids, positions) -> output.
-    checkpoint: wraps an iteration's stages in `jax.checkpoint`; None keeps all residuals.
-    bubble_fill: for tests: what replaces a stage's inputs in a bubble; see `Ring`.
-  """
-
-  config: Any
-  mesh: Mesh
-  schedule: Schedule
-  residency: Residency
-  stacking: Stacking
-  call: Callable
-  checkpoint: Callable | None
-  bubble_fill: float | None = None
+  config: Any  # MaxText's config
+  mesh: Mesh  # device mesh
+  schedule: Schedule  # which stage works on which item at which iteration
+  residency: Residency  # how long gathered weights are kept
+  stacking: Stacking  # how the layers' arrays are stacked
+  call: Callable  # the call of one repeat's layers on one stage, (module, x, segment_ids, positions) -> output
+  checkpoint: Callable | None  # wraps an iteration's stages in `jax.checkpoint`; None keeps all residuals
+  bubble_fill: float | None = None  # for tests: what replaces a stage's inputs in a bubble; see `Ring`
 
   def __call__(
       self, layers: nnx.Module, inputs: jax.Array, segment_ids: jax.Array | None, positions: jax.Array | None

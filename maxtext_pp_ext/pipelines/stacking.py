@@ -55,15 +55,10 @@ class OfPipeline:
 
 @dataclasses.dataclass(frozen=True)
 class OfScan:
-  """MaxText's stacking of layers without a pipeline: parameters along `axis`, other arrays along the first axis.
+  """MaxText's stacking of layers without a pipeline: parameters along `axis`, other arrays along the first axis."""
 
-  Attributes:
-    length: the number of layers, or of blocks of layers; they are the repeats of the only stage.
-    axis: `param_scan_axis`. A parameter that has no such axis is stacked along its first.
-  """
-
-  length: int
-  axis: int
+  length: int  # the number of layers, or of blocks of layers; they are the repeats of the only stage
+  axis: int  # `param_scan_axis`. A parameter that has no such axis is stacked along its first.
 
   def leading(self, variable: nnx.Variable, x: jax.Array) -> jax.Array:
     if x.ndim == 0:

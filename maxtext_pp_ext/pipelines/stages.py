@@ -31,33 +31,19 @@ Differentiated = nnx.Any(nnx.Param, Overwritten)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageModule:
-  """The state of stacked stages `[repeat, stage, …]` as lists of arrays, and the function of one stage.
+  """The state of stacked stages `[repeat, stage, …]` as lists of arrays, and the function of one stage."""
 
-  Attributes:
-    schedule: the pipeline's schedule.
-    stacking: how the module's arrays are stacked.
-    graphdef: structure of one stage's module.
-    weights: differentiated arrays, leaves [R, S, …] (with a repeat axis also if R = 1).
-    weight_axes: logical axes of each weight, or None.
-    overwritten: whether a training step overwrites each weight with its gradient instead of stepping along it.
-    weight_structure: tree structure of the weights' state.
-    rest: random keys as raw data, other random state, and state that no call changes, leaves [R, S, …].
-    rest_structure: tree structure of their state.
-    is_key: which of `rest` are random keys.
-    call: the stage's call, (module, x, segment_ids, positions) -> output.
-  """
-
-  schedule: Schedule
-  stacking: Stacking
-  graphdef: Any
-  weights: list[jax.Array]
-  weight_axes: list[LogicalAxes | None]
-  overwritten: list[bool]
-  weight_structure: Any
-  rest: list[jax.Array]
-  rest_structure: Any
-  is_key: list[bool]
-  call: Callable
+  schedule: Schedule  # the pipeline's schedule
+  stacking: Stacking  # how the module's arrays are stacked
+  graphdef: Any  # structure of one stage's module
+  weights: list[jax.Array]  # differentiated arrays, leaves [R, S, …] (with a repeat axis also if R = 1)
+  weight_axes: list[LogicalAxes | None]  # logical axes of each weight, or None
+  overwritten: list[bool]  # whether a training step overwrites each weight with its gradient instead of stepping along it
+  weight_structure: Any  # tree structure of the weights' state
+  rest: list[jax.Array]  # random keys as raw data, other random state, and state that no call changes, leaves [R, S, …]
+  rest_structure: Any  # tree structure of their state
+  is_key: list[bool]  # which of `rest` are random keys
+  call: Callable  # the stage's call, (module, x, segment_ids, positions) -> output
 
   @classmethod
   def of(cls, layers: nnx.Module, schedule: Schedule, stacking: Stacking, call: Callable) -> StageModule:

@@ -17,6 +17,7 @@ from maxtext_pp_ext.engine.weights.accumulators import Item
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.of_all import weights_of
 from maxtext_pp_ext.schedule import Residency
+from tests.engine.common import build, gradient_program
 from tests.engine.gradients import evaluated
 
 STAGES, ROWS, LENGTH, EMBED, HEADS, DIM = 2, 4, 3, 8, 4, 5
@@ -180,3 +181,13 @@ def test_gradients_are_ready_together_if_they_are_whole_and_reduced_beside_compu
       if eqn.primitive.name == "optimization_barrier"
   ]
   assert [each for each in ready if len(each) > 1] == together
+
+
+def test_each_gradient_of_a_layer_is_left_as_a_partial_sum(monkeypatch):
+  """Those of norms, too. The types with which stages are traced have layouts, which decide what comes last."""
+  planned_programs = []
+  plan = GradientProgram.plan.__func__
+  keep = classmethod(lambda cls, *args, **keys: planned_programs.append(plan(cls, *args, **keys)) or planned_programs[-1])
+  monkeypatch.setattr(GradientProgram, "plan", keep)
+  gradient_program(build("llama", pipeline_impl="circular_bsw", stages=2, repeats=2, microbatches=2))
+  assert planned_programs and all(each.is_partial for program in planned_programs for each in program.gradients)

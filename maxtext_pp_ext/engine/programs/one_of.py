@@ -32,15 +32,10 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OneOf:
-  """One of several arrays of the same type.
+  """One of several arrays of the same type."""
 
-  Attributes:
-    arrays: the arrays, [B, S, …], or those of one stage, [B, …].
-    number: for each stage the number of the array, int [S]; for one stage int [].
-  """
-
-  arrays: jax.Array
-  number: jax.Array
+  arrays: jax.Array  # the arrays, [B, S, …], or those of one stage, [B, …]
+  number: jax.Array  # for each stage the number of the array, int [S]; for one stage int []
 
   @functools.cached_property
   def chosen(self) -> jax.Array:

@@ -51,27 +51,17 @@ from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, jaxpr_as_fun, JaxprEq
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Gradient:
-  """A weight's gradient in a backward program.
+  """A weight's gradient in a backward program."""
 
-  Attributes:
-    roots: the operations that sum it over the batch; () if it has none that can be split.
-    tail: the operations that follow, (results of the roots, factors) -> gradient; None without roots.
-    needs: the variables of the program that it is computed from: operands of its roots, then factors; () without roots.
-    complete: without roots the variable of the program that it is; otherwise None.
-    parts: F; 1 without roots.
-    on_device: how a device computes its part of it, or None.
-    readers: the variables of the program after which nothing reads the weight any more.
-    is_early: whether it needs no other product of backward, and is not computed last.
-  """
-
-  roots: tuple[Root, ...]
-  tail: ClosedJaxpr | None
+  roots: tuple[Root, ...]  # the operations that sum it over the batch; () if it has none that can be split
+  tail: ClosedJaxpr | None  # the operations that follow, (results of the roots, factors) -> gradient; None without roots
+  # the variables of the program that it is computed from: operands of its roots, then factors; () without roots
   needs: tuple[Var | Literal, ...]
-  complete: Var | Literal | None
-  parts: int
-  on_device: OnDevice | None
-  readers: tuple[Var, ...]
-  is_early: bool
+  complete: Var | Literal | None  # without roots the variable of the program that it is; otherwise None
+  parts: int  # F; 1 without roots
+  on_device: OnDevice | None  # how a device computes its part of it, or None
+  readers: tuple[Var, ...]  # the variables of the program after which nothing reads the weight any more
+  is_early: bool  # whether it needs no other product of backward, and is not computed last
 
   @property
   def is_partial(self) -> bool:
@@ -96,21 +86,16 @@ class GradientProgram:
   """A backward program whose first outputs are weight gradients, taken apart at their roots.
 
   `engine/order.py` runs it.
-
-  Attributes:
-    inputs: the program's inputs.
-    segments: the program without roots and tails, in parts, after each of which gradients are computed.
-    gradients: one for each weight.
-    others: the variables of the outputs behind the gradients.
-    gathers_after: the number of the segment behind which the next weights' all-gathers begin, at the latest with the
-      gradients of the iteration before reduced; None if gathers may run beside reductions. It is the segment in the
-      middle, since gathers and reductions send as much.
   """
 
-  inputs: tuple[Var, ...]
+  inputs: tuple[Var, ...]  # the program's inputs
+  # the program without roots and tails, in parts, after each of which gradients are computed
   segments: tuple[Segment, ...]
-  gradients: tuple[Gradient, ...]
-  others: tuple[Var | Literal, ...]
+  gradients: tuple[Gradient, ...]  # one for each weight
+  others: tuple[Var | Literal, ...]  # the variables of the outputs behind the gradients
+  # the number of the segment behind which the next weights' all-gathers begin, at the latest with the gradients of the
+  # iteration before reduced; None if gathers may run beside reductions. It is the segment in the middle, since gathers
+  # and reductions send as much.
   gathers_after: int | None
 
   @classmethod

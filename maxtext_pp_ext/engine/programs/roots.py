@@ -21,51 +21,33 @@ from maxtext_pp_ext.jax_private import jaxpr_as_fun, JaxprEqn, Literal, Var
 
 
 class BatchSplit(NamedTuple):
-  """An axis of the activations, identified by its size, and the number of parts in which the devices hold it.
+  """An axis of the activations, identified by its size, and the number of parts in which the devices hold it."""
 
-  Attributes:
-    size: number of elements of the axis. If None, no operation is split; only sums that a shard_map does itself are left
-      in parts.
-    parts: number of parts.
-    fraction: the number of elements that layers compute at a time; None stands for `size`.
-    axes: the mesh axes over which the devices hold the parts.
-  """
-
+  # number of elements of the axis. If None, no operation is split; only sums that a shard_map does itself are left in
+  # parts.
   size: int | None
-  parts: int
-  fraction: int | None = None
-  axes: tuple[str, ...] = ()
+  parts: int  # number of parts
+  fraction: int | None = None  # the number of elements that layers compute at a time; None stands for `size`
+  axes: tuple[str, ...] = ()  # the mesh axes over which the devices hold the parts
 
 
 class Root(NamedTuple):
-  """An operation that sums over the batch, at the root of a gradient.
+  """An operation that sums over the batch, at the root of a gradient."""
 
-  Attributes:
-    eqn: the operation.
-    axes: for each part of the split the summed axis in each operand, and the number of parts; None if the operands'
-      first axis already is the axis of parts (see `expose_sums`).
-  """
-
-  eqn: JaxprEqn
+  eqn: JaxprEqn  # the operation
+  # for each part of the split the summed axis in each operand, and the number of parts; None if the operands' first axis
+  # already is the axis of parts (see `expose_sums`)
   axes: list[tuple[tuple[int, ...], int]] | None
 
 
 class Found(NamedTuple):
-  """A gradient that is a sum over the batch.
+  """A gradient that is a sum over the batch."""
 
-  Attributes:
-    roots: the operations that sum.
-    tail: the operations that follow the roots, in the program's order, without layout constraints.
-    factors: variables that the tail takes in addition to the roots' results.
-    out: the result of the tail.
-    taken: all operations that roots and tail replace.
-  """
-
-  roots: list[Root]
-  tail: list[JaxprEqn]
-  factors: list[Var]
-  out: Var
-  taken: list[JaxprEqn]
+  roots: list[Root]  # the operations that sum
+  tail: list[JaxprEqn]  # the operations that follow the roots, in the program's order, without layout constraints
+  factors: list[Var]  # variables that the tail takes in addition to the roots' results
+  out: Var  # the result of the tail
+  taken: list[JaxprEqn]  # all operations that roots and tail replace
 
 
 def find(

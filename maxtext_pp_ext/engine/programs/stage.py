@@ -35,30 +35,19 @@ class StageProgram:
   There are two kinds of residuals. `save` returns those that depend on x, such as the stage input itself and the values
   that the remat policy saves; they have to be stored per iteration. `backward` recomputes the others (weights, their
   casts and transposes, masks, dropout keys) from its weights and aux, so no gathered weight is ever stored.
-
-  Attributes:
-    weights_and_aux: structure of (weights, aux).
-    outputs: structure of (y, intermediates).
-    output_avals: types of their leaves, each [S, …].
-    primal: (weights, aux, x) -> outputs.
-    saving: (weights, aux, x) -> outputs + saved.
-    rebuilding: (weights, aux, x) -> the residuals that do not depend on x.
-    saved_avals: types of the saved residuals, each [S, …].
-    gradients: (rebuilt, saved, cotangents) -> (gradients of the weights, cotangent of x).
-    orders: for each weight, its dimensions from major to minor as forward's products read them fastest.
-    of_kernels: for each weight whether kernels read it, and nothing else does.
   """
 
-  weights_and_aux: jax.tree_util.PyTreeDef
-  outputs: jax.tree_util.PyTreeDef
-  output_avals: tuple[Any, ...]
-  primal: ClosedJaxpr
-  saving: ClosedJaxpr
-  rebuilding: ClosedJaxpr
-  saved_avals: tuple[Any, ...]
-  gradients: GradientProgram
+  weights_and_aux: jax.tree_util.PyTreeDef  # structure of (weights, aux)
+  outputs: jax.tree_util.PyTreeDef  # structure of (y, intermediates)
+  output_avals: tuple[Any, ...]  # types of their leaves, each [S, …]
+  primal: ClosedJaxpr  # (weights, aux, x) -> outputs
+  saving: ClosedJaxpr  # (weights, aux, x) -> outputs + saved
+  rebuilding: ClosedJaxpr  # (weights, aux, x) -> the residuals that do not depend on x
+  saved_avals: tuple[Any, ...]  # types of the saved residuals, each [S, …]
+  gradients: GradientProgram  # (rebuilt, saved, cotangents) -> (gradients of the weights, cotangent of x)
+  # for each weight, its dimensions from major to minor as forward's products read them fastest
   orders: tuple[tuple[int, ...], ...]
-  of_kernels: tuple[bool, ...]
+  of_kernels: tuple[bool, ...]  # for each weight whether kernels read it, and nothing else does
 
   @classmethod
   def trace(

@@ -45,24 +45,15 @@ class Cut(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-  """How one weight is transferred.
+  """How one weight is transferred."""
 
-  Attributes:
-    axes: for each dimension the mesh axes over which it is sharded and has to be gathered.
-    shard: shape of a device's shard of one stage, [a, b, …]; the gathered shape is [A, B, …].
-    chunks: the number of chunks into which the shard is cut.
-    devices: for each dimension the number of devices over which it has to be gathered.
-    over_all_devices: whether these axes are the whole mesh.
-    steps: the steps in which the weight is gathered over some of these axes.
-    order: the dimensions of the shard from major to minor in memory, as the parameter is stored; () for row-major.
-  """
-
-  axes: tuple[tuple[str, ...], ...]
-  shard: tuple[int, ...]
-  chunks: int
-  devices: tuple[int, ...] = ()
-  over_all_devices: bool = False
-  steps: Steps = ()
+  axes: tuple[tuple[str, ...], ...]  # for each dimension the mesh axes over which it is sharded and has to be gathered
+  shard: tuple[int, ...]  # shape of a device's shard of one stage, [a, b, …]; the gathered shape is [A, B, …]
+  chunks: int  # the number of chunks into which the shard is cut
+  devices: tuple[int, ...] = ()  # for each dimension the number of devices over which it has to be gathered
+  over_all_devices: bool = False  # whether these axes are the whole mesh
+  steps: Steps = ()  # the steps in which the weight is gathered over some of these axes
+  # the dimensions of the shard from major to minor in memory, as the parameter is stored; () for row-major
   order: tuple[int, ...] = ()
 
   @functools.cached_property

@@ -16,18 +16,12 @@ from maxtext_pp_ext.engine.shapes import Accumulator, Mask, Numbers
 
 
 class Item(NamedTuple):
-  """The items that the stages are at in an iteration of backward.
+  """The items that the stages are at in an iteration of backward."""
 
-  Attributes:
-    repeat: the repeat.
-    works: whether the stage is not idle. Gradients of idle stages may have any value, NaN included.
-    first: whether it adds the first gradient of a repeat: in backward, that of its last item.
-    finishes: whether it adds the last gradient of a repeat, and another repeat follows; None if no stage does.
-  """
-
-  repeat: Numbers
-  works: Mask
-  first: Mask
+  repeat: Numbers  # the repeat
+  works: Mask  # whether the stage is not idle. Gradients of idle stages may have any value, NaN included.
+  first: Mask  # whether it adds the first gradient of a repeat: in backward, that of its last item
+  # whether it adds the last gradient of a repeat, and another repeat follows; None if no stage does
   finishes: Mask | None
 
 

@@ -24,15 +24,11 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 
 class Combination(NamedTuple):
-  """How the gradients of a weight from several microbatches are combined.
+  """How the gradients of a weight from several microbatches are combined."""
 
-  Attributes:
-    add: (a, b) -> their combination, elementwise, associative and commutative.
-    nothing: the neutral value of `add`; accumulators begin with it and bubbles contribute it.
-  """
-
+  # (a, b) -> their combination, elementwise, associative and commutative
   add: Callable[[jax.Array, jax.Array], jax.Array]
-  nothing: float
+  nothing: float  # the neutral value of `add`; accumulators begin with it and bubbles contribute it
 
 
 SUM = Combination(jnp.add, 0.0)
@@ -44,26 +40,17 @@ MAX = Combination(jnp.maximum, -math.inf)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightLayout:
-  """Layouts and dtypes of one parameter [R, S, …]. Specs are those of one repeat, [S, …].
+  """Layouts and dtypes of one parameter [R, S, …]. Specs are those of one repeat, [S, …]."""
 
-  Attributes:
-    sharded: PartitionSpec of the stored parameter; in an entry of several mesh axes, those to be gathered come last.
-    gathered: PartitionSpec of the parameter as a stage computes with it.
-    partial_axes: mesh axes over which an iteration's gradient is left as a partial sum, with one part per device along a
-      leading axis (see `programs/partial.py`); empty if the gradient is complete.
-    compute_dtype: dtype in which the parameter is gathered and passed to the stage.
-    accumulation_dtype: dtype in which the gradient is summed over the microbatches of a repeat.
-    steps: the steps in which the weight is gathered over some mesh axes (`torus.py`); over others at once.
-    combine: how gradients of microbatches are combined. Anything but SUM has no partial sums: `partial_axes` must be
-      empty.
-  """
-
-  sharded: P
-  gathered: P
+  sharded: P  # PartitionSpec of the stored parameter; in an entry of several mesh axes, those to be gathered come last
+  gathered: P  # PartitionSpec of the parameter as a stage computes with it
+  # mesh axes over which an iteration's gradient is left as a partial sum, with one part per device along a leading axis
+  # (see `programs/partial.py`); empty if the gradient is complete
   partial_axes: tuple[str, ...]
-  compute_dtype: jnp.dtype
-  accumulation_dtype: jnp.dtype
-  steps: Steps = ()
+  compute_dtype: jnp.dtype  # dtype in which the parameter is gathered and passed to the stage
+  accumulation_dtype: jnp.dtype  # dtype in which the gradient is summed over the microbatches of a repeat
+  steps: Steps = ()  # the steps in which the weight is gathered over some mesh axes (`torus.py`); over others at once
+  # how gradients of microbatches are combined. Anything but SUM has no partial sums: `partial_axes` must be empty.
   combine: Combination = SUM
 
   @property

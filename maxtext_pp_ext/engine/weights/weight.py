@@ -59,46 +59,33 @@ class Weight:
 
   Between iterations there are only `buffers`, `total`, `finished` and `stored`. Methods that begin a computation on each
   stage return an `OnStage`, for `together`, whose indices they name.
-
-  Attributes:
-    layout: layouts and dtypes.
-    mesh: the device mesh.
-    gather_policy: when the weight is gathered, and how long it is kept.
-    shape: [R, S, …].
-    dtype: in which it is stored.
-    chunks: the number of chunks in which a repeat is gathered, and its gradient reduced.
-    order: the dimensions [S, …] from major to minor in memory, as the products of the stages read them; () for row-major.
-    of_kernels: whether kernels read it, and nothing else does.
-    gradient: how backward computes its gradient; None before the stages are traced.
-    source: what it is gathered from: the parameter, or all repeats gathered.
-    current: the repeat that the stages are at, between forward and backward.
-    buffers: the double buffer, each in the layout `by_device`. B is 2, or 1 if there is one repeat, or one chunk. A stage
-      at repeat r computes with buffer r mod B, the current one; the other is its next. The F parts are equal once all
-      chunks have arrived. Before, they may hold any values: finished sums wait there.
-    arriving: a chunk that is gathered and not yet in its place.
-    total: the sum of the repeat that each stage is at, in the dtype in which microbatches are summed.
-    finished: the sum of the repeat that each stage has finished, in the compute dtype, if it waits beside the buffers.
-    leaving: a chunk of a finished sum, before its reduction.
-    stored: complete sums, laid out as the parameter is stored; those of partial sums in the compute dtype, in which they
-      are reduced.
   """
 
-  layout: WeightLayout = _static()
-  mesh: Mesh = _static()
-  gather_policy: Residency = _static()
-  shape: tuple[int, ...] = _static()
-  dtype: jnp.dtype = _static()
-  chunks: int = _static()
+  layout: WeightLayout = _static()  # layouts and dtypes
+  mesh: Mesh = _static()  # the device mesh
+  gather_policy: Residency = _static()  # when the weight is gathered, and how long it is kept
+  shape: tuple[int, ...] = _static()  # [R, S, …]
+  dtype: jnp.dtype = _static()  # in which it is stored
+  chunks: int = _static()  # the number of chunks in which a repeat is gathered, and its gradient reduced
+  # the dimensions [S, …] from major to minor in memory, as the products of the stages read them; () for row-major
   order: tuple[int, ...] = _static(default=())
-  of_kernels: bool = _static(default=False)
+  of_kernels: bool = _static(default=False)  # whether kernels read it, and nothing else does
+  # how backward computes its gradient; None before the stages are traced
   gradient: Gradient | None = _static(default=None)
-  source: Param | None = None
-  current: OfRepeat | None = None
+  source: Param | None = None  # what it is gathered from: the parameter, or all repeats gathered
+  current: OfRepeat | None = None  # the repeat that the stages are at, between forward and backward
+  # the double buffer, each in the layout `by_device`. B is 2, or 1 if there is one repeat, or one chunk. A stage at
+  # repeat r computes with buffer r mod B, the current one; the other is its next. The F parts are equal once all chunks
+  # have arrived. Before, they may hold any values: finished sums wait there.
   buffers: Buffers | None = None
-  arriving: Chunk | None = None
+  arriving: Chunk | None = None  # a chunk that is gathered and not yet in its place
+  # the sum of the repeat that each stage is at, in the dtype in which microbatches are summed
   total: Accumulator | None = None
+  # the sum of the repeat that each stage has finished, in the compute dtype, if it waits beside the buffers
   finished: Accumulator | None = None
-  leaving: Chunk | None = None
+  leaving: Chunk | None = None  # a chunk of a finished sum, before its reduction
+  # complete sums, laid out as the parameter is stored; those of partial sums in the compute dtype, in which they are
+  # reduced
   stored: Param | None = None
 
   def with_(self, **arrays: Any) -> Self:
