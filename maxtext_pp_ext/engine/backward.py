@@ -37,7 +37,7 @@ class Cotangents(NamedTuple):
   intermediates: PyTree
 
 
-Carry = tuple[BackwardState, list[Weight]]
+Carry = tuple[BackwardState, of_all.Carried]
 
 
 @jax.named_scope("pipeline_backward")
@@ -60,8 +60,8 @@ def backward(pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents) 
   advances = pipeline.gathers or pipeline.reduces
   for phase in schedule.backward_phases(advances=advances, reduces=pipeline.reduces):
     carry = pipeline.iterations.loop(phase, functools.partial(body, phase), carry, reverse=True)
-  state, weights = carry
-  return of_all.finish(weights), pipeline.ring.leave(state.dstore)
+  state, carried = carry
+  return of_all.finish(of_all.in_iteration(carried, kept.weights)), pipeline.ring.leave(state.dstore)
 
 
 def _iteration_by_chunks(
@@ -69,8 +69,8 @@ def _iteration_by_chunks(
 ) -> Carry:
   """An iteration with one of several microbatches: a chunk of a sum leaves, and a chunk of a weight takes its place."""
   iterations, schedule, ring = pipeline.iterations, pipeline.schedule, pipeline.ring
-  state, weights = carry
-  weights = of_all.ordered(of_all.with_sources(weights, kept.weights))
+  state, carried = carry
+  weights = of_all.ordered(of_all.in_iteration(carried, kept.weights))
   item, repeat, before = iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=-1)
   chunk = schedule.microbatches - 1 - item % schedule.microbatches
   dleaving = ring.rotate_back(ring.write_back(t, state.dx, state.dstore))
@@ -118,8 +118,8 @@ def _iteration_at_once(
 ) -> Carry:
   """An iteration with the only microbatch: the gradients of the repeat behind leave, the repeat before arrives."""
   iterations, ring = pipeline.iterations, pipeline.ring
-  state, weights = carry
-  weights = of_all.with_sources(weights, kept.weights)
+  state, carried = carry
+  weights = of_all.in_iteration(carried, kept.weights)
   # Reductions do not begin before the iteration.
   weights, state = of_all.behind_barrier(weights, ["total", "stored"], state)
   repeat, before = iterations.repeat(t), iterations.repeat(t, after=-1)

@@ -36,7 +36,7 @@ class ForwardState(NamedTuple):
   saved: list[PerIteration]
 
 
-Carry = tuple[ForwardState, list[Weight]]
+Carry = tuple[ForwardState, of_all.Carried]
 
 
 @jax.named_scope("pipeline_forward")
@@ -62,10 +62,11 @@ def forward(
   body = functools.partial(_iteration, pipeline, loaded, aux, save)
   for phase in schedule.forward_phases(advances=pipeline.gathers):
     carry = iterations.loop(phase, functools.partial(body, phase), carry)
-  state, weights = carry
+  state, carried = carry
   outputs = _outputs(pipeline, state)
+  weights = list(loaded)
   if save:
-    weights = of_all.close(weights, iterations.repeat(schedule.iterations))
+    weights = of_all.close(of_all.in_iteration(carried, loaded), iterations.repeat(schedule.iterations))
     if any(w.has_next_buffer for w in weights):
       # Left to itself, the compiler takes the current repeat out of the buffers when backward begins. Until then, and so
       # beside the logits, it keeps both buffers.
@@ -102,8 +103,8 @@ def _iteration(
 ) -> Carry:
   """One iteration: while the stages compute, the next repeat's chunk arrives."""
   iterations, schedule, ring = pipeline.iterations, pipeline.schedule, pipeline.ring
-  state, weights = carry
-  weights = of_all.ordered(of_all.with_sources(weights, loaded))
+  state, carried = carry
+  weights = of_all.ordered(of_all.in_iteration(carried, loaded))
   repeat, chunk = iterations.repeat(t), iterations.item(t) % schedule.microbatches
   if phase.advances:
     following = iterations.repeat(t, after=1)

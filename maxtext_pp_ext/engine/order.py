@@ -19,7 +19,7 @@ from maxtext_pp_ext.engine.programs.segments import Segment
 from maxtext_pp_ext.engine.shapes import Numbers, OfRepeat
 from maxtext_pp_ext.engine.weights.accumulators import Item
 from maxtext_pp_ext.engine.weights.of_all import behind_barrier
-from maxtext_pp_ext.engine.weights.weight import Operands, Weight
+from maxtext_pp_ext.engine.weights.weight import Accumulated, Operands, Weight
 from maxtext_pp_ext.jax_private import Literal, Var
 
 PyTree = Any
@@ -95,14 +95,14 @@ def in_order(
   values, weights = _Values(program.inputs, inputs), list(weights)
   for number, segment in enumerate(program.segments):
     values.run(segment)
-    added: dict[int, dict[str, jax.Array]] = {}
+    added: dict[int, Accumulated] = {}
     for i in segment.done:
       if program.gradients[i].is_partial:
         weights[i], operands = _behind_what_comes_before(program.gradients[i], values, weights[i])
         added[i] = weights[i].accumulate(operands, item)
-        if "buffers" in added[i] and weights[i].arriving is not None:
+        if added[i].buffers is not None and weights[i].arriving is not None:
           # Nothing reads the weight any more. So its chunk takes its place now, instead of more memory until the end.
-          added[i]["buffers"] = _with_chunk(weights[i].with_(**added[i]), item, chunk)
+          added[i] = added[i]._replace(buffers=_with_chunk(weights[i].added(added[i]), item, chunk))
           weights[i] = weights[i].with_(arriving=None)
     crossing = values.crossing(segment)
     if number == program.gathers_after:
@@ -112,7 +112,7 @@ def in_order(
       crossing, added = jax.lax.optimization_barrier((crossing, added))
     values.replace(segment, crossing)
     for i, arrays in added.items():
-      weights[i] = weights[i].with_(**arrays)
+      weights[i] = weights[i].added(arrays)
   complete = [None if each.complete is None else values.array(each.complete) for each in program.gradients]
   return Done(weights, complete, [values.array(v) for v in program.others], behind)
 

@@ -49,15 +49,17 @@ def together(
   if not computed:
     return [None] * len(each)
 
+  most = max(len(one.args) for one in computed)
+  order = [(k, at) for at in range(most) for k, one in enumerate(computed) if at < len(one.args)]  # all first arguments …
+
   def run(*local):
-    numbers, arrays = local[: len(indices)], iter(local[len(indices) : len(local) - (where is not None)])
-    given = [[next(arrays) for _ in one.args] for one in computed]
+    numbers, arrays = local[: len(indices)], dict(zip(order, local[len(indices) :], strict=False))
+    given = [[arrays[k, at] for at in range(len(one.args))] for k, one in enumerate(computed)]
     compute = lambda given: [one.fn(*numbers, *given[k]) for k, one in enumerate(computed)]
     # A `cond` instead of a `where` copies nothing on stages that do not compute.
     return compute(given) if where is None else jax.lax.cond(local[-1], compute, _last_of_each, given)
 
-  args = [x for one in computed for x in one.args]
-  layouts = [layout for one in computed for layout in one.layouts]
+  args, layouts = [computed[k].args[at] for k, at in order], [computed[k].layouts[at] for k, at in order]
   if where is not None:
     args, layouts = [*args, where], [*layouts, Layout(P(layouts[0].spec[layouts[0].stages]), 0)]
   results = iter(per_stage(run, mesh, indices, args, layouts, [one.result for one in computed]))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.order import in_order
 from maxtext_pp_ext.engine.programs.partial import GradientProgram
+from maxtext_pp_ext.engine.weights.weight import Accumulated
 
 NO_ITEM: Any = None
 
@@ -36,9 +37,12 @@ class Kept:
   def with_(self, **changes: Any) -> Kept:
     return dataclasses.replace(self, **changes)
 
-  def accumulate(self, operands: Any, item: Any) -> dict[str, Any]:
+  def accumulate(self, operands: Any, item: Any) -> Accumulated:
     assert item is NO_ITEM
-    return {"gradient": self.compute(operands)}
+    return Accumulated(self.compute(operands))
+
+  def added(self, arrays: Accumulated) -> Kept:
+    return self.with_(gradient=arrays.total)
 
 
 def evaluated(

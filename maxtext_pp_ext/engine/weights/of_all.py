@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,25 @@ def weights_of(
   return [of(layout=layouts[k], shape=w.shape, dtype=w.dtype, **given) for k, w in enumerate(params)]
 
 
+class Carried(NamedTuple):
+  """What a loop carries of all weights: one array each, or None."""
+
+  buffers: list[jax.Array | None]
+  total: list[jax.Array | None]
+  finished: list[jax.Array | None]
+  stored: list[jax.Array | None]
+
+
+def carried(weights: Sequence[Weight]) -> Carried:
+  """What there is of the weights between iterations."""
+  return Carried(*([getattr(w, name) for w in weights] for name in Carried._fields))
+
+
+def in_iteration(carry: Carried, loaded: Sequence[Weight]) -> Weights:
+  """The weights, from what the loop carries and from what they are gathered from."""
+  return [w.with_(**{name: arrays[k] for name, arrays in carry._asdict().items()}) for k, w in enumerate(loaded)]
+
+
 def behind_barrier(
     weights: Sequence[Weight], names: Sequence[str] | Callable[[Weight], Sequence[str]], others: PyTree = None
 ) -> tuple[Weights, PyTree]:
@@ -46,19 +65,10 @@ def behind_barrier(
     names: those of their arrays that the barrier ties; the same for each, or by the weight.
     others: arrays that it ties to them.
   """
-  tied = [{name: getattr(w, name) for name in (names(w) if callable(names) else names)} for w in weights]
-  tied, others = jax.lax.optimization_barrier((tied, others))
-  return [w.with_(**tied[k]) for k, w in enumerate(weights)], others
-
-
-def with_sources(weights: Sequence[Weight], loaded: Sequence[Weight]) -> Weights:
-  """The weights with their sources, which loops do not carry."""
-  return [w.with_(source=loaded[k].source) for k, w in enumerate(weights)]
-
-
-def carried(weights: Sequence[Weight]) -> Weights:
-  """The weights as loops carry them: without sources."""
-  return [w.with_(source=None) for w in weights]
+  of = [set(names(w) if callable(names) else names) for w in weights]
+  tied = {name: [getattr(w, name) if name in of[k] else None for k, w in enumerate(weights)] for name in set().union(*of)}
+  others, tied = jax.lax.optimization_barrier((others, tied))
+  return [w.with_(**{name: tied[name][k] for name in of[k]}) for k, w in enumerate(weights)], others
 
 
 def ordered(weights: Sequence[Weight]) -> Weights:

@@ -52,6 +52,14 @@ class Operands(NamedTuple):
   factors: Sequence[jax.Array]
 
 
+class Accumulated(NamedTuple):
+  """The arrays of a weight that an iteration's gradient changes; None for one that it does not."""
+
+  total: Accumulator
+  buffers: Buffers | None = None
+  finished: Accumulator | None = None
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
@@ -91,6 +99,10 @@ class Weight:
   def with_(self, **arrays: Any) -> Self:
     """The same weight with other arrays, or with more that is known of it."""
     return dataclasses.replace(self, **arrays)
+
+  def added(self, arrays: Accumulated) -> Self:
+    """With the result of `accumulate`."""
+    return self.with_(**{name: x for name, x in arrays._asdict().items() if x is not None})
 
   # What is known of it.
 
@@ -280,17 +292,17 @@ class Weight:
     """The arrays that are computed before its gradient of the same iteration."""
     return "stored", "arriving"
 
-  def accumulate(self, operands: Operands, item: Item) -> dict[str, jax.Array]:
-    """The arrays that change when an iteration's gradient, a partial sum, is added to the sum."""
+  def accumulate(self, operands: Operands, item: Item) -> Accumulated:
+    """What changes when an iteration's gradient, a partial sum, is added to the sum."""
     total = there(self.total)
     if item.finishes is None or not self._finishes_in_place:
-      return {"total": add_to(total, self._computed(operands), item)}
+      return Accumulated(add_to(total, self._computed(operands), item))
     on_device = there(self.gradient).on_device
     waiting, place = self._waiting
     total, waiting = add_and_finish(
         self.mesh, self.layout.by_device, place, on_device, total, waiting, operands.of_roots[0], item
     )
-    return {"total": total, "buffers" if self.sums_wait_in_buffers else "finished": waiting}
+    return Accumulated(total, **{"buffers" if self.sums_wait_in_buffers else "finished": waiting})
 
   def _computed(self, operands: Operands) -> Accumulator:
     gradient = there(self.gradient).compute(*operands)

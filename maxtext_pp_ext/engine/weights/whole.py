@@ -16,7 +16,7 @@ import jax
 from maxtext_pp_ext.engine.per_stage import Layout, OnStage
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.weights.accumulators import Item
-from maxtext_pp_ext.engine.weights.weight import Operands, there, Weight
+from maxtext_pp_ext.engine.weights.weight import Accumulated, Operands, there, Weight
 
 
 @jax.tree_util.register_dataclass
@@ -83,9 +83,9 @@ class WholeWeight(Weight):
     whole = lambda repeat, chunk, arriving: in_order(arriving[0])[None, None]
     return OnStage(whole, [self.arriving], [self.layout.chunk(transfer)], self.layout.window)
 
-  def accumulate(self, operands: Operands, item: Item) -> dict[str, jax.Array]:
+  def accumulate(self, operands: Operands, item: Item) -> Accumulated:
     gradient = self._computed(operands).astype(there(self.total).dtype)
-    return {"total": in_memory(gradient, [0, *(1 + dim for dim in self.gradient_order)])}
+    return Accumulated(in_memory(gradient, [0, *(1 + dim for dim in self.gradient_order)]))
 
   def finish_repeat(self) -> OnStage | None:
     return None

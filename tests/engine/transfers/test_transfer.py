@@ -138,11 +138,11 @@ def test_a_repeat_in_one_chunk_replaces_the_one_before_and_its_gradient_leaves_f
     weights = [weight(mesh, params, each, 1, Given()).load(params).first().open(0).zeros()]
     before = of_all.use(weights, jnp.array([0, 0]))
     at = lambda repeat: Item(repeat=repeat, works=where, first=where, finishes=None)
-    weights = [w.with_(**w.accumulate((totals[0], ()), at(finished))) for w in weights]
+    weights = [w.added(w.accumulate((totals[0], ()), at(finished))) for w in weights]
     weights = of_all.finish_repeat(weights, finished, where)
     weights = of_all.reduce(of_all.cut_out(weights, following, chunk), finished, chunk)
     weights = of_all.place(of_all.gather(weights, following, chunk), finished, chunk)
-    weights = [w.with_(**w.accumulate((totals[1], ()), at(following * 0))) for w in weights]
+    weights = [w.added(w.accumulate((totals[1], ()), at(following * 0))) for w in weights]
     return before[0], of_all.use(weights, following)[0], of_all.finish(weights)[0]
 
   before, after, reduced = step(params, totals)
