@@ -111,8 +111,9 @@ def _iteration(
     if any(w.replaces for w in weights):  # What arrives takes the memory of the repeat before, which has to be done.
       state, following = jax.lax.optimization_barrier((state, following))
     weights = of_all.gather(weights, following, chunk)
+  used = of_all.use(weights, repeat)
   x, stage_aux = ring.read(t, state.shift, state.store), pipeline.aux_at(aux, t)
-  y, intermediates, residuals = _stages(pipeline, of_all.use(weights, repeat), stage_aux, x, save=save)
+  y, intermediates, residuals = _stages(pipeline, used, stage_aux, x, save=save)
   # The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
   # such as gathers, while the outputs move. A barrier that ties them to the outputs makes the compiler run them while the
   # stages compute the outputs. Gathers that stop compute are not tied: they may as well run while the outputs leave.
