@@ -72,14 +72,10 @@ def test_no_file_and_no_folder_is_too_large_to_read(folder):
   assert {file.name: lines for file in files if (lines := len(file.read_text("utf-8").splitlines())) > MOST_LINES} == {}
 
 
-# Still too long.
-LONG_FUNCTIONS = {"engine.programs.stage.trace"}
-
-
 def test_no_function_is_too_long_to_read():
   found = set()
   for module, file in FILES.items():
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
       if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= MOST_LINES_OF_FUNCTION:
         found.add(f"{module.removeprefix(f'{NAME}.')}.{node.name}")
-  assert found - LONG_FUNCTIONS == set()
+  assert found == set()

@@ -75,63 +75,27 @@ class StageProgram:
       gathered_in_steps: as for `GradientProgram.plan`.
       summed: whether gradients are summed over several microbatches.
     """
-    structure: dict[str, Any] = {}
-
-    def with_residuals(weights, aux, x):
-      stage = lambda w, x: fn(w, aux, x)
-      outputs, vjp_fn = jax.vjp(checkpoint(stage) if checkpoint else stage, weights, x)
-      flat, structure["outputs"] = jax.tree.flatten(outputs)
-      leaves, structure["vjp"] = jax.tree.flatten(vjp_fn)
-      structure["static"] = [None if _is_array(leaf) else leaf for leaf in leaves]
-      return flat, [leaf for leaf in leaves if _is_array(leaf)]
-
-    closed = jax.make_jaxpr(with_residuals)(weights, aux, x)
-    jaxpr = closed.jaxpr
-    num_outputs = structure["outputs"].num_leaves
-    of_x = len(jaxpr.invars) - 1
-    residuals = range(len(jaxpr.outvars) - num_outputs)
-    on_x = {i for i in residuals if of_x in inputs_of(jaxpr, num_outputs + i)}
-    # The same value is often a residual of several operations: store it once.
-    saved_index, saved_outs = number(jaxpr.outvars[num_outputs:], on_x)
-    rebuilt_index, rebuilt_outs = number(jaxpr.outvars[num_outputs:], on_x.symmetric_difference(residuals))
-
-    saved_positions = [num_outputs + i for i in saved_outs]
-    rebuilt_positions = [num_outputs + i for i in rebuilt_outs]
-    avals = lambda positions: [_struct(jaxpr.outvars[i].aval) for i in positions]
-    outputs = [_struct(v.aval) for v in jaxpr.outvars[:num_outputs]]
-
-    def pull_back(rebuilt, saved, cotangents):
-      arrays = iter([saved[saved_index[k]] if k in saved_index else rebuilt[rebuilt_index[k]] for k in residuals])
-      vjp_fn = jax.tree.unflatten(structure["vjp"], [next(arrays) if s is None else s for s in structure["static"]])
-      given = iter(cotangents)
-      dweights, dx = vjp_fn(
-          jax.tree.unflatten(structure["outputs"], [next(given) if _is_float(o) else _float0(o) for o in outputs])
-      )
-      return [*jax.tree.leaves(dweights), dx]
-
-    cotangents = [o for o in outputs if _is_float(o)]
-    backward = jax.make_jaxpr(pull_back)(avals(rebuilt_positions), avals(saved_positions), cotangents)
-    take = functools.partial(select_outputs, closed)
-    primal = take(range(num_outputs))
-    num_weights = len(jax.tree.leaves(weights))
-    inputs = [inputs_of(jaxpr, at) for at in rebuilt_positions]
+    traced = _Traced.of(fn, weights, aux, x, checkpoint)
+    take = functools.partial(select_outputs, traced.forward)
+    primal, num_weights = take(range(len(traced.output_avals))), len(jax.tree.leaves(weights))
+    inputs = [inputs_of(traced.forward.jaxpr, at) for at in traced.rebuilt]
     reads = [[k for k, used in enumerate(inputs) if i in used] for i in range(num_weights)]
     return cls(
         weights_and_aux=jax.tree.structure((weights, aux)),
-        outputs=structure["outputs"],
-        output_avals=tuple(outputs),
+        outputs=traced.outputs,
+        output_avals=traced.output_avals,
         primal=primal,
-        saving=take([*range(num_outputs), *saved_positions]),
-        rebuilding=take(rebuilt_positions),
-        saved_avals=tuple(avals(saved_positions)),
+        saving=take([*range(len(traced.output_avals)), *traced.saved]),
+        rebuilding=take(traced.rebuilt),
+        saved_avals=traced.avals(traced.saved),
         gradients=GradientProgram.plan(
-            backward,
+            traced.backward(),
             splits,
             batch_axes,
-            len(cotangents),
+            sum(map(_is_float, traced.output_avals)),
             gathered_in_steps,
             reads if summed else None,
-            num_residuals=len(saved_positions),
+            num_residuals=len(traced.saved),
         ),
         orders=operands.orders(primal, num_weights),
         of_kernels=one_of.read_by_kernels(primal, num_weights),
@@ -189,6 +153,69 @@ class StageProgram:
   def intermediates_avals(self) -> PyTree:
     """Shapes and dtypes of one iteration's intermediates, leaves [S, …]."""
     return jax.tree.unflatten(self.outputs, self.output_avals)[1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Traced:
+  """The stages as JAX differentiates them. Residuals are numbered as JAX returns them, outputs of `forward` before."""
+
+  forward: ClosedJaxpr  # (weights, aux, x) -> outputs + residuals
+  outputs: jax.tree_util.PyTreeDef  # structure of (y, intermediates)
+  output_avals: tuple[Any, ...]  # types of their leaves
+  vjp: jax.tree_util.PyTreeDef  # structure of JAX's backward function
+  static: list[Any]  # its leaves that are no arrays; None for residuals
+  saved_numbers: dict[int, int]  # residual that depends on x -> its number among them; equal ones are stored once
+  rebuilt_numbers: dict[int, int]  # other residual -> its number among the others
+  saved: list[int]  # the outputs of `forward` that are saved
+  rebuilt: list[int]  # those that are computed again
+
+  @classmethod
+  def of(cls, fn: StageFn, weights: PyTree, aux: PyTree, x: jax.Array, checkpoint: Callable | None) -> _Traced:
+    structure: dict[str, Any] = {}
+
+    def with_residuals(weights, aux, x):
+      stage = lambda w, x: fn(w, aux, x)
+      outputs, vjp_fn = jax.vjp(checkpoint(stage) if checkpoint else stage, weights, x)
+      flat, structure["outputs"] = jax.tree.flatten(outputs)
+      leaves, structure["vjp"] = jax.tree.flatten(vjp_fn)
+      structure["static"] = [None if _is_array(leaf) else leaf for leaf in leaves]
+      return flat, [leaf for leaf in leaves if _is_array(leaf)]
+
+    forward = jax.make_jaxpr(with_residuals)(weights, aux, x)
+    jaxpr, first = forward.jaxpr, structure["outputs"].num_leaves
+    residuals = range(len(jaxpr.outvars) - first)
+    on_x = {i for i in residuals if len(jaxpr.invars) - 1 in inputs_of(jaxpr, first + i)}
+    saved_numbers, saved = number(jaxpr.outvars[first:], on_x)
+    rebuilt_numbers, rebuilt = number(jaxpr.outvars[first:], on_x.symmetric_difference(residuals))
+    return cls(
+        forward=forward,
+        output_avals=tuple(_struct(v.aval) for v in jaxpr.outvars[:first]),
+        saved_numbers=saved_numbers,
+        rebuilt_numbers=rebuilt_numbers,
+        saved=[first + i for i in saved],
+        rebuilt=[first + i for i in rebuilt],
+        **structure,
+    )
+
+  def avals(self, outs: Sequence[int]) -> tuple[Any, ...]:
+    """The types of these outputs of `forward`."""
+    return tuple(_struct(self.forward.jaxpr.outvars[i].aval) for i in outs)
+
+  def backward(self) -> ClosedJaxpr:
+    """(rebuilt, saved, cotangents of float outputs) -> (cotangents of weights, of x)."""
+    count = len(self.saved_numbers) + len(self.rebuilt_numbers)
+
+    def pull_back(rebuilt, saved, cotangents):
+      of = lambda k: saved[self.saved_numbers[k]] if k in self.saved_numbers else rebuilt[self.rebuilt_numbers[k]]
+      arrays = iter([of(k) for k in range(count)])
+      vjp_fn = jax.tree.unflatten(self.vjp, [next(arrays) if s is None else s for s in self.static])
+      given = iter(cotangents)
+      all_ = [next(given) if _is_float(aval) else _float0(aval) for aval in self.output_avals]
+      dweights, dx = vjp_fn(jax.tree.unflatten(self.outputs, all_))
+      return [*jax.tree.leaves(dweights), dx]
+
+    cotangents = [aval for aval in self.output_avals if _is_float(aval)]
+    return jax.make_jaxpr(pull_back)([*self.avals(self.rebuilt)], [*self.avals(self.saved)], cotangents)
 
 
 def _is_float(aval: Any) -> bool:
