@@ -126,7 +126,9 @@ def _behind_what_comes_before(gradient: Gradient, values: _Values, weight: Weigh
     operands = [next(needs) for _ in root.eqn.invars]
     # Tied to the smallest operand, of which a copy costs least.
     smallest = min(range(len(operands)), key=[x.size for x in operands].__getitem__)
-    [weight], (operands[smallest], reads) = behind_barrier([weight], weight.overlapped, (operands[smallest], reads))
+    tied = [getattr(weight, name) for name in weight.overlapped]
+    operands[smallest], tied, reads = jax.lax.optimization_barrier((operands[smallest], tied, reads))
+    weight = weight.with_(**dict(zip(weight.overlapped, tied, strict=True)))
     of_roots.append(operands)
   return weight, Operands(of_roots, list(needs))
 
