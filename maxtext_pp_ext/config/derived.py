@@ -162,7 +162,7 @@ def parallelism(config: HostKeys, network: str) -> dict[str, int]:
 def devices_to_share(config: HostKeys, network: str) -> int | None:
   """The product that the parallelism must have: devices of a slice, or slices; None if it is not known."""
   devices, slices = config.num_target_devices, getattr(config, "num_slices", 1)
-  if not devices or not slices or devices < 1 or slices < 1:
+  if not devices or not slices or devices < 1 or slices < 1 or devices % slices:
     return None
   if network == "ici":
     return devices // slices

@@ -27,9 +27,10 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 _MOST = 2**31 - 1  # positions, tokens, steps and dimensions are counted in 32 bits
-_MOST_LAYERS = 1 << 16  # each has a place in a list
-_LAYERS = re.compile(
+_MOST_LISTED = 1 << 16  # each has a place in a list
+_LISTED = re.compile(
     r"(base_num_decoder|pipeline_parallel|first_num_dense|mtp_num)_layers|num_layers_per_\w+|num_pipeline_\w+"
+    r"|(compile_topology_)?num_slices"
 )
 _PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
 # Neither sizes nor counts: any number has a meaning.
@@ -109,7 +110,7 @@ def range_of(key: str, field: FieldInfo) -> Range | None:
   least, above, most = _bounds(field)
   if float not in kinds:
     large = _LARGE.fullmatch(key) or (default is not None and default > _MOST)
-    most = min(most, math.inf if large else _MOST_LAYERS if _LAYERS.fullmatch(key) else _MOST)
+    most = min(most, math.inf if large else _MOST_LISTED if _LISTED.fullmatch(key) else _MOST)
   elif _SIZES.fullmatch(key):
     most = min(most, _MOST)
   without_0 = False

@@ -56,6 +56,7 @@ def test_all_values_that_trained_the_same_in_pipelines_and_without_are_accepted(
         ({"ici_tensor_parallelism": 0}, "ici_tensor_parallelism=0 has to be at least 1, or -1."),
         ({"base_num_decoder_layers": 10**6}, "base_num_decoder_layers=1000000 can be at most 65536."),
         ({"learning_rate": math.inf}, "learning_rate=inf has to be finite."),
+        ({"num_slices": 10**9}, "num_slices=1000000000 can be at most 65536."),
         ({"capacity_factor": 1e18}, "capacity_factor=1e+18 can be at most"),
         ({"final_logits_soft_cap": -1.0}, "final_logits_soft_cap=-1.0 has to be at least 0. Leave it out."),
         ({"steps": -2}, "steps=-2 has to be at least -1."),

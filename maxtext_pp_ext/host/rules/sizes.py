@@ -222,9 +222,16 @@ def rows_on(config: Keys, platform: str) -> list[Problem]:
   return list(_rows(config, platform))
 
 
-def devices(config: Keys) -> list[Problem]:
+def devices(config: Keys) -> list[str]:
   """Returns the problems with the parallelism for a mesh of all devices, as trainers make it."""
-  found = []
+  count, slices = config.num_target_devices, getattr(config, "num_slices", 1)
+  if count and count > 0 and slices > 0 and count % slices:
+    fewer = max(size for size in derived.divisors(count) if size < slices)
+    return [
+        f"num_slices={slices} slices cannot share num_target_devices={count} equally. Leave num_slices out, or set one "
+        f"that divides them, such as num_slices={fewer}."
+    ]
+  found: list[str] = []
   for network in derived.NETWORKS if num_stages(config) is not None else ():
     target = derived.devices_to_share(config, network)
     asked = derived.parallelism(config, network)

@@ -164,6 +164,15 @@ def test_devices_that_tests_of_models_need_not_use_are_not_refused_by_themselves
   assert problems.problems(config) == [] and len(problems.problems(config, whole_mesh=True)) == 1
 
 
+@pytest.mark.parametrize("slices, other", [(3, 2), (16, 8), (10**9, 8)])
+def test_slices_that_cannot_share_the_devices_are_told_by_their_key_and_other_sizes_keep_their_remedies(slices, other):
+  told = f"num_slices={slices} slices cannot share num_target_devices=8 equally. .*such as num_slices={other}[.]"
+  [problem] = problems.problems(make(num_slices=slices), whole_mesh=True)
+  assert re.match(told, problem)
+  of_batch, problem = problems.problems(make(num_slices=slices, num_pipeline_microbatches=5), whole_mesh=True)
+  assert re.match(told, problem) and "Set num_pipeline_microbatches=4" in of_batch
+
+
 def test_a_remedy_does_not_bring_another_problem_about():
   # One layer outside of the pipeline would do, but biases of experts would not move there.
   config = make(
