@@ -51,7 +51,7 @@ class Batch:
     """Activations from a normal distribution, and packed sequences: segments and positions differ by example."""
     shape = (config.global_batch_size_to_train_on, config.max_target_length, config.emb_dim)
     keys = jax.random.split(jax.random.key(seed), 3)
-    starts = jax.random.randint(keys[2], (shape[0], 1), 1, shape[1])
+    starts = jax.random.randint(keys[2], (shape[0], 1), 1, shape[1], jnp.int32)
     at = jnp.arange(shape[1], dtype=jnp.int32)[None]
     return cls(
         inputs=jax.random.normal(keys[0], shape, config.dtype),
@@ -97,8 +97,12 @@ class Parity:
     """The array with the largest error."""
     return self.errors[0]
 
-  def check(self, bound: float) -> None:
-    """Raises AssertionError naming every array whose error is above the bound, worst first (NaN counts as above)."""
+  def check(self, bound: float, unused: Iterable[str] = ()) -> None:
+    """Raises AssertionError naming every array whose error is above the bound, worst first (NaN counts as above).
+
+    Before that it raises what `check_gradients(unused)` does.
+    """
+    self.check_gradients(unused)
     bad = [f"  {name}: {error:.3e}" for name, error in self.errors if not error <= bound]
     if bad:
       count = f"{len(bad)} of {len(self.errors)} arrays"
@@ -161,7 +165,7 @@ def assert_pipeline_parity(
   """
   mesh = mesh_of(config) if mesh is None else mesh
   batch = Batch.random(config, seed) if batch is None else batch
-  bound = _tolerance(config) if tolerance is None else tolerance
+  bound, unused = _tolerance(config) if tolerance is None else tolerance, tuple(unused)
   if implementations is None:
     implementations = config.pipeline_impl
   if isinstance(implementations, (str, type)):
@@ -176,7 +180,7 @@ def assert_pipeline_parity(
     found[name] = compare(pipeline, expected, batch, mesh, config.logical_axis_rules, deterministic=deterministic)
     found[name].check_gradients(unused)
     try:
-      found[name].check(bound)
+      found[name].check(bound, unused)
     except AssertionError as error:
       moves, by = sensitivity(pipeline, expected, batch, config.dtype, deterministic=deterministic).worst
       raise AssertionError(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipelines compute what a loop over their layers computes, whatever switches of JAX a user has turned on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 from typing import Any
 
@@ -15,33 +15,36 @@ from tests.marks import slow_but
 from tests.parity.common import LAYERS, make_config
 
 SWITCHES = {
-    "jax_enable_x64": True,
-    "jax_debug_nans": True,
-    "jax_disable_jit": True,
-    "jax_enable_checks": True,
-    "jax_numpy_dtype_promotion": "strict",
-    "jax_default_matmul_precision": "highest",
+    "x64": {"jax_enable_x64": True},
+    "x64 and strict promotion": {"jax_enable_x64": True, "jax_numpy_dtype_promotion": "strict"},
+    "NaNs": {"jax_debug_nans": True},
+    "no jit": {"jax_disable_jit": True},
+    "checks": {"jax_enable_checks": True},
+    "strict promotion": {"jax_numpy_dtype_promotion": "strict"},
+    "highest precision": {"jax_default_matmul_precision": "highest"},
 }
 SIZES = [(1, 2), (2, 2), (3, 3)]  # stages and microbatches
 CASES = [(name, *sizes) for name in SWITCHES for sizes in SIZES]
 # Without jit each operation is a program of its own: a minute for three stages.
-QUICK = [case for case in CASES if case[0] != "jax_disable_jit"]
+QUICK = [case for case in CASES if case[0] != "no jit"]
 
 
 @contextlib.contextmanager
-def _switched(name: str, value: Any) -> Iterator[None]:
-  before = getattr(jax.config, name)
-  assert before != value
-  jax.config.update(name, value)
+def _switched(switches: Mapping[str, Any]) -> Iterator[None]:
+  before = {name: getattr(jax.config, name) for name in switches}
+  assert not before.items() & switches.items()
   try:
+    for name, value in switches.items():
+      jax.config.update(name, value)
     yield
   finally:
-    jax.config.update(name, before)
+    for name, value in before.items():
+      jax.config.update(name, value)
 
 
 @pytest.mark.parametrize("name, stages, microbatches", slow_but(QUICK, CASES, spread=True))
-def test_with_a_switch_of_jax_a_pipeline_equals_a_loop_over_its_layers(name, stages, microbatches):
+def test_with_switches_of_jax_a_pipeline_equals_a_loop_over_its_layers(name, stages, microbatches):
   config = make_config(stages=stages, repeats=2, microbatches=microbatches)
   mesh = maxtext_utils.get_mesh_from_config(config, jax.devices()[: 2 * stages])
-  with _switched(name, SWITCHES[name]):
+  with _switched(SWITCHES[name]):
     parity.assert_pipeline_parity(LAYERS["simple"], config, implementations="circular_bsw", mesh=mesh)

@@ -145,9 +145,11 @@ def with_gradients(model, batch):
 def difference(actual, expected):
   of_params = jax.tree.map(parity.relative_error, nnx.to_pure_dict(actual[1][0]), nnx.to_pure_dict(expected[1][0]))
   by_path = {jax.tree_util.keystr(path): error for path, error in jax.tree_util.tree_leaves_with_path(of_params)}
+  wanted = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(expected[1][0]))
   return parity.Parity(
       outputs=parity.relative_error(actual[0], expected[0]),
       gradients={**by_path, "inputs": parity.relative_error(actual[1][1], expected[1][1])},
+      without_gradient=tuple(jax.tree_util.keystr(path) for path, gradient in wanted if not gradient.any()),
   )
 
 

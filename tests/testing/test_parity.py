@@ -138,6 +138,13 @@ def test_nan_is_the_worst_error():
     result.check(1.0)
 
 
+def test_arrays_without_a_gradient_are_an_error_of_the_comparison_unless_they_are_named():
+  result = parity.Parity(outputs=0.0, gradients={"a": 0.0}, without_gradient=("a",))
+  with pytest.raises(AssertionError, match="The gradient of a is 0 in the layers"):
+    result.check(1.0)
+  result.check(1.0, unused=["a"])
+
+
 def test_the_tolerance_grows_with_depth_and_with_the_rounding_of_the_dtype():
   config = make_config(**SIZES)
   deeper = make_config(**{**SIZES, "repeats": 8})
