@@ -188,10 +188,10 @@ class Execution:
     weights = zip(stage.weight_axes, stage.weights, stage.overwritten, computes_in, strict=True)
     for axes, weight, overwritten, compute_dtype in weights:
       # A weight without annotation is replicated over all axes but its stages. As in a PartitionSpec, names may be
-      # missing at the end: MaxText's scans within a layer name their axis even if the weight's own axes have no names.
+      # missing at the end.
       axes = axes or STAGE_AXES
       axes = (*axes, *(None,) * (weight.ndim - len(axes)))
-      # Such names are also out of order, and one more axis has the stages' name.
+      # Rules may put names of a layer's own axes on the mesh axis of stages, too.
       within = gathered_spec(P(*resolve(axes, self.mesh, rules)[2:]), None, ("stage",))
       stored = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *within)
       stored = divisible_spec(stored, weight.shape[1:], self.mesh)
