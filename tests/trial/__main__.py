@@ -15,6 +15,7 @@ import dataclasses
 import json
 import pathlib
 import time
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -53,9 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     outcome = None if options.again else known.get(configuration.text)
     if outcome is None:
       begin = time.monotonic()
+      _write(file, configuration.text, judge.Outcome(verdict=judge.CRASH, said="the process ended"))  # until it is known
       outcome = judge.judge(configuration)
-      with file.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps({"text": configuration.text, **dataclasses.asdict(outcome)}) + "\n")
+      _write(file, configuration.text, outcome)
       seconds = time.monotonic() - begin
       console.print(f"{configuration.name} {outcome.verdict} ({seconds:.0f} s): {outcome.said[:300]}", markup=False)
       if outcome.verdict in judge.FAULTS or options.details:
@@ -70,7 +71,13 @@ def main(argv: list[str] | None = None) -> int:
   return 1 if any(outcome.verdict in judge.FAULTS for _, outcome in rows) else 0
 
 
+def _write(file: pathlib.Path, text: str, outcome: Any) -> None:
+  with file.open("a", encoding="utf-8") as lines:
+    lines.write(json.dumps({"text": text, **dataclasses.asdict(outcome)}) + "\n")
+
+
 def _read(file: pathlib.Path) -> dict:
+  """Outcomes by the text of their configurations; of several the last."""
   from tests.trial import judge  # pylint: disable=import-outside-toplevel
 
   if not file.exists():
