@@ -51,7 +51,7 @@ _SPARSECORES = f"compile_xla_flags={overlap.SPARSE_CORE_FLAGS}"
 # Text of the optimised HLO that says where an instruction comes from.
 _METADATA = re.compile(r', metadata=\{(?:[^"{}]|"(?:\\.|[^"\\])*")*\}')
 _SIGNATURE = re.compile(r"^((?:ENTRY )?%[^ ]+) \(.*\{$")  # of a computation, whose parameters follow as instructions
-_NAME = re.compile(r"%[\w.-]+")
+_NAME = re.compile(r"%[\w.-]+|\bchannel_id=\d+")
 _COMPUTATION = ("%", "ENTRY ")
 
 
@@ -114,7 +114,10 @@ def normalised(program: str) -> str:
   lines = program.splitlines()
   start = next(at for at, line in enumerate(lines) if line.startswith(_COMPUTATION))
   numbers: dict[str, str] = {}
-  name = lambda match: numbers.setdefault(match[0], f"%{len(numbers)}")
+
+  def name(match: re.Match[str]) -> str:
+    return numbers.setdefault(match[0], f"%{len(numbers)}")
+
   kept = (_SIGNATURE.sub(r"\1 {", _METADATA.sub("", line)) for line in itertools.chain(lines[:1], lines[start:]))
   return "\n".join(_NAME.sub(name, line) for line in kept) + "\n"
 

@@ -25,7 +25,7 @@ FileNames
 ENTRY %main.5 (p: f32[8]) -> f32[] {
   %p = f32[8]{0} parameter(0)
   %zero.6 = f32[] constant(0)
-  ROOT %reduce.7 = f32[] reduce(%p, %zero.6), dimensions={0}, to_apply=%add.1
+  ROOT %reduce.7 = f32[] reduce(%p, %zero.6), channel_id=3, dimensions={0}, to_apply=%add.1
 }
 """
 FIGURES = {"projected seconds": 2.0, "bytes on the wire": 1000.0, "peak bytes": 4000.0}
@@ -37,7 +37,10 @@ def compiled(program: str = BEFORE, **changed: float) -> unchanged.Compiled:
 
 @pytest.mark.parametrize(
     "before, after",
-    [("sum.4", "total.9"), ("%add.1", "%plus.3"), ("stack_frame_id=5", "stack_frame_id=6"), ("engine.py", "window.py")],
+    [
+        *[("sum.4", "total.9"), ("%add.1", "%plus.3"), ("channel_id=3", "channel_id=7")],
+        *[("stack_frame_id=5", "stack_frame_id=6"), ("engine.py", "window.py")],
+    ],
 )
 def test_a_program_with_other_names_or_source_lines_is_the_same(before, after):
   assert unchanged.verdict(compiled(), compiled(BEFORE.replace(before, after))) == (

@@ -776,9 +776,9 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "unrolled-loops-counted-twice",
             "a loop that the compiler unrolled counts as often as its counter's bound says",
-            "compiled/program/hlo.py",
-            "return _trips(first.offset + counter.offset, after.offset, bound.offset, compared)",
-            "return _trips(first.offset + counter.offset, 1, bound.offset, compared)",
+            "compiled/program/integers.py",
+            "return count\n",
+            "return 2 * count\n",
             "tests/compiled/program/test_hlo.py::"
             "test_a_trip_count_without_a_note_follows_from_the_counters_start_step_and_bound",
         ),

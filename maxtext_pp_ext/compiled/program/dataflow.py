@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Iterator
+import re
 
 from maxtext_pp_ext.compiled.program import hlo
 
 Value = tuple[str, str, tuple[int, ...]]
+_WITHIN_TYPES = re.compile(r"\{[^{}]*\}|\[[^\]]*\]|/\*.*?\*/")  # layouts, sizes, and comments such as /*index=5*/
 _PASSED_ON = frozenset({"opt-barrier", "copy", "bitcast", "while"})
 
 
@@ -118,34 +120,14 @@ def _reached(values: Iterable[Value], edges: dict[Value, list[Value]]) -> set[Va
 
 def _paths(type_text: str) -> list[tuple[int, ...]]:
   """The paths of the arrays in a type such as `((f32[2], s32[]), f32[3])`; [()] for an array."""
-  if not type_text.startswith("("):
-    return [()]
-  found: list[tuple[int, ...]] = []
-  at: list[int] = []  # the index in each open tuple
-  depth, is_array = 0, False  # depth counts open brackets that are part of an array's type
-  for i, char in enumerate(type_text):
-    if char in "[{" or (char == "(" and depth):
-      depth += 1
-    elif char in "]}" or (char == ")" and depth):
-      depth -= 1
-    elif depth:
-      continue
-    elif char == "(":
+  found, at = [], []
+  for token in re.findall(r"[(),]|\w+", _WITHIN_TYPES.sub("", type_text)):
+    if token == "(":
       at.append(0)
-      is_array = False
-    elif char in "),":
-      if is_array:
-        found.append(tuple(at))
-      is_array = False
-      if char == ")":
-        at.pop()
-      else:
-        at[-1] += 1
-    elif char.isalnum() and not is_array and not type_text.startswith("index=", i) and _is_dtype(type_text, i):
-      is_array = True
+    elif token == ")":
+      at.pop()
+    elif token == ",":
+      at[-1] += 1
+    else:
+      found.append(tuple(at))
   return found
-
-
-def _is_dtype(text: str, at: int) -> bool:
-  """Whether an array's type begins here, and not a comment such as /*index=5*/, which may stand between types."""
-  return text.find("[", at) >= 0 and text[at : text.find("[", at)].isalnum()

@@ -104,7 +104,7 @@ class Execution:
     return Call(Execution(self._program, scope, self.loops + loops), times)
 
   def _iterations(self, loop: hlo.Instruction) -> Iterator[Call]:
-    count = self.module.trip_count(loop)
+    count = self.scope.trips(loop)
     if count is None:
       self.unknown.loops.add(loop.name)
       count = 1
@@ -176,7 +176,7 @@ class _Program:
       own = (sent[1].wire_bytes if sent else 0.0, products.dot_flops(computation, step), float(results))
       called = [] if sent else [self.weight(callee.name) for callee in self.module.callees(step)]
       called = [max(called)] if step.opcode == "conditional" and called else called
-      times = (self.module.trip_count(step) or 1) if step.opcode == "while" else 1
+      times = (step.noted_trips or 1) if step.opcode == "while" else 1
       for times_of, weight in ((1, own), *((times, each) for each in called)):
         total = (total[0] + times_of * weight[0], total[1] + times_of * weight[1], total[2] + times_of * weight[2])
     return total

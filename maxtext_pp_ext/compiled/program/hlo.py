@@ -17,7 +17,6 @@ import functools
 import graphlib
 import math
 import re
-from typing import NamedTuple
 
 _BITS = {"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32}
 _BITS |= {"s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128}
@@ -98,6 +97,14 @@ class Instruction:
     match = re.search(r'op_name="([^"]*)"', self.attributes)
     return match[1] if match else ""
 
+  @property
+  def noted_trips(self) -> int | None:
+    """How often a `while` runs its body, as the compiler notes; None without a note."""
+    for pattern in (r'known_trip_count"?[=:]\{"?n"?[=:]"?(\d+)', r'estimated_trip_count"?[=:]"?(\d+)'):
+      if match := self.attribute(pattern):
+        return int(match[1])
+    return None
+
   def attribute(self, pattern: str) -> re.Match[str] | None:
     return re.search(pattern, self.attributes)
 
@@ -118,34 +125,6 @@ class Computation:
     """The instruction whose result the computation returns."""
     return next((step for step in self.instructions if step.is_root), self.instructions[-1])
 
-  def value(self, name: str) -> Value | None:
-    """An integer: a constant, or an element of the computation's parameter plus one; None if it is neither."""
-    step = self.by_name.get(name)
-    if step is None:
-      return None
-    if step.opcode == "constant":
-      return Value(None, int(step.operands)) if re.fullmatch(r"-?\d+", step.operands) else None
-    if step.opcode in ("copy", "bitcast", "convert"):
-      return self.value(step.operand_names[0])
-    if step.opcode == "get-tuple-element":
-      index, of = step.attribute(r"index=(\d+)"), self.by_name.get(step.operand_names[0])
-      return Value(int(index[1]), 0) if index and of is not None and of.opcode == "parameter" else None
-    if step.opcode in ("add", "subtract"):
-      left, right = (self.value(operand) for operand in step.operand_names)
-      if step.opcode == "add" and left is not None and left.element is None:
-        left, right = right, left
-      if left is None or right is None or right.element is not None:
-        return None
-      return Value(left.element, left.offset + (right.offset if step.opcode == "add" else -right.offset))
-    return None
-
-
-class Value(NamedTuple):
-  """An integer: element number `element` of a computation's parameter, if there is one, plus `offset`."""
-
-  element: int | None
-  offset: int
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Module:
@@ -155,50 +134,8 @@ class Module:
   entry: str  # name of the computation that the program starts with
   partitions: int  # number of devices over which the program is partitioned
 
-  def trip_count(self, loop: Instruction) -> int | None:
-    """How often a `while` runs its body: the compiler's note, else as its counter's start, step and bound say.
-
-    None if there is no note and the counter does not start, step and end at constants.
-    """
-    for pattern in (r'known_trip_count"?[=:]\{"?n"?[=:]"?(\d+)', r'estimated_trip_count"?[=:]"?(\d+)'):
-      if match := loop.attribute(pattern):
-        return int(match[1])
-    around = next((each for each in self.computations.values() if each.by_name.get(loop.name) is loop), None)
-    called = [loop.attribute(rf"{name}=%?([\w.\-]+)") for name in ("condition", "body")]
-    condition, body = (self.computations.get(name[1]) if name else None for name in called)
-    if around is None or condition is None or body is None:
-      return None
-    compare, start, end = condition.root, around.by_name.get(loop.operand_names[0]), body.root
-    direction = compare.attribute(r"direction=(\w+)")
-    if compare.opcode != "compare" or direction is None or start is None or {start.opcode, end.opcode} != {"tuple"}:
-      return None
-    compared = direction[1]
-    counter, bound = (condition.value(name) for name in compare.operand_names)
-    if counter is not None and counter.element is None:
-      counter, bound, compared = bound, counter, _SWAPPED.get(compared, compared)
-    if counter is None or counter.element is None or bound is None or bound.element is not None:
-      return None
-    first, after = around.value(start.operand_names[counter.element]), body.value(end.operand_names[counter.element])
-    if first is None or first.element is not None or after is None or after.element != counter.element:
-      return None
-    return _trips(first.offset + counter.offset, after.offset, bound.offset, compared)
-
   def callees(self, instruction: Instruction) -> tuple[Computation, ...]:
     return tuple(self.computations[name] for name in instruction.called if name in self.computations)
-
-
-_SWAPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
-
-
-def _trips(first: int, step: int, bound: int, direction: str) -> int | None:
-  """How often a counter passes a comparison with a bound; None if it never ends."""
-  distance = {"LT": bound - first, "LE": bound - first + 1, "GT": first - bound, "GE": first - bound + 1}
-  if direction == "NE":
-    return (bound - first) // step if step and (bound - first) % step == 0 and (bound - first) // step >= 0 else None
-  per_trip = step if direction in ("LT", "LE") else -step
-  if direction not in distance or per_trip <= 0:
-    return None
-  return max(0, -(-distance[direction] // per_trip))
 
 
 def arrays_in(text: str) -> tuple[Array, ...]:

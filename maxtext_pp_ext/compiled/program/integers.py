@@ -19,6 +19,7 @@ import numpy as np
 from maxtext_pp_ext.compiled.program import hlo
 
 _MOST_ELEMENTS = 1 << 16
+_MOST_TRIPS = 1 << 14
 _PASSED_ON = frozenset(
     {"bitcast", "copy", "copy-start", "copy-done", "optimization-barrier", "reshape", "all-reduce-done"}
 )
@@ -108,6 +109,22 @@ class Scope:
     for _ in range(count):
       yield scope
       scope = Scope(self.module, body, functools.partial(_result, scope))
+
+  def trips(self, loop: hlo.Instruction) -> int | None:
+    """How often a loop runs its body: as the compiler notes, else until its condition fails. None if that is unknown."""
+    if (noted := loop.noted_trips) is not None:
+      return noted
+    try:
+      condition = self.module.computations[_attribute(loop, r"condition=%?([\w.\-]+)")]
+      for count, body in enumerate(self.iterations(loop, _MOST_TRIPS)):
+        goes_on = Scope(self.module, condition, body._parameter).value(condition.root.name)
+        if not goes_on.any():
+          return count
+        if not goes_on.all():
+          break
+    except (KeyError, UnknownError):  # a part of a program may lack the condition
+      pass
+    return None
 
   def _evaluate(self, step: hlo.Instruction, index: int | None) -> np.ndarray:
     if step.opcode == "parameter":

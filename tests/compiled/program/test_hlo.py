@@ -4,7 +4,7 @@
 
 import pytest
 
-from maxtext_pp_ext.compiled.program import hlo
+from maxtext_pp_ext.compiled.program import hlo, integers
 
 LOOP = """HloModule step, is_scheduled=true, num_partitions=8
 
@@ -109,7 +109,7 @@ def test_a_trip_count_without_a_note_follows_from_the_counters_start_step_and_bo
 
 def _trips(text: str) -> int | None:
   module = hlo.parse(text)
-  return module.trip_count(module.computations["main"].by_name["loop"])
+  return integers.entry(module).trips(module.computations["main"].by_name["loop"])
 
 
 def test_an_asynchronous_computation_ends_where_its_thread_is_named_and_a_kernel_does_not():
