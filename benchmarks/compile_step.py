@@ -11,11 +11,11 @@ from typing import Any
 from rich import console as rich_console
 
 from benchmarks import shapes
-from maxtext_pp_ext.compiled import compare, limits, step
+from maxtext_pp_ext.compiled import child, compare, limits
 from maxtext_pp_ext.hardware import chips
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
-versions = step.versions
+versions = child.versions
 
 
 def compile_step(

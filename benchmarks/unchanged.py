@@ -33,7 +33,7 @@ from typing import Any
 from rich import console as rich_console
 
 from benchmarks import overlap, tables
-from maxtext_pp_ext.compiled import limits, step
+from maxtext_pp_ext.compiled import child, limits
 from maxtext_pp_ext.processes import interruption
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -192,7 +192,7 @@ def of_version(
   """
   case = CASES[name]
   file, program = (folder / f"{re.sub('[, ]+', '-', name)}.{suffix}" for suffix in ("json", "hlo"))
-  of = {"arguments": case.arguments, "versions": step.versions()}
+  of = {"arguments": case.arguments, "versions": child.versions()}
   if reuse and (known := tables.read(file)) and all(known[key] == value for key, value in of.items()):
     return Compiled(program=program.read_text(encoding="utf-8"), figures=known["figures"])
   found = compiled(case, package, bounds)

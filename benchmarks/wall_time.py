@@ -38,7 +38,7 @@ from rich import progress
 
 from benchmarks import compile_step, shapes, tables
 import maxtext_pp_ext
-from maxtext_pp_ext.compiled.measured import step_times, turn
+from maxtext_pp_ext.compiled import step_times, tasks
 from maxtext_pp_ext.compiled.program import execution, hlo, products
 from maxtext_pp_ext.host.models import variants
 
@@ -187,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
   with progress.Progress(console=console) as bar:
     task = bar.add_task("rounds", total=options.rounds)
     steps = {impl: each.step for impl, each in pipelines.items()}
-    for impl, seconds in turn.measure(steps, options.rounds, lambda done: bar.update(task, completed=done)).items():
+    for impl, seconds in tasks.measure(steps, options.rounds, lambda done: bar.update(task, completed=done)).items():
       pipelines[impl].seconds = seconds
   results = {
       impl: {

@@ -54,9 +54,7 @@ import maxtext_pp_ext
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, refusing
 from maxtext_pp_ext.cli.tables import compare as compare_table
-from maxtext_pp_ext.compiled import child, flags, step
-from maxtext_pp_ext.compiled.measured import devices as devices_here
-from maxtext_pp_ext.compiled.measured import step_times
+from maxtext_pp_ext.compiled import child, flags, step_times
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host.models import refusals, run_config, variants
 
@@ -90,7 +88,7 @@ class Target:
   devices: child.Devices  # for which the steps are compiled, and on which they run; None for a TPU topology
   described: str  # the devices in words
   chip: chips.Chip | None = None  # of the devices, for projections; None if its rates are not known
-  # What was found on this machine (`measured.devices.of_machine`); None unless it is used.
+  # What was found on this machine (`compiled.tasks.devices`); None unless it is used.
   machine: dict[str, Any] | None = None
   arguments: dict[str, list[str]]  # implementation -> MaxText's arguments
 
@@ -105,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     target = _target(args, names, machine)
     refused = _refused(target, args.impl is not None)
   rows = {name: refused.get(name) or _row(name, target, args) for name in names}
-  versions = {"maxtext_pp_ext": maxtext_pp_ext.__version__, **step.versions()}
+  versions = {"maxtext_pp_ext": maxtext_pp_ext.__version__, **child.versions()}
   found: dict[str, Any] = {"devices": target.described, "versions": versions, "given": args.maxtext_args}
   found |= {"machine": target.machine} if target.machine else {}
   found |= {"flags": {name: " ".join(flags.SETS[name].split()) for name in args.flags}} if args.flags else {}
@@ -216,10 +214,10 @@ def _refused(target: Target, asked: bool) -> dict[str, dict[str, Any]]:
 
 
 def _machine(machine: child.Machine, args: argparse.Namespace) -> dict[str, Any] | None:
-  """Returns what `devices.of_machine` finds; None if it is CPUs, in whose place virtual devices are used."""
+  """Returns what `compiled.tasks.devices` finds; None if it is CPUs, in whose place virtual devices are used."""
   if machine.platforms == "cpu":
     return None
-  found = devices_here.of_machine(machine, maxtext.bounds(args))
+  found = machine.devices(maxtext.bounds(args))
   if "failure" in found:
     raise CommandError(
         f"--run: JAX found no devices: {found['failure']}. Make them free, or give --devices N for virtual CPU devices.",

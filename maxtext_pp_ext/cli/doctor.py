@@ -27,7 +27,6 @@ from typing import Any
 from maxtext_pp_ext.cli import output
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, refusing
 from maxtext_pp_ext.compiled import child, limits
-from maxtext_pp_ext.compiled.measured import devices
 from maxtext_pp_ext.host import doctor, source_check
 
 _BOUNDS = limits.Limits(seconds=120.0, memory_bytes=8 << 30)
@@ -58,7 +57,7 @@ def _of_environment(no_devices: bool) -> list[Any]:
   with output.progress("importing MaxText"), output.quiet():
     found = doctor.findings()
     if not no_devices:
-      found.append(doctor.of_devices(devices.of_machine(child.Machine(platforms), _BOUNDS)))
+      found.append(doctor.of_devices(child.Machine(platforms).devices(_BOUNDS)))
   return found
 
 

@@ -1,11 +1,12 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs modules of this folder as programs, each in its own process with limits, devices, flags and memory."""
+"""Runs `tasks`, each in its own process with limits, devices, flags and memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -32,13 +33,17 @@ class Machine:
 
   platforms: str | None  # JAX_PLATFORMS of the user, which a command may have replaced for itself; None if it is not set
 
+  def devices(self, bounds: limits.Limits) -> dict[str, Any]:
+    """What `tasks.devices` finds, or `failure`."""
+    return run("devices", [], bounds=bounds, devices=self)
+
 
 # Virtual CPU devices, those of the machine, or none for a step of a TPU topology, which need not be there.
 Devices = int | Machine | None
 
 
 def run(
-    module: str,
+    task: str,
     arguments: Sequence[str],
     *,
     bounds: limits.Limits,
@@ -46,12 +51,11 @@ def run(
     environment: Mapping[str, str] = types.MappingProxyType({}),
     on_tick: OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
-  """Runs a module and returns its result, or `failure` with the reason.
+  """Runs a task and returns its result, or `failure` with the reason; and `host_memory_GiB`, the most that was resident.
 
   Args:
-    module: full name of the module. Its program gets the name of a file, then `arguments`. It writes a JSON object into
-      that file, to which `host_memory_GiB` is added, the largest resident memory seen.
-    arguments: the program's further arguments.
+    task: one of `tasks.TASKS`.
+    arguments: the task's.
     bounds: limits of wall time and host memory.
     devices: those that JAX has in the process; None for one CPU.
     environment: further environment variables.
@@ -67,7 +71,46 @@ def run(
     variables["XLA_FLAGS"] = processes.xla_flags(devices)
   with interruption.temporary_folder() as folder:
     result, log = pathlib.Path(folder) / "result.json", pathlib.Path(folder) / "log.txt"
-    command = [sys.executable, "-m", module, str(result), *arguments]
+    command = [sys.executable, "-m", f"{__package__}.tasks", task, str(result), *arguments]
     outcome = limits.run(command, log=log, limits=bounds, environment={**variables, **environment}, on_tick=on_tick)
     found = {"failure": outcome.failure} if outcome.failure else json.loads(result.read_text(encoding="utf-8"))
   return found | {"host_memory_GiB": round(outcome.peak_memory_bytes / limits.GIB, 1)}
+
+
+def compile_step(
+    arguments: Sequence[str],
+    *,
+    bounds: limits.Limits,
+    hlo_file: pathlib.Path,
+    devices: Devices = None,
+    on_tick: OnTick = lambda seconds, memory: None,
+) -> dict[str, Any]:
+  """Compiles in a separate process, writes the program, and returns what the compiler says, or `failure` and why.
+
+  Args:
+    arguments: MaxText's command-line arguments. The first, a yml file, may be left out (base.yml), or be a preset's name.
+    bounds: limits of wall time and host memory.
+    hlo_file: file for the optimised HLO.
+    devices: those to compile for; None for the TPUs of `compile_topology`.
+    on_tick: called regularly with the seconds so far and the resident bytes now.
+
+  Returns:
+    `bytes` of memory per device. `peak_GB` is what a chip needs at once, arguments included; None where activations are
+    offloaded to the host's memory, which the compiler's peak counts, too. `temp_GB` is the sum of the temporary buffers,
+    as if they did not reuse one another's memory, without arguments. The seconds that compiling took. `names`, by which
+    the step's arguments are told apart (`reading.step`). For TPUs `placement` and `work`, which projections need. If
+    there are none, `failure`; and `refused` if the configuration was refused.
+  """
+  where = "here" if devices is not None else "topology"
+  return run("compile_step", [str(hlo_file), where, *arguments], bounds=bounds, devices=devices, on_tick=on_tick)
+
+
+def versions() -> dict[str, str]:
+  """The versions of the packages that the figures depend on."""
+  found = {}
+  for name in ("maxtext", "jax", "flax", "libtpu"):
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      found[name] = "not installed"
+  return found

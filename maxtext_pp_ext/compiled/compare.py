@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pathlib
 from typing import Any
 
-from maxtext_pp_ext.compiled import child, limits, reading, spans, step, traffic
+from maxtext_pp_ext.compiled import child, limits, reading, spans, traffic
 from maxtext_pp_ext.compiled.program import collectives, hlo
 from maxtext_pp_ext.compiled.projection import picture, summary, trace
 from maxtext_pp_ext.hardware import chips
@@ -33,7 +33,7 @@ def figures(
   Args:
     arguments: MaxText's command-line arguments.
     bounds: limits of wall time and host memory.
-    devices: those to compile for, see `step.compile_step`.
+    devices: those to compile for, see `child.compile_step`.
     chip: device for which the step's time is projected; None for no projection.
     hlo_file: file to keep the optimised HLO in.
     trace_file: file for the projected step in Chrome's trace format, gzipped.
@@ -41,13 +41,13 @@ def figures(
     on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
-    What `step.compile_step` returns, without `placement` and `names`, and what `of_step` returns. With a chip also
+    What `child.compile_step` returns, without `placement` and `names`, and what `of_step` returns. With a chip also
     `projection`, see `projection.summary.figures`. Or `failure`; and `unread` if the step was compiled and its program
     could not be read.
   """
   with interruption.temporary_folder() as folder:
     file = hlo_file or pathlib.Path(folder) / "step.hlo"
-    found = step.compile_step(arguments, bounds=bounds, hlo_file=file, devices=devices, on_tick=on_tick)
+    found = child.compile_step(arguments, bounds=bounds, hlo_file=file, devices=devices, on_tick=on_tick)
     if "failure" in found:
       return found
     text = file.read_text(encoding="utf-8")

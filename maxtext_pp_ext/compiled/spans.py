@@ -10,8 +10,9 @@ between run meanwhile. The TPU compiler's SparseCore collectives have three part
 from __future__ import annotations
 
 import collections as containers
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import functools
 
 from maxtext_pp_ext.compiled.program import collectives, execution, hlo, products
 
@@ -58,78 +59,69 @@ class Span:
     return self.collective.wire_bytes * self.executions
 
 
-def spans(run: execution.Execution) -> list[Span]:
+def spans(run: execution.Execution) -> Iterator[Span]:
   """All collectives of a step, in the order of the program's computations."""
-  return list(_Analysis(run).spans())
+  # By computation and loop depth: how often each execution runs.
+  runs: dict[tuple[str, int], dict[execution.Execution, float]] = {}
 
+  def count(executed: execution.Execution, times: float) -> None:
+    of_computation = runs.setdefault((executed.computation.name, executed.loops), containers.defaultdict(float))
+    of_computation[executed] += times
+    for call in executed.calls():
+      count(call.execution, times * call.times)
 
-class _Analysis:
-  """The executions of each computation at each loop depth, and the compute of each."""
+  count(run, 1.0)
+  compute_in = functools.cache(
+      lambda executed: sum((compute_of(executed, step) for step in executed.computation.instructions), Compute())
+  )
 
-  def __init__(self, run: execution.Execution):
-    self.module = run.module
-    self._executions: dict[tuple[str, int], dict[execution.Execution, float]] = containers.defaultdict(
-        lambda: containers.defaultdict(float)
-    )
-    self._compute: dict[execution.Execution, Compute] = {}
-    self._count(run, 1.0)
-
-  def _count(self, run: execution.Execution, times: float) -> None:
-    self._executions[run.computation.name, run.loops][run] += times
-    for call in run.calls():
-      self._count(call.execution, times * call.times)
-
-  def spans(self) -> Iterator[Span]:
-    for (name, depth), runs in self._executions.items():
-      yield from self._spans_in(self.module.computations[name], depth, runs)
-
-  def _spans_in(self, computation: hlo.Computation, depth: int, runs: dict[execution.Execution, float]) -> Iterator[Span]:
-    """The collectives that a computation contains, or starts on another thread."""
-    executions = sum(runs.values())
-    for index, instruction in enumerate(computation.instructions):
-      found = collectives.collective_at(self.module, computation, instruction)
-      if found is None:
-        continue
-      source, collective = found
-      between = _between(computation, index)
-      arrays = source.arrays or instruction.arrays
-      compute = (
-          self._compute_of(run, step) * (times / executions) for run, times in runs.items() for step in between or ()
-      )
-      yield Span(
-          name=instruction.name,
-          where=computation.name,
-          collective=collective,
-          array=max(arrays, key=lambda array: array.bytes),
-          group=collectives.group_size(self.module, source),
-          backward="transpose(" in (source.op_name or instruction.op_name) or self._is_backward(computation),
-          executions=executions,
-          depth=depth,
-          asynchronous=between is not None,
-          meanwhile=sum(compute, Compute()),
-          instructions=len(between or ()),
-      )
-
-  def _compute_of(self, run: execution.Execution, instruction: hlo.Instruction) -> Compute:
+  def compute_of(executed: execution.Execution, instruction: hlo.Instruction) -> Compute:
     """The compute of one execution of an instruction, including the computations that it calls."""
     own = Compute(
-        dot_flops=products.dot_flops(run.computation, instruction, padding=False),
+        dot_flops=products.dot_flops(executed.computation, instruction, padding=False),
         kernels=instruction.opcode == "custom-call" and "tpu_custom_call" in instruction.attributes,
     )
-    called = (self._compute_in(call.execution) * call.times for call in run.called(instruction))
-    return sum(called, own)
+    return sum((compute_in(call.execution) * call.times for call in executed.called(instruction)), own)
 
-  def _compute_in(self, run: execution.Execution) -> Compute:
-    if run not in self._compute:
-      self._compute[run] = sum((self._compute_of(run, step) for step in run.computation.instructions), Compute())
-    return self._compute[run]
+  for (name, depth), alike in runs.items():
+    yield from _spans_in(run.module, run.module.computations[name], depth, alike, compute_of)
 
-  def _is_backward(self, computation: hlo.Computation) -> bool:
-    """Whether most of a computation comes from the transposed program. False for the entry, which has both passes."""
-    if computation.name == self.module.entry:
-      return False
-    named = [step.op_name for step in computation.instructions if step.op_name]
-    return 2 * sum("transpose(" in op_name for op_name in named) > len(named)
+
+def _spans_in(
+    module: hlo.Module,
+    computation: hlo.Computation,
+    depth: int,
+    runs: Mapping[execution.Execution, float],
+    compute_of: Callable[[execution.Execution, hlo.Instruction], Compute],
+) -> Iterator[Span]:
+  """The collectives that a computation contains, or starts on another thread."""
+  executions = sum(runs.values())
+  for index, instruction in enumerate(computation.instructions):
+    found = collectives.collective_at(module, computation, instruction)
+    if found is None:
+      continue
+    source, collective = found
+    between = _between(computation, index)
+    compute = (compute_of(run, step) * (times / executions) for run, times in runs.items() for step in between or ())
+    yield Span(
+        name=instruction.name,
+        where=computation.name,
+        collective=collective,
+        array=max(source.arrays or instruction.arrays, key=lambda array: array.bytes),
+        group=collectives.group_size(module, source),
+        backward="transpose(" in (source.op_name or instruction.op_name) or _is_backward(module, computation),
+        executions=executions,
+        depth=depth,
+        asynchronous=between is not None,
+        meanwhile=sum(compute, Compute()),
+        instructions=len(between or ()),
+    )
+
+
+def _is_backward(module: hlo.Module, computation: hlo.Computation) -> bool:
+  """Whether most of a computation comes from the transposed program. False for the entry, which has both passes."""
+  named = [step.op_name for step in computation.instructions if step.op_name]
+  return computation.name != module.entry and 2 * sum("transpose(" in name for name in named) > len(named)
 
 
 def _between(computation: hlo.Computation, index: int) -> tuple[hlo.Instruction, ...] | None:

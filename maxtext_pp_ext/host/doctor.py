@@ -159,7 +159,7 @@ def _environment() -> Iterator[Finding]:
 
 
 def of_devices(machine: dict[str, Any]) -> Finding:
-  """What was found of the devices of this machine (`compiled.measured.devices.of_machine`)."""
+  """What was found of the devices of this machine (`compiled.tasks.devices`)."""
   if "failure" in machine:
     advice = "Set JAX_PLATFORMS=cpu to work without accelerators, or repair their driver."
     return Finding("JAX", str(machine["failure"]), NOTE, advice, "devices")

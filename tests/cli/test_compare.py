@@ -13,8 +13,7 @@ import sys
 import pytest
 
 from maxtext_pp_ext import cli, registry
-from maxtext_pp_ext.compiled import child, compare, limits
-from maxtext_pp_ext.compiled.measured import devices, step_times
+from maxtext_pp_ext.compiled import child, compare, limits, step_times
 from maxtext_pp_ext.host.models import variants
 from tests.host.common import ROOT, TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
@@ -244,7 +243,7 @@ def machine(monkeypatch):
 
   def install(**changed):
     monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
-    monkeypatch.setattr(devices, "of_machine", lambda machine, bounds: TPU | changed)
+    monkeypatch.setattr(child.Machine, "devices", lambda machine, bounds: TPU | changed)
 
   return install
 

@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from maxtext_pp_ext.compiled import limits, step
+from maxtext_pp_ext.compiled import child, limits
 from tests.compiled import common
 
 KEYS = (
@@ -32,7 +32,7 @@ KEYS = (
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tools")
 def test_a_compiled_step_draws_no_bits_in_its_pipeline_that_depend_on_their_layout(tmp_path):
   file = tmp_path / "step.hlo"
-  compiled = step.compile_step(KEYS, bounds=limits.Limits(), hlo_file=file)
+  compiled = child.compile_step(KEYS, bounds=limits.Limits(), hlo_file=file)
   assert "failure" not in compiled, compiled
   program = file.read_text(encoding="utf-8")
   drawn = [line for line in program.splitlines() if re.search(r" rng-bit-generator\(", line)]

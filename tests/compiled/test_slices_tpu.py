@@ -13,7 +13,7 @@ import re
 
 import pytest
 
-from maxtext_pp_ext.compiled import limits, reading, step
+from maxtext_pp_ext.compiled import child, limits, reading
 from maxtext_pp_ext.compiled.program import collectives
 from maxtext_pp_ext.host.models import train_step
 from tests.compiled import common
@@ -60,7 +60,7 @@ def devices_of_groups(program):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_between_slices_go_activations_and_gradients_of_what_is_outside_the_pipeline(implementation, tmp_path):
   file = tmp_path / "step.hlo"
-  compiled = step.compile_step([*KEYS, f"pipeline_impl={implementation}"], bounds=limits.Limits(), hlo_file=file)
+  compiled = child.compile_step([*KEYS, f"pipeline_impl={implementation}"], bounds=limits.Limits(), hlo_file=file)
   assert "failure" not in compiled, compiled
   program = file.read_text(encoding="utf-8")
   read = reading.step(program, batch=train_step.BATCH, optimizer=train_step.OPTIMIZER)

@@ -128,7 +128,7 @@ def test_a_signalled_comparison_of_real_steps_leaves_nothing_running(tmp_path, n
   keys = [*TINY, "ici_pipeline_parallelism=2", "num_pipeline_microbatches=2"]
   program = f"from maxtext_pp_ext import cli\nimport sys\nsys.exit(cli.main({['compare', *keys, '--devices', '4']!r}))"
   with common.Command(tmp_path, program) as command:
-    compiling = lambda: any("maxtext_pp_ext.compiled.step" in words for words in command.running())
+    compiling = lambda: any("maxtext_pp_ext.compiled.tasks" in words for words in command.running())
     common.until(lambda: compiling() or command.process.poll() is not None, command.said)
     assert command.left(), command.said
     assert command.code_after(signal.Signals[name]) == 128 + signal.Signals[name], command.said

@@ -62,13 +62,13 @@ def collective_inside(module: hlo.Module, instruction: hlo.Instruction) -> tuple
   is_fused = instruction.opcode == "fusion" and any("all-reduce-scatter" in name for name in instruction.called)
   if not is_fused and instruction.opcode not in ("call-start", "async-start"):
     return None
-  for callee in module.callees(instruction):
-    for step in callee.instructions:
-      if collective := collective_of(module, callee, step):
-        return step, collective
-      if inside := collective_inside(module, step):
-        return inside
-  return None
+  inside = ((callee, step) for callee in module.callees(instruction) for step in callee.instructions)
+  # Of each instruction: itself, before what it consists of.
+  found = (
+      (step, collective) if (collective := collective_of(module, callee, step)) else collective_inside(module, step)
+      for callee, step in inside
+  )
+  return next(filter(None, found), None)
 
 
 def collective_of(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction) -> Collective | None:

@@ -27,11 +27,6 @@ def draw(run: timeline.Run, file: pathlib.Path, title: str) -> None:
   """Writes a picture, by its suffix an SVG or a PNG.
 
   Of the loops of a direction, that which takes most of the step; of its iterations, the one that most are like.
-
-  Args:
-    run: the simulated step.
-    file: where to.
-    title: above the picture.
   """
   import matplotlib  # pylint: disable=import-outside-toplevel
 

@@ -18,7 +18,7 @@ def simulate(read: reading.Step, chip: chips.Chip, placement: Mapping[str, Any])
   """Simulates one step of a scheduled program.
 
   Args:
-    read: the step, from a text with its tables of integers (`compiled.step.printed`).
+    read: the step, from a text with its tables of integers (`compiled.tasks.printed`).
     chip: the device.
     placement: `mesh`, sizes by name in order, and `devices`, [slice, x, y, z] of each partition.
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
+import itertools
 import math
 
 from maxtext_pp_ext.hardware.torus import closed
@@ -67,15 +68,10 @@ class Torus:
     if len({member.slice for member in members}) > 1:
       return Route(lanes=(DCN,), rate=self._network, hops=1)
     rate, lanes, hops = 0.0, [], 0
-    for axis in range(len(self.shape)):
-      places = sorted({member.at[axis] for member in members})
-      if len(places) == 1:
-        continue
-      # Groups whose members are every n-th chip share the links with the groups in between.
-      stride, closed = self._steps(axis, places)
-      rate += (2 if closed else 1) * self._link / stride
+    for axis, places, ways, stride in self._along(members):
+      rate += ways * self._link / stride
       lanes += [f"{AXES[axis]}{direction}" for direction in DIRECTIONS]
-      hops += (places[-1] - places[0]) // (2 if closed else 1)
+      hops += (places[-1] - places[0]) // ways
     # Two cores of one chip: no link between them.
     return Route(lanes=tuple(lanes), rate=rate or math.inf, hops=max(hops, 1))
 
@@ -85,20 +81,23 @@ class Torus:
     if len({member.slice for member in members}) > 1:
       return self._network
     slowest = math.inf
-    for axis in range(len(self.shape)):
-      places = sorted({member.at[axis] for member in members})
-      if (n := len(places)) == 1:
-        continue
-      stride, closed = self._steps(axis, places)
+    for _, places, ways, stride in self._along(members):
+      n = len(places)
       # Of the n·b bytes of a line of members, each of which keeps 1/g, so many cross the middle in one direction.
       crossing = (n // 2) * (n - n // 2) / n * len(group) / (len(group) - 1)
-      slowest = min(slowest, (2 if closed else 1) * self._link / stride / crossing)
+      slowest = min(slowest, ways * self._link / stride / crossing)
     return slowest
 
-  def _steps(self, axis: int, places: Sequence[int]) -> tuple[int, bool]:
-    """How far members of a group are from each other along an axis, and whether they close the ring."""
-    stride = min(b - a for a, b in zip(places, places[1:], strict=False))
-    return stride, self._closed[axis] and len(places) * stride == self.shape[axis]
+  def _along(self, members: Sequence[Device]) -> Iterator[tuple[int, list[int], int, int]]:
+    """(an axis that a group spans, where along it, by how many ways between the ends, how many links between members).
+
+    Groups whose members are every n-th chip share the links with the groups in between.
+    """
+    for axis, length in enumerate(self.shape):
+      places = sorted({member.at[axis] for member in members})
+      if len(places) > 1:
+        stride = min(b - a for a, b in itertools.pairwise(places))
+        yield axis, places, 2 if self._closed[axis] and len(places) * stride == length else 1, stride
 
   def permute(self, pairs: Iterable[tuple[int, int]]) -> Route:
     """For a permute: each array goes one way, axis by axis, and shares its links with those that go over them too."""
@@ -128,12 +127,7 @@ class Torus:
 
 
 def axes_of_groups(group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
-  """The mesh axes along which the partitions of a group differ.
-
-  Args:
-    group: partitions, numbered along the mesh with the last axis fastest.
-    mesh: sizes by name, in the mesh's order.
-  """
+  """The axes of a mesh, given as sizes by name, along which partitions differ; they count the last axis fastest."""
   rest, found = list(group), []
   for name, size in reversed(tuple(mesh.items())):
     if len({partition % size for partition in rest}) > 1:

@@ -23,14 +23,7 @@ _LOOPS = "loops"
 
 
 def write(run: timeline.Run, file: pathlib.Path, *, title: str, shown: int = SHOWN) -> None:
-  """Writes a gzipped trace.
-
-  Args:
-    run: the simulated step.
-    file: where to.
-    title: of the process that the lanes belong to.
-    shown: of iterations that are alike, how many are written.
-  """
+  """Writes a gzipped trace, in which a process with a title has the lanes, and `shown` of iterations that are alike."""
   events = list(_events(run, 0.0, shown, ()))
   lanes = list(dict.fromkeys([_LOOPS, timeline.COMPUTE, *(event["tid"] for event in events)]))
   numbers = {lane: number for number, lane in enumerate(lanes)}

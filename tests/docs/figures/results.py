@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import compile_step, plan_error, scaling, shapes, tables
 from benchmarks import overlap as overlap_benchmark
 from benchmarks import published as published_benchmark
-from maxtext_pp_ext.compiled.measured import step_times
+from maxtext_pp_ext.compiled import step_times
 from maxtext_pp_ext.compiled.program import collectives
 from maxtext_pp_ext.compiled.projection import costs
 

@@ -1,18 +1,20 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Steps take turns, and their times are compared within a round."""
+"""Steps take turns, their times are compared within a round, and what is said of a step's memory."""
+
+import types
 
 import pytest
 
-from maxtext_pp_ext.compiled.measured import turn
-from maxtext_pp_ext.compiled.measured.step_times import ratio
+from maxtext_pp_ext.compiled import tasks
+from maxtext_pp_ext.compiled.step_times import ratio
 
 
 @pytest.fixture
 def clock(monkeypatch):
   """A clock that steps advance."""
   now = [0.0]
-  monkeypatch.setattr(turn.time, "perf_counter", lambda: now[0])
+  monkeypatch.setattr(tasks.time, "perf_counter", lambda: now[0])
   return now
 
 
@@ -27,7 +29,7 @@ def test_each_step_stands_at_each_place_of_the_order(clock):
     return run
 
   steps = {name: step(name, seconds) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 4.0))}
-  assert turn.measure(steps, 4, done.append) == {"a": [1.0] * 4, "b": [2.0] * 4, "c": [4.0] * 4}
+  assert tasks.measure(steps, 4, done.append) == {"a": [1.0] * 4, "b": [2.0] * 4, "c": [4.0] * 4}
   assert "".join(order) == "aabbcc" + "abc" + "bca" + "cab" + "abc"
   assert done == [0, 1, 2, 3, 4]
 
@@ -48,3 +50,15 @@ def test_the_spread_is_that_of_the_middle_half():
 def test_times_of_different_rounds_are_not_compared():
   with pytest.raises(ValueError):
     ratio([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize("platform, offloaded, peak", [("tpu", 0, 9.0), ("tpu", 1 << 30, None), ("cpu", 0, None)])
+def test_the_peak_is_that_of_the_device_or_none(platform, offloaded, peak):
+  memory = types.SimpleNamespace(
+      temp_size_in_bytes=8 * 10**9,
+      peak_memory_in_bytes=9 * 10**9,
+      argument_size_in_bytes=2 * 10**9,
+      host_temp_size_in_bytes=offloaded,
+  )
+  found = tasks._memory(types.SimpleNamespace(memory_analysis=lambda: memory), platform)
+  assert found["peak_GB"] == peak and found["temp_GB"] == 8.0 and found["arg_GB"] == 2.0

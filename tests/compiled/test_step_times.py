@@ -6,8 +6,7 @@ import types
 
 import pytest
 
-from maxtext_pp_ext.compiled import child, limits
-from maxtext_pp_ext.compiled.measured import devices, step_times, turn
+from maxtext_pp_ext.compiled import child, limits, step_times, tasks
 
 BOUNDS = limits.Limits(seconds=60)
 
@@ -90,16 +89,16 @@ def test_the_first_step_that_ran_is_the_base():
 
 @pytest.mark.parametrize("losses, number", [([1.0, float("nan")], 1), ([float("inf"), 1.0], 0)])
 def test_a_step_that_computes_no_number_has_no_time(losses, number):
-  found = turn.checked([0.1], losses)
+  found = tasks.checked([0.1], losses)
   assert set(found) == {"failure"} and f"the loss of step {number} is" in found["failure"]
-  assert turn.checked([0.1], [2.0, 1.0]) == {"seconds": [0.1], "losses": [2.0, 1.0]}
+  assert tasks.checked([0.1], [2.0, 1.0]) == {"seconds": [0.1], "losses": [2.0, 1.0]}
 
 
 def test_memory_in_use_is_that_of_the_fullest_device_if_all_report_it():
   device = lambda stats: types.SimpleNamespace(memory_stats=lambda: stats)
   some, more = device({"peak_bytes_in_use": 3}), device({"peak_bytes_in_use": 7})
-  assert turn.in_use([some, more]) == 7
-  assert turn.in_use([some, device(None)]) is None and turn.in_use([device({"bytes_in_use": 3})]) is None
+  assert tasks.in_use([some, more]) == 7
+  assert tasks.in_use([some, device(None)]) is None and tasks.in_use([device({"bytes_in_use": 3})]) is None
 
 
 @pytest.mark.slow
@@ -108,7 +107,7 @@ def test_the_machines_devices_are_found_and_run_a_step(monkeypatch):
 
   monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
   machine = child.Machine(platforms="cpu")
-  found = devices.of_machine(machine, BOUNDS)
+  found = machine.devices(BOUNDS)
   assert found["platform"] == "cpu" and found["count"] == 4 and found["kinds"] == {"cpu": 4} and found["processes"] == 1
   keys = [*TINY, "base_num_decoder_layers=2", "skip_jax_distributed_system=True"]
   ran = step_times.step_times({"none": keys}, rounds=2, bounds=limits.Limits(seconds=600), devices=machine)

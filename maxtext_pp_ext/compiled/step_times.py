@@ -14,7 +14,6 @@ import statistics
 from typing import Any
 
 from maxtext_pp_ext.compiled import child, limits
-from maxtext_pp_ext.compiled.measured import turn
 from maxtext_pp_ext.processes import interruption
 
 # MaxText's key, and the variable with which it is set; MaxText refuses both together.
@@ -57,7 +56,7 @@ def step_times(
 
       kept = [argument for argument in arguments[name] if not argument.startswith(f"{_CACHE}=")]
       ran = child.run(
-          turn.__name__,
+          "turn",
           [str(count), *kept],
           bounds=bounds,
           devices=devices,
