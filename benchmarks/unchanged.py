@@ -91,7 +91,7 @@ CASES = {
     ),
     "experts, 2 stages, SparseCores": Case(
         impl="circular_bsw",
-        keys=(*_EXPERTS, *_sharded("v6e-16", pipeline=2, expert=4, fsdp=2), "num_pipeline_microbatches=4", _SPARSECORES),
+        keys=(*_EXPERTS, *_sharded("v5p-16", pipeline=2, expert=2, fsdp=2), "num_pipeline_microbatches=4", _SPARSECORES),
     ),
     "experts, 4 stages": Case(
         impl="circular_bsw",
