@@ -66,7 +66,7 @@ operand. A gather that the compiler turned into permutes inside a matrix multipl
 - ragged: of ragged all-to-alls, the buffers that receive tokens; they have room for all tokens that may come, and count \
 in the total. balanced: what is sent if every device gets equally many tokens; seconds count these.
 - weight gathers: all-gathers of floating-point arrays of 1 MiB and more that run in a \
-step; if a weight is gathered in pieces, each piece counts.
+step; if a weight is gathered in chunks, each chunk counts.
 - PFLOP: of conditionals the branch counts that the program takes. "≤": an older row, which counts all branches, up to a \
 third too many.
 - A name after the pipeline is a set of MaxText's XLA flags (`--flags`, maxtext_pp_ext/compiled/flags.py), or a flag of \

@@ -22,20 +22,20 @@ def at_startup():
 
 
 def install():
-  """Connects this package with MaxText now, whether or not the start-up hook did; see `host.seams.install.install`."""
-  from maxtext_pp_ext.host.seams import install as implementation  # pylint: disable=import-outside-toplevel
+  """Connects this package with MaxText now, whatever the start-up hook did; see `host.patch_points.install.install`."""
+  from maxtext_pp_ext.host.patch_points import install as implementation  # pylint: disable=import-outside-toplevel
 
   return implementation.install()
 
 
 def uninstall():
-  """Undoes `install` and the start-up hook; see `host.seams.install.uninstall`."""
-  from maxtext_pp_ext.host.seams import install as implementation  # pylint: disable=import-outside-toplevel
+  """Undoes `install` and the start-up hook; see `host.patch_points.install.uninstall`."""
+  from maxtext_pp_ext.host.patch_points import install as implementation  # pylint: disable=import-outside-toplevel
 
   return implementation.uninstall()
 
 
 def _connect(module):
-  from maxtext_pp_ext.host.seams import install as implementation  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.patch_points import install as implementation  # pylint: disable=import-outside-toplevel
 
   implementation.apply(module)

@@ -32,7 +32,7 @@ from typing import Any
 
 from maxtext_pp_ext.errors import Refusal, SetupError
 from maxtext_pp_ext.nearest import did_you_mean
-from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, Schedule
 
 ENTRY_POINT_GROUP = "maxtext_pp_ext.pipelines"
 HOST = "host"
@@ -61,7 +61,7 @@ class Contract:
 
   Attributes:
     module_class: the NNX module class.
-    residency: how long the pipeline keeps gathered weights; None if the class does not say.
+    gather_policy: how long the pipeline keeps gathered weights; None if the class does not say.
     schedule_class: has the classmethod `of_config`, which makes the schedule of a config.
     shards_automatically: whether layers are built for automatic sharding, also in a model with explicit sharding.
     run_scanned: classmethod that runs layers without a pipeline, as that of `CircularPipelineBase`; None for a class that
@@ -69,7 +69,7 @@ class Contract:
   """
 
   module_class: type
-  residency: Residency | None = None
+  gather_policy: GatherPolicy | None = None
   schedule_class: type[Schedule] = CircularSchedule
   shards_automatically: bool = False
   run_scanned: Callable[..., Any] | None = None
@@ -77,7 +77,7 @@ class Contract:
 
 # What each optional attribute of a class has to be, as a test and in words. None stands for an absent one.
 _OPTIONAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "residency": (lambda value: isinstance(value, Residency), "a maxtext_pp_ext.schedule.Residency"),
+    "gather_policy": (lambda value: isinstance(value, GatherPolicy), "a maxtext_pp_ext.schedule.GatherPolicy"),
     "schedule_class": (lambda value: callable(getattr(value, "of_config", None)), "a class with of_config(config)"),
     "shards_automatically": (lambda value: isinstance(value, bool), "True or False"),
     "run_scanned": (callable, "a classmethod"),

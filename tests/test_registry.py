@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.schedule import CircularSchedule, Residency
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 GOOD_PIPELINE = """
 from flax import nnx
@@ -93,7 +93,7 @@ def test_a_name_that_resembles_none_gets_no_suggestion(name):
 
 def test_what_a_class_of_ours_has_beside_its_methods_is_in_its_contract():
   contract = registry.get("circular_bsw").contract
-  assert contract.residency is Residency.REPEAT and contract.shards_automatically
+  assert contract.gather_policy is GatherPolicy.REPEAT and contract.shards_automatically
   assert contract.run_scanned == contract.module_class.run_scanned
 
 
@@ -109,7 +109,7 @@ def test_an_installed_package_adds_an_implementation_that_is_imported_only_when_
   assert "good_plugin" not in sys.modules
   contract = implementation.contract
   assert contract.module_class.__name__ == "GoodPipeline" and contract.schedule_class is CircularSchedule
-  assert (contract.residency, contract.run_scanned, contract.shards_automatically) == (None, None, False)
+  assert (contract.gather_policy, contract.run_scanned, contract.shards_automatically) == (None, None, False)
   del sys.modules["good_plugin"]
 
 
@@ -149,7 +149,10 @@ def test_a_package_that_raises_on_import_gives_one_error_with_its_cause_and_does
         ("from flax import linen\nclass Pipeline(linen.Module): pass", "not derived from flax.nnx.Module"),
         (GOOD_PIPELINE.replace("get_weight_sharding", "sharding").replace("Good", ""), "no method get_weight_sharding"),
         (GOOD_PIPELINE.replace("stage_factory, mesh", "layers, mesh").replace("Good", ""), "takes no stage_factory"),
-        (GOOD_PIPELINE.replace("Good", "") + "  residency = 'repeat'\n", "expected a maxtext_pp_ext.schedule.Residency"),
+        (
+            GOOD_PIPELINE.replace("Good", "") + "  gather_policy = 'repeat'\n",
+            "expected a maxtext_pp_ext.schedule.GatherPolicy",
+        ),
         (GOOD_PIPELINE.replace("Good", "") + "  schedule_class = int\n", "expected a class with of_config(config)"),
     ],
 )

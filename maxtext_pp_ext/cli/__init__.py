@@ -29,7 +29,7 @@ SUBCOMMANDS = {
     "check": "list all problems of a config, and its layout, schedule and memory, without compiling",
     "compare": "one run's train step compiled with several pipelines: memory, traffic, step times",
     "convert": "rewrite a checkpoint in the layout of another pipeline, or of none",
-    "doctor": "look at this environment: versions, seams, devices; say what is wrong and what to do",
+    "doctor": "look at this environment: versions, patch points, devices; say what is wrong and what to do",
     "draw": "draw a schedule: which stage works on what when",
     "plan": "rank the possible pipelines of a model on a topology by their costs",
     "sharding": "show how each parameter is sharded, and by which rule",

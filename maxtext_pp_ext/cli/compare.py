@@ -18,10 +18,10 @@ its stages' devices given to FSDP. "window" is that model with circular_bsw, who
   overlap   share of the bytes with a matrix multiplication or kernel between start and end of the transfer; a CPU's
             transfers are synchronous
   FLOPs     of matrix multiplications; those within TPU kernels are not counted
-  step      projected seconds, and what they go to: products, TPU kernels, other compute, transfers that nothing hides. Of
-            the compute, bubbles are what stages compute while they idle, and "again" is rematerialisation. A projection
-            from the compiler's estimate of cycles and the bandwidth of links, not a measurement. MFU is MaxText's own
-            count of FLOPs by the chip's peak
+  step      projected seconds, and what they go to: products, TPU kernels, other compute, exposed transfers. Of
+            the compute, bubbles are what stages compute while they idle, and rematerialisation is what backward computes
+            again. A projection from the compiler's estimate of cycles and the bandwidth of links, not a measurement. MFU
+            is MaxText's own count of FLOPs by the chip's peak
 
 All of --impl are judged first. If one is refused, nothing is compiled; without --impl it is a row that says why.
 

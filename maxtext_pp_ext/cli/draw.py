@@ -22,7 +22,7 @@ from typing import Any
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, refusing
 from maxtext_pp_ext.draw import text
-from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule, window
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, Schedule, window
 
 _MOST_CELLS = 100_000
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  schedule, residency = _schedule(args)
+  schedule, gather_policy = _schedule(args)
   if not 0 <= args.stage < schedule.stages:
     raise CommandError(f"--stage {args.stage}: the stages are 0 to {schedule.stages - 1}.")
   if (cells := schedule.stages * schedule.iterations) > _MOST_CELLS:
@@ -45,17 +45,17 @@ def run(args: argparse.Namespace) -> int:
         f"{schedule.stages} stages × {schedule.iterations} iterations = {cells}: more than can be drawn ({_MOST_CELLS})."
     )
   if args.output is not None:
-    _write(schedule, residency, args.output, args.stage)
+    _write(schedule, gather_policy, args.output, args.stage)
   if args.json:
-    print(output.json_text(_as_json(schedule, residency, args.stage)))
+    print(output.json_text(_as_json(schedule, gather_policy, args.stage)))
   elif args.output is None:
     color = sys.stdout.isatty()
     width = shutil.get_terminal_size((120, 24)).columns
-    print(*text.lines(schedule, stage=args.stage, width=width, color=color, residency=residency), sep="\n")
+    print(*text.lines(schedule, stage=args.stage, width=width, color=color, gather_policy=gather_policy), sep="\n")
   return 0
 
 
-def _schedule(args: argparse.Namespace) -> tuple[Schedule, Residency | None]:
+def _schedule(args: argparse.Namespace) -> tuple[Schedule, GatherPolicy | None]:
   """Returns (the schedule, how long its pipeline keeps weights)."""
   sizes = {name: getattr(args, name) for name in ("stages", "microbatches", "repeats", "delay")}
   maxtext.check_numbers({f"--{name}": size for name, size in sizes.items()}, most=_MOST_CELLS)
@@ -68,27 +68,27 @@ def _schedule(args: argparse.Namespace) -> tuple[Schedule, Residency | None]:
     raise CommandError("give either --stages or CONFIG key=value ...")
   fewest = {"microbatches": given.get("delay", 1) * args.stages, "repeats": 1}
   with refusing():
-    return CircularSchedule(**fewest | given), Residency.REPEAT
+    return CircularSchedule(**fewest | given), GatherPolicy.REPEAT
 
 
-def _schedule_of_run(maxtext_args: list[str]) -> tuple[Schedule, Residency | None]:
+def _schedule_of_run(maxtext_args: list[str]) -> tuple[Schedule, GatherPolicy | None]:
   maxtext.check_arguments(maxtext_args)
   with maxtext.imported("reading the config"):
     from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
 
-    return layouts.schedule_of_run(maxtext_args), layouts.residency_of_run(maxtext_args)
+    return layouts.schedule_of_run(maxtext_args), layouts.gather_policy_of_run(maxtext_args)
 
 
-def _write(schedule: Schedule, residency: Residency | None, path: pathlib.Path, stage: int) -> None:
+def _write(schedule: Schedule, gather_policy: GatherPolicy | None, path: pathlib.Path, stage: int) -> None:
   maxtext.check_output("--output", path, (".svg", ".png"))
   from maxtext_pp_ext.draw import picture  # pylint: disable=import-outside-toplevel
 
   with refusing(f"--output {path}: "):
-    picture.draw(schedule, path, stage=stage, residency=residency)
+    picture.draw(schedule, path, stage=stage, gather_policy=gather_policy)
   print(f"wrote {path}", file=sys.stderr)
 
 
-def _as_json(schedule: Schedule, residency: Residency | None, stage: int) -> dict[str, Any]:
+def _as_json(schedule: Schedule, gather_policy: GatherPolicy | None, stage: int) -> dict[str, Any]:
   steps = {
       "forward": [_step_as_json(step) for step in window.forward(schedule, stage)],
       "backward": [_step_as_json(step) for step in window.backward(schedule, stage)],
@@ -97,7 +97,7 @@ def _as_json(schedule: Schedule, residency: Residency | None, stage: int) -> dic
       "iterations": schedule.iterations,
       "bubble_fraction": schedule.bubble_fraction,
       "stage": stage,
-      **(steps if residency and residency.prefetches else {}),
+      **(steps if gather_policy and gather_policy.prefetches else {}),
   }
 
 

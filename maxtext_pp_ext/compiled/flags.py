@@ -82,7 +82,7 @@ SETS = {
     "DISABLE_COLLECTIVE_MATMUL": "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000",
     "DISABLE_MEGACORE_FUSION_ALLOW_AGS": "--xla_tpu_megacore_fusion_allow_ags=false",
     "ENABLE_ASYNC_COLLECTIVE_PERMUTE": "--xla_enable_async_collective_permute=true",
-    # None of MaxText's: the dispatch of tokens to experts runs beside compute.
+    # None of MaxText's: the dispatch of tokens to experts overlaps with compute.
     "ENABLE_ASYNC_RAGGED_ALL_TO_ALL": "--xla_tpu_enable_async_ragged_all_to_all=true",
 }
 

@@ -67,7 +67,7 @@ def gathers_on_sparsecores(config: HostKeys) -> bool:
 
 
 def dispatches_beside_compute(config: HostKeys) -> bool:
-  """Whether XLA's flags let the ragged all-to-alls of experts run beside compute."""
+  """Whether XLA's flags let the ragged all-to-alls of experts overlap with compute."""
   return xla_flag(config, "xla_tpu_enable_async_ragged_all_to_all") in _ON
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MaxText's keys that this package reads, with the types of their values after MaxText has derived and validated them.
 
-A MaxText whose config lacks one of them is refused (`host.seams.table`). Rules read with `getattr` what only later
+A MaxText whose config lacks one of them is refused (`host.patch_points.table`). Rules read with `getattr` what only later
 versions have. Enums are strings here; `config.view.plain` converts them.
 """
 

@@ -15,30 +15,32 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 
 from maxtext_pp_ext.draw import text
-from maxtext_pp_ext.schedule import Residency, Schedule, window
+from maxtext_pp_ext.schedule import GatherPolicy, Schedule, window
 
 # With more iterations than this, cells have no numbers: they would be too small to read.
 _MOST_CELLS_WITH_NUMBERS = 90
 _ROWS_OF_WINDOW = {
-    "forward": ("works on", "slot", "buffer"),
-    "backward": ("works on", "slot", "buffer", "gradient"),
+    "forward": ("works on", "current", "buffer"),
+    "backward": ("works on", "current", "buffer", "gradient"),
 }
 _ARRIVING = {
-    "forward": "pieces of the next repeat arrive in the prefetch buffer",
-    "backward": "pieces of the repeat before arrive in the prefetch buffer, pieces of the last gradient are reduced",
+    "forward": "chunks of the next repeat arrive in the next buffer",
+    "backward": "chunks of the repeat before arrive in the next buffer, chunks of the last gradient are reduced",
 }
 # Column, row, the share that is filled, from below, and its colour.
 _Cell = tuple[int, int, float, Any]
 
 
-def draw(schedule: Schedule, path: pathlib.Path, *, stage: int, residency: Residency | None = Residency.REPEAT) -> None:
+def draw(
+    schedule: Schedule, path: pathlib.Path, *, stage: int, gather_policy: GatherPolicy | None = GatherPolicy.REPEAT
+) -> None:
   """Writes the picture as SVG or PNG, by the file's suffix; an existing file is overwritten.
 
-  The window is that of `stage`, with weights kept as `residency` says; no window is drawn of one that has none.
+  The window is that of `stage`, with weights kept as `gather_policy` says; no window is drawn of one that has none.
   """
   iterations = schedule.iterations
   width = min(max(9.0, 0.2 * iterations + 1.8), 16.0)
-  without = text.without_window(residency)
+  without = text.without_window(gather_policy)
   heights = [0.24 * max(schedule.stages, 4), *([] if without else [0.24 * 3 + 0.2, 0.24 * 4 + 0.2])]
   figure = Figure(figsize=(width, sum(heights) + 3.1), layout="constrained")
   axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -86,9 +88,9 @@ def _window(axes, schedule, direction, steps, stage, colors, numbers) -> None:
       cells.append((column, 0, 1.0, colors[step.repeat]))
       if numbers:
         _write(axes, column, 0, step.microbatch)
-    cells.append((column, 1, 1.0, colors[step.slot]))
-    if step.piece is not None:
-      share = (step.piece + 1) / schedule.microbatches
+    cells.append((column, 1, 1.0, colors[step.current]))
+    if step.chunk is not None:
+      share = (step.chunk + 1) / schedule.microbatches
       if step.arriving is not None:
         cells.append((column, 2, share, colors[step.arriving]))
       if step.reducing is not None:
@@ -97,7 +99,7 @@ def _window(axes, schedule, direction, steps, stage, colors, numbers) -> None:
       axes.plot([column + 1, column + 1], [0.55, 2.95], color="black", linewidth=1.2, zorder=3)
   _finish(axes, cells, schedule, [step.iteration for step in steps], list(rows))
   text_of_window = (
-      f"The window of stage {stage}, {direction}: {_ARRIVING[direction]}; at a black line the buffer becomes the slot, "
+      f"The window of stage {stage}, {direction}: {_ARRIVING[direction]}; at a black line it becomes the current buffer, "
       "and what was in it is released"
   )
   axes.set_title(text_of_window, fontsize=9, loc="left", wrap=True)

@@ -9,18 +9,18 @@ import string
 import textwrap
 
 from maxtext_pp_ext import units
-from maxtext_pp_ext.schedule import Residency, Schedule, window
+from maxtext_pp_ext.schedule import GatherPolicy, Schedule, window
 
 _DIGITS = string.digits + string.ascii_letters
 _COLORS = (34, 32, 33, 35, 36, 31)
 
 
 def lines(
-    schedule: Schedule, *, stage: int, width: int, color: bool, residency: Residency | None = Residency.REPEAT
+    schedule: Schedule, *, stage: int, width: int, color: bool, gather_policy: GatherPolicy | None = GatherPolicy.REPEAT
 ) -> Iterator[str]:
   """The picture, in parts no wider than `width`: all stages in forward, and one stage's window in both directions.
 
-  A residency without a window has a line that says so instead.
+  A gather policy without a window has a line that says so instead.
   """
   yield title(schedule)
   yield from textwrap.wrap(legend(schedule.repeats), width)
@@ -29,7 +29,7 @@ def lines(
       f"stage {s}": [_cell(step.repeat, color) for step in window.forward(schedule, s)] for s in range(schedule.stages)
   }
   yield from _wrapped(rows, range(schedule.iterations), width)
-  if (without := without_window(residency)) is not None:
+  if (without := without_window(gather_policy)) is not None:
     yield ""
     yield from textwrap.wrap(without, width)
     return
@@ -37,24 +37,24 @@ def lines(
     yield ""
     reduced = "; reducing: repeat whose gradient is reduced" if name == "backward" else ""
     yield from textwrap.wrap(
-        f"{name}, window of stage {stage}; arriving: repeat whose pieces are gathered{reduced}; advances: ^ where the "
-        "arrived weights move to the slot, and the slot's weights are released",
+        f"{name}, window of stage {stage}; arriving: repeat whose chunks are gathered{reduced}; advances: ^ where the "
+        "arrived weights become the current ones, and those before are released",
         width,
     )
-    fields = {"works on": "repeat", "slot": "slot", "arriving": "arriving"}
+    fields = {"works on": "repeat", "current": "current", "arriving": "arriving"}
     fields |= {"reducing": "reducing"} if name == "backward" else {}
     rows = {row: [_cell(getattr(step, field), color) for step in steps] for row, field in fields.items()}
     rows["advances"] = ["^" if step.advances else " " for step in steps]
     yield from _wrapped(rows, [step.iteration for step in steps], width)
 
 
-def without_window(residency: Residency | None) -> str | None:
+def without_window(gather_policy: GatherPolicy | None) -> str | None:
   """Why there is no window; None if there is one."""
-  if residency is None:
+  if gather_policy is None:
     return "no window: this implementation does not say when it gathers weights"
-  if residency.prefetches:
+  if gather_policy.prefetches:
     return None
-  if residency.gathers_first:
+  if gather_policy.gathers_first:
     return "no window: the weights of all repeats are gathered before the first iteration, and kept"
   return "no window: weights are gathered at every iteration, and released after it"
 

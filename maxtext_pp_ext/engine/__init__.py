@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Executes a schedule: stage program, weight residency, activation ring, forward and backward loops."""
+"""Executes a schedule: stage program, weight gather policy, activation ring, forward and backward loops."""
 
 from maxtext_pp_ext.engine.engine import Engine
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.weights.layout import MAX, SUM, WeightLayout
-from maxtext_pp_ext.schedule import Residency
+from maxtext_pp_ext.schedule import GatherPolicy
 
-__all__ = ["MAX", "SUM", "Engine", "Residency", "Ring", "WeightLayout"]
+__all__ = ["MAX", "SUM", "Engine", "GatherPolicy", "Ring", "WeightLayout"]

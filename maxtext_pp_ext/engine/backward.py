@@ -103,12 +103,12 @@ def _behind_their_own_chunks(weights: list[Weight]) -> list[Weight]:
 
 
 def _behind_all_sums(weights: list[Weight]) -> list[Weight]:
-  """The weights; if any sum is reduced beside compute, reductions and what changes buffers come after all sums.
+  """The weights; if any reduction overlaps with compute, reductions and what changes buffers come after all sums.
 
   Otherwise reductions would take turns with gathers: 1.10 s instead of 1.08 for a window of Llama 3 8B on v6e
   (`python -m benchmarks.overlap`).
   """
-  if not any(w.is_partial and not w.is_reduced_beside_nothing for w in weights):
+  if not any(w.is_partial and not w.is_reduction_exposed for w in weights):
     return weights
   return of_all.behind_barrier(weights, ["buffers", "leaving"])[0]
 
@@ -155,7 +155,7 @@ def _iteration_at_once(
 def _reduced_first(weight: Weight) -> list[str]:
   """The arrays of a weight that are computed before an iteration's first gradient."""
   is_early = weight.gradient is not None and weight.gradient.is_early
-  return ["stored"] if is_early or weight.is_reduced_beside_nothing else []
+  return ["stored"] if is_early or weight.is_reduction_exposed else []
 
 
 def _item(pipeline: TracedPipeline, t: jax.Array | int, *, finishes: bool) -> Item:

@@ -40,7 +40,7 @@ from maxtext_pp_ext.engine.traced import AuxAt, Iterations, Residuals, TracedPip
 from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.weight import Weight
-from maxtext_pp_ext.schedule import Residency, Schedule
+from maxtext_pp_ext.schedule import GatherPolicy, Schedule
 
 PyTree = Any
 
@@ -52,7 +52,7 @@ class Engine:
   schedule: Schedule  # which stage works on which item at which iteration
   mesh: Mesh  # the device mesh
   ring: Ring  # moves the activations
-  gather_policy: Residency  # when weights are gathered, and how long they are kept
+  gather_policy: GatherPolicy  # when weights are gathered, and how long they are kept
   layouts: list[WeightLayout]  # one per weight
   # all stages of one iteration, (weights [S, …], aux [S, …], x [S, microbatch, sequence, embed]) -> (y like x,
   # intermediates [S, …])
@@ -111,7 +111,7 @@ class Engine:
         self.checkpoint,
         [layout.batch_splits(self.mesh, batch, self.row_groups) for layout in self.layouts],
         [a for _, axes in batch for a in axes],
-        gathered_in_steps=any(w.replaces and w.is_windowed and w.transfer.in_steps for w in weights),
+        gathered_in_steps=any(w.replaces and w.has_buffers and w.transfer.in_steps for w in weights),
         summed=self.schedule.microbatches > 1,
     )
     weights = [

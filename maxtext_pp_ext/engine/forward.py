@@ -117,7 +117,7 @@ def _iteration(
   # The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
   # such as gathers, while the outputs move. A barrier that ties them to the outputs makes the compiler run them while the
   # stages compute the outputs. Gathers that stop compute are not tied: they may as well run while the outputs leave.
-  weights, y = of_all.behind_barrier(weights, _beside_stages, ring.constrain(y))
+  weights, y = of_all.behind_barrier(weights, _overlapped, ring.constrain(y))
   leaving, held = (y, None) if state.held is None else (state.held, y)
   shift = ring.rotate(leaving)
   state = ForwardState(
@@ -132,9 +132,9 @@ def _iteration(
   return state, of_all.carried(weights)
 
 
-def _beside_stages(weight: Weight) -> list[str]:
+def _overlapped(weight: Weight) -> list[str]:
   """The arrays of a weight that are computed before the stages' outputs leave."""
-  return ["buffers", "arriving"] if weight.is_gathered_beside_compute else ["buffers"]
+  return ["buffers", "arriving"] if weight.is_gather_overlapped else ["buffers"]
 
 
 def _stages(

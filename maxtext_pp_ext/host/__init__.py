@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only code that knows MaxText's internals. Imports nothing (see `startup`).
 
-`seams` connects this package with MaxText, `replacements` replaces MaxText's own parts, `rules` refuses configs, and
-`models` reads configs, models and train steps. Installed files name the modules beside these folders: `startup` and
+`patch points` connects this package with MaxText, `replacements` replaces MaxText's own parts, `rules` refuses configs,
+and `models` reads configs, models and train steps. Installed files name the modules beside these folders: `startup` and
 `build` (the .pth file), `activate` (the same for a checkout), `official` (the entry points).
 """

@@ -41,13 +41,18 @@ class Finding:
   value: str  # what was found
   state: str = FINE  # or NOTE, or WRONG: something of this package does not work
   advice: str = ""  # what to do about it
-  subject: str = ""  # versions, start-up hook, seams, implementations, environment, devices, source, imports
+  subject: str = ""  # versions, start-up hook, patch points, implementations, environment, devices, source, imports
 
 
 def findings() -> list[Finding]:
-  """Returns everything that can be found without devices. Imports MaxText, and leaves our seams applied to it."""
+  """Returns everything that can be found without devices. Imports MaxText, and leaves our patch points applied to it."""
   environment = looked("environment", _environment)  # before imports add to it
-  parts = {"versions": _versions, "start-up hook": _hook, "seams": _seams, "implementations": _implementations}
+  parts = {
+      "versions": _versions,
+      "start-up hook": _hook,
+      "patch points": _patch_points,
+      "implementations": _implementations,
+  }
   return [each for subject, look in parts.items() for each in looked(subject, look)] + environment
 
 
@@ -113,27 +118,27 @@ def _hook() -> Iterator[Finding]:
     yield Finding("MAXTEXT_PP_EXT", setting, NOTE, advice)
 
 
-def _seams() -> Iterator[Finding]:
-  from maxtext_pp_ext.host.seams import install, table  # pylint: disable=import-outside-toplevel
+def _patch_points() -> Iterator[Finding]:
+  from maxtext_pp_ext.host.patch_points import install, table  # pylint: disable=import-outside-toplevel
 
   try:
     install.install()
   except SetupError as error:
     yield Finding("all", "refused", WRONG, str(error))
     return
-  for name, seam in table.SEAMS.items():
+  for name, patch_point in table.PATCH_POINTS.items():
     try:
       importlib.import_module(name)
     except ModuleNotFoundError as error:
       # A part of MaxText that this MaxText does not have, or whose packages are not installed.
-      state, value = (WRONG, "refused") if seam.required else (NOTE, "not imported")
-      yield Finding(name, f"{value}: {seam.purpose}", state, f"{error}.")
+      state, value = (WRONG, "refused") if patch_point.required else (NOTE, "not imported")
+      yield Finding(name, f"{value}: {patch_point.purpose}", state, f"{error}.")
       continue
     except Exception as error:  # pylint: disable=broad-exception-caught  # MaxText's own imports may fail, too
-      yield Finding(name, f"refused: {seam.purpose}", WRONG, f"{type(error).__name__}: {error}")
+      yield Finding(name, f"refused: {patch_point.purpose}", WRONG, f"{type(error).__name__}: {error}")
       continue
-    patched = name in install.status().stood_aside
-    yield Finding(name, f"{'in MaxText itself' if patched else 'applied'}: {seam.purpose}")
+    patched = name in install.status().skipped
+    yield Finding(name, f"{'in MaxText itself' if patched else 'applied'}: {patch_point.purpose}")
   for text in install.status().missing:
     feature, _, why = text.partition(": ")
     yield Finding(feature, "missing; a run that needs it is refused", NOTE, why)

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Targets of our wheel's entry points, for a MaxText that has the seams itself (`patches/`)."""
+"""Targets of our wheel's entry points, for a MaxText that has the patch points itself (`patches/`)."""
 
 from maxtext_pp_ext.host.replacements import (
     checkpoint_load,

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does this package fit a MaxText that is not installed? Judged by its source, which is read and not run.
 
-It looks at what the seams replace, with their own checks, and at every module and name of MaxText that this package
-imports. It cannot see what a function of MaxText does, so a MaxText that passes is not yet a tested one.
+It looks at what the patch points replace, with their own checks, and at every module and name of MaxText that this
+package imports. It cannot see what a function of MaxText does, so a MaxText that passes is not yet a tested one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from types import ModuleType
 import maxtext_pp_ext
 from maxtext_pp_ext.errors import SetupError
 from maxtext_pp_ext.host.doctor import Finding, looked, NOTE, WRONG
-from maxtext_pp_ext.host.seams import source, table, version
-from maxtext_pp_ext.host.seams.seam import Part
+from maxtext_pp_ext.host.patch_points import source, table, version
+from maxtext_pp_ext.host.patch_points.patch_point import Part
 
 
 def findings(folder: str | pathlib.Path) -> list[Finding]:
   """Returns what was found of MaxText's source in a folder. Raises SetupError if there is none."""
   found = source.Source(folder)
-  parts = {"source": _version, "seams": _seams, "imports": _imports}
+  parts = {"source": _version, "patch points": _patch_points, "imports": _imports}
   return [each for subject, look in parts.items() for each in looked(subject, functools.partial(look, found))]
 
 
@@ -37,17 +37,17 @@ def _version(found: source.Source) -> Iterator[Finding]:
     yield Finding("maxtext", text, WRONG, error.difference)
 
 
-def _seams(found: source.Source) -> Iterator[Finding]:
-  for name, seam in table.SEAMS.items():
+def _patch_points(found: source.Source) -> Iterator[Finding]:
+  for name, patch_point in table.PATCH_POINTS.items():
     try:
       module = found.module(name)
     except SetupError as error:
-      state = WRONG if seam.required else NOTE
-      yield Finding(name, f"missing: {seam.purpose}", state, str(error))
+      state = WRONG if patch_point.required else NOTE
+      yield Finding(name, f"missing: {patch_point.purpose}", state, str(error))
       continue
-    if seam.required is not None:
-      yield _judged(name, seam.required, module, WRONG)
-    for feature in seam.features:
+    if patch_point.required is not None:
+      yield _judged(name, patch_point.required, module, WRONG)
+    for feature in patch_point.features:
       yield _judged(name, feature, module, NOTE)
 
 

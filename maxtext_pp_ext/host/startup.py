@@ -10,7 +10,7 @@ is started, and nothing else is imported. `MAXTEXT_PP_EXT=off` switches it off.
 import os
 import sys
 
-SEAM_MODULES = (
+PATCH_POINT_MODULES = (
     "maxtext.configs.types",
     "maxtext.configs.pyconfig",
     "maxtext.layers.pipeline",
@@ -22,14 +22,14 @@ SEAM_MODULES = (
 OFF, ON = ("off", "0", "false", "no"), ("", "on", "1", "true", "yes")
 
 
-class SeamFinder:
+class PatchPointFinder:
   """Finds the modules as the other finders do, and has `connect` called with each when it was loaded."""
 
   def __init__(self, connect):
     self.connect = connect
 
   def find_spec(self, name, path=None, target=None):
-    if name not in SEAM_MODULES:
+    if name not in PATCH_POINT_MODULES:
       return None
     for finder in sys.meta_path:
       if finder is self or not hasattr(finder, "find_spec"):
@@ -37,12 +37,12 @@ class SeamFinder:
       spec = finder.find_spec(name, path, target)
       if spec is not None:
         if hasattr(spec.loader, "exec_module"):
-          spec.loader = SeamLoader(spec.loader, self.connect)  # type: ignore[assignment]  # importlib.abc is not imported
+          spec.loader = PatchPointLoader(spec.loader, self.connect)  # type: ignore[assignment]  # importlib.abc is not imported
         return spec
     return None
 
 
-class SeamLoader:
+class PatchPointLoader:
   """Loads like the loader it wraps, puts that one back, then calls `connect`; what that raises ends the import."""
 
   def __init__(self, loader, connect):
@@ -67,21 +67,21 @@ def setting():
 
 def hooked():
   """Whether the finder is there."""
-  return any(isinstance(finder, SeamFinder) for finder in sys.meta_path)
+  return any(isinstance(finder, PatchPointFinder) for finder in sys.meta_path)
 
 
 def hook(connect):
   """Adds the finder unless it is there. Returns whether it added it."""
   if hooked():
     return False
-  sys.meta_path.insert(0, SeamFinder(connect))
+  sys.meta_path.insert(0, PatchPointFinder(connect))
   return True
 
 
 def unhook():
   """Removes the finder. Returns whether it was there."""
   found = hooked()
-  sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, SeamFinder)]
+  sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, PatchPointFinder)]
   return found
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of every circular `pipeline_impl`; subclasses name a residency."""
+"""The base class of every circular `pipeline_impl`; subclasses name a gather policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.config.derived import keys_of_window
 from maxtext_pp_ext.config.view import plain, with_values
-from maxtext_pp_ext.engine import Residency
+from maxtext_pp_ext.engine import GatherPolicy
 from maxtext_pp_ext.engine.programs.checkpoints import recomputed_once
 from maxtext_pp_ext.pipelines.execution import Execution
 from maxtext_pp_ext.pipelines.stacking import OfPipeline, OfScan
@@ -33,7 +33,7 @@ class CircularPipelineBase(nnx.Module):
   layer. The computation is in `engine`; this class maps config and modules to it.
 
   Attributes:
-    residency: how long gathered weights are kept, named by the subclass.
+    gather_policy: how long gathered weights are kept, named by the subclass.
     schedule_class: class of the schedule: which stage works on which item at which iteration.
     shards_automatically: tells `host.replacements.stage_modules` to build layers for automatic sharding, also in a model
       with explicit sharding: this package and the compiler choose the layouts within the pipeline.
@@ -41,7 +41,7 @@ class CircularPipelineBase(nnx.Module):
     layers: the stacked stages.
   """
 
-  residency: ClassVar[Residency]
+  gather_policy: ClassVar[GatherPolicy]
   schedule_class: ClassVar[type[Schedule]] = CircularSchedule
   shards_automatically: ClassVar[bool] = True
   bubble_fill: ClassVar[float | None] = None
@@ -142,7 +142,7 @@ class CircularPipelineBase(nnx.Module):
         config=self.config,
         mesh=self.mesh,
         schedule=self.schedule,
-        residency=self.residency,
+        gather_policy=self.gather_policy,
         stacking=OfPipeline(self.schedule.repeats),
         call=call,
         checkpoint=self._checkpoint(),
@@ -209,7 +209,7 @@ class CircularPipelineBase(nnx.Module):
         config=config,
         mesh=mesh,
         schedule=cls.schedule_class.of_config(config),
-        residency=cls.residency,
+        gather_policy=cls.gather_policy,
         stacking=OfScan(length, config.param_scan_axis),
         call=call,
         checkpoint=checkpointed(config, policy) if recomputes else None,

@@ -3,10 +3,10 @@
 """Circular pipeline that gathers weights at every iteration: least memory, most traffic."""
 
 from maxtext_pp_ext.pipelines.base import CircularPipelineBase
-from maxtext_pp_ext.schedule import Residency
+from maxtext_pp_ext.schedule import GatherPolicy
 
 
 class CircularPipeline(CircularPipelineBase):
   """Circular pipeline that gathers weights at every iteration: least memory, most traffic. See `CircularPipelineBase`."""
 
-  residency = Residency.ITERATION
+  gather_policy = GatherPolicy.ITERATION

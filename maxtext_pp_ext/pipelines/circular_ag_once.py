@@ -3,10 +3,10 @@
 """Circular pipeline that gathers all weights once per step: most memory, least traffic."""
 
 from maxtext_pp_ext.pipelines.base import CircularPipelineBase
-from maxtext_pp_ext.schedule import Residency
+from maxtext_pp_ext.schedule import GatherPolicy
 
 
 class CircularAllGatherOncePipeline(CircularPipelineBase):
   """Circular pipeline that gathers all weights once per step: most memory, least traffic. See `CircularPipelineBase`."""
 
-  residency = Residency.ONCE
+  gather_policy = GatherPolicy.ONCE

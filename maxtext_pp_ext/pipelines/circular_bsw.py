@@ -3,7 +3,7 @@
 """Circular pipeline with a Buffer Sliding Window: weights of two successive repeats are held gathered."""
 
 from maxtext_pp_ext.pipelines.base import CircularPipelineBase
-from maxtext_pp_ext.schedule import Residency
+from maxtext_pp_ext.schedule import GatherPolicy
 
 
 class CircularBswPipeline(CircularPipelineBase):
@@ -12,4 +12,4 @@ class CircularBswPipeline(CircularPipelineBase):
   The gathered weights of two successive repeats are held: a window that slides over the buffer of all repeats.
   """
 
-  residency = Residency.REPEAT
+  gather_policy = GatherPolicy.REPEAT

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
-from maxtext_pp_ext.engine import Engine, MAX, Residency, Ring, SUM, WeightLayout
+from maxtext_pp_ext.engine import Engine, GatherPolicy, MAX, Ring, SUM, WeightLayout
 from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
 from maxtext_pp_ext.engine.transfers.torus import steps_of
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, STAGE_AXES
@@ -48,7 +48,7 @@ class Execution:
   config: Any  # MaxText's config
   mesh: Mesh  # device mesh
   schedule: Schedule  # which stage works on which item at which iteration
-  residency: Residency  # how long gathered weights are kept
+  gather_policy: GatherPolicy  # how long gathered weights are kept
   stacking: Stacking  # how the layers' arrays are stacked
   call: Callable  # the call of one repeat's layers on one stage, (module, x, segment_ids, positions) -> output
   checkpoint: Callable | None  # wraps an iteration's stages in `jax.checkpoint`; None keeps all residuals
@@ -166,7 +166,7 @@ class Execution:
         schedule=self.schedule,
         mesh=mesh,
         ring=ring,
-        gather_policy=self.residency,
+        gather_policy=self.gather_policy,
         layouts=layouts,
         stages=stage.over_stages("stage" if "stage" in mesh.axis_names else None),
         aux_at=stage.aux_at,
@@ -199,7 +199,7 @@ class Execution:
       stored = gathered_last(stored, gathered)
       kept = {a for entry in gathered for a in mesh_axes(entry)}
       # If a weight is gathered at each use, its gradient is completed at each use. A next value is no sum.
-      partial = self.residency.has_slots and not overwritten
+      partial = self.gather_policy.keeps_gathered and not overwritten
       # The gradient of one microbatch is no sum: it is in the dtype of the weight that the layer computes with.
       in_auto = weight.dtype if overwritten or self.schedule.microbatches > 1 else compute_dtype
       layouts.append(

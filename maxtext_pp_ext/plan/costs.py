@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import dataclasses
 import enum
 
-from maxtext_pp_ext.schedule import CircularSchedule, Residency
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 
 class Sent(enum.StrEnum):
@@ -31,7 +31,7 @@ class Part(enum.StrEnum):
   PARAMETERS = "parameters"
   MOMENTS = "moments"  # the optimizer's
   GRADIENTS = "gradients"  # sharded
-  WINDOW = "window"  # slot and prefetch buffer
+  WINDOW = "window"  # current and next buffer
   ALL_WEIGHTS = "all_weights"  # gathered, of all repeats
   WEIGHTS_OF_ITERATION = "weights_of_iteration"  # gathered
   WEIGHTS_OF_LAYER = "weights_of_layer"  # gathered, of one layer without a window
@@ -143,20 +143,20 @@ class Costs:
     return sum(self.memory.values())
 
 
-def gathers(schedule: CircularSchedule, residency: Residency) -> float:
+def gathers(schedule: CircularSchedule, gather_policy: GatherPolicy) -> float:
   """Returns how often the weights of one repeat are gathered in a step, measured by what a device sends."""
-  if not residency.has_slots:
+  if not gather_policy.keeps_gathered:
     return 2.0 * schedule.iterations
-  if residency.gathers_first or schedule.repeats == 1:
+  if gather_policy.gathers_first or schedule.repeats == 1:
     return float(schedule.repeats)
   # Backward begins with the weights that forward ended with. A piece is sent in each iteration in which any
   # stage needs one, and stages need them at different times.
   return 2 * schedule.repeats - 1 + 2 * _others_iterations(schedule)
 
 
-def reductions(schedule: CircularSchedule, residency: Residency) -> float:
+def reductions(schedule: CircularSchedule, gather_policy: GatherPolicy) -> float:
   """Returns how often the gradients of one repeat are reduced in a step, measured by what a device sends."""
-  if not residency.has_slots:
+  if not gather_policy.keeps_gathered:
     return float(schedule.iterations)
   return schedule.repeats + (_others_iterations(schedule) if schedule.repeats > 1 else 0)
 
@@ -166,15 +166,17 @@ def _others_iterations(schedule: CircularSchedule) -> float:
   return schedule.delay * (schedule.stages - 1) / schedule.microbatches
 
 
-def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *, over_slices: bool = False) -> Costs:
+def pipelined(
+    schedule: CircularSchedule, gather_policy: GatherPolicy, sizes: Sizes, *, over_slices: bool = False
+) -> Costs:
   """Returns the costs of one of our pipelines, whose stages may be on different slices (`over_slices`)."""
-  gather, reduce = gathers(schedule, residency), reductions(schedule, residency)
+  gather, reduce = gathers(schedule, gather_policy), reductions(schedule, gather_policy)
   ring = 2 * schedule.iterations * sizes.activations if schedule.stages > 1 else 0
   whole = schedule.microbatches * sizes.activations
   # Into the pipeline and out of it, forward and backward.
   ends = 4 * whole * (schedule.stages - 1) // schedule.stages
   # XLA may reduce gradients of dense layers within the products that compute them, step by step. That sends them once.
-  twice = 0.0 if residency.has_slots else sizes.all_reduced_of_kernels
+  twice = 0.0 if gather_policy.keeps_gathered else sizes.all_reduced_of_kernels
   traffic = {
       Sent.WEIGHTS: round(gather * sizes.sent_to_gather),
       Sent.GRADIENTS: round(reduce * sizes.sent_to_reduce * (1 + twice)),
@@ -189,23 +191,23 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
       Sent.ACTIVATIONS: traffic[Sent.ACTIVATIONS] if over_slices else 0,
       Sent.OUTSIDE: once_over,
   }
-  several = residency.has_slots and schedule.repeats > 1
+  several = gather_policy.keeps_gathered and schedule.repeats > 1
   # Nothing computes before the first weights have come, nor after the last gradients; with D = 1 the next stage waits for
   # the activations.
   beside_compute = {
-      Sent.WEIGHTS: 1 - 1 / gather if several and residency.prefetches else 0.0,
+      Sent.WEIGHTS: 1 - 1 / gather if several and gather_policy.prefetches else 0.0,
       Sent.GRADIENTS: 1 - 1 / reduce if several else 0.0,
       Sent.ACTIVATIONS: ring / (ring + ends) if schedule.delay == 2 and ring else 0.0,
   }
   kept = {Part.KEPT: schedule.iterations * sizes.kept}
   backward = {
-      Part.GRADIENTS: sizes.gradients if residency.has_slots else sizes.gradients_at_once,
-      **_window(schedule, residency, sizes),
+      Part.GRADIENTS: sizes.gradients if gather_policy.keeps_gathered else sizes.gradients_at_once,
+      **_window(schedule, gather_policy, sizes),
       **kept,
       Part.WAITING: 2 * whole,
       Part.WORK: sizes.work,
   }
-  slots = 0 if not residency.has_slots else schedule.repeats if residency.gathers_first else 1
+  slots = 0 if not gather_policy.keeps_gathered else schedule.repeats if gather_policy.gathers_first else 1
   head = {**kept, Part.WEIGHTS_AT_LOGITS: slots * sizes.gathered, Part.OUTPUTS: whole}
   phases = {Phase.BACKWARD: backward, Phase.LOGITS: head | _head(sizes)}
   if sizes.work_outside:
@@ -220,10 +222,10 @@ def pipelined(schedule: CircularSchedule, residency: Residency, sizes: Sizes, *,
   )
 
 
-def _window(schedule: CircularSchedule, residency: Residency, sizes: Sizes) -> dict[Part, int]:
-  if residency.prefetches:
+def _window(schedule: CircularSchedule, gather_policy: GatherPolicy, sizes: Sizes) -> dict[Part, int]:
+  if gather_policy.prefetches:
     weights = {Part.WINDOW: min(2, schedule.repeats) * sizes.gathered}
-  elif residency.gathers_first:
+  elif gather_policy.gathers_first:
     weights = {Part.ALL_WEIGHTS: schedule.repeats * sizes.gathered}
   else:
     # In a window XLA gathers the weights of the next layer ahead, and an all-reduce does not work in place (`maxtext-pp

@@ -17,7 +17,7 @@ from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.hardware.kernels import ATTENTION, EFFICIENCY, GROUPED_PRODUCT, SPLASH
 from maxtext_pp_ext.hardware.torus import Slice
 from maxtext_pp_ext.plan.costs import Costs, gathers, reductions, Sent, Sizes
-from maxtext_pp_ext.schedule import CircularSchedule, Residency
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 # How much longer than at the peak a product takes by itself, from the TPU compiler's estimated cycles (libtpu 0.0.48.1):
 #   2048 × 4096 × 4096: 158 µs on v5p, 150 at the peak; on v6e 79.6 and 74.9.
@@ -32,13 +32,13 @@ _LARGE_VMEM_KIB = 49152
 # layers this many times: in a pipeline's stage, in a window's loop over layers, and in MaxText's own loop, where products
 # read weights in the layout in which they were gathered. Fitted to the projections of Llama 3 8B and 70B, Qwen3 235B,
 # DeepSeek-V3 and Llama 4 Scout in benchmarks/results/compiler_figures.md. With 48 MiB of scoped VMEM it costs nothing.
-_STREAM_PASSES_OF_STAGE, _STREAM_PASSES_OF_LAYER, _STREAM_PASSES_OF_OWN_LOOP = 24, 38, 60
+_STREAM_ROUND_TRIPS_OF_STAGE, _STREAM_ROUND_TRIPS_OF_LAYER, _STREAM_ROUND_TRIPS_OF_OWN_LOOP = 24, 38, 60
 # The logits' three products, likewise: 8192 × 5120 × 202048 in Llama 4 Scout takes 43, 41 and 45 ms, 37 at the peak.
 _LOGITS = 1.17
 # The product that computes a gradient adds it to the float32 sum. In Llama 3 70B on v5p it takes 6.1 ms instead of 4.7,
 # as long as four passes over the sum: its tiles leave less VMEM to the operands, and nothing hides what is read and
 # written. With 48 MiB of scoped VMEM or more both take 4.2 ms. Kernels of grouped products do not add: always four.
-_SUM_PASSES = 4
+_SUM_ROUND_TRIPS = 4
 # What is copied of weights and gradients on their way from gathers into the window, to products, and out of it, in
 # passes over each gathered and each reduced repeat. With one microbatch products read what was gathered. With several a
 # pipeline takes 0.3 s of a step of Llama 3 70B on v5p for it (`python -m benchmarks.compiler_figures --shape llama3-70b
@@ -46,20 +46,20 @@ _SUM_PASSES = 4
 # whole layers between the layouts of gathers, window and products: when one microbatch had these copies, too, they took
 # 2.2 s. Weights that are gathered in each iteration are copied less at a time: `--impl circular`, and `--shape
 # llama3-8b-dcn`.
-_PIPELINE_PASSES, _WINDOW_PASSES, _ITERATION_PASSES = 8, 15, 4
+_PIPELINE_ROUND_TRIPS, _WINDOW_ROUND_TRIPS, _ITERATION_ROUND_TRIPS = 8, 15, 4
 # With all weights gathered at once, a kernel reads a copy of its weights, cut out of those of all repeats; of a window it
 # reads the buffer. Copies took 0.15 s more of a step of Mixtral 8x7B on v5p (`--shape mixtral-8x7b-dropless --impl
 # circular_bsw circular_ag_once`), as long as 8 passes over the experts' weights in each iteration.
-_KERNEL_COPY_PASSES = 8
+_KERNEL_COPY_ROUND_TRIPS = 8
 # A kernel reads weights with their last axis in lanes of 128. Where a shard of that axis is no multiple of 128 the TPU
 # stores another axis in lanes. What is gathered is then transposed before a kernel reads it, and so is its gradient. In
 # Llama 4 Scout over 16 devices, whose shards have 320 of 5120, it takes 1.64 ms for 336 MB, and 1.13 for the gradient; in
 # DeepSeek-V3 3.12 ms for 940 MB: as long as 9 to 13 passes (`--shape llama4-17b-16e deepseek3-671b-4096`).
-_TRANSPOSE_PASSES = 10
-# The share of the dispatch that compute hides where it may travel beside compute, and where the parts of a microbatch
-# take turns, too. In MaxText's layers little can compute before the tokens arrive. 34 to 49 % of it in DeepSeek-V3, 44 to
-# 81 % in Mixtral 8x7B, 62 % with two parts (`--shape deepseek3-671b-4096 mixtral-8x7b-dropless deepseek3-671b-batch-split
-# --flags ENABLE_ASYNC_RAGGED_ALL_TO_ALL`).
+_TRANSPOSE_ROUND_TRIPS = 10
+# The share of the dispatch that compute hides where it may travel overlapped with compute, and where the parts of a
+# microbatch take turns, too. In MaxText's layers little can compute before the tokens arrive. 34 to 49 % of it in
+# DeepSeek-V3, 44 to 81 % in Mixtral 8x7B, 62 % with two parts (`--shape deepseek3-671b-4096 mixtral-8x7b-dropless
+# deepseek3-671b-batch-split --flags ENABLE_ASYNC_RAGGED_ALL_TO_ALL`).
 _HIDDEN, _HIDDEN_OF_PARTS = 0.4, 0.6
 
 
@@ -79,14 +79,14 @@ class Work:
   # Bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
   stream: float
   routed: float  # bytes of tokens that a device sends to experts, and of their results, its own experts included
-  dispatches_beside: bool  # whether XLA's flags let these travel beside compute
+  dispatches_beside: bool  # whether XLA's flags let these travel overlapped with compute
   parts: int  # parts of a microbatch, of which one computes while another's tokens travel (batch-split schedule)
   # With a capacity, bytes sent to gather experts' weights where the tokens are, and to add up their gradients.
   gathered_of_experts: float
   experts_devices: int  # the devices that share the experts
   loop: int  # the layers, or cycles of layers, that MaxText's own loop runs; 0 if it does not
   vmem_kib: int | None  # XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given
-  on_sparsecores: bool  # whether XLA's flags put gathers on the SparseCores, where they run beside compute
+  on_sparsecores: bool  # whether XLA's flags put gathers on the SparseCores, where they overlap with compute
 
   @property
   def state(self) -> int:
@@ -124,13 +124,13 @@ def estimate(
     work: Work,
     costs: Costs,
     schedule: CircularSchedule | None,
-    residency: Residency | None,
+    gather_policy: GatherPolicy | None,
 ) -> Estimate:
   """Returns the estimate of a chip in a slice, which does this work and has these costs; no schedule: no pipeline."""
   bubble = schedule.bubble_fraction if schedule else 0.0
   with_bubbles = 1 / (1 - bubble)
   of_splash = SPLASH["fwd"] * (1 + work.recomputed) + SPLASH["dkv"] + SPLASH["dq"]
-  ours = residency is not None and residency.has_slots
+  ours = gather_policy is not None and gather_policy.keeps_gathered
   adds_up = ours and schedule is not None and schedule.microbatches > 1
   added = work.sizes.summed_of_kernels if _has_large_vmem(work) else work.sizes.summed
   summed = schedule.iterations * added if schedule is not None and adds_up else 0.0
@@ -141,11 +141,11 @@ def estimate(
       "grouped products": work.grouped / (chip.flops * EFFICIENCY[GROUPED_PRODUCT]) * with_bubbles,
       "attention": of_splash * work.attention / (chip.flops * EFFICIENCY[ATTENTION]) * with_bubbles,
       "elementwise": work.elementwise / chip.hbm_bandwidth * with_bubbles,
-      "sums of gradients": _SUM_PASSES * summed / chip.hbm_bandwidth,
+      "sums of gradients": _SUM_ROUND_TRIPS * summed / chip.hbm_bandwidth,
       "dispatch": dispatch - hidden,
-      "copies of weights": _copied(work, schedule, residency) / chip.hbm_bandwidth,
+      "copies of weights": _copied(work, schedule, gather_policy) / chip.hbm_bandwidth,
   }
-  waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, residency))
+  waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy))
   others = {
       "outside the layers": _outside(chip, work),
       "optimizer": work.state / chip.hbm_bandwidth,
@@ -172,20 +172,20 @@ def _hidden_share(work: Work) -> float:
   return _HIDDEN if work.parts == 1 else _HIDDEN_OF_PARTS
 
 
-def _copied(work: Work, schedule: CircularSchedule | None, residency: Residency | None) -> float:
+def _copied(work: Work, schedule: CircularSchedule | None, gather_policy: GatherPolicy | None) -> float:
   """Bytes of copies of weights and their gradients."""
-  if schedule is None or residency is None:  # backward gathers once for what it recomputes and for gradients
-    return _TRANSPOSE_PASSES * work.sizes.transposed * 3 * work.loop
-  gathered, reduced = gathers(schedule, residency), reductions(schedule, residency)
-  copied = _TRANSPOSE_PASSES * work.sizes.transposed * (gathered + reduced)
-  if residency.gathers_first:
-    copied += _KERNEL_COPY_PASSES * schedule.iterations * work.sizes.gathered_of_kernels
+  if schedule is None or gather_policy is None:  # backward gathers once for what it recomputes and for gradients
+    return _TRANSPOSE_ROUND_TRIPS * work.sizes.transposed * 3 * work.loop
+  gathered, reduced = gathers(schedule, gather_policy), reductions(schedule, gather_policy)
+  copied = _TRANSPOSE_ROUND_TRIPS * work.sizes.transposed * (gathered + reduced)
+  if gather_policy.gathers_first:
+    copied += _KERNEL_COPY_ROUND_TRIPS * schedule.iterations * work.sizes.gathered_of_kernels
   if schedule.microbatches == 1:
     passes = 0
-  elif not residency.has_slots:
-    passes = _ITERATION_PASSES
+  elif not gather_policy.keeps_gathered:
+    passes = _ITERATION_ROUND_TRIPS
   else:
-    passes = _PIPELINE_PASSES if schedule.stages > 1 or not residency.prefetches else _WINDOW_PASSES
+    passes = _PIPELINE_ROUND_TRIPS if schedule.stages > 1 or not gather_policy.prefetches else _WINDOW_ROUND_TRIPS
   return copied + passes * (gathered + reduced) * work.sizes.gathered
 
 
@@ -195,9 +195,9 @@ def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -
   if _has_large_vmem(work):
     return alone
   if schedule is None:
-    passes = _STREAM_PASSES_OF_OWN_LOOP
+    passes = _STREAM_ROUND_TRIPS_OF_OWN_LOOP
   else:
-    passes = _STREAM_PASSES_OF_STAGE if schedule.stages > 1 else _STREAM_PASSES_OF_LAYER
+    passes = _STREAM_ROUND_TRIPS_OF_STAGE if schedule.stages > 1 else _STREAM_ROUND_TRIPS_OF_LAYER
   return alone + passes * work.stream / chip.hbm_bandwidth
 
 
@@ -222,8 +222,8 @@ def _transfers(
 ) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
-  What two devices gather or reduce they permute, and permutations run beside compute. Gradients take `slower` times as
-  long as their bytes say.
+  What two devices gather or reduce they permute, and permutations overlap with compute. Gradients take `slower`
+  times as long as their bytes say.
   """
   rates = {
       "links": _gather_rate(chip, its_slice, work),
@@ -247,16 +247,16 @@ def _transfers(
   return waits, beside
 
 
-def _slower(work: Work, residency: Residency | None) -> float:
+def _slower(work: Work, gather_policy: GatherPolicy | None) -> float:
   """How many times as long as their bytes say gradients take, of which some are scattered over all devices.
 
   A window scatters these in two steps, each of which is taken to use the links of half of the torus axes. Where weights
   are gathered in each iteration, gradients that no kernel computes are taken to go by an all-reduce, as XLA reduces most
   of them without a pipeline. The bytes have all other all-reduces.
   """
-  if residency is None:
+  if gather_policy is None:
     return 1.0
-  if residency.has_slots:
+  if gather_policy.keeps_gathered:
     return 1 + work.sizes.over_all_devices
   return (1 + work.sizes.over_all_devices) / (1 + work.sizes.over_all_of_kernels)
 

@@ -24,14 +24,14 @@ _TOKENS_HELD, _HIDDEN_HELD = 3, 5
 # outputs' gradients, and all hidden values, since the gradients of the weights come last (`--shape
 # deepseek3-671b-batch-split`).
 _TOKENS_WAITING, _HIDDEN_WAITING = 2, 3
-# And a buffer that arrives while others are read, if XLA's flags let tokens travel beside compute (`--flags
+# And a buffer that arrives while others are read, if XLA's flags let tokens travel overlapped with compute (`--flags
 # ENABLE_ASYNC_RAGGED_ALL_TO_ALL`).
 _TOKENS_ARRIVING = 1
 # How often they are read or written outside of the products: sorted, filled with zeros, copied to other layouts, summed.
 # All of a buffer's room, and of that the rows that hold a token if routing is balanced: Mixtral with experts on 4 and on
 # 2 devices (`maxtext-pp compare … ici_expert_parallelism=2`).
-_TOKENS_PASSES, _HIDDEN_PASSES = 83, 30.5
-_TOKENS_PASSES_OF_ROWS, _HIDDEN_PASSES_OF_ROWS = 55, 21
+_TOKENS_ROUND_TRIPS, _HIDDEN_ROUND_TRIPS = 83, 30.5
+_TOKENS_ROUND_TRIPS_OF_ROWS, _HIDDEN_ROUND_TRIPS_OF_ROWS = 55, 21
 # How many times as often in MaxText's own loop over layers, where the compiler fills and copies them in slower layouts.
 _OWN_LOOP = 1.27
 # How many times as much with biases (gpt-oss-120b): each row gets those of its expert before they are added. What is held
@@ -99,8 +99,8 @@ def experts(
       moved=biases
       * layouts
       * (
-          room * (_TOKENS_PASSES * token + _HIDDEN_PASSES * hidden)
-          + rows * (_TOKENS_PASSES_OF_ROWS * token + _HIDDEN_PASSES_OF_ROWS * hidden)
+          room * (_TOKENS_ROUND_TRIPS * token + _HIDDEN_ROUND_TRIPS * hidden)
+          + rows * (_TOKENS_ROUND_TRIPS_OF_ROWS * token + _HIDDEN_ROUND_TRIPS_OF_ROWS * hidden)
       ),
       flops=2 * rows * config.emb_dim * width * (3 * (3 + again) - again * spared),
   )

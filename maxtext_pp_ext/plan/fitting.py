@@ -89,13 +89,13 @@ def _is_wide(config: Any, key: str) -> bool:
   return _value(config, key) in (None, "", "auto", "float32")
 
 
-def more_devices(config: Any, topology: str | None, giving: str | None) -> Iterator[dict[str, Any]]:
+def more_devices(config: Any, topology: str | None, donor: str | None) -> Iterator[dict[str, Any]]:
   """Yields keys for twice as many devices, four times as many, and so on.
 
   Args:
     config: MaxText's config of the run.
     topology: its compile_topology; None without one.
-    giving: the mesh axis within a slice that gets the devices, with a size of its own; None if MaxText derives it.
+    donor: the mesh axis within a slice that gets the devices, with a size of its own; None if MaxText derives it.
   """
   for doubling in range(1, _MOST_DOUBLINGS + 1):
     factor = 2**doubling
@@ -107,4 +107,4 @@ def more_devices(config: Any, topology: str | None, giving: str | None) -> Itera
       keys: dict[str, Any] = {"compile_topology": larger}
     else:
       keys = {"internal_compile_num_devices": config.num_target_devices * factor}
-    yield keys if giving is None else keys | {giving: getattr(config, giving) * factor}
+    yield keys if donor is None else keys | {donor: getattr(config, donor) * factor}

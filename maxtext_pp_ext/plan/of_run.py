@@ -15,11 +15,11 @@ from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.plan import costs, estimate, quantities
 from maxtext_pp_ext.plan.weights import Weights
-from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, Schedule
 
 
-def residency_with_formulas(impl: str) -> Residency | None:
-  """The residency of an implementation; None where the closed forms do not hold: without one, or in another order.
+def gather_policy_with_formulas(impl: str) -> GatherPolicy | None:
+  """The gather policy of an implementation; None where the closed forms do not hold: without one, or in another order.
 
   Raises:
     registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
@@ -27,7 +27,7 @@ def residency_with_formulas(impl: str) -> Residency | None:
   if impl == registry.HOST:
     return None
   contract = registry.get(impl).contract
-  return contract.residency if contract.schedule_class is CircularSchedule else None
+  return contract.gather_policy if contract.schedule_class is CircularSchedule else None
 
 
 # The costs of a step per device, and the estimated seconds; these are None without a chip, or without its slice.
@@ -65,16 +65,16 @@ def of_runs(
 
   def of(impl: str, schedule: Schedule | None) -> Found | None:
     circular = schedule if isinstance(schedule, CircularSchedule) else None
-    residency = None if schedule is None else residency_with_formulas(impl)
-    if schedule is not None and (circular is None or residency is None):
+    gather_policy = None if schedule is None else gather_policy_with_formulas(impl)
+    if schedule is not None and (circular is None or gather_policy is None):
       return None
-    if circular is None or residency is None:
+    if circular is None or gather_policy is None:
       found = costs.without(quantities.loop_length(config), sizes(None))
     else:
       over_slices = config.dcn_pipeline_parallelism > 1
-      found = costs.pipelined(circular, residency, sizes(circular), over_slices=over_slices)
+      found = costs.pipelined(circular, gather_policy, sizes(circular), over_slices=over_slices)
     if chip is None or its_slice is None:
       return found, None
-    return found, estimate.estimate(chip, its_slice, work(circular), found, circular, residency)
+    return found, estimate.estimate(chip, its_slice, work(circular), found, circular, gather_policy)
 
   return [of(*run) for run in runs]

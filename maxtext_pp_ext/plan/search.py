@@ -22,13 +22,13 @@ from maxtext_pp_ext.host.rules import problems
 from maxtext_pp_ext.plan import fitting, quantities
 from maxtext_pp_ext.plan.candidates import Candidate, Infeasible, Plan
 from maxtext_pp_ext.plan.experts import most_members
-from maxtext_pp_ext.plan.of_run import of_runs, residency_with_formulas
+from maxtext_pp_ext.plan.of_run import gather_policy_with_formulas, of_runs
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 from maxtext_pp_ext.units import counted
 
 # The axis that gives its devices to stages, and gets them back: the one with -1, or else the first of these.
-_GIVING = ("fsdp", "data")
+_DONORS = ("fsdp", "data")
 # The keys in which the candidates with the same stages differ.
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 # The key that a plan chooses for a model with experts, unless the run does.
@@ -46,7 +46,7 @@ _NOT_OF_PARAMETERS = {
     *(f"{network}_pipeline_parallelism" for network in derived.NETWORKS),
     *("per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype", "num_pipeline_microbatches"),
     *("compile_topology", "internal_compile_num_devices", "num_layers_per_pipeline_stage", _SPLITS),
-    *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in _GIVING),
+    *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in _DONORS),
     _EXPERTS,
 }
 
@@ -69,7 +69,7 @@ def plan(
 
   Args:
     argv: MaxText's arguments of a run, with or without a pipeline.
-    implementations: implementations of the registry that have a residency, and `variants.NONE`.
+    implementations: implementations of the registry that have a gather policy, and `variants.NONE`.
     devices: number of devices, without `compile_topology`.
     chip: kind of the devices, instead of that of `compile_topology`.
     memory_limit: bytes of a device, instead of the chip's.
@@ -93,7 +93,7 @@ class _Search:
 
   def __init__(self, argv, implementations, devices, chip, memory_limit):
     for impl in implementations:
-      if impl != variants.NONE and residency_with_formulas(impl) is None:
+      if impl != variants.NONE and gather_policy_with_formulas(impl) is None:
         raise ValueError(f"There are no formulas for the implementation {impl!r}.")
     given = run_config.given_keys(argv)
     self._topology = given.get("compile_topology")
@@ -140,27 +140,27 @@ class _Search:
 
   def _of_experts(self) -> Iterator[dict[str, int]]:
     """Yields keys for each number of devices that share the experts, with the size of the axis that gives them."""
-    giving, sizes_of = self._giving("ici")
+    donor, sizes_of = self._donor("ici")
     yield {}
-    if not giving:
+    if not donor:
       return
-    for members in derived.divisors(math.gcd(sizes_of[giving], self._most_members))[1:]:
-      yield {_EXPERTS: members, f"ici_{giving}_parallelism": sizes_of[giving] // members}
+    for members in derived.divisors(math.gcd(sizes_of[donor], self._most_members))[1:]:
+      yield {_EXPERTS: members, f"ici_{donor}_parallelism": sizes_of[donor] // members}
 
   def _stages_of(self, network: str, chosen: Mapping[str, int] = MappingProxyType({})) -> Iterator[dict[str, int]]:
     """Yields the chosen keys and those of each number of stages, with the size of the axis that gives its devices."""
-    giving, sizes_of = self._giving(network)
-    key = f"{network}_{giving}_parallelism"
-    for stages in derived.divisors(chosen.get(key, sizes_of[giving])) if giving else [1]:
+    donor, sizes_of = self._donor(network)
+    key = f"{network}_{donor}_parallelism"
+    for stages in derived.divisors(chosen.get(key, sizes_of[donor])) if donor else [1]:
       found = {**chosen, f"{network}_pipeline_parallelism": stages}
-      yield found | ({key: chosen.get(key, sizes_of[giving]) // stages} if giving else {})
+      yield found | ({key: chosen.get(key, sizes_of[donor]) // stages} if donor else {})
 
-  def _giving(self, network: str) -> tuple[str | None, dict[str, int]]:
+  def _donor(self, network: str) -> tuple[str | None, dict[str, int]]:
     """Returns (the axis that gives its devices to stages, if any, the size of each axis) on a network."""
     axes, of_axes = list(self._without.mesh_axes), getattr(self._without, f"{network}_parallelism")
     sizes_of = dict(zip(axes, abstract_model.parallelism(self._without, network), strict=True))
     unset = [axis for axis, size in zip(axes, of_axes, strict=True) if size == -1]
-    return next((axis for axis in (*unset, *_GIVING) if sizes_of.get(axis, 1) > 1), None), sizes_of
+    return next((axis for axis in (*unset, *_DONORS) if sizes_of.get(axis, 1) > 1), None), sizes_of
 
   def _look_at_none(self, keys: dict[str, Any]) -> None:
     """Adds the candidate without a pipeline that has these keys."""
@@ -229,12 +229,12 @@ class _Search:
 
   def _ways(self, smallest: Candidate, limit: int) -> list[fitting.Way]:
     """Returns what would make the model fit, tried on the candidate that needs least memory."""
-    giving, _ = self._giving("ici")
-    key = f"ici_{giving}_parallelism"
+    donor, _ = self._donor("ici")
+    key = f"ici_{donor}_parallelism"
     # Of an axis that is -1 MaxText derives the size.
     fixed = next((size for size in (smallest.keys.get(key), getattr(self._without, key, -1)) if size), -1) > 0
     config = with_values(self._without, {key: smallest.keys[key]}) if smallest.keys.get(key) else self._without
-    more = fitting.more_devices(config, self._topology, key if giving and fixed else None)
+    more = fitting.more_devices(config, self._topology, key if donor and fixed else None)
     return fitting.ways(config, limit, lambda changed: self._smallest(smallest, changed), more)
 
   def _smallest(self, like: Candidate, changed: dict[str, Any]) -> Candidate | None:

@@ -3,7 +3,7 @@
 """Which stage works on which item at which iteration: integer arithmetic, no JAX."""
 
 from maxtext_pp_ext.schedule.circular import CircularSchedule
+from maxtext_pp_ext.schedule.gather_policy import GatherPolicy
 from maxtext_pp_ext.schedule.interface import Phase, Schedule
-from maxtext_pp_ext.schedule.residency import Residency
 
-__all__ = ["CircularSchedule", "Phase", "Residency", "Schedule"]
+__all__ = ["CircularSchedule", "Phase", "GatherPolicy", "Schedule"]

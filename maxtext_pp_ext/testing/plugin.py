@@ -4,8 +4,8 @@
 
   pytest -p maxtext_pp_ext.testing.plugin --pipeline-impl circular_bsw --virtual-devices 4 MAXTEXT/tests/...
 
-`--pipeline-impl NAME` installs the seams, and sets `pipeline_impl=NAME` in every config that has a pipeline and names no
-implementation. In tests of the host's own modes it turns the two keys `pipeline_fsdp_ag_once` and
+`--pipeline-impl NAME` installs the patch points, and sets `pipeline_impl=NAME` in every config that has a pipeline and
+names no implementation. In tests of the host's own modes it turns the two keys `pipeline_fsdp_ag_once` and
 `pipeline_fsdp_ag_per_repeat` off; the terminal summary lists these tests. Configs without a pipeline stay unchanged. With
 `--all-configs`, those with `scan_layers` get the implementation, too: a window slides over their layers (docs/window.md).
 
@@ -131,7 +131,7 @@ def _jax_backend_initialized() -> bool:
 
 def _install(name: str) -> None:
   from maxtext_pp_ext import registry  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.seams import version  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.patch_points import version  # pylint: disable=import-outside-toplevel
 
   try:
     registry.get(name)

@@ -233,7 +233,14 @@ def test_steps_train_in_turns_on_virtual_devices(fake, capfd):
 
 
 TPU = {"platform": "tpu", "kinds": {"TPU v5": 8}, "count": 8, "processes": 1, "runtime": "libtpu 1"}
-PROJECTION = {"step_s": 0.5, "parts": {}, "bubbles_s": 0.1, "again_s": 0.1, "tokens_per_s": 1e3, "tflops_per_s": 2.0}
+PROJECTION = {
+    "step_s": 0.5,
+    "parts": {},
+    "bubbles_s": 0.1,
+    "rematerialisation_s": 0.1,
+    "tokens_per_s": 1e3,
+    "tflops_per_s": 2.0,
+}
 PROJECTION |= {"mfu": 0.4, "unknown": []}
 
 

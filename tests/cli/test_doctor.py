@@ -9,7 +9,7 @@ import pytest
 
 from maxtext_pp_ext import cli, registry
 from maxtext_pp_ext.host import doctor
-from maxtext_pp_ext.host.seams import install, table, version
+from maxtext_pp_ext.host.patch_points import install, table, version
 
 
 def found(subject, name):
@@ -22,7 +22,9 @@ def test_nothing_is_wrong_where_the_tests_run(capsys):
   result = json.loads(capsys.readouterr().out)
   told = {(each["subject"], each["name"]): each for each in result["findings"]}
   assert result["wrong"] == 0
-  assert {("versions", "maxtext"), ("versions", "jax"), *(("seams", name) for name in table.SEAMS)} <= set(told)
+  assert {("versions", "maxtext"), ("versions", "jax"), *(("patch points", name) for name in table.PATCH_POINTS)} <= set(
+      told
+  )
   assert {("implementations", name) for name in registry.names()} <= set(told)
   assert told["versions", "maxtext"]["value"].startswith(importlib.metadata.version("maxtext"))
 
@@ -49,13 +51,13 @@ def test_a_maxtext_that_is_not_supported_is_told_with_the_reason(monkeypatch):
     raise version.HostVersionError("the version is outside that range.")
 
   monkeypatch.setattr(install, "install", refuse)
-  finding = found("seams", "all")
+  finding = found("patch points", "all")
   assert finding.state == doctor.WRONG and "supports MaxText" in finding.advice
 
 
 def test_a_feature_that_is_missing_is_a_note(monkeypatch):
   monkeypatch.setitem(install._missing, table.LINEN.name, "expected another signature.")
-  finding = found("seams", table.LINEN.name)
+  finding = found("patch points", table.LINEN.name)
   assert (finding.state, finding.advice) == (doctor.NOTE, "expected another signature.")
 
 

@@ -133,7 +133,7 @@ def test_draw_prints_the_schedule_for_programs(capsys):
       "iteration": 1,
       "repeat": 0,
       "microbatch": 1,
-      "slot": 0,
+      "current": 0,
       "arriving": 1,
       "reducing": None,
       "piece": 1,

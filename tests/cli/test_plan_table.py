@@ -12,7 +12,7 @@ from maxtext_pp_ext.cli.tables import labels
 from maxtext_pp_ext.cli.tables import plan as table
 from maxtext_pp_ext.plan import costs
 from maxtext_pp_ext.plan.candidates import Candidate, Plan
-from maxtext_pp_ext.schedule import CircularSchedule, Residency
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 # All sums are below 1000, so that the table shows each byte.
 SIZES = costs.Sizes(
@@ -35,10 +35,10 @@ SIZES = costs.Sizes(
 AT_LOGITS = dataclasses.replace(SIZES, logits=300)
 SCHEDULE = CircularSchedule(stages=2, microbatches=2, repeats=3)  # 7 iterations
 ONE_MICROBATCH = CircularSchedule(stages=1, microbatches=1, repeats=3)
-RESIDENCIES = {
-    "circular": Residency.ITERATION,
-    "circular_bsw": Residency.REPEAT,
-    "circular_ag_once": Residency.ONCE,
+GATHER_POLICIES = {
+    "circular": GatherPolicy.ITERATION,
+    "circular_bsw": GatherPolicy.REPEAT,
+    "circular_ag_once": GatherPolicy.ONCE,
     "none": None,
 }
 GATHERED, SUMMED, HEAD = SIZES.gathered, SIZES.summed, SIZES.head
@@ -58,8 +58,8 @@ NAMES = [f"{impl}-{schedule.stages if schedule else 'no'}" for impl, schedule, *
 
 def shown(capsys, impl, schedule, sizes):
   """What the table shows of a run: column -> bytes; and the costs."""
-  residency = RESIDENCIES[impl]
-  found = costs.without(3, sizes) if schedule is None else costs.pipelined(schedule, residency, sizes)
+  gather_policy = GATHER_POLICIES[impl]
+  found = costs.without(3, sizes) if schedule is None else costs.pipelined(schedule, gather_policy, sizes)
   candidate = Candidate(
       impl=impl,
       keys={"pipeline_impl": impl},
@@ -85,7 +85,7 @@ def test_the_columns_of_memory_add_up_to_it(capsys, impl, schedule, in_backward,
   assert cells["memory"] == found.peak == sum(cells[name] for name in ("state", "window", "kept", "work"))
   assert cells["window"] == (in_backward if backward else at_logits)
   assert cells["kept"] == (schedule.iterations if schedule else 3) * SIZES.kept
-  gradients = {None: 100, Residency.ITERATION: 30}.get(RESIDENCIES[impl], 20)
+  gradients = {None: 100, GatherPolicy.ITERATION: 30}.get(GATHER_POLICIES[impl], 20)
   assert cells["state"] == 300 + (gradients if backward else 0)
   batch = schedule.microbatches if schedule else 0
   assert cells["work"] == (SIZES.work + 2 * batch if backward else 300 + HEAD + batch)

@@ -125,7 +125,7 @@ def test_shares_are_of_bytes():
 
 
 def test_hidden_are_the_seconds_and_bytes_of_weights_and_gradients_for_which_nothing_waits():
-  name = "transfers that nothing hides: {} over fsdp".format
+  name = "exposed transfers: {} over fsdp".format
   projection = {
       "step_s": 10.0,
       "transfers_s": {name("weights"): 4.0, name("gradients"): 2.0, name("activations"): 1.0},

@@ -10,8 +10,8 @@ import yaml
 
 from maxtext_pp_ext.config import ranges
 from maxtext_pp_ext.host.models import run_config
-from tests.census import table
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
+from tests.key_coverage import table
 from tests.parity import blocks
 
 BAD = ("nan", "inf", "-inf", -3, 10**18)

@@ -17,7 +17,7 @@ TEMPLATES = DOCS / "templates"
 GENERATED = {
     "blocks.md": "tests/parity/blocks.json",
     "faults.md": "tests/mutants/table.py",
-    "keys.md": "tests/census/keys.yml",
+    "keys.md": "tests/key_coverage/keys.yml",
     "trainer-table.md": "tests/trainer/results.json",
 }
 
@@ -37,10 +37,10 @@ def fields(page: str) -> dict[str, str]:
   from tests.parity import blocks  # before anything imports JAX
 
   if page == "keys.md":
-    from tests.census import __main__ as census
-    from tests.census import table as keys
+    from tests.key_coverage import __main__ as key_coverage
+    from tests.key_coverage import table as keys
 
-    trained = census.trained()
+    trained = key_coverage.trained()
     return {"table": "\n".join(keys.markdown(keys.groups(), trained))}
   from tests import tables
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from maxtext_pp_ext.draw import picture, text
-from maxtext_pp_ext.schedule import CircularSchedule, Residency
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 SMALL = CircularSchedule(stages=4, microbatches=8, repeats=2)
 LARGE = CircularSchedule(stages=16, microbatches=64, repeats=4)
@@ -17,7 +17,7 @@ def test_the_terminal_has_a_row_per_stage_and_a_column_per_iteration():
   lines = list(text.lines(SMALL, stage=0, width=120, color=False))
   rows = [line.split()[-1] for line in lines if re.match(r"stage \d", line)]
   assert rows == ["0000000011111111···", "·0000000011111111··", "··0000000011111111·", "···0000000011111111"]
-  assert "slot      0000000011111111111" in lines and "arriving  11111111···········" in lines
+  assert "current   0000000011111111111" in lines and "arriving  11111111···········" in lines
   assert "reducing  ···········11111111" in lines
 
 
@@ -51,13 +51,13 @@ def test_alike_neighbours_are_one_rectangle():
 
 
 @pytest.mark.parametrize(
-    "residency, word",
-    [(Residency.ITERATION, "at every iteration"), (Residency.ONCE, "all repeats"), (None, "does not say")],
+    "gather_policy, word",
+    [(GatherPolicy.ITERATION, "at every iteration"), (GatherPolicy.ONCE, "all repeats"), (None, "does not say")],
 )
-def test_no_window_is_drawn_of_a_pipeline_without_one(tmp_path, residency, word):
-  lines = list(text.lines(SMALL, stage=0, width=120, color=False, residency=residency))
-  assert word in lines[-1] and not any(line.startswith(("slot", "arriving")) for line in lines)
-  picture.draw(SMALL, tmp_path / "a.svg", stage=0, residency=residency)
+def test_no_window_is_drawn_of_a_pipeline_without_one(tmp_path, gather_policy, word):
+  lines = list(text.lines(SMALL, stage=0, width=120, color=False, gather_policy=gather_policy))
+  assert word in lines[-1] and not any(line.startswith(("current", "arriving")) for line in lines)
+  picture.draw(SMALL, tmp_path / "a.svg", stage=0, gather_policy=gather_policy)
   assert (tmp_path / "a.svg").stat().st_size > 1000
 
 

@@ -5,7 +5,7 @@
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
-from maxtext_pp_ext.plan.of_run import residency_with_formulas
+from maxtext_pp_ext.plan.of_run import gather_policy_with_formulas
 from maxtext_pp_ext.schedule import CircularSchedule, Phase
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import LAYERS, make_config
@@ -36,4 +36,4 @@ def test_checks_and_plans_ask_the_implementation_for_its_schedule(monkeypatch):
   monkeypatch.setattr(registry, "_implementations", lambda: {"one_phase": other})
   monkeypatch.setattr(run_config, "pipeline_impl", lambda _: "one_phase")
   assert isinstance(run_config.schedule_of(config), OnePhase)
-  assert residency_with_formulas("one_phase") is None
+  assert gather_policy_with_formulas("one_phase") is None

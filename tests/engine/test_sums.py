@@ -16,7 +16,7 @@ from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.accumulators import Item
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.of_all import weights_of
-from maxtext_pp_ext.schedule import Residency
+from maxtext_pp_ext.schedule import GatherPolicy
 from tests.engine.common import build, gradient_program
 from tests.engine.gradients import evaluated
 
@@ -42,7 +42,7 @@ def _mesh():
   return Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("stage", "fsdp", "tensor"))
 
 
-def planned(mesh, einsum, shape, stored, gathered, residency):
+def planned(mesh, einsum, shape, stored, gathered, gather_policy):
   """(the weight, program, its inputs, the gradient of each half of the rows [2, S, …])."""
   layout = WeightLayout(
       sharded=stored,
@@ -61,7 +61,7 @@ def planned(mesh, einsum, shape, stored, gathered, residency):
   batch = [(ROWS, ("fsdp",)), (LENGTH, ())]
   closed = jax.make_jaxpr(backward)(weight, x, cotangent)
   program = GradientProgram.plan(closed, [layout.batch_splits(mesh, batch)], ("fsdp",), 1, reads=[[0]])
-  (of,) = weights_of([layout], [jax.ShapeDtypeStruct((3, *weight.shape), F32)], mesh, residency, chunks=4)
+  (of,) = weights_of([layout], [jax.ShapeDtypeStruct((3, *weight.shape), F32)], mesh, gather_policy, chunks=4)
   of_rows = lambda rows: backward(weight, x[:, rows], cotangent[:, rows])[0]
   of = of.with_(gradient=program.gradients[0])
   return of, program, (weight, x, cotangent), jnp.stack([of_rows(slice(0, 2)), of_rows(slice(2, 4))])
@@ -69,7 +69,7 @@ def planned(mesh, einsum, shape, stored, gathered, residency):
 
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 def test_a_device_computes_the_same_part_of_a_product_as_the_compiler_gives_it(mesh, layer):
-  weight, program, args, expected = planned(mesh, *layer, Residency.REPEAT)
+  weight, program, args, expected = planned(mesh, *layer, GatherPolicy.REPEAT)
   product = program.gradients[0].on_device
   assert product is not None
   (whole,), *_ = jax.jit(lambda args: evaluated(program, args))(args)
@@ -88,14 +88,14 @@ def test_a_device_computes_the_same_part_of_a_product_as_the_compiler_gives_it(m
   np.testing.assert_allclose(jax.jit(run)(*args), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("residency", [Residency.REPEAT, Residency.ONCE], ids=["window", "beside"])
-def test_the_last_gradient_of_a_repeat_is_added_where_the_sum_waits(mesh, residency):
+@pytest.mark.parametrize("gather policy", [GatherPolicy.REPEAT, GatherPolicy.ONCE], ids=["window", "beside"])
+def test_the_last_gradient_of_a_repeat_is_added_where_the_sum_waits(mesh, gather_policy):
   """Stage 0 adds the last gradient of repeat 2; stage 1 is in a bubble, then in a repeat, then at its first gradient."""
-  weight, program, args, expected = planned(mesh, *LAYERS["heads"], residency)
+  weight, program, args, expected = planned(mesh, *LAYERS["heads"], gather_policy)
   before = jax.random.normal(jax.random.key(3), expected.shape)
   buffers = jax.random.normal(jax.random.key(4), (2, *expected.shape)).astype(BF16)
   done = jax.random.normal(jax.random.key(5), expected.shape).astype(BF16)
-  in_buffers = residency is Residency.REPEAT
+  in_buffers = gather_policy is GatherPolicy.REPEAT
   for works, first in ((False, False), (True, False), (True, True)):
     item = Item(
         repeat=jnp.array([2, 1]),
@@ -150,7 +150,7 @@ class Sum:
 @pytest.mark.parametrize(
     "axes, chunks, together",
     [
-        (("fsdp",), 1, [[(8, 4), (16, 4)]]),  # two devices exchange beside compute
+        (("fsdp",), 1, [[(8, 4), (16, 4)]]),  # two devices exchange overlapped with compute
         (("fsdp", "tensor"), 1, []),
         (("fsdp",), 2, []),
     ],
@@ -165,7 +165,7 @@ def test_gradients_are_ready_together_if_they_are_whole_and_reduced_beside_compu
       accumulation_dtype=F32,
   )
   params = [jax.ShapeDtypeStruct((3, STAGES, rows, 4), F32) for rows in (8, 16)]
-  weights = [w.with_(gradient=Sum()) for w in weights_of([layout] * 2, params, mesh, Residency.REPEAT, chunks)]
+  weights = [w.with_(gradient=Sum()) for w in weights_of([layout] * 2, params, mesh, GatherPolicy.REPEAT, chunks)]
   buffers = [jnp.zeros((2, 2 ** len(axes), *each.shape[1:]), BF16) for each in params]
   numbers = jnp.zeros((STAGES,), jnp.int32)
   behind = backward._behind_all_sums if chunks == 1 else backward._behind_their_own_chunks

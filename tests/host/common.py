@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Constants of the tests of the seams, and small installed packages."""
+"""Constants of the tests of the patch points, and small installed packages."""
 
 import pathlib
 import textwrap

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the tests of the seams: fresh interpreters, and seams that are applied during a test."""
+"""Fixtures of the tests of the patch points: fresh interpreters, and patch points that are applied during a test."""
 
 import os
 import subprocess
@@ -54,8 +54,8 @@ def run_python(tmp_path):
 
 @pytest.fixture
 def installed():
-  """Applies the seams in this process during a test, and undoes them afterwards."""
-  from maxtext_pp_ext.host.seams import install
+  """Applies the patch points in this process during a test, and undoes them afterwards."""
+  from maxtext_pp_ext.host.patch_points import install
 
   before = install.status()
   install.install()

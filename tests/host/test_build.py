@@ -59,7 +59,7 @@ def test_activation_writes_a_file_that_starts_the_hook_for_a_checkout_and_remove
   assert activate.main([]) == 0
   code = (
       f"import site, sys; site.addsitedir({str(tmp_path)!r}); "
-      "print(any(type(f).__name__ == 'SeamFinder' for f in sys.meta_path))"
+      "print(any(type(f).__name__ == 'PatchPointFinder' for f in sys.meta_path))"
   )
   done = subprocess.run(
       [sys.executable, "-I", "-S", "-c", code],

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from maxtext_pp_ext.host import activate, startup
-from maxtext_pp_ext.host.seams import install, table
+from maxtext_pp_ext.host.patch_points import install, table
 from tests.host.common import write_package
 
 HOOK = activate.PTH_LINE.strip()
@@ -35,7 +35,9 @@ def test_starting_an_interpreter_adds_a_finder_and_imports_nothing_but_three_mod
   print(sorted(set(sys.modules) - before), type(sys.meta_path[0]).__name__)
   """
   done = run_python("-S", "-c", textwrap.dedent(code), env={"MAXTEXT_PP_EXT": ""})
-  assert done.stdout.strip() == "['maxtext_pp_ext', 'maxtext_pp_ext.host', 'maxtext_pp_ext.host.startup'] SeamFinder"
+  assert (
+      done.stdout.strip() == "['maxtext_pp_ext', 'maxtext_pp_ext.host', 'maxtext_pp_ext.host.startup'] PatchPointFinder"
+  )
 
 
 def test_an_interpreter_that_never_imports_maxtext_imports_neither_jax_nor_pydantic(run_python):
@@ -53,7 +55,7 @@ def test_an_interpreter_that_never_imports_maxtext_imports_neither_jax_nor_pydan
     "value, hooked", [("", True), ("on", True), ("off", False), ("OFF", False), (" 0 ", False), ("false", False)]
 )
 def test_the_environment_variable_switches_the_hook_off(run_python, value, hooked):
-  code = "import sys; print(any(type(f).__name__ == 'SeamFinder' for f in sys.meta_path))"
+  code = "import sys; print(any(type(f).__name__ == 'PatchPointFinder' for f in sys.meta_path))"
   done = _run(run_python, code, env={"MAXTEXT_PP_EXT": value})
   assert done.stdout.strip() == str(hooked)
 
@@ -62,7 +64,7 @@ def test_hooking_twice_adds_one_finder_and_unhooking_removes_it():
   had = startup.unhook()
   try:
     assert startup.hook(install.apply) and not startup.hook(install.apply)
-    assert sum(isinstance(finder, startup.SeamFinder) for finder in sys.meta_path) == 1
+    assert sum(isinstance(finder, startup.PatchPointFinder) for finder in sys.meta_path) == 1
     assert startup.unhook() and not startup.unhook()
     assert not startup.hooked()
   finally:
@@ -71,13 +73,13 @@ def test_hooking_twice_adds_one_finder_and_unhooking_removes_it():
 
 
 def test_the_finder_leaves_all_other_modules_to_the_other_finders():
-  finder = startup.SeamFinder(install.apply)
+  finder = startup.PatchPointFinder(install.apply)
   for name in ("json", "maxtext", "maxtext.configs", "maxtext.configs.pyconfig", "maxtext.layers", "pipeline"):
     assert finder.find_spec(name) is None
 
 
-def test_the_finder_names_the_modules_that_have_seams():
-  assert tuple(table.SEAMS) == startup.SEAM_MODULES
+def test_the_finder_names_the_modules_that_have_patch_points():
+  assert tuple(table.PATCH_POINTS) == startup.PATCH_POINT_MODULES
 
 
 def test_a_module_of_a_maxtext_that_is_not_installed_is_not_found_and_nothing_else_happens(run_python):
@@ -134,10 +136,10 @@ def test_pytest_does_not_warn_that_the_package_was_imported_at_start_up(run_pyth
   assert "1 passed" in _run(run_python, code, path=[site]).stdout
 
 
-def test_a_seam_module_that_was_found_through_the_hook_keeps_its_own_loader():
+def test_a_patch_point_module_that_was_found_through_the_hook_keeps_its_own_loader():
   real = importlib.util.find_spec("json.decoder")
   connected = []
-  wrapped = startup.SeamLoader(real.loader, connected.append)
+  wrapped = startup.PatchPointLoader(real.loader, connected.append)
   module = importlib.util.module_from_spec(real)
   module.__spec__.loader = module.__loader__ = wrapped
   wrapped.exec_module(module)

@@ -26,12 +26,12 @@ from tests.matrix import environments
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "releasing.md"
 WHOLE = ("-m", "not slow")
-# Arithmetic, an engine, host seams, a training run through the hook: what a new version breaks first.
+# Arithmetic, an engine, host patch points, a training run through the hook: what a new version breaks first.
 SLIM = (
     "-m",
     "not slow",
     "tests/schedule",
-    "tests/host/seams/test_version.py",
+    "tests/host/patch_points/test_version.py",
     "tests/host/test_train.py",
     "tests/test_jax_private.py",
     "tests/parity/test_layers.py",

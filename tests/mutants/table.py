@@ -36,8 +36,8 @@ DECODER_CALL = (
     "tests/host/replacements/test_factory.py::test_an_argument_that_the_pipelined_path_drops_is_refused_by_name"
 )
 BUILT = "tests/host/replacements/test_factory.py::test_our_implementation_is_built_with_all_that_the_decoder_gives"
-INSTALLED = "tests/host/seams/test_install.py::test_installing_after_maxtext_was_imported_reaches_every_place"
-VERSION = "tests/host/seams/test_version.py::test_"
+INSTALLED = "tests/host/patch_points/test_install.py::test_installing_after_maxtext_was_imported_reaches_every_place"
+VERSION = "tests/host/patch_points/test_version.py::test_"
 LOAD = (
     "tests/host/replacements/test_checkpoint_load.py::"
     "test_a_checkpoint_of_another_layout_is_refused_with_both_layouts_and_the_command"
@@ -587,11 +587,11 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "tests/sharding/test_variables.py::test_names_of_several_stacks_alone_come_where_the_stacks_are",
         ),
     ),
-    "a host version whose seam changed": (
+    "a host version whose patch point changed": (
         Mutant(
             "newer-host-accepted",
             "a MaxText that nobody has read is pipelined all the same",
-            "host/seams/version.py",
+            "host/patch_points/version.py",
             "if not _LEAST <= number < _BELOW:",
             "if not _LEAST <= number:",
             f"{VERSION}other_versions_stop_with_both_versions",
@@ -599,7 +599,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "other-signature-accepted",
             "a function of MaxText takes its arguments in another order",
-            "host/seams/version.py",
+            "host/patch_points/version.py",
             "if found not in expected:",
             "if not found:",
             f"{VERSION}a_signature_that_differs_stops_with_the_expected_and_the_found_one",
@@ -607,7 +607,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "new-parameter-accepted",
             "the decoder takes one more argument, which its pipelined path drops",
-            "host/seams/version.py",
+            "host/patch_points/version.py",
             "if parameter not in known]",
             "if parameter in ()]",
             f"{VERSION}a_decoder_with_a_parameter_that_we_do_not_know_is_refused",
@@ -623,9 +623,9 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             BUILT,
         ),
         Mutant(
-            "seam-where-nobody-looks",
+            "patch-point-where-nobody-looks",
             "our factory is put where it is defined, and not where it was imported by name",
-            "host/seams/rebind.py",
+            "host/patch_points/rebind.py",
             "_bind_everywhere(old, new)\n\n  def changed_since",
             "setattr(home, name, new)\n\n  def changed_since",
             INSTALLED,

@@ -110,7 +110,7 @@ def test_bsw_of_llama_layers_equals_a_loop_over_them(stages, repeats, rounds):
 
 @pytest.mark.parametrize("implementation", OTHERS)
 @pytest.mark.parametrize("stages, repeats, rounds, delay", [(2, 1, 2, 1), (3, 3, 2, 1), (4, 2, 2, 2)])
-def test_other_residencies_equal_a_loop_over_the_layers(implementation, stages, repeats, rounds, delay):
+def test_other_gather_policies_equal_a_loop_over_the_layers(implementation, stages, repeats, rounds, delay):
   check_schedule(implementation, "llama", stages, repeats, rounds, delay)
 
 

@@ -192,7 +192,7 @@ def test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline(stages, rep
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", OTHERS)
 @pytest.mark.parametrize("keys", [FP8, NANOO], ids=["fp8", "nanoo_fp8"])
-def test_fp8_layers_learn_scales_and_histories_with_other_residencies(implementation, keys):
+def test_fp8_layers_learn_scales_and_histories_with_other_gather_policies(implementation, keys):
   check(implementation, parts=1, steps=2, stages=3, microbatches=3, **keys)
 
 

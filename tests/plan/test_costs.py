@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from maxtext_pp_ext.plan import costs
-from maxtext_pp_ext.schedule import CircularSchedule, Residency, window
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, window
 
 SCHEDULES = [
     CircularSchedule(stages=stages, microbatches=delay * stages * more, repeats=repeats, delay=delay)
@@ -46,16 +46,16 @@ def test_gathers_and_reductions_of_the_window_are_those_of_its_steps(schedule):
   pieces = schedule.microbatches
   forward = 1 + iterations_with(schedule, window.forward, "arriving") / pieces
   backward = iterations_with(schedule, window.backward, "arriving") / pieces
-  assert costs.gathers(schedule, Residency.REPEAT) == pytest.approx(forward + backward)
+  assert costs.gathers(schedule, GatherPolicy.REPEAT) == pytest.approx(forward + backward)
   reduced = 1 + iterations_with(schedule, window.backward, "reducing") / pieces
-  assert costs.reductions(schedule, Residency.REPEAT) == pytest.approx(reduced)
-  assert costs.reductions(schedule, Residency.ONCE) == costs.reductions(schedule, Residency.REPEAT)
+  assert costs.reductions(schedule, GatherPolicy.REPEAT) == pytest.approx(reduced)
+  assert costs.reductions(schedule, GatherPolicy.ONCE) == costs.reductions(schedule, GatherPolicy.REPEAT)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=NAMES)
 def test_a_stage_sends_as_often_as_there_are_iterations_and_never_to_itself(schedule):
-  found = costs.pipelined(schedule, Residency.ITERATION, SIZES)
-  assert costs.gathers(schedule, Residency.ITERATION) == 2 * schedule.iterations
+  found = costs.pipelined(schedule, GatherPolicy.ITERATION, SIZES)
+  assert costs.gathers(schedule, GatherPolicy.ITERATION) == 2 * schedule.iterations
   assert found.traffic["weights"] == 2 * schedule.iterations * SIZES.sent_to_gather
   assert found.traffic["gradients"] == schedule.iterations * SIZES.sent_to_reduce
   if schedule.stages == 1:
@@ -68,36 +68,36 @@ def test_a_stage_sends_as_often_as_there_are_iterations_and_never_to_itself(sche
 
 def test_once_gathers_least_and_holds_most():
   schedule = CircularSchedule(stages=4, microbatches=8, repeats=5)
-  by_residency = {residency: costs.pipelined(schedule, residency, SIZES) for residency in Residency}
-  sent = {residency: found.traffic["weights"] for residency, found in by_residency.items()}
-  assert sent[Residency.ONCE] < sent[Residency.REPEAT] < sent[Residency.ITERATION]
+  by_gather_policy = {gather_policy: costs.pipelined(schedule, gather_policy, SIZES) for gather_policy in GatherPolicy}
+  sent = {gather_policy: found.traffic["weights"] for gather_policy, found in by_gather_policy.items()}
+  assert sent[GatherPolicy.ONCE] < sent[GatherPolicy.REPEAT] < sent[GatherPolicy.ITERATION]
   held = lambda found: sum(found.phases[costs.Phase.BACKWARD].values())
-  assert held(by_residency[Residency.ONCE]) - held(by_residency[Residency.REPEAT]) == 3 * SIZES.gathered
+  assert held(by_gather_policy[GatherPolicy.ONCE]) - held(by_gather_policy[GatherPolicy.REPEAT]) == 3 * SIZES.gathered
 
 
 def test_the_peak_is_of_the_worst_time_of_a_step():
   schedule = CircularSchedule(stages=2, microbatches=2, repeats=2)
   for logits, when in ((0, costs.Phase.BACKWARD), (10**6, costs.Phase.LOGITS)):
-    found = costs.pipelined(schedule, Residency.REPEAT, dataclasses.replace(SIZES, logits=logits))
+    found = costs.pipelined(schedule, GatherPolicy.REPEAT, dataclasses.replace(SIZES, logits=logits))
     assert found.worst_phase == when and found.peak == sum(found.memory.values())
     assert found.peak == max(sum(({**found.always, **phase}).values()) for phase in found.phases.values())
 
 
 def test_activations_go_between_slices_if_stages_do_and_weights_if_they_are_sharded_over_them():
   schedule = CircularSchedule(stages=4, microbatches=8, repeats=5)
-  found = costs.pipelined(schedule, Residency.REPEAT, SIZES, over_slices=True)
+  found = costs.pipelined(schedule, GatherPolicy.REPEAT, SIZES, over_slices=True)
   assert found.between_slices == found.traffic["activations"]
   sharded = dataclasses.replace(SIZES, between_slices=(10, 20, 3))
-  found = costs.pipelined(schedule, Residency.ONCE, sharded)
+  found = costs.pipelined(schedule, GatherPolicy.ONCE, sharded)
   assert found.between_slices == round(5 * 10 + (5 + 3 / 8) * 20) + 3
   assert costs.without(7, sharded).between_slices == 7 * (3 * 10 + 20) + 3
 
 
 def test_gradients_that_are_reduced_at_once_are_kept_in_the_dtype_of_sums():
   schedule = CircularSchedule(stages=1, microbatches=2, repeats=5)
-  kept = {each: costs.pipelined(schedule, each, SIZES).phases[costs.Phase.BACKWARD] for each in Residency}
+  kept = {each: costs.pipelined(schedule, each, SIZES).phases[costs.Phase.BACKWARD] for each in GatherPolicy}
   found = {each: parts[costs.Part.GRADIENTS] for each, parts in kept.items()}
-  assert found == {Residency.ITERATION: 900, Residency.REPEAT: 500, Residency.ONCE: 500}
+  assert found == {GatherPolicy.ITERATION: 900, GatherPolicy.REPEAT: 500, GatherPolicy.ONCE: 500}
 
 
 def test_xla_sends_gradients_twice_that_are_scattered_over_all_devices_and_the_engine_once():
@@ -108,9 +108,9 @@ def test_xla_sends_gradients_twice_that_are_scattered_over_all_devices_and_the_e
   ]
   for by_xla in (
       lambda sizes: costs.without(4, sizes),
-      lambda sizes: costs.pipelined(schedule, Residency.ITERATION, sizes),
+      lambda sizes: costs.pipelined(schedule, GatherPolicy.ITERATION, sizes),
   ):
     once, twice = sent(by_xla)
     assert 0 < twice == 2 * once
-  once, still_once = sent(lambda sizes: costs.pipelined(schedule, Residency.REPEAT, sizes))
+  once, still_once = sent(lambda sizes: costs.pipelined(schedule, GatherPolicy.REPEAT, sizes))
   assert once == still_once

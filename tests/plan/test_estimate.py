@@ -10,7 +10,7 @@ import pytest
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.plan import costs, estimate
-from maxtext_pp_ext.schedule import CircularSchedule, Residency
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 # A layer of Llama 3 8B on v6e-64 with 4 stages, a sequence of 4096 for each microbatch; bytes and FLOPs of a device.
 SIZES = costs.Sizes(
@@ -59,10 +59,19 @@ def work_with(sizes=SIZES, **changed):
   return dataclasses.replace(WORK, sizes=dataclasses.replace(sizes, **of_sizes), **changed)
 
 
-def of(chip="v5p", *, residency=Residency.REPEAT, schedule=SCHEDULE, over_slices=False, sizes=SIZES, devices=64, **work):
-  sent = costs.pipelined(schedule, residency, sizes, over_slices=over_slices)
+def of(
+    chip="v5p",
+    *,
+    gather_policy=GatherPolicy.REPEAT,
+    schedule=SCHEDULE,
+    over_slices=False,
+    sizes=SIZES,
+    devices=64,
+    **work,
+):
+  sent = costs.pipelined(schedule, gather_policy, sizes, over_slices=over_slices)
   its_slice = topology.slice_of(chip, devices)
-  return estimate.estimate(chips.CHIPS[chip], its_slice, work_with(sizes, **work), sent, schedule, residency)
+  return estimate.estimate(chips.CHIPS[chip], its_slice, work_with(sizes, **work), sent, schedule, gather_policy)
 
 
 def test_at_the_peak_rates_a_step_takes_as_long_as_the_slowest_of_three():
@@ -77,14 +86,14 @@ def test_at_the_peak_rates_a_step_takes_as_long_as_the_slowest_of_three():
 
 
 @pytest.mark.parametrize("chip", chips.CHIPS)
-@pytest.mark.parametrize("residency", Residency)
-def test_fewer_bytes_are_not_slower_and_more_bubbles_are_slower(chip, residency):
-  whole = of(chip, residency=residency)
+@pytest.mark.parametrize("gather_policy", GatherPolicy)
+def test_fewer_bytes_are_not_slower_and_more_bubbles_are_slower(chip, gather_policy):
+  whole = of(chip, gather_policy=gather_policy)
   for name in ("sent_to_gather", "sent_to_reduce", "activations", "head_sent"):
     half = dataclasses.replace(SIZES, **{name: getattr(SIZES, name) // 2})
-    assert of(chip, residency=residency, sizes=half).seconds <= whole.seconds
+    assert of(chip, gather_policy=gather_policy, sizes=half).seconds <= whole.seconds
   assert whole.at_least < whole.seconds <= whole.at_most
-  delayed = of(chip, residency=residency, schedule=dataclasses.replace(SCHEDULE, delay=2))
+  delayed = of(chip, gather_policy=gather_policy, schedule=dataclasses.replace(SCHEDULE, delay=2))
   assert delayed.at_least < delayed.seconds <= delayed.at_most
   for part in ("products", "attention", "elementwise"):
     assert delayed.parts[part] > whole.parts[part]
@@ -156,18 +165,21 @@ def test_dispatch_takes_as_long_as_what_crosses_the_middle_of_the_experts_longes
   assert gathers == pytest.approx(takes(8))
 
 
-@pytest.mark.parametrize("residency", Residency)
-def test_gradients_take_longer_if_they_are_scattered_over_all_devices(residency):
+@pytest.mark.parametrize("gather_policy", GatherPolicy)
+def test_gradients_take_longer_if_they_are_scattered_over_all_devices(gather_policy):
   def waits(share):
     sizes = dataclasses.replace(SIZES, all_reduced_of_kernels=share)
-    return of(residency=residency, sizes=sizes, over_all_devices=share).parts["transfers"]
+    return of(gather_policy=gather_policy, sizes=sizes, over_all_devices=share).parts["transfers"]
 
   assert waits(1.0) > waits(0.5) > waits(0.0)
 
 
 def test_weights_are_gathered_beside_compute_on_sparsecores_if_the_pipeline_prefetches():
-  waiting = {residency: of(on_sparsecores=True, residency=residency).parts["transfers"] for residency in Residency}
-  assert waiting[Residency.REPEAT] < waiting[Residency.ONCE] < waiting[Residency.ITERATION]
+  waiting = {
+      gather_policy: of(on_sparsecores=True, gather_policy=gather_policy).parts["transfers"]
+      for gather_policy in GatherPolicy
+  }
+  assert waiting[GatherPolicy.REPEAT] < waiting[GatherPolicy.ONCE] < waiting[GatherPolicy.ITERATION]
   assert of(on_sparsecores=True).beside["links"] > 0 and of("v6e").beside["links"] == 0
   # More than the pipeline computes does not hide.
   slow = of("v6e", on_sparsecores=True, sizes=dataclasses.replace(SIZES, sent_to_gather=10**11))
@@ -193,7 +205,7 @@ def test_activations_are_waited_for_unless_they_have_an_iteration_of_their_own()
 
 def test_weights_that_each_iteration_gathers_are_copied_with_several_microbatches():
   copied = lambda microbatches: of(
-      residency=Residency.ITERATION, schedule=dataclasses.replace(SCHEDULE, microbatches=microbatches, stages=1)
+      gather_policy=GatherPolicy.ITERATION, schedule=dataclasses.replace(SCHEDULE, microbatches=microbatches, stages=1)
   ).parts["copies of weights"]
   assert copied(2) > 0.0 == copied(1)
 
@@ -205,24 +217,26 @@ def test_weights_are_copied_on_their_way_through_a_window_of_several_microbatche
 
 @pytest.mark.parametrize("schedule", [None, SCHEDULE, dataclasses.replace(SCHEDULE, stages=1, microbatches=1)])
 def test_what_is_gathered_in_other_lanes_than_kernels_read_is_transposed(schedule):
-  sent = costs.pipelined(SCHEDULE, Residency.REPEAT, SIZES)
+  sent = costs.pipelined(SCHEDULE, GatherPolicy.REPEAT, SIZES)
   copied = lambda size: estimate.estimate(
       chips.CHIPS["v5p"],
       topology.slice_of("v5p", 64),
       work_with(transposed=size),
       sent,
       schedule,
-      None if schedule is None else Residency.REPEAT,
+      None if schedule is None else GatherPolicy.REPEAT,
   ).parts["copies of weights"]
   times = 3 * WORK.loop
   if schedule is not None:
-    times = costs.gathers(schedule, Residency.REPEAT) + costs.reductions(schedule, Residency.REPEAT)
-  expected = estimate._TRANSPOSE_PASSES * times * 1e8 / chips.CHIPS["v5p"].hbm_bandwidth
+    times = costs.gathers(schedule, GatherPolicy.REPEAT) + costs.reductions(schedule, GatherPolicy.REPEAT)
+  expected = estimate._TRANSPOSE_ROUND_TRIPS * times * 1e8 / chips.CHIPS["v5p"].hbm_bandwidth
   assert copied(1e8) - copied(0.0) == pytest.approx(expected)
 
 
 def test_kernels_read_copies_of_weights_that_are_all_gathered_at_once():
-  copied = lambda residency, size: of(residency=residency, gathered_of_kernels=size).parts["copies of weights"]
-  of_kernels = lambda size: copied(Residency.ONCE, size) - copied(Residency.ONCE, 0.0)
+  copied = lambda gather_policy, size: of(gather_policy=gather_policy, gathered_of_kernels=size).parts[
+      "copies of weights"
+  ]
+  of_kernels = lambda size: copied(GatherPolicy.ONCE, size) - copied(GatherPolicy.ONCE, 0.0)
   assert 0.0 < of_kernels(1e8) == pytest.approx(2 * of_kernels(5e7))
-  assert copied(Residency.REPEAT, 1e8) == copied(Residency.REPEAT, 0.0)
+  assert copied(GatherPolicy.REPEAT, 1e8) == copied(GatherPolicy.REPEAT, 0.0)

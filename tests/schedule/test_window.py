@@ -24,15 +24,15 @@ DIRECTIONS = {"forward": window.forward, "backward": window.backward}
 def test_a_stage_works_with_the_slot_and_what_comes_into_it_has_arrived_whole(steps_of, schedule):
   for stage in range(schedule.stages):
     steps = steps_of(schedule, stage)
-    slot, buffer = steps[0].slot, {}
+    current, buffer = steps[0].current, {}
     for step in steps:
-      assert step.slot == slot
-      assert step.repeat in (None, slot)
+      assert step.current == current
+      assert step.repeat in (None, current)
       if step.arriving is not None:
-        buffer.setdefault(step.arriving, []).append(step.piece)
+        buffer.setdefault(step.arriving, []).append(step.chunk)
       if step.advances:
-        [(slot, pieces)] = buffer.items()  # one repeat and no other is in the buffer
-        assert sorted(pieces) == list(range(schedule.microbatches))
+        [(current, chunks)] = buffer.items()  # one repeat and no other is in the buffer
+        assert sorted(chunks) == list(range(schedule.microbatches))
         buffer = {}
     assert not buffer
     work = [(step.repeat, step.microbatch) for step in steps if step.repeat is not None]
@@ -67,8 +67,8 @@ def test_each_gradient_but_the_last_is_reduced_once_after_its_repeat_is_done(sch
   for stage in range(schedule.stages):
     steps = window.backward(schedule, stage)
     for repeat in range(1, schedule.repeats):
-      pieces = [step.piece for step in steps if step.reducing == repeat]
-      assert pieces == list(range(schedule.microbatches))
+      chunks = [step.chunk for step in steps if step.reducing == repeat]
+      assert chunks == list(range(schedule.microbatches))
       last_use = max(i for i, step in enumerate(steps) if step.repeat == repeat)
       assert all(i > last_use for i, step in enumerate(steps) if step.reducing == repeat)
     assert not [step for step in steps if step.reducing == 0]  # reduced after the last iteration

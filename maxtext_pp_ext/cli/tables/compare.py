@@ -125,7 +125,10 @@ def _projected(found: list[dict[str, Any] | None]):
   longest = {part: max(parts.get(part, 0.0) for parts in sums) for part in shown}
   for part in (*costs.COMPUTED, *sorted(shown, key=longest.__getitem__, reverse=True)):
     yield f"  {part}", _seconds(parts.get(part) for parts in sums)
-  for label, key in (("of the compute, bubbles", "bubbles_s"), ("of the compute, again", "again_s")):
+  for label, key in (
+      ("of the compute, bubbles", "bubbles_s"),
+      ("of the compute, rematerialisation", "rematerialisation_s"),
+  ):
     yield label, _seconds(None if each is None else each[key] for each in found)
   yield "tokens per second and device", _cells(found, "{0[tokens_per_s]:.0f}".format)
   yield "TFLOP/s per device, MFU", _cells(found, "{0[tflops_per_s]:.0f}, {0[mfu]:.1%}".format)

@@ -24,7 +24,7 @@ from maxtext_pp_ext.hardware.kernels import EFFICIENCY
 
 PRODUCTS, KERNELS, OTHER = "products", "kernels", "other compute"
 COMPUTED = (PRODUCTS, KERNELS, OTHER)
-TRANSFERS, MEMORY, DEVICES = "transfers that nothing hides", "waiting for memory", "waiting for other devices"
+TRANSFERS, MEMORY, DEVICES = "exposed transfers", "waiting for memory", "waiting for other devices"
 SPARSECORE, HOST, DMA = "SparseCore", "host", "HBM"
 
 _NOTHING = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency"})

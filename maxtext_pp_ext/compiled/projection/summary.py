@@ -42,9 +42,9 @@ def figures(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[str, A
 
   Returns:
     `step_s`; `parts`, seconds that add up to it; and of these: `bubbles_s`, compute of the pipeline's loops in
-    iterations in which a stage idles, None for a pipeline without a loop, and `again_s`, what is computed again.
-    `busy_s` of each lane. `transfers_s`: of transfers, hidden or not, by the names of their parts. `transfers_GB`: what a
-    device sends, likewise; of a ragged all-to-all what it sends if routing is balanced. `tokens_per_s` and
+    iterations in which a stage idles, None for a pipeline without a loop, and `rematerialisation_s`, what is computed
+    again. `busy_s` of each lane. `transfers_s`: of transfers, hidden or not, by the names of their parts. `transfers_GB`:
+    what a device sends, likewise; of a ragged all-to-all what it sends if routing is balanced. `tokens_per_s` and
     `tflops_per_s` of a device as MaxText's log counts them, and their share of the chip's peak, `mfu`. `unknown`:
     instructions that could not be followed, see `Timeline`. `is`: what this is.
   """
@@ -60,7 +60,7 @@ def figures(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[str, A
       "step_s": run.seconds,
       "parts": _largest_first(parts),
       "bubbles_s": in_pipeline * bubbles if in_pipeline or not bubbles else None,
-      "again_s": sum(seconds for part, seconds in compute.items() if part.again),
+      "rematerialisation_s": sum(seconds for part, seconds in compute.items() if part.again),
       "compute_s": sum(compute.values()),
       "busy_s": _largest_first(run.busy),
       "transfers_s": _largest_first(run.sent),

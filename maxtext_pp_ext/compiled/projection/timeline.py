@@ -4,8 +4,8 @@
 
 The compiler has put the instructions in the order of execution. Compute follows that order, one instruction at a time,
 each as long as the compiler's estimate of its cycles. A transfer occupies the links that it goes over, one transfer at
-a time on a link. A transfer with a start and a done runs beside compute between the two, and compute waits at its done.
-Any other transfer stands in line with compute. Copies between memories (HBM, VMEM, host) have lanes, too.
+a time on a link. A transfer with a start and a done overlaps with compute between the two, and compute waits at
+its done. Any other transfer stands in line with compute. Copies between memories (HBM, VMEM, host) have lanes, too.
 
 How often loops run, and which branches, `program/execution.py` says. Where devices choose different branches, the longest
 takes the time: each waits for the others at the next transfer. Then what a device computes is the average over devices,
@@ -92,7 +92,7 @@ class Run:
     self.add_lanes(other, times)
 
   def add_lanes(self, other: Run, times: int = 1) -> None:
-    """Adds what runs beside compute in executions of something else, without its events."""
+    """Adds what overlaps with compute in executions of something else, without its events."""
     _add(self.busy, other.busy, times)
     _add(self.sent, other.sent, times)
     _add(self.sent_bytes, other.sent_bytes, times)

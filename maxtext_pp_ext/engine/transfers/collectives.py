@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of `jax.lax`, each in the form in which the TPU compiler sends least, or runs it beside compute."""
+"""Collectives of `jax.lax`, each in the form in which the TPU compiler sends least, or overlaps it with compute."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sum_scatter(
 
 
 # Between two devices a gather or a reduce-scatter is one exchange. The TPU compiler (libtpu 0.0.48.1) runs a permute
-# beside compute without any flags, and these collectives only with flags that put them on the SparseCores.
+# overlapped with compute without any flags, and these collectives only with flags that put them on the SparseCores.
 _EXCHANGE = ((0, 1), (1, 0))
 
 

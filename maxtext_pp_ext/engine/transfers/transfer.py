@@ -134,7 +134,7 @@ class Transfer:
 
   @property
   def is_asynchronous(self) -> bool:
-    """Whether the TPU compiler runs the weight's gathers, and its gradient's reductions, beside compute.
+    """Whether the TPU compiler overlaps the weight's gathers, and its gradient's reductions, with compute.
 
     Without flags it does so with exchanges between two devices, and with flags that put gathers on the SparseCores, for
     which `steps` are known, with all.

@@ -70,7 +70,7 @@ class WeightLayout:
     return Layout(P(self.partial_axes, *self.gathered), 1)
 
   @property
-  def window(self) -> Layout:
+  def buffers(self) -> Layout:
     """[B, F, S, …]: B arrays laid out `by_device`."""
     return Layout(P(None, *self.by_device.spec), 2)
 

@@ -17,7 +17,7 @@ from maxtext_pp_ext.engine.shapes import Mask, Numbers, OfRepeat, Param
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.weight import there, Weight
 from maxtext_pp_ext.engine.weights.whole import WholeWeight
-from maxtext_pp_ext.schedule import Residency
+from maxtext_pp_ext.schedule import GatherPolicy
 
 Weights = list[Weight]
 PyTree = Any
@@ -27,7 +27,7 @@ def weights_of(
     layouts: Sequence[WeightLayout],
     params: Sequence[jax.Array | jax.ShapeDtypeStruct],
     mesh: Mesh,
-    gather_policy: Residency,
+    gather_policy: GatherPolicy,
     chunks: int,
 ) -> Weights:
   """The weights of parameters [R, S, …], before anything is gathered; of one chunk with one microbatch."""

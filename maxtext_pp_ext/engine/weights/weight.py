@@ -37,7 +37,7 @@ from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.engine.weights.accumulators import add_and_finish, add_to, Item, put_finished
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
-from maxtext_pp_ext.schedule import Residency
+from maxtext_pp_ext.schedule import GatherPolicy
 from maxtext_pp_ext.sharding import constrain
 
 
@@ -71,7 +71,7 @@ class Weight:
 
   layout: WeightLayout = _static()  # layouts and dtypes
   mesh: Mesh = _static()  # the device mesh
-  gather_policy: Residency = _static()  # when the weight is gathered, and how long it is kept
+  gather_policy: GatherPolicy = _static()  # when the weight is gathered, and how long it is kept
   shape: tuple[int, ...] = _static()  # [R, S, …]
   dtype: jnp.dtype = _static()  # in which it is stored
   chunks: int = _static()  # the number of chunks in which a repeat is gathered, and its gradient reduced
@@ -112,7 +112,7 @@ class Weight:
     return False
 
   @property
-  def is_windowed(self) -> bool:
+  def has_buffers(self) -> bool:
     """Whether it is gathered, or cast from the dtype in which it is stored, into buffers."""
     return self.gather_policy.prefetches and (self.layout.needs_gather or self.layout.compute_dtype != self.dtype)
 
@@ -127,12 +127,12 @@ class Weight:
     return self.layout.transfer(self.mesh, self.shape, self.chunks)
 
   @property
-  def is_gathered_beside_compute(self) -> bool:
+  def is_gather_overlapped(self) -> bool:
     """Whether devices compute while it is gathered into buffers."""
-    return self.is_windowed and self.transfer.is_asynchronous
+    return self.has_buffers and self.transfer.is_asynchronous
 
   @property
-  def is_reduced_beside_nothing(self) -> bool:
+  def is_reduction_exposed(self) -> bool:
     """Whether devices compute nothing while its gradient is reduced."""
     return self.is_partial and not self.transfer.is_asynchronous
 
@@ -147,7 +147,7 @@ class Weight:
 
     If chunks overlap, an arriving chunk of the weight would overwrite a part of the sum that has not been reduced yet.
     """
-    return self.is_windowed and self.transfer.moves_once
+    return self.has_buffers and self.transfer.moves_once
 
   @property
   def _finishes_in_place(self) -> bool:
@@ -174,7 +174,7 @@ class Weight:
   def _waiting(self) -> tuple[Any, Layout]:
     """(the finished sums where they wait, their layout)."""
     if self.sums_wait_in_buffers:
-      return self.buffers, self.layout.window
+      return self.buffers, self.layout.buffers
     return self.finished, self.layout.by_device
 
   # Gathers.
@@ -194,7 +194,7 @@ class Weight:
 
   def first(self) -> Self:
     """With repeat 0 of all stages as the current one."""
-    if not self.is_windowed:
+    if not self.has_buffers:
       return self
     shard = constrain(there(self.source)[0], self.layout.sharded, self.mesh)
     current = constrain(shard.astype(self.layout.compute_dtype), self.layout.gathered, self.mesh)
@@ -206,7 +206,7 @@ class Weight:
       return self
     by_device = jnp.broadcast_to(self.current, (self.layout.parts(self.mesh), *self.current.shape))
     both = [by_device, jnp.zeros_like(by_device)] if self.has_next_buffer else [by_device]
-    buffers = constrain(jnp.stack(both[:: -1 if repeat % 2 else 1]), self.layout.window.spec, self.mesh)
+    buffers = constrain(jnp.stack(both[:: -1 if repeat % 2 else 1]), self.layout.buffers.spec, self.mesh)
     return self.with_(buffers=buffers, current=None)
 
   def ordered(self) -> Self:
@@ -232,8 +232,8 @@ class Weight:
     def put(repeat, chunk, buffers, arriving):
       return transfer.place(arriving[0], buffers, next_buffer(repeat), chunk)
 
-    layouts = [self.layout.window, self.layout.chunk(transfer)]
-    return OnStage(put, [there(self.buffers), self.arriving], layouts, self.layout.window)
+    layouts = [self.layout.buffers, self.layout.chunk(transfer)]
+    return OnStage(put, [there(self.buffers), self.arriving], layouts, self.layout.buffers)
 
   def use(self) -> OnStage:
     """(repeat) -> the gathered weight; of one that kernels read both buffers, [B, S, …]."""
@@ -242,9 +242,9 @@ class Weight:
       return OnStage(own, [there(self.source)], [self._source_layout], Layout(self._source_spec, 0))
     if self._is_one_of:
       both = lambda _, buffers: buffers[:, 0]
-      return OnStage(both, [self.buffers], [self.layout.window], Layout(P(None, *self.layout.gathered), 1))
+      return OnStage(both, [self.buffers], [self.layout.buffers], Layout(P(None, *self.layout.gathered), 1))
     current = lambda repeat, buffers: self._current(_take(repeat % buffers.shape[0], buffers)[0])
-    return OnStage(current, [self.buffers], [self.layout.window], Layout(self.layout.gathered, 0))
+    return OnStage(current, [self.buffers], [self.layout.buffers], Layout(self.layout.gathered, 0))
 
   def _current(self, weight: jax.Array) -> jax.Array:
     # Left to itself, the compiler (libtpu 0.0.48.1) may choose another order for a product, and convert at each use.

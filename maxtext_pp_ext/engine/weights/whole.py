@@ -81,7 +81,7 @@ class WholeWeight(Weight):
     # dimension: another order would be a copy of the whole.
     in_order: Callable = self._in_order if self.order and transfer.in_steps else lambda weight: weight
     whole = lambda repeat, chunk, arriving: in_order(arriving[0])[None, None]
-    return OnStage(whole, [self.arriving], [self.layout.chunk(transfer)], self.layout.window)
+    return OnStage(whole, [self.arriving], [self.layout.chunk(transfer)], self.layout.buffers)
 
   def accumulate(self, operands: Operands, item: Item) -> Accumulated:
     gradient = self._computed(operands).astype(there(self.total).dtype)

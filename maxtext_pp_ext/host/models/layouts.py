@@ -31,7 +31,7 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import abstract_model, cycles, run_config
 from maxtext_pp_ext.host.models.refusals import integer
-from maxtext_pp_ext.schedule import CircularSchedule, Residency, Schedule
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, Schedule
 from maxtext_pp_ext.units import counted
 
 # The parallelism on which a layout depends. All other parallelism shards arrays, and leaves their shapes.
@@ -115,7 +115,7 @@ def schedule_of_run(argv: Sequence[str]) -> Schedule:
   )
 
 
-def residency_of_run(argv: Sequence[str]) -> Residency | None:
+def gather_policy_of_run(argv: Sequence[str]) -> GatherPolicy | None:
   """How long the implementation of a run keeps gathered weights; None if it does not say.
 
   Raises UnknownImplementationError or PluginError if there is no such implementation.
@@ -124,9 +124,9 @@ def residency_of_run(argv: Sequence[str]) -> Residency | None:
   name = str(given.get("pipeline_impl", registry.HOST))
   if name == registry.HOST:
     # MaxText's own modes.
-    modes = {"pipeline_fsdp_ag_per_repeat": Residency.REPEAT, "pipeline_fsdp_ag_once": Residency.ONCE}
-    return next((residency for key, residency in modes.items() if given.get(key)), Residency.ITERATION)
-  return registry.get(name).contract.residency
+    modes = {"pipeline_fsdp_ag_per_repeat": GatherPolicy.REPEAT, "pipeline_fsdp_ag_once": GatherPolicy.ONCE}
+    return next((gather_policy for key, gather_policy in modes.items() if given.get(key)), GatherPolicy.ITERATION)
+  return registry.get(name).contract.gather_policy
 
 
 def of_config(config: Any, *kinds: type) -> Layout:

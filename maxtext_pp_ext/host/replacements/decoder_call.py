@@ -30,13 +30,13 @@ def call(own: Callable, decoder: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def check(config: HostKeys, **arguments: Any) -> None:
-  """`refuse_lost_arguments` of a patched MaxText, whose seams have none for layers without a pipeline.
+  """`refuse_lost_arguments` of a patched MaxText, whose patch points have none for layers without a pipeline.
 
   There these layers would silently run as MaxText runs them, so they are refused, too.
   """
   if windowed(config):
     raise UnsupportedError(
-        f"pipeline_impl={pipeline_impl(config)} without a pipeline: this MaxText is patched with seams that have "
+        f"pipeline_impl={pipeline_impl(config)} without a pipeline: this MaxText is patched with patch points that have "
         "pipelines only. Install MaxText without patches/, or set pipeline_impl=host."
     )
   refuse_lost_arguments(config, arguments)

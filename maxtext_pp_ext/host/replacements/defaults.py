@@ -14,7 +14,7 @@ from typing import Any
 
 # Modes of MaxText's own pipelines. They choose how long gathered weights stay, as the name of one of our implementations
 # does, so a config may not have both (`host.rules.problems` refuses it).
-HOST_RESIDENCY_KEYS = ("pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat")
+HOST_GATHER_POLICY_KEYS = ("pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def apply_default_pipeline_impl(values: Any) -> Any:
   if "pipeline_impl" in values:
     report = ConfigReport(pipeline_impl=values["pipeline_impl"], explicit=True)
   else:
-    contradicting = HOST_RESIDENCY_KEYS if default.pipeline_impl != "host" else ()
+    contradicting = HOST_GATHER_POLICY_KEYS if default.pipeline_impl != "host" else ()
     switched_off = tuple(key for key in contradicting if values.get(key))
     values = {**values, "pipeline_impl": default.pipeline_impl, **dict.fromkeys(switched_off, False)}
     report = ConfigReport(pipeline_impl=default.pipeline_impl, explicit=False, switched_off=switched_off)

@@ -18,7 +18,7 @@ from maxtext_pp_ext.host.rules import rows as rows_of_devices
 _MOST_STAGES = 1024
 _MOST_CANDIDATES = 24  # of a kind
 # The axes that take the remaining devices.
-_GIVING = ("fsdp", "data")
+_DONORS = ("fsdp", "data")
 _KV_KERNEL = ("kv_heads", "embed", "kv_head_dim")
 _INPUTS = ("activation_embed_and_logits_batch", "activation_norm_length")
 
@@ -119,8 +119,8 @@ def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
   if fits({}):
     yield {}
     return
-  giving = [axis for axis in _GIVING if axis in asked]
-  for axis in dict.fromkeys([*giving, *asked]):
+  donor = [axis for axis in _DONORS if axis in asked]
+  for axis in dict.fromkeys([*donor, *asked]):
     rest = math.prod(size for other, size in asked.items() if size != -1 and other != axis)
     if axis == "stage" or rest < 1 or target % rest:
       continue
@@ -129,8 +129,8 @@ def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
       if fits({axis: size}):
         yield {axis: size}
         break
-  all_ = {axis: 1 for axis in asked if axis != "stage"} | dict.fromkeys(giving[:1], -1)
-  if giving and fits(all_):
+  all_ = {axis: 1 for axis in asked if axis != "stage"} | dict.fromkeys(donor[:1], -1)
+  if donor and fits(all_):
     yield all_
 
 

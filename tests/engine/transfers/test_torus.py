@@ -19,7 +19,7 @@ from maxtext_pp_ext.engine.transfers.torus import groups, sizes_along, steps_of
 from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.of_all import weights_of
-from maxtext_pp_ext.schedule import Residency
+from maxtext_pp_ext.schedule import GatherPolicy
 from maxtext_pp_ext.sharding import constrain
 
 F32 = jnp.dtype(jnp.float32)
@@ -98,7 +98,7 @@ def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, coun
       accumulation_dtype=F32,
       steps=steps,
   )
-  weight = weights_of([layout], [params], mesh, Residency.REPEAT, chunks)[0]
+  weight = weights_of([layout], [params], mesh, GatherPolicy.REPEAT, chunks)[0]
   at, following = jnp.array([1]), jnp.array([2])
 
   def prefetch(params):

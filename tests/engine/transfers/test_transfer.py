@@ -14,7 +14,7 @@ from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.accumulators import Item
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.of_all import weights_of
-from maxtext_pp_ext.schedule import Residency
+from maxtext_pp_ext.schedule import GatherPolicy
 from maxtext_pp_ext.sharding import constrain, gathered_last
 
 REPEATS, STAGES = 4, 2
@@ -62,7 +62,7 @@ class Given:
 
 
 def weight(mesh, params, layout, chunks, gradient=None):
-  return weights_of([layout], [params], mesh, Residency.REPEAT, chunks)[0].with_(gradient=gradient)
+  return weights_of([layout], [params], mesh, GatherPolicy.REPEAT, chunks)[0].with_(gradient=gradient)
 
 
 @pytest.mark.parametrize("chunks", [3, 4])
@@ -81,7 +81,7 @@ def test_all_chunks_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored
 
   before, after, half = prefetch(params)
   np.testing.assert_array_equal(after, [params[3, 0], params[1, 1]])
-  if not weight(mesh, params, layout(stored, gathered), chunks).is_windowed:  # read where it is stored
+  if not weight(mesh, params, layout(stored, gathered), chunks).has_buffers:  # read where it is stored
     np.testing.assert_array_equal(before, [params[2, 0], params[0, 1]])
   else:
     np.testing.assert_array_equal(before, params[0])

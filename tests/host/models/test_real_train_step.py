@@ -28,7 +28,7 @@ def _losses(folder, name):
   return [json.loads(line)["learning/loss"] for line in lines]
 
 
-@pytest.mark.slow  # tests/trainer trains circular_bsw with the trainer, tests/census a sample with all three
+@pytest.mark.slow  # tests/trainer trains circular_bsw with the trainer, tests/key_coverage a sample with all three
 def test_every_built_in_implementation_trains_as_the_hosts_plain_pipeline_does(run_python, tmp_path):
   # 4 stages: the host's own pipeline with prefetching is wrong there, its plain one is right.
   keys = (

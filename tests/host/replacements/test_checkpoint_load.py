@@ -24,8 +24,8 @@ from maxtext_pp_ext import cli
 from maxtext_pp_ext.config.view import ConfigView
 from maxtext_pp_ext.host.checkpoints import saved as saved_arrays
 from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
+from maxtext_pp_ext.host.patch_points import install
 from maxtext_pp_ext.host.replacements import checkpoint_load
-from maxtext_pp_ext.host.seams import install
 from tests.host.common import TINY
 
 SGD = {"opt_type": "sgd"}
@@ -91,7 +91,7 @@ FORMS = {
 
 
 def load(folder, config, of, *, own=False, full=False, source_checkpoint_layout="orbax"):
-  """Calls our seam as MaxText does before it loads the weights in a folder, all of it, or the run's own checkpoint."""
+  """Calls our patch point as MaxText does before it loads weights in a folder, all of it, or the run's own checkpoint."""
   manager = types.SimpleNamespace(directory=folder.parent, latest=types.SimpleNamespace(step=3))
   checkpoint_load.refuse_other_layouts(
       checkpoint_manager=manager if own else None,

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the factory seam and of the decoder seam, with a fake implementation."""
+"""Tests of the factory patch point and of the decoder patch point, with a fake implementation."""
 
 import types
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`maxtext-pp doctor --source`: the installed MaxText's own source fits, and each change that a seam minds is found."""
+"""`maxtext-pp doctor --source`: the installed MaxText's own source fits, and each change that matters is found."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ import pytest
 
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.host import doctor, source_check
-from maxtext_pp_ext.host.seams import source, table
+from maxtext_pp_ext.host.patch_points import source, table
 
 INSTALLED = pathlib.Path(importlib.util.find_spec("maxtext").submodule_search_locations[0])
 DECODERS, TYPES = "layers/nnx_decoders.py", "configs/types.py"
@@ -37,9 +37,11 @@ def test_the_installed_maxtext_fits_by_its_source(capsys):
   assert cli.main(["doctor", "--source", str(INSTALLED.parent), "--json"]) == 0
   result = json.loads(capsys.readouterr().out)["findings"]
   assert all(each["state"] == "ok" for each in result), result
-  seams = [each for each in result if each["subject"] == "seams"]
-  parts = sum(len(seam.features) + (seam.required is not None) for seam in table.SEAMS.values())
-  assert len(seams) == parts and all(each["value"].startswith("fits: ") for each in seams)
+  patch_points = [each for each in result if each["subject"] == "patch points"]
+  parts = sum(
+      len(patch_point.features) + (patch_point.required is not None) for patch_point in table.PATCH_POINTS.values()
+  )
+  assert len(patch_points) == parts and all(each["value"].startswith("fits: ") for each in patch_points)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +103,14 @@ def test_what_has_changed_is_found(checkout, file, pattern, replacement, name, s
 def test_a_module_that_is_gone_is_missing(checkout, name, state):
   (checkout / name).unlink()
   module = "maxtext." + name.removesuffix(".py").replace("/", ".")
-  told = [each for each in source_check.findings(checkout) if (each.subject, each.name) == ("seams", module)]
+  told = [each for each in source_check.findings(checkout) if (each.subject, each.name) == ("patch points", module)]
   assert [each.state for each in told] == [state] and "no such module" in told[0].advice
 
 
 def test_nothing_of_the_source_is_run(checkout):
   edit(checkout, "utils/model_creation_utils.py", r"\A", "raise SystemExit('run')\n")
-  seams = [each for each in source_check.findings(checkout) if each.subject == "seams"]
-  assert all(each.state == doctor.FINE for each in seams)
+  patch_points = [each for each in source_check.findings(checkout) if each.subject == "patch points"]
+  assert all(each.state == doctor.FINE for each in patch_points)
   module = source.Source(checkout).module("maxtext.utils.model_creation_utils")
   table.PRETRAINED.check(module)
 

@@ -60,7 +60,9 @@ class Rebinding:
 
   def changed_since(self) -> list[str]:
     """Returns names that other code has replaced after us: undoing ours would undo theirs."""
-    last = {(id(swap.home), swap.name): swap for swap in self._swaps}  # a feature may replace what its seam replaced
+    last = {
+        (id(swap.home), swap.name): swap for swap in self._swaps
+    }  # a feature may replace what its patch point replaced
     changed = [swap for swap in last.values() if vars(swap.home).get(swap.name) is not swap.new]
     return [f"{getattr(swap.home, '__qualname__', swap.home.__name__)}.{swap.name}" for swap in changed]
 

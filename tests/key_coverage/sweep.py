@@ -23,7 +23,7 @@ from typing import Any
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.trainer_runs import records, trainer
 from maxtext_pp_ext.trainer_runs.train_runs import Results, Run, run_all
-from tests.census import table
+from tests.key_coverage import table
 from tests.trainer import cases
 
 DEVICES = 12

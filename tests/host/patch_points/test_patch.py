@@ -133,7 +133,7 @@ print(maxtext.__file__)
 
 
 @pytest.mark.parametrize("hooked", [True, False])
-def test_the_hook_stands_aside_where_maxtext_is_patched(run_python, patched, ours, hooked):
+def test_the_hook_is_skipped_where_maxtext_is_patched(run_python, patched, ours, hooked):
   code = (HOOK + CHECKS) if hooked else CHECKS
   done = run_python("-c", code, path=[patched, ours], env={"MAXTEXT_PP_EXT": "" if hooked else "off"})
   assert done.stdout.strip().endswith(str(patched / "maxtext" / "__init__.py"))

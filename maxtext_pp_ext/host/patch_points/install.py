@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Connects this package with MaxText and disconnects it: all seams or none.
+"""Connects this package with MaxText and disconnects it: all patch points or none.
 
-A seam is applied when its module is imported (`startup`), or at once if the module is already imported. `install` checks
-every loaded module before it changes the first, and restores everything if one of them fails.
+A patch point is applied when its module is imported (`startup`), or at once if the module is already imported. `install`
+checks every loaded module before it changes the first, and restores everything if one of them fails.
 """
 
 import dataclasses
@@ -14,12 +14,13 @@ import threading
 from types import ModuleType
 
 from maxtext_pp_ext.host import startup
-from maxtext_pp_ext.host.seams import rebind, table, version
+from maxtext_pp_ext.host.patch_points import rebind, table, version
 
 _lock = threading.RLock()
-# A module that is reloaded, or removed and imported again, gets its seam again. Names bound to older objects keep them.
+# A module that is reloaded, or removed and imported again, gets its patch point again. Names bound to older objects keep
+# them.
 _applied: dict[str, list[rebind.Rebinding]] = {}
-_stood_aside: set[str] = set()
+_skipped: set[str] = set()
 _missing: dict[str, str] = {}
 
 
@@ -28,10 +29,10 @@ class Report:
   """The state of the connection."""
 
   changed: bool  # by this call
-  hooked: bool  # seams are applied to modules that are imported from now on
+  hooked: bool  # patch points are applied to modules that are imported from now on
   touched: tuple[str, ...] = ()  # qualified names that are replaced in MaxText now
-  pending: tuple[str, ...] = ()  # MaxText modules whose seam waits for their import
-  stood_aside: tuple[str, ...] = ()  # MaxText modules that have the seam themselves and use our entry points
+  pending: tuple[str, ...] = ()  # MaxText modules whose patch point waits for their import
+  skipped: tuple[str, ...] = ()  # MaxText modules that have the patch point themselves and use our entry points
   missing: tuple[str, ...] = ()  # features for which this MaxText looks different, with the difference
 
   def __str__(self) -> str:
@@ -42,17 +43,18 @@ class Report:
 
 
 def install() -> Report:
-  """Applies our seams to the MaxText modules that are loaded, and to the others when they are imported.
+  """Applies our patch points to the MaxText modules that are loaded, and to the others when they are imported.
 
   The environment variable MAXTEXT_PP_EXT has no effect here: it controls the start-up hook alone. A second call changes
   nothing. Existing configs and models keep the classes with which they were made. Such a config can no longer be pickled,
-  since pickle finds classes by name. Raises HostVersionError, and changes nothing, if our seam does not fit a loaded one.
+  since pickle finds classes by name. Raises HostVersionError, and changes nothing, if our patch point does not fit a
+  loaded one.
   """
   loaded = _loaded()
   with _lock:
     if loaded or importlib.util.find_spec("maxtext") is not None:
       version.check_version()
-    todo = [module for module in loaded if module.__name__ not in _applied and not _stands_aside(module)]
+    todo = [module for module in loaded if module.__name__ not in _applied and not _is_skipped(module)]
     for module in todo:
       _check(module)
     done = []
@@ -69,7 +71,7 @@ def install() -> Report:
 
 
 def uninstall() -> Report:
-  """Restores everything that `install` or the start-up hook replaced, and stops applying seams to further imports.
+  """Restores everything that `install` or the start-up hook replaced, and stops applying patch points to further imports.
 
   Existing configs and models keep the classes with which they were made. From then on, a config made with another
   `pipeline_impl` than `host` gets MaxText's own pipeline, so make configs again.
@@ -85,7 +87,7 @@ def uninstall() -> Report:
     changed = startup.unhook() or bool(_applied)
     for name in reversed(list(_applied)):
       _undo(name)
-    _stood_aside.clear()
+    _skipped.clear()
     _missing.clear()
     return _report(changed=changed)
 
@@ -97,9 +99,9 @@ def status() -> Report:
 
 
 def apply(module: ModuleType) -> None:
-  """Applies the seam of a module that was just executed. Raises HostVersionError if it was not written for this one."""
+  """Applies the patch point of a module that was just executed. Raises HostVersionError if it does not fit."""
   with _lock:
-    if _stands_aside(module):
+    if _is_skipped(module):
       return
     version.check_version()
     _check(module)
@@ -107,17 +109,17 @@ def apply(module: ModuleType) -> None:
 
 
 def _check(module: ModuleType) -> None:
-  if (required := table.SEAMS[module.__name__].required) is not None:
+  if (required := table.PATCH_POINTS[module.__name__].required) is not None:
     required.check(module)
 
 
 def _apply(module: ModuleType) -> None:
-  """Applies a checked seam completely or not at all."""
-  rebinding, seam = rebind.Rebinding(), table.SEAMS[module.__name__]
+  """Applies a checked patch point completely or not at all."""
+  rebinding, patch_point = rebind.Rebinding(), table.PATCH_POINTS[module.__name__]
   try:
-    if seam.required is not None:
-      seam.required.apply(module, rebinding)
-    for feature in seam.features:
+    if patch_point.required is not None:
+      patch_point.required.apply(module, rebinding)
+    for feature in patch_point.features:
       try:
         feature.check(module)
       except version.HostVersionError as error:
@@ -137,29 +139,29 @@ def _undo(name: str) -> None:
     rebinding.undo()
 
 
-def _stands_aside(module: ModuleType) -> bool:
+def _is_skipped(module: ModuleType) -> bool:
   if not table.official(module):
-    _stood_aside.discard(module.__name__)
+    _skipped.discard(module.__name__)
     return False
-  _stood_aside.add(module.__name__)
+  _skipped.add(module.__name__)
   return True
 
 
 def _loaded() -> list[ModuleType]:
-  """The imported seam modules. If another thread is importing one, waits for it."""
-  names = [name for name in startup.SEAM_MODULES if name in sys.modules]
+  """The imported patch point modules. If another thread is importing one, waits for it."""
+  names = [name for name in startup.PATCH_POINT_MODULES if name in sys.modules]
   # Called before the lock is taken: that thread may be about to take it in `apply`.
   return [importlib.import_module(name) for name in names]
 
 
 def _report(*, changed: bool) -> Report:
   hooked = startup.hooked()
-  settled = {*_applied, *_stood_aside}
+  settled = {*_applied, *_skipped}
   return Report(
       changed=changed,
       hooked=hooked,
       touched=tuple(name for rebindings in _applied.values() for rebinding in rebindings for name in rebinding.touched),
-      pending=tuple(name for name in startup.SEAM_MODULES if hooked and name not in settled),
-      stood_aside=tuple(sorted(_stood_aside)),
+      pending=tuple(name for name in startup.PATCH_POINT_MODULES if hooked and name not in settled),
+      skipped=tuple(sorted(_skipped)),
       missing=tuple(f"{name}: {why}" for name, why in _missing.items()),
   )

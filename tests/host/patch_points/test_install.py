@@ -10,8 +10,8 @@ import pytest
 
 import maxtext_pp_ext
 from maxtext_pp_ext.host import startup
+from maxtext_pp_ext.host.patch_points import install, patch_point, rebind, table, version
 from maxtext_pp_ext.host.replacements import factory
-from maxtext_pp_ext.host.seams import install, rebind, seam, table, version
 
 # What is replaced in a process that has imported the trainer's modules.
 TOUCHED = {
@@ -39,7 +39,7 @@ NOT_IMPORTED = ("maxtext.training_engine.checkpointing",)
 
 @pytest.fixture
 def disconnected():
-  """Imports MaxText without any of our seams."""
+  """Imports MaxText without any of our patch points."""
   import maxtext
   from maxtext.common import checkpointing  # noqa: F401  pylint: disable=unused-import
   from maxtext.configs import pyconfig  # noqa: F401  pylint: disable=unused-import
@@ -56,7 +56,7 @@ def disconnected():
 
 
 def _bound_names():
-  """Everything in MaxText that a seam could touch, by name."""
+  """Everything in MaxText that a patch point could touch, by name."""
   from maxtext.configs import pyconfig
   from maxtext.layers import nnx_decoders
 
@@ -74,7 +74,7 @@ def _bound_names():
 
 def test_installing_after_maxtext_was_imported_reaches_every_place(disconnected):
   report = maxtext_pp_ext.install()
-  assert report.changed and report.hooked and report.stood_aside == ()
+  assert report.changed and report.hooked and report.skipped == ()
   assert set(report.pending) == {name for name in NOT_IMPORTED if name not in sys.modules}
   assert TOUCHED | {"maxtext.MaxTextConfig"} <= set(report.touched)
 
@@ -111,7 +111,7 @@ def test_after_uninstalling_the_key_is_unknown_again(disconnected):
     pyconfig.initialize([""], run_name="x", pipeline_impl="host")
 
 
-def test_a_seam_that_does_not_fit_stops_installation_before_anything_is_touched(disconnected, monkeypatch):
+def test_a_patch_point_that_does_not_fit_stops_installation_before_anything_is_touched(disconnected, monkeypatch):
   from maxtext.layers import pipeline
 
   monkeypatch.setattr(pipeline, "create_nnx_pipeline", lambda config, layers, rules: None)
@@ -153,15 +153,15 @@ def test_a_linen_factory_that_is_gone_is_missing_and_nothing_else_changes(discon
   maxtext_pp_ext.uninstall()
 
 
-def test_a_seam_that_fails_while_it_is_applied_takes_the_others_with_it(disconnected, monkeypatch):
-  class Broken(seam.Part):
+def test_a_patch_point_that_fails_while_it_is_applied_takes_the_others_with_it(disconnected, monkeypatch):
+  class Broken(patch_point.Part):
 
     def apply(self, module, rebinding):
       rebinding.replace(module, "NNXDecoder.__call__", lambda own, *args: None)
       raise OSError("disk full")
 
   broken = Broken(name="this test", checks=(), replaced={})
-  monkeypatch.setitem(table.SEAMS, "maxtext.layers.nnx_decoders", seam.Seam(required=broken))
+  monkeypatch.setitem(table.PATCH_POINTS, "maxtext.layers.nnx_decoders", patch_point.PatchPoint(required=broken))
   before = _bound_names()
   with pytest.raises(OSError, match="disk full"):
     maxtext_pp_ext.install()
@@ -183,7 +183,7 @@ def test_uninstalling_refuses_to_undo_what_somebody_else_has_put_on_top(disconne
   assert maxtext_pp_ext.uninstall().changed
 
 
-def test_installing_from_many_threads_applies_each_seam_once(disconnected):
+def test_installing_from_many_threads_applies_each_patch_point_once(disconnected):
   barrier, reports = threading.Barrier(8), []
 
   def work():
@@ -196,7 +196,7 @@ def test_installing_from_many_threads_applies_each_seam_once(disconnected):
   for thread in threads:
     thread.join()
   assert sum(report.changed for report in reports) == 1
-  assert sum(isinstance(finder, startup.SeamFinder) for finder in sys.meta_path) == 1
+  assert sum(isinstance(finder, startup.PatchPointFinder) for finder in sys.meta_path) == 1
   from maxtext.layers import pipeline
 
   assert pipeline.create_nnx_pipeline.__wrapped__.__module__ == "maxtext.layers.pipeline"
@@ -222,7 +222,7 @@ from maxtext.layers import nnx_decoders
 from maxtext.utils import model_creation_utils
 print("\\n".join(maxtext_pp_ext.install().touched))
 
-# A module that is reloaded gets its seam again, and those that bound the older objects keep theirs.
+# A module that is reloaded gets its patch point again, and those that bound the older objects keep theirs.
 import importlib
 from maxtext.configs import types
 from maxtext.layers import pipeline

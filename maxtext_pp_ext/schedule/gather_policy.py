@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long gathered weights are kept: the only difference between the circular pipelines.
 
-| residency   | gathers per weight and step          | gathered weights held      |
-|-------------|--------------------------------------|----------------------------|
-| `iteration` | at every iteration, both directions  | none                       |
-| `repeat`    | once forward, once backward          | two repeats of a stage     |
-| `once`      | once                                 | all repeats of a stage     |
+| gather policy | gathers per weight and step          | gathered weights held      |
+|---------------|--------------------------------------|----------------------------|
+| `iteration`   | at every iteration, both directions  | none                       |
+| `repeat`      | once forward, once backward          | two repeats of a stage     |
+| `once`        | once                                 | all repeats of a stage     |
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from __future__ import annotations
 import enum
 
 
-class Residency(enum.Enum):
+class GatherPolicy(enum.Enum):
   """When a weight is gathered over the data-like mesh axes.
 
-  The rest of the package reads these attributes and never compares residencies by name.
+  The rest of the package reads these attributes and never compares gather policies by name.
   """
 
   # Whether a stage keeps gathered weights from one iteration to the next. If so, each device sums the gradients of a
   # repeat's microbatches before they are reduced; otherwise each gradient is reduced at once.
-  has_slots: bool
+  keeps_gathered: bool
   gathers_first: bool  # whether the weights of all repeats are gathered before the first iteration, and kept for backward
 
-  #            value        has_slots gathers_first
+  #            value        keeps_gathered gathers_first
   ITERATION = ("iteration", False, False)
   REPEAT = ("repeat", True, False)
   ONCE = ("once", True, True)
 
-  def __new__(cls, value: str, has_slots: bool, gathers_first: bool) -> Residency:
+  def __new__(cls, value: str, keeps_gathered: bool, gathers_first: bool) -> GatherPolicy:
     member = object.__new__(cls)
     member._value_ = value
-    member.has_slots, member.gathers_first = has_slots, gathers_first
+    member.keeps_gathered, member.gathers_first = keeps_gathered, gathers_first
     return member
 
   @property
   def prefetches(self) -> bool:
     """Whether the next repeat's weights are gathered while a stage works on a repeat."""
-    return self.has_slots and not self.gathers_first
+    return self.keeps_gathered and not self.gathers_first

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.census` sweeps the keys of the table; it writes configurations that agree into tests/census/swept.
+"""`python -m tests.key_coverage` sweeps the table's keys, and writes what agrees into tests/key_coverage/swept.
 
 Each version of MaxText has its own file; a run uses the version of its environment.
 
@@ -23,10 +23,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from maxtext_pp_ext.host.seams import version
+from maxtext_pp_ext.host.patch_points import version
 from tests import conftest  # noqa: F401  (the environment of the tests, compiled programs kept)
-from tests.census import sweep, table
-from tests.census.sweep import Configuration, Outcome
+from tests.key_coverage import sweep, table
+from tests.key_coverage.sweep import Configuration, Outcome
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 SWEPT = pathlib.Path(__file__).resolve().parent / "swept"
@@ -37,9 +37,11 @@ _ROUNDS = 4
 def main(argv: list[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
   parser = argparse.ArgumentParser(
-      prog="python -m tests.census", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+      prog="python -m tests.key_coverage", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("--folder", type=pathlib.Path, default=CHECKOUT / ".cache" / "census", help="where runs are kept")
+  parser.add_argument(
+      "--folder", type=pathlib.Path, default=CHECKOUT / ".cache" / "key-coverage", help="where runs are kept"
+  )
   parser.add_argument("--workers", type=int, default=2, help="processes that train at the same time")
   parser.add_argument("--keys", nargs="+", metavar="KEY", help="only these keys")
   parser.add_argument("--models", nargs="+", choices=table.MODELS, default=table.MODELS, help="only these models")
@@ -163,7 +165,7 @@ def write(file: pathlib.Path, known: Mapping[str, tuple[Configuration, Outcome]]
 def defaults_of_models() -> dict[str, Any]:
   """The value of each key in configurations that do not set it, in the first model in which the key is drawn."""
   from maxtext_pp_ext.host.models import run_config  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.seams import install  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.patch_points import install  # pylint: disable=import-outside-toplevel
 
   install.install()
   from maxtext.configs import types  # pylint: disable=import-outside-toplevel

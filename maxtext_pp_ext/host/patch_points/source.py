@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's modules out of their source text: enough of each for the checks of its seam, without importing MaxText.
+"""MaxText's modules out of their source text: enough for the checks of its patch point, without importing MaxText.
 
 A module gets its classes, with their fields and their bases of the same module, and its functions, with their parameters
 and the names that they use. None of them can be called. All else that the module defines or imports is None.

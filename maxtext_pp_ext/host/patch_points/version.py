@@ -27,7 +27,7 @@ _WAYS_OUT = (
 
 
 class HostVersionError(SetupError):
-  """Our seams do not fit this MaxText; the message gives both versions and the difference."""
+  """Our patch points do not fit this MaxText; the message gives both versions and the difference."""
 
   def __init__(self, difference: str):
     self.difference = difference  # what was expected, and what was found

@@ -11,9 +11,9 @@ import pytest
 
 from maxtext_pp_ext import config as keys
 from maxtext_pp_ext.host.models import run_config
-from maxtext_pp_ext.host.seams import install, version
-from tests.census import __main__ as command
-from tests.census import sweep, table
+from maxtext_pp_ext.host.patch_points import install, version
+from tests.key_coverage import __main__ as command
+from tests.key_coverage import sweep, table
 
 NEWEST = "0.2.5"
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ def test_every_key_of_maxtext_has_an_entry():
   from maxtext.configs import types
 
   has = set(types.MaxTextConfig.model_fields)
-  assert not has - set(ENTRIES), "say in tests/census/keys.yml what these can do to a pipelined model"
+  assert not has - set(ENTRIES), "say in tests/key_coverage/keys.yml what these can do to a pipelined model"
   assert set(ENTRIES) <= has or version.found_version() != NEWEST
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a seam is: what a module of MaxText must look like, and what is replaced in it."""
+"""What a patch point is: what a module of MaxText must look like, and what is replaced in it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from maxtext_pp_ext.config import derived
-from maxtext_pp_ext.host.seams import rebind, version
+from maxtext_pp_ext.host.patch_points import rebind, version
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,8 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Seam:
-  """One module's seam."""
+class PatchPoint:
+  """One module's patch point."""
 
   # What every run of ours needs. The import of a module that looks different fails.
   required: Part | None = None

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The seams: for each MaxText module that we change, what it must look like and what is put there.
+"""The patch points: for each MaxText module that we change, what it must look like and what is put there.
 
 What every run with an implementation of ours needs is `required`: where MaxText looks different, the import of the module
 fails. The rest are `features`: where MaxText looks different from what a feature expects, the feature is missing, and all
@@ -16,6 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from maxtext_pp_ext.config import derived, host_keys
+from maxtext_pp_ext.host.patch_points import version
+from maxtext_pp_ext.host.patch_points.patch_point import Part, PatchPoint
 from maxtext_pp_ext.host.replacements import (
     checkpoint_load,
     config_class,
@@ -26,8 +28,6 @@ from maxtext_pp_ext.host.replacements import (
     stage_modules,
     unknown_keys,
 )
-from maxtext_pp_ext.host.seams import version
-from maxtext_pp_ext.host.seams.seam import Part, Seam
 
 # Unknown parameters are refused: the pipelined path might drop them, too.
 DECODER_PARAMETERS = (
@@ -50,7 +50,7 @@ _PYCONFIG_FUNCTIONS = ("initialize", "initialize_pydantic", "_initialize_pydanti
 
 
 def official(module: ModuleType) -> bool:
-  """Returns whether this MaxText has the seam itself (`patches/`) and finds our entry point: we then change nothing."""
+  """Whether this MaxText has the patch point itself (`patches/`) and finds our entry point: then we change nothing."""
   group = getattr(module, "EXTENSION_GROUP", None)
   if group is None:
     return False
@@ -161,12 +161,12 @@ _DECODERS = Part(
         "NNXDecoder._get_pipeline_stage_module": stage_modules.build,
     },
 )
-SEAMS = {
-    "maxtext.configs.types": Seam(required=_TYPES),
-    "maxtext.configs.pyconfig": Seam(features=(UNKNOWN_KEYS,)),
-    "maxtext.layers.pipeline": Seam(required=_PIPELINE, features=(LINEN,)),
-    "maxtext.layers.nnx_decoders": Seam(required=_DECODERS, features=(WINDOW,)),
-    "maxtext.utils.model_creation_utils": Seam(features=(SHARDING_CONFLICTS, PRETRAINED)),
-    "maxtext.common.checkpointing": Seam(features=(CHECKPOINTS,)),
-    "maxtext.training_engine.checkpointing": Seam(features=(ENGINE_CHECKPOINTS,)),
+PATCH_POINTS = {
+    "maxtext.configs.types": PatchPoint(required=_TYPES),
+    "maxtext.configs.pyconfig": PatchPoint(features=(UNKNOWN_KEYS,)),
+    "maxtext.layers.pipeline": PatchPoint(required=_PIPELINE, features=(LINEN,)),
+    "maxtext.layers.nnx_decoders": PatchPoint(required=_DECODERS, features=(WINDOW,)),
+    "maxtext.utils.model_creation_utils": PatchPoint(features=(SHARDING_CONFLICTS, PRETRAINED)),
+    "maxtext.common.checkpointing": PatchPoint(features=(CHECKPOINTS,)),
+    "maxtext.training_engine.checkpointing": PatchPoint(features=(ENGINE_CHECKPOINTS,)),
 }
