@@ -88,7 +88,7 @@ def test_a_device_computes_the_same_part_of_a_product_as_the_compiler_gives_it(m
   np.testing.assert_allclose(jax.jit(run)(*args), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("gather policy", [GatherPolicy.REPEAT, GatherPolicy.ONCE], ids=["window", "beside"])
+@pytest.mark.parametrize("gather_policy", [GatherPolicy.REPEAT, GatherPolicy.ONCE], ids=["window", "beside"])
 def test_the_last_gradient_of_a_repeat_is_added_where_the_sum_waits(mesh, gather_policy):
   """Stage 0 adds the last gradient of repeat 2; stage 1 is in a bubble, then in a repeat, then at its first gradient."""
   weight, program, args, expected = planned(mesh, *LAYERS["heads"], gather_policy)
