@@ -27,7 +27,7 @@ from typing import Any
 from maxtext_pp_ext.cli import output
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, refusing
 from maxtext_pp_ext.compiled import child, limits
-from maxtext_pp_ext.host import doctor, source_check
+from maxtext_pp_ext.host import doctor
 
 _BOUNDS = limits.Limits(seconds=120.0, memory_bytes=8 << 30)
 _MARKS = {doctor.FINE: " ", doctor.NOTE: "-", doctor.WRONG: "!"}
@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     raise CommandError("doctor looks at the environment; maxtext-pp check looks at a config.")
   if args.source is not None:
     with refusing():
+      from maxtext_pp_ext.host import source_check  # pylint: disable=import-outside-toplevel
+
       found = source_check.findings(args.source)
   else:
     found = _of_environment(args.no_devices)

@@ -136,6 +136,6 @@ def test_draw_prints_the_schedule_for_programs(capsys):
       "current": 0,
       "arriving": 1,
       "reducing": None,
-      "piece": 1,
+      "chunk": 1,
       "turns": True,
   }

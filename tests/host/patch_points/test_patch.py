@@ -118,7 +118,7 @@ from maxtext_pp_ext.config import PipelineConfigError
 import pytest  # pyconfig exits the interpreter without it
 report = maxtext_pp_ext.install()
 own = ("maxtext.configs.pyconfig._prepare_for_pydantic",)  # that a key is unknown is not in the patch
-assert report.touched == own and len(report.pending) == 1 and len(report.stood_aside) == 5, report
+assert report.touched == own and len(report.pending) == 1 and len(report.skipped) == 5, report
 assert not hasattr(pipeline.create_nnx_pipeline, "__wrapped__")
 assert not hasattr(model_creation_utils.create_nnx_abstract_model, "__wrapped__")
 assert not hasattr(model_creation_utils.from_pretrained, "__wrapped__")
@@ -148,7 +148,7 @@ if any(ep.value.startswith("maxtext_pp_ext.") for ep in importlib.metadata.entry
   print("installed")
 else:
   report = maxtext_pp_ext.install()
-  print(len(report.stood_aside), "maxtext.layers.nnx_decoders.create_nnx_pipeline" in report.touched)
+  print(len(report.skipped), "maxtext.layers.nnx_decoders.create_nnx_pipeline" in report.touched)
 """
   assert (
       run_python("-c", code, path=[patched], env={"MAXTEXT_PP_EXT": ""}).stdout.strip().endswith(("0 True", "installed"))
