@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
   if args.maxtext_args:
     raise CommandError("doctor looks at the environment; maxtext-pp check looks at a config.")
   if args.source is not None:
+    from maxtext_pp_ext.host import source_check  # pylint: disable=import-outside-toplevel
+
     with refusing():
       from maxtext_pp_ext.host import source_check  # pylint: disable=import-outside-toplevel
 
