@@ -23,7 +23,6 @@ before. No JAX.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-import importlib
 import importlib.metadata
 import inspect
 import re
@@ -146,12 +145,10 @@ def reset() -> None:
 def _implementations() -> Mapping[str, Implementation]:
   found = {implementation.name: implementation for implementation in _BUILT_IN}
   origins = dict.fromkeys(found, "maxtext_pp_ext itself")
-  seen = set()
-  for entry_point in _entry_points():
-    key = (entry_point.name, entry_point.value)
-    if key in seen:
-      continue  # one package is found twice on sys.path, for example an editable install and a build folder
-    seen.add(key)
+  unique: dict[tuple[str, str], importlib.metadata.EntryPoint] = {}
+  for entry_point in _entry_points():  # may find one package twice, such as an editable install and a build folder
+    unique.setdefault((entry_point.name, entry_point.value), entry_point)
+  for entry_point in unique.values():
     if not _NAME.fullmatch(entry_point.name) or _NO_NAME.fullmatch(entry_point.name):
       raise PluginError(
           f"{_describe(entry_point)} has a name that pipeline_impl cannot have. Rename that entry point or uninstall its "
@@ -198,7 +195,8 @@ def _load_plugin(entry_point: importlib.metadata.EntryPoint) -> type:
 def contract_problem(loaded: object) -> str | None:
   """The reason why an object is no pipeline module class, or None."""
   if not isinstance(loaded, type):
-    return f"it is {_kind(loaded)}, expected a class derived from flax.nnx.Module"
+    kind = "None" if loaded is None else f"an object of type {type(loaded).__name__}"
+    return f"it is {kind}, expected a class derived from flax.nnx.Module"
   from flax import nnx  # pylint: disable=import-outside-toplevel
 
   if not issubclass(loaded, nnx.Module):
@@ -222,10 +220,6 @@ def contract_problem(loaded: object) -> str | None:
   return None
 
 
-def _kind(loaded: object) -> str:
-  return "None" if loaded is None else f"an object of type {type(loaded).__name__}"
-
-
 def _distribution(entry_point: importlib.metadata.EntryPoint) -> str:
   dist = entry_point.dist
   return "an unnamed distribution" if dist is None else f"{dist.name} {dist.version}"
@@ -237,30 +231,23 @@ def _describe(entry_point: importlib.metadata.EntryPoint) -> str:
   )
 
 
-def _built_in(name: str, summary: str, module: str, cls: str) -> Implementation:
-  def load() -> type:
-    return getattr(importlib.import_module(f"maxtext_pp_ext.pipelines.{module}"), cls)
-
-  return Implementation(name=name, summary=summary, load=load)
+def _built_in(name: str, summary: str, value: str) -> Implementation:
+  entry_point = importlib.metadata.EntryPoint(name, f"maxtext_pp_ext.pipelines.{value}", ENTRY_POINT_GROUP)
+  return Implementation(name=name, summary=summary, load=entry_point.load)
 
 
 def _load_host() -> type:
   raise ValueError("pipeline_impl='host' names no class: MaxText chooses among its own pipelines.")
 
 
+_OF_BSW = "gathers each weight once per repeat and direction (Buffer Sliding Window); two repeats' weights held"
 _BUILT_IN = (
     Implementation(name=HOST, summary="MaxText's own pipelines, untouched (the default)", load=_load_host),
-    _built_in("circular", "gathers weights at every iteration; least memory", "circular", "CircularPipeline"),
-    _built_in(
-        "circular_bsw",
-        "gathers each weight once per repeat and direction (Buffer Sliding Window); two repeats' weights held",
-        "circular_bsw",
-        "CircularBswPipeline",
-    ),
+    _built_in("circular", "gathers weights at every iteration; least memory", "circular:CircularPipeline"),
+    _built_in("circular_bsw", _OF_BSW, "circular_bsw:CircularBswPipeline"),
     _built_in(
         "circular_ag_once",
         "gathers all weights once per step; most memory",
-        "circular_ag_once",
-        "CircularAllGatherOncePipeline",
+        "circular_ag_once:CircularAllGatherOncePipeline",
     ),
 )
