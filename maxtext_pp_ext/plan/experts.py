@@ -46,11 +46,8 @@ class Experts:
   """Of one layer and one microbatch on one device, forward and backward."""
 
   sent: float  # bytes of the buffers that receive tokens, or weights, from the other devices of the expert axis
-  # Bytes of tokens that a device sends to experts, and of their results, if routing is balanced; its own experts
-  # included.
-  routed: float
-  # With a capacity, bytes that a device sends to gather the experts' weights twice and to add up their gradients.
-  gathered: float
+  routed: float  # bytes of tokens that go to experts, its own included, and of results, if routing is balanced
+  gathered: float  # with a capacity, bytes sent to gather the experts' weights twice and to add up their gradients
   held: float  # bytes that backward holds at once
   moved: float  # bytes read and written outside of products
   flops: float  # FLOPs of grouped products
@@ -64,7 +61,7 @@ def experts(
   Args:
     config: MaxText's config.
     mesh: its mesh.
-    tokens: the tokens of a microbatch on a device.
+    tokens: of a microbatch on a device.
     own_loop: whether MaxText's own loop runs the layers.
     spared: share of the layers whose last product, and what combines its rows, backward does not compute again.
   """

@@ -93,10 +93,7 @@ class Weights:
 class Bytes:
   """Bytes of a weight on a device, of its gather and of its gradient's reduction. Those of transfers are what it sends.
 
-  Args:
-    config: MaxText's config.
-    mesh: its mesh.
-    one_microbatch: whether a gradient is no sum over microbatches.
+  With `one_microbatch` a gradient is no sum over microbatches.
   """
 
   def __init__(self, config: DerivedKeys, mesh: AbstractMesh, *, one_microbatch: bool):
@@ -124,10 +121,10 @@ class Bytes:
     return size / self._over(w.gathered_over)
 
   def to_gather(self, w: Weight) -> float:
-    return self.gathered(w) * (1 - 1 / self._over(w.gathered_over))
+    return self.gathered(w) - self.shard(w, self.gathered(w))
 
   def to_gather_narrow(self, w: Weight) -> float:
-    return self.narrow(w) * (1 - 1 / self._over(w.gathered_over))
+    return self.narrow(w) - self.shard(w, self.narrow(w))
 
   def reduced(self, w: Weight) -> float:
     """A reduce-scatter over the axes that shard the weight, then an all-reduce among replicas of the shards."""

@@ -3,6 +3,8 @@
 """The torus of each slice that MaxText's table of topologies has, and which of its axes are closed."""
 
 import math
+import subprocess
+import sys
 
 from maxtext.utils.accelerator_to_spec_map import UserFacingNameToSystemCharacteristics as TABLE
 import pytest
@@ -66,3 +68,10 @@ def test_there_is_no_slice_that_the_table_does_not_have_but_those_next_to_it(kin
 )
 def test_a_group_gathers_over_the_links_of_the_axes_that_it_spans_or_a_share_by_logarithms(kind, devices, group, links):
   assert topology.slice_of(kind, devices).links_of(group) == pytest.approx(links)
+
+
+def test_arithmetic_imports_neither_jax_nor_what_reads_configs():
+  modules = "maxtext_pp_ext.hardware.chips, maxtext_pp_ext.plan.estimate, maxtext_pp_ext.compiled.projection.timeline"
+  code = f"import sys, {modules}; print([name for name in ('jax', 'pydantic', 'maxtext') if name in sys.modules])"
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+  assert done.stdout.strip() == "[]"

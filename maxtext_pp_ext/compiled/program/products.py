@@ -13,12 +13,8 @@ from maxtext_pp_ext.compiled.program import hlo
 def dot_flops(computation: hlo.Computation, instruction: hlo.Instruction, *, padding: bool = True) -> float:
   """FLOPs of a dot or convolution, two per multiply-add; 0 for anything else.
 
-  The TPU compiler writes dots as convolutions, some with a window that lies mostly on padding.
-
-  Args:
-    computation: the computation that has the instruction.
-    instruction: any instruction.
-    padding: whether multiplications with padding count. Without them, the result is the FLOPs that the program needs.
+  The TPU compiler writes dots as convolutions, some with a window that lies mostly on padding. Without multiplications
+  with padding, the result is the FLOPs that the program needs.
   """
   if instruction.opcode == "dot":
     dims = instruction.attribute(r"lhs_contracting_dims=\{([^}]*)\}")

@@ -47,14 +47,10 @@ class Transfer:
 
 
 class Costs:
-  """Of one program on one chip.
+  """Of one scheduled program on chips of a torus.
 
-  Args:
-    module: scheduled HLO.
-    chip: the device.
-    grid: where its partitions run.
-    mesh: sizes of the mesh's axes by name, in order.
-    carries: what a collective carries, by computation and name of the instruction.
+  The mesh is its axes' sizes by name, in order. `carries` says what a collective carries, by computation and name of the
+  instruction.
   """
 
   def __init__(
@@ -140,14 +136,13 @@ class Costs:
     if collective.kind == "collective-permute":
       pairs = permuted(source)
       route = self._grid.permute(pairs)
-      moving = [pair for pair in pairs if pair[0] != pair[1]]
-      axes = torus.axes_of_groups(moving[0], self._mesh) if moving else ()
+      moving = next((pair for pair in pairs if pair[0] != pair[1]), ())
+      axes = torus.axes_of_groups(moving, self._mesh)
       seconds = collective.wire_bytes / route.rate
     else:
       group = collectives.first_group(self._module, source)
       route, axes = self._route(group), torus.axes_of_groups(group, self._mesh)
-      exchanges = "all-to-all" in collective.kind
-      rate = self._grid.all_to_all_rate(group) if exchanges else route.rate
+      rate = self._grid.all_to_all_rate(group) if "all-to-all" in collective.kind else route.rate
       seconds = collective.wire_bytes / rate
     return route.lanes, seconds / chips.LINK_EFFICIENCY + route.hops * chips.HOP_SECONDS, axes
 
@@ -185,12 +180,11 @@ def permuted(step: hlo.Instruction) -> list[tuple[int, int]]:
 
 def _moved(step: hlo.Instruction, operands: Sequence[hlo.Array]) -> float:
   """Bytes read and written in HBM. What updates a part of its operand in place reads and writes that part."""
-  results = list(step.arrays)
   if step.opcode == "dynamic-update-slice" and len(operands) > 1:
     return 2.0 * operands[1].bytes
   if step.opcode in ("dynamic-slice", "slice", "gather"):
-    return 2.0 * sum(array.bytes for array in results)
-  return float(sum(array.bytes for array in (*operands, *results)))
+    return 2.0 * sum(array.bytes for array in step.arrays)
+  return float(sum(array.bytes for array in (*operands, *step.arrays)))
 
 
 def _copied(computation: hlo.Computation, step: hlo.Instruction) -> int:

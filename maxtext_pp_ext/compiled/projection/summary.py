@@ -15,12 +15,9 @@ from maxtext_pp_ext.hardware import chips
 
 
 def simulate(read: reading.Step, chip: chips.Chip, placement: Mapping[str, Any]) -> timeline.Timeline:
-  """Simulates one step of a scheduled program.
+  """Simulates one step of a scheduled program, from a text with its tables of integers (`compiled.tasks.printed`).
 
-  Args:
-    read: the step, from a text with its tables of integers (`compiled.tasks.printed`).
-    chip: the device.
-    placement: `mesh`, sizes by name in order, and `devices`, [slice, x, y, z] of each partition.
+  The placement is `mesh`, sizes by name in order, and `devices`, [slice, x, y, z] of each partition.
 
   Raises:
     HloError: the program has something that is not understood.
@@ -35,10 +32,7 @@ def simulate(read: reading.Step, chip: chips.Chip, placement: Mapping[str, Any])
 def figures(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[str, Any]) -> dict[str, Any]:
   """A step's projection as JSON.
 
-  Args:
-    simulated: the simulation.
-    chip: the device.
-    work: `model_flops` and `tokens` of a device and step, and the `bubble_fraction` of the pipeline, 0 without one.
+  The work is `model_flops` and `tokens` of a device and step, and the `bubble_fraction` of the pipeline, 0 without one.
 
   Returns:
     `step_s`; `parts`, seconds that add up to it; and of these: `bubbles_s`, compute of the pipeline's loops in

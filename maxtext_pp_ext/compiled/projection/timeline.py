@@ -119,10 +119,6 @@ class Loop:
 class Timeline:
   """Simulates a program.
 
-  Args:
-    run: one run of a scheduled program.
-    model: durations of its instructions.
-
   Attributes:
     step: the run, simulated.
     unknown: instructions that could not be followed: loops without a trip count, which run once here; conditionals whose
