@@ -45,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
     from maxtext_pp_ext.host import source_check  # pylint: disable=import-outside-toplevel
 
     with refusing():
-      from maxtext_pp_ext.host import source_check  # pylint: disable=import-outside-toplevel
-
       found = source_check.findings(args.source)
   else:
     found = _of_environment(args.no_devices)
