@@ -4,6 +4,8 @@
 
 import math
 
+import jax
+from maxtext.layers import linears
 import numpy as np
 import pytest
 
@@ -67,3 +69,50 @@ def test_the_trial_finds_the_pipeline_of_the_host_that_computes_wrong_values():
   verdict = lambda own: judge.judge(space.Configuration(name="x", keys=keys, pipeline=stages | own)).verdict
   assert verdict({"pipeline_impl": "host", "pipeline_fsdp_ag_per_repeat": True}) == judge.DIFFERENT
   assert verdict({"pipeline_impl": "circular_bsw"}) == judge.EQUAL
+
+
+STAGES = {"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 2, "num_layers_per_pipeline_stage": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys, recurring",
+    [
+        ({}, 8),  # MaxText 0.2.5: the two masks of each of four layers
+        ({"scan_layers": False}, 0),
+        ({"pipeline_impl": "circular_bsw", "num_pipeline_microbatches": 2}, 0),
+        ({"pipeline_impl": "circular_bsw", **STAGES}, 0),
+    ],
+    ids=["scan", "no scan", "window", "pipeline"],
+)
+def test_layers_drop_something_else_in_the_next_step_but_for_those_of_maxtexts_scan(monkeypatch, keys, recurring):
+  masks, of_steps = set(), []
+  dropout, call = linears.Dropout.__call__, trainer._Recorded.__call__
+
+  def keep(kept):
+    if kept.any():  # a device without a part of a stage's activations has zeros
+      masks.add((kept.shape, kept.tobytes()))
+
+  def dropping(self, inputs, *args, **kwargs):
+    outputs = dropout(self, inputs, *args, **kwargs)
+    jax.debug.callback(keep, outputs != 0)
+    return outputs
+
+  def stepping(self, *args):
+    found = jax.block_until_ready(call(self, *args))
+    jax.effects_barrier()
+    of_steps.append(set(masks))
+    masks.clear()
+    return found
+
+  monkeypatch.setattr(linears.Dropout, "__call__", dropping)
+  monkeypatch.setattr(trainer._Recorded, "__call__", stepping)
+  dropping_keys = {"base_num_decoder_layers": 4, "decoder_block": "llama2", "dropout_rate": 0.2, "enable_dropout": True}
+  others = {"per_device_batch_size": 1.0, "eval_interval": -1, "learning_rate": 1e-30}
+  configuration = space.Configuration(name="x", keys=dropping_keys | others, pipeline=keys)
+  config = trainer.read(configuration.arguments(True))
+  with jax.default_prng_impl("threefry2x32"):
+    trainer.Training(config, lambda arrays: arrays, devices=jax.devices()[: keys.get("ici_pipeline_parallelism", 1)])
+  first, second = of_steps
+  assert len(first) == len(second) == 2 + 8 * keys.get("num_pipeline_microbatches", 1)
+  assert len(first & second) == recurring
