@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
 from maxtext_pp_ext.engine import Engine, GatherPolicy, MAX, Ring, SUM, WeightLayout
 from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
+from maxtext_pp_ext.engine.traced import AuxAt
 from maxtext_pp_ext.engine.transfers.torus import steps_of
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, STAGE_AXES
 from maxtext_pp_ext.host.models.expert_bias import updates_from_counts
@@ -136,7 +137,7 @@ class Execution:
     if self.schedule.stages > 1:
       return 1
     mesh = automatic(self.mesh)
-    parts = math.prod(mesh.shape[axis] for axis in mesh_axes(resolve(ACTIVATION_AXES, mesh, self._rules)[0]))
+    parts = _devices(resolve(ACTIVATION_AXES, mesh, self._rules)[0], mesh)
     return parts if rows % (parts * self.schedule.microbatches) == 0 else 1
 
   def _ids(self, x: jax.Array | None, name: str) -> jax.Array | None:
@@ -148,6 +149,27 @@ class Execution:
     mesh = automatic(self.mesh)
     spec = resolve(ACTIVATION_AXES[:2], mesh, self._rules)
     return constrain(self._split_batch(x, name), P(None, *spec), mesh)
+
+  def _aux_at(self, stage: StageModule) -> AuxAt:
+    """`stage.aux_at`, whose ids [S, microbatch, sequence] keep the layout of all microbatches' ids.
+
+    Layers want rows that their devices cannot share equally on all of them. XLA (jax 0.11.2) ends the process if that
+    layout reaches the lookup of a microbatch, whose operand is on fewer devices: "grouped_sharding.device_groups".
+    """
+    mesh = automatic(self.mesh)
+    of_rows = resolve(ACTIVATION_AXES[:2], mesh, self._rules)
+    spec = P("stage" if mesh.shape.get("stage", 1) > 1 else None, *of_rows)
+
+    def laid_out(ids: jax.Array | None) -> jax.Array | None:
+      if ids is None or all(ids.shape[1 + at] % _devices(entry, mesh) == 0 for at, entry in enumerate(of_rows)):
+        return ids
+      return constrain(ids, spec, mesh)
+
+    def aux_at(aux: Any, t: jax.Array | int) -> Any:
+      found = stage.aux_at(aux, t)
+      return found | {name: laid_out(found[name]) for name in ("segment_ids", "positions")}
+
+    return aux_at
 
   @property
   def _rules(self) -> Any:
@@ -169,7 +191,7 @@ class Execution:
         gather_policy=self.gather_policy,
         layouts=layouts,
         stages=stage.over_stages("stage" if "stage" in mesh.axis_names else None),
-        aux_at=stage.aux_at,
+        aux_at=self._aux_at(stage),
         checkpoint=self.checkpoint,
         row_groups=self.config.batch_split_factor if self.config.use_batch_split_schedule else 1,
         loop_iterations=self.config.scan_pipeline_iterations,
@@ -234,3 +256,8 @@ class Execution:
         d if cast is None or overwritten else cast
         for d, cast, overwritten in zip(own, casts, stage.overwritten, strict=True)
     ]
+
+
+def _devices(entry: Any, mesh: Mesh) -> int:
+  """Over how many devices an entry of a PartitionSpec divides a dimension."""
+  return math.prod(mesh.shape[axis] for axis in mesh_axes(entry))
