@@ -96,7 +96,7 @@ def _named(drawn: Iterable[Configuration], known: Mapping, most: int) -> dict[st
 
 
 def _items(configuration: Configuration) -> list[tuple[str, str]]:
-  return [(key, repr(configuration.keys[key])) for key in configuration.drawn]
+  return [(key, repr(configuration.keys[key])) for key in configuration.drawn if sweep.has_effect(key, configuration)]
 
 
 def _is_covered(known: Mapping, key: str, value: Any) -> bool:

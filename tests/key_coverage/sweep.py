@@ -290,12 +290,17 @@ def write_text(folder: pathlib.Path) -> None:
   (folder / "data" / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
+def has_effect(key: str, configuration: Configuration) -> bool:
+  """Whether a configuration has the default of a key, or what the key's entry says that another value needs."""
+  return key not in configuration.keys or table.entries()[key].with_keys.items() <= configuration.keys.items()
+
+
 def held(configurations: Iterable[Configuration], defaults: Mapping[str, Any]) -> dict[str, list[Any]]:
   """The values of each key in these configurations."""
   found: dict[str, list[Any]] = {key: [] for key, entry in table.entries().items() if entry.equal}
   for configuration in configurations:
     for key, values in found.items():
       value = configuration.keys.get(key, defaults.get(key))
-      if not any(same(value, other) for other in values):
+      if has_effect(key, configuration) and not any(same(value, other) for other in values):
         values.append(value)
   return found

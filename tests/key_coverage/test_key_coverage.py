@@ -137,6 +137,15 @@ def test_every_value_is_drawn_once_with_what_it_needs_and_without_what_it_exclud
       assert not set(entry.not_with) & set(each.keys)
 
 
+def test_a_value_is_held_only_by_configurations_with_the_keys_that_it_needs():
+  key = "mtp_eval_target_module"
+  needs = dict(ENTRIES[key].with_keys)
+  assert "eval_interval" in needs
+  of = lambda **keys: sweep.Configuration(model="moe", stages=2, pipeline_impl="circular", keys=keys, drawn=(key,))
+  assert sweep.held([of(**{key: 1}, **needs)], {key: 0})[key] == [1]
+  assert sweep.held([of(**{key: 1}, mtp_num_layers=1)], {key: 0})[key] == []
+
+
 SAMPLE = sweep.Configuration(
     model="moe",
     stages=3,
