@@ -3,9 +3,11 @@
 """The structure in docs/extending.md: which folder may import which, and how large files and folders may be."""
 
 import ast
+import configparser
 import graphlib
 import pathlib
 import re
+import sys
 
 import pytest
 
@@ -79,3 +81,19 @@ def test_no_function_is_too_long_to_read():
       if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= MOST_LINES_OF_FUNCTION:
         found.add(f"{module.removeprefix(f'{NAME}.')}.{node.name}")
   assert found == set()
+
+
+def test_what_a_train_step_imports_beside_maxtext_is_a_dependency_of_the_package():
+  settings = configparser.ConfigParser()
+  settings.read(PACKAGE.parent / "setup.cfg")
+  required = {re.split(r"[<>=]", line)[0] for line in settings["options"]["install_requires"].splitlines()}
+  imported = set()
+  for module, file in FILES.items():
+    if module != NAME and _room(module) in ("config", "engine", "pipelines", "schedule", "sharding"):
+      for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+          imported.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Import):
+          imported |= {each.name.partition(".")[0] for each in node.names}
+  others = {NAME, "numpy", "annotated_types"}  # numpy comes with JAX, annotated_types with pydantic
+  assert "jax" in imported and imported - sys.stdlib_module_names - others <= required
