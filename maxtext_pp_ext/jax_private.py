@@ -89,8 +89,11 @@ class PallasCall:
 
   def block(self, operand: int) -> int | None:
     """The number of the block mapping of an operand; None for a scalar."""
-    number = operand - (len(self.eqn.invars) - self._mapping.num_inputs)
+    number = self._number(operand)
     return number if number >= 0 else None
+
+  def _number(self, operand: int) -> int:
+    return operand - (len(self.eqn.invars) - self._mapping.num_inputs)
 
   @property
   def blocks(self) -> range:
@@ -120,8 +123,7 @@ class PallasCall:
 
   def with_shape(self, operand: int, shape: tuple[int, ...]) -> Any:
     """The operation on an operand of another shape, of which it reads the same blocks."""
-    blocks = list(self._mapping.block_mappings)
-    number = operand - (len(self.eqn.invars) - self._mapping.num_inputs)
+    blocks, number = list(self._mapping.block_mappings), self._number(operand)
     aval = blocks[number].array_aval.update(shape=shape)
     blocks[number] = dataclasses.replace(blocks[number], array_aval=aval)
     invars = list(self.eqn.invars)

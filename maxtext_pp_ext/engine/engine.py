@@ -29,7 +29,6 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from maxtext_pp_ext.engine.backward import backward, Cotangents
 from maxtext_pp_ext.engine.forward import forward
@@ -50,7 +49,6 @@ class Engine:
   """Runs stages over microbatches as a circular pipeline."""
 
   schedule: Schedule  # which stage works on which item at which iteration
-  mesh: Mesh  # the device mesh
   ring: Ring  # moves the activations
   gather_policy: GatherPolicy  # when weights are gathered, and how long they are kept
   layouts: list[WeightLayout]  # one per weight
@@ -86,7 +84,7 @@ class Engine:
     def pipeline_fwd(params, aux, inputs):
       loaded = _load(traced, params)
       outputs, intermediates, (weights, saved) = forward(traced, loaded, aux, inputs, save=True)
-      weights = [w.with_(source=loaded[k].keep(params[k]).source) for k, w in enumerate(weights)]
+      weights = [w.keep(params[k]) for k, w in enumerate(weights)]
       return (outputs, intermediates), Residuals(weights=weights, aux=aux, saved=saved)
 
     def pipeline_bwd(kept, cotangents):
@@ -98,7 +96,7 @@ class Engine:
 
   def _trace(self, params: list[Param], aux: PyTree, inputs: Microbatches) -> TracedPipeline:
     """Traces the stages once, on the values of iteration 0 (unused, so the compiler drops them)."""
-    weights = of_all.weights_of(self.layouts, params, self.mesh, self.gather_policy, self.schedule.microbatches)
+    weights = of_all.weights_of(self.layouts, params, self.ring.mesh, self.gather_policy, self.schedule.microbatches)
     iterations = Iterations(schedule=self.schedule, compiled=self.loop_iterations, compiled_repeats=self.loop_repeats)
     batch = self.ring.batch_axes(inputs)
     # As with one repeat, so that nothing is chosen from a double buffer.
@@ -109,7 +107,7 @@ class Engine:
         self.aux_at(aux, 0),
         self.ring.read(0, *self.ring.buffers(inputs)),
         self.checkpoint,
-        [layout.batch_splits(self.mesh, batch, self.row_groups) for layout in self.layouts],
+        [layout.batch_splits(self.ring.mesh, batch, self.row_groups) for layout in self.layouts],
         [a for _, axes in batch for a in axes],
         gathered_in_steps=any(w.replaces and w.has_buffers and w.transfer.in_steps for w in weights),
         summed=self.schedule.microbatches > 1,

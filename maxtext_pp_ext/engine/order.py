@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,7 +19,7 @@ from maxtext_pp_ext.engine.programs.segments import Segment
 from maxtext_pp_ext.engine.shapes import Numbers, OfRepeat
 from maxtext_pp_ext.engine.weights.accumulators import Item
 from maxtext_pp_ext.engine.weights.of_all import behind_barrier
-from maxtext_pp_ext.engine.weights.weight import Accumulated, Operands, Weight
+from maxtext_pp_ext.engine.weights.weight import Accumulated, Operands, there, Weight
 from maxtext_pp_ext.jax_private import Literal, Var
 
 PyTree = Any
@@ -107,7 +107,8 @@ def in_order(
     crossing = values.crossing(segment)
     if number == program.gathers_after:
       # Gathers begin when the gradients of the iteration before are reduced, and no later than in the middle.
-      (crossing, added, behind), weights = _with_overlapped(weights, (crossing, added, behind))
+      tied = (crossing, added, behind)
+      weights, (crossing, added, behind) = behind_barrier(weights, lambda weight: weight.overlapped, tied)
     elif crossing:  # The next layers begin when these gradients are added.
       crossing, added = jax.lax.optimization_barrier((crossing, added))
     values.replace(segment, crossing)
@@ -133,13 +134,7 @@ def _behind_what_comes_before(gradient: Gradient, values: _Values, weight: Weigh
   return weight, Operands(of_roots, list(needs))
 
 
-def _with_overlapped(weights: list[Weight], arrays: PyTree) -> tuple[PyTree, list[Weight]]:
-  """(arrays, weights), the arrays behind all that overlaps with the weights' gradients."""
-  weights, arrays = behind_barrier(weights, lambda weight: weight.overlapped, arrays)
-  return arrays, weights
-
-
 def _with_chunk(weight: Weight, item: Item, chunk: Numbers) -> jax.Array:
   with jax.named_scope("repeat"):
     (buffers,) = together(weight.mesh, [item.repeat, chunk], [weight.place()])
-  return cast(jax.Array, buffers)
+  return there(buffers)

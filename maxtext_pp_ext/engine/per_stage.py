@@ -48,9 +48,9 @@ def together(
   computed = [one for one in each if one is not None]
   if not computed:
     return [None] * len(each)
-
   most = max(len(one.args) for one in computed)
-  order = [(k, at) for at in range(most) for k, one in enumerate(computed) if at < len(one.args)]  # all first arguments …
+  # All first arguments, then all second ones, as loops carry them: the compiler's choices depend on the order.
+  order = [(k, at) for at in range(most) for k, one in enumerate(computed) if at < len(one.args)]
 
   def run(*local):
     numbers, arrays = local[: len(indices)], dict(zip(order, local[len(indices) :], strict=False))

@@ -186,7 +186,6 @@ class Execution:
     layouts = self._layouts(stage, aux, inputs, rules, [a for _, axes in ring.batch_axes(inputs) for a in axes])
     return Engine(
         schedule=self.schedule,
-        mesh=mesh,
         ring=ring,
         gather_policy=self.gather_policy,
         layouts=layouts,

@@ -17,6 +17,16 @@ from maxtext_pp_ext.engine.weights.weight import Accumulated
 NO_ITEM: Any = None
 
 
+class PartialSum:
+  """In the place of a `Gradient`: a partial sum that is there already."""
+
+  is_partial, on_device = True, None
+
+  def compute(self, of_roots: Any, factors: Any) -> Any:
+    assert not factors
+    return of_roots
+
+
 @dataclasses.dataclass(frozen=True)
 class Kept:
   """In the place of a `Weight`: keeps the gradient instead of adding it to a sum.

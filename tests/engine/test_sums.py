@@ -18,7 +18,7 @@ from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.of_all import weights_of
 from maxtext_pp_ext.schedule import GatherPolicy
 from tests.engine.common import build, gradient_program
-from tests.engine.gradients import evaluated
+from tests.engine.gradients import evaluated, PartialSum
 
 STAGES, ROWS, LENGTH, EMBED, HEADS, DIM = 2, 4, 3, 8, 4, 5
 BF16, F32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
@@ -141,12 +141,6 @@ def test_what_is_not_one_product_is_added_outside_of_a_branch(mesh):
     assert (gradient.on_device is not None) is is_product
 
 
-class Sum:
-  """In the place of a `Gradient` that is a partial sum."""
-
-  is_partial, on_device = True, None
-
-
 @pytest.mark.parametrize(
     "axes, chunks, together",
     [
@@ -165,7 +159,7 @@ def test_gradients_are_ready_together_if_they_are_whole_and_reduced_beside_compu
       accumulation_dtype=F32,
   )
   params = [jax.ShapeDtypeStruct((3, STAGES, rows, 4), F32) for rows in (8, 16)]
-  weights = [w.with_(gradient=Sum()) for w in weights_of([layout] * 2, params, mesh, GatherPolicy.REPEAT, chunks)]
+  weights = [w.with_(gradient=PartialSum()) for w in weights_of([layout] * 2, params, mesh, GatherPolicy.REPEAT, chunks)]
   buffers = [jnp.zeros((2, 2 ** len(axes), *each.shape[1:]), BF16) for each in params]
   numbers = jnp.zeros((STAGES,), jnp.int32)
   behind = backward._behind_all_sums if chunks == 1 else backward._behind_their_own_chunks

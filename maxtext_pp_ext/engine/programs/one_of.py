@@ -24,7 +24,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.programs.jaxprs import inner_program, interpret, on_devices, run_eqn, uses
+from maxtext_pp_ext.engine.programs.jaxprs import (
+    count_uses,
+    inner_program,
+    interpret,
+    makers_of,
+    on_devices,
+    run_eqn,
+    uses,
+)
 from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
 from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, PallasCall, Var
 from maxtext_pp_ext.sharding.resolve import mesh_axes
@@ -157,17 +165,12 @@ def _offset(eqn: JaxprEqn, at: int) -> int | None:
   number = index_map.invars.index(read.invars[0]) - grid
   others = [kernel.index_map(each) for each in kernel.blocks if each != block]
   read_by = [(each, each.invars[grid + number]) for each in others] + [(kernel.body, kernel.body.invars[number])]
-  if any(_reads(*each) for each in read_by) or _reads(index_map, read.invars[0]) > 1 or number < 0:
+  if any(var in count_uses(jaxpr) for jaxpr, var in read_by) or count_uses(index_map)[read.invars[0]] > 1 or number < 0:
     return None
   return kernel.operand_of_scalar(number)
 
 
 def _maker(jaxpr: Jaxpr, var: Any, primitive: str) -> JaxprEqn | None:
   """The operation that computes a variable, if it has this primitive."""
-  eqn = next((eqn for eqn in jaxpr.eqns for out in eqn.outvars if out is var), None)
+  eqn = makers_of(jaxpr).get(var) if isinstance(var, Var) else None
   return eqn if eqn is not None and eqn.primitive.name == primitive else None
-
-
-def _reads(jaxpr: Jaxpr, var: Var) -> int:
-  """How often a variable is an operand or an output."""
-  return sum(v is var for eqn in jaxpr.eqns for v in eqn.invars) + sum(v is var for v in jaxpr.outvars)

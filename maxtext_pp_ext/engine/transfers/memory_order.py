@@ -19,6 +19,11 @@ def in_memory(x: jax.Array, order: Sequence[int]) -> jax.Array:
   return with_layout_constraint(x, Layout(major_to_minor=tuple(order)))
 
 
+def of_one_stage(order: Sequence[int]) -> list[int]:
+  """An order of the dimensions [S, …] without that of the stages: the others are counted from 0 then."""
+  return [dim - 1 for dim in order if dim]
+
+
 def as_stored(shape: Sequence[int]) -> tuple[int, ...]:
   """The order in which the TPU compiler (libtpu 0.0.48.1) keeps a parameter: the one with least padding to whole tiles.
 

@@ -33,7 +33,7 @@ from maxtext_pp_ext.engine.per_stage import Layout, OnStage
 from maxtext_pp_ext.engine.programs.one_of import OneOf
 from maxtext_pp_ext.engine.programs.partial import Gradient
 from maxtext_pp_ext.engine.shapes import Accumulator, Buffers, Chunk, Numbers, OfRepeat, Param
-from maxtext_pp_ext.engine.transfers.memory_order import in_memory
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory, of_one_stage
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.engine.weights.accumulators import add_and_finish, add_to, Item, put_finished
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
@@ -148,6 +148,11 @@ class Weight:
     If chunks overlap, an arriving chunk of the weight would overwrite a part of the sum that has not been reduced yet.
     """
     return self.has_buffers and self.transfer.moves_once
+
+  @property
+  def _where_sums_wait(self) -> str:
+    """The array in which finished sums wait."""
+    return "buffers" if self.sums_wait_in_buffers else "finished"
 
   @property
   def _finishes_in_place(self) -> bool:
@@ -266,7 +271,7 @@ class Weight:
 
   def _in_order(self, weight: jax.Array) -> jax.Array:
     """A stage's weight, […], with its dimensions in their order in memory."""
-    return in_memory(weight, [dim - 1 for dim in self.order if dim] if self.order else range(weight.ndim))
+    return in_memory(weight, of_one_stage(self.order) or range(weight.ndim))
 
   # Gradients.
 
@@ -274,10 +279,8 @@ class Weight:
     """With the sums before the first item."""
     layout, like = self.layout, self.layout.by_device_like
     if not self.is_partial:
-      stored = constrain(
-          jnp.full(self.shape, layout.combine.nothing, layout.accumulation_dtype), self._stored_layout.spec, self.mesh
-      )
-      return self.with_(stored=stored)
+      nothing = jnp.full(self.shape, layout.combine.nothing, layout.accumulation_dtype)
+      return self.with_(stored=constrain(nothing, self._stored_layout.spec, self.mesh))
     stored = constrain(jax.lax.empty(self.shape, layout.compute_dtype), self._stored_layout.spec, self.mesh)
     total = like(self.mesh, self.shape[1:], layout.accumulation_dtype)
     finished = like(self.mesh, self.shape[1:], layout.compute_dtype) if self._waits_beside else None
@@ -302,7 +305,7 @@ class Weight:
     total, waiting = add_and_finish(
         self.mesh, self.layout.by_device, place, on_device, total, waiting, operands.of_roots[0], item
     )
-    return Accumulated(total, **{"buffers" if self.sums_wait_in_buffers else "finished": waiting})
+    return Accumulated(total, **{self._where_sums_wait: waiting})
 
   def _computed(self, operands: Operands) -> Accumulator:
     gradient = there(self.gradient).compute(*operands)
@@ -327,15 +330,14 @@ class Weight:
     if not self.is_partial or self._finishes_in_place:
       return None
     waiting, place = self._waiting
-    in_buffers = self.sums_wait_in_buffers
-    put = lambda repeat, total, waiting: put_finished(total, waiting, repeat, in_buffers)
+    put = lambda repeat, total, waiting: put_finished(total, waiting, repeat, self.sums_wait_in_buffers)
     return OnStage(put, [there(self.total), waiting], [self.layout.by_device, place], place)
 
   def finished_in(self, waiting: jax.Array | None) -> Self:
     """With the result of `finish_repeat`."""
     if waiting is None:
       return self
-    return self.with_(**{"buffers" if self.sums_wait_in_buffers else "finished": waiting})
+    return self.with_(**{self._where_sums_wait: waiting})
 
   def cut_out(self) -> OnStage | None:
     """(repeat that the stage is at, number of a chunk) -> the chunk of the finished sum, in the compute dtype."""
@@ -343,7 +345,7 @@ class Weight:
       return None
     waiting, place = self._waiting
     transfer, in_buffers = self.transfer, self.sums_wait_in_buffers
-    order = [dim - 1 for dim in self.gradient_order if dim]
+    order = of_one_stage(self.gradient_order)
 
     def cut(repeat, chunk, sums):
       all_, number = (sums, next_buffer(repeat)) if in_buffers else (sums[None], 0)

@@ -14,7 +14,7 @@ from typing import Any, Self
 import jax
 
 from maxtext_pp_ext.engine.per_stage import Layout, OnStage
-from maxtext_pp_ext.engine.transfers.memory_order import in_memory
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory, of_one_stage
 from maxtext_pp_ext.engine.weights.accumulators import Item
 from maxtext_pp_ext.engine.weights.weight import Accumulated, Operands, there, Weight
 
@@ -65,7 +65,7 @@ class WholeWeight(Weight):
 
   @property
   def _order_of_reduction(self) -> list[int]:
-    return [dim - 1 for dim in self.gradient_order if dim]
+    return of_one_stage(self.gradient_order)
 
   def ordered(self) -> Self:
     return self  # the compiler lays out each repeat anew

@@ -38,7 +38,7 @@ class Report:
   def __str__(self) -> str:
     lines = ["maxtext_pp_ext is " + ("connected" if self.hooked else "not connected") + " with MaxText"]
     for title in ("touched", "pending", "skipped", "missing"):
-      lines += [f"  {title.replace('_', ' ')}: {name}" for name in getattr(self, title)]
+      lines += [f"  {title}: {name}" for name in getattr(self, title)]
     return "\n".join(lines)
 
 

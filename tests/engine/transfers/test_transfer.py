@@ -16,6 +16,7 @@ from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.of_all import weights_of
 from maxtext_pp_ext.schedule import GatherPolicy
 from maxtext_pp_ext.sharding import constrain, gathered_last
+from tests.engine.gradients import PartialSum
 
 REPEATS, STAGES = 4, 2
 F32 = jnp.dtype(jnp.float32)
@@ -49,16 +50,6 @@ def layout(stored, gathered, partial_axes=("a", "b")):
       compute_dtype=F32,
       accumulation_dtype=F32,
   )
-
-
-class Given:
-  """In the place of a `Gradient`: a partial sum that is there already."""
-
-  is_partial, on_device = True, None
-
-  def compute(self, of_roots, factors):
-    assert not factors
-    return of_roots
 
 
 def weight(mesh, params, layout, chunks, gradient=None):
@@ -106,7 +97,7 @@ def test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_co
 
   @jax.jit
   def reduce(params, done, total):
-    weights = [weight(mesh, params, each, chunks, Given()).load(params).first().open(0).zeros().with_(total=done)]
+    weights = [weight(mesh, params, each, chunks, PartialSum()).load(params).first().open(0).zeros().with_(total=done)]
     weights = [w.with_(total=total) for w in of_all.finish_repeat(weights, finished, everywhere)]
     for k in range(chunks):
       chunk = jnp.array([k, chunks - 1 - k])
@@ -135,7 +126,7 @@ def test_a_repeat_in_one_chunk_replaces_the_one_before_and_its_gradient_leaves_f
 
   @jax.jit
   def step(params, totals):
-    weights = [weight(mesh, params, each, 1, Given()).load(params).first().open(0).zeros()]
+    weights = [weight(mesh, params, each, 1, PartialSum()).load(params).first().open(0).zeros()]
     before = of_all.use(weights, jnp.array([0, 0]))
     at = lambda repeat: Item(repeat=repeat, works=where, first=where, finishes=None)
     weights = [w.added(w.accumulate((totals[0], ()), at(finished))) for w in weights]
