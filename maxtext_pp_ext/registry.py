@@ -2,22 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipeline implementations by name: the values of the config key `pipeline_impl`.
 
-The built-in ones are listed below. An installed package adds its own with an entry point::
-
-  [options.entry_points]
-  maxtext_pp_ext.pipelines =
-    my_pipeline = my_package.my_module:MyPipeline
-
-The entry point's name is the value of `pipeline_impl`. Its object is an NNX module class with the contract of MaxText's
-`NNXPipeline`: `__init__(config, stage_factory, mesh, remat_policy=None, *, rngs)`, `__call__(inputs, segment_ids,
-positions, deterministic, model_mode, logical_partition_spec)`, `get_weight_sharding(*init_args)` and `layers`. `Contract`
-has what the class may also have.
-
-A name has ASCII letters, digits, `_`, `-` and `.`, and begins with a letter or `_`. Names that YAML reads as another
-value, such as `yes`, are refused; so are `none` and names that begin with `host-`.
-
-Names are collected once, on first use, and do not change after that. An implementation is imported when it is loaded, not
-before. No JAX.
+The built-in ones are listed at the end. An installed package adds its own with entry points of the group
+`maxtext_pp_ext.pipelines`; docs/extending.md has the contract of their classes. Names are collected once, on first use.
+An implementation is imported when it is loaded, not before. No JAX.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,10 +27,12 @@ HOST = "host"
 _CONSTRUCTOR_PARAMETERS = ("config", "stage_factory", "mesh", "remat_policy", "rngs")
 _METHODS = ("__call__", "get_weight_sharding")
 
-# YAML reads "null" to "nan" as other values. Commands that compare implementations use "none" for a model without a
-# pipeline, and "host-…" for modes of MaxText's own pipelines.
+# No name of an implementation: YAML reads "null" to "nan" as other values, and commands that compare implementations use
+# "none" for a model without a pipeline, and "host-…" for modes of MaxText's own pipelines.
 _NO_NAME = re.compile(r"(none|null|true|false|yes|no|on|off|y|n|inf|nan|host-.*)", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+
+_RENAME = "Rename that entry point or uninstall its package."
 
 
 class UnknownImplementationError(Refusal, ValueError):
@@ -56,21 +45,13 @@ class PluginError(SetupError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contract:
-  """An implementation's class, and what the class may have beside the methods that every pipeline has.
+  """An implementation's class, and what the class may have beside the methods that every pipeline has."""
 
-  Attributes:
-    module_class: the NNX module class.
-    gather_policy: how long the pipeline keeps gathered weights; None if the class does not say.
-    schedule_class: has the classmethod `of_config`, which makes the schedule of a config.
-    shards_automatically: whether layers are built for automatic sharding, also in a model with explicit sharding.
-    run_scanned: classmethod that runs layers without a pipeline, as that of `CircularPipelineBase`; None for a class that
-      runs pipelines only.
-  """
-
-  module_class: type
-  gather_policy: GatherPolicy | None = None
+  module_class: type  #: the NNX module class
+  gather_policy: GatherPolicy | None = None  #: how long the pipeline keeps gathered weights; None if it does not say
   schedule_class: type[Schedule] = CircularSchedule
-  shards_automatically: bool = False
+  shards_automatically: bool = False  #: whether layers are built for automatic sharding, also with explicit sharding
+  #: Runs layers without a pipeline, as that of `CircularPipelineBase`; None for a class that runs pipelines only.
   run_scanned: Callable[..., Any] | None = None
 
 
@@ -85,17 +66,11 @@ _OPTIONAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Implementation:
-  """A named implementation.
+  """A named implementation."""
 
-  Attributes:
-    name: the value of `pipeline_impl`.
-    summary: one line that helps to choose.
-    load: imports and returns the NNX module class. For `host` it raises ValueError: MaxText chooses among its own
-      pipelines.
-  """
-
-  name: str
-  summary: str
+  name: str  #: the value of `pipeline_impl`
+  summary: str  #: one line that helps to choose
+  #: Imports and returns the NNX module class. For `host` it raises ValueError: MaxText chooses among its own pipelines.
   load: Callable[[], type]
 
   @functools.cached_property
@@ -125,15 +100,11 @@ def get(name: str) -> Implementation:
   try:
     return _implementations()[name]
   except (KeyError, TypeError):  # TypeError: not even hashable
-    raise UnknownImplementationError(unknown_name_message(name, names())) from None
-
-
-def unknown_name_message(name: object, known: tuple[str, ...]) -> str:
-  """The error text for an unknown name."""
-  listed = f"Known are {', '.join(map(repr, known))}"
-  if str(name).lower() == "none":  # MaxText reads none as None
-    return f"pipeline_impl=none names no implementation. {listed}; for no pipeline set ici_pipeline_parallelism=1."
-  return f"pipeline_impl={name!r} is not known. {listed}{did_you_mean(name, known)}"
+    listed = f"Known are {', '.join(map(repr, names()))}"
+    message = f"pipeline_impl={name!r} is not known. {listed}{did_you_mean(name, names())}"
+    if str(name).lower() == "none":  # MaxText reads none as None
+      message = f"pipeline_impl=none names no implementation. {listed}; for no pipeline set ici_pipeline_parallelism=1."
+    raise UnknownImplementationError(message) from None
 
 
 def reset() -> None:
@@ -149,17 +120,13 @@ def _implementations() -> Mapping[str, Implementation]:
   for entry_point in _entry_points():  # may find one package twice, such as an editable install and a build folder
     unique.setdefault((entry_point.name, entry_point.value), entry_point)
   for entry_point in unique.values():
+    described = _describe(entry_point)
     if not _NAME.fullmatch(entry_point.name) or _NO_NAME.fullmatch(entry_point.name):
-      raise PluginError(
-          f"{_describe(entry_point)} has a name that pipeline_impl cannot have. Rename that entry point or uninstall its "
-          "package."
-      )
+      raise PluginError(f"{described} has a name that pipeline_impl cannot have. {_RENAME}")
     if entry_point.name in found:
-      raise PluginError(
-          f"{_describe(entry_point)} claims the name {entry_point.name!r}, which belongs to "
-          f"{origins[entry_point.name]}. Rename that entry point or uninstall its package."
-      )
-    origins[entry_point.name] = _describe(entry_point)
+      taken = f"claims the name {entry_point.name!r}, which belongs to {origins[entry_point.name]}"
+      raise PluginError(f"{described} {taken}. {_RENAME}")
+    origins[entry_point.name] = described
     found[entry_point.name] = Implementation(
         name=entry_point.name,
         summary=f"from {_distribution(entry_point)}",
@@ -231,8 +198,8 @@ def _describe(entry_point: importlib.metadata.EntryPoint) -> str:
   )
 
 
-def _built_in(name: str, summary: str, value: str) -> Implementation:
-  entry_point = importlib.metadata.EntryPoint(name, f"maxtext_pp_ext.pipelines.{value}", ENTRY_POINT_GROUP)
+def _built_in(name: str, summary: str, class_name: str) -> Implementation:
+  entry_point = importlib.metadata.EntryPoint(name, f"maxtext_pp_ext.pipelines.circular:{class_name}", ENTRY_POINT_GROUP)
   return Implementation(name=name, summary=summary, load=entry_point.load)
 
 
@@ -241,13 +208,10 @@ def _load_host() -> type:
 
 
 _OF_BSW = "gathers each weight once per repeat and direction (Buffer Sliding Window); two repeats' weights held"
+_OF_ONCE = "gathers all weights once per step; most memory"
 _BUILT_IN = (
     Implementation(name=HOST, summary="MaxText's own pipelines, untouched (the default)", load=_load_host),
-    _built_in("circular", "gathers weights at every iteration; least memory", "circular:CircularPipeline"),
-    _built_in("circular_bsw", _OF_BSW, "circular_bsw:CircularBswPipeline"),
-    _built_in(
-        "circular_ag_once",
-        "gathers all weights once per step; most memory",
-        "circular_ag_once:CircularAllGatherOncePipeline",
-    ),
+    _built_in("circular", "gathers weights at every iteration; least memory", "CircularPipeline"),
+    _built_in("circular_bsw", _OF_BSW, "CircularBswPipeline"),
+    _built_in("circular_ag_once", _OF_ONCE, "CircularAllGatherOncePipeline"),
 )

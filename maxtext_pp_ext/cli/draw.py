@@ -93,7 +93,7 @@ def _as_json(schedule: Schedule, gather_policy: GatherPolicy | None, stage: int)
       "forward": [_step_as_json(step) for step in window.forward(schedule, stage)],
       "backward": [_step_as_json(step) for step in window.backward(schedule, stage)],
   }
-  return dataclasses.asdict(schedule) | {  # type: ignore[call-overload]  # schedules that can be chosen are dataclasses
+  return dataclasses.asdict(schedule) | {
       "iterations": schedule.iterations,
       "bubble_fraction": schedule.bubble_fraction,
       "stage": stage,

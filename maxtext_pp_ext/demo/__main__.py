@@ -8,15 +8,20 @@ reference inside every CPython), its order, the initial weights, and every key e
 
 import argparse
 import importlib.util
+import json
 import pathlib
+import re
 import sys
 import time
 
-from maxtext_pp_ext.demo import report, runs
+from maxtext_pp_ext.demo import report
 from maxtext_pp_ext.demo import settings as demo_settings
 from maxtext_pp_ext.errors import with_extras
 from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.trainer_runs import trainer
+
+# With several processes, only lines of the first: all report the same.
+_STEP = re.compile(r"(?:\[0\] )?[^\[].*completed step: (\d+),.* loss: (\S+), lm_loss")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,8 +71,12 @@ def _parse(argv: list[str] | None) -> demo_settings.Settings:
 
 
 def _prepare(settings: demo_settings.Settings) -> None:
+  """Writes text and initial weights, in a process of its own."""
   print("Preparing text and initial weights ...", flush=True)
-  sizes = runs.prepare(settings)
+  own = [str(settings.output), str(settings.steps), settings.pipeline_impl, *settings.extra_keys]
+  arguments = ["-m", "maxtext_pp_ext.demo.prepare", *own]
+  trainer.run_python(arguments, settings.log_file("prepare"), devices=demo_settings.DEVICES)
+  sizes = json.loads(settings.summary_file.read_text(encoding="utf-8"))
   print(
       f"text:       Python's language reference, {sizes['topics']} topics, {sizes['characters']} characters\n"
       f"model:      Llama-type, {demo_settings.LAYERS} layers, {sizes['parameters'] / 1e6:.1f} M parameters, float32\n"
@@ -79,9 +88,23 @@ def _prepare(settings: demo_settings.Settings) -> None:
 def _train(
     settings: demo_settings.Settings, name: str, keys: list[str], expect: str | None, processes: int = 1
 ) -> list[float]:
-  """Trains one run under a progress bar, or with a line every ten steps without a terminal; returns its losses."""
+  """Trains one run, also the name of its weights' layout, and returns the loss of every step.
+
+  It shows a progress bar, or without a terminal a line every ten steps. Raises RunFailedError if the trainer fails or
+  skips a step, or if no line of its log contains `expect`.
+  """
   from rich import console, progress  # pylint: disable=import-outside-toplevel
 
+  metrics = [settings.metrics_file(name, process) for process in range(processes)]
+  for file in metrics:
+    file.unlink(missing_ok=True)  # a run that dies early must not be judged by an older file
+  own_keys = {
+      "run_name": name,
+      "metrics_file": settings.metrics_file(name, 0 if processes == 1 else "{process}"),
+      "load_parameters_path": trainer.parameters_path(settings.weights(name)),
+  }
+  arguments = ["-m", trainer.PRE_TRAIN, *keys, *settings.shared_keys(), *trainer.as_arguments(own_keys)]
+  log = settings.log_file(name)
   where = f" ({processes} processes)" if processes > 1 else ""
   print(f"{name + ':':11} {' '.join(keys)}{where}", flush=True)
   screen = console.Console()
@@ -97,12 +120,22 @@ def _train(
   with bar:
     task = bar.add_task("starting and compiling", total=settings.steps)
 
-    def show(step: int, loss: float) -> None:
-      bar.update(task, completed=step + 1, description=f"loss {loss:.3f}")
-      if bar.disable and (step % 10 == 0 or step == settings.steps - 1):
-        print(f"  step {step:3d}  loss {loss:.3f}", flush=True)
+    def show(line: str) -> None:
+      if match := _STEP.match(line):
+        step, loss = int(match[1]), float(match[2])
+        bar.update(task, completed=step + 1, description=f"loss {loss:.3f}")
+        if bar.disable and (step % 10 == 0 or step == settings.steps - 1):
+          print(f"  step {step:3d}  loss {loss:.3f}", flush=True)
 
-    return runs.train(settings, name, keys, show, expect=expect, processes=processes)
+    trainer.run_python(arguments, log, devices=demo_settings.DEVICES, processes=processes, on_line=show)
+    reported = trainer.read_metrics(metrics, "learning/loss") if metrics[0].exists() else []
+    if len(reported) != settings.steps:
+      raise trainer.RunFailedError(f"The {name} run reported {len(reported)} of {settings.steps} steps; its log: {log}")
+    if expect is not None and expect not in log.read_text(encoding="utf-8"):
+      raise trainer.RunFailedError(
+          f"The {name} run's log does not contain {expect!r}, so it did not run what was asked for: {log}"
+      )
+  return [each["learning/loss"] for each in reported]
 
 
 def _compare(settings: demo_settings.Settings, pipelined: list[float], sequential: list[float]) -> bool:

@@ -36,12 +36,10 @@ def write_picture(
     path: pathlib.Path, pipelined: Sequence[float], sequential: Sequence[float], layers: int, title: str
 ) -> None:
   """Writes a PNG: both curves, and below them, on a logarithmic scale, their difference and the allowed `tolerance`."""
-  import matplotlib  # pylint: disable=import-outside-toplevel
+  from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
 
-  matplotlib.use("Agg")
-  from matplotlib import pyplot  # pylint: disable=import-outside-toplevel
-
-  figure, (curves, gap) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 6), height_ratios=(3, 1), layout="constrained")
+  figure = Figure(figsize=(8, 6), layout="constrained")
+  curves, gap = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
   curves.plot(sequential, color="tab:orange", linewidth=4, alpha=0.5, label="without a pipeline")
   curves.plot(pipelined, color="tab:blue", linewidth=1.5, label="pipeline")
   curves.set(ylabel="loss", title=title)
@@ -54,4 +52,3 @@ def write_picture(
   gap.set_yscale("symlog", linthresh=EPSILON)  # logarithmic but with a zero, since most steps have the same loss
   gap.legend()
   figure.savefig(path, dpi=120)
-  pyplot.close(figure)

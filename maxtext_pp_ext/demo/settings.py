@@ -8,35 +8,8 @@ import pathlib
 from maxtext_pp_ext.host.models.run_config import maxtext_folder
 from maxtext_pp_ext.trainer_runs.trainer import as_arguments
 
-STAGES = 4
-FSDP = 2
-MICROBATCHES = 8
-LAYERS = 8
+STAGES, FSDP, LAYERS = 4, 2, 8
 DEVICES = STAGES * FSDP
-
-# A Llama-type decoder of 4.5 million parameters. Nearly all are in the two vocabulary tables: MaxText's wheel has no
-# tokenizer with fewer than 32000 tokens.
-MODEL_KEYS = {
-    "decoder_block": "llama2",
-    "base_emb_dim": 64,
-    "base_num_query_heads": 4,
-    "base_num_kv_heads": 2,
-    "head_dim": 16,
-    "base_mlp_dim": 192,
-    "base_num_decoder_layers": LAYERS,
-    "vocab_size": 32000,
-    # float32 throughout, so the two runs differ only in the order of additions.
-    "dtype": "float32",
-    "weight_dtype": "float32",
-    "attention": "dot_product",
-}
-
-PIPELINED_KEYS = {
-    "ici_pipeline_parallelism": STAGES,
-    "ici_fsdp_parallelism": FSDP,
-    "num_pipeline_microbatches": MICROBATCHES,
-}
-SEQUENTIAL_KEYS = {"ici_fsdp_parallelism": DEVICES}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,16 +41,32 @@ class Settings:
 
   def pipelined_keys(self) -> list[str]:
     chosen: dict[str, object] = {} if self.pipeline_impl == "host" else {"pipeline_impl": self.pipeline_impl}
-    return as_arguments(chosen | PIPELINED_KEYS) + list(self.extra_keys)
+    mesh = {"ici_pipeline_parallelism": STAGES, "ici_fsdp_parallelism": FSDP, "num_pipeline_microbatches": 8}
+    return as_arguments(chosen | mesh) + list(self.extra_keys)
 
   def sequential_keys(self) -> list[str]:
-    return as_arguments(SEQUENTIAL_KEYS)
+    return as_arguments({"ici_fsdp_parallelism": DEVICES})
 
   def shared_keys(self) -> list[str]:
-    """Returns the keys of both runs: model, text, optimizer, and paths under `output` for everything written."""
+    """Returns the keys of both runs: model, text, optimizer, and paths under `output` for everything written.
+
+    The model is a Llama-type decoder of 4.5 million parameters. Nearly all are in the two vocabulary tables: MaxText's
+    wheel has no tokenizer with fewer than 32000 tokens.
+    """
     return as_arguments(
-        MODEL_KEYS
-        | {
+        {
+            "decoder_block": "llama2",
+            "base_emb_dim": 64,
+            "base_num_query_heads": 4,
+            "base_num_kv_heads": 2,
+            "head_dim": 16,
+            "base_mlp_dim": 192,
+            "base_num_decoder_layers": LAYERS,
+            "vocab_size": 32000,
+            # float32 throughout, so the two runs differ only in the order of additions.
+            "dtype": "float32",
+            "weight_dtype": "float32",
+            "attention": "dot_product",
             "hardware": "cpu",
             "skip_jax_distributed_system": True,
             "dataset_type": "grain",

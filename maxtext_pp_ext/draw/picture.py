@@ -19,10 +19,7 @@ from maxtext_pp_ext.schedule import GatherPolicy, Schedule, window
 
 # With more iterations than this, cells have no numbers: they would be too small to read.
 _MOST_CELLS_WITH_NUMBERS = 90
-_ROWS_OF_WINDOW = {
-    "forward": ("works on", "current", "buffer"),
-    "backward": ("works on", "current", "buffer", "gradient"),
-}
+_ROWS_OF_WINDOW = ["works on", "current", "buffer", "gradient"]  # the last one in backward only
 _ARRIVING = {
     "forward": "chunks of the next repeat arrive in the next buffer",
     "backward": "chunks of the repeat before arrive in the next buffer, chunks of the last gradient are reduced",
@@ -68,26 +65,16 @@ def _colors(repeats: int) -> list:
 
 
 def _schedule(axes, schedule: Schedule, colors: list, numbers: bool) -> None:
-  cells: list[_Cell] = []
-  for s in range(schedule.stages):
-    for step in window.forward(schedule, s):
-      if step.repeat is not None:
-        cells.append((step.iteration, s, 1.0, colors[step.repeat]))
-        if numbers:
-          _write(axes, step.iteration, s, step.microbatch)
-  _finish(axes, cells, schedule, range(schedule.iterations), [str(s) for s in range(schedule.stages)])
+  every = range(schedule.stages)
+  cells = [cell for s in every for cell in _working(axes, window.forward(schedule, s), s, colors, numbers)]
+  _finish(axes, cells, schedule, range(schedule.iterations), [str(s) for s in every])
   axes.set_title("Who works on what, forward" + (" (numbers: microbatches)" if numbers else ""), fontsize=9, loc="left")
   axes.set_ylabel("stage", fontsize=8)
 
 
 def _window(axes, schedule, direction, steps, stage, colors, numbers) -> None:
-  rows = _ROWS_OF_WINDOW[direction]
-  cells: list[_Cell] = []
+  cells = _working(axes, steps, 0, colors, numbers)
   for column, step in enumerate(steps):
-    if step.repeat is not None:
-      cells.append((column, 0, 1.0, colors[step.repeat]))
-      if numbers:
-        _write(axes, column, 0, step.microbatch)
     cells.append((column, 1, 1.0, colors[step.current]))
     if step.chunk is not None:
       share = (step.chunk + 1) / schedule.microbatches
@@ -97,12 +84,26 @@ def _window(axes, schedule, direction, steps, stage, colors, numbers) -> None:
         cells.append((column, 3, 1 - share + 1 / schedule.microbatches, colors[step.reducing]))
     if step.advances:
       axes.plot([column + 1, column + 1], [0.55, 2.95], color="black", linewidth=1.2, zorder=3)
-  _finish(axes, cells, schedule, [step.iteration for step in steps], list(rows))
+  rows = _ROWS_OF_WINDOW if direction == "backward" else _ROWS_OF_WINDOW[:-1]
+  _finish(axes, cells, schedule, [step.iteration for step in steps], rows)
   text_of_window = (
       f"The window of stage {stage}, {direction}: {_ARRIVING[direction]}; at a black line it becomes the current buffer, "
       "and what was in it is released"
   )
   axes.set_title(text_of_window, fontsize=9, loc="left", wrap=True)
+
+
+def _working(axes, steps: list[window.Step], row: int, colors: list, numbers: bool) -> list[_Cell]:
+  """The cells of a row of the repeats that a stage works on. If `numbers`, writes the microbatches into them."""
+  cells: list[_Cell] = []
+  for column, step in enumerate(steps):
+    if step.repeat is None:
+      continue
+    cells.append((column, row, 1.0, colors[step.repeat]))
+    if numbers:
+      where = {"ha": "center", "va": "center", "clip_on": True}
+      axes.text(column + 0.5, row + 0.95, str(step.microbatch), fontsize=5.5, color="white", **where)
+  return cells
 
 
 def _rectangles(cells: list[_Cell], merge: bool) -> tuple[list, list]:
@@ -119,10 +120,6 @@ def _rectangles(cells: list[_Cell], merge: bool) -> tuple[list, list]:
       for column, count, row, share, _ in found
   ]
   return shapes, [color for *_, color in found]
-
-
-def _write(axes, column: int, row: int, number: int | None) -> None:
-  axes.text(column + 0.5, row + 0.95, str(number), ha="center", va="center", fontsize=5.5, color="white", clip_on=True)
 
 
 def _finish(axes, cells: list[_Cell], schedule: Schedule, iterations, rows: list[str]) -> None:

@@ -24,22 +24,22 @@ LINK_EFFICIENCY = 0.9  # share of their rate that links reach, an assumption
 HOP_SECONDS = 1e-6  # a message's way over one link, by the same book
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Chip:
   """One device of JAX."""
 
   name: str  # as in the names of topologies, such as v5p
   # What JAX calls it (jax/_src/tpu_info.py); first the name that JAX lays meshes out by (mesh_utils.py).
-  device_kinds: tuple[str, ...] = ()
+  device_kinds: tuple[str, ...]
   flops: float  # bfloat16 FLOPs per second
   clock: float  # cycles per second
   hbm_bytes: int  # memory in bytes
   hbm_bandwidth: float  # bytes per second between the device and that memory
   link: float  # bytes per second of one link to a neighbour, in one direction
   links: int  # how many links it has; two for each axis of the torus
+  host_bandwidth: float  # bytes per second to its host's memory, in one direction
   network: float  # bytes per second it can send to other slices, nominal
   network_measured: float | None = None  # the same as somebody measured it; None if nobody is known to have
-  host_bandwidth: float = 16e9  # bytes per second to its host's memory, in one direction
 
   @property
   def interconnect(self) -> float:
@@ -47,69 +47,15 @@ class Chip:
     return self.links * self.link
 
 
-CHIPS = {
-    chip.name: chip
-    for chip in (
-        Chip(
-            name="v4",
-            device_kinds=("TPU v4",),
-            flops=275e12,
-            clock=1.049e9,
-            hbm_bytes=32 * _GIB,
-            hbm_bandwidth=1228e9,
-            link=45e9,
-            links=6,
-            network=6.25e9,
-        ),
-        Chip(
-            name="v5e",
-            device_kinds=("TPU v5 lite", "TPU v5e"),
-            flops=197e12,
-            clock=1.503e9,
-            hbm_bytes=16 * _GIB,
-            hbm_bandwidth=819e9,
-            link=45e9,
-            links=4,
-            network=3.125e9,
-        ),
-        Chip(
-            name="v5p",
-            device_kinds=("TPU v5", "TPU v5p"),
-            flops=459e12,
-            clock=1.751e9,
-            hbm_bytes=95 * _GIB,
-            hbm_bandwidth=2765e9,
-            link=90e9,
-            links=6,
-            network=6.25e9,
-        ),
-        Chip(
-            name="v6e",
-            device_kinds=("TPU v6 lite", "TPU v6e"),
-            flops=918e12,
-            clock=1.751e9,
-            hbm_bytes=32 * _GIB,
-            hbm_bandwidth=1638e9,
-            link=90e9,
-            links=4,
-            network=12.5e9,
-            network_measured=4.11e9,
-            host_bandwidth=32e9,
-        ),
-        Chip(
-            name="tpu7x",
-            device_kinds=("TPU7x",),
-            flops=2307e12 / 2,
-            clock=2.2e9,
-            hbm_bytes=96 * _GIB,
-            hbm_bandwidth=7380e9 / 2,
-            link=50e9,
-            links=6,
-            network=6.25e9,
-            host_bandwidth=32e9,
-        ),
-    )
-}
+# In the order of the fields.
+_CHIPS = (
+    Chip("v4", ("TPU v4",), 275e12, 1.049e9, 32 * _GIB, 1228e9, 45e9, 6, 16e9, 6.25e9),
+    Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 1.503e9, 16 * _GIB, 819e9, 45e9, 4, 16e9, 3.125e9),
+    Chip("v5p", ("TPU v5", "TPU v5p"), 459e12, 1.751e9, 95 * _GIB, 2765e9, 90e9, 6, 16e9, 6.25e9),
+    Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 1.751e9, 32 * _GIB, 1638e9, 90e9, 4, 32e9, 12.5e9, 4.11e9),
+    Chip("tpu7x", ("TPU7x",), 2307e12 / 2, 2.2e9, 96 * _GIB, 7380e9 / 2, 50e9, 6, 32e9, 6.25e9),
+)
+CHIPS = {chip.name: chip for chip in _CHIPS}
 
 
 def of_topology(topology: str) -> Chip | None:

@@ -26,11 +26,10 @@ from maxtext_pp_ext.sharding import is_explicit, logical_axes
 
 
 class CircularPipelineBase(nnx.Module):
-  """Circular pipeline over a stack of decoder layers.
+  """Circular pipeline over a stack of decoder layers, called like one decoder layer.
 
   Holds the layers stacked as `[repeat, stage, …]` (`[stage, …]` with one repeat) under `layers`, with the tree paths
-  and logical axis names of MaxText's own pipeline, so that checkpoints are interchangeable. It is called like one decoder
-  layer. The computation is in `engine`; this class maps config and modules to it.
+  and logical axis names of MaxText's own pipeline, so that checkpoints are interchangeable.
 
   Attributes:
     gather_policy: how long gathered weights are kept, named by the subclass.
@@ -73,7 +72,8 @@ class CircularPipelineBase(nnx.Module):
     self.remat_policy = remat_policy
     self.schedule = self.schedule_class.of_config(config)
     self.layers = self._stack(stage_factory, rngs)
-    if any(_names_layouts(node) for _, node in nnx.iter_graph(self.layers)):
+    configs = [getattr(node, "config", None) for _, node in nnx.iter_graph(self.layers) if isinstance(node, nnx.Module)]
+    if any(plain(getattr(each, "shard_mode", None)) == "explicit" for each in configs):
       raise NotImplementedError(
           "shard_mode=explicit: the layers of a stage are built for explicit sharding. They would name layouts where the"
           " pipeline shards automatically. Build them with a config that has shard_mode=auto, or set shard_mode=auto."
@@ -150,20 +150,19 @@ class CircularPipelineBase(nnx.Module):
     )
 
   def _checkpoint(self) -> Callable | None:
-    """Wraps one iteration's stages as the host wraps its iterations; None if the config switches that off."""
+    """Wraps one iteration's stages as the host wraps its iterations; None if the config switches that off.
+
+    The remat policy is the host's. Unless that is custom, the stages' inputs are also saved.
+    """
     if not self.config.set_remat_policy_on_pipeline_iterations:
       return None
+    own, policy = self.remat_policy, self.remat_policy
+    if self.config.remat_policy != "custom":
+      inputs = jax.checkpoint_policies.save_only_these_names("iteration_input", "decoder_layer_input")
+      # The host uses `jax.checkpoint_policies.save_from_both_policies`, which refuses policies that offload.
+      policy = inputs if own is None else lambda *args, **params: inputs(*args, **params) or own(*args, **params)
     of_layers = self.config.set_remat_policy_on_layers_per_stage and self.config.remat_policy != "none"
-    return checkpointed(self.config, self._policy(), layer_by_layer=of_layers)
-
-  def _policy(self) -> Any:
-    """The remat policy of an iteration: the host's. Unless that is custom, the stages' inputs are also saved."""
-    if self.config.remat_policy == "custom":
-      return self.remat_policy
-    inputs = jax.checkpoint_policies.save_only_these_names("iteration_input", "decoder_layer_input")
-    if self.remat_policy is None:
-      return inputs
-    return _save_also(inputs, self.remat_policy)
+    return checkpointed(self.config, policy, layer_by_layer=of_layers)
 
   @classmethod
   def run_scanned(
@@ -182,27 +181,17 @@ class CircularPipelineBase(nnx.Module):
   ) -> jax.Array:
     """Runs layers that MaxText scans over, without a pipeline: each of them is a repeat of the only stage.
 
-    Stores in the layers what they sow, as MaxText's scan does, and their random counters.
+    `inputs`, `segment_ids`, `positions` and what is returned and raised are those of `Execution.__call__`.
 
     Args:
       layers: the stacked layers, or blocks of layers: parameters along `param_scan_axis`, other state along the first
         axis.
-      inputs: activations [batch, sequence, embed].
-      segment_ids: [batch, sequence] int, or None.
-      positions: [batch, sequence] int, or None.
       config: MaxText's config. A batch is divided into `num_pipeline_microbatches`; −1 stands for 1.
       mesh: device mesh.
       length: the number of stacked layers.
       call: the call of a layer, (layer, x, segment_ids, positions) -> output.
       policy: the host's remat policy for a layer.
       recomputes: whether the policy applies to the call; False if layers within it apply it themselves.
-
-    Returns:
-      Activations [batch, sequence, embed].
-
-    Raises:
-      NotImplementedError: for ids of another rank, or state that an iteration cannot carry.
-      ValueError: if the batch is not divisible by the microbatches.
     """
     config = with_values(config, keys_of_window(config, length))
     run = Execution(
@@ -223,19 +212,6 @@ def checkpointed(config: Any, policy: Any, *, layer_by_layer: bool = False) -> C
   prevent_cse = not config.scan_pipeline_iterations
   once = functools.partial(recomputed_once, layer_by_layer=layer_by_layer)
   return lambda fn: jax.checkpoint(once(fn), policy=policy, prevent_cse=prevent_cse)
-
-
-def _save_also(names: Callable, policy: Callable) -> Callable:
-  """A policy that saves what the policy `names` saves, and otherwise follows `policy`.
-
-  The host uses `jax.checkpoint_policies.save_from_both_policies` here, which refuses policies that offload.
-  """
-  return lambda *args, **params: names(*args, **params) or policy(*args, **params)
-
-
-def _names_layouts(node: Any) -> bool:
-  mode = getattr(getattr(node, "config", None), "shard_mode", None) if isinstance(node, nnx.Module) else None
-  return plain(mode) == "explicit"
 
 
 def _with_one_annotation(params: nnx.State) -> nnx.State:

@@ -46,8 +46,8 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes
 class Execution:
   """How stacked layers run on a batch."""
 
-  config: Any  # MaxText's config
-  mesh: Mesh  # device mesh
+  config: Any  # MaxText's
+  mesh: Mesh
   schedule: Schedule  # which stage works on which item at which iteration
   gather_policy: GatherPolicy  # how long gathered weights are kept
   stacking: Stacking  # how the layers' arrays are stacked
@@ -176,14 +176,10 @@ class Execution:
     return spmd.get_logical_axis_rules() or self.config.logical_axis_rules
 
   def _engine(self, stage: StageModule, aux: Any, inputs: jax.Array) -> Engine:
-    rules, mesh = self._rules, automatic(self.mesh)
-    ring = Ring(
-        schedule=self.schedule,
-        mesh=mesh,
-        activation_spec=resolve(ACTIVATION_AXES, mesh, rules),
-        bubble_fill=self.bubble_fill,
-    )
-    layouts = self._layouts(stage, aux, inputs, rules, [a for _, axes in ring.batch_axes(inputs) for a in axes])
+    mesh = automatic(self.mesh)
+    activation_spec = resolve(ACTIVATION_AXES, mesh, self._rules)
+    ring = Ring(schedule=self.schedule, mesh=mesh, activation_spec=activation_spec, bubble_fill=self.bubble_fill)
+    layouts = self._layouts(stage, aux, inputs, [a for _, axes in ring.batch_axes(inputs) for a in axes])
     return Engine(
         schedule=self.schedule,
         ring=ring,
@@ -198,9 +194,8 @@ class Execution:
         loop_repeats=self.config.scan_pipeline_iterations or self.config.scan_pipeline_repeats,
     )
 
-  def _layouts(
-      self, stage: StageModule, aux: Any, inputs: jax.Array, rules: Any, batch_axes: list[str]
-  ) -> list[WeightLayout]:
+  def _layouts(self, stage: StageModule, aux: Any, inputs: jax.Array, batch_axes: list[str]) -> list[WeightLayout]:
+    rules = self._rules
     data_axes = data_mesh_axes(self.mesh, rules)
     computes_in = self._compute_dtypes(stage, aux, inputs)
     accumulate_in = self.config.pipeline_grad_accum_dtype
@@ -238,19 +233,18 @@ class Execution:
 
   def _compute_dtypes(self, stage: StageModule, aux: Any, inputs: jax.Array) -> list[jnp.dtype]:
     """The dtype in which each weight is gathered, by `pipeline_gather_dtype`; overwritten state keeps its dtype."""
-    choice = self.config.pipeline_gather_dtype
-    own = [w.dtype for w in stage.weights]
+    choice, own = self.config.pipeline_gather_dtype, [w.dtype for w in stage.weights]
     if choice == "weight":
       return own
     if choice == "compute":
-      is_cast = [jnp.issubdtype(d, jnp.floating) and not o for d, o in zip(own, stage.overwritten, strict=True)]
-      return [jnp.dtype(self.config.dtype) if cast else d for d, cast in zip(own, is_cast, strict=True)]
-    stages = lambda weights: stage.over_stages(None)(
-        [w[0] for w in weights],
-        stage.aux_at(aux, 0),
-        jnp.broadcast_to(inputs[:1], (self.schedule.stages, *inputs.shape[1:])),
-    )
-    casts = cast_on_first_use(stages, stage.weights)
+      casts = [jnp.dtype(self.config.dtype) if jnp.issubdtype(d, jnp.floating) else None for d in own]
+    else:
+
+      def stages(weights):
+        x = jnp.broadcast_to(inputs[:1], (self.schedule.stages, *inputs.shape[1:]))
+        return stage.over_stages(None)([w[0] for w in weights], stage.aux_at(aux, 0), x)
+
+      casts = cast_on_first_use(stages, stage.weights)
     return [
         d if cast is None or overwritten else cast
         for d, cast, overwritten in zip(own, casts, stage.overwritten, strict=True)

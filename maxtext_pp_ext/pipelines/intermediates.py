@@ -24,16 +24,11 @@ PyTree = Any
 
 
 def per_layer(intermediates: PyTree, schedule: Schedule) -> PyTree:
-  """Values per layer from values per iteration, without bubbles.
-
-  Args:
-    intermediates: leaves [T, S, …], one value per iteration and stage.
-    schedule: the pipeline's schedule.
+  """Values per layer, without bubbles, from values per iteration and stage, leaves [T, S, …].
 
   Returns:
     Leaves [R, S, …], or [R, S, M, …] for names without a rule if there are several microbatches.
   """
-
   values = per_microbatch(intermediates, schedule)
   by_path = dict(jax.tree_util.tree_leaves_with_path(values))
 
@@ -77,8 +72,7 @@ def put_before(layers: nnx.Module, earlier: nnx.State, appends: Mapping[tuple, b
   Args:
     layers: the stacked stages, with the values that the last call has sown.
     earlier: the values that were popped from the stages before that call.
-    appends: by path, True if that call appends to the earlier value and False if it overwrites it. Paths that the call
-      does not sow are missing.
+    appends: the result of `StageModule.appends`. Paths that the call does not sow are missing.
   """
   last = dict(nnx.to_flat_state(nnx.state(layers, SOWN)))
   kept = {}

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 from flax import nnx
 import jax
@@ -15,22 +15,6 @@ from maxtext_pp_ext.sharding import logical_axes
 from maxtext_pp_ext.sharding.resolve import LogicalAxes
 
 
-class Stacking(Protocol):
-  """Where stacked layers have their axes of repeats and stages."""
-
-  def leading(self, variable: nnx.Variable, x: jax.Array) -> jax.Array:
-    """[R, S, …], from an array of a variable of the stacked layers."""
-
-  def names(self, variable: nnx.Variable) -> LogicalAxes | None:
-    """The logical axes of `leading`, those of repeats and stages included; None if the variable has none."""
-
-  def stored(self, x: jax.Array) -> jax.Array:
-    """A value of the layers that is no parameter, from [R, S, …]."""
-
-  def axis_of_parameters(self, config: Any) -> int:
-    """The axis along which a layer's parameters are stacked in a repeat of a stage, or over repeats."""
-
-
 @dataclasses.dataclass(frozen=True)
 class OfPipeline:
   """MaxText's stacking of pipeline stages: [repeat, stage, …], or [stage, …] with one repeat."""
@@ -38,24 +22,31 @@ class OfPipeline:
   repeats: int
 
   def leading(self, variable: nnx.Variable, x: jax.Array) -> jax.Array:
+    """[R, S, …], from an array of a variable of the stacked layers."""
     del variable
     return x if self.repeats > 1 else x[None]
 
   def names(self, variable: nnx.Variable) -> LogicalAxes | None:
+    """The logical axes of `leading`, those of repeats and stages included; None if the variable has none."""
     names = logical_axes(variable)
     return names if names is None or self.repeats > 1 else ("circular_repeats", *names)
 
   def stored(self, x: jax.Array) -> jax.Array:
+    """A value of the layers that is no parameter, from [R, S, …]."""
     return x if self.repeats > 1 else x[0]
 
   def axis_of_parameters(self, config: Any) -> int:
+    """The axis along which a layer's parameters are stacked in a repeat of a stage, or over repeats."""
     scanned = config.scan_layers_per_stage and config.num_layers_per_pipeline_stage > 1
     return config.param_scan_axis if scanned else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class OfScan:
-  """MaxText's stacking of layers without a pipeline: parameters along `axis`, other arrays along the first axis."""
+  """MaxText's stacking of layers without a pipeline: parameters along `axis`, other arrays along the first axis.
+
+  Its methods are those of `OfPipeline`.
+  """
 
   length: int  # the number of layers, or of blocks of layers; they are the repeats of the only stage
   axis: int  # `param_scan_axis`. A parameter that has no such axis is stacked along its first.
@@ -81,3 +72,6 @@ class OfScan:
   def axis_of_parameters(self, config: Any) -> int:
     del config
     return self.axis
+
+
+Stacking = OfPipeline | OfScan

@@ -33,8 +33,8 @@ Differentiated = nnx.Any(nnx.Param, Overwritten)
 class StageModule:
   """The state of stacked stages `[repeat, stage, …]` as lists of arrays, and the function of one stage."""
 
-  schedule: Schedule  # the pipeline's schedule
-  stacking: Stacking  # how the module's arrays are stacked
+  schedule: Schedule
+  stacking: Stacking
   graphdef: Any  # structure of one stage's module
   weights: list[jax.Array]  # differentiated arrays, leaves [R, S, …] (with a repeat axis also if R = 1)
   weight_axes: list[LogicalAxes | None]  # logical axes of each weight, or None
@@ -211,20 +211,13 @@ _OTHER_REDUCTION = (
 
 
 def _keys_of_microbatch(data: jax.Array, microbatch: jax.Array) -> jax.Array:
-  """The random keys of a microbatch in a layer, derived from the layer's keys.
+  """The random keys [...] of a microbatch in a layer, derived from the layer's raw keys, uint32 [..., words].
 
   They are threefry keys, whatever the implementation of the layer's keys is. MaxText's trainers use `unsafe_rbg` (0.2.5).
   That implementation draws the numbers for all keys of a `vmap` from the first key, and under
   `xla_tpu_spmd_rng_bit_generator_unsafe` it draws other numbers in another layout. Stages are such a `vmap`: in a bubble
   of the first stage, all stages would draw from a key that has been used before. Backward draws the numbers again, and
   may have another layout than forward.
-
-  Args:
-    data: raw keys of any implementation, uint32 [..., words].
-    microbatch: the microbatch's number.
-
-  Returns:
-    Keys [...].
   """
   keys = jax.random.wrap_key_data(data[..., :2], impl="threefry2x32")
   fold_in = jnp.vectorize(jax.random.fold_in)

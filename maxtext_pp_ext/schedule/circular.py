@@ -15,14 +15,11 @@ import dataclasses
 import itertools
 from typing import Any
 
-from maxtext_pp_ext.schedule.interface import Phase
-
-# A Python int, a NumPy array or a traced JAX integer: the arithmetic below is the same for all of them.
-Int = Any
+from maxtext_pp_ext.schedule.interface import Int, Phase, Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CircularSchedule:
+class CircularSchedule(Schedule):
   """Circular schedule of M·R items over S stages.
 
   An item n in [0, M·R) is one microbatch in one repeat: microbatch `n mod M`, repeat `n div M`. Item n is on stage s
@@ -33,16 +30,9 @@ class CircularSchedule:
   stages are at two successive repeats at most. Stage s is idle in the first D·s iterations, and in the last
   D·(S − 1 − s).
 
-
   Raises:
     ValueError: if a value is out of range, naming it and what to set.
   """
-
-  stages: int  #: S ≥ 1, number of pipeline stages
-  microbatches: int  #: M, a multiple of S and at least D·S
-  repeats: int  #: R ≥ 1, how often a microbatch passes through the ring of stages
-  #: D, 1 or 2, iterations from a stage's output to its use by the next stage; with 2, compute hides the transfer.
-  delay: int = 1
 
   def __post_init__(self):
     for name in ("stages", "microbatches", "repeats", "delay"):
@@ -66,7 +56,6 @@ class CircularSchedule:
 
   @classmethod
   def of_config(cls, config: Any) -> CircularSchedule:
-    """The schedule of a config with MaxText's pipeline keys and the values that MaxText derives."""
     return cls(
         stages=config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism,
         microbatches=config.num_pipeline_microbatches,
@@ -95,18 +84,15 @@ class CircularSchedule:
     return self.bubble_iterations / self.iterations
 
   def item(self, t: Int, s: Int) -> Int:
-    """The item that stage s works on at iteration t; outside [0, M·R) in a bubble."""
     return t - self.delay * s
 
   def is_bubble(self, t: Int, s: Int) -> Int:
-    """Whether stage s is idle at iteration t."""
     n = self.item(t, s)
     if self.stages == 1:
       return (n < 0) & False  # never, which the compiler can tell
     return (n < 0) | (n >= self.items)
 
   def microbatch(self, t: Int, s: Int) -> Int:
-    """The microbatch of stage s at iteration t; in [0, M) also in a bubble."""
     return self.item(t, s) % self.microbatches
 
   def repeat(self, t: Int, s: Int) -> Int:
@@ -114,11 +100,9 @@ class CircularSchedule:
     return self.item(t, s) // self.microbatches
 
   def begins_repeat(self, item: Int) -> Int:
-    """Whether an item is the first of its repeat."""
     return item % self.microbatches == 0
 
   def ends_repeat(self, item: Int) -> Int:
-    """Whether an item is the last of its repeat."""
     return item % self.microbatches == self.microbatches - 1
 
   def arrival(self, t: Int) -> Int:
@@ -130,27 +114,14 @@ class CircularSchedule:
     return repeat * self.microbatches + microbatch + self.delay * s
 
   def forward_phases(self, *, advances: bool) -> list[Phase]:
-    """All iterations in the order in which forward runs them.
-
-    In the last M iterations, every stage is at the last repeat or after it, so no stage advances to another repeat.
-
-    Args:
-      advances: whether stages keep weights, which they have to replace by those of the next repeat.
-    """
+    # In the last M iterations, every stage is at the last repeat or after it, so no stage advances to another repeat.
     advancing = self.iterations - self.microbatches if advances and self.repeats > 1 else 0
     bounds = sorted({0, advancing, self.iterations})
     return [Phase(first=low, count=high - low, advances=high <= advancing) for low, high in itertools.pairwise(bounds)]
 
   def backward_phases(self, *, advances: bool, reduces: bool) -> list[Phase]:
-    """All iterations in the order in which backward runs them, from the last to the first.
-
-    In the first M iterations, every stage is at repeat 0 or before it, so no stage advances to another repeat. In the
-    last M, every stage is at the last repeat or after it: no repeat is finished yet, so no sums wait for reduction.
-
-    Args:
-      advances: whether stages keep weights or sums of gradients of a repeat.
-      reduces: whether there are sums of gradients to be reduced when a repeat is finished.
-    """
+    # In the first M iterations, every stage is at repeat 0 or before it, so no stage advances to another repeat. In the
+    # last M, every stage is at the last repeat or after it: no repeat is finished yet, so no sums wait for reduction.
     several = self.repeats > 1
     advancing = self.microbatches if advances and several else self.iterations
     reducing = self.iterations - self.microbatches if reduces and several else 0

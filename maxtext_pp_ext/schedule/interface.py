@@ -27,6 +27,7 @@ class Phase:
   reduces: bool = False  #: whether sums of gradients that were set aside may wait for reduction
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule(Protocol):
   """An order in which each stage works through its M·R items, one per iteration. S stages, iterations 0 … T − 1.
 
@@ -34,25 +35,15 @@ class Schedule(Protocol):
   `CircularSchedule` is an example.
   """
 
+  stages: int  #: S ≥ 1
+  microbatches: int  #: M ≥ 1
+  repeats: int  #: R ≥ 1, how often a microbatch passes through the ring of stages
+  #: D, 1 or 2, iterations from a stage's output to its use by the next stage; with 2, compute hides the transfer.
+  delay: int = 1
+
   @classmethod
   def of_config(cls, config: Any) -> Schedule:
     """The schedule of a config with MaxText's pipeline keys and the values that MaxText derives."""
-
-  @property
-  def stages(self) -> int:
-    """S."""
-
-  @property
-  def microbatches(self) -> int:
-    """M."""
-
-  @property
-  def repeats(self) -> int:
-    """R."""
-
-  @property
-  def delay(self) -> int:
-    """D: iterations from a stage's output to its use by the next stage."""
 
   @property
   def iterations(self) -> int:
@@ -63,16 +54,16 @@ class Schedule(Protocol):
     """The share of the iterations in which a stage is idle, 0 … 1."""
 
   def item(self, t: Int, s: Int) -> Int:
-    """The item that stage s works on; outside [0, M·R) in a bubble."""
+    """The item that stage s works on at iteration t; outside [0, M·R) in a bubble."""
 
   def is_bubble(self, t: Int, s: Int) -> Int:
-    """Whether stage s is idle."""
+    """Whether stage s is idle at iteration t."""
 
   def microbatch(self, t: Int, s: Int) -> Int:
-    """The microbatch that stage s works on; in [0, M) also in a bubble."""
+    """The microbatch of stage s at iteration t; in [0, M) also in a bubble."""
 
   def repeat(self, t: Int, s: Int) -> Int:
-    """The repeat that stage s works on; outside [0, R) in a bubble."""
+    """The repeat of stage s at iteration t; outside [0, R) in a bubble."""
 
   def iteration(self, repeat: Int, microbatch: Int, s: Int) -> Int:
     """The iteration at which stage s works on a microbatch in a repeat. There is exactly one."""
@@ -87,7 +78,16 @@ class Schedule(Protocol):
     """The item whose output has arrived at stage 0, from the last stage, at the end of iteration t."""
 
   def forward_phases(self, *, advances: bool) -> list[Phase]:
-    """All iterations in the order in which forward runs them."""
+    """All iterations in the order in which forward runs them.
+
+    Args:
+      advances: whether stages keep weights, which they have to replace by those of the next repeat.
+    """
 
   def backward_phases(self, *, advances: bool, reduces: bool) -> list[Phase]:
-    """All iterations in the order in which backward runs them, from the last to the first."""
+    """All iterations in the order in which backward runs them, from the last to the first.
+
+    Args:
+      advances: whether stages keep weights or sums of gradients of a repeat.
+      reduces: whether there are sums of gradients to be reduced when a repeat is finished.
+    """

@@ -15,7 +15,7 @@ from maxtext.models.mixtral import MixtralDecoderLayer
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
+from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.pipelines.stages import StageModule
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but

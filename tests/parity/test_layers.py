@@ -14,7 +14,7 @@ import pytest
 
 from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.host.models import decoder_layers
-from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
+from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but
 from tests.parity.common import LAYERS, make_config

@@ -14,7 +14,7 @@ import jax
 from maxtext.models.mixtral import MixtralDecoderLayer
 import pytest
 
-from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
+from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.pipelines.stages import StageModule
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 from maxtext_pp_ext.testing import parity

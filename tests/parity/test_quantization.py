@@ -28,7 +28,7 @@ from qwix._src.core import numerics
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.pipelines import execution
-from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
+from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.pipelines.stages import Differentiated, Overwritten
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but

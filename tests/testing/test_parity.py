@@ -12,7 +12,7 @@ from maxtext.models.simple_layer import SimpleDecoderLayer
 import pytest
 
 from maxtext_pp_ext.host.models import decoder_layers
-from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
+from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.testing import assert_pipeline_parity, parity
 from tests.parity.common import make_config
 

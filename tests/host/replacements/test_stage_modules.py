@@ -11,7 +11,7 @@ import pytest
 
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.host.replacements import stage_modules
-from maxtext_pp_ext.pipelines.circular_bsw import CircularBswPipeline
+from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.sharding import logical_axes
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but
