@@ -242,7 +242,7 @@ def _compiled(candidate: Any, args: argparse.Namespace, chip: Any) -> dict[str, 
   """Returns the compiler's figures for what was predicted, and projected seconds; or `failure`."""
   from maxtext_pp_ext.compiled.program import collectives  # pylint: disable=import-outside-toplevel
 
-  argv = variants.arguments(candidate.impl, candidate.arguments(args.maxtext_args), platform="tpu")
+  argv = variants.arguments(candidate.impl, run_config.with_keys(args.maxtext_args, candidate.keys), platform="tpu")
   figures = maxtext.compiled(name_of(candidate.impl, candidate.keys), argv, args, chip=chip)
   if "failure" in figures:
     return {"failure": figures["failure"]}

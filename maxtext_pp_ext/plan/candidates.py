@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import topology
-from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.plan import fitting
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.estimate import Estimate
@@ -46,10 +44,6 @@ class Candidate:
   def bound_by(self) -> str | None:
     """What takes longest at the vendor's peak rates."""
     return max(self.estimate.at_peak, key=self.estimate.at_peak.__getitem__) if self.estimate else None
-
-  def arguments(self, argv: Sequence[str]) -> list[str]:
-    """Returns MaxText's arguments of the run with this pipeline."""
-    return run_config.with_keys(argv, self.keys)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,5 +86,4 @@ class Plan:
 
   def nearly_full(self, candidate: Candidate) -> bool:
     """Whether a candidate that fits leaves little room. What XLA arranges in memory may need more than is in use."""
-    limit = self.memory_limit
-    return limit is not None and _NEARLY_FULL * limit < candidate.costs.peak <= limit
+    return self.memory_limit is not None and _NEARLY_FULL * self.memory_limit < candidate.costs.peak <= self.memory_limit

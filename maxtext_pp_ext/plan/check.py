@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 import dataclasses
-from typing import Any
 
 from maxtext_pp_ext import units
 from maxtext_pp_ext.checkpoint.layout import Layout
@@ -18,7 +17,7 @@ from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
 from maxtext_pp_ext.host.rules import checkpoint_paths, problems, sizes
 from maxtext_pp_ext.plan import quantities
 from maxtext_pp_ext.plan.costs import Costs
-from maxtext_pp_ext.plan.of_run import of_run
+from maxtext_pp_ext.plan.of_run import of_runs
 from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.sharding.conflicts import by_problem
 
@@ -59,14 +58,12 @@ def check(argv: Sequence[str], devices: int | None = None, *, files: bool = True
     # The values as given, since the config is read without checkpoints.
     found.errors += [*checkpoint_paths.problems(given.get), *checkpoint_paths.of_loading(given.get)] if files else []
     config = run_config.read_without_run(argv, **overrides)
-  except PipelineConfigError as error:
-    found.errors += [problem for problem in error.problems if problem not in found.errors]
-    return found
   except (ValueError, NotImplementedError) as error:
-    found.errors.append(str(error))
+    of_config = error.problems if isinstance(error, PipelineConfigError) else [str(error)]
+    found.errors += [problem for problem in of_config if problem not in found.errors]
     return found
   found.devices = config.num_target_devices
-  found.warnings += [*_of_host(config), *_on_tpus(config)]
+  found.warnings += _warnings(config)
   of_mesh = problems.of_mesh(config, given)
   found.errors += of_mesh
   try:
@@ -76,24 +73,20 @@ def check(argv: Sequence[str], devices: int | None = None, *, files: bool = True
   return found
 
 
-def _of_host(config: Keys) -> list[str]:
-  """Returns silent defects of MaxText's own pipelines (0.2.5)."""
-  if pipeline_impl(config) != "host" or not config.using_pipeline_parallelism:
-    return []
-  if config.pipeline_fsdp_ag_per_repeat and sound_stages(config) > 2:
-    return [
-        f"pipeline_fsdp_ag_per_repeat=True with {sound_stages(config)} stages: MaxText 0.2.5 computes wrong values "
-        "with 3 or more stages. Set pipeline_fsdp_ag_per_repeat=False and pipeline_impl=circular_bsw."
-    ]
-  return []
+def _warnings(config: Keys) -> list[str]:
+  """Returns silent defects of MaxText's own pipelines (0.2.5), or problems that ours would have on TPUs.
 
-
-def _on_tpus(config: Keys) -> list[str]:
-  """Returns the problems that the run would have on TPUs, if the config does not name the devices."""
-  if pipeline_impl(config) == "host" or config.compile_topology:
+  The latter are those of a config that does not name the devices.
+  """
+  if pipeline_impl(config) != "host":
+    on_tpus = [] if config.compile_topology else sizes.rows_on(config, "tpu")
+    return [str(problem) for problem in on_tpus if problem not in sizes.problems(config)]
+  if not config.using_pipeline_parallelism or not config.pipeline_fsdp_ag_per_repeat or sound_stages(config) <= 2:
     return []
-  elsewhere = sizes.problems(config)
-  return [str(problem) for problem in sizes.rows_on(config, "tpu") if problem not in elsewhere]
+  return [
+      f"pipeline_fsdp_ag_per_repeat=True with {sound_stages(config)} stages: MaxText 0.2.5 computes wrong values "
+      "with 3 or more stages. Set pipeline_fsdp_ag_per_repeat=False and pipeline_impl=circular_bsw."
+  ]
 
 
 def _model(config: DerivedKeys, found: Checked) -> None:
@@ -105,36 +98,25 @@ def _model(config: DerivedKeys, found: Checked) -> None:
   if config.using_pipeline_parallelism or windowed(config):
     found.schedule = run_config.schedule_of(config)
   parameters, mesh = abstract_model.explained(config)
-  of_sharding = _conflicts(parameters.conflicts)
-  (found.errors if config.sharding_conflicts == "error" else found.warnings).extend(of_sharding)
-  of_this = of_run(config, pipeline_impl(config), found.schedule, parameters, mesh)
-  found.costs = of_this[0] if of_this else None
-  if found.costs is None:
-    found.not_counted = [f"memory and traffic, since there are no formulas for pipeline_impl={pipeline_impl(config)}"]
-  else:
-    found.not_counted = quantities.not_counted(config)
-    chip = chips.of_topology(config.compile_topology or "")
-    found.device_memory = chip.hbm_bytes if chip else None
-    found.warnings += _too_large(found)
-
-
-def _too_large(found: Checked) -> list[str]:
-  """Returns that the run does not fit, as far as the estimate tells: not if something is left out of it."""
-  if found.costs is None or found.device_memory is None or found.not_counted or found.costs.peak <= found.device_memory:
-    return []
-  sizes = f"{units.bytes_text(found.costs.peak)} of {units.bytes_text(found.device_memory)}"
-  return [
-      f"It does not fit into the memory of a device, as estimated: {sizes}. `maxtext-pp plan` has other ways to run it,"
-      " and if none fits, the keys that would make one fit."
-  ]
-
-
-def _conflicts(found: Iterable[Any]) -> list[str]:
-  """Returns each conflict once, with the arrays that have it."""
-  return [
+  (found.errors if config.sharding_conflicts == "error" else found.warnings).extend(
       f"{problem}. {remedy} (sharding of {'; '.join(arrays)})"
-      for (_, problem, remedy), arrays in by_problem(found).items()
-  ]
+      for (_, problem, remedy), arrays in by_problem(parameters.conflicts).items()
+  )
+  impl = pipeline_impl(config)
+  (of_this,) = of_runs(config, [(impl, found.schedule)], parameters, mesh)
+  if of_this is None:
+    found.not_counted = [f"memory and traffic, since there are no formulas for pipeline_impl={impl}"]
+    return
+  found.costs, _ = of_this
+  found.not_counted = quantities.not_counted(config)
+  chip = chips.of_topology(config.compile_topology or "")
+  found.device_memory = chip.hbm_bytes if chip else None
+  if chip and not found.not_counted and found.costs.peak > chip.hbm_bytes:  # nothing is left out of the estimate
+    found.warnings.append(
+        f"It does not fit into the memory of a device, as estimated: {units.bytes_text(found.costs.peak)} of "
+        f"{units.bytes_text(chip.hbm_bytes)}. `maxtext-pp plan` has other ways to run it, and if none fits, the keys "
+        "that would make one fit."
+    )
 
 
 def _places(layout: Layout, config: DerivedKeys) -> list[tuple[int, int] | None]:

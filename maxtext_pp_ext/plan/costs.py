@@ -71,9 +71,7 @@ class Sizes:
   optimizer: int  # its moments
   # Of a repeat's weights.
   gathered: int  # in the dtype of the gather
-  # Their gradients, in the dtype in which they are summed over microbatches. With one microbatch there is no sum, and the
-  # dtype is that of the gather, unless pipeline_grad_accum_dtype names another.
-  summed: int
+  summed: int  # their gradients, in the dtype of sums; with one microbatch as gathered, unless the config names a dtype
   gathered_of_kernels: int = 0  # of `gathered`, what Pallas kernels read
   summed_of_kernels: int = 0  # of `summed`, what they compute
   transposed: int = 0  # of `gathered_of_kernels`, what is transposed before they read it
@@ -95,9 +93,7 @@ class Sizes:
   all_reduced_of_kernels: float = 0.0
   # Of activations.
   activations: int  # of one microbatch, between two layers
-  # Inputs of a repeat's layers for one microbatch that stay in the device's memory for backward: none if MaxText offloads
-  # them.
-  kept: int
+  kept: int  # inputs of a repeat's layers for one microbatch, for backward; none if MaxText offloads them
   work: int  # what backward of a layer holds of one microbatch
   dispatched: int = 0  # what layers send in a step to dispatch one microbatch's tokens to experts, and to combine results
   # Of what is outside the pipeline, for the whole batch.
@@ -214,11 +210,7 @@ def pipelined(
     layer = {Part.WEIGHTS_OF_LAYER: sizes.gathered, Part.UNREDUCED: sizes.gathered}
     phases[Phase.OUTSIDE] = head | layer | {Part.WORK_OF_LAYER: sizes.work_outside}
   return Costs(
-      traffic=traffic,
-      over_network=over_network,
-      beside_compute=beside_compute,
-      always=_always(sizes),
-      phases=phases,
+      traffic=traffic, over_network=over_network, beside_compute=beside_compute, always=_always(sizes), phases=phases
   )
 
 

@@ -135,7 +135,7 @@ def estimate(
   added = work.sizes.summed_of_kernels if _has_large_vmem(work) else work.sizes.summed
   summed = schedule.iterations * added if schedule is not None and adds_up else 0.0
   dispatch = _dispatch(chip, its_slice, work) * with_bubbles
-  hidden = dispatch * _hidden_share(work)
+  hidden = dispatch * (_HIDDEN if work.parts == 1 else _HIDDEN_OF_PARTS) if work.dispatches_beside else 0.0
   layers = {
       "products": _products(chip, work, schedule) * with_bubbles,
       "grouped products": work.grouped / (chip.flops * EFFICIENCY[GROUPED_PRODUCT]) * with_bubbles,
@@ -147,7 +147,7 @@ def estimate(
   }
   waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy))
   others = {
-      "outside the layers": _outside(chip, work),
+      "outside the layers": work.outside * (_LARGE_VMEM if _has_large_vmem(work) else _LOGITS) / chip.flops,
       "optimizer": work.state / chip.hbm_bandwidth,
       "transfers": sum(waits.values()),
   }
@@ -163,13 +163,6 @@ def _at_peak(chip: chips.Chip, work: Work, costs: Costs, with_bubbles: float) ->
       "interconnect": within / chip.interconnect,
       "network": costs.between_slices / chip.network,
   }
-
-
-def _hidden_share(work: Work) -> float:
-  """The share of the dispatch that compute hides."""
-  if not work.dispatches_beside:
-    return 0.0
-  return _HIDDEN if work.parts == 1 else _HIDDEN_OF_PARTS
 
 
 def _copied(work: Work, schedule: CircularSchedule | None, gather_policy: GatherPolicy | None) -> float:
@@ -199,11 +192,6 @@ def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -
   else:
     passes = _STREAM_ROUND_TRIPS_OF_STAGE if schedule.stages > 1 else _STREAM_ROUND_TRIPS_OF_LAYER
   return alone + passes * work.stream / chip.hbm_bandwidth
-
-
-def _outside(chip: chips.Chip, work: Work) -> float:
-  """Seconds of the logits' products."""
-  return work.outside * (_LARGE_VMEM if _has_large_vmem(work) else _LOGITS) / chip.flops
 
 
 def _longer(work: Work) -> float:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
@@ -14,7 +13,8 @@ from maxtext_pp_ext.config.derived import dispatches_beside_compute
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.models.flops import recomputes_layers
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
-from maxtext_pp_ext.sharding.resolve import mesh_axes, read_rules, resolve
+from maxtext_pp_ext.plan.weights import shards
+from maxtext_pp_ext.sharding.resolve import read_rules
 
 # Read off programs of the TPU compiler (libtpu 0.0.48.1, v5p, remat_policy=full): Mixtral 8x7B, DeepSeek-V3 and Qwen3
 # 235B without a pipeline and with a window (`python -m benchmarks.compiler_figures --shape mixtral-8x7b-dropless …`).
@@ -45,18 +45,18 @@ _WEIGHTS_HELD = 4 / 3
 class Experts:
   """Of one layer and one microbatch on one device, forward and backward."""
 
-  sent: float  # bytes of the buffers that receive tokens, or weights, from the other devices of the expert axis
-  routed: float  # bytes of tokens that go to experts, its own included, and of results, if routing is balanced
-  gathered: float  # with a capacity, bytes sent to gather the experts' weights twice and to add up their gradients
-  held: float  # bytes that backward holds at once
-  moved: float  # bytes read and written outside of products
-  flops: float  # FLOPs of grouped products
+  sent: float = 0.0  # bytes of the buffers that receive tokens, or weights, from the other devices of the expert axis
+  routed: float = 0.0  # bytes of tokens that go to experts, its own included, and of results, if routing is balanced
+  gathered: float = 0.0  # with a capacity, bytes sent to gather the experts' weights twice and to add up their gradients
+  held: float = 0.0  # bytes that backward holds at once
+  moved: float = 0.0  # bytes read and written outside of products
+  flops: float = 0.0  # FLOPs of grouped products
 
 
 def experts(
     config: DerivedKeys, mesh: AbstractMesh, tokens: float, *, own_loop: bool = False, spared: float = 0.0
-) -> Experts | None:
-  """Returns what experts cost; None without experts, or for a dispatch for which there are no formulas.
+) -> Experts:
+  """Returns what experts cost: nothing without experts, or for a dispatch for which there are no formulas.
 
   Args:
     config: MaxText's config.
@@ -66,17 +66,17 @@ def experts(
     spared: share of the layers whose last product, and what combines its rows, backward does not compute again.
   """
   if config.num_experts <= 1 or not has_formulas(config):
-    return None
-  members = _shards("exp", config, mesh)
+    return Experts()
+  members = shards(("exp",), config, mesh)
   again = int(recomputes_layers(config))
   itemsize = jnp.dtype(config.dtype).itemsize
-  width = (config.moe_mlp_dim or config.mlp_dim) / _shards("mlp", config, mesh)
+  width = (config.moe_mlp_dim or config.mlp_dim) / shards(("mlp",), config, mesh)
   if not config.sparse_matmul:
     weights = 3 * config.num_experts * config.emb_dim * width * itemsize
     # Tokens stay, and the compiler gathers the weights of all experts, in forward and in backward, and adds up gradients.
     sent = 3 * weights * (1 - 1 / members)
     held = weights * _WEIGHTS_HELD if members > 1 else 0
-    return Experts(sent=sent, routed=0, gathered=sent, held=held, moved=0, flops=0)
+    return Experts(sent=sent, gathered=sent, held=held)
   rows = tokens * config.num_experts_per_tok
   room = rows * _imbalance(config, members)
   token, hidden = config.emb_dim * itemsize, width * itemsize
@@ -88,26 +88,20 @@ def experts(
   tokens_held = (computing + _TOKENS_WAITING * (parts - 1)) / parts
   hidden_held = (_HIDDEN_HELD + _HIDDEN_WAITING * (parts - 1)) / parts
   layouts = _OWN_LOOP if own_loop and not config.mlp_bias else 1
+  moved = room * (_TOKENS_ROUND_TRIPS * token + _HIDDEN_ROUND_TRIPS * hidden)
+  moved += rows * (_TOKENS_ROUND_TRIPS_OF_ROWS * token + _HIDDEN_ROUND_TRIPS_OF_ROWS * hidden)
   return Experts(
       sent=(combines * rows + passes * room) * token if members > 1 else 0,
       routed=(combines + passes) * rows * token,
-      gathered=0,
       held=room * (_HELD_WITH_BIASES if config.mlp_bias else 1) * (tokens_held * token + hidden_held * hidden),
-      moved=biases
-      * layouts
-      * (
-          room * (_TOKENS_ROUND_TRIPS * token + _HIDDEN_ROUND_TRIPS * hidden)
-          + rows * (_TOKENS_ROUND_TRIPS_OF_ROWS * token + _HIDDEN_ROUND_TRIPS_OF_ROWS * hidden)
-      ),
+      moved=biases * layouts * moved,
       flops=2 * rows * config.emb_dim * width * (3 * (3 + again) - again * spared),
   )
 
 
 def has_formulas(config: DerivedKeys) -> bool:
   """Whether the dispatch is ragged, or dense with a capacity: not by a ring of experts, nor dense without a capacity."""
-  if config.sparse_matmul:
-    return not config.use_ring_of_experts
-  return config.capacity_factor > 0
+  return not config.use_ring_of_experts if config.sparse_matmul else config.capacity_factor > 0
 
 
 def most_members(config: DerivedKeys) -> int:
@@ -141,8 +135,3 @@ def _imbalance(config: DerivedKeys, members: int) -> float:
   if config.ragged_buffer_factor > 0:
     return config.ragged_buffer_factor
   return min(members, config.num_experts / config.num_experts_per_tok)
-
-
-def _shards(name: str, config: DerivedKeys, mesh: AbstractMesh) -> int:
-  (entry,) = resolve((name,), mesh, config.logical_axis_rules)
-  return math.prod(mesh.shape[axis] for axis in mesh_axes(entry) if axis != "stage")

@@ -60,7 +60,9 @@ def ways(config: Any, limit: int, smallest: Callable[[dict[str, Any]], Any], mor
 
   unchanged = tried({})
   batch = first_that_fits(_batches(config))
-  narrower = [tried({key: _NARROW}) for key in _NARROWER if _is_wide(config, key)]
+  # A key is wide if it has a type of more than two bytes, or one that follows from others.
+  wide = [key for key in _NARROWER if _value(config, key) in (None, "", "auto", "float32")]
+  narrower = [tried({key: _NARROW}) for key in wide]
   devices = first_that_fits(more_devices)
   found = [way for way in (batch, *narrower, devices) if way and (unchanged is None or way.memory < unchanged.memory)]
   if len(found) > 1 and all(way.missing for way in found):
@@ -84,11 +86,6 @@ def _batches(config: Any) -> Iterator[dict[str, Any]]:
     yield {"per_device_batch_size": size}
 
 
-def _is_wide(config: Any, key: str) -> bool:
-  """Whether a key has a type of more than two bytes, or one that follows from others."""
-  return _value(config, key) in (None, "", "auto", "float32")
-
-
 def more_devices(config: Any, topology: str | None, donor: str | None) -> Iterator[dict[str, Any]]:
   """Yields keys for twice as many devices, four times as many, and so on.
 
@@ -97,8 +94,7 @@ def more_devices(config: Any, topology: str | None, donor: str | None) -> Iterat
     topology: its compile_topology; None without one.
     donor: the mesh axis within a slice that gets the devices, with a size of its own; None if MaxText derives it.
   """
-  for doubling in range(1, _MOST_DOUBLINGS + 1):
-    factor = 2**doubling
+  for factor in (2**doubling for doubling in range(1, _MOST_DOUBLINGS + 1)):
     if topology:
       kind, _, size = topology.partition("-")
       larger = f"{kind}-{int(size) * factor}" if size.isdigit() else ""

@@ -30,49 +30,36 @@ def gather_policy_with_formulas(impl: str) -> GatherPolicy | None:
   return contract.gather_policy if contract.schedule_class is CircularSchedule else None
 
 
-# The costs of a step per device, and the estimated seconds; these are None without a chip, or without its slice.
-Found = tuple[costs.Costs, estimate.Estimate | None]
-
-
-def of_run(
-    config: DerivedKeys,
-    impl: str,
-    schedule: Schedule | None,
-    parameters: sharding.Explanation,
-    mesh: AbstractMesh,
-    chip: chips.Chip | None = None,
-) -> Found | None:
-  """Returns the costs of a run; None if there are no formulas for its implementation `impl` or its schedule.
-
-  Raises:
-    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
-  """
-  return of_runs(config, [(impl, schedule)], parameters, mesh, chip)[0]
-
-
 def of_runs(
     config: DerivedKeys,
     runs: Sequence[tuple[str, Schedule | None]],
     parameters: sharding.Explanation,
     mesh: AbstractMesh,
     chip: chips.Chip | None = None,
-) -> list[Found | None]:
-  """Returns `of_run` of each implementation and schedule. What they have in common is counted once."""
+) -> list[tuple[costs.Costs, estimate.Estimate | None] | None]:
+  """Returns (costs per device and step, estimated seconds) of each implementation and schedule.
+
+  The seconds are None without a chip, or without its slice. Where there are no formulas for an implementation or its
+  schedule there is None. What the runs have in common is counted once.
+
+  Raises:
+    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
+  """
   weights = Weights(config, parameters, mesh)
   sizes = functools.cache(lambda schedule: quantities.sizes(config, schedule, weights))
   work = functools.cache(lambda schedule: quantities.work(config, schedule, sizes(schedule), mesh))
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
 
-  def of(impl: str, schedule: Schedule | None) -> Found | None:
+  def of(impl: str, schedule: Schedule | None) -> tuple[costs.Costs, estimate.Estimate | None] | None:
     circular = schedule if isinstance(schedule, CircularSchedule) else None
-    gather_policy = None if schedule is None else gather_policy_with_formulas(impl)
-    if schedule is not None and (circular is None or gather_policy is None):
-      return None
-    if circular is None or gather_policy is None:
-      found = costs.without(quantities.loop_length(config), sizes(None))
-    else:
+    gather_policy = gather_policy_with_formulas(impl) if schedule else None
+    if circular is not None and gather_policy is not None:
       over_slices = config.dcn_pipeline_parallelism > 1
       found = costs.pipelined(circular, gather_policy, sizes(circular), over_slices=over_slices)
+    elif schedule is None:
+      found = costs.without(quantities.loop_length(config), sizes(None))
+    else:
+      return None
     if chip is None or its_slice is None:
       return found, None
     return found, estimate.estimate(chip, its_slice, work(circular), found, circular, gather_policy)

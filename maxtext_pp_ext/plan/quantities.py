@@ -7,10 +7,9 @@ A schedule is that of the run's pipeline or window; None without one. `mesh` is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import math
 import re
-from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
@@ -31,7 +30,7 @@ from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.plan.costs import Sizes
 from maxtext_pp_ext.plan.estimate import Work
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
-from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Bytes, Weight, Weights
+from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Bytes, shards, Weight, Weights
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import resolve
 
@@ -68,13 +67,12 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
     return round(of_layers + sum(of.shard(w, of.stored(w)) for w in outside))
 
   # Where nothing shards the batch, a microbatch's gradient is complete, and summed where it is stored.
-  is_shared = (
-      math.prod(mesh.shape[axis] for axis in data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape)) > 1
-  )
+  data_axes = data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape)
+  is_shared = math.prod(mesh.shape[axis] for axis in data_axes) > 1
   dispatched, dispatched_outside = _dispatched(config, schedule, mesh)
   activations = _activations(config, schedule, mesh)
   # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
-  sent_outside, sent_ends = (sum(map(of.to_gather_narrow, each)) for each in (outside, ends))
+  sent_outside, sent_ends = (sum(of.to_gather(w, narrow=True) for w in each) for each in (outside, ends))
   return Sizes(
       parameters=own,
       gradients=gradients(of.gathered if is_shared else of.summed),
@@ -168,39 +166,34 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
   inside, outside = flops(config, schedule)
   again = int(recomputes_layers(config))
   attention = of_attention(config) / 6  # forward's two products, and backward's four
-  layers = config.num_decoder_layers / (schedule.stages if schedule else 1)
-  elementwise = 2 * (3 + again) * _tokens(config, mesh) * layers * _token(config, mesh)
-  microbatches = schedule.microbatches if schedule else 1
-  of_experts = experts(
-      config,
-      mesh,
-      _tokens(config, mesh) / microbatches,
-      own_loop=schedule is None,
-      spared=_share_spared(config, schedule),
-  )
-  times = layers_with_experts(config, in_pipeline=False) / (schedule.stages if schedule else 1) * microbatches
-  grouped = times * of_experts.flops if of_experts else 0.0
+  stages, microbatches = (schedule.stages, schedule.microbatches) if schedule else (1, 1)
+  layers, tokens = config.num_decoder_layers / stages, _tokens(config, mesh)
+  spared = _share_spared(config, schedule)
+  of_experts = experts(config, mesh, tokens / microbatches, own_loop=schedule is None, spared=spared)
+  times = layers_with_experts(config, in_pipeline=False) / stages * microbatches
+  grouped = times * of_experts.flops
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
   of_exp = resolve(("exp",), mesh, config.logical_axis_rules)
+  vmem_kib = xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
   return Work(
       sizes=sized,
       flops=inside,
       products=max(inside - attention * (6 + 2 * again) - grouped, 0),
       grouped=grouped,
       outside=outside,
-      largest=2.0 * _tokens(config, mesh) / microbatches * _weight(config, mesh),
+      largest=2.0 * tokens / microbatches * _weight(config, mesh),
       # splash attention computes whole blocks on the diagonal
       attention=attention * (1 + min(config.sa_block_q / config.max_target_length, 1)),
       recomputed=again,
-      elementwise=elementwise + (times * of_experts.moved if of_experts else 0.0),
+      elementwise=2 * (3 + again) * tokens * layers * _token(config, mesh) + times * of_experts.moved,
       stream=(3.0 + again) * layers * microbatches * _activations(config, schedule, mesh),
-      routed=times * of_experts.routed if of_experts else 0.0,
+      routed=times * of_experts.routed,
       dispatches_beside=bool(config.sparse_matmul) and dispatches_beside_compute(config),
       parts=rows_of_devices.parts(config),
-      gathered_of_experts=times * of_experts.gathered if of_experts else 0.0,
+      gathered_of_experts=times * of_experts.gathered,
       experts_devices=math.prod(ici[axis] for axis in axes_of(of_exp) - {"stage"}),
       loop=0 if schedule else loop_length(config),
-      vmem_kib=_vmem_kib(config),
+      vmem_kib=int(vmem_kib) if vmem_kib.isdecimal() else None,
       on_sparsecores=gathers_on_sparsecores(config),
   )
 
@@ -233,34 +226,20 @@ def _spared(config: DerivedKeys, schedule: CircularSchedule | None) -> float:
   return 2 * _own_tokens(config) * config.emb_dim * hidden * _share_spared(config, schedule)
 
 
-def _vmem_kib(config: Any) -> int | None:
-  found = xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
-  return int(found) if found.isdecimal() else None
-
-
-def _shards(names: Collection[str], config: DerivedKeys, mesh: AbstractMesh) -> int:
-  spec = resolve(tuple(names), mesh, config.logical_axis_rules)
-  return math.prod(mesh.shape[axis] for axis in axes_of(spec) if names == _LOGITS or axis != "stage")
-
-
-def _rows(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
-  return config.micro_batch_size_to_train_on // (1 if schedule is None else schedule.microbatches)
-
-
 def _offloads_inputs(config: DerivedKeys) -> bool:
   return config.remat_policy == "custom" and plain(config.decoder_layer_input) == "offload"
 
 
 def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
   streams = max(getattr(config, "mhc_expansion_rate", 1), 1)  # of hyper-connections
-  elements = _rows(config, schedule) * config.max_target_length * config.emb_dim * streams
-  return math.ceil(elements * jnp.dtype(config.dtype).itemsize / _shards(ACTIVATION_AXES, config, mesh))
+  rows = config.micro_batch_size_to_train_on // (1 if schedule is None else schedule.microbatches)
+  elements = rows * config.max_target_length * config.emb_dim * streams
+  return math.ceil(elements * jnp.dtype(config.dtype).itemsize / shards(ACTIVATION_AXES, config, mesh))
 
 
 def _work(config: DerivedKeys, tokens: float, mesh: AbstractMesh) -> int:
   """Returns bytes of inputs and outputs of matrix products in a layer, for so many tokens on a device."""
-  of_experts = experts(config, mesh, tokens)
-  return math.ceil(tokens * _token(config, mesh) + (of_experts.held if of_experts else 0))
+  return math.ceil(tokens * _token(config, mesh) + experts(config, mesh, tokens).held)
 
 
 def _inputs_of_stage(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
@@ -281,13 +260,13 @@ def _work_outside(config: DerivedKeys, schedule: CircularSchedule | None, mesh: 
 def _tokens(config: DerivedKeys, mesh: AbstractMesh) -> float:
   """Returns the tokens of a step that a device has while it computes a layer."""
   rows = config.micro_batch_size_to_train_on
-  return rows * config.max_target_length / _shards(ACTIVATION_AXES[:2], config, mesh)
+  return rows * config.max_target_length / shards(ACTIVATION_AXES[:2], config, mesh)
 
 
 def _token(config: DerivedKeys, mesh: AbstractMesh) -> float:
   """Returns bytes of inputs and outputs of matrix products, for one token and layer."""
   attention = 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim
-  wide = attention / _shards(("heads",), config, mesh) + 3 * _hidden(config, mesh)
+  wide = attention / shards(("heads",), config, mesh) + 3 * _hidden(config, mesh)
   return (2 * config.emb_dim + wide) * jnp.dtype(config.dtype).itemsize
 
 
@@ -297,33 +276,29 @@ def _hidden(config: DerivedKeys, mesh: AbstractMesh) -> float:
   if config.num_experts > 1:
     routed = 0.0 if config.sparse_matmul else config.num_experts_per_tok * max(config.capacity_factor, 1.0)
     width = (config.moe_mlp_dim or config.mlp_dim) * (config.shared_experts + routed)
-  return width / _shards(("mlp",), config, mesh)
+  return width / shards(("mlp",), config, mesh)
 
 
 def _weight(config: DerivedKeys, mesh: AbstractMesh) -> float:
   """Returns elements of the largest weight of a layer: a matrix of the MLP, or of one expert."""
   width = (config.moe_mlp_dim or config.mlp_dim) if config.num_experts > 1 else config.mlp_dim
-  return config.emb_dim * width / _shards(("mlp",), config, mesh)
+  return config.emb_dim * width / shards(("mlp",), config, mesh)
 
 
 def _dispatched(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> tuple[float, float]:
   """Returns bytes sent to dispatch tokens: for one microbatch by the layers of a repeat, and by those outside."""
-  tokens = _tokens(config, mesh)
-  found = experts(
-      config, mesh, tokens / (schedule.microbatches if schedule else 1), spared=_share_spared(config, schedule)
-  )
-  if found is None:
-    return 0.0, 0.0
+  tokens, spared = _tokens(config, mesh), _share_spared(config, schedule)
+  sent = experts(config, mesh, tokens / (schedule.microbatches if schedule else 1), spared=spared).sent
   every = layers_with_experts(config, in_pipeline=False)
   if schedule is None or schedule.stages == 1:
-    return found.sent * every / (schedule.repeats if schedule else loop_length(config)), 0.0
+    return sent * every / (schedule.repeats if schedule else loop_length(config)), 0.0
   inside = layers_with_experts(config, in_pipeline=True)
   # The stages share the batch.
-  outside = experts(config, mesh, tokens / schedule.stages, spared=_share_spared(config, schedule))
-  return found.sent * inside / (schedule.stages * schedule.repeats), outside.sent * (every - inside) if outside else 0.0
+  sent_outside = experts(config, mesh, tokens / schedule.stages, spared=spared).sent
+  return sent * inside / (schedule.stages * schedule.repeats), sent_outside * (every - inside)
 
 
 def _logits(config: DerivedKeys, mesh: AbstractMesh) -> int:
   elements = config.micro_batch_size_to_train_on * config.max_target_length * config.vocab_size
   tiles = max(config.num_vocab_tiling, 1)
-  return math.ceil(elements * 4 / _shards(_LOGITS, config, mesh) / tiles)
+  return math.ceil(elements * 4 / shards(_LOGITS, config, mesh, over_stages=True) / tiles)

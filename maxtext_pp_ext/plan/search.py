@@ -23,8 +23,8 @@ from maxtext_pp_ext.plan import fitting, quantities
 from maxtext_pp_ext.plan.candidates import Candidate, Infeasible, Plan
 from maxtext_pp_ext.plan.experts import most_members
 from maxtext_pp_ext.plan.of_run import gather_policy_with_formulas, of_runs
+from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
-from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 from maxtext_pp_ext.units import counted
 
 # The axis that gives its devices to stages, and gets them back: the one with -1, or else the first of these.
@@ -36,18 +36,13 @@ _EXPERTS = "ici_expert_parallelism"
 # The key with which a mesh may divide the axes of the chips' torus. A plan sets it where a mesh needs it.
 _SPLITS = "allow_split_physical_axes"
 # The keys of a layout, in the order in which those that are impossible are listed.
-_OF_LAYOUT = (
-    *(f"{network}_pipeline_parallelism" for network in derived.NETWORKS),
-    *(_EXPERTS, "num_layers_per_pipeline_stage"),
-)
+_OF_LAYOUT = ("ici_pipeline_parallelism", "dcn_pipeline_parallelism", _EXPERTS, "num_layers_per_pipeline_stage")
 # Keys that change no parameter's shape or logical axes, other than by `abstract_model.stacks`. A model that was built for
 # other values serves, too. It takes longer to build than all else about a layout.
 _NOT_OF_PARAMETERS = {
-    *(f"{network}_pipeline_parallelism" for network in derived.NETWORKS),
-    *("per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype", "num_pipeline_microbatches"),
-    *("compile_topology", "internal_compile_num_devices", "num_layers_per_pipeline_stage", _SPLITS),
+    *(*_OF_LAYOUT, _SPLITS, "per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype"),
+    *("num_pipeline_microbatches", "compile_topology", "internal_compile_num_devices"),
     *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in _DONORS),
-    _EXPERTS,
 }
 
 
@@ -165,7 +160,7 @@ class _Search:
   def _look_at_none(self, keys: dict[str, Any]) -> None:
     """Adds the candidate without a pipeline that has these keys."""
     try:
-      config = self._without if keys == self._none else self._read(keys)
+      config = self._without if keys == self._none else self._variations.read(keys)
       config, laid_out = self._on_torus(config, keys)
       self._add([(laid_out, variants.NONE, None)], config, *self._explained(config, laid_out))
     except (ValueError, NotImplementedError) as error:
@@ -177,17 +172,13 @@ class _Search:
     """Adds all candidates with one choice of stages and layers per stage."""
     try:
       chosen = changed | {"pipeline_impl": self._ours[0]}
-      config, changed = self._on_torus(self._read(chosen), changed)
+      config, changed = self._on_torus(self._variations.read(chosen), changed)
       parameters, mesh = self._explained(config, chosen)
       least: CircularSchedule = run_config.schedule_of(config)  # type: ignore[assignment]  # __init__ refuses others
     except (ValueError, NotImplementedError) as error:
       self._refused(changed, error)
       return
-    batch_shards = math.prod(
-        mesh.shape[axis]
-        for axis in mesh_axes(resolve(("activation_batch",), mesh, config.logical_axis_rules)[0])
-        if axis != "stage"
-    )
+    batch_shards = shards(("activation_batch",), config, mesh)
     batch = config.micro_batch_size_to_train_on
     fitting = [m for m in derived.fitting_microbatches(config) if batch // m % batch_shards == 0]
     if not fitting:
@@ -220,7 +211,7 @@ class _Search:
       if candidate.kind in accepted:
         continue
       try:
-        self._read(candidate.keys)
+        self._variations.read(candidate.keys)
         accepted.add(candidate.kind)
       except (ValueError, NotImplementedError) as error:
         found.candidates.remove(candidate)
@@ -271,9 +262,6 @@ class _Search:
       return config, changed
     return with_values(config, {_SPLITS: True}), changed | {_SPLITS: True}
 
-  def _read(self, changed: dict[str, Any]) -> DerivedKeys:
-    return self._variations.read(changed)
-
   def _refused(self, changed: dict[str, Any], error: Exception) -> None:
     problems = error.problems if isinstance(error, PipelineConfigError) else (str(error),)
     self.found.infeasible.append(Infeasible(keys=self._names(changed), reason=" ".join(problems)))
@@ -288,15 +276,10 @@ class _Search:
     for (changed, impl, schedule), each in zip(runs, found, strict=True):
       # There are formulas for all that __init__ accepts.
       costs, estimate = each  # type: ignore[misc]  # so not None
-      candidate = Candidate(
-          impl=impl,
-          keys=changed,
-          schedule=schedule,
-          layers_per_stage=config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers,
-          costs=costs,
-          estimate=estimate,
+      layers = config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers
+      self.found.candidates.append(
+          Candidate(impl=impl, keys=changed, schedule=schedule, layers_per_stage=layers, costs=costs, estimate=estimate)
       )
-      self.found.candidates.append(candidate)
 
   def _rank(self, candidate: Candidate) -> tuple:
     """Ranks candidates that fit by estimated time, then by what they send; the others by memory."""

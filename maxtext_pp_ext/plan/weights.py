@@ -44,13 +44,7 @@ class Weight:
 
 
 class Weights:
-  """The arrays of weights of a config's model, as they are on one device.
-
-  Attributes:
-    parameters: how they are sharded.
-    mesh: their mesh.
-    moments: bytes of the optimizer's moments.
-  """
+  """The arrays of weights of a config's model on one device: how they are sharded, and bytes of their moments."""
 
   def __init__(self, config: DerivedKeys, parameters: sharding.Explanation, mesh: AbstractMesh):
     self.parameters, self.mesh, self.moments = parameters, mesh, _moments(config, parameters)
@@ -120,11 +114,9 @@ class Bytes:
     """Of so many bytes, those of a device before it gathers, or after it has reduced."""
     return size / self._over(w.gathered_over)
 
-  def to_gather(self, w: Weight) -> float:
-    return self.gathered(w) - self.shard(w, self.gathered(w))
-
-  def to_gather_narrow(self, w: Weight) -> float:
-    return self.narrow(w) - self.shard(w, self.narrow(w))
+  def to_gather(self, w: Weight, *, narrow: bool = False) -> float:
+    size = self.narrow(w) if narrow else self.gathered(w)
+    return size - self.shard(w, size)
 
   def reduced(self, w: Weight) -> float:
     """A reduce-scatter over the axes that shard the weight, then an all-reduce among replicas of the shards."""
@@ -167,13 +159,8 @@ class Bytes:
 def in_lanes(shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:
   """Returns whether a TPU stores an array's shards with the last axis in its lanes, or gathers nothing along that axis.
 
-  It stores another axis there if shards of the last one are no multiple of its lanes, which would be padded.
-
-  Args:
-    shape: of the whole array.
-    spec: how it is stored.
-    kept: the mesh axes over which it is not gathered.
-    mesh: sizes of the mesh axes.
+  It stores another axis there if shards of the last one are no multiple of its lanes, which would be padded. `shape` is
+  that of the whole array, `spec` how it is stored, `kept` has the mesh axes over which it is not gathered.
   """
   return _divides(tiles.LANES, 1, shape, spec, kept, mesh)
 
@@ -196,6 +183,12 @@ def _divides(size: int, axis: int, shape: Sequence[int], spec: P, kept: Collecti
 def axes_of(spec: P) -> set[str]:
   """Returns the mesh axes in a PartitionSpec."""
   return {axis for entry in spec for axis in mesh_axes(entry)}
+
+
+def shards(names: Sequence[str], config: DerivedKeys, mesh: AbstractMesh, *, over_stages: bool = False) -> int:
+  """Returns how many shards an array with these logical axes has; those over stages do not count, unless they should."""
+  axes = axes_of(resolve(tuple(names), mesh, config.logical_axis_rules))
+  return math.prod(mesh.shape[axis] for axis in axes if over_stages or axis != "stage")
 
 
 def _moments(config: DerivedKeys, parameters: sharding.Explanation) -> int:

@@ -48,7 +48,7 @@ def line(name: str) -> str:
     config = run_config.read_without_run([str(file)])
     explained = abstract_model.explained(config)
     chip = chips.of_topology(topology)
-    both = of_run.of_run(config, pipeline_impl(config), found.schedule, *explained, chip)
+    (both,) = of_run.of_runs(config, [(pipeline_impl(config), found.schedule)], *explained, chip)
     if both is not None and both[1] is not None:
       seconds = f"{both[1].seconds:.3g}"
   between = found.costs.between_slices

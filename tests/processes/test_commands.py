@@ -49,7 +49,7 @@ COMMANDS = {
 import types
 from maxtext_pp_ext.host.models import variants
 variants.arguments = lambda *_, **__: []
-one = types.SimpleNamespace(impl="none", keys={{}}, schedule=None, arguments=lambda given: [])
+one = types.SimpleNamespace(impl="none", keys={{}}, schedule=None)
 found = types.SimpleNamespace(
     devices=4, slice=None, memory_limit=None, not_counted=[], chip=None, candidates=[one], fits=lambda each: True,
     distinct=lambda: [one]
