@@ -92,7 +92,7 @@ def predicted(case: Case) -> Any:
   from maxtext_pp_ext import presets
   from maxtext_pp_ext.config import derived
   from maxtext_pp_ext.host.models import abstract_model, run_config
-  from maxtext_pp_ext.plan import of_run
+  from maxtext_pp_ext.plan import quantities
 
   arguments = case.arguments
   if "=" not in arguments[0]:
@@ -102,7 +102,7 @@ def predicted(case: Case) -> Any:
   schedule = run_config.schedule_of(config) if scheduled else None
   impl = derived.pipeline_impl(config)
   chip = chips.of_topology(config.compile_topology)
-  return of_run.of_runs(config, [(impl, schedule)], *abstract_model.explained(config), chip)[0]
+  return quantities.of_runs(config, [(impl, schedule)], *abstract_model.explained(config), chip)[0]
 
 
 def figures(costs: Any, estimate: Any) -> dict[str, float]:

@@ -35,11 +35,6 @@ def postpone(modules: Mapping[str, tuple[str, ...]]) -> None:
     finder.modules |= modules
 
 
-def is_postponed(name: str) -> bool:
-  """True if a module was imported, and still waits."""
-  return isinstance(sys.modules.get(name), _Waiting)
-
-
 class _Finder:
   """The entry of `sys.meta_path` that finds the modules as usual, and gives them another loader."""
 

@@ -17,7 +17,6 @@ from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
 from maxtext_pp_ext.host.rules import checkpoint_paths, problems, sizes
 from maxtext_pp_ext.plan import quantities
 from maxtext_pp_ext.plan.costs import Costs
-from maxtext_pp_ext.plan.of_run import of_runs
 from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.sharding.conflicts import by_problem
 
@@ -103,7 +102,7 @@ def _model(config: DerivedKeys, found: Checked) -> None:
       for (_, problem, remedy), arrays in by_problem(parameters.conflicts).items()
   )
   impl = pipeline_impl(config)
-  (of_this,) = of_runs(config, [(impl, found.schedule)], parameters, mesh)
+  (of_this,) = quantities.of_runs(config, [(impl, found.schedule)], parameters, mesh)
   if of_this is None:
     found.not_counted = [f"memory and traffic, since there are no formulas for pipeline_impl={impl}"]
     return

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The quantities that `plan.costs` needs of a config's model on one device, without compiling anything.
+"""The quantities that `plan.costs` needs of a config's model on one device, and what its runs cost. Compiles nothing.
 
 A schedule is that of the run's pipeline or window; None without one. `mesh` is that of the run.
 """
@@ -8,15 +8,19 @@ A schedule is that of the run's pipeline or window; None without one. `mesh` is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+import functools
 import math
 import re
 
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
+from maxtext_pp_ext import registry, sharding
 from maxtext_pp_ext.config.derived import dispatches_beside_compute, gathers_on_sparsecores, xla_flag
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.hardware import chips
+from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.host.models import abstract_model, cycles
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.host.models.flops import (
@@ -27,11 +31,10 @@ from maxtext_pp_ext.host.models.flops import (
     weighs_experts_inputs,
 )
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
-from maxtext_pp_ext.plan.costs import Sizes
-from maxtext_pp_ext.plan.estimate import Work
+from maxtext_pp_ext.plan import costs, estimate
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
 from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Bytes, shards, Weight, Weights
-from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, Schedule
 from maxtext_pp_ext.sharding.resolve import resolve
 
 _IN_PIPELINE = re.compile(r"decoder/pipeline_module/")
@@ -44,7 +47,7 @@ _ANY_LAYERS = re.compile(rf"decoder/(pipeline_module|{_LAYERS}|(moe_)?layers_out
 _LOGITS = ("activation_embed_and_logits_batch", "activation_length", "activation_vocab")
 
 
-def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weights) -> Sizes:
+def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weights) -> costs.Sizes:
   """Returns the bytes per device; without a schedule, that is without a pipeline, a layer takes the place of a repeat."""
   mesh, own = weights.mesh, weights.parameters.totals["bytes_per_device"]
   _, ends = weights.parted(_ANY_LAYERS)
@@ -73,7 +76,7 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
   activations = _activations(config, schedule, mesh)
   # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
   sent_outside, sent_ends = (sum(of.to_gather(w, narrow=True) for w in each) for each in (outside, ends))
-  return Sizes(
+  return costs.Sizes(
       parameters=own,
       gradients=gradients(of.gathered if is_shared else of.summed),
       gradients_at_once=gradients(of.summed),
@@ -161,7 +164,7 @@ def flops(config: DerivedKeys, schedule: CircularSchedule | None) -> tuple[float
   return max(total - outside, 0) * (3 + again) / 3 - again * _spared(config, schedule), outside
 
 
-def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, mesh: AbstractMesh) -> Work:
+def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: costs.Sizes, mesh: AbstractMesh) -> estimate.Work:
   """Returns what one device computes in a step, without bubbles."""
   inside, outside = flops(config, schedule)
   again = int(recomputes_layers(config))
@@ -175,7 +178,7 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: Sizes, m
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
   of_exp = resolve(("exp",), mesh, config.logical_axis_rules)
   vmem_kib = xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
-  return Work(
+  return estimate.Work(
       sizes=sized,
       flops=inside,
       products=max(inside - attention * (6 + 2 * again) - grouped, 0),
@@ -302,3 +305,52 @@ def _logits(config: DerivedKeys, mesh: AbstractMesh) -> int:
   elements = config.micro_batch_size_to_train_on * config.max_target_length * config.vocab_size
   tiles = max(config.num_vocab_tiling, 1)
   return math.ceil(elements * 4 / shards(_LOGITS, config, mesh, over_stages=True) / tiles)
+
+
+def gather_policy_with_formulas(impl: str) -> GatherPolicy | None:
+  """The gather policy of an implementation; None where the closed forms do not hold: without one, or in another order.
+
+  Raises:
+    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
+  """
+  if impl == registry.HOST:
+    return None
+  contract = registry.get(impl).contract
+  return contract.gather_policy if contract.schedule_class is CircularSchedule else None
+
+
+def of_runs(
+    config: DerivedKeys,
+    runs: Iterable[tuple[str, Schedule | None]],
+    parameters: sharding.Explanation,
+    mesh: AbstractMesh,
+    chip: chips.Chip | None = None,
+) -> list[tuple[costs.Costs, estimate.Estimate | None] | None]:
+  """Returns (costs per device and step, estimated seconds) of each implementation and schedule.
+
+  The seconds are None without a chip, or without its slice. Where there are no formulas for an implementation or its
+  schedule there is None. What the runs have in common is counted once.
+
+  Raises:
+    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
+  """
+  weights = Weights(config, parameters, mesh)
+  sizes_of = functools.cache(lambda schedule: sizes(config, schedule, weights))
+  work_of = functools.cache(lambda schedule: work(config, schedule, sizes_of(schedule), mesh))
+  its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
+
+  def of(impl: str, schedule: Schedule | None) -> tuple[costs.Costs, estimate.Estimate | None] | None:
+    circular = schedule if isinstance(schedule, CircularSchedule) else None
+    gather_policy = gather_policy_with_formulas(impl) if schedule else None
+    if circular is not None and gather_policy is not None:
+      over_slices = config.dcn_pipeline_parallelism > 1
+      found = costs.pipelined(circular, gather_policy, sizes_of(circular), over_slices=over_slices)
+    elif schedule is None:
+      found = costs.without(loop_length(config), sizes_of(None))
+    else:
+      return None
+    if chip is None or its_slice is None:
+      return found, None
+    return found, estimate.estimate(chip, its_slice, work_of(circular), found, circular, gather_policy)
+
+  return [of(*run) for run in runs]

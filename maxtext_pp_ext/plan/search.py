@@ -22,7 +22,6 @@ from maxtext_pp_ext.host.rules import problems
 from maxtext_pp_ext.plan import fitting, quantities
 from maxtext_pp_ext.plan.candidates import Candidate, Infeasible, Plan
 from maxtext_pp_ext.plan.experts import most_members
-from maxtext_pp_ext.plan.of_run import gather_policy_with_formulas, of_runs
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.units import counted
@@ -88,7 +87,7 @@ class _Search:
 
   def __init__(self, argv, implementations, devices, chip, memory_limit):
     for impl in implementations:
-      if impl != variants.NONE and gather_policy_with_formulas(impl) is None:
+      if impl != variants.NONE and quantities.gather_policy_with_formulas(impl) is None:
         raise ValueError(f"There are no formulas for the implementation {impl!r}.")
     given = run_config.given_keys(argv)
     self._topology = given.get("compile_topology")
@@ -272,7 +271,9 @@ class _Search:
 
   def _add(self, runs: Sequence[tuple[dict[str, Any], str, CircularSchedule | None]], config, parameters, mesh) -> None:
     """Adds a candidate for each run: its keys, implementation and schedule."""
-    found = of_runs(config, [(impl, schedule) for _, impl, schedule in runs], parameters, mesh, self.found.chip)
+    found = quantities.of_runs(
+        config, [(impl, schedule) for _, impl, schedule in runs], parameters, mesh, self.found.chip
+    )
     for (changed, impl, schedule), each in zip(runs, found, strict=True):
       # There are formulas for all that __init__ accepts.
       costs, estimate = each  # type: ignore[misc]  # so not None

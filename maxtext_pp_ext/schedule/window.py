@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from maxtext_pp_ext.schedule.interface import Schedule
+from maxtext_pp_ext.schedule.circular import Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

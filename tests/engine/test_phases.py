@@ -5,7 +5,7 @@
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
-from maxtext_pp_ext.plan.of_run import gather_policy_with_formulas
+from maxtext_pp_ext.plan.quantities import gather_policy_with_formulas
 from maxtext_pp_ext.schedule import CircularSchedule, Phase
 from maxtext_pp_ext.testing import parity
 from tests.parity.common import LAYERS, make_config

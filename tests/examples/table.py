@@ -34,7 +34,7 @@ def line(name: str) -> str:
   from maxtext_pp_ext.config.derived import pipeline_impl  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.hardware import chips  # pylint: disable=import-outside-toplevel
   from maxtext_pp_ext.host.models import abstract_model, run_config  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.plan import check, of_run  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.plan import check, quantities  # pylint: disable=import-outside-toplevel
 
   file = FOLDER / f"{name}.yml"
   found = check.check([str(file)])
@@ -48,7 +48,7 @@ def line(name: str) -> str:
     config = run_config.read_without_run([str(file)])
     explained = abstract_model.explained(config)
     chip = chips.of_topology(topology)
-    (both,) = of_run.of_runs(config, [(pipeline_impl(config), found.schedule)], *explained, chip)
+    (both,) = quantities.of_runs(config, [(pipeline_impl(config), found.schedule)], *explained, chip)
     if both is not None and both[1] is not None:
       seconds = f"{both[1].seconds:.3g}"
   between = found.costs.between_slices
