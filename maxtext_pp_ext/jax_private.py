@@ -76,12 +76,9 @@ class PallasCall:
   """A kernel's call, an operation `pallas_call`: which blocks of its operands it reads.
 
   Its first operands are sizes of a dynamic grid, then scalars that index maps read, then arrays.
-
-  Attributes:
-    eqn: the operation.
   """
 
-  eqn: Any
+  eqn: Any  # the operation
 
   @property
   def _mapping(self) -> Any:

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
       "not_estimated": found.not_counted,
   }
   if args.all:
-    result["infeasible"] = [{"keys": each.keys, "reason": each.reason} for each in found.infeasible]
+    result["infeasible"] = found.infeasible
   failed = not fits
   if fits:
     none = next((candidate for candidate in chosen if candidate.impl == variants.NONE), None)

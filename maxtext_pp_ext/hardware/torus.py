@@ -3,8 +3,7 @@
 """The torus of a slice's chips: how long its axes are, and which of them are closed to rings.
 
 MaxText's table of topologies has the lengths (`host.topology.slice_of`). Which axes are closed follows from them by one
-rule, for estimates and for projections of compiled programs. MaxText's table says it, too (`wrap`), and MaxText gives
-that to the TPU compiler. Tests compare the rule with the table.
+rule. MaxText's table says it, too (`wrap`); tests compare the rule with it.
 """
 
 from __future__ import annotations
@@ -24,9 +23,6 @@ def closed(lengths: Sequence[int]) -> tuple[bool, ...]:
   - v5e, v6e: axes of 16 chips, so of 8 × 16 chips the long one (jax-ml.github.io/scaling-book/tpus).
   - v4, v5p, TPU7x: all axes if each is a multiple of 4, as 4 × 4 × 4 chips and larger slices are; else none
     (docs.cloud.google.com/tpu/docs/v4, v5p).
-
-  Args:
-    lengths: chips along each axis, two or three.
   """
   if len(lengths) == 2:
     return tuple(length == _RING_2D for length in lengths)

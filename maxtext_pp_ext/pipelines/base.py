@@ -181,7 +181,8 @@ class CircularPipelineBase(nnx.Module):
   ) -> jax.Array:
     """Runs layers that MaxText scans over, without a pipeline: each of them is a repeat of the only stage.
 
-    `inputs`, `segment_ids`, `positions` and what is returned and raised are those of `Execution.__call__`.
+    Stores in the layers what they sow, as MaxText's scan does, and their random counters. The arrays, and what is raised
+    about them, are as in `__call__`.
 
     Args:
       layers: the stacked layers, or blocks of layers: parameters along `param_scan_axis`, other state along the first

@@ -60,18 +60,7 @@ class Execution:
   ) -> jax.Array:
     """Runs the layers, and stores in them what they sow, as well as their random counters.
 
-    Args:
-      layers: the stacked layers.
-      inputs: activations [batch, sequence, embed].
-      segment_ids: [batch, sequence] int, or None.
-      positions: [batch, sequence] int, or None.
-
-    Returns:
-      Activations [batch, sequence, embed].
-
-    Raises:
-      NotImplementedError: for ids of another rank, or state that an iteration cannot carry.
-      ValueError: if the batch is not divisible by the microbatches.
+    The arrays, and what is raised about them, are as in `CircularPipelineBase.__call__`.
     """
     earlier, appends = nnx.pop(layers, SOWN), {}
     stage = StageModule.of(layers, self.schedule, self.stacking, self.call)

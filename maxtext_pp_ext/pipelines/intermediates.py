@@ -47,10 +47,7 @@ def per_layer(intermediates: PyTree, schedule: Schedule) -> PyTree:
 def deviation(deviations: jax.Array, means: jax.Array | None, axis: int) -> jax.Array:
   """The standard deviation of the union of equally large parts: √(mean of variances + variance of means).
 
-  Args:
-    deviations: the parts' standard deviations, without Bessel's correction.
-    means: the parts' means; None if there are none.
-    axis: the axis of the parts.
+  The parts are along an axis of their standard deviations, without Bessel's correction, and of their means.
 
   Raises:
     NotImplementedError: there are no means, or they have another shape than the deviations.

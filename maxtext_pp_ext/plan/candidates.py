@@ -46,14 +46,6 @@ class Candidate:
     return max(self.estimate.at_peak, key=self.estimate.at_peak.__getitem__) if self.estimate else None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Infeasible:
-  """A combination with which the model cannot be run, and the reason."""
-
-  keys: dict[str, Any]
-  reason: str
-
-
 @dataclasses.dataclass(kw_only=True)
 class Plan:
   """The result of a search."""
@@ -64,7 +56,8 @@ class Plan:
   memory_limit: int | None  # bytes of a device; None if it is not known
   # Those that fit, the best first; then those that do not, the smallest first.
   candidates: list[Candidate] = dataclasses.field(default_factory=list)
-  infeasible: list[Infeasible] = dataclasses.field(default_factory=list)  # combinations that are impossible
+  # Combinations with which the model cannot be run: their `keys` and the `reason`.
+  infeasible: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   # What takes memory or traffic in all of them and is not in their costs.
   not_counted: list[str] = dataclasses.field(default_factory=list)
   ways: list[fitting.Way] = dataclasses.field(default_factory=list)  # if none fits, what would make one fit, or nearly

@@ -78,9 +78,7 @@ class Sizes:
   # What a device sends to gather these weights once, and to reduce their gradients once.
   sent_to_gather: int
   sent_to_reduce: int
-  # Of `sent_to_gather`, what the compiler gathers twice in backward without a pipeline: for what is recomputed, and for
-  # the gradients. These are all but weights of Pallas kernels, and weights that all devices shard.
-  sent_to_gather_again: int = 0
+  sent_to_gather_again: int = 0  # of `sent_to_gather`, what backward gathers twice without a pipeline; see `without`
   groups: tuple[tuple[float, int], ...] = ()  # (share of `sent_to_gather`, chips of a slice that gather it together)
   permuted: float = 0.0  # share of `sent_to_gather` that two devices gather from one another
   # Shares of `sent_to_reduce`: of gradients that are scattered over all devices of the mesh, and of those among them that

@@ -20,7 +20,7 @@ from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import abstract_model, run_config, variants
 from maxtext_pp_ext.host.rules import problems
 from maxtext_pp_ext.plan import fitting, quantities
-from maxtext_pp_ext.plan.candidates import Candidate, Infeasible, Plan
+from maxtext_pp_ext.plan.candidates import Candidate, Plan
 from maxtext_pp_ext.plan.experts import most_members
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
@@ -92,10 +92,9 @@ class _Search:
     given = run_config.given_keys(argv)
     self._topology = given.get("compile_topology")
     extra = {} if self._topology else {"internal_compile": True, "internal_compile_num_devices": devices}
-    self._argv = run_config.with_keys(argv, extra)
     self._none = variants.keys(variants.NONE, given)
     self._none |= {"num_pipeline_microbatches": -1, "num_pipeline_repeats": -1, "num_layers_per_pipeline_stage": 1}
-    self._variations = run_config.Variations(run_config.with_keys(self._argv, self._none))
+    self._variations = run_config.Variations(run_config.with_keys(argv, extra | self._none))
     self._without: DerivedKeys = self._variations.first
     problems.refuse_mesh(self._without, self._none)
     self._parameters: dict[tuple, list[tuple[DerivedKeys, Any]]] = {}
@@ -186,7 +185,7 @@ class _Search:
           f"{counted(least.microbatches, 'microbatch')}, or a multiple of that, with a row for each of "
           f"{counted(batch_shards, 'shard')} of the batch. Set a larger per_device_batch_size."
       )
-      self.found.infeasible.append(Infeasible(keys=self._names(changed), reason=reason))
+      self._refused(changed, ValueError(reason))
     schedules = [dataclasses.replace(least, microbatches=microbatches) for microbatches in fitting]
     runs = [
         (changed | {"num_pipeline_microbatches": schedule.microbatches, "pipeline_impl": impl}, impl, schedule)
@@ -199,7 +198,7 @@ class _Search:
     """Returns the plan with its candidates in order; the first of each of `shown` kinds is accepted as a config."""
     found = self.found
     found.candidates.sort(key=self._rank)
-    found.infeasible.sort(key=lambda each: [each.keys.get(key, 1) for key in _OF_LAYOUT])
+    found.infeasible.sort(key=lambda each: [each["keys"].get(key, 1) for key in _OF_LAYOUT])
     if found.memory_limit and found.candidates and not found.fits(found.candidates[0]):
       found.ways = self._ways(found.candidates[0], found.memory_limit)
       return found
@@ -263,11 +262,8 @@ class _Search:
 
   def _refused(self, changed: dict[str, Any], error: Exception) -> None:
     problems = error.problems if isinstance(error, PipelineConfigError) else (str(error),)
-    self.found.infeasible.append(Infeasible(keys=self._names(changed), reason=" ".join(problems)))
-
-  def _names(self, changed: dict[str, Any]) -> dict[str, Any]:
-    """Returns the keys that tell a candidate from the others."""
-    return {key: value for key, value in changed.items() if self._none.get(key) != value}
+    names = {key: value for key, value in changed.items() if self._none.get(key) != value}
+    self.found.infeasible.append({"keys": names, "reason": " ".join(problems)})
 
   def _add(self, runs: Sequence[tuple[dict[str, Any], str, CircularSchedule | None]], config, parameters, mesh) -> None:
     """Adds a candidate for each run: its keys, implementation and schedule."""
