@@ -156,25 +156,20 @@ def not_counted(config: DerivedKeys) -> list[str]:
   return missing
 
 
-def flops(config: DerivedKeys, schedule: CircularSchedule | None) -> tuple[float, float]:
-  """Returns FLOPs of one device and step (in the layers, outside), by MaxText's own count, with rematerialisation."""
-  total = of_step(config)
-  outside = 3 * 2 * _own_tokens(config) * config.emb_dim * config.vocab_size
-  again = recomputes_layers(config)
-  return max(total - outside, 0) * (3 + again) / 3 - again * _spared(config, schedule), outside
-
-
 def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: costs.Sizes, mesh: AbstractMesh) -> estimate.Work:
-  """Returns what one device computes in a step, without bubbles."""
-  inside, outside = flops(config, schedule)
+  """Returns what one device computes in a step, without bubbles; FLOPs by MaxText's count, with rematerialisation."""
   again = int(recomputes_layers(config))
+  outside = 3 * 2 * _own_tokens(config) * config.emb_dim * config.vocab_size
+  spared = _share_spared(config, schedule)
+  inside = max(of_step(config) - outside, 0) * (3 + again) / 3 - again * _last_products(config) * spared
   attention = of_attention(config) / 6  # forward's two products, and backward's four
   stages, microbatches = (schedule.stages, schedule.microbatches) if schedule else (1, 1)
   layers, tokens = config.num_decoder_layers / stages, _tokens(config, mesh)
-  spared = _share_spared(config, schedule)
   of_experts = experts(config, mesh, tokens / microbatches, own_loop=schedule is None, spared=spared)
   times = layers_with_experts(config, in_pipeline=False) / stages * microbatches
   grouped = times * of_experts.flops
+  # The largest weight of a layer is a matrix of the MLP, or of one expert.
+  width = config.moe_mlp_dim if config.num_experts > 1 and config.moe_mlp_dim else config.mlp_dim
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
   of_exp = resolve(("exp",), mesh, config.logical_axis_rules)
   vmem_kib = xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
@@ -184,7 +179,7 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: costs.Si
       products=max(inside - attention * (6 + 2 * again) - grouped, 0),
       grouped=grouped,
       outside=outside,
-      largest=2.0 * tokens / microbatches * _weight(config, mesh),
+      largest=2.0 * tokens / microbatches * (config.emb_dim * width / shards(("mlp",), config, mesh)),
       # splash attention computes whole blocks on the diagonal
       attention=attention * (1 + min(config.sa_block_q / config.max_target_length, 1)),
       recomputed=again,
@@ -221,12 +216,12 @@ def _share_spared(config: DerivedKeys, schedule: CircularSchedule | None) -> flo
   return _inputs_of_stage(config, schedule) / config.num_layers_per_pipeline_stage
 
 
-def _spared(config: DerivedKeys, schedule: CircularSchedule | None) -> float:
-  """Returns FLOPs of forward's products that backward need not recompute."""
+def _last_products(config: DerivedKeys) -> float:
+  """Returns FLOPs of the last product of each layer in forward."""
   with_experts = layers_with_experts(config, in_pipeline=False)
   of_experts = (config.num_experts_per_tok + config.shared_experts) * (config.moe_mlp_dim or config.mlp_dim)
   hidden = with_experts * of_experts + (config.num_decoder_layers - with_experts) * config.mlp_dim
-  return 2 * _own_tokens(config) * config.emb_dim * hidden * _share_spared(config, schedule)
+  return 2 * _own_tokens(config) * config.emb_dim * hidden
 
 
 def _offloads_inputs(config: DerivedKeys) -> bool:
@@ -267,25 +262,17 @@ def _tokens(config: DerivedKeys, mesh: AbstractMesh) -> float:
 
 
 def _token(config: DerivedKeys, mesh: AbstractMesh) -> float:
-  """Returns bytes of inputs and outputs of matrix products, for one token and layer."""
+  """Returns bytes of inputs and outputs of matrix products, for one token and layer.
+
+  Hidden values of the MLP are among them, but not those of a ragged dispatch, which are in `Experts.held`.
+  """
   attention = 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim
-  wide = attention / shards(("heads",), config, mesh) + 3 * _hidden(config, mesh)
-  return (2 * config.emb_dim + wide) * jnp.dtype(config.dtype).itemsize
-
-
-def _hidden(config: DerivedKeys, mesh: AbstractMesh) -> float:
-  """Returns hidden values of the MLP for one token. Those of a ragged dispatch are in `Experts.held`."""
-  width = float(config.mlp_dim)
+  hidden = float(config.mlp_dim)
   if config.num_experts > 1:
     routed = 0.0 if config.sparse_matmul else config.num_experts_per_tok * max(config.capacity_factor, 1.0)
-    width = (config.moe_mlp_dim or config.mlp_dim) * (config.shared_experts + routed)
-  return width / shards(("mlp",), config, mesh)
-
-
-def _weight(config: DerivedKeys, mesh: AbstractMesh) -> float:
-  """Returns elements of the largest weight of a layer: a matrix of the MLP, or of one expert."""
-  width = (config.moe_mlp_dim or config.mlp_dim) if config.num_experts > 1 else config.mlp_dim
-  return config.emb_dim * width / shards(("mlp",), config, mesh)
+    hidden = (config.moe_mlp_dim or config.mlp_dim) * (config.shared_experts + routed)
+  wide = attention / shards(("heads",), config, mesh) + 3 * (hidden / shards(("mlp",), config, mesh))
+  return (2 * config.emb_dim + wide) * jnp.dtype(config.dtype).itemsize
 
 
 def _dispatched(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> tuple[float, float]:
