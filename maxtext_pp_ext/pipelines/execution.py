@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
 from maxtext_pp_ext.engine import Engine, GatherPolicy, MAX, Ring, SUM, WeightLayout
 from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
@@ -28,17 +29,6 @@ from maxtext_pp_ext.pipelines.intermediates import put_before
 from maxtext_pp_ext.pipelines.stacking import Stacking
 from maxtext_pp_ext.pipelines.stages import StageModule
 from maxtext_pp_ext.schedule import Schedule
-from maxtext_pp_ext.sharding import (
-    automatic,
-    constrain,
-    divisible_spec,
-    gathered_last,
-    gathered_spec,
-    is_explicit,
-    resolve,
-    run_automatic,
-    spec_of,
-)
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 
@@ -75,8 +65,10 @@ class Execution:
       return self._join_batch(outputs), *run_stage.per_layer(sown)
 
     counters = jax.tree.leaves(nnx.state(layers, nnx.RngCount))
-    out_specs = (spec_of(inputs), P(), [spec_of(c) for c in counters]) if is_explicit(self.mesh) else None
-    run = run_automatic(run, self.mesh, out_specs)
+    out_specs = None
+    if sharding.is_explicit(self.mesh):
+      out_specs = (sharding.spec_of(inputs), P(), [sharding.spec_of(c) for c in counters])
+    run = sharding.run_automatic(run, self.mesh, out_specs)
     outputs, intermediates, counts = run(stage.weights, stage.rest, inputs, segment_ids, positions)
     stage.store_back(layers, intermediates, counts)
     if stage.counts_tokens:
@@ -92,14 +84,14 @@ class Execution:
     (jax 0.11.2) makes of a lookup whose results are divided over more devices than its tokens: "Slice dim size … greater
     than dynamic slice dimension". MaxText's rules for evaluations (`custom_mesh_and_rule_for_eval`) are such a case.
     """
-    mesh = automatic(self.mesh)
-    of_tokens = tuple(resolve(self.config.input_data_sharding_logical_axes, mesh, self._rules))[:2]
-    entering = [{*mesh_axes(entry)} for entry in resolve(ACTIVATION_AXES[:2], mesh, self._rules)]
+    mesh = sharding.automatic(self.mesh)
+    of_tokens = tuple(sharding.resolve(self.config.input_data_sharding_logical_axes, mesh, self._rules))[:2]
+    entering = [{*mesh_axes(entry)} for entry in sharding.resolve(ACTIVATION_AXES[:2], mesh, self._rules)]
     if self.mesh.shape.get("stage", 1) > 1:
       entering[0].add("stage")
     if all(axes.issubset(mesh_axes(entry)) for axes, entry in zip(entering, of_tokens, strict=False)):
       return inputs
-    return constrain(inputs, P(*of_tokens, *(P.UNCONSTRAINED,) * (inputs.ndim - len(of_tokens))), mesh)
+    return sharding.constrain(inputs, P(*of_tokens, *(P.UNCONSTRAINED,) * (inputs.ndim - len(of_tokens))), mesh)
 
   def _split_batch(self, x: jax.Array, name: str = "inputs") -> jax.Array:
     """[batch, …] -> [M, batch / M, …]."""
@@ -125,8 +117,8 @@ class Execution:
     """
     if self.schedule.stages > 1:
       return 1
-    mesh = automatic(self.mesh)
-    parts = _devices(resolve(ACTIVATION_AXES, mesh, self._rules)[0], mesh)
+    mesh = sharding.automatic(self.mesh)
+    parts = _devices(sharding.resolve(ACTIVATION_AXES, mesh, self._rules)[0], mesh)
     return parts if rows % (parts * self.schedule.microbatches) == 0 else 1
 
   def _ids(self, x: jax.Array | None, name: str) -> jax.Array | None:
@@ -135,9 +127,9 @@ class Execution:
       return None
     if x.ndim != 2:
       raise NotImplementedError(f"A pipeline takes {name} of the shape [batch, sequence], but got {list(x.shape)}.")
-    mesh = automatic(self.mesh)
-    spec = resolve(ACTIVATION_AXES[:2], mesh, self._rules)
-    return constrain(self._split_batch(x, name), P(None, *spec), mesh)
+    mesh = sharding.automatic(self.mesh)
+    spec = sharding.resolve(ACTIVATION_AXES[:2], mesh, self._rules)
+    return sharding.constrain(self._split_batch(x, name), P(None, *spec), mesh)
 
   def _aux_at(self, stage: StageModule) -> AuxAt:
     """`stage.aux_at`, whose ids [S, microbatch, sequence] keep the layout of all microbatches' ids.
@@ -145,14 +137,14 @@ class Execution:
     Layers want rows that their devices cannot share equally on all of them. XLA (jax 0.11.2) ends the process if that
     layout reaches the lookup of a microbatch, whose operand is on fewer devices: "grouped_sharding.device_groups".
     """
-    mesh = automatic(self.mesh)
-    of_rows = resolve(ACTIVATION_AXES[:2], mesh, self._rules)
+    mesh = sharding.automatic(self.mesh)
+    of_rows = sharding.resolve(ACTIVATION_AXES[:2], mesh, self._rules)
     spec = P("stage" if mesh.shape.get("stage", 1) > 1 else None, *of_rows)
 
     def laid_out(ids: jax.Array | None) -> jax.Array | None:
       if ids is None or all(ids.shape[1 + at] % _devices(entry, mesh) == 0 for at, entry in enumerate(of_rows)):
         return ids
-      return constrain(ids, spec, mesh)
+      return sharding.constrain(ids, spec, mesh)
 
     def aux_at(aux: Any, t: jax.Array | int) -> Any:
       found = stage.aux_at(aux, t)
@@ -165,8 +157,8 @@ class Execution:
     return spmd.get_logical_axis_rules() or self.config.logical_axis_rules
 
   def _engine(self, stage: StageModule, aux: Any, inputs: jax.Array) -> Engine:
-    mesh = automatic(self.mesh)
-    activation_spec = resolve(ACTIVATION_AXES, mesh, self._rules)
+    mesh = sharding.automatic(self.mesh)
+    activation_spec = sharding.resolve(ACTIVATION_AXES, mesh, self._rules)
     ring = Ring(schedule=self.schedule, mesh=mesh, activation_spec=activation_spec, bubble_fill=self.bubble_fill)
     layouts = self._layouts(stage, aux, inputs, [a for _, axes in ring.batch_axes(inputs) for a in axes])
     return Engine(
@@ -197,11 +189,11 @@ class Execution:
       axes = axes or STAGE_AXES
       axes = (*axes, *(None,) * (weight.ndim - len(axes)))
       # Rules may put names of a layer's own axes on the mesh axis of stages, too.
-      within = gathered_spec(P(*resolve(axes, self.mesh, rules)[2:]), None, ("stage",))
+      within = sharding.gathered_spec(P(*sharding.resolve(axes, self.mesh, rules)[2:]), None, ("stage",))
       stored = P("stage" if self.mesh.shape.get("stage", 1) > 1 else None, *within)
-      stored = divisible_spec(stored, weight.shape[1:], self.mesh)
-      gathered = gathered_spec(stored, axes[1:], data_axes)
-      stored = gathered_last(stored, gathered)
+      stored = sharding.divisible_spec(stored, weight.shape[1:], self.mesh)
+      gathered = sharding.gathered_spec(stored, axes[1:], data_axes)
+      stored = sharding.gathered_last(stored, gathered)
       kept = {a for entry in gathered for a in mesh_axes(entry)}
       # If a weight is gathered at each use, its gradient is completed at each use. A next value is no sum.
       partial = self.gather_policy.keeps_gathered and not overwritten

@@ -21,15 +21,8 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import topology
-from maxtext_pp_ext.host.models import abstract_model, cycles
+from maxtext_pp_ext.host.models import abstract_model, cycles, flops
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
-from maxtext_pp_ext.host.models.flops import (
-    has_norm_behind_mlp,
-    of_attention,
-    of_step,
-    recomputes_layers,
-    weighs_experts_inputs,
-)
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.plan import costs, estimate
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
@@ -158,11 +151,11 @@ def not_counted(config: DerivedKeys) -> list[str]:
 
 def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: costs.Sizes, mesh: AbstractMesh) -> estimate.Work:
   """Returns what one device computes in a step, without bubbles; FLOPs by MaxText's count, with rematerialisation."""
-  again = int(recomputes_layers(config))
+  again = int(flops.recomputes_layers(config))
   outside = 3 * 2 * _own_tokens(config) * config.emb_dim * config.vocab_size
   spared = _share_spared(config, schedule)
-  inside = max(of_step(config) - outside, 0) * (3 + again) / 3 - again * _last_products(config) * spared
-  attention = of_attention(config) / 6  # forward's two products, and backward's four
+  inside = max(flops.of_step(config) - outside, 0) * (3 + again) / 3 - again * _last_products(config) * spared
+  attention = flops.of_attention(config) / 6  # forward's two products, and backward's four
   stages, microbatches = (schedule.stages, schedule.microbatches) if schedule else (1, 1)
   layers, tokens = config.num_decoder_layers / stages, _tokens(config, mesh)
   of_experts = experts(config, mesh, tokens / microbatches, own_loop=schedule is None, spared=spared)
@@ -209,7 +202,7 @@ def _share_spared(config: DerivedKeys, schedule: CircularSchedule | None) -> flo
   shared experts and dense layers of such a model are taken to be the same. With a norm behind the MLP the norm reads it,
   and in a cycle or stage whose inputs alone are kept the next layer does.
   """
-  if has_norm_behind_mlp(config) or (config.num_experts > 1 and not weighs_experts_inputs(config)):
+  if flops.has_norm_behind_mlp(config) or (config.num_experts > 1 and not flops.weighs_experts_inputs(config)):
     return 0.0
   if schedule is None or schedule.stages == 1:
     return 1 / cycles.scanned(config)[1]
