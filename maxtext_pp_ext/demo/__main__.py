@@ -48,17 +48,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> demo_settings.Settings:
   parser = argparse.ArgumentParser(prog="python -m maxtext_pp_ext.demo", description=__doc__)
-  texts = {
-      "steps": "training steps of each run (default: %(default)s)",
-      "output": "folder for everything it writes (default: %(default)s)",
-      "impl": "`host` is MaxText's own pipeline (default: %(default)s)",
-      "processes": "processes of the pipelined run, as on several hosts; the other run has one (default: %(default)s)",
-  }
-  parser.add_argument("--steps", type=int, default=40, help=texts["steps"])
-  parser.add_argument("--output", type=pathlib.Path, default="demo-output", help=texts["output"])
-  parser.add_argument("--pipeline-impl", default="circular_bsw", help=texts["impl"])
-  parser.add_argument("--processes", type=int, default=1, help=texts["processes"])
-  parser.add_argument("extra_keys", nargs="*", metavar="KEY=VALUE", help="more MaxText keys for the pipelined run")
+  add, of_processes = parser.add_argument, "processes of the pipelined run, as on several hosts; the other run has one"
+  add("--steps", type=int, default=40, help="training steps of each run (default: %(default)s)")
+  add("--output", type=pathlib.Path, default="demo-output", help="folder for everything it writes (default: %(default)s)")
+  add("--pipeline-impl", default="circular_bsw", help="`host` is MaxText's own pipeline (default: %(default)s)")
+  add("--processes", type=int, default=1, help=f"{of_processes} (default: %(default)s)")
+  add("extra_keys", nargs="*", metavar="KEY=VALUE", help="more MaxText keys for the pipelined run")
   arguments = parser.parse_args(argv)
   if arguments.steps < 1:
     parser.error(f"--steps {arguments.steps}: give at least 1")

@@ -81,14 +81,11 @@ class Sizes:
   sent_to_gather_again: int = 0  # of `sent_to_gather`, what backward gathers twice without a pipeline; see `without`
   groups: tuple[tuple[float, int], ...] = ()  # (share of `sent_to_gather`, chips of a slice that gather it together)
   permuted: float = 0.0  # share of `sent_to_gather` that two devices gather from one another
-  # Shares of `sent_to_reduce`: of gradients that are scattered over all devices of the mesh, and of those among them that
-  # kernels compute.
-  over_all_devices: float = 0.0
-  over_all_of_kernels: float = 0.0
-  # Shares of `sent_to_reduce`: of gradients that XLA would all-reduce, and of those among them that kernels compute. XLA
-  # all-reduces what all devices share, and what has shards that do not fill the tiles in which a TPU stores them.
-  all_reduced: float = 0.0
-  all_reduced_of_kernels: float = 0.0
+  # Shares of `sent_to_reduce`:
+  over_all_devices: float = 0.0  # of gradients that are scattered over all devices of the mesh
+  over_all_of_kernels: float = 0.0  # of those among them that kernels compute
+  all_reduced: float = 0.0  # of gradients that XLA would all-reduce: `Bytes.all_reduced`
+  all_reduced_of_kernels: float = 0.0  # of those among them that kernels compute
   # Of activations.
   activations: int  # of one microbatch, between two layers
   kept: int  # inputs of a repeat's layers for one microbatch, for backward; none if MaxText offloads them

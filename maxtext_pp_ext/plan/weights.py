@@ -146,7 +146,7 @@ class Bytes:
     return self._over(w.gathered_over) == 2 and self._over(w.replicas_over) == 1
 
   def all_reduced(self, w: Weight) -> bool:
-    """Whether XLA reduces its gradient by an all-reduce."""
+    """Whether XLA all-reduces its gradient: all devices share it, or its shards do not fill a TPU's tiles."""
     return self.all_devices(w) or not w.scatters
 
   def _over(self, axes: Iterable[str]) -> int:
