@@ -183,11 +183,7 @@ class StageModule:
     return appended
 
   def per_layer(self, sown: PyTree) -> tuple[PyTree, list[jax.Array]]:
-    """Intermediates of each layer, and its random counters after one call, from the engine's results.
-
-    Args:
-      sown: (intermediates, random counters), leaves [T, S, …].
-    """
+    """Intermediates of each layer, and its random counters after one call, from both of the engine, leaves [T, S, …]."""
     intermediates, counts = sown
     # Every microbatch starts from the same counters; its random numbers differ by its key.
     counts = [c[:, :, 0] for c in per_microbatch(counts, self.schedule)]

@@ -36,7 +36,7 @@ def ways(config: Any, limit: int, smallest: Callable[[dict[str, Any]], Any], mor
     config: MaxText's config of the run, without a pipeline.
     limit: bytes of a device.
     smallest: returns the candidate that needs least memory with these values for keys; None if there is none.
-    more_devices: as of `more_devices`.
+    more_devices: the result of `more_devices`.
   """
 
   def tried(keys: dict[str, Any]) -> Way | None:

@@ -37,6 +37,8 @@ _LAYERS = r"scanned_blocks|(dense_|moe_)?layers(_(engram_)?\d+(_\d+)?|_remainder
 _IN_LAYERS = re.compile(rf"decoder/({_LAYERS})/")
 # In a pipeline, in a scan or beside both; not the table of embeddings, the last norm and the logits' weights.
 _ANY_LAYERS = re.compile(rf"decoder/(pipeline_module|{_LAYERS}|(moe_)?layers_outside_pipeline(_\d+)?)/")
+# Costs per device and step, and estimated seconds.
+Predicted = tuple[costs.Costs, estimate.Estimate | None]
 _LOGITS = ("activation_embed_and_logits_batch", "activation_length", "activation_vocab")
 
 
@@ -305,7 +307,7 @@ def of_runs(
     parameters: sharding.Explanation,
     mesh: AbstractMesh,
     chip: chips.Chip | None = None,
-) -> list[tuple[costs.Costs, estimate.Estimate | None] | None]:
+) -> list[Predicted | None]:
   """Returns (costs per device and step, estimated seconds) of each implementation and schedule.
 
   The seconds are None without a chip, or without its slice. Where there are no formulas for an implementation or its
@@ -319,7 +321,7 @@ def of_runs(
   work_of = functools.cache(lambda schedule: work(config, schedule, sizes_of(schedule), mesh))
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
 
-  def of(impl: str, schedule: Schedule | None) -> tuple[costs.Costs, estimate.Estimate | None] | None:
+  def of(impl: str, schedule: Schedule | None) -> Predicted | None:
     circular = schedule if isinstance(schedule, CircularSchedule) else None
     gather_policy = gather_policy_with_formulas(impl) if schedule else None
     if circular is not None and gather_policy is not None:
