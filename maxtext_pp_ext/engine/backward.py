@@ -193,7 +193,10 @@ def _stages(
   inputs = program.inputs_of_backward(
       of_all.use(weights, item.repeat),
       pipeline.aux_at(kept.aux, t),
-      [Saved(functools.partial(get, all_), jnp.asarray(t)) for all_ in kept.saved],
+      [
+          Saved(functools.partial(get, all_, order=program.saved_orders[k]), jnp.asarray(t))
+          for k, all_ in enumerate(kept.saved)
+      ],
       ring.constrain(dy),
       jax.tree.map(lambda all_: _cotangent_at(all_, t), cotangents.intermediates),
   )

@@ -1,8 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The memory layout in which a program's products read its weights."""
+"""The memory layout in which a program's operations read its weights and residuals."""
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import pytest
 
@@ -31,3 +32,22 @@ def of_stages(equation):
 def test_the_order_in_memory_is_the_one_that_the_products_want(fn, order):
   closed = jax.make_jaxpr(fn)(jnp.zeros(HEADS), jnp.zeros((2, 3, 8)))
   assert operands.orders(closed, 1) == (order,)
+
+
+HEADS_FIRST = (0, 2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("fn", "order"),
+    [
+        (lambda q: jnp.swapaxes(q, 1, 2), HEADS_FIRST),
+        (jax.jit(lambda q: jnp.swapaxes(checkpoint_name(q, "query_proj"), 1, 2) * 2), HEADS_FIRST),
+        (lambda q: (jnp.swapaxes(q, 1, 2), q + 1), ROW_MAJOR),
+        (lambda q: (jnp.swapaxes(q, 1, 2), jnp.swapaxes(q, 2, 3)), ROW_MAJOR),
+        (lambda q: q, ROW_MAJOR),
+    ],
+    ids=["kernel", "within a call, named", "something else beside it", "two orders", "returned as it is"],
+)
+def test_a_residual_is_in_memory_as_backward_reads_it(fn, order):
+  closed = jax.make_jaxpr(lambda other, q: (other, fn(q)))(jnp.zeros(3), jnp.zeros((2, 8, 4, 16)))
+  assert operands.residual_orders(closed, [1]) == (order,)

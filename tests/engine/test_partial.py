@@ -5,6 +5,7 @@
 import functools
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -185,6 +186,37 @@ def test_a_factor_of_a_gradient_is_computed_once_for_all_products_that_use_it():
   users = [eqn.primitive.name for eqn in eqns if barrier.outvars[0] in eqn.invars]
   assert users.count("dot_general") == 1  # that of x's cotangent; the weight's gradient takes it from the outputs
   assert barrier.outvars[0] in program.gradients[0].needs
+
+
+def normed(weight, x):
+  """A norm's scale, which MaxText multiplies by `dot_general`."""
+  return jnp.tanh(jnp.einsum("ble,e->ble", jnp.sin(x), weight))
+
+
+@pytest.mark.parametrize(("layer", "shape", "barriers"), [(dense, (EMBED, 5), 1), (normed, (EMBED,), 0)])
+def test_factors_are_computed_once_for_matrix_products_only(layer, shape, barriers):
+  """The sum of an elementwise product reads each factor once. It needs none of them in memory."""
+  weight, x = jnp.ones(shape), jnp.ones((BATCH, LENGTH, EMBED))
+  backward = lambda w, x, d: jax.vjp(layer, w, x)[1](d)
+  closed = jax.make_jaxpr(backward)(weight, x, layer(weight, x))
+  program = GradientProgram.plan(closed, [[BatchSplit(BATCH, 2)]], ("fsdp",), 1)
+  assert str(program.segments).count("optimization_barrier") == barriers
+  check(layer, shape, [BatchSplit(BATCH, 2)], 2)
+
+
+def test_a_factor_that_several_products_name_or_lay_out_is_computed_once():
+  def layer(weights, x):
+    y = jnp.sin(x)
+    return checkpoint_name(y, "query") @ weights[0] + checkpoint_name(y, "key") @ weights[1]
+
+  weights, x = jnp.ones((2, EMBED, EMBED)), jnp.ones((BATCH, LENGTH, EMBED))
+  backward = lambda a, b, x, d: jax.vjp(jax.checkpoint(lambda a, b, x: layer((a, b), x)), a, b, x)[1](d)
+  program = GradientProgram.plan(jax.make_jaxpr(backward)(*weights, x, x), [[BatchSplit(BATCH, 2)]] * 2, ("fsdp",), 1)
+  (segment,) = program.segments
+  made_by = {v: eqn.primitive.name for eqn in segment.program.jaxpr.eqns for v in eqn.outvars}
+  barriers = [eqn for eqn in segment.program.jaxpr.eqns if eqn.primitive.name == "optimization_barrier"]
+  factors = [made_by[v] for eqn in barriers for v in eqn.invars if v in made_by]
+  assert [name for name in factors if name != "optimization_barrier"] == ["sin"]  # `checkpoint` adds barriers, too
 
 
 def test_factors_of_one_type_are_not_mistaken_for_each_other():

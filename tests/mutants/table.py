@@ -676,9 +676,9 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "offloaded-of-one-layer",
             "what a remat policy offloads to the host is that of one layer for all layers",
             "engine/forward.py",
-            "return jax.lax.dynamic_update_index_in_dim(all_, _row_major(one), t, axis=0)",
+            "return jax.lax.dynamic_update_index_in_dim(all_, _in_order(one, order), t, axis=0)",
             "on_host = jax.typeof(one).memory_space != jax.memory.Space.Device\n"
-            "  return jax.lax.dynamic_update_index_in_dim(all_, _row_major(one), 0 * t if on_host else t, axis=0)",
+            "  return jax.lax.dynamic_update_index_in_dim(all_, _in_order(one, order), 0 * t if on_host else t, axis=0)",
             OFFLOADED,
         ),
         Mutant(

@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""In which memory layout the matrix products of a program read their weights fastest."""
+"""In which memory layout the operations of a program read what they are given fastest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from maxtext_pp_ext.engine.programs.jaxprs import uses
 from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
@@ -26,6 +26,25 @@ def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
     wanted = {_of_product(eqn, at) if eqn.primitive.name == "dot_general" else own for eqn, at in read if eqn is not None}
     found.append(wanted.pop() if len(wanted) == 1 else own)
   return tuple(found)
+
+
+def residual_orders(closed: ClosedJaxpr, inputs: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+  """For each of these inputs of backward, its dimensions from major to minor as backward reads them.
+
+  Attention kernels read queries, keys and values with heads before the sequence. An input that is read in this way only
+  is in that order, and every other input is in its own.
+  """
+  found = []
+  for var in (closed.jaxpr.invars[k] for k in inputs):
+    own = tuple(range(len(var.aval.shape)))
+    read = uses(closed.jaxpr, var, through=_keeps_dimensions, enter=_calls)
+    wanted = {eqn.params["permutation"] if eqn is not None and _transposes(eqn) else own for eqn, _ in read}
+    found.append(wanted.pop() if len(wanted) == 1 else own)
+  return tuple(found)
+
+
+def _transposes(eqn: JaxprEqn) -> bool:
+  return eqn.primitive.name == "transpose"
 
 
 def _keeps_dimensions(eqn: JaxprEqn, _: int) -> bool:

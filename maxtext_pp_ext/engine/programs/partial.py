@@ -230,7 +230,11 @@ def _num_operands(found: Found | None) -> int:
 
 
 def _is_product(root: Root) -> bool:
-  return root.eqn.primitive.name == "dot_general"
+  """Whether it is a product of matrices. In a sum of elementwise products, each element of a factor is read once."""
+  if root.eqn.primitive.name != "dot_general":
+    return False
+  contracted, batch = root.eqn.params["dimension_numbers"]
+  return all(len(contracted[k]) + len(batch[k]) < v.aval.ndim for k, v in enumerate(root.eqn.invars))
 
 
 def _computed(var: Any, made_by: Mapping[Var, JaxprEqn]) -> Var | None:

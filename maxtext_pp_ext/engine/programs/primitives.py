@@ -19,7 +19,7 @@ class Trait(enum.Flag):
     LINEAR: it is linear in all operands together, and acts on each summand alone.
     MOVES: it moves elements, or lays them out, and computes nothing: it commutes with a cast.
     PASSES: it may stand between two layers without being a part of either.
-    RESHAPES: it changes the shape only.
+    RESHAPES: it changes shape, layout or name, and not the elements.
     REPEATS: its result repeats or converts the operand's elements.
     SAME_MEMORY: the elements stay where they are in memory.
     SAME_DIMENSIONS: the dimensions stay what they are.
@@ -54,7 +54,7 @@ def _table() -> dict[str, Trait]:
       "dot_general": t.LONG,
       "expand_dims": moves | t.RESHAPES | t.SAME_MEMORY,
       "jit": t.CALL,
-      "name": t.PASSES,
+      "name": t.PASSES | t.RESHAPES | t.SAME_DIMENSIONS,
       "neg": t.LINEAR,
       "optimization_barrier": t.PASSES | t.SAME_DIMENSIONS,
       "pallas_call": t.LONG,
@@ -67,7 +67,7 @@ def _table() -> dict[str, Trait]:
       "reshard": moves,
       "scan": t.LONG,
       "shard_map": t.LONG,
-      "sharding_constraint": moves | t.SAME_MEMORY | t.SAME_DIMENSIONS,
+      "sharding_constraint": moves | t.RESHAPES | t.SAME_MEMORY | t.SAME_DIMENSIONS,
       "slice": moves,
       "squeeze": moves | t.LINEAR | t.RESHAPES | t.SAME_MEMORY,
       "transpose": moves | t.LINEAR | t.RESHAPES,

@@ -44,6 +44,7 @@ class StageProgram:
   saving: ClosedJaxpr  # (weights, aux, x) -> outputs + saved
   rebuilding: ClosedJaxpr  # (weights, aux, x) -> the residuals that do not depend on x
   saved_avals: tuple[Any, ...]  # types of the saved residuals, each [S, …]
+  saved_orders: tuple[tuple[int, ...], ...]  # for each its dimensions from major to minor as backward reads them fastest
   gradients: GradientProgram  # (rebuilt, saved, cotangents) -> (gradients of the weights, cotangent of x)
   # for each weight, its dimensions from major to minor as forward's products read them fastest
   orders: tuple[tuple[int, ...], ...]
@@ -79,6 +80,7 @@ class StageProgram:
     take = functools.partial(select_outputs, traced.forward)
     primal, num_weights = take(range(len(traced.output_avals))), len(jax.tree.leaves(weights))
     inputs = [inputs_of(traced.forward.jaxpr, at) for at in traced.rebuilt]
+    backward = traced.backward()
     reads = [[k for k, used in enumerate(inputs) if i in used] for i in range(num_weights)]
     return cls(
         weights_and_aux=jax.tree.structure((weights, aux)),
@@ -88,8 +90,9 @@ class StageProgram:
         saving=take([*range(len(traced.output_avals)), *traced.saved]),
         rebuilding=take(traced.rebuilt),
         saved_avals=traced.avals(traced.saved),
+        saved_orders=operands.residual_orders(backward, range(len(traced.rebuilt), len(traced.rebuilt) + len(traced.saved))),
         gradients=GradientProgram.plan(
-            traced.backward(),
+            backward,
             splits,
             batch_axes,
             sum(map(_is_float, traced.output_avals)),
