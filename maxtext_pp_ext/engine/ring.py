@@ -132,8 +132,11 @@ class Ring:
     return self.constrain(shift), store
 
   def constrain_iterations(self, x: jax.Array) -> jax.Array:
-    """Lays a buffer with a value per iteration, [T, S, …], out over the stages; the compiler lays out the other axes."""
-    stage = STAGE_AXIS if self._is_sharded else None
+    """Lays a buffer with a value per iteration, [T, S, …], out over the stages; the compiler lays out the other axes.
+
+    A kernel's residual may have an axis of all devices in place of the stages'. The compiler lays it out, too.
+    """
+    stage = STAGE_AXIS if self._is_sharded and x.shape[1] == self.schedule.stages else P.UNCONSTRAINED
     return constrain(x, P(None, stage, *(P.UNCONSTRAINED,) * (x.ndim - 2)), self.mesh)
 
   def read(self, t: jax.Array | int, shift: jax.Array, store: jax.Array) -> jax.Array:
