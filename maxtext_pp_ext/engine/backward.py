@@ -65,7 +65,13 @@ def backward(pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents) 
 
 
 def _iteration_by_chunks(
-    pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents, phase: Phase, t: jax.Array | int, carry: Carry
+    pipeline: TracedPipeline,
+    kept: Residuals,
+    cotangents: Cotangents,
+    phase: Phase,
+    t: jax.Array | int,
+    turn: int,
+    carry: Carry,
 ) -> Carry:
   """An iteration with one of several microbatches: a chunk of a sum leaves, and a chunk of a weight takes its place."""
   iterations, schedule, ring = pipeline.iterations, pipeline.schedule, pipeline.ring
@@ -83,7 +89,7 @@ def _iteration_by_chunks(
     dleaving, chunk, before = jax.lax.optimization_barrier((dleaving, chunk, before))
     weights = of_all.gather(weights, before, chunk)
   of_item = _item(pipeline, t, finishes=phase.advances)
-  state, done = _stages(pipeline, kept, cotangents, t, state, dleaving, weights, of_item, chunk)
+  state, done = _stages(pipeline, kept, cotangents, t, turn, state, dleaving, weights, of_item, chunk)
   weights = of_all.ordered(of_all.add_complete(done.weights, done.complete, repeat, of_item.works))
   # What else changes the buffers comes after the stages, which read them.
   weights, state = of_all.behind_barrier(weights, ["buffers"], state)
@@ -114,7 +120,13 @@ def _behind_all_sums(weights: list[Weight]) -> list[Weight]:
 
 
 def _iteration_at_once(
-    pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents, phase: Phase, t: jax.Array | int, carry: Carry
+    pipeline: TracedPipeline,
+    kept: Residuals,
+    cotangents: Cotangents,
+    phase: Phase,
+    t: jax.Array | int,
+    turn: int,
+    carry: Carry,
 ) -> Carry:
   """An iteration with the only microbatch: the gradients of the repeat behind leave, the repeat before arrives."""
   iterations, ring = pipeline.iterations, pipeline.ring
@@ -140,7 +152,7 @@ def _iteration_at_once(
     if not apart:
       weights = of_all.gather(weights, before, chunk)
   of_item = _item(pipeline, t, finishes=phase.advances)
-  state, done = _stages(pipeline, kept, cotangents, t, state, dleaving, weights, of_item, chunk, behind=before)
+  state, done = _stages(pipeline, kept, cotangents, t, turn, state, dleaving, weights, of_item, chunk, behind=before)
   weights = done.weights
   if phase.advances and apart:
     weights = of_all.gather(weights, done.behind, chunk)
@@ -180,6 +192,7 @@ def _stages(
     kept: Residuals,
     cotangents: Cotangents,
     t: jax.Array | int,
+    turn: int,
     state: BackwardState,
     dleaving: AtStages,
     weights: list[Weight],
@@ -188,13 +201,13 @@ def _stages(
     behind: PyTree = None,
 ) -> tuple[BackwardState, Done]:
   """All stages in reverse, from the cotangent of the activations that leave them at the iteration's end."""
-  ring, program = pipeline.ring, pipeline.program
+  iterations, ring, program = pipeline.iterations, pipeline.ring, pipeline.program
   dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
   inputs = program.inputs_of_backward(
       of_all.use(weights, item.repeat),
       pipeline.aux_at(kept.aux, t),
       [
-          Saved(functools.partial(get, all_, order=program.saved_orders[k]), jnp.asarray(t))
+          Saved(functools.partial(get, all_[turn], order=program.saved_orders[k]), jnp.asarray(t // iterations.turns))
           for k, all_ in enumerate(kept.saved)
       ],
       ring.constrain(dy),

@@ -27,14 +27,14 @@ class ForwardState(NamedTuple):
     shift, store: the ring's buffers, see `ring.py`.
     held: with D = 2 the previous iteration's outputs, still in transfer; None with D = 1.
     intermediates: what stages sow in each iteration.
-    saved: residuals for backward; empty if there is no backward.
+    saved: residuals for backward, for each the buffer of each turn (`Iterations.turns`); empty if there is no backward.
   """
 
   shift: AtStages
   store: Store
   held: AtStages | None
   intermediates: PyTree
-  saved: list[PerIteration]
+  saved: list[list[PerIteration]]
 
 
 Carry = tuple[ForwardState, of_all.Carried]
@@ -43,7 +43,7 @@ Carry = tuple[ForwardState, of_all.Carried]
 @jax.named_scope("pipeline_forward")
 def forward(
     pipeline: TracedPipeline, loaded: list[Weight], aux: PyTree, inputs: Microbatches, *, save: bool
-) -> tuple[Microbatches, PyTree, tuple[list[Weight], list[PerIteration]]]:
+) -> tuple[Microbatches, PyTree, tuple[list[Weight], list[list[PerIteration]]]]:
   """Runs all iterations.
 
   Args:
@@ -78,9 +78,11 @@ def forward(
 def _initial_state(pipeline: TracedPipeline, inputs: Microbatches, *, save: bool) -> ForwardState:
   schedule, ring, program = pipeline.schedule, pipeline.ring, pipeline.program
   shift, store = ring.buffers(inputs)
+  turns = pipeline.iterations.turns
 
-  def per_iteration(aval):
-    zeros = ring.constrain_iterations(jax.lax.empty((schedule.iterations, *aval.shape), aval.dtype))
+  def per_iteration(aval, turn=0, turns=1):
+    count = len(range(turn, schedule.iterations, turns))
+    zeros = ring.constrain_iterations(jax.lax.empty((count, *aval.shape), aval.dtype))
     # Residuals that a remat policy offloads arrive in host memory.
     return zeros if aval.memory_space == jax.memory.Space.Device else jax.device_put(zeros, aval.memory_space)
 
@@ -89,7 +91,7 @@ def _initial_state(pipeline: TracedPipeline, inputs: Microbatches, *, save: bool
       store=store,
       held=shift if schedule.delay == 2 else None,
       intermediates=jax.tree.map(per_iteration, program.intermediates_avals),
-      saved=[per_iteration(aval) for aval in program.saved_avals] if save else [],
+      saved=[[per_iteration(aval, turn, turns) for turn in range(turns)] for aval in program.saved_avals if save],
   )
 
 
@@ -100,6 +102,7 @@ def _iteration(
     save: bool,
     phase: Phase,
     t: jax.Array | int,
+    turn: int,
     carry: Carry,
 ) -> Carry:
   """One iteration: while the stages compute, the next repeat's chunk arrives."""
@@ -126,7 +129,10 @@ def _iteration(
       store=ring.write(t, shift, state.store),
       held=held,
       intermediates=jax.tree.map(lambda all_, one: put(all_, one, t), state.intermediates, intermediates),
-      saved=[put(state.saved[k], one, t, pipeline.program.saved_orders[k]) for k, one in enumerate(residuals)],
+      saved=[
+          [*all_[:turn], put(all_[turn], one, t // iterations.turns, order), *all_[turn + 1 :]]
+          for all_, one, order in zip(state.saved, residuals, pipeline.program.saved_orders, strict=True)
+      ],
   )
   if phase.advances:
     weights = of_all.ordered(of_all.place(weights, repeat, chunk))

@@ -17,7 +17,11 @@ def test_each_iteration_of_a_phase_runs_once_and_in_order(microbatches, compiled
   iterations = Iterations(schedule=schedule, compiled=compiled, compiled_repeats=compiled_repeats)
 
   def run(phase, reverse):
-    note = lambda t, carry: (carry[0] + 1, carry[1].at[carry[0]].set(t))
+    def note(t, turn, carry):
+      assert turn in range(iterations.turns)
+      right = t % iterations.turns == turn
+      return carry[0] + 1, carry[1].at[carry[0]].set(jnp.where(right, t, -2))
+
     return jax.jit(lambda: iterations.loop(phase, note, (0, jnp.full(9, -1)), reverse=reverse))()
 
   for count in range(8):

@@ -50,4 +50,4 @@ HEADS_FIRST = (0, 2, 1, 3)
 )
 def test_a_residual_is_in_memory_as_backward_reads_it(fn, order):
   closed = jax.make_jaxpr(lambda other, q: (other, fn(q)))(jnp.zeros(3), jnp.zeros((2, 8, 4, 16)))
-  assert operands.residual_orders(closed, [1]) == (order,)
+  assert operands.residual_orders(closed.jaxpr, 1, 1) == (order,)

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from maxtext_pp_ext.engine.programs.jaxprs import uses
 from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
-from maxtext_pp_ext.jax_private import ClosedJaxpr, JaxprEqn
+from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn
 
 
 def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
@@ -28,16 +28,16 @@ def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
   return tuple(found)
 
 
-def residual_orders(closed: ClosedJaxpr, inputs: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-  """For each of these inputs of backward, its dimensions from major to minor as backward reads them.
+def residual_orders(jaxpr: Jaxpr, first: int, count: int) -> tuple[tuple[int, ...], ...]:
+  """For each of `count` inputs of backward from `first` on, its dimensions from major to minor as backward reads them.
 
   Attention kernels read queries, keys and values with heads before the sequence. An input that is read in this way only
   is in that order, and every other input is in its own.
   """
   found = []
-  for var in (closed.jaxpr.invars[k] for k in inputs):
+  for var in jaxpr.invars[first : first + count]:
     own = tuple(range(len(var.aval.shape)))
-    read = uses(closed.jaxpr, var, through=_keeps_dimensions, enter=_calls)
+    read = uses(jaxpr, var, through=_keeps_dimensions, enter=_calls)
     wanted = {eqn.params["permutation"] if eqn is not None and _transposes(eqn) else own for eqn, _ in read}
     found.append(wanted.pop() if len(wanted) == 1 else own)
   return tuple(found)

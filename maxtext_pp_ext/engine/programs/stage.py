@@ -90,7 +90,7 @@ class StageProgram:
         saving=take([*range(len(traced.output_avals)), *traced.saved]),
         rebuilding=take(traced.rebuilt),
         saved_avals=traced.avals(traced.saved),
-        saved_orders=operands.residual_orders(backward, range(len(traced.rebuilt), len(traced.rebuilt) + len(traced.saved))),
+        saved_orders=operands.residual_orders(backward.jaxpr, len(traced.rebuilt), len(traced.saved)),
         gradients=GradientProgram.plan(
             backward,
             splits,
