@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from maxtext_pp_ext.engine.programs.stage import StageProgram
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, PerIteration, Store
 from maxtext_pp_ext.engine.traced import TracedPipeline
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
@@ -129,10 +130,7 @@ def _iteration(
       store=ring.write(t, shift, state.store),
       held=held,
       intermediates=jax.tree.map(lambda all_, one: put(all_, one, t), state.intermediates, intermediates),
-      saved=[
-          [*all_[:turn], put(all_[turn], one, t // iterations.turns, order), *all_[turn + 1 :]]
-          for all_, one, order in zip(state.saved, residuals, pipeline.program.saved_orders, strict=True)
-      ],
+      saved=_put_residuals(pipeline.program, state.saved, residuals, t // iterations.turns, turn),
   )
   if phase.advances:
     weights = of_all.ordered(of_all.place(weights, repeat, chunk))
@@ -168,6 +166,25 @@ def put(all_: jax.Array, one: jax.Array, t: jax.Array | int, order: Sequence[int
   in between: 6.3 GB for Qwen3 235B with a window.
   """
   return jax.lax.dynamic_update_index_in_dim(all_, _in_order(one, order), t, axis=0)
+
+
+def _put_residuals(
+    program: StageProgram, saved: list[list[PerIteration]], residuals: list[jax.Array], index: jax.Array | int, turn: int
+) -> list[list[PerIteration]]:
+  """Writes an iteration's residuals into the buffers of its turn.
+
+  Those of kernels are left in the order in which kernels return them. Otherwise the TPU compiler (libtpu 0.0.48.1) copies
+  all that a kernel returns, of which the residual may be a 128th.
+  """
+  written = []
+  for k, one in enumerate(residuals):
+    all_ = saved[k][turn]
+    if program.saved_by_kernels[k]:
+      all_ = jax.lax.dynamic_update_index_in_dim(all_, one, index, axis=0)
+    else:
+      all_ = put(all_, one, index, program.saved_orders[k])
+    written.append([*saved[k][:turn], all_, *saved[k][turn + 1 :]])
+  return written
 
 
 def get(all_: jax.Array, t: jax.Array | int, order: Sequence[int] | None = None) -> jax.Array:

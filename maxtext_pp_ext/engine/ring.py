@@ -158,14 +158,13 @@ class Ring:
     return self.constrain(x)
 
   def write(self, t: jax.Array | int, shift: jax.Array, store: jax.Array) -> jax.Array:
-    """Puts the activation that arrived at stage 0 at the end of iteration t into its store slot."""
+    """Puts the activation that arrived at stage 0 at the end of iteration t into its store slot.
+
+    Before the first arrival that slot may hold an input. What arrives then goes into the slot that stage 0 has just read.
+    """
     item = self.schedule.arrival(t)
-    slot = item % self.schedule.microbatches
-    if self.schedule.arrival(0) >= 0:
-      return jax.lax.dynamic_update_index_in_dim(store, shift, slot, axis=1)
-    # Before the first arrival the slots still hold inputs.
-    kept = jax.lax.dynamic_index_in_dim(store, slot, axis=1, keepdims=False)
-    return jax.lax.dynamic_update_index_in_dim(store, jnp.where(item >= 0, shift, kept), slot, axis=1)
+    into = item if self.schedule.arrival(0) >= 0 else jnp.where(item >= 0, item, t)
+    return jax.lax.dynamic_update_index_in_dim(store, shift, into % self.schedule.microbatches, axis=1)
 
   def write_back(self, t: jax.Array | int, dx: jax.Array, dstore: jax.Array) -> jax.Array:
     """The cotangent of what arrives at the stages at the end of iteration t; for what a bubble will read, any value.
@@ -190,8 +189,9 @@ class Ring:
       dx: cotangent of the stages' inputs, [S, microbatch, sequence, embed]; in bubbles any value.
       dstore: cotangent of the store before, [S, M, microbatch, sequence, embed].
     """
-    slot = t % self.schedule.microbatches
-    # What stage 0 reads in a bubble reaches nothing, and the slot holds an output's cotangent.
-    kept = jax.lax.dynamic_index_in_dim(dstore, slot, axis=1, keepdims=False)
-    dx = jnp.where(self.is_bubble(t, dx.ndim), kept, dx)
+    schedule = self.schedule
+    last = schedule.iteration(schedule.repeats - 1, schedule.microbatches - 1, 0)
+    # What stage 0 reads in a bubble reaches nothing, and its slot holds an output's cotangent. So its cotangent goes into
+    # the slot of what arrived at the end of the iteration, from which `write_back` has just read.
+    slot = jnp.where(jnp.asarray(t) > last, schedule.arrival(t), t) % schedule.microbatches
     return jax.lax.dynamic_update_index_in_dim(dstore, dx, slot, axis=1)

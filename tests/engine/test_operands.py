@@ -51,3 +51,16 @@ HEADS_FIRST = (0, 2, 1, 3)
 def test_a_residual_is_in_memory_as_backward_reads_it(fn, order):
   closed = jax.make_jaxpr(lambda other, q: (other, fn(q)))(jnp.zeros(3), jnp.zeros((2, 8, 4, 16)))
   assert operands.residual_orders(closed.jaxpr, 1, 1) == (order,)
+
+
+def test_residuals_of_kernels_are_told_from_others():
+  mesh = jax.make_mesh((1,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+  spec = jax.sharding.PartitionSpec("fsdp")
+  kernel = jax.shard_map(lambda x: (x * 2, x.sum(-1)), mesh=mesh, in_specs=spec, out_specs=(spec, spec))
+
+  def forward(x):
+    y, sums = jax.jit(kernel)(x)
+    return checkpoint_name(sums, "sums"), y, y + 1, x
+
+  closed = jax.make_jaxpr(forward)(jnp.zeros((4, 3)))
+  assert operands.of_kernels(closed.jaxpr, range(4)) == (True, True, False, False)

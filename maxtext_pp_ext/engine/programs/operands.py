@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maxtext_pp_ext.engine.programs.jaxprs import uses
+from maxtext_pp_ext.engine.programs.jaxprs import inner_program, makers_of, uses
 from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
-from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn
+from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 
 def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
@@ -26,6 +26,23 @@ def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
     wanted = {_of_product(eqn, at) if eqn.primitive.name == "dot_general" else own for eqn, at in read if eqn is not None}
     found.append(wanted.pop() if len(wanted) == 1 else own)
   return tuple(found)
+
+
+def of_kernels(jaxpr: Jaxpr, outs: Sequence[int]) -> tuple[bool, ...]:
+  """For each of these outputs of a program, whether a kernel returns it. It is in the kernel's order then."""
+  return tuple(_is_of_kernel(jaxpr, jaxpr.outvars[k]) for k in outs)
+
+
+def _is_of_kernel(jaxpr: Jaxpr, var: Var | Literal) -> bool:
+  eqn = makers_of(jaxpr).get(var) if isinstance(var, Var) else None
+  if eqn is None:
+    return False
+  if is_call(eqn):
+    inner, _ = inner_program(eqn)
+    return _is_of_kernel(inner, inner.outvars[eqn.outvars.index(var)])
+  if has(eqn, Trait.SAME_DIMENSIONS):
+    return _is_of_kernel(jaxpr, eqn.invars[0])
+  return eqn.primitive.name in ("pallas_call", "shard_map")
 
 
 def residual_orders(jaxpr: Jaxpr, first: int, count: int) -> tuple[tuple[int, ...], ...]:

@@ -45,6 +45,7 @@ class StageProgram:
   rebuilding: ClosedJaxpr  # (weights, aux, x) -> the residuals that do not depend on x
   saved_avals: tuple[Any, ...]  # types of the saved residuals, each [S, …]
   saved_orders: tuple[tuple[int, ...], ...]  # for each its dimensions from major to minor as backward reads them fastest
+  saved_by_kernels: tuple[bool, ...]  # for each whether a kernel returns it
   gradients: GradientProgram  # (rebuilt, saved, cotangents) -> (gradients of the weights, cotangent of x)
   # for each weight, its dimensions from major to minor as forward's products read them fastest
   orders: tuple[tuple[int, ...], ...]
@@ -91,6 +92,7 @@ class StageProgram:
         rebuilding=take(traced.rebuilt),
         saved_avals=traced.avals(traced.saved),
         saved_orders=operands.residual_orders(backward.jaxpr, len(traced.rebuilt), len(traced.saved)),
+        saved_by_kernels=operands.of_kernels(traced.forward.jaxpr, traced.saved),
         gradients=GradientProgram.plan(
             backward,
             splits,

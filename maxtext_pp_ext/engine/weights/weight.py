@@ -178,9 +178,7 @@ class Weight:
   @property
   def _waiting(self) -> tuple[Any, Layout]:
     """(the finished sums where they wait, their layout)."""
-    if self.sums_wait_in_buffers:
-      return self.buffers, self.layout.buffers
-    return self.finished, self.layout.by_device
+    return (self.buffers, self.layout.buffers) if self.sums_wait_in_buffers else (self.finished, self.layout.by_device)
 
   # Gathers.
 
@@ -210,9 +208,11 @@ class Weight:
     if self.current is None:
       return self
     by_device = jnp.broadcast_to(self.current, (self.layout.parts(self.mesh), *self.current.shape))
-    both = [by_device, jnp.zeros_like(by_device)] if self.has_next_buffer else [by_device]
-    buffers = constrain(jnp.stack(both[:: -1 if repeat % 2 else 1]), self.layout.buffers.spec, self.mesh)
-    return self.with_(buffers=buffers, current=None)
+    buffers = by_device[None]
+    if self.has_next_buffer:
+      empty = jax.lax.empty((2, *by_device.shape), by_device.dtype)
+      buffers = jax.lax.dynamic_update_index_in_dim(empty, by_device, repeat % 2, axis=0)
+    return self.with_(buffers=constrain(buffers, self.layout.buffers.spec, self.mesh), current=None)
 
   def ordered(self) -> Self:
     """With the dimensions of the buffers in their order in memory."""
