@@ -92,10 +92,9 @@ def _arguments(module: hlo.Module, prefix: str) -> list[dataflow.Value]:
 def _compute(flow: dataflow.Dataflow) -> list[dataflow.Value]:
   """The operands of matrix multiplications, kernels and scatters."""
   found = []
-  for computation in flow.module.computations.values():
-    for step in computation.instructions:
-      if step.opcode in _COMPUTE or (step.opcode == "custom-call" and any(k in step.attributes for k in _KERNELS)):
-        found += flow.operands(computation, step)
+  for computation, step in flow.module.steps():
+    if step.opcode in _COMPUTE or (step.opcode == "custom-call" and any(k in step.attributes for k in _KERNELS)):
+      found += flow.operands(computation, step)
   return found
 
 

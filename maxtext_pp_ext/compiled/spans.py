@@ -96,6 +96,7 @@ def _spans_in(
 ) -> Iterator[Span]:
   """The collectives that a computation contains, or starts on another thread."""
   executions = sum(runs.values())
+  in_backward = computation.name != module.entry and computation.backward_share > 0.5  # the entry has both passes
   for index, instruction in enumerate(computation.instructions):
     found = collectives.collective_at(module, computation, instruction)
     if found is None:
@@ -108,20 +109,14 @@ def _spans_in(
         where=computation.name,
         collective=collective,
         array=max(source.arrays or instruction.arrays, key=lambda array: array.bytes),
-        group=collectives.group_size(module, source),
-        backward="transpose(" in (source.op_name or instruction.op_name) or _is_backward(module, computation),
+        group=len(collectives.first_group(module, source)),
+        backward=in_backward or "transpose(" in (source.op_name or instruction.op_name),
         executions=executions,
         depth=depth,
         asynchronous=between is not None,
         meanwhile=sum(compute, Compute()),
         instructions=len(between or ()),
     )
-
-
-def _is_backward(module: hlo.Module, computation: hlo.Computation) -> bool:
-  """Whether most of a computation comes from the transposed program. False for the entry, which has both passes."""
-  named = [step.op_name for step in computation.instructions if step.op_name]
-  return computation.name != module.entry and 2 * sum("transpose(" in name for name in named) > len(named)
 
 
 def _between(computation: hlo.Computation, index: int) -> tuple[hlo.Instruction, ...] | None:

@@ -20,18 +20,15 @@ from maxtext_pp_ext.compiled.program import hlo
 
 BETWEEN_SLICES = "between slices"
 RAGGED = "ragged-all-to-all"
-COLLECTIVES = (
-    "all-gather",
-    "reduce-scatter",
-    "all-reduce",
-    "all-to-all",
-    RAGGED,
-    "collective-permute",
-)
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", RAGGED, "collective-permute")
 # A collective on another execution thread keeps its opcode, inside the computation that call-start names.
 _STARTS = {f"{kind}-start": kind for kind in COLLECTIVES}
 # The TPU compiler's fused reduce-scatter: an all-reduce in a computation of this name, followed by a slice.
 _FUSED_REDUCE_SCATTER = "all-reduce-scatter"
+_MESH_GROUPS = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((?:\[([0-9,]*)\]T\()?([0-9,]*)\)\)?)?\s*\{([^}]*)\}"
+)
+_SHAPED_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([0-9,]*)\](?:T\(([0-9,]*)\))?")
 # Gathers of scales, norms or routing indices are smaller than this; the weight matrices that matter are larger.
 WEIGHT_BYTES = 1 << 20
 
@@ -85,7 +82,7 @@ def collective_of(module: hlo.Module, computation: hlo.Computation, instruction:
     count = len(instruction.operand_names)
     arrays = arrays[count : 2 * count] if len(arrays) >= 2 * count else (max(arrays, key=lambda array: array.bytes),)
   size = sum(array.bytes for array in arrays)
-  group = group_size(module, instruction)
+  group = len(first_group(module, instruction))
   share = (group - 1) / group
   if kind == "all-reduce" and computation.name.startswith(_FUSED_REDUCE_SCATTER):
     kind, wire = "reduce-scatter", size * share
@@ -128,24 +125,17 @@ def _sent_between_slices(instruction: hlo.Instruction) -> float:
   target = instruction.attribute(r'_xla_megascale_target="\{+([0-9,:]+)\}')
   if kind is None or target is None:
     return size  # from one device to another
-  ends = [[int(end) for end in part.split(":")] for part in target[1].split(",") if part]
+  ends = [[int(end) for end in part.split(":")] for part in target.split(",") if part]
   slices = sum(last[-1] - last[0] + 1 for last in ends)
   share = (slices - 1) / slices
-  if kind[1] == "ALL_GATHER":
+  if kind == "ALL_GATHER":
     return size * (slices - 1)  # the operand is a shard
-  return 2 * size * share if kind[1] == "ALL_REDUCE" else size * share
-
-
-def group_size(module: hlo.Module, instruction: hlo.Instruction) -> int:
-  """The number of devices in one group of a collective."""
-  return len(first_group(module, instruction))
+  return 2 * size * share if kind == "ALL_REDUCE" else size * share
 
 
 def first_group(module: hlo.Module, instruction: hlo.Instruction) -> tuple[int, ...]:
   """The partitions of a collective's first group, from any of HLO's notations; all partitions if it names no group."""
-  if match := instruction.attribute(
-      r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((?:\[([0-9,]*)\]T\()?([0-9,]*)\)\)?)?\s*\{([^}]*)\}"
-  ):
+  if match := _MESH_GROUPS.search(instruction.attributes):
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
     chosen = re.findall(r"'([^']+)'", match[4])
     if unknown := [axis for axis in chosen if axis not in sizes]:
@@ -157,16 +147,16 @@ def first_group(module: hlo.Module, instruction: hlo.Instruction) -> tuple[int, 
       numbers = np.array(_integers(match[3]))
     numbers = numbers.reshape(tuple(sizes.values()))
     return tuple(numbers[tuple(slice(None) if axis in chosen else 0 for axis in sizes)].ravel().tolist())
-  if match := instruction.attribute(r"replica_groups=\[(\d+),(\d+)\]<=\[([0-9,]*)\](?:T\(([0-9,]*)\))?"):
+  if match := _SHAPED_GROUPS.search(instruction.attributes):
     dims = _integers(match[3])
     numbers = np.arange(math.prod(dims)).reshape(dims)
     if match[4]:
       numbers = numbers.transpose(_integers(match[4]))
     return tuple(numbers.reshape(int(match[1]), int(match[2]))[0].tolist())
-  if match := instruction.attribute(r"replica_groups=\{\{([0-9,]*)\}"):
-    return tuple(_integers(match[1]))
-  if (match := instruction.attribute(r"replica_groups=(\S+)")) and match[1].strip(",") != "{}":
-    raise hlo.HloError(f"{instruction.name} has replica_groups={match[1][:60]}, a notation that is not known.")
+  if listed := instruction.attribute(r"replica_groups=\{\{([0-9,]*)\}"):
+    return tuple(_integers(listed))
+  if (other := instruction.attribute(r"replica_groups=(\S+)")) and other.strip(",") != "{}":
+    raise hlo.HloError(f"{instruction.name} has replica_groups={other[:60]}, a notation that is not known.")
   return tuple(range(module.partitions))
 
 

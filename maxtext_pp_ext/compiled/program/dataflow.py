@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Iterator
+import itertools
 import re
 
 from maxtext_pp_ext.compiled.program import hlo
@@ -28,16 +29,10 @@ class Dataflow:
     self.module = module
     self._after: dict[Value, list[Value]] = collections.defaultdict(list)
     self._before: dict[Value, list[Value]] = collections.defaultdict(list)
-    for computation in module.computations.values():
-      for instruction in computation.instructions:
-        for before, after in self._edges(computation, instruction):
-          self._connect(before, after)
-    for before, after in self._between_slices():
-      self._connect(before, after)
-
-  def _connect(self, before: Value, after: Value) -> None:
-    self._after[before].append(after)
-    self._before[after].append(before)
+    edges = itertools.chain.from_iterable(itertools.starmap(self._edges, module.steps()))
+    for before, after in itertools.chain(edges, self._between_slices()):
+      self._after[before].append(after)
+      self._before[after].append(before)
 
   def depending_on(self, values: Iterable[Value]) -> set[Value]:
     """The values, and all values that are computed from them."""
@@ -68,7 +63,7 @@ class Dataflow:
       case "get-tuple-element":
         index = instruction.attribute(r"index=(\d+)")
         if index and names:
-          yield from (((where, names[0], (int(index[1]), *path)), (w, n, path)) for w, n, path in results)
+          yield from (((where, names[0], (int(index), *path)), (w, n, path)) for w, n, path in results)
           return
     yield from self._into_calls(computation, instruction, names, results)
     operands = [self.values(where, computation.by_name[name]) for name in names]
@@ -81,10 +76,9 @@ class Dataflow:
 
   def _between_slices(self) -> Iterator[tuple[Value, Value]]:
     ends: dict[str, dict[str, Value]] = collections.defaultdict(dict)
-    for computation in self.module.computations.values():
-      for step in computation.instructions:
-        if step.opcode in ("send", "recv") and (name := step.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"')):
-          ends[name[1]][step.opcode] = self.values(computation.name, step)[0]
+    for computation, step in self.module.steps():
+      if step.opcode in ("send", "recv") and step.rendezvous:
+        ends[step.rendezvous][step.opcode] = self.values(computation.name, step)[0]
     yield from ((each["send"], each["recv"]) for each in ends.values() if len(each) == 2)
 
   def _into_calls(

@@ -94,19 +94,24 @@ class Instruction:
   @property
   def op_name(self) -> str:
     """JAX's name for the operation's place in the program: `jit(train_step)/transpose(jvp())/…`."""
-    match = re.search(r'op_name="([^"]*)"', self.attributes)
-    return match[1] if match else ""
+    return self.attribute(r'op_name="([^"]*)"') or ""
+
+  @property
+  def rendezvous(self) -> str:
+    """The name under which slices send and receive."""
+    return self.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"') or ""
 
   @property
   def noted_trips(self) -> int | None:
     """How often a `while` runs its body, as the compiler notes; None without a note."""
-    for pattern in (r'known_trip_count"?[=:]\{"?n"?[=:]"?(\d+)', r'estimated_trip_count"?[=:]"?(\d+)'):
-      if match := self.attribute(pattern):
-        return int(match[1])
-    return None
+    known = self.attribute(r'known_trip_count"?[=:]\{"?n"?[=:]"?(\d+)')
+    noted = known or self.attribute(r'estimated_trip_count"?[=:]"?(\d+)')
+    return int(noted) if noted else None
 
-  def attribute(self, pattern: str) -> re.Match[str] | None:
-    return re.search(pattern, self.attributes)
+  def attribute(self, pattern: str) -> str | None:
+    """The group of a pattern, where it occurs in the attributes."""
+    match = re.search(pattern, self.attributes)
+    return match[1] if match else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,6 +130,12 @@ class Computation:
     """The instruction whose result the computation returns."""
     return next((step for step in self.instructions if step.is_root), self.instructions[-1])
 
+  @functools.cached_property
+  def backward_share(self) -> float:
+    """Of the instructions that have JAX's names, the share that comes from the transposed program."""
+    named = [step.op_name for step in self.instructions if step.op_name]
+    return sum("transpose(" in name for name in named) / max(len(named), 1)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Module:
@@ -133,6 +144,10 @@ class Module:
   computations: dict[str, Computation]  # the computations, by name
   entry: str  # name of the computation that the program starts with
   partitions: int  # number of devices over which the program is partitioned
+
+  def steps(self) -> Iterator[tuple[Computation, Instruction]]:
+    """All instructions, each with its computation."""
+    return ((computation, step) for computation in self.computations.values() for step in computation.instructions)
 
   def callees(self, instruction: Instruction) -> tuple[Computation, ...]:
     return tuple(self.computations[name] for name in instruction.called if name in self.computations)
@@ -164,10 +179,11 @@ def program(text: str) -> Module:
     module = parse(text, whole=True)
     for computation in module.computations.values():
       _check_computation(module, computation)
-    steps = {name: each.instructions for name, each in module.computations.items()}
-    calls = {name: {callee.name for step in of for callee in module.callees(step)} for name, of in steps.items()}
+    calls = graphlib.TopologicalSorter[str]()
+    for computation, step in module.steps():
+      calls.add(computation.name, *(callee.name for callee in module.callees(step)))
     try:
-      graphlib.TopologicalSorter(calls).prepare()
+      calls.prepare()
     except graphlib.CycleError as error:
       raise HloError(f"The computation {error.args[1][0]} runs itself.") from error
   return module
@@ -184,7 +200,7 @@ def _check_computation(module: Module, computation: Computation) -> None:
     if missing := [name for name in re.findall(r"%([\w.\-]+)", operands) if name not in computation.by_name]:
       raise HloError(f"The operand {missing[0]} of {step.name} is not defined {of}.")
     condition = step.attribute(r"condition=%?([\w.\-]+)") if step.opcode == "while" else None
-    called = [*step.called, *(condition.groups() if condition else ())]
+    called = [*step.called, *([condition] if condition else [])]
     if missing := [name for name in called if name not in module.computations]:
       raise HloError(f"{step.name} runs {missing[0]}, which is not defined ({of}).")
 

@@ -20,9 +20,7 @@ from maxtext_pp_ext.compiled.program import hlo
 
 _MOST_ELEMENTS = 1 << 16
 _MOST_TRIPS = 1 << 14
-_PASSED_ON = frozenset(
-    {"bitcast", "copy", "copy-start", "copy-done", "optimization-barrier", "reshape", "all-reduce-done"}
-)
+_PASSED_ON = frozenset({"bitcast", "copy", "copy-start", "copy-done", "reshape", "all-reduce-done"})
 _COMPARE = {
     "EQ": np.equal,
     "NE": np.not_equal,
@@ -55,10 +53,10 @@ _ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {
     "minimum": np.minimum,
     "maximum": np.maximum,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
-    "and": lambda a, b: np.logical_and(a, b) if a.dtype == bool else np.bitwise_and(a, b),
-    "or": lambda a, b: np.logical_or(a, b) if a.dtype == bool else np.bitwise_or(a, b),
-    "xor": lambda a, b: np.logical_xor(a, b) if a.dtype == bool else np.bitwise_xor(a, b),
-    "not": lambda a: np.logical_not(a) if a.dtype == bool else np.invert(a),
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
     "shift-left": np.left_shift,
     "shift-right-arithmetic": np.right_shift,
     "shift-right-logical": lambda a, b: (a.astype(np.int64) & 0xFFFFFFFF) >> b,
@@ -144,12 +142,12 @@ class Scope:
       return _result(self.called(callee, step.operand_names), 0, index)
     if index is not None and step.opcode != "optimization-barrier":
       raise UnknownError(step.name)
-    array = step.arrays[0] if step.arrays else None
-    if array is None or array.elements > _MOST_ELEMENTS:
+    if not step.arrays or step.arrays[0].elements > _MOST_ELEMENTS:
       raise UnknownError(step.name)
     if step.opcode == "optimization-barrier":
       return self.value(step.operand_names[0], index)
-    return _compute(step, array, [functools.partial(self.value, name) for name in step.operand_names], self.module)
+    operands = [functools.partial(self.value, name) for name in step.operand_names]
+    return _compute(step, step.arrays[0], operands, self.module)
 
   def _unchanged(self, loop: hlo.Instruction, index: int | None) -> np.ndarray:
     """What a loop hands through; what it changes is not followed to its end."""
@@ -188,21 +186,21 @@ def _compute(
     return np.zeros(1, dtype=np.int64)
   if step.opcode == "iota":
     axis = int(_attribute(step, r"iota_dimension=(\d+)"))
-    return np.broadcast_to(np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))]), shape)[
-        None
-    ]
+    along = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    return np.broadcast_to(along, (1, *shape))
   if step.opcode in _ELEMENTWISE:
     return _ELEMENTWISE[step.opcode](*(operand() for operand in operands))
   if step.opcode == "compare":
     return _COMPARE[_attribute(step, r"direction=(\w+)")](*(operand() for operand in operands))
   if step.opcode in _PASSED_ON:
-    (given,) = (operand() for operand in operands)
+    given = operands[0]()
     return given.reshape(given.shape[0], *shape)
   if step.opcode == "convert":
-    (given,) = (operand() for operand in operands)
-    return given.astype(bool if array.dtype == "pred" else float if array.is_floating else np.int64)
+    return operands[0]().astype(bool if array.dtype == "pred" else float if array.is_floating else np.int64)
   if step.opcode == "broadcast":
-    return _broadcast(operands[0](), shape, _integers(_attribute(step, r"dimensions=\{([0-9,]*)\}")))
+    given, kept = operands[0](), _attribute(step, r"dimensions=\{([0-9,]*)\}").split(",")
+    given = np.expand_dims(given, [axis + 1 for axis in range(len(shape)) if str(axis) not in kept])
+    return np.broadcast_to(given, (given.shape[0], *shape))
   if step.opcode == "slice":
     ranges = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", _attribute(step, r"slice=\{([^}]*)\}"))
     return operands[0]()[(slice(None), *(slice(int(a), int(b), int(c or 1)) for a, b, c in ranges))]
@@ -229,13 +227,6 @@ def _constant(step: hlo.Instruction, array: hlo.Array) -> np.ndarray:
   return values.reshape(1, *array.dims)
 
 
-def _broadcast(given: np.ndarray, shape: tuple[int, ...], dimensions: list[int]) -> np.ndarray:
-  spread = [1] * len(shape)
-  for axis, to in enumerate(dimensions):
-    spread[to] = given.shape[axis + 1]
-  return np.broadcast_to(given.reshape(given.shape[0], *spread), (given.shape[0], *shape))
-
-
 def _dynamic_slice(given: np.ndarray, starts: list[np.ndarray], sizes: tuple[int, ...]) -> np.ndarray:
   devices = max(given.shape[0], *(start.shape[0] for start in starts))
   given = np.broadcast_to(given, (devices, *given.shape[1:]))
@@ -248,11 +239,6 @@ def _dynamic_slice(given: np.ndarray, starts: list[np.ndarray], sizes: tuple[int
 
 
 def _attribute(step: hlo.Instruction, pattern: str) -> str:
-  match = step.attribute(pattern)
-  if match is None:
+  if (found := step.attribute(pattern)) is None:
     raise UnknownError(f"{step.name} has no {pattern}")
-  return match[1]
-
-
-def _integers(text: str) -> list[int]:
-  return [int(word) for word in text.split(",") if word]
+  return found

@@ -19,11 +19,11 @@ def dot_flops(computation: hlo.Computation, instruction: hlo.Instruction, *, pad
   if instruction.opcode == "dot":
     dims = instruction.attribute(r"lhs_contracting_dims=\{([^}]*)\}")
     lhs = _operand(computation, instruction, 0)
-    contracted = math.prod(lhs.dims[int(i)] for i in dims[1].split(",") if i) if dims and lhs else 1
+    contracted = math.prod(lhs.dims[int(i)] for i in dims.split(",") if i) if dims and lhs else 1
     return 2.0 * instruction.arrays[0].elements * contracted
   if instruction.opcode != "convolution":
     return 0.0
-  labels = instruction.attribute(r"dim_labels=(\w+)_(\w+)->(\w+)")
+  labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
   operand, kernel = _operand(computation, instruction, 0), _operand(computation, instruction, 1)
   result = instruction.arrays[0]
   if not (labels and operand and kernel):
@@ -37,8 +37,8 @@ def _share_inside(
     instruction: hlo.Instruction, labels: re.Match[str], operand: hlo.Array, kernel: hlo.Array, result: hlo.Array
 ) -> float:
   """Share of a convolution's multiplications whose operand is neither padding nor a hole of a dilation."""
-  window = instruction.attribute(r"window=\{([^}]*)\}")
-  fields = dict(field.split("=") for field in window[1].split()) if window else {}
+  window = instruction.attribute(r"window=\{([^}]*)\}") or ""
+  fields = dict(field.split("=") for field in window.split())
   spatial = sorted(label for label in labels[2] if label.isdigit())
 
   def values(name: str, default: str) -> list[list[int]]:

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import re
@@ -64,7 +64,8 @@ class Costs:
     self._module, self._chip, self._grid, self._mesh, self._carries = module, chip, grid, dict(mesh), carries
     self._route = functools.cache(grid.route)
     self._network = chip.network_measured or chip.network
-    self._filled = dict(collectives.balanced_rows(computation, step) for computation, step in _ragged(module))
+    ragged = (collectives.RAGGED, f"{collectives.RAGGED}-start")
+    self._filled = dict(collectives.balanced_rows(*found) for found in module.steps() if found[1].opcode in ragged)
 
   def compute(self, scope: integers.Scope, step: hlo.Instruction) -> tuple[str, float]:
     """The kind of an instruction's compute, and its seconds."""
@@ -76,7 +77,9 @@ class Costs:
       if '"tpu_custom_call"' not in step.attributes:
         return OTHER, 0.0
       blocks = functools.partial(_blocks, scope, step)
-      return KERNELS, self._kernel(kernels.kernel(step, operands, blocks, self._filled))
+      found = kernels.kernel(step, operands, blocks, self._filled)
+      reached = self._chip.flops * EFFICIENCY[found.kind]
+      return KERNELS, max(found.flops / reached, found.bytes / self._chip.hbm_bandwidth)
     kind = PRODUCTS if self._is_product(step.name, computation.name) else OTHER
     if cycles := _CYCLES.search(step.attributes):
       return kind, int(cycles[1]) / self._chip.clock
@@ -102,10 +105,6 @@ class Costs:
         is_asynchronous=step.opcode.endswith("-start") or step.opcode == "send",
         detail={"axes": axes, "bytes": sent, "carries": carried},
     )
-
-  def _kernel(self, found: kernels.Kernel) -> float:
-    reached = self._chip.flops * EFFICIENCY[found.kind]
-    return max(found.flops / reached, found.bytes / self._chip.hbm_bandwidth)
 
   def hides_collective(self, step: hlo.Instruction) -> bool:
     """Whether a fusion runs a collective beside its compute, of which only the compute is counted."""
@@ -165,17 +164,10 @@ class Costs:
     )
 
 
-def _ragged(module: hlo.Module) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
-  for computation in module.computations.values():
-    for step in computation.instructions:
-      if step.opcode in (collectives.RAGGED, f"{collectives.RAGGED}-start"):
-        yield computation, step
-
-
 def permuted(step: hlo.Instruction) -> list[tuple[int, int]]:
   """Source and target of each pair of a permute."""
   pairs = step.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
-  return [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[1])] if pairs else []
+  return [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs or "")]
 
 
 def _moved(step: hlo.Instruction, operands: Sequence[hlo.Array]) -> float:

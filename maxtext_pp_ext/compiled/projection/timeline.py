@@ -226,8 +226,8 @@ class _Lanes:
       self._until(run, end, transfer, step, place)
       return
     self._waiting[step.name] = (end, transfer)
-    if rendezvous := _rendezvous(step):
-      self._sent[rendezvous] = (end, transfer)
+    if step.rendezvous:
+      self._sent[step.rendezvous] = (end, transfer)
 
   def update(self, run: Run, step: hlo.Instruction) -> None:
     """Gives a transfer that is ready its operands."""
@@ -240,8 +240,8 @@ class _Lanes:
 
   def receive(self, step: hlo.Instruction) -> None:
     """What another slice sends arrives when what this slice sends has arrived there."""
-    if (rendezvous := _rendezvous(step)) in self._sent:
-      self._waiting[step.name] = self._sent[rendezvous]
+    if step.rendezvous in self._sent:
+      self._waiting[step.name] = self._sent[step.rendezvous]
 
   def wait(self, run: Run, step: hlo.Instruction, place: _Place) -> None:
     """Waits for the end of a transfer."""
@@ -264,17 +264,9 @@ class _Lanes:
     run.seconds += waited
 
 
-def _rendezvous(step: hlo.Instruction) -> str:
-  """The name under which slices send and receive."""
-  found = step.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"')
-  return found[1] if found else ""
-
-
 def _direction(body: hlo.Computation) -> bool | None:
-  """Whether a loop's body comes from the transposed program; None if it has much of both, as gradient accumulation."""
-  named = [step.op_name for step in body.instructions if step.op_name]
-  share = sum("transpose(" in name for name in named) / max(len(named), 1)
-  return None if _MIXED[0] < share < _MIXED[1] else share > 0.5
+  """Whether a loop's body is of backward; None if it has much of both, as gradient accumulation."""
+  return None if _MIXED[0] < body.backward_share < _MIXED[1] else body.backward_share > 0.5
 
 
 class _Place(NamedTuple):
