@@ -7,8 +7,6 @@ needs, so help is instant. Every subcommand has MaxText's arguments in `args.max
 for output for programs; a subcommand that needs them in another form declares them itself.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 import functools

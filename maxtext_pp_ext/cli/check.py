@@ -11,8 +11,6 @@ memory fits into a device. No devices are needed: the check is for those of comp
 the parallelism makes. The exit code is 2 if there is an error, else 0, also with warnings.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from typing import Any

@@ -41,8 +41,6 @@ cores: their times show whether a step computes or copies more than another, not
 --result writes all of it into one file: versions, devices, arguments, flags, every round, memory, projection.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib

@@ -5,8 +5,6 @@
 The package argcomplete asks for it, once a shell has been told: eval "$(register-python-argcomplete maxtext-pp)".
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterable
 import functools

@@ -15,8 +15,6 @@ SRC is a checkpoint (.../checkpoints/100, with or without /items) or a run's che
 checkpoint is taken (--step: another). DST is the same kind of folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 from typing import Any

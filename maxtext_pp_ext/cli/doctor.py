@@ -14,8 +14,6 @@ something is wrong, else 0.
 replaces and imports. It is read, and not run.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

@@ -10,8 +10,6 @@ window is that of one stage, as circular_bsw keeps it. A CONFIG with pipeline_im
 window, and none is drawn.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import pathlib

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares MaxText for a command: without accelerators and start-up output. Options of commands that compile."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output of commands: results on stdout, everything else on stderr."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 import contextlib
 import json

@@ -46,8 +46,6 @@ If nothing fits, the candidates are shown that need least memory, and the keys t
 estimated like a candidate. --write then writes nothing, unless --row says which.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

@@ -10,8 +10,6 @@ passed over, with the reason. --conflicts shows conflicts only. Conflicts are no
 those of compile_topology, of --devices, or as many as the parallelism makes.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 import shutil

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws figures of compiled train steps as bars: memory, bytes sent, FLOPs, compile time."""
 
-from __future__ import annotations
-
 import pathlib
 from typing import Any
 

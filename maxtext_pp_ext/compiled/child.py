@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs `tasks`, each in its own process with limits, devices, flags and memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import importlib.metadata

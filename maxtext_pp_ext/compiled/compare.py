@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of one compiled train step, with the content and the loop depth of its collectives."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import pathlib
 from typing import Any

@@ -8,8 +8,6 @@ Names and flags are those of benchmarks/xla_flags_library.py in github.com/AI-Hy
 Pathways, and CUSTOM_VMEM_LIMIT_FLAG, which needs a number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 import difflib
 import re

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a command with limits of time and memory, and reports how it ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import contextlib
 import dataclasses

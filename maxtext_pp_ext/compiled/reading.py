@@ -10,8 +10,6 @@ kernel or a scatter is computed from it. It is a weight's gradient if only the n
 scalars are "elsewhere". With optimizers that multiply matrices, such as Muon, gradients are classified as activations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import dataclasses
 from typing import Any

@@ -7,8 +7,6 @@ a process of its own. Steps A, B, C take turns as A B C C B A, where C's two are
 affects all alike. Each step is compiled in its first turn only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 import statistics
 from typing import Any

@@ -7,8 +7,6 @@
 The tasks are those of `TASKS`. Their result is a JSON object.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import json

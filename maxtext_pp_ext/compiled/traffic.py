@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traffic and FLOPs per device of one step of a compiled program, on average over the devices."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Iterable, Mapping
 import dataclasses

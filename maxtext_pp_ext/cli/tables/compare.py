@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of `maxtext-pp compare`: what the compiled steps are, and what was measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 import sys
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the parts of a run's costs are called in tables. JSON has the values of their enums."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from maxtext_pp_ext.plan.costs import Costs, Part, Phase, Sent

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of `maxtext-pp plan`, the keys of its rows, and what would make a model fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import functools
 import shutil

@@ -8,8 +8,6 @@ all-reduce, and b for a permute. A ragged all-to-all counts twice: the buffer th
 where one device may get them all, and what a device sends if all get equally many.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -8,8 +8,6 @@ to the same rendezvous, as all devices run the same program. Control is no depen
 choice are left out.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Iterable, Iterator
 import itertools

@@ -8,8 +8,6 @@ scheduled HLO (TPU) the instructions of a computation are in the order of execut
 `program` reads a whole program and accepts no other text: figures of a part of a program would be silently wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 import contextlib
 import dataclasses

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FLOPs of a program's matrix multiplications and convolutions. Pallas kernels have none here."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -9,8 +9,6 @@
   buffers are as large as if all tokens went to one device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools

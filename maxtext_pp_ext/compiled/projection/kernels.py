@@ -8,8 +8,6 @@ multiplication (megablox) multiplies each row with one expert's matrix, and leav
 kernel is taken to read and write its operands and results once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import math

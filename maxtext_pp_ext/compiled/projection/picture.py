@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One iteration of each direction of a simulated step, lane by lane, as a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 import pathlib
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The projection of a compiled train step: how long it takes, and what its time goes to."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Mapping
 from typing import Any

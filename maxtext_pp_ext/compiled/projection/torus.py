@@ -15,8 +15,6 @@ times are those of bandwidth-optimal algorithms that use both directions and all
 Source: "How to Scale Your Model", jax-ml.github.io/scaling-book/tpus and /sharding.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses

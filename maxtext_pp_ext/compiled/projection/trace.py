@@ -8,8 +8,6 @@ how many, stands for the others. All times are those of the simulation, so the t
 Format: "Trace Event Format", Google.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 import gzip
 import json
