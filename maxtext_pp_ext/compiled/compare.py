@@ -1,14 +1,15 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of one compiled train step, with the content and the loop depth of its collectives."""
+"""The figures of one compiled train step: what it sends and multiplies, and its projected time."""
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 import pathlib
 from typing import Any
 
-from maxtext_pp_ext.compiled import child, limits, reading, spans, traffic
-from maxtext_pp_ext.compiled.program import collectives, hlo
-from maxtext_pp_ext.compiled.projection import picture, summary, trace
+from maxtext_pp_ext.compiled import child, limits, reading, spans
+from maxtext_pp_ext.compiled.program import collectives, hlo, products
+from maxtext_pp_ext.compiled.projection import costs, picture, timeline, torus, trace
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.processes import interruption
 
@@ -26,12 +27,12 @@ def figures(
     picture_file: pathlib.Path | None = None,
     on_tick: child.OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
-  """Compiles a train step in a separate process.
+  """Compiles a train step in a separate process, see `child.compile_step`.
 
   Args:
     arguments: MaxText's command-line arguments.
     bounds: limits of wall time and host memory.
-    devices: those to compile for, see `child.compile_step`.
+    devices: those to compile for.
     chip: device for which the step's time is projected; None for no projection.
     hlo_file: file to keep the optimised HLO in.
     trace_file: file for the projected step in Chrome's trace format, gzipped.
@@ -40,8 +41,8 @@ def figures(
 
   Returns:
     What `child.compile_step` returns, without `placement` and `names`, and what `of_step` returns. With a chip also
-    `projection`, see `projection.summary.figures`. Or `failure`; and `unread` if the step was compiled and its program
-    could not be read.
+    `projection`, see `of_projection`. Or `failure`; and `unread` if the step was compiled and its program could not be
+    read.
   """
   with interruption.temporary_folder() as folder:
     file = hlo_file or pathlib.Path(folder) / "step.hlo"
@@ -54,8 +55,8 @@ def figures(
     read = reading.step(text, **found.pop("names"))
     found |= of_step(read)
     if chip is not None:
-      simulated = summary.simulate(read, chip, placement)
-      found["projection"] = summary.figures(simulated, chip, found["work"])
+      simulated = simulate(read, chip, placement)
+      found["projection"] = of_projection(simulated, chip, found["work"])
       title = f"{' '.join(arguments)}: projected from the compiler's estimates"
       if trace_file:
         trace.write(simulated.step, trace_file, title=title)
@@ -67,15 +68,27 @@ def figures(
 
 
 def of_step(read: reading.Step) -> dict[str, Any]:
-  """What a train step sends and multiplies.
+  """What a train step sends and multiplies, per device and step.
 
-  Of `traffic.Traffic` all. `loops_without_trip_count` and `conditionals_unknown` could not be followed. `transfers` lists
-  the collectives per device and step, by what they carry, kind and loop depth. `overlap` has the shares of their bytes
-  that are transferred asynchronously, and with compute meanwhile.
+  Returns:
+    `wire_GB` and `count` of the collectives, by kind, and `wire_total_GB`. `balanced_ragged_GB`: of ragged all-to-alls
+    what is sent if all devices get equally many rows. `weight_gathers`: all-gathers executed, counted per floating-point
+    array of at least `collectives.WEIGHT_BYTES`. `dot_flops` of matrix multiplications and convolutions, without those in
+    Pallas kernels. `loops_without_trip_count` and `conditionals_unknown` could not be followed. `transfers` lists the
+    collectives by what they carry, kind and loop depth. `overlap` has the shares of their bytes that are transferred
+    asynchronously, and with compute meanwhile.
   """
   with hlo.reading():
+    kinds = _grouped(read.collectives, (span.collective.kind for span in read.collectives))
+    sent = {kind: sum(span.wire_bytes for span in group) for kind, group in kinds.items()}
+    gathers = kinds.get("all-gather", ())
     return {
-        **traffic.analyse(read.run, read.collectives).to_json(),
+        "wire_GB": {kind: round(size / 1e9, 3) for kind, size in sorted(sent.items())},
+        "wire_total_GB": round(sum(sent.values()) / 1e9, 3),
+        "balanced_ragged_GB": round(_balanced_bytes(kinds.get(collectives.RAGGED, ())) / 1e9, 3),
+        "count": {kind: _count(span.executions for span in group) for kind, group in sorted(kinds.items())},
+        "weight_gathers": _count(span.collective.weights * span.executions for span in gathers),
+        "dot_flops": read.run.total(products.dot_flops),
         "loops_without_trip_count": sorted(read.run.unknown.loops),
         "conditionals_unknown": sorted(read.run.unknown.conditionals),
         "transfers": transfers(read.collectives, read.carries),
@@ -85,28 +98,42 @@ def of_step(read: reading.Step) -> dict[str, Any]:
 
 def transfers(found: Sequence[spans.Span], what: Sequence[str | None]) -> list[dict[str, Any]]:
   """Bytes on the wire and executions, by what is carried, kind and loop depth; the most bytes first."""
-  alike: dict[tuple[str, str, int], list[spans.Span]] = {}
-  for span, carries in zip(found, what, strict=True):
-    alike.setdefault((carries or UNTOLD, span.collective.kind, span.depth), []).append(span)
+  keys = [(carries or UNTOLD, span.collective.kind, span.depth) for span, carries in zip(found, what, strict=True)]
   rows = []
-  for (carries, kind, depth), group in alike.items():
+  for (carries, kind, depth), group in _grouped(found, keys).items():
     row = {"carries": carries, "kind": kind, "loop_depth": depth, "wire_bytes": round(sum(s.wire_bytes for s in group))}
-    row["count"] = traffic.count_of(sum(span.executions for span in group))
-    balanced = sum(span.collective.balanced_bytes * span.executions for span in group)
-    rows.append(row | ({"balanced_bytes": round(balanced)} if kind == collectives.RAGGED else {}))
+    row["count"] = _count(span.executions for span in group)
+    rows.append(row | ({"balanced_bytes": round(_balanced_bytes(group))} if kind == collectives.RAGGED else {}))
   return sorted(rows, key=lambda row: (-row["wire_bytes"], row["carries"], row["kind"], row["loop_depth"]))
+
+
+def _grouped[Key: Hashable](found: Iterable[spans.Span], keys: Iterable[Key]) -> dict[Key, list[spans.Span]]:
+  groups: dict[Key, list[spans.Span]] = {}
+  for span, key in zip(found, keys, strict=True):
+    groups.setdefault(key, []).append(span)
+  return groups
+
+
+def _balanced_bytes(found: Iterable[spans.Span]) -> float:
+  return sum(span.collective.balanced_bytes * span.executions for span in found)
+
+
+def _count(executions: Iterable[float]) -> float:
+  """A number of executions as it is shown. It is no integer where only some devices execute something."""
+  total = sum(executions)
+  return round(total) if float(total).is_integer() else round(total, 3)
 
 
 def overlap(found: Sequence[spans.Span]) -> dict[str, float | None]:
   """Shares of the bytes that are transferred asynchronously, and with compute between start and done."""
   total = sum(span.wire_bytes for span in found)
 
-  def share(chosen: Sequence[spans.Span]) -> float | None:
+  def share(chosen: Iterable[spans.Span]) -> float | None:
     return round(sum(span.wire_bytes for span in chosen) / total, 3) if total else None
 
   return {
-      "asynchronous": share([span for span in found if span.asynchronous]),
-      "compute_meanwhile": share([span for span in found if span.meanwhile]),
+      "asynchronous": share(span for span in found if span.asynchronous),
+      "compute_meanwhile": share(span for span in found if span.meanwhile),
   }
 
 
@@ -114,3 +141,59 @@ def wire_bytes(row: dict[str, Any], **chosen: Any) -> int:
   """The bytes of a row's transfers that have these values."""
   found = (each for each in row["transfers"] if all(each[key] == value for key, value in chosen.items()))
   return sum(each["wire_bytes"] for each in found)
+
+
+def simulate(read: reading.Step, chip: chips.Chip, placement: Mapping[str, Any]) -> timeline.Timeline:
+  """Simulates one step of a scheduled program, from a text with its tables of integers (`compiled.tasks.printed`).
+
+  The placement is `mesh`, sizes by name in order, and `devices`, [slice, x, y, z] of each partition.
+
+  Raises:
+    HloError: the program has something that is not understood.
+  """
+  with hlo.reading():
+    carries = {(span.where, span.name): kind for span, kind in zip(read.collectives, read.carries, strict=True)}
+    devices = [torus.Device(slice=each[0], at=tuple(each[1:])) for each in placement["devices"]]
+    grid = torus.Torus(devices, link=chip.link, network=chip.network, dimensions=chip.links // 2)
+    return timeline.Timeline(read.run, costs.Costs(read.run.module, chip, grid, placement["mesh"], carries))
+
+
+def of_projection(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[str, Any]) -> dict[str, Any]:
+  """A step's projected time, and what it goes to.
+
+  The work is `model_flops` and `tokens` of a device and step, and the `bubble_fraction` of the pipeline, 0 without one.
+
+  Returns:
+    `step_s`; `parts`, seconds that add up to it; and of these: `bubbles_s`, compute of the pipeline's loops in
+    iterations in which a stage idles, None for a pipeline without a loop, and `rematerialisation_s`, what is computed
+    again. `busy_s` of each lane. `transfers_s`: of transfers, hidden or not, by the names of their parts. `transfers_GB`:
+    what a device sends, likewise; of a ragged all-to-all what it sends if routing is balanced. `tokens_per_s` and
+    `tflops_per_s` of a device as MaxText's log counts them, and their share of the chip's peak, `mfu`. `unknown`:
+    instructions that could not be followed, see `Timeline`. `is`: what this is.
+  """
+  run = simulated.step
+  parts: dict[str, float] = collections.defaultdict(float)
+  for part, seconds in run.parts.items():
+    parts[part.what] += seconds
+  compute = {part: seconds for part, seconds in run.parts.items() if part.what in costs.COMPUTED}
+  bubbles = work["bubble_fraction"]
+  in_pipeline = sum(seconds for part, seconds in compute.items() if part.in_pipeline)
+  return {
+      "is": "a projection from the compiler's estimates, not a measurement",
+      "step_s": run.seconds,
+      "parts": _largest_first(parts),
+      "bubbles_s": in_pipeline * bubbles if in_pipeline or not bubbles else None,
+      "rematerialisation_s": sum(seconds for part, seconds in compute.items() if part.again),
+      "compute_s": sum(compute.values()),
+      "busy_s": _largest_first(run.busy),
+      "transfers_s": _largest_first(run.sent),
+      "transfers_GB": _largest_first({part: sent / 1e9 for part, sent in run.sent_bytes.items()}),
+      "tokens_per_s": work["tokens"] / run.seconds,
+      "tflops_per_s": work["model_flops"] / run.seconds / 1e12,
+      "mfu": work["model_flops"] / run.seconds / chip.flops,
+      "unknown": sorted(simulated.unknown),
+  }
+
+
+def _largest_first(seconds: Mapping[str, float]) -> dict[str, float]:
+  return dict(sorted(seconds.items(), key=lambda item: -item[1]))

@@ -3,7 +3,7 @@
 """Traffic and memory of a pipeline as closed forms; docs/how-it-works.md derives them.
 
 Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding delay, T iterations. All bytes are per
-device. Traffic is what a device sends in one step, counted as `compiled.traffic` counts that of compiled programs.
+device. Traffic is what a device sends in one step, counted as `compiled.compare` counts that of compiled programs.
 """
 
 from __future__ import annotations

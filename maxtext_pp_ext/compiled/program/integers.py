@@ -175,7 +175,7 @@ def entry(module: hlo.Module) -> Scope:
 
 
 def _compute(
-    step: hlo.Instruction, array: hlo.Array, operands: list[Callable[[], np.ndarray]], module: hlo.Module
+    step: hlo.Instruction, array: hlo.Array, operands: Sequence[Callable[[], np.ndarray]], module: hlo.Module
 ) -> np.ndarray:
   shape = array.dims
   if step.opcode == "constant":
@@ -199,7 +199,7 @@ def _compute(
     return operands[0]().astype(bool if array.dtype == "pred" else float if array.is_floating else np.int64)
   if step.opcode == "broadcast":
     given, kept = operands[0](), _attribute(step, r"dimensions=\{([0-9,]*)\}").split(",")
-    given = np.expand_dims(given, [axis + 1 for axis in range(len(shape)) if str(axis) not in kept])
+    given = np.expand_dims(given, tuple(axis + 1 for axis in range(len(shape)) if str(axis) not in kept))
     return np.broadcast_to(given, (given.shape[0], *shape))
   if step.opcode == "slice":
     ranges = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", _attribute(step, r"slice=\{([^}]*)\}"))

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from maxtext_pp_ext.compiled.projection import picture, summary, timeline, trace
+from maxtext_pp_ext.compiled import compare
+from maxtext_pp_ext.compiled.projection import picture, timeline, trace
 from tests.compiled.projection import programs
 from tests.compiled.projection.test_timeline import BY_INDEX, entry, loop, PERMUTE, W, work
 
@@ -42,7 +43,7 @@ def test_blocks_of_a_lane_do_not_overlap(found, tmp_path):
 
 def test_figures_are_those_that_maxtexts_log_has_for_such_a_step(found):
   work_of_step = {"model_flops": 459e12 * found.step.seconds / 2, "tokens": 100, "bubble_fraction": 0.25}
-  figures = summary.figures(found, programs.CHIP, work_of_step)
+  figures = compare.of_projection(found, programs.CHIP, work_of_step)
   assert figures["mfu"] == pytest.approx(0.5)
   assert figures["tflops_per_s"] == pytest.approx(459 / 2)
   assert figures["tokens_per_s"] == pytest.approx(100 / found.step.seconds)
@@ -65,5 +66,5 @@ def test_a_step_without_a_loop_is_its_own_iteration(tmp_path):
 
 def test_bubbles_are_the_share_of_the_pipelines_compute_that_idle_stages_do():
   found = programs.simulated(loop(PERMUTE, trips=10))
-  figures = summary.figures(found, programs.CHIP, {"model_flops": 1.0, "tokens": 1, "bubble_fraction": 0.25})
+  figures = compare.of_projection(found, programs.CHIP, {"model_flops": 1.0, "tokens": 1, "bubble_fraction": 0.25})
   assert figures["bubbles_s"] == pytest.approx(0.25 * 10e-6)
