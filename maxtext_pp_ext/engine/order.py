@@ -125,11 +125,6 @@ def _behind_what_comes_before(gradient: Gradient, values: _Values, weight: Weigh
   of_roots = []
   for root in gradient.roots:
     operands = [next(needs) for _ in root.eqn.invars]
-    if (
-        not gradient.is_product
-    ):  # A barrier would keep it apart from what computes its operands, which would be written twice.
-      of_roots.append(operands)
-      continue
     # Tied to the smallest operand, of which a copy costs least.
     smallest = min(range(len(operands)), key=[x.size for x in operands].__getitem__)
     tied = [getattr(weight, name) for name in weight.overlapped]

@@ -60,8 +60,6 @@ class Gradient:
   complete: Var | Literal | None  # without roots the variable of the program that it is; otherwise None
   parts: int  # F; 1 without roots
   on_device: OnDevice | None  # how a device computes its part of it, or None
-  # whether matrix products or kernels compute it; any other sum is part of the operation that computes what it adds up
-  is_product: bool
   readers: tuple[Var, ...]  # the variables of the program after which nothing reads the weight any more
   is_early: bool  # whether it needs no other product of backward, and is not computed last
 
@@ -153,7 +151,6 @@ class GradientProgram:
             complete=None if one else next(others),
             parts=math.prod(s.parts for s in splits[i]) if one else 1,
             on_device=on_device(one, splits[i]) if one else None,
-            is_product=one is None or any(root.axes is None or _is_product(root) for root in one.roots),
             readers=last_readers[i],
             is_early=i in early,
         )
