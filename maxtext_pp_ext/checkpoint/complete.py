@@ -20,7 +20,7 @@ RANDOM_STATE = ("rngs", "to_nnx__rngs", "dropout")
 class Saved:
   """An array that a run saves."""
 
-  shape: Shape  # its shape. Random keys are stored as words along one more axis.
+  shape: Shape  # Random keys are stored as words along one more axis.
   is_random_state: bool = False  # a random key or counter. MaxText draws a new one if a checkpoint has none.
 
 
@@ -30,8 +30,8 @@ def check(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> None:
   A checkpoint without any state of an optimizer has weights only, as one that was imported. Only parameters have to be
   there, not even the step. Random state may lack, or be left over.
   """
-  kinds = (_lacking(stored, saved), _too_much(stored, saved), _of_another_shape(stored, saved))
-  if problems := [line for problems_of_kind in kinds for line in listed(problems_of_kind)]:
+  kinds = (_lacking, _too_much, _of_another_shape)
+  if problems := [line for of_kind in kinds for line in listed(of_kind(stored, saved))]:
     raise LayoutError("\n".join(["The checkpoint is not what a run of these arguments saves:", *problems, _HINT]))
 
 

@@ -104,7 +104,7 @@ def convert(
   folder.mkdir(parents=True)
   try:
     with places.marked(folder):
-      chunks = functools.partial(_chunks, source, todo, old)
+      chunks = functools.partial(_chunks, source, todo)
       copy = functools.partial(_copy, source, chunks, written, lambda done: on_bytes("writing", done, nbytes))
       files.create(folder, source, arrays, scan_layers=scan_layers, fill=copy)
       found = _read_back(folder, todo, chunks, lambda done: on_bytes("verifying", done, nbytes))
@@ -148,10 +148,8 @@ def _chunk(entry, todo: Plan, source: files.Checkpoint) -> tuple[int, ...]:
 class _Piece:
   """One layer's part of one chunk."""
 
-  name: str  # name of the array, the same in both layouts
-  layer: int | None
+  move: Move
   offset: tuple[int, ...]  # where it begins within what the array holds of that layer
-  path: Path  # the new array
   source: Index  # its place within the chunk
   target: Index  # its place in the new array
 
@@ -159,18 +157,15 @@ class _Piece:
 _Chunk = tuple[Path, Index, list[_Piece]]
 
 
-def _chunks(source: files.Checkpoint, todo: Plan, old: Layout) -> Iterator[_Chunk]:
+def _chunks(source: files.Checkpoint, todo: Plan) -> Iterator[_Chunk]:
   """Yields each chunk of the old checkpoint, and where its parts go."""
   for path, array in source.arrays.items():
-    moves = todo.moves[path]
-    name = _name(path, old)
     along = [
         [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]
         for size, chunk in zip(array.shape, array.chunk, strict=True)
     ]
     for box in itertools.product(*along):
-      pieces = [_piece(name, move, box) for move in moves if _meets(move.source, box)]
-      if pieces:
+      if pieces := [_piece(move, box) for move in todo.moves[path] if _meets(move.source, box)]:
         yield path, box, pieces
 
 
@@ -178,28 +173,16 @@ def _meets(index: Index, box: Index) -> bool:
   return all(isinstance(at, slice) or part.start <= at < part.stop for at, part in zip(index, box, strict=True))
 
 
-def _piece(name: str, move: Move, box: Index) -> _Piece:
-  parts = [part for at, part in zip(move.source, box, strict=True) if isinstance(at, slice)]
+def _piece(move: Move, box: Index) -> _Piece:
+  along = list(zip(move.source, box, strict=True))
+  parts = [part for at, part in along if isinstance(at, slice)]
   rest = iter(parts)
   return _Piece(
-      name=name,
-      layer=move.layer,
+      move=move,
       offset=tuple(part.start for part in parts),
-      path=move.path,
-      source=tuple(
-          slice(None) if isinstance(at, slice) else at - part.start for at, part in zip(move.source, box, strict=True)
-      ),
+      source=tuple(slice(None) if isinstance(at, slice) else at - part.start for at, part in along),
       target=tuple(next(rest) if isinstance(at, slice) else at for at in move.target),
   )
-
-
-def _name(path: Path, old: Layout) -> str:
-  """Returns an array's name without its place in the layout, so it is the same in both layouts."""
-  for start in range(len(path)):
-    leaf = old.by_path.get(path[start:])
-    if leaf is not None and leaf.name is not None:
-      return "/".join((*path[:start], *leaf.name))
-  return "/".join(path)
 
 
 def _copy(
@@ -230,7 +213,7 @@ def _copy(
         _add(checksums, piece, part)
         while pending and in_flight + part.nbytes > IN_FLIGHT:
           finish()
-        pending.append((part.nbytes, stores[piece.path][piece.target].write(part)))
+        pending.append((part.nbytes, stores[piece.move.path][piece.target].write(part)))
         in_flight += part.nbytes
       del values, part  # before the next chunk is read
     while pending:
@@ -253,7 +236,7 @@ def _read_back(
   done = 0
   for _, _, pieces in chunks():
     for piece in pieces:
-      part = arrays[piece.path].store[piece.target].read().result()
+      part = arrays[piece.move.path].store[piece.target].read().result()
       _add(checksums, piece, part)
       done += part.nbytes
     on_bytes(done)
@@ -262,9 +245,9 @@ def _read_back(
 
 def _add(checksums: Checksums, piece: _Piece, part: np.ndarray) -> None:
   """Adds a part's checksum to its layer's. A sum does not depend on the order in which parts come."""
-  found = hashlib.blake2b(repr((piece.name, piece.offset, part.shape)).encode(), digest_size=16)
+  found = hashlib.blake2b(repr((piece.move.name, piece.offset, part.shape)).encode(), digest_size=16)
   found.update(np.asarray(part, order="C").reshape(-1).view(np.uint8))
-  key = piece.name, piece.layer
+  key = piece.move.name, piece.move.layer
   checksums[key] = (checksums[key] + int.from_bytes(found.digest())) % _MODULUS
 
 

@@ -99,8 +99,7 @@ class Checkpoint:
   def scan_layers(self) -> bool | None:
     """The value of scan_layers that MaxText noted in the checkpoint; None if it noted none."""
     with reading(self.root):
-      noted = _read_json(self.root / _ROOT).get("custom_metadata") or {}
-      return noted.get("scan_layers")
+      return (_read_json(self.root / _ROOT).get("custom_metadata") or {}).get("scan_layers")
 
 
 def open_checkpoint(root: pathlib.Path) -> Checkpoint:
@@ -171,20 +170,16 @@ def create(
 ) -> None:
   """Writes a checkpoint into a folder that has none.
 
-  Args:
-    root: the folder.
-    like: the checkpoint from which it takes the format, and everything beside the train state.
-    arrays: what to create.
-    scan_layers: MaxText's key, noted in the new checkpoint.
-    fill: is given the open arrays, and writes into them.
+  `like` gives the format, and everything beside the train state. `scan_layers` is MaxText's key, noted in the new
+  checkpoint. `fill` is given the open arrays, and writes into them.
   """
   items = root / like.items.relative_to(like.root)
-  skipped = {like.items, like.root / TREE, like.root / _COMMITTED} | (
-      set(like.root.iterdir()) - {like.root / _ROOT} if like.items == like.root else set()
-  )
-  for path in like.root.iterdir():
-    if path not in skipped:
-      (shutil.copytree if path.is_dir() else shutil.copy2)(path, root / path.name)
+  if like.items == like.root:
+    beside = [path for path in like.root.iterdir() if path.name == _ROOT]
+  else:
+    beside = [path for path in like.root.iterdir() if path != like.items and path.name not in (TREE, _COMMITTED)]
+  for path in beside:
+    (shutil.copytree if path.is_dir() else shutil.copy2)(path, root / path.name)
   noted = _read_json(root / _ROOT)
   if "scan_layers" in (noted.get("custom_metadata") or ()):
     noted["custom_metadata"]["scan_layers"] = scan_layers
@@ -248,11 +243,10 @@ class _Handler(type_handlers.TypeHandler):
     raise NotImplementedError("Orbax's own handlers read metadata.")
 
   async def deserialize(self, infos: Sequence[Any], args: Sequence[Any] | None = None) -> Sequence[StoredArray]:
-    specs = [type_handlers.get_json_tspec_read(info, use_ocdbt=info.is_ocdbt_checkpoint) for info in infos]
-    opening = [
-        ts.open(ts.Spec(spec), open=True, read=True, context=info.ts_context)
-        for spec, info in zip(specs, infos, strict=True)
-    ]
+    opening = []
+    for info in infos:
+      spec = type_handlers.get_json_tspec_read(info, use_ocdbt=info.is_ocdbt_checkpoint)
+      opening.append(ts.open(ts.Spec(spec), open=True, read=True, context=info.ts_context))
     return [StoredArray(store=await future, kind=self._kind) for future in opening]
 
   async def serialize(self, values: Sequence[NewArray], infos: Sequence[Any], args: Sequence[Any] | None = None) -> list:
@@ -260,11 +254,7 @@ class _Handler(type_handlers.TypeHandler):
     for value, info in zip(values, infos, strict=True):
       await info.await_path_creation()
       spec = type_handlers.get_json_tspec_write(
-          info,
-          use_ocdbt=info.is_ocdbt_checkpoint,
-          global_shape=value.shape,
-          local_shape=value.chunk,
-          dtype=value.dtype,
+          info, use_ocdbt=info.is_ocdbt_checkpoint, global_shape=value.shape, local_shape=value.chunk, dtype=value.dtype
       )
       stores[value.path] = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
     await self._written.add(stores)  # type: ignore[union-attr]  # a handler that serializes has been given it

@@ -109,8 +109,7 @@ def _scan_axes(
   """Returns each `param_scan_axis` that explains the shapes of all parameters; None if no scan stacks any of them."""
   known = []
   for path, shape in shapes.items():
-    name = _name(path, of_layer)
-    if name is not None:
+    if name := _name(path, of_layer):
       known.append((shape, (1 + repeated) * (_in_decoder(path)[:2] == _PIPELINE), of_layer[name]))
 
   def fits(axis: int) -> bool:

@@ -55,18 +55,11 @@ class Leaf:
   def layers(self) -> Iterator[tuple[int, Index]]:
     """Each layer's number, and its place in the array."""
     for at in itertools.product(*(range(self.shape[axis.axis]) for axis in self.axes)):
-      yield self.layer(at), self.index(at)
-
-  def layer(self, at: Shape) -> int:
-    """The number of the layer at these indices, one for each of `axes`."""
-    return self.first + sum(i * axis.stride for i, axis in zip(at, self.axes, strict=True))
-
-  def index(self, at: Shape) -> Index:
-    """The place of the layer at these indices."""
-    index: list[int | slice] = [slice(None)] * len(self.shape)
-    for i, axis in zip(at, self.axes, strict=True):
-      index[axis.axis] = i
-    return tuple(index)
+      number, index = self.first, list[Any]([slice(None)]) * len(self.shape)
+      for i, axis in zip(at, self.axes, strict=True):
+        number += i * axis.stride
+        index[axis.axis] = i
+      yield number, tuple(index)
 
   def fits(self, shape: Shape) -> bool:
     """Returns whether an array of this shape can be this one: random keys are stored as words along one more axis."""
@@ -82,10 +75,11 @@ class Layout:
 
   def __post_init__(self):
     seen = set()
-    for layer, name in ((layer, name) for name, leaf in self._of_layers for layer, _ in leaf.layers()):
-      if (layer, name) in seen:
-        raise LayoutError(f"{self.description}: layer {layer} has {'/'.join(name)} more than once.")
-      seen.add((layer, name))
+    for name, leaf in self._of_layers:
+      for layer, _ in leaf.layers():
+        if (layer, name) in seen:
+          raise LayoutError(f"{self.description}: layer {layer} has {'/'.join(name)} more than once.")
+        seen.add((layer, name))
 
   @property
   def _of_layers(self) -> Iterator[tuple[Path, Leaf]]:

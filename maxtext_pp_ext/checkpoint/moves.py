@@ -31,6 +31,7 @@ class Entry:
 class Move:
   """The move of one layer of an old array, or of the whole array."""
 
+  name: str  # name of the array without its place in the layout, the same in both layouts
   path: Path  # path of the new array
   source: Index  # its place in the old array
   target: Index  # its place in the new one
@@ -59,7 +60,8 @@ def plan(shapes: Mapping[Path, Shape], source: Layout, target: Layout) -> Plan:
     prefix, leaf = _recognise(path, shape, source)
     if leaf is None:
       entries.append(Entry(path=path, shape=shape, like=path, leaf=None))
-      moves[path] = (Move(path=path, source=_all(shape), target=_all(shape), layer=None),)
+      whole = _all(shape)
+      moves[path] = (Move(name="/".join(path), path=path, source=whole, target=whole, layer=None),)
     else:
       of_prefix.setdefault(prefix, {})[leaf.path] = leaf
   if not of_prefix:
@@ -105,6 +107,7 @@ def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[P
   moves: dict[Path, list[Move]] = {(*prefix, *path): [] for path in leaves}
   used = set()
   for leaf in target.leaves:
+    path, name = (*prefix, *leaf.path), "/".join((*prefix, *(leaf.name or leaf.path)))
     wanted: list[tuple[int | None, tuple, Index]] = [(None, leaf.path, _all(leaf.shape))]
     if leaf.name is not None:
       wanted = [(layer, (layer, leaf.name), index) for layer, index in leaf.layers()]
@@ -116,12 +119,12 @@ def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[P
         continue
       missing = [str(layer) for (layer, _, _), has in zip(wanted, there, strict=True) if not has]
       raise LayoutError(
-          f"{'/'.join((*prefix, *leaf.path))} is to hold the layers {', '.join(missing)}, which the checkpoint lacks "
+          f"{'/'.join(path)} is to hold the layers {', '.join(missing)}, which the checkpoint lacks "
           f"(checkpoint: {source.description}; wanted: {target.description})."
       )
-    path = (*prefix, *leaf.path)
-    like = (*prefix, *places[wanted[0][1]][0].path)
-    words = shapes[like][len(places[wanted[0][1]][0].shape) :]  # of random keys
+    first = places[wanted[0][1]][0]
+    like = (*prefix, *first.path)
+    words = shapes[like][len(first.shape) :]  # of random keys
     for layer, key, index in wanted:
       from_leaf, from_index = places[key]
       if from_leaf.of_layer != leaf.of_layer:
@@ -130,8 +133,8 @@ def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[P
             f"is to load it has {list(leaf.of_layer)} ({'/'.join(leaf.path)}): these are not two layouts of one model."
         )
       used.add(key)
-      source_index, target_index = (*from_index, *_all(words)), (*index, *_all(words))
-      moves[(*prefix, *from_leaf.path)].append(Move(path=path, source=source_index, target=target_index, layer=layer))
+      at, to = (*from_index, *_all(words)), (*index, *_all(words))
+      moves[(*prefix, *from_leaf.path)].append(Move(name=name, path=path, source=at, target=to, layer=layer))
     entries.append(Entry(path=path, shape=(*leaf.shape, *words), like=like, leaf=leaf))
   unused = {(*prefix, *leaf.path): leaf for key, (leaf, _) in places.items() if key not in used}
   lost = [path for path, leaf in unused.items() if leaf.is_random_state]

@@ -65,9 +65,6 @@ class Range:
   above: bool = False
   without_0: bool = False
 
-  def __contains__(self, number: float) -> bool:
-    return self.why_not(number) is None
-
   def why_not(self, number: float) -> str | None:
     """What a number has to be and is not; None if it can be had."""
     if number == self.default:

@@ -23,7 +23,6 @@ BATCHES = {
 
 Values = Mapping[str, Any]
 LEAVE_OUT = "Leave out pipeline_impl, or set pipeline_impl=host, for MaxText's own pipeline."
-_MAXTEXTS_OWN = {True: "Set pipeline_impl=host, or change", False: "Change"}
 _MOST_WAYS = 4  # that are printed
 _wanted = contextvars.ContextVar("_wanted", default=True)
 
@@ -43,12 +42,12 @@ class Problem(str):
 
   what: str  # the problem, with the keys and their values
   ways: tuple[tuple[Values, str], ...]  # remedies: each is values for keys, and a remark or ""
-  otherwise: str  # a general remedy for the text, used instead of `ways`
 
   def __new__(cls, what: str, *ways: Values | tuple[Values, str], otherwise: str = "") -> Problem:
+    """`otherwise` is a general remedy for the text, used instead of `ways`."""
     pairs = tuple((way, "") if isinstance(way, Mapping) else way for way in ways)
     self = super().__new__(cls, _sentences(what, pairs, otherwise))
-    self.what, self.ways, self.otherwise = what, pairs, otherwise
+    self.what, self.ways = what, pairs
     return self
 
 
@@ -71,9 +70,12 @@ def changed[C: HostKeys](config: C, values: Values, given: Values | None = None)
 
   `given` has the user's values of `DERIVED` and of parallelism, if the config holds derived values instead.
   """
-  view: dict[str, Any] = {**{key: (given or {})[key] for key in DERIVED if key in (given or {})}, **values}
+  view: dict[str, Any] = {key: value for key, value in (given or {}).items() if key in DERIVED} | dict(values)
   for network in derived.NETWORKS:
-    view |= _parallelism(config, network, values)
+    if getattr(config, f"{network}_parallelism", None) is not None:
+      sizes = derived.parallelism(config, network)
+      own = [values.get(derived.parallelism_key(network, axis), size) for axis, size in sizes.items()]
+      view[f"{network}_parallelism"] = own
   for key, rows in BATCHES.items():
     if key in values and config.num_target_devices:
       view[rows] = int(config.num_target_devices * values[key])
@@ -97,14 +99,6 @@ def _of_layers_outside(config: HostKeys, proposal: Values, passes: Callable[[Val
   return f"{text} Without a pipeline: {settings(changes)}." if passes(changes) else text
 
 
-def _parallelism(config: HostKeys, network: str, values: Values) -> dict[str, Any]:
-  key = f"{network}_parallelism"
-  if getattr(config, key, None) is None:
-    return {}
-  sizes = derived.parallelism(config, network)
-  return {key: [values.get(derived.parallelism_key(network, axis), size) for axis, size in sizes.items()]}
-
-
 def _kind(config: HostKeys, values: Values, remark: str) -> Any:
   """What makes a remedy like another one: the same keys, changed to either side, with the same remark."""
 
@@ -122,24 +116,18 @@ def with_remedies[C: HostKeys](
     propose: Callable[..., Values | None],
     given: Values | None = None,
 ) -> list[str]:
-  """The texts of problems, with each remedy that is enough alone, or with one remedy for all problems together.
+  """The texts of a config's problems, with each remedy that is enough alone, or with one for all problems together.
 
-  Args:
-    config: MaxText's config.
-    found: its problems; each `Problem` is about sizes.
-    problems: finds the problems of another config.
-    propose: `propose.proposal`.
-    given: as for `changed`.
+  `problems` finds those of another config, `propose` is `propose.proposal`, and `given` as for `changed`.
   """
   sizes = [problem for problem in found if isinstance(problem, Problem)]
-  others = len(found) - len(sizes)
+  if not sizes:
+    return list(found)
 
   def passes(values: Values) -> bool:
     left = problems(changed(config, values, given))
-    return not any(isinstance(problem, Problem) for problem in left) and len(left) <= others
+    return not any(isinstance(problem, Problem) for problem in left) and len(left) <= len(found) - len(sizes)
 
-  if not sizes:
-    return list(found)
   texts = [problem.what if isinstance(problem, Problem) else problem for problem in found]
   if not _wanted.get():
     return texts
@@ -151,8 +139,9 @@ def with_remedies[C: HostKeys](
     return [_sentences(p.what, ways.values()) if p is sizes[0] else p for p in found]
   proposal = propose(config, passes, given or {})
   if proposal is None:
+    change = "Set pipeline_impl=host, or change" if derived.runs_ours(config) else "Change"
     remedy = (
-        f"No sizes fit these devices. {_MAXTEXTS_OWN[derived.runs_ours(config)]} the batch or the number of devices."
+        f"No sizes fit these devices. {change} the batch or the number of devices."
         if derived.num_stages(config) == 1
         else "No pipeline of this model fits these devices: set pipeline_impl=host and train without one, or change "
         "base_num_decoder_layers or the number of devices."

@@ -16,6 +16,8 @@ from typing import Any
 GRACE_S = 5.0
 # Seconds. Killed processes end at once, unless the kernel waits for a device.
 _KILLED_S = 10.0
+# Options of a command whose output, errors included, is read line by line.
+LINES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
 _GUARDIAN = pathlib.Path(__file__).resolve().with_name("guardian.py")
 
 

@@ -122,28 +122,25 @@ def interruptible() -> Iterator[None]:
 @contextlib.contextmanager
 def temporary_folder(prefix: str | None = None) -> Iterator[str]:
   """Yields a `tempfile.TemporaryDirectory`; signals that `interruptible` handles leave no half of it."""
-  with contextlib.ExitStack() as stack:
+  folder = None
+  try:
     with _handler.hold():
       folder = tempfile.TemporaryDirectory(prefix=prefix)  # pylint: disable=consider-using-with
-      stack.callback(_remove, folder)
     yield folder.name
-
-
-def _remove(folder: tempfile.TemporaryDirectory) -> None:
-  with _handler.hold():
-    folder.cleanup()
-
-
-def exit_code(error: KeyboardInterrupt) -> int:
-  """Returns 128 plus the signal's number, as a shell does: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM."""
-  return 128 + getattr(error, "number", signal.SIGINT)
+  finally:
+    with _handler.hold():
+      if folder is not None:
+        folder.cleanup()
 
 
 def run(main: Callable[[], int | None], name: str) -> int:
-  """Runs a program's outermost function, which signals may interrupt; returns the exit code."""
+  """Runs a program's outermost function, which signals may interrupt; returns the exit code.
+
+  After a signal that is 128 plus its number, as in a shell: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM.
+  """
   try:
     with interruptible():
       return main() or 0
   except KeyboardInterrupt as error:
     print(f"{name}: {str(error) or 'interrupted'}", file=sys.stderr)
-    return exit_code(error)
+    return 128 + getattr(error, "number", signal.SIGINT)

@@ -45,7 +45,7 @@ class Kind(enum.Enum):
 class Conflict:
   """One conflict of one array."""
 
-  kind: Kind  #: one of the seven kinds
+  kind: Kind
   path: str  #: the array's path; "" if it has none
   names: Sequence  #: the array's logical axes
   shape: tuple[int, ...] | None  #: the array's shape; None if unknown
@@ -80,9 +80,7 @@ def settle(conflicts: Iterable[Conflict], on_conflict: OnConflict) -> None:
   """Raises ShardingConflictError, warns or does nothing about conflicts, as `on_conflict` says."""
   if on_conflict not in ON_CONFLICT:
     raise ValueError(f"on_conflict={on_conflict!r} must be one of {', '.join(map(repr, ON_CONFLICT))}.")
-  if on_conflict == "fallback":
-    return
-  conflicts = tuple(conflicts)
+  conflicts = () if on_conflict == "fallback" else tuple(conflicts)
   if conflicts and on_conflict == "error":
     raise ShardingConflictError(conflicts)
   if conflicts:
@@ -104,12 +102,8 @@ _Found = tuple[Kind, tuple[Rule, ...], str, str]
 def _rank(resolution: Resolution) -> Iterator[_Found]:
   names, shape = resolution.names, resolution.shape
   if shape is not None and len(names) > len(shape):
-    yield (
-        Kind.RANK,
-        (),
-        f"{len(names)} logical axes for {len(shape)} dimensions; the last {len(names) - len(shape)} are ignored",
-        "Annotate each dimension once.",
-    )
+    problem = f"{len(names)} logical axes for {len(shape)} dimensions; the last {len(names) - len(shape)} are ignored"
+    yield Kind.RANK, (), problem, "Annotate each dimension once."
   named = len(names) - resolution.added
   if shape is not None and 0 < named < len(shape):
     yield (
@@ -128,12 +122,8 @@ def _without_rule(resolution: Resolution, dimension: Dimension) -> Iterator[_Fou
     return
   alike = nearest(name, {rule.name for rule in resolution.rules}, 1)
   meant = f"Did you mean {alike[0]!r}? Otherwise" if alike else "Either"
-  yield (
-      Kind.UNKNOWN,
-      (),
-      f"there is no rule for {name!r}, so it is replicated",
-      f"{meant} add the rule ({name!r}, None) to replicate it, or one for the mesh axis to shard it over.",
-  )
+  remedy = f"{meant} add the rule ({name!r}, None) to replicate it, or one for the mesh axis to shard it over."
+  yield Kind.UNKNOWN, (), f"there is no rule for {name!r}, so it is replicated", remedy
 
 
 def _taken(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
@@ -146,8 +136,7 @@ def _taken(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
     return
   taken = {axis: i for p in passed for axis, i in p.taken.items()}
   taken = {axis: i for axis, i in taken.items() if sizes.get(axis, 1) > 1} or taken
-  holders = sorted(set(taken.values()))
-  held = [resolution.dimensions[i] for i in holders]
+  held = [resolution.dimensions[i] for i in sorted(set(taken.values()))]
   lost = spec_entry(tuple(dict.fromkeys(a for p in passed for a in p.rule.axes if sizes.get(a, 1) > 1)))
   problem = " and ".join(
       f"{_entry_text(d.name)!r} has {_axes_text([a for a, i in taken.items() if i == d.index], sizes)}"
@@ -165,15 +154,10 @@ def _taken(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
 
 
 def _missing(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
-  missing = [axis for axis, why in dimension.dropped.items() if why is Dropped.MISSING]
-  if missing:
-    where = str(dimension.rule) if dimension.rule else f"the annotation {_entry_text(dimension.name)}"
-    yield (
-        Kind.MISSING,
-        (dimension.rule,) if dimension.rule else (),
-        f"{where} names {_and(missing)}, which the mesh ({', '.join(resolution.mesh_shape)}) does not have",
-        f"Add {_and(missing)} to the mesh, or remove it from the rule.",
-    )
+  if missing := _and(axis for axis, why in dimension.dropped.items() if why is Dropped.MISSING):
+    where = dimension.rule or f"the annotation {_entry_text(dimension.name)}"
+    problem = f"{where} names {missing}, which the mesh ({', '.join(resolution.mesh_shape)}) does not have"
+    yield Kind.MISSING, _bound_by(dimension), problem, f"Add {missing} to the mesh, or remove it from the rule."
 
 
 def _indivisible(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
@@ -181,14 +165,13 @@ def _indivisible(resolution: Resolution, dimension: Dimension) -> Iterator[_Foun
   if not dropped or dimension.size is None:
     return
   sizes = resolution.mesh_shape
-  by = str(dimension.rule) if dimension.rule else "its annotation"
   wanted = [a for a in (dimension.rule.axes if dimension.rule else dimension.name) if sizes.get(a, 1) > 1]
   product = math.prod(sizes[a] for a in wanted)
   yield (
       Kind.INDIVISIBLE,
-      (dimension.rule,) if dimension.rule else (),
-      f"{by} shards {_entry_text(dimension.name)!r} over {_axes_text(wanted, sizes)}, and its size {dimension.size} is"
-      f" not a multiple of {product}, so it is not sharded over {_and(dropped)}",
+      _bound_by(dimension),
+      f"{dimension.rule or 'its annotation'} shards {_entry_text(dimension.name)!r} over {_axes_text(wanted, sizes)}, and"
+      f" its size {dimension.size} is not a multiple of {product}, so it is not sharded over {_and(dropped)}",
       f"Make it {-(-dimension.size // product) * product}, or bind {_entry_text(dimension.name)!r} to mesh axes that"
       f" divide {dimension.size}.",
   )
@@ -196,18 +179,18 @@ def _indivisible(resolution: Resolution, dimension: Dimension) -> Iterator[_Foun
 
 def _shadowed(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
   """Reports a rule whose mesh axes include all those of an earlier rule: if they are free, the earlier rule applies."""
-  rules = [passed.rule for passed in dimension.passed] + ([dimension.rule] if dimension.rule else [])
+  rules = [*(passed.rule for passed in dimension.passed), *_bound_by(dimension)]
   rules.sort(key=lambda rule: (not rule.own, rule.index))
   for i, rule in enumerate(rules):
     # A variable's own rules are meant to override those of the context.
     earlier = next((r for r in rules[:i] if r.own == rule.own and set(r.axes) <= set(rule.axes)), None)
     if earlier:
-      yield (
-          Kind.SHADOWED,
-          (earlier, rule),
-          f"{rule} can never apply: whenever its mesh axes are free, {earlier} has bound {rule.name!r}",
-          f"Put it before {earlier}, or remove it.",
-      )
+      problem = f"{rule} can never apply: whenever its mesh axes are free, {earlier} has bound {rule.name!r}"
+      yield Kind.SHADOWED, (earlier, rule), problem, f"Put it before {earlier}, or remove it."
+
+
+def _bound_by(dimension: Dimension) -> tuple[Rule, ...]:
+  return (dimension.rule,) if dimension.rule else ()
 
 
 def _suggested(resolution: Resolution, dimension: Dimension) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 from flax import nnx
 import jax
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 import numpy as np
 
 from maxtext_pp_ext.sharding.conflicts import conflicts, Kind, OnConflict, settle
@@ -60,11 +59,6 @@ def creation(init_fn: Callable[[], Any], mesh: Mesh, shardings: PyTree, which: A
   # With explicit mesh axes, an initializer that names no sharding would make the whole array on each device.
   make = run_automatic(make, mesh, jax.tree.map(operator.attrgetter("spec"), shardings))
   return jax.jit(make, out_shardings=shardings)
-
-
-def _whole_shape(shape: Sequence[int], spec: P, mesh: Mesh) -> tuple[int, ...]:
-  """The shape of the whole array if this process's devices hold a part of the shape `shape`."""
-  return tuple(size * _parts(mesh, mesh_axes(entry)) for size, entry in itertools.zip_longest(shape, spec))
 
 
 @functools.lru_cache(maxsize=64)
@@ -117,16 +111,16 @@ def shard_batch(
   rules = read_rules(rules)
   several = jax.process_count() > 1
   leaves, tree = jax.tree_util.tree_flatten_with_path(batch)
-  resolved = []
-  for _, x in leaves:
+  resolved, found = [], []
+  for keys, x in leaves:
     names, shape = tuple(axes)[: np.ndim(x)], np.shape(x)
-    if several:
-      shape = _whole_shape(shape, resolution(names, mesh, rules, None).spec, mesh)
+    if several:  # this process has a part of the array
+      spec = resolution(names, mesh, rules).spec
+      shape = tuple(size * _parts(mesh, mesh_axes(entry)) for size, entry in itertools.zip_longest(shape, spec))
     resolved.append(resolution(names, mesh, rules, shape))
+    found += conflicts(resolved[-1], "/".join(filter(None, ("batch", path_text(keys)))))
   # Several processes: JAX would assume that an array that is not sharded is the same in all of them.
   on_conflict = "error" if several else on_conflict
-  paths = ("/".join(filter(None, ("batch", path_text(keys)))) for keys, _ in leaves)
-  found = [conflict for path, how in zip(paths, resolved, strict=True) for conflict in conflicts(how, path)]
   # The names are those of the first dimensions by definition.
   settle((conflict for conflict in found if conflict.kind is not Kind.UNNAMED), on_conflict)
   placed = [

@@ -23,7 +23,7 @@ from maxtext_pp_ext.units import bytes_text, counted
 class Row:
   """One array of the model."""
 
-  layout: Layout  #: the array's layout, and the reasons for it
+  layout: Layout
   devices: int  #: number of devices of the mesh
 
   @functools.cached_property
@@ -76,7 +76,7 @@ class Row:
         "bytes_per_device": self.bytes_per_device,
         "replication": self.replication,
         "dimensions": [] if resolution is None else [_dimension_dict(d) for d in resolution.dimensions],
-        "conflicts": [_conflict_dict(c) for c in layout.conflicts],
+        "conflicts": [{"kind": c.kind.value, "problem": c.problem, "remedy": c.remedy} for c in layout.conflicts],
     }
 
 
@@ -125,11 +125,9 @@ class Explanation:
 
 def explain(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Iterable | None = None) -> Explanation:
   """Explains how a tree of NNX variables is sharded. Arguments as for `named_shardings`; values are not read."""
-  mesh_shape = dict(mesh.shape)
-  devices = math.prod(mesh_shape.values())
-  rows = [Row(layout=layout, devices=devices) for layout in layouts(tree, mesh, rules)]
+  rows = [Row(layout=layout, devices=mesh.size) for layout in layouts(tree, mesh, rules)]
   rows.sort(key=lambda row: (-row.bytes_of_replication, -row.bytes, row.layout.path))
-  return Explanation(mesh_shape=mesh_shape, rows=tuple(rows))
+  return Explanation(mesh_shape=dict(mesh.shape), rows=tuple(rows))
 
 
 def _dimension_text(d: Dimension) -> str:
@@ -192,7 +190,3 @@ def _dimension_dict(d: Dimension) -> dict[str, Any]:
       "dropped": {axis: why.value for axis, why in d.dropped.items()},
       "passed_over": [{"rule": str(passed.rule), "why": passed.why} for passed in d.passed],
   }
-
-
-def _conflict_dict(conflict: Conflict) -> dict[str, str]:
-  return {"kind": conflict.kind.value, "problem": conflict.problem, "remedy": conflict.remedy}

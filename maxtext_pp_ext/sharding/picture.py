@@ -16,15 +16,9 @@ _MOST = 8  # parts along an edge that are drawn
 
 
 def parts(sharding: NamedSharding, rank: int) -> np.ndarray:
-  """Finds the part of an array that each device holds.
+  """int [devices, rank]: for each device, the index of its part of the array along each dimension.
 
-  Args:
-    sharding: the array's sharding.
-    rank: the array's number of dimensions.
-
-  Returns:
-    int [devices, rank]: for each device, the index of its part along each dimension. Devices are numbered along the
-    mesh's axes in their order.
+  Devices are numbered along the mesh's axes in their order.
   """
   sizes = dict(sharding.mesh.shape)
   coordinates = dict(zip(sizes, np.indices(tuple(sizes.values())), strict=True))
@@ -46,11 +40,12 @@ def picture(shape: Sequence[int], sharding: NamedSharding) -> str:
   drawn = [dimension for dimension, count in enumerate(counts) if count > 1]
   rows, columns = (*drawn, None, None)[:2]
   shown = (where[:, drawn[2:]] == 0).all(axis=1)
-  table = [["", *_headings(shape, counts, columns)]]
+  above = _headings(shape, counts, columns)
+  table = [["", *above]]
   for row, heading in enumerate(_headings(shape, counts, rows)):
     cells = []
-    for column in range(len(table[0]) - 1):
-      if "…" in (heading, table[0][column + 1]):  # stands for all parts that are left out
+    for column, other in enumerate(above):
+      if "…" in (heading, other):  # stands for all parts that are left out
         cells.append("…")
         continue
       holds = shown

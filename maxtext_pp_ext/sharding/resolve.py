@@ -3,9 +3,7 @@
 """Resolves logical axes to a PartitionSpec by rules and a mesh, and records what each rule did.
 
 The algorithm is that of `flax.linen.logical_to_mesh_axes`. Rules are tried in order. The first rule that fits binds a
-dimension, and a mesh axis is bound to at most one dimension of an array. A `Resolution` records the bindings, and which
-rules were passed over and why. `resolve` returns its PartitionSpec, `conflicts` finds its conflicts, and `explain` shows
-it.
+dimension, and a mesh axis is bound to at most one dimension of an array.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import enum
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -206,10 +205,10 @@ def resolution(
       bound[i] = rule
       holder |= dict.fromkeys(rule.axes, i)
   mesh_shape = dict(mesh.shape)
-  sizes = None if shape is None else (*shape, *(None,) * (len(names) - len(shape)))
+  sizes = itertools.chain(shape or (), itertools.repeat(None))
   dimensions = []
-  for i, name in enumerate(names):
-    by, size = bound.get(i), None if sizes is None else sizes[i]
+  for i, (name, size) in enumerate(zip(names, sizes, strict=False)):
+    by = bound.get(i)
     binds = (by.binds if by else ()) if isinstance(name, str) else name
     entry, dropped = _entry(binds, size, mesh_shape)
     dimensions.append(

@@ -19,8 +19,6 @@ from maxtext_pp_ext.sharding.variables import is_variable, named_shardings, unwr
 from maxtext_pp_ext.units import counted
 
 Path = tuple[str, ...]
-# The path of a variable's value if an nnx.State was saved instead of its pure dict.
-_VALUE = ("value",)
 
 
 class CheckpointMismatchError(ValueError):
@@ -108,18 +106,16 @@ def restore_sharded(
     raise FileNotFoundError(f"{path} is no Orbax checkpoint. With ocp.CheckpointManager the folder is STEP/default.")
   root = tuple(part for part in at.split("/") if part)
   stored = {keys[len(root) :]: leaf for keys, leaf in _leaves(whole) if keys[: len(root)] == root}
-  places = _match(path, wanted, stored, not_read)
-
-  targets = {(*root, *place): want.stored for place, want in places.items()}
+  places = {(*root, *place): want for place, want in _match(path, wanted, stored, not_read).items()}
 
   def target_of(keys: Any, _: Any) -> Any:
-    return targets.get(_keys(keys), ocp.PLACEHOLDER)
+    want = places.get(_keys(keys))
+    return want.stored if want else ocp.PLACEHOLDER
 
   target = jax.tree_util.tree_map_with_path(target_of, whole, is_leaf=_is_leaf)
   restore_args = ocp.checkpoint_utils.construct_restore_args(target)
   arrays = checkpointer.restore(path, args=ocp.args.PyTreeRestore(item=target, restore_args=restore_args))
-  arrays = dict(_leaves(arrays))
-  values = {want.name: want.restored(arrays[*root, *place]) for place, want in places.items()}
+  values = {places[at].name: places[at].restored(array) for at, array in _leaves(arrays) if at in places}
   state = jax.tree.unflatten(jax.tree.structure(abstract), [values[want.name] for want in wanted])
   if jax.tree.leaves(made):
     with jax.set_mesh(mesh):
@@ -133,7 +129,8 @@ def _wanted(state: nnx.State, shardings: Any) -> Iterator[_Wanted]:
   for path, variable in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_variable):
     for inner, array in jax.tree_util.tree_leaves_with_path(value_of(variable)):
       above, below = _keys(path), _keys(inner)
-      places = ((*above, *_VALUE, *below), (*above, *below))
+      # The first is that of an nnx.State, the second that of its pure dict.
+      places = ((*above, "value", *below), (*above, *below))
       yield _Wanted(name="/".join(places[1]), places=places, value=array, sharding=next(of))
 
 

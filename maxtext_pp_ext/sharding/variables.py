@@ -63,17 +63,16 @@ def logical_axes(variable: nnx.Variable) -> LogicalAxes | None:
   if names is None:
     return None
   names = getattr(names, "spec", names)
-  if isinstance(names, P):
-    return tuple(names)
-  return _with_scan_axis((names,) if isinstance(names, str) else tuple(names), variable)[0]
+  return tuple(names) if isinstance(names, P) else _with_scan_axis(names, variable)[0]
 
 
-def _with_scan_axis(names: LogicalAxes, variable: nnx.Variable) -> tuple[LogicalAxes, int]:
+def _with_scan_axis(names: Any, variable: nnx.Variable) -> tuple[LogicalAxes, int]:
   """Adds the name of the dimension along which layers are stacked, if it is missing.
 
   Returns:
     The names, and how many None were added in front of that name, for dimensions of the variable that have no name.
   """
+  names = (names,) if isinstance(names, str) else tuple(names)
   metadata = variable.get_metadata()
   if _SCAN_AXIS not in metadata or nnx.PARTITION_NAME not in metadata:
     return names, 0
@@ -109,7 +108,7 @@ def layouts(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Iterable | None = No
   if isinstance(tree, nnx.Module):
     tree = nnx.state(tree)
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_variable)
-  return jax.tree.leaves([_layouts(path_text(keys), leaf, mesh, rules) for keys, leaf in leaves])
+  return jax.tree.leaves([_layouts(keys, leaf, mesh, rules) for keys, leaf in leaves])
 
 
 def named_shardings(
@@ -136,7 +135,7 @@ def named_shardings(
   settle((c for layout in layouts(tree, mesh, rules) for c in layout.conflicts), on_conflict)
 
   def shardings(path: Any, leaf: Any) -> Any:
-    found = jax.tree.map(operator.attrgetter("sharding"), _layouts(path_text(path), leaf, mesh, rules))
+    found = jax.tree.map(operator.attrgetter("sharding"), _layouts(path, leaf, mesh, rules))
     if not is_variable(leaf):
       return found
     return leaf.replace(found) if jax.tree.leaves(found) else leaf
@@ -160,16 +159,15 @@ def value_of(x: Any) -> Any:
 path_text = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
 
 
-def _layouts(path: str, leaf: Any, mesh: Mesh | AbstractMesh, rules: Rules) -> PyTree:
+def _layouts(path: tuple, leaf: Any, mesh: Mesh | AbstractMesh, rules: Rules) -> PyTree:
   """The layouts of one variable's arrays, in the tree of its value."""
   value = value_of(leaf)
   largest = max((math.prod(np.shape(array)) for array in jax.tree.leaves(value)), default=0)
 
   def layout(below: Any, array: Any) -> Layout:
-    inner = path_text(below)
     sharding, how = _sharding(leaf, array, mesh, rules)
     return Layout(
-        path=f"{path}/{inner}" if inner else path,
+        path=path_text((*path, *below)),
         shape=np.shape(array),
         dtype=getattr(array, "dtype", type(array)),
         sharding=sharding,
@@ -188,7 +186,7 @@ def _sharding(leaf: Any, array: Any, mesh: Mesh | AbstractMesh, rules: Rules) ->
     return given, None  # type: ignore[return-value]  # others than named ones can be placed, too
   if isinstance(given, P):
     return NamedSharding(mesh, given), None
-  names, added = _with_scan_axis((given,) if isinstance(given, str) else tuple(given), leaf)
+  names, added = _with_scan_axis(given, leaf)
   rules = read_rules(rules, own=leaf.get_metadata().get("sharding_rules") or ())
   if not rules:
     names = tuple(mesh_axes(name) if isinstance(name, str) else name for name in names)

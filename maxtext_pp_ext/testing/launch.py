@@ -20,7 +20,6 @@ import pathlib
 import random
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -90,26 +89,15 @@ class Group:
             "process_id": i,
             "heartbeat_timeout_seconds": heartbeat_s,
         }
-        self._start(i, joined, [argument.replace("{process}", str(i)) for argument in arguments], devices, cwd)
+        own = [argument.replace("{process}", str(i)) for argument in arguments]
+        command = [sys.executable, "-m", "maxtext_pp_ext.testing.joined", json.dumps(joined), *own]
+        environment = trainer.environment(devices) | _ENVIRONMENT
+        self.processes.append(children.Child(command, env=environment, cwd=cwd, **children.LINES))
+        self._readers.append(threading.Thread(target=self._read, args=(i,), daemon=True))
+        self._readers[-1].start()
     except BaseException:
       self._finish()
       raise
-
-  def _start(
-      self, i: int, joined: dict[str, object], arguments: list[str], devices: int, cwd: pathlib.Path | None
-  ) -> None:
-    process = children.Child(
-        [sys.executable, "-m", "maxtext_pp_ext.testing.joined", json.dumps(joined), *arguments],
-        env=trainer.environment(devices) | _ENVIRONMENT,
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    self.processes.append(process)
-    self._readers.append(threading.Thread(target=self._read, args=(i,), daemon=True))
-    self._readers[-1].start()
 
   def __enter__(self) -> "Group":
     return self

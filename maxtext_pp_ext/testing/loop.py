@@ -9,7 +9,6 @@ microbatch, and experts in buffers of a given size drop tokens per microbatch.
 from __future__ import annotations
 
 from collections.abc import Callable
-import dataclasses
 import functools
 from typing import Any
 
@@ -18,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from maxtext_pp_ext.config.derived import sound_stages
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.host.models import decoder_layers
 
@@ -41,33 +41,27 @@ OF_THE_BATCH: dict[str, Callable] = {
 OF_THE_WHOLE_BATCH = ("activation_stdev", "moe_bias_updates")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
   """Calls layers one after the other, with the weights and random streams of a pipeline."""
 
-  graphdef: nnx.GraphDef  # graph definition of the pipeline's stacked stages
-  rest: PyTree  # state of the stages other than parameters, leaves [repeat, stage, …] ([stage, …] with one repeat)
-  layers: list[decoder_layers.Structure]  # structures of the layers to call, in order
-  repeats: int  # number of the pipeline's repeats
-  stages: int  # number of the pipeline's stages
-  microbatches: int  # number of microbatches into which the batch is divided
-  deterministic: bool  # whether dropout is off
-
-  @classmethod
-  def of(
-      cls, pipeline: nnx.Module, layers: list[decoder_layers.Structure], config: HostKeys, *, deterministic: bool = True
-  ) -> Loop:
-    """The loop for a pipeline's stages, from the structures of the layers without a pipeline (`decoder_layers`)."""
-    graphdef, *(_, rest) = nnx.split(pipeline.layers, nnx.Param, ...)  # type: ignore[attr-defined]  # pipelines have it
-    return cls(
-        graphdef=graphdef,
-        rest=rest,
-        layers=layers,
-        repeats=config.num_pipeline_repeats,
-        stages=config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism,
-        microbatches=config.num_pipeline_microbatches,
-        deterministic=deterministic,
-    )
+  def __init__(
+      self,
+      pipeline: nnx.Module,
+      layers: list[decoder_layers.Structure],
+      config: HostKeys,
+      sharding: jax.sharding.Sharding,
+      *,
+      deterministic: bool = True,
+  ):
+    """`layers` are the structures of the layers without a pipeline, in order; the loop's state is put onto `sharding`."""
+    # State other than parameters has leaves [repeat, stage, …] ([stage, …] with one repeat).
+    stages = pipeline.layers  # type: ignore[attr-defined]  # pipelines have it
+    self._graphdef, *(_, rest) = nnx.split(stages, nnx.Param, ...)
+    self._rest = jax.device_put(rest, sharding)
+    self._layers = layers
+    self._repeats, self._stages = config.num_pipeline_repeats, sound_stages(config)
+    self._microbatches = config.num_pipeline_microbatches
+    self._deterministic = deterministic  # whether dropout is off
 
   def __call__(self, params: PyTree, inputs: jax.Array, *ids: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Runs the batch.
@@ -83,9 +77,9 @@ class Loop:
     Raises:
       NotImplementedError: with dropout, if layers sow values that need the whole batch at once.
     """
-    outputs, sown = self._run(params, self.microbatches, inputs, *ids)
+    outputs, sown = self._run(params, self._microbatches, inputs, *ids)
     of_batch = [path for path in sown if _is_named(path, OF_THE_WHOLE_BATCH)]
-    if of_batch and not self.deterministic:
+    if of_batch and not self._deterministic:
       raise NotImplementedError(
           f"deterministic=False with {', '.join(of_batch)}: for these values the loop would run the whole batch at once, "
           "which draws other random numbers than microbatches do. Compare with deterministic=True, or make the layers "
@@ -109,10 +103,10 @@ class Loop:
 
   def _run_part(self, params: PyTree, part: jax.Array, x: jax.Array, *ids: jax.Array):
     """Runs a microbatch through all stages. Where their layers are alike, one loop runs them: it compiles faster."""
-    count = len(self.layers) // (self.repeats * self.stages)
-    of_stages = [self.layers[i : i + count] for i in range(0, len(self.layers), count)]
-    indices = np.indices((self.repeats, self.stages)).reshape(2, -1)
-    at = tuple(indices) if self.repeats > 1 else (indices[1],)
+    count = len(self._layers) // (self._repeats * self._stages)
+    of_stages = [self._layers[i : i + count] for i in range(0, len(self._layers), count)]
+    indices = np.indices((self._repeats, self._stages)).reshape(2, -1)
+    at = tuple(indices) if self._repeats > 1 else (indices[1],)
 
     def run_stage(x: jax.Array, at: tuple):
       return self._run_stage(of_stages[0], params, at, part, x, *ids)
@@ -126,8 +120,8 @@ class Loop:
     return x, {path: jnp.stack([values[path] for values in sown]) for path in sown[0]}
 
   def _run_stage(self, layers: list, params: PyTree, at: tuple, part: jax.Array, x: jax.Array, *ids: jax.Array):
-    of_stage = jax.tree.map(lambda leaf: _of_part(leaf[at], part), (params, self.rest))
-    module = nnx.merge(self.graphdef, *of_stage)
+    of_stage = jax.tree.map(lambda leaf: _of_part(leaf[at], part), (params, self._rest))
+    module = nnx.merge(self._graphdef, *of_stage)
     sown: dict[str, list] = {}
     for structure, layer in zip(layers, decoder_layers.layers_of(module), strict=True):
       x, values = self._layer(structure, layer.module, x, *ids)
@@ -148,11 +142,16 @@ class Loop:
       )
     layer = nnx.merge(structure.graphdef, state)
     what_is_left = sown_beside(layer)
-    out = layer(x, *ids, self.deterministic, "train")
-    sown = nnx.to_pure_dict(nnx.pop(layer, what_is_left))
+    out = layer(x, *ids, self._deterministic, "train")
+    sown = by_path(nnx.pop(layer, what_is_left))
     nnx.update(of_stage, nnx.state(layer, nnx.RngState))  # streams that layers share have moved on
-    values = {jax.tree_util.keystr(path): value for path, value in jax.tree_util.tree_leaves_with_path(sown)}
-    return out[0] if isinstance(out, tuple) else out, values
+    return out[0] if isinstance(out, tuple) else out, sown
+
+
+def by_path(state: nnx.State) -> dict[str, jax.Array]:
+  return {
+      jax.tree_util.keystr(path): value for path, value in jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(state))
+  }
 
 
 def sown_beside(module: nnx.Module) -> Callable:

@@ -21,10 +21,10 @@ from maxtext.utils import maxtext_utils
 import numpy as np
 
 import maxtext_pp_ext
-from maxtext_pp_ext.config.derived import sound_layers
+from maxtext_pp_ext.config.derived import sound_layers, sound_stages
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.models import decoder_layers
-from maxtext_pp_ext.testing.loop import Loop, sown_beside
+from maxtext_pp_ext.testing.loop import by_path, Loop, sown_beside
 
 PyTree = Any
 # (params, inputs, segment ids, positions) -> (activations, the values that layers have sown, by path).
@@ -82,8 +82,7 @@ class Parity:
   def check_gradients(self, unused: Iterable[str] = ()) -> None:
     """Raises AssertionError naming the arrays that have no gradient in the layers: a pipeline might do anything to them.
 
-    Args:
-      unused: parts of the names of parameters that need none.
+    `unused` has parts of the names of parameters that need none.
     """
     names = [name for name in self.without_gradient if not any(part in name for part in unused)]
     if names:
@@ -219,7 +218,7 @@ _tolerance = tolerance
 
 def mesh_of(config: Any) -> Mesh:
   """The config's mesh, of the largest number of devices that the stages divide."""
-  stages = config.ici_pipeline_parallelism * config.dcn_pipeline_parallelism
+  stages = sound_stages(config)
   devices = jax.devices()[: jax.device_count() // stages * stages]
   return maxtext_utils.get_mesh_from_config(config, devices)
 
@@ -232,8 +231,7 @@ def function_of(pipeline: nnx.Module, *, deterministic: bool = True) -> tuple[Fu
     module: Any = nnx.merge(graphdef, nnx.State({"layers": of_layers}), rest, copy=True)
     what_is_left = sown_beside(module.layers)
     outputs = module(inputs, segment_ids, positions, deterministic, "train")
-    sown = nnx.to_pure_dict(nnx.state(module.layers, what_is_left))
-    return outputs, {jax.tree_util.keystr(path): value for path, value in jax.tree_util.tree_leaves_with_path(sown)}
+    return outputs, by_path(nnx.state(module.layers, what_is_left))
 
   return run, params["layers"]
 
@@ -247,20 +245,15 @@ def reference(
     mesh: Mesh | None = None,
     deterministic: bool = True,
 ) -> Callable:
-  """The function that computes the expected results of a pipeline, for `compare`.
+  """The function that computes the expected results of a pipeline, for `compare`; arguments as there.
 
-  Args:
-    pipeline: the pipeline; the layers get its random streams.
-    layer_class, config, batch, deterministic: as in `assert_pipeline_parity`.
-    mesh: the mesh on which the layers run; by default one device.
+  The layers run on `mesh`, by default one device, with the pipeline's random streams.
   """
   if mesh is None:
     mesh = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(config.mesh_axes)), config.mesh_axes)
   everywhere = NamedSharding(mesh, P())
   layers = decoder_layers.without_pipeline(config, mesh, layer_class)
-  loop = Loop.of(pipeline, layers, config, deterministic=deterministic)
-  loop = dataclasses.replace(loop, rest=jax.device_put(loop.rest, everywhere))
-  run = with_gradients(loop, batch)
+  run = with_gradients(Loop(pipeline, layers, config, everywhere, deterministic=deterministic), batch)
 
   def on_mesh(params, inputs):
     with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
@@ -274,12 +267,7 @@ def compare(
 ) -> Parity:
   """Runs a pipeline and its reference forward and backward, and compares outputs, every gradient, and sown values.
 
-  Args:
-    pipeline: a pipeline module, called like a decoder layer.
-    expected: (parameters of the pipeline's `layers`, inputs) -> the expected results, as from `with_gradients`; see
-      `reference`.
-    batch, mesh, deterministic: as in `assert_pipeline_parity`.
-    rules: logical axis rules.
+  `expected` is the result of `reference`, `rules` are logical axis rules. Other arguments as in `assert_pipeline_parity`.
   """
   pipelined, params = function_of(pipeline, deterministic=deterministic)
   with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
@@ -288,22 +276,19 @@ def compare(
 
 
 def sensitivity(
-    pipeline: nnx.Module, expected: Callable, batch: Batch, dtype: Any, *, deterministic: bool = True, seed: int = 0
+    pipeline: nnx.Module, expected: Callable, batch: Batch, dtype: Any, *, deterministic: bool = True
 ) -> Parity:
   """How far the layers' own results change if each weight changes by one unit in the last place, up or down.
 
   Every step of a computation rounds its values as much, so two correct computations do not agree much better. Some models
   magnify rounding far beyond `tolerance`: 36 layers of Gemma 3 do so by a factor of 2000.
 
-  Args:
-    pipeline, expected, batch, deterministic: as in `compare`.
-    dtype: the dtype that defines the last place: the dtype of activations.
-    seed: seed of the directions.
+  `dtype`, that of activations, defines the last place. Other arguments as in `compare`.
   """
   _, params = function_of(pipeline, deterministic=deterministic)
   leaves, tree = jax.tree.flatten(params)
   step = float(jnp.finfo(dtype).eps)
-  keys = jax.random.split(jax.random.key(seed), len(leaves))
+  keys = jax.random.split(jax.random.key(0), len(leaves))
 
   def move(w: jax.Array, key: jax.Array) -> jax.Array:
     if not jnp.issubdtype(w.dtype, jnp.floating):
@@ -322,7 +307,6 @@ def _stacked(sown: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 
 def _difference(found: tuple, expected: tuple) -> Parity:
-  """The relative errors between two results of `with_gradients`."""
   (outputs, sown), gradients = found
   (expected_outputs, expected_sown), expected_gradients = expected
   if sown.keys() != expected_sown.keys():
@@ -330,8 +314,7 @@ def _difference(found: tuple, expected: tuple) -> Parity:
   actual, wanted = _by_path(gradients), _by_path(expected_gradients)
   mean = math.sqrt(sum(np.sum(g**2) for g in wanted.values()) / sum(g.size for g in wanted.values()))
   least = {name: LEAST_GRADIENT * mean * math.sqrt(g.size) for name, g in wanted.items()}
-  outputs, sown = jax.device_get((outputs, sown))
-  expected_outputs, expected_sown = jax.device_get((expected_outputs, expected_sown))
+  outputs, sown, expected_outputs, expected_sown = jax.device_get((outputs, sown, expected_outputs, expected_sown))
   if not np.any(expected_outputs):
     raise AssertionError("The outputs of the layers themselves are 0, so that nothing is compared.")
   return Parity(
@@ -367,10 +350,7 @@ def with_gradients(fn: Function, batch: Batch) -> Callable:
 
 def _by_path(gradients: tuple[PyTree, jax.Array]) -> dict[str, np.ndarray]:
   params, inputs = gradients
-  leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(params))
-  return {jax.tree_util.keystr(path): np.asarray(g, np.float32) for path, g in leaves} | {
-      "inputs": np.asarray(inputs, np.float32)
-  }
+  return {path: np.asarray(g, np.float32) for path, g in (by_path(params) | {"inputs": inputs}).items()}
 
 
 def relative_error(actual: jax.Array | np.ndarray, expected: jax.Array | np.ndarray, least: float = 0.0) -> float:

@@ -109,7 +109,9 @@ def _use_virtual_devices(count: int) -> None:
   flag = f"{processes.DEVICE_COUNT_FLAG}={count}"
   flags = os.environ.get("XLA_FLAGS", "").split()
   if [word for word in flags if word.split("=")[0] == processes.DEVICE_COUNT_FLAG] != [flag]:
-    if _jax_backend_initialized():
+    from maxtext_pp_ext import jax_private  # pylint: disable=import-outside-toplevel
+
+    if "jax" in sys.modules and jax_private.backends_are_initialized():
       raise pytest.UsageError(
           f"--virtual-devices {count} comes too late: JAX's backend was initialised before pytest loaded its first "
           "conftest, and its devices cannot change after that. Find the module that calls jax.devices() or computes that "
@@ -121,12 +123,6 @@ def _use_virtual_devices(count: int) -> None:
   jax = sys.modules.get("jax")
   if jax is not None and not jax.config.jax_platforms:
     jax.config.update("jax_platforms", platforms)  # JAX reads JAX_PLATFORMS only when it is imported
-
-
-def _jax_backend_initialized() -> bool:
-  from maxtext_pp_ext import jax_private  # pylint: disable=import-outside-toplevel
-
-  return "jax" in sys.modules and jax_private.backends_are_initialized()
 
 
 def _install(name: str) -> None:
@@ -160,11 +156,10 @@ class _Session:
       from maxtext_pp_ext.host.replacements import defaults  # pylint: disable=import-outside-toplevel
 
       all_configs = bool(_option(config, "all_configs"))
-      override = contextlib.ExitStack()
-      override.enter_context(
-          defaults.override_pipeline_impl(self.pipeline_impl, self._on_config, all_configs=all_configs)
-      )
-      config.add_cleanup(override.close)
+      override = defaults.override_pipeline_impl(self.pipeline_impl, self._on_config, all_configs=all_configs)
+      stack = contextlib.ExitStack()
+      stack.enter_context(override)
+      config.add_cleanup(stack.close)
 
   def pytest_report_header(self) -> str:
     devices = f"{self.virtual_devices} virtual CPU devices" if self.virtual_devices else "devices as JAX finds them"

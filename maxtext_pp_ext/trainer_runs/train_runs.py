@@ -46,7 +46,6 @@ class Results:
     return file.read_text(encoding="utf-8") if file.exists() else None
 
   def checkpoints(self, run: str) -> pathlib.Path:
-    """Returns the folder of the run's checkpoints."""
     return self.folder / _OUTPUT / run / "checkpoints"
 
   def metrics_files(self, run: str) -> list[pathlib.Path]:

@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import shlex
-import subprocess
 import sys
 
 from maxtext_pp_ext import processes
@@ -75,15 +74,7 @@ def run_python(
   arguments = [sys.executable, *arguments]
   with (
       open(log_file, "w", encoding="utf-8") as log,
-      children.Child(
-          arguments,
-          env=environment(devices),
-          cwd=cwd,
-          stdout=subprocess.PIPE,
-          stderr=subprocess.STDOUT,
-          text=True,
-          errors="replace",
-      ) as process,
+      children.Child(arguments, env=environment(devices), cwd=cwd, **children.LINES) as process,
   ):
     log.write(f"$ {shlex.join(arguments)}\n")
     for line in process.stdout or ():
@@ -103,18 +94,13 @@ def read_metrics(metrics_files: Sequence[pathlib.Path], *having: str) -> list[di
   Raises:
     RunFailedError: processes report different metrics, times aside.
   """
-  of_processes = [
-      [
-          metrics
-          for line in file.read_text(encoding="utf-8").splitlines()
-          if set(having) <= set(metrics := json.loads(line))
-      ]
-      for file in metrics_files
-  ]
-  for file, metrics in zip(metrics_files, of_processes, strict=True):
-    if [_learnt(m) for m in metrics] != [_learnt(m) for m in of_processes[0]]:
+  found: list[list[dict[str, float]]] = []
+  for file in metrics_files:
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    found.append([metrics for metrics in lines if set(having) <= metrics.keys()])
+    if list(map(_learnt, found[-1])) != list(map(_learnt, found[0])):
       raise RunFailedError(f"Two processes of a run report different metrics: {metrics_files[0]} and {file}")
-  return of_processes[0]
+  return found[0]
 
 
 def _learnt(metrics: Mapping[str, float]) -> dict[str, float]:

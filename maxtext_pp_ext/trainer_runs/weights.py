@@ -50,11 +50,11 @@ def draw(argv: Sequence[str]) -> Weights:
   return Weights(tree=jax.tree.map(np.asarray, whole), layout=layouts.of_config(config))
 
 
-def moved(weights: Weights, fraction: float, seed: int = 0) -> Weights:
+def moved(weights: Weights, fraction: float) -> Weights:
   """Returns the weights, each moved by this fraction of itself, up or down at random."""
   if fraction == 0:
     return weights
-  random = np.random.default_rng(seed)
+  random = np.random.default_rng(0)
 
   def move(leaf: np.ndarray) -> np.ndarray:
     return (leaf * (1 + fraction * random.choice([-1.0, 1.0], leaf.shape))).astype(leaf.dtype)
