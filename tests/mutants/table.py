@@ -668,7 +668,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "layers-left-out",
             "one microbatch at a time, an odd number of layers loses one",
             "engine/traced.py",
-            "return _loop(count % 2, lambda k, carry: step(count - 1, carry), carry, compiled=False)",
+            "return _loop(count % 2, lambda _, carry: in_turn(count - 1, count - 1, carry), carry, compiled=False)",
             "return carry",
             "tests/engine/test_iterations.py::test_each_iteration_of_a_phase_runs_once_and_in_order",
         ),
