@@ -49,22 +49,20 @@ def run(
     environment: Mapping[str, str] = types.MappingProxyType({}),
     on_tick: OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
-  """Runs a task and returns its result, or `failure` with the reason; and `host_memory_GiB`, the most that was resident.
+  """Runs one of `tasks.TASKS`, in whose process JAX has these devices, or one CPU, and which has this environment, too.
 
-  Args:
-    task: one of `tasks.TASKS`.
-    arguments: the task's.
-    bounds: limits of wall time and host memory.
-    devices: those that JAX has in the process; None for one CPU.
-    environment: further environment variables.
-    on_tick: called regularly with the seconds so far and the resident bytes now.
+  `on_tick` is called regularly with the seconds so far and the resident bytes now.
+
+  Returns:
+    The task's result, or `failure` with the reason; and `host_memory_GiB`, the most that was resident.
   """
   variables = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": processes.python_path()}
-  if isinstance(devices, Machine):
-    variables.pop("JAX_PLATFORMS", None)
-    variables |= {} if devices.platforms is None else {"JAX_PLATFORMS": devices.platforms}
-  else:
+  if not isinstance(devices, Machine):
     variables |= _WITHOUT_ACCELERATORS
+  elif devices.platforms is None:
+    variables.pop("JAX_PLATFORMS", None)
+  else:
+    variables["JAX_PLATFORMS"] = devices.platforms
   if isinstance(devices, int):
     variables["XLA_FLAGS"] = processes.xla_flags(devices)
   with interruption.temporary_folder() as folder:
@@ -90,7 +88,7 @@ def compile_step(
     bounds: limits of wall time and host memory.
     hlo_file: file for the optimised HLO.
     devices: those to compile for; None for the TPUs of `compile_topology`.
-    on_tick: called regularly with the seconds so far and the resident bytes now.
+    on_tick: see `run`.
 
   Returns:
     `bytes` of memory per device. `peak_GB` is what a chip needs at once, arguments included; None where activations are

@@ -8,7 +8,7 @@ Names and flags are those of benchmarks/xla_flags_library.py in github.com/AI-Hy
 Pathways, and CUSTOM_VMEM_LIMIT_FLAG, which needs a number.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Sequence
 import difflib
 import re
 
@@ -94,7 +94,7 @@ def named(name: str) -> str:
   raise ValueError(f"--flags {name}: there is no such set of XLA flags.{meant} There are {', '.join(SETS)}.")
 
 
-def joined(own: str, names: Iterable[str], without: Collection[str] = ()) -> str:
+def joined(own: str, names: Sequence[str], without: Collection[str] = ()) -> str:
   """Returns a value of `compile_xla_flags`: `own`, then the flags of the sets that it does not have.
 
   Args:
@@ -106,27 +106,23 @@ def joined(own: str, names: Iterable[str], without: Collection[str] = ()) -> str
     ValueError: a name is unknown, `own` is not a list of flags, a flag would have two values, or a flag to leave out is
       in none of the sets.
   """
-  names = list(names)
-  sets = {f"--flags {name}": _flags(SETS[named(name)]) for name in names}
-  if missing := set(without).difference(*sets.values()):
+  offered = [(flag, value, f"--flags {name}") for name in names for flag, value in _flags(SETS[named(name)])]
+  if missing := set(without).difference(flag for flag, _, _ in offered):
     raise ValueError(f"--without {' '.join(sorted(missing))}: the sets {', '.join(names)} have no such flag.")
+  users = [(flag, value, f"{KEY}={own}") for flag, value in _flags(own)]
   found: dict[str, tuple[str, str]] = {}
-  kept = {source: {flag: value for flag, value in flags.items() if flag not in without} for source, flags in sets.items()}
-  for source, flags in ({f"{KEY}={own}": _flags(own)} | kept).items():
-    for flag, value in flags.items():
-      before, whose = found.setdefault(flag, (value, source))
-      if value.casefold() != before.casefold():
-        raise ValueError(f"--{flag} is {before} by {whose}, and {value} by {source}. Leave one of them out.")
+  for flag, value, source in [*users, *(each for each in offered if each[0] not in without)]:
+    before, whose = found.setdefault(flag, (value, source))
+    if value.casefold() != before.casefold():
+      if whose == source:
+        raise ValueError(f"{source}: --{flag} is {before} and {value}. Leave one of them out.")
+      raise ValueError(f"--{flag} is {before} by {whose}, and {value} by {source}. Leave one of them out.")
   return " ".join(f"--{flag}={value}" for flag, (value, _) in found.items())
 
 
-def _flags(text: str) -> Mapping[str, str]:
-  found: dict[str, str] = {}
+def _flags(text: str) -> Iterator[tuple[str, str]]:
   for token in text.replace("\\", " ").split():
     match = _FLAG.fullmatch(token)
     if not match:
       raise ValueError(f"{KEY}={text}: {token!r} is not a flag of the form --name=value. Write it so, or leave it out.")
-    before = found.setdefault(match[1], match[2])
-    if before.casefold() != match[2].casefold():
-      raise ValueError(f"{KEY}={text}: --{match[1]} is {before} and {match[2]}. Leave one of them out.")
-  return found
+    yield match[1], match[2]

@@ -33,7 +33,6 @@ class Outcome:
   """How a command ended."""
 
   failure: str | None  # why there is no result; None if it succeeded
-  seconds: float  # wall time
   peak_memory_bytes: int  # largest resident memory seen
 
 
@@ -64,7 +63,7 @@ def run(
         process.cut()
   if failure is None and process.returncode != 0:
     failure = _why(process.returncode, log)
-  return Outcome(failure=failure, seconds=time.monotonic() - start, peak_memory_bytes=peak)
+  return Outcome(failure=failure, peak_memory_bytes=peak)
 
 
 def _over(limits: Limits, seconds: float, memory: int) -> str | None:
@@ -90,10 +89,9 @@ def _resident_bytes(pid: int) -> int:
 def _why(returncode: int, log: pathlib.Path) -> str:
   """The last error in a failed command's log, in one line of at most 200 characters; else how the command ended."""
   lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-  at = [index for index, line in enumerate(lines) if _ERROR_LINE.match(line.strip())]
-  if at:
+  if at := [index for index, line in enumerate(lines) if _ERROR_LINE.match(line.strip())]:
     text = lines[at[-1]].strip()
     if text.endswith(":"):  # a list of reasons follows
-      text = " ".join([text, *(line.strip() for line in lines[at[-1] + 1 : at[-1] + 2])])
+      text = " ".join(map(str.strip, lines[at[-1] : at[-1] + 2]))
     return text if len(text) <= 200 else f"{text[:199]}…"
   return f"killed by signal {-returncode}" if returncode < 0 else f"exit status {returncode}, see {log.name}"

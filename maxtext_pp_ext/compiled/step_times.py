@@ -48,10 +48,7 @@ def step_times(
     for number, (name, count) in enumerate(order):
       if "failure" in found.get(name, {}):
         continue
-
-      def tick(_: float, memory: int, doing: str = f"{name}, turn {number + 1} of {len(order)}") -> None:
-        on_tick(doing, memory)
-
+      doing = f"{name}, turn {number + 1} of {len(order)}"
       kept = [argument for argument in arguments[name] if not argument.startswith(f"{_CACHE}=")]
       ran = child.run(
           "turn",
@@ -59,7 +56,7 @@ def step_times(
           bounds=bounds,
           devices=devices,
           environment=_WITH_CACHE | {_CACHE_VARIABLE: cache},
-          on_tick=tick,
+          on_tick=lambda _, memory, doing=doing: on_tick(doing, memory),  # type: ignore[misc]
       )
       found[name] = joined(found[name], ran) if name in found else ran
   return compared(found) | {"rounds": rounds, "turns": order}

@@ -3,6 +3,7 @@
 """A command ends with a result or with the reason why there is none."""
 
 import sys
+import time
 
 import pytest
 
@@ -20,9 +21,10 @@ def test_a_command_that_succeeds_has_no_failure(tmp_path):
 
 
 def test_a_command_that_runs_too_long_is_stopped_and_reported(tmp_path):
+  start = time.monotonic()
   outcome = run(tmp_path, "import time; time.sleep(60)", seconds=0.3)
   assert "more than 0 s" in outcome.failure
-  assert outcome.seconds < 30
+  assert time.monotonic() - start < 30
 
 
 def test_a_command_whose_children_use_too_much_memory_is_stopped_and_reported(tmp_path):

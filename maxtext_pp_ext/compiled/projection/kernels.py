@@ -49,7 +49,9 @@ def kernel(
   moved = float(sum(array.bytes for array in (*operands, *instruction.arrays)))
   name = instruction.name + instruction.op_name
   if "splash" in name or "flash_attention" in name:
-    return Kernel(kind=kernels.ATTENTION, flops=_attention_flops(instruction, operands, blocks()), bytes=moved)
+    phase = next((each for each in ("dkv", "dq") if f"_{each}" in name), "fwd")
+    flops = _attention_flops(instruction.attributes, phase, operands, blocks())
+    return Kernel(kind=kernels.ATTENTION, flops=flops, bytes=moved)
   if any(word in name for word in _GROUPED) or _has_groups(instruction, operands):
     filled, groups = filled or {}, _groups(operands)
     moved = sum(_filled_bytes(array, filled, groups) for array in (*operands, *instruction.arrays))
@@ -57,37 +59,29 @@ def kernel(
   return Kernel(kind=kernels.OTHER, flops=0.0, bytes=moved)
 
 
-def _attention_flops(instruction: hlo.Instruction, operands: Sequence[hlo.Array], blocks: np.ndarray | None) -> float:
+def _attention_flops(attributes: str, phase: str, operands: Sequence[hlo.Array], blocks: np.ndarray | None) -> float:
   wide = [array for array in operands if array.is_floating and len(array.dims) >= 3 and array.elements > 1]
   if len(wide) < 3:
     return 0.0
   query, key, value = (array.dims for array in wide[:3])
-  phase = _phase(instruction)
   pairs = query[-2] * key[-2] * _share_not_masked(operands)
   if blocks is not None and blocks.ndim == 3:
-    block = dict(re.findall(r"(block_\w+)\\*\": (\d+)", instruction.attributes))
+    block = dict(re.findall(r"(block_\w+)\\*\": (\d+)", attributes))
     suffix = "" if phase == "fwd" else f"_{phase}"
     rows = int(block.get(f"block_q{suffix}", query[-2] // blocks.shape[1]))
     columns = int(block.get(f"block_kv{suffix}", key[-2] // blocks.shape[2]))
     # Masks of several heads have a dimension for them; queries of a head are computed with that head's mask.
     pairs = blocks.sum() / blocks.shape[0] * rows * columns
   products = kernels.SPLASH[phase]
-  if phase == "dkv" and re.search(r"use_fused_bwd_kernel\\*\": true", instruction.attributes):
+  if phase == "dkv" and re.search(r"use_fused_bwd_kernel\\*\": true", attributes):
     products = kernels.SPLASH_FUSED_BACKWARD
   return math.prod(query[:-2]) * products * (query[-1] + value[-1]) * pairs
-
-
-def _phase(instruction: hlo.Instruction) -> str:
-  name = instruction.name + instruction.op_name
-  return next((phase for phase in ("dkv", "dq") if f"_{phase}" in name), "fwd")
 
 
 def _share_not_masked(operands: Sequence[hlo.Array]) -> float:
   """Of blocks: the lower triangle with the diagonal, for a causal mask of so many blocks of queries and of keys."""
   mask = next((array for array in operands if array.dtype == "s8" and len(array.dims) >= 2), None)
-  if mask is None:
-    return 0.5
-  return (1 + 1 / min(mask.dims[-2:])) / 2
+  return 0.5 if mask is None else (1 + 1 / min(mask.dims[-2:])) / 2
 
 
 def _groups(operands: Sequence[hlo.Array]) -> set[int]:

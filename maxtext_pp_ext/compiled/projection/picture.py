@@ -27,39 +27,34 @@ def draw(run: timeline.Run, file: pathlib.Path, title: str) -> None:
   Of the loops of a direction, that which takes most of the step; of its iterations, the one that most are like.
   """
   import matplotlib  # pylint: disable=import-outside-toplevel
+  from matplotlib import patches  # pylint: disable=import-outside-toplevel
+  from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
 
-  matplotlib.use("Agg")
   matplotlib.rcParams["svg.hashsalt"] = "maxtext_pp_ext"  # the same picture is the same file
-  from matplotlib import patches, pyplot  # pylint: disable=import-outside-toplevel
-
   iterations = dict(steady(run))
   lanes = list(dict.fromkeys(event.lane for each in iterations.values() for event in _shown(each)))
   lanes.sort(key=lambda lane: (lane != timeline.COMPUTE, lane == costs.DMA, lane))
-  figure, axes = pyplot.subplots(
-      len(iterations), 1, figsize=(11, (0.8 + 0.42 * len(lanes)) * len(iterations) + 0.9), squeeze=False
-  )
+  figure = Figure(figsize=(11, (0.8 + 0.42 * len(lanes)) * len(iterations) + 0.9))
+  axes = figure.subplots(len(iterations), 1, squeeze=False)[:, 0]
   used: dict[str, str] = {}
-  for axis, (direction, each) in zip(axes[:, 0], iterations.items(), strict=True):
+  for axis, (direction, each) in zip(axes, iterations.items(), strict=True):
     for event in _shown(each):
       kind = _kind(event)
       used[kind] = _COLORS[kind]
-      span = [(event.start * 1e3, event.seconds * 1e3)]
-      axis.broken_barh(
-          span, (lanes.index(event.lane) - 0.38, 0.76), facecolors=_COLORS[kind], edgecolor="w", linewidth=0.3
-      )
+      span, row = (event.start * 1e3, event.seconds * 1e3), (lanes.index(event.lane) - 0.38, 0.76)
+      axis.broken_barh([span], row, facecolors=_COLORS[kind], edgecolor="w", linewidth=0.3)
     axis.set_yticks(range(len(lanes)), [_label(lane) for lane in lanes], fontsize=8)
     axis.set_ylim(len(lanes) - 0.5, -0.5)
     axis.set_xlim(0, each.seconds * 1e3)
     axis.set_title(f"{direction}: {each.seconds * 1e3:.3g} ms", fontsize=9, loc="left")
     axis.tick_params(labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)
-  axes[-1, 0].set_xlabel("milliseconds, projected from the compiler's estimates", fontsize=8)
+  axes[-1].set_xlabel("milliseconds, projected from the compiler's estimates", fontsize=8)
   handles = [patches.Patch(color=color, label=kind) for kind, color in used.items()]
   figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=8, frameon=False)
   figure.suptitle(title, fontsize=10)
   figure.tight_layout(rect=(0, 0.06, 1, 1))
   figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None, dpi=150)
-  pyplot.close(figure)
 
 
 def steady(run: timeline.Run) -> Iterator[tuple[str, timeline.Run]]:
@@ -96,7 +91,7 @@ def _shown(run: timeline.Run) -> Iterator[timeline.Event]:
 def _kind(event: timeline.Event) -> str:
   if event.lane == timeline.COMPUTE:
     return event.kind
-  return event.detail.get("carries", "copy") if event.detail.get("carries") in _COLORS else "copy"
+  return carried if (carried := event.detail.get("carries")) in _COLORS else "copy"
 
 
 def _label(lane: str) -> str:

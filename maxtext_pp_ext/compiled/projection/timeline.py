@@ -20,7 +20,6 @@ import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-import types
 from typing import Any, NamedTuple
 
 from maxtext_pp_ext.compiled.program import collectives, execution, hlo
@@ -29,7 +28,6 @@ from maxtext_pp_ext.compiled.projection import costs
 COMPUTE, STAGE = "compute", "stage"
 _TO_NEIGHBOURS = ("collective-permute", collectives.BETWEEN_SLICES)
 _MIXED = (0.2, 0.8)  # shares of backward in a loop of both directions
-_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Part(NamedTuple):
@@ -72,18 +70,9 @@ class Run:
   # What occupies lanes, and loops, in the order of execution.
   events: list[Event | Loop] = dataclasses.field(default_factory=list)
 
-  def occupy(
-      self,
-      step: hlo.Instruction,
-      lane: str,
-      start: float,
-      seconds: float,
-      kind: str,
-      detail: Mapping[str, Any] = _NOTHING,
-  ) -> None:
-    """Adds an event."""
-    self.busy[lane] += seconds
-    self.events.append(Event(step.name, lane, start, seconds, kind, step.op_name, detail))
+  def occupy(self, event: Event) -> None:
+    self.busy[event.lane] += event.seconds
+    self.events.append(event)
 
   def add_times(self, other: Run, times: int) -> None:
     """Adds executions of something else, without its events."""
@@ -127,9 +116,9 @@ class Timeline:
 
   def __init__(self, run: execution.Execution, model: costs.Costs):
     self._module, self._model = run.module, model
-    self._hiding: set[str] = set()
+    self.unknown: set[str] = set()
     self.step = self._run(run, _Place())
-    self.unknown = run.unknown.names | self._hiding
+    self.unknown |= run.unknown.names
 
   def _run(self, executed: execution.Execution, place: _Place) -> Run:
     run = Run()
@@ -163,10 +152,10 @@ class Timeline:
     if step.opcode == "recv":
       lanes.receive(step)
     if self._model.hides_collective(step):
-      self._hiding.add(step.name)
+      self.unknown.add(step.name)
     kind, seconds = self._model.compute(executed.scope, step)
     if seconds:
-      run.occupy(step, COMPUTE, run.seconds, seconds, kind)
+      run.occupy(Event(step.name, COMPUTE, run.seconds, seconds, kind, step.op_name, {}))
       run.parts[place.part(kind, step)] += seconds
       run.seconds += seconds
 
@@ -198,13 +187,10 @@ class Timeline:
   def _sends_to_stages(self, name: str) -> bool:
     """Whether stages send to each other in a computation itself, not in the loops within it."""
     computation = self._module.computations[name]
-    for step in computation.instructions:
-      transfer = self._model.transfer(computation, step)
-      if transfer is not None and transfer.kind in _TO_NEIGHBOURS and STAGE in transfer.detail["axes"]:
-        return True
-      if step.opcode == "call" and any(self._sends_to_stages(each.name) for each in self._module.callees(step)):
-        return True
-    return False
+    called = (each for step in computation.instructions if step.opcode == "call" for each in self._module.callees(step))
+    transfers = (self._model.transfer(computation, step) for step in computation.instructions)
+    sent = (each for each in transfers if each is not None and each.kind in _TO_NEIGHBOURS)
+    return any(STAGE in each.detail["axes"] for each in sent) or any(self._sends_to_stages(each.name) for each in called)
 
 
 class _Lanes:
@@ -255,7 +241,7 @@ class _Lanes:
     run.sent_bytes[transfer.part] += transfer.detail["bytes"]
     for lane in transfer.lanes:
       self._free[lane] = start + transfer.seconds
-      run.occupy(step, lane, start, transfer.seconds, transfer.kind, transfer.detail)
+      run.occupy(Event(step.name, lane, start, transfer.seconds, transfer.kind, step.op_name, transfer.detail))
     return start + transfer.seconds
 
   def _until(self, run: Run, end: float, transfer: costs.Transfer, step: hlo.Instruction, place: _Place) -> None:
