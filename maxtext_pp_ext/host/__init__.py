@@ -3,6 +3,6 @@
 """The only code that knows MaxText's internals. Imports nothing (see `startup`).
 
 `patch points` connects this package with MaxText, `replacements` replaces MaxText's own parts, `rules` refuses configs,
-and `models` reads configs, models and train steps. Installed files name the modules beside these folders: `startup` and
-`build` (the .pth file), `activate` (the same for a checkout), `official` (the entry points).
+and `models` reads configs, models and train steps. `startup` and `build` are for the .pth file, `activate` is the same
+for a checkout. Entry points, for a MaxText that has the patch points itself (`patches/`), name functions of `replacements`.
 """

@@ -47,13 +47,8 @@ class Finding:
 def findings() -> list[Finding]:
   """Returns everything that can be found without devices. Imports MaxText, and leaves our patch points applied to it."""
   environment = looked("environment", _environment)  # before imports add to it
-  parts = {
-      "versions": _versions,
-      "start-up hook": _hook,
-      "patch points": _patch_points,
-      "implementations": _implementations,
-  }
-  return [each for subject, look in parts.items() for each in looked(subject, look)] + environment
+  found = [*looked("versions", _versions), *looked("start-up hook", _hook), *looked("patch points", _patch_points)]
+  return [*found, *looked("implementations", _implementations), *environment]
 
 
 def looked(subject: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:

@@ -18,7 +18,6 @@ import maxtext_pp_ext
 from maxtext_pp_ext.errors import SetupError
 from maxtext_pp_ext.host.doctor import Finding, looked, NOTE, WRONG
 from maxtext_pp_ext.host.patch_points import source, table, version
-from maxtext_pp_ext.host.patch_points.patch_point import Part
 
 
 def findings(folder: str | pathlib.Path) -> list[Finding]:
@@ -51,7 +50,7 @@ def _patch_points(found: source.Source) -> Iterator[Finding]:
       yield _judged(name, feature, module, NOTE)
 
 
-def _judged(name: str, part: Part, module: ModuleType, worst: str) -> Finding:
+def _judged(name: str, part: table.Part, module: ModuleType, worst: str) -> Finding:
   try:
     part.check(module)
   except version.HostVersionError as error:
@@ -64,8 +63,8 @@ def _imports(found: source.Source) -> Iterator[Finding]:
   readers: dict[tuple[str, str], str] = {}
   package = pathlib.Path(maxtext_pp_ext.__path__[0])
   for path in sorted(package.rglob("*.py")):
-    for module, name in _read(ast.parse(path.read_text("utf-8")), found):
-      readers.setdefault((module, name), path.relative_to(package).as_posix())
+    for read in _read(ast.parse(path.read_text("utf-8")), found):
+      readers.setdefault(read, path.relative_to(package).as_posix())
   missing = []
   for (module, name), reader in sorted(readers.items()):
     try:
@@ -73,8 +72,7 @@ def _imports(found: source.Source) -> Iterator[Finding]:
     except SetupError:
       known = False
     if not known:
-      full = f"{module}.{name}" if name else module
-      missing.append(Finding(full, "not there", WRONG, f"{reader} reads it."))
+      missing.append(Finding(f"{module}.{name}", "not there", WRONG, f"{reader} reads it."))
   yield Finding("maxtext", f"{len(readers) - len(missing)} of {len(readers)} names are there")
   yield from missing
 

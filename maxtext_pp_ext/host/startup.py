@@ -31,9 +31,8 @@ class PatchPointFinder:
   def find_spec(self, name, path=None, target=None):
     if name not in PATCH_POINT_MODULES:
       return None
-    for finder in sys.meta_path:
-      if finder is self or not hasattr(finder, "find_spec"):
-        continue
+    others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+    for finder in others:
       spec = finder.find_spec(name, path, target)
       if spec is not None:
         if hasattr(spec.loader, "exec_module"):
@@ -72,10 +71,10 @@ def hooked():
 
 def hook(connect):
   """Adds the finder unless it is there. Returns whether it added it."""
-  if hooked():
-    return False
-  sys.meta_path.insert(0, PatchPointFinder(connect))
-  return True
+  is_new = not hooked()
+  if is_new:
+    sys.meta_path.insert(0, PatchPointFinder(connect))
+  return is_new
 
 
 def unhook():

@@ -78,7 +78,7 @@ def _warnings(config: Keys) -> list[str]:
   The latter are those of a config that does not name the devices.
   """
   if pipeline_impl(config) != "host":
-    on_tpus = [] if config.compile_topology else sizes.rows_on(config, "tpu")
+    on_tpus = () if config.compile_topology else sizes.of_rows(config, "tpu")
     return [str(problem) for problem in on_tpus if problem not in sizes.problems(config)]
   if not config.using_pipeline_parallelism or not config.pipeline_fsdp_ag_per_repeat or sound_stages(config) <= 2:
     return []

@@ -1,10 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Connects this package with MaxText and disconnects it: all patch points or none.
-
-A patch point is applied when its module is imported (`startup`), or at once if the module is already imported. `install`
-checks every loaded module before it changes the first, and restores everything if one of them fails.
-"""
+"""Connects this package with MaxText and disconnects it: all patch points or none."""
 
 import dataclasses
 import importlib
@@ -43,7 +39,7 @@ class Report:
 
 
 def install() -> Report:
-  """Applies our patch points to the MaxText modules that are loaded, and to the others when they are imported.
+  """Applies our patch points to the MaxText modules that are loaded, and to others when they are imported (`startup`).
 
   The environment variable MAXTEXT_PP_EXT has no effect here: it controls the start-up hook alone. A second call changes
   nothing. Existing configs and models keep the classes with which they were made. Such a config can no longer be pickled,
@@ -57,13 +53,11 @@ def install() -> Report:
     todo = [module for module in loaded if module.__name__ not in _applied and not _is_skipped(module)]
     for module in todo:
       _check(module)
-    done = []
     try:
       for module in todo:
         _apply(module)
-        done.append(module)
     except BaseException:
-      for module in done:
+      for module in todo:
         _undo(module.__name__)
       raise
     hooked = startup.hook(apply)
@@ -95,7 +89,7 @@ def uninstall() -> Report:
 def status() -> Report:
   """The state of the connection; changes nothing."""
   with _lock:
-    return _report(changed=False)
+    return _report()
 
 
 def apply(module: ModuleType) -> None:
@@ -135,7 +129,7 @@ def _apply(module: ModuleType) -> None:
 
 
 def _undo(name: str) -> None:
-  for rebinding in reversed(_applied.pop(name)):
+  for rebinding in reversed(_applied.pop(name, [])):
     rebinding.undo()
 
 
@@ -154,7 +148,7 @@ def _loaded() -> list[ModuleType]:
   return [importlib.import_module(name) for name in names]
 
 
-def _report(*, changed: bool) -> Report:
+def _report(*, changed: bool = False) -> Report:
   hooked = startup.hooked()
   settled = {*_applied, *_skipped}
   return Report(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces objects of MaxText where they are bound, and puts them back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import dataclasses
 import functools
 import inspect
@@ -60,9 +60,8 @@ class Rebinding:
 
   def changed_since(self) -> list[str]:
     """Returns names that other code has replaced after us: undoing ours would undo theirs."""
-    last = {
-        (id(swap.home), swap.name): swap for swap in self._swaps
-    }  # a feature may replace what its patch point replaced
+    # The last swap of each: a feature may replace what its patch point replaced.
+    last = {(id(swap.home), swap.name): swap for swap in self._swaps}
     changed = [swap for swap in last.values() if vars(swap.home).get(swap.name) is not swap.new]
     return [f"{getattr(swap.home, '__qualname__', swap.home.__name__)}.{swap.name}" for swap in changed]
 
@@ -85,27 +84,23 @@ def _called_in_place_of(old: Callable, function: Callable) -> Callable:
 
 
 def _bind_everywhere(old: Any, new: Any) -> None:
-  for module, name in list(_names_of(old)):
+  for module, name in _names_of(old):
     setattr(module, name, new)
-  for function in list(_functions_with_default(old)):
+  for function in _functions_with_default(old):
     function.__defaults__ = tuple(new if value is old else value for value in function.__defaults__ or ())
 
 
-def _modules() -> list[ModuleType]:
-  named = sorted(sys.modules.items())
-  return [module for name, module in named if module is not None and name.split(".")[0] == "maxtext"]
+def _bound() -> list[tuple[ModuleType, str, Any]]:
+  """(module, name, value) of all that modules of MaxText have now."""
+  named = [module for name, module in sorted(sys.modules.items()) if name.split(".")[0] == "maxtext"]
+  return [(module, *item) for module in named if module is not None for item in vars(module).items()]
 
 
-def _names_of(target: Any) -> Iterator[tuple[ModuleType, str]]:
-  for module in _modules():
-    for name in [name for name, value in list(vars(module).items()) if value is target]:
-      yield module, name
+def _names_of(target: Any) -> list[tuple[ModuleType, str]]:
+  return [(module, name) for module, name, value in _bound() if value is target]
 
 
-def _functions_with_default(target: Any) -> Iterator[FunctionType]:
-  seen = set()
-  for module in _modules():
-    for function in [inspect.unwrap(value) for value in list(vars(module).values()) if isinstance(value, FunctionType)]:
-      if id(function) not in seen and any(value is target for value in function.__defaults__ or ()):
-        seen.add(id(function))
-        yield function
+def _functions_with_default(target: Any) -> list[FunctionType]:
+  functions = [inspect.unwrap(value) for _, _, value in _bound() if isinstance(value, FunctionType)]
+  found = {id(each): each for each in functions if any(value is target for value in each.__defaults__ or ())}
+  return list(found.values())

@@ -10,14 +10,15 @@ With `pipeline_impl=host` and `sharding_conflicts=fallback` each replacement cal
 Exception: checkpoints of another layout are refused, and so are incomplete ones if MaxText would not say what they lack.
 """
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import dataclasses
 import importlib.metadata
 import sys
 from types import ModuleType
 from typing import Any
 
 from maxtext_pp_ext.config import derived, host_keys
-from maxtext_pp_ext.host.patch_points import version
-from maxtext_pp_ext.host.patch_points.patch_point import Part, PatchPoint
+from maxtext_pp_ext.host.patch_points import rebind, version
 from maxtext_pp_ext.host.replacements import (
     checkpoint_load,
     config_class,
@@ -28,6 +29,60 @@ from maxtext_pp_ext.host.replacements import (
     stage_modules,
     unknown_keys,
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+  """Replacements that are made together or not at all."""
+
+  name: str  # what they are needed for
+  checks: tuple[version.Check, ...]  # of the module, before anything is replaced
+  replaced: Mapping[str, Callable]  # path in the module -> what replaces it, see `Rebinding.replace`
+  refused_in: str = ""  # path of the function that refuses runs which need it; "" if MaxText's own error will do
+  needs: Callable[[Any], bool] = derived.runs_ours  # whether a config needs it
+
+  def check(self, module: ModuleType) -> None:
+    for each in self.checks:
+      each(module)
+
+  def apply(self, module: ModuleType, rebinding: rebind.Rebinding) -> None:
+    for path, new in self.replaced.items():
+      rebinding.replace(module, path, new)
+
+  def refuse(self, module: ModuleType, rebinding: rebind.Rebinding, why: str) -> None:
+    """Makes a call of `refused_in` raise MissingFeatureError if its config needs the part."""
+
+    def refusing(own: Callable, *args: Any, **kwargs: Any) -> Any:
+      if any(map(self.needs, _configs([*args, *kwargs.values()]))):
+        raise version.MissingFeatureError(self.name, why)
+      return own(*args, **kwargs)
+
+    owner, _, name = self.refused_in.rpartition(".")
+    if hasattr(getattr(module, owner, None) if owner else module, name):  # else nothing calls it
+      rebinding.replace(module, self.refused_in, refusing)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PatchPoint:
+  """What is replaced in one module."""
+
+  required: Part | None = None
+  features: tuple[Part, ...] = ()
+
+  @property
+  def purpose(self) -> str:
+    """What it is needed for, in words."""
+    return self.required.name if self.required else ", ".join(feature.name for feature in self.features)
+
+
+def _configs(arguments: Iterable[Any]) -> Iterator[Any]:
+  """The configs among arguments, and those of models among them."""
+  for argument in arguments:
+    model = getattr(argument, "model", argument)
+    for found in (argument, *(getattr(each, "config", None) for each in (argument, model, getattr(model, "base", None)))):
+      if hasattr(found, "pipeline_impl"):
+        yield found
+
 
 # Unknown parameters are refused: the pipelined path might drop them, too.
 DECODER_PARAMETERS = (
@@ -46,15 +101,15 @@ _RESTORE_PARAMETERS = ("self", "checkpoint_state", "step")
 _ABSTRACT_MODEL = ("config", "mesh", "devices", "model_mode", "rng_key", "quant_mode_str")
 _PREPARE_PARAMETERS = ("raw_keys", "config_class")
 _PYCONFIG = "maxtext.configs.pyconfig"
+# Those with MaxTextConfig as a default.
 _PYCONFIG_FUNCTIONS = ("initialize", "initialize_pydantic", "_initialize_pydantic", "_prepare_for_pydantic")
 
 
 def official(module: ModuleType) -> bool:
   """Whether this MaxText has the patch point itself (`patches/`) and finds our entry point: then we change nothing."""
   group = getattr(module, "EXTENSION_GROUP", None)
-  if group is None:
-    return False
-  return any(ep.value.startswith("maxtext_pp_ext.") for ep in importlib.metadata.entry_points(group=group))
+  points = () if group is None else importlib.metadata.entry_points(group=group)
+  return any(point.value.startswith("maxtext_pp_ext.") for point in points)
 
 
 def _check_types(module: ModuleType) -> None:
@@ -69,16 +124,12 @@ def _check_types(module: ModuleType) -> None:
   taken = [key for key in config_class.keys.PipelineKeys.model_fields if key in fields]
   if taken:
     raise version.HostVersionError(f"{module.__name__}.MaxTextConfig has the key {', '.join(taken)} of its own.")
-  for function in _pyconfig_functions() if sys.modules.get(module.__name__) is module else ():
-    if module.MaxTextConfig not in (function.__defaults__ or ()):
-      raise version.HostVersionError(f"expected {_PYCONFIG}.{function.__name__} to have MaxTextConfig as a default.")
-
-
-def _pyconfig_functions() -> list:
-  """Returns the functions with MaxTextConfig as a default, if MaxText was imported before us; [] while pyconfig is
-  being imported, since it imports types first."""
-  pyconfig = sys.modules.get(_PYCONFIG)
-  return [getattr(pyconfig, name) for name in _PYCONFIG_FUNCTIONS if hasattr(pyconfig, name)]
+  # There are such functions if MaxText was imported before us. While pyconfig is imported it has none, since it imports
+  # types first.
+  pyconfig = sys.modules.get(_PYCONFIG) if sys.modules.get(module.__name__) is module else None
+  for name in _PYCONFIG_FUNCTIONS:
+    if hasattr(pyconfig, name) and module.MaxTextConfig not in (getattr(pyconfig, name).__defaults__ or ()):
+      raise version.HostVersionError(f"expected {_PYCONFIG}.{name} to have MaxTextConfig as a default.")
 
 
 def _judges(config: Any) -> bool:

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses checkpoint paths that Orbax refuses only at its first write, after the first step.
 
-TensorStore reads and writes Orbax's arrays. Orbax gives it `gs://` paths and absolute paths only (`tensorstore_utils` of
-Orbax, with MaxText 0.2.5).
+Orbax gives TensorStore `gs://` paths and absolute paths only (`tensorstore_utils` of Orbax, with MaxText 0.2.5).
 """
 
 from collections.abc import Callable

@@ -1,9 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses configs in which a pipeline's layout over devices and slices breaks an assumption of other MaxText code.
-
-Read in MaxText 0.2.5.
-"""
+"""Refuses layouts over devices and slices that break an assumption of other MaxText code. Read in MaxText 0.2.5."""
 
 from collections.abc import Iterable, Iterator
 
@@ -17,11 +14,18 @@ from maxtext_pp_ext.nearest import nearest
 
 
 def problems(config: HostKeys) -> Iterator[str]:
-  if num_stages(config) != 1:
-    yield from _mesh(config)
-    yield from _explicit_beside_a_pipeline(config)
+  yield from unknown_topology(config)
+  is_explicit, stages = plain(config.shard_mode) == "explicit", num_stages(config)
+  if stages is not None and stages > 1 and "stage" not in config.mesh_axes:
+    yield (
+        f"{stages_text(config)}, but mesh_axes={list(config.mesh_axes)} has no axis 'stage' (custom_mesh_and_rule="
+        f"{plain(config.custom_mesh_and_rule)!r}), so nothing would be pipelined over devices. Use mesh_axes with 'stage',"
+        " as in base.yml, or pipeline_impl=host."
+    )
+  if stages != 1:
+    yield from _explicit_beside_a_pipeline(config) if is_explicit else ()
     yield from _activations_over_stages(config)
-  yield from _explicit_rows(config)
+  yield from _explicit_rows(config) if is_explicit else ()
   yield from _lookup_of_embeddings(config)
   yield from _stage_axis(config)
   if config.enable_multi_tier_checkpointing and config.dcn_pipeline_parallelism > 1 and config.mtc_data_parallelism < 1:
@@ -40,9 +44,8 @@ def problems(config: HostKeys) -> Iterator[str]:
 
 def unknown_topology(config: HostKeys) -> Iterator[str]:
   """MaxText's own error, which comes later, lists all topologies."""
-  if not (topology := getattr(config, "compile_topology", "")):
-    return
-  known = topologies()
+  topology = getattr(config, "compile_topology", "")
+  known = topologies() if topology else {}
   if known and topology not in known:
     alike = _alike(topology, known) or list({name.partition("-")[0]: name for name in known}.values())
     yield f"compile_topology={topology} is no topology that MaxText knows. Set another one, such as {', '.join(alike)}."
@@ -57,23 +60,11 @@ def _alike(topology: str, known: Iterable[str]) -> list[str]:
   return sorted(of_kind, key=lambda name: abs(int(name.partition("-")[2] or 0) - int(size)))[:5]
 
 
-def _mesh(config: HostKeys) -> Iterator[str]:
-  stages = num_stages(config)
-  if stages is not None and stages > 1 and "stage" not in config.mesh_axes:
-    yield (
-        f"{stages_text(config)}, but mesh_axes={list(config.mesh_axes)} has no axis 'stage' (custom_mesh_and_rule="
-        f"{getattr(config.custom_mesh_and_rule, 'value', config.custom_mesh_and_rule)!r}), so nothing would be "
-        "pipelined over devices. Use mesh_axes with 'stage', as in base.yml, or pipeline_impl=host."
-    )
-
-
 def _explicit_beside_a_pipeline(config: HostKeys) -> Iterator[str]:
   """MaxText's own code around a pipeline mixes arrays that are sharded over stages with such as are not (0.2.5).
 
   Under explicit sharding JAX refuses that, in the middle of the trace, with the types of two arrays.
   """
-  if plain(config.shard_mode) != "explicit":
-    return
   rope_type, layers, total = plain(config.rope_type), pipelined_layers(config), config.num_decoder_layers
   outside = 0 if layers is None or total is None else total - layers
   if rope_type.startswith("yarn") and outside > 0:  # the embedding fixes its layout at construction
@@ -100,8 +91,6 @@ def _explicit_beside_a_pipeline(config: HostKeys) -> Iterator[str]:
 
 def _explicit_rows(config: HostKeys) -> Iterator[str]:
   """MaxText cuts a loaded batch to the rows of a step, which JAX refuses if the devices cannot share these equally."""
-  if plain(config.shard_mode) != "explicit":
-    return
   kinds = {"per_device_batch_size": (config.micro_batch_size_to_train_on, False)}
   if config.eval_interval > 0:
     kinds["eval_per_device_batch_size"] = (config.micro_batch_size_to_eval_on, True)
@@ -139,8 +128,7 @@ def _lookup_of_embeddings(config: HostKeys) -> Iterator[str]:
   for evaluation in (False, True) if config.eval_interval > 0 else (False,):
     of_tokens = rows.axes_of(names, config, evaluation)
     for cause, (axes, way) in causes.items():
-      missing = [axis for axis in axes if axis not in of_tokens and mesh.get(axis, 1) > 1]
-      if not missing:
+      if not (missing := [axis for axis in axes if axis not in of_tokens and mesh.get(axis, 1) > 1]):
         continue
       if evaluation and plain(config.custom_mesh_and_rule_for_eval) != plain(config.custom_mesh_and_rule):
         rules = f"custom_mesh_and_rule_for_eval={plain(config.custom_mesh_and_rule_for_eval)}: in evaluations tokens"
@@ -155,11 +143,11 @@ def _lookup_of_embeddings(config: HostKeys) -> Iterator[str]:
       break
 
 
-def _layouts_of_embeddings(config: HostKeys) -> Iterator[tuple[str, tuple[tuple[str, ...], list[str]]]]:
+def _layouts_of_embeddings(config: HostKeys) -> Iterator[tuple[str, tuple[Iterable[str], list[str]]]]:
   """Yields (why, (the mesh axes over which MaxText's code shards the rows of embeddings, other ways out))."""
   if plain(config.shard_mode) == "explicit":
-    axes = rows.axes_of(("activation_embed_and_logits_batch",), config, evaluation=False)
-    yield "shard_mode=explicit, by the rules of training", (axes, ["shard_mode=auto"])
+    of_rows = rows.axes_of(("activation_embed_and_logits_batch",), config, evaluation=False)
+    yield "shard_mode=explicit, by the rules of training", (of_rows, ["shard_mode=auto"])
   layers, total = pipelined_layers(config), config.num_decoder_layers
   if num_stages(config) == 1 or derived.decoder_block(config) != "deepseek" or layers is None or total is None:
     return
@@ -178,8 +166,7 @@ def _stage_axis(config: HostKeys) -> Iterator[str]:
   if ici * dcn != stages:
     yield (
         f"ici_parallelism={sizes[0]} and dcn_parallelism={sizes[1]} give the mesh axis 'stage' of mesh_axes={axes} {ici} "
-        f"× {dcn} devices, not the {stages} stages of "
-        f"ici_pipeline_parallelism={config.ici_pipeline_parallelism} × "
+        f"× {dcn} devices, not the {stages} stages of ici_pipeline_parallelism={config.ici_pipeline_parallelism} × "
         f"dcn_pipeline_parallelism={config.dcn_pipeline_parallelism}. Set both to the same number."
     )
   if config.inference_benchmark_test and config.dcn_pipeline_parallelism > 1:

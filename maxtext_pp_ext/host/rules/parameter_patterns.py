@@ -4,8 +4,6 @@
 
 A pipeline puts the decoder's layers at other paths. A pattern may then select other layers, or none, and MaxText trains
 silently. This module builds both models without arrays, and compares layer by layer what a pattern selects in each.
-MaxText reads these keys in `optimizers/optimizers.py`, and `student_params_to_update` in
-`trainers/post_train/distillation`.
 """
 
 from __future__ import annotations
@@ -24,50 +22,40 @@ from maxtext_pp_ext.host.models.refusals import as_value_errors
 # One layer's part of an array: (number of the layer, name within it). An array of no layer: (None, path).
 Part = tuple[int | None, Path]
 
-# Key -> the optimizers that read it; () for all. Only distillation reads the last one.
+# Key -> the optimizers that read it (`optimizers/optimizers.py`); () for all. Only distillation reads the last one.
 KEYS = {"adamw_mask": ("adamw", "adam_pax"), "trainable_parameters_mask": (), "student_params_to_update": ()}
-# How many differing arrays a message names.
-_MOST_NAMED = 4
+_MOST_NAMED = 4  # differing arrays, in a message
+_NUMBER = "#"  # at the end of a name
 # MaxText initialises its optimizer with paths that end in "/value", and updates it with paths that do not.
 _ENDS = ("", "/value")
 
 
 def problems(config: HostKeys) -> list[str]:
   """The problems with a pipelined config's patterns; [] if there are none, or MaxText cannot build the model."""
-  found, given = [], {key: list(getattr(config, key, None) or ()) for key in KEYS}
+  given = {key: list(getattr(config, key, None) or ()) for key in KEYS}
   given = {key: of for key, of in given.items() if of and (not KEYS[key] or plain(config.opt_type) in KEYS[key])}
-  for key, patterns in given.items():
-    found += [f"{key} has {pattern!r}, which is not a regular expression: {why}." for pattern, why in _invalid(patterns)]
+  found = [text for key, patterns in given.items() for text in _invalid(key, patterns)]
   if found or not given:
     return found
   try:
-    with_pipeline, without = map(_parameters, (config, with_values(config, {"using_pipeline_parallelism": False})))
+    with as_value_errors("build this model"):
+      with_pipeline = layouts.of_config(config, nnx.Param)
+      without = layouts.of_config(with_values(config, {"using_pipeline_parallelism": False}), nnx.Param)
   except ValueError as error:
-    # MaxText itself reports a model that it cannot build.
-    return [f"{key} cannot be checked: {error} Leave it out." for key in given] if _can_be_built(config) else []
+    try:
+      layouts.abstract_model_of(config)
+    except ValueError:
+      return []  # MaxText itself reports a model that it cannot build
+    return [f"{key} cannot be checked: {error} Leave it out." for key in given]
   return [text for key, patterns in given.items() for text in differences(key, patterns, with_pipeline, without)]
 
 
-def _invalid(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _invalid(key: str, patterns: Iterable[str]) -> Iterator[str]:
   for pattern in patterns:
     try:
       re.compile(pattern)
     except (re.error, TypeError) as error:
-      yield pattern, str(error)
-
-
-def _can_be_built(config: HostKeys) -> bool:
-  try:
-    with as_value_errors("build this model"):
-      layouts.abstract_model_of(config)
-  except ValueError:
-    return False
-  return True
-
-
-def _parameters(config: HostKeys) -> Layout:
-  with as_value_errors("build this model"):
-    return layouts.of_config(config, nnx.Param)
+      yield f"{key} has {pattern!r}, which is not a regular expression: {error}."
 
 
 def differences(key: str, patterns: Sequence[str], with_pipeline: Layout, without: Layout) -> Iterator[str]:
@@ -148,15 +136,10 @@ def patterns_of(chosen: set[Path], paths: set[Path]) -> list[str]:
   whole = all(family <= chosen or family.isdisjoint(chosen) for family in families.values())
   if whole and families.keys().isdisjoint(name[:end] for name in families for end in range(1, len(name))):
     chosen, paths = {name for name, family in families.items() if family <= chosen}, set(families)
-  return [f"^{'/'.join(map(_escaped, start))}(/|$)" for start in _beginnings((), chosen, paths)]
-
-
-_NUMBER = "#"
-
-
-def _escaped(part: str) -> str:
-  """Escapes without backslashes, which YAML and Python read differently between quotes."""
-  return re.sub(r"[^\w#]", lambda match: f"[{match[0]}]", part).replace(_NUMBER, "[0-9]+")
+  joined = ("/".join(start) for start in _beginnings((), chosen, paths))
+  # Escaped without backslashes, which YAML and Python read differently between quotes.
+  escaped = (re.sub(r"[^\w#/]", lambda match: f"[{match[0]}]", each) for each in joined)
+  return [f"^{each.replace(_NUMBER, '[0-9]+')}(/|$)" for each in escaped]
 
 
 def _beginnings(start: Path, chosen: set[Path], paths: set[Path]) -> list[Path]:

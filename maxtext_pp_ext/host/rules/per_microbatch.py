@@ -16,17 +16,14 @@ from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.rules import pipelined_path, rows
 
-_OVER_ALL_DEVICES = (
-    "MaxText takes the maximum over all mesh axes, so a layer would report that of other stages and bubbles."
+_EXPERTS = dict.fromkeys(
+    ("moe_log_max_load_ratio", "log_required_ragged_buffer_factor"),
+    "MaxText takes the maximum over all mesh axes, so a layer would report that of other stages and bubbles.",
 )
-_EXPERTS = {
-    "moe_log_max_load_ratio": f"{_OVER_ALL_DEVICES} Set moe_log_max_load_ratio=False.",
-    "log_required_ragged_buffer_factor": f"{_OVER_ALL_DEVICES} Set log_required_ragged_buffer_factor=False.",
-}
 _EXPERTS_OF_TE = {
     "te_moe_block": (
         "Transformer Engine's experts size their buffers for a call with all rows, but a pipeline calls layers with one "
-        "microbatch. Set te_moe_block=False."
+        "microbatch."
     ),
 }
 

@@ -2,16 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses models and features that MaxText's pipelined decoder would silently train wrongly.
 
-Read in `maxtext/layers/nnx_decoders.py` and `maxtext/models/` of MaxText. The pipelined path loses information in two
-places:
+Read in `maxtext/layers/nnx_decoders.py` and `maxtext/models/` of MaxText. The pipelined path loses information twice:
 
 - It builds each stage's layers as `decoder_blocks[0](config, mesh, model_mode, quant, rngs)` (`decoder_blocks[1]` for
-  DeepSeek). The path without a pipeline also passes arguments that tell a layer its index. Blocks of a whole cycle of
-  layers are an exception: `cycles` builds correct stages of them.
+  DeepSeek), without the arguments that tell a layer its index. `cycles` builds correct stages of whole cycles of layers.
 - It calls the pipeline module with inputs, segment ids, positions, deterministic and model mode, and nothing else.
 """
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from maxtext_pp_ext.config.derived import decoder_block
@@ -33,16 +32,21 @@ _INDEX_ARGUMENT = {"gpt_oss": _TYPE, "olmo3": _TYPE, "qwen3_next": _INDEX, "qwen
 _SCANNED = "with scan_layers=True stages of whole cycles are possible"
 
 
-def problems(config: HostKeys) -> list[str]:
-  """Returns all problems with what MaxText's pipelined path does not support; [] if there are none."""
-  return [
-      *_decoder_block(config),
-      *features(config, _FEATURES),
-      *_streams(config),
-      *_batch_split(config),
-      *_metrics_of_layers(config),
-      *_multimodal(config),
-  ]
+def problems(config: HostKeys) -> Iterator[str]:
+  """Yields all problems with what MaxText's pipelined path does not support."""
+  yield from _decoder_block(config)
+  yield from features(config, _FEATURES, instead=_INSTEAD)
+  if config.mhc_expansion_rate > 1:
+    yield (
+        f"mhc_expansion_rate={config.mhc_expansion_rate}: activations have four axes [batch, sequence, stream, embed], "
+        "but a pipeline passes three. Set mhc_expansion_rate=1."
+    )
+  if config.use_batch_split_schedule:
+    yield from _batch_split(config)
+  if config.record_internal_nn_metrics and config.num_decoder_layers is not None:
+    yield from _metrics_of_layers(config, config.num_decoder_layers)
+  if config.use_multimodal:
+    yield from _multimodal(config)
 
 
 def _decoder_block(config: HostKeys) -> Iterator[str]:
@@ -53,8 +57,7 @@ def _decoder_block(config: HostKeys) -> Iterator[str]:
   if config.scan_layers and (block in cycles.CONFIGURED or block == "gemma3"):
     yield from _whole_cycles(config, block, config.num_decoder_layers)
     return
-  reason = _block_problem(config, block, config.num_decoder_layers)
-  if reason is not None:
+  if (reason := _block_problem(config, block, config.num_decoder_layers)) is not None:
     yield (
         f"decoder_block={block} cannot be pipelined: {reason}. Set ici_pipeline_parallelism=1, "
         "dcn_pipeline_parallelism=1 and pipeline_impl=host, and shard over FSDP or tensor axes instead."
@@ -135,97 +138,85 @@ def _block_problem(config: HostKeys, block: str, total: int) -> str | None:
       return "this version of maxtext-pp-ext does not know it, so it cannot tell whether every layer is the same"
 
 
+# Key -> why its feature is refused. `features` adds what to set.
 _FEATURES = {
-    "engram_layers": (
-        "MaxText's pipelined path gives layers neither their index nor the tokens that engram needs. Set "
-        "engram_layers=[]."
-    ),
-    "use_lineage": "MaxText uses it only on the path without a pipeline. Set use_lineage=False.",
+    "engram_layers": "MaxText's pipelined path gives layers neither their index nor the tokens that engram needs.",
+    "use_lineage": "MaxText uses it only on the path without a pipeline.",
     # What looks for decoder layers at their paths without a pipeline, or builds no decoder layers.
-    "use_m3_model": (
-        "MaxText's m3 models have no pipeline, and all stages would compute the same. Set use_m3_model=False, or train "
-        "without a pipeline."
-    ),
+    "use_m3_model": "MaxText's m3 models have no pipeline, and all stages would compute the same.",
     # MaxText PR 4493; not in 0.2.5
     "prefetch_fsdp_weights": (
         "MaxText gathers the weights of scanned layers ahead of time, also of those outside the pipeline, whose losses "
-        "it drops. Set prefetch_fsdp_weights=False, or pipeline_impl=host."
+        "it drops."
     ),
     # `dual_pipe` is such a schedule (MaxText's main branch of November 2026; 0.2.5 lacks the key).
     "gradient_accumulation_schedule": (
         "MaxText runs the layers of a model without a pipeline itself, one microbatch backward beside the next one "
-        "forward. Set gradient_accumulation_schedule=serial."
+        "forward."
     ),
     "lora.enable_lora": (
         "LoRA finds modules by their paths in a model without a pipeline, and makes its parameters when a layer is "
-        "called. Set lora.enable_lora=False, or fine-tune without a pipeline."
+        "called."
     ),
     "distill_beta": (
         "MaxText compares features of the decoder's last stack of layers, and assumes that their first axis counts "
-        "layers. A pipeline orders them by repeat, stage and microbatch. Set distill_beta=0, or distill without a "
-        "pipeline."
+        "layers. A pipeline orders them by repeat, stage and microbatch."
     ),
 }
-_OR_WITHOUT = "or use_batch_split_schedule=False."
+_INSTEAD = {
+    "use_m3_model": ", or train without a pipeline",
+    "prefetch_fsdp_weights": ", or pipeline_impl=host",
+    "lora.enable_lora": ", or fine-tune without a pipeline",
+    "distill_beta": ", or distill without a pipeline",
+}
+_OR_WITHOUT = ", or use_batch_split_schedule=False"
 _NOT_WITH_BATCH_SPLIT = {
-    "load_balance_loss_weight": (
-        f"the loss of a batch is not the mean of its parts'. Set load_balance_loss_weight=0, {_OR_WITHOUT}"
-    ),
-    "mtp_num_layers": (
-        "MaxText runs the layers of multi-token prediction outside the pipeline, with its own schedule. Set "
-        f"mtp_num_layers=0, {_OR_WITHOUT}"
-    ),
-    "quantization": f'MaxText quantizes its own schedule only. Set quantization="", {_OR_WITHOUT}',
-    "te_moe_block": f"it reports how full the buffers of a whole batch are. Set te_moe_block=False, {_OR_WITHOUT}",
-    "indexer_loss_scaling_factor": (
-        f"a layer keeps the loss of one part. Set indexer_loss_scaling_factor=0, {_OR_WITHOUT}"
-    ),
-    "use_qk_clip": f"it needs the largest logit of a whole batch. Set use_qk_clip=False, {_OR_WITHOUT}",
+    "load_balance_loss_weight": "the loss of a batch is not the mean of its parts'.",
+    "mtp_num_layers": "MaxText runs the layers of multi-token prediction outside the pipeline, with its own schedule.",
+    "quantization": "MaxText quantizes its own schedule only.",
+    "te_moe_block": "it reports how full the buffers of a whole batch are.",
+    "indexer_loss_scaling_factor": "a layer keeps the loss of one part.",
+    "use_qk_clip": "it needs the largest logit of a whole batch.",
 }
+# Key -> the value that turns its feature off; False for others.
+_OFF = dict.fromkeys(("load_balance_loss_weight", "mtp_num_layers", "indexer_loss_scaling_factor", "distill_beta"), "0")
+_OFF |= {"engram_layers": "[]", "gradient_accumulation_schedule": "serial", "quantization": '""'}
 
 
-_OFF = ("serial",)  # the schedule of gradient accumulation that MaxText 0.2.5 has
-
-
-def features(config: HostKeys, refused: Mapping[str, str], given: str = "") -> Iterator[str]:
+def features(
+    config: HostKeys, refused: Mapping[str, str], given: str = "", instead: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
   """Yields a problem for each feature that is on.
 
   Args:
     config: MaxText's config, or any object with its keys.
-    refused: key -> why the feature is refused, and what to set. A dot leads to a key within a key. A MaxText may lack it.
+    refused: key -> why the feature is refused. A dot leads to a key within a key. A MaxText may lack it.
     given: the beginning of each problem: what excludes the features.
+    instead: key -> other ways out than to turn the feature off.
   """
   for key, why in refused.items():
     value: Any = config
     for name in key.split("."):
       value = plain(getattr(value, name, None))
-    if value and value not in _OFF and not (isinstance(value, int | float) and value < 0):
-      yield f"{given}{key}={value}: {why}"
-
-
-def _streams(config: HostKeys) -> Iterator[str]:
-  if config.mhc_expansion_rate > 1:
-    yield (
-        f"mhc_expansion_rate={config.mhc_expansion_rate}: activations have four axes [batch, sequence, stream, embed], "
-        "but a pipeline passes three. Set mhc_expansion_rate=1."
-    )
+    off = _OFF.get(key, "False")
+    if value and value != off and not (isinstance(value, int | float) and value < 0):
+      yield f"{given}{key}={value}: {why} Set {key}={off}{instead.get(key, '')}."
 
 
 def _batch_split(config: HostKeys) -> Iterator[str]:
   """See `host.replacements.batch_split`."""
-  if not config.use_batch_split_schedule:
-    return
   given = "use_batch_split_schedule=True"
   if decoder_block(config) != "deepseek" or config.num_experts <= 1:
     yield (
         f"{given} with decoder_block={decoder_block(config)} and num_experts={config.num_experts}: only DeepSeek's MoE "
         "layers have that schedule. Set use_batch_split_schedule=False."
     )
-  yield from features(config, _NOT_WITH_BATCH_SPLIT, f"{given} with ")
+  instead = dict.fromkeys(_NOT_WITH_BATCH_SPLIT, _OR_WITHOUT)
+  yield from features(config, _NOT_WITH_BATCH_SPLIT, f"{given} with ", instead)
   factor, microbatches = config.batch_split_factor, config.num_pipeline_microbatches
   batch = config.micro_batch_size_to_train_on
   if factor < 1:
-    yield f"{given} with batch_split_factor={factor}. Set batch_split_factor to at least 1 (2 is usual), {_OR_WITHOUT}"
+    yield f"{given} with batch_split_factor={factor}. Set batch_split_factor to at least 1 (2 is usual){_OR_WITHOUT}."
   elif batch and batch > 0 and microbatches > 0 and batch % microbatches == 0 and batch // microbatches % factor:
     yield Problem(
         f"{given}: a microbatch of {batch // microbatches} rows ({batch} / num_pipeline_microbatches={microbatches}) "
@@ -238,15 +229,13 @@ def _batch_split(config: HostKeys) -> Iterator[str]:
 _MOST_IN_ORDER = 10  # names sort alphabetically: layers_10 comes before layers_2
 
 
-def _metrics_of_layers(config: HostKeys) -> Iterator[str]:
+def _metrics_of_layers(config: HostKeys, total: int) -> Iterator[str]:
   """MaxText numbers sown metrics by the order of layer names in the model, not by the order in which layers run."""
-  if not config.record_internal_nn_metrics or config.num_decoder_layers is None:
-    return
   given = f"record_internal_nn_metrics={config.record_internal_nn_metrics}"
   why = "would be reported under other layers' numbers (activ_mean/layer_000 and so on)"
   block, per_stage, layers = decoder_block(config), config.num_layers_per_pipeline_stage, config.pipeline_parallel_layers
   dense = config.first_num_dense_layers if block == "deepseek" else 0
-  outside = 0 if layers == -1 or config.num_decoder_layers is None else config.num_decoder_layers - dense - layers
+  outside = 0 if layers == -1 else total - dense - layers
   if outside > 0 and block != "deepseek":  # DeepSeek's layers outside run first and sort first
     yield (
         f"{given} with {outside} layers outside the pipeline (pipeline_parallel_layers={layers}): layers_outside_pipeline"
@@ -272,8 +261,6 @@ def _metrics_of_layers(config: HostKeys) -> Iterator[str]:
 
 
 def _multimodal(config: HostKeys) -> Iterator[str]:
-  if not config.use_multimodal:
-    return
   if decoder_block(config) in ("gemma3", "gemma4"):
     yield (
         f"use_multimodal=True with decoder_block={decoder_block(config)}: its layers need the bidirectional mask of "

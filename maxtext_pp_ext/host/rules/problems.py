@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All rules that refuse a config. Each module of this folder holds the rules of one subject.
 
-`problems` reads any object with MaxText's keys as attributes, so tests and tools can use it without MaxText. It expects
-the values that MaxText has derived. A remaining -1 or None means "not derived (yet)" and is not judged.
+They read any object with MaxText's keys as attributes, and expect the values that MaxText has derived. A remaining -1 or
+None means "not derived (yet)" and is not judged.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ def problems(config: Keys, given: Mapping[str, Any] | None = None, whole_mesh: b
   """
   if config.pipeline_impl == registry.HOST:
     return _of_host(config)
-  found = _of_implementations(config)
+  found = list(_of_implementations(config))
   # A mesh of absent devices always has all of them.
   all_there = whole_mesh or (found and _devices_are_absent(config))
   if all_there or any(isinstance(problem, remedies.Problem) for problem in found):
@@ -83,24 +83,25 @@ def _of_host(config: Keys) -> list[str]:
   return [*_bad_choices(config), *_keys_without_effect(config), *meshes.unknown_topology(config)]
 
 
-def _of_implementations(config: Keys) -> list[str]:
-  if derived.windowed(config):
-    of_path, several = windowed_path.problems(config), config.num_pipeline_microbatches > 1
-  else:
-    of_path, several = [*optimizer.problems(config), *pipelined_path.problems(config)], True
-  return [
-      *_unknown_implementation(config),
-      *_bad_choices(config),
-      *_contradicting_host_keys(config),
-      *sizes.problems(config),
-      *meshes.unknown_topology(config),
-      *meshes.problems(config),
-      *quantization.problems(config),
-      *of_path,
-      *(per_microbatch.problems(config) if several else []),
-      # A run that only compiles writes no checkpoint.
-      *([] if _devices_are_absent(config) else checkpoint_paths.problems(lambda key: getattr(config, key, None))),
-  ]
+def _of_implementations(config: Keys) -> Iterator[str]:
+  try:
+    registry.get(config.pipeline_impl)
+  except registry.UnknownImplementationError as error:
+    yield f"{error} {remedies.LEAVE_OUT}"
+  yield from _bad_choices(config)
+  for key, instead in _CONTRADICTING_HOST_KEYS.items():
+    if getattr(config, key):
+      yield (
+          f"{key}=True together with pipeline_impl={config.pipeline_impl}: both choose how long gathered weights stay. "
+          f"Set {key}=False; pipeline_impl={instead} does what {key} is for."
+      )
+  is_window = derived.windowed(config)
+  of_path = (windowed_path,) if is_window else (optimizer, pipelined_path)
+  several = (per_microbatch,) if not is_window or config.num_pipeline_microbatches > 1 else ()
+  for rules in (sizes, meshes, quantization, *of_path, *several):
+    yield from rules.problems(config)
+  if not _devices_are_absent(config):  # a run that only compiles writes no checkpoint
+    yield from checkpoint_paths.problems(lambda key: getattr(config, key, None))
 
 
 def _bad_choices(config: Keys) -> Iterator[str]:
@@ -118,20 +119,4 @@ def _keys_without_effect(config: Keys) -> Iterator[str]:
       yield (
           f"{key}={value} has no effect with pipeline_impl=host. Set pipeline_impl to one of "
           f"{', '.join(name for name in registry.names() if name != registry.HOST)}, or leave {key} out."
-      )
-
-
-def _unknown_implementation(config: Keys) -> Iterator[str]:
-  try:
-    registry.get(config.pipeline_impl)
-  except registry.UnknownImplementationError as error:
-    yield f"{error} {remedies.LEAVE_OUT}"
-
-
-def _contradicting_host_keys(config: Keys) -> Iterator[str]:
-  for key, instead in _CONTRADICTING_HOST_KEYS.items():
-    if getattr(config, key):
-      yield (
-          f"{key}=True together with pipeline_impl={config.pipeline_impl}: both choose how long gathered weights stay. "
-          f"Set {key}=False; pipeline_impl={instead} does what {key} is for."
       )

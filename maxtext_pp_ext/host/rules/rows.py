@@ -3,8 +3,7 @@
 """Finds the parts of MaxText's layers that need equally many rows of a microbatch on every device.
 
 XLA partitions most of a layer, and pads or replicates rows that do not divide among devices. The parts found here are
-`shard_map`s over rows, and fail with an error from within MaxText for such rows. A batch that is not divided into
-microbatches may still have enough rows.
+`shard_map`s over rows, and fail with an error from within MaxText for such rows.
 
 Read in `maxtext/layers/{attentions,attention_op,moe}.py` of MaxText 0.2.5. All other `shard_map`s of training are over
 sequences or heads, drop axes that do not divide the rows (qwen3's gated delta rule, experts without expert parallelism),
@@ -90,20 +89,17 @@ def _needs(config: HostKeys, mesh: dict[str, int], logical: Any, platform: str |
 
 
 def expert_axes(config: HostKeys) -> tuple[str, ...]:
-  rule = plain(config.custom_mesh_and_rule)
-  return ("context", "expert") if rule == "cp-as-ep" else ("expert",)
+  return ("context", "expert") if plain(config.custom_mesh_and_rule) == "cp-as-ep" else ("expert",)
 
 
 def shards(names: Sequence[str | None], config: HostKeys, evaluation: bool = False) -> int:
   """Over how many devices the first of these logical axes is sharded; 1 if the mesh is not known."""
-  mesh = derived.mesh_shape(config)
-  return 1 if mesh is None else math.prod(_axes(names, mesh, rules(config, evaluation)).values())
+  return math.prod(axes_of(names, config, evaluation).values())
 
 
-def axes_of(names: Sequence[str | None], config: HostKeys, evaluation: bool) -> tuple[str, ...]:
-  """The mesh axes that shard the first of these logical axes; () if the mesh is not known."""
-  mesh = derived.mesh_shape(config)
-  return () if mesh is None else tuple(_axes(names, mesh, rules(config, evaluation)))
+def axes_of(names: Sequence[str | None], config: HostKeys, evaluation: bool) -> dict[str, int]:
+  """The mesh axes that shard the first of these logical axes, with their sizes; {} if the mesh is not known."""
+  return _axes(names, derived.mesh_shape(config) or {}, rules(config, evaluation))
 
 
 def _axes(names: Sequence[str | None], mesh: dict[str, int], logical: Any) -> dict[str, int]:
@@ -124,8 +120,7 @@ def _platform(config: HostKeys) -> str | None:
   """The platform on which the model will run, None if it is not known."""
   if getattr(config, "internal_compile", False):
     return None  # for absent devices
-  topology = getattr(config, "compile_topology", "")
-  if topology:
+  if topology := getattr(config, "compile_topology", ""):
     return "gpu" if topology.startswith("a3") else "tpu"
   jax = sys.modules.get("jax")  # already imported and initialised by MaxText
   try:

@@ -18,14 +18,8 @@ from maxtext_pp_ext.units import counted
 
 def problems(config: Keys) -> list[Problem]:
   """Returns all problems with sizes, except those of `devices`."""
-  return [
-      *_stages(config),
-      *_layers(config),
-      *_microbatches(config),
-      *_batch(config),
-      *_other_batches(config),
-      *_rows(config),
-  ]
+  rules = (_stages, _layers, _microbatches, _batch, _other_batches, of_rows)
+  return [problem for rule in rules for problem in rule(config)]
 
 
 def _stages(config: Keys) -> Iterator[Problem]:
@@ -45,8 +39,7 @@ def _layers_text(config: Keys) -> str:
 
 def _layers(config: Keys) -> Iterator[Problem]:
   stages, layers = num_stages(config), derived.pipelined_layers(config)
-  available = derived.layers_to_choose_from(config)
-  per_stage = config.num_layers_per_pipeline_stage
+  available, per_stage = derived.layers_to_choose_from(config), config.num_layers_per_pipeline_stage
   if per_stage < 1:
     what = f"num_layers_per_pipeline_stage={per_stage} must be at least 1."
     yield Problem(what, {"num_layers_per_pipeline_stage": 1})
@@ -180,8 +173,11 @@ def _other_batches(config: Keys) -> Iterator[Problem]:
       )
 
 
-def _rows(config: Keys, platform: str | None = None) -> Iterator[Problem]:
-  """Checks that the rows of each microbatch divide among the devices that each need some."""
+def of_rows(config: Keys, platform: str | None = None) -> Iterator[Problem]:
+  """Checks that the rows of each microbatch divide among the devices that each need some.
+
+  `platform`, such as "tpu", is where the model runs; None for what the config or this process tells.
+  """
   parts = rows_of_devices.parts(config)
   replicas = (getattr(config, "num_diloco_replicas", None) or 1) if getattr(config, "enable_diloco", False) else 1
   for key, (batch, divided_by) in _sound_batches(config).items():
@@ -217,11 +213,6 @@ def _too_few_rows(config: Keys, key: str, batch: int, divided_by: int, need: row
   )
 
 
-def rows_on(config: Keys, platform: str) -> list[Problem]:
-  """Returns the problems with rows on a platform, such as "tpu", that the config does not tell."""
-  return list(_rows(config, platform))
-
-
 def devices(config: Keys) -> list[str]:
   """Returns the problems with the parallelism for a mesh of all devices, as trainers make it."""
   count, slices = config.num_target_devices, getattr(config, "num_slices", 1)
@@ -233,16 +224,13 @@ def devices(config: Keys) -> list[str]:
     ]
   found: list[str] = []
   for network in derived.NETWORKS if num_stages(config) is not None else ():
-    target = derived.devices_to_share(config, network)
-    asked = derived.parallelism(config, network)
+    target, asked = derived.devices_to_share(config, network), derived.parallelism(config, network)
     if target is None or derived.filled(list(asked.values()), target) is not None:
       continue
     keys = {derived.parallelism_key(network, axis): size for axis, size in asked.items() if size != 1 or axis == "stage"}
-    of = f"num_target_devices={config.num_target_devices}"
-    of += f" / num_slices={config.num_slices}" if getattr(config, "num_slices", 1) > 1 else ""
+    of = f"num_target_devices={count}" + (f" / num_slices={slices}" if slices > 1 else "")
     kind = f"{counted(target, 'device')} ({of})" if network == "ici" else f"{counted(target, 'slice')} (num_slices)"
     product = " × ".join(f"{key}={size}" for key, size in keys.items())
     unit = "" if -1 in keys.values() else f" = {math.prod(keys.values())}"
-    ways = [changes for changes in propose.parallelism(config) if changes]
-    found.append(Problem(f"{kind} cannot be divided as {product}{unit}.", *ways))
+    found.append(Problem(f"{kind} cannot be divided as {product}{unit}.", *filter(None, propose.parallelism(config))))
   return found

@@ -13,16 +13,18 @@ from tests.host.common import HOOK, ROOT, TINY, write_package
 
 PATCH = ROOT / "patches" / "maxtext-0.2.5" / "extension-points.patch"
 # What setup.cfg declares, for a checkout that is not installed.
-ENTRY_POINTS = {
-    "maxtext.config_class": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:extend_config_class"},
-    "maxtext.pipeline_class": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:pipeline_class"},
-    "maxtext.decoder_call": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_decoder_call"},
-    "maxtext.decoder_layers": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:decoder_layers"},
-    "maxtext.pipeline_stage": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:build_pipeline_stage"},
-    "maxtext.abstract_model": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_abstract_model"},
-    "maxtext.checkpoint_load": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_checkpoint_load"},
-    "maxtext.pretrained_load": {"maxtext_pp_ext": "maxtext_pp_ext.host.official:check_pretrained_load"},
+TARGETS = {
+    "maxtext.config_class": "config_class:extend_config_class",
+    "maxtext.pipeline_class": "factory:pipeline_class",
+    "maxtext.decoder_call": "decoder_call:check",
+    "maxtext.decoder_layers": "stage_modules:layer_classes",
+    "maxtext.pipeline_stage": "stage_modules:build",
+    "maxtext.abstract_model": "sharding_conflicts:judge",
+    "maxtext.checkpoint_load": "checkpoint_load:refuse_other_layouts",
+    "maxtext.pretrained_load": "checkpoint_load:refuse_other_layouts_of_pretrained",
 }
+REPLACEMENTS = "maxtext_pp_ext.host.replacements"
+ENTRY_POINTS = {group: {"maxtext_pp_ext": f"{REPLACEMENTS}.{target}"} for group, target in TARGETS.items()}
 RUN_TRAINER = ("-m", "maxtext.trainers.pre_train.train", *TINY, "steps=2", "base_output_directory=out")
 
 
