@@ -94,7 +94,8 @@ def _layouts(source: pathlib.Path, maxtext_args: list[str], given: dict[str, obj
   if convert.is_same(opened, old, new) and old_config.scan_layers == config.scan_layers:
     raise ValueError(f"{source} already has the layout that these arguments ask for: {new.description}.")
   convert.check_dtypes(opened, old, new)
-  complete.check(opened.shapes, saved.by_run(old_config, run_config.given_keys(maxtext_args) | given))
+  old_state = saved.train_state(old_config, run_config.given_keys(maxtext_args) | given)
+  complete.check(opened.shapes, saved.by_state(old_state))
   return opened, config, old, new
 
 

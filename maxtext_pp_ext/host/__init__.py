@@ -4,5 +4,5 @@
 
 `patch points` connects this package with MaxText, `replacements` replaces MaxText's own parts, `rules` refuses configs,
 and `models` reads configs, models and train steps. `startup` and `build` are for the .pth file, `activate` is the same
-for a checkout. Entry points, for a MaxText that has the patch points itself (`patches/`), name functions of `replacements`.
+for a checkout. A MaxText that has the patch points itself (`patches/`) finds functions of `replacements` by entry points.
 """

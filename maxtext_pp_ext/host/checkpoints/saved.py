@@ -13,16 +13,12 @@ import jax
 from maxtext_pp_ext.checkpoint.complete import Saved
 from maxtext_pp_ext.checkpoint.layout import Path
 from maxtext_pp_ext.config.view import with_values
+from maxtext_pp_ext.host.checkpoints.stored import names
 from maxtext_pp_ext.host.models import layouts
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 
 # Keys of the optimizer, on which a layout does not depend. Its config has other values of them.
 OF_OPTIMIZER = ("opt_type", "adamw_mask", "trainable_parameters_mask")
-
-
-def by_run(config: Any, given: Mapping[str, Any]) -> dict[Path, Saved]:
-  """What MaxText saves of a run. Raises ValueError as `train_state` does."""
-  return by_state(train_state(config, given))
 
 
 def train_state(config: Any, given: Mapping[str, Any]) -> Any:
@@ -51,6 +47,6 @@ def by_state(state: Any) -> dict[Path, Saved]:
   random = {("nnx_aux", *map(str, path)) for path, _ in nnx.to_flat_state(nnx.filter_state(state, nnx.RngState))}
   found = {}
   for keys, leaf in jax.tree_util.tree_leaves_with_path(train_state_nnx.to_checkpoint_dict(state)):
-    path = tuple(str(getattr(key, "key", getattr(key, "idx", None))) for key in keys)
+    path = names(keys)
     found[path] = Saved(shape=tuple(leaf.shape), is_random_state=path in random)
   return found

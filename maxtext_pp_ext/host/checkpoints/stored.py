@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import functools
 import math
@@ -53,19 +53,19 @@ def read(folder: str) -> Stored:
   if not forms.is_of_trainer(tree):
     weights = {path[:-1] if path[-1] == forms.VALUE else path: shape for path, shape in weights.items()}
   # MaxText drops random state of older checkpoints of NNX models.
-  weights = {path: shape for path, shape in weights.items() if not set(path) & set(complete.RANDOM_STATE)}
-  return Stored(
-      arrays=arrays, weights={(*forms.PARAMETERS, *p): s for p, s in weights.items()}, why_not_converted=why_not
-  )
+  kept = {path: shape for path, shape in weights.items() if not set(path) & set(complete.RANDOM_STATE)}
+  weights = {(*forms.PARAMETERS, *path): shape for path, shape in kept.items()}
+  return Stored(arrays=arrays, weights=weights, why_not_converted=why_not)
 
 
 def _shapes(tree: Any) -> dict[Path, Shape]:
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
-  return {_names(path): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}
+  return {names(path): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}
 
 
-def _names(path: Any) -> Path:
-  return tuple(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+def names(keys: Iterable[Any]) -> Path:
+  """The keys of a tree's path as text."""
+  return tuple(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
 
 
 def of_model(abstract_state: Any) -> dict[Path, Shape]:

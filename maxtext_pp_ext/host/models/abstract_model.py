@@ -19,17 +19,10 @@ from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.host.models.axes import rules_in_play, STAGE_AXES
 from maxtext_pp_ext.host.models.refusals import as_value_errors
 
-_only_shapes = contextvars.ContextVar("_only_shapes", default=False)
-
-
-def of_shapes_only() -> bool:
-  """Whether the model that is being built gets shapes only."""
-  return _only_shapes.get()
-
-
+# Whether the model that is being built gets shapes only.
+only_shapes = contextvars.ContextVar("only_shapes", default=False)
 _PIPELINE = ("decoder", "pipeline_module", "layers")
-# A model is built, and read, layer by layer.
-MOST_LAYERS = 1 << 13
+_MOST_LAYERS = 1 << 13  # a model is built, and read, layer by layer
 
 
 def abstract_mesh(config: DerivedKeys) -> AbstractMesh:
@@ -71,14 +64,14 @@ def abstract_model(config: Any, mesh: Mesh | AbstractMesh) -> nnx.Module:
   """A config's model, with ShapeDtypeStructs for values. Raises ValueError if MaxText cannot build it."""
   from maxtext.utils import model_creation_utils  # pylint: disable=import-outside-toplevel
 
-  if config.num_decoder_layers > MOST_LAYERS:
-    raise ValueError(f"{config.num_decoder_layers} layers are more than the limit ({MOST_LAYERS}).")
-  token = _only_shapes.set(True)
+  if config.num_decoder_layers > _MOST_LAYERS:
+    raise ValueError(f"{config.num_decoder_layers} layers are more than the limit ({_MOST_LAYERS}).")
+  token = only_shapes.set(True)
   try:
     with logical_axis_rules(config.logical_axis_rules), as_value_errors("build this model"):
       return nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh))
   finally:
-    _only_shapes.reset(token)
+    only_shapes.reset(token)
 
 
 def parameters(config: Any, mesh: Mesh | AbstractMesh) -> nnx.State:
@@ -102,9 +95,9 @@ def stacks(config: DerivedKeys) -> tuple[tuple[int, ...], tuple[str, ...]]:
 def restacked(found: nnx.State, config: DerivedKeys, other: DerivedKeys) -> nnx.State | None:
   """The parameters of `other`'s model, from those of `config`'s with other numbers of stages, repeats or layers in one.
 
-  It takes a thousandth of the time that building the model takes. None if the other model has more layers in a stage, or
-  if only one of them has several modules there, or if the arrays of the pipeline are stacked in another way than by our
-  pipelines. The two configs differ in nothing else that changes parameters.
+  It takes a thousandth of the time of building the model. The configs differ in nothing else that changes parameters.
+  None if the other model has more layers in a stage, if only one of them has several modules there, or if the arrays are
+  stacked otherwise than by our pipelines.
   """
   (old, old_names), (new, new_names) = stacks(config), stacks(other)
 
@@ -135,12 +128,8 @@ def _fewer_in_a_stage(found: nnx.State, layers: int, fewer: int) -> nnx.State:
   names = {f"layers_{index}" for index in range(len(modules))}
   if modules != names or left or not 1 < kept <= len(modules):
     raise _StackedOtherwise
-  dropped = {f"layers_{index}" for index in range(kept, len(modules))}
-  return nnx.from_flat_state(
-      (path, variable)
-      for path, variable in flat
-      if path[: len(_PIPELINE)] != _PIPELINE or path[len(_PIPELINE)] not in dropped
-  )
+  dropped = {(*_PIPELINE, f"layers_{index}") for index in range(kept, len(modules))}
+  return nnx.from_flat_state((path, variable) for path, variable in flat if path[: len(_PIPELINE) + 1] not in dropped)
 
 
 class _StackedOtherwise(Exception):

@@ -31,8 +31,7 @@ def data_mesh_axes(mesh: Any, rules: Any) -> set[str]:
 def rules_in_play(rules: Iterable) -> list:
   """Returns a config's rules, with an empty rule for each name of MaxText's that they omit.
 
-  MaxText's rules for custom meshes list only what is sharded on them. So known names that they omit are replicated by
-  design and not reported; a name that MaxText does not know is a mistake.
+  MaxText's rules for custom meshes omit what is replicated on them. A name that MaxText does not know is a mistake.
   """
   rules = list(rules)
   named = {rule[0] for rule in rules}

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoder blocks whose layers differ by index, in cycles.
 
-Without a pipeline and with `scan_layers`, MaxText scans over blocks of one cycle. Its pipelined path counts layers of the
-config but counts such a block as one layer, and so would build a deeper model. Here a stage of
-`num_layers_per_pipeline_stage` layers consists of whole cycles, and so of fewer blocks.
+Without a pipeline and with `scan_layers`, MaxText scans over blocks of one cycle. Its pipelined path would count such a
+block as one layer, and build a deeper model. Here a stage of `num_layers_per_pipeline_stage` layers has fewer blocks.
 """
 
 from __future__ import annotations

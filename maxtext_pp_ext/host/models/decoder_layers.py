@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 from flax import nnx
@@ -41,17 +41,11 @@ class Layer:
   index: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Structure:
-  """The structure of a layer without its arrays: its graph, and the paths of its state."""
+class Structure(NamedTuple):
+  """The structure of a layer without its arrays."""
 
   graphdef: nnx.GraphDef
-  paths: frozenset[tuple[str, ...]]
-
-  @classmethod
-  def of(cls, module: nnx.Module) -> Structure:
-    graphdef, state = nnx.split(module)
-    return cls(graphdef=graphdef, paths=paths(state))
+  paths: frozenset[tuple[str, ...]]  # of its state
 
 
 def paths(state: nnx.State) -> frozenset[tuple[str, ...]]:
@@ -133,7 +127,8 @@ def without_pipeline(config: Any, mesh: Mesh, layer_class: type | None = None) -
     else:
       layers = [layer_class(config=plain, mesh=mesh, quant=quant, model_mode="train", rngs=rngs)]
       layers *= sound_layers(config)
-    for structure in map(Structure.of, layers):
+    for graphdef, state in map(nnx.split, layers):
+      structure = Structure(graphdef, paths(state))
       found.append(next((known for known in found if known == structure), structure))
 
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):

@@ -5,12 +5,9 @@
 After each step the bias of an expert's router logit moves by rate · sign(mean count − count). The counts are those of
 tokens that the whole batch sent to each expert (Wang et al., 2024, https://arxiv.org/abs/2408.15664). Signs of
 microbatches do not add up to the sign of the batch, but counts do. So stages sow counts, as MaxText's layers do under
-gradient accumulation. The pipeline sums the counts over microbatches, and takes the sign once.
+gradient accumulation. The pipeline sums them over microbatches, and takes the sign once.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 from flax import nnx
@@ -21,24 +18,22 @@ from maxtext_pp_ext.config.view import ConfigView
 from maxtext_pp_ext.errors import UnsupportedError
 
 _MOVES = "should_update_load_balance"  # the method of MaxText's experts
-NAME = "moe_bias_updates"  # under which MaxText's layers sow updates or counts
+_NAME = "moe_bias_updates"  # under which MaxText's layers sow updates or counts
 # Variables that are neither trained by gradient nor changed by a layer's call.
 READ_ONLY_STATE = frozenset({"MoEBiasVar"})
 
 
 def sow_counts(stage: nnx.Module) -> None:
-  """Makes the routed experts of a stage sow counts, int [..., experts], instead of updates.
-
-  MaxText's routed experts do so if gradient_accumulation_steps is above 1.
-  """
+  """Makes the routed experts of a stage sow counts, int [..., experts], instead of updates."""
   for node in _with_bias(stage):
+    # Above 1, MaxText's routed experts do so.
     node.config = ConfigView(node.config, (("gradient_accumulation_steps", 2),))
 
 
-def _with_bias(layers: nnx.Module) -> Iterator[Any]:
+def _with_bias(layers: nnx.Module) -> list[Any]:
   """The routed experts whose biases move."""
-  modules = (node for _, node in nnx.iter_graph(layers) if isinstance(node, nnx.Module))
-  yield from (node for node in modules if hasattr(node, _MOVES) and getattr(node, _MOVES)())
+  found = (node for _, node in nnx.iter_graph(layers) if isinstance(node, nnx.Module) and hasattr(node, _MOVES))
+  return [node for node in found if getattr(node, _MOVES)()]
 
 
 def updates_from_counts(layers: nnx.Module, config: Any, axis: int) -> None:
@@ -52,7 +47,7 @@ def updates_from_counts(layers: nnx.Module, config: Any, axis: int) -> None:
   Raises:
     NotImplementedError: the train step could not add the updates: it takes one value, for the bias of one module.
   """
-  balanced = [node for _, node in nnx.iter_graph(layers) if isinstance(node, nnx.Module) and hasattr(node, NAME)]
+  balanced = [node for _, node in nnx.iter_graph(layers) if isinstance(node, nnx.Module) and hasattr(node, _NAME)]
   # Of DeepSeek V4 it updates each bias by its path.
   if len(balanced) > 1 and not config.model_name.startswith("deepseek4"):
     raise UnsupportedError(
@@ -60,8 +55,8 @@ def updates_from_counts(layers: nnx.Module, config: Any, axis: int) -> None:
         " MaxText's train step updates one. Set scan_layers_per_stage=True, or num_layers_per_pipeline_stage=1."
     )
   for layer in balanced:
-    sown = getattr(layer, NAME)
-    bias = next(_with_bias(layer)).gate.bias
+    sown = getattr(layer, _NAME)
+    bias = _with_bias(layer)[0].gate.bias
     sown.set_value(tuple(_update(counts, bias, config, axis) for counts in sown.get_value()))
 
 

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the decoder layers in the arrays of a config's model, read off the model itself, built without arrays.
 
-MaxText's decoder has stacks of layers under names that depend on the config; `get_layers` returns them in the order in
-which they run. In scanned modules, parameters are stacked along `param_scan_axis`, and other state along the first axis.
-The axes of a pipeline's stages come before these.
+The decoder's `get_layers` returns its stacks of layers in the order in which they run. In scanned modules, parameters are
+stacked along `param_scan_axis`, and other state along the first axis. The axes of a pipeline's stages come before these.
 """
 
 from __future__ import annotations
@@ -39,11 +38,9 @@ STAGES, DCN_STAGES = "ici_pipeline_parallelism", "dcn_pipeline_parallelism"
 # One absent device per stage, and neutral values for keys on which a layout does not depend.
 _NO_RUN = {
     **dict.fromkeys(("internal_compile", "skip_jax_distributed_system"), True),
-    **dict.fromkeys(
-        ("enable_checkpointing", "log_config", "enable_rampup_batch_size", "use_batch_split_schedule"), False
-    ),
-    **dict.fromkeys(("pipeline_delay_activation_forwarding", "context_parallel_load_balance"), False),
-    **dict.fromkeys(("pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat"), False),
+    **dict.fromkeys(("enable_checkpointing", "log_config", "enable_rampup_batch_size"), False),
+    **dict.fromkeys(("use_batch_split_schedule", "context_parallel_load_balance"), False),
+    **dict.fromkeys(("pipeline_delay_activation_forwarding", "pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat"), False),
     **dict.fromkeys(("load_parameters_path", "load_full_state_path", "compile_topology"), ""),
     **dict.fromkeys(("gradient_accumulation_steps", "num_slices", "quantization_local_shard_count"), 1),
     **dict.fromkeys(("pipeline_grad_accum_dtype", "pipeline_gather_dtype", "shard_mode"), "auto"),
@@ -73,14 +70,13 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
   fixed |= {"num_pipeline_microbatches": stages, "per_device_batch_size": 1, "eval_per_device_batch_size": 1}
   of_host = fixed | replaced | {"pipeline_impl": registry.HOST}
   asked = str(given.get("pipeline_impl", registry.HOST))
-  if stages == 1:
-    return run_config.read(argv, **of_host)
-  try:
-    return run_config.read(argv, **of_host | {"pipeline_impl": "circular_bsw" if asked == registry.HOST else asked})
-  except PipelineConfigError:
-    if asked != registry.HOST:
-      raise
-    return run_config.read(argv, **of_host)
+  if stages > 1:
+    try:
+      return run_config.read(argv, **of_host | {"pipeline_impl": "circular_bsw" if asked == registry.HOST else asked})
+    except PipelineConfigError:
+      if asked != registry.HOST:
+        raise
+  return run_config.read(argv, **of_host)
 
 
 def schedule_of_run(argv: Sequence[str]) -> Schedule:
@@ -94,17 +90,15 @@ def schedule_of_run(argv: Sequence[str]) -> Schedule:
     if (stages := integer(given, key)) < 1:
       raise ValueError(f"{key}={stages}: MaxText does not derive the number of stages. Set {key} to it.")
   config = config_of_layout(argv)
-  microbatches = integer(given, "num_pipeline_microbatches", -1)
-  if not config.using_pipeline_parallelism:
-    asked = str(given.get("pipeline_impl", registry.HOST))
-    if asked == registry.HOST:
-      raise ValueError(
-          "These arguments ask for no pipeline. Set ici_pipeline_parallelism, or for a window without a pipeline "
-          "pipeline_impl=circular_bsw."
-      )
-    return run_config.schedule_of(
-        with_values(config, {"pipeline_impl": asked, "num_pipeline_microbatches": microbatches})
+  microbatches, asked = integer(given, "num_pipeline_microbatches", -1), str(given.get("pipeline_impl", registry.HOST))
+  if not config.using_pipeline_parallelism and asked == registry.HOST:
+    raise ValueError(
+        "These arguments ask for no pipeline. Set ici_pipeline_parallelism, or for a window without a pipeline "
+        "pipeline_impl=circular_bsw."
     )
+  if not config.using_pipeline_parallelism:
+    values = {"pipeline_impl": asked, "num_pipeline_microbatches": microbatches}
+    return run_config.schedule_of(with_values(config, values))
   stages = sound_stages(config)
   delay = 2 if given.get("pipeline_delay_activation_forwarding") else 1
   return CircularSchedule(
@@ -121,12 +115,11 @@ def gather_policy_of_run(argv: Sequence[str]) -> GatherPolicy | None:
   Raises UnknownImplementationError or PluginError if there is no such implementation.
   """
   given = run_config.given_keys(argv)
-  name = str(given.get("pipeline_impl", registry.HOST))
-  if name == registry.HOST:
-    # MaxText's own modes.
-    modes = {"pipeline_fsdp_ag_per_repeat": GatherPolicy.REPEAT, "pipeline_fsdp_ag_once": GatherPolicy.ONCE}
-    return next((gather_policy for key, gather_policy in modes.items() if given.get(key)), GatherPolicy.ITERATION)
-  return registry.get(name).contract.gather_policy
+  if (name := str(given.get("pipeline_impl", registry.HOST))) != registry.HOST:
+    return registry.get(name).contract.gather_policy
+  if given.get("pipeline_fsdp_ag_per_repeat"):
+    return GatherPolicy.REPEAT
+  return GatherPolicy.ONCE if given.get("pipeline_fsdp_ag_once") else GatherPolicy.ITERATION
 
 
 def of_config(config: Any, *kinds: type) -> Layout:
@@ -136,12 +129,10 @@ def of_config(config: Any, *kinds: type) -> Layout:
   """
   model = abstract_model_of(config)
   places = _places(model.decoder)
-  leaves = [
-      _leaf(tuple(map(str, path)), variable, places, config.param_scan_axis)
-      for path, variable in nnx.to_flat_state(nnx.state(model))
-      if (isinstance(variable, kinds) if kinds else not isinstance(variable, (nnx.Cache, nnx.Intermediate)))
-  ]
-  layout = Layout(leaves=tuple(leaves), description=describe(config))
+  wanted = nnx.Any(*kinds) if kinds else nnx.Not(nnx.Any(nnx.Cache, nnx.Intermediate))
+  variables = nnx.to_flat_state(nnx.state(model, wanted))
+  leaves = tuple(_leaf(tuple(map(str, path)), each, places, config.param_scan_axis) for path, each in variables)
+  layout = Layout(leaves=leaves, description=describe(config))
   if layout.number_of_layers != config.num_decoder_layers:
     raise LayoutError(
         f"{layout.number_of_layers} layers of MaxText's decoder were found, but num_decoder_layers="
@@ -190,7 +181,7 @@ def of_checkpoint(
   if found:
     several = "; ".join(layout.description for _, layout in found.values())
     raise LayoutError(f"The checkpoint may have one of several layouts ({several}): give its keys with --from.")
-  raise LayoutError("\n".join(["The checkpoint is not of this model in any layout:", *(f"  {text}" for text in wrong)]))
+  raise LayoutError("\n  ".join(["The checkpoint is not of this model in any layout:", *wrong]))
 
 
 def layers_of_pipelined_kind(config: DerivedKeys) -> int:
@@ -200,7 +191,8 @@ def layers_of_pipelined_kind(config: DerivedKeys) -> int:
 
 def describe(config: DerivedKeys) -> str:
   """The layout in words."""
-  scanned = f"stacked along param_scan_axis={config.param_scan_axis}" if config.scan_layers else "not stacked"
+  along_axis = f"stacked along param_scan_axis={config.param_scan_axis}"
+  scanned = along_axis if config.scan_layers else "not stacked"
   if not config.using_pipeline_parallelism:
     layers = config.num_decoder_layers
     stacked = math.prod(cycles.scanned(config)) if config.scan_layers else 0
@@ -212,8 +204,7 @@ def describe(config: DerivedKeys) -> str:
   inside = stages * config.num_pipeline_repeats * per_stage
   sizes = {"stage": stages, "repeat": config.num_pipeline_repeats, "layer": per_stage}
   text = "pipeline of " + " × ".join(counted(number, of) for of, number in sizes.items())
-  if per_stage > 1 and config.scan_layers_per_stage:
-    text += f" stacked along param_scan_axis={config.param_scan_axis}"
+  text += f" {along_axis}" if per_stage > 1 and config.scan_layers_per_stage else ""
   outside = config.num_decoder_layers - inside
   return f"{text}, {counted(outside, 'layer')} outside, {scanned}" if outside else text
 
@@ -239,10 +230,6 @@ class _Place:
   def count(self) -> int:
     return math.prod(size for _, size, _ in self.stacks)
 
-  def axes(self, ndim: int, scan_axis: int | None) -> tuple[int, ...]:
-    """The axes of the stacks in an array of this rank; `scan_axis` None: scans stack along the first axis."""
-    return axes_of_stack([None if kind == _PIPELINE else scan_axis for kind, _, _ in self.stacks], ndim)
-
 
 def _places(decoder: Any) -> list[_Place]:
   """The decoder's layers, in the order in which they run."""
@@ -253,13 +240,15 @@ def _places(decoder: Any) -> list[_Place]:
   if pipeline is not None:
     paths[id(pipeline.layers)] = ("pipeline_module", "layers")
   found: list[list[_Place]] = []
-  kinds, modules = set(), decoder.get_layers()
-  if cycles.single_layers_first(config):  # and lists them last
+  kinds, modules, singles_first = set(), decoder.get_layers(), cycles.single_layers_first(config)
+  if singles_first:  # and lists them last
     modules = sorted(modules, key=lambda module: not re.search(r"_\d+$", paths[id(module)][0]))
   for module in modules:
     path = ("decoder", *paths[id(module)])
     if path[1] == "pipeline_module":
-      places = _in_pipeline(module, path, config)
+      repeats, around = config.num_pipeline_repeats, (_PIPELINE,) * (1 + (config.num_pipeline_repeats > 1))
+      places = _stacked(_within(module, path, config, around), _PIPELINE, sound_stages(config))
+      places = _stacked(places, _PIPELINE, repeats) if repeats > 1 else places
     elif config.scan_layers and path[1] != "layers_remainder" and not re.search(r"_\d+$", path[1]):
       kinds.add("stacked")
       places = _in_scan(module, path, config, ())
@@ -267,7 +256,7 @@ def _places(decoder: Any) -> list[_Place]:
       kinds.add("single" if path[1] != "layers_remainder" else "remainder")
       places = _within(module, path, config, ())
     found.append(places)
-  if {"stacked", "single"} <= kinds and not cycles.single_layers_first(config):
+  if {"stacked", "single"} <= kinds and not singles_first:
     raise LayoutError(
         "Some of the decoder's layers are stacked and others are not; their order is not known "
         f"(decoder_block={decoder_block(config)})."
@@ -288,12 +277,6 @@ def _stacked(places: list[_Place], kind: str, size: int) -> list[_Place]:
   """Places repeated `size` times, one after another, in a stack."""
   count = sum(place.count for place in places)
   return [dataclasses.replace(place, stacks=((kind, size, count), *place.stacks)) for place in places]
-
-
-def _in_pipeline(stages: Any, path: tuple[str, ...], config: HostKeys) -> list[_Place]:
-  repeats, around = config.num_pipeline_repeats, (_PIPELINE,) * (1 + (config.num_pipeline_repeats > 1))
-  places = _stacked(_within(stages, path, config, around), _PIPELINE, sound_stages(config))
-  return _stacked(places, _PIPELINE, repeats) if repeats > 1 else places
 
 
 def _in_scan(module: Any, path: tuple[str, ...], config: HostKeys, around: tuple[str, ...]) -> list[_Place]:
@@ -330,7 +313,8 @@ def _leaf(path: tuple[str, ...], variable: Any, places: list[_Place], scan_axis:
   place = next((place for place in places if path[: len(place.path)] == place.path), None)
   if place is None:
     return leaf
-  axes = place.axes(len(shape), scan_axis if isinstance(variable, nnx.Param) else None)
+  of_scan = scan_axis if isinstance(variable, nnx.Param) else None  # other state is stacked along the first axis
+  axes = axes_of_stack([None if kind == _PIPELINE else of_scan for kind, _, _ in place.stacks], len(shape))
   sizes = tuple(size for _, size, _ in place.stacks)
   if tuple(shape[axis] for axis in axes) != sizes:
     raise LayoutError(

@@ -11,7 +11,6 @@ from typing import Any
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import derived, PipelineConfigError, ranges, remedies
-from maxtext_pp_ext.config.derived import pipeline_impl, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import cycles
@@ -49,7 +48,6 @@ def read(arguments: Sequence[str], **overrides: Any) -> Any:
   """
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
 
-  # Without a yml file MaxText takes its defaults, wherever it has them.
   # Not `initialize`: it ends the process if it finds an error (MaxText 0.2.5).
   make = pyconfig._initialize_pydantic  # pylint: disable=protected-access
   return _made(make, ["", *arguments], **{"config_class": _JudgedClass(), **overrides})
@@ -64,8 +62,7 @@ def _made(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with as_value_errors("read this config"):
       return pyconfig.HyperParameters(make(*args, **kwargs))
   except pydantic.ValidationError as error:  # its own text repeats the whole config
-    details = error.errors(include_url=False)
-    raise ValueError("\n".join(_text(detail) for detail in details)) from None
+    raise ValueError("\n".join(map(_text, error.errors(include_url=False)))) from None
 
 
 def refuse_numbers(given: Mapping[str, Any]) -> None:
@@ -92,10 +89,7 @@ class _JudgedClass:
 
 
 class Variations(_JudgedClass):
-  """A config whose files are read once, and which is made anew with other values of some keys.
-
-  MaxText needs a second to read its files, and a fraction of it to derive and validate a config.
-  """
+  """A config whose files are read once, which takes a second, and which is made anew with other values of some keys."""
 
   def __init__(self, arguments: Sequence[str]):
     """Reads the arguments as `read_without_run` does."""
@@ -189,14 +183,14 @@ def _text(detail: Mapping[str, Any]) -> str:
 
 
 def schedule_of(config: HostKeys) -> Schedule:
-  """The schedule of the config's pipeline: that of its implementation's `schedule_class`, circular where it has none.
+  """The schedule of the config's pipeline.
 
   Without a pipeline, it is that of all layers, or blocks of layers, as repeats of the only stage. Models with several
   stacks of layers, such as DeepSeek's, run one such schedule for each of them. Raises ValueError if stages, microbatches
   and repeats do not fit together, UnknownImplementationError or PluginError if there is no such implementation.
   """
-  name = pipeline_impl(config)
-  if windowed(config):
+  name = derived.pipeline_impl(config)
+  if derived.windowed(config):
     blocks, _ = cycles.scanned(config)
     config = with_values(config, derived.keys_of_window(config, blocks))
   schedule_class = CircularSchedule if name == registry.HOST else registry.get(name).contract.schedule_class

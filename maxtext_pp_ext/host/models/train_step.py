@@ -1,9 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles MaxText's train step as its `train_compile` does, which does not return the compiled step; and runs it.
-
-`train_compile` knows TPU topologies and GPUs; the devices of the process may take their place here.
-"""
+"""Compiles MaxText's train step as its `train_compile` does, which does not return the compiled step; and runs it."""
 
 from __future__ import annotations
 
@@ -74,7 +71,6 @@ def compile_train_step(arguments: Sequence[str], *, here: bool = False) -> Compi
 
 def placement(step: CompiledStep) -> dict[str, Any]:
   """Where each partition of a step runs: `mesh`, sizes by name in order, and `devices`, [slice, x, y, z] of each."""
-
   places = [
       [getattr(device, "slice_index", 0), *(getattr(device, "coords", None) or (device.id, 0, 0))]
       for device in step.mesh.devices.flat
@@ -100,10 +96,7 @@ _STATE_ONLY = {"load_parameters_path": "", "load_full_state_path": "", "sharding
 
 
 class RunningStep:
-  """A train step on the devices of this process, with the state that it trains and a batch of synthetic data.
-
-  Calling it runs a step and waits for it. `losses` has the loss of each step so far.
-  """
+  """A train step on the devices of this process, with the state that it trains and a batch of synthetic data."""
 
   def __init__(self, arguments: Sequence[str]):
     """Compiles a step, and initialises its state as MaxText's trainer does.
@@ -122,9 +115,10 @@ class RunningStep:
     *_, loader, _, _, model_and_optimizer = train_utils.setup_train_loop(config, None)
     self._state = jax.device_put(nnx.state(model_and_optimizer), shardings[0])
     self._batch = jax.device_put(loader.load_next_batch(), shardings[1])
-    self.losses: list[float] = []
+    self.losses: list[float] = []  # of each step so far
 
   def __call__(self) -> None:
+    """Runs a step and waits for it."""
     # The state is donated: its memory becomes that of the new one.
     self._state, metrics = self._step(self._state, self._batch)
     jax.block_until_ready((self._state, metrics))

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-import math
 from typing import Any
 
 from maxtext_pp_ext import registry
@@ -20,12 +19,7 @@ WINDOW = "window"
 # MaxText's own prefetch of weights without a pipeline: PR 4493, not in 0.2.5.
 PREFETCH = "host-prefetch"
 _PREFETCH_KEY = "prefetch_fsdp_weights"
-_HOST_MODES = {
-    "host": {},
-    "host-bsw": {"pipeline_fsdp_ag_per_repeat": True},
-    "host-ag-once": {"pipeline_fsdp_ag_once": True},
-}
-_NO_MODE = {"pipeline_fsdp_ag_per_repeat": False, "pipeline_fsdp_ag_once": False}
+_HOST_MODES = {"host": "", "host-bsw": "pipeline_fsdp_ag_per_repeat", "host-ag-once": "pipeline_fsdp_ag_once"}
 # The sizes of a pipeline, which has others. The batch of a device stays whole.
 _NO_SIZES = derived.WITHOUT_PIPELINE | {"num_pipeline_microbatches": -1}
 # These have no effect with MaxText's own pipelines, and so are refused there.
@@ -75,25 +69,18 @@ def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[s
 
 def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
   """The keys that choose the pipeline of a variant, for a run with the keys `given`."""
-  if name in (NONE, PREFETCH):
-    return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _stages_to_fsdp(given)
-  if name == WINDOW:
-    sizes = _NO_SIZES if _stages(given) != 1 else {}
-    return {"pipeline_impl": "circular_bsw"} | _NO_MODE | sizes | _stages_to_fsdp(given)
-  if name in _HOST_MODES:
-    return {"pipeline_impl": registry.HOST} | _NO_MODE | _NO_KEYS_OF_OURS | _HOST_MODES[name]
-  return {"pipeline_impl": name} | _NO_MODE
-
-
-def _stages(given: Mapping[str, Any]) -> int:
-  return math.prod(integer(given, f"{network}_pipeline_parallelism") for network in derived.NETWORKS)
-
-
-def _stages_to_fsdp(given: Mapping[str, Any]) -> dict[str, int]:
-  found = {}
+  found = {key: key == _HOST_MODES.get(name) for key in _HOST_MODES.values() if key}
+  if name in (NONE, PREFETCH, *_HOST_MODES):
+    found |= {"pipeline_impl": registry.HOST} | _NO_KEYS_OF_OURS
+  else:
+    found |= {"pipeline_impl": "circular_bsw" if name == WINDOW else name}
+  if name not in (NONE, PREFETCH, WINDOW):
+    return found
+  all_stages = 1
   for network in derived.NETWORKS:
     stages, fsdp = (integer(given, f"{network}_{axis}_parallelism") for axis in ("pipeline", "fsdp"))
-    found[f"{network}_pipeline_parallelism"] = 1
+    all_stages *= stages
     # -1 takes what other axes leave, so it includes the devices of the stages.
     found[f"{network}_fsdp_parallelism"] = fsdp if fsdp == -1 else fsdp * stages
-  return found
+  sizes = _NO_SIZES if name == WINDOW and all_stages != 1 else {}
+  return found | sizes | {f"{network}_pipeline_parallelism": 1 for network in derived.NETWORKS}

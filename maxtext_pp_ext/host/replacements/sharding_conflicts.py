@@ -24,7 +24,8 @@ def create_nnx_abstract_model(own: Callable, config: DerivedKeys, mesh: Any = No
   """MaxText's function, with which every set-up starts; what is wrong with its model stops the run here."""
   create_model, model = own(config, mesh, *args, **kwargs)
   judge(config, model, mesh)
-  checkpoint_load.refuse_other_layouts_within_from_pretrained(config, model)
+  if checkpoint_load.in_from_pretrained.get():
+    checkpoint_load.refuse_other_layouts_of_pretrained(config, model)
   return create_model, model
 
 

@@ -2,13 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the stages of our pipelines for the decoder.
 
-This rests on MaxText as follows:
 - `config.shard_mode` and the mesh decide whether a layer names the layout of each result. Our pipelines run layers under
   automatic sharding, also in a model with explicit sharding.
 - MaxText no longer reads `set_remat_policy_on_layers_per_stage`. Here it means what it meant in MaxText's Linen decoder:
   the remat policy applies to each layer of a stage.
 - Layers that differ by index in cycles come in blocks of one cycle, see `cycles`. The remat policy applies to each block.
-- `simple` and `simple_mlp` layers note their mesh in their parameters, others do not; see `_without_mesh`.
 """
 
 from collections.abc import Callable
@@ -67,7 +65,7 @@ def build(own: Callable, decoder: Any, layer_classes: list[type], rngs: nnx.Rngs
     blocks = {"num_layers_per_pipeline_stage": config.num_layers_per_pipeline_stage // cycle}
     decoder = _DecoderView(decoder, with_values(decoder.config, blocks), decoder.mesh)
   in_turn = decoder.config.num_layers_per_pipeline_stage > 1 and not config.scan_layers_per_stage
-  if abstract_model.of_shapes_only() and in_turn:
+  if abstract_model.only_shapes.get() and in_turn:
     layer_classes = [_copying(layer_class) for layer_class in layer_classes]  # type: ignore[misc]  # called, not asked
   return _without_mesh(own(decoder, layer_classes, rngs))
 
@@ -75,8 +73,7 @@ def build(own: Callable, decoder: Any, layer_classes: list[type], rngs: nnx.Rngs
 def _copying(layer_class: type) -> Callable[..., nnx.Module]:
   """Returns a function that makes a layer, and copies it when it is called again, which is quicker.
 
-  MaxText (0.2.5) makes the layers of a stage one after another, of the same class with the same arguments. They differ in
-  the values that they draw.
+  MaxText (0.2.5) makes the layers of a stage one after another, which differ only in the values that they draw.
   """
   made: list[nnx.Module] = []
 
@@ -90,10 +87,7 @@ def _copying(layer_class: type) -> Callable[..., nnx.Module]:
 
 
 def build_scanned(own: Callable, decoder: Any, *args: Any, **kwargs: Any) -> nnx.Module:
-  """`NNXDecoder._create_scanned_layers`: returns layers that are scanned over.
-
-  They are for automatic sharding if an implementation of ours runs them.
-  """
+  """`NNXDecoder._create_scanned_layers`; for automatic sharding if an implementation of ours runs the layers."""
   if pipeline_impl(decoder.config) == registry.HOST:
     return own(decoder, *args, **kwargs)
   trains = windowed(decoder.config) and decoder.model_mode == "train"
@@ -101,7 +95,7 @@ def build_scanned(own: Callable, decoder: Any, *args: Any, **kwargs: Any) -> nnx
 
 
 def _without_mesh[Layers: nnx.Module | None](layers: Layers) -> Layers:
-  """The layers, with no mesh noted in their variables.
+  """The layers, with no mesh noted in their variables, as `simple` and `simple_mlp` layers do.
 
   When a model is made without arrays, Flax (0.12.12) shards each variable with a mesh, and takes a logical name that has
   no rule for a mesh axis. MaxText (0.2.5) has no rules for `layers_per_stage` and `layers_outside_pipeline`, so set-up
@@ -116,7 +110,8 @@ def _without_mesh[Layers: nnx.Module | None](layers: Layers) -> Layers:
 def _automatic(decoder: Any) -> Any:
   """A decoder that builds layers for automatic sharding, if its implementation wants that; else the decoder."""
   config = decoder.config
-  if config.shard_mode.value != "explicit" or not _shards_automatically(config):
+  contract = registry.get(pipeline_impl(config)).contract
+  if config.shard_mode.value != "explicit" or not contract.shards_automatically:
     return decoder
   automatically = with_values(config, {"shard_mode": type(config.shard_mode)("auto")})
   return _DecoderView(decoder, automatically, automatic(decoder.mesh))
@@ -144,7 +139,3 @@ def rematerialised(layer_class: type, remat: _RematPolicy) -> type:
 
   names = {key: getattr(layer_class, key) for key in ("__module__", "__qualname__", "__doc__")}
   return type(layer_class)(layer_class.__name__, (layer_class,), names | {"__call__": call})
-
-
-def _shards_automatically(config: HostKeys) -> bool:
-  return registry.get(pipeline_impl(config)).contract.shards_automatically

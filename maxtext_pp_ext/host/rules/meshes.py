@@ -19,8 +19,8 @@ def problems(config: HostKeys) -> Iterator[str]:
   if stages is not None and stages > 1 and "stage" not in config.mesh_axes:
     yield (
         f"{stages_text(config)}, but mesh_axes={list(config.mesh_axes)} has no axis 'stage' (custom_mesh_and_rule="
-        f"{plain(config.custom_mesh_and_rule)!r}), so nothing would be pipelined over devices. Use mesh_axes with 'stage',"
-        " as in base.yml, or pipeline_impl=host."
+        f"{plain(config.custom_mesh_and_rule)!r}), so nothing would be pipelined over devices. Use mesh_axes with "
+        "'stage', as in base.yml, or pipeline_impl=host."
     )
   if stages != 1:
     yield from _explicit_beside_a_pipeline(config) if is_explicit else ()
