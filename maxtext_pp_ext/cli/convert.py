@@ -78,8 +78,7 @@ def _keys(assignments: list[str]) -> dict[str, object]:
 def _layouts(source: pathlib.Path, maxtext_args: list[str], given: dict[str, object]):
   """Returns (the opened checkpoint, the config of the run that is to load DST, the old layout, the new layout)."""
   from maxtext_pp_ext.checkpoint import convert, files  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.checkpoints import saved  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.models import layouts, run_config  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.host.models import checkpoints, layouts, run_config  # pylint: disable=import-outside-toplevel
 
   opened = files.open_checkpoint(source)
   config = layouts.config_of_layout(maxtext_args)
@@ -88,14 +87,14 @@ def _layouts(source: pathlib.Path, maxtext_args: list[str], given: dict[str, obj
       maxtext_args,
       opened.shapes,
       scan_layers=opened.scan_layers,
-      given={key: value for key, value in given.items() if key not in saved.OF_OPTIMIZER},
+      given={key: value for key, value in given.items() if key not in checkpoints.OF_OPTIMIZER},
       wanted=new,
   )
   if convert.is_same(opened, old, new) and old_config.scan_layers == config.scan_layers:
     raise ValueError(f"{source} already has the layout that these arguments ask for: {new.description}.")
   convert.check_dtypes(opened, old, new)
-  old_state = saved.train_state(old_config, run_config.given_keys(maxtext_args) | given)
-  complete.check(opened.shapes, saved.by_state(old_state))
+  old_state = checkpoints.train_state(old_config, run_config.given_keys(maxtext_args) | given)
+  complete.check(opened.shapes, checkpoints.by_state(old_state))
   return opened, config, old, new
 
 

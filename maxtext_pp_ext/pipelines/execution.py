@@ -23,8 +23,7 @@ from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
 from maxtext_pp_ext.engine.traced import AuxAt
 from maxtext_pp_ext.engine.transfers.torus import steps_of
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, STAGE_AXES
-from maxtext_pp_ext.host.models.expert_bias import updates_from_counts
-from maxtext_pp_ext.host.models.sown import SOWN
+from maxtext_pp_ext.host.models.sown import SOWN, updates_from_counts
 from maxtext_pp_ext.pipelines.intermediates import put_before
 from maxtext_pp_ext.pipelines.stacking import Stacking
 from maxtext_pp_ext.pipelines.stages import StageModule

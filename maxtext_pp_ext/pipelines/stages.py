@@ -14,8 +14,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
-from maxtext_pp_ext.host.models.expert_bias import READ_ONLY_STATE, sow_counts
-from maxtext_pp_ext.host.models.sown import SOWN
+from maxtext_pp_ext.host.models.sown import READ_ONLY_STATE, sow_counts, SOWN
 from maxtext_pp_ext.pipelines.intermediates import per_layer, per_microbatch
 from maxtext_pp_ext.pipelines.stacking import Stacking
 from maxtext_pp_ext.schedule import Schedule
@@ -83,7 +82,7 @@ class StageModule:
 
   @property
   def counts_tokens(self) -> bool:
-    """Whether routed experts sow counts of tokens instead of updates of their biases; see `expert_bias`."""
+    """Whether routed experts sow counts of tokens instead of updates of their biases; see `sown`."""
     return self.schedule.microbatches > 1
 
   def aux(self, segment_ids: jax.Array | None, positions: jax.Array | None) -> PyTree:

@@ -474,7 +474,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "updates-of-other-layers",
             "with as many experts as layers in a stage, biases get the updates of other layers' experts",
-            "host/models/expert_bias.py",
+            "host/models/sown.py",
             "isinstance(bias, nnx.Param) and axis != 0",
             "False",
             STACKED,

@@ -39,8 +39,8 @@ STAGES, DCN_STAGES = "ici_pipeline_parallelism", "dcn_pipeline_parallelism"
 _NO_RUN = {
     **dict.fromkeys(("internal_compile", "skip_jax_distributed_system"), True),
     **dict.fromkeys(("enable_checkpointing", "log_config", "enable_rampup_batch_size"), False),
-    **dict.fromkeys(("use_batch_split_schedule", "context_parallel_load_balance"), False),
-    **dict.fromkeys(("pipeline_delay_activation_forwarding", "pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat"), False),
+    **dict.fromkeys(("use_batch_split_schedule", "pipeline_delay_activation_forwarding"), False),
+    **dict.fromkeys(("context_parallel_load_balance", "pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat"), False),
     **dict.fromkeys(("load_parameters_path", "load_full_state_path", "compile_topology"), ""),
     **dict.fromkeys(("gradient_accumulation_steps", "num_slices", "quantization_local_shard_count"), 1),
     **dict.fromkeys(("pipeline_grad_accum_dtype", "pipeline_gather_dtype", "shard_mode"), "auto"),

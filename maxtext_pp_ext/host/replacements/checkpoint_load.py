@@ -32,9 +32,8 @@ from maxtext_pp_ext.checkpoint.layout import Path, Shape
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.errors import Refusal
-from maxtext_pp_ext.host.checkpoints import saved, stored
-from maxtext_pp_ext.host.checkpoints.stored import size
-from maxtext_pp_ext.host.models import layouts
+from maxtext_pp_ext.host.models import checkpoints, layouts
+from maxtext_pp_ext.host.models.checkpoints import size, Stored
 
 in_from_pretrained: contextvars.ContextVar[bool] = contextvars.ContextVar("in_from_pretrained", default=False)
 
@@ -86,8 +85,8 @@ def refuse_other_layouts(
     )
   if own_step is None and source_checkpoint_layout != "orbax":
     return
-  found = stored.read(folder)
-  wanted = stored.of_decoder(stored.of_model(abstract_unboxed_pre_state))
+  found = checkpoints.read(folder)
+  wanted = checkpoints.of_decoder(checkpoints.of_model(abstract_unboxed_pre_state))
   # Another size means another model; MaxText reports the difference.
   if found.shapes and found.shapes != wanted and size(found.shapes) == size(wanted):
     raise WrongLayoutError(_about_layouts(found, folder, own_step, config))
@@ -95,7 +94,7 @@ def refuse_other_layouts(
     _refuse_parts_of_optimizer(found, abstract_unboxed_pre_state, folder, config)
 
 
-def _refuse_parts_of_optimizer(found: stored.Stored, abstract_state: Any, folder: str, config: DerivedKeys) -> None:
+def _refuse_parts_of_optimizer(found: Stored, abstract_state: Any, folder: str, config: DerivedKeys) -> None:
   """Raises IncompleteCheckpointError if MaxText would begin only a part of the optimizer's state anew.
 
   After a change of the optimizer all of it begins anew, and after a change of `trainable_parameters_mask` what that adds.
@@ -106,7 +105,7 @@ def _refuse_parts_of_optimizer(found: stored.Stored, abstract_state: Any, folder
     return
   if lora or plain(getattr(config, "trainable_parameters_mask", None)):
     return
-  if problems := list(complete.lacking_of_optimizer(found.arrays, saved.by_state(abstract_state))):
+  if problems := list(complete.lacking_of_optimizer(found.arrays, checkpoints.by_state(abstract_state))):
     heading = f"The checkpoint {folder} lacks a part of the optimizer's state, which would begin anew:"
     way_out = (
         "Load another checkpoint. Or load only the weights of this one, in a run of another name, with "
@@ -149,20 +148,20 @@ def refuse_other_layouts_of_pretrained(config: DerivedKeys, model: Any) -> None:
   if not config.load_parameters_path:
     return
   folder = _root(config.load_parameters_path)
-  read = stored.read(folder)
-  wanted = stored.without_custom(stored.of_model(nnx.state(model)), read.weights)
-  _refuse_unlike(read, stored.fused_as_in(wanted, read.weights), wanted, folder, config, stored.agree)
+  read = checkpoints.read(folder)
+  wanted = checkpoints.without_custom(checkpoints.of_model(nnx.state(model)), read.weights)
+  _refuse_unlike(read, checkpoints.fused_as_in(wanted, read.weights), wanted, folder, config, checkpoints.agree)
 
 
 def _refuse_unlike(read, weights, wanted, folder: str, config: DerivedKeys | None, agree: Callable[..., bool]) -> None:
   """Compares a checkpoint's weights with those of the model, both path -> shape."""
-  found, of_model = stored.of_decoder(weights), stored.of_decoder(wanted)
+  found, of_model = checkpoints.of_decoder(weights), checkpoints.of_decoder(wanted)
   if found and not agree(found, of_model):
     if config is not None and size(found) == size(of_model):
       raise WrongLayoutError(_about_layouts(read, folder, None, config))
-    if stored.has_pipeline(found) or stored.has_pipeline(of_model):
+    if checkpoints.has_pipeline(found) or checkpoints.has_pipeline(of_model):
       raise WrongLayoutError(_about_arrays(found, of_model, folder))
-  if weights and (problems := list(stored.lacking(weights, wanted))):
+  if weights and (problems := list(checkpoints.lacking(weights, wanted))):
     heading = f"The checkpoint {folder} lacks weights of this run's model:"
     way_out = "Load a checkpoint that has them, or set the keys of the model that this checkpoint is of."
     raise IncompleteCheckpointError("\n".join([heading, *complete.listed(problems), way_out]))
@@ -180,9 +179,9 @@ def _refuse_other_layouts_of_engine(manager: Any, model: Any, step: int | None) 
   folder = os.path.join(str(own.directory), str(step))
   model = getattr(model, "base", model)  # of Tunix's adapter
   other = "Checkpoints of the training engine cannot be converted. Set the keys of the checkpoint's layout."
-  read = dataclasses.replace(stored.read(os.path.join(folder, "model_params")), why_not_converted=other)
+  read = dataclasses.replace(checkpoints.read(os.path.join(folder, "model_params")), why_not_converted=other)
   config = getattr(model, "config", None)
-  _refuse_unlike(read, read.weights, stored.of_model(nnx.state(model)), folder, config, operator.eq)
+  _refuse_unlike(read, read.weights, checkpoints.of_model(nnx.state(model)), folder, config, operator.eq)
 
 
 def _what_is_loaded(manager: Any, path: str, step: int) -> tuple[str, int | None] | None:
@@ -204,7 +203,7 @@ def _root(path: Any) -> str:
   return str(path).rstrip("/").removesuffix("/items")
 
 
-def _about_layouts(read: stored.Stored, folder: str, own_step: int | None, config: DerivedKeys) -> str:
+def _about_layouts(read: Stored, folder: str, own_step: int | None, config: DerivedKeys) -> str:
   """The message about a checkpoint of another layout than the model; `own_step`: its step if it is the run's own."""
   convert = "Convert it, which changes no value and keeps the optimizer's state:\n  "
   return (

@@ -58,7 +58,7 @@ def _qk_clip(config: HostKeys) -> Iterator[str]:
 
 
 def _expert_bias(config: HostKeys) -> Iterator[str]:
-  """MaxText's train step adds one update to the bias of one module (0.2.5); see `host.models.expert_bias`."""
+  """MaxText's train step adds one update to the bias of one module (0.2.5); see `host.models.sown`."""
   rate = f"routed_bias_update_rate={config.routed_bias_update_rate}"
   layers, available = pipelined_layers(config), layers_to_choose_from(config)
   if layers is not None and available is not None and layers < available:

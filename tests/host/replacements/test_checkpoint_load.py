@@ -22,8 +22,7 @@ import pytest
 
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.config.view import ConfigView
-from maxtext_pp_ext.host.checkpoints import saved as saved_arrays
-from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
+from maxtext_pp_ext.host.models import abstract_model, checkpoints, layouts, run_config
 from maxtext_pp_ext.host.patch_points import install
 from maxtext_pp_ext.host.replacements import checkpoint_load
 from tests.host.common import TINY
@@ -54,7 +53,7 @@ def state(*keys):
 def train_state(*keys):
   """The tree that MaxText saves of a run with AdamW, without arrays."""
   config = layouts.config_of_layout([*TINY, *keys])
-  return train_state_nnx.to_checkpoint_dict(saved_arrays.train_state(config, {}))
+  return train_state_nnx.to_checkpoint_dict(checkpoints.train_state(config, {}))
 
 
 def save(folder, of, form="trainer", change=lambda params: params):
@@ -153,7 +152,7 @@ def test_the_command_of_the_message_makes_what_the_run_loads(states, tmp_path, m
 
 
 def test_a_checkpoint_of_another_optimizer_is_converted_if_that_is_said(tmp_path, capsys):
-  tree = zeros(train_state_nnx.to_checkpoint_dict(saved_arrays.train_state(layouts.config_of_layout(TINY), SGD)))
+  tree = zeros(train_state_nnx.to_checkpoint_dict(checkpoints.train_state(layouts.config_of_layout(TINY), SGD)))
   del tree["nnx_aux"]  # MaxText draws random state anew
   save_tree(tmp_path / "3", tree)
   convert = lambda *more: cli.main(["convert", str(tmp_path / "3"), str(tmp_path / "new"), *TINY, *PIPELINED, *more])
@@ -168,7 +167,7 @@ def test_a_checkpoint_of_another_optimizer_is_converted_if_that_is_said(tmp_path
 @pytest.mark.parametrize("lacking", ["nu", "count"])
 def test_a_part_of_the_optimizers_state_that_lacks_is_named_where_maxtext_would_begin_it_anew(tmp_path, own, lacking):
   config = layouts.config_of_layout(TINY)
-  of = saved_arrays.train_state(config, {})
+  of = checkpoints.train_state(config, {})
   tree = zeros(train_state_nnx.to_checkpoint_dict(of))
   del tree["nnx_aux"]  # MaxText draws random state anew
   whole, part = tmp_path / "whole" / "3", tmp_path / "part" / "3"
@@ -181,7 +180,7 @@ def test_a_part_of_the_optimizers_state_that_lacks_is_named_where_maxtext_would_
     load(part, config, of, **everything)
   load(part, config, of)  # its weights alone
   load(part, ConfigView(config, (("trainable_parameters_mask", ["mlp"]),)), of, **everything)
-  load(part, config, saved_arrays.train_state(config, SGD), **everything)
+  load(part, config, checkpoints.train_state(config, SGD), **everything)
 
 
 def test_what_is_no_checkpoint_of_this_model_is_left_to_maxtext(states, tmp_path):

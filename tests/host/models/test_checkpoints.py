@@ -4,8 +4,7 @@
 
 import pytest
 
-from maxtext_pp_ext.host.checkpoints import saved
-from maxtext_pp_ext.host.models import layouts, run_config
+from maxtext_pp_ext.host.models import checkpoints, layouts, run_config
 from tests.host.common import TINY
 
 KERNEL = "decoder/layers/mlp/wo/kernel"
@@ -27,7 +26,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("keys, expected", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_a_run_saves_its_weights_and_the_state_of_its_optimizer(installed, keys, expected):
   argv = [*TINY, *keys]
-  found = saved.by_state(saved.train_state(layouts.config_of_layout(argv), run_config.given_keys(argv)))
+  found = checkpoints.by_state(checkpoints.train_state(layouts.config_of_layout(argv), run_config.given_keys(argv)))
   shapes = {"/".join(path): wanted.shape for path, wanted in found.items() if not wanted.is_random_state}
   of_kernel = {key: shape for key, shape in shapes.items() if key.endswith(KERNEL)}
   assert of_kernel == {f"params/params/{KERNEL}": (32, 4, 16)} | {k: s for k, s in expected.items() if KERNEL in k}

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays of a checkpoint that is about to be loaded, and of the model that is to get them."""
+"""The arrays of a checkpoint that is about to be loaded, of the model that is to get them, and what MaxText saves."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from flax import nnx
 import jax
 
 from maxtext_pp_ext.checkpoint import complete, forms
+from maxtext_pp_ext.checkpoint.complete import Saved
 from maxtext_pp_ext.checkpoint.layout import Path, Shape
+from maxtext_pp_ext.config.view import with_values
+from maxtext_pp_ext.host.models import layouts
+from maxtext_pp_ext.host.models.refusals import as_value_errors
 
 # In names of arrays that MaxText leaves at their initial values if a checkpoint lacks them.
 _CUSTOM = "custom_linear"
+# Keys of the optimizer, on which a layout does not depend. Its config has other values of them.
+OF_OPTIMIZER = ("opt_type", "adamw_mask", "trainable_parameters_mask")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,3 +126,34 @@ def lacking(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape]) -> Itera
   for path, shape in sorted(stored.items()) if found else ():
     if path not in wanted:
       yield f"it has {'/'.join(path)} {list(shape)}, which the model does not have"
+
+
+def train_state(config: Any, given: Mapping[str, Any]) -> Any:
+  """The state of a run's `TrainStateNNX`, without arrays, for a config of `layouts.config_of_layout` and the run's keys.
+
+  Raises ValueError if MaxText cannot make the optimizer for this model.
+  """
+  from maxtext.common import train_state_nnx  # pylint: disable=import-outside-toplevel
+  from maxtext.optimizers import optimizers  # pylint: disable=import-outside-toplevel
+
+  config = with_values(config, {key: given[key] for key in OF_OPTIMIZER if key in given})
+  model = layouts.abstract_model_of(config)
+
+  def create(model: Any) -> Any:
+    return train_state_nnx.TrainStateNNX(model, nnx.Optimizer(model, optimizer, wrt=nnx.Param))
+
+  with as_value_errors("make this optimizer"):
+    optimizer = optimizers.get_optimizer(config, lambda step: 0.0, model, mesh=model.mesh)
+    return nnx.state(nnx.eval_shape(create, model))
+
+
+def by_state(state: Any) -> dict[Path, Saved]:
+  """What MaxText saves of a train state, which may be without arrays."""
+  from maxtext.common import train_state_nnx  # pylint: disable=import-outside-toplevel
+
+  random = {("nnx_aux", *map(str, path)) for path, _ in nnx.to_flat_state(nnx.filter_state(state, nnx.RngState))}
+  found = {}
+  for keys, leaf in jax.tree_util.tree_leaves_with_path(train_state_nnx.to_checkpoint_dict(state)):
+    path = names(keys)
+    found[path] = Saved(shape=tuple(leaf.shape), is_random_state=path in random)
+  return found
