@@ -10,7 +10,7 @@ import pytest
 
 import maxtext_pp_ext
 from maxtext_pp_ext.host import startup
-from maxtext_pp_ext.host.patch_points import install, patch_point, rebind, table, version
+from maxtext_pp_ext.host.patch_points import install, rebind, table, version
 from maxtext_pp_ext.host.replacements import factory
 
 # What is replaced in a process that has imported the trainer's modules.
@@ -154,14 +154,14 @@ def test_a_linen_factory_that_is_gone_is_missing_and_nothing_else_changes(discon
 
 
 def test_a_patch_point_that_fails_while_it_is_applied_takes_the_others_with_it(disconnected, monkeypatch):
-  class Broken(patch_point.Part):
+  class Broken(table.Part):
 
     def apply(self, module, rebinding):
       rebinding.replace(module, "NNXDecoder.__call__", lambda own, *args: None)
       raise OSError("disk full")
 
   broken = Broken(name="this test", checks=(), replaced={})
-  monkeypatch.setitem(table.PATCH_POINTS, "maxtext.layers.nnx_decoders", patch_point.PatchPoint(required=broken))
+  monkeypatch.setitem(table.PATCH_POINTS, "maxtext.layers.nnx_decoders", table.PatchPoint(required=broken))
   before = _bound_names()
   with pytest.raises(OSError, match="disk full"):
     maxtext_pp_ext.install()
