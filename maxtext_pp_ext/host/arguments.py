@@ -29,7 +29,6 @@ _CONFIGS = "src/maxtext/configs/"  # in MaxText's repository; MaxText finds its 
 _KEY = re.compile(r"\w+(?=\W|$)")
 _MOST_FILES = 20  # based on one another
 _TYPES, _DECODER = "configs/types.py", "layers/nnx_decoders.py"  # in MaxText's folder
-_MODEL_NAMES = "ModelName"  # in its types
 
 
 def problems(argv: Sequence[str]) -> list[str]:
@@ -42,13 +41,8 @@ def problems(argv: Sequence[str]) -> list[str]:
   of_files = [str(key) for content in of_user.values() if isinstance(content, dict) for key in content]
   values = _merged(files, assigned)
   topology: Any = SimpleNamespace(compile_topology=values.get("compile_topology") or "")
-  of_values = (_models, _implementations, _remat_policies)
-  return [
-      *prose,
-      *_keys([*of_files, *assigned]),
-      *meshes.unknown_topology(topology),
-      *(problem for rule in of_values for problem in rule(values)),
-  ]
+  of_names = [*_models(values), *_implementations(values), *_remat_policies(values)]
+  return [*prose, *_keys([*of_files, *assigned]), *meshes.unknown_topology(topology), *of_names]
 
 
 def given(argv: Sequence[str]) -> dict[str, Any] | None:
@@ -102,15 +96,13 @@ def keys() -> set[str]:
 
 def choices(key: str) -> list[str]:
   """The values that a key may have; [] if they are not known here."""
-  if key in own_keys.CHOICES:
-    return list(own_keys.CHOICES[key])
   of_keys: dict[str, Callable[[], Iterable[str]]] = {
       "model_name": model_names,
       "compile_topology": topologies,
       "pipeline_impl": registry.names,
       "remat_policy": remat_policies,
   }
-  return list(of_keys.get(key, list)())
+  return list(of_keys[key]() if key in of_keys else own_keys.CHOICES.get(key, ()))
 
 
 def _keys(given_keys: Sequence[str]) -> Iterator[str]:
@@ -131,8 +123,7 @@ def _source(name: str) -> ast.Module:
 
 def _fields() -> set[str]:
   """The annotated names in all classes of MaxText's config; MaxText's keys are among them. {} without any."""
-  body = _source(_TYPES).body
-  classes = (node for node in body if isinstance(node, ast.ClassDef))
+  classes = (node for node in _source(_TYPES).body if isinstance(node, ast.ClassDef))
   fields = (node.target for each in classes for node in each.body if isinstance(node, ast.AnnAssign))
   return {field.id for field in fields if isinstance(field, ast.Name)}
 
@@ -141,7 +132,7 @@ def model_names() -> list[str]:
   """The values of MaxText's key model_name, in its own order; [] if its config does not list them."""
   for node in _source(_TYPES).body:
     names = [target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
-    if isinstance(node, ast.Assign) and names == [_MODEL_NAMES] and isinstance(node.value, ast.Subscript):
+    if isinstance(node, ast.Assign) and names == ["ModelName"] and isinstance(node.value, ast.Subscript):
       values = (each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant))
       return [value for value in values if isinstance(value, str)]
   return []

@@ -99,11 +99,8 @@ def _version(name: str) -> str | None:
 
 def _hook() -> Iterator[Finding]:
   path = activate.pth_path()
-  if path.exists():
-    yield Finding("file", str(path))
-  else:
-    advice = f"Install the package, or add it: {sys.executable} -m maxtext_pp_ext.host.activate"
-    yield Finding("file", f"{path} is not there", NOTE, advice)
+  advice = f"Install the package, or add it: {sys.executable} -m maxtext_pp_ext.host.activate"
+  yield Finding("file", str(path)) if path.exists() else Finding("file", f"{path} is not there", NOTE, advice)
   setting = startup.setting()
   if setting in startup.OFF:
     advice = "pipeline_impl is an unknown key in this environment. Unset MAXTEXT_PP_EXT."

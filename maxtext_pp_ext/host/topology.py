@@ -88,20 +88,15 @@ def chips(topology: str) -> str:
 def _divides_axes(topology: str, ici: tuple[int, ...]) -> bool:
   from jax.experimental import mesh_utils  # pylint: disable=import-outside-toplevel
 
-  devices = _devices(topology)
-  if math.prod(ici) != len(devices):
+  if math.prod(ici) != topologies()[topology].devices_per_slice:
     return False  # MaxText has an error of its own
+  # In JAX's order: the cores of a chip, then the first coordinate.
+  padded = (*lengths(topology), 1, 1)[:3]
+  places = itertools.product(*map(range, reversed(padded)), range(cores(topology)))
+  kind = CHIPS[topology.partition("-")[0]].device_kinds[0]  # some have layouts of their own
+  devices = [_Device(number, kind, tuple(reversed(place)), core) for number, (*place, core) in enumerate(places)]
   try:
     mesh_utils.create_device_mesh(ici, devices)
   except NotImplementedError:
     return True
   return False
-
-
-@functools.lru_cache(maxsize=8)
-def _devices(topology: str) -> list[_Device]:
-  """The devices of a slice in JAX's order: the cores of a chip, then the first coordinate."""
-  padded = (*lengths(topology), 1, 1)[:3]
-  places = itertools.product(*map(range, reversed(padded)), range(cores(topology)))
-  kind = CHIPS[topology.partition("-")[0]].device_kinds[0]  # some have layouts of their own
-  return [_Device(number, kind, tuple(reversed(place)), core) for number, (*place, core) in enumerate(places)]

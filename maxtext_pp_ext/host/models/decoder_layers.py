@@ -3,7 +3,7 @@
 """Builds the layers of MaxText's decoder, with a pipeline around them and without, and nothing else of the model.
 
 The decoder itself makes both: its stage builder fills the pipeline, and its path without a pipeline makes the layers that
-a pipeline must equal, and tells each layer its index if its kind needs it.
+a pipeline must equal.
 """
 
 from __future__ import annotations
@@ -58,15 +58,9 @@ def pipeline(
 ) -> nnx.Module:
   """The decoder's pipeline module with random weights: biases are not zero, and scales differ.
 
-  Args:
-    config: MaxText's config, with any number of stages.
-    mesh: device mesh.
-    implementation: a value of `pipeline_impl`, used instead of the config's, or a class.
-    layer_class: class of the layers; by default that of `decoder_block`.
-    seed: of weights and dropout.
-
-  Raises:
-    registry.UnknownImplementationError: there is no implementation of that name.
+  `implementation` is a value of `pipeline_impl`, used instead of the config's, or a class; `layer_class` that of the
+  layers, by default of `decoder_block`; `seed` that of weights and dropout. Raises registry.UnknownImplementationError if
+  there is no implementation of that name.
   """
   new: Any = implementation
   if isinstance(implementation, str):

@@ -51,9 +51,11 @@ class Source:
   def names(self, name: str) -> set[str]:
     """Returns what a module defines or imports, and the modules below it. Raises SetupError if it is not there."""
     file = self._existing(name)
-    below = {path.stem for path in file.parent.glob("*.py")} if file.name == "__init__.py" else set()
-    below |= {path.parent.name for path in file.parent.glob("*/__init__.py")} if below else set()
-    return below | {found for statement in _statements(self._tree(file)) for found in _defined(statement)}
+    found = {each for statement in _statements(self._tree(file)) for each in _defined(statement)}
+    if file.name == "__init__.py":
+      found |= {path.stem for path in file.parent.glob("*.py")}
+      found |= {path.parent.name for path in file.parent.glob("*/__init__.py")}
+    return found
 
   def module(self, name: str) -> ModuleType:
     """Returns a module that looks like MaxText's; raises SetupError if it is not there."""
@@ -69,8 +71,7 @@ class Source:
     return module
 
   def _existing(self, name: str) -> pathlib.Path:
-    file = self.file(name)
-    if file is None:
+    if (file := self.file(name)) is None:
       raise SetupError(f"expected {name}, found no such module in {self.folder}.")
     return file
 

@@ -55,10 +55,9 @@ def found_version() -> str:
 
 
 def check_version(found: str | None = None) -> None:
-  """Raises HostVersionError unless MaxText's version is in the supported range.
+  """Raises HostVersionError unless a version, by default the installed MaxText's, is in the supported range.
 
-  Args:
-    found: the version; None for that of the MaxText that is installed. A development version counts as its release.
+  A development version counts as its release.
   """
   found = found_version() if found is None else found
   match = re.match(r"\d+(\.\d+)*", found)

@@ -3,13 +3,9 @@
 """The batch-split schedule (`use_batch_split_schedule`) for DeepSeek's MoE layers in a pipeline.
 
 A layer computes its examples in `batch_split_factor` parts: one part computes while another part's tokens travel to and
-from their experts.
-
-MaxText 0.2.5 has two implementations; both work outside of pipelines only. One names layouts of explicit sharding
-throughout (`jax.reshard`, reduced and unreduced types), gathers weights itself, and has a VJP over its own loop of
-layers. The other calls a kernel that only TPUs have, and lays experts out differently from their parameters. In a
-pipeline, stages are sharded automatically, and the pipeline gathers their weights. So this module implements the schedule
-alone, over the sublayers of MaxText's own layer. Parameters and values are those of the layer without the schedule.
+from their experts. MaxText 0.2.5 has two implementations; both work outside of pipelines only, where weights are gathered
+otherwise (docs/batch-split.md). This module implements the schedule alone, over the sublayers of MaxText's own layer.
+Parameters and values are those of the layer without the schedule.
 """
 
 from collections.abc import Callable, Sequence

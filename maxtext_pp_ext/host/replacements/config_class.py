@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MaxText's config classes with our keys: subclasses that check them with MaxText's derived values.
 
-They carry the names of the classes that they replace, so pickling by reference, error messages and documentation stay the
-same.
+They carry the names of the classes that they replace, so pickling by reference and error messages stay the same.
 """
 
 from collections.abc import Callable, Mapping
@@ -71,8 +70,8 @@ def _read_environment(cls, values: Any) -> Any:
   """
   del cls
   if isinstance(values, Mapping):
-    found = {key: os.environ.get(f"M_{key.upper()}") for key in keys.PipelineKeys.model_fields if key not in values}
-    found = {key: value for key, value in found.items() if value is not None}
+    of_keys = {key: f"M_{key.upper()}" for key in keys.PipelineKeys.model_fields if key not in values}
+    found = {key: os.environ[name] for key, name in of_keys.items() if name in os.environ}
     values = {**values, **found} if found else values
   return defaults.apply_default_pipeline_impl(values)
 
@@ -85,8 +84,7 @@ def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Calla
   try:
     derived = derive(config)
   except Exception as error:
-    found = problems(config, given)
-    if found:
+    if found := problems(config, given):
       raise keys.PipelineConfigError(found) from error
     raise
   found = problems(derived, given)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses arguments of the decoder that its pipelined path would drop: it passes on five arguments, no others."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import inspect
 from typing import Any
 
@@ -30,9 +30,9 @@ def call(own: Callable, decoder: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def check(config: HostKeys, **arguments: Any) -> None:
-  """`refuse_lost_arguments` of a patched MaxText, whose patch points have none for layers without a pipeline.
+  """`refuse_lost_arguments` of a patched MaxText, which has no patch point for layers without a pipeline.
 
-  There these layers would silently run as MaxText runs them, so they are refused, too.
+  It would silently run these layers itself, so they are refused, too.
   """
   if windowed(config):
     raise UnsupportedError(
@@ -56,17 +56,12 @@ def refuse_lost_arguments(config: HostKeys, arguments: Mapping[str, Any]) -> Non
     )
 
 
-def _lost_inputs(config: HostKeys, arguments: Mapping[str, Any]) -> list[str]:
-  lost = []
-  images = arguments.get("multimodal_input")
-  block = decoder_block(config)
-  if images is not None and block in _BIDIRECTIONAL_BLOCKS:
-    masks = (images.bidirectional_mask, images.bidirectional_mask_video)
-    if any(mask is not None for mask in masks):
-      lost.append("multimodal_input.bidirectional_mask (which tokens attend in both directions)")
+def _lost_inputs(config: HostKeys, arguments: Mapping[str, Any]) -> Iterator[str]:
+  images, positions = arguments.get("multimodal_input"), arguments.get("decoder_positions")
+  if images is not None and decoder_block(config) in _BIDIRECTIONAL_BLOCKS:
+    if images.bidirectional_mask is not None or images.bidirectional_mask_video is not None:
+      yield "multimodal_input.bidirectional_mask (which tokens attend in both directions)"
   if config.engram_layers:
-    lost.append("decoder_input_tokens (engram_layers needs them in every layer)")
-  positions = arguments.get("decoder_positions")
+    yield "decoder_input_tokens (engram_layers needs them in every layer)"
   if positions is not None and getattr(positions, "ndim", 2) != 2:
-    lost.append(f"axes of decoder_positions (shape {positions.shape}, expected [batch, sequence])")
-  return lost
+    yield f"axes of decoder_positions (shape {positions.shape}, expected [batch, sequence])"

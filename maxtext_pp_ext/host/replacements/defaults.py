@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `pipeline_impl` for every config of this process, or every one with a pipeline, that does not name one itself.
 
-The normal way to choose an implementation is the config key. The default is for code whose configs one cannot edit, such
-as MaxText's own tests (`maxtext_pp_ext.testing.plugin`). The config class applies it to its raw keys. A key counts as set
-by the config itself if it is there at all: none of MaxText's yml files has `pipeline_impl`.
+It is for code whose configs one cannot edit, such as MaxText's own tests (`maxtext_pp_ext.testing.plugin`). The config
+class applies it to its raw keys. A config that has the key at all has set it: none of MaxText's yml files does.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +11,8 @@ import contextlib
 import dataclasses
 from typing import Any
 
-# Modes of MaxText's own pipelines. They choose how long gathered weights stay, as the name of one of our implementations
-# does, so a config may not have both (`host.rules.problems` refuses it).
-HOST_GATHER_POLICY_KEYS = ("pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat")
+# Modes of MaxText's own pipelines. A config may not have one beside an implementation of ours (`host.rules.problems`).
+_HOST_GATHER_POLICY_KEYS = ("pipeline_fsdp_ag_once", "pipeline_fsdp_ag_per_repeat")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,24 +24,15 @@ class ConfigReport:
   switched_off: tuple[str, ...] = ()  # host keys that were on and contradict the implementation
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Default:
-  pipeline_impl: str
-  observer: Callable[[ConfigReport], None] | None
-  all_configs: bool
-
-
-_default: _Default | None = None
+Observer = Callable[[ConfigReport], None]
+_default: tuple[str, Observer | None, bool] | None = None  # the arguments of `override_pipeline_impl`
 
 
 @contextlib.contextmanager
-def override_pipeline_impl(
-    name: str, observer: Callable[[ConfigReport], None] | None = None, *, all_configs: bool = False
-) -> Iterator[None]:
+def override_pipeline_impl(name: str, observer: Observer | None = None, *, all_configs: bool = False) -> Iterator[None]:
   """Gives `pipeline_impl=name` to each config with a pipeline that is built in the `with` block and names none.
 
-  With an implementation other than `host`, `pipeline_fsdp_ag_once` and `pipeline_fsdp_ag_per_repeat` are turned off in
-  those configs, since they ask for one of the host's own pipelines.
+  With an implementation other than `host`, MaxText's own modes of pipelines are turned off in those configs.
 
   Args:
     name: a name known to `maxtext_pp_ext.registry`; the config class checks it.
@@ -51,7 +40,7 @@ def override_pipeline_impl(
     all_configs: whether configs without a pipeline get it, too, as a window (docs/window.md), if they scan over layers.
   """
   global _default
-  before, _default = _default, _Default(pipeline_impl=name, observer=observer, all_configs=all_configs)
+  before, _default = _default, (name, observer, all_configs)
   try:
     yield
   finally:
@@ -60,28 +49,24 @@ def override_pipeline_impl(
 
 def apply_default_pipeline_impl(values: Any) -> Any:
   """The raw keys of a config with the process's default in them; `values` itself if there is nothing to do."""
-  default = _default
-  if default is None or not isinstance(values, Mapping):
+  if _default is None or not isinstance(values, Mapping):
     return values
+  name, observer, all_configs = _default
   # A window needs layers that are scanned over; from a command line the key's value is text.
   scans_layers = str(values.get("scan_layers", True)).casefold() not in ("false", "0")
-  if not _uses_pipeline(values) and not (default.all_configs and scans_layers):
+  # MaxText's own rule, on keys that pydantic has not converted yet.
+  stages = (_as_int(values.get(key, 1)) for key in ("ici_pipeline_parallelism", "dcn_pipeline_parallelism"))
+  if not any(each > 1 for each in stages) and not (all_configs and scans_layers):
     return values
   if "pipeline_impl" in values:
     report = ConfigReport(pipeline_impl=values["pipeline_impl"], explicit=True)
   else:
-    contradicting = HOST_GATHER_POLICY_KEYS if default.pipeline_impl != "host" else ()
-    switched_off = tuple(key for key in contradicting if values.get(key))
-    values = {**values, "pipeline_impl": default.pipeline_impl, **dict.fromkeys(switched_off, False)}
-    report = ConfigReport(pipeline_impl=default.pipeline_impl, explicit=False, switched_off=switched_off)
-  if default.observer is not None:
-    default.observer(report)
+    switched_off = tuple(key for key in _HOST_GATHER_POLICY_KEYS if name != "host" and values.get(key))
+    values = {**values, "pipeline_impl": name, **dict.fromkeys(switched_off, False)}
+    report = ConfigReport(pipeline_impl=name, explicit=False, switched_off=switched_off)
+  if observer is not None:
+    observer(report)
   return values
-
-
-def _uses_pipeline(values: Mapping[str, Any]) -> bool:
-  """Whether MaxText will pipeline this config: its own rule, on keys that pydantic has not converted yet."""
-  return any(_as_int(values.get(key, 1)) > 1 for key in ("ici_pipeline_parallelism", "dcn_pipeline_parallelism"))
 
 
 def _as_int(value: Any) -> int:

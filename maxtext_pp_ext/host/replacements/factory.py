@@ -26,9 +26,7 @@ def pipeline_class(config: HostKeys) -> type | None:
   return cls
 
 
-def create_nnx_pipeline(
-    own: Callable, config: Any, stage_factory: Any, mesh: Any, remat_policy=None, *, rngs: Any
-) -> Any:
+def create_nnx_pipeline(own: Callable, config: Any, stage_factory: Any, mesh: Any, remat_policy=None, *, rngs: Any):
   """MaxText's function, with the class that the config asks for."""
   if (cls := pipeline_class(config)) is None:
     return own(config, stage_factory, mesh, remat_policy, rngs=rngs)
@@ -51,14 +49,9 @@ def _linen_class(cls: type) -> Callable:
 
 
 def announce(config: HostKeys) -> None:
-  """Logs one line about the pipeline, once although MaxText builds a model several times."""
-  _log_once(describe(config))
-
-
-def describe(config: HostKeys) -> str:
-  """Implementation, stages, repeats, microbatches, delay and the schedule's bubble fraction, as text."""
+  """Logs one line about the pipeline."""
   schedule = run_config.schedule_of(config)
-  return (
+  _log_once(
       f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active: {counted(schedule.stages, 'stage')}, "
       f"{counted(schedule.repeats, 'repeat')}, {counted(schedule.microbatches, 'microbatch')}, forwarding delay "
       f"{schedule.delay}, bubble fraction {schedule.bubble_fraction:.3f}"
@@ -67,15 +60,15 @@ def describe(config: HostKeys) -> str:
 
 def announce_window(config: HostKeys, length: int) -> None:
   """Logs one line about layers that run in an implementation of ours without a pipeline, once for each number of them."""
-  microbatches = microbatches_of_window(config)
   _log_once(
       f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active without a pipeline: {length} scanned layers, "
-      f"{counted(microbatches, 'microbatch')}"
+      f"{counted(microbatches_of_window(config), 'microbatch')}"
   )
 
 
 @functools.cache
 def _log_once(line: str) -> None:
+  """Logs a line, once although MaxText builds a model several times."""
   from maxtext.utils import max_logging  # pylint: disable=import-outside-toplevel
 
   max_logging.log(line)

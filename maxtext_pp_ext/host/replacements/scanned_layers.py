@@ -4,7 +4,7 @@
 
 `NNXDecoder._apply_layers_sequentially` is where MaxText scans over a stack of layers: all layers of most models,
 DeepSeek's dense layers and its MoE layers, the blocks of models whose layers come in cycles. The layers keep their
-parameters and their initial values, so checkpoints are those of MaxText. What is not in such a stack runs as without us.
+parameters and their initial values, so checkpoints are those of MaxText.
 """
 
 from __future__ import annotations
@@ -37,18 +37,13 @@ def apply(
   Args:
     own: MaxText's function.
     decoder: the decoder.
-    layers: the stacked layers.
+    layers: the `length` stacked layers.
     inputs: activations [batch, sequence, embed], or with hyper-connections [batch, sequence, streams, embed].
     *args: the layers' other positional arguments: segment ids, positions, deterministic, model mode.
-    length: the number of stacked layers.
     **kwargs: arguments of the scan and keyword arguments of the layers.
 
-  Returns:
-    (activations, the layers, None).
-
-  Raises:
-    NotImplementedError: the layers take arrays that cannot be divided into microbatches, or the implementation runs
-      pipelines only.
+  Returns (activations, the layers, None). Raises NotImplementedError if the layers take arrays that cannot be divided
+  into microbatches, or the implementation runs pipelines only.
   """
   config = decoder.config
   segment_ids, positions, deterministic, model_mode = args
@@ -57,22 +52,25 @@ def apply(
   trains = model_mode == decoder.model_mode == "train"
   if not windowed(config) or not trains or makes_state or not length:
     return own(decoder, layers, inputs, *args, length=length, **kwargs)
-  run_scanned, layer_kwargs = _run_scanned(config), _layer_kwargs(config, layers, kwargs)
+  contract = registry.get(pipeline_impl(config)).contract
+  if contract.run_scanned is None:
+    raise UnsupportedError(
+        f"pipeline_impl={pipeline_impl(config)} runs pipelines only: {contract.module_class.__name__} has no method "
+        "run_scanned. Set ici_pipeline_parallelism, or pipeline_impl=host."
+    )
+  layer_kwargs = _layer_kwargs(config, layers, kwargs)
   factory.announce_window(config, length)
   # The engine's activations have three axes. Those with hyper-connections have one more, of streams.
   features = inputs.shape[2:]
 
-  def joined(x):
-    return x.reshape(*x.shape[:2], math.prod(features))
-
   def call(layer, x, segment_ids, positions):
     x = x.reshape(*x.shape[:2], *features)
     outputs = layer(x, segment_ids, positions, deterministic, model_mode, **layer_kwargs)
-    return joined(outputs[0] if isinstance(outputs, tuple) else outputs)
+    return _joined(outputs[0] if isinstance(outputs, tuple) else outputs)
 
-  outputs = run_scanned(
+  outputs = contract.run_scanned(
       layers,
-      joined(inputs),
+      _joined(inputs),
       segment_ids,
       positions,
       config=config,
@@ -83,6 +81,10 @@ def apply(
       recomputes=not kwargs.get("skip_block_remat", False),
   )
   return outputs.reshape(inputs.shape), layers, None
+
+
+def _joined(x: jax.Array) -> jax.Array:
+  return x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
 
 
 def _layer_kwargs(config: HostKeys, layers: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,13 +98,3 @@ def _layer_kwargs(config: HostKeys, layers: Any, kwargs: Mapping[str, Any]) -> d
     )
   takes = inspect.signature(type(layers).__call__).parameters
   return {key: value for key, value in given.items() if key in takes or "kwargs" in takes}
-
-
-def _run_scanned(config: HostKeys) -> Callable:
-  contract = registry.get(pipeline_impl(config)).contract
-  if contract.run_scanned is None:
-    raise UnsupportedError(
-        f"pipeline_impl={pipeline_impl(config)} runs pipelines only: {contract.module_class.__name__} has no method "
-        "run_scanned. Set ici_pipeline_parallelism, or pipeline_impl=host."
-    )
-  return contract.run_scanned
