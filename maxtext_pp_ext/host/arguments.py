@@ -1,10 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What can be said about a run's arguments before MaxText is imported, which takes seconds.
-
-It finds what cannot be right in any run: keys, topologies, models, implementations and rematerialisation policies that do
-not exist, and files that are no config. All else is for MaxText and `rules`.
-"""
+"""What can be said about a run's arguments before MaxText is imported, which takes seconds: names and files that do not exist."""
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,10 +42,7 @@ def problems(argv: Sequence[str]) -> list[str]:
 
 
 def given(argv: Sequence[str]) -> dict[str, Any] | None:
-  """Key -> value of the arguments and their yml files, without base.yml; None if a file cannot be read.
-
-  Values of the command line are text.
-  """
+  """Key -> value of the arguments, as text, and their yml files, without base.yml; None if a file cannot be read."""
   files, assigned = _files(argv), dict(argument.split("=", 1) for argument in argv if "=" in argument)
   return None if any(content is None for content in files.values()) else _merged(files, assigned)
 

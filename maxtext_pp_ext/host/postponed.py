@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports MaxText to ask it about a config, without what no such question needs: half of the seconds of all imports.
 
-Seconds are of one core; `python -X importtime -c 'import maxtext.utils.model_creation_utils'` shows them. All of these
-are imported as modules whose attributes are read in functions. What a module takes out of another one while it is
-imported could not wait.
+Seconds are of one core (`python -X importtime`). What a module takes out of another one while it is imported cannot wait.
 """
 
 # Of MaxText 0.2.5.

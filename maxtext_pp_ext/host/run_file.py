@@ -18,11 +18,8 @@ _OF_TARGET = ("compile_topology", "compile_topology_num_slices", "internal_compi
 def write(path: pathlib.Path, argv: Sequence[str], keys: Mapping[str, Any], devices: int, comment: str) -> None:
   """Writes the run of MaxText's arguments `argv`, with other values of `keys`, into a new file, based on argv's yml file.
 
-  `comment` has the lines above the keys. `devices` is the number of devices of the run.
-
-  Raises:
-    ValueError: from the file MaxText would read other values than from its command line. Nothing is written then.
-    OSError: the file exists, or cannot be written.
+  `comment` has the lines above the keys. `devices` is the number of devices of the run. Raises OSError if the file exists
+  or cannot be written. Raises ValueError, and writes nothing, if MaxText would read other values from the file.
   """
   import yaml  # pylint: disable=import-outside-toplevel
 

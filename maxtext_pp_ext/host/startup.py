@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """All that runs at interpreter start-up: `maxtext_pp_ext.pth` in site-packages calls `maxtext_pp_ext.at_startup()`.
 
-It adds one finder to `sys.meta_path`. The finder answers for the module names below, and for no other. It lets the usual
-finders find such a module, and calls `connect` with it right after it was executed. Until then no file is read, nothing
-is started, and nothing else is imported. `MAXTEXT_PP_EXT=off` switches it off.
+It adds one finder to `sys.meta_path`, which answers for the module names below only. It lets the usual finders find such
+a module, and calls `connect` with it right after it was executed. Until then no file is read, nothing is started, and
+nothing else is imported. `MAXTEXT_PP_EXT=off` switches it off.
 """
 
 import os

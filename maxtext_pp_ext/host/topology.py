@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chips of a `compile_topology`, and whether a mesh divides the axes of their torus.
 
-JAX gives each mesh axis whole axes of the torus, or with `allow_split_physical_axes` parts of them
-(`jax.experimental.mesh_utils`). Without that key it refuses a mesh of 2 × 8 × 2 on 2 × 4 × 4 chips.
+JAX gives each mesh axis whole axes of the torus, or with `allow_split_physical_axes` parts of them: without that key it
+refuses a mesh of 2 × 8 × 2 on 2 × 4 × 4 chips (`jax.experimental.mesh_utils`).
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ def topologies() -> Mapping[str, Any]:
 
 
 def divides_axes(config: DerivedKeys, ici: Sequence[int]) -> bool:
-  """Whether a mesh divides axes of the torus of `compile_topology`; False where the torus is not known.
-
-  `ici` has the number of devices of each mesh axis within a slice.
-  """
+  """Whether a mesh, `ici` devices of each axis in a slice, divides axes of the torus; False where it is not known."""
   topology = str(config.compile_topology or "")
   known = topology.partition("-")[0] in CHIPS and topology in topologies()
   # MaxText reads custom_mesh, an order of its own, with several slices or divided axes only.

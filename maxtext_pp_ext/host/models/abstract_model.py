@@ -26,10 +26,7 @@ _MOST_LAYERS = 1 << 13  # a model is built, and read, layer by layer
 
 
 def abstract_mesh(config: DerivedKeys) -> AbstractMesh:
-  """The mesh of a config, for the devices of its `compile_topology` or those present.
-
-  Raises ValueError if the parallelism does not fit the number of devices, or the torus of `compile_topology`.
-  """
+  """The mesh of a config. Raises ValueError unless it fits the number of devices, and the torus of `compile_topology`."""
   ici, dcn = parallelism(config, "ici"), parallelism(config, "dcn")
   if not config.allow_split_physical_axes and topology.divides_axes(config, ici):
     named = ", ".join(f"{axis} {size}" for axis, size in zip(config.mesh_axes, ici, strict=True) if size > 1)
@@ -44,10 +41,7 @@ def abstract_mesh(config: DerivedKeys) -> AbstractMesh:
 
 
 def parallelism(config: DerivedKeys, network: str) -> list[int]:
-  """The size of each mesh axis on "ici" (within a slice) or "dcn" (over slices), with -1 derived by MaxText.
-
-  Raises ValueError if the parallelism does not fit the number of devices.
-  """
+  """The size of each mesh axis on "ici" or "dcn", -1 derived by MaxText. Raises ValueError if devices do not fit."""
   from maxtext.utils import max_utils  # pylint: disable=import-outside-toplevel
 
   given, slices = list(getattr(config, f"{network}_parallelism")), config.num_slices
@@ -139,9 +133,6 @@ class _StackedOtherwise(Exception):
 def explained(
     config: Any, make: Callable[[Any, AbstractMesh], nnx.State] = parameters
 ) -> tuple[sharding.Explanation, AbstractMesh]:
-  """(how a config's parameters are sharded, its mesh); `make` is for a caller that has the parameters.
-
-  Raises ValueError as `abstract_mesh` does.
-  """
+  """(how parameters are sharded, the mesh); `make` gives parameters. Raises ValueError as `abstract_mesh` does."""
   mesh = abstract_mesh(config)
   return sharding.explain(make(config, mesh), mesh, rules_in_play(config.logical_axis_rules)), mesh

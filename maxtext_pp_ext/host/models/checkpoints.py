@@ -129,10 +129,7 @@ def lacking(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape]) -> Itera
 
 
 def train_state(config: Any, given: Mapping[str, Any]) -> Any:
-  """The state of a run's `TrainStateNNX`, without arrays, for a config of `layouts.config_of_layout` and the run's keys.
-
-  Raises ValueError if MaxText cannot make the optimizer for this model.
-  """
+  """A run's `TrainStateNNX` without arrays, for a config of `layouts.config_of_layout`. Raises ValueError if none fits."""
   from maxtext.common import train_state_nnx  # pylint: disable=import-outside-toplevel
   from maxtext.optimizers import optimizers  # pylint: disable=import-outside-toplevel
 

@@ -36,10 +36,7 @@ def length(config: HostKeys) -> int:
 
 
 def scanned(config: HostKeys) -> tuple[int, int]:
-  """Returns (blocks that MaxText scans over without a pipeline, layers of a block).
-
-  Layers that do not fill a block, and single layers before the scan, are outside.
-  """
+  """(blocks that MaxText scans over without a pipeline, layers of a block), without layers before or after these."""
   block, layers = decoder_block(config), config.num_decoder_layers or 0
   in_block, outside = FIXED[block] if block in FIXED and config.scan_layers else (max(length(config), 1), "")
   return max(layers - (getattr(config, outside, 0) if outside else 0), 0) // in_block, in_block

@@ -31,14 +31,11 @@ from maxtext_pp_ext.config.view import with_values
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
-  """One decoder layer within a module that holds several.
-
-  `path` leads to it, or to the stack from which it was taken. `index` is its place in that stack; None if it is in none.
-  """
+  """A decoder layer: a module of its own, or taken out of a stack."""
 
   module: nnx.Module
-  path: tuple[str, ...] = ()
-  index: int | None = None
+  path: tuple[str, ...] = ()  # leads to it, or to its stack
+  index: int | None = None  # its place in the stack
 
 
 class Structure(NamedTuple):
@@ -105,10 +102,7 @@ class _WithoutLayers(nnx_decoders.NNXDecoder):
 
 
 def without_pipeline(config: Any, mesh: Mesh, layer_class: type | None = None) -> list[Structure]:
-  """The structure that each pipelined layer has in the model without a pipeline.
-
-  `layer_class` is the class of all layers; by default those of `decoder_block`.
-  """
+  """The structure of each pipelined layer in the model without a pipeline; `layer_class` as in `pipeline`."""
   plain = with_values(config, {"using_pipeline_parallelism": False})
   quant = quantizations.configure_quantization(plain)
   found: list[Structure] = []
@@ -138,7 +132,7 @@ def _of_decoder(decoder: nnx_decoders.NNXDecoder) -> Iterator[Layer]:
 
 
 def layers_of(module: nnx.Module) -> Iterator[Layer]:
-  """Yields the decoder layers of a stage, or of a block that MaxText scans over as one layer, in the order they run in.
+  """Yields the decoder layers of a stage or a block, in the order they run in.
 
   Layers outside stacks are the module's own objects, so changes of their state persist.
   """

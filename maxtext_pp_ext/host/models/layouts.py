@@ -54,8 +54,7 @@ _SHARDS_NOTHING = re.compile(r"(ici|dcn)_\w+_parallelism")
 def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
   """MaxText's config for the model of these arguments, whatever devices they are for.
 
-  `replaced` has values for keys instead of those of `argv`; the number of stages is `ici_pipeline_parallelism`.
-  Raises ValueError if MaxText or this package refuses it.
+  `replaced` has values for keys; the number of stages is `ici_pipeline_parallelism`. Raises ValueError if it is refused.
   """
   from maxtext.configs import types  # pylint: disable=import-outside-toplevel
 
@@ -80,10 +79,7 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
 
 
 def schedule_of_run(argv: Sequence[str]) -> Schedule:
-  """The schedule of a run with these arguments; its devices need not be present.
-
-  Raises ValueError if the run has neither a pipeline nor a window, or its sizes do not fit.
-  """
+  """The schedule of a run, whose devices may be absent. Raises ValueError if it has neither a pipeline nor a window."""
   given = run_config.given_keys(argv)
   run_config.refuse_numbers(given)  # of which most are replaced below
   for key in (STAGES, DCN_STAGES):
@@ -110,10 +106,7 @@ def schedule_of_run(argv: Sequence[str]) -> Schedule:
 
 
 def gather_policy_of_run(argv: Sequence[str]) -> GatherPolicy | None:
-  """How long the implementation of a run keeps gathered weights; None if it does not say.
-
-  Raises UnknownImplementationError or PluginError if there is no such implementation.
-  """
+  """How long the implementation of a run keeps gathered weights; None: it does not say. Raises as `registry.get` does."""
   given = run_config.given_keys(argv)
   if (name := str(given.get("pipeline_impl", registry.HOST))) != registry.HOST:
     return registry.get(name).contract.gather_policy
@@ -158,8 +151,7 @@ def of_checkpoint(
     given: key -> value, for keys that are known and not guessed.
     wanted: the layout that the arguments ask for.
 
-  Raises:
-    LayoutError: the checkpoint is not of this model, or may have several layouts, or its form cannot be converted.
+  Raises LayoutError if it is not of this model, may have several layouts, or has a form that cannot be converted.
   """
   if why_not := forms.why_not_converted({path[0] for path in shapes}):
     raise LayoutError(why_not)

@@ -39,12 +39,8 @@ def base_yml() -> pathlib.Path:
 def read(arguments: Sequence[str], **overrides: Any) -> Any:
   """MaxText's config.
 
-  Args:
-    arguments: those of its trainers: a yml file, which may be left out for MaxText's defaults, then `key=value`.
-    **overrides: values for keys instead of those of the arguments.
-
-  Raises:
-    ValueError: MaxText or this package refuses it; the message has every reason.
+  `arguments` are those of its trainers: a yml file, which may be left out for MaxText's defaults, then `key=value`.
+  `overrides` has values for keys instead of those. Raises ValueError with every reason of MaxText or this package.
   """
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
 
@@ -112,12 +108,9 @@ WITHOUT_RUN = {"skip_jax_distributed_system": True, "log_config": False, "enable
 
 
 def read_without_run(arguments: Sequence[str], **overrides: Any) -> Any:
-  """Calls `read` to look at a config: connects no processes, and writes nothing.
-
-  Keys on the command line stay. A topology is one slice unless the arguments say otherwise.
-  """
+  """Calls `read` to look at a config: connects no processes, and writes nothing. Keys on the command line stay."""
   on_command_line = {argument.partition("=")[0] for argument in arguments if "=" in argument}
-  given = given_keys(arguments)
+  given = given_keys(arguments)  # a topology is one slice unless they say otherwise
   if given.get("compile_topology") and given.get("compile_topology_num_slices", -1) == -1:
     overrides = {"compile_topology_num_slices": 1} | overrides
   quiet = {key: value for key, value in WITHOUT_RUN.items() if key not in on_command_line}
@@ -127,13 +120,9 @@ def read_without_run(arguments: Sequence[str], **overrides: Any) -> Any:
 def of_absent_devices(given: Mapping[str, Any], devices: int | None = None) -> dict[str, Any]:
   """Values of keys that let MaxText assume a run's devices; {} if `compile_topology` names them.
 
-  Args:
-    given: the run's keys.
-    devices: their number; by default as many as the parallelism makes. There -1 takes what is left and counts as 1, and
-      as 2 for stages, whose number MaxText does not derive: a pipeline was asked for.
-
-  Raises:
-    ValueError: the parallelism is no number, or too large; or both say which devices.
+  `devices` is their number, by default what the parallelism makes. There -1 takes what is left and counts as 1, and as 2
+  for stages, whose number MaxText does not derive: a pipeline was asked for. Raises ValueError if the parallelism is no
+  number, or too large, or if both say which devices.
   """
   if topology := given.get("compile_topology"):
     if devices:
@@ -157,10 +146,7 @@ def with_keys(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:
 
 
 def given_keys(argv: Sequence[str]) -> dict[str, Any]:
-  """Key -> value of MaxText's arguments, merged as MaxText merges them with the yml file and its base files.
-
-  Raises ValueError or OSError if they cannot be read.
-  """
+  """Key -> value of arguments and yml files, merged as MaxText does. Raises ValueError or OSError if unreadable."""
   from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
   import omegaconf  # pylint: disable=import-outside-toplevel
 

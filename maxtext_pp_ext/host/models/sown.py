@@ -66,13 +66,8 @@ def _with_bias(layers: nnx.Module) -> list[Any]:
 def updates_from_counts(layers: nnx.Module, config: Any, axis: int) -> None:
   """Replaces the batch's counts in stacked layers by the updates that MaxText's train step adds to their biases.
 
-  Args:
-    layers: the stacked stages, after `StageModule.store_back`.
-    config: MaxText's config.
-    axis: along which biases that are parameters are stacked.
-
-  Raises:
-    NotImplementedError: the train step could not add the updates: it takes one value, for the bias of one module.
+  `layers` are the stacked stages, after `StageModule.store_back`. Biases that are parameters are stacked along `axis`.
+  Raises NotImplementedError if the train step could not add the updates: it takes one, for the bias of one module.
   """
   balanced = [node for _, node in nnx.iter_graph(layers) if isinstance(node, nnx.Module) and hasattr(node, _NAME)]
   # Of DeepSeek V4 it updates each bias by its path.

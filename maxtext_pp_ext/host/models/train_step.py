@@ -40,12 +40,8 @@ class CompiledStep:
 def compile_train_step(arguments: Sequence[str], *, here: bool = False) -> CompiledStep:
   """Compiles a train step without arrays.
 
-  Args:
-    arguments: MaxText's. The leading yml file may be left out, for base.yml, or be the name of a preset.
-    here: compiles for the devices of this process, otherwise for those of `compile_topology`.
-
-  Raises:
-    RefusedError: the configuration is refused.
+  `arguments` are MaxText's. The yml file may be left out, for base.yml, or be the name of a preset. `here` compiles for
+  the devices of this process, not of `compile_topology`. Raises RefusedError if the configuration is refused.
   """
   from maxtext.trainers.pre_train import train_compile  # pylint: disable=import-outside-toplevel
 

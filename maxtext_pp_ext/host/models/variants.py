@@ -41,8 +41,7 @@ def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[s
     argv: MaxText's arguments of the run: a yml file, which may be left out, then `key=value`.
     platform: what is compiled for, "cpu" or the "tpu" of `compile_topology`; None for devices that the process has.
 
-  Raises:
-    ValueError: there is no such variant, this MaxText lacks its key, or there is no such yml file.
+  Raises ValueError if there is no such variant or yml file, or this MaxText lacks its key.
   """
   if name not in names():
     raise ValueError(f"There is no implementation {name!r}, only {', '.join(names())}{did_you_mean(name, names())}")

@@ -42,11 +42,8 @@ class Rebinding:
   def replace(self, module: ModuleType, path: str, function: Callable) -> None:
     """Replaces a function or a class of a module, also in other modules of MaxText and in defaults of its functions.
 
-    Args:
-      module: the module that defines it.
-      path: `name` or `Class.name`.
-      function: returns the new class, given MaxText's; or is called in a function's place, with MaxText's as the first
-        argument.
+    `path` is `name` or `Class.name`. `function` returns the new class, given MaxText's; or it is called in a function's
+    place, with MaxText's as the first argument.
     """
     of_class, _, name = path.rpartition(".")
     home: Any = getattr(module, of_class) if of_class else module

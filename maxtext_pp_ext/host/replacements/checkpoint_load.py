@@ -39,10 +39,7 @@ in_from_pretrained: contextvars.ContextVar[bool] = contextvars.ContextVar("in_fr
 
 
 class WrongLayoutError(Refusal, ValueError):
-  """A checkpoint and this run's model hold layers in different arrays.
-
-  If the checkpoint is of the same model, the message names both layouts and the command that converts it.
-  """
+  """A checkpoint and this run's model hold layers in different arrays. The message says what converts it, if that is possible."""
 
 
 class IncompleteCheckpointError(Refusal, ValueError):
@@ -63,11 +60,8 @@ def refuse_other_layouts(
   """Compares the checkpoint that `load_state_if_possible` is about to load with the model that is to get it.
 
   The arguments are those of that function. Checkpoints of other models, and formats other than Orbax's, are left to
-  MaxText. Exception: "safetensors_dynamic" is refused for a model with a pipeline.
-
-  Raises:
-    WrongLayoutError: the layouts differ.
-    IncompleteCheckpointError: the checkpoint has a part of the optimizer's state and lacks another part.
+  MaxText. Exception: "safetensors_dynamic" is refused for a model with a pipeline. Raises WrongLayoutError if layouts
+  differ, IncompleteCheckpointError if the checkpoint has a part of the optimizer's state and lacks another part.
   """
   del others
   config = maxtext_config
@@ -95,14 +89,11 @@ def refuse_other_layouts(
 
 
 def _refuse_parts_of_optimizer(found: Stored, abstract_state: Any, folder: str, config: DerivedKeys) -> None:
-  """Raises IncompleteCheckpointError if MaxText would begin only a part of the optimizer's state anew.
-
-  After a change of the optimizer all of it begins anew, and after a change of `trainable_parameters_mask` what that adds.
-  LoRA saves other arrays.
-  """
+  """Raises IncompleteCheckpointError if MaxText would begin only a part of the optimizer's state anew."""
   lora = getattr(getattr(config, "lora", None), "enable_lora", False)
   if not isinstance(abstract_state, nnx.State) or "optimizer" not in abstract_state or found.why_not_converted:
     return
+  # LoRA saves other arrays, and what this mask adds begins anew.
   if lora or plain(getattr(config, "trainable_parameters_mask", None)):
     return
   if problems := list(complete.lacking_of_optimizer(found.arrays, checkpoints.by_state(abstract_state))):
@@ -140,10 +131,9 @@ def from_pretrained(own: Callable, *args: Any, **kwargs: Any) -> Any:
 def refuse_other_layouts_of_pretrained(config: DerivedKeys, model: Any) -> None:
   """Compares the checkpoint that from_pretrained is about to load with the abstract model that is to get it.
 
-  Raises:
-    WrongLayoutError: the layouts differ, or one of the two has a pipeline and not all arrays agree. MaxText pads arrays
-      for vLLM, so other differences in size are left to it; it pads no model with a pipeline.
-    IncompleteCheckpointError: the checkpoint lacks weights of the model.
+  Raises WrongLayoutError if layouts differ, or one of the two has a pipeline and not all arrays agree. MaxText pads
+  arrays for vLLM, so other differences in size are left to it; it pads no model with a pipeline. Raises
+  IncompleteCheckpointError if weights of the model are missing.
   """
   if not config.load_parameters_path:
     return
@@ -168,10 +158,7 @@ def _refuse_unlike(read, weights, wanted, folder: str, config: DerivedKeys | Non
 
 
 def _refuse_other_layouts_of_engine(manager: Any, model: Any, step: int | None) -> None:
-  """Compares a checkpoint of MaxText's training engine with the model, or adapter around it, that is to get it.
-
-  `step` is None for the last one. Raises as `refuse_other_layouts_of_pretrained` does.
-  """
+  """Compares a checkpoint of MaxText's training engine, by default the last, with the model, or adapter, that gets it."""
   own = manager._checkpoint_manager  # pylint: disable=protected-access
   step = manager.get_latest_step() if own is not None and step is None else step
   if own is None or step is None:

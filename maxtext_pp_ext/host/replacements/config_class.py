@@ -64,10 +64,7 @@ def _init_of(base: type[pydantic.BaseModel]) -> Callable[..., None]:
 
 
 def _read_environment(cls, values: Any) -> Any:
-  """Adds keys that only the environment or the process's default sets.
-
-  MaxText reads M_<KEY> only for keys in a yml file or on the command line; its yml files have none of ours.
-  """
+  """Adds keys that only the environment, where MaxText reads no keys of ours, or the process's default sets."""
   del cls
   if isinstance(values, Mapping):
     of_keys = {key: f"M_{key.upper()}" for key in keys.PipelineKeys.model_fields if key not in values}

@@ -30,10 +30,7 @@ def call(own: Callable, decoder: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def check(config: HostKeys, **arguments: Any) -> None:
-  """`refuse_lost_arguments` of a patched MaxText, which has no patch point for layers without a pipeline.
-
-  It would silently run these layers itself, so they are refused, too.
-  """
+  """`refuse_lost_arguments` of a patched MaxText, which would silently run layers without a pipeline itself."""
   if windowed(config):
     raise UnsupportedError(
         f"pipeline_impl={pipeline_impl(config)} without a pipeline: this MaxText is patched with patch points that have "

@@ -14,10 +14,7 @@ from maxtext_pp_ext.units import counted
 
 
 def pipeline_class(config: HostKeys) -> type | None:
-  """The NNX module class that the config asks for, which is logged; None if MaxText is to choose its own.
-
-  Raises UnknownImplementationError or PluginError if there is no such class.
-  """
+  """The class that the config asks for, which is logged; None: MaxText chooses its own. Raises as `registry.get` does."""
   name = pipeline_impl(config)
   if name == registry.HOST:
     return None

@@ -30,10 +30,7 @@ def create_nnx_abstract_model(own: Callable, config: DerivedKeys, mesh: Any = No
 
 
 def judge(config: HostKeys, model: Any, mesh: Any) -> None:
-  """Warns or raises, as the config says, if the shardings of an abstract model's parameters have conflicts.
-
-  `mesh` is None for the model's own. Raises ShardingConflictError with sharding_conflicts=error.
-  """
+  """Warns or raises ShardingConflictError, as the config says, if shardings conflict; on `mesh`, or the model's own."""
   how = getattr(config, "sharding_conflicts", FALLBACK)
   if how == FALLBACK:
     return

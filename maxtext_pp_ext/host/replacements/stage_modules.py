@@ -5,8 +5,7 @@
 - `config.shard_mode` and the mesh decide whether a layer names the layout of each result. Our pipelines run layers under
   automatic sharding, also in a model with explicit sharding.
 - MaxText no longer reads `set_remat_policy_on_layers_per_stage`. Here it means what it meant in MaxText's Linen decoder:
-  the remat policy applies to each layer of a stage.
-- Layers that differ by index in cycles come in blocks of one cycle, see `cycles`. The remat policy applies to each block.
+  the remat policy applies to each layer of a stage, or to each block of a cycle of layers (`cycles`).
 """
 
 from collections.abc import Callable
@@ -71,10 +70,7 @@ def build(own: Callable, decoder: Any, layer_classes: list[type], rngs: nnx.Rngs
 
 
 def _copying(layer_class: type) -> Callable[..., nnx.Module]:
-  """Returns a function that makes a layer, and copies it when it is called again, which is quicker.
-
-  MaxText (0.2.5) makes the layers of a stage one after another, which differ only in the values that they draw.
-  """
+  """Returns a function that makes a layer, and then copies it, which is quicker: others differ in drawn values only."""
   made: list[nnx.Module] = []
 
   def make(**kwargs: Any) -> nnx.Module:
@@ -127,10 +123,7 @@ class _RematPolicy:
 
 @functools.cache
 def rematerialised(layer_class: type, remat: _RematPolicy) -> type:
-  """Returns a decoder layer class that keeps for backward what the policy says, and recomputes the rest.
-
-  One such class exists per layer class and config, since models of one config must be equal.
-  """
+  """A layer class that keeps what the policy says, and recomputes the rest. One per config, so that models are equal."""
 
   # Graph-mode, since layers sow values and count random numbers.
   @functools.partial(nnx.remat, policy=remat.policy, static_argnums=(4, 5), graph=True, graph_updates=True)

@@ -61,10 +61,7 @@ def _alike(topology: str, known: Iterable[str]) -> list[str]:
 
 
 def _explicit_beside_a_pipeline(config: HostKeys) -> Iterator[str]:
-  """MaxText's own code around a pipeline mixes arrays that are sharded over stages with such as are not (0.2.5).
-
-  Under explicit sharding JAX refuses that, in the middle of the trace, with the types of two arrays.
-  """
+  """MaxText's code around a pipeline mixes arrays sharded over stages with others, which explicit sharding refuses (0.2.5)."""
   rope_type, layers, total = plain(config.rope_type), pipelined_layers(config), config.num_decoder_layers
   outside = 0 if layers is None or total is None else total - layers
   if rope_type.startswith("yarn") and outside > 0:  # the embedding fixes its layout at construction

@@ -59,10 +59,7 @@ def _invalid(key: str, patterns: Iterable[str]) -> Iterator[str]:
 
 
 def differences(key: str, patterns: Sequence[str], with_pipeline: Layout, without: Layout) -> Iterator[str]:
-  """Yields a message if patterns select different parameters of a model with a pipeline than of the same model without.
-
-  The patterns of `key` are regular expressions, searched for in paths such as `decoder/layers/mlp/wo/kernel`.
-  """
+  """Yields a message if patterns, searched for in paths, select other parameters with a pipeline than without."""
   if _selections(patterns, with_pipeline) == _selections(patterns, without):
     return
   unlike = [p for p in patterns if _selections([p], with_pipeline) != _selections([p], without)]

@@ -67,10 +67,7 @@ def _buffers(config: HostKeys) -> Iterator[str]:
 
 
 def _indexer(config: HostKeys) -> Iterator[str]:
-  """The indexer's loss of compressed attention is a mean over some tokens, of which each microbatch has its own number.
-
-  These are the tokens that see a compressed span of their own document. That of MLA is a mean over all tokens.
-  """
+  """With compressed attention the loss is a mean over tokens that see a compressed span; with MLA it is over all tokens."""
   factor = getattr(config, "indexer_loss_scaling_factor", 0)
   compressed = plain(getattr(config, "attention_type", "")) == "compressed"
   if factor > 0 and compressed and getattr(config, "use_indexer", False):

@@ -31,10 +31,8 @@ _CONTRADICTING_HOST_KEYS = {"pipeline_fsdp_ag_once": "circular_ag_once", "pipeli
 def problems(config: Keys, given: Mapping[str, Any] | None = None, whole_mesh: bool = False) -> list[str]:
   """All problems with our keys, and with MaxText's keys under one of our implementations.
 
-  Args:
-    config: MaxText's config, or any object with its keys.
-    given: the user's values of the keys in `remedies.DERIVED`, if the config holds derived values instead.
-    whole_mesh: whether the mesh has all devices. A trainer's mesh has; a mesh in a test of models may have fewer.
+  `given` has the user's values of the keys in `remedies.DERIVED`, if the config holds derived values instead.
+  `whole_mesh` says that the mesh has all devices. A trainer's mesh has; a mesh in a test of models may have fewer.
   """
   if config.pipeline_impl == registry.HOST:
     return _of_host(config)
@@ -53,10 +51,7 @@ def problems(config: Keys, given: Mapping[str, Any] | None = None, whole_mesh: b
 
 
 def of_mesh(config: Keys, given: Mapping[str, Any]) -> list[str]:
-  """The problems with a mesh of all devices, whoever runs the pipeline, and whether there is one or none.
-
-  `given` has the values of a run's keys, before MaxText has derived others from them.
-  """
+  """The problems with a mesh of all devices, with any pipeline or none; `given` has the run's keys before derivation."""
   chosen = {key: given[key] for key in remedies.DERIVED if isinstance(given.get(key), int)}
   if config.pipeline_impl != registry.HOST:
     return problems(config, chosen, whole_mesh=True)

@@ -68,10 +68,7 @@ def _ceil(rows: int, multiple: int) -> int:
 
 
 def parallelism(config: HostKeys) -> list[dict[str, int]]:
-  """Changes that use all devices; those nearest to the present number of stages first.
-
-  A pipeline keeps two stages or more, and a model without one stays without.
-  """
+  """Changes that use all devices and keep a pipeline, or none; those nearest to the present number of stages first."""
   least, most = (1, 1) if derived.num_stages(config) == 1 else (2, _MOST_STAGES)
   present, found = derived.num_stages(config) or 1, []
   for ici, dcn in itertools.product(*(list(_shares(config, network)) for network in derived.NETWORKS)):

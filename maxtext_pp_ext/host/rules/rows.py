@@ -45,10 +45,7 @@ class Need:
 
 
 def needs(config: HostKeys, *, evaluation: bool = False, platform: str | None = None) -> list[Need]:
-  """Every feature that needs rows, under the sharding rules of training or of evaluations.
-
-  `platform` is where the model runs; None for what the config or this process tells.
-  """
+  """Every feature that needs rows; `platform` is where the model runs, by default as the config or this process tells."""
   mesh = derived.mesh_shape(config)
   if mesh is None:
     return []
@@ -103,10 +100,9 @@ def axes_of(names: Sequence[str | None], config: HostKeys, evaluation: bool) -> 
 
 
 def _axes(names: Sequence[str | None], mesh: dict[str, int], logical: Any) -> dict[str, int]:
-  """Mesh axis -> size, for the axes that shard the first of these logical axes; axes of size 1 are left out.
+  """Mesh axis -> size, for the axes above 1 that shard the first of these logical axes.
 
-  Resolves as `sharding.resolve` does, without its import of JAX: the first rule for a name that fits binds it, and a mesh
-  axis is bound once.
+  As `sharding.resolve`, without JAX: the first rule for a name that fits binds it, and a mesh axis is bound once.
   """
   bound: dict[str | None, tuple[str, ...]] = {}
   for name, binds in logical:

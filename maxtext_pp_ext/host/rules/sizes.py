@@ -174,10 +174,7 @@ def _other_batches(config: Keys) -> Iterator[Problem]:
 
 
 def of_rows(config: Keys, platform: str | None = None) -> Iterator[Problem]:
-  """Checks that the rows of each microbatch divide among the devices that each need some.
-
-  `platform`, such as "tpu", is where the model runs; None for what the config or this process tells.
-  """
+  """Checks that rows of microbatches divide among the devices that need some; `platform` as in `rows.needs`."""
   parts = rows_of_devices.parts(config)
   replicas = (getattr(config, "num_diloco_replicas", None) or 1) if getattr(config, "enable_diloco", False) else 1
   for key, (batch, divided_by) in _sound_batches(config).items():
