@@ -20,13 +20,6 @@ def pth_path() -> pathlib.Path:
   return pathlib.Path(sysconfig.get_path("purelib"), PTH_NAME)
 
 
-def pth_text() -> str:
-  """Returns the content of the file: the checkout's folder if the package is not installed, then the hook."""
-  root = pathlib.Path(__file__).resolve().parents[2]
-  installed = root == pathlib.Path(sysconfig.get_path("purelib")).resolve()
-  return PTH_LINE if installed else f"{root}\n{PTH_LINE}"
-
-
 def main(arguments: list[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
   parser = argparse.ArgumentParser(prog="python -m maxtext_pp_ext.host.activate", description=__doc__)
@@ -41,7 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     path.unlink(missing_ok=True)
     print(f"removed {path}")
   else:
-    path.write_text(pth_text(), encoding="utf-8")
+    root = pathlib.Path(__file__).resolve().parents[2]
+    installed = root == path.parent.resolve()  # otherwise the checkout's folder comes first
+    path.write_text(PTH_LINE if installed else f"{root}\n{PTH_LINE}", encoding="utf-8")
     print(f"wrote {path}")
   return 0
 

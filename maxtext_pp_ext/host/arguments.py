@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What can be said about a run's arguments before MaxText is imported, which takes seconds: names and files that do not exist."""
+"""Names and files in a run's arguments that do not exist, found before MaxText is imported, which takes seconds."""
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

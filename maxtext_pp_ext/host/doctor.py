@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks at an environment: what is installed beside this package, whether it is connected, and what to do about it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 import dataclasses
 import importlib

@@ -6,8 +6,6 @@ It looks at what the patch points replace, with their own checks, and at every m
 package imports. It cannot see what a function of MaxText does, so a MaxText that passes is not yet a tested one.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 import functools

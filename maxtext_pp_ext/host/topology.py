@@ -6,8 +6,6 @@ JAX gives each mesh axis whole axes of the torus, or with `allow_split_physical_
 refuses a mesh of 2 × 8 × 2 on 2 × 4 × 4 chips (`jax.experimental.mesh_utils`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools

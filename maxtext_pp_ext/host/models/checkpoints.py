@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arrays of a checkpoint that is about to be loaded, of the model that is to get them, and what MaxText saves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import functools
@@ -129,7 +127,7 @@ def lacking(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape]) -> Itera
 
 
 def train_state(config: Any, given: Mapping[str, Any]) -> Any:
-  """A run's `TrainStateNNX` without arrays, for a config of `layouts.config_of_layout`. Raises ValueError if none fits."""
+  """A run's `TrainStateNNX` without arrays, for a config of `config_of_layout`. Raises ValueError if it can have none."""
   from maxtext.common import train_state_nnx  # pylint: disable=import-outside-toplevel
   from maxtext.optimizers import optimizers  # pylint: disable=import-outside-toplevel
 

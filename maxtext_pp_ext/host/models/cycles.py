@@ -6,8 +6,6 @@ Without a pipeline and with `scan_layers`, MaxText scans over blocks of one cycl
 block as one layer, and build a deeper model. Here a stage of `num_layers_per_pipeline_stage` layers has fewer blocks.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -6,8 +6,6 @@ The decoder itself makes both: its stage builder fills the pipeline, and its pat
 a pipeline must equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 import dataclasses
 import functools

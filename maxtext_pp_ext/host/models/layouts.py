@@ -6,8 +6,6 @@ The decoder's `get_layers` returns its stacks of layers in the order in which th
 stacked along `param_scan_axis`, and other state along the first axis. The axes of a pipeline's stages come before these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import math

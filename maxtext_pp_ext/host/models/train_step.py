@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles MaxText's train step as its `train_compile` does, which does not return the compiled step; and runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keys of MaxText in which runs with several pipelines, or with none, differ."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

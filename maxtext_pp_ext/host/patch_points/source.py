@@ -6,8 +6,6 @@ A module gets its classes, with their fields and their bases of the same module,
 and the names that they use. None of them can be called. All else that the module defines or imports is None.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 import inspect

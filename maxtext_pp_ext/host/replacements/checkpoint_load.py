@@ -12,8 +12,6 @@ It also refuses an incomplete checkpoint if MaxText would not say what it lacks.
 - `CheckpointManager.restore_checkpoint`, of the training engine. It logs an error, and the model keeps its values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 import contextvars
 import dataclasses
@@ -39,7 +37,7 @@ in_from_pretrained: contextvars.ContextVar[bool] = contextvars.ContextVar("in_fr
 
 
 class WrongLayoutError(Refusal, ValueError):
-  """A checkpoint and this run's model hold layers in different arrays. The message says what converts it, if that is possible."""
+  """A checkpoint and this run's model hold layers in different arrays. The message says how to convert it if possible."""
 
 
 class IncompleteCheckpointError(Refusal, ValueError):

@@ -7,8 +7,6 @@ DeepSeek's dense layers and its MoE layers, the blocks of models whose layers co
 parameters and their initial values, so checkpoints are those of MaxText.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 import inspect
 import math

@@ -61,7 +61,7 @@ def _alike(topology: str, known: Iterable[str]) -> list[str]:
 
 
 def _explicit_beside_a_pipeline(config: HostKeys) -> Iterator[str]:
-  """MaxText's code around a pipeline mixes arrays sharded over stages with others, which explicit sharding refuses (0.2.5)."""
+  """MaxText's code around a pipeline mixes arrays sharded over stages with others; explicit sharding refuses it."""
   rope_type, layers, total = plain(config.rope_type), pipelined_layers(config), config.num_decoder_layers
   outside = 0 if layers is None or total is None else total - layers
   if rope_type.startswith("yarn") and outside > 0:  # the embedding fixes its layout at construction

@@ -6,8 +6,6 @@ A pipeline puts the decoder's layers at other paths. A pattern may then select o
 silently. This module builds both models without arrays, and compares layer by layer what a pattern selects in each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 import re
 

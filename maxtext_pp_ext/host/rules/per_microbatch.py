@@ -6,8 +6,6 @@ A pipeline calls layers with one microbatch, for all stages at once, also in bub
 means over rows, stay correct. The values refused here do not. Read in MaxText 0.2.5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 import math
 
@@ -67,7 +65,7 @@ def _buffers(config: HostKeys) -> Iterator[str]:
 
 
 def _indexer(config: HostKeys) -> Iterator[str]:
-  """With compressed attention the loss is a mean over tokens that see a compressed span; with MLA it is over all tokens."""
+  """With compressed attention the loss is a mean over tokens that see a compressed span; with MLA it is over all."""
   factor = getattr(config, "indexer_loss_scaling_factor", 0)
   compressed = plain(getattr(config, "attention_type", "")) == "compressed"
   if factor > 0 and compressed and getattr(config, "use_indexer", False):

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proposes other sizes for a pipeline: per kind those nearest to the ones asked for, and all kinds in combination."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 import itertools
 import math
@@ -70,19 +68,15 @@ def _ceil(rows: int, multiple: int) -> int:
 def parallelism(config: HostKeys) -> list[dict[str, int]]:
   """Changes that use all devices and keep a pipeline, or none; those nearest to the present number of stages first."""
   least, most = (1, 1) if derived.num_stages(config) == 1 else (2, _MOST_STAGES)
-  present, found = derived.num_stages(config) or 1, []
+  present, heads, found = derived.num_stages(config) or 1, getattr(config, "num_kv_heads", None), []
   for ici, dcn in itertools.product(*(list(_shares(config, network)) for network in derived.NETWORKS)):
     stages = ici["ici_pipeline_parallelism"] * dcn["dcn_pipeline_parallelism"]
     changes = {key: value for key, value in (ici | dcn).items() if getattr(config, key, 1) != value}
-    if least <= stages <= most and _heads_are_whole(changed(config, changes)):
+    # MaxText's attention refuses to cut heads of keys and values.
+    cuts = heads and heads % rows_of_devices.shards(_KV_KERNEL, changed(config, changes))
+    if least <= stages <= most and not cuts:
       found.append((_distance(stages, present), len(changes), changes))
   return [changes for *_, changes in sorted(found, key=operator.itemgetter(0, 1))]
-
-
-def _heads_are_whole(config: HostKeys) -> bool:
-  """Whether the devices share the heads of keys and values equally; MaxText's attention refuses to cut one."""
-  heads = getattr(config, "num_kv_heads", None)
-  return not heads or heads % rows_of_devices.shards(_KV_KERNEL, config) == 0
 
 
 def _shares(config: HostKeys, network: str) -> Iterator[dict[str, int]]:

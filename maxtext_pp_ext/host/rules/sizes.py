@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong with the sizes of a pipeline: stages, layers, microbatches, rows of batches, and devices."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 import math
 
