@@ -60,7 +60,7 @@ from maxtext_pp_ext.cli.tables import labels
 from maxtext_pp_ext.cli.tables import plan as plan_table
 from maxtext_pp_ext.cli.tables.plan import name_of
 from maxtext_pp_ext.hardware import chips, torus
-from maxtext_pp_ext.host import arguments, run_file
+from maxtext_pp_ext.host import arguments
 from maxtext_pp_ext.host.models import refusals, run_config, variants
 from maxtext_pp_ext.nearest import did_you_mean
 
@@ -130,7 +130,7 @@ def _write(args: argparse.Namespace, chosen: list[Any], found: Any) -> str:
   name = name_of(candidate.impl, candidate.keys, microbatches)
   comment = f"{name}, for {units.counted(found.devices, 'device')}; written by\nmaxtext-pp plan {shlex.join(args.given)}"
   with refusing(f"--write {args.write}: ", FAILED), output.quiet():
-    run_file.write(args.write, args.maxtext_args, candidate.keys, found.devices, comment)
+    run_config.write(args.write, args.maxtext_args, candidate.keys, found.devices, comment)
   return str(args.write)
 
 

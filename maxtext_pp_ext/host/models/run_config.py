@@ -1,10 +1,11 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads MaxText's config for the arguments of a run; an error does not end the process. Makes its pipeline's schedule."""
+"""Reads MaxText's config for the arguments of a run, and writes it into a yml file; makes its pipeline's schedule."""
 
 from collections.abc import Callable, Mapping, Sequence
 import importlib.util
 import math
+import os
 import pathlib
 import re
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import derived, PipelineConfigError, ranges, remedies
 from maxtext_pp_ext.config.host_keys import HostKeys
-from maxtext_pp_ext.config.view import with_values
+from maxtext_pp_ext.config.keys import PipelineKeys
+from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.host.models import cycles
 from maxtext_pp_ext.host.models.refusals import as_value_errors, integer, MOST_DEVICES
 from maxtext_pp_ext.nearest import did_you_mean
@@ -20,6 +22,8 @@ from maxtext_pp_ext.schedule import CircularSchedule, Schedule
 
 _MOST_CHOICES = 20  # for a key that are listed
 _LONGEST_VALUE = 80  # that is repeated in an error
+# They say what to compile for; a run has its devices.
+_OF_TARGET = ("compile_topology", "compile_topology_num_slices", "internal_compile", "internal_compile_num_devices")
 _PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 
@@ -181,3 +185,57 @@ def schedule_of(config: HostKeys) -> Schedule:
     config = with_values(config, derived.keys_of_window(config, blocks))
   schedule_class = CircularSchedule if name == registry.HOST else registry.get(name).contract.schedule_class
   return schedule_class.of_config(config)
+
+
+def write(path: pathlib.Path, argv: Sequence[str], keys: Mapping[str, Any], devices: int, comment: str) -> None:
+  """Writes the run of MaxText's arguments `argv`, with other values of `keys`, into a new file, based on argv's yml file.
+
+  `comment` has the lines above the keys. `devices` is the number of devices of the run. Raises OSError if the file exists
+  or cannot be written. Raises ValueError, and writes nothing, if MaxText would read other values from the file.
+  """
+  import yaml  # pylint: disable=import-outside-toplevel
+
+  base, assigned = _base_and_assigned(argv, path)
+  given = {key: field.default for key, field in PipelineKeys.model_fields.items()} | given_keys(argv)
+  changed = {key: value for key, value in keys.items() if key in assigned or given.get(key) != value}
+  content = {"base_config": base} | {key: value for key, value in (assigned | changed).items() if key not in _OF_TARGET}
+  text = "".join(f"# {line}\n" for line in comment.splitlines())
+  with path.open("x", encoding="utf-8") as file:
+    file.write(text + yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+  try:
+    _check(path, with_keys(argv, keys), content, devices)
+  except BaseException:
+    path.unlink()
+    raise
+
+
+def _base_and_assigned(argv: Sequence[str], path: pathlib.Path) -> tuple[str, dict[str, Any]]:
+  """(what the file is based on, the keys of the command line with their values)."""
+  from maxtext.configs import pyconfig  # pylint: disable=import-outside-toplevel
+  import omegaconf  # pylint: disable=import-outside-toplevel
+
+  base, assignments = "base.yml", list(argv)
+  if argv and "=" not in argv[0]:
+    given = pathlib.Path(pyconfig.resolve_config_path(argv[0])).resolve()
+    configs = base_yml().parent.resolve()
+    within = given.is_relative_to(configs)
+    base = str(given.relative_to(configs) if within else os.path.relpath(given, path.absolute().parent.resolve()))
+    assignments = assignments[1:]
+  assigned: Any = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.from_cli(assignments), resolve=False)
+  return base, {str(key): value for key, value in assigned.items()}
+
+
+def _check(path: pathlib.Path, argv: Sequence[str], content: Mapping[str, Any], devices: int) -> None:
+  """Raises ValueError unless MaxText reads the same from the file as from arguments."""
+  target = [argument for argument in argv if argument.partition("=")[0] in _OF_TARGET]
+  has_topology = given_keys(argv).get("compile_topology")
+  overrides: Any = {} if has_topology else {"internal_compile": True, "internal_compile_num_devices": devices}
+  wanted = read_without_run(argv, **overrides)
+  found = read_without_run([str(path), *target], **overrides)
+  compared = content.keys() - {"base_config", *WITHOUT_RUN}  # these are others while a config is looked at
+  differ = sorted(key for key in compared if plain(getattr(found, key, None)) != plain(getattr(wanted, key, None)))
+  if differ:
+    raise ValueError(
+        f"{path} is not written: from a file MaxText would read other values of {', '.join(differ)} than from its "
+        "command line, since the model's own yml file comes after a file. Give these keys on the command line."
+    )

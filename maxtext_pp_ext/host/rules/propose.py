@@ -83,20 +83,18 @@ def _shares(config: HostKeys, network: str) -> Iterator[dict[str, int]]:
   """Yields, for each number of stages on a network, changes that use all its devices."""
   target, asked = derived.devices_to_share(config, network), derived.parallelism(config, network)
   key = derived.parallelism_key(network, "stage")
-  present = getattr(config, key)
+  present, others = getattr(config, key), list[int]()
   if "stage" not in asked or any(getattr(config, derived.parallelism_key(network, a), 1) != n for a, n in asked.items()):
-    if present >= 1:
-      yield {key: present}  # the user sets the sizes of axes by other keys
-    return
-  if target is None:
+    target = None  # the user sets the sizes of axes by other keys
+  elif target is not None:
+    others = _nearest(derived.divisors(target), present)
+  else:
     layers = derived.layers_to_choose_from(config) or 1
     others = _nearest(derived.divisors(max(layers, 1)), present) if network == "ici" else [1]
-    for stages in dict.fromkeys([present, *others]):
-      if stages >= 1:
-        yield {key: stages}
-    return
-  for stages in dict.fromkeys([present, *_nearest(derived.divisors(target), present)]):
-    if stages >= 1 and target % stages == 0:
+  for stages in dict.fromkeys(each for each in (present, *others) if each >= 1):
+    if target is None:
+      yield {key: stages}
+    elif target % stages == 0:
       for sizes in _other_axes(asked | {"stage": stages}, target):
         yield {key: stages} | {derived.parallelism_key(network, axis): size for axis, size in sizes.items()}
 
