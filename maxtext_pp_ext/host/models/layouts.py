@@ -67,7 +67,7 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
   fixed |= {"num_pipeline_microbatches": stages, "per_device_batch_size": 1, "eval_per_device_batch_size": 1}
   of_host = fixed | replaced | {"pipeline_impl": registry.HOST}
   asked = str(given.get("pipeline_impl", registry.HOST))
-  if stages > 1:
+  if stages != 1:
     try:
       return run_config.read(argv, **of_host | {"pipeline_impl": "circular_bsw" if asked == registry.HOST else asked})
     except PipelineConfigError:

@@ -38,7 +38,15 @@ def problems(config: HostKeys) -> Iterator[str]:
   if config.moe_dropless_fallback is None:  # otherwise what dropped tokens is computed again
     yield from _buffers(config)
   yield from _indexer(config)
-  yield from _replicas(config)
+  batch, microbatches = config.micro_batch_size_to_train_on, config.num_pipeline_microbatches
+  # With DiLoCo, one call of a pipeline has the rows of one replica.
+  replicas = getattr(config, "num_diloco_replicas", None) if config.enable_diloco else None
+  if replicas and batch and microbatches > 0 and batch % (replicas * microbatches):
+    yield (
+        f"enable_diloco=True: each of {replicas} replicas has {batch // replicas} of the batch's {batch} rows, which "
+        f"cannot be divided into num_pipeline_microbatches={microbatches} microbatches. Set per_device_batch_size so "
+        f"that the batch is a multiple of {replicas * microbatches} rows."
+    )
   if config.use_qk_clip and config.gradient_accumulation_steps > 1:
     yield (
         f"use_qk_clip=True with gradient_accumulation_steps={config.gradient_accumulation_steps}: MaxText adds up the "
@@ -83,15 +91,3 @@ def _has_room_for_all(config: HostKeys, factor: float) -> bool:
     return True  # not known (yet); another rule reports that
   devices = math.prod(mesh.get(axis, 1) for axis in rows.expert_axes(config))
   return factor >= min(devices, config.num_experts / config.num_experts_per_tok)
-
-
-def _replicas(config: HostKeys) -> Iterator[str]:
-  """With DiLoCo, one call of a pipeline has the rows of one replica."""
-  batch, microbatches = config.micro_batch_size_to_train_on, config.num_pipeline_microbatches
-  replicas = getattr(config, "num_diloco_replicas", None) if config.enable_diloco else None
-  if replicas and batch and microbatches > 0 and batch % (replicas * microbatches):
-    yield (
-        f"enable_diloco=True: each of {replicas} replicas has {batch // replicas} of the batch's {batch} rows, which "
-        f"cannot be divided into num_pipeline_microbatches={microbatches} microbatches. Set per_device_batch_size so "
-        f"that the batch is a multiple of {replicas * microbatches} rows."
-    )
