@@ -73,8 +73,7 @@ def parallelism(config: HostKeys) -> list[dict[str, int]]:
     stages = ici["ici_pipeline_parallelism"] * dcn["dcn_pipeline_parallelism"]
     changes = {key: value for key, value in (ici | dcn).items() if getattr(config, key, 1) != value}
     # MaxText's attention refuses to cut heads of keys and values.
-    cuts = heads and heads % rows_of_devices.shards(_KV_KERNEL, changed(config, changes))
-    if least <= stages <= most and not cuts:
+    if least <= stages <= most and not (heads and heads % rows_of_devices.shards(_KV_KERNEL, changed(config, changes))):
       found.append((_distance(stages, present), len(changes), changes))
   return [changes for *_, changes in sorted(found, key=operator.itemgetter(0, 1))]
 
