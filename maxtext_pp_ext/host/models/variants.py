@@ -66,7 +66,7 @@ def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[s
 
 def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
   """The keys that choose the pipeline of a variant, for a run with the keys `given`."""
-  found = {key: key == _HOST_MODES.get(name) for key in _HOST_MODES.values() if key}
+  found: dict[str, Any] = {key: key == _HOST_MODES.get(name) for key in _HOST_MODES.values() if key}
   if name in (NONE, PREFETCH, *_HOST_MODES):
     found |= {"pipeline_impl": registry.HOST} | _NO_KEYS_OF_OURS
   else:
