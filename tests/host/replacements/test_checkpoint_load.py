@@ -107,9 +107,9 @@ def test_the_step_is_that_which_managers_of_emergency_checkpoints_give(tmp_path,
   """These managers of Orbax have a method instead of the attribute `latest`."""
   manager = types.SimpleNamespace(directory=tmp_path, latest_step=lambda: 7)
   monkeypatch.setattr(checkpointing, "EmergencyCheckpointManager", types.SimpleNamespace)
-  assert checkpoint_load._what_is_loaded(manager, "", "", -1) == (str(tmp_path / "7"), 7)
+  assert checkpoint_load._what_is_loaded(manager, "", -1) == (str(tmp_path / "7"), 7)
   manager.latest_step = lambda: None
-  assert checkpoint_load._what_is_loaded(manager, "", "", -1) is None
+  assert checkpoint_load._what_is_loaded(manager, "", -1) is None
 
 
 @pytest.fixture(name="states", scope="module")
