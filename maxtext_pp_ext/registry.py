@@ -48,7 +48,7 @@ class Contract:
   """An implementation's class, and what the class may have beside the methods that every pipeline has."""
 
   module_class: type  #: the NNX module class
-  gather_policy: GatherPolicy | None = None  #: how long the pipeline keeps gathered weights; None if it does not say
+  gather_policy: GatherPolicy | None = None  #: when weights are gathered, and how long they are kept; None if not said
   schedule_class: type[Schedule] = CircularSchedule
   shards_automatically: bool = False  #: whether layers are built for automatic sharding, also with explicit sharding
   #: Runs layers without a pipeline, as that of `CircularPipelineBase`; None for a class that runs pipelines only.

@@ -91,7 +91,8 @@ def _iteration_by_chunks(
   of_item = _item(pipeline, t, finishes=phase.advances)
   state, done = _stages(pipeline, kept, cotangents, t, turn, state, dleaving, weights, of_item, chunk)
   weights = of_all.ordered(of_all.add_complete(done.weights, done.complete, repeat, of_item.works))
-  # What else changes the buffers comes after the stages, which read them.
+  # `in_order` has already placed the chunks of weights that nothing reads any more. All else that changes the buffers
+  # comes after the stages, which read them.
   weights, state = of_all.behind_barrier(weights, ["buffers"], state)
   if of_item.finishes is not None:
     weights = of_all.ordered(of_all.place(weights, repeat, chunk))
@@ -128,7 +129,7 @@ def _iteration_at_once(
     turn: int,
     carry: Carry,
 ) -> Carry:
-  """An iteration with the only microbatch: the gradients of the repeat behind leave, the repeat before arrives."""
+  """An iteration at repeat r of the only microbatch: gradients of r + 1 are reduced, weights of r − 1 arrive."""
   iterations, ring = pipeline.iterations, pipeline.ring
   state, carried = carry
   weights = of_all.in_iteration(carried, kept.weights)
@@ -140,9 +141,8 @@ def _iteration_at_once(
   if phase.reduces:
     weights = _behind_all_sums(of_all.cut_out(weights, repeat, chunk))
     weights = of_all.reduce(weights, iterations.repeat(t, after=1), chunk)
-    # A gradient takes the memory of the one before, which is reduced first. This barrier is for the gradients that come
-    # first, and for those whose reductions run beside nothing. Those of the other gradients run until `in_order` computes
-    # the next gradient of their weight.
+    # A gradient takes the memory of the one before, which is reduced first. Here end the reductions of gradients that are
+    # computed first, and those that no compute hides. The others run until `in_order` computes their weight's next one.
     weights, dleaving = of_all.behind_barrier(weights, _reduced_first, dleaving)
   # If weights are gathered in steps, gathers share no time with reductions, whose longest they would delay. They begin in
   # the middle of the iteration (`in_order`), and have until its end.
@@ -157,7 +157,7 @@ def _iteration_at_once(
   if phase.advances and apart:
     weights = of_all.gather(weights, done.behind, chunk)
   weights = of_all.add_complete(weights, done.complete, repeat, of_item.works)
-  # The next repeat takes the place of this one when the stages have read it.
+  # Repeat r − 1 takes the place of repeat r when the stages have read it.
   weights, state = of_all.behind_barrier(weights, ["buffers"], state)
   if phase.advances:
     weights = of_all.place(weights, repeat, chunk)

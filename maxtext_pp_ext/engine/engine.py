@@ -3,23 +3,24 @@
 """The circular pipeline as one differentiable function with a hand-written VJP.
 
 Symbols as in `schedule.circular`. At iteration t stage s is at item n = t − D·s, which is microbatch n mod M of repeat
-r = ⌊n / M⌋. Each stage keeps its own time, so this is the program of every stage:
+r = ⌊n / M⌋. Each stage keeps its own time. Its program, with the gather policy `repeat` and M > 1:
 
-  forward                                        backward, in reverse
-    current = repeat 0                             current: forward's last; total = 0
-    for t = 0 … T − 1:                             for t = T − 1 … 0:
-                                                     chunk −1 − n mod M of next is reduced → gradient of repeat r + 1
-      y = stage(current, x)                          total += gradient of stage(current, x)
-      chunk n mod M of repeat r + 1 → next           chunk −1 − n mod M of repeat r − 1 → next, in its place
-      after the last item of r: current ↔ next       after the first item of r: current = total; total = 0; current ↔ next
-      y → next stage                                 cotangent of x → stage before
-                                                   total is reduced → gradient of repeat 0
+  forward                                    backward, in reverse
+    current = repeat 0                         current: forward's last; total = 0
+    for t = 0 … T − 1:                         for t = T − 1 … 0:
+                                                 chunk M − 1 − n mod M of next is reduced → gradient of repeat r + 1
+      y = stage(current, x)                      total += gradient of stage(current, x)
+      chunk n mod M of repeat r + 1 → next       chunk M − 1 − n mod M of repeat r − 1 → next, in its place
+      after the last item of r: current ↔ next   after the first item of r > 0: total → current; total = 0; current ↔ next
+      y → next stage                             cotangent of x → stage before
+                                               total is reduced → gradient of repeat 0
 
-Three things cross device boundaries in an iteration: a chunk of a weight, a chunk of a gradient and an activation. The
-two chunks depend on nothing else in the iteration, so its computation hides their transfers; with D = 2 it also hides
-that of the activation. The chunks of a repeat add up to one gather in each direction and one reduction. There is nothing
-to gather while a direction's last repeat is in work, and nothing to reduce until backward has finished a repeat. So each
-direction runs a few loops, whose bodies differ only in those lines.
+With one microbatch a repeat arrives whole (`weights/whole.py`). With `iteration` there are neither buffers nor totals.
+With `once` all repeats are gathered before t = 0. The chunks of a repeat add up to one gather in each direction and one
+reduction. The two chunks of an iteration depend on nothing else in it, so its computation can hide their transfers:
+those between two devices, and those on the SparseCores (`Transfer.is_asynchronous`). Others stop compute. With D = 2 it
+can also hide that of the activation. Nothing is gathered in a direction's last repeat, and nothing reduced before
+backward has finished a repeat. So each direction runs a few loops, whose bodies differ only in those lines.
 """
 
 from __future__ import annotations
@@ -55,11 +56,10 @@ class Engine:
   # all stages of one iteration, (weights [S, …], aux [S, …], x [S, microbatch, sequence, embed]) -> (y like x,
   # intermediates [S, …])
   stages: StageFn
-  # (aux, t) -> the stages' aux of iteration t: inputs without gradients, such as segment ids and random keys
-  aux_at: AuxAt
-  checkpoint: Callable[[Callable], Callable] | None = None  # wraps a stage in `jax.checkpoint`; None keeps all residuals
-  # the number of groups of rows into which layers split a microbatch; they compute one group at a time
-  row_groups: int = 1
+  aux_at: AuxAt  # (aux, t) -> the stages' aux of iteration t: inputs without gradients, such as ids and random keys
+  # wraps the stages of one iteration in `jax.checkpoint`; None keeps all residuals
+  checkpoint: Callable[[Callable], Callable] | None = None
+  row_groups: int = 1  # into how many groups of rows layers split a microbatch; they compute one group at a time
   loop_iterations: bool = True  # run iterations in a compiled loop (True) or unroll them
   loop_repeats: bool = True  # if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop
 
@@ -95,11 +95,11 @@ class Engine:
     return pipeline(params, aux, inputs)
 
   def _trace(self, params: list[Param], aux: PyTree, inputs: Microbatches) -> TracedPipeline:
-    """Traces the stages once, on the values of iteration 0 (unused, so the compiler drops them)."""
+    """Traces the stages once, on iteration 0 (only types matter: the compiler drops the values, which nothing uses)."""
     weights = of_all.weights_of(self.layouts, params, self.ring.mesh, self.gather_policy, self.schedule.microbatches)
     iterations = Iterations(schedule=self.schedule, compiled=self.loop_iterations, compiled_repeats=self.loop_repeats)
     batch = self.ring.batch_axes(inputs)
-    # As with one repeat, so that nothing is chosen from a double buffer.
+    # As if there were one repeat: then `use` returns the weight alone, and the trace has no choice between buffers.
     alone = [w.load(params[k]).first().with_(shape=(1, *w.shape[1:])).open(0) for k, w in enumerate(weights)]
     program = StageProgram.trace(
         self.stages,

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays of the engine by their axes.
 
-R repeats, S stages, M microbatches, T iterations; B buffers of a double buffer; F devices along the axes over which a
-gradient is left as a partial sum. `*dims` are the axes of one layer's weight.
+R repeats, S stages, M microbatches, T iterations; B buffers of a double buffer; F devices, usually those of FSDP, along
+the axes over which a gradient is left as a partial sum. `*dims` are the axes of one layer's weight.
 """
 
 from __future__ import annotations

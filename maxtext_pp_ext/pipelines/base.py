@@ -32,7 +32,7 @@ class CircularPipelineBase(nnx.Module):
   and logical axis names of MaxText's own pipeline, so that checkpoints are interchangeable.
 
   Attributes:
-    gather_policy: how long gathered weights are kept, named by the subclass.
+    gather_policy: when weights are gathered, and how long they are kept; named by the subclass.
     schedule_class: class of the schedule: which stage works on which item at which iteration.
     shards_automatically: tells `host.replacements.stage_modules` to build layers for automatic sharding, also in a model
       with explicit sharding: this package and the compiler choose the layouts within the pipeline.

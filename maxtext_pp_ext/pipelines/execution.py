@@ -33,15 +33,15 @@ from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Execution:
-  """How stacked layers run on a batch."""
+  """How stacked layers run on a batch; `pipelines/base.py` makes one for each call."""
 
   config: Any  # MaxText's
   mesh: Mesh
   schedule: Schedule  # which stage works on which item at which iteration
-  gather_policy: GatherPolicy  # how long gathered weights are kept
+  gather_policy: GatherPolicy  # when weights are gathered, and how long they are kept
   stacking: Stacking  # how the layers' arrays are stacked
   call: Callable  # the call of one repeat's layers on one stage, (module, x, segment_ids, positions) -> output
-  checkpoint: Callable | None  # wraps an iteration's stages in `jax.checkpoint`; None keeps all residuals
+  checkpoint: Callable | None  # wraps the stages of one iteration in `jax.checkpoint`; None keeps all residuals
   bubble_fill: float | None = None  # for tests: what replaces a stage's inputs in a bubble; see `Ring`
 
   def __call__(
@@ -77,7 +77,7 @@ class Execution:
     return outputs
 
   def _apart_from_lookup(self, inputs: jax.Array) -> jax.Array:
-    """Lays a batch [batch, sequence, embed] out as its tokens, if microbatches enter over axes that these do not have.
+    """Gives a batch [batch, sequence, embed] its tokens' layout, if mesh axes would divide microbatches but no tokens.
 
     The layout of microbatches would otherwise reach the lookup of the tokens' embeddings. XLA's verifier refuses what XLA
     (jax 0.11.2) makes of a lookup whose results are divided over more devices than its tokens: "Slice dim size … greater
@@ -194,7 +194,7 @@ class Execution:
       gathered = sharding.gathered_spec(stored, axes[1:], data_axes)
       stored = sharding.gathered_last(stored, gathered)
       kept = {a for entry in gathered for a in mesh_axes(entry)}
-      # If a weight is gathered at each use, its gradient is completed at each use. A next value is no sum.
+      # If a weight is gathered at each use, its gradient is completed there. A next value (fp8 scales) is no sum, either.
       partial = self.gather_policy.keeps_gathered and not overwritten
       # The gradient of one microbatch is no sum: it is in the dtype of the weight that the layer computes with.
       in_auto = weight.dtype if overwritten or self.schedule.microbatches > 1 else compute_dtype

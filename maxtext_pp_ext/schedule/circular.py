@@ -29,8 +29,8 @@ class Phase:
 
   first: int  #: the first iteration of the phase. Backward runs the phase in reverse, so it ends with this iteration.
   count: int  #: number of iterations, at least 1
-  #: Whether stages advance to another repeat in or after the phase: its weights have to be fetched, and the sums of
-  #: gradients of the repeat that a stage leaves have to be set aside.
+  #: Whether any stage goes on to another repeat in the phase or after it. Then its weights are fetched in the phase, and
+  #: in backward a stage that goes on sets the sum of its gradients aside.
   advances: bool
   reduces: bool = False  #: whether sums of gradients that were set aside may wait for reduction
 
@@ -59,13 +59,13 @@ class Schedule(Protocol):
 
   @property
   def bubble_fraction(self) -> float:
-    """The share of the iterations in which a stage is idle, 0 … 1."""
+    """The share of the iterations in which a stage has no item, 0 … 1."""
 
   def item(self, t: Int, s: Int) -> Int:
     """The item that stage s works on at iteration t; outside [0, M·R) in a bubble."""
 
   def is_bubble(self, t: Int, s: Int) -> Int:
-    """Whether stage s is idle at iteration t."""
+    """Whether stage s has no item at iteration t. What it computes then reaches nothing (`engine/ring.py`)."""
 
   def microbatch(self, t: Int, s: Int) -> Int:
     """The microbatch of stage s at iteration t; in [0, M) also in a bubble."""

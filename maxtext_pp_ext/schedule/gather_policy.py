@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How long gathered weights are kept: the only difference between the circular pipelines.
+"""When weights are gathered, and how long they are kept: the only difference between the circular pipelines.
 
 | gather policy | gathers per weight and step          | gathered weights held      |
 |---------------|--------------------------------------|----------------------------|

@@ -4,18 +4,18 @@
 
 With the gather policy `repeat`, each stage has a double buffer that slides over its repeats. The stage computes with the
 current buffer, while its next repeat is gathered into the other one, chunk by chunk. When that repeat begins, the two
-change places. No weight is copied, no stage waits for a gather, and no stage holds a third repeat.
+change places. No weight is copied, and no stage holds a third repeat. A stage waits for a gather only if the compiler
+does not overlap it (`is_gather_overlapped`). With one microbatch, `whole.py` replaces some methods.
 
 Backward sums a gradient up over the microbatches of a repeat, then over devices. An iteration may leave a gradient as a
 partial sum (`programs/partial.py`). Each device accumulates such gradients over the M items of a repeat. When a stage has
 finished a repeat, its sum is cast to the compute dtype and reduced, one chunk per iteration, while the stage works on the
-repeat before. Each of these iterations also gathers one chunk of the weight into the next buffer, which has the shape of
-the sum. So the sum waits in that buffer, and each chunk of the weight takes the place of the chunk of the sum that has
-just left. A complete gradient is added to its place in the stored layout at once.
+repeat before. Each of these iterations also gathers one chunk of the weight. It takes the place of the chunk of the sum
+that has just left: the sum waits in the next buffer. A complete gradient is added to its place in the stored layout.
 
-The buffer in which a sum will wait is the current one until then. So the last of its M summands is computed when nothing
-reads the weight any more, and the matrix product that computes it adds, casts and writes there. Stages do so in different
-iterations, and all wait for the slowest: apart from the product, casting would make every second iteration longer.
+The sum's buffer is the current one before. So the last of the M summands is computed only after the last read of the
+weight. The matrix product that computes it adds the sum, casts it and writes it there. Each stage does so in another
+iteration, and all wait for it. A separate cast would make these iterations longer: with M = 2·S every second one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _static(**given: Any) -> Any:
 
 
 class Operands(NamedTuple):
-  """What an iteration's gradient is computed from: the operands of each of its roots, and factors of its tail."""
+  """What an iteration's gradient is computed from: operands of each root, factors of the tail (`programs/roots.py`)."""
 
   of_roots: Sequence[Sequence[jax.Array]]
   factors: Sequence[jax.Array]
@@ -65,8 +65,8 @@ class Accumulated(NamedTuple):
 class Weight:
   """A weight, and what there is of it at the moment; None for arrays that are not there.
 
-  Between iterations there are only `buffers`, `total`, `finished` and `stored`. Methods that begin a computation on each
-  stage return an `OnStage`, for `together`, whose indices they name.
+  A loop carries only `buffers`, `total`, `finished` and `stored`. A method that returns an `OnStage` computes nothing:
+  `per_stage.together` runs it on each stage, with the indices that its docstring names first, as in (repeat, chunk).
   """
 
   layout: WeightLayout = _static()  # layouts and dtypes
@@ -82,9 +82,9 @@ class Weight:
   gradient: Gradient | None = _static(default=None)
   source: Param | None = None  # what it is gathered from: the parameter, or all repeats gathered
   current: OfRepeat | None = None  # the repeat that the stages are at, between forward and backward
-  # the double buffer, each in the layout `by_device`. B is 2, or 1 if there is one repeat, or one chunk. A stage at
-  # repeat r computes with buffer r mod B, the current one; the other is its next. The F parts are equal once all chunks
-  # have arrived. Before, they may hold any values: finished sums wait there.
+  # [B, F, S, …], each buffer in the layout `by_device`. B is 2, or 1 if there is one repeat, or one chunk. A stage at
+  # repeat r computes with buffer r mod B, the current one; the other is its next. Each of the F devices has a copy. The
+  # copies are equal once all chunks have arrived. Before, in backward, each holds its device's summand of a finished sum.
   buffers: Buffers | None = None
   arriving: Chunk | None = None  # a chunk that is gathered and not yet in its place
   # the sum of the repeat that each stage is at, in the dtype in which microbatches are summed
@@ -92,8 +92,8 @@ class Weight:
   # the sum of the repeat that each stage has finished, in the compute dtype, if it waits beside the buffers
   finished: Accumulator | None = None
   leaving: Chunk | None = None  # a chunk of a finished sum, before its reduction
-  # complete sums, laid out as the parameter is stored; those of partial sums in the compute dtype, in which they are
-  # reduced
+  # gradients summed over microbatches and devices, laid out as the parameter is stored. Those that were partial sums are
+  # in the compute dtype.
   stored: Param | None = None
 
   def with_(self, **arrays: Any) -> Self:
@@ -145,7 +145,7 @@ class Weight:
   def sums_wait_in_buffers(self) -> bool:
     """Whether finished sums wait in the next buffer.
 
-    If chunks overlap, an arriving chunk of the weight would overwrite a part of the sum that has not been reduced yet.
+    If the last chunk has elements of the one before (`Cut`), its weights would overwrite a sum that is not reduced yet.
     """
     return self.has_buffers and self.transfer.moves_once
 
@@ -292,7 +292,7 @@ class Weight:
 
   @property
   def overlapped(self) -> Sequence[str]:
-    """The arrays that are computed before its gradient of the same iteration."""
+    """The arrays whose transfers must have ended before its gradient of the same iteration begins."""
     return "stored", "arriving"
 
   def accumulate(self, operands: Operands, item: Item) -> Accumulated:

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The patch points: for each MaxText module that we change, what it must look like and what is put there.
 
-What every run with an implementation of ours needs is `required`: where MaxText looks different, the import of the module
-fails. The rest are `features`: where MaxText looks different from what a feature expects, the feature is missing, and all
-else works. A run that would need it is refused.
-
-With `pipeline_impl=host` and `sharding_conflicts=fallback` each replacement calls MaxText's own and does the same.
-Exception: checkpoints of another layout are refused, and so are incomplete ones if MaxText would not say what they lack.
+`install.py` applies them when modules are imported; `Rebinding.replace` says how what is put there is called. What each
+run of ours needs is `required`: where MaxText looks different, the import of the module fails. The rest are `features`:
+where MaxText looks different, the feature is missing, and a run that would need it is refused. With `pipeline_impl=host`
+and `sharding_conflicts=fallback` each replacement calls MaxText's own and does the same. Exceptions are errors of ours
+about unknown keys and topologies, about bad or useless values of our keys, and about checkpoints of another layout, or
+incomplete ones if MaxText would not say what they lack.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -136,7 +136,7 @@ def _judges(config: Any) -> bool:
   return getattr(config, "sharding_conflicts", "fallback") != "fallback"
 
 
-# MaxText's own errors take the place of this one and of CHECKPOINTS: it cannot load arrays of other shapes.
+# Without this part or CHECKPOINTS no run is refused. MaxText has errors about unknown keys, and arrays of other shapes.
 UNKNOWN_KEYS = Part(
     name="short errors about mistyped keys",
     checks=(version.parameters("_prepare_for_pydantic", _PREPARE_PARAMETERS, _PREPARE_PARAMETERS),),
