@@ -4,7 +4,7 @@
 
 A subcommand is a module of this package with `add_arguments(parser)` and `run(args) -> exit code`. `run` imports what it
 needs, so help is instant. Every subcommand has MaxText's arguments in `args.maxtext_args`, and `args.json`, which asks
-for output for programs; a subcommand that needs them in another form declares them itself.
+for output for programs.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     completion.complete(_of_all_subcommands())
   if not argv or argv[0] not in SUBCOMMANDS:
     return _without_subcommand(argv)
-  module = _module(argv[0])
+  module = importlib.import_module(f"{__name__}.{argv[0]}")
   parser = _parser(argv[0], description=module.__doc__)
   _add_arguments(parser, module)
   # Intermixed: options may stand between MaxText's arguments.
@@ -63,10 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.error("; ".join(_unknown(parser, argument) for argument in options or unknown))
   args.given = argv[1:]
   return interruption.run(functools.partial(_run, module, args), "maxtext-pp")
-
-
-def _module(name: str) -> Any:
-  return importlib.import_module(f"{__name__}.{name}")
 
 
 def _parser(subcommand: str = "", **texts: str | None) -> argparse.ArgumentParser:
@@ -84,7 +80,8 @@ def _of_all_subcommands() -> argparse.ArgumentParser:
   parser.add_argument("--version", action="store_true")
   subcommands = parser.add_subparsers()
   for name, text in SUBCOMMANDS.items():
-    _add_arguments(subcommands.add_parser(name, help=text, allow_abbrev=False), _module(name))
+    module = importlib.import_module(f"{__name__}.{name}")
+    _add_arguments(subcommands.add_parser(name, help=text, allow_abbrev=False), module)
   return parser
 
 
@@ -139,13 +136,6 @@ def _without_subcommand(argv: Sequence[str]) -> int:
 
 def _add_arguments(parser: argparse.ArgumentParser, module: Any) -> None:
   module.add_arguments(parser)
-  declared = {action.dest for action in parser._actions}  # pylint: disable=protected-access
-  if "maxtext_args" not in declared:
-    parser.add_argument(
-        "maxtext_args",
-        nargs="*",
-        metavar="CONFIG key=value",
-        help="the arguments of a run of MaxText: a yml file, then keys",
-    )
-  if "json" not in declared:
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+  of_maxtext = "the arguments of a run of MaxText: a yml file, then keys"
+  parser.add_argument("maxtext_args", nargs="*", metavar="CONFIG key=value", help=of_maxtext)
+  parser.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -247,7 +247,7 @@ def _run(names: list[str], target: Target, args: argparse.Namespace) -> dict[str
   with output.progress("running") as shown:
 
     def on_tick(doing: str, memory: int) -> None:
-      shown.say(f"{doing}, {maxtext.memory_text(memory, args)}")
+      shown.detail = f"{doing}, {maxtext.memory_text(memory, args)}"
 
     return step_times.step_times(
         {name: target.arguments[name] for name in names},

@@ -109,7 +109,7 @@ def _convert(opened, destination: pathlib.Path, old, new, config) -> dict[str, o
 
     def on_bytes(phase: str, done: int, total: int) -> None:
       # Writing and reading back are each half of the way.
-      shown.at(done + (total if phase == "verifying" else 0), 2 * total)
+      shown.done, shown.total = done + (total if phase == "verifying" else 0), 2 * total
 
     try:
       report = convert.convert(opened, destination, old, new, scan_layers=config.scan_layers, on_bytes=on_bytes)

@@ -47,7 +47,7 @@ def imported(then: str) -> Iterator[output.Progress]:
   prepare()
   with output.working("importing MaxText") as shown:
     postponed.import_maxtext()
-    shown.now(then)
+    shown.text = then
     yield shown
 
 
@@ -121,7 +121,7 @@ def compiled(name: str, arguments_of_run: Sequence[str], args: argparse.Namespac
   with output.progress(f"compiling {name}") as shown:
 
     def on_tick(_, memory: int) -> None:
-      shown.say(memory_text(memory, args))
+      shown.detail = memory_text(memory, args)
 
     return compare.figures(arguments_of_run, bounds=bounds(args), on_tick=on_tick, **target)
 

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Iterator
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -68,29 +69,19 @@ def quiet() -> Iterator[None]:
         sys.stderr.write(said.read().decode(errors="replace"))
 
 
+@dataclasses.dataclass
 class Progress:
-  """The state of some work: what it is, when it began, and its progress."""
+  """The state of some work, which may change at any time."""
 
-  def __init__(self, text: str):
-    self.text, self.detail = text, ""
-    self.done = self.total = 0
-    self._started = time.monotonic()
-
-  def now(self, text: str) -> None:
-    """What it is from now on, with an amount of its own."""
-    self.text, self.done, self.total = text, 0, 0
-
-  def say(self, detail: str) -> None:
-    """What is shown after the seconds."""
-    self.detail = detail
-
-  def at(self, done: int, total: int) -> None:
-    """How much of how much is done."""
-    self.done, self.total = done, total
+  text: str  # what it is
+  detail: str = ""  # shown after the seconds
+  done: int = 0  # how much of the total is done
+  total: int = 0  # 0 if it is not known
+  started: float = dataclasses.field(default_factory=lambda: time.monotonic())  # pylint: disable=unnecessary-lambda
 
   def __str__(self) -> str:
     share = f"{100 * self.done // self.total} %" if self.total else ""
-    seconds = f"{time.monotonic() - self._started:.0f} s"
+    seconds = f"{time.monotonic() - self.started:.0f} s"
     return f"{self.text}: {', '.join(filter(None, (share, seconds, self.detail)))}"
 
 

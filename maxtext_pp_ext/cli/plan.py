@@ -193,8 +193,8 @@ def _plan(args: argparse.Namespace, shown: output.Progress) -> Any:
 
   def on_progress(done: int, total: int) -> None:
     if not done:
-      shown.now("estimating layouts without compiling them")
-    shown.at(done, total)
+      shown.text = "estimating layouts without compiling them"
+    shown.done, shown.total = done, total
 
   return search.plan(
       args.maxtext_args,

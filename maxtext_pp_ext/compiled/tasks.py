@@ -93,22 +93,21 @@ def measure(
 ) -> dict[str, list[float]]:
   """Measures the seconds of each step, which runs and waits until it is done, in each round.
 
-  In a round each step runs once. The order rotates, so each step takes each place in turn. Before the first round, each
-  step runs twice unmeasured, since first runs allocate memory. `on_round` is called with the number of finished rounds:
-  0 before the first.
+  The order rotates, so each step takes each place in turn. Before the first round, each step runs twice unmeasured, since
+  first runs allocate memory. `on_round` is called with the number of finished rounds: 0 before the first.
   """
   for step in steps.values():
     for _ in range(_WARM_UP):
       step()
   on_round(0)
-  names = list(steps)
+  names = collections.deque(steps)
   seconds: dict[str, list[float]] = {name: [] for name in steps}
   for number in range(rounds):
-    turn = number % len(names)
-    for name in names[turn:] + names[:turn]:
+    for name in names:
       start = time.perf_counter()
       steps[name]()
       seconds[name].append(time.perf_counter() - start)
+    names.rotate(-1)
     on_round(number + 1)
   return seconds
 

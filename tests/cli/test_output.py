@@ -37,7 +37,7 @@ def test_what_is_soon_done_is_not_shown(monkeypatch):
   monkeypatch.setattr(output, "PATIENCE", 3600.0)
   # In the test itself: between a fixture and its test pytest puts its own stream there.
   with contextlib.redirect_stderr(Stream()) as stderr, output.progress("reading") as shown:
-    shown.at(1, 2)
+    shown.done, shown.total = 1, 2
   assert stderr.getvalue() == ""
 
 
@@ -45,7 +45,7 @@ def test_what_takes_long_has_a_line_now_and_then_also_while_libraries_are_kept_q
   monkeypatch.setattr(output, "_BETWEEN_LINES", 0.001)
   with contextlib.redirect_stderr(Stream()) as stderr, output.progress("reading") as shown, output.quiet():
     assert stderr.written.wait(60)
-    shown.say("1.0 GiB of 24")
+    shown.detail = "1.0 GiB of 24"
     stderr.written.clear()
     # One may have been on its way with what was said before.
     assert stderr.written.wait(60)
@@ -59,7 +59,7 @@ def test_how_much_of_how_much_is_said_in_percent(monkeypatch):
   now = time.monotonic()
   monkeypatch.setattr(output.time, "monotonic", lambda: now)
   shown = output.Progress("converting")
-  shown.at(1, 3)
+  shown.done, shown.total = 1, 3
   assert str(shown) == "converting: 33 %, 0 s"
   monkeypatch.setattr(output.time, "monotonic", lambda: now + 75.2)
   assert str(shown) == "converting: 33 %, 75 s"
@@ -82,8 +82,8 @@ def test_a_terminal_has_a_bar_that_goes_when_it_is_done(no_patience, monkeypatch
   with os.fdopen(terminal, "w") as stream:
     monkeypatch.setattr(sys, "stderr", stream)
     with output.progress("running [host]") as shown, output.quiet():
-      shown.at(1, 2)
-      shown.say("round 3 of 7")
+      shown.done, shown.total = 1, 2
+      shown.detail = "round 3 of 7"
       while b"round 3 of 7" not in said:
         said += os.read(reading, 4096)
     stream.flush()

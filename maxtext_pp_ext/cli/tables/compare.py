@@ -8,8 +8,6 @@ from typing import Any
 
 from maxtext_pp_ext import units
 
-_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all", "ragged-all-to-all")
-
 
 def show(found: dict[str, Any]) -> None:
   """Prints the tables of what `--json` prints."""
@@ -80,13 +78,14 @@ def _seconds(values: Iterable[float | None]) -> list[str]:
 def _lines(rows: list[dict[str, Any]]):
   """Yields (label, a cell for each row); cells None stand for a rule."""
   from maxtext_pp_ext.compiled import compare, reading  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.compiled.program.collectives import COLLECTIVES  # pylint: disable=import-outside-toplevel
 
   for key, label in (("peak", "memory: peak"), ("temp", "temp"), ("arguments", "arguments")):
     yield label, _bytes(row["bytes"][key] for row in rows)
   yield "", None
   yield "sent in all", _bytes(map(compare.wire_bytes, rows))
-  kinds = [*_KINDS, *sorted({each["kind"] for row in rows for each in row["transfers"]} - set(_KINDS))]
-  yield from _chosen(rows, "kind", {kind: kind for kind in kinds})
+  others = sorted({each["kind"] for row in rows for each in row["transfers"]}.difference(COLLECTIVES))
+  yield from _chosen(rows, "kind", {kind: kind for kind in (*COLLECTIVES, *others)})
   balanced = [sum(each.get("balanced_bytes", 0) for each in row["transfers"]) for row in rows]
   if any(balanced):
     yield "ragged-all-to-all, if routing is balanced", _bytes(each or None for each in balanced)
@@ -123,11 +122,8 @@ def _projected(found: list[dict[str, Any] | None]):
   longest = {part: max(parts.get(part, 0.0) for parts in sums) for part in shown}
   for part in (*costs.COMPUTED, *sorted(shown, key=longest.__getitem__, reverse=True)):
     yield f"  {part}", _seconds(parts.get(part) for parts in sums)
-  for label, key in (
-      ("of the compute, bubbles", "bubbles_s"),
-      ("of the compute, rematerialisation", "rematerialisation_s"),
-  ):
-    yield label, _seconds(None if each is None else each[key] for each in found)
+  for what in ("bubbles", "rematerialisation"):
+    yield f"of the compute, {what}", _seconds(None if each is None else each[f"{what}_s"] for each in found)
   yield "tokens per second and device", _cells(found, "{0[tokens_per_s]:.0f}".format)
   yield "TFLOP/s per device, MFU", _cells(found, "{0[tflops_per_s]:.0f}, {0[mfu]:.1%}".format)
 

@@ -18,9 +18,7 @@ from maxtext_pp_ext.compiled.program import hlo
 
 BETWEEN_SLICES = "between slices"
 RAGGED = "ragged-all-to-all"
-COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", RAGGED, "collective-permute")
-# A collective on another execution thread keeps its opcode, inside the computation that call-start names.
-_STARTS = {f"{kind}-start": kind for kind in COLLECTIVES}
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all", RAGGED)
 # The TPU compiler's fused reduce-scatter: an all-reduce in a computation of this name, followed by a slice.
 _FUSED_REDUCE_SCATTER = "all-reduce-scatter"
 _MESH_GROUPS = re.compile(
@@ -53,7 +51,7 @@ def collective_at(
 
 
 def collective_inside(module: hlo.Module, instruction: hlo.Instruction) -> tuple[hlo.Instruction, Collective] | None:
-  """The collective that an asynchronous call, or a fused reduce-scatter, consists of."""
+  """The collective that an asynchronous call, which runs it on another thread, or a fused reduce-scatter consists of."""
   is_fused = instruction.opcode == "fusion" and any("all-reduce-scatter" in name for name in instruction.called)
   if not is_fused and instruction.opcode not in ("call-start", "async-start"):
     return None
@@ -71,7 +69,7 @@ def collective_of(module: hlo.Module, computation: hlo.Computation, instruction:
   if instruction.opcode == "send":
     sent = _sent_between_slices(instruction)
     return Collective(kind=BETWEEN_SLICES, wire_bytes=sent, balanced_bytes=sent, weights=0)
-  kind = _STARTS.get(instruction.opcode, instruction.opcode)
+  kind = instruction.opcode.removesuffix("-start")
   if kind not in COLLECTIVES:
     return None
   arrays = instruction.arrays

@@ -16,8 +16,6 @@ import graphlib
 import math
 import re
 
-_BITS = {"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32}
-_BITS |= {"s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128}
 # f8e4m3fn, f8e5m2 and the like; f4e2m1fn.
 _ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+(?:e\d+m\d+\w*)?|c64|c128)\[([0-9,]*)\]")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
@@ -52,7 +50,7 @@ class Array:
 
   @property
   def bytes(self) -> int:
-    bits = _BITS.get(self.dtype) or (4 if self.dtype.startswith("f4") else 8)
+    bits = 8 if self.dtype == "pred" else int(re.findall(r"\d+", self.dtype)[0])
     return math.ceil(self.elements * bits / 8)
 
   @property

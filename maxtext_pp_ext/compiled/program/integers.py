@@ -71,10 +71,7 @@ class UnknownError(Exception):
 class Scope:
   """One execution of a computation: what its parameters are, and what was computed of it so far.
 
-  Args:
-    module: the program.
-    computation: that is executed.
-    parameter: gives a parameter by its number and, of a tuple, the element's index, as an array; raises UnknownError.
+  `parameter` gives a parameter by its number and, of a tuple, the element's index, as an array; it raises UnknownError.
   """
 
   def __init__(

@@ -5,6 +5,8 @@
 import math
 import re
 
+import numpy as np
+
 from maxtext_pp_ext.compiled.program import hlo
 
 
@@ -39,22 +41,18 @@ def _share_inside(
   fields = dict(field.split("=") for field in window.split())
   spatial = sorted(label for label in labels[2] if label.isdigit())
 
-  def values(name: str, default: str) -> list[list[int]]:
-    texts = fields[name].split("x") if name in fields else [default] * len(spatial)
-    return [[int(value) for value in text.split("_")] for text in texts]
+  def values(name: str, default: int) -> list[int]:
+    """A number for each spatial dimension; of a padding that before it."""
+    return [int(text.split("_")[0]) for text in fields[name].split("x")] if name in fields else [default] * len(spatial)
 
-  strides, pads = values("stride", "1"), values("pad", "0_0")
-  holes, spread = values("lhs_dilate", "1"), values("rhs_dilate", "1")
+  strides, pads, holes, spread = values("stride", 1), values("pad", 0), values("lhs_dilate", 1), values("rhs_dilate", 1)
   share = 1.0
   for i, label in enumerate(spatial):
     size = operand.dims[labels[1].index(label)]
     taps, positions = kernel.dims[labels[2].index(label)], result.dims[labels[3].index(label)]
-    inside = 0
-    for position in range(positions):
-      for tap in range(taps):
-        at = position * strides[i][0] + tap * spread[i][0] - pads[i][0]
-        inside += at % holes[i][0] == 0 and 0 <= at < size * holes[i][0]
-    share *= inside / (positions * taps)
+    at = np.arange(positions)[:, None] * strides[i] + np.arange(taps) * spread[i] - pads[i]
+    inside = (at % holes[i] == 0) & (0 <= at) & (at < size * holes[i])
+    share *= int(inside.sum()) / (positions * taps)
   return share
 
 

@@ -12,6 +12,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+import itertools
 import re
 from typing import Any
 
@@ -62,8 +63,8 @@ class Costs:
     self._module, self._chip, self._grid, self._mesh, self._carries = module, chip, grid, dict(mesh), carries
     self._route = functools.cache(grid.route)
     self._network = chip.network_measured or chip.network
-    ragged = (collectives.RAGGED, f"{collectives.RAGGED}-start")
-    self._filled = dict(collectives.balanced_rows(*found) for found in module.steps() if found[1].opcode in ragged)
+    ragged = (found for found in module.steps() if found[1].opcode.removesuffix("-start") == collectives.RAGGED)
+    self._filled = dict(itertools.starmap(collectives.balanced_rows, ragged))
 
   def compute(self, scope: integers.Scope, step: hlo.Instruction) -> tuple[str, float]:
     """The kind of an instruction's compute, and its seconds."""
@@ -144,10 +145,8 @@ class Costs:
     return route.lanes, seconds / chips.LINK_EFFICIENCY + route.hops * chips.HOP_SECONDS, axes
 
   def _slice_axes(self) -> tuple[str, ...]:
-    first: dict[int, int] = {}
-    for partition, device in enumerate(self._grid.devices):
-      first.setdefault(device.slice, partition)
-    return torus.axes_of_groups(tuple(first.values()), self._mesh)
+    slices = [device.slice for device in self._grid.devices]
+    return torus.axes_of_groups([slices.index(each) for each in dict.fromkeys(slices)], self._mesh)
 
   @functools.cache  # noqa: B019 - the costs live as long as their module
   def _is_product(self, name: str, where: str) -> bool:
