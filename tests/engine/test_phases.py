@@ -34,6 +34,6 @@ def test_checks_and_plans_ask_the_implementation_for_its_schedule(monkeypatch):
   config = make_config(stages=3, repeats=2, microbatches=3)
   other = registry.Implementation(name="one_phase", summary="", load=lambda: OnePhasePipeline)
   monkeypatch.setattr(registry, "_implementations", lambda: {"one_phase": other})
-  monkeypatch.setattr(run_config, "pipeline_impl", lambda _: "one_phase")
+  monkeypatch.setattr(run_config.derived, "pipeline_impl", lambda _: "one_phase")
   assert isinstance(run_config.schedule_of(config), OnePhase)
   assert gather_policy_with_formulas("one_phase") is None
