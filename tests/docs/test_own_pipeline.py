@@ -8,11 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import zipfile
 
 import pytest
 
 from maxtext_pp_ext import registry
+from maxtext_pp_ext.schedule import GatherPolicy
 from tests.host.common import ROOT
 
 PACKAGE = ROOT / "examples" / "own-pipeline"
@@ -58,6 +60,14 @@ def test_the_contract_on_the_page_is_that_of_the_registry_and_the_package_keeps_
   source = (PACKAGE / "gpipe_for_maxtext" / "__init__.py").read_text(encoding="utf-8")
   defined = set(re.findall(r"^  def (\w+)\(", source, re.MULTILINE)) | set(re.findall(r"self\.(layers) =", source))
   assert needed == {"__init__", "layers", *registry._METHODS} == defined and optional == registry._OPTIONAL.keys()
+
+
+def test_the_shortest_implementation_on_the_page_keeps_the_contract():
+  [block] = re.findall(r"^ *```python\n(.*?)^ *```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+  names: dict = {}
+  exec(textwrap.dedent(block), names)
+  assert registry.contract_problem(names["MyPipeline"]) is None
+  assert names["MyPipeline"].gather_policy is GatherPolicy.REPEAT
 
 
 def test_its_name_is_known_where_it_is_installed(installed):
