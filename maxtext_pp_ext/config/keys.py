@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.errors import Refusal
+from maxtext_pp_ext.units import counted
 
 CHOICES = {
     "pipeline_grad_accum_dtype": ("auto", "float32", "bfloat16"),
@@ -22,8 +23,8 @@ class PipelineConfigError(Refusal, ValueError):
 
   def __init__(self, found: list[str]):
     self.problems = tuple(found)
-    count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
-    super().__init__("\n".join([f"{count} with the pipeline configuration:", *(f"  - {text}" for text in found)]))
+    heading = f"{counted(len(found), 'problem')} with the pipeline configuration:"
+    super().__init__("\n".join([heading, *(f"  - {text}" for text in found)]))
 
   def __reduce__(self):
     return (type(self), (list(self.problems),))

@@ -112,7 +112,7 @@ def most_members(config: DerivedKeys) -> int:
   """
   if config.num_experts <= 1 or not has_formulas(config):
     return 1
-  of_experts = next((rule.axes for rule in read_rules(config.logical_axis_rules).of(["exp"])), ())
+  of_experts = next((rule.axes for rule in read_rules(config.logical_axis_rules) if rule.name == "exp"), ())
   whole = config.shard_exp_on_fsdp or config.use_2d_fsdp_sharding  # each device then has a part of every expert
   over_sequence = config.context_sharding == "expert"
   if of_experts != ("expert",) or whole or over_sequence or config.num_experts % config.dcn_expert_parallelism:

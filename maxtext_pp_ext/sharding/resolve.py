@@ -66,17 +66,6 @@ class Rule:
 class Rules(tuple[Rule, ...]):
   """Rules that have been read, so that they are read once for all variables of a tree."""
 
-  @functools.cached_property
-  def _places(self) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
-    for place, rule in enumerate(self):
-      places.setdefault(rule.name, []).append(place)
-    return places
-
-  def of(self, names: Iterable[str]) -> list[Rule]:
-    """Returns the rules of these names, in their order."""
-    return [self[place] for place in sorted(place for name in names for place in self._places.get(name, ()))]
-
 
 def read_rules(rules: Iterable | None, own: Iterable = ()) -> Rules:
   """Reads (logical name, mesh axis or axes or None or UNCONSTRAINED) pairs; a variable's own pairs come first.
@@ -196,7 +185,9 @@ def resolution(
   bound: dict[int, Rule] = {}
   passed: dict[int, list[PassedOver]] = {}
   holder = {axis: i for i, name in enumerate(names) if not isinstance(name, str) for axis in mesh_axes(name)}
-  for rule in rules.of(logical):
+  for rule in rules:
+    if rule.name not in logical:
+      continue
     i = names.index(rule.name)
     taken = {} if i in bound else {axis: holder[axis] for axis in rule.axes if axis in holder}
     if i in bound or taken:

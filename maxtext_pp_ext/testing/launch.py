@@ -47,7 +47,7 @@ _LOWEST_PORT, _LOWEST_OUTGOING = 10000, 32768
 _REST_OF_OUTPUT_S = 5
 
 
-class Group:
+class Group(contextlib.AbstractContextManager["Group"]):
   """Joined processes. As a context manager, it ends all of them on exit."""
 
   def __init__(
@@ -98,9 +98,6 @@ class Group:
     except BaseException:
       self._finish()
       raise
-
-  def __enter__(self) -> "Group":
-    return self
 
   def __exit__(self, *_) -> None:
     self._finish()

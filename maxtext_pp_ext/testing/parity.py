@@ -35,6 +35,7 @@ Function = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 LEAST_GRADIENT = 0.01
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
   """Arguments of decoder layers, and the cotangent of their outputs."""
@@ -361,6 +362,3 @@ def relative_error(actual: jax.Array | np.ndarray, expected: jax.Array | np.ndar
   norm = max(float(jnp.linalg.norm(expected)), least)
   difference = float(jnp.linalg.norm(actual - expected))
   return difference / norm if norm else difference
-
-
-jax.tree_util.register_dataclass(Batch, ["inputs", "cotangent", "segment_ids", "positions"], [])
