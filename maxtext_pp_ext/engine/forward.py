@@ -162,8 +162,8 @@ def put(all_: jax.Array, one: jax.Array, t: jax.Array | int, order: Sequence[int
   """Writes iteration t's value into a buffer with a leading iteration axis.
 
   Its dimensions are in this order in memory, from major to minor; by default in their own. Left to itself, the TPU
-  compiler (libtpu 0.0.48.1) may have one order in a loop and another one behind it, and copy the values of all iterations
-  in between: 6.3 GB for Qwen3 235B with a window.
+  compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_residual) may have one order in a loop and another one behind
+  it, and copy the values of all iterations in between: 6.3 GB for Qwen3 235B with a window.
   """
   return jax.lax.dynamic_update_index_in_dim(all_, _in_order(one, order), t, axis=0)
 
@@ -173,8 +173,8 @@ def _put_residuals(
 ) -> list[list[PerIteration]]:
   """Writes an iteration's residuals into the buffers of its turn.
 
-  Those of kernels are left in the order in which kernels return them. Otherwise the TPU compiler (libtpu 0.0.48.1) copies
-  all that a kernel returns, of which the residual may be a 128th.
+  Those of kernels are left in the order in which kernels return them. Otherwise the TPU compiler (libtpu 0.0.48.1;
+  benchmarks.workarounds residual_of_kernel) copies all that a kernel returns, of which the residual may be a 128th.
   """
   written = []
   for k, one in enumerate(residuals):

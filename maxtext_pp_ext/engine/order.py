@@ -82,7 +82,8 @@ def in_order(
 ) -> Done:
   """Runs a backward program on all stages, and adds each gradient to its sum as soon as it is computed.
 
-  Left to itself, the compiler (libtpu 0.0.48.1) may compute all gradients at the end, and hold what they need until then.
+  Left to itself, the compiler (libtpu 0.0.48.1; benchmarks.workarounds gradients_at_the_end) may compute all gradients at
+  the end, and hold what they need until then.
 
   Args:
     program: the program.

@@ -58,8 +58,8 @@ class Iterations:
 
     Each iteration replaces all weights then. Two at a time, so that the loop need not copy them to where it reads them.
     Each turn writes into a buffer of its own. Of a buffer that a loop's body writes into twice, the TPU compiler (libtpu
-    0.0.48.1) counts the memory twice, and rematerialises what it need not: 2 % of the products of Llama 3 70B on v5p with
-    73 GB of residuals.
+    0.0.48.1; benchmarks.workarounds buffer_written_twice) counts the memory twice, and rematerialises what it need not:
+    2 % of the products of Llama 3 70B on v5p with 73 GB of residuals.
     """
     return 2 if self.compiled and self.schedule.microbatches == 1 else 1
 

@@ -14,10 +14,11 @@ from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Va
 def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
   """For each of the first `count` inputs, its dimensions from major to minor as the products want them.
 
-  The TPU compiler (libtpu 0.0.48.1) reads a weight [embed, heads, head_dim] as one matrix per head. If memory has it in
-  another order, it copies the weight before each product. So the order is: the batch of the product, all dimensions of
-  the result but the last, those that are contracted, the last of the result. A weight with one dimension of the result
-  is in that order already, and so is one that no product reads, or several read in different ways.
+  The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_weight) reads a weight [embed, heads, head_dim] as
+  one matrix per head. If memory has it in another order, it copies the weight before each product. So the order is: the
+  batch of the product, all dimensions of the result but the last, those that are contracted, the last of the result. A
+  weight with one dimension of the result is in that order already, and so is one that no product reads, or several read
+  in different ways.
   """
   found = []
   for var in closed.jaxpr.invars[:count]:

@@ -13,8 +13,8 @@ leading axis of the result, sharded over the data-like axes. Each device compute
 such values up over iterations and loops needs no communication. The sum over the leading axis remains, and is done once.
 
 The factors of these products are computed once, before all that use them (`jaxprs.compute_once`). Left to itself, the TPU
-compiler (libtpu 0.0.48.1) computes an activation's derivative again within each product: Llama 3 70B's backward took 14 %
-longer by its own estimate (docs/seconds.md).
+compiler (libtpu 0.0.48.1; benchmarks.workarounds factor_of_products) computes an activation's derivative again within
+each product: Llama 3 70B's backward took 14 % longer by its own estimate (docs/seconds.md).
 
 The rewrite is algebra, true whatever the layouts are: Σ_b = Σ_f Σ_{b in part f}. Layouts decide only how fast it is.
 """

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cuts a backward program where one block of a layer ends and the next one begins, so that gradients come before it.
 
-Left to itself, the TPU compiler (libtpu 0.0.48.1) may compute the gradients of all layers of a stage at the end, and keep
-the activations of all of them until then: 0.5 GB of 4.1 for four layers of 67 million parameters.
+Left to itself, the TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds gradients_at_the_end) may compute the gradients
+of all layers of a stage at the end, and keep the activations of all of them until then: 0.5 GB of 4.1 for four layers of
+67 million parameters.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def cut(
     cotangents: the program's inputs that are cotangents.
     activation_bytes: the size of the activation that layers hand on.
     residuals: the program's inputs that forward saved. A segment begins with those of its own layer. Left to itself, the
-      TPU compiler (libtpu 0.0.48.1) computes all layers' queries and keys in one operation, before the first gradient.
+      TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds residuals_of_all_layers) computes all layers' queries and keys
+      in one operation, before the first gradient.
 
   Returns:
     The segments, in order; a program that cannot be cut is one. Each gradient is done in one of them.
@@ -101,9 +103,9 @@ def with_last_gradients(
   """The same segments, but the gradients of the last two are computed behind all others, each in a segment of its own.
 
   Where weights are gathered in steps, the largest transfers of an iteration are the last steps. The TPU compiler (libtpu
-  0.0.48.1) schedules them from the end of the iteration, each beside one operation, whatever that takes. So the longest
-  products have to be there: not those of attention, which backward computes last, but those of the MLP, and of each the
-  larger ones last.
+  0.0.48.1; benchmarks.workarounds last_transfers) schedules them from the end of the iteration, each beside one
+  operation, whatever that takes. So the longest products have to be there: not those of attention, which backward
+  computes last, but those of the MLP, and of each the larger ones last.
 
   Args:
     segments: the result of `cut`, two or more.

@@ -28,8 +28,9 @@ def sum_scatter(
 ) -> jax.Array:
   """`jax.lax.psum_scatter`; in two steps or more, each over some of the devices, if `in_steps`.
 
-  The TPU compiler (libtpu 0.0.48.1) makes an all-reduce of a reduce-scatter over all devices, which sends twice as much.
-  It also does so where parts are no whole tiles. These are scattered along the major dimension in memory.
+  The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds reduce_scatter_over_all) makes an all-reduce of a
+  reduce-scatter over all devices, which sends twice as much. It also does so where parts are no whole tiles. These are
+  scattered along the major dimension in memory.
   """
   several = [axis for axis in axes if jax.lax.axis_size(axis) > 1]
   if not tiled and several and (in_steps or jax.lax.axis_size(axes) == 2):
@@ -58,8 +59,9 @@ def sum_scatter(
   return jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True)
 
 
-# Between two devices a gather or a reduce-scatter is one exchange. The TPU compiler (libtpu 0.0.48.1) runs a permute
-# overlapped with compute without any flags, and these collectives only with flags that put them on the SparseCores.
+# Between two devices a gather or a reduce-scatter is one exchange. The TPU compiler (libtpu 0.0.48.1;
+# benchmarks.workarounds exchange_of_two) runs a permute overlapped with compute without any flags, and these collectives
+# only with flags that put them on the SparseCores.
 _EXCHANGE = ((0, 1), (1, 0))
 
 

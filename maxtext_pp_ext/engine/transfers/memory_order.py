@@ -25,9 +25,10 @@ def of_one_stage(order: Sequence[int]) -> list[int]:
 
 
 def as_stored(shape: Sequence[int]) -> tuple[int, ...]:
-  """The order in which the TPU compiler (libtpu 0.0.48.1) keeps a parameter: the one with least padding to whole tiles.
+  """The order in which the TPU compiler keeps a parameter: the one with least padding to whole tiles.
 
-  Of [2048, 448] the columns would be padded to 512. With the 2048 as columns nothing is padded.
+  Of [2048, 448] the columns would be padded to 512. With the 2048 as columns nothing is padded (libtpu 0.0.48.1;
+  benchmarks.workarounds order_of_parameter).
 
   Args:
     shape: of a device's shard of one repeat. The repeats, along which parameters are stacked, come before its dimensions.

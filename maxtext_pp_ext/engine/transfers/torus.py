@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps in which weights are gathered: one for each axis of the torus of chips.
 
-The TPU compiler (libtpu 0.0.48.1) can run a gather on the SparseCores, overlapped with compute, if its devices lie along
-one axis of the torus. On v5p a gather over two or three axes stands in line, whatever the flags. Step by step it sends
-the same bytes over fewer links at a time, so it takes longer; overlapped with compute that costs nothing.
+The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds gather_over_several_axes) can run a gather on the SparseCores,
+overlapped with compute, if its devices lie along one axis of the torus. On v5p a gather over two or three axes stands in
+line, whatever the flags. Step by step it sends the same bytes over fewer links at a time, so it takes longer; overlapped
+with compute that costs nothing.
 """
 
 from __future__ import annotations

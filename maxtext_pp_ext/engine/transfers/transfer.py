@@ -30,8 +30,9 @@ _SLACK = 1 / 16
 def _least_in_steps(chunks: int) -> int:
   """The number of elements from which on a gather is worth its steps. Each step needs an operation beside which it runs.
 
-  Of a weight in one chunk smaller gathers are worth it, too. The TPU compiler (libtpu 0.0.48.1) makes an all-reduce of a
-  small one over 64 devices or more (v6e-64: up to 16 MiB), which sends twice as much.
+  Of a weight in one chunk smaller gathers are worth it, too. The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds
+  small_gather) makes an all-reduce of a small one over 64 devices or more (v6e-64: up to 16 MiB), which sends twice as
+  much.
   """
   return 2**20 if chunks == 1 else 2**24
 
@@ -104,12 +105,14 @@ class Transfer:
       sizes[self.cut.dim] = self.cut.size
     part = jax.lax.dynamic_slice(stored, self._starts(repeat, chunk), (1, *sizes))[0]
     if part.dtype != dtype and self.chunks > 1:
-      # The factor is one. Without it the TPU compiler (libtpu 0.0.48.1) casts all repeats before the loop and keeps them.
-      # In one chunk come layers that MaxText stacks along another axis than the first. The compiler copies all of them in
-      # any case, and is to cast them first.
+      # The factor is one. Without it the TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds cast_of_all_repeats) casts
+      # all repeats before the loop and keeps them. In one chunk come layers that MaxText stacks along another axis than
+      # the first. The compiler copies all of them in any case, and is to cast them first.
       part = part * (repeat >= 0).astype(part.dtype)
     part = part.astype(dtype)
-    if self.chunks > 1:  # The compiler (libtpu 0.0.48.1) would copy all repeats into the order in which it gathers.
+    if self.chunks > 1:
+      # The compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_all_repeats) would copy all repeats into the order
+      # in which it gathers.
       part = in_memory(part, self.order or range(part.ndim))
     for dim, axes in enumerate(self.axes):
       if axes and not self._is_cut(dim):
@@ -198,7 +201,9 @@ class Transfer:
         summands = self._by_device(summands, self.cut.dim - len(self.shard))
         order = order and [k + (k > self.cut.dim) + after for k in order for after in range(1 + (k == self.cut.dim))]
         at += 1
-    if order is not None:  # Left to itself, the compiler (libtpu 0.0.48.1) may copy all of it into another order first.
+    if order is not None:
+      # Left to itself, the compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_finished_sum) may copy all of it
+      # into another order first.
       summands = in_memory(summands, [0, 1, *(2 + k for k in order)])
     starts, sizes = [number, *(0 for _ in summands.shape[1:])], [1, *summands.shape[1:]]
     if self.cut is not None and at is not None:

@@ -252,7 +252,7 @@ class Weight:
     return OnStage(current, [self.buffers], [self.layout.buffers], Layout(self.layout.gathered, 0))
 
   def _current(self, weight: jax.Array) -> jax.Array:
-    # Left to itself, the compiler (libtpu 0.0.48.1) may choose another order for a product, and convert at each use.
+    # Else the compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_weight_in_use) may convert it at each use.
     return self._in_order(weight)
 
   def used(self, weight: jax.Array, repeat: Numbers) -> jax.Array | OneOf:

@@ -1,0 +1,119 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Workarounds that no small program shows. A train step is compiled with the engine's line, and with another instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+import pathlib
+import shutil
+
+from benchmarks import unchanged
+from maxtext_pp_ext.compiled import limits
+from maxtext_pp_ext.processes import interruption
+
+PACKAGE = unchanged.ROOT / "maxtext_pp_ext"
+_BOUNDS = limits.Limits(seconds=1800)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ablation:
+  """A line of the engine without which a train step is worse.
+
+  Attributes:
+    what: what the compiler does left to itself.
+    file: the file of the line, below the package.
+    old: the line; it occurs once.
+    new: what is in its place without the workaround.
+    case: the train step.
+    figure: the figure of `unchanged.Compiled` that the workaround lowers.
+    margin: the least share by which.
+  """
+
+  what: str
+  file: str
+  old: str
+  new: str
+  case: unchanged.Case
+  figure: str
+  margin: float
+
+  @property
+  def unit(self) -> str:
+    return self.figure
+
+  def figures(self) -> tuple[float, float]:
+    """(figure without the workaround, with it)."""
+    with interruption.temporary_folder() as name:
+      package = pathlib.Path(name)
+      shutil.copytree(PACKAGE, package / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+      (package / PACKAGE.name / self.file).write_text(self.replaced(), encoding="utf-8")
+      without = unchanged.compiled(self.case, package, _BOUNDS).figures[self.figure]
+    return without, _with_all(self.case)[self.figure]
+
+  def replaced(self) -> str:
+    """The file without the workaround. Raises ValueError if the line does not occur once."""
+    text = (PACKAGE / self.file).read_text(encoding="utf-8")
+    if text.count(self.old) != 1:
+      raise ValueError(f"{self.file} has {text.count(self.old)} times: {self.old}")
+    return text.replace(self.old, self.new)
+
+
+@functools.cache
+def _with_all(case: unchanged.Case) -> Mapping[str, float]:
+  return unchanged.compiled(case, unchanged.ROOT, _BOUNDS).figures
+
+
+_SMALL = (
+    *("override_model_config=True", "base_num_decoder_layers=8", "attention=flash", "max_target_length=512"),
+    *("per_device_batch_size=2", "base_emb_dim=512", "base_mlp_dim=2048", "head_dim=128", "vocab_size=4096"),
+    *("base_num_query_heads=4", "base_num_kv_heads=2", "ici_pipeline_parallelism=2", "ici_fsdp_parallelism=4"),
+    "num_pipeline_microbatches=4",
+)
+_DENSE = unchanged.Case(
+    impl="circular_bsw",
+    keys=(*_SMALL, "model_name=llama3-8b", "compile_topology=v6e-8", "num_layers_per_pipeline_stage=2"),
+)
+ABLATIONS: dict[str, Ablation] = {
+    "activation_of_expert": Ablation(
+        what="An expert's activation is computed for the product that is recomputed, and again for a weight's gradient.",
+        file="engine/programs/one_of.py",
+        old="behind = lambda x: x if isinstance(x, OneOf) or jnp.ndim(x) < 2 else jax.lax.optimization_barrier(x)",
+        new="behind = lambda x: x",
+        case=unchanged.Case(
+            impl="circular_bsw",
+            keys=(*_SMALL, "model_name=mixtral-8x7b", "compile_topology=v5p-16", "sparse_matmul=True", "megablox=True"),
+        ),
+        figure=unchanged.STEP,
+        margin=0.005,
+    ),
+    "order_of_weight_in_use": Ablation(
+        what="A product reads a weight in another order than that of its buffer, and copies it at each use.",
+        file="engine/weights/weight.py",
+        old="    return self._in_order(weight)\n",
+        new="    return weight\n",
+        case=_DENSE,
+        figure=unchanged.STEP,
+        margin=0.002,
+    ),
+    "residuals_of_all_layers": Ablation(
+        what="Queries and keys of all layers of a stage are computed in one operation, before the first gradient.",
+        file="engine/programs/segments.py",
+        old="crossing = (*handed_on, *not_read) if end < ends[-1] else ()",
+        new="crossing = tuple(handed_on) if end < ends[-1] else ()",
+        case=_DENSE,
+        figure="peak bytes",
+        margin=0.005,
+    ),
+    "last_transfers": Ablation(
+        what="The largest transfers of an iteration run beside its last operations, however short these are.",
+        file="engine/programs/partial.py",
+        old="      segments = with_last_gradients(segments, needs, rest, sizes)\n",
+        new="",
+        case=unchanged.CASES["dense, window, SparseCores"],
+        figure=unchanged.STEP,
+        margin=0.005,
+    ),
+}
