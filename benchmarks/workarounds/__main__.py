@@ -23,10 +23,8 @@ import jax
 from benchmarks.workarounds import table
 from benchmarks.workarounds.ablations import Ablation
 from benchmarks.workarounds.reproducer import is_needed
+from maxtext_pp_ext.compiled import child
 from maxtext_pp_ext.processes import interruption
-
-# As for every compilation for TPUs that are not there.
-_ENVIRONMENT = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def line(name: str, libtpu: str) -> tuple[bool, str]:
@@ -56,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   if unknown := [name for name in options.names if name not in table.REPRODUCERS]:
     parser.error(f"there is no {unknown[0]}. There are {', '.join(table.REPRODUCERS)}.")
   fast = [name for name, each in table.REPRODUCERS.items() if options.slow or not isinstance(each, Ablation)]
-  os.environ.update(_ENVIRONMENT)
+  os.environ.update(child.ENVIRONMENT | child.WITHOUT_ACCELERATORS)
+  # JAX has read these variables already.
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_enable_compilation_cache", False)
   libtpu, failed = importlib.metadata.version("libtpu"), False

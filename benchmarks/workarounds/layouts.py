@@ -4,50 +4,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from benchmarks.workarounds.reproducer import in_memory, not_hoisted, Program
+from benchmarks.workarounds.reproducer import not_hoisted, Program
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 
 # Repeats, and the chunks in which one is gathered.
 _REPEATS, _CHUNKS = 4, 4
 
 
-def cast_of_all_repeats(workaround: bool) -> Program:
-  """All repeats of a weight are cast before the loop that gathers a chunk of one, and are held."""
-  rows, columns = 512, 512
+def _gathered_repeats(shape: tuple[int, int], order: tuple[int, int], taken: Callable[[jax.Array, jax.Array], jax.Array]):
+  """A loop over the repeats of a weight, which gathers chunks in this order; `taken`: (part, t) -> what is gathered."""
+  rows, columns = shape
 
   def run(stored, x):
     def iteration(t, x):
       start = (t // _CHUNKS, t % _CHUNKS * (rows // _CHUNKS), 0)
       (part,) = jax.lax.dynamic_slice(stored, start, (1, rows // _CHUNKS, columns))
-      part = not_hoisted(part, t) if workaround else part
-      chunk = jax.lax.all_gather(in_memory(part.astype(jnp.bfloat16), (0, 1)), "fsdp", axis=1, tiled=True)
+      part = in_memory(taken(part, t).astype(jnp.bfloat16), order)
+      chunk = jax.lax.all_gather(part, "fsdp", axis=1, tiled=True)
       return jnp.tanh(x @ chunk) @ chunk.T
 
     return jax.lax.fori_loop(0, _REPEATS * _CHUNKS, iteration, x)
 
   given = [((_REPEATS, rows, columns), jnp.float32), ((256, rows // _CHUNKS), jnp.bfloat16)]
   return Program(run=run, given=given)
+
+
+def cast_of_all_repeats(workaround: bool) -> Program:
+  """All repeats of a weight are cast before the loop that gathers a chunk of one, and are held."""
+  return _gathered_repeats((512, 512), (0, 1), not_hoisted if workaround else lambda part, t: part)
 
 
 def order_of_parameter(workaround: bool) -> Program:
   """A parameter lies in the order with least padding, not in its own, and chunks taken in its own order are copied."""
-  rows, columns = 2048, 448
-
-  def run(stored, x):
-    def iteration(t, x):
-      start = (t // _CHUNKS, t % _CHUNKS * (rows // _CHUNKS), 0)
-      (part,) = jax.lax.dynamic_slice(stored, start, (1, rows // _CHUNKS, columns))
-      part = not_hoisted(part, t).astype(jnp.bfloat16)
-      chunk = jax.lax.all_gather(in_memory(part, (1, 0) if workaround else (0, 1)), "fsdp", axis=1, tiled=True)
-      return jnp.tanh(x @ chunk) @ chunk.T
-
-    return jax.lax.fori_loop(0, _REPEATS * _CHUNKS, iteration, x)
-
-  given = [((_REPEATS, rows, columns), jnp.float32), ((256, rows // _CHUNKS), jnp.bfloat16)]
-  return Program(run=run, given=given)
+  return _gathered_repeats((2048, 448), (1, 0) if workaround else (0, 1), not_hoisted)
 
 
 def order_of_residual(workaround: bool) -> Program:

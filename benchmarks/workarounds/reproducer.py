@@ -10,7 +10,7 @@ import types
 from typing import Any
 
 import jax
-from jax.experimental import layout, mesh_utils, topologies
+from jax.experimental import mesh_utils, topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -73,11 +73,6 @@ def compiled(program: Program) -> execution.Execution:
   step = jax.shard_map(program.run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
   executable = jax.jit(step).lower(*arguments).compile(compiler_options=dict(program.flags))
   return execution.of_module(hlo.program(executable.as_text()))
-
-
-def in_memory(x: jax.Array, order: Sequence[int]) -> jax.Array:
-  """The same array, with its dimensions in this order in memory, from major to minor."""
-  return layout.with_layout_constraint(x, layout.Layout(major_to_minor=tuple(order)))
 
 
 def not_hoisted(x: jax.Array, t: jax.Array) -> jax.Array:

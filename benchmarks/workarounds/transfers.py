@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import overlap
-from benchmarks.workarounds.reproducer import in_memory, Program
+from benchmarks.workarounds.reproducer import Program
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 
 _FLAGS = types.MappingProxyType(dict(flag.lstrip("-").split("=") for flag in overlap.SPARSE_CORE_FLAGS.split()))
 

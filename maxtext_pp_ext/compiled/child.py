@@ -17,12 +17,13 @@ from maxtext_pp_ext.compiled import limits
 from maxtext_pp_ext.processes import interruption
 
 OnTick = Callable[[float, int], None]
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "DECOUPLE_GCLOUD": "TRUE",
     "JAX_ENABLE_COMPILATION_CACHE": "false",  # a compile time with a cache hit means nothing
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
-_WITHOUT_ACCELERATORS = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+# Of a process that compiles for TPUs that are not there.
+WITHOUT_ACCELERATORS = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +57,9 @@ def run(
   Returns:
     The task's result, or `failure` with the reason; and `host_memory_GiB`, the most that was resident.
   """
-  variables = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": processes.python_path()}
+  variables = {**os.environ, **ENVIRONMENT, "PYTHONPATH": processes.python_path()}
   if not isinstance(devices, Machine):
-    variables |= _WITHOUT_ACCELERATORS
+    variables |= WITHOUT_ACCELERATORS
   elif devices.platforms is None:
     variables.pop("JAX_PLATFORMS", None)
   else:

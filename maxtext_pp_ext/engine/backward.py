@@ -220,4 +220,4 @@ def _stages(
 
 
 def _cotangent_at(all_: jax.Array, t: jax.Array | int) -> jax.Array:
-  return all_[0] if all_.dtype == jax.dtypes.float0 else get(all_, t)
+  return all_[0] if all_.dtype == jax.dtypes.float0 else get(all_, t, range(all_.ndim - 1))

@@ -79,20 +79,20 @@ def forward(
 def _initial_state(pipeline: TracedPipeline, inputs: Microbatches, *, save: bool) -> ForwardState:
   schedule, ring, program = pipeline.schedule, pipeline.ring, pipeline.program
   shift, store = ring.buffers(inputs)
-  turns = pipeline.iterations.turns
+  every, turns = range(schedule.iterations), pipeline.iterations.turns
+  of_turns = [every[turn::turns] for turn in range(turns)]
 
-  def per_iteration(aval, turn=0, turns=1):
-    count = len(range(turn, schedule.iterations, turns))
-    zeros = ring.constrain_iterations(jax.lax.empty((count, *aval.shape), aval.dtype))
+  def buffer(aval, iterations):
+    empty = ring.constrain_iterations(jax.lax.empty((len(iterations), *aval.shape), aval.dtype))
     # Residuals that a remat policy offloads arrive in host memory.
-    return zeros if aval.memory_space == jax.memory.Space.Device else jax.device_put(zeros, aval.memory_space)
+    return empty if aval.memory_space == jax.memory.Space.Device else jax.device_put(empty, aval.memory_space)
 
   return ForwardState(
       shift=shift,
       store=store,
       held=shift if schedule.delay == 2 else None,
-      intermediates=jax.tree.map(per_iteration, program.intermediates_avals),
-      saved=[[per_iteration(aval, turn, turns) for turn in range(turns)] for aval in program.saved_avals if save],
+      intermediates=jax.tree.map(lambda aval: buffer(aval, every), program.intermediates_avals),
+      saved=[[buffer(aval, iterations) for iterations in of_turns] for aval in program.saved_avals if save],
   )
 
 
@@ -129,7 +129,9 @@ def _iteration(
       shift=shift,
       store=ring.write(t, shift, state.store),
       held=held,
-      intermediates=jax.tree.map(lambda all_, one: put(all_, one, t), state.intermediates, intermediates),
+      intermediates=jax.tree.map(
+          lambda all_, one: put(all_, one, t, range(one.ndim)), state.intermediates, intermediates
+      ),
       saved=_put_residuals(pipeline.program, state.saved, residuals, t // iterations.turns, turn),
   )
   if phase.advances:
@@ -158,10 +160,10 @@ def _outputs(pipeline: TracedPipeline, state: ForwardState) -> jax.Array:
   return ring.leave(store)
 
 
-def put(all_: jax.Array, one: jax.Array, t: jax.Array | int, order: Sequence[int] | None = None) -> jax.Array:
+def put(all_: jax.Array, one: jax.Array, t: jax.Array | int, order: Sequence[int] | None) -> jax.Array:
   """Writes iteration t's value into a buffer with a leading iteration axis.
 
-  Its dimensions are in this order in memory, from major to minor; by default in their own. Left to itself, the TPU
+  Its dimensions are in this order in memory, from major to minor; with None as it comes. Left to itself, the TPU
   compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_residual) may have one order in a loop and another one behind
   it, and copy the values of all iterations in between: 6.3 GB for Qwen3 235B with a window.
   """
@@ -178,16 +180,12 @@ def _put_residuals(
   """
   written = []
   for k, one in enumerate(residuals):
-    all_ = saved[k][turn]
-    if program.saved_by_kernels[k]:
-      all_ = jax.lax.dynamic_update_index_in_dim(all_, one, index, axis=0)
-    else:
-      all_ = put(all_, one, index, program.saved_orders[k])
-    written.append([*saved[k][:turn], all_, *saved[k][turn + 1 :]])
+    order = None if program.saved_by_kernels[k] else program.saved_orders[k]
+    written.append([*saved[k][:turn], put(saved[k][turn], one, index, order), *saved[k][turn + 1 :]])
   return written
 
 
-def get(all_: jax.Array, t: jax.Array | int, order: Sequence[int] | None = None) -> jax.Array:
+def get(all_: jax.Array, t: jax.Array | int, order: Sequence[int]) -> jax.Array:
   """Reads iteration t's value from a buffer with a leading iteration axis; `order` as in `put`."""
   return _in_order(jax.lax.dynamic_index_in_dim(all_, t, axis=0, keepdims=False), order)
 
@@ -195,4 +193,4 @@ def get(all_: jax.Array, t: jax.Array | int, order: Sequence[int] | None = None)
 def _in_order(x: jax.Array, order: Sequence[int] | None) -> jax.Array:
   """The same array; one in the host's memory stays as it is."""
   on_device = jax.typeof(x).memory_space == jax.memory.Space.Device
-  return in_memory(x, range(x.ndim) if order is None else order) if on_device else x
+  return x if order is None or not on_device else in_memory(x, order)

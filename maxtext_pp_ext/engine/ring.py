@@ -59,6 +59,12 @@ class Ring:
   def stages_spec(self) -> P:
     return self.spec(STAGE_AXIS if self._is_sharded else None)
 
+  @property
+  def _last_read(self) -> int:
+    """The last iteration in which stage 0 reads an item for the first time."""
+    schedule = self.schedule
+    return schedule.iteration(schedule.repeats - 1, schedule.microbatches - 1, 0)
+
   def batch_axes(self, inputs: jax.Array) -> list[tuple[int, tuple[str, ...]]]:
     """(size, mesh axes) of the microbatch and sequence axes, for inputs [M, microbatch, sequence, embed]."""
     spec = divisible_spec(self.activation_spec, inputs.shape[1:], self.mesh)
@@ -149,9 +155,8 @@ class Ring:
       shift: [S, microbatch, sequence, embed].
       store: [S, M, microbatch, sequence, embed].
     """
-    schedule = self.schedule
-    last = schedule.iteration(schedule.repeats - 1, schedule.microbatches - 1, 0)
-    slot = jax.lax.dynamic_index_in_dim(store, jnp.minimum(t, last) % schedule.microbatches, axis=1, keepdims=False)
+    index = jnp.minimum(t, self._last_read) % self.schedule.microbatches
+    slot = jax.lax.dynamic_index_in_dim(store, index, axis=1, keepdims=False)
     x = jnp.where(self._stage_index(shift.ndim) == 0, slot, shift)
     if self.bubble_fill is not None:
       x = jnp.where(self.is_bubble(t, x.ndim), jnp.asarray(self.bubble_fill, x.dtype), x)
@@ -189,9 +194,7 @@ class Ring:
       dx: cotangent of the stages' inputs, [S, microbatch, sequence, embed]; in bubbles any value.
       dstore: cotangent of the store before, [S, M, microbatch, sequence, embed].
     """
-    schedule = self.schedule
-    last = schedule.iteration(schedule.repeats - 1, schedule.microbatches - 1, 0)
     # What stage 0 reads in a bubble reaches nothing, and its slot holds an output's cotangent. So its cotangent goes into
     # the slot of what arrived at the end of the iteration, from which `write_back` has just read.
-    slot = jnp.where(jnp.asarray(t) > last, schedule.arrival(t), t) % schedule.microbatches
-    return jax.lax.dynamic_update_index_in_dim(dstore, dx, slot, axis=1)
+    slot = jnp.where(jnp.asarray(t) > self._last_read, self.schedule.arrival(t), t)
+    return jax.lax.dynamic_update_index_in_dim(dstore, dx, slot % self.schedule.microbatches, axis=1)

@@ -185,7 +185,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "bubbles-in-cotangents",
             "in its bubbles, stage 0 writes over the cotangents of outputs that have not been read",
             "engine/ring.py",
-            "jnp.where(jnp.asarray(t) > last, schedule.arrival(t), t)",
+            "jnp.where(jnp.asarray(t) > self._last_read, self.schedule.arrival(t), t)",
             "jnp.asarray(t)",
             SIMPLE,
         ),

@@ -8,6 +8,7 @@ process without a pipeline, and how far apart runs may be, are those of `tests.t
 
 from collections.abc import Mapping
 import dataclasses
+import itertools
 
 from flax import nnx
 import jax
@@ -140,6 +141,26 @@ def test_batches_differ_from_step_to_step_and_the_model_learns(quick):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_processes_train_as_one(every, case):
   check(every, case)
+
+
+@pytest.mark.slow
+def test_some_processes_load_the_rows_of_all(tmp_path):
+  """With `expansion_factor_real_data`. MaxText 0.2.5 hangs in evaluations with it, without this package, too."""
+  trainer_cases.write_data(tmp_path)
+  processes, devices, model, steps = 2, 8, "dense", 4
+  keys = {"expansion_factor_real_data": processes, "steps": steps, "eval_interval": -1}
+  make = lambda own, *rounding: trainer_cases.run_of(model, trainer_cases.PRETRAIN, keys | own, *rounding)
+  alone = {"ici_fsdp_parallelism": devices}
+  runs = {model: make(alone), trainer_cases.twin_of(model): make(alone, trainer_cases.ROUNDING)}
+  pipelines = {}
+  for implementation, stages in itertools.product(trainer_cases.IMPLEMENTATIONS, (1, 2, 4)):
+    own = {"pipeline_impl": implementation, "ici_fsdp_parallelism": devices // stages}
+    pipelines[f"{implementation}-{stages}"] = make(trainer_cases.PIPELINES[stages] | own)
+  weights = {model: make(alone).keys}
+  results = run_all(tmp_path, runs | pipelines, devices=devices, processes=processes, weights=weights)
+  for name in pipelines:
+    for found in trainer_cases.compare(results, name, model, trainer_cases.TRAIN_METRICS, steps):
+      assert found.agrees, (name, found)
 
 
 def test_models_checkpoints_and_batches_come_sharded_over_processes(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """With each of MaxText's sets of sharding rules our implementations train and evaluate as the model does without them.
 
+The model has the same set: it decides which tokens experts drop, since each sequence is cut where a set cuts it.
+
 A set is either that of training, and so of evaluations (`custom_mesh_and_rule`), or that of evaluations alone
 (`custom_mesh_and_rule_for_eval`). A mesh without stages is refused for a pipeline.
 """
@@ -25,14 +27,28 @@ OTHER_FILES = ("2d-fsdp",)  # MaxText 0.2.5 has a name for it, and no file
 RULES = (*WITH_STAGES, *WITHOUT_STAGES)
 # With 4 stages 3 devices are left, which do not divide the experts.
 EXPERT_DEVICES = {1: 2, 2: 2, 4: 1}
+# Both axes share the experts with this set, so that data parallelism takes the other 3 devices.
+OF_SHARED_EXPERTS = {
+    1: {"ici_fsdp_parallelism": 2, "ici_expert_parallelism": 2},
+    2: {"ici_fsdp_parallelism": 2},
+    4: {"ici_fsdp_parallelism": 1},
+}
+
+
+def _alone(key, rules, stages=1):
+  """Keys of the model without a pipeline, on the devices that each of these stages has."""
+  if (key, rules) == (TRAINING, "shard-exp-on-fsdp"):
+    devices = OF_SHARED_EXPERTS[stages] | {"ici_data_parallelism": -1}
+  elif (key, rules) == (TRAINING, "pure-fsdp"):  # whose mesh has one axis
+    devices = {"ici_fsdp_parallelism": -1}
+  else:
+    devices = {"ici_fsdp_parallelism": -1, "ici_expert_parallelism": EXPERT_DEVICES[stages]}
+  return FEW_STEPS | devices | {key: rules}
 
 
 def _keys(key, rules, stages, implementation):
   pipeline = cases.PIPELINES[stages] | {"num_layers_per_pipeline_stage": 1, "pipeline_impl": implementation}
-  devices = {"ici_fsdp_parallelism": -1}
-  if (key, rules) != (TRAINING, "pure-fsdp"):  # whose mesh has one axis
-    devices["ici_expert_parallelism"] = EXPERT_DEVICES[stages]
-  return FEW_STEPS | pipeline | devices | {key: rules}
+  return pipeline | _alone(key, rules, stages)
 
 
 ALL = list(itertools.product((TRAINING, EVALUATION), RULES, EXPERT_DEVICES, cases.IMPLEMENTATIONS))
@@ -55,28 +71,49 @@ def _run(keys, *rounding):
   return cases.run_of(MODEL, cases.PRETRAIN, keys, *rounding)
 
 
+def _reference(key, rules, stages):
+  """Sequences are cut between the expert devices, of which it has as many."""
+  return f"{key}-{rules}-alone-{EXPERT_DEVICES[stages]}"
+
+
+def _reference_of_pair(training, evaluation):
+  return f"{training}-{evaluation}-alone"
+
+
+# Group -> the keys of each of its runs, and of each of its references.
 GROUPS = {
-    key: {_name(*case): _run(_keys(*case)) for case in TRAINED if case[0] == key} for key in (TRAINING, EVALUATION)
-} | {"pairs": {f"{training}-{evaluation}": _run(_pair(training, evaluation)) for training, evaluation in PAIRS}}
+    key: (
+        {_name(*case): _keys(*case) for case in TRAINED if case[0] == key},
+        {_reference(key, rules, stages): _alone(key, rules, stages) for rules in RULES for stages in (1, 4)},
+    )
+    for key in (TRAINING, EVALUATION)
+} | {
+    "pairs": (
+        {f"{training}-{evaluation}": _pair(training, evaluation) for training, evaluation in PAIRS},
+        {_reference_of_pair(*pair): _alone(TRAINING, pair[0]) | {EVALUATION: pair[1]} for pair in PAIRS},
+    )
+}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-  """Group -> the results of its runs, and of the model alone."""
+  """Group -> the results of its runs and references."""
 
   @functools.cache
   def of(group):
     folder = tmp_path_factory.mktemp(group)
     cases.write_data(folder)
-    alone = FEW_STEPS | {"ici_fsdp_parallelism": cases.DEVICES}
-    runs = {MODEL: _run(alone), cases.twin_of(MODEL): _run(alone, cases.ROUNDING), **GROUPS[group]}
-    return run_all(folder, runs, devices=cases.DEVICES, weights={MODEL: runs[MODEL].keys})
+    pipelined, alone = GROUPS[group]
+    runs = {name: _run(keys) for name, keys in (pipelined | alone).items()}
+    runs |= {cases.twin_of(name): _run(keys, cases.ROUNDING) for name, keys in alone.items()}
+    weights = _run(FEW_STEPS | {"ici_fsdp_parallelism": cases.DEVICES}).keys
+    return run_all(folder, runs, devices=cases.DEVICES, weights={MODEL: weights})
 
   return of
 
 
-def _check(results, name):
-  bad = [c for c in cases.compare(results, name, MODEL, steps=STEPS) if not c.agrees]
+def _check(results, name, reference):
+  bad = [c for c in cases.compare(results, name, reference, steps=STEPS) if not c.agrees]
   assert not bad, bad
 
 
@@ -85,13 +122,13 @@ def _check(results, name):
 def test_with_each_set_of_rules_training_and_evaluations_are_those_of_the_model_alone(
     trained, key, rules, stages, implementation
 ):
-  _check(trained(key), _name(key, rules, stages, implementation))
+  _check(trained(key), _name(key, rules, stages, implementation), _reference(key, rules, stages))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("training, evaluation", PAIRS)
 def test_with_each_pair_of_sets_training_and_evaluations_are_those_of_the_model_alone(trained, training, evaluation):
-  _check(trained("pairs"), f"{training}-{evaluation}")
+  _check(trained("pairs"), f"{training}-{evaluation}", _reference_of_pair(training, evaluation))
 
 
 @pytest.mark.parametrize("rules", WITHOUT_STAGES)

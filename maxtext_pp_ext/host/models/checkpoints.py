@@ -11,7 +11,7 @@ from typing import Any
 from flax import nnx
 import jax
 
-from maxtext_pp_ext.checkpoint import complete, forms
+from maxtext_pp_ext.checkpoint import complete, forms, places
 from maxtext_pp_ext.checkpoint.complete import Saved
 from maxtext_pp_ext.checkpoint.layout import Path, Shape
 from maxtext_pp_ext.config.view import with_values
@@ -47,9 +47,7 @@ def read(folder: str) -> Stored:
   import orbax.checkpoint as ocp  # pylint: disable=import-outside-toplevel
 
   try:
-    root = epath.Path(folder)
-    items = next(path for path in (root / "items", root) if (path / "_METADATA").exists())
-    tree = ocp.PyTreeCheckpointHandler().metadata(items).tree
+    tree = ocp.PyTreeCheckpointHandler().metadata(places.find_items(epath.Path(folder))).tree
     arrays, weights = _shapes(tree), _shapes(forms.weights(tree))
     why_not = forms.why_not_converted(tree)
   except Exception:  # pylint: disable=broad-exception-caught

@@ -22,7 +22,7 @@ from maxtext_pp_ext import registry
 from maxtext_pp_ext.checkpoint import forms, guess, moves
 from maxtext_pp_ext.checkpoint.layout import axes_of_stack, LayerAxis, Layout, LayoutError, Leaf, Path
 from maxtext_pp_ext.config import PipelineConfigError
-from maxtext_pp_ext.config.derived import decoder_block, is_deepseek, sound_stages
+from maxtext_pp_ext.config.derived import decoder_block, layers_to_choose_from, sound_stages
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
@@ -176,7 +176,7 @@ def of_checkpoint(
 
 def layers_of_pipelined_kind(config: DerivedKeys) -> int:
   """How many of the decoder's layers are of the kind that pipelines hold: all but the dense ones of DeepSeek."""
-  return config.num_decoder_layers - (config.first_num_dense_layers if is_deepseek(config) else 0)
+  return layers_to_choose_from(config)  # type: ignore[return-value]  # None only for num_decoder_layers=None
 
 
 def describe(config: DerivedKeys) -> str:
