@@ -8,7 +8,6 @@ a pipeline must equal.
 
 from collections.abc import Iterator
 import dataclasses
-import functools
 import math
 import re
 from typing import Any, NamedTuple
@@ -68,7 +67,8 @@ def pipeline(
   def build():
     decoder = _WithoutLayers(config, mesh, quantizations.configure_quantization(config), rngs=nnx.Rngs(seed))
     classes = decoder.get_decoder_layers() if layer_class is None else [layer_class] * 2
-    stage = functools.partial(decoder._get_pipeline_stage_module, classes)  # pylint: disable=protected-access
+    # A function, as MaxText passes one: `nnx.vmap` takes no bound method.
+    stage = lambda rngs: decoder._get_pipeline_stage_module(classes, rngs)  # pylint: disable=protected-access
     rngs = nnx.Rngs(params=seed, dropout=seed + 1)
     module = new(config=config, stage_factory=stage, mesh=mesh, remat_policy=decoder.get_remat_policy(), rngs=rngs)
     graphdef, *(params, rest) = nnx.split(module, nnx.Param, ...)
