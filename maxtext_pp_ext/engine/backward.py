@@ -23,10 +23,9 @@ PyTree = Any
 
 
 class BackwardState(NamedTuple):
-  """Cotangents of the forward state's activations."""
+  """Cotangents of the forward state's activations; in bubbles any value, NaN included."""
 
-  dx: AtStages  # of the stages' inputs; in bubbles any value, NaN included
-  dstore: Store  # laid out like store in `ring.py`
+  dstore: Store  # laid out like the store in `ring.py`
   dheld: AtStages | None  # with D = 2 the cotangent of the outputs that forward held back; None with D = 1
 
 
@@ -79,7 +78,7 @@ def _iteration_by_chunks(
   weights = of_all.ordered(of_all.in_iteration(carried, kept.weights))
   item, repeat, before = iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=-1)
   chunk = schedule.microbatches - 1 - item % schedule.microbatches
-  dleaving = ring.rotate_back(ring.write_back(t, state.dx, state.dstore))
+  dleaving = ring.rotate_back(ring.write_back(t, state.dstore))
   if phase.reduces:
     weights = _behind_their_own_chunks(of_all.cut_out(weights, repeat, chunk))
     weights = of_all.reduce(weights, iterations.repeat(t, after=1), chunk)
@@ -137,7 +136,7 @@ def _iteration_at_once(
   weights, state = of_all.behind_barrier(weights, ["total", "stored"], state)
   repeat, before = iterations.repeat(t), iterations.repeat(t, after=-1)
   chunk = jnp.zeros_like(repeat)
-  dleaving = ring.rotate_back(ring.write_back(t, state.dx, state.dstore))
+  dleaving = ring.rotate_back(ring.write_back(t, state.dstore))
   if phase.reduces:
     weights = _behind_all_sums(of_all.cut_out(weights, repeat, chunk))
     weights = of_all.reduce(weights, iterations.repeat(t, after=1), chunk)
@@ -180,11 +179,11 @@ def _item(pipeline: TracedPipeline, t: jax.Array | int, *, finishes: bool) -> It
 
 def _initial_state(pipeline: TracedPipeline, doutputs: Microbatches) -> BackwardState:
   ring, schedule = pipeline.ring, pipeline.schedule
-  dx, dstore = ring.buffers(doutputs)  # no stage reads after the last iteration: dx may be anything
+  dstore = ring.enter(doutputs)
   if schedule.delay == 1:
-    return BackwardState(dx, dstore, None)
+    return BackwardState(dstore, None)
   # The transpose of the forward's last transfer, which has no iteration of its own.
-  return BackwardState(dx, dstore, ring.rotate_back(ring.write_back(schedule.iterations, dx, dstore)))
+  return BackwardState(dstore, ring.rotate_back(ring.write_back(schedule.iterations, dstore)))
 
 
 def _stages(
@@ -215,8 +214,7 @@ def _stages(
   )
   done = in_order(program.gradients, inputs, weights, item, chunk, behind)
   (dx,) = done.others
-  dx = ring.constrain(dx)
-  return BackwardState(dx, ring.read_back(t, dx, state.dstore), dheld), done
+  return BackwardState(ring.read_back(t, ring.constrain(dx), state.dstore), dheld), done
 
 
 def _cotangent_at(all_: jax.Array, t: jax.Array | int) -> jax.Array:

@@ -105,7 +105,7 @@ class Engine:
         self.stages,
         of_all.use(alone, iterations.repeat(0)),
         self.aux_at(aux, 0),
-        self.ring.read(0, *self.ring.buffers(inputs)),
+        self.ring.read(0, self.ring.enter(inputs)),
         self.checkpoint,
         [layout.batch_splits(self.ring.mesh, batch, self.row_groups) for layout in self.layouts],
         [a for _, axes in batch for a in axes],

@@ -25,13 +25,12 @@ class ForwardState(NamedTuple):
   """The state that an iteration reads and replaces.
 
   Attributes:
-    shift, store: the ring's buffers, see `ring.py`.
+    store: the ring's store, see `ring.py`.
     held: with D = 2 the previous iteration's outputs, still in transfer; None with D = 1.
     intermediates: what stages sow in each iteration.
     saved: residuals for backward, for each the buffer of each turn (`Iterations.turns`); empty if there is no backward.
   """
 
-  shift: AtStages
   store: Store
   held: AtStages | None
   intermediates: PyTree
@@ -78,7 +77,7 @@ def forward(
 
 def _initial_state(pipeline: TracedPipeline, inputs: Microbatches, *, save: bool) -> ForwardState:
   schedule, ring, program = pipeline.schedule, pipeline.ring, pipeline.program
-  shift, store = ring.buffers(inputs)
+  store = ring.enter(inputs)
   every, turns = range(schedule.iterations), pipeline.iterations.turns
   of_turns = [every[turn::turns] for turn in range(turns)]
 
@@ -88,9 +87,8 @@ def _initial_state(pipeline: TracedPipeline, inputs: Microbatches, *, save: bool
     return empty if aval.memory_space == jax.memory.Space.Device else jax.device_put(empty, aval.memory_space)
 
   return ForwardState(
-      shift=shift,
       store=store,
-      held=shift if schedule.delay == 2 else None,
+      held=ring.read(0, store) if schedule.delay == 2 else None,
       intermediates=jax.tree.map(lambda aval: buffer(aval, every), program.intermediates_avals),
       saved=[[buffer(aval, iterations) for iterations in of_turns] for aval in program.saved_avals if save],
   )
@@ -117,17 +115,15 @@ def _iteration(
       state, following = jax.lax.optimization_barrier((state, following))
     weights = of_all.gather(weights, following, chunk)
   used = of_all.use(weights, repeat)
-  x, stage_aux = ring.read(t, state.shift, state.store), pipeline.aux_at(aux, t)
+  x, stage_aux = ring.read(t, state.store), pipeline.aux_at(aux, t)
   y, intermediates, residuals = _stages(pipeline, used, stage_aux, x, save=save)
   # The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
   # such as gathers, while the outputs move. A barrier that ties them to the outputs makes the compiler run them while the
   # stages compute the outputs. Gathers that stop compute are not tied: they may as well run while the outputs leave.
   weights, y = of_all.behind_barrier(weights, _overlapped, ring.constrain(y))
   leaving, held = (y, None) if state.held is None else (state.held, y)
-  shift = ring.rotate(leaving)
   state = ForwardState(
-      shift=shift,
-      store=ring.write(t, shift, state.store),
+      store=ring.write(t, ring.rotate(leaving), state.store),
       held=held,
       intermediates=jax.tree.map(
           lambda all_, one: put(all_, one, t, range(one.ndim)), state.intermediates, intermediates

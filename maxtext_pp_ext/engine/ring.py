@@ -3,18 +3,16 @@
 """The activation ring: how microbatches enter, move from stage to stage, wait, and leave.
 
 Layout of an activation that all stages hold at once: [S, microbatch, sequence, embed], the first axis sharded over
-the mesh axis `stage`. Two buffers exist:
-
-  shift: [S, microbatch, sequence, embed]     what each stage reads next; `rotate` of the previous outputs.
-  store: [S, M, microbatch, sequence, embed]  only stage 0's part matters. Slot m holds microbatch m whenever it waits
-                                              for stage 0: as an input, between two repeats, and as an output.
+the mesh axis `stage`. Each stage has a store for M of them: [S, M, microbatch, sequence, embed]. At stage 0, slot m
+holds microbatch m whenever it waits there: as an input, between two repeats, and as an output. What arrives at another
+stage goes into the same slot of its own store, and is read in the next iteration.
 
 One rotation per iteration carries everything: stage to stage, and from the last stage back to stage 0's store.
 Inputs are gathered before the first iteration and outputs scattered after the last one: M microbatches each way. One
-program runs on every device, so the other stages hold a store too; nothing reads it after the first iteration.
+program runs on every device, so the other stages hold M slots, too.
 
-A stage in a bubble computes on a microbatch, too, and its results reach nothing. Before its first item it begins with the
-first microbatch, as it entered. After the last item it computes that item again: stage 0 reads its last input once more,
+A stage in a bubble computes on a microbatch, too, and its results reach nothing. Before its first item it begins with a
+microbatch as it entered. After the last item it computes that item again: stage 0 reads its last input once more,
 and sends the output around. On zeros all tokens would be alike, and a layer with experts would send all of them to the
 same devices, for which all stages wait.
 """
@@ -29,6 +27,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.sharding import constrain, divisible_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes
@@ -128,15 +127,6 @@ class Ring:
 
     return self._on_stage_axis(spread, P(STAGE_AXIS, None, *out_spec[1:]), out_spec, store)
 
-  def buffers(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(shift, store) before the first iteration, for inputs [M, microbatch, sequence, embed].
-
-    Stages that idle at first begin with the first microbatch. Each of them holds all inputs, so nothing is sent.
-    """
-    store = self.enter(inputs)
-    shift = jax.lax.index_in_dim(store, 0, axis=1, keepdims=False)
-    return self.constrain(shift), store
-
   def constrain_iterations(self, x: jax.Array) -> jax.Array:
     """Lays a buffer with a value per iteration, [T, S, …], out over the stages; the compiler lays out the other axes.
 
@@ -145,56 +135,71 @@ class Ring:
     stage = STAGE_AXIS if self._is_sharded and x.shape[1] == self.schedule.stages else P.UNCONSTRAINED
     return constrain(x, P(None, stage, *(P.UNCONSTRAINED,) * (x.ndim - 2)), self.mesh)
 
-  def read(self, t: jax.Array | int, shift: jax.Array, store: jax.Array) -> jax.Array:
-    """The stages' inputs at iteration t: stage 0 reads its store, the other stages read `shift`.
+  def read(self, t: jax.Array | int, store: jax.Array) -> jax.Array:
+    """The stages' inputs at iteration t: stage 0's item of that iteration, and what has arrived at the other stages.
 
     After its last item stage 0 reads that item's input again.
 
     Args:
       t: iteration.
-      shift: [S, microbatch, sequence, embed].
       store: [S, M, microbatch, sequence, embed].
     """
-    index = jnp.minimum(t, self._last_read) % self.schedule.microbatches
-    slot = jax.lax.dynamic_index_in_dim(store, index, axis=1, keepdims=False)
-    x = jnp.where(self._stage_index(shift.ndim) == 0, slot, shift)
+    x = self._at_stage_0_or(jnp.minimum(t, self._last_read), self._slot_of_arrival(t - 1), store)
     if self.bubble_fill is not None:
       x = jnp.where(self.is_bubble(t, x.ndim), jnp.asarray(self.bubble_fill, x.dtype), x)
     return self.constrain(x)
 
-  def write(self, t: jax.Array | int, shift: jax.Array, store: jax.Array) -> jax.Array:
-    """Puts the activation that arrived at stage 0 at the end of iteration t into its store slot.
+  def write(self, t: jax.Array | int, arrived: jax.Array, store: jax.Array) -> jax.Array:
+    """Puts the activations that arrived at the end of iteration t, [S, microbatch, sequence, embed], into the stores."""
+    return jax.lax.dynamic_update_index_in_dim(store, arrived, self._slot_of_arrival(t), axis=1)
 
-    Before the first arrival that slot may hold an input. What arrives then goes into the slot that stage 0 has just read.
-    """
-    item = self.schedule.arrival(t)
-    into = item if self.schedule.arrival(0) >= 0 else jnp.where(item >= 0, item, t)
-    return jax.lax.dynamic_update_index_in_dim(store, shift, into % self.schedule.microbatches, axis=1)
-
-  def write_back(self, t: jax.Array | int, dx: jax.Array, dstore: jax.Array) -> jax.Array:
-    """The cotangent of what arrives at the stages at the end of iteration t; for what a bubble will read, any value.
+  def write_back(self, t: jax.Array | int, dstore: jax.Array) -> jax.Array:
+    """The transpose of `write` with respect to what arrives at the end of iteration t; in bubbles any value.
 
     A slot needs no clearing. Each of its values is read once, and the transpose of that `read` overwrites the slot.
 
     Args:
       t: iteration.
-      dx: cotangent of the stages' inputs at iteration t + 1, [S, microbatch, sequence, embed]; in bubbles any value.
       dstore: cotangent of the store after iteration t, [S, M, microbatch, sequence, embed].
     """
-    item = self.schedule.arrival(t)
-    slot = jax.lax.dynamic_index_in_dim(dstore, item % self.schedule.microbatches, axis=1, keepdims=False)
-    to_store = slot if self.schedule.arrival(0) >= 0 else jnp.where(item >= 0, slot, jnp.zeros_like(slot))
-    return jnp.where(self._stage_index(dx.ndim) == 0, to_store, dx)
+    return self._at_stage_0_or(self.schedule.arrival(t), self._slot_of_read(t + 1), dstore)
 
   def read_back(self, t: jax.Array | int, dx: jax.Array, dstore: jax.Array) -> jax.Array:
-    """The transpose of `read` with respect to the store; `write_back` has that with respect to the shift.
+    """The transpose of `read`.
 
     Args:
       t: iteration.
       dx: cotangent of the stages' inputs, [S, microbatch, sequence, embed]; in bubbles any value.
       dstore: cotangent of the store before, [S, M, microbatch, sequence, embed].
     """
-    # What stage 0 reads in a bubble reaches nothing, and its slot holds an output's cotangent. So its cotangent goes into
-    # the slot of what arrived at the end of the iteration, from which `write_back` has just read.
+    return jax.lax.dynamic_update_index_in_dim(dstore, dx, self._slot_of_read(t), axis=1)
+
+  def _slot_of_arrival(self, t: jax.Array | int) -> jax.Array | int:
+    """Where `write` puts what arrives at the end of iteration t.
+
+    Before the first arrival at stage 0, that item's slot may hold an input. What arrives then goes into the slot that
+    stage 0 has just read.
+    """
+    item = self.schedule.arrival(t)
+    into = item if self.schedule.arrival(0) >= 0 else jnp.where(item >= 0, item, t)
+    return into % self.schedule.microbatches
+
+  def _slot_of_read(self, t: jax.Array | int) -> jax.Array:
+    """Where `read_back` puts the cotangents of what is read at iteration t.
+
+    What stage 0 reads in a bubble reaches nothing, and its slot holds an output's cotangent. So its cotangent goes into
+    the slot of what arrived at the end of the iteration, from which `write_back` has just read.
+    """
     slot = jnp.where(jnp.asarray(t) > self._last_read, self.schedule.arrival(t), t)
-    return jax.lax.dynamic_update_index_in_dim(dstore, dx, slot % self.schedule.microbatches, axis=1)
+    return slot % self.schedule.microbatches
+
+  def _at_stage_0_or(self, first: jax.Array | int, others: jax.Array | int, store: jax.Array) -> jax.Array:
+    """A slot of each stage's store, of stage 0 and of the others: [S, M, …] -> [S, …]. Slots count modulo M."""
+    microbatches = self.schedule.microbatches
+    if self.schedule.stages == 1:
+      return jax.lax.dynamic_index_in_dim(store, first % microbatches, axis=1, keepdims=False)
+    slots = jnp.where(self._stage_index(1) == 0, first, others) % microbatches
+    spec = divisible_spec(P(*self.stages_spec[:1], None, *self.activation_spec), store.shape, self.mesh)
+    take = lambda slot, store: [jax.lax.dynamic_index_in_dim(store, slot, axis=0, keepdims=False)]
+    (x,) = per_stage(take, self.mesh, [slots], [store], [Layout(spec, 0)], [Layout(P(spec[0], *spec[2:]), 0)])
+    return x

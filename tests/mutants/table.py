@@ -213,10 +213,10 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
     "bubbles that take longer than a microbatch (the same model, trained more slowly)": (
         Mutant(
             "bubbles-of-zeros",
-            "before their first microbatch stages compute on zeros, of which all tokens choose the same experts",
+            "in bubbles stages compute on zeros, of which all tokens choose the same experts",
             "engine/ring.py",
-            "shift = jax.lax.index_in_dim(store, 0, axis=1, keepdims=False)",
-            "shift = jnp.zeros_like(store[:, 0])",
+            "bubble_fill: float | None = None",
+            "bubble_fill: float | None = 0.0",
             BUBBLES,
         ),
     ),
