@@ -83,8 +83,8 @@ class WeightLayout:
     return math.prod(mesh.shape[a] for a in self.partial_axes)
 
   def by_device_like(self, mesh: Mesh, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """Zeros [F, S, …] in the layout `by_device`, for a weight of the shape [S, …]."""
-    return constrain(jnp.zeros((self.parts(mesh), *shape), dtype), self.by_device.spec, mesh)
+    """Memory for [F, S, …] in the layout `by_device`, for a weight of the shape [S, …]."""
+    return constrain(jax.lax.empty((self.parts(mesh), *shape), dtype), self.by_device.spec, mesh)
 
   def transfer(self, mesh: Mesh, shape: tuple[int, ...], chunks: int) -> Transfer:
     """How a parameter of this shape, [R, S, …], is transferred in `chunks` chunks."""

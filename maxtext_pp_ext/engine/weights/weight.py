@@ -276,7 +276,7 @@ class Weight:
   # Gradients.
 
   def zeros(self) -> Self:
-    """With the sums before the first item."""
+    """With the sums before the first item; partial sums have any value, since they begin anew with each repeat."""
     layout, like = self.layout, self.layout.by_device_like
     if not self.is_partial:
       nothing = jnp.full(self.shape, layout.combine.nothing, layout.accumulation_dtype)
