@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 # A file's tests stay in one process, since some share slow fixtures. Each process may take 2 GiB.
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 AUDIT := --requirement .ci/constraints-cpu.txt --no-deps --disable-pip
-SOURCES := $(wildcard maxtext_pp_ext tests benchmarks)
+SOURCES := $(wildcard maxtext_pp_ext tests benchmarks examples)
 VENV_PYTHON := .venv/bin/python
 DOCS := --constraint .ci/constraints-cpu.txt --constraint .ci/constraints-docs.txt --editable '.[cpu,tools,docs]'
 SPHINX := DECOUPLE_GCLOUD=TRUE JAX_PLATFORMS=cpu $(VENV_PYTHON) -m sphinx --quiet --fail-on-warning --keep-going -c docs/site

@@ -54,8 +54,8 @@ class GPipe(nnx.Module):
     for t in range(self.microbatches + self.stages - 1):
       x = x.at[0].set(waiting[min(t, self.microbatches - 1)])
       at = jnp.clip(t - numbers, 0, self.microbatches - 1)  # each stage's microbatch; in bubbles any
-      take = lambda all_: None if all_ is None else all_[at]
-      x = run(state, jax.lax.with_sharding_constraint(x, on_stages), take(ids), take(positions))
+      of_each = [None if all_ is None else all_[at] for all_ in (ids, positions)]
+      x = run(state, jax.lax.with_sharding_constraint(x, on_stages), *of_each)
       if t >= self.stages - 1:
         outputs.append(x[-1])
       x = jnp.roll(x, 1, axis=0)  # to the next stage: a permute over the mesh axis `stage`

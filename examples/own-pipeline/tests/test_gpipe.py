@@ -10,9 +10,10 @@ import maxtext_pp_ext
 
 maxtext_pp_ext.install()  # does nothing where the start-up hook has done it
 
-from maxtext.configs import pyconfig
-from maxtext_pp_ext.testing import assert_pipeline_parity
-import pytest
+from maxtext.configs import pyconfig  # noqa: E402
+import pytest  # noqa: E402
+
+from maxtext_pp_ext.testing import assert_pipeline_parity  # noqa: E402
 
 
 def config_of(stages, **keys):
