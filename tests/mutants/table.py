@@ -214,9 +214,9 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "bubbles-of-zeros",
             "in bubbles stages compute on zeros, of which all tokens choose the same experts",
-            "engine/ring.py",
-            "bubble_fill: float | None = None",
-            "bubble_fill: float | None = 0.0",
+            "pipelines/base.py",
+            "bubble_fill: ClassVar[float | None] = None",
+            "bubble_fill: ClassVar[float | None] = 0.0",
             BUBBLES,
         ),
     ),
