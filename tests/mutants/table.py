@@ -241,7 +241,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "aux-loss-without-gradient",
             "load-balance losses are reported and have no gradient",
             "engine/backward.py",
-            "else get(all_, t)",
+            "else get(all_, t, range(all_.ndim - 1))",
             "else jnp.zeros_like(all_[0])",
             EXPERTS,
         ),
