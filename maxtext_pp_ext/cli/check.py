@@ -19,7 +19,7 @@ from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import UNUSABLE
 from maxtext_pp_ext.cli.tables import labels
-from maxtext_pp_ext.host.models import refusals
+from maxtext_pp_ext.host.models import run_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  maxtext.check_numbers({"--devices": args.devices}, most=refusals.MOST_DEVICES)
+  maxtext.check_numbers({"--devices": args.devices}, most=run_config.MOST_DEVICES)
   if problems := maxtext.problems(args.maxtext_args):
     result = {"errors": problems, "warnings": [], "devices": None}
   else:

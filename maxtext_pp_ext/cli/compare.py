@@ -54,7 +54,7 @@ from maxtext_pp_ext.cli.errors import CommandError, FAILED, refusing
 from maxtext_pp_ext.cli.tables import compare as compare_table
 from maxtext_pp_ext.compiled import child, flags, step_times
 from maxtext_pp_ext.hardware import chips
-from maxtext_pp_ext.host.models import refusals, run_config, variants
+from maxtext_pp_ext.host.models import run_config, variants
 
 _DEFAULT = "none,host,circular,circular_bsw,circular_ag_once"
 _MOST_CPU_DEVICES = 4096
@@ -182,7 +182,7 @@ def _devices(
     described = ", ".join(f"{count} × {kind}" for kind, count in here["kinds"].items())
     return machine, described, chips.of_device_kind(next(iter(here["kinds"])))
   if topology := given.get("compile_topology"):
-    slices = refusals.integer(given, "compile_topology_num_slices")
+    slices = run_config.integer(given, "compile_topology_num_slices")
     return None, f"{slices} slices of {topology}" if slices > 1 else topology, chips.of_topology(topology)
   count = args.devices or 8
   return count, f"{count} virtual CPU devices", None

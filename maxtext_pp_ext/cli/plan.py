@@ -61,7 +61,7 @@ from maxtext_pp_ext.cli.tables import plan as plan_table
 from maxtext_pp_ext.cli.tables.plan import name_of
 from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import arguments
-from maxtext_pp_ext.host.models import refusals, run_config, variants
+from maxtext_pp_ext.host.models import run_config, variants
 from maxtext_pp_ext.nearest import did_you_mean
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
@@ -153,7 +153,7 @@ def _best(found: Any, count: int) -> list[Any]:
 
 
 def _check(args: argparse.Namespace) -> None:
-  maxtext.check_numbers({"--devices": args.devices}, most=refusals.MOST_DEVICES)
+  maxtext.check_numbers({"--devices": args.devices}, most=run_config.MOST_DEVICES)
   numbers = {"--device-memory-gib": args.device_memory_gib, "--top": args.top, "--row": args.row}
   maxtext.check_numbers(numbers | {"--minutes": args.minutes, "--memory-gib": args.memory_gib})
   known = (variants.NONE, *(name for name in registry.names() if name != registry.HOST))

@@ -19,7 +19,7 @@ from typing import Any
 from maxtext_pp_ext import units
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError
-from maxtext_pp_ext.host.models import refusals, run_config
+from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.host.rules import problems
 from maxtext_pp_ext.nearest import nearest
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  maxtext.check_numbers({"--devices": args.devices}, most=refusals.MOST_DEVICES)
+  maxtext.check_numbers({"--devices": args.devices}, most=run_config.MOST_DEVICES)
   maxtext.check_numbers({"--limit": args.limit})
   if args.picture is not None and args.json:
     raise CommandError("--picture is text, and --json is for programs: give one of them.")

@@ -116,19 +116,17 @@ def _patch_points() -> Iterator[Finding]:
   except SetupError as error:
     yield Finding("all", "refused", WRONG, str(error))
     return
-  for name, patch_point in table.PATCH_POINTS.items():
+  for name, parts in table.PATCH_POINTS.items():
+    purpose = table.purpose(parts)
     try:
       importlib.import_module(name)
-    except ModuleNotFoundError as error:
-      # A part of MaxText that this MaxText does not have, or whose packages are not installed.
-      state, value = (WRONG, "refused") if patch_point.required else (NOTE, "not imported")
-      yield Finding(name, f"{value}: {patch_point.purpose}", state, f"{error}.")
-      continue
+      patched = name in install.status().skipped
+      yield Finding(name, f"{'in MaxText itself' if patched else 'applied'}: {purpose}")
     except Exception as error:  # pylint: disable=broad-exception-caught  # MaxText's own imports may fail, too
-      yield Finding(name, f"refused: {patch_point.purpose}", WRONG, f"{type(error).__name__}: {error}")
-      continue
-    patched = name in install.status().skipped
-    yield Finding(name, f"{'in MaxText itself' if patched else 'applied'}: {patch_point.purpose}")
+      # A part of MaxText that this MaxText does not have, or whose packages are not installed.
+      absent = isinstance(error, ModuleNotFoundError)
+      value, state = ("not imported", NOTE) if absent and not parts[0].required else ("refused", WRONG)
+      yield Finding(name, f"{value}: {purpose}", state, f"{error}." if absent else f"{type(error).__name__}: {error}")
   for text in install.status().missing:
     feature, _, why = text.partition(": ")
     yield Finding(feature, "missing; a run that needs it is refused", NOTE, why)

@@ -10,7 +10,6 @@ import ast
 from collections.abc import Iterator
 import functools
 import pathlib
-from types import ModuleType
 
 import maxtext_pp_ext
 from maxtext_pp_ext.errors import SetupError
@@ -35,25 +34,18 @@ def _version(found: source.Source) -> Iterator[Finding]:
 
 
 def _patch_points(found: source.Source) -> Iterator[Finding]:
-  for name, patch_point in table.PATCH_POINTS.items():
+  for name, parts in table.PATCH_POINTS.items():
     try:
       module = found.module(name)
     except SetupError as error:
-      state = WRONG if patch_point.required else NOTE
-      yield Finding(name, f"missing: {patch_point.purpose}", state, str(error))
+      yield Finding(name, f"missing: {table.purpose(parts)}", WRONG if parts[0].required else NOTE, str(error))
       continue
-    if patch_point.required is not None:
-      yield _judged(name, patch_point.required, module, WRONG)
-    for feature in patch_point.features:
-      yield _judged(name, feature, module, NOTE)
-
-
-def _judged(name: str, part: table.Part, module: ModuleType, worst: str) -> Finding:
-  try:
-    part.check(module)
-  except version.HostVersionError as error:
-    return Finding(name, f"differs: {part.name}", worst, error.difference)
-  return Finding(name, f"fits: {part.name}")
+    for part in parts:
+      try:
+        part.check(module)
+        yield Finding(name, f"fits: {part.name}")
+      except version.HostVersionError as error:
+        yield Finding(name, f"differs: {part.name}", WRONG if part.required else NOTE, error.difference)
 
 
 def _imports(found: source.Source) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.host.models.axes import rules_in_play, STAGE_AXES
-from maxtext_pp_ext.host.models.refusals import as_value_errors
+from maxtext_pp_ext.host.models.run_config import as_value_errors
 
 # Whether the model that is being built gets shapes only.
 only_shapes = contextvars.ContextVar("only_shapes", default=False)

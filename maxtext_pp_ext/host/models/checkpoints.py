@@ -16,7 +16,7 @@ from maxtext_pp_ext.checkpoint.complete import Saved
 from maxtext_pp_ext.checkpoint.layout import Path, Shape
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import layouts
-from maxtext_pp_ext.host.models.refusals import as_value_errors
+from maxtext_pp_ext.host.models.run_config import as_value_errors
 
 # In names of arrays that MaxText leaves at their initial values if a checkpoint lacks them.
 _CUSTOM = "custom_linear"

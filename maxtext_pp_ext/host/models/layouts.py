@@ -27,7 +27,7 @@ from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import abstract_model, cycles, run_config
-from maxtext_pp_ext.host.models.refusals import integer
+from maxtext_pp_ext.host.models.run_config import integer
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, Schedule
 from maxtext_pp_ext.units import counted
 

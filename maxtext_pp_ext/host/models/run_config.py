@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads MaxText's config for the arguments of a run, and writes it into a yml file; makes its pipeline's schedule."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import importlib.util
 import math
 import os
@@ -15,16 +16,42 @@ from maxtext_pp_ext.config import derived, PipelineConfigError, ranges, remedies
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import PipelineKeys
 from maxtext_pp_ext.config.view import plain, with_values
+from maxtext_pp_ext.errors import SetupError
 from maxtext_pp_ext.host.models import cycles
-from maxtext_pp_ext.host.models.refusals import as_value_errors, integer, MOST_DEVICES
 from maxtext_pp_ext.nearest import did_you_mean
 from maxtext_pp_ext.schedule import CircularSchedule, Schedule
 
+MOST_DEVICES = 1 << 20  # a mesh of more is a mistake
 _MOST_CHOICES = 20  # for a key that are listed
 _LONGEST_VALUE = 80  # that is repeated in an error
 # They say what to compile for; a run has its devices.
 _OF_TARGET = ("compile_topology", "compile_topology_num_slices", "internal_compile", "internal_compile_num_devices")
 _PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
+
+
+@contextlib.contextmanager
+def as_value_errors(what: str) -> Iterator[None]:
+  """Turns the errors that MaxText and its dependencies raise about a config into "MaxText cannot {what}: …".
+
+  MaxText validates only some of its keys. Other bad values fail somewhere in its code: with AssertionError,
+  ZeroDivisionError, AttributeError, RecursionError and more (0.2.5). Errors whose message is for people pass unchanged.
+  """
+  try:
+    yield
+  except (ValueError, NotImplementedError, OSError, ImportError, SetupError):
+    raise
+  except Exception as error:
+    text = str(error).strip()
+    raise ValueError(f"MaxText cannot {what}: {type(error).__name__}{': ' if text else ''}{text}") from error
+
+
+def integer(given: Mapping[str, Any], key: str, default: int = 1) -> int:
+  """The whole number that arguments give for a key, not yet validated by MaxText. Raises ValueError if it is none."""
+  value = given.get(key, default)
+  try:
+    return int(value)
+  except (TypeError, ValueError, OverflowError):
+    raise ValueError(f"{key}={value!r} must be a whole number.") from None
 
 
 def maxtext_folder() -> pathlib.Path:

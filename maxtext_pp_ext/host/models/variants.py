@@ -8,7 +8,6 @@ from typing import Any
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.host.models import run_config
-from maxtext_pp_ext.host.models.refusals import integer
 from maxtext_pp_ext.nearest import did_you_mean
 
 NONE = "none"
@@ -75,7 +74,7 @@ def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return found
   all_stages = 1
   for network in derived.NETWORKS:
-    stages, fsdp = (integer(given, f"{network}_{axis}_parallelism") for axis in ("pipeline", "fsdp"))
+    stages, fsdp = (run_config.integer(given, f"{network}_{axis}_parallelism") for axis in ("pipeline", "fsdp"))
     all_stages *= stages
     # -1 takes what other axes leave, so it includes the devices of the stages.
     found[f"{network}_fsdp_parallelism"] = fsdp if fsdp == -1 else fsdp * stages

@@ -103,25 +103,25 @@ def apply(module: ModuleType) -> None:
 
 
 def _check(module: ModuleType) -> None:
-  if (required := table.PATCH_POINTS[module.__name__].required) is not None:
-    required.check(module)
+  for part in table.PATCH_POINTS[module.__name__]:
+    if part.required:
+      part.check(module)
 
 
 def _apply(module: ModuleType) -> None:
   """Applies a checked patch point completely or not at all."""
-  rebinding, patch_point = rebind.Rebinding(), table.PATCH_POINTS[module.__name__]
+  rebinding = rebind.Rebinding()
   try:
-    if patch_point.required is not None:
-      patch_point.required.apply(module, rebinding)
-    for feature in patch_point.features:
+    for part in table.PATCH_POINTS[module.__name__]:
+      _missing.pop(part.name, None)
       try:
-        feature.check(module)
+        if not part.required:
+          part.check(module)
       except version.HostVersionError as error:
-        _missing[feature.name] = str(error)
-        feature.refuse(module, rebinding, str(error))
+        _missing[part.name] = str(error)
+        part.refuse(module, rebinding, str(error))
       else:
-        _missing.pop(feature.name, None)
-        feature.apply(module, rebinding)
+        part.apply(module, rebinding)
   except BaseException:
     rebinding.undo()
     raise

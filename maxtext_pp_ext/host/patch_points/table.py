@@ -3,8 +3,8 @@
 """The patch points: for each MaxText module that we change, what it must look like and what is put there.
 
 `install.py` applies them when modules are imported; `Rebinding.replace` says how what is put there is called. What each
-run of ours needs is `required`: where MaxText looks different, the import of the module fails. The rest are `features`:
-where MaxText looks different, the feature is missing, and a run that would need it is refused. With `pipeline_impl=host`
+run of ours needs is `required`: where MaxText looks different, the import of the module fails. Without another part a run
+that would need it is refused. With `pipeline_impl=host`
 and `sharding_conflicts=fallback` each replacement calls MaxText's own and does the same. Exceptions are errors of ours
 about unknown keys and topologies, about bad or useless values of our keys, and about checkpoints of another layout, or
 incomplete ones if MaxText would not say what they lack.
@@ -40,6 +40,7 @@ class Part:
   replaced: Mapping[str, Callable]  # path in the module -> what replaces it, see `Rebinding.replace`
   refused_in: str = ""  # path of the function that refuses runs which need it; "" if MaxText's own error will do
   needs: Callable[[Any], bool] = derived.runs_ours  # whether a config needs it
+  required: bool = False  # else a MaxText without it is accepted
 
   def check(self, module: ModuleType) -> None:
     for each in self.checks:
@@ -62,17 +63,9 @@ class Part:
       rebinding.replace(module, self.refused_in, refusing)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PatchPoint:
-  """What is replaced in one module."""
-
-  required: Part | None = None
-  features: tuple[Part, ...] = ()
-
-  @property
-  def purpose(self) -> str:
-    """What it is needed for, in words."""
-    return self.required.name if self.required else ", ".join(feature.name for feature in self.features)
+def purpose(parts: Iterable[Part]) -> str:
+  """What a patch point is needed for, in words."""
+  return next((part.name for part in parts if part.required), ", ".join(part.name for part in parts))
 
 
 def _configs(arguments: Iterable[Any]) -> Iterator[Any]:
@@ -193,11 +186,13 @@ _TYPES = Part(
     name="the keys of this package, and the refusal of configs that cannot work",
     checks=(_check_types,),
     replaced=dict.fromkeys(config_class.VALIDATORS, config_class.extend_config_class),
+    required=True,
 )
 _PIPELINE = Part(
     name="pipelines",
     checks=(version.signature("create_nnx_pipeline", "(config, stage_factory, mesh, remat_policy=None, *, rngs)"),),
     replaced={"create_nnx_pipeline": factory.create_nnx_pipeline},
+    required=True,
 )
 _DECODERS = Part(
     name="the stages of pipelines, and the refusal of arguments that they would not get",
@@ -211,13 +206,15 @@ _DECODERS = Part(
         "NNXDecoder.get_decoder_layers": stage_modules.get_decoder_layers,
         "NNXDecoder._get_pipeline_stage_module": stage_modules.build,
     },
+    required=True,
 )
-PATCH_POINTS = {
-    "maxtext.configs.types": PatchPoint(required=_TYPES),
-    "maxtext.configs.pyconfig": PatchPoint(features=(UNKNOWN_KEYS,)),
-    "maxtext.layers.pipeline": PatchPoint(required=_PIPELINE, features=(LINEN,)),
-    "maxtext.layers.nnx_decoders": PatchPoint(required=_DECODERS, features=(WINDOW,)),
-    "maxtext.utils.model_creation_utils": PatchPoint(features=(SHARDING_CONFLICTS, PRETRAINED)),
-    "maxtext.common.checkpointing": PatchPoint(features=(CHECKPOINTS,)),
-    "maxtext.training_engine.checkpointing": PatchPoint(features=(ENGINE_CHECKPOINTS,)),
+# Module -> the parts that are made in it, in this order.
+PATCH_POINTS: dict[str, tuple[Part, ...]] = {
+    "maxtext.configs.types": (_TYPES,),
+    "maxtext.configs.pyconfig": (UNKNOWN_KEYS,),
+    "maxtext.layers.pipeline": (_PIPELINE, LINEN),
+    "maxtext.layers.nnx_decoders": (_DECODERS, WINDOW),
+    "maxtext.utils.model_creation_utils": (SHARDING_CONFLICTS, PRETRAINED),
+    "maxtext.common.checkpointing": (CHECKPOINTS,),
+    "maxtext.training_engine.checkpointing": (ENGINE_CHECKPOINTS,),
 }

@@ -15,7 +15,7 @@ from maxtext_pp_ext.checkpoint.layout import Layout, Leaf, Path
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.host.models import layouts
-from maxtext_pp_ext.host.models.refusals import as_value_errors
+from maxtext_pp_ext.host.models.run_config import as_value_errors
 
 # One layer's part of an array: (number of the layer, name within it). An array of no layer: (None, path).
 Part = tuple[int | None, Path]

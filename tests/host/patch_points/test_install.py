@@ -160,8 +160,8 @@ def test_a_patch_point_that_fails_while_it_is_applied_takes_the_others_with_it(d
       rebinding.replace(module, "NNXDecoder.__call__", lambda own, *args: None)
       raise OSError("disk full")
 
-  broken = Broken(name="this test", checks=(), replaced={})
-  monkeypatch.setitem(table.PATCH_POINTS, "maxtext.layers.nnx_decoders", table.PatchPoint(required=broken))
+  broken = Broken(name="this test", checks=(), replaced={}, required=True)
+  monkeypatch.setitem(table.PATCH_POINTS, "maxtext.layers.nnx_decoders", (broken,))
   before = _bound_names()
   with pytest.raises(OSError, match="disk full"):
     maxtext_pp_ext.install()

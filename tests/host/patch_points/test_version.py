@@ -35,7 +35,7 @@ def test_a_signature_that_differs_stops_with_the_expected_and_the_found_one():
   module = types.ModuleType("maxtext.layers.pipeline")
   module.create_nnx_pipeline = lambda config, stage_factory, mesh, *, remat_policy, rngs: None
   with pytest.raises(version.HostVersionError) as error:
-    table.PATCH_POINTS["maxtext.layers.pipeline"].required.check(module)
+    table.PATCH_POINTS["maxtext.layers.pipeline"][0].check(module)
   message = str(error.value)
   assert (
       "expected maxtext.layers.pipeline.create_nnx_pipeline(config, stage_factory, mesh, remat_policy=None, *, rngs)"
@@ -61,9 +61,9 @@ def test_annotations_are_no_part_of_a_signature():
 
 @pytest.mark.parametrize("name", table.PATCH_POINTS)
 def test_a_module_without_what_the_patch_point_needs_stops_with_its_name(name):
-  patch_point = table.PATCH_POINTS[name]
-  assert patch_point.purpose
-  for part in filter(None, (patch_point.required, *patch_point.features)):
+  parts = table.PATCH_POINTS[name]
+  assert table.purpose(parts)
+  for part in parts:
     with pytest.raises(version.HostVersionError, match=f"expected {name}.*found nothing of that name"):
       part.check(types.ModuleType(name))
 
@@ -90,10 +90,10 @@ def test_a_decoder_with_a_parameter_that_we_do_not_know_is_refused():
   module.NNXDecoder = NNXDecoder
   NNXDecoder.__call__ = lambda *args: None
   NNXDecoder.__call__.__signature__ = with_parameters(table.DECODER_PARAMETERS)
-  table.PATCH_POINTS[module.__name__].required.check(module)
+  table.PATCH_POINTS[module.__name__][0].check(module)
   NNXDecoder.__call__.__signature__ = with_parameters([*table.DECODER_PARAMETERS, "new_thing"])
   with pytest.raises(version.HostVersionError, match=r"found __call__\(self, shared_embedding, .*new_thing\)"):
-    table.PATCH_POINTS[module.__name__].required.check(module)
+    table.PATCH_POINTS[module.__name__][0].check(module)
 
 
 def test_a_from_pretrained_that_makes_its_model_another_way_is_refused():
@@ -138,9 +138,9 @@ def _types_module(**changes):
     ],
 )
 def test_a_config_class_that_differs_is_refused_with_what_differs(changes, words):
-  table.PATCH_POINTS["maxtext.configs.types"].required.check(_types_module())
+  table.PATCH_POINTS["maxtext.configs.types"][0].check(_types_module())
   with pytest.raises(version.HostVersionError, match=words):
-    table.PATCH_POINTS["maxtext.configs.types"].required.check(_types_module(**changes))
+    table.PATCH_POINTS["maxtext.configs.types"][0].check(_types_module(**changes))
 
 
 # Keys that are read where only some of the supported versions have them, or none but this package.
