@@ -8,7 +8,6 @@ import functools
 import os
 import pathlib
 import re
-from types import SimpleNamespace
 from typing import Any
 
 from maxtext_pp_ext import registry
@@ -22,7 +21,6 @@ from maxtext_pp_ext.host.topology import topologies
 from maxtext_pp_ext.nearest import did_you_mean
 
 _CONFIGS = "src/maxtext/configs/"  # in MaxText's repository; MaxText finds its own configs by it wherever they are
-_KEY = re.compile(r"\w+(?=\W|$)")
 _MOST_FILES = 20  # based on one another
 _TYPES, _DECODER = "configs/types.py", "layers/nnx_decoders.py"  # in MaxText's folder
 
@@ -36,9 +34,8 @@ def problems(argv: Sequence[str]) -> list[str]:
   prose = [f"{file} {what}" for file, content in of_user.items() if not isinstance(content, dict)]
   of_files = [str(key) for content in of_user.values() if isinstance(content, dict) for key in content]
   values = _merged(files, assigned)
-  topology: Any = SimpleNamespace(compile_topology=values.get("compile_topology") or "")
-  of_names = [*_models(values), *_implementations(values), *_remat_policies(values)]
-  return [*prose, *_keys([*of_files, *assigned]), *meshes.unknown_topology(topology), *of_names]
+  unknown = meshes.unknown_topology(values.get("compile_topology") or "")
+  return [*prose, *_keys([*of_files, *assigned]), *unknown, *_names(values)]
 
 
 def given(argv: Sequence[str]) -> dict[str, Any] | None:
@@ -103,7 +100,7 @@ def _keys(given_keys: Sequence[str]) -> Iterator[str]:
   for key in dict.fromkeys(given_keys):
     # A dot begins a key within a key.
     name = key.partition(".")[0].partition("[")[0]
-    if (_KEY.fullmatch(name) or " " in name) and name not in known and len(known) > len(PipelineKeys.model_fields):
+    if (re.fullmatch(r"\w+", name) or " " in name) and name not in known and len(known) > len(PipelineKeys.model_fields):
       yield unknown_keys.sentence(name, known)
 
 
@@ -141,24 +138,18 @@ def remat_policies() -> set[str]:
   return found
 
 
-def _models(values: Mapping[str, Any]) -> Iterator[str]:
-  name, known = values.get("model_name"), model_names()
-  if known and isinstance(name, str) and "$" not in name and name not in known:
-    yield f"model_name={name} is none of {len(known)} models of MaxText{did_you_mean(name, known, 5)}"
-
-
-def _implementations(values: Mapping[str, Any]) -> Iterator[str]:
-  name = values.get("pipeline_impl", registry.HOST)
-  if isinstance(name, str) and "$" not in name:
-    try:
-      registry.get(name)
-    except registry.UnknownImplementationError as error:
-      yield f"{error} {remedies.LEAVE_OUT}"
-
-
-def _remat_policies(values: Mapping[str, Any]) -> Iterator[str]:
-  name, known = values.get("remat_policy"), remat_policies()
-  if known and isinstance(name, str) and "$" not in name and name not in known and name.lower() != "none":
-    meant = did_you_mean(name, known, 3)
-    ends = meant if meant != "." else f", which has {', '.join(sorted(known))}."
-    yield f"remat_policy={name} is no policy of MaxText{ends}"
+def _names(values: Mapping[str, Any]) -> Iterator[str]:
+  """A sentence for each unknown name. MaxText fills in those with a "$"."""
+  names = {key: value for key, value in values.items() if isinstance(value, str) and "$" not in value}
+  model, models = names.get("model_name"), model_names()
+  if models and model is not None and model not in models:
+    yield f"model_name={model} is none of {len(models)} models of MaxText{did_you_mean(model, models, 5)}"
+  try:
+    registry.get(names.get("pipeline_impl", registry.HOST))
+  except registry.UnknownImplementationError as error:
+    yield f"{error} {remedies.LEAVE_OUT}"
+  policy, policies = names.get("remat_policy"), remat_policies()
+  if policies and policy is not None and policy not in policies and policy.lower() != "none":
+    meant = did_you_mean(policy, policies, 3)
+    ends = meant if meant != "." else f", which has {', '.join(sorted(policies))}."
+    yield f"remat_policy={policy} is no policy of MaxText{ends}"

@@ -7,27 +7,15 @@ refuses a mesh of 2 × 8 × 2 on 2 × 4 × 4 chips (`jax.experimental.mesh_utils
 """
 
 from collections.abc import Mapping, Sequence
-import dataclasses
 import functools
 import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.hardware.chips import CHIPS
 from maxtext_pp_ext.hardware.torus import Slice
-
-
-@dataclasses.dataclass(frozen=True)
-class _Device:
-  """What JAX reads of a device to place it in a mesh."""
-
-  id: int
-  device_kind: str
-  coords: tuple[int, ...]
-  core_on_chip: int
-  platform: str = "tpu"
-  process_index: int = 0
 
 
 def topologies() -> Mapping[str, Any]:
@@ -89,7 +77,12 @@ def _divides_axes(topology: str, ici: tuple[int, ...]) -> bool:
   padded = (*lengths(topology), 1, 1)[:3]
   places = itertools.product(*map(range, reversed(padded)), range(cores(topology)))
   kind = CHIPS[topology.partition("-")[0]].device_kinds[0]  # some have layouts of their own
-  devices = [_Device(number, kind, tuple(reversed(place)), core) for number, (*place, core) in enumerate(places)]
+  # What JAX reads of a device to place it in a mesh.
+  alike = {"device_kind": kind, "platform": "tpu", "process_index": 0}
+  devices = [
+      SimpleNamespace(**alike, id=number, coords=tuple(reversed(place)), core_on_chip=core)
+      for number, (*place, core) in enumerate(places)
+  ]
   try:
     mesh_utils.create_device_mesh(ici, devices)
   except NotImplementedError:

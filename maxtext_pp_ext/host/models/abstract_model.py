@@ -95,39 +95,29 @@ def restacked(found: nnx.State, config: DerivedKeys, other: DerivedKeys) -> nnx.
   """
   (old, old_names), (new, new_names) = stacks(config), stacks(other)
 
-  def restack(path, variable):
-    if tuple(getattr(key, "key", None) for key in path[: len(_PIPELINE)]) != _PIPELINE:
-      return variable
+  flat = dict(nnx.to_flat_state(found))
+  of_pipeline = {path: variable for path, variable in flat.items() if path[: len(_PIPELINE)] == _PIPELINE}
+  layers, fewer = config.num_layers_per_pipeline_stage, other.num_layers_per_pipeline_stage
+  dropped = set[str]()
+  if layers != fewer:  # the modules of the smaller stage are the first ones of the larger
+    modules = {path[len(_PIPELINE)] for path in of_pipeline}
+    kept, left = divmod(len(modules) * fewer, layers)
+    # The module of a stage with one module has another place, and its name may be that of a layer inside.
+    names_of_several = {f"layers_{index}" for index in range(len(modules))}
+    if modules != names_of_several or left or not 1 < kept <= len(modules):
+      return None
+    dropped = {f"layers_{index}" for index in range(kept, len(modules))}
+  for path, variable in of_pipeline.items():
     value, names = variable.get_value(), variable.get_metadata().get("out_sharding")
-    if value.shape[: len(old)] != old or (names and tuple(names[: len(old)]) != old_names):
-      raise _StackedOtherwise
-    metadata = {"out_sharding": (*new_names, *names[len(old) :])} if names else {}
-    return variable.replace(jax.ShapeDtypeStruct((*new, *value.shape[len(old) :]), value.dtype), **metadata)
-
-  try:
-    found = _fewer_in_a_stage(found, config.num_layers_per_pipeline_stage, other.num_layers_per_pipeline_stage)
-    return jax.tree_util.tree_map_with_path(restack, found, is_leaf=lambda each: isinstance(each, nnx.Variable))
-  except _StackedOtherwise:
-    return None
-
-
-def _fewer_in_a_stage(found: nnx.State, layers: int, fewer: int) -> nnx.State:
-  """The parameters of a pipeline with fewer layers in a stage: its modules are the first ones of the larger."""
-  if layers == fewer:
-    return found
-  flat = nnx.to_flat_state(found)
-  modules = {path[len(_PIPELINE)] for path, _ in flat if path[: len(_PIPELINE)] == _PIPELINE}
-  kept, left = divmod(len(modules) * fewer, layers)
-  # The module of a stage with one module has another place, and its name may be that of a layer inside.
-  names = {f"layers_{index}" for index in range(len(modules))}
-  if modules != names or left or not 1 < kept <= len(modules):
-    raise _StackedOtherwise
-  dropped = {(*_PIPELINE, f"layers_{index}") for index in range(kept, len(modules))}
-  return nnx.from_flat_state((path, variable) for path, variable in flat if path[: len(_PIPELINE) + 1] not in dropped)
-
-
-class _StackedOtherwise(Exception):
-  pass
+    if path[len(_PIPELINE)] in dropped:
+      del flat[path]
+    elif value.shape[: len(old)] != old or (names and tuple(names[: len(old)]) != old_names):
+      return None
+    else:
+      metadata = {"out_sharding": (*new_names, *names[len(old) :])} if names else {}
+      shape = jax.ShapeDtypeStruct((*new, *value.shape[len(old) :]), value.dtype)
+      flat[path] = variable.replace(shape, **metadata)
+  return nnx.from_flat_state(flat)
 
 
 def explained(

@@ -140,20 +140,15 @@ def of_checkpoint(
     given: Mapping[str, Any],
     wanted: Layout,
 ) -> tuple[Any, Layout]:
-  """(config, layout) of a checkpoint of this model, whatever layout the arguments themselves ask for.
+  """(config, layout) of a checkpoint of this model, whatever layout (`wanted`) the arguments themselves ask for.
 
-  Args:
-    argv: MaxText's arguments of a run of the same model.
-    shapes: the checkpoint's arrays.
-    scan_layers: MaxText's note of this key in the checkpoint; None if it has none.
-    given: key -> value, for keys that are known and not guessed.
-    wanted: the layout that the arguments ask for.
-
-  Raises LayoutError if it is not of this model, may have several layouts, or has a form that cannot be converted.
+  `shapes` are the checkpoint's arrays, and `scan_layers` is MaxText's note of this key in it, None without one. Keys in
+  `given` are known and not guessed. Raises LayoutError if the checkpoint is not of this model, may have several layouts,
+  or has a form that cannot be converted.
   """
   if why_not := forms.why_not_converted({path[0] for path in shapes}):
     raise LayoutError(why_not)
-  layers = layers_of_pipelined_kind(config_of_layout(argv))
+  layers = layers_to_choose_from(config_of_layout(argv)) or 0
   wrong = []
   found: dict[tuple[Leaf, ...], tuple[Any, Layout]] = {}
   for guessed in guess.candidates(shapes, layers=layers, scan_layers=scan_layers, of_layer=wanted.of_layer):
@@ -172,11 +167,6 @@ def of_checkpoint(
     several = "; ".join(layout.description for _, layout in found.values())
     raise LayoutError(f"The checkpoint may have one of several layouts ({several}): give its keys with --from.")
   raise LayoutError("\n  ".join(["The checkpoint is not of this model in any layout:", *wrong]))
-
-
-def layers_of_pipelined_kind(config: DerivedKeys) -> int:
-  """How many of the decoder's layers are of the kind that pipelines hold: all but the dense ones of DeepSeek."""
-  return layers_to_choose_from(config)  # type: ignore[return-value]  # None only for num_decoder_layers=None
 
 
 def describe(config: DerivedKeys) -> str:

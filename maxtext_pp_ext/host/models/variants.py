@@ -33,12 +33,9 @@ def names() -> tuple[str, ...]:
 def arguments(name: str, argv: Sequence[str], *, platform: str | None) -> list[str]:
   """MaxText's arguments of a variant of a run, for a step that is compiled and has no data.
 
-  Args:
-    name: one of `names()`. Without a pipeline the devices of the stages are given to FSDP.
-    argv: MaxText's arguments of the run: a yml file, which may be left out, then `key=value`.
-    platform: what is compiled for, "cpu" or the "tpu" of `compile_topology`; None for devices that the process has.
-
-  Raises ValueError if there is no such variant or yml file, or this MaxText lacks its key.
+  `name` is one of `names()`; without a pipeline the devices of the stages are given to FSDP. `argv`: MaxText's arguments
+  of the run. `platform` is what is compiled for, "cpu" or the "tpu" of `compile_topology`; None for devices that the
+  process has. Raises ValueError if there is no such variant or yml file, or this MaxText lacks its key.
   """
   if name not in names():
     raise ValueError(f"There is no implementation {name!r}, only {', '.join(names())}{did_you_mean(name, names())}")

@@ -48,9 +48,9 @@ class Source:
 
   def names(self, name: str) -> set[str]:
     """Returns what a module defines or imports, and the modules below it. Raises SetupError if it is not there."""
-    file = self._existing(name)
-    found = {each for statement in _statements(self._tree(file)) for each in _defined(statement)}
-    if file.name == "__init__.py":
+    found = {each for statement in _statements(self._tree(name)) for each in _defined(statement)}
+    file = self.file(name)
+    if file is not None and file.name == "__init__.py":
       found |= {path.stem for path in file.parent.glob("*.py")}
       found |= {path.parent.name for path in file.parent.glob("*/__init__.py")}
     return found
@@ -58,7 +58,7 @@ class Source:
   def module(self, name: str) -> ModuleType:
     """Returns a module that looks like MaxText's; raises SetupError if it is not there."""
     module = ModuleType(name)
-    for statement in _statements(self._tree(self._existing(name))):
+    for statement in _statements(self._tree(name)):
       if isinstance(statement, ast.ClassDef):
         setattr(module, statement.name, _class(statement, module))
       elif isinstance(statement, ast.FunctionDef):
@@ -68,12 +68,9 @@ class Source:
           setattr(module, each, None)
     return module
 
-  def _existing(self, name: str) -> pathlib.Path:
+  def _tree(self, name: str) -> ast.Module:
     if (file := self.file(name)) is None:
       raise SetupError(f"expected {name}, found no such module in {self.folder}.")
-    return file
-
-  def _tree(self, file: pathlib.Path) -> ast.Module:
     try:
       return ast.parse(file.read_text("utf-8"), str(file))
     except SyntaxError as error:

@@ -13,6 +13,7 @@ incomplete ones if MaxText would not say what they lack.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import importlib.metadata
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -86,10 +87,7 @@ DECODER_PARAMETERS = (
 # Other parameters are refused where they have a value (`scanned_layers`).
 _SCAN_PARAMETERS = ("self", "layers", "x_in", "args", "length", "kwargs")
 # The arguments of loading a checkpoint that we read.
-_LOAD_PARAMETERS = (
-    *("checkpoint_manager", "load_parameters_from_path", "load_full_state_from_path", "abstract_unboxed_pre_state"),
-    *("step", "source_checkpoint_layout", "maxtext_config"),
-)
+_LOAD_PARAMETERS = inspect.getfullargspec(checkpoint_load.refuse_other_layouts).kwonlyargs
 _RESTORE_PARAMETERS = ("self", "checkpoint_state", "step")
 _ABSTRACT_MODEL = ("config", "mesh", "devices", "model_mode", "rng_key", "quant_mode_str")
 _PREPARE_PARAMETERS = ("raw_keys", "config_class")

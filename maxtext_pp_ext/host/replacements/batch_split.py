@@ -45,20 +45,16 @@ def batch_split(layer_class: type) -> type:
 
     # Attentions run one after another, so the experts of the previous part overlap with them.
     outputs, counts = zip(*(experts(*x) for x in one_by_one(attention, examples)), strict=True)
-    _one_for_all_parts(self, len(examples))
+    # The values that the parts have sown become one, as the layer sows one without the schedule.
+    for path, variable in nnx.iter_graph(self):
+      if isinstance(variable, nnx.Intermediate) and (combine := COMBINE.get(str(path[-1]))) is not None:
+        values, first = variable.get_value(), -len(examples)
+        variable.set_value((*values[:first], combine(jnp.stack(values[first:]), axis=0)))
     count = None if counts[0] is None else sum(counts)
     return self.post_process(self.with_logical_constraint(merge(outputs)), None, count)
 
   names = {key: getattr(layer_class, key) for key in ("__module__", "__qualname__", "__doc__")}
   return type(layer_class)(layer_class.__name__, (layer_class,), names | {"__init__": init, "__call__": call})
-
-
-def _one_for_all_parts(layer: nnx.Module, parts: int) -> None:
-  """Combines the values that the parts have sown into one, as the layer sows one without the schedule."""
-  for path, variable in nnx.iter_graph(layer):
-    if isinstance(variable, nnx.Intermediate) and (combine := COMBINE.get(str(path[-1]))) is not None:
-      values = variable.get_value()
-      variable.set_value((*values[:-parts], combine(jnp.stack(values[-parts:]), axis=0)))
 
 
 def split(x: jax.Array | None, parts: int) -> list[jax.Array | None]:

@@ -27,6 +27,7 @@ from flax import nnx
 
 from maxtext_pp_ext.checkpoint import complete, guess
 from maxtext_pp_ext.checkpoint.layout import Path, Shape
+from maxtext_pp_ext.config.derived import layers_to_choose_from
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.errors import Refusal
@@ -112,8 +113,16 @@ def load_state_if_possible(own: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def restore_checkpoint(own: Callable, manager: Any, checkpoint_state: Any, step: int | None = None) -> Any:
-  """`CheckpointManager.restore_checkpoint`, unless what it would load is refused."""
-  _refuse_other_layouts_of_engine(manager, checkpoint_state.model, step)
+  """`CheckpointManager.restore_checkpoint`, unless what it would load, by default the last checkpoint, is refused."""
+  saved = manager._checkpoint_manager  # pylint: disable=protected-access
+  loaded = manager.get_latest_step() if saved is not None and step is None else step
+  if saved is not None and loaded is not None:
+    folder = os.path.join(str(saved.directory), str(loaded))
+    model = getattr(checkpoint_state.model, "base", checkpoint_state.model)  # of Tunix's adapter
+    other = "Checkpoints of the training engine cannot be converted. Set the keys of the checkpoint's layout."
+    read = dataclasses.replace(checkpoints.read(os.path.join(folder, "model_params")), why_not_converted=other)
+    wanted, config = checkpoints.of_model(nnx.state(model)), getattr(model, "config", None)
+    _refuse_unlike(read, read.weights, wanted, folder, config, operator.eq)
   return own(manager, checkpoint_state, step)
 
 
@@ -153,20 +162,6 @@ def _refuse_unlike(read, weights, wanted, folder: str, config: DerivedKeys | Non
     heading = f"The checkpoint {folder} lacks weights of this run's model:"
     way_out = "Load a checkpoint that has them, or set the keys of the model that this checkpoint is of."
     raise IncompleteCheckpointError("\n".join([heading, *complete.listed(problems), way_out]))
-
-
-def _refuse_other_layouts_of_engine(manager: Any, model: Any, step: int | None) -> None:
-  """Compares a checkpoint of MaxText's training engine, by default the last, with the model, or adapter, that gets it."""
-  own = manager._checkpoint_manager  # pylint: disable=protected-access
-  step = manager.get_latest_step() if own is not None and step is None else step
-  if own is None or step is None:
-    return
-  folder = os.path.join(str(own.directory), str(step))
-  model = getattr(model, "base", model)  # of Tunix's adapter
-  other = "Checkpoints of the training engine cannot be converted. Set the keys of the checkpoint's layout."
-  read = dataclasses.replace(checkpoints.read(os.path.join(folder, "model_params")), why_not_converted=other)
-  config = getattr(model, "config", None)
-  _refuse_unlike(read, read.weights, checkpoints.of_model(nnx.state(model)), folder, config, operator.eq)
 
 
 def _what_is_loaded(manager: Any, path: str, step: int) -> tuple[str, int | None] | None:
@@ -213,12 +208,11 @@ def _about_arrays(found: Mapping[Path, Shape], wanted: Mapping[Path, Shape], fol
 
 
 def _describe(shapes: Mapping[Path, Shape], config: DerivedKeys) -> str:
-  """A checkpoint's layout in words."""
   try:
     of_layer = layouts.of_config(config).of_layer
   except ValueError:  # models whose layers are not known
     of_layer = {}
-  layers = layouts.layers_of_pipelined_kind(config)
+  layers = layers_to_choose_from(config) or 0
   for values in guess.candidates(shapes, layers=layers, scan_layers=None, of_layer=of_layer):
     unnamed = {"num_pipeline_repeats": 1, layouts.DCN_STAGES: 1, "param_scan_axis": "unknown"}
     has_pipeline = {"using_pipeline_parallelism": values[layouts.STAGES] > 1}

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses arguments of the decoder that its pipelined path would drop: it passes on five arguments, no others."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 import inspect
 from typing import Any
 
@@ -45,20 +45,16 @@ def refuse_lost_arguments(config: HostKeys, arguments: Mapping[str, Any]) -> Non
   if name == registry.HOST or not getattr(config, "using_pipeline_parallelism", False):
     return
   lost = [f"{key} ({what})" for key, what in _LOST.items() if arguments.get(key) is not None]
-  lost += _lost_inputs(config, arguments)
+  images, positions = arguments.get("multimodal_input"), arguments.get("decoder_positions")
+  if images is not None and decoder_block(config) in _BIDIRECTIONAL_BLOCKS:
+    if images.bidirectional_mask is not None or images.bidirectional_mask_video is not None:
+      lost.append("multimodal_input.bidirectional_mask (which tokens attend in both directions)")
+  if config.engram_layers:
+    lost.append("decoder_input_tokens (engram_layers needs them in every layer)")
+  if positions is not None and getattr(positions, "ndim", 2) != 2:
+    lost.append(f"axes of decoder_positions (shape {positions.shape}, expected [batch, sequence])")
   if lost:
     raise UnsupportedError(
         f"pipeline_impl={name}: MaxText's pipelined decoder would silently drop {', '.join(lost)}. Call the model "
         "without it, or without a pipeline (ici_pipeline_parallelism=1, dcn_pipeline_parallelism=1, pipeline_impl=host)."
     )
-
-
-def _lost_inputs(config: HostKeys, arguments: Mapping[str, Any]) -> Iterator[str]:
-  images, positions = arguments.get("multimodal_input"), arguments.get("decoder_positions")
-  if images is not None and decoder_block(config) in _BIDIRECTIONAL_BLOCKS:
-    if images.bidirectional_mask is not None or images.bidirectional_mask_video is not None:
-      yield "multimodal_input.bidirectional_mask (which tokens attend in both directions)"
-  if config.engram_layers:
-    yield "decoder_input_tokens (engram_layers needs them in every layer)"
-  if positions is not None and getattr(positions, "ndim", 2) != 2:
-    yield f"axes of decoder_positions (shape {positions.shape}, expected [batch, sequence])"

@@ -32,12 +32,9 @@ _default: tuple[str, Observer | None, bool] | None = None  # the arguments of `o
 def override_pipeline_impl(name: str, observer: Observer | None = None, *, all_configs: bool = False) -> Iterator[None]:
   """Gives `pipeline_impl=name` to each config with a pipeline that is built in the `with` block and names none.
 
-  With an implementation other than `host`, MaxText's own modes of pipelines are turned off in those configs.
-
-  Args:
-    name: a name known to `maxtext_pp_ext.registry`; the config class checks it.
-    observer: called once for each such config with the decision, so no change goes unreported.
-    all_configs: whether configs without a pipeline get it, too, as a window (docs/window.md), if they scan over layers.
+  With an implementation other than `host`, MaxText's own modes of pipelines are turned off in those configs. The config
+  class checks the name. `observer` is called once for each such config with the decision. With `all_configs` configs
+  without a pipeline get it, too, as a window (docs/window.md), if they scan over layers.
   """
   global _default
   before, _default = _default, (name, observer, all_configs)

@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config.derived import microbatches_of_window, pipeline_impl
+from maxtext_pp_ext.config.derived import pipeline_impl
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.units import counted
@@ -48,23 +48,15 @@ def _linen_class(cls: type) -> Callable:
 def announce(config: HostKeys) -> None:
   """Logs one line about the pipeline."""
   schedule = run_config.schedule_of(config)
-  _log_once(
+  log_once(
       f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active: {counted(schedule.stages, 'stage')}, "
       f"{counted(schedule.repeats, 'repeat')}, {counted(schedule.microbatches, 'microbatch')}, forwarding delay "
       f"{schedule.delay}, bubble fraction {schedule.bubble_fraction:.3f}"
   )
 
 
-def announce_window(config: HostKeys, length: int) -> None:
-  """Logs one line about layers that run in an implementation of ours without a pipeline, once for each number of them."""
-  _log_once(
-      f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active without a pipeline: {length} scanned layers, "
-      f"{counted(microbatches_of_window(config), 'microbatch')}"
-  )
-
-
 @functools.cache
-def _log_once(line: str) -> None:
+def log_once(line: str) -> None:
   """Logs a line, once although MaxText builds a model several times."""
   from maxtext.utils import max_logging  # pylint: disable=import-outside-toplevel
 

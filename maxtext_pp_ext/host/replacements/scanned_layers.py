@@ -15,10 +15,11 @@ from typing import Any
 import jax
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.config.derived import decoder_block, pipeline_impl, windowed
+from maxtext_pp_ext.config.derived import decoder_block, microbatches_of_window, pipeline_impl, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.errors import UnsupportedError
 from maxtext_pp_ext.host.replacements import factory
+from maxtext_pp_ext.units import counted
 
 # Arguments of the scan that do not change what a layer computes.
 _OF_THE_SCAN = ("unroll", "metadata_axis_name", "skip_block_remat")
@@ -32,16 +33,11 @@ def apply(
 ) -> tuple[jax.Array, Any, Any]:
   """`NNXDecoder._apply_layers_sequentially`, in our implementation if the config names one and the model is trained.
 
-  Args:
-    own: MaxText's function.
-    decoder: the decoder.
-    layers: the `length` stacked layers.
-    inputs: activations [batch, sequence, embed], or with hyper-connections [batch, sequence, streams, embed].
-    *args: the layers' other positional arguments: segment ids, positions, deterministic, model mode.
-    **kwargs: arguments of the scan and keyword arguments of the layers.
-
-  Returns (activations, the layers, None). Raises NotImplementedError if the layers take arrays that cannot be divided
-  into microbatches, or the implementation runs pipelines only.
+  `layers` are the `length` stacked layers, and `inputs` activations [batch, sequence, embed], or with hyper-connections
+  [batch, sequence, streams, embed]. The layers' other positional arguments are segment ids, positions, deterministic and
+  model mode. `kwargs` has arguments of the scan and of the layers. Returns (activations, the layers, None). Raises
+  NotImplementedError if the layers take arrays that cannot be divided into microbatches, or the implementation runs
+  pipelines only.
   """
   config = decoder.config
   segment_ids, positions, deterministic, model_mode = args
@@ -57,7 +53,10 @@ def apply(
         "run_scanned. Set ici_pipeline_parallelism, or pipeline_impl=host."
     )
   layer_kwargs = _layer_kwargs(config, layers, kwargs)
-  factory.announce_window(config, length)
+  factory.log_once(
+      f"maxtext_pp_ext: pipeline_impl={pipeline_impl(config)} is active without a pipeline: {length} scanned layers, "
+      f"{counted(microbatches_of_window(config), 'microbatch')}"
+  )
   # The engine's activations have three axes. Those with hyper-connections have one more, of streams.
   features = inputs.shape[2:]
 

@@ -3,7 +3,7 @@
 """Implements the key `sharding_conflicts`: checks how MaxText shards a model's parameters, before compilation."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from flax import nnx
 
@@ -13,7 +13,6 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.models.axes import rules_in_play
 from maxtext_pp_ext.host.replacements import checkpoint_load
 
-FALLBACK: Literal["fallback"] = "fallback"
 _WAY_OUT = (
     "sharding_conflicts=error stops here. With sharding_conflicts=warn or fallback MaxText goes on; "
     "`maxtext-pp sharding` with the same arguments shows the shardings."
@@ -31,8 +30,8 @@ def create_nnx_abstract_model(own: Callable, config: DerivedKeys, mesh: Any = No
 
 def judge(config: HostKeys, model: Any, mesh: Any) -> None:
   """Warns or raises ShardingConflictError, as the config says, if shardings conflict; on `mesh`, or the model's own."""
-  how = getattr(config, "sharding_conflicts", FALLBACK)
-  if how == FALLBACK:
+  how = getattr(config, "sharding_conflicts", "fallback")
+  if how == "fallback":
     return
   parameters, rules = nnx.state(model, nnx.Param), rules_in_play(config.logical_axis_rules)
   try:

@@ -10,7 +10,6 @@ import os
 from typing import Any
 
 _TRUE = ("true", "yes", "on", "y", "t", "1")
-_LOADED = ("load_parameters_path", "load_full_state_path")
 
 
 def problems(value_of: Callable[[str], Any]) -> list[str]:
@@ -34,11 +33,9 @@ def problems(value_of: Callable[[str], Any]) -> list[str]:
 
 def of_loading(value_of: Callable[[str], Any]) -> list[str]:
   """The problems with the paths from which a run loads; the run itself would stop before its first step."""
-  found = []
-  for key in _LOADED:
-    if _is_relative(path := value_of(key)):
-      found.append(f"{key}={path}: Orbax reads checkpoints only at absolute paths and gs://. Set {key}{_remedy(path)}.")
-  return found
+  given = {key: value_of(key) for key in ("load_parameters_path", "load_full_state_path")}
+  what = "Orbax reads checkpoints only at absolute paths and gs://."
+  return [f"{key}={path}: {what} Set {key}{_remedy(path)}." for key, path in given.items() if _is_relative(path)]
 
 
 def _is_relative(path: Any) -> bool:

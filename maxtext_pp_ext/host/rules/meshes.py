@@ -14,7 +14,7 @@ from maxtext_pp_ext.nearest import nearest
 
 
 def problems(config: HostKeys) -> Iterator[str]:
-  yield from unknown_topology(config)
+  yield from unknown_topology(config.compile_topology)
   is_explicit, stages = plain(config.shard_mode) == "explicit", num_stages(config)
   if stages is not None and stages > 1 and "stage" not in config.mesh_axes:
     yield (
@@ -42,9 +42,8 @@ def problems(config: HostKeys) -> Iterator[str]:
     )
 
 
-def unknown_topology(config: HostKeys) -> Iterator[str]:
+def unknown_topology(topology: str) -> Iterator[str]:
   """MaxText's own error, which comes later, lists all topologies."""
-  topology = getattr(config, "compile_topology", "")
   known = topologies() if topology else {}
   if known and topology not in known:
     alike = _alike(topology, known) or list({name.partition("-")[0]: name for name in known}.values())

@@ -6,7 +6,7 @@ A pipeline puts the decoder's layers at other paths. A pattern may then select o
 silently. This module builds both models without arrays, and compares layer by layer what a pattern selects in each.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import re
 
 from flax import nnx
@@ -32,7 +32,12 @@ def problems(config: HostKeys) -> list[str]:
   """The problems with a pipelined config's patterns; [] if there are none, or MaxText cannot build the model."""
   given = {key: list(getattr(config, key, None) or ()) for key in KEYS}
   given = {key: of for key, of in given.items() if of and (not KEYS[key] or plain(config.opt_type) in KEYS[key])}
-  found = [text for key, patterns in given.items() for text in _invalid(key, patterns)]
+  found = []
+  for key, pattern in ((key, pattern) for key, patterns in given.items() for pattern in patterns):
+    try:
+      re.compile(pattern)
+    except (re.error, TypeError) as error:
+      found.append(f"{key} has {pattern!r}, which is not a regular expression: {error}.")
   if found or not given:
     return found
   try:
@@ -46,14 +51,6 @@ def problems(config: HostKeys) -> list[str]:
       return []  # MaxText itself reports a model that it cannot build
     return [f"{key} cannot be checked: {error} Leave it out." for key in given]
   return [text for key, patterns in given.items() for text in differences(key, patterns, with_pipeline, without)]
-
-
-def _invalid(key: str, patterns: Iterable[str]) -> Iterator[str]:
-  for pattern in patterns:
-    try:
-      re.compile(pattern)
-    except (re.error, TypeError) as error:
-      yield f"{key} has {pattern!r}, which is not a regular expression: {error}."
 
 
 def differences(key: str, patterns: Sequence[str], with_pipeline: Layout, without: Layout) -> Iterator[str]:

@@ -37,7 +37,15 @@ def problems(config: HostKeys) -> Iterator[str]:
     )
   if config.moe_dropless_fallback is None:  # otherwise what dropped tokens is computed again
     yield from _buffers(config)
-  yield from _indexer(config)
+  # With compressed attention the loss is a mean over tokens that see a compressed span; with MLA it is over all.
+  factor = getattr(config, "indexer_loss_scaling_factor", 0)
+  compressed = plain(getattr(config, "attention_type", "")) == "compressed"
+  if factor > 0 and compressed and getattr(config, "use_indexer", False):
+    yield (
+        f"indexer_loss_scaling_factor={factor} with attention_type=compressed: MaxText's loss is a mean over the tokens "
+        "of a call that see a compressed span. Microbatches have different numbers of them, so the mean of their losses "
+        "is not the batch's. Set indexer_loss_scaling_factor=0, or without a pipeline num_pipeline_microbatches=1."
+    )
   batch, microbatches = config.micro_batch_size_to_train_on, config.num_pipeline_microbatches
   # With DiLoCo, one call of a pipeline has the rows of one replica.
   replicas = getattr(config, "num_diloco_replicas", None) if config.enable_diloco else None
@@ -69,18 +77,6 @@ def _buffers(config: HostKeys) -> Iterator[str]:
     yield (
         f"{key}={value}: this limits how many tokens of one call a buffer holds. In a pipeline one call has one "
         f"microbatch, so other tokens would be dropped than without a pipeline. Set {' or '.join(ways)}."
-    )
-
-
-def _indexer(config: HostKeys) -> Iterator[str]:
-  """With compressed attention the loss is a mean over tokens that see a compressed span; with MLA it is over all."""
-  factor = getattr(config, "indexer_loss_scaling_factor", 0)
-  compressed = plain(getattr(config, "attention_type", "")) == "compressed"
-  if factor > 0 and compressed and getattr(config, "use_indexer", False):
-    yield (
-        f"indexer_loss_scaling_factor={factor} with attention_type=compressed: MaxText's loss is a mean over the tokens "
-        "of a call that see a compressed span. Microbatches have different numbers of them, so the mean of their losses "
-        "is not the batch's. Set indexer_loss_scaling_factor=0, or without a pipeline num_pipeline_microbatches=1."
     )
 
 

@@ -186,13 +186,10 @@ _OFF |= {"engram_layers": "[]", "gradient_accumulation_schedule": "serial", "qua
 def features(
     config: HostKeys, refused: Mapping[str, str], given: str = "", instead: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[str]:
-  """Yields a problem for each feature that is on.
+  """Yields a problem, which begins with `given`, for each feature that is on.
 
-  Args:
-    config: MaxText's config, or any object with its keys.
-    refused: key -> why the feature is refused. A dot leads to a key within a key. A MaxText may lack it.
-    given: the beginning of each problem: what excludes the features.
-    instead: key -> other ways out than to turn the feature off.
+  `refused`: key -> why the feature is refused. A dot leads to a key within a key. A MaxText may lack it.
+  `instead`: key -> other ways out than to turn the feature off.
   """
   for key, why in refused.items():
     value: Any = config
@@ -204,7 +201,6 @@ def features(
 
 
 def _batch_split(config: HostKeys) -> Iterator[str]:
-  """See `host.replacements.batch_split`."""
   given = "use_batch_split_schedule=True"
   if decoder_block(config) != "deepseek" or config.num_experts <= 1:
     yield (

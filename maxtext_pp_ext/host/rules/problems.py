@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""All rules that refuse a config. Each module of this folder holds the rules of one subject.
+"""All rules that refuse a config.
 
 They read any object with MaxText's keys as attributes, and expect the values that MaxText has derived. A remaining -1 or
 None means "not derived (yet)" and is not judged.
@@ -75,7 +75,11 @@ def _devices_are_absent(config: Keys) -> bool:
 
 
 def _of_host(config: Keys) -> list[str]:
-  return [*_bad_choices(config), *_keys_without_effect(config), *meshes.unknown_topology(config)]
+  return [
+      *_bad_choices(config),
+      *_keys_without_effect(config),
+      *meshes.unknown_topology(getattr(config, "compile_topology", "")),
+  ]
 
 
 def _of_implementations(config: Keys) -> Iterator[str]:

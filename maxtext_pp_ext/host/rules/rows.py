@@ -44,14 +44,6 @@ class Need:
     return rows % self.devices == 0 and rows >= self.least
 
 
-def needs(config: HostKeys, *, evaluation: bool = False, platform: str | None = None) -> list[Need]:
-  """Every feature that needs rows; `platform` is where the model runs, by default as the config or this process tells."""
-  mesh = derived.mesh_shape(config)
-  if mesh is None:
-    return []
-  return list(_needs(config, mesh, rules(config, evaluation), platform or _platform(config)))
-
-
 def rules(config: HostKeys, evaluation: bool) -> Any:
   found = getattr(config, "logical_axis_rules_for_eval", None) if evaluation else None
   return found or getattr(config, "logical_axis_rules", None) or ()
@@ -62,8 +54,12 @@ def parts(config: HostKeys) -> int:
   return max(config.batch_split_factor, 1) if getattr(config, "use_batch_split_schedule", False) else 1
 
 
-def _needs(config: HostKeys, mesh: dict[str, int], logical: Any, platform: str | None) -> Iterator[Need]:
-  block = derived.decoder_block(config)
+def needs(config: HostKeys, *, evaluation: bool = False, platform: str | None = None) -> Iterator[Need]:
+  """Every feature that needs rows; `platform` is where the model runs, by default as the config or this process tells."""
+  block, mesh = derived.decoder_block(config), derived.mesh_shape(config)
+  if mesh is None:
+    return
+  logical, platform = rules(config, evaluation), platform or _platform(config)
   if getattr(config, "fused_qkv", False) and block not in _OWN_FUSED_QKV:
     names = ("activation_kv_batch", "activation_length_attn", "activation_kv_heads", "activation_kv_head_dim")
     yield Need(what="fused_qkv=True", axes=_axes(names, mesh, logical), least=1, instead={"fused_qkv": False})

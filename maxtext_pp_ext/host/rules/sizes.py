@@ -106,9 +106,8 @@ def _microbatches(config: Keys) -> Iterator[Problem]:
 
 def _beside(number: int, candidates: Sequence[int]) -> list[int]:
   """The candidates next to a number, below and above it, the nearer first."""
-  below, above = ([each for each in candidates if (each > number) == up] for up in (False, True))
-  found = [*([max(below)] if below else []), *([min(above)] if above else [])]
-  return sorted(found, key=lambda each: abs(each - number))
+  below, above = ([each for each in sorted(candidates) if (each > number) == up] for up in (False, True))
+  return sorted([*below[-1:], *above[:1]], key=lambda each: abs(each - number))
 
 
 def _batch(config: Keys) -> Iterator[Problem]:
