@@ -80,8 +80,10 @@ def yml_file(argument: str) -> pathlib.Path:
 
 
 def keys() -> set[str]:
-  """The keys of a run, MaxText's and ours; with other names that MaxText's config has."""
-  return {*PipelineKeys.model_fields, *_fields()}
+  """The keys of a run, ours and MaxText's, which are among the annotated names in all classes of its config."""
+  classes = (node for node in _source(_TYPES).body if isinstance(node, ast.ClassDef))
+  fields = (node.target for each in classes for node in each.body if isinstance(node, ast.AnnAssign))
+  return {*PipelineKeys.model_fields, *(field.id for field in fields if isinstance(field, ast.Name))}
 
 
 def choices(key: str) -> list[str]:
@@ -109,13 +111,6 @@ def _source(name: str) -> ast.Module:
   """The source of a file of MaxText's; empty if there is no such file."""
   file = run_config.maxtext_folder() / name
   return ast.parse(file.read_text(encoding="utf-8") if file.is_file() else "")
-
-
-def _fields() -> set[str]:
-  """The annotated names in all classes of MaxText's config; MaxText's keys are among them. {} without any."""
-  classes = (node for node in _source(_TYPES).body if isinstance(node, ast.ClassDef))
-  fields = (node.target for each in classes for node in each.body if isinstance(node, ast.AnnAssign))
-  return {field.id for field in fields if isinstance(field, ast.Name)}
 
 
 def model_names() -> list[str]:

@@ -37,19 +37,15 @@ def problems(config: HostKeys) -> Iterator[str]:
   if name == "serve_fp8_weight":
     yield f'quantization={name} is for serving, pipeline_impl={impl} for training. Set quantization="" or another value.'
   if name == "int8" and not config.use_qwix_quantization:
-    yield from _parts_of_microbatch(config)
-
-
-def _parts_of_microbatch(config: HostKeys) -> Iterator[str]:
-  """AQT's int8 quantizes a weight's gradient in equal parts of a microbatch; unequal parts fail a bare assertion."""
-  batch, parts = config.micro_batch_size_to_train_on, config.quantization_local_shard_count
-  microbatches = microbatches_of_window(config) if windowed(config) else config.num_pipeline_microbatches
-  if batch is None or batch < 0 or microbatches < 1 or batch % microbatches or parts < 1:
-    return
-  if (rows := batch // microbatches) % parts:
-    fitting = max(p for p in range(1, rows + 1) if rows % p == 0 and p <= parts)
-    yield (
-        f"quantization=int8 divides a microbatch of {rows} rows ({batch} / num_pipeline_microbatches={microbatches}) "
-        f"into quantization_local_shard_count={parts} parts (by default the number of local devices), which does not "
-        f"divide the rows. Set quantization_local_shard_count={fitting}, or use_qwix_quantization=True."
-    )
+    # AQT quantizes a weight's gradient in equal parts of a microbatch; unequal parts fail a bare assertion.
+    batch, parts = config.micro_batch_size_to_train_on, config.quantization_local_shard_count
+    microbatches = microbatches_of_window(config) if windowed(config) else config.num_pipeline_microbatches
+    if batch is None or batch < 0 or microbatches < 1 or batch % microbatches or parts < 1:
+      return
+    if (rows := batch // microbatches) % parts:
+      fitting = max(p for p in range(1, rows + 1) if rows % p == 0 and p <= parts)
+      yield (
+          f"quantization=int8 divides a microbatch of {rows} rows ({batch} / num_pipeline_microbatches={microbatches}) "
+          f"into quantization_local_shard_count={parts} parts (by default the number of local devices), which does not "
+          f"divide the rows. Set quantization_local_shard_count={fitting}, or use_qwix_quantization=True."
+      )

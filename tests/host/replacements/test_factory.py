@@ -33,7 +33,7 @@ def fake(monkeypatch):
 
   implementation = registry.Implementation(name="circular", summary="noted", load=lambda: Fake)
   monkeypatch.setattr(registry, "get", lambda name: implementation)
-  factory._log_once.cache_clear()
+  factory.log_once.cache_clear()
   return Fake
 
 
