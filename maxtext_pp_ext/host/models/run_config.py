@@ -107,31 +107,29 @@ class _JudgedClass:
     from maxtext.configs import types  # pylint: disable=import-outside-toplevel
 
     self._class = types.MaxTextConfig
+    self.given: dict[str, Any] = {}  # the values of the last call
     # MaxText reads the fields of the class that it is to make, and calls it with all values.
     self.model_fields = self._class.model_fields
 
   def __call__(self, **given: Any) -> Any:
+    self.given = given
     refuse_numbers(given)
     return self._class(**given)
 
 
-class Variations(_JudgedClass):
+class Variations:
   """A config whose files are read once, which takes a second, and which is made anew with other values of some keys."""
 
   def __init__(self, arguments: Sequence[str]):
     """Reads the arguments as `read_without_run` does."""
-    super().__init__()
-    self._given: dict[str, Any] = {}
-    self.first = read_without_run(arguments, config_class=self)
-
-  def __call__(self, **given: Any) -> Any:
-    self._given = given
-    return super().__call__(**given)
+    self._class = _JudgedClass()
+    self.first = read_without_run(arguments, config_class=self._class)
+    self._given = self._class.given
 
   def read(self, changed: Mapping[str, Any]) -> Any:
     """The config with these values instead of its own. Raises ValueError with every reason, and no remedies."""
     with remedies.not_wanted():
-      return _made(super().__call__, **{**self._given, **changed})
+      return _made(self._class, **{**self._given, **changed})
 
 
 # Turns off what a run starts, writes or prints; reading a config needs none of it.

@@ -26,10 +26,23 @@ UNIFORM_BLOCKS = frozenset("default llama2 mistral mixtral gemma gemma2 gpt3 qwe
 UNIFORM_BLOCKS |= {"qwen3_custom_moe", "simple", "simple_mlp", "deepseek"}
 # The most cycles per stage that a message proposes.
 _MOST_CYCLES = 16
-# Block -> the argument that its unscanned layer's constructor needs and the pipelined path omits.
-_TYPE, _INDEX = "attention_type", "layer_idx"
-_INDEX_ARGUMENT = {"gpt_oss": _TYPE, "olmo3": _TYPE, "qwen3_next": _INDEX, "qwen3_5": _INDEX}
-_SCANNED = "with scan_layers=True stages of whole cycles are possible"
+_UNSCANNED = "its layers differ by index, and with scan_layers=False MaxText builds each stage"
+_SCANNED = "(with scan_layers=True stages of whole cycles are possible)"
+# Block -> why the pipelined path builds a different model from it than the path without one.
+_UNEQUAL = {
+    # The pipelined path omits an argument that the unscanned layer's constructor needs.
+    **dict.fromkeys(("gpt_oss", "olmo3"), f"{_UNSCANNED} without attention_type {_SCANNED}"),
+    **dict.fromkeys(("qwen3_next", "qwen3_5"), f"{_UNSCANNED} without layer_idx {_SCANNED}"),
+    "gemma3": (
+        f"{_UNSCANNED} with local attention, where every {cycles.GEMMA3_PERIOD}th layer has global attention {_SCANNED}"
+    ),
+    "gemma4": "MaxText bypasses the pipeline that it has built for it, and fails (it calls _apply_gemma4_scanned_blocks)",
+    "gemma4_small": "its layers differ by index and share keys and values with other layers; MaxText refuses it, too",
+    "deepseek4": (
+        "its layers differ by index (hash routing in the first ones, alternating compress_ratios); MaxText would build "
+        "every stage alike"
+    ),
+}
 
 
 def problems(config: HostKeys) -> Iterator[str]:
@@ -101,37 +114,17 @@ def _whole_cycles(config: HostKeys, block: str, total: int) -> Iterator[str]:
 
 def _block_problem(config: HostKeys, block: str, total: int) -> str | None:
   """Returns why the pipelined path builds a different model from this block than the path without one, or None."""
-  unscanned = "its layers differ by index, and with scan_layers=False MaxText builds each stage"
+  every_layer, moe = "with scan_layers=False MaxText would build every layer", config.interleave_moe_layer_step
   match block:
-    case _ if block in _INDEX_ARGUMENT:
-      return f"{unscanned} without {_INDEX_ARGUMENT[block]} ({_SCANNED})"
     case "gemma3" if total < cycles.GEMMA3_PERIOD:
       return None
-    case "gemma3":
-      return (
-          f"{unscanned} with local attention, where every {cycles.GEMMA3_PERIOD}th layer has global attention "
-          f"({_SCANNED})"
-      )
-    case "gemma4":
-      return "MaxText bypasses the pipeline that it has built for it, and fails (it calls _apply_gemma4_scanned_blocks)"
-    case "gemma4_small":
-      return "its layers differ by index and share keys and values with other layers; MaxText refuses it, too"
-    case "deepseek4":
-      return (
-          "its layers differ by index (hash routing in the first ones, alternating compress_ratios); MaxText would "
-          "build every stage alike"
-      )
-    case "llama4" if 0 < config.nope_layer_interval <= total or 0 < config.interleave_moe_layer_step <= total:
-      return (
-          "with scan_layers=False MaxText would build every layer with RoPE and without MoE, whatever "
-          f"nope_layer_interval={config.nope_layer_interval} and interleave_moe_layer_step="
-          f"{config.interleave_moe_layer_step} ({_SCANNED})"
-      )
-    case "envy" if config.interleave_moe_layer_step <= total:
-      return (
-          "with scan_layers=False MaxText would build every layer without MoE, whatever interleave_moe_layer_step="
-          f"{config.interleave_moe_layer_step} ({_SCANNED})"
-      )
+    case _ if block in _UNEQUAL:
+      return _UNEQUAL[block]
+    case "llama4" if 0 < config.nope_layer_interval <= total or 0 < moe <= total:
+      given = f"nope_layer_interval={config.nope_layer_interval} and interleave_moe_layer_step={moe}"
+      return f"{every_layer} with RoPE and without MoE, whatever {given} {_SCANNED}"
+    case "envy" if moe <= total:
+      return f"{every_layer} without MoE, whatever interleave_moe_layer_step={moe} {_SCANNED}"
     case "llama4" | "envy":  # of such layers none has RoPE left out, or MoE
       return None
     case _:
