@@ -31,8 +31,7 @@ class PatchPointFinder:
   def find_spec(self, name, path=None, target=None):
     if name not in PATCH_POINT_MODULES:
       return None
-    others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
-    for finder in others:
+    for finder in [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]:
       spec = finder.find_spec(name, path, target)
       if spec is not None:
         if hasattr(spec.loader, "exec_module"):

@@ -37,17 +37,6 @@ def extend_config_class(base: type[pydantic.BaseModel]) -> type:
   def derive_and_check(self):
     return _derive_and_check(self, derive, problems)
 
-  before = classmethod(_read_environment)
-  namespace = {key: getattr(base, key) for key in ("__module__", "__qualname__", "__doc__")} | {
-      "__init__": _init_of(base),
-      "read_pipeline_environment": pydantic.model_validator(mode="before")(before),  # type: ignore[arg-type]  # it takes them
-      VALIDATORS[kind]: pydantic.model_validator(mode="after")(derive_and_check),
-  }
-  metaclass: type = type(base)
-  return metaclass(base.__name__, (keys.PipelineKeys, base), namespace)
-
-
-def _init_of(base: type[pydantic.BaseModel]) -> Callable[..., None]:
   @functools.wraps(base.__init__)
   def __init__(self, **data):
     # pydantic turns a ValueError from a validator into a ValidationError that also prints the whole input.
@@ -60,7 +49,14 @@ def _init_of(base: type[pydantic.BaseModel]) -> Callable[..., None]:
           raise cause from cause.__cause__
       raise
 
-  return __init__
+  before = classmethod(_read_environment)
+  namespace = {key: getattr(base, key) for key in ("__module__", "__qualname__", "__doc__")} | {
+      "__init__": __init__,
+      "read_pipeline_environment": pydantic.model_validator(mode="before")(before),  # type: ignore[arg-type]  # it takes them
+      VALIDATORS[kind]: pydantic.model_validator(mode="after")(derive_and_check),
+  }
+  metaclass: type = type(base)
+  return metaclass(base.__name__, (keys.PipelineKeys, base), namespace)
 
 
 def _read_environment(cls, values: Any) -> Any:

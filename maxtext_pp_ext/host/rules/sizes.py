@@ -22,8 +22,7 @@ def problems(config: Keys) -> list[Problem]:
 
 def _stages(config: Keys) -> Iterator[Problem]:
   for key in ("ici_pipeline_parallelism", "dcn_pipeline_parallelism"):
-    value = getattr(config, key)
-    if value < 1:
+    if (value := getattr(config, key)) < 1:
       what = f"{key}={value}: MaxText does not derive the number of stages."
       yield Problem(what, otherwise=f"{key} to a number of at least 1")
 
