@@ -14,7 +14,7 @@ from maxtext_pp_ext.nearest import nearest
 
 
 def problems(config: HostKeys) -> Iterator[str]:
-  yield from unknown_topology(config.compile_topology)
+  yield from unknown_topology(getattr(config, "compile_topology", ""))
   is_explicit, stages = plain(config.shard_mode) == "explicit", num_stages(config)
   if stages is not None and stages > 1 and "stage" not in config.mesh_axes:
     yield (
