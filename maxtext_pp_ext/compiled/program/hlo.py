@@ -172,7 +172,7 @@ def program(text: str) -> Module:
     HloError: the text is cut off, has a part that the reader does not understand, or refers to a missing name.
   """
   with reading():
-    module = parse(text, whole=True)
+    module = parse(text)
     for computation in module.computations.values():
       _check_computation(module, computation)
     calls = graphlib.TopologicalSorter[str]()
@@ -201,42 +201,40 @@ def _check_computation(module: Module, computation: Computation) -> None:
       raise HloError(f"{step.name} runs {missing[0]}, which is not defined ({of}).")
 
 
-def parse(text: str, *, whole: bool = False) -> Module:
-  """Parses the text of one HLO module, or parts of it.
+def parse(text: str) -> Module:
+  """Parses whole computations of one HLO module. Names may be missing.
 
   Raises:
-    HloError: there is no entry computation; of a `whole` program also if a line within it is not understood.
+    HloError: there is no entry computation, or a line is not understood.
   """
   computations: dict[str, Computation] = {}
   entries: list[str] = []
-  name: str | None = None
+  name = ""  # of the computation that has begun
   lines: list[str] = []
 
   def check(sound: bool, words: str) -> None:
-    if whole and not sound:
+    if not sound:
       raise HloError(words)
 
   for number, line in enumerate(text.splitlines(), start=1):
     if start := _COMPUTATION.match(line):
-      check(name is None, f"Line {number}: the computation {start[2]} begins within {name}.")
+      check(not name, f"Line {number}: the computation {start[2]} begins within {name}.")
       check(start[2] not in computations, f"Line {number}: the computation {start[2]} is defined twice.")
       name, lines = start[2], []
       entries += [name] if start[1] else []
     elif _END.match(line):
-      check(name is not None, f"Line {number} ends a computation, but none has begun.")
-      if name is not None:
-        instructions = tuple(filter(None, map(_parse_instruction, lines)))
-        computations[name] = Computation(name=name, instructions=instructions)
-      name, lines = None, []
+      check(bool(name), f"Line {number} ends a computation, but none has begun.")
+      instructions = tuple(filter(None, map(_parse_instruction, lines)))
+      computations[name] = Computation(name=name, instructions=instructions)
+      name, lines = "", []
     elif _INSTRUCTION.match(line):
-      is_sound = name is not None and (not whole or _parse_instruction(line) is not None)
+      is_sound = bool(name) and _parse_instruction(line) is not None
       check(is_sound, f"Line {number} is no instruction in a computation: {line.strip()[:100]}")
       lines.append(line)
     elif lines:
       lines[-1] += f" {line}"  # the metadata of kernels have lines of their own
-  check(name is None, f"The text ends within the computation {name}.")
-  if not entries:
-    raise HloError("No ENTRY computation: not the text of an HLO module.")
+  check(not name, f"The text ends within the computation {name}.")
+  check(bool(entries), "No ENTRY computation: not the text of an HLO module.")
   check(len(entries) == 1, f"There are {len(entries)} entry computations.")
   partitions = re.search(r"num_partitions=(\d+)", text)
   return Module(computations=computations, entry=entries[-1], partitions=int(partitions[1]) if partitions else 1)

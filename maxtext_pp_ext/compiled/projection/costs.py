@@ -130,9 +130,12 @@ class Costs:
   ) -> tuple[tuple[str, ...], float, tuple[str, ...]]:
     """Lanes, seconds and mesh axes."""
     if collective.kind == collectives.BETWEEN_SLICES:
-      return (torus.DCN,), collective.wire_bytes / self._network, self._slice_axes()
+      slices = [device.slice for device in self._grid.devices]
+      axes = torus.axes_of_groups([slices.index(each) for each in dict.fromkeys(slices)], self._mesh)
+      return (torus.DCN,), collective.wire_bytes / self._network, axes
     if collective.kind == "collective-permute":
-      pairs = permuted(source)
+      listed = source.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+      pairs = [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", listed or "")]
       route = self._grid.permute(pairs)
       moving = next((pair for pair in pairs if pair[0] != pair[1]), ())
       axes = torus.axes_of_groups(moving, self._mesh)
@@ -143,10 +146,6 @@ class Costs:
       rate = self._grid.all_to_all_rate(group) if "all-to-all" in collective.kind else route.rate
       seconds = collective.wire_bytes / rate
     return route.lanes, seconds / chips.LINK_EFFICIENCY + route.hops * chips.HOP_SECONDS, axes
-
-  def _slice_axes(self) -> tuple[str, ...]:
-    slices = [device.slice for device in self._grid.devices]
-    return torus.axes_of_groups([slices.index(each) for each in dict.fromkeys(slices)], self._mesh)
 
   @functools.cache  # noqa: B019 - the costs live as long as their module
   def _is_product(self, name: str, where: str) -> bool:
@@ -159,12 +158,6 @@ class Costs:
         for callee in self._module.callees(step)
         for inner in callee.instructions
     )
-
-
-def permuted(step: hlo.Instruction) -> list[tuple[int, int]]:
-  """Source and target of each pair of a permute."""
-  pairs = step.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
-  return [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs or "")]
 
 
 def _moved(step: hlo.Instruction, operands: Sequence[hlo.Array]) -> float:

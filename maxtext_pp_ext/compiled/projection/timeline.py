@@ -27,7 +27,7 @@ from maxtext_pp_ext.compiled.projection import costs
 
 COMPUTE, STAGE = "compute", "stage"
 _TO_NEIGHBOURS = ("collective-permute", collectives.BETWEEN_SLICES)
-_MIXED = (0.2, 0.8)  # shares of backward in a loop of both directions
+_MIXED = (0.2, 0.8)  # shares of backward in a loop of both directions, as gradient accumulation
 
 
 class Part(NamedTuple):
@@ -161,10 +161,10 @@ class Timeline:
 
   def _loop(self, run: Run, executed: execution.Execution, step: hlo.Instruction, place: _Place) -> None:
     start, (body,) = run.seconds, self._module.callees(step)
-    place = _Place(
-        in_pipeline=place.in_pipeline or self._sends_to_stages(body.name),
-        backward=_direction(body) if place.backward is None else place.backward,
-    )
+    backward = place.backward
+    if backward is None and not _MIXED[0] < body.backward_share < _MIXED[1]:
+      backward = body.backward_share > 0.5
+    place = _Place(place.in_pipeline or self._sends_to_stages(body.name), backward)
     run_of = functools.cache(lambda inside: self._run(inside, place))
     iterations = [(run_of(call.execution), int(call.times)) for call in executed.called(step)]
     for each, times in iterations:
@@ -248,11 +248,6 @@ class _Lanes:
     waited = max(end - run.seconds, 0.0)
     run.parts[place.part(transfer.part, step)] += waited
     run.seconds += waited
-
-
-def _direction(body: hlo.Computation) -> bool | None:
-  """Whether a loop's body is of backward; None if it has much of both, as gradient accumulation."""
-  return None if _MIXED[0] < body.backward_share < _MIXED[1] else body.backward_share > 0.5
 
 
 class _Place(NamedTuple):

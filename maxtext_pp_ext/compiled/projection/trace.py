@@ -16,11 +16,10 @@ from typing import Any
 
 from maxtext_pp_ext.compiled.projection import timeline
 
-SHOWN = 2
 _LOOPS = "loops"
 
 
-def write(run: timeline.Run, file: pathlib.Path, *, title: str, shown: int = SHOWN) -> None:
+def write(run: timeline.Run, file: pathlib.Path, *, title: str, shown: int = 2) -> None:
   """Writes a gzipped trace, in which a process with a title has the lanes, and `shown` of iterations that are alike."""
   events = list(_events(run, 0.0, shown, ()))
   lanes = list(dict.fromkeys([_LOOPS, timeline.COMPUTE, *(event["tid"] for event in events)]))
