@@ -69,9 +69,10 @@ def run(
   with interruption.temporary_folder() as folder:
     result, log = pathlib.Path(folder) / "result.json", pathlib.Path(folder) / "log.txt"
     command = [sys.executable, "-m", f"{__package__}.tasks", task, str(result), *arguments]
-    outcome = limits.run(command, log=log, limits=bounds, environment={**variables, **environment}, on_tick=on_tick)
-    found = {"failure": outcome.failure} if outcome.failure else json.loads(result.read_text(encoding="utf-8"))
-  return found | {"host_memory_GiB": round(outcome.peak_memory_bytes / limits.GIB, 1)}
+    variables |= environment
+    failure, peak = limits.run(command, log=log, limits=bounds, environment=variables, on_tick=on_tick)
+    found = {"failure": failure} if failure else json.loads(result.read_text(encoding="utf-8"))
+  return found | {"host_memory_GiB": round(peak / limits.GIB, 1)}
 
 
 def compile_step(

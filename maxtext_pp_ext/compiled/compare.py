@@ -27,17 +27,13 @@ def figures(
     picture_file: pathlib.Path | None = None,
     on_tick: child.OnTick = lambda seconds, memory: None,
 ) -> dict[str, Any]:
-  """Compiles a train step in a separate process, see `child.compile_step`.
+  """Compiles a train step in a separate process; see `child.compile_step`, also for the other arguments.
 
   Args:
-    arguments: MaxText's command-line arguments.
-    bounds: limits of wall time and host memory.
-    devices: those to compile for.
     chip: device for which the step's time is projected; None for no projection.
     hlo_file: file to keep the optimised HLO in.
     trace_file: file for the projected step in Chrome's trace format, gzipped.
     picture_file: file for a picture of one of its iterations in each direction, an SVG or PNG.
-    on_tick: called regularly with the seconds so far and the resident bytes now.
 
   Returns:
     What `child.compile_step` returns, without `placement` and `names`, and what `of_step` returns. With a chip also

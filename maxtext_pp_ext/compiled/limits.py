@@ -28,14 +28,6 @@ class Limits:
   memory_bytes: int = 24 * GIB  # resident memory of the command and its children together
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
-  """How a command ended."""
-
-  failure: str | None  # why there is no result; None if it succeeded
-  peak_memory_bytes: int  # largest resident memory seen
-
-
 def run(
     command: list[str],
     *,
@@ -44,11 +36,14 @@ def run(
     environment: dict[str, str] | None = None,
     on_tick: Callable[[float, int], None] = lambda seconds, memory: None,
     tick: float = 0.25,
-) -> Outcome:
+) -> tuple[str | None, int]:
   """Runs a command that does not outlive the call or the calling process.
 
   Its output and errors replace the log file. Every `tick` seconds its limits are checked, and `on_tick` is called with
   the seconds so far and the resident bytes now.
+
+  Returns:
+    Why there is no result, None if the command succeeded; and the largest resident memory that was seen, in bytes.
   """
   start, peak, failure = time.monotonic(), 0, None
   with open(log, "wb") as output:
@@ -63,7 +58,7 @@ def run(
         process.cut()
   if failure is None and process.returncode != 0:
     failure = _why(process.returncode, log)
-  return Outcome(failure=failure, peak_memory_bytes=peak)
+  return failure, peak
 
 
 def _over(limits: Limits, seconds: float, memory: int) -> str | None:
