@@ -10,7 +10,6 @@ from typing import Any
 
 import matplotlib
 from matplotlib import patches
-from matplotlib.backends import backend_agg, backend_svg
 from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 
@@ -51,11 +50,7 @@ def draw(
   legend = [patches.Patch(color=color, label=f"repeat {repeat}") for repeat, color in enumerate(colors[:12])]
   legend.append(patches.Patch(facecolor="white", edgecolor="0.7", label="bubble, or empty"))
   figure.legend(handles=legend, loc="outside lower center", ncols=min(len(legend), 9), frameon=False, fontsize=8)
-  if path.suffix == ".svg":
-    backend_svg.FigureCanvasSVG(figure).print_svg(path)
-  else:
-    backend_agg.FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=150)
+  figure.savefig(path, dpi=150)
 
 
 def _colors(repeats: int) -> list:
@@ -134,5 +129,4 @@ def _finish(axes, cells: list[_Cell], schedule: Schedule, iterations, rows: list
   axes.set_xticks([column + 0.5 for column in ticks], [str(iterations[column]) for column in ticks], fontsize=7)
   axes.set_xlabel("iteration", fontsize=8)
   axes.tick_params(length=2)
-  for side in ("top", "right"):
-    axes.spines[side].set_visible(False)
+  axes.spines[["top", "right"]].set_visible(False)
