@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   for stream in (sys.stdout, sys.stderr):  # arguments may be text that cannot be printed
     if hasattr(stream, "reconfigure"):
       stream.reconfigure(errors="backslashreplace")
-  if completion.wanted():
+  if "_ARGCOMPLETE" in os.environ:  # a shell has started this process to complete a command line
     completion.complete(_of_all_subcommands())
   if not argv or argv[0] not in SUBCOMMANDS:
     return _without_subcommand(argv)

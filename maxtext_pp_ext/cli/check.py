@@ -60,8 +60,7 @@ def _print(result: dict[str, Any]) -> None:
     for text in result[kind]:
       print(f"{kind[:-1]}: {text}")
   if "layout" in result:
-    lines = [f"{units.counted(result['devices'], 'device')}: {result['layout']}", *_layer_lines(result["layers"])]
-    print("\n".join(lines))
+    print(f"{units.counted(result['devices'], 'device')}: {result['layout']}", *_layer_lines(result["layers"]), sep="\n")
   if schedule := result.get("schedule"):
     print(f"schedule: {_schedule_text(schedule)}")
   if memory := result.get("memory"):

@@ -7,8 +7,6 @@ The package argcomplete asks for it, once a shell has been told: eval "$(registe
 
 import argparse
 from collections.abc import Callable, Iterable
-import functools
-import os
 from typing import Any
 
 from maxtext_pp_ext import registry
@@ -18,11 +16,6 @@ from maxtext_pp_ext.host import arguments
 _OF_OPTIONS: dict[str, Callable[[], Iterable[str]]] = {"--chip": chips.CHIPS.keys, "--impl": registry.names}
 
 
-def wanted() -> bool:
-  """Whether a shell has started this process to complete a command line."""
-  return "_ARGCOMPLETE" in os.environ
-
-
 def complete(parser: argparse.ArgumentParser) -> None:
   """Prints what may follow on the shell's command line, and ends the process. `parser` is that of all subcommands.
 
@@ -30,7 +23,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
     ModuleNotFoundError: argcomplete is not installed.
   """
   from argcomplete import CompletionFinder  # pylint: disable=import-outside-toplevel
-  from argcomplete.completers import FilesCompleter  # pylint: disable=import-outside-toplevel
+  from argcomplete.completers import ChoicesCompleter, FilesCompleter  # pylint: disable=import-outside-toplevel
 
   files = FilesCompleter(".yml")
 
@@ -51,7 +44,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
     if action.type in (int, float):
       names = list  # else argcomplete offers files
     if names or action.dest == "maxtext_args":
-      completer = functools.partial(_of_names, names) if names else of_maxtext
+      completer = ChoicesCompleter(names()) if names else of_maxtext
       action.completer = completer  # type: ignore[attr-defined]  # argcomplete's own way
   Finder()(parser, always_complete_options=False)
 
@@ -63,10 +56,6 @@ def _actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
         yield from _actions(each)
     else:
       yield action
-
-
-def _of_names(names: Callable[[], Iterable[str]], **_: Any) -> list[str]:
-  return list(names())
 
 
 def _keys(prefix: str) -> list[str]:

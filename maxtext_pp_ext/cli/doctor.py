@@ -45,20 +45,15 @@ def run(args: argparse.Namespace) -> int:
     with refusing():
       found = source_check.findings(args.source)
   else:
-    found = _of_environment(args.no_devices)
+    platforms = os.environ.get("JAX_PLATFORMS")  # as it is before MaxText is imported
+    with output.progress("importing MaxText"), output.quiet():
+      found = doctor.findings()
+      if not args.no_devices:
+        found.append(doctor.of_devices(child.Machine(platforms).devices(_BOUNDS)))
   wrong = sum(each.state == doctor.WRONG for each in found)
   result = {"findings": [dataclasses.asdict(each) for each in found], "wrong": wrong}
   output.print_result(result, args.json, functools.partial(_print, found))
   return FAILED if wrong else 0
-
-
-def _of_environment(no_devices: bool) -> list[Any]:
-  platforms = os.environ.get("JAX_PLATFORMS")  # as it is before MaxText is imported
-  with output.progress("importing MaxText"), output.quiet():
-    found = doctor.findings()
-    if not no_devices:
-      found.append(doctor.of_devices(child.Machine(platforms).devices(_BOUNDS)))
-  return found
 
 
 def _print(found: list[Any], result: dict[str, Any]) -> None:

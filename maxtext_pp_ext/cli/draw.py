@@ -43,7 +43,12 @@ def run(args: argparse.Namespace) -> int:
         f"{schedule.stages} stages × {schedule.iterations} iterations = {cells}: more than can be drawn ({_MOST_CELLS})."
     )
   if args.output is not None:
-    _write(schedule, gather_policy, args.output, args.stage)
+    maxtext.check_output("--output", args.output, (".svg", ".png"))
+    from maxtext_pp_ext.draw import picture  # pylint: disable=import-outside-toplevel
+
+    with refusing(f"--output {args.output}: "):
+      picture.draw(schedule, args.output, stage=args.stage, gather_policy=gather_policy)
+    print(f"wrote {args.output}", file=sys.stderr)
   if args.json:
     print(output.json_text(_as_json(schedule, gather_policy, args.stage)))
   elif args.output is None:
@@ -77,29 +82,12 @@ def _schedule_of_run(maxtext_args: list[str]) -> tuple[Schedule, GatherPolicy | 
     return layouts.schedule_of_run(maxtext_args), layouts.gather_policy_of_run(maxtext_args)
 
 
-def _write(schedule: Schedule, gather_policy: GatherPolicy | None, path: pathlib.Path, stage: int) -> None:
-  maxtext.check_output("--output", path, (".svg", ".png"))
-  from maxtext_pp_ext.draw import picture  # pylint: disable=import-outside-toplevel
-
-  with refusing(f"--output {path}: "):
-    picture.draw(schedule, path, stage=stage, gather_policy=gather_policy)
-  print(f"wrote {path}", file=sys.stderr)
-
-
 def _as_json(schedule: Schedule, gather_policy: GatherPolicy | None, stage: int) -> dict[str, Any]:
-  steps = {
-      "forward": [_step_as_json(step) for step in window.forward(schedule, stage)],
-      "backward": [_step_as_json(step) for step in window.backward(schedule, stage)],
-  }
-  return dataclasses.asdict(schedule) | {
-      "iterations": schedule.iterations,
-      "bubble_fraction": schedule.bubble_fraction,
-      "stage": stage,
-      **(steps if gather_policy and gather_policy.prefetches else {}),
-  }
-
-
-def _step_as_json(step: window.Step) -> dict[str, Any]:
-  values = dataclasses.asdict(step)
-  # The name in JSON, which programs may rely on.
-  return values | {"turns": values.pop("advances")}
+  found = dataclasses.asdict(schedule)
+  found |= {"iterations": schedule.iterations, "bubble_fraction": schedule.bubble_fraction, "stage": stage}
+  if gather_policy and gather_policy.prefetches:
+    for direction in (window.forward, window.backward):
+      steps = map(dataclasses.asdict, direction(schedule, stage))
+      # "turns" is the name in JSON, which programs may rely on.
+      found[direction.__name__] = [step | {"turns": step.pop("advances")} for step in steps]
+  return found

@@ -19,8 +19,6 @@ from maxtext_pp_ext.compiled import limits
 from maxtext_pp_ext.host import arguments, postponed
 from maxtext_pp_ext.nearest import did_you_mean
 
-GIB = 1 << 30
-
 
 def prepare() -> None:
   """Connects this package with MaxText; JAX then uses no accelerator, and MaxText no Google Cloud.
@@ -111,7 +109,7 @@ def add_bounds(parser: argparse.ArgumentParser, each: str = "each") -> None:
 
 def bounds(args: argparse.Namespace) -> limits.Limits:
   """Returns what the options of `add_bounds` ask for."""
-  return limits.Limits(seconds=args.minutes * 60, memory_bytes=int(args.memory_gib * GIB))
+  return limits.Limits(seconds=args.minutes * 60, memory_bytes=int(args.memory_gib * limits.GIB))
 
 
 def compiled(name: str, arguments_of_run: Sequence[str], args: argparse.Namespace, **target: Any) -> dict[str, Any]:
@@ -127,4 +125,4 @@ def compiled(name: str, arguments_of_run: Sequence[str], args: argparse.Namespac
 
 
 def memory_text(memory: int, args: argparse.Namespace) -> str:
-  return f"{memory / GIB:.1f} GiB of {args.memory_gib:.3g}"
+  return f"{memory / limits.GIB:.1f} GiB of {args.memory_gib:.3g}"

@@ -59,6 +59,7 @@ from maxtext_pp_ext.cli.errors import CommandError, FAILED, refusing
 from maxtext_pp_ext.cli.tables import labels
 from maxtext_pp_ext.cli.tables import plan as plan_table
 from maxtext_pp_ext.cli.tables.plan import name_of
+from maxtext_pp_ext.compiled import limits
 from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import arguments
 from maxtext_pp_ext.host.models import run_config, variants
@@ -95,11 +96,14 @@ def run(args: argparse.Namespace) -> int:
   chosen = found.candidates if args.all else _best(found, args.top) if fits else found.distinct()[:_NEAREST]
   result = {
       "devices": found.devices,
-      "slice": _slice(found),
+      "slice": None,  # where it is not known
       "device_memory": found.memory_limit,
       "candidates": [_as_dict(found, candidate) for candidate in chosen],
       "not_estimated": found.not_counted,
   }
+  if found.slice is not None:
+    lengths = found.slice.lengths
+    result["slice"] = {"topology": found.slice.name, "chips": lengths, "closed": torus.closed(lengths)}
   if args.all:
     result["infeasible"] = found.infeasible
   failed = not fits
@@ -201,7 +205,7 @@ def _plan(args: argparse.Namespace, shown: output.Progress) -> Any:
       implementations=args.impl,
       devices=args.devices,
       chip=chips.CHIPS.get(args.chip),
-      memory_limit=round(args.device_memory_gib * maxtext.GIB) if args.device_memory_gib else None,
+      memory_limit=round(args.device_memory_gib * limits.GIB) if args.device_memory_gib else None,
       shown=args.top,
       on_progress=on_progress,
   )
@@ -226,14 +230,6 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
       "seconds_at_most": estimate.at_most if estimate else None,
       "bound_by": candidate.bound_by,
   }
-
-
-def _slice(found: Any) -> dict[str, Any] | None:
-  """Returns the chips along each axis of a slice, and which of the axes are closed to rings; None if not known."""
-  if found.slice is None:
-    return None
-  lengths = found.slice.lengths
-  return {"topology": found.slice.name, "chips": lengths, "closed": torus.closed(lengths)}
 
 
 def _compiled(candidate: Any, args: argparse.Namespace, chip: Any) -> dict[str, Any]:

@@ -46,7 +46,12 @@ def run(args: argparse.Namespace) -> int:
     raise CommandError("--picture is text, and --json is for programs: give one of them.")
   maxtext.check_arguments(args.maxtext_args)
   with maxtext.imported("building MaxText's model without arrays"):
-    explanation = _explain(args.maxtext_args, args.devices)
+    from maxtext_pp_ext.host.models import abstract_model  # pylint: disable=import-outside-toplevel
+
+    given = run_config.given_keys(args.maxtext_args)
+    config = run_config.read_without_run(args.maxtext_args, **run_config.of_absent_devices(given, args.devices))
+    problems.refuse_mesh(config, given)
+    explanation = abstract_model.explained(config)[0]
   if args.picture is not None:
     _picture(explanation, args.picture)
   elif args.json:
@@ -57,24 +62,14 @@ def run(args: argparse.Namespace) -> int:
   return 0
 
 
-def _explain(maxtext_args: list[str], devices: int | None) -> Any:
-  from maxtext_pp_ext.host.models import abstract_model  # pylint: disable=import-outside-toplevel
-
-  given = run_config.given_keys(maxtext_args)
-  config = run_config.read_without_run(maxtext_args, **run_config.of_absent_devices(given, devices))
-  problems.refuse_mesh(config, given)
-  return abstract_model.explained(config)[0]
-
-
 def _picture(explanation: Any, name: str) -> None:
   from maxtext_pp_ext import sharding  # pylint: disable=import-outside-toplevel
 
   paths = [row.layout.path for row in explanation.rows]
   found = [path for path in paths if path == name] or [path for path in paths if path.endswith(name)]
   if len(found) > 1:
-    raise CommandError(
-        f"--picture {name}: {len(found)} parameters have a path that ends so; take one of\n{_lines(found)}"
-    )
+    count = len(found)
+    raise CommandError(f"--picture {name}: {count} parameters have a path that ends so; take one of\n{_lines(found)}")
   if not found:
     raise CommandError(f"--picture {name}: no parameter has a path that ends so; {_alike(name, paths)}")
   layout = explanation[found[0]].layout
