@@ -44,7 +44,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
     if action.type in (int, float):
       names = list  # else argcomplete offers files
     if names or action.dest == "maxtext_args":
-      completer = ChoicesCompleter(names()) if names else of_maxtext
+      completer = ChoicesCompleter({name: name for name in names()}) if names else of_maxtext
       action.completer = completer  # type: ignore[attr-defined]  # argcomplete's own way
   Finder()(parser, always_complete_options=False)
 
