@@ -50,18 +50,6 @@ def draw(argv: Sequence[str]) -> Weights:
   return Weights(tree=jax.tree.map(np.asarray, whole), layout=layouts.of_config(config))
 
 
-def moved(weights: Weights, fraction: float) -> Weights:
-  """Returns the weights, each moved by this fraction of itself, up or down at random."""
-  if fraction == 0:
-    return weights
-  random = np.random.default_rng(0)
-
-  def move(leaf: np.ndarray) -> np.ndarray:
-    return (leaf * (1 + fraction * random.choice([-1.0, 1.0], leaf.shape))).astype(leaf.dtype)
-
-  return dataclasses.replace(weights, tree=jax.tree.map(move, weights.tree))
-
-
 def in_layout_of(weights: Weights, argv: Sequence[str]) -> Tree:
   """Returns the parameters in the layout of the model of MaxText's arguments `argv`, with a pipeline or without.
 

@@ -22,8 +22,8 @@ import maxtext_pp_ext
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.trainer_runs import trainer
-from maxtext_pp_ext.trainer_runs.train_runs import Results, Run, run_all
 from tests.checkpoint import test_convert
+from tests.trainer.runs import Results, Run, run_all
 
 maxtext_pp_ext.install()
 

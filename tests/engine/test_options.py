@@ -12,8 +12,8 @@ by 2e-4.
 
 import pytest
 
-from maxtext_pp_ext.trainer_runs.train_runs import Run, run_all
 from tests.host.common import TINY
+from tests.trainer.runs import Run, run_all
 
 STEPS = 3
 BOUND = 2e-5

@@ -22,9 +22,9 @@ from typing import Any
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.trainer_runs import records, trainer
-from maxtext_pp_ext.trainer_runs.train_runs import Results, Run, run_all
 from tests.key_coverage import table
 from tests.trainer import cases
+from tests.trainer.runs import Results, Run, run_all
 
 DEVICES = 12
 STEPS = 4

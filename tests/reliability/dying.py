@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`train_runs` in a process that gets a signal at one file operation: `python -m tests.reliability.dying JSON PLAN`.
+"""`runs.main` in a process that gets a signal at one file operation: `python -m tests.reliability.dying JSON PLAN`.
 
 JSON is a `Death`. File operations show what a run is doing, and come in the same order each time, so the run can be
 interrupted at an exact place.
@@ -32,7 +32,7 @@ class Death:
 
 
 def arguments(death: Death, plan: str) -> list[str]:
-  """Python's arguments for a process that dies in this way; `plan` is the result of `train_runs.write_plan`."""
+  """Python's arguments for a process that dies in this way; `plan` is the result of `runs.write_plan`."""
   return ["-m", "tests.reliability.dying", json.dumps(dataclasses.asdict(death)), plan]
 
 
@@ -53,11 +53,11 @@ def main() -> None:
 
   import jax  # pylint: disable=import-outside-toplevel
 
-  from maxtext_pp_ext.trainer_runs import train_runs  # pylint: disable=import-outside-toplevel
+  from tests.trainer import runs  # pylint: disable=import-outside-toplevel
 
   if not jax.distributed.is_initialized() or jax.process_index() == death.process:
     sys.addaudithook(count)
-  train_runs.main(sys.argv[2])
+  runs.main(sys.argv[2])
 
 
 if __name__ == "__main__":

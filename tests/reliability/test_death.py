@@ -19,10 +19,10 @@ import pytest
 
 from maxtext_pp_ext.checkpoint import places
 from maxtext_pp_ext.testing import launch
-from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all, write_plan
 from tests.reliability import common, dying
 from tests.reliability.common import at_metrics, pipeline, WHILE_WRITING
 from tests.trainer import cases as trainer_cases
+from tests.trainer.runs import Results, run_all, write_plan
 
 PROCESSES = 4
 HEARTBEAT_S, GRACE_S = 10, 60

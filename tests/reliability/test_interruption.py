@@ -12,10 +12,10 @@ from maxtext_pp_ext import cli
 from maxtext_pp_ext.checkpoint import places
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.trainer_runs import trainer
-from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all, write_plan
 from tests.reliability import common, dying
 from tests.reliability.common import at_metrics, pipeline, STEPS, WHILE_WRITING
 from tests.trainer import cases as trainer_cases
+from tests.trainer.runs import Results, run_all, write_plan
 
 DEVICES = 6
 OURS = pipeline(3, fsdp=2)

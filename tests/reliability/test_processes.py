@@ -22,10 +22,10 @@ import yaml
 import maxtext_pp_ext
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.trainer_runs import trainer
-from maxtext_pp_ext.trainer_runs.train_runs import run_all
 from tests.reliability import sharded
 from tests.reliability.common import pipeline
 from tests.trainer import cases as trainer_cases
+from tests.trainer.runs import run_all
 
 maxtext_pp_ext.install()
 ROWS, STEPS = 12, 6

@@ -23,7 +23,7 @@ import random
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.trainer_runs import records, trainer
-from maxtext_pp_ext.trainer_runs.train_runs import Results, Run
+from tests.trainer.runs import Results, Run
 
 DEVICES = 12
 STEPS = 20

@@ -15,10 +15,10 @@ import sys
 from typing import Any
 
 from maxtext_pp_ext.processes import interruption
-from maxtext_pp_ext.trainer_runs.train_runs import Results, run_all
 from tests import conftest as _  # noqa: F401  (the environment of the tests, compiled programs kept)
 from tests import tables
 from tests.trainer import cases
+from tests.trainer.runs import Results, run_all
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
 NAMES = {

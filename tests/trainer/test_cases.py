@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from maxtext_pp_ext.trainer_runs.train_runs import Results
 from maxtext_pp_ext.trainer_runs.trainer import RunFailedError
 from tests.trainer import cases
+from tests.trainer.runs import Results
 
 LOSSES = [4.0 - 0.05 * step for step in range(cases.STEPS)]
 

@@ -12,10 +12,10 @@ from maxtext.utils import muon_utils
 import pytest
 
 from maxtext_pp_ext.config import PipelineConfigError
-from maxtext_pp_ext.trainer_runs.train_runs import run_all
 from tests.marks import slow_but
 from tests.parity.common import make_config
 from tests.trainer import cases
+from tests.trainer.runs import run_all
 
 FEW = (
     cases.Case("dense", cases.PRETRAIN, 3, "circular_bsw"),

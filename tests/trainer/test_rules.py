@@ -14,8 +14,8 @@ import itertools
 import pytest
 
 from maxtext_pp_ext.host.models import run_config
-from maxtext_pp_ext.trainer_runs.train_runs import run_all
 from tests.trainer import cases
+from tests.trainer.runs import run_all
 
 MODEL = "moe"
 STEPS = 2

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from maxtext_pp_ext.trainer_runs import records, trainer
-from maxtext_pp_ext.trainer_runs.train_runs import Run, run_all
 from tests.trainer import cases
+from tests.trainer.runs import Run, run_all
 
 pytest.importorskip("tunix")
 

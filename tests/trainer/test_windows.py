@@ -5,8 +5,8 @@
 import pytest
 
 from maxtext_pp_ext.trainer_runs import trainer
-from maxtext_pp_ext.trainer_runs.train_runs import Run, run_all
 from tests.trainer import cases
+from tests.trainer.runs import Run, run_all
 
 STEPS, DEVICES = 6, 4
 # The loss moves by a thousand times as much in a step. Float32 rounding explains 2e-7.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains many runs of MaxText's trainers in one process, since importing them takes longer than training a tiny model.
 
-`run_all` starts `python -m maxtext_pp_ext.trainer_runs.train_runs PLAN`; PLAN is the JSON that it writes. All runs may
+`run_all` starts `python -m tests.trainer.runs PLAN`; PLAN is the JSON that it writes. All runs may
 also be in several joined processes.
 """
 
@@ -15,6 +15,8 @@ import pathlib
 import sys
 import traceback
 from typing import Any
+
+import numpy as np
 
 import maxtext_pp_ext
 from maxtext_pp_ext.trainer_runs import trainer
@@ -84,7 +86,7 @@ def run_all(
     weights: name -> MaxText's keys of a model without a pipeline; its initial weights get this name. A run that names
       them gets the same numbers in the layout of its own keys.
   """
-  arguments = ["-m", "maxtext_pp_ext.trainer_runs.train_runs", write_plan(folder, runs, weights)]
+  arguments = ["-m", "tests.trainer.runs", write_plan(folder, runs, weights)]
   trainer.run_python(arguments, folder / "runs.log", devices=devices, processes=processes, cwd=folder)
   return Results(folder)
 
@@ -128,11 +130,25 @@ def _train(name: str, run: Run, draw: Callable[[str], Any]) -> None:
   argv = _argv(run.keys, name)
   if run.weights is not None:
     path = pathlib.Path("weights", name).resolve()
-    initial.save(path, initial.in_layout_of(initial.moved(draw(run.weights), run.rounding), argv))
+    initial.save(path, initial.in_layout_of(moved(draw(run.weights), run.rounding), argv))
     argv.append(f"load_parameters_path={trainer.parameters_path(path)}")
   metrics = pathlib.Path(_METRICS, name, f"{jax.process_index()}.jsonl")
   metrics.parent.mkdir(parents=True, exist_ok=True)
   importlib.import_module(run.trainer).main([*argv, f"metrics_file={metrics}"])
+
+
+def moved(weights: Any, fraction: float) -> Any:
+  """Returns `weights.Weights`, each number moved by this fraction of itself, up or down at random."""
+  if fraction == 0:
+    return weights
+  import jax  # pylint: disable=import-outside-toplevel
+
+  random = np.random.default_rng(0)
+
+  def move(leaf: np.ndarray) -> np.ndarray:
+    return (leaf * (1 + fraction * random.choice([-1.0, 1.0], leaf.shape))).astype(leaf.dtype)
+
+  return dataclasses.replace(weights, tree=jax.tree.map(move, weights.tree))
 
 
 def _argv(keys: Sequence[str], name: str) -> list[str]:
