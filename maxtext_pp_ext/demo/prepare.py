@@ -13,7 +13,7 @@ import textwrap
 
 import maxtext_pp_ext
 from maxtext_pp_ext.demo import settings as demo_settings
-from maxtext_pp_ext.trainer_runs import records, weights
+from maxtext_pp_ext.trainer_runs import trainer, weights
 
 _CHARACTERS = 400  # about the capacity of a row of the demo
 
@@ -38,7 +38,7 @@ def _write_text(path: pathlib.Path) -> None:
   would pack those that it reads.
   """
   wrapper = textwrap.TextWrapper(_CHARACTERS, expand_tabs=False, replace_whitespace=False)
-  records.write(path, ({"text": piece} for text in topics.values() for piece in wrapper.wrap(text)))
+  trainer.write_records(path, ({"text": piece} for text in topics.values() for piece in wrapper.wrap(text)))
 
 
 def _arguments(settings: demo_settings.Settings, keys: list[str]) -> list[str]:

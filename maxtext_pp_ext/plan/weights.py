@@ -21,7 +21,6 @@ from maxtext_pp_ext.hardware import tiles
 from maxtext_pp_ext.host.models import abstract_model
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.sharding.explain import Row
-from maxtext_pp_ext.sharding.gathered import gathered_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
 # The optimizers whose moments are known.
@@ -68,7 +67,7 @@ class Weights:
   def _weight(self, row: Row, outside: bool) -> Weight:
     layout, shape = row.layout, self.mesh.shape
     spec, names = layout.sharding.spec, layout.resolution.names if layout.resolution else None
-    kept = gathered_spec(spec, names, self._data_axes) if names is not None and len(names) == len(spec) else spec
+    kept = sharding.gathered_spec(spec, names, self._data_axes) if names is not None and len(names) == len(spec) else spec
     all_axes, kept_axes = axes_of(spec), axes_of(kept)
     count = math.prod(layout.shape) / math.prod(shape[axis] for axis in kept_axes if axis != "stage")
     # The stages share what is outside the pipeline.

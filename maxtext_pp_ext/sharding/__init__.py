@@ -3,11 +3,18 @@
 """Maps logical axes to mesh axes to NamedSharding, for Flax NNX. Imports neither MaxText nor the rest of this package."""
 
 from maxtext_pp_ext.sharding.conflicts import Conflict, conflicts, Kind, ShardingConflictError, ShardingConflictWarning
-from maxtext_pp_ext.sharding.constrain import automatic, constrain, divisible_spec, is_explicit, run_automatic, spec_of
+from maxtext_pp_ext.sharding.constrain import (
+    automatic,
+    constrain,
+    divisible_spec,
+    gathered_last,
+    gathered_spec,
+    is_explicit,
+    run_automatic,
+    spec_of,
+)
 from maxtext_pp_ext.sharding.create import create_sharded, shard_batch
-from maxtext_pp_ext.sharding.explain import explain, Explanation
-from maxtext_pp_ext.sharding.gathered import gathered_last, gathered_spec
-from maxtext_pp_ext.sharding.picture import picture
+from maxtext_pp_ext.sharding.explain import explain, Explanation, picture
 from maxtext_pp_ext.sharding.resolve import Resolution, resolution, resolve
 from maxtext_pp_ext.sharding.restore import CheckpointMismatchError, restore_sharded
 from maxtext_pp_ext.sharding.variables import Layout, layouts, logical_axes, named_shardings, unwrap

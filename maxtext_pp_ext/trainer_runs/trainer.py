@@ -1,11 +1,11 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Starts MaxText's trainers in separate processes, and reads what they report.
+"""Starts MaxText's trainers in separate processes, writes what they read, and reads what they report.
 
-Nothing here imports JAX or MaxText, so a caller need not have them, and keeps its own devices.
+Importing this imports neither JAX nor MaxText, so a caller need not have them, and keeps its own devices.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import json
 import os
 import pathlib
@@ -26,6 +26,25 @@ class RunFailedError(RuntimeError):
 
 def as_arguments(keys: Mapping[str, object]) -> list[str]:
   return [f"{key}={value}" for key, value in keys.items()]
+
+
+def write_records(path: pathlib.Path, examples: Iterable[Mapping[str, str | Sequence[int]]]) -> None:
+  """Writes a file for MaxText's Grain input: one `tf.train.Example` per example; a feature is text or token ids."""
+  from array_record.python.array_record_module import ArrayRecordWriter  # pylint: disable=import-outside-toplevel
+  from maxtext.input_pipeline.protos import example_pb2  # pylint: disable=import-outside-toplevel
+
+  path.parent.mkdir(parents=True, exist_ok=True)
+  # Records in groups of one can be read in any order, which MaxText's shuffle needs.
+  writer = ArrayRecordWriter(str(path), "group_size:1")
+  for features in examples:
+    example = example_pb2.Example()
+    for name, value in features.items():
+      if isinstance(value, str):
+        example.features.feature[name].bytes_list.value.append(value.encode())
+      else:
+        example.features.feature[name].int64_list.value.extend(value)
+    writer.write(example.SerializeToString())
+  writer.close()
 
 
 def parameters_path(checkpoint: pathlib.Path) -> pathlib.Path:

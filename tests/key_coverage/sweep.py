@@ -21,7 +21,7 @@ import re
 from typing import Any
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.trainer_runs import records, trainer
+from maxtext_pp_ext.trainer_runs import trainer
 from tests.key_coverage import table
 from tests.trainer import cases
 from tests.trainer.runs import Results, Run, run_all
@@ -284,7 +284,7 @@ def write_text(folder: pathlib.Path) -> None:
         [4 + max(_CHARACTERS.find(character), 0) % (cases.VOCABULARY - 4) for character in text[at : at + length]]
     )
     at += length
-  records.write(folder / "data" / "text.array_record", ({"text": ids} for ids in pieces))
+  trainer.write_records(folder / "data" / "text.array_record", ({"text": ids} for ids in pieces))
   # For dataset_type=hf: the words that the tokenizer makes these tokens of.
   lines = (json.dumps({"text": " ".join(f"w{token}" for token in ids)}) for ids in pieces)
   (folder / "data" / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 
 from maxtext_pp_ext.sharding import picture
-from maxtext_pp_ext.sharding.picture import parts
+from maxtext_pp_ext.sharding.explain import parts
 from tests.sharding.common import mesh_of
 
 SPECS = st.permutations(["x", "y", "z"]).flatmap(

@@ -22,7 +22,7 @@ import pathlib
 import random
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.trainer_runs import records, trainer
+from maxtext_pp_ext.trainer_runs import trainer
 from tests.trainer.runs import Results, Run
 
 DEVICES = 12
@@ -267,10 +267,10 @@ def write_data(folder: pathlib.Path, seed: int = 0) -> None:
   write_tokenizer(folder / "tokenizer")
   for part, documents in {"": 1500, "_eval": 200}.items():
     texts = [_document(numbers, 4, LONGEST) for _ in range(documents)]
-    records.write(folder / "data" / f"{PRETRAIN}{part}.array_record", ({"text": ids} for ids in texts))
+    trainer.write_records(folder / "data" / f"{PRETRAIN}{part}.array_record", ({"text": ids} for ids in texts))
     turns = [(_document(numbers, 2, LONGEST // 2), _document(numbers, 2, LONGEST // 2)) for _ in range(documents)]
     dialogues = ({"prompt": _words(prompt), "completion": _words(completion)} for prompt, completion in turns)
-    records.write(folder / "data" / f"{SFT}{part}.array_record", dialogues)
+    trainer.write_records(folder / "data" / f"{SFT}{part}.array_record", dialogues)
 
 
 def _document(numbers: random.Random, shortest: int, longest: int) -> list[int]:

@@ -13,7 +13,7 @@ from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
 import pytest
 import yaml
 
-from maxtext_pp_ext.trainer_runs import records, trainer
+from maxtext_pp_ext.trainer_runs import trainer
 from tests.trainer import cases
 from tests.trainer.runs import Run, run_all
 
@@ -57,7 +57,7 @@ def _write_data(folder):
   text = lambda: cases._words(cases._document(numbers, 2, cases.LONGEST // 2))
   for part in ("", "_eval"):
     rows = ({"prompt": text(), "chosen": text(), "rejected": text()} for _ in range(400))
-    records.write(folder / "data" / f"preferences{part}.array_record", rows)
+    trainer.write_records(folder / "data" / f"preferences{part}.array_record", rows)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
 
   Args:
     result: what `--json` prints.
-    found: a `plan.candidates.Plan`.
+    found: a `plan.search.Plan`.
     given: the run's own keys.
     wide: whether the table has all columns, however wide it gets.
   """

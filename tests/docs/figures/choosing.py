@@ -11,7 +11,7 @@ import maxtext
 import yaml
 
 from benchmarks import shapes
-from maxtext_pp_ext.plan import candidates
+from maxtext_pp_ext.plan import search
 from tests.docs.figures.results import (
     ASYNC_DISPATCH,
     compiled,
@@ -203,4 +203,4 @@ def _trust() -> Iterator[str]:
       | dense models, `circular` and `none` | within {within(of("peak_GB", at_use))} | within
       {within(of("wire_total_GB", at_use))}: the compiler chooses how to gather a weight that is gathered as it is used |
       | models with experts | within {experts("peak_GB")} | within {experts("wire_total_GB")} |"""
-  yield f"rows that need more than {percent(candidates._NEARLY_FULL)} of a device."
+  yield f"rows that need more than {percent(search._NEARLY_FULL)} of a device."
