@@ -1,28 +1,22 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The names of JAX beyond its public interface that this package uses.
+"""The names of JAX beyond its public interface that this package uses; no other module imports such names.
 
-JAX promises nothing about these names. They were tested with the version in `TRIED_WITH`. No other module of the package
-imports from `jax._src`, `jax.extend` or `jax.interpreters`.
-
-A name is looked up on first use (`from maxtext_pp_ext.jax_private import Var`), since some modules that import this one
-must not import JAX earlier. Beside these names, `PallasCall` reads the private parameters of a kernel's call.
-
-Raises:
-  SetupError: the installed JAX does not have a name on its first use. The message gives the name, its purpose, and the
-    version with which it was tested.
+JAX promises nothing about them. A name is looked up on first use (`from maxtext_pp_ext.jax_private import Var`), since
+some modules that import this one must not import JAX earlier, and that raises what `find` does. Beside these names,
+`PallasCall` reads the private parameters of a kernel's call.
 """
 
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
 import operator
+import sys
 from typing import Any, NamedTuple
 
 from maxtext_pp_ext.errors import SetupError
 
-TRIED_WITH = "0.11.2"
+TRIED_WITH = "0.11.2"  # the version with which they were tested
 
 
 class Use(NamedTuple):
@@ -65,8 +59,9 @@ def find(use: Use) -> Any:
   try:
     return operator.attrgetter(use.attribute)(importlib.import_module(use.module))
   except (ImportError, AttributeError) as error:
+    installed = getattr(sys.modules.get("jax"), "__version__", "of unknown version")
     raise SetupError(
-        f"jax {_version()} has no {use.module}.{use.attribute}, which maxtext_pp_ext uses {use.purpose}. It was tested"
+        f"jax {installed} has no {use.module}.{use.attribute}, which maxtext_pp_ext uses {use.purpose}. It was tested"
         f" with jax {TRIED_WITH}: install that version, or a version of maxtext_pp_ext that supports this jax."
     ) from error
 
@@ -127,10 +122,3 @@ class PallasCall:
     invars[operand] = find(USES["Var"])(invars[operand].aval.update(shape=shape))
     mapping = dataclasses.replace(self._mapping, block_mappings=tuple(blocks))
     return self.eqn.replace(invars=invars, params=self.eqn.params | {"grid_mapping": mapping})
-
-
-def _version() -> str:
-  try:
-    return importlib.metadata.version("jax")
-  except importlib.metadata.PackageNotFoundError:
-    return "of unknown version"

@@ -99,7 +99,7 @@ def _sizes(shapes: Mapping[Path, Shape], of_layer: Collection[Path]) -> collecti
 
 
 def _name(path: Path, of_layer: Collection[Path]) -> Path | None:
-  """Returns the array's path within its layer."""
+  """The array's path within its layer."""
   return next((path[start:] for start in range(len(path)) if path[start:] in of_layer), None)
 
 

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which numbers a key of MaxText's can have, read off its field: type, bounds and default.
 
-MaxText bounds a part of its fields (0.2.5). It computes with what the others are given: a batch of -3 rows, a division by
-zero. A key may have its default, whatever that is. Else:
+MaxText 0.2.5 bounds a part of its fields only. A key may have its default, whatever that is. Else:
 
 - No number is NaN or infinite.
 - A whole number is at least 1 if its default is, so a size, a count or a degree is. If the default is 0 or -1, which

@@ -70,7 +70,7 @@ def _prepare(settings: demo_settings.Settings) -> None:
   print("Preparing text and initial weights ...", flush=True)
   own = [str(settings.output), str(settings.steps), settings.pipeline_impl, *settings.extra_keys]
   arguments = ["-m", "maxtext_pp_ext.demo.prepare", *own]
-  trainer.run_python(arguments, settings.log_file("prepare"), devices=demo_settings.DEVICES)
+  trainer.run_python(arguments, settings.output / "prepare.log", devices=demo_settings.DEVICES)
   sizes = json.loads(settings.summary_file.read_text(encoding="utf-8"))
   print(
       f"text:       Python's language reference, {sizes['topics']} topics, {sizes['characters']} characters\n"
@@ -99,7 +99,7 @@ def _train(
       "load_parameters_path": trainer.parameters_path(settings.weights(name)),
   }
   arguments = ["-m", trainer.PRE_TRAIN, *keys, *settings.shared_keys(), *trainer.as_arguments(own_keys)]
-  log = settings.log_file(name)
+  log = settings.output / f"{name}.log"
   where = f" ({processes} processes)" if processes > 1 else ""
   print(f"{name + ':':11} {' '.join(keys)}{where}", flush=True)
   screen = console.Console()

@@ -36,9 +36,6 @@ class Settings:
   def metrics_file(self, name: str, process: int | str) -> pathlib.Path:
     return self.output / f"{name}.metrics.{process}.jsonl"
 
-  def log_file(self, name: str) -> pathlib.Path:
-    return self.output / f"{name}.log"
-
   def pipelined_keys(self) -> list[str]:
     chosen: dict[str, object] = {} if self.pipeline_impl == "host" else {"pipeline_impl": self.pipeline_impl}
     mesh = {"ici_pipeline_parallelism": STAGES, "ici_fsdp_parallelism": FSDP, "num_pipeline_microbatches": 8}

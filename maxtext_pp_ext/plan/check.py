@@ -73,10 +73,7 @@ def check(argv: Sequence[str], devices: int | None = None, *, files: bool = True
 
 
 def _warnings(config: Keys) -> list[str]:
-  """Returns silent defects of MaxText's own pipelines (0.2.5), or problems that ours would have on TPUs.
-
-  The latter are those of a config that does not name the devices.
-  """
+  """Silent defects of MaxText's own pipelines (0.2.5), or what ours would have on TPUs if no devices are named."""
   if pipeline_impl(config) != "host":
     on_tpus = () if config.compile_topology else sizes.of_rows(config, "tpu")
     return [str(problem) for problem in on_tpus if problem not in sizes.problems(config)]

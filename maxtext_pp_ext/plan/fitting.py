@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import itertools
 from typing import Any
 
 from maxtext_pp_ext.config.view import plain
@@ -32,11 +33,8 @@ class Way:
 def ways(config: Any, limit: int, smallest: Callable[[dict[str, Any]], Any], more_devices: Any) -> list[Way]:
   """Returns changes with which the model needs less memory: the batch, narrower states, and more devices; then several.
 
-  Args:
-    config: MaxText's config of the run, without a pipeline.
-    limit: bytes of a device.
-    smallest: returns the candidate that needs least memory with these values for keys; None if there is none.
-    more_devices: the result of `more_devices`.
+  `config` has no pipeline, and a device has `limit` bytes. `smallest` returns the candidate that needs least memory with
+  these values for keys, or None. `more_devices` is the result of that function.
   """
 
   def tried(keys: dict[str, Any]) -> Way | None:
@@ -48,10 +46,7 @@ def ways(config: Any, limit: int, smallest: Callable[[dict[str, Any]], Any], mor
 
   def first_that_fits(several: Iterator[dict[str, Any]]) -> Way | None:
     best = None
-    for keys in several:
-      way = tried(keys)
-      if way is None:
-        break
+    for way in itertools.takewhile(bool, map(tried, several)):
       if best is None or way.memory < best.memory:
         best = way
       if not way.missing:
@@ -87,12 +82,10 @@ def _batches(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def more_devices(config: Any, topology: str | None, donor: str | None) -> Iterator[dict[str, Any]]:
-  """Yields keys for twice as many devices, four times as many, and so on.
+  """Yields keys for twice as many devices as a run has, four times as many, and so on.
 
-  Args:
-    config: MaxText's config of the run.
-    topology: its compile_topology; None without one.
-    donor: the mesh axis within a slice that gets the devices, with a size of its own; None if MaxText derives it.
+  `topology` is its compile_topology. `donor` is the key of the mesh axis within a slice that gets the devices; None if
+  MaxText derives its size.
   """
   for factor in (2**doubling for doubling in range(1, _MOST_DOUBLINGS + 1)):
     if topology:

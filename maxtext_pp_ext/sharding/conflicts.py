@@ -17,8 +17,6 @@ import math
 from typing import Any, Literal
 import warnings
 
-from jax.sharding import PartitionSpec as P
-
 from maxtext_pp_ext.errors import Refusal
 from maxtext_pp_ext.nearest import nearest
 from maxtext_pp_ext.sharding.resolve import Dimension, Dropped, mesh_axes, Resolution, Rule, spec_entry
@@ -194,7 +192,6 @@ def _bound_by(dimension: Dimension) -> tuple[Rule, ...]:
 
 
 def _suggested(resolution: Resolution, dimension: Dimension) -> str:
-  """A rule that could be added for a dimension."""
   used = {axis for d in resolution.dimensions if d.rule for axis in d.rule.axes}
   used |= {axis for d in resolution.dimensions if not isinstance(d.name, str) for axis in mesh_axes(d.name)}
   free = [axis for axis, size in resolution.mesh_shape.items() if size > 1 and axis not in used]
@@ -208,7 +205,7 @@ def _axes_text(axes: Iterable[str], sizes: Mapping[str, int]) -> str:
 
 
 def _entry_text(name: Any) -> str:
-  return "UNCONSTRAINED" if name is P.UNCONSTRAINED else str(spec_entry(name) if isinstance(name, tuple) else name)
+  return str(spec_entry(name) if isinstance(name, tuple) else name)
 
 
 def _and(items: Iterable[Any]) -> str:

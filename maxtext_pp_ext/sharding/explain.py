@@ -59,7 +59,7 @@ class Row:
     """The array in words; a line per annotated dimension and per conflict."""
     layout = self.layout
     yield (
-        f"{layout.path} {layout.dtype}{list(layout.shape)} {_spec_text(layout.sharding.spec)}:"
+        f"{layout.path} {layout.dtype}{list(layout.shape)} P({', '.join(map(repr, layout.sharding.spec))}):"
         f" {bytes_text(self.bytes_per_device)} per device, {self.replication}x"
     )
     dimensions = map(_dimension_text, layout.resolution.dimensions) if layout.resolution else ["no annotation"]
@@ -165,10 +165,6 @@ def totals_text(totals: dict[str, int]) -> str:
   )
 
 
-def _spec_text(spec: P) -> str:
-  return f"P({', '.join('UNCONSTRAINED' if entry is P.UNCONSTRAINED else repr(entry) for entry in spec)})"
-
-
 def _bound_text(d: Dimension) -> str:
   if d.entry is P.UNCONSTRAINED:
     return "left to the compiler" + (f" by {d.rule}" if d.rule else "")
@@ -179,9 +175,7 @@ def _bound_text(d: Dimension) -> str:
 
 
 def _name(name: Any) -> Any:
-  if name is P.UNCONSTRAINED:
-    return "UNCONSTRAINED"
-  return name if name is None or isinstance(name, str) else list(name)
+  return str(name) if name is P.UNCONSTRAINED else name if name is None or isinstance(name, str) else list(name)
 
 
 def _dimension_dict(d: Dimension) -> dict[str, Any]:

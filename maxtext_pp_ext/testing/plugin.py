@@ -13,8 +13,8 @@ names no implementation. In tests of the host's own modes it turns the two keys 
 DECOUPLE_GCLOUD=TRUE and JAX_PLATFORMS=cpu unless these are set. It also removes the mark `tpu_only`, so that tests that
 run on TPUs upstream run here. A test that really needs a TPU then fails.
 
-Each option works without the other. Without both the plugin does nothing. It is loaded into every pytest run of an
-environment, so it imports nothing outside pytest and the standard library before an option needs it.
+Each option works without the other. The plugin is loaded into every pytest run of an environment, so it imports nothing
+outside pytest and the standard library before an option needs it.
 """
 
 from collections import defaultdict

@@ -16,7 +16,6 @@ from maxtext_pp_ext import processes
 from maxtext_pp_ext.processes import children
 
 PRE_TRAIN = "maxtext.trainers.pre_train.train"
-SFT = "maxtext.trainers.post_train.sft.train_sft_native"
 _LOG_LINES_IN_ERROR = 25
 
 

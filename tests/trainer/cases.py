@@ -198,7 +198,7 @@ def run_of(model: str, mode: str, keys: dict[str, object], rounding: float = 0.0
   files = {"grain_train_files": f"data/{data}.array_record", "grain_eval_files": f"data/{data}_eval.array_record"}
   tokenize = {"tokenize_train_data": mode == SFT, "tokenize_eval_data": mode == SFT}
   merged = SHARED | (MODELS | MORE_MODELS)[model] | MODES[mode] | files | tokenize | keys
-  kind = trainer.SFT if mode == SFT else trainer.PRE_TRAIN
+  kind = "maxtext.trainers.post_train.sft.train_sft_native" if mode == SFT else trainer.PRE_TRAIN
   return Run(keys=trainer.as_arguments(merged), trainer=kind, weights=model, rounding=rounding)
 
 
