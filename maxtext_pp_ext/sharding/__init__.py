@@ -13,10 +13,9 @@ from maxtext_pp_ext.sharding.constrain import (
     run_automatic,
     spec_of,
 )
-from maxtext_pp_ext.sharding.create import create_sharded, shard_batch
+from maxtext_pp_ext.sharding.create import CheckpointMismatchError, create_sharded, restore_sharded, shard_batch
 from maxtext_pp_ext.sharding.explain import explain, Explanation, picture
 from maxtext_pp_ext.sharding.resolve import Resolution, resolution, resolve
-from maxtext_pp_ext.sharding.restore import CheckpointMismatchError, restore_sharded
 from maxtext_pp_ext.sharding.variables import Layout, layouts, logical_axes, named_shardings, unwrap
 
 __all__ = [

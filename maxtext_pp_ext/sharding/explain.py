@@ -214,19 +214,14 @@ def picture(shape: Sequence[int], sharding: NamedSharding) -> str:
   drawn = [dimension for dimension, count in enumerate(counts) if count > 1]
   rows, columns = (*drawn, None, None)[:2]
   shown = (where[:, drawn[2:]] == 0).all(axis=1)
+  in_column = where[:, columns] if columns is not None else np.zeros(len(where), int)
+  in_row = where[:, rows] if rows is not None else in_column
   above = _headings(shape, counts, columns)
   table = [["", *above]]
   for row, heading in enumerate(_headings(shape, counts, rows)):
-    cells = []
-    for column, other in enumerate(above):
-      if "…" in (heading, other):  # stands for all parts that are left out
-        cells.append("…")
-        continue
-      holds = shown
-      for dimension, part in ((rows, row), (columns, column)):
-        if dimension is not None:
-          holds = holds & (where[:, dimension] == part)
-      cells.append(_numbers(np.flatnonzero(holds)))
+    holds = [np.flatnonzero(shown & (in_row == row) & (in_column == column)) for column in range(len(above))]
+    # … stands for all parts that are left out.
+    cells = ("…" if "…" in (heading, other) else _numbers(held) for other, held in zip(above, holds, strict=True))
     table.append([heading, *cells])
   return "\n".join([_caption(shape, rows, columns, drawn[2:]), *_boxes(table)])
 
