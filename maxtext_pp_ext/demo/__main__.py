@@ -7,19 +7,24 @@ reference inside every CPython), its order, the initial weights, and every key e
 """
 
 import argparse
+from collections.abc import Sequence
 import importlib.util
 import json
+import math
 import pathlib
 import re
 import sys
 import time
 
-from maxtext_pp_ext.demo import report
 from maxtext_pp_ext.demo import settings as demo_settings
 from maxtext_pp_ext.errors import with_extras
 from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.trainer_runs import trainer
 
+# float32: the distance from 1 to the next number.
+EPSILON = 2.0**-23
+# Matrix products, normalisations and the softmax on the path through one layer, forward and backward.
+ROUNDED_OPERATIONS_PER_LAYER = 16
 # With several processes, only lines of the first: all report the same.
 _STEP = re.compile(r"(?:\[0\] )?[^\[].*completed step: (\d+),.* loss: (\S+), lm_loss")
 
@@ -88,7 +93,7 @@ def _train(
   It shows a progress bar, or without a terminal a line every ten steps. Raises RunFailedError if the trainer fails or
   skips a step, or if no line of its log contains `expect`.
   """
-  from rich import console, progress  # pylint: disable=import-outside-toplevel
+  from rich import get_console, progress  # pylint: disable=import-outside-toplevel
 
   metrics = [settings.metrics_file(name, process) for process in range(processes)]
   for file in metrics:
@@ -102,15 +107,13 @@ def _train(
   log = settings.output / f"{name}.log"
   where = f" ({processes} processes)" if processes > 1 else ""
   print(f"{name + ':':11} {' '.join(keys)}{where}", flush=True)
-  screen = console.Console()
   bar = progress.Progress(
       progress.SpinnerColumn(),
       progress.TextColumn("{task.description:24}"),
       progress.BarColumn(),
       progress.MofNCompleteColumn(),
       progress.TimeElapsedColumn(),
-      console=screen,
-      disable=not screen.is_terminal,
+      disable=not get_console().is_terminal,
   )
   with bar:
     task = bar.add_task("starting and compiling", total=settings.steps)
@@ -133,23 +136,63 @@ def _train(
   return [each["learning/loss"] for each in reported]
 
 
+def tolerance(loss: float, step: int) -> float:
+  """Returns how far the losses of two float32 runs of one computation may be apart at `step`, counted from 0.
+
+  Another order of summation changes a result by about one rounding error per operation in the chain, relative to its
+  size: `EPSILON` times the layers times the operations in a layer. Each optimizer step starts from the differences of all
+  earlier steps and adds its own, so the bound grows with the number of steps.
+  """
+  return EPSILON * demo_settings.LAYERS * ROUNDED_OPERATIONS_PER_LAYER * (step + 1) * abs(loss)
+
+
+def compared(pipelined: Sequence[float], sequential: Sequence[float]) -> list[tuple[float, float]]:
+  """Returns how far apart two curves are at each step, and the `tolerance`."""
+  steps = enumerate(zip(pipelined, sequential, strict=True))
+  return [(abs(ours - reference), tolerance(reference, step)) for step, (ours, reference) in steps]
+
+
+def excess_steps(pipelined: Sequence[float], sequential: Sequence[float]) -> list[int]:
+  """Returns the steps at which the curves are further apart than `tolerance`, or one of them is not finite."""
+  steps = enumerate(compared(pipelined, sequential))
+  # Negated, so that a NaN counts as too far apart.
+  return [step for step, (difference, allowed) in steps if not difference <= allowed < math.inf]
+
+
+def write_picture(path: pathlib.Path, pipelined: Sequence[float], sequential: Sequence[float], title: str) -> None:
+  """Writes a PNG: both curves, and below them, on a logarithmic scale, their difference and the allowed `tolerance`."""
+  from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
+
+  figure = Figure(figsize=(8, 6), layout="constrained")
+  curves, gap = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+  curves.plot(sequential, color="tab:orange", linewidth=4, alpha=0.5, label="without a pipeline")
+  curves.plot(pipelined, color="tab:blue", linewidth=1.5, label="pipeline")
+  curves.set(ylabel="loss", title=title)
+  curves.legend()
+  differences, allowed = zip(*compared(pipelined, sequential), strict=True)
+  gap.plot(differences, color="tab:red", label="difference")
+  gap.plot(allowed, color="tab:gray", linestyle="--", label="allowed")
+  gap.set(xlabel="step", ylabel="loss")
+  gap.set_yscale("symlog", linthresh=EPSILON)  # logarithmic but with a zero, since most steps have the same loss
+  gap.legend()
+  figure.savefig(path, dpi=120)
+
+
 def _compare(settings: demo_settings.Settings, pipelined: list[float], sequential: list[float]) -> bool:
   """Prints both curves, writes their picture, and returns whether they agree."""
-  layers = demo_settings.LAYERS
-  differences = [abs(ours - reference) for ours, reference in zip(pipelined, sequential, strict=True)]
+  found = compared(pipelined, sequential)
   print("\nstep   pipelined  sequential  difference   allowed")
   for step in sorted({*range(0, settings.steps, max(1, settings.steps // 10)), settings.steps - 1}):
-    allowed = report.tolerance(sequential[step], step, layers)
-    print(f"{step:4d} {pipelined[step]:11.6f} {sequential[step]:11.6f} {differences[step]:11.1e} {allowed:9.1e}")
-  excess = report.excess_steps(pipelined, sequential, layers)
-  largest = max(range(settings.steps), key=differences.__getitem__)
-  print(f"Largest difference: {differences[largest]:.1e}, at step {largest}.")
+    difference, allowed = found[step]
+    print(f"{step:4d} {pipelined[step]:11.6f} {sequential[step]:11.6f} {difference:11.1e} {allowed:9.1e}")
+  largest = max(range(settings.steps), key=lambda step: found[step][0])
+  print(f"Largest difference: {found[largest][0]:.1e}, at step {largest}.")
 
   picture = settings.output / "loss.png"
   title = f"pipeline_impl={settings.pipeline_impl}, {demo_settings.STAGES} stages × {demo_settings.FSDP} FSDP"
-  report.write_picture(picture, pipelined, sequential, layers, title)
+  write_picture(picture, pipelined, sequential, title)
   print(f"Both curves: {picture}")
-  if excess:
+  if excess := excess_steps(pipelined, sequential):
     print(f"They differ by more than float32 explains: at {len(excess)} steps, first at step {excess[0]}.")
   else:
     print("They agree within float32.")

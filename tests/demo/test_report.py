@@ -1,24 +1,23 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `maxtext_pp_ext.demo.report`: which loss curves count as the same."""
+"""Tests of `maxtext_pp_ext.demo`: which loss curves count as the same."""
 
 import math
 
 import pytest
 
-from maxtext_pp_ext.demo import report
+from maxtext_pp_ext.demo import __main__ as demo
 
-LAYERS = 8
 CURVE = [10.875, 9.04, 7.393, 6.843]
 
 
 def test_equal_curves_agree():
-  assert report.excess_steps(CURVE, CURVE, LAYERS) == []
+  assert demo.excess_steps(CURVE, CURVE) == []
 
 
 def test_curves_that_differ_by_a_rounding_error_agree():
-  rounded = [loss * (1 + report.EPSILON) for loss in CURVE]
-  assert report.excess_steps(rounded, CURVE, LAYERS) == []
+  rounded = [loss * (1 + demo.EPSILON) for loss in CURVE]
+  assert demo.excess_steps(rounded, CURVE) == []
 
 
 # MaxText's own BSW pipeline, wrong at 4 stages, is off by 1.5e-2 at step 0 of the demo.
@@ -27,20 +26,20 @@ def test_curves_that_differ_by_a_rounding_error_agree():
 def test_a_step_that_is_off_by_more_than_float32_explains_is_found(step, wrong_by):
   wrong = list(CURVE)
   wrong[step] += wrong_by
-  assert report.excess_steps(wrong, CURVE, LAYERS) == [step]
+  assert demo.excess_steps(wrong, CURVE) == [step]
 
 
 def test_a_loss_that_is_nan_in_both_runs_is_not_agreement():
-  assert report.excess_steps([math.nan], [math.nan], LAYERS) == [0]
+  assert demo.excess_steps([math.nan], [math.nan]) == [0]
 
 
 def test_curves_of_different_length_are_refused():
   with pytest.raises(ValueError, match="zip"):
-    report.excess_steps(CURVE[:-1], CURVE, LAYERS)
+    demo.excess_steps(CURVE[:-1], CURVE)
 
 
 def test_the_picture_is_a_png(tmp_path):
   pytest.importorskip("matplotlib")
   picture = tmp_path / "loss.png"
-  report.write_picture(picture, CURVE, CURVE, LAYERS, "title")
+  demo.write_picture(picture, CURVE, CURVE, "title")
   assert picture.read_bytes().startswith(b"\x89PNG")
