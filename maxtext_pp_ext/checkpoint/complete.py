@@ -1,15 +1,24 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compares a checkpoint's arrays with those that the run that wrote it saves."""
+"""The trees that MaxText saves, and whether a checkpoint has all that its run saves. Only a trainer's can be converted.
+
+- Trainer: `{"params": {"params": weights}, "opt_state": …, "step": …}`, or only its "params".
+- Trainer with DiLoCo: `{"inner_state": such a tree per replica, "params": {"params": weights}, "outer_opt_state": …,
+  "step": …}`.
+- Inference: weights, or `{"base": weights}`, with each array below a "value".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 import dataclasses
+from typing import Any
 
-from maxtext_pp_ext.checkpoint import forms
 from maxtext_pp_ext.checkpoint.layout import LayoutError, Path, Shape
 
+PARAMETERS = ("params", "params")
+VALUE = "value"
+_DILOCO = "inner_state"
 _MOST = 10  # arrays that a message names
 _OPTIMIZER, _STEP, _OTHERS = "opt_state", "step", ("nnx_aux", "model")
 # Names in paths of random state. Older checkpoints of NNX models have it among the weights.
@@ -22,6 +31,37 @@ class Saved:
 
   shape: Shape  # Random keys are stored as words along one more axis.
   is_random_state: bool = False  # a random key or counter. MaxText draws a new one if a checkpoint has none.
+
+
+def is_of_trainer(tree: Mapping[str, Any]) -> bool:
+  """Returns whether weights are where MaxText's trainer has them, with DiLoCo or without."""
+  outer, inner = PARAMETERS
+  return inner in tree.get(outer, ())
+
+
+def weights(tree: Mapping[str, Any]) -> Any:
+  """Returns the part of a checkpoint's tree that has the model's weights; empty for other trees."""
+  outer, inner = PARAMETERS
+  if is_of_trainer(tree):
+    return tree[outer][inner]
+  root = tree.get("base", tree)
+  return root if "decoder" in root else {}
+
+
+def why_not_converted(names: Collection[str]) -> str | None:
+  """Returns why a tree with these outermost names cannot be converted, and what to do; None if no reason is known."""
+  if _DILOCO in names:
+    return (
+        f"Checkpoints of DiLoCo cannot be converted: {_DILOCO} holds a state for each replica. Continue in the layout of "
+        "the checkpoint. Or convert its weights alone: in that layout, run a step with enable_diloco=False, "
+        "learning_rate=0 and load_parameters_path, and convert the checkpoint of that run."
+    )
+  if PARAMETERS[0] not in names and ("base" in names or "decoder" in names):
+    return (
+        "Checkpoints for inference cannot be converted: this one has weights only, each array below a name of its own. "
+        "Convert the trainer's checkpoint from which it was made, and make it again."
+    )
+  return None
 
 
 def check(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> None:
@@ -66,7 +106,7 @@ def _lacking(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> Itera
   kinds = {path[-1] for path in stored if path[:1] == _OTHERS[:1]}
   there = {_by_collection(path) for path in stored}
   for path, wanted in saved.items():
-    needed = is_whole or path[:2] == forms.PARAMETERS or (path[:2] == _OTHERS and path[-1] in kinds)
+    needed = is_whole or path[:2] == PARAMETERS or (path[:2] == _OTHERS and path[-1] in kinds)
     if needed and not wanted.is_random_state and not _places(path) & there:
       yield f"it lacks {'/'.join(path)} {list(wanted.shape)}"
 
@@ -87,9 +127,9 @@ def _of_another_shape(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved])
 
 def _by_collection(path: Path) -> Path:
   """The path with the collection of parameters in the place of another one: older checkpoints have some of Linen's."""
-  return (*forms.PARAMETERS, *path[2:]) if path[0] == forms.PARAMETERS[0] else path
+  return (*PARAMETERS, *path[2:]) if path[0] == PARAMETERS[0] else path
 
 
 def _places(path: Path) -> set[Path]:
   """The places where a checkpoint may have an array. Older ones have all variables of a model among its parameters."""
-  return {path, (*forms.PARAMETERS, *path[2:])} if path[:2] == _OTHERS else {path}
+  return {path, (*PARAMETERS, *path[2:])} if path[:2] == _OTHERS else {path}

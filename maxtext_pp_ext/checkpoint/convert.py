@@ -6,8 +6,7 @@ Each chunk of the old checkpoint is read once, and its layers go where the new l
 layer, and as much of it as an old chunk, so each new chunk is written once, whole. Memory holds a few chunks: of one
 parameter at most, or of one device's shard of it if the run wrote shards.
 
-Nothing unfinished looks like a checkpoint: the new one is written into a folder that Orbax takes for unfinished, compared
-there with what was read, and then renamed.
+The new one is written into a folder that Orbax takes for unfinished, compared there with what was read, and then renamed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes Orbax checkpoints array by array: arrays opened and created here hold no data.
+"""Reads and writes Orbax checkpoints array by array; `convert` decides what is copied when.
 
 Orbax hides its formats (OCDBT or files, Zarr 2 or 3), but the handler of a type of leaf sees how to open each array. So a
-"leaf" here is an open array instead of its values; `convert` decides what is copied when.
+"leaf" here is an open array instead of its values.
 """
 
 from __future__ import annotations
@@ -189,7 +189,8 @@ def create(
   handler = _orbax(classes, _Written(len(arrays), fill), **like.options)
   leaves = {new.path: classes[new.kind](**vars(new)) for new in arrays} | dict.fromkeys(like.empty)
   keyed = [(_keys(path, like.lists), leaf) for path, leaf in leaves.items()]
-  keyed.sort(key=_order)  # Orbax appends to lists in the order of leaves
+  # Orbax appends to lists in the order of leaves.
+  keyed.sort(key=lambda pair: [key.idx if isinstance(key, SequenceKey) else key.key for key in pair[0]])
   handler.save(epath.Path(items), args=ocp.args.PyTreeSave(item=ocp.utils.from_flattened_with_keypath(keyed)))
   handler.finalize(epath.Path(items))
   for old, folder in {like.root: root, like.items: items}.items():
@@ -211,10 +212,6 @@ def _orbax(classes: Mapping[str, type], written: _Written | None = None, **optio
 def _keys(path: Path, lists: Collection[Path]) -> tuple[SequenceKey | DictKey, ...]:
   """A path with JAX's keys of lists and dicts."""
   return tuple(SequenceKey(int(name)) if path[:i] in lists else DictKey(name) for i, name in enumerate(path))
-
-
-def _order(keyed: tuple[tuple[SequenceKey | DictKey, ...], Any]) -> list[int | str]:
-  return [key.idx if isinstance(key, SequenceKey) else key.key for key in keyed[0]]
 
 
 class _Written:

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where each layer is in the arrays of a model.
 
-Layers are numbered in the order in which they run, whatever the model calls them. So two layouts of one model give the
-same layer the same number. An array holds one layer or several. The axes that count layers may be anywhere: MaxText's
-pipelines have `[repeat, stage, …]`, scanned layers are stacked along `param_scan_axis`, and one array may have both, as
-in `[repeat, stage, embed, layer of the stage, mlp]`.
+Layers are numbered in the order in which they run, so a layer has the same number in all layouts of a model. The axes
+that count layers may be anywhere: MaxText's pipelines have `[repeat, stage, …]`, scanned layers are stacked along
+`param_scan_axis`, and one array may have both, as in `[repeat, stage, embed, layer of the stage, mlp]`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folders of a conversion. Imports nothing heavy, so a wrong path is reported at once.
 
-The folder of a conversion that has not ended has a marker, which says so and is locked while the conversion runs. A
-conversion that is killed leaves the folder. The next one to the same place finds the marker, and says what the folder is.
-A folder without the marker is somebody else's.
+The folder of a conversion that has not ended has a marker, which says so and is locked while the conversion runs. The
+next conversion to the same place tells by it what a killed one has left. A folder without it is somebody else's.
 """
 
 from __future__ import annotations

@@ -32,10 +32,9 @@ def main(output: str, steps: str, pipeline_impl: str, *extra_keys: str) -> None:
 
 
 def _write_text(path: pathlib.Path) -> None:
-  """Writes pieces of the language reference inside every CPython, each a `tf.train.Example` with the one feature `text`.
+  """Writes pieces of the language reference inside every CPython. Each is a row of a batch.
 
-  A piece is one row of a batch, for any number of processes. If MaxText packed several texts into a row, each process
-  would pack those that it reads.
+  If MaxText packed several texts into a row, each process would pack those that it reads.
   """
   wrapper = textwrap.TextWrapper(_CHARACTERS, expand_tabs=False, replace_whitespace=False)
   trainer.write_records(path, ({"text": piece} for text in topics.values() for piece in wrapper.wrap(text)))

@@ -237,9 +237,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
   that all devices of the mesh shard. The gradients of the latter go by an all-reduce (`python -m
   benchmarks.compiler_figures --impl none --shape llama3-70b llama3-8b-v6e llama3-8b-dcn`).
 
-  Args:
-    layers: the layers, or cycles of layers, that the loop runs.
-    sizes: those of the model, where such a layer is a repeat.
+  `layers` counts the layers, or cycles of layers, that the loop runs. In `sizes` each of these is a repeat.
   """
   traffic = {
       Sent.WEIGHTS: layers * (2 * sizes.sent_to_gather + sizes.sent_to_gather_again),

@@ -88,11 +88,6 @@ class Work:
   vmem_kib: int | None  # XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given
   on_sparsecores: bool  # whether XLA's flags put gathers on the SparseCores, where they overlap with compute
 
-  @property
-  def state(self) -> int:
-    """Bytes that the optimizer reads and writes."""
-    return 3 * self.sizes.parameters + 2 * self.sizes.optimizer
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -146,9 +141,10 @@ def estimate(
       "copies of weights": _copied(work, schedule, gather_policy) / chip.hbm_bandwidth,
   }
   waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy))
+  state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
   others = {
       "outside the layers": work.outside * (_LARGE_VMEM if _has_large_vmem(work) else _LOGITS) / chip.flops,
-      "optimizer": work.state / chip.hbm_bandwidth,
+      "optimizer": state / chip.hbm_bandwidth,
       "transfers": sum(waits.values()),
   }
   at_peak = _at_peak(chip, work, costs, with_bubbles)

@@ -58,12 +58,8 @@ def experts(
 ) -> Experts:
   """Returns what experts cost: nothing without experts, or for a dispatch for which there are no formulas.
 
-  Args:
-    config: MaxText's config.
-    mesh: its mesh.
-    tokens: of a microbatch on a device.
-    own_loop: whether MaxText's own loop runs the layers.
-    spared: share of the layers whose last product, and what combines its rows, backward does not compute again.
+  `tokens` are those of a microbatch on a device, `own_loop` says whether MaxText's own loop runs the layers, and `spared`
+  is the share of them whose last product, and what combines its rows, backward does not compute again.
   """
   if config.num_experts <= 1 or not has_formulas(config):
     return Experts()

@@ -130,9 +130,7 @@ def plan(
   Args:
     argv: MaxText's arguments of a run, with or without a pipeline.
     implementations: implementations of the registry that have a gather policy, and `variants.NONE`.
-    devices: number of devices, without `compile_topology`.
-    chip: kind of the devices, instead of that of `compile_topology`.
-    memory_limit: bytes of a device, instead of the chip's.
+    devices, chip, memory_limit: number and kind of devices, and bytes of one, where `compile_topology` does not say.
     shown: how many of the best, one of each kind, must be accepted as configs by this package and MaxText.
     on_progress: called with the number of layouts done, and their total.
 

@@ -3,19 +3,10 @@
 """Maps logical axes to mesh axes to NamedSharding, for Flax NNX. Imports neither MaxText nor the rest of this package."""
 
 from maxtext_pp_ext.sharding.conflicts import Conflict, conflicts, Kind, ShardingConflictError, ShardingConflictWarning
-from maxtext_pp_ext.sharding.constrain import (
-    automatic,
-    constrain,
-    divisible_spec,
-    gathered_last,
-    gathered_spec,
-    is_explicit,
-    run_automatic,
-    spec_of,
-)
+from maxtext_pp_ext.sharding.constrain import automatic, constrain, divisible_spec, is_explicit, run_automatic, spec_of
 from maxtext_pp_ext.sharding.create import CheckpointMismatchError, create_sharded, restore_sharded, shard_batch
 from maxtext_pp_ext.sharding.explain import explain, Explanation, picture
-from maxtext_pp_ext.sharding.resolve import Resolution, resolution, resolve
+from maxtext_pp_ext.sharding.resolve import gathered_last, gathered_spec, Resolution, resolution, resolve
 from maxtext_pp_ext.sharding.variables import Layout, layouts, logical_axes, named_shardings, unwrap
 
 __all__ = [

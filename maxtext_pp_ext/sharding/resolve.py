@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves logical axes to a PartitionSpec by rules and a mesh, and records what each rule did.
+"""Resolves logical axes to a PartitionSpec by rules and a mesh, and records what each rule did; what a pipeline gathers.
 
 The algorithm is that of `flax.linen.logical_to_mesh_axes`. Rules are tried in order. The first rule that fits binds a
 dimension, and a mesh axis is bound to at most one dimension of an array.
@@ -8,7 +8,7 @@ dimension, and a mesh axis is bound to at most one dimension of an array.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import enum
 import functools
@@ -22,6 +22,9 @@ from jax.sharding import PartitionSpec as P
 
 # For each dimension a logical name, mesh axes (a tuple, as in a PartitionSpec), None, or PartitionSpec.UNCONSTRAINED.
 LogicalAxes = tuple[str | tuple[str, ...] | None, ...]
+# Logical axes along which each device computes with its own shard of a weight, such as its own experts. A mesh axis bound
+# to one of these is never gathered, although it may shard the batch elsewhere.
+OWNED_LOGICAL_AXES = frozenset({"exp", "exp_with_fsdp"})
 
 
 def mesh_axes(entry: Any) -> tuple[str, ...]:
@@ -229,3 +232,47 @@ def resolve(
 ) -> P:
   """The PartitionSpec of `resolution`: one entry per dimension, P() without annotation."""
   return resolution(names, mesh, rules, shape).spec
+
+
+def gathered_spec(spec: P, axes: Sequence | None, data_axes: Collection[str]) -> P:
+  """The layout of a weight when a stage computes with it: `spec` without the mesh axes that have to be gathered.
+
+  A mesh axis that shards the activations' batch or sequence cannot stay on a weight's dimension while the stage
+  multiplies the two, so it is gathered. It stays if the logical axis is one of `OWNED_LOGICAL_AXES`. The decision
+  depends on the weight's logical axes only: not on its name, and not on the order of the parameter tree.
+
+  Args:
+    spec: resolved PartitionSpec of the weight.
+    axes: the weight's logical axes (same length), or None.
+    data_axes: mesh axes over which the activations' batch and sequence are sharded.
+
+  Raises:
+    ValueError: there are more or fewer logical axes than entries of `spec`.
+  """
+  names = tuple(axes) if axes is not None else (None,) * len(spec)
+  if len(names) != len(spec):
+    raise ValueError(
+        f"{len(names)} logical axes {names} for the {len(spec)} entries of {spec}: it cannot be told which of them are "
+        "meant. Name each dimension, with None for one without a name."
+    )
+
+  def kept(entry: Any, name: Any) -> Any:
+    if name in OWNED_LOGICAL_AXES or entry is P.UNCONSTRAINED:
+      return entry
+    return spec_entry(tuple(axis for axis in mesh_axes(entry) if axis not in data_axes))
+
+  return P(*(kept(entry, name) for entry, name in zip(spec, names, strict=True)))
+
+
+def gathered_last(spec: P, gathered: P) -> P:
+  """`spec` with the mesh axes that `gathered` lacks moved to the end of their entry.
+
+  Only in this order does a gather over them give each device one block of the dimension. If the order changes, shards
+  are exchanged once; each device then transfers as many bytes as it holds.
+  """
+
+  def ordered(entry: Any, kept: Any) -> Any:
+    axes, stay = mesh_axes(entry), mesh_axes(kept)
+    return spec_entry((*(axis for axis in axes if axis in stay), *(axis for axis in axes if axis not in stay)))
+
+  return P(*(ordered(entry, kept) for entry, kept in zip(spec, gathered, strict=True)))

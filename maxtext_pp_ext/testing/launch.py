@@ -60,10 +60,9 @@ class Group(contextlib.AbstractContextManager["Group"]):
       on_line: Callable[[int, str], None] = lambda process, line: None,
       cwd: pathlib.Path | None = None,
   ):
-    """Starts the processes.
+    """Starts the processes, with the arguments `-m MODULE …`.
 
     Args:
-      arguments: `-m MODULE …`.
       processes, devices: number of processes, and of virtual CPU devices of each.
       heartbeat_s: seconds without a heartbeat after which the others consider a process dead.
       on_line: called with (process, line) for each line of output of each process, one at a time.
@@ -190,7 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout.reconfigure(errors="replace")  # a character that the encoding lacks must not end the launcher
   sizes = {"processes": options.processes, "devices": options.devices, "heartbeat_s": options.heartbeat}
   try:
-    group = Group(["-m", *options.module], **sizes, on_line=_show)
+    show = lambda process, line: print(f"[{process}] {line}", end="", flush=True)
+    group = Group(["-m", *options.module], **sizes, on_line=show)
   except ValueError as error:
     parser.error(str(error))
   with group:
@@ -209,11 +209,6 @@ def main(argv: Sequence[str] | None = None) -> int:
   if failed := [i for i, code in enumerate(codes) if code]:
     print(f"failed: {', '.join(f'process {i} ({_how(codes[i])})' for i in failed)}", file=sys.stderr)
   return _failure(group) if failed else 0
-
-
-def _show(process: int, line: str) -> None:
-  sys.stdout.write(f"[{process}] {line}")
-  sys.stdout.flush()
 
 
 def _failure(group: Group) -> int:

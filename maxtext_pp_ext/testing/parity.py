@@ -111,9 +111,7 @@ class Parity:
 
 @contextlib.contextmanager
 def _sowing_without_capture() -> Iterator[None]:
-  """Ignores flax's warning (0.12.8) about `sow` outside `nnx.capture`. MaxText 0.2.5 has no capture, and reads what is
-  sown from the layers; so do pipelines. It can go when MaxText captures.
-  """
+  """Ignores flax's warning (0.12.8) about `sow` outside `nnx.capture`; may go when MaxText captures: 0.2.5 does not."""
   with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=r"Using 'Module\.sow\(\)' outside", category=DeprecationWarning)
     yield

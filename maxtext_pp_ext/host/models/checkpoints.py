@@ -11,7 +11,7 @@ from typing import Any
 from flax import nnx
 import jax
 
-from maxtext_pp_ext.checkpoint import complete, forms, places
+from maxtext_pp_ext.checkpoint import complete, places
 from maxtext_pp_ext.checkpoint.complete import Saved
 from maxtext_pp_ext.checkpoint.layout import Path, Shape
 from maxtext_pp_ext.config.view import with_values
@@ -48,15 +48,15 @@ def read(folder: str) -> Stored:
 
   try:
     tree = ocp.PyTreeCheckpointHandler().metadata(places.find_items(epath.Path(folder))).tree
-    arrays, weights = _shapes(tree), _shapes(forms.weights(tree))
-    why_not = forms.why_not_converted(tree)
+    arrays, weights = _shapes(tree), _shapes(complete.weights(tree))
+    why_not = complete.why_not_converted(tree)
   except Exception:  # pylint: disable=broad-exception-caught
     return Stored()
-  if not forms.is_of_trainer(tree):
-    weights = {path[:-1] if path[-1] == forms.VALUE else path: shape for path, shape in weights.items()}
+  if not complete.is_of_trainer(tree):
+    weights = {path[:-1] if path[-1] == complete.VALUE else path: shape for path, shape in weights.items()}
   # MaxText drops random state of older checkpoints of NNX models.
   kept = {path: shape for path, shape in weights.items() if not set(path) & set(complete.RANDOM_STATE)}
-  weights = {(*forms.PARAMETERS, *path): shape for path, shape in kept.items()}
+  weights = {(*complete.PARAMETERS, *path): shape for path, shape in kept.items()}
   return Stored(arrays=arrays, weights=weights, why_not_converted=why_not)
 
 
@@ -77,7 +77,7 @@ def of_model(abstract_state: Any) -> dict[Path, Shape]:
   model = abstract_state["model"] if "model" in abstract_state else abstract_state
   params = nnx.to_flat_state(nnx.filter_state(model, nnx.Param))
   values = ((path, leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf) for path, leaf in params)
-  return {(*forms.PARAMETERS, *map(str, path)): tuple(value.shape) for path, value in values}
+  return {(*complete.PARAMETERS, *map(str, path)): tuple(value.shape) for path, value in values}
 
 
 def of_decoder(shapes: Mapping[Path, Shape]) -> dict[Path, Shape]:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from maxtext_pp_ext import registry
-from maxtext_pp_ext.checkpoint import forms, guess, moves
+from maxtext_pp_ext.checkpoint import complete, guess, moves
 from maxtext_pp_ext.checkpoint.layout import axes_of_stack, LayerAxis, Layout, LayoutError, Leaf, Path
 from maxtext_pp_ext.config import PipelineConfigError
 from maxtext_pp_ext.config.derived import decoder_block, layers_to_choose_from, sound_stages
@@ -146,7 +146,7 @@ def of_checkpoint(
   `given` are known and not guessed. Raises LayoutError if the checkpoint is not of this model, may have several layouts,
   or has a form that cannot be converted.
   """
-  if why_not := forms.why_not_converted({path[0] for path in shapes}):
+  if why_not := complete.why_not_converted({path[0] for path in shapes}):
     raise LayoutError(why_not)
   layers = layers_to_choose_from(config_of_layout(argv)) or 0
   wrong = []
