@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -42,10 +43,8 @@ def hold_no_freed_memory() -> None:
 
   Otherwise glibc adapts its threshold to freed blocks, and soon serves all blocks from heaps that do not shrink.
   """
-  try:
+  with contextlib.suppress(AttributeError, OSError):  # another C library
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
-  except (AttributeError, OSError):
-    pass  # another C library
 
 
 class VerificationError(RuntimeError):

@@ -180,7 +180,7 @@ def assert_pipeline_parity(
     try:
       found[name].check(bound, unused)
     except AssertionError as error:
-      moves, by = sensitivity(pipeline, expected, batch, config.dtype, deterministic=deterministic).worst
+      moves, by = sensitivity(pipeline, expected, batch, config.dtype).worst
       raise AssertionError(
           f"pipeline_impl={name}: {error}\nThe layers' own results change by up to {by:.1e} ({moves}) if each weight"
           " changes by one unit in the last place: smaller errors may be rounding."
@@ -274,9 +274,7 @@ def compare(
   return _difference(results, expected(params, batch.inputs))
 
 
-def sensitivity(
-    pipeline: nnx.Module, expected: Callable, batch: Batch, dtype: Any, *, deterministic: bool = True
-) -> Parity:
+def sensitivity(pipeline: nnx.Module, expected: Callable, batch: Batch, dtype: Any) -> Parity:
   """How far the layers' own results change if each weight changes by one unit in the last place, up or down.
 
   Every step of a computation rounds its values as much, so two correct computations do not agree much better. Some models
@@ -284,7 +282,7 @@ def sensitivity(
 
   `dtype`, that of activations, defines the last place. Other arguments as in `compare`.
   """
-  _, params = function_of(pipeline, deterministic=deterministic)
+  _, params = function_of(pipeline)
   leaves, tree = jax.tree.flatten(params)
   step = float(jnp.finfo(dtype).eps)
   keys = jax.random.split(jax.random.key(0), len(leaves))
