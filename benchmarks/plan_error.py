@@ -102,7 +102,7 @@ def predicted(case: Case) -> Any:
   schedule = run_config.schedule_of(config) if scheduled else None
   impl = derived.pipeline_impl(config)
   chip = chips.of_topology(config.compile_topology)
-  return quantities.of_runs(config, [(impl, schedule)], *abstract_model.explained(config), chip)[0]
+  return quantities.predictor(config, *abstract_model.explained(config), chip)(impl, schedule)
 
 
 def figures(costs: Any, estimate: Any) -> dict[str, float]:

@@ -99,7 +99,7 @@ def _model(config: DerivedKeys, found: Checked) -> None:
       for (_, problem, remedy), arrays in by_problem(parameters.conflicts).items()
   )
   impl = pipeline_impl(config)
-  (of_this,) = quantities.of_runs(config, [(impl, found.schedule)], parameters, mesh)
+  of_this = quantities.predictor(config, parameters, mesh)(impl, found.schedule)
   if of_this is None:
     found.not_counted = [f"memory and traffic, since there are no formulas for pipeline_impl={impl}"]
     return

@@ -301,20 +301,14 @@ def gather_policy_with_formulas(impl: str) -> GatherPolicy | None:
   return contract.gather_policy if contract.schedule_class is CircularSchedule else None
 
 
-def of_runs(
-    config: DerivedKeys,
-    runs: Iterable[tuple[str, Schedule | None]],
-    parameters: sharding.Explanation,
-    mesh: AbstractMesh,
-    chip: chips.Chip | None = None,
-) -> list[Predicted | None]:
-  """Returns (costs per device and step, estimated seconds) of each implementation and schedule.
+def predictor(
+    config: DerivedKeys, parameters: sharding.Explanation, mesh: AbstractMesh, chip: chips.Chip | None = None
+) -> Callable[[str, Schedule | None], Predicted | None]:
+  """Returns a function of an implementation and a schedule: (costs per device and step, estimated seconds) of such a run.
 
   The seconds are None without a chip, or without its slice. Where there are no formulas for an implementation or its
-  schedule there is None. What the runs have in common is counted once.
-
-  Raises:
-    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
+  schedule the function returns None. It counts once what runs have in common.
+  It raises registry.UnknownImplementationError or registry.PluginError if there is no such implementation.
   """
   weights = Weights(config, parameters, mesh)
   sizes_of = functools.cache(lambda schedule: sizes(config, schedule, weights))
@@ -335,4 +329,4 @@ def of_runs(
       return found, None
     return found, estimate.estimate(chip, its_slice, work_of(circular), found, circular, gather_policy)
 
-  return [of(*run) for run in runs]
+  return of

@@ -331,12 +331,10 @@ class _Search:
 
   def _add(self, runs: Sequence[tuple[dict[str, Any], str, CircularSchedule | None]], config, parameters, mesh) -> None:
     """Adds a candidate for each run: its keys, implementation and schedule."""
-    found = quantities.of_runs(
-        config, [(impl, schedule) for _, impl, schedule in runs], parameters, mesh, self.found.chip
-    )
-    for (changed, impl, schedule), each in zip(runs, found, strict=True):
+    predict = quantities.predictor(config, parameters, mesh, self.found.chip)
+    for changed, impl, schedule in runs:
       # There are formulas for all that __init__ accepts.
-      costs, estimate = each  # type: ignore[misc]  # so not None
+      costs, estimate = predict(impl, schedule)  # type: ignore[misc]  # so not None
       layers = config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers
       self.found.candidates.append(
           Candidate(impl=impl, keys=changed, schedule=schedule, layers_per_stage=layers, costs=costs, estimate=estimate)

@@ -39,7 +39,9 @@ class Weight:
   of_experts: bool  # whether each expert has its own
   # Whether a TPU stores the shards with the last axis in its lanes, as kernels read it once it is gathered.
   in_lanes: bool
-  scatters: bool  # whether XLA reduces its gradient by a reduce-scatter, and not by an all-reduce, which sends it twice
+  # Whether XLA's partitioner reduces its gradient by a reduce-scatter, and not by an all-reduce, which sends it twice. Of
+  # an array that all devices together shard it never does (`Sizes.over_all_devices`).
+  scatters: bool
 
 
 class Weights:
@@ -78,8 +80,9 @@ class Weights:
         frozenset(all_axes - kept_axes),
         frozenset(batch - all_axes),
         of_experts="exp" in (names or ()),
-        in_lanes=in_lanes(layout.shape, spec, kept_axes, shape),
-        scatters=scatters(layout.shape, spec, kept_axes, shape),
+        # Shards that are no multiple of the lanes would be padded there.
+        in_lanes=fills({1: tiles.LANES}, layout.shape, spec, kept_axes, shape),
+        scatters=fills(tiles.REDUCE_SCATTERED, layout.shape, spec, kept_axes, shape),
     )
 
 
@@ -155,28 +158,18 @@ class Bytes:
     return math.prod(self._slices[axis] for axis in axes)
 
 
-def in_lanes(shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:
-  """Returns whether a TPU stores an array's shards with the last axis in its lanes, or gathers nothing along that axis.
+def fills(tile: Mapping[int, int], shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:
+  """Returns whether a device's shard of an array is a multiple of a tile, along each axis over which it is gathered.
 
-  It stores another axis there if shards of the last one are no multiple of its lanes, which would be padded. `shape` is
-  that of the whole array, `spec` how it is stored, `kept` has the mesh axes over which it is not gathered.
+  `tile` has sizes of axes, counted from the last, `shape` is that of the whole array, `spec` how it is stored, and `kept`
+  has the mesh axes over which it is not gathered.
   """
-  return _divides(tiles.LANES, 1, shape, spec, kept, mesh)
 
+  def divides(axis: int, size: int) -> bool:
+    over = mesh_axes(spec[-axis]) if len(shape) >= axis and len(spec) == len(shape) else ()
+    return set(over) <= set(kept) or shape[-axis] // math.prod(mesh[name] for name in over) % size == 0
 
-def scatters(shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:
-  """Returns whether XLA's partitioner reduces an array's gradient by a reduce-scatter. Arguments as of `in_lanes`.
-
-  It does if all devices together do not shard the array (`Sizes.over_all_devices`), and shards of the last two axes are
-  multiples of what `tiles.REDUCE_SCATTERED` has.
-  """
-  return all(_divides(size, axis, shape, spec, kept, mesh) for axis, size in tiles.REDUCE_SCATTERED.items())
-
-
-def _divides(size: int, axis: int, shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:
-  """Whether shards of an axis, counted from the last, are multiples of a size, or nothing is gathered along it."""
-  over = mesh_axes(spec[-axis]) if len(shape) >= axis and len(spec) == len(shape) else ()
-  return set(over) <= set(kept) or shape[-axis] // math.prod(mesh[name] for name in over) % size == 0
+  return all(divides(axis, size) for axis, size in tile.items())
 
 
 def axes_of(spec: P) -> set[str]:

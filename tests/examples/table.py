@@ -48,7 +48,7 @@ def line(name: str) -> str:
     config = run_config.read_without_run([str(file)])
     explained = abstract_model.explained(config)
     chip = chips.of_topology(topology)
-    (both,) = quantities.of_runs(config, [(pipeline_impl(config), found.schedule)], *explained, chip)
+    both = quantities.predictor(config, *explained, chip)(pipeline_impl(config), found.schedule)
     if both is not None and both[1] is not None:
       seconds = f"{both[1].seconds:.3g}"
   between = found.costs.between_slices

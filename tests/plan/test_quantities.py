@@ -8,6 +8,7 @@ from typing import Any
 from jax.sharding import PartitionSpec as P
 import pytest
 
+from maxtext_pp_ext.hardware import tiles
 from maxtext_pp_ext.host.models import abstract_model, run_config
 from maxtext_pp_ext.plan import quantities, weights
 from maxtext_pp_ext.schedule import CircularSchedule
@@ -72,7 +73,7 @@ def test_a_stage_keeps_the_input_of_each_of_its_layers_and_a_cycle_that_of_its_f
     ],
 )
 def test_shards_that_are_no_multiple_of_the_lanes_are_stored_with_another_axis_in_them(shape, spec, kept, filled):
-  assert weights.in_lanes(shape, spec, kept, {"expert": 4, "fsdp": 16, "tensor": 4}) is filled
+  assert weights.fills({1: tiles.LANES}, shape, spec, kept, {"expert": 4, "fsdp": 16, "tensor": 4}) is filled
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
@@ -116,4 +117,4 @@ def test_work_divides_maxtexts_flops_into_attention_experts_and_the_products_of_
     ],
 )
 def test_xla_scatters_gradients_whose_shards_fill_tiles(shape, spec, by_reduce_scatter):
-  assert weights.scatters(shape, spec, {"expert"}, {"expert": 4, "fsdp": 16}) is by_reduce_scatter
+  assert weights.fills(tiles.REDUCE_SCATTERED, shape, spec, {"expert"}, {"expert": 4, "fsdp": 16}) is by_reduce_scatter
