@@ -9,7 +9,6 @@ import copy
 import dataclasses
 import itertools
 import math
-from types import MappingProxyType
 from typing import Any
 
 from maxtext_pp_ext.config import derived, PipelineConfigError
@@ -184,7 +183,7 @@ class _Search:
     if not self._ours:
       return
     layers = derived.sound_layers(self._without)
-    over_slices = list(self._stages_of("dcn"))
+    over_slices = list(self._stages_of("dcn", {}))
     within = [ici for of_experts in self._of_experts() for ici in self._stages_of("ici", of_experts)]
     for ici, dcn in itertools.product(within, over_slices):
       chosen = ici | dcn
@@ -204,7 +203,7 @@ class _Search:
     for members in derived.divisors(math.gcd(sizes_of[donor], self._most_members))[1:]:
       yield {_EXPERTS: members, f"ici_{donor}_parallelism": sizes_of[donor] // members}
 
-  def _stages_of(self, network: str, chosen: Mapping[str, int] = MappingProxyType({})) -> Iterator[dict[str, int]]:
+  def _stages_of(self, network: str, chosen: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yields the chosen keys and those of each number of stages, with the size of the axis that gives its devices."""
     donor, sizes_of = self._donor(network)
     key = f"{network}_{donor}_parallelism"
