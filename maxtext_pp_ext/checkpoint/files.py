@@ -115,7 +115,34 @@ def open_checkpoint(root: pathlib.Path) -> Checkpoint:
   if items is None:
     raise FileNotFoundError(f"There is no Orbax checkpoint in {root}.")
   with reading(root):
-    return _open(root, items)
+    folder = epath.Path(items)
+    noted = _read_json(items / TREE)
+    kinds = {
+        tuple(str(k["key"]) for k in leaf["key_metadata"]): leaf["value_metadata"]["value_type"]
+        for leaf in noted["tree_metadata"].values()
+    }
+    metadata = ocp.PyTreeCheckpointHandler().metadata(folder).tree
+    for path in ocp.tree.to_flat_dict(metadata):
+      if kinds.get(path) not in _KINDS:
+        raise LayoutError(f"{'/'.join(path)} of {root} is not an array ({kinds.get(path, 'of unknown type')}).")
+    classes = _classes(object)
+
+    def to_open(keys: Any, _: Any) -> ocp.RestoreArgs:
+      return ocp.RestoreArgs(restore_type=classes[kinds[ocp.tree.str_keypath(keys)]])
+
+    restore = jax.tree_util.tree_map_with_path(to_open, metadata)
+    opened = _orbax(classes).restore(folder, args=ocp.args.PyTreeRestore(restore_args=restore))
+    with_paths = jax.tree_util.tree_leaves_with_path
+    leaves = {ocp.tree.str_keypath(keys): (keys, leaf) for keys, leaf in with_paths(opened, is_leaf=lambda x: x is None)}
+    lists = (path[:i] for path, (keys, _) in leaves.items() for i, key in enumerate(keys) if isinstance(key, SequenceKey))
+    return Checkpoint(
+        root=root,
+        items=items,
+        arrays={path: leaf for path, (_, leaf) in leaves.items() if leaf is not None},
+        lists=frozenset(lists),
+        empty=tuple(path for path, (_, leaf) in leaves.items() if leaf is None),
+        options={key: bool(noted.get(key)) for key in ("use_ocdbt", "use_zarr3")},
+    )
 
 
 @contextlib.contextmanager
@@ -127,37 +154,6 @@ def reading(root: pathlib.Path) -> Iterator[None]:
     raise
   except Exception as error:
     raise DamagedCheckpointError(f"The checkpoint {root} cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _open(root: pathlib.Path, items: pathlib.Path) -> Checkpoint:
-  folder = epath.Path(items)
-  noted = _read_json(items / TREE)
-  kinds = {
-      tuple(str(k["key"]) for k in leaf["key_metadata"]): leaf["value_metadata"]["value_type"]
-      for leaf in noted["tree_metadata"].values()
-  }
-  metadata = ocp.PyTreeCheckpointHandler().metadata(folder).tree
-  for path in ocp.tree.to_flat_dict(metadata):
-    if kinds.get(path) not in _KINDS:
-      raise LayoutError(f"{'/'.join(path)} of {root} is not an array ({kinds.get(path, 'of unknown type')}).")
-  classes = _classes(object)
-
-  def to_open(keys: Any, _: Any) -> ocp.RestoreArgs:
-    return ocp.RestoreArgs(restore_type=classes[kinds[ocp.tree.str_keypath(keys)]])
-
-  restore = jax.tree_util.tree_map_with_path(to_open, metadata)
-  opened = _orbax(classes).restore(folder, args=ocp.args.PyTreeRestore(restore_args=restore))
-  with_paths = jax.tree_util.tree_leaves_with_path
-  leaves = {ocp.tree.str_keypath(keys): (keys, leaf) for keys, leaf in with_paths(opened, is_leaf=lambda x: x is None)}
-  lists = (path[:i] for path, (keys, _) in leaves.items() for i, key in enumerate(keys) if isinstance(key, SequenceKey))
-  return Checkpoint(
-      root=root,
-      items=items,
-      arrays={path: leaf for path, (_, leaf) in leaves.items() if leaf is not None},
-      lists=frozenset(lists),
-      empty=tuple(path for path, (_, leaf) in leaves.items() if leaf is None),
-      options={key: bool(noted.get(key)) for key in ("use_ocdbt", "use_zarr3")},
-  )
 
 
 def create(
