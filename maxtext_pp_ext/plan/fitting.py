@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import dataclasses
-import itertools
 from typing import Any
 
 from maxtext_pp_ext.config.view import plain
@@ -46,7 +45,9 @@ def ways(config: Any, limit: int, smallest: Callable[[dict[str, Any]], Any], mor
 
   def first_that_fits(several: Iterator[dict[str, Any]]) -> Way | None:
     best = None
-    for way in itertools.takewhile(bool, map(tried, several)):
+    for keys in several:
+      if (way := tried(keys)) is None:
+        break
       if best is None or way.memory < best.memory:
         best = way
       if not way.missing:
