@@ -11,6 +11,8 @@ from pydoc_data.topics import topics
 import sys
 import textwrap
 
+import jax
+
 import maxtext_pp_ext
 from maxtext_pp_ext.demo import settings as demo_settings
 from maxtext_pp_ext.trainer_runs import trainer, weights
@@ -24,10 +26,11 @@ def main(output: str, steps: str, pipeline_impl: str, *extra_keys: str) -> None:
       output=pathlib.Path(output), steps=int(steps), pipeline_impl=pipeline_impl, extra_keys=extra_keys
   )
   _write_text(settings.data_file)
-  drawn = weights.draw(_arguments(settings, settings.sequential_keys()))
-  for layout, keys in {"sequential": settings.sequential_keys(), "pipelined": settings.pipelined_keys()}.items():
-    weights.save(settings.weights(layout), weights.in_layout_of(drawn, _arguments(settings, keys)))
-  summary = {"topics": len(topics), "characters": sum(map(len, topics.values())), "parameters": drawn.size}
+  tree, layout = weights.draw(_arguments(settings, settings.sequential_keys()))
+  for name, keys in {"sequential": settings.sequential_keys(), "pipelined": settings.pipelined_keys()}.items():
+    weights.save(settings.weights(name), weights.in_layout_of(tree, layout, _arguments(settings, keys)))
+  parameters = sum(leaf.size for leaf in jax.tree.leaves(tree))
+  summary = {"topics": len(topics), "characters": sum(map(len, topics.values())), "parameters": parameters}
   settings.summary_file.write_text(json.dumps(summary), encoding="utf-8")
 
 

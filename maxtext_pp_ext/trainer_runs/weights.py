@@ -7,7 +7,6 @@ enough. Runs load their checkpoint with MaxText's own key, `load_parameters_path
 """
 
 from collections.abc import Sequence
-import dataclasses
 import pathlib
 from typing import Any
 
@@ -27,37 +26,25 @@ from maxtext_pp_ext.host.models import layouts
 Tree = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Weights:
-  """Parameters of a model, and the layout of its layers."""
-
-  tree: Tree
-  layout: Layout
-
-  @property
-  def size(self) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(self.tree))
-
-
-def draw(argv: Sequence[str]) -> Weights:
-  """Returns weights as MaxText initialises them for a config, with a pipeline or without."""
+def draw(argv: Sequence[str]) -> tuple[Tree, Layout]:
+  """Returns parameters as MaxText initialises them for a config, and the layout of the layers."""
   config = pyconfig.initialize(list(argv))
   mesh = maxtext_utils.get_mesh_from_config(config)
   create_model, _ = model_creation_utils.create_nnx_abstract_model(config, mesh)
   with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
     drawn = jax.jit(lambda: nnx.state(create_model(), nnx.Param))()
   whole = multihost_utils.process_allgather(nnx.to_pure_dict(drawn), tiled=True)
-  return Weights(tree=jax.tree.map(np.asarray, whole), layout=layouts.of_config(config))
+  return jax.tree.map(np.asarray, whole), layouts.of_config(config)
 
 
-def in_layout_of(weights: Weights, argv: Sequence[str]) -> Tree:
-  """Returns the parameters in the layout of the model of MaxText's arguments `argv`, with a pipeline or without.
+def in_layout_of(tree: Tree, layout: Layout, argv: Sequence[str]) -> Tree:
+  """Returns parameters that have this layout in that of the model of MaxText's arguments `argv`.
 
   Raises:
     LayoutError: `argv` describes another model.
   """
-  layout = layouts.of_config(pyconfig.initialize(list(argv)))
-  arrays = converted(traverse_util.flatten_dict(weights.tree), weights.layout, layout)
+  wanted = layouts.of_config(pyconfig.initialize(list(argv)))
+  arrays = converted(traverse_util.flatten_dict(tree), layout, wanted)
   return traverse_util.unflatten_dict(arrays)
 
 

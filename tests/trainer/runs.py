@@ -28,7 +28,7 @@ class Run:
 
   keys: Sequence[str]  # MaxText's `key=value` arguments; without a yml file in front, base.yml is read
   trainer: str = trainer.PRE_TRAIN  # the module whose `main` trains
-  weights: str | None = None  # name of the `Weights` from which it starts; None for those that MaxText draws
+  weights: str | None = None  # name of the weights from which it starts; None for those that MaxText draws
   rounding: float = 0.0  # if not 0, each weight is first moved by this fraction of itself, up or down at random
 
 
@@ -130,17 +130,18 @@ def _train(name: str, run: Run, draw: Callable[[str], Any]) -> None:
   argv = _argv(run.keys, name)
   if run.weights is not None:
     path = pathlib.Path("weights", name).resolve()
-    initial.save(path, initial.in_layout_of(moved(draw(run.weights), run.rounding), argv))
+    tree, layout = draw(run.weights)
+    initial.save(path, initial.in_layout_of(moved(tree, run.rounding), layout, argv))
     argv.append(f"load_parameters_path={trainer.parameters_path(path)}")
   metrics = pathlib.Path(_METRICS, name, f"{jax.process_index()}.jsonl")
   metrics.parent.mkdir(parents=True, exist_ok=True)
   importlib.import_module(run.trainer).main([*argv, f"metrics_file={metrics}"])
 
 
-def moved(weights: Any, fraction: float) -> Any:
-  """Returns `weights.Weights`, each number moved by this fraction of itself, up or down at random."""
+def moved(tree: Any, fraction: float) -> Any:
+  """Returns weights, each number moved by this fraction of itself, up or down at random."""
   if fraction == 0:
-    return weights
+    return tree
   import jax  # pylint: disable=import-outside-toplevel
 
   random = np.random.default_rng(0)
@@ -148,7 +149,7 @@ def moved(weights: Any, fraction: float) -> Any:
   def move(leaf: np.ndarray) -> np.ndarray:
     return (leaf * (1 + fraction * random.choice([-1.0, 1.0], leaf.shape))).astype(leaf.dtype)
 
-  return dataclasses.replace(weights, tree=jax.tree.map(move, weights.tree))
+  return jax.tree.map(move, tree)
 
 
 def _argv(keys: Sequence[str], name: str) -> list[str]:
