@@ -249,7 +249,7 @@ def _gather_rate(chip: chips.Chip, its_slice: Slice, work: Work) -> float:
   """Bytes per second of gathers: over the links of the torus axes that their groups span."""
   if not work.sizes.groups:
     return sum(its_slice.links) * _link(chip)
-  takes = sum(share / its_slice.links_of(members) for share, members in work.sizes.groups)
+  takes = sum(share / its_slice.links_of(devices) for share, devices in work.sizes.groups)
   within = sum(share for share, _ in work.sizes.groups)
   return within / takes * _link(chip) if takes else math.inf
 

@@ -63,18 +63,18 @@ def experts(
   """
   if config.num_experts <= 1 or not has_formulas(config):
     return Experts()
-  members = shards(("exp",), config, mesh)
+  expert_parallelism = shards(("exp",), config, mesh)
   again = int(recomputes_layers(config))
   itemsize = jnp.dtype(config.dtype).itemsize
   width = (config.moe_mlp_dim or config.mlp_dim) / shards(("mlp",), config, mesh)
   if not config.sparse_matmul:
     weights = 3 * config.num_experts * config.emb_dim * width * itemsize
     # Tokens stay, and the compiler gathers the weights of all experts, in forward and in backward, and adds up gradients.
-    sent = 3 * weights * (1 - 1 / members)
-    held = weights * _WEIGHTS_HELD if members > 1 else 0
+    sent = 3 * weights * (1 - 1 / expert_parallelism)
+    held = weights * _WEIGHTS_HELD if expert_parallelism > 1 else 0
     return Experts(sent=sent, gathered=sent, held=held)
   rows = tokens * config.num_experts_per_tok
-  room = rows * _imbalance(config, members)
+  room = rows * _imbalance(config, expert_parallelism)
   token, hidden = config.emb_dim * itemsize, width * itemsize
   passes = 2 + again
   combines = passes - again * spared
@@ -87,7 +87,7 @@ def experts(
   moved = room * (_TOKENS_ROUND_TRIPS * token + _HIDDEN_ROUND_TRIPS * hidden)
   moved += rows * (_TOKENS_ROUND_TRIPS_OF_ROWS * token + _HIDDEN_ROUND_TRIPS_OF_ROWS * hidden)
   return Experts(
-      sent=(combines * rows + passes * room) * token if members > 1 else 0,
+      sent=(combines * rows + passes * room) * token if expert_parallelism > 1 else 0,
       routed=(combines + passes) * rows * token,
       held=room * (_HELD_WITH_BIASES if config.mlp_bias else 1) * (tokens_held * token + hidden_held * hidden),
       moved=biases * layouts * moved,
@@ -100,7 +100,7 @@ def has_formulas(config: DerivedKeys) -> bool:
   return not config.use_ring_of_experts if config.sparse_matmul else config.capacity_factor > 0
 
 
-def most_members(config: DerivedKeys) -> int:
+def most_expert_parallelism(config: DerivedKeys) -> int:
   """Returns how many devices of a slice can share the experts, each with equally many; 1 where that is not known.
 
   It is known if the mesh axis `expert` shards the experts' weights and the batch, as with MaxText's own rules, and if
@@ -124,10 +124,10 @@ def layers_with_experts(config: DerivedKeys, *, in_pipeline: bool) -> float:
   return layers / config.interleave_moe_layer_step
 
 
-def _imbalance(config: DerivedKeys, members: int) -> float:
+def _imbalance(config: DerivedKeys, expert_parallelism: int) -> float:
   """Rows of a buffer for each row that arrives if routing is balanced (MaxText's `get_ragged_buffer_size`)."""
-  if members == 1:
+  if expert_parallelism == 1:
     return 1.0
   if config.ragged_buffer_factor > 0:
     return config.ragged_buffer_factor
-  return min(members, config.num_experts / config.num_experts_per_tok)
+  return min(expert_parallelism, config.num_experts / config.num_experts_per_tok)

@@ -114,10 +114,10 @@ def _groups(
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
   found: dict[int, float] = {}
   for w in inside:
-    members = math.prod(ici[axis] for axis in w.gathered_over)
-    found[members] = found.get(members, 0.0) + sent(w)
+    devices = math.prod(ici[axis] for axis in w.gathered_over)
+    found[devices] = found.get(devices, 0.0) + sent(w)
   whole = sum(found.values())
-  yield from ((size / whole, members) for members, size in found.items() if members > 1)
+  yield from ((size / whole, devices) for devices, size in found.items() if devices > 1)
 
 
 def loop_length(config: DerivedKeys) -> int:

@@ -21,7 +21,7 @@ from maxtext_pp_ext.host.rules import problems
 from maxtext_pp_ext.plan import fitting, quantities
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.estimate import Estimate
-from maxtext_pp_ext.plan.experts import most_members
+from maxtext_pp_ext.plan.experts import most_expert_parallelism
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.units import counted
@@ -165,7 +165,7 @@ class _Search:
     of_run = arguments.given(argv) or {}
     self._splits_as_given = _SPLITS in of_run
     is_free = self._without.ici_expert_parallelism == 1 and _EXPERTS not in of_run
-    self._most_members = most_members(self._without) if is_free else 1
+    self._most_expert_parallelism = most_expert_parallelism(self._without) if is_free else 1
     chip = chip or chips.of_topology(self._topology or "")
     self.found = Plan(
         devices=self._without.num_target_devices,
@@ -200,8 +200,8 @@ class _Search:
     yield {}
     if not donor:
       return
-    for members in derived.divisors(math.gcd(sizes_of[donor], self._most_members))[1:]:
-      yield {_EXPERTS: members, f"ici_{donor}_parallelism": sizes_of[donor] // members}
+    for expert_parallelism in derived.divisors(math.gcd(sizes_of[donor], self._most_expert_parallelism))[1:]:
+      yield {_EXPERTS: expert_parallelism, f"ici_{donor}_parallelism": sizes_of[donor] // expert_parallelism}
 
   def _stages_of(self, network: str, chosen: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yields the chosen keys and those of each number of stages, with the size of the axis that gives its devices."""

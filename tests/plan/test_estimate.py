@@ -109,14 +109,14 @@ def test_weights_are_gathered_over_the_links_of_the_axes_that_their_devices_span
 
 def test_a_closed_axis_gathers_over_two_links_and_an_open_one_beside_it_over_one():
   sizes = dataclasses.replace(SIZES, head_sent=0, activations=0)
-  waits = lambda members: of("v6e", devices=128, groups=((1.0, members),), sizes=sizes).parts["transfers"]
+  waits = lambda devices: of("v6e", devices=128, groups=((1.0, devices),), sizes=sizes).parts["transfers"]
   closed, unclosed, both = waits(16), waits(8), waits(128)  # of 8 × 16
   assert unclosed == pytest.approx(2 * closed) == pytest.approx(3 * both)
 
 
 def test_what_the_devices_of_a_chip_gather_takes_no_link():
   sizes = dataclasses.replace(SIZES, head_sent=0, activations=0)
-  waits = lambda members: of("tpu7x", groups=((1.0, members),), sizes=sizes).parts["transfers"]
+  waits = lambda devices: of("tpu7x", groups=((1.0, devices),), sizes=sizes).parts["transfers"]
   assert waits(2) == 0.0 < waits(64) < waits(4)  # of 2 × 4 × 4 chips of two devices
 
 
@@ -150,11 +150,11 @@ def test_with_large_vector_memory_products_add_to_sums_in_no_time_and_kernels_do
 
 
 def test_dispatch_takes_as_long_as_what_crosses_the_middle_of_the_experts_longest_axis():
-  takes = lambda members, size=32: of(devices=size, routed=1e9, experts_devices=members).parts["dispatch"]
+  takes = lambda devices, size=32: of(devices=size, routed=1e9, experts_devices=devices).parts["dispatch"]
   assert 0.0 < takes(2) == takes(4) / 2  # 1/2 and 1 of what a device sends, on axes of 2 × 4 × 4
   assert takes(4) == takes(8) == takes(16) == takes(32)
   assert takes(8, 512) == 2 * takes(4, 512)  # 8 × 8 × 8
-  along = lambda members: of("v6e", devices=128, routed=1e9, experts_devices=members).parts["dispatch"]
+  along = lambda devices: of("v6e", devices=128, routed=1e9, experts_devices=devices).parts["dispatch"]
   assert along(8) == along(16) == along(128)  # of 8 × 16: the long axis has twice the links
   whole = of(routed=1e9, experts_devices=8)
   for parts, most in ((1, 0.7), (2, 0.5)):

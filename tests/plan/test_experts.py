@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import AbstractMesh
 import pytest
 
-from maxtext_pp_ext.plan.experts import experts, most_members
+from maxtext_pp_ext.plan.experts import experts, most_expert_parallelism
 
 KEYS: dict[str, Any] = {
     "num_experts": 8,
@@ -26,11 +26,11 @@ KEYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "more, members",
+    "more, expert_parallelism",
     [({}, 8), ({"sparse_matmul": False, "capacity_factor": 1.25}, 8), ({"dcn_expert_parallelism": 2}, 4)],
 )
-def test_all_experts_can_be_on_devices_of_their_own(more, members):
-  assert most_members(types.SimpleNamespace(**KEYS | more)) == members
+def test_all_experts_can_be_on_devices_of_their_own(more, expert_parallelism):
+  assert most_expert_parallelism(types.SimpleNamespace(**KEYS | more)) == expert_parallelism
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_all_experts_can_be_on_devices_of_their_own(more, members):
     ids=str,
 )
 def test_where_another_axis_shards_experts_or_formulas_are_missing_none_are_shared(more):
-  assert most_members(types.SimpleNamespace(**KEYS | more)) == 1
+  assert most_expert_parallelism(types.SimpleNamespace(**KEYS | more)) == 1
 
 
 def test_a_last_product_that_is_not_recomputed_and_its_way_back_are_spared_and_no_memory():

@@ -230,7 +230,7 @@ def _predicted(row: dict[str, Any], compiled: dict[str, Any]) -> Iterator[str]:
 def name_of(impl: str, keys: dict[str, Any], microbatches: int | None = None) -> str:
   """Returns a row in words."""
   stages = keys.get("ici_pipeline_parallelism", 1) * keys.get("dcn_pipeline_parallelism", 1)
-  impl += f", experts on {members} devices" if (members := keys.get(_EXPERTS, 1)) > 1 else ""
+  impl += f", experts on {expert_parallelism} devices" if (expert_parallelism := keys.get(_EXPERTS, 1)) > 1 else ""
   if stages == 1:
     return f"{impl}, {microbatches} microbatches" if microbatches and microbatches > 1 else impl
   per_stage = keys["num_layers_per_pipeline_stage"]

@@ -24,7 +24,7 @@ from maxtext_pp_ext.hardware.kernels import EFFICIENCY
 PRODUCTS, KERNELS, OTHER = "products", "kernels", "other compute"
 COMPUTED = (PRODUCTS, KERNELS, OTHER)
 TRANSFERS, MEMORY, DEVICES = "exposed transfers", "waiting for memory", "waiting for other devices"
-SPARSECORE, HOST, DMA = "SparseCore", "host", "HBM"
+SPARSECORE, TO_HOST, DMA = "SparseCore", "host", "HBM"
 
 _NOTHING = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency"})
 _NOTHING |= {"partition-id", "replica-id", "optimization-barrier", "opt-barrier", "recv"}
@@ -115,7 +115,7 @@ class Costs:
   def _copy(self, computation: hlo.Computation, step: hlo.Instruction) -> Transfer:
     """A copy between memories: `copy-start`, `slice-start` and others like them."""
     moved = _copied(computation, step)
-    lane, rate = (HOST, self._chip.host_bandwidth) if _HOST_MEMORY in step.type else (DMA, self._chip.hbm_bandwidth)
+    lane, rate = (TO_HOST, self._chip.host_bandwidth) if _HOST_MEMORY in step.type else (DMA, self._chip.hbm_bandwidth)
     return Transfer(
         kind="copy",
         part=MEMORY if lane == DMA else f"{TRANSFERS}: to the host's memory",

@@ -133,7 +133,7 @@ def test_a_sparsecores_transfer_begins_when_it_gets_its_operand():
   assert costs.SPARSECORE in step.busy
 
 
-@pytest.mark.parametrize("space, lane", [("S(1)", costs.DMA), ("S(5)", costs.HOST)])
+@pytest.mark.parametrize("space, lane", [("S(1)", costs.DMA), ("S(5)", costs.TO_HOST)])
 def test_copies_between_memories_run_beside_compute(space, lane):
   lines = (
       W,
