@@ -199,7 +199,7 @@ class Ring:
     if self.schedule.stages == 1:
       return jax.lax.dynamic_index_in_dim(store, first % microbatches, axis=1, keepdims=False)
     slots = jnp.where(self._stage_index(1) == 0, first, others) % microbatches
-    spec = divisible_spec(P(*self.stages_spec[:1], None, *self.activation_spec), store.shape, self.mesh)
+    spec = divisible_spec(self.spec(self.stages_spec[0], None), store.shape, self.mesh)
     take = lambda slot, store: [jax.lax.dynamic_index_in_dim(store, slot, axis=0, keepdims=False)]
     (x,) = per_stage(take, self.mesh, [slots], [store], [Layout(spec, 0)], [Layout(P(spec[0], *spec[2:]), 0)])
     return x

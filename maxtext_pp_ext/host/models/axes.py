@@ -3,6 +3,7 @@
 """Names of MaxText's logical axes: those of activations and of stacked stages, and those without a rule."""
 
 from collections.abc import Iterable
+import functools
 from typing import Any
 
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
@@ -32,10 +33,14 @@ def rules_in_play(rules: Iterable) -> list:
 
   MaxText's rules for custom meshes omit what is replicated on them. A name that MaxText does not know is a mistake.
   """
+  rules = list(rules)
+  named = {rule[0] for rule in rules}
+  return rules + [(name, ()) for name in _names_of_maxtext() if name not in named]
+
+
+@functools.cache
+def _names_of_maxtext() -> tuple[str, ...]:
   from maxtext.configs import types  # pylint: disable=import-outside-toplevel
 
-  rules = list(rules)
   own = types.MaxTextConfig.model_fields["logical_axis_rules"].get_default(call_default_factory=True)
-  empty = dict.fromkeys([*(rule[0] for rule in own), *_WITHOUT_RULE], ())
-  named = {rule[0] for rule in rules}
-  return rules + [(name, axes) for name, axes in empty.items() if name not in named]
+  return tuple(dict.fromkeys([*(rule[0] for rule in own), *_WITHOUT_RULE]))
