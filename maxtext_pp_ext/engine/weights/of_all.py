@@ -1,6 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is done with all weights at once: what each of them does on its stages, in one program (`together`)."""
+"""What is done with all weights at once: what each of them does on its stages, in one program (`together`).
+
+Unless a function says otherwise, `repeat` is the repeat that each stage is at, and `chunk` the number of a chunk, 0 …
+chunks − 1.
+"""
 
 from __future__ import annotations
 
@@ -82,15 +86,9 @@ def close(weights: Sequence[Weight], repeat: Numbers) -> Weights:
 
 
 @jax.named_scope("gather")
-def gather(weights: Sequence[Weight], repeat: Numbers, chunk: Numbers) -> Weights:
-  """The weights with one arriving chunk of a repeat.
-
-  Args:
-    weights: the weights.
-    repeat: the repeat that each stage works on next.
-    chunk: the number of the chunk, 0 … chunks − 1.
-  """
-  return _with(weights, "arriving", [repeat, chunk], [w.gather() for w in weights])
+def gather(weights: Sequence[Weight], following: Numbers, chunk: Numbers) -> Weights:
+  """The weights with one arriving chunk of the repeat that each stage works on next."""
+  return _with(weights, "arriving", [following, chunk], [w.gather() for w in weights])
 
 
 @jax.named_scope("repeat")
@@ -98,11 +96,6 @@ def place(weights: Sequence[Weight], repeat: Numbers, chunk: Numbers) -> Weights
   """The weights with their arriving chunks in the next buffers; of a repeat in one chunk, in the current one's place.
 
   All else that reads the buffers in an iteration has to come before. Otherwise the compiler copies them.
-
-  Args:
-    weights: the weights.
-    repeat: the repeat that each stage is at.
-    chunk: the number of the chunk.
   """
   return _with(weights, "buffers", [repeat, chunk], [w.place() for w in weights], arriving=None)
 
@@ -118,13 +111,9 @@ def use(weights: Sequence[Weight], repeat: Numbers) -> list[OfRepeat | OneOf]:
 def add_complete(
     weights: Sequence[Weight], gradients: Sequence[OfRepeat | None], repeat: Numbers, works: Mask
 ) -> Weights:
-  """The weights with an iteration's complete gradients added.
+  """The weights with an iteration's complete gradients added; None stands for a partial sum, which is added already.
 
-  Args:
-    weights: the weights.
-    gradients: for each weight its gradient, or None for a partial sum, which is added already.
-    repeat: the repeat that each stage is at.
-    works: whether it is not idle. Gradients of idle stages may have any value, NaN included.
+  `works` is as in `Item`.
   """
   added = [w.add_complete(gradients[k]) for k, w in enumerate(weights)]
   return _with(weights, "stored", [repeat, works], added)
@@ -134,35 +123,20 @@ def add_complete(
 def finish_repeat(weights: Sequence[Weight], repeat: Numbers, finishes: Mask) -> Weights:
   """The weights with totals where they wait for their reduction, if they are not there: the next repeat's next buffer.
 
-  Args:
-    weights: the weights.
-    repeat: the repeat that each stage is at.
-    finishes: the stages that have finished it.
+  `finishes` has the stages that have finished the repeat.
   """
   waiting = together(weights[0].mesh, [repeat], [w.finish_repeat() for w in weights], where=finishes)
   return [w.finished_in(waiting[k]) for k, w in enumerate(weights)]
 
 
 def cut_out(weights: Sequence[Weight], repeat: Numbers, chunk: Numbers) -> Weights:
-  """The weights with one leaving chunk of their finished sums.
-
-  Args:
-    weights: the weights.
-    repeat: the repeat that each stage is at.
-    chunk: the number of the chunk.
-  """
+  """The weights with one leaving chunk of their finished sums."""
   return _with(weights, "leaving", [repeat, chunk], [w.cut_out() for w in weights])
 
 
 @jax.named_scope("reduce")
 def reduce(weights: Sequence[Weight], finished: Numbers, chunk: Numbers) -> Weights:
-  """The weights with their leaving chunks reduced into the repeat's place.
-
-  Args:
-    weights: the weights.
-    finished: the repeat that each stage has finished last.
-    chunk: the number of the chunk.
-  """
+  """The weights with their leaving chunks reduced into the place of the repeat that each stage has finished last."""
   return _with(weights, "stored", [finished, chunk], [w.reduce() for w in weights], leaving=None)
 
 

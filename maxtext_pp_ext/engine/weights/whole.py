@@ -24,29 +24,15 @@ from maxtext_pp_ext.engine.weights.weight import Accumulated, Operands, there, W
 class WholeWeight(Weight):
   """A weight of which each iteration, with its only microbatch, replaces the whole."""
 
-  @property
-  def replaces(self) -> bool:
-    return True
-
-  @property
-  def has_next_buffer(self) -> bool:
-    return False
-
-  @property
-  def sums_wait_in_buffers(self) -> bool:
-    return False
-
-  @property
-  def _finishes_in_place(self) -> bool:
-    return False
+  replaces = True
+  has_next_buffer = False
+  sums_wait_in_buffers = False
+  _finishes_in_place = False
+  _waits_beside = False
 
   @property
   def _waiting(self) -> tuple[Any, Layout]:
     return self.total, self.layout.by_device
-
-  @property
-  def _waits_beside(self) -> bool:
-    return False
 
   @property
   def overlapped(self) -> Sequence[str]:
