@@ -54,8 +54,8 @@ def backward(pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents) 
   schedule = pipeline.schedule
   weights = of_all.carried([w.open(schedule.repeats - 1).zeros() for w in kept.weights])
   carry = _initial_state(pipeline, cotangents.outputs), weights
-  iteration = _iteration_at_once if schedule.microbatches == 1 else _iteration_by_chunks
-  body = functools.partial(iteration, pipeline, kept, cotangents)
+  iteration = _Iteration(pipeline, kept, cotangents)
+  body = iteration.at_once if schedule.microbatches == 1 else iteration.by_chunks
   advances = pipeline.gathers or pipeline.reduces
   for phase in schedule.backward_phases(advances=advances, reduces=pipeline.reduces):
     carry = pipeline.iterations.loop(phase, functools.partial(body, phase), carry, reverse=True)
@@ -63,40 +63,119 @@ def backward(pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents) 
   return of_all.finish(of_all.in_iteration(carried, kept.weights)), pipeline.ring.leave(state.dstore)
 
 
-def _iteration_by_chunks(
-    pipeline: TracedPipeline,
-    kept: Residuals,
-    cotangents: Cotangents,
-    phase: Phase,
-    t: jax.Array | int,
-    turn: int,
-    carry: Carry,
-) -> Carry:
-  """An iteration with one of several microbatches: a chunk of a sum leaves, and a chunk of a weight takes its place."""
-  iterations, schedule, ring = pipeline.iterations, pipeline.schedule, pipeline.ring
-  state, carried = carry
-  weights = of_all.ordered(of_all.in_iteration(carried, kept.weights))
-  item, repeat, before = iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=-1)
-  chunk = schedule.microbatches - 1 - item % schedule.microbatches
-  dleaving = ring.rotate_back(ring.write_back(t, state.dstore))
-  if phase.reduces:
-    weights = _behind_their_own_chunks(of_all.cut_out(weights, repeat, chunk))
-    weights = of_all.reduce(weights, iterations.repeat(t, after=1), chunk)
-  if phase.advances:
-    # The barrier separates two transfers that would otherwise run at the same time. The reduction runs while the forward
-    # is recomputed and the cotangents arrive; the gather follows, until each weight's own gradient is computed.
-    dleaving, chunk, before = jax.lax.optimization_barrier((dleaving, chunk, before))
-    weights = of_all.gather(weights, before, chunk)
-  of_item = _item(pipeline, t, finishes=phase.advances)
-  state, done = _stages(pipeline, kept, cotangents, t, turn, state, dleaving, weights, of_item, chunk)
-  weights = of_all.ordered(of_all.add_complete(done.weights, done.complete, repeat, of_item.works))
-  # `in_order` has already placed the chunks of weights that nothing reads any more. All else that changes the buffers
-  # comes after the stages, which read them.
-  weights, state = of_all.behind_barrier(weights, ["buffers"], state)
-  if of_item.finishes is not None:
-    weights = of_all.ordered(of_all.place(weights, repeat, chunk))
-    weights = of_all.finish_repeat(weights, repeat, of_item.finishes)
-  return state, of_all.carried(weights)
+def _initial_state(pipeline: TracedPipeline, doutputs: Microbatches) -> BackwardState:
+  ring, schedule = pipeline.ring, pipeline.schedule
+  dstore = ring.enter(doutputs)
+  if schedule.delay == 1:
+    return BackwardState(dstore, None)
+  # The transpose of the forward's last transfer, which has no iteration of its own.
+  return BackwardState(dstore, ring.rotate_back(ring.write_back(schedule.iterations, dstore)))
+
+
+class _Iteration(NamedTuple):
+  """An iteration of backward, with what all of them read."""
+
+  pipeline: TracedPipeline
+  kept: Residuals
+  cotangents: Cotangents
+
+  def by_chunks(self, phase: Phase, t: jax.Array | int, turn: int, carry: Carry) -> Carry:
+    """An iteration with one of several microbatches: a chunk of a sum leaves, and a chunk of a weight takes its place."""
+    iterations, schedule, ring = self.pipeline.iterations, self.pipeline.schedule, self.pipeline.ring
+    state, carried = carry
+    weights = of_all.ordered(of_all.in_iteration(carried, self.kept.weights))
+    item, repeat, before = iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=-1)
+    chunk = schedule.microbatches - 1 - item % schedule.microbatches
+    dleaving = ring.rotate_back(ring.write_back(t, state.dstore))
+    if phase.reduces:
+      weights = _behind_their_own_chunks(of_all.cut_out(weights, repeat, chunk))
+      weights = of_all.reduce(weights, iterations.repeat(t, after=1), chunk)
+    if phase.advances:
+      # The barrier separates two transfers that would otherwise run at the same time. The reduction runs while the
+      # forward is recomputed and the cotangents arrive; the gather follows, until each weight's own gradient is computed.
+      dleaving, chunk, before = jax.lax.optimization_barrier((dleaving, chunk, before))
+      weights = of_all.gather(weights, before, chunk)
+    of_item = self._item(t, finishes=phase.advances)
+    state, done = self._stages(t, turn, state, dleaving, weights, of_item, chunk)
+    weights = of_all.ordered(of_all.add_complete(done.weights, done.complete, repeat, of_item.works))
+    # `in_order` has already placed the chunks of weights that nothing reads any more. All else that changes the buffers
+    # comes after the stages, which read them.
+    weights, state = of_all.behind_barrier(weights, ["buffers"], state)
+    if of_item.finishes is not None:
+      weights = of_all.ordered(of_all.place(weights, repeat, chunk))
+      weights = of_all.finish_repeat(weights, repeat, of_item.finishes)
+    return state, of_all.carried(weights)
+
+  def at_once(self, phase: Phase, t: jax.Array | int, turn: int, carry: Carry) -> Carry:
+    """An iteration at repeat r of the only microbatch: gradients of r + 1 are reduced, weights of r − 1 arrive."""
+    iterations, ring = self.pipeline.iterations, self.pipeline.ring
+    state, carried = carry
+    weights = of_all.in_iteration(carried, self.kept.weights)
+    # Reductions do not begin before the iteration.
+    weights, state = of_all.behind_barrier(weights, ["total", "stored"], state)
+    repeat, before = iterations.repeat(t), iterations.repeat(t, after=-1)
+    chunk = jnp.zeros_like(repeat)
+    dleaving = ring.rotate_back(ring.write_back(t, state.dstore))
+    if phase.reduces:
+      weights = _behind_all_sums(of_all.cut_out(weights, repeat, chunk))
+      weights = of_all.reduce(weights, iterations.repeat(t, after=1), chunk)
+      # A gradient takes the memory of the one before, which is reduced first. Here end the reductions of gradients that
+      # are computed first, and those that no compute hides. The others run until `in_order` computes their weight's next
+      # one.
+      weights, dleaving = of_all.behind_barrier(weights, _reduced_first, dleaving)
+    # If weights are gathered in steps, gathers share no time with reductions, whose longest they would delay. They begin
+    # in the middle of the iteration (`in_order`), and have until its end.
+    apart = self.pipeline.program.gradients.gathers_after is not None
+    if phase.advances:
+      dleaving, before = jax.lax.optimization_barrier((dleaving, before))
+      if not apart:
+        weights = of_all.gather(weights, before, chunk)
+    of_item = self._item(t, finishes=phase.advances)
+    state, done = self._stages(t, turn, state, dleaving, weights, of_item, chunk, behind=before)
+    weights = done.weights
+    if phase.advances and apart:
+      weights = of_all.gather(weights, done.behind, chunk)
+    weights = of_all.add_complete(weights, done.complete, repeat, of_item.works)
+    # Repeat r − 1 takes the place of repeat r when the stages have read it.
+    weights, state = of_all.behind_barrier(weights, ["buffers"], state)
+    if phase.advances:
+      weights = of_all.place(weights, repeat, chunk)
+    return state, of_all.carried(weights)
+
+  def _item(self, t: jax.Array | int, *, finishes: bool) -> Item:
+    """The items of an iteration; `finishes` says whether stages go on to another repeat in its phase."""
+    iterations, schedule = self.pipeline.iterations, self.pipeline.schedule
+    item, works = iterations.item(t), iterations.works(t)
+    last = works & schedule.begins_repeat(item) & (item > 0) if finishes else None
+    return Item(repeat=iterations.repeat(t), works=works, first=works & schedule.ends_repeat(item), finishes=last)
+
+  def _stages(
+      self,
+      t: jax.Array | int,
+      turn: int,
+      state: BackwardState,
+      dleaving: AtStages,
+      weights: list[Weight],
+      item: Item,
+      chunk: Numbers,
+      behind: PyTree = None,
+  ) -> tuple[BackwardState, Done]:
+    """All stages in reverse, from the cotangent of the activations that leave them at the iteration's end."""
+    iterations, ring, program = self.pipeline.iterations, self.pipeline.ring, self.pipeline.program
+    dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
+    inputs = program.inputs_of_backward(
+        of_all.use(weights, item.repeat),
+        self.pipeline.aux_at(self.kept.aux, t),
+        [
+            Saved(functools.partial(get, all_[turn], order=program.saved_orders[k]), jnp.asarray(t // iterations.turns))
+            for k, all_ in enumerate(self.kept.saved)
+        ],
+        ring.constrain(dy),
+        jax.tree.map(lambda all_: _cotangent_at(all_, t), self.cotangents.intermediates),
+    )
+    done = in_order(program.gradients, inputs, weights, item, chunk, behind)
+    (dx,) = done.others
+    return BackwardState(ring.read_back(t, ring.constrain(dx), state.dstore), dheld), done
 
 
 def _behind_their_own_chunks(weights: list[Weight]) -> list[Weight]:
@@ -119,102 +198,10 @@ def _behind_all_sums(weights: list[Weight]) -> list[Weight]:
   return of_all.behind_barrier(weights, ["buffers", "leaving"])[0]
 
 
-def _iteration_at_once(
-    pipeline: TracedPipeline,
-    kept: Residuals,
-    cotangents: Cotangents,
-    phase: Phase,
-    t: jax.Array | int,
-    turn: int,
-    carry: Carry,
-) -> Carry:
-  """An iteration at repeat r of the only microbatch: gradients of r + 1 are reduced, weights of r − 1 arrive."""
-  iterations, ring = pipeline.iterations, pipeline.ring
-  state, carried = carry
-  weights = of_all.in_iteration(carried, kept.weights)
-  # Reductions do not begin before the iteration.
-  weights, state = of_all.behind_barrier(weights, ["total", "stored"], state)
-  repeat, before = iterations.repeat(t), iterations.repeat(t, after=-1)
-  chunk = jnp.zeros_like(repeat)
-  dleaving = ring.rotate_back(ring.write_back(t, state.dstore))
-  if phase.reduces:
-    weights = _behind_all_sums(of_all.cut_out(weights, repeat, chunk))
-    weights = of_all.reduce(weights, iterations.repeat(t, after=1), chunk)
-    # A gradient takes the memory of the one before, which is reduced first. Here end the reductions of gradients that are
-    # computed first, and those that no compute hides. The others run until `in_order` computes their weight's next one.
-    weights, dleaving = of_all.behind_barrier(weights, _reduced_first, dleaving)
-  # If weights are gathered in steps, gathers share no time with reductions, whose longest they would delay. They begin in
-  # the middle of the iteration (`in_order`), and have until its end.
-  apart = pipeline.program.gradients.gathers_after is not None
-  if phase.advances:
-    dleaving, before = jax.lax.optimization_barrier((dleaving, before))
-    if not apart:
-      weights = of_all.gather(weights, before, chunk)
-  of_item = _item(pipeline, t, finishes=phase.advances)
-  state, done = _stages(pipeline, kept, cotangents, t, turn, state, dleaving, weights, of_item, chunk, behind=before)
-  weights = done.weights
-  if phase.advances and apart:
-    weights = of_all.gather(weights, done.behind, chunk)
-  weights = of_all.add_complete(weights, done.complete, repeat, of_item.works)
-  # Repeat r − 1 takes the place of repeat r when the stages have read it.
-  weights, state = of_all.behind_barrier(weights, ["buffers"], state)
-  if phase.advances:
-    weights = of_all.place(weights, repeat, chunk)
-  return state, of_all.carried(weights)
-
-
 def _reduced_first(weight: Weight) -> list[str]:
   """The arrays of a weight that are computed before an iteration's first gradient."""
   is_early = weight.gradient is not None and weight.gradient.is_early
   return ["stored"] if is_early or weight.is_reduction_exposed else []
-
-
-def _item(pipeline: TracedPipeline, t: jax.Array | int, *, finishes: bool) -> Item:
-  """The items of an iteration; `finishes` says whether stages go on to another repeat in its phase."""
-  iterations, schedule = pipeline.iterations, pipeline.schedule
-  item, works = iterations.item(t), iterations.works(t)
-  last = works & schedule.begins_repeat(item) & (item > 0) if finishes else None
-  return Item(repeat=iterations.repeat(t), works=works, first=works & schedule.ends_repeat(item), finishes=last)
-
-
-def _initial_state(pipeline: TracedPipeline, doutputs: Microbatches) -> BackwardState:
-  ring, schedule = pipeline.ring, pipeline.schedule
-  dstore = ring.enter(doutputs)
-  if schedule.delay == 1:
-    return BackwardState(dstore, None)
-  # The transpose of the forward's last transfer, which has no iteration of its own.
-  return BackwardState(dstore, ring.rotate_back(ring.write_back(schedule.iterations, dstore)))
-
-
-def _stages(
-    pipeline: TracedPipeline,
-    kept: Residuals,
-    cotangents: Cotangents,
-    t: jax.Array | int,
-    turn: int,
-    state: BackwardState,
-    dleaving: AtStages,
-    weights: list[Weight],
-    item: Item,
-    chunk: Numbers,
-    behind: PyTree = None,
-) -> tuple[BackwardState, Done]:
-  """All stages in reverse, from the cotangent of the activations that leave them at the iteration's end."""
-  iterations, ring, program = pipeline.iterations, pipeline.ring, pipeline.program
-  dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
-  inputs = program.inputs_of_backward(
-      of_all.use(weights, item.repeat),
-      pipeline.aux_at(kept.aux, t),
-      [
-          Saved(functools.partial(get, all_[turn], order=program.saved_orders[k]), jnp.asarray(t // iterations.turns))
-          for k, all_ in enumerate(kept.saved)
-      ],
-      ring.constrain(dy),
-      jax.tree.map(lambda all_: _cotangent_at(all_, t), cotangents.intermediates),
-  )
-  done = in_order(program.gradients, inputs, weights, item, chunk, behind)
-  (dx,) = done.others
-  return BackwardState(ring.read_back(t, ring.constrain(dx), state.dstore), dheld), done
 
 
 def _cotangent_at(all_: jax.Array, t: jax.Array | int) -> jax.Array:

@@ -116,7 +116,7 @@ def _iteration(
     weights = of_all.gather(weights, following, chunk)
   used = of_all.use(weights, repeat)
   x, stage_aux = ring.read(t, state.store), pipeline.aux_at(aux, t)
-  y, intermediates, residuals = _stages(pipeline, used, stage_aux, x, save=save)
+  y, intermediates, residuals = pipeline.program.run(used, stage_aux, x, save=save)
   # The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
   # such as gathers, while the outputs move. A barrier that ties them to the outputs makes the compiler run them while the
   # stages compute the outputs. Gathers that stop compute are not tied: they may as well run while the outputs leave.
@@ -138,15 +138,6 @@ def _iteration(
 def _overlapped(weight: Weight) -> list[str]:
   """The arrays of a weight that are computed before the stages' outputs leave."""
   return ["buffers", "arriving"] if weight.is_gather_overlapped else ["buffers"]
-
-
-def _stages(
-    pipeline: TracedPipeline, weights: list[Any], aux: PyTree, x: AtStages, *, save: bool
-) -> tuple[AtStages, PyTree, list[jax.Array]]:
-  """(outputs, intermediates, residuals; none unless `save`)."""
-  if save:
-    return pipeline.program.save(weights, aux, x)
-  return *pipeline.program.run(weights, aux, x), []
 
 
 def _outputs(pipeline: TracedPipeline, state: ForwardState) -> jax.Array:

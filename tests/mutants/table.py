@@ -439,8 +439,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "other-masks-backward",
             "gradients are those of other masks than the outputs",
             "engine/backward.py",
-            "pipeline.aux_at(kept.aux, t),",
-            "pipeline.aux_at(kept.aux, t + 1),",
+            "self.pipeline.aux_at(self.kept.aux, t),",
+            "self.pipeline.aux_at(self.kept.aux, t + 1),",
             DROPOUT,
         ),
         Mutant(

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import collections
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from maxtext_pp_ext.engine.programs.primitives import is_call
+from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
 from maxtext_pp_ext.jax_private import ClosedJaxpr, dce_jaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 
 # (operation, values of its operands) -> the values of its results, or None to run the operation as it is.
@@ -48,20 +49,19 @@ def variables(values: Sequence[Var | Literal]) -> list[Var]:
 
 def count_uses(jaxpr: Jaxpr) -> dict[Var, int]:
   """Counts how often each variable is an operand or an output; variables that are neither are left out."""
-  uses: dict = {}
-  for var in [v for eqn in jaxpr.eqns for v in variables(eqn.invars)] + variables(jaxpr.outvars):
-    uses[var] = uses.get(var, 0) + 1
-  return uses
+  return collections.Counter(variables([*(v for eqn in jaxpr.eqns for v in eqn.invars), *jaxpr.outvars]))
 
 
-def uses(jaxpr: Jaxpr, var: Var, through: OfOperand, enter: OfOperand) -> Iterator[tuple[JaxprEqn | None, int]]:
+def uses(
+    jaxpr: Jaxpr, var: Var, through: OfOperand, enter: OfOperand = lambda eqn, _: is_call(eqn)
+) -> Iterator[tuple[JaxprEqn | None, int]]:
   """Where a variable is used: (operation, number of the operand), or (None, number of the output).
 
   Args:
     jaxpr: the program.
     var: the variable.
     through: whether the result of an operation stands for the variable.
-    enter: whether the inner program of an operation is looked into.
+    enter: whether the inner program of an operation is looked into; by default of calls.
   """
   for eqn in jaxpr.eqns:
     for at in (k for k, operand in enumerate(eqn.invars) if operand is var):
@@ -84,6 +84,13 @@ def inputs_of(jaxpr: Jaxpr, out: int) -> set[int]:
   """The numbers of the inputs that an output is computed from. Looks into loops and calls."""
   _, used_inputs = dce_jaxpr(jaxpr, [i == out for i in range(len(jaxpr.outvars))])
   return {i for i, used in enumerate(used_inputs) if used}
+
+
+def origin(var: Var | Literal, makers: Mapping[Var, JaxprEqn], trait: Trait) -> Var | Literal:
+  """The variable that operations with this trait have made into `var`; `var` itself if there are none."""
+  while isinstance(var, Var) and var in makers and has(makers[var], trait):
+    var = makers[var].invars[0]
+  return var
 
 
 def following(eqns: Sequence[JaxprEqn], first: Collection[Var]) -> set[Var]:

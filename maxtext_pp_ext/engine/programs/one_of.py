@@ -72,17 +72,10 @@ def read_by_kernels(closed: ClosedJaxpr, count: int) -> tuple[bool, ...]:
   """For each of the first `count` inputs, whether kernels that take an offset read it, and nothing else does."""
   found = []
   for var in closed.jaxpr.invars[:count]:
-    read = list(uses(closed.jaxpr, var, through=_keeps_memory, enter=_is_entered))
+    entered = lambda eqn, _: is_call(eqn) or eqn.primitive.name == "shard_map"
+    read = list(uses(closed.jaxpr, var, through=lambda eqn, _: has(eqn, Trait.SAME_MEMORY), enter=entered))
     found.append(bool(read) and all(eqn is not None and _offset(eqn, at) is not None for eqn, at in read))
   return tuple(found)
-
-
-def _keeps_memory(eqn: JaxprEqn, _: int) -> bool:
-  return has(eqn, Trait.SAME_MEMORY)
-
-
-def _is_entered(eqn: JaxprEqn, _: int) -> bool:
-  return is_call(eqn) or eqn.primitive.name == "shard_map"
 
 
 def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from maxtext_pp_ext.engine.programs.jaxprs import inner_program, makers_of, uses
 from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
@@ -20,13 +20,7 @@ def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
   weight with one dimension of the result is in that order already, and so is one that no product reads, or several read
   in different ways.
   """
-  found = []
-  for var in closed.jaxpr.invars[:count]:
-    own = tuple(range(len(var.aval.shape)))
-    read = uses(closed.jaxpr, var, through=_keeps_dimensions, enter=_calls)
-    wanted = {_of_product(eqn, at) if eqn.primitive.name == "dot_general" else own for eqn, at in read if eqn is not None}
-    found.append(wanted.pop() if len(wanted) == 1 else own)
-  return tuple(found)
+  return _as_read(closed.jaxpr, closed.jaxpr.invars[:count], _by_product)
 
 
 def of_kernels(jaxpr: Jaxpr, outs: Sequence[int]) -> tuple[bool, ...]:
@@ -52,28 +46,26 @@ def residual_orders(jaxpr: Jaxpr, first: int, count: int) -> tuple[tuple[int, ..
   Attention kernels read queries, keys and values with heads before the sequence. An input that is read in this way only
   is in that order, and every other input is in its own.
   """
+  transposed = lambda eqn, _: eqn.params["permutation"] if eqn and eqn.primitive.name == "transpose" else ()
+  return _as_read(jaxpr, jaxpr.invars[first : first + count], transposed)
+
+
+def _as_read(jaxpr: Jaxpr, invars: Sequence[Var], order_of: Callable) -> tuple[tuple[int, ...], ...]:
+  """The one order that all uses of each input want, (operation, operand) -> order; () is its own, None is any."""
   found = []
-  for var in jaxpr.invars[first : first + count]:
+  for var in invars:
     own = tuple(range(len(var.aval.shape)))
-    read = uses(jaxpr, var, through=_keeps_dimensions, enter=_calls)
-    wanted = {eqn.params["permutation"] if eqn is not None and _transposes(eqn) else own for eqn, _ in read}
+    read = uses(jaxpr, var, through=lambda eqn, _: has(eqn, Trait.SAME_DIMENSIONS))
+    wanted = {order or own for eqn, at in read if (order := order_of(eqn, at)) is not None}
     found.append(wanted.pop() if len(wanted) == 1 else own)
   return tuple(found)
 
 
-def _transposes(eqn: JaxprEqn) -> bool:
-  return eqn.primitive.name == "transpose"
-
-
-def _keeps_dimensions(eqn: JaxprEqn, _: int) -> bool:
-  return has(eqn, Trait.SAME_DIMENSIONS)
-
-
-def _calls(eqn: JaxprEqn, _: int) -> bool:
-  return is_call(eqn)
-
-
-def _of_product(eqn: JaxprEqn, at: int) -> tuple[int, ...]:
+def _by_product(eqn: JaxprEqn | None, at: int) -> tuple[int, ...] | None:
+  if eqn is None:
+    return None
+  if eqn.primitive.name != "dot_general":
+    return ()
   contracted, batch = (each[at] for each in eqn.params["dimension_numbers"])
   dims: Sequence[int] = range(len(eqn.invars[at].aval.shape))
   kept = [dim for dim in dims if dim not in (*contracted, *batch)]

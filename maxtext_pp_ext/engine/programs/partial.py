@@ -21,12 +21,11 @@ The rewrite is algebra, true whatever the layouts are: Σ_b = Σ_f Σ_{b in part
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +36,7 @@ from maxtext_pp_ext.engine.programs.jaxprs import (
     following,
     inline,
     makers_of,
+    origin,
     readers,
     select_eqns,
     variables,
@@ -183,7 +183,9 @@ def _without_roots(
   body = select_eqns(whole, kept, jaxpr.invars, [*operands, *others], consts=True)
   factors = [v for one in found if one for root in one.roots for v in root.eqn.invars if _is_product(root)]
   made_by = makers_of(jaxpr)
-  body = compute_once(body, {source for v in factors if (source := _computed(v, made_by)) is not None})
+  # The arrays that factors are, but for their shapes.
+  sources = variables([origin(v, made_by, Trait.RESHAPES) for v in factors])
+  body = compute_once(body, {v for v in sources if v in made_by})
   given = iter(body.jaxpr.outvars)
   needs = [tuple(itertools.islice(given, _num_operands(one))) for one in found]
   return body, needs, tuple(given)
@@ -235,15 +237,6 @@ def _is_product(root: Root) -> bool:
     return False
   contracted, batch = root.eqn.params["dimension_numbers"]
   return all(len(contracted[k]) + len(batch[k]) < v.aval.ndim for k, v in enumerate(root.eqn.invars))
-
-
-def _computed(var: Any, made_by: Mapping[Var, JaxprEqn]) -> Var | None:
-  """The array that a product's factor is, but for its shape; None if it is an input."""
-  eqn = made_by.get(var) if isinstance(var, Var) else None
-  while eqn is not None and has(eqn, Trait.RESHAPES):
-    var = eqn.invars[0]
-    eqn = made_by.get(var) if isinstance(var, Var) else None
-  return None if eqn is None else var
 
 
 def _run_root(root: Root, operands: Sequence[jax.Array]) -> jax.Array:

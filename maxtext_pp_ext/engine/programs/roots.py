@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.programs.jaxprs import closed, count_uses, inner_program, makers_of, on_devices
+from maxtext_pp_ext.engine.programs.jaxprs import closed, count_uses, inner_program, makers_of, on_devices, origin
 from maxtext_pp_ext.engine.programs.primitives import has, Trait
 from maxtext_pp_ext.jax_private import jaxpr_as_fun, JaxprEqn, Literal, Var
 
@@ -108,29 +108,18 @@ def _linear_operands(eqn: JaxprEqn, makers: dict[Var, JaxprEqn]) -> set[int]:
   name = eqn.primitive.name
   if has(eqn, Trait.LINEAR):
     return set(range(len(eqn.invars)))
-  if name == "mul":
-    scales = [k for k, v in enumerate(eqn.invars) if _source(v, makers).aval.size < eqn.outvars[0].aval.size]
-    return {1 - scales[0]} if scales else set()
-  if name == "div" and _source(eqn.invars[1], makers).aval.size < eqn.outvars[0].aval.size:
+  # What an operand repeats or converts is smaller than the result if it is a scale, unlike an activation.
+  sources = [origin(v, makers, Trait.REPEATS) for v in eqn.invars]
+  is_scale = lambda k: sources[k].aval.size < eqn.outvars[0].aval.size
+  if name == "mul" and (scales := [k for k in (0, 1) if is_scale(k)]):
+    return {1 - scales[0]}
+  if name == "div" and is_scale(1):
     return {0}
   if name == "select_n":  # a value or zero
-    values = [k for k, v in enumerate(eqn.invars[1:], start=1) if not _is_zero(_source(v, makers))]
-    return set(values) if len(values) == 1 else set()
+    is_zero = lambda source: isinstance(source, Literal) and source.val == 0
+    values = {k for k, source in enumerate(sources) if k and not is_zero(source)}
+    return values if len(values) == 1 else set()
   return set()
-
-
-def _source(var: Var | Literal, makers: dict[Var, JaxprEqn]) -> Var | Literal:
-  """The variable that `var` repeats or converts: smaller than the scaled array if it is a scale, unlike an activation."""
-  while isinstance(var, Var) and var in makers:
-    eqn = makers[var]
-    if not has(eqn, Trait.REPEATS):
-      break
-    var = eqn.invars[0]
-  return var
-
-
-def _is_zero(var: Var | Literal) -> bool:
-  return isinstance(var, Literal) and var.val == 0
 
 
 def _root(eqn: JaxprEqn, makers: dict[Var, JaxprEqn], split: Sequence[BatchSplit], exact: bool) -> Root | None:

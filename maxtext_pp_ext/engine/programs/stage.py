@@ -32,7 +32,7 @@ class StageProgram:
   random keys) are not, and x and y are activations [S, microbatch, sequence, embed]. The layer's Python code runs during
   `trace` only. Later it would run outside Flax's module scope and count random numbers twice.
 
-  There are two kinds of residuals. `save` returns those that depend on x, such as the stage input itself and the values
+  There are two kinds of residuals. `run` returns those that depend on x, such as the stage input itself and the values
   that the remat policy saves; they have to be stored per iteration. `backward` recomputes the others (weights, their
   casts and transposes, masks, dropout keys) from its weights and aux, so no gathered weight is ever stored.
   """
@@ -113,26 +113,21 @@ class StageProgram:
     return one_of.run(closed, *leaves, x)
 
   @jax.named_scope("stage")
-  def run(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree]:
-    """Forward without residuals: (y like x, intermediates [S, …]).
+  def run(self, weights: PyTree, aux: PyTree, x: jax.Array, *, save: bool) -> tuple[jax.Array, PyTree, list[jax.Array]]:
+    """Forward: (y like x, intermediates [S, …], saved residuals [S, …]; none unless `save`).
 
     Args:
       weights: leaves [S, …].
       aux: leaves [S, …].
       x: [S, microbatch, sequence, embed].
+      save: whether to return residuals.
 
     Raises:
       TypeError: weights and aux have another structure than when the stage was traced.
     """
-    return jax.tree.unflatten(self.outputs, self._run(self.primal, weights, aux, x))
-
-  @jax.named_scope("stage")
-  def save(self, weights: PyTree, aux: PyTree, x: jax.Array) -> tuple[jax.Array, PyTree, list[jax.Array]]:
-    """Forward with residuals: (y, intermediates, saved [S, …]). Takes the same arguments and raises as `run` does."""
-    out = self._run(self.saving, weights, aux, x)
+    out = self._run(self.saving if save else self.primal, weights, aux, x)
     n = self.outputs.num_leaves
-    y, intermediates = jax.tree.unflatten(self.outputs, out[:n])
-    return y, intermediates, out[n:]
+    return *jax.tree.unflatten(self.outputs, out[:n]), out[n:]
 
   @jax.named_scope("stage")
   def inputs_of_backward(
@@ -145,7 +140,7 @@ class StageProgram:
     Args:
       weights: leaves [S, …].
       aux: leaves [S, …].
-      saved: what `save` returned, or what stands for it.
+      saved: what `run` returned, or what stands for it.
       dy: cotangent of y.
       dintermediates: cotangents of the intermediates.
     """
@@ -215,7 +210,8 @@ class _Traced:
       arrays = iter([of(k) for k in range(count)])
       vjp_fn = jax.tree.unflatten(self.vjp, [next(arrays) if s is None else s for s in self.static])
       given = iter(cotangents)
-      all_ = [next(given) if _is_float(aval) else _float0(aval) for aval in self.output_avals]
+      float0 = lambda aval: np.zeros(aval.shape, jax.dtypes.float0)  # JAX requires this cotangent for integers
+      all_ = [next(given) if _is_float(aval) else float0(aval) for aval in self.output_avals]
       dweights, dx = vjp_fn(jax.tree.unflatten(self.outputs, all_))
       return [*jax.tree.leaves(dweights), dx]
 
@@ -225,11 +221,6 @@ class _Traced:
 
 def _is_float(aval: Any) -> bool:
   return jnp.issubdtype(aval.dtype, jnp.inexact)
-
-
-def _float0(aval: Any) -> np.ndarray:
-  """The cotangent that JAX requires for integers."""
-  return np.zeros(aval.shape, jax.dtypes.float0)
 
 
 def _struct(aval: Any) -> Any:
