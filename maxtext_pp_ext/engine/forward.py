@@ -22,18 +22,12 @@ PyTree = Any
 
 
 class ForwardState(NamedTuple):
-  """The state that an iteration reads and replaces.
+  """The state that an iteration reads and replaces."""
 
-  Attributes:
-    store: the ring's store, see `ring.py`.
-    held: with D = 2 the previous iteration's outputs, still in transfer; None with D = 1.
-    intermediates: what stages sow in each iteration.
-    saved: residuals for backward, for each the buffer of each turn (`Iterations.turns`); empty if there is no backward.
-  """
-
-  store: Store
-  held: AtStages | None
-  intermediates: PyTree
+  store: Store  # the ring's store, see `ring.py`
+  held: AtStages | None  # with D = 2 the previous iteration's outputs, still in transfer; None with D = 1
+  intermediates: PyTree  # what stages sow in each iteration
+  # residuals for backward, for each the buffer of each turn (`Iterations.turns`); empty if there is no backward
   saved: list[list[PerIteration]]
 
 

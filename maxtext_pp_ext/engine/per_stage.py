@@ -57,17 +57,14 @@ def together(
     given = [[arrays[k, at] for at in range(len(one.args))] for k, one in enumerate(computed)]
     compute = lambda given: [one.fn(*numbers, *given[k]) for k, one in enumerate(computed)]
     # A `cond` instead of a `where` copies nothing on stages that do not compute.
-    return compute(given) if where is None else jax.lax.cond(local[-1], compute, _last_of_each, given)
+    as_it_is = lambda given: [args[-1] for args in given]
+    return compute(given) if where is None else jax.lax.cond(local[-1], compute, as_it_is, given)
 
   args, layouts = [computed[k].args[at] for k, at in order], [computed[k].layouts[at] for k, at in order]
   if where is not None:
     args, layouts = [*args, where], [*layouts, Layout(P(layouts[0].spec[layouts[0].stages]), 0)]
   results = iter(per_stage(run, mesh, indices, args, layouts, [one.result for one in computed]))
   return [None if one is None else next(results) for one in each]
-
-
-def _last_of_each(given: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
-  return [args[-1] for args in given]
 
 
 def per_stage(

@@ -30,20 +30,15 @@ class CircularPipelineBase(nnx.Module):
 
   Holds the layers stacked as `[repeat, stage, …]` (`[stage, …]` with one repeat) under `layers`, with the tree paths
   and logical axis names of MaxText's own pipeline, so that checkpoints are interchangeable.
-
-  Attributes:
-    gather_policy: when weights are gathered, and how long they are kept; named by the subclass.
-    schedule_class: class of the schedule: which stage works on which item at which iteration.
-    shards_automatically: tells `host.replacements.stage_modules` to build layers for automatic sharding, also in a model
-      with explicit sharding: this package and the compiler choose the layouts within the pipeline.
-    bubble_fill: for tests: what replaces a stage's inputs in a bubble; see `Ring`.
-    layers: the stacked stages.
   """
 
+  #: when weights are gathered, and how long they are kept; named by the subclass
   gather_policy: ClassVar[GatherPolicy]
-  schedule_class: ClassVar[type[Schedule]] = CircularSchedule
+  schedule_class: ClassVar[type[Schedule]] = CircularSchedule  #: which stage works on which item at which iteration
+  #: tells `host.replacements.stage_modules` to build layers for automatic sharding, also in a model with explicit
+  #: sharding: this package and the compiler choose the layouts within the pipeline
   shards_automatically: ClassVar[bool] = True
-  bubble_fill: ClassVar[float | None] = None
+  bubble_fill: ClassVar[float | None] = None  #: for tests: what replaces a stage's inputs in a bubble; see `Ring`
 
   def __init__(
       self,

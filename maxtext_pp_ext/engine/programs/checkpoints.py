@@ -16,13 +16,15 @@ layers leave nothing outside on the way from the stage's input to its output.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+import contextlib
+import functools
 from typing import Any
 
 import jax
 
 from maxtext_pp_ext.engine.programs.jaxprs import inner_program, inputs_of, interpret, run_eqn, variables
 from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
-from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, Var
+from maxtext_pp_ext.jax_private import Jaxpr, jaxpr_as_fun, JaxprEqn, Var
 
 
 class _PartOutsideError(Exception):
@@ -40,27 +42,14 @@ def recomputed_once(fn: Callable, *, layer_by_layer: bool = False) -> Callable:
 
   def stages(weights: Any, x: jax.Array) -> Any:
     closed, outputs = jax.make_jaxpr(fn, return_shape=True)(weights, x)
-    flat = without_checkpoints_of_layers(closed, layer_by_layer)(*jax.tree.leaves((weights, x)))
-    return jax.tree.unflatten(jax.tree.structure(outputs), flat)
+    run, last = jaxpr_as_fun(closed), len(closed.jaxpr.invars) - 1
+    with contextlib.suppress(_PartOutsideError):
+      dropped, holders = _of_layers(closed.jaxpr, {last}, {0}, layer_by_layer)
+      if dropped:
+        run = functools.partial(_run, closed.jaxpr, closed.consts, dropped, holders)
+    return jax.tree.unflatten(jax.tree.structure(outputs), run(*jax.tree.leaves((weights, x))))
 
   return stages
-
-
-def without_checkpoints_of_layers(closed: ClosedJaxpr, layer_by_layer: bool = False) -> Callable[..., list]:
-  """A stage's program as a function of its inputs, without checkpoints of whole layers.
-
-  Args:
-    closed: a program whose last input and whose first output are the stage's activations.
-    layer_by_layer: as in `recomputed_once`.
-  """
-  last = len(closed.jaxpr.invars) - 1
-  try:
-    dropped, holders = _of_layers(closed.jaxpr, {last}, {0}, layer_by_layer)
-  except _PartOutsideError:
-    return jaxpr_as_fun(closed)
-  if not dropped:
-    return jaxpr_as_fun(closed)
-  return lambda *args: _run(closed.jaxpr, closed.consts, dropped, holders, *args)
 
 
 def _of_layers(

@@ -51,17 +51,17 @@ from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, jaxpr_as_fun, JaxprEq
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Gradient:
-  """A weight's gradient in a backward program."""
+  """A weight's gradient in a backward program; of one without roots that can be split, only `complete` is known."""
 
-  roots: tuple[Root, ...]  # the operations that sum it over the batch; () if it has none that can be split
-  tail: ClosedJaxpr | None  # the operations that follow, (results of the roots, factors) -> gradient; None without roots
-  # the variables of the program that it is computed from: operands of its roots, then factors; () without roots
-  needs: tuple[Var | Literal, ...]
-  complete: Var | Literal | None  # without roots the variable of the program that it is; otherwise None
-  parts: int  # F; 1 without roots
-  on_device: OnDevice | None  # how a device computes its part of it, or None
-  readers: tuple[Var, ...]  # the variables of the program after which nothing reads the weight any more
-  is_early: bool  # whether it needs no other product of backward, and is not computed last
+  complete: Var | Literal | None = None  # without roots the variable of the program that it is; otherwise None
+  roots: tuple[Root, ...] = ()  # the operations that sum it over the batch
+  tail: ClosedJaxpr | None = None  # the operations that follow, (results of the roots, factors) -> gradient
+  # the variables of the program that it is computed from: operands of its roots, then factors
+  needs: tuple[Var | Literal, ...] = ()
+  parts: int = 1  # F
+  on_device: OnDevice | None = None  # how a device computes its part of it, or None
+  readers: tuple[Var, ...] = ()  # the variables of the program after which nothing reads the weight any more
+  is_early: bool = False  # whether it needs no other product of backward, and is not computed last
 
   @property
   def is_partial(self) -> bool:
@@ -125,7 +125,8 @@ class GradientProgram:
     splits = [tuple(s for s in split if s.parts > 1) for split in splits]
     axes = tuple(batch_axes) if any(splits) else ()
     whole = inline(closed, lambda eqn, values: expose_sums(eqn, values, axes))
-    found = _roots_of(whole.jaxpr, splits)
+    uses, made_by = count_uses(whole.jaxpr), makers_of(whole.jaxpr)
+    found = [find(whole.jaxpr.outvars[i], made_by, uses, split) if split else None for i, split in enumerate(splits)]
     body, needs, rest = _without_roots(whole, found)
     first = len(body.jaxpr.invars) - num_cotangents
     cotangents, saved = body.jaxpr.invars[first:], body.jaxpr.invars[first - num_residuals : first]
@@ -144,13 +145,14 @@ class GradientProgram:
     early = _early(body.jaxpr.eqns, needs, cotangents).difference(moved)
     others = iter(rest)
     gradients = tuple(
-        Gradient(
-            roots=tuple(one.roots) if one else (),
-            tail=_tail(whole, one) if one else None,
+        Gradient(complete=next(others))
+        if one is None
+        else Gradient(
+            roots=tuple(one.roots),
+            tail=select_eqns(whole, one.tail, [*one.results, *one.factors], [one.out], consts=False),
             needs=needs[i],
-            complete=None if one else next(others),
-            parts=math.prod(s.parts for s in splits[i]) if one else 1,
-            on_device=on_device(one, splits[i]) if one else None,
+            parts=math.prod(s.parts for s in splits[i]),
+            on_device=on_device(one, splits[i]),
             readers=last_readers[i],
             is_early=i in early,
         )
@@ -165,19 +167,13 @@ class GradientProgram:
     )
 
 
-def _roots_of(jaxpr: Jaxpr, splits: Sequence[Sequence[BatchSplit]]) -> list[Found | None]:
-  """The roots of each gradient, which are a program's first outputs; None if it has none that can be split."""
-  uses, made_by = count_uses(jaxpr), makers_of(jaxpr)
-  return [find(jaxpr.outvars[i], made_by, uses, split) if split else None for i, split in enumerate(splits)]
-
-
 def _without_roots(
     whole: ClosedJaxpr, found: Sequence[Found | None]
 ) -> tuple[ClosedJaxpr, list[tuple[Var | Literal, ...]], tuple[Var | Literal, ...]]:
   """(the program up to the roots, for each gradient the variables that it needs, the outputs that have no root)."""
   jaxpr = whole.jaxpr
   taken = {id(eqn) for one in found if one for eqn in one.taken}
-  operands = [v for one in found if one for v in (*(v for root in one.roots for v in root.eqn.invars), *one.factors)]
+  operands = [v for one in found if one for v in one.needs]
   others = [out for k, out in enumerate(jaxpr.outvars) if k >= len(found) or found[k] is None]
   kept = [eqn for eqn in jaxpr.eqns if id(eqn) not in taken]
   body = select_eqns(whole, kept, jaxpr.invars, [*operands, *others], consts=True)
@@ -187,13 +183,8 @@ def _without_roots(
   sources = variables([origin(v, made_by, Trait.RESHAPES) for v in factors])
   body = compute_once(body, {v for v in sources if v in made_by})
   given = iter(body.jaxpr.outvars)
-  needs = [tuple(itertools.islice(given, _num_operands(one))) for one in found]
+  needs = [tuple(itertools.islice(given, len(one.needs) if one else 0)) for one in found]
   return body, needs, tuple(given)
-
-
-def _tail(whole: ClosedJaxpr, one: Found) -> ClosedJaxpr:
-  results = [root.eqn.outvars[0] for root in one.roots]
-  return select_eqns(whole, one.tail, [*results, *one.factors], [one.out], consts=False)
 
 
 def _early(eqns: Sequence[JaxprEqn], needs: Sequence[Sequence[Var | Literal]], cotangents: Sequence[Var]) -> set[int]:
@@ -225,10 +216,6 @@ def _last_readers(jaxpr: Jaxpr, weight: Collection[Var], needs: Sequence[Var | L
         last.append(v)
         missing -= after[v]
   return tuple(last)
-
-
-def _num_operands(found: Found | None) -> int:
-  return sum(len(root.eqn.invars) for root in found.roots) + len(found.factors) if found else 0
 
 
 def _is_product(root: Root) -> bool:

@@ -26,23 +26,14 @@ _Dims = tuple[int | None, int | None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Product:
-  """Of a gradient [S, …] that is a product of two arrays.
+  """Of a gradient [S, …] that is a product of two arrays."""
 
-  Attributes:
-    stages: the dimension of the stages, in the left operand and in the right one.
-    dims: for each further dimension of the gradient, where the operands have it.
-    contracted: for each dimension that is summed over, where the operands have it.
-    sharded: for each of these, the mesh axes that shard it.
-    dtypes: to which the product is converted, one after another.
-    precision, preferred_element_type: as for `jax.lax.dot_general`.
-  """
-
-  stages: tuple[int, int]
-  dims: tuple[_Dims, ...]
-  contracted: tuple[tuple[int, int], ...]
-  sharded: tuple[tuple[str, ...], ...]
-  dtypes: tuple[Any, ...]
-  precision: Any
+  stages: tuple[int, int]  # the dimension of the stages, in the left operand and in the right one
+  dims: tuple[_Dims, ...]  # for each further dimension of the gradient, where the operands have it
+  contracted: tuple[tuple[int, int], ...]  # for each dimension that is summed over, where the operands have it
+  sharded: tuple[tuple[str, ...], ...]  # for each of these, the mesh axes that shard it
+  dtypes: tuple[Any, ...]  # to which the product is converted, one after another
+  precision: Any  # as for `jax.lax.dot_general`
   preferred_element_type: Any
 
   @classmethod

@@ -10,32 +10,20 @@ from maxtext_pp_ext.jax_private import JaxprEqn
 
 
 class Trait(enum.Flag):
-  """What is true of a primitive.
+  """What is true of a primitive."""
 
-  Attributes:
-    CALL: it runs an inner program, whose inputs are its operands, one to one. Functions with a derivative rule of their
-      own are left out: the rule may use an operand in another way than the function does.
-    CHECKPOINT: a call that is rematerialised.
-    LINEAR: it is linear in all operands together, and acts on each summand alone.
-    MOVES: it moves elements, or lays them out, and computes nothing: it commutes with a cast.
-    PASSES: it may stand between two layers without being a part of either.
-    RESHAPES: it changes shape, layout or name, and not the elements.
-    REPEATS: its result repeats or converts the operand's elements.
-    SAME_MEMORY: the elements stay where they are in memory.
-    SAME_DIMENSIONS: the dimensions stay what they are.
-    LONG: it takes long: products, kernels, loops.
-  """
-
+  # It runs an inner program, whose inputs are its operands, one to one. Functions with a derivative rule of their own are
+  # left out: the rule may use an operand in another way than the function does.
   CALL = enum.auto()
-  CHECKPOINT = enum.auto()
-  LINEAR = enum.auto()
-  MOVES = enum.auto()
-  PASSES = enum.auto()
-  RESHAPES = enum.auto()
-  REPEATS = enum.auto()
-  SAME_MEMORY = enum.auto()
-  SAME_DIMENSIONS = enum.auto()
-  LONG = enum.auto()
+  CHECKPOINT = enum.auto()  # a call that is rematerialised
+  LINEAR = enum.auto()  # it is linear in all operands together, and acts on each summand alone
+  MOVES = enum.auto()  # it moves elements, or lays them out, and computes nothing: it commutes with a cast
+  PASSES = enum.auto()  # it may stand between two layers without being a part of either
+  RESHAPES = enum.auto()  # it changes shape, layout or name, and not the elements
+  REPEATS = enum.auto()  # its result repeats or converts the operand's elements
+  SAME_MEMORY = enum.auto()  # the elements stay where they are in memory
+  SAME_DIMENSIONS = enum.auto()  # the dimensions stay what they are
+  LONG = enum.auto()  # it takes long: products, kernels, loops
 
 
 def _table() -> dict[str, Trait]:
@@ -76,12 +64,11 @@ def _table() -> dict[str, Trait]:
 
 
 TRAITS = _table()
-_NONE = Trait(0)
 
 
 def has(eqn: JaxprEqn, trait: Trait) -> bool:
   """Whether an operation's primitive has a trait. Primitives that are not in the table have none."""
-  return trait in TRAITS.get(eqn.primitive.name, _NONE)
+  return trait in TRAITS.get(eqn.primitive.name, Trait(0))
 
 
 def is_call(eqn: JaxprEqn) -> bool:

@@ -49,6 +49,16 @@ class Found(NamedTuple):
   out: Var  # the result of the tail
   taken: list[JaxprEqn]  # all operations that roots and tail replace
 
+  @property
+  def needs(self) -> list[Var | Literal]:
+    """What it is computed from: operands of the roots, then factors."""
+    return [*(v for root in self.roots for v in root.eqn.invars), *self.factors]
+
+  @property
+  def results(self) -> list[Var]:
+    """The roots' results."""
+    return [root.eqn.outvars[0] for root in self.roots]
+
 
 def find(
     out: Var | Literal,

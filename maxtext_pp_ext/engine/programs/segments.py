@@ -20,21 +20,15 @@ _SLACK = 1.125
 
 
 class Segment(NamedTuple):
-  """A part of a program.
+  """A part of a program."""
 
-  Attributes:
-    program: its operations, (inputs) -> outputs.
-    inputs, outputs: variables of the whole program.
-    crossing: what is read behind its end, and waits for its gradients: cotangents, or all that gradients behind it need;
-      and residuals that nothing before its end reads.
-    done: the numbers of the gradients that it ends.
-  """
-
-  program: ClosedJaxpr
-  inputs: tuple[Var, ...]
+  program: ClosedJaxpr  # its operations, (inputs) -> outputs
+  inputs: tuple[Var, ...]  # variables of the whole program
   outputs: tuple[Var, ...]
+  # what is read behind its end, and waits for its gradients: cotangents, or all that gradients behind it need; and
+  # residuals that nothing before its end reads
   crossing: tuple[Var, ...]
-  done: tuple[int, ...]
+  done: tuple[int, ...]  # the numbers of the gradients that it ends
 
 
 def cut(
@@ -170,7 +164,7 @@ def _ends(
   handed_on = [0] * len(eqns)
   for v, at in made.items():
     for behind in range(max(at, 0), min(last_read.get(v, at), len(eqns))):
-      handed_on[behind] += _bytes(v)
+      handed_on[behind] += v.aval.size * v.aval.dtype.itemsize
   more = [each > most_bytes for each in handed_on]
   ends, waiting = [], any(at <= 0 for at in there)
   for at in range(1, len(eqns) - 1):
@@ -179,7 +173,3 @@ def _ends(
       ends.append(at)
       waiting = False
   return ends
-
-
-def _bytes(v: Var) -> int:
-  return v.aval.size * v.aval.dtype.itemsize

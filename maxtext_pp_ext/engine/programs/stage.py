@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -178,8 +179,9 @@ class _Traced:
       outputs, vjp_fn = jax.vjp(checkpoint(stage) if checkpoint else stage, weights, x)
       flat, structure["outputs"] = jax.tree.flatten(outputs)
       leaves, structure["vjp"] = jax.tree.flatten(vjp_fn)
-      structure["static"] = [None if _is_array(leaf) else leaf for leaf in leaves]
-      return flat, [leaf for leaf in leaves if _is_array(leaf)]
+      is_array = [isinstance(leaf, (jax.Array, np.ndarray, np.generic)) for leaf in leaves]
+      structure["static"] = [None if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
+      return flat, list(itertools.compress(leaves, is_array))
 
     forward = jax.make_jaxpr(with_residuals)(weights, aux, x)
     jaxpr, first = forward.jaxpr, structure["outputs"].num_leaves
@@ -189,7 +191,7 @@ class _Traced:
     rebuilt_numbers, rebuilt = number(jaxpr.outvars[first:], on_x.symmetric_difference(residuals))
     return cls(
         forward=forward,
-        output_avals=tuple(_struct(v.aval) for v in jaxpr.outvars[:first]),
+        output_avals=_types(jaxpr.outvars[:first]),
         saved_numbers=saved_numbers,
         rebuilt_numbers=rebuilt_numbers,
         saved=[first + i for i in saved],
@@ -199,7 +201,7 @@ class _Traced:
 
   def avals(self, outs: Sequence[int]) -> tuple[Any, ...]:
     """The types of these outputs of `forward`."""
-    return tuple(_struct(self.forward.jaxpr.outvars[i].aval) for i in outs)
+    return _types([self.forward.jaxpr.outvars[i] for i in outs])
 
   def backward(self) -> ClosedJaxpr:
     """(rebuilt, saved, cotangents of float outputs) -> (cotangents of weights, of x)."""
@@ -223,10 +225,6 @@ def _is_float(aval: Any) -> bool:
   return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
-def _struct(aval: Any) -> Any:
-  """The type of an array to trace with. It includes the memory space: a remat policy may offload what it saves."""
-  return aval.strip_weak_type()
-
-
-def _is_array(leaf: Any) -> bool:
-  return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+def _types(variables: Sequence[Any]) -> tuple[Any, ...]:
+  """The types of arrays to trace with. They include the memory space: a remat policy may offload what it saves."""
+  return tuple(v.aval.strip_weak_type() for v in variables)

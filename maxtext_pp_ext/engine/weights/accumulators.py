@@ -27,7 +27,8 @@ class Item(NamedTuple):
 
 def add_to(total: Accumulator, g: Accumulator, item: Item) -> Accumulator:
   """A sum with one more gradient."""
-  return _sum(total, g, _of_stages(item.first, g), _of_stages(item.works, g))
+  of_stages = lambda mask: mask.reshape((1, -1) + (1,) * (g.ndim - 2))
+  return _sum(total, g, of_stages(item.first), of_stages(item.works))
 
 
 def add_and_finish(
@@ -86,8 +87,3 @@ def _sum(total: jax.Array, g: jax.Array, first: jax.Array, works: jax.Array) -> 
   """A sum with one more gradient. It begins anew with the first; a gradient of an idle stage does not count."""
   acc = jnp.where(first, jnp.zeros_like(total), total)
   return acc + jnp.where(works, g, jnp.zeros_like(g)).astype(acc.dtype)
-
-
-def _of_stages(mask: Mask, x: Accumulator) -> jax.Array:
-  """A mask shaped to broadcast against a sum."""
-  return mask.reshape((1, -1) + (1,) * (x.ndim - 2))

@@ -98,7 +98,8 @@ class WeightLayout:
         devices=devices,
         over_all_devices=math.prod(devices) == mesh.size,
         steps=self.steps,
-        order=as_stored(shard) if _of_tpus(mesh) else (),
+        # an abstract mesh has no devices
+        order=as_stored(shard) if isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "tpu" else (),
     )
 
   def batch_splits(
@@ -121,8 +122,3 @@ class WeightLayout:
       parts = math.prod(mesh.shape[a] for a in partial)
       found.append(BatchSplit(None if whole else size, parts, size if k else size // row_groups, partial))
     return found
-
-
-def _of_tpus(mesh: Mesh) -> bool:
-  """Whether a mesh is known to be of TPUs; an abstract mesh has no devices."""
-  return isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "tpu"

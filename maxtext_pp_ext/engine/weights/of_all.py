@@ -126,7 +126,7 @@ def finish_repeat(weights: Sequence[Weight], repeat: Numbers, finishes: Mask) ->
   `finishes` has the stages that have finished the repeat.
   """
   waiting = together(weights[0].mesh, [repeat], [w.finish_repeat() for w in weights], where=finishes)
-  return [w.finished_in(waiting[k]) for k, w in enumerate(weights)]
+  return [w if waiting[k] is None else w.with_(**{w.where_sums_wait: waiting[k]}) for k, w in enumerate(weights)]
 
 
 def cut_out(weights: Sequence[Weight], repeat: Numbers, chunk: Numbers) -> Weights:

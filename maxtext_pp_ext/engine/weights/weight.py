@@ -150,7 +150,7 @@ class Weight:
     return self.has_buffers and self.transfer.moves_once
 
   @property
-  def _where_sums_wait(self) -> str:
+  def where_sums_wait(self) -> str:
     """The array in which finished sums wait."""
     return "buffers" if self.sums_wait_in_buffers else "finished"
 
@@ -305,7 +305,7 @@ class Weight:
     total, waiting = add_and_finish(
         self.mesh, self.layout.by_device, place, on_device, total, waiting, operands.of_roots[0], item
     )
-    return Accumulated(total, **{self._where_sums_wait: waiting})
+    return Accumulated(total, **{self.where_sums_wait: waiting})
 
   def _computed(self, operands: Operands) -> Accumulator:
     gradient = there(self.gradient).compute(*operands)
@@ -332,12 +332,6 @@ class Weight:
     waiting, place = self._waiting
     put = lambda repeat, total, waiting: put_finished(total, waiting, repeat, self.sums_wait_in_buffers)
     return OnStage(put, [there(self.total), waiting], [self.layout.by_device, place], place)
-
-  def finished_in(self, waiting: jax.Array | None) -> Self:
-    """With the result of `finish_repeat`."""
-    if waiting is None:
-      return self
-    return self.with_(**{self._where_sums_wait: waiting})
 
   def cut_out(self) -> OnStage | None:
     """(repeat that the stage is at, number of a chunk) -> the chunk of the finished sum, in the compute dtype."""
