@@ -58,7 +58,10 @@ def forward(
   for phase in schedule.forward_phases(advances=pipeline.gathers):
     carry = iterations.loop(phase, functools.partial(body, phase), carry)
   state, carried = carry
-  outputs = _outputs(pipeline, state)
+  ring, store = pipeline.ring, state.store
+  if state.held is not None:  # with D = 2 the last output has still to be transferred
+    store = ring.write(schedule.iterations, ring.rotate(state.held), store)
+  outputs = ring.leave(store)
   weights = list(loaded)
   if save:
     weights = of_all.close(of_all.in_iteration(carried, loaded), iterations.repeat(schedule.iterations))
@@ -132,13 +135,6 @@ def _iteration(
 def _overlapped(weight: Weight) -> list[str]:
   """The arrays of a weight that are computed before the stages' outputs leave."""
   return ["buffers", "arriving"] if weight.is_gather_overlapped else ["buffers"]
-
-
-def _outputs(pipeline: TracedPipeline, state: ForwardState) -> jax.Array:
-  ring, store = pipeline.ring, state.store
-  if state.held is not None:  # with D = 2 the last output has still to be transferred
-    store = ring.write(pipeline.schedule.iterations, ring.rotate(state.held), store)
-  return ring.leave(store)
 
 
 def put(all_: jax.Array, one: jax.Array, t: jax.Array | int, order: Sequence[int] | None) -> jax.Array:

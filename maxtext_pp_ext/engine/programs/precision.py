@@ -33,7 +33,8 @@ def cast_on_first_use(fn: Callable, weights: list[Any], *args: Any) -> list[jnp.
 def _narrower(jaxpr: Jaxpr, var: Var) -> jnp.dtype | None:
   """The one narrower dtype that each use of a variable casts it to; None if it is used in any other way."""
   dtypes = set()
-  for eqn, _ in uses(jaxpr, var, through=_moves, enter=_reads_as_given):
+  moves = lambda eqn, at: has(eqn, Trait.MOVES) or (eqn.primitive.name == "dynamic_slice" and at == 0)
+  for eqn, _ in uses(jaxpr, var, through=moves, enter=_reads_as_given):
     if eqn is None or eqn.primitive.name != "convert_element_type":
       return None
     dtypes.add(jnp.dtype(eqn.params["new_dtype"]))
@@ -42,10 +43,6 @@ def _narrower(jaxpr: Jaxpr, var: Var) -> jnp.dtype | None:
   (dtype,) = dtypes
   is_cast = jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(var.aval.dtype, jnp.floating)
   return dtype if is_cast and dtype.itemsize < var.aval.dtype.itemsize else None
-
-
-def _moves(eqn: JaxprEqn, at: int) -> bool:
-  return has(eqn, Trait.MOVES) or (eqn.primitive.name == "dynamic_slice" and at == 0)
 
 
 def _reads_as_given(eqn: JaxprEqn, at: int) -> bool:

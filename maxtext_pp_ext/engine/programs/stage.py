@@ -136,14 +136,8 @@ class StageProgram:
   ) -> list[Any]:
     """The inputs of `gradients`; residuals that were not saved are computed again.
 
-    Cotangents of intermediates that are not floating point are ignored.
-
-    Args:
-      weights: leaves [S, …].
-      aux: leaves [S, …].
-      saved: what `run` returned, or what stands for it.
-      dy: cotangent of y.
-      dintermediates: cotangents of the intermediates.
+    `weights` and `aux` are those of `run`, and `saved` what it saved, or what stands for it. Cotangents of intermediates
+    that are not floating point are ignored.
     """
     # These residuals do not depend on x: a placeholder completes the argument list and is never read.
     rebuilt = self._run(self.rebuilding, weights, aux, jnp.zeros(dy.shape, dy.dtype))

@@ -162,21 +162,11 @@ class Transfer:
     return (*gathered[: self.cut.dim + 1], None, *gathered[self.cut.dim + 1 :])
 
   def place(self, part: jax.Array, buffers: jax.Array, number: jax.Array, chunk: jax.Array) -> jax.Array:
-    """Puts one chunk into a buffer.
-
-    Args:
-      part: the result of `gather`.
-      buffers: [B, 1, A, B, …].
-      number: number of the buffer.
-      chunk: number of the chunk, 0 … chunks − 1.
-
-    Returns:
-      The buffers with the chunk.
-    """
+    """The buffers, [B, 1, A, B, …], with one chunk, the result of `gather`, in the buffer of this number."""
     starts: list[jax.Array | int] = [number, 0, *(0 for _ in part.shape)]
     if self.cut is None:
       return jax.lax.dynamic_update_slice(buffers, part[None, None], _of_one_type(starts))
-    by_device = self._by_device(buffers, self.cut.dim - len(self.shard)) if self._is_gathered(self.cut.dim) else buffers
+    by_device = self._by_device(buffers, self.cut) if self._is_gathered(self.cut.dim) else buffers
     starts[self.cut.dim - len(self.shard)] = self._first(chunk, self.cut)
     return jax.lax.dynamic_update_slice(by_device, part[None, None], _of_one_type(starts)).reshape(buffers.shape)
 
@@ -198,7 +188,7 @@ class Transfer:
     if self.cut is not None:
       at = 2 + self.cut.dim
       if self._is_gathered(self.cut.dim):
-        summands = self._by_device(summands, self.cut.dim - len(self.shard))
+        summands = self._by_device(summands, self.cut)
         order = order and [k + (k > self.cut.dim) + after for k in order for after in range(1 + (k == self.cut.dim))]
         at += 1
     if order is not None:
@@ -269,11 +259,10 @@ class Transfer:
   def _is_cut(self, dim: int) -> bool:
     return self.cut is not None and dim == self.cut.dim
 
-  def _by_device(self, gathered: jax.Array, dim: int) -> jax.Array:
-    """[…, devices · a, …] -> […, devices, a, …] at a dimension."""
-    dim %= gathered.ndim
-    size = self.shard[dim - gathered.ndim + len(self.shard)]
-    return gathered.reshape(*gathered.shape[:dim], -1, size, *gathered.shape[dim + 1 :])
+  def _by_device(self, gathered: jax.Array, cut: Cut) -> jax.Array:
+    """[…, devices · a, …] -> […, devices, a, …] at the dimension of the cut."""
+    dim = gathered.ndim - len(self.shard) + cut.dim
+    return gathered.reshape(*gathered.shape[:dim], -1, self.shard[cut.dim], *gathered.shape[dim + 1 :])
 
 
 def _of_one_type(starts: Sequence[jax.Array | int]) -> list[jax.Array]:

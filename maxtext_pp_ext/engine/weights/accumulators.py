@@ -43,15 +43,9 @@ def add_and_finish(
 ) -> list[jax.Array]:
   """[the sum with one more gradient, finished sums]. The last one of a repeat is added where the sum waits.
 
-  Args:
-    mesh: the device mesh.
-    by_device: layout of the sum.
-    place: layout of `waiting`.
-    part: how a device computes its part of the gradient (`programs.parts_on_device.OnDevice`).
-    total: the sum so far.
-    waiting: finished sums, [F, S, …], or the weight's buffers, where they wait in the current one.
-    operands: what the gradient is computed from.
-    item: the items that the stages are at; `finishes` is not None.
+  `total` is laid out as `by_device`, and `waiting` as `place`: finished sums, [F, S, …], or the weight's buffers, where
+  they wait in the current one. A device computes its `part` of the gradient (`programs.parts_on_device.OnDevice`) from
+  the operands. `item.finishes` is not None.
   """
   in_buffers = place.stages > by_device.stages
 
@@ -73,11 +67,7 @@ def add_and_finish(
 def put_finished(total: jax.Array, waiting: jax.Array, repeat: jax.Array, in_buffers: bool) -> jax.Array:
   """Puts a finished sum of one stage, [F, …], where it waits: in the current buffer, or beside the buffers.
 
-  Args:
-    total: the sum.
-    waiting: the buffers, [B, F, …], or the place beside them, [F, …].
-    repeat: the repeat that the stage is at.
-    in_buffers: which of the two.
+  `waiting` has the buffers, [B, F, …], if `in_buffers`, or else the place beside them, [F, …].
   """
   total = total.astype(waiting.dtype)
   return jax.lax.dynamic_update_index_in_dim(waiting, total, repeat % 2, 0) if in_buffers else total
