@@ -18,11 +18,6 @@ class Refusal(Exception):
     _show_messages()
 
 
-def with_extras(extras: str) -> str:
-  """How to install this package with these extras. It is in no package registry."""
-  return f"pip install '.[{extras}]' in a checkout, or pip install 'maxtext_pp_ext-….whl[{extras}]' of a wheel"
-
-
 class SetupError(Refusal, RuntimeError):
   """What is installed beside this package keeps it from working; the message says what it is, and what to do."""
 

@@ -208,10 +208,9 @@ def _load_host() -> type:
 
 
 _OF_BSW = "gathers each weight once per repeat and direction (Buffer Sliding Window); two repeats' weights held"
-_OF_ONCE = "gathers all weights once per step; most memory"
 _BUILT_IN = (
     Implementation(name=HOST, summary="MaxText's own pipelines, untouched (the default)", load=_load_host),
     _built_in("circular", "gathers weights at every iteration; least memory", "CircularPipeline"),
     _built_in("circular_bsw", _OF_BSW, "CircularBswPipeline"),
-    _built_in("circular_ag_once", _OF_ONCE, "CircularAllGatherOncePipeline"),
+    _built_in("circular_ag_once", "gathers all weights once per step; most memory", "CircularAllGatherOncePipeline"),
 )

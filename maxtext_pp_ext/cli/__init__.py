@@ -16,9 +16,10 @@ import sys
 from typing import Any
 
 import maxtext_pp_ext
+from maxtext_pp_ext import installed
 from maxtext_pp_ext.cli import completion
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, UNUSABLE
-from maxtext_pp_ext.errors import SetupError, with_extras
+from maxtext_pp_ext.errors import SetupError
 from maxtext_pp_ext.nearest import did_you_mean
 from maxtext_pp_ext.processes import interruption
 
@@ -111,7 +112,7 @@ def _run(module: Any, args: argparse.Namespace) -> int:
       raise
     print(
         f"maxtext-pp: {error.name} is not installed. Tables and pictures need the extra tools, MaxText on a machine "
-        f"without accelerators the extra cpu: {with_extras('cpu,tools')}.",
+        f"without accelerators the extra cpu: {installed.HOW}.",
         file=sys.stderr,
     )
     return UNUSABLE

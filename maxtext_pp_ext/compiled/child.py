@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -12,7 +11,7 @@ import sys
 import types
 from typing import Any
 
-from maxtext_pp_ext import processes
+from maxtext_pp_ext import installed, processes
 from maxtext_pp_ext.compiled import limits
 from maxtext_pp_ext.processes import interruption
 
@@ -105,10 +104,4 @@ def compile_step(
 
 def versions() -> dict[str, str]:
   """The versions of the packages that the figures depend on."""
-  found = {}
-  for name in ("maxtext", "jax", "flax", "libtpu"):
-    try:
-      found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      found[name] = "not installed"
-  return found
+  return {name: installed.version(name) or "not installed" for name in ("maxtext", "jax", "flax", "libtpu")}

@@ -16,8 +16,8 @@ import re
 import sys
 import time
 
+from maxtext_pp_ext import installed
 from maxtext_pp_ext.demo import settings as demo_settings
-from maxtext_pp_ext.errors import with_extras
 from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.trainer_runs import trainer
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
   if missing := [
       name for name in ("maxtext", "jax", "grain", "rich", "matplotlib") if not importlib.util.find_spec(name)
   ]:
-    print(f"Missing: {', '.join(missing)}. Install them: {with_extras('cpu,tools')}.", file=sys.stderr)
+    print(f"Missing: {', '.join(missing)}. Install them: {installed.HOW}.", file=sys.stderr)
     return 1
   started = time.monotonic()
   settings.output.mkdir(parents=True, exist_ok=True)

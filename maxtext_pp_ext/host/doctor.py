@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import maxtext_pp_ext
-from maxtext_pp_ext import registry
+from maxtext_pp_ext import installed, registry
 from maxtext_pp_ext.errors import SetupError
 from maxtext_pp_ext.host import activate, startup
 
@@ -73,7 +73,7 @@ def _versions() -> Iterator[Finding]:
     advice = "Entry points and requirements are not known. Install it: pip install CHECKOUT"
     yield Finding(_OURS, "not installed, only on the path", NOTE, advice)
   for each in (each for each in required if each.marker is None):
-    version = _version(each.name)
+    version = installed.version(each.name)
     if version is None:
       yield Finding(each.name, "not installed", WRONG, f"Install it: pip install '{each}'")
     elif not each.specifier.contains(version, prereleases=True):
@@ -81,18 +81,11 @@ def _versions() -> Iterator[Finding]:
     else:
       yield Finding(each.name, f"{version} ({each.specifier})")
   for name in _PACKAGES:
-    if (version := _version(name)) is not None:
+    if (version := installed.version(name)) is not None:
       yield Finding(name, version)
     elif name == "libtpu":
       advice = "compare and plan --validate compile for TPUs with it: pip install libtpu"
       yield Finding(name, "not installed", NOTE, advice)
-
-
-def _version(name: str) -> str | None:
-  try:
-    return importlib.metadata.version(name)
-  except importlib.metadata.PackageNotFoundError:
-    return None
 
 
 def _hook() -> Iterator[Finding]:

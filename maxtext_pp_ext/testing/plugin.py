@@ -20,7 +20,6 @@ outside pytest and the standard library before an option needs it.
 from collections import defaultdict
 from collections.abc import Iterator
 import contextlib
-import importlib.metadata
 import os
 import sys
 from typing import Any
@@ -28,7 +27,7 @@ from typing import Any
 import pytest
 
 import maxtext_pp_ext
-from maxtext_pp_ext import processes
+from maxtext_pp_ext import installed, processes
 from maxtext_pp_ext.units import counted
 
 TPU_ONLY = "tpu_only"
@@ -137,13 +136,6 @@ def _install(name: str) -> None:
     raise pytest.UsageError(f"--pipeline-impl: {error}") from error
 
 
-def _maxtext_version() -> str:
-  try:
-    return importlib.metadata.version("maxtext")
-  except importlib.metadata.PackageNotFoundError:
-    return "of unknown version"  # run from a source tree
-
-
 class _Session:
   """The hooks of an active plugin during one pytest run."""
 
@@ -164,7 +156,8 @@ class _Session:
   def pytest_report_header(self) -> str:
     devices = f"{self.virtual_devices} virtual CPU devices" if self.virtual_devices else "devices as JAX finds them"
     impl = f"pipeline_impl={self.pipeline_impl}" if self.pipeline_impl else "pipelines untouched"
-    return f"maxtext_pp_ext {maxtext_pp_ext.__version__}: {impl}, MaxText {_maxtext_version()}, {devices}"
+    version = installed.version("maxtext") or "of unknown version"  # run from a source tree
+    return f"maxtext_pp_ext {maxtext_pp_ext.__version__}: {impl}, MaxText {version}, {devices}"
 
   # Runs last, so that `-m tpu_only` still selects tests, and a conftest that sorts tests by mark still sees the mark.
   @pytest.hookimpl(trylast=True)
