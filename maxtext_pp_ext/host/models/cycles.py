@@ -65,5 +65,10 @@ def _told(cls: type, arguments: tuple[tuple[str, Any], ...]) -> type:
   def __init__(self, *args, **kwargs):
     cls.__init__(self, *args, **kwargs, **dict(arguments))  # type: ignore[misc]  # of the class, not of an instance
 
-  names = {key: getattr(cls, key) for key in ("__module__", "__qualname__", "__doc__")}
-  return type(cls)(cls.__name__, (cls,), names | {"__init__": __init__})
+  return subclass(cls, __init__=__init__)
+
+
+def subclass(base: type, *before: type, **attributes: Any) -> type:
+  """A subclass that keeps its base's name, as pickle and messages show it; `before` are bases that come first."""
+  names = {key: getattr(base, key) for key in ("__module__", "__qualname__", "__doc__")}
+  return type(base)(base.__name__, (*before, base), names | attributes)

@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from maxtext_pp_ext.config.view import with_values
+from maxtext_pp_ext.host.models.cycles import subclass
 from maxtext_pp_ext.host.models.sown import COMBINE
 
 
@@ -53,8 +54,7 @@ def batch_split(layer_class: type) -> type:
     count = None if counts[0] is None else sum(counts)
     return self.post_process(self.with_logical_constraint(merge(outputs)), None, count)
 
-  names = {key: getattr(layer_class, key) for key in ("__module__", "__qualname__", "__doc__")}
-  return type(layer_class)(layer_class.__name__, (layer_class,), names | {"__init__": init, "__call__": call})
+  return subclass(layer_class, __init__=init, __call__=call)
 
 
 def split(x: jax.Array | None, parts: int) -> list[jax.Array | None]:

@@ -17,6 +17,7 @@ from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import derived, ranges, remedies
 from maxtext_pp_ext.config.keys import Keys
+from maxtext_pp_ext.host.models.cycles import subclass
 from maxtext_pp_ext.host.replacements import defaults
 from maxtext_pp_ext.host.rules import parameter_patterns
 from maxtext_pp_ext.host.rules import problems as rules
@@ -50,13 +51,11 @@ def extend_config_class(base: type[pydantic.BaseModel]) -> type:
       raise
 
   before = classmethod(_read_environment)
-  namespace = {key: getattr(base, key) for key in ("__module__", "__qualname__", "__doc__")} | {
-      "__init__": __init__,
+  validators = {
       "read_pipeline_environment": pydantic.model_validator(mode="before")(before),  # type: ignore[arg-type]  # it takes them
       VALIDATORS[kind]: pydantic.model_validator(mode="after")(derive_and_check),
   }
-  metaclass: type = type(base)
-  return metaclass(base.__name__, (keys.PipelineKeys, base), namespace)
+  return subclass(base, keys.PipelineKeys, __init__=__init__, **validators)
 
 
 def _read_environment(cls, values: Any) -> Any:

@@ -130,5 +130,4 @@ def rematerialised(layer_class: type, remat: _RematPolicy) -> type:
   def call(self, inputs, segment_ids, positions, deterministic, model_mode):
     return layer_class.__call__(self, inputs, segment_ids, positions, deterministic, model_mode)
 
-  names = {key: getattr(layer_class, key) for key in ("__module__", "__qualname__", "__doc__")}
-  return type(layer_class)(layer_class.__name__, (layer_class,), names | {"__call__": call})
+  return cycles.subclass(layer_class, __call__=call)
