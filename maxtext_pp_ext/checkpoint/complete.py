@@ -8,8 +8,6 @@
 - Inference: weights, or `{"base": weights}`, with each array below a "value".
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 import dataclasses
 from typing import Any

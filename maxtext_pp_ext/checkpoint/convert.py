@@ -9,8 +9,6 @@ parameter at most, or of one device's shard of it if the run wrote shards.
 The new one is written into a folder that Orbax takes for unfinished, compared there with what was read, and then renamed.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 import contextlib

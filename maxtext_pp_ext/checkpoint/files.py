@@ -6,8 +6,6 @@ Orbax hides its formats (OCDBT or files, Zarr 2 or 3), but the handler of a type
 "leaf" here is an open array instead of its values.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
@@ -199,7 +197,7 @@ def _classes(base: type) -> dict[str, type]:
   return {kind: type(f"_Of{i}", (base,), {}) for i, kind in enumerate(_KINDS)}
 
 
-def _orbax(classes: Mapping[str, type], written: _Written | None = None, **options: bool) -> Any:
+def _orbax(classes: Mapping[str, type], written: "_Written | None" = None, **options: bool) -> Any:
   handlers = ((cls, _Handler(kind, written)) for kind, cls in classes.items())
   registry = type_handlers.create_type_handler_registry(*handlers)
   return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, **options)

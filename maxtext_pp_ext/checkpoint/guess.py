@@ -5,8 +5,6 @@
 The results are guesses; `host.models.layouts` checks them against the model itself.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Collection, Iterator, Mapping
 import math

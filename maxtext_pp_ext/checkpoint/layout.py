@@ -7,8 +7,6 @@ that count layers may be anywhere: MaxText's pipelines have `[repeat, stage, …
 `param_scan_axis`, and one array may have both, as in `[repeat, stage, embed, layer of the stage, mlp]`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools

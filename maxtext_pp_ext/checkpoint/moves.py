@@ -7,8 +7,6 @@ A checkpoint has a model's arrays several times, below different prefixes: `para
 parameter. Arrays are recognised by the end of their paths, so the kind of optimizer does not matter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 import dataclasses
 

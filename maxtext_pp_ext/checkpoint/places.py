@@ -6,8 +6,6 @@ The folder of a conversion that has not ended has a marker, which says so and is
 next conversion to the same place tells by it what a killed one has left. A folder without it is somebody else's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 import contextlib
 import fcntl

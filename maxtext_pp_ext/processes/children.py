@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts commands in processes that end with the process that started them, together with all their descendants."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import contextlib
 import os

@@ -6,8 +6,6 @@ For programs: only their outermost function knows that nothing else in the proce
 signals alone. If a signal ends the process at once, its children end with it (see `guardian`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 import contextlib
 import functools

@@ -7,8 +7,6 @@ device, or a later rule for the same name covers the case in which the earlier o
 no rule covers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import enum

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts of arrays within a program; automatic sharding where mesh axes are explicit, that is, part of array types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

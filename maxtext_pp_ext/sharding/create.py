@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Creates models with sharded variables or restores them from Orbax checkpoints, and places batches on devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import functools

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows how a model is sharded, by which rules, what replication costs, and which device holds which part of an array."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import functools

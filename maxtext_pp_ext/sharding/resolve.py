@@ -6,8 +6,6 @@ The algorithm is that of `flax.linen.logical_to_mesh_axes`. Rules are tried in o
 dimension, and a mesh axis is bound to at most one dimension of an array.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import enum

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Maps trees of NNX variables to trees of shardings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 import dataclasses
 import functools
