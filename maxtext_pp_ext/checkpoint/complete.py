@@ -25,23 +25,19 @@ RANDOM_STATE = ("rngs", "to_nnx__rngs", "dropout")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saved:
-  """An array that a run saves."""
-
   shape: Shape  # Random keys are stored as words along one more axis.
   is_random_state: bool = False  # a random key or counter. MaxText draws a new one if a checkpoint has none.
 
 
 def is_of_trainer(tree: Mapping[str, Any]) -> bool:
   """Returns whether weights are where MaxText's trainer has them, with DiLoCo or without."""
-  outer, inner = PARAMETERS
-  return inner in tree.get(outer, ())
+  return PARAMETERS[1] in tree.get(PARAMETERS[0], ())
 
 
 def weights(tree: Mapping[str, Any]) -> Any:
   """Returns the part of a checkpoint's tree that has the model's weights; empty for other trees."""
-  outer, inner = PARAMETERS
   if is_of_trainer(tree):
-    return tree[outer][inner]
+    return tree[PARAMETERS[0]][PARAMETERS[1]]
   root = tree.get("base", tree)
   return root if "decoder" in root else {}
 
@@ -74,7 +70,6 @@ def check(stored: Mapping[Path, Shape], saved: Mapping[Path, Saved]) -> None:
 
 
 def has_optimizer(stored: Mapping[Path, Shape]) -> bool:
-  """Returns whether a checkpoint has any state of an optimizer."""
   return any(path[0] == _OPTIMIZER for path in stored)
 
 

@@ -51,8 +51,6 @@ class VerificationError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """The result of a conversion."""
-
   arrays: int  # number of arrays in the new checkpoint
   nbytes: int  # their size in bytes, uncompressed
   layers: tuple[str, ...]  # checksum of each layer, over all of its values in the checkpoint
@@ -71,14 +69,9 @@ def convert(
 ) -> Report:
   """Writes `source`, whose model has the layout `old`, to the folder `destination` in the layout `new`.
 
-  Args:
-    scan_layers: MaxText's key of that name, noted in the checkpoint.
-    on_bytes: is called with "writing" or "verifying", the bytes done, and their total.
-
-  Raises:
-    FileExistsError: the destination exists, or the unfinished folder of an interrupted conversion.
-    LayoutError: the checkpoint does not fit the layouts.
-    VerificationError: the values read back differ from those written.
+  `scan_layers` is MaxText's key, noted in the checkpoint. `on_bytes` is called with "writing" or "verifying", the bytes
+  done, and their total. Raises FileExistsError as `places.check_absent` does, LayoutError if the checkpoint does not fit
+  the layouts, and VerificationError.
   """
   check_dtypes(source, old, new)
   todo = plan(source.shapes, old, new)
@@ -252,7 +245,6 @@ def _checksum(checksums: Checksums, layer: int | None) -> str:
 
 
 def is_same(source: files.Checkpoint, old: Layout, new: Layout) -> bool:
-  """Returns whether the checkpoint is the same in both layouts."""
   todo = plan(source.shapes, old, new)
   stay = (move.path == path and move.source == move.target for path, moves in todo.moves.items() for move in moves)
   return all(stay) and {entry.path: entry.shape for entry in todo.entries} == source.shapes

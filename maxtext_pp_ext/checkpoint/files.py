@@ -60,8 +60,6 @@ class StoredArray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NewArray:
-  """An array to create."""
-
   path: Path
   shape: Shape
   dtype: np.dtype
@@ -80,8 +78,6 @@ class NewArray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-  """An opened checkpoint."""
-
   root: pathlib.Path
   items: pathlib.Path  # the folder of its train state
   arrays: Mapping[Path, StoredArray]
@@ -103,10 +99,8 @@ class Checkpoint:
 def open_checkpoint(root: pathlib.Path) -> Checkpoint:
   """Opens all arrays of a checkpoint.
 
-  Raises:
-    FileNotFoundError: there is no checkpoint.
-    LayoutError: it has leaves other than arrays and numbers.
-    DamagedCheckpointError: Orbax cannot open it.
+  Raises FileNotFoundError if there is no checkpoint, LayoutError if it has leaves other than arrays and numbers, and
+  DamagedCheckpointError if Orbax cannot open it.
   """
   root = root.absolute()
   items = find_items(root)

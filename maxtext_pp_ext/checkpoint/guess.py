@@ -25,14 +25,11 @@ def candidates(
     scan_layers: bool | None,
     of_layer: Mapping[Path, Collection[Shape]],
 ) -> Iterator[dict[str, Any]]:
-  """Yields values of MaxText's keys that would explain a checkpoint, the likeliest first.
+  """Yields values of MaxText's keys that would explain a checkpoint with arrays of these shapes, the likeliest first.
 
-  Args:
-    shapes: the checkpoint's arrays.
-    layers: number of the model's layers of the kind that pipelines hold.
-    scan_layers: the checkpoint's note of this key; None if it has none.
-    of_layer: path within a layer -> its possible shapes, in whatever layout. From these follows `param_scan_axis`. It is
-      not among the values if layers are not stacked along it, or if no axis explains all parameters.
+  The model has `layers` layers of the kind that pipelines hold. `scan_layers` is the checkpoint's note of this key, None
+  without one. `of_layer`: path within a layer -> its possible shapes, in whatever layout. From these follows
+  `param_scan_axis`. It is not among the values if layers are not stacked along it, or no axis explains all parameters.
   """
   singles = any(_SINGLE.fullmatch(part) for path in shapes for part in _in_decoder(path)[:1])
   scans = [scan_layers] if scan_layers is not None else [not singles, singles]

@@ -25,8 +25,6 @@ class LayoutError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerAxis:
-  """An axis that counts layers."""
-
   axis: int  # where it is in the array
   stride: int  # number of layers between successive entries
 
@@ -58,10 +56,6 @@ class Leaf:
         index[axis.axis] = i
       yield number, tuple(index)
 
-  def fits(self, shape: Shape) -> bool:
-    """Returns whether an array of this shape can be this one: random keys are stored as words along one more axis."""
-    return shape == self.shape or (self.is_random_state and shape[: len(self.shape)] == self.shape)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -85,11 +79,6 @@ class Layout:
   @functools.cached_property
   def by_path(self) -> Mapping[Path, Leaf]:
     return {leaf.path: leaf for leaf in self.leaves}
-
-  @functools.cached_property
-  def roots(self) -> frozenset[str]:
-    """The names of the model's parts."""
-    return frozenset(leaf.path[0] for leaf in self.leaves)
 
   @functools.cached_property
   def of_layer(self) -> Mapping[Path, frozenset[Shape]]:

@@ -38,8 +38,6 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-  """The plan of a conversion."""
-
   entries: tuple[Entry, ...]  # arrays of the new checkpoint
   moves: Mapping[Path, tuple[Move, ...]]  # path in the old checkpoint -> the moves of its parts
   dropped: tuple[Path, ...]  # random state of layers that has no place in the new model
@@ -48,8 +46,7 @@ class Plan:
 def plan(shapes: Mapping[Path, Shape], source: Layout, target: Layout) -> Plan:
   """Plans the conversion of a whole checkpoint, whose arrays have these shapes, from the layout `source` to `target`.
 
-  Raises:
-    LayoutError: an array is not of the source's model, or the two are not layouts of one model.
+  Raises LayoutError if an array is not of the source's model, or the two are not layouts of one model.
   """
   of_prefix: dict[Path, dict[Path, Leaf]] = {}
   moves: dict[Path, tuple[Move, ...]] = {}
@@ -82,13 +79,14 @@ def _recognise(path: Path, shape: Shape, source: Layout) -> tuple[Path, Leaf | N
   for start in range(len(path)):
     leaf = source.by_path.get(path[start:])
     if leaf is not None:
-      if not leaf.fits(shape):
+      # Random keys are stored as words along one more axis.
+      if shape != leaf.shape and not (leaf.is_random_state and shape[: len(leaf.shape)] == leaf.shape):
         raise LayoutError(
             f"{'/'.join(path)} has the shape {list(shape)} in the checkpoint, but {list(leaf.shape)} in the model "
             f"({source.description})."
         )
       return path[:start], leaf
-  if any(part in source.roots for part in path):
+  if not {leaf.path[0] for leaf in source.leaves}.isdisjoint(path):  # a part of the model
     raise LayoutError(f"{'/'.join(path)} is not in the model ({source.description}).")
   return path, None
 

@@ -35,11 +35,9 @@ def steps(folder: pathlib.Path) -> list[int]:
 def source_and_destination(source: str, destination: str, step: int | None) -> tuple[pathlib.Path, pathlib.Path]:
   """Returns the folders of the old and the new checkpoint.
 
-  Raises:
-    FileNotFoundError: there is no such checkpoint.
-    FileExistsError: the destination exists, or the unfinished folder of an interrupted conversion.
-    ValueError: they are not on a file system, or a step is given for a single checkpoint, or the destination
-      is within the source, or the source is unfinished itself.
+  Raises FileNotFoundError if there is no such checkpoint, FileExistsError as `check_absent` does, and ValueError if they
+  are not on a file system, a step is given for a single checkpoint, the destination is within the source, or the source
+  is unfinished itself.
   """
   for path in (source, destination):
     if "://" in path:
@@ -77,20 +75,15 @@ def check_absent(destination: pathlib.Path) -> None:
   """Raises FileExistsError if the destination exists, or the folder in which it would be written; says what that is."""
   folder = folder_of(destination)
   if not destination.exists() and (folder / MARKER).is_file():
-    raise FileExistsError(_about_unfinished(folder))
+    if runs := _runs(folder):
+      raise FileExistsError(f"{folder} is being written by another conversion; nothing is overwritten.")
+    if_none = "If none runs any more that writes it, it" if runs is None else "It"
+    raise FileExistsError(
+        f"{folder} is an unfinished conversion, which was stopped before its end: no checkpoint. {if_none} may be "
+        f"removed; then convert again:\n  rm -r {shlex.quote(str(folder))}"
+    )
   if there := [path for path in (destination, folder) if path.exists()]:
     raise FileExistsError(f"{there[0]} exists; nothing is overwritten.")
-
-
-def _about_unfinished(folder: pathlib.Path) -> str:
-  runs = _runs(folder)
-  if runs:
-    return f"{folder} is being written by another conversion; nothing is overwritten."
-  if_none = "If none runs any more that writes it, it" if runs is None else "It"
-  return (
-      f"{folder} is an unfinished conversion, which was stopped before its end: no checkpoint. {if_none} may be removed; "
-      f"then convert again:\n  rm -r {shlex.quote(str(folder))}"
-  )
 
 
 def _runs(folder: pathlib.Path) -> bool | None:

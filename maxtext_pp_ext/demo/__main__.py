@@ -31,9 +31,8 @@ _STEP = re.compile(r"(?:\[0\] )?[^\[].*completed step: (\d+),.* loss: (\S+), lm_
 
 def main(argv: list[str] | None = None) -> int:
   settings = _parse(argv)
-  if missing := [
-      name for name in ("maxtext", "jax", "grain", "rich", "matplotlib") if not importlib.util.find_spec(name)
-  ]:
+  needed = ("maxtext", "jax", "grain", "rich", "matplotlib")
+  if missing := [name for name in needed if not importlib.util.find_spec(name)]:
     print(f"Missing: {', '.join(missing)}. Install them: {installed.HOW}.", file=sys.stderr)
     return 1
   started = time.monotonic()
@@ -101,7 +100,7 @@ def _train(
   own_keys = {
       "run_name": name,
       "metrics_file": settings.metrics_file(name, 0 if processes == 1 else "{process}"),
-      "load_parameters_path": trainer.parameters_path(settings.weights(name)),
+      "load_parameters_path": settings.weights(name) / "items",
   }
   arguments = ["-m", trainer.PRE_TRAIN, *keys, *settings.shared_keys(), *trainer.as_arguments(own_keys)]
   log = settings.output / f"{name}.log"

@@ -25,22 +25,16 @@ def main(output: str, steps: str, pipeline_impl: str, *extra_keys: str) -> None:
   settings = demo_settings.Settings(
       output=pathlib.Path(output), steps=int(steps), pipeline_impl=pipeline_impl, extra_keys=extra_keys
   )
-  _write_text(settings.data_file)
+  # A piece is a row of a batch. If MaxText packed several texts into a row, each process would pack those that it reads.
+  wrapper = textwrap.TextWrapper(_CHARACTERS, expand_tabs=False, replace_whitespace=False)
+  pieces = (piece for text in topics.values() for piece in wrapper.wrap(text))
+  trainer.write_records(settings.data_file, ({"text": piece} for piece in pieces))
   tree, layout = weights.draw(_arguments(settings, settings.sequential_keys()))
   for name, keys in {"sequential": settings.sequential_keys(), "pipelined": settings.pipelined_keys()}.items():
     weights.save(settings.weights(name), weights.in_layout_of(tree, layout, _arguments(settings, keys)))
   parameters = sum(leaf.size for leaf in jax.tree.leaves(tree))
   summary = {"topics": len(topics), "characters": sum(map(len, topics.values())), "parameters": parameters}
   settings.summary_file.write_text(json.dumps(summary), encoding="utf-8")
-
-
-def _write_text(path: pathlib.Path) -> None:
-  """Writes pieces of the language reference inside every CPython. Each is a row of a batch.
-
-  If MaxText packed several texts into a row, each process would pack those that it reads.
-  """
-  wrapper = textwrap.TextWrapper(_CHARACTERS, expand_tabs=False, replace_whitespace=False)
-  trainer.write_records(path, ({"text": piece} for text in topics.values() for piece in wrapper.wrap(text)))
 
 
 def _arguments(settings: demo_settings.Settings, keys: list[str]) -> list[str]:

@@ -21,7 +21,6 @@ def pth_path() -> pathlib.Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-  """Runs the command; returns its exit status."""
   parser = argparse.ArgumentParser(prog="python -m maxtext_pp_ext.host.activate", description=__doc__)
   group = parser.add_mutually_exclusive_group()
   group.add_argument("--remove", action="store_true", help="remove the hook")

@@ -128,13 +128,12 @@ def _patch_points() -> Iterator[Finding]:
 def _implementations() -> Iterator[Finding]:
   for name in registry.names():
     implementation = registry.get(name)
-    if name != registry.HOST:
-      try:
+    try:
+      if name != registry.HOST:
         implementation.load()
-      except SetupError as error:
-        yield Finding(name, f"cannot be used: {implementation.summary}", WRONG, str(error))
-        continue
-    yield Finding(name, implementation.summary)
+      yield Finding(name, implementation.summary)
+    except SetupError as error:
+      yield Finding(name, f"cannot be used: {implementation.summary}", WRONG, str(error))
 
 
 def _environment() -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from typing import Any
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.hardware.chips import CHIPS
 from maxtext_pp_ext.hardware.torus import Slice
+from maxtext_pp_ext.nearest import beside
 
 
 def topologies() -> Mapping[str, Any]:
@@ -53,8 +54,7 @@ def slice_of(kind: str, devices: int) -> Slice | None:
 def nearest(kind: str, devices: int) -> list[str]:
   """The topologies of a kind with the next fewer and the next more devices than a number, as far as there are."""
   found = _by_devices(kind)
-  fewer, more = ([size for size in sorted(found) if (size > devices) == is_more] for is_more in (False, True))
-  return [found[size] for size in (*fewer[-1:], *more[:1])]
+  return [found[size] for size in sorted(beside(devices, found))]
 
 
 def _by_devices(kind: str) -> dict[int, str]:

@@ -18,7 +18,7 @@ import numpy as np
 from maxtext_pp_ext.sharding.conflicts import conflicts, Kind, OnConflict, settle
 from maxtext_pp_ext.sharding.constrain import run_automatic
 from maxtext_pp_ext.sharding.resolve import mesh_axes, read_rules, resolution
-from maxtext_pp_ext.sharding.variables import is_variable, named_shardings, path_text, PyTree, unwrap, value_of
+from maxtext_pp_ext.sharding.variables import is_variable, key_names, named_shardings, path_text, PyTree, unwrap, value_of
 from maxtext_pp_ext.units import counted
 
 Path = tuple[str, ...]
@@ -36,15 +36,9 @@ def create_sharded(
 ) -> Any:
   """Makes a model with each variable sharded from the start: no device ever holds more than its own part.
 
-  Args:
-    init_fn: makes the model, or a tuple of a model and its `nnx.Optimizer`, without arguments. It is traced twice.
-    mesh, rules, on_conflict: as for `named_shardings`.
-
-  Returns:
-    The result of `init_fn`, laid out by `named_shardings`. Optimizer state is laid out like its parameters.
-
-  Raises:
-    ShardingConflictError: with on_conflict="error", before anything is compiled.
+  `init_fn` makes the model, or a tuple of a model and its `nnx.Optimizer`, without arguments. It is traced twice. Other
+  arguments are those of `named_shardings`, which lays the result out; optimizer state is laid out like its parameters.
+  With on_conflict="error" raises ShardingConflictError before anything is compiled.
   """
   graphdef, abstract = abstract_state(init_fn)
   shardings = unwrap(named_shardings(abstract, mesh, rules, on_conflict=on_conflict))
@@ -104,12 +98,8 @@ def shard_batch(
       first names.
     on_conflict: as for `named_shardings`; with several processes it is always "error".
 
-  Returns:
-    The batch as jax.Arrays over the mesh.
-
-  Raises:
-    ShardingConflictError: with on_conflict="error", or several processes.
-    ValueError: this process has none of the mesh's devices, or the batch's blocks overlap between processes.
+  Returns the batch as jax.Arrays over the mesh. Raises ShardingConflictError with on_conflict="error", or several
+  processes; ValueError if this process has none of the mesh's devices, or the batch's blocks overlap between processes.
   """
   rules = read_rules(rules)
   several = jax.process_count() > 1
@@ -193,13 +183,8 @@ def restore_sharded(
     created: an NNX filter for variables that `init_fn` makes instead: `nnx.RngState` for a checkpoint of parameters only.
       Their values in the checkpoint are not read.
 
-  Returns:
-    The result of `init_fn`, with the checkpoint's values.
-
-  Raises:
-    CheckpointMismatchError: an array is missing in the checkpoint or in the model, or has another shape or dtype.
-    ShardingConflictError: with on_conflict="error".
-    FileNotFoundError: there is no checkpoint.
+  Returns the result of `init_fn`, with the checkpoint's values. Raises CheckpointMismatchError if an array is missing in
+  the checkpoint or in the model, or has another shape or dtype; FileNotFoundError if there is no checkpoint.
   """
   from orbax import checkpoint as ocp  # pylint: disable=import-outside-toplevel
 
@@ -221,7 +206,7 @@ def restore_sharded(
   places = {(*root, *place): want for place, want in _match(path, wanted, stored, not_read).items()}
 
   def target_of(keys: Any, _: Any) -> Any:
-    want = places.get(_keys(keys))
+    want = places.get(key_names(keys))
     return want.stored if want else ocp.PLACEHOLDER
 
   target = jax.tree_util.tree_map_with_path(target_of, whole, is_leaf=_is_leaf)
@@ -240,7 +225,7 @@ def _wanted(state: nnx.State, shardings: Any) -> Iterator[_Wanted]:
   of = iter(jax.tree.leaves(shardings))
   for path, variable in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_variable):
     for inner, array in jax.tree_util.tree_leaves_with_path(value_of(variable)):
-      above, below = _keys(path), _keys(inner)
+      above, below = key_names(path), key_names(inner)
       # The first is that of an nnx.State, the second that of its pure dict.
       places = ((*above, "value", *below), (*above, *below))
       yield _Wanted(name="/".join(places[1]), places=places, value=array, sharding=next(of))
@@ -276,8 +261,4 @@ def _is_leaf(x: Any) -> bool:
 
 
 def _leaves(tree: Any) -> list[tuple[Path, Any]]:
-  return [(_keys(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_leaf)]
-
-
-def _keys(path: Any) -> Path:
-  return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+  return [(key_names(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_leaf)]

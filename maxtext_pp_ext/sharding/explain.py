@@ -76,7 +76,17 @@ class Row:
         "bytes": self.bytes,
         "bytes_per_device": self.bytes_per_device,
         "replication": self.replication,
-        "dimensions": [] if resolution is None else [_dimension_dict(d) for d in resolution.dimensions],
+        "dimensions": [
+            {
+                "name": _name(d.name),
+                "size": d.size,
+                "mesh_axes": list(mesh_axes(d.entry)),
+                "rule": None if d.rule is None else str(d.rule),
+                "dropped": {axis: why.value for axis, why in d.dropped.items()},
+                "passed_over": [{"rule": str(passed.rule), "why": passed.why} for passed in d.passed],
+            }
+            for d in (resolution.dimensions if resolution else ())
+        ],
         "conflicts": [{"kind": c.kind.value, "problem": c.problem, "remedy": c.remedy} for c in layout.conflicts],
     }
 
@@ -176,17 +186,6 @@ def _name(name: Any) -> Any:
   return str(name) if name is P.UNCONSTRAINED else name if name is None or isinstance(name, str) else list(name)
 
 
-def _dimension_dict(d: Dimension) -> dict[str, Any]:
-  return {
-      "name": _name(d.name),
-      "size": d.size,
-      "mesh_axes": list(mesh_axes(d.entry)),
-      "rule": None if d.rule is None else str(d.rule),
-      "dropped": {axis: why.value for axis, why in d.dropped.items()},
-      "passed_over": [{"rule": str(passed.rule), "why": passed.why} for passed in d.passed],
-  }
-
-
 def parts(sharding: NamedSharding, rank: int) -> np.ndarray:
   """int [devices, rank]: for each device, the index of its part of the array along each dimension.
 
@@ -221,15 +220,11 @@ def picture(shape: Sequence[int], sharding: NamedSharding) -> str:
     # … stands for all parts that are left out.
     cells = ("…" if "…" in (heading, other) else _numbers(held) for other, held in zip(above, holds, strict=True))
     table.append([heading, *cells])
-  return "\n".join([_caption(shape, rows, columns, drawn[2:]), *_boxes(table)])
-
-
-def _caption(shape: Sequence[int], rows: int | None, columns: int | None, others: list[int]) -> str:
   axes = [f"{what} along dimension {d}" for what, d in (("rows", rows), ("columns", columns)) if d is not None]
-  text = f"[{', '.join(map(str, shape))}]: " + ("; ".join(axes) if axes else "replicated")
-  if others:
-    text += f"; the first part along dimension {' and '.join(map(str, others))}"
-  return f"{text}; cells: devices"
+  caption = f"[{', '.join(map(str, shape))}]: " + ("; ".join(axes) if axes else "replicated")
+  if others := drawn[2:]:
+    caption += f"; the first part along dimension {' and '.join(map(str, others))}"
+  return "\n".join([f"{caption}; cells: devices", *_boxes(table)])
 
 
 def _headings(shape: Sequence[int], counts: np.ndarray, dimension: int | None) -> list[str]:

@@ -71,10 +71,8 @@ class Rules(tuple[Rule, ...]):
 def read_rules(rules: Iterable | None, own: Iterable = ()) -> Rules:
   """Reads (logical name, mesh axis or axes or None or UNCONSTRAINED) pairs; a variable's own pairs come first.
 
-  `rules=None` stands for those of the context, `flax.linen.logical_axis_rules`.
-
-  Raises:
-    ValueError: a rule is no such pair, or names a mesh axis twice.
+  `rules=None` stands for those of the context, `flax.linen.logical_axis_rules`. Raises ValueError if a rule is no such
+  pair, or names a mesh axis twice.
   """
   if rules is None:
     rules = get_logical_axis_rules() or ()
@@ -167,16 +165,13 @@ class Resolution:
 def resolution(
     names: Sequence | None, mesh: Mesh | AbstractMesh, rules: Iterable | None = None, shape: Sequence[int] | None = None
 ) -> Resolution:
-  """Binds an array's logical axes to mesh axes.
+  """Binds an array's logical axes to mesh axes. Raises ValueError if a name occurs twice, or a rule is malformed.
 
   Args:
     names: for each dimension a logical name, None, UNCONSTRAINED, or a tuple of mesh axes; None without annotation.
     mesh: the device mesh.
     rules: (logical name, mesh axes) pairs; None for those of the context.
     shape: the array's shape. If it is given, mesh axes that do not divide their dimension are dropped, one by one.
-
-  Raises:
-    ValueError: a name occurs twice, or a rule is malformed.
   """
   names, rules = tuple(names or ()), read_rules(rules)
   logical = [name for name in names if isinstance(name, str)]
@@ -239,13 +234,8 @@ def gathered_spec(spec: P, axes: Sequence | None, data_axes: Collection[str]) ->
   multiplies the two, so it is gathered. It stays if the logical axis is one of `OWNED_LOGICAL_AXES`. The decision
   depends on the weight's logical axes only: not on its name, and not on the order of the parameter tree.
 
-  Args:
-    spec: resolved PartitionSpec of the weight.
-    axes: the weight's logical axes (same length), or None.
-    data_axes: mesh axes over which the activations' batch and sequence are sharded.
-
-  Raises:
-    ValueError: there are more or fewer logical axes than entries of `spec`.
+  `axes` are the weight's logical axes, or None; `data_axes` the mesh axes over which the activations' batch and sequence
+  are sharded. Raises ValueError if there are more or fewer logical axes than entries of `spec`.
   """
   names = tuple(axes) if axes is not None else (None,) * len(spec)
   if len(names) != len(spec):

@@ -65,11 +65,7 @@ def logical_axes(variable: nnx.Variable) -> LogicalAxes | None:
 
 
 def _with_scan_axis(names: Any, variable: nnx.Variable) -> tuple[LogicalAxes, int]:
-  """Adds the name of the dimension along which layers are stacked, if it is missing.
-
-  Returns:
-    The names, and how many None were added in front of that name, for dimensions of the variable that have no name.
-  """
+  """(names with that of the dimension along which layers are stacked, how many None were added in front of that name)."""
   names = (names,) if isinstance(names, str) else tuple(names)
   metadata = variable.get_metadata()
   if _SCAN_AXIS not in metadata or nnx.PARTITION_NAME not in metadata:
@@ -122,12 +118,9 @@ def named_shardings(
       If there are no rules at all, names are taken as mesh axes.
     on_conflict: "fallback", "warn" or "error"; see `conflicts`.
 
-  Returns:
-    The tree with a NamedSharding in the place of each array, in the same nnx.Variables. A variable's own sharding or
-    PartitionSpec is used unchanged. `unwrap` removes the variables.
-
-  Raises:
-    ShardingConflictError: with on_conflict="error", for all conflicts of the tree.
+  Returns the tree with a NamedSharding in the place of each array, in the same nnx.Variables. A variable's own sharding
+  or PartitionSpec is used unchanged. `unwrap` removes the variables. With on_conflict="error" raises
+  ShardingConflictError for all conflicts of the tree.
   """
   rules = read_rules(rules)
   settle((c for layout in layouts(tree, mesh, rules) for c in layout.conflicts), on_conflict)
@@ -155,6 +148,11 @@ def value_of(x: Any) -> Any:
 
 
 path_text = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+
+
+def key_names(keys: Iterable[Any]) -> tuple[str, ...]:
+  """The keys of a tree's path as text."""
+  return tuple(jax.tree_util.keystr((key,), simple=True) for key in keys)
 
 
 def _layouts(path: tuple, leaf: Any, mesh: Mesh | AbstractMesh, rules: Rules) -> PyTree:

@@ -46,16 +46,8 @@ def write_records(path: pathlib.Path, examples: Iterable[Mapping[str, str | Sequ
   writer.close()
 
 
-def parameters_path(checkpoint: pathlib.Path) -> pathlib.Path:
-  """Returns the value of `load_parameters_path` for a checkpoint written by `weights.save`."""
-  return checkpoint / "items"
-
-
 def environment(devices: int) -> dict[str, str]:
-  """Returns this process's environment, with virtual CPU devices for JAX and no Google Cloud packages for MaxText.
-
-  This package comes first on the path, also from a checkout that is not installed.
-  """
+  """Returns this process's environment, with virtual CPU devices for JAX and no Google Cloud packages for MaxText."""
   return os.environ | {
       "PYTHONPATH": processes.python_path(),
       "XLA_FLAGS": processes.xla_flags(devices),
@@ -79,10 +71,8 @@ def run_python(
   `-m MODULE …`, and each line begins with the number of a process; see `launch`.
 
   The started processes end with this call, and with this process; see `children`. Any thread may call this function.
-
-  Raises:
-    RunFailedError: the exit code is not 0; the message has the end of the log.
-    ValueError: the processes cannot share the devices equally.
+  Raises RunFailedError, with the end of the log, if the exit code is not 0, and ValueError if the processes cannot share
+  the devices equally.
   """
   if devices % processes:
     raise ValueError(f"{processes} processes cannot share {devices} devices equally")
@@ -107,10 +97,7 @@ def read_metrics(metrics_files: Sequence[pathlib.Path], *having: str) -> list[di
   """Returns the lines of a trainer's `metrics_file` that have all these metrics.
 
   Metrics of steps begin with `learning/`, those of evaluations with `eval/`. There is a file per process: MaxText 0.2.5
-  writes it in all of them.
-
-  Raises:
-    RunFailedError: processes report different metrics, times aside.
+  writes it in all of them. Raises RunFailedError if processes report different metrics, times aside.
   """
   found: list[list[dict[str, float]]] = []
   for file in metrics_files:

@@ -38,17 +38,13 @@ def draw(argv: Sequence[str]) -> tuple[Tree, Layout]:
 
 
 def in_layout_of(tree: Tree, layout: Layout, argv: Sequence[str]) -> Tree:
-  """Returns parameters that have this layout in that of the model of MaxText's arguments `argv`.
-
-  Raises:
-    LayoutError: `argv` describes another model.
-  """
+  """Parameters that have this layout in that of the model of `argv`. Raises LayoutError if that is another model."""
   wanted = layouts.of_config(pyconfig.initialize(list(argv)))
   arrays = converted(traverse_util.flatten_dict(tree), layout, wanted)
   return traverse_util.unflatten_dict(arrays)
 
 
 def save(path: pathlib.Path, tree: Tree) -> None:
-  """Writes a checkpoint of parameters; `trainer.parameters_path(path)` is what a run then loads."""
+  """Writes a checkpoint of parameters; a run then has `load_parameters_path` = path/items."""
   # The outer `params` is added by MaxText; the inner one is the collection that it looks for in the file.
   checkpointing.save_params_to_path(str(path), {"params": tree})

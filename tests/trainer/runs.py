@@ -132,7 +132,7 @@ def _train(name: str, run: Run, draw: Callable[[str], Any]) -> None:
     path = pathlib.Path("weights", name).resolve()
     tree, layout = draw(run.weights)
     initial.save(path, initial.in_layout_of(moved(tree, run.rounding), layout, argv))
-    argv.append(f"load_parameters_path={trainer.parameters_path(path)}")
+    argv.append(f"load_parameters_path={path / 'items'}")
   metrics = pathlib.Path(_METRICS, name, f"{jax.process_index()}.jsonl")
   metrics.parent.mkdir(parents=True, exist_ok=True)
   importlib.import_module(run.trainer).main([*argv, f"metrics_file={metrics}"])

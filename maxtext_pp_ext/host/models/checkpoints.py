@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arrays of a checkpoint that is about to be loaded, of the model that is to get them, and what MaxText saves."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import functools
 import math
@@ -17,9 +17,8 @@ from maxtext_pp_ext.checkpoint.layout import Path, Shape
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.host.models import layouts
 from maxtext_pp_ext.host.models.run_config import as_value_errors
+from maxtext_pp_ext.sharding.variables import key_names
 
-# In names of arrays that MaxText leaves at their initial values if a checkpoint lacks them.
-_CUSTOM = "custom_linear"
 # Keys of the optimizer, on which a layout does not depend. Its config has other values of them.
 OF_OPTIMIZER = ("opt_type", "adamw_mask", "trainable_parameters_mask")
 
@@ -62,12 +61,7 @@ def read(folder: str) -> Stored:
 
 def _shapes(tree: Any) -> dict[Path, Shape]:
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
-  return {names(path): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}
-
-
-def names(keys: Iterable[Any]) -> Path:
-  """The keys of a tree's path as text."""
-  return tuple(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
+  return {key_names(path): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}
 
 
 def of_model(abstract_state: Any) -> dict[Path, Shape]:
@@ -82,11 +76,6 @@ def of_model(abstract_state: Any) -> dict[Path, Shape]:
 
 def of_decoder(shapes: Mapping[Path, Shape]) -> dict[Path, Shape]:
   return {path: shape for path, shape in shapes.items() if "decoder" in path}
-
-
-def without_custom(wanted: Mapping[Path, Shape], stored: Mapping[Path, Shape]) -> dict[Path, Shape]:
-  """The model's arrays without those that MaxText does not expect in a checkpoint."""
-  return {path: s for path, s in wanted.items() if path in stored or not any(_CUSTOM in part for part in path)}
 
 
 def fused_as_in(wanted: Mapping[Path, Shape], stored: Mapping[Path, Shape]) -> Mapping[Path, Shape]:
@@ -105,10 +94,6 @@ def agree(stored: Mapping[Path, Shape], wanted: Mapping[Path, Shape]) -> bool:
   return stored.keys() == wanted.keys() and all(
       shape == wanted[path] or (len(shape) == 2 and shape[::-1] == wanted[path]) for path, shape in stored.items()
   )
-
-
-def has_pipeline(shapes: Mapping[Path, Shape]) -> bool:
-  return any("pipeline_module" in path for path in shapes)
 
 
 def size(shapes: Mapping[Path, Shape]) -> int:
@@ -145,8 +130,6 @@ def by_state(state: Any) -> dict[Path, Saved]:
   from maxtext.common import train_state_nnx  # pylint: disable=import-outside-toplevel
 
   random = {("nnx_aux", *map(str, path)) for path, _ in nnx.to_flat_state(nnx.filter_state(state, nnx.RngState))}
-  found = {}
-  for keys, leaf in jax.tree_util.tree_leaves_with_path(train_state_nnx.to_checkpoint_dict(state)):
-    path = names(keys)
-    found[path] = Saved(shape=tuple(leaf.shape), is_random_state=path in random)
-  return found
+  leaves = jax.tree_util.tree_leaves_with_path(train_state_nnx.to_checkpoint_dict(state))
+  found = ((key_names(keys), tuple(leaf.shape)) for keys, leaf in leaves)
+  return {path: Saved(shape=shape, is_random_state=path in random) for path, shape in found}

@@ -46,7 +46,6 @@ _NO_RUN = {
     **{"opt_type": "adamw", "dataset_type": "synthetic", "eval_interval": -1, "run_name": "layout"},
     "base_output_directory": tempfile.gettempdir(),
 }
-_SHARDS_NOTHING = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 
 def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
@@ -58,7 +57,7 @@ def config_of_layout(argv: Sequence[str], **replaced: Any) -> Any:
 
   fields = types.MaxTextConfig.model_fields
   fixed = {key: value for key, value in _NO_RUN.items() if key in fields}
-  fixed |= {key: 1 for key in fields if _SHARDS_NOTHING.fullmatch(key)}
+  fixed |= {key: 1 for key in fields if run_config.PARALLELISM.fullmatch(key)}
   given = run_config.given_keys(argv)
   given = given | ({DCN_STAGES: 1} if STAGES in replaced else {}) | replaced
   stages = integer(given, STAGES) * integer(given, DCN_STAGES)
@@ -85,12 +84,12 @@ def schedule_of_run(argv: Sequence[str]) -> Schedule:
       raise ValueError(f"{key}={stages}: MaxText does not derive the number of stages. Set {key} to it.")
   config = config_of_layout(argv)
   microbatches, asked = integer(given, "num_pipeline_microbatches", -1), str(given.get("pipeline_impl", registry.HOST))
-  if not config.using_pipeline_parallelism and asked == registry.HOST:
-    raise ValueError(
-        "These arguments ask for no pipeline. Set ici_pipeline_parallelism, or for a window without a pipeline "
-        "pipeline_impl=circular_bsw."
-    )
   if not config.using_pipeline_parallelism:
+    if asked == registry.HOST:
+      raise ValueError(
+          "These arguments ask for no pipeline. Set ici_pipeline_parallelism, or for a window without a pipeline "
+          "pipeline_impl=circular_bsw."
+      )
     values = {"pipeline_impl": asked, "num_pipeline_microbatches": microbatches}
     return run_config.schedule_of(with_values(config, values))
   stages = sound_stages(config)

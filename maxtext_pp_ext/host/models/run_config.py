@@ -26,7 +26,7 @@ _MOST_CHOICES = 20  # for a key that are listed
 _LONGEST_VALUE = 80  # that is repeated in an error
 # They say what to compile for; a run has its devices.
 _OF_TARGET = ("compile_topology", "compile_topology_num_slices", "internal_compile", "internal_compile_num_devices")
-_PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
+PARALLELISM = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 
 @contextlib.contextmanager
@@ -63,7 +63,6 @@ def maxtext_folder() -> pathlib.Path:
 
 
 def base_yml() -> pathlib.Path:
-  """MaxText's own base.yml."""
   return maxtext_folder() / "configs" / "base.yml"
 
 
@@ -158,7 +157,7 @@ def of_absent_devices(given: Mapping[str, Any], devices: int | None = None) -> d
       raise ValueError(f"--devices {devices} with compile_topology={topology}: give one of them.")
     return {}
   if not devices:
-    sizes = {key: integer(given, key) for key in given if _PARALLELISM.fullmatch(key)}
+    sizes = {key: integer(given, key) for key in given if PARALLELISM.fullmatch(key)}
     sizes |= {key: 2 for key, size in sizes.items() if size == -1 and key.endswith("_pipeline_parallelism")}
     sizes = {key: size for key, size in sizes.items() if size > 1}
     devices = math.prod(sizes.values())

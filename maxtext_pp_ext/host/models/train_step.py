@@ -26,8 +26,6 @@ class RefusedError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledStep:
-  """A train step that was compiled."""
-
   program: Any  # JAX's compiled step
   mesh: jax.sharding.Mesh  # of devices that need not be there; partition i of the program runs on the i-th of them
   config: Any  # MaxText's

@@ -46,7 +46,9 @@ def install() -> Report:
   since pickle finds classes by name. Raises HostVersionError, and changes nothing, if our patch point does not fit a
   loaded one.
   """
-  loaded = _loaded()
+  # Imported ones. If another thread is importing one, this waits for it, before it takes the lock: that thread may be
+  # about to take it in `apply`.
+  loaded = [importlib.import_module(name) for name in startup.PATCH_POINT_MODULES if name in sys.modules]
   with _lock:
     if loaded or importlib.util.find_spec("maxtext") is not None:
       version.check_version()
@@ -67,8 +69,7 @@ def install() -> Report:
 def uninstall() -> Report:
   """Restores everything that `install` or the start-up hook replaced, and stops applying patch points to further imports.
 
-  Existing configs and models keep the classes with which they were made. From then on, a config made with another
-  `pipeline_impl` than `host` gets MaxText's own pipeline, so make configs again.
+  From then on, a config made with another `pipeline_impl` than `host` gets MaxText's own pipeline, so make configs again.
   Raises RuntimeError, and changes nothing, if other code has replaced ours: restoring the originals would undo theirs.
   """
   with _lock:
@@ -121,7 +122,8 @@ def _apply(module: ModuleType) -> None:
         _missing[part.name] = str(error)
         part.refuse(module, rebinding, str(error))
       else:
-        part.apply(module, rebinding)
+        for path, new in part.replaced.items():
+          rebinding.replace(module, path, new)
   except BaseException:
     rebinding.undo()
     raise
@@ -134,18 +136,9 @@ def _undo(name: str) -> None:
 
 
 def _is_skipped(module: ModuleType) -> bool:
-  if not table.official(module):
-    _skipped.discard(module.__name__)
-    return False
-  _skipped.add(module.__name__)
-  return True
-
-
-def _loaded() -> list[ModuleType]:
-  """The imported patch point modules. If another thread is importing one, waits for it."""
-  names = [name for name in startup.PATCH_POINT_MODULES if name in sys.modules]
-  # Called before the lock is taken: that thread may be about to take it in `apply`.
-  return [importlib.import_module(name) for name in names]
+  is_official = table.official(module)
+  (_skipped.add if is_official else _skipped.discard)(module.__name__)
+  return is_official
 
 
 def _report(*, changed: bool = False) -> Report:

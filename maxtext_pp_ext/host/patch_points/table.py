@@ -4,10 +4,9 @@
 
 `install.py` applies them when modules are imported; `Rebinding.replace` says how what is put there is called. What each
 run of ours needs is `required`: where MaxText looks different, the import of the module fails. Without another part a run
-that would need it is refused. With `pipeline_impl=host`
-and `sharding_conflicts=fallback` each replacement calls MaxText's own and does the same. Exceptions are errors of ours
-about unknown keys and topologies, about bad or useless values of our keys, and about checkpoints of another layout, or
-incomplete ones if MaxText would not say what they lack.
+that would need it is refused. With `pipeline_impl=host` and `sharding_conflicts=fallback` each replacement calls
+MaxText's own and does the same. Exceptions are errors of ours about unknown keys and topologies, about bad or useless
+values of our keys, and about checkpoints of another layout, or incomplete ones if MaxText would not say what they lack.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,10 +45,6 @@ class Part:
   def check(self, module: ModuleType) -> None:
     for each in self.checks:
       each(module)
-
-  def apply(self, module: ModuleType, rebinding: rebind.Rebinding) -> None:
-    for path, new in self.replaced.items():
-      rebinding.replace(module, path, new)
 
   def refuse(self, module: ModuleType, rebinding: rebind.Rebinding, why: str) -> None:
     """Makes a call of `refused_in` raise MissingFeatureError if its config needs the part."""
@@ -123,10 +118,6 @@ def _check_types(module: ModuleType) -> None:
       raise version.HostVersionError(f"expected {_PYCONFIG}.{name} to have MaxTextConfig as a default.")
 
 
-def _judges(config: Any) -> bool:
-  return getattr(config, "sharding_conflicts", "fallback") != "fallback"
-
-
 # Without this part or CHECKPOINTS no run is refused. MaxText has errors about unknown keys, and arrays of other shapes.
 UNKNOWN_KEYS = Part(
     name="short errors about mistyped keys",
@@ -157,7 +148,7 @@ SHARDING_CONFLICTS = Part(
     checks=(version.parameters("create_nnx_abstract_model", _ABSTRACT_MODEL[:2], _ABSTRACT_MODEL),),
     replaced={"create_nnx_abstract_model": sharding_conflicts.create_nnx_abstract_model},
     refused_in="create_nnx_abstract_model",
-    needs=_judges,
+    needs=lambda config: getattr(config, "sharding_conflicts", "fallback") != "fallback",
 )
 PRETRAINED = Part(
     name="the refusal of checkpoints of another layout in fine-tuning",

@@ -146,7 +146,9 @@ def refuse_other_layouts_of_pretrained(config: DerivedKeys, model: Any) -> None:
     return
   folder = _root(config.load_parameters_path)
   read = checkpoints.read(folder)
-  wanted = checkpoints.without_custom(checkpoints.of_model(nnx.state(model)), read.weights)
+  of_model = checkpoints.of_model(nnx.state(model))
+  # Arrays of custom_linear keep their initial values if a checkpoint lacks them.
+  wanted = {path: shape for path, shape in of_model.items() if path in read.weights or "custom_linear" not in str(path)}
   _refuse_unlike(read, checkpoints.fused_as_in(wanted, read.weights), wanted, folder, config, checkpoints.agree)
 
 
@@ -156,7 +158,7 @@ def _refuse_unlike(read, weights, wanted, folder: str, config: DerivedKeys | Non
   if found and not agree(found, of_model):
     if config is not None and size(found) == size(of_model):
       raise WrongLayoutError(_about_layouts(read, folder, None, config))
-    if checkpoints.has_pipeline(found) or checkpoints.has_pipeline(of_model):
+    if any("pipeline_module" in path for path in {*found, *of_model}):
       raise WrongLayoutError(_about_arrays(found, of_model, folder))
   if weights and (problems := list(checkpoints.lacking(weights, wanted))):
     heading = f"The checkpoint {folder} lacks weights of this run's model:"

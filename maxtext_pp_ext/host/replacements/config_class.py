@@ -1,9 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's config classes with our keys: subclasses that check them with MaxText's derived values.
-
-They carry the names of the classes that they replace, so pickling by reference and error messages stay the same.
-"""
+"""MaxText's config classes with our keys: subclasses that check them with MaxText's derived values."""
 
 from collections.abc import Callable, Mapping
 import functools

@@ -5,30 +5,29 @@
 Orbax gives TensorStore `gs://` paths and absolute paths only (`tensorstore_utils` of Orbax, with MaxText 0.2.5).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import os
 from typing import Any
 
 _TRUE = ("true", "yes", "on", "y", "t", "1")
 
 
-def problems(value_of: Callable[[str], Any]) -> list[str]:
+def problems(value_of: Callable[[str], Any]) -> Iterator[str]:
   """The problems with the paths to which a run writes checkpoints; `value_of` gives the value of a key, or None."""
-  if not _is_true(value_of("enable_checkpointing")):
-    return []
+  is_on = lambda key: str(value_of(key)).lower() in _TRUE
+  if not is_on("enable_checkpointing"):
+    return
   asking = {"base_output_directory": "enable_checkpointing"}
   for key in ("enable_emergency_checkpoint", "enable_multi_tier_checkpointing"):
-    if _is_true(value_of(key)):
+    if is_on(key):
       asking["local_checkpoint_directory"] = key
-  found = []
   for key, by in asking.items():
     if _is_relative(path := value_of(key)):
       without = f"{by}=False" if by == "enable_checkpointing" else f"enable_checkpointing=False and {by}=False"
-      found.append(
+      yield (
           f"{key}={path} with {by}=True: Orbax writes checkpoints only to absolute paths and gs://, and would fail at "
           f"the first one. Set {key}{_remedy(path)}, or {without}."
       )
-  return found
 
 
 def of_loading(value_of: Callable[[str], Any]) -> list[str]:
@@ -46,7 +45,3 @@ def _remedy(path: str) -> str:
   if "://" in path:
     return " to an absolute path, or to one that begins with gs://"
   return f"={os.path.abspath(os.path.expanduser(path))}"
-
-
-def _is_true(value: Any) -> bool:
-  return str(value).lower() in _TRUE

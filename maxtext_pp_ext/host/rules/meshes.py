@@ -9,6 +9,7 @@ from maxtext_pp_ext.config.derived import num_stages, pipelined_layers, stages_t
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.rules import rows
+from maxtext_pp_ext.host.rules.sizes import layers_outside
 from maxtext_pp_ext.host.topology import topologies
 from maxtext_pp_ext.nearest import nearest
 
@@ -24,7 +25,14 @@ def problems(config: HostKeys) -> Iterator[str]:
     )
   if stages != 1:
     yield from _explicit_beside_a_pipeline(config) if is_explicit else ()
-    yield from _activations_over_stages(config)
+    from maxtext_pp_ext.host.models.axes import DATA_AXES  # pylint: disable=import-outside-toplevel  # imports JAX
+
+    for name, axes in config.logical_axis_rules or ():
+      if name in DATA_AXES and "stage" in ([axes] if isinstance(axes, str) else axes or ()):
+        yield (
+            f"logical_axis_rules shard {name} over the mesh axis 'stage', which a pipeline reserves for its stages. "
+            "Remove 'stage' from that rule."
+        )
   yield from _explicit_rows(config) if is_explicit else ()
   yield from _lookup_of_embeddings(config)
   yield from _stage_axis(config)
@@ -75,7 +83,7 @@ def _explicit_beside_a_pipeline(config: HostKeys) -> Iterator[str]:
         "prediction behind the pipeline, and fails there, since it shards their tokens over stages and their inputs "
         "not. Set shard_mode=auto, or mtp_num_layers=0."
     )
-  with_experts = (derived.layers_to_choose_from(config) or 0) - layers if layers is not None else 0
+  with_experts = layers_outside(config)
   # Sparse experts give their results the layout of their inputs; shared experts, which are added, do not.
   if with_experts > 0 and config.num_experts > 1 and (not config.sparse_matmul or config.shared_experts):
     yield (
@@ -97,17 +105,6 @@ def _explicit_rows(config: HostKeys) -> Iterator[str]:
       yield (
           f"shard_mode=explicit with {key}={getattr(config, key)}: {devices} devices cannot share the {count} rows of "
           f"{of} equally. Set {key} so that the rows are a multiple of {devices}, or shard_mode=auto."
-      )
-
-
-def _activations_over_stages(config: HostKeys) -> Iterator[str]:
-  from maxtext_pp_ext.host.models.axes import DATA_AXES  # pylint: disable=import-outside-toplevel  # imports JAX
-
-  for name, axes in config.logical_axis_rules or ():
-    if name in DATA_AXES and "stage" in ([axes] if isinstance(axes, str) else axes or ()):
-      yield (
-          f"logical_axis_rules shard {name} over the mesh axis 'stage', which a pipeline reserves for its stages. Remove "
-          "'stage' from that rule."
       )
 
 

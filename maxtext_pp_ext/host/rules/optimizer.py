@@ -4,9 +4,10 @@
 
 from collections.abc import Iterator
 
-from maxtext_pp_ext.config.derived import layers_to_choose_from, pipelined_layers
+from maxtext_pp_ext.config.derived import layers_to_choose_from
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.host.rules.sizes import layers_outside
 
 _MODELS_WHOSE_BIASES_ARE_NO_PARAMETERS = ("deepseek3", "deepseek4", "kimi-k2")  # `moe.GateLogit` in MaxText 0.2.5
 
@@ -41,10 +42,9 @@ def problems(config: HostKeys) -> Iterator[str]:
 
 def _qk_clip(config: HostKeys) -> Iterator[str]:
   """MaxText clips layers stacked in one parameter by their common largest logit: all layers, without a pipeline."""
-  layers, available = pipelined_layers(config), layers_to_choose_from(config)
-  apart = []
-  if layers is not None and available is not None and layers < available:
-    apart.append(f"pipeline_parallel_layers={layers} of {available}: set pipeline_parallel_layers=-1")
+  apart, layers = [], config.pipeline_parallel_layers
+  if layers_outside(config) > 0:
+    apart.append(f"pipeline_parallel_layers={layers} of {layers_to_choose_from(config)}: set pipeline_parallel_layers=-1")
   if config.num_layers_per_pipeline_stage > 1 and not config.scan_layers_per_stage:
     per_stage = config.num_layers_per_pipeline_stage
     apart.append(f"num_layers_per_pipeline_stage={per_stage}: set scan_layers_per_stage=True")
@@ -60,10 +60,9 @@ def _qk_clip(config: HostKeys) -> Iterator[str]:
 def _expert_bias(config: HostKeys) -> Iterator[str]:
   """MaxText's train step adds one update to the bias of one module (0.2.5); see `host.models.sown`."""
   rate = f"routed_bias_update_rate={config.routed_bias_update_rate}"
-  layers, available = pipelined_layers(config), layers_to_choose_from(config)
-  if layers is not None and available is not None and layers < available:
+  if (outside := layers_outside(config)) > 0:
     yield (
-        f"{rate} with {available - layers} layers outside the pipeline (pipeline_parallel_layers={layers}):"
+        f"{rate} with {outside} layers outside the pipeline (pipeline_parallel_layers={config.pipeline_parallel_layers}):"
         " MaxText's train step moves the biases of one stack of layers only. Set pipeline_parallel_layers=-1, or "
         "routed_bias_update_rate=0."
     )

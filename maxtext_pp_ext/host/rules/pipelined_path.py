@@ -19,6 +19,7 @@ from maxtext_pp_ext.config.remedies import Problem
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import cycles
 from maxtext_pp_ext.host.rules import propose
+from maxtext_pp_ext.host.rules.sizes import layers_outside
 
 # All layers are the same, whatever their index: one of gemma2 holds a local and a global sublayer. Exception: DeepSeek's
 # dense layers, which run before the pipeline.
@@ -57,7 +58,7 @@ def problems(config: HostKeys) -> Iterator[str]:
   if config.use_batch_split_schedule:
     yield from _batch_split(config)
   if config.record_internal_nn_metrics and config.num_decoder_layers is not None:
-    yield from _metrics_of_layers(config, config.num_decoder_layers)
+    yield from _metrics_of_layers(config)
   if config.use_multimodal:
     yield from _multimodal(config)
 
@@ -218,13 +219,12 @@ def _batch_split(config: HostKeys) -> Iterator[str]:
 _MOST_IN_ORDER = 10  # names sort alphabetically: layers_10 comes before layers_2
 
 
-def _metrics_of_layers(config: HostKeys, total: int) -> Iterator[str]:
+def _metrics_of_layers(config: HostKeys) -> Iterator[str]:
   """MaxText numbers sown metrics by the order of layer names in the model, not by the order in which layers run."""
   given = f"record_internal_nn_metrics={config.record_internal_nn_metrics}"
   why = "would be reported under other layers' numbers (activ_mean/layer_000 and so on)"
   block, per_stage, layers = decoder_block(config), config.num_layers_per_pipeline_stage, config.pipeline_parallel_layers
-  dense = config.first_num_dense_layers if block == "deepseek" else 0
-  outside = 0 if layers == -1 else total - dense - layers
+  dense, outside = config.first_num_dense_layers if block == "deepseek" else 0, layers_outside(config)
   if outside > 0 and block != "deepseek":  # DeepSeek's layers outside run first and sort first
     yield (
         f"{given} with {outside} layers outside the pipeline (pipeline_parallel_layers={layers}): layers_outside_pipeline"

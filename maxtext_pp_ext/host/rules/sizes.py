@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong with the sizes of a pipeline: stages, layers, microbatches, rows of batches, and devices."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import math
 
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.derived import num_stages, stages_text
+from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import Keys
 from maxtext_pp_ext.config.remedies import Problem
 from maxtext_pp_ext.host.rules import propose
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
+from maxtext_pp_ext.nearest import beside
 from maxtext_pp_ext.units import counted
 
 
@@ -25,6 +27,12 @@ def _stages(config: Keys) -> Iterator[Problem]:
     if (value := getattr(config, key)) < 1:
       what = f"{key}={value}: MaxText does not derive the number of stages."
       yield Problem(what, otherwise=f"{key} to a number of at least 1")
+
+
+def layers_outside(config: HostKeys) -> int:
+  """The layers that could be in the pipeline and run outside; 0 if their number is not known."""
+  layers, available = derived.pipelined_layers(config), derived.layers_to_choose_from(config)
+  return 0 if layers is None or available is None else available - layers
 
 
 def _layers_text(config: Keys) -> str:
@@ -85,7 +93,7 @@ def _microbatches(config: Keys) -> Iterator[Problem]:
   if stages is None or microbatches == -1:
     return
   delay, least = derived.forwarding_delay(config), derived.least_microbatches(config)
-  nearest = _beside(microbatches, propose.microbatches(config)) or [max(-(-microbatches // stages) * stages, least)]
+  nearest = beside(microbatches, propose.microbatches(config)) or [max(-(-microbatches // stages) * stages, least)]
   what = []
   if microbatches % stages or microbatches < 1:
     what.append(f"is not a multiple of {stages_text(config)}; every stage must keep equally many.")
@@ -101,12 +109,6 @@ def _microbatches(config: Keys) -> Iterator[Problem]:
         *({"num_pipeline_microbatches": count} for count in nearest),
         *([] if least in nearest else [({"num_pipeline_microbatches": -1}, f" for {least}")]),
     )
-
-
-def _beside(number: int, candidates: Sequence[int]) -> list[int]:
-  """The candidates next to a number, below and above it, the nearer first."""
-  below, above = ([each for each in sorted(candidates) if (each > number) == up] for up in (False, True))
-  return sorted([*below[-1:], *above[:1]], key=lambda each: abs(each - number))
 
 
 def _batch(config: Keys) -> Iterator[Problem]:
