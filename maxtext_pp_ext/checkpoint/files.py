@@ -39,8 +39,6 @@ class DamagedCheckpointError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredArray:
-  """An array on disk, opened."""
-
   store: Any  # the open array
   kind: str  # the type of the saved value, as Orbax noted it
 

@@ -33,8 +33,6 @@ _BEGINNINGS = ("JAX_", "M_", "TPU_", "MEGASCALE_")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-  """One thing that was looked at."""
-
   name: str
   value: str  # what was found
   state: str = FINE  # or NOTE, or WRONG: something of this package does not work

@@ -64,7 +64,6 @@ def setting():
 
 
 def hooked():
-  """Whether the finder is there."""
   return any(isinstance(finder, PatchPointFinder) for finder in sys.meta_path)
 
 

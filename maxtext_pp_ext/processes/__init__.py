@@ -1,10 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Starts our own processes: their environment, and how they end. Nothing here imports JAX or MaxText.
-
-`children` starts processes, each with a `guardian` that ends it with its parent. `interruption` handles signals in the
-parent, a command.
-"""
+"""Starts our own processes: their environment, and how they end. Nothing here imports JAX or MaxText."""
 
 import os
 import pathlib

@@ -24,7 +24,6 @@ _WITHOUT_RULE = (
 
 
 def data_mesh_axes(mesh: Any, rules: Any) -> set[str]:
-  """Returns the mesh axes that shard the batch or the sequence that a stage computes on."""
   return {axis for name in DATA_AXES for axis in mesh_axes(resolve((name,), mesh, rules)[0])}
 
 

@@ -36,7 +36,6 @@ class Stored:
 
   @functools.cached_property
   def shapes(self) -> Mapping[Path, Shape]:
-    """The parameters of the model's decoder."""
     return of_decoder(self.weights)
 
 

@@ -40,12 +40,6 @@ def scanned(config: HostKeys) -> tuple[int, int]:
   return max(layers - (getattr(config, outside, 0) if outside else 0), 0) // in_block, in_block
 
 
-def single_layers_first(config: HostKeys) -> bool:
-  """True if MaxText runs single layers before those that it scans over."""
-  _, outside = FIXED.get(decoder_block(config), (0, ""))
-  return bool(config.scan_layers and outside)
-
-
 def block_class(config: HostKeys, layer_class: type) -> type:
   """Returns the class of a block of one cycle, given the class that the pipelined path takes for a layer's."""
   block = decoder_block(config)

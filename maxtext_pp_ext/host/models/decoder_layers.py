@@ -43,7 +43,6 @@ class Structure(NamedTuple):
 
 
 def paths(state: nnx.State) -> frozenset[tuple[str, ...]]:
-  """The paths of the variables in a module's state."""
   return frozenset(tuple(map(str, path)) for path, _ in nnx.to_flat_state(state))
 
 

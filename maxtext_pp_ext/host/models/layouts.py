@@ -219,8 +219,10 @@ def _places(decoder: Any) -> list[_Place]:
   if pipeline is not None:
     paths[id(pipeline.layers)] = ("pipeline_module", "layers")
   found: list[list[_Place]] = []
-  kinds, modules, singles_first = set(), decoder.get_layers(), cycles.single_layers_first(config)
-  if singles_first:  # and lists them last
+  kinds, modules = set(), decoder.get_layers()
+  _, key_of_singles = cycles.FIXED.get(decoder_block(config), (0, ""))
+  singles_first = bool(config.scan_layers and key_of_singles)
+  if singles_first:  # MaxText runs them before those that it scans over, and lists them last
     modules = sorted(modules, key=lambda module: not re.search(r"_\d+$", paths[id(module)][0]))
   for module in modules:
     path = ("decoder", *paths[id(module)])

@@ -66,7 +66,14 @@ def problems(config: HostKeys) -> Iterator[str]:
 def _decoder_block(config: HostKeys) -> Iterator[str]:
   block = decoder_block(config)
   if block in UNIFORM_BLOCKS or config.num_decoder_layers is None:
-    yield from _cycles_of_equal_layers(config, block)
+    # Without a pipeline MaxText counts each layer of such a block as a whole cycle, and scans over fewer layers.
+    interval = config.inhomogeneous_layer_cycle_interval
+    if block in UNIFORM_BLOCKS - {"deepseek"} and config.scan_layers and interval != 1:
+      yield (
+          f"decoder_block={block} with inhomogeneous_layer_cycle_interval={interval}: all its layers are alike, and "
+          f"without a pipeline MaxText would build num_decoder_layers={config.num_decoder_layers} / {interval} of them. "
+          "Set inhomogeneous_layer_cycle_interval=1, and base_num_decoder_layers to the number of layers."
+      )
     return
   if config.scan_layers and (block in cycles.CONFIGURED or block == "gemma3"):
     yield from _whole_cycles(config, block, config.num_decoder_layers)
@@ -75,17 +82,6 @@ def _decoder_block(config: HostKeys) -> Iterator[str]:
     yield (
         f"decoder_block={block} cannot be pipelined: {reason}. Set ici_pipeline_parallelism=1, "
         "dcn_pipeline_parallelism=1 and pipeline_impl=host, and shard over FSDP or tensor axes instead."
-    )
-
-
-def _cycles_of_equal_layers(config: HostKeys, block: str) -> Iterator[str]:
-  """Without a pipeline MaxText counts each layer of such a block as a whole cycle, and scans over fewer layers."""
-  interval = config.inhomogeneous_layer_cycle_interval
-  if block in UNIFORM_BLOCKS - {"deepseek"} and config.scan_layers and interval != 1:
-    yield (
-        f"decoder_block={block} with inhomogeneous_layer_cycle_interval={interval}: all its layers are alike, and "
-        f"without a pipeline MaxText would build num_decoder_layers={config.num_decoder_layers} / {interval} of them. "
-        "Set inhomogeneous_layer_cycle_interval=1, and base_num_decoder_layers to the number of layers."
     )
 
 
