@@ -122,8 +122,7 @@ def _apply(module: ModuleType) -> None:
         _missing[part.name] = str(error)
         part.refuse(module, rebinding, str(error))
       else:
-        for path, new in part.replaced.items():
-          rebinding.replace(module, path, new)
+        part.apply(module, rebinding)
   except BaseException:
     rebinding.undo()
     raise

@@ -46,6 +46,10 @@ class Part:
     for each in self.checks:
       each(module)
 
+  def apply(self, module: ModuleType, rebinding: rebind.Rebinding) -> None:
+    for path, new in self.replaced.items():
+      rebinding.replace(module, path, new)
+
   def refuse(self, module: ModuleType, rebinding: rebind.Rebinding, why: str) -> None:
     """Makes a call of `refused_in` raise MissingFeatureError if its config needs the part."""
 
