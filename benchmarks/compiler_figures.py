@@ -27,7 +27,16 @@ from maxtext_pp_ext.processes import interruption
 
 SHAPES = ("llama3-70b", "llama3-8b-dcn", "mixtral-8x7b")
 _ORDER = tuple(shapes.IMPLEMENTATIONS)
-_HEADER = ("pipeline", "step s, projected", "temp GB", "peak GB", "arg GB", "GB on the wire", "gather", "reduce-scatter")
+_HEADER: tuple[str, ...] = (
+    "pipeline",
+    "step s, projected",
+    "temp GB",
+    "peak GB",
+    "arg GB",
+    "GB on the wire",
+    "gather",
+    "reduce-scatter",
+)
 _HEADER += ("all-reduce", "permute", "all-to-all", "ragged", "balanced", "between slices", "weight gathers")
 _HEADER += ("compile CPU s",)
 # What is sent, and what a step's seconds go to, of models with experts. A part's name begins with one of its prefixes.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import dataclasses
 
 from maxtext_pp_ext.host.models import variants
@@ -267,7 +268,7 @@ def implementation_of(row: str) -> str:
   return row.partition(", ")[0]
 
 
-def arguments(shape: Shape, impl: str, extra: dict[str, object] | None = None) -> list[str]:
+def arguments(shape: Shape, impl: str, extra: Mapping[str, object] | None = None) -> list[str]:
   """MaxText's command-line arguments for a shape and an implementation; a preset's name comes first."""
   keys = {**_COMMON, **shape.keys, **(extra or {})}
   if impl == variants.NONE:

@@ -158,9 +158,9 @@ def compiled(case: Case, package: pathlib.Path, bounds: limits.Limits) -> Compil
     folder = pathlib.Path(name)
     result, log = folder / "result.json", folder / "log.txt"
     command = [sys.executable, "-m", "maxtext_pp_ext.cli", *case.arguments, "--result", str(result), "--json"]
-    outcome = limits.run(command, log=log, limits=bounds, environment=environment(package, folder))
-    if outcome.failure:
-      raise RuntimeError(f"{outcome.failure}\n{log.read_text(encoding='utf-8')[-2000:]}")
+    failure, _ = limits.run(command, log=log, limits=bounds, environment=environment(package, folder))
+    if failure:
+      raise RuntimeError(f"{failure}\n{log.read_text(encoding='utf-8')[-2000:]}")
     (row,) = json.loads(result.read_text(encoding="utf-8"))["implementations"].values()
     (program,) = folder.glob("*.after_optimizations.txt")
     return Compiled(program=normalised(program.read_text(encoding="utf-8")), figures=figures(row))

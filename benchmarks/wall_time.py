@@ -32,6 +32,7 @@ from flax import linen as nn
 from flax import nnx
 import jax
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 import maxtext
 from rich import console as rich_console
 from rich import progress
@@ -111,7 +112,7 @@ def build(impl: str, keys: dict[str, Any]) -> Pipeline:
     # MaxText's decoder passes None as the policy for remat_policy=full, its default.
     module = pipeline.create_nnx_pipeline(config, stage, mesh, None, rngs=nnx.Rngs(params=0, dropout=1))
     specs = module.get_weight_sharding() if config.pipeline_fsdp_ag_per_repeat else None
-    graphdef, params, rest = nnx.split(module, nnx.Param, ...)
+    graphdef, params, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]  # overloads of nnx.split
     batch = parity.Batch.random(config)
 
     def forward(params, inputs):
@@ -124,7 +125,7 @@ def build(impl: str, keys: dict[str, Any]) -> Pipeline:
 
     # Weights and gradients are sharded as in training, and so is the batch.
     shardings = sharding.nnx_construct_named_sharding(params, mesh)
-    activations = NamedSharding(mesh, nn.logical_to_mesh_axes(("activation_batch", None, None)))
+    activations = NamedSharding(mesh, nn.logical_to_mesh_axes(("activation_batch", None, None)) or P())
     params = jax.tree.map(jax.device_put, params, shardings)
     inputs = jax.device_put(batch.inputs, activations)
     start = time.monotonic()
@@ -133,7 +134,7 @@ def build(impl: str, keys: dict[str, Any]) -> Pipeline:
     seconds = time.monotonic() - start
   return Pipeline(
       step=lambda: jax.block_until_ready(compiled(params, inputs)),
-      dot_flops=execution.of_module(hlo.parse(compiled.as_text())).total(products.dot_flops),
+      dot_flops=execution.of_module(hlo.program(compiled.as_text() or "")).total(products.dot_flops),
       compile_seconds=seconds,
   )
 

@@ -72,7 +72,7 @@ def compiled(program: Program) -> execution.Execution:
   arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere) for shape, dtype in program.given]
   step = jax.shard_map(program.run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
   executable = jax.jit(step).lower(*arguments).compile(compiler_options=dict(program.flags))
-  return execution.of_module(hlo.program(executable.as_text()))
+  return execution.of_module(hlo.program(executable.as_text() or ""))
 
 
 def not_hoisted(x: jax.Array, t: jax.Array) -> jax.Array:

@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 import pathlib
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.workarounds import figures, layouts, scheduling, transfers
 from benchmarks.workarounds.ablations import Ablation, ABLATIONS
 from benchmarks.workarounds.reproducer import Reproducer
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "maxtext_pp_ext"
-_SENT = {"figure": figures.sent, "unit": "bytes sent"}
-_ALONE = {"figure": figures.sent_alone, "unit": "bytes sent while nothing is computed"}
-_COPIED = {"figure": figures.copied, "unit": "bytes copied"}
+_SENT: dict[str, Any] = {"figure": figures.sent, "unit": "bytes sent"}
+_ALONE: dict[str, Any] = {"figure": figures.sent_alone, "unit": "bytes sent while nothing is computed"}
+_COPIED: dict[str, Any] = {"figure": figures.copied, "unit": "bytes copied"}
 # Where a comment may break into lines.
 _GAP = r"(?:\s|#)+"
 _PLACE = re.compile(rf"\blibtpu{_GAP}(\d+(?:\.\d+)+)(?:;{_GAP}benchmarks\.workarounds{_GAP}(\w+))?")
