@@ -1,13 +1,13 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a schedule: which stage works on which microbatch when, and which repeats are in the window of weights.
+"""Draws a schedule: which stage works on which microbatch when, and which repeats are in the double buffer.
 
   maxtext-pp draw --stages 4 --microbatches 8 --repeats 2 [--output schedule.svg]
   maxtext-pp draw CONFIG key=value ... [--output schedule.png]
 
 The terminal gets the picture as text; --output writes it as SVG or PNG. Colours are repeats, and bubbles are empty. The
-window is that of one stage, as circular_bsw keeps it. A CONFIG with pipeline_impl=circular or circular_ag_once has no
-window, and none is drawn.
+double buffer is that of one stage, as circular_bsw keeps it. A CONFIG with pipeline_impl=circular or circular_ag_once has
+none, and none is drawn.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, refusing
 from maxtext_pp_ext.draw import text
-from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, Schedule, window
+from maxtext_pp_ext.schedule import CircularSchedule, double_buffer, GatherPolicy, Schedule
 
 _MOST_CELLS = 100_000
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--microbatches", type=int, help="(default: as many as stages, times the delay)")
   parser.add_argument("--repeats", type=int, help="(default: 1)")
   parser.add_argument("--delay", type=int, help="2 with pipeline_delay_activation_forwarding (default: 1)")
-  parser.add_argument("--stage", type=int, default=0, help="whose window of weights to draw (default: 0)")
+  parser.add_argument("--stage", type=int, default=0, help="whose double buffer to draw (default: 0)")
   parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="write a picture: .svg or .png")
 
 
@@ -86,7 +86,7 @@ def _as_json(schedule: Schedule, gather_policy: GatherPolicy | None, stage: int)
   found = dataclasses.asdict(schedule)
   found |= {"iterations": schedule.iterations, "bubble_fraction": schedule.bubble_fraction, "stage": stage}
   if gather_policy and gather_policy.prefetches:
-    for direction in (window.forward, window.backward):
+    for direction in (double_buffer.forward, double_buffer.backward):
       steps = map(dataclasses.asdict, direction(schedule, stage))
       # "turns" is the name in JSON, which programs may rely on.
       found[direction.__name__] = [step | {"turns": step.pop("advances")} for step in steps]

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a schedule as a picture: stages × iterations, coloured by repeat, and below it the window of one stage."""
+"""Draws a schedule as a picture: stages × iterations, coloured by repeat, and below it the double buffer of one stage."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 
 from maxtext_pp_ext.draw import text
-from maxtext_pp_ext.schedule import GatherPolicy, Schedule, window
+from maxtext_pp_ext.schedule import double_buffer, GatherPolicy, Schedule
 
 # With more iterations than this, cells have no numbers: they would be too small to read.
 _MOST_CELLS_WITH_NUMBERS = 90
-_ROWS_OF_WINDOW = ["works on", "current", "buffer", "gradient"]  # the last one in backward only
+_ROWS_OF_DOUBLE_BUFFER = ["works on", "current", "buffer", "gradient"]  # the last one in backward only
 _ARRIVING = {
     "forward": "chunks of the next repeat arrive in the next buffer",
     "backward": "chunks of the repeat before arrive in the next buffer, chunks of the last gradient are reduced",
@@ -32,11 +32,11 @@ def draw(
 ) -> None:
   """Writes the picture as SVG or PNG, by the file's suffix; an existing file is overwritten.
 
-  The window is that of `stage`, with weights kept as `gather_policy` says; no window is drawn of one that has none.
+  The double buffer is that of `stage`, with weights kept as `gather_policy` says; some policies have none to draw.
   """
   iterations = schedule.iterations
   width = min(max(9.0, 0.2 * iterations + 1.8), 16.0)
-  without = text.without_window(gather_policy)
+  without = text.without_double_buffer(gather_policy)
   heights = [0.24 * max(schedule.stages, 4), *([] if without else [0.24 * 3 + 0.2, 0.24 * 4 + 0.2])]
   figure = Figure(figsize=(width, sum(heights) + 3.1), layout="constrained")
   axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -44,8 +44,8 @@ def draw(
   numbers = iterations <= _MOST_CELLS_WITH_NUMBERS
   _schedule(axes[0], schedule, colors, numbers)
   if without is None:
-    _window(axes[1], schedule, "forward", window.forward(schedule, stage), stage, colors, numbers)
-    _window(axes[2], schedule, "backward", window.backward(schedule, stage), stage, colors, numbers)
+    _double_buffer(axes[1], schedule, "forward", double_buffer.forward(schedule, stage), stage, colors, numbers)
+    _double_buffer(axes[2], schedule, "backward", double_buffer.backward(schedule, stage), stage, colors, numbers)
   figure.suptitle("\n".join(filter(None, (text.title(schedule), without))), fontsize=11)
   legend = [patches.Patch(color=color, label=f"repeat {repeat}") for repeat, color in enumerate(colors[:12])]
   legend.append(patches.Patch(facecolor="white", edgecolor="0.7", label="bubble, or empty"))
@@ -61,13 +61,13 @@ def _colors(repeats: int) -> list:
 
 def _schedule(axes, schedule: Schedule, colors: list, numbers: bool) -> None:
   every = range(schedule.stages)
-  cells = [cell for s in every for cell in _working(axes, window.forward(schedule, s), s, colors, numbers)]
+  cells = [cell for s in every for cell in _working(axes, double_buffer.forward(schedule, s), s, colors, numbers)]
   _finish(axes, cells, schedule, range(schedule.iterations), [str(s) for s in every])
   axes.set_title("Who works on what, forward" + (" (numbers: microbatches)" if numbers else ""), fontsize=9, loc="left")
   axes.set_ylabel("stage", fontsize=8)
 
 
-def _window(axes, schedule, direction, steps, stage, colors, numbers) -> None:
+def _double_buffer(axes, schedule, direction, steps, stage, colors, numbers) -> None:
   cells = _working(axes, steps, 0, colors, numbers)
   for column, step in enumerate(steps):
     cells.append((column, 1, 1.0, colors[step.current]))
@@ -79,16 +79,16 @@ def _window(axes, schedule, direction, steps, stage, colors, numbers) -> None:
         cells.append((column, 3, 1 - share + 1 / schedule.microbatches, colors[step.reducing]))
     if step.advances:
       axes.plot([column + 1, column + 1], [0.55, 2.95], color="black", linewidth=1.2, zorder=3)
-  rows = _ROWS_OF_WINDOW if direction == "backward" else _ROWS_OF_WINDOW[:-1]
+  rows = _ROWS_OF_DOUBLE_BUFFER if direction == "backward" else _ROWS_OF_DOUBLE_BUFFER[:-1]
   _finish(axes, cells, schedule, [step.iteration for step in steps], rows)
-  text_of_window = (
-      f"The window of stage {stage}, {direction}: {_ARRIVING[direction]}; at a black line it becomes the current buffer, "
-      "and what was in it is released"
+  title_of_axes = (
+      f"The double buffer of stage {stage}, {direction}: {_ARRIVING[direction]}; at a black line it becomes the current "
+      "buffer, and what was in it is released"
   )
-  axes.set_title(text_of_window, fontsize=9, loc="left", wrap=True)
+  axes.set_title(title_of_axes, fontsize=9, loc="left", wrap=True)
 
 
-def _working(axes, steps: list[window.Step], row: int, colors: list, numbers: bool) -> list[_Cell]:
+def _working(axes, steps: list[double_buffer.Step], row: int, colors: list, numbers: bool) -> list[_Cell]:
   """The cells of a row of the repeats that a stage works on. If `numbers`, writes the microbatches into them."""
   cells: list[_Cell] = []
   for column, step in enumerate(steps):

@@ -9,7 +9,7 @@ import string
 import textwrap
 
 from maxtext_pp_ext import units
-from maxtext_pp_ext.schedule import GatherPolicy, Schedule, window
+from maxtext_pp_ext.schedule import double_buffer, GatherPolicy, Schedule
 
 _DIGITS = string.digits + string.ascii_letters
 _COLORS = (34, 32, 33, 35, 36, 31)
@@ -18,27 +18,31 @@ _COLORS = (34, 32, 33, 35, 36, 31)
 def lines(
     schedule: Schedule, *, stage: int, width: int, color: bool, gather_policy: GatherPolicy | None = GatherPolicy.REPEAT
 ) -> Iterator[str]:
-  """The picture, in parts no wider than `width`: all stages in forward, and one stage's window in both directions.
+  """The picture, in parts no wider than `width`: all stages in forward, and one stage's double buffer in both directions.
 
-  A gather policy without a window has a line that says so instead.
+  A gather policy without a double buffer has a line that says so instead.
   """
   yield title(schedule)
   yield from textwrap.wrap(legend(schedule.repeats), width)
   yield "forward: the repeat that each stage works on; · in a bubble"
   rows = {
-      f"stage {s}": [_cell(step.repeat, color) for step in window.forward(schedule, s)] for s in range(schedule.stages)
+      f"stage {s}": [_cell(step.repeat, color) for step in double_buffer.forward(schedule, s)]
+      for s in range(schedule.stages)
   }
   yield from _wrapped(rows, range(schedule.iterations), width)
-  if (without := without_window(gather_policy)) is not None:
+  if (without := without_double_buffer(gather_policy)) is not None:
     yield ""
     yield from textwrap.wrap(without, width)
     return
-  for name, steps in (("forward", window.forward(schedule, stage)), ("backward", window.backward(schedule, stage))):
+  for name, steps in (
+      ("forward", double_buffer.forward(schedule, stage)),
+      ("backward", double_buffer.backward(schedule, stage)),
+  ):
     yield ""
     reduced = "; reducing: repeat whose gradient is reduced" if name == "backward" else ""
     yield from textwrap.wrap(
-        f"{name}, window of stage {stage}; arriving: repeat whose chunks are gathered{reduced}; advances: ^ where the "
-        "arrived weights become the current ones, and those before are released",
+        f"{name}, double buffer of stage {stage}; arriving: repeat whose chunks are gathered{reduced}; advances: ^ where "
+        "the arrived weights become the current ones, and those before are released",
         width,
     )
     fields = {"works on": "repeat", "current": "current", "arriving": "arriving"}
@@ -48,15 +52,15 @@ def lines(
     yield from _wrapped(rows, [step.iteration for step in steps], width)
 
 
-def without_window(gather_policy: GatherPolicy | None) -> str | None:
-  """Why there is no window; None if there is one."""
+def without_double_buffer(gather_policy: GatherPolicy | None) -> str | None:
+  """Why there is no double buffer; None if there is one."""
   if gather_policy is None:
-    return "no window: this implementation does not say when it gathers weights"
+    return "no double buffer: this implementation does not say when it gathers weights"
   if gather_policy.prefetches:
     return None
   if gather_policy.gathers_first:
-    return "no window: the weights of all repeats are gathered before the first iteration, and kept"
-  return "no window: weights are gathered at every iteration, and released after it"
+    return "no double buffer: the weights of all repeats are gathered before the first iteration, and kept"
+  return "no double buffer: weights are gathered at every iteration, and released after it"
 
 
 def legend(repeats: int) -> str:

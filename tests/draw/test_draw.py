@@ -54,7 +54,7 @@ def test_alike_neighbours_are_one_rectangle():
     "gather_policy, word",
     [(GatherPolicy.ITERATION, "at every iteration"), (GatherPolicy.ONCE, "all repeats"), (None, "does not say")],
 )
-def test_no_window_is_drawn_of_a_pipeline_without_one(tmp_path, gather_policy, word):
+def test_no_double_buffer_is_drawn_of_a_pipeline_without_one(tmp_path, gather_policy, word):
   lines = list(text.lines(SMALL, stage=0, width=120, color=False, gather_policy=gather_policy))
   assert word in lines[-1] and not any(line.startswith(("current", "arriving")) for line in lines)
   picture.draw(SMALL, tmp_path / "a.svg", stage=0, gather_policy=gather_policy)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from maxtext_pp_ext.plan import costs
-from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, window
+from maxtext_pp_ext.schedule import CircularSchedule, double_buffer, GatherPolicy
 
 SCHEDULES = [
     CircularSchedule(stages=stages, microbatches=delay * stages * more, repeats=repeats, delay=delay)
@@ -44,10 +44,10 @@ def iterations_with(schedule, steps, attribute):
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=NAMES)
 def test_gathers_and_reductions_of_the_window_are_those_of_its_steps(schedule):
   pieces = schedule.microbatches
-  forward = 1 + iterations_with(schedule, window.forward, "arriving") / pieces
-  backward = iterations_with(schedule, window.backward, "arriving") / pieces
+  forward = 1 + iterations_with(schedule, double_buffer.forward, "arriving") / pieces
+  backward = iterations_with(schedule, double_buffer.backward, "arriving") / pieces
   assert costs.gathers(schedule, GatherPolicy.REPEAT) == pytest.approx(forward + backward)
-  reduced = 1 + iterations_with(schedule, window.backward, "reducing") / pieces
+  reduced = 1 + iterations_with(schedule, double_buffer.backward, "reducing") / pieces
   assert costs.reductions(schedule, GatherPolicy.REPEAT) == pytest.approx(reduced)
   assert costs.reductions(schedule, GatherPolicy.ONCE) == costs.reductions(schedule, GatherPolicy.REPEAT)
 

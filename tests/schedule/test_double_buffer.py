@@ -1,12 +1,12 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The window's contents: each repeat's weights are whole when they are needed, and released when they are not."""
+"""The double buffer's contents: each repeat's weights are whole when they are needed, and released when they are not."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from maxtext_pp_ext.schedule import CircularSchedule, window
+from maxtext_pp_ext.schedule import CircularSchedule, double_buffer
 
 
 @st.composite
@@ -16,7 +16,7 @@ def schedules(draw):
   return CircularSchedule(stages=stages, microbatches=microbatches, repeats=draw(st.integers(1, 4)), delay=delay)
 
 
-DIRECTIONS = {"forward": window.forward, "backward": window.backward}
+DIRECTIONS = {"forward": double_buffer.forward, "backward": double_buffer.backward}
 
 
 @pytest.mark.parametrize("steps_of", DIRECTIONS.values(), ids=DIRECTIONS.keys())
@@ -56,16 +56,16 @@ def test_phases_have_the_iterations_in_which_some_stage_gathers_or_reduces_and_n
   }
   forward = schedule.forward_phases(advances=True)
   backward = schedule.backward_phases(advances=True, reduces=True)
-  assert iterations_with(forward, "advances") == with_some(window.forward, "arriving")
-  assert iterations_with(backward, "advances") == with_some(window.backward, "arriving")
-  assert iterations_with(backward, "reduces") == with_some(window.backward, "reducing")
+  assert iterations_with(forward, "advances") == with_some(double_buffer.forward, "arriving")
+  assert iterations_with(backward, "advances") == with_some(double_buffer.backward, "arriving")
+  assert iterations_with(backward, "reduces") == with_some(double_buffer.backward, "reducing")
   assert not iterations_with(forward, "reduces")
 
 
 @given(schedules())
 def test_each_gradient_but_the_last_is_reduced_once_after_its_repeat_is_done(schedule):
   for stage in range(schedule.stages):
-    steps = window.backward(schedule, stage)
+    steps = double_buffer.backward(schedule, stage)
     for repeat in range(1, schedule.repeats):
       chunks = [step.chunk for step in steps if step.reducing == repeat]
       assert chunks == list(range(schedule.microbatches))

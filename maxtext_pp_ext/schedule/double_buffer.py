@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contents of a stage's Buffer Sliding Window at each iteration, and the chunks that enter and leave it.
 
-This is the arithmetic of `engine.engine`'s pseudo-code, for pictures and tests. The window has a current buffer for the
+This is the arithmetic of `engine.engine`'s pseudo-code, for pictures and tests. It has a current buffer for the
 repeat in work, and a next buffer in which the next repeat arrives, in as many chunks as a repeat has microbatches.
 """
 
