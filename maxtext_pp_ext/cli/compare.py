@@ -25,7 +25,9 @@ its stages' devices given to FSDP. "window" is that model with circular_bsw, who
 
 All of --impl are judged first. If one is refused, nothing is compiled; without --impl it is a row that says why.
 
---flags adds sets of XLA flags, most of them MaxText's own, to compile_xla_flags, for all implementations alike.
+--flags adds sets of XLA flags, most of them MaxText's own, to compile_xla_flags, for all implementations alike. --flags
+best tries the sets for each implementation: each alone, then the best with others that alone made the step faster, up to
+three. It compiles each step about 20 times. Rows are those of the best, and the default flags' seconds stand beside them.
 
 --trace writes the projected step for ui.perfetto.dev, --picture draws an iteration of each direction of it.
 
@@ -52,7 +54,7 @@ import maxtext_pp_ext
 from maxtext_pp_ext.cli import maxtext, output
 from maxtext_pp_ext.cli.errors import CommandError, FAILED, refusing
 from maxtext_pp_ext.cli.tables import compare as compare_table
-from maxtext_pp_ext.compiled import child, flags, step_times
+from maxtext_pp_ext.compiled import best_flags, child, flags, step_times
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host.models import run_config, variants
 
@@ -60,6 +62,7 @@ _DEFAULT = "none,host,circular,circular_bsw,circular_ag_once"
 _MOST_CPU_DEVICES = 4096
 _ROUNDS = 10
 _PICTURES = (".svg", ".png")
+_BEST = "best"  # of --flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add("--impl", **names, help=f"implementations (default: {_DEFAULT}, without those refused)")
   add("--devices", **number, help="virtual CPU devices, without compile_topology (default: 8)")
-  add("--flags", default="", **names, help="sets of XLA flags of MaxText's, such as DENSE_VMEM_LIMIT_FLAG")
+  add("--flags", default="", **names, help="sets of XLA flags of MaxText's, such as DENSE_VMEM_LIMIT_FLAG; or best")
   add("--run", action="store_true", help="also run the steps, on the devices here, and compare their times")
   add("--rounds", **number, help=f"rounds of --run that are measured (default: {_ROUNDS})")
   maxtext.add_bounds(parser, "each, and for each turn of --run")
@@ -104,12 +107,13 @@ def run(args: argparse.Namespace) -> int:
   versions = {"maxtext_pp_ext": maxtext_pp_ext.__version__, **child.versions()}
   found: dict[str, Any] = {"devices": target.described, "versions": versions, "given": args.maxtext_args}
   found |= {"machine": target.machine} if target.machine else {}
-  found |= {"flags": {name: " ".join(flags.SETS[name].split()) for name in args.flags}} if args.flags else {}
+  used = dict.fromkeys(name for row in rows.values() for name in row.get("flags", args.flags))
+  found |= {"flags": {name: " ".join(flags.SETS[name].split()) for name in used}} if used else {}
   found["implementations"] = rows
   computed = [name for name, row in rows.items() if "failure" not in row]
   compiled = [name for name, row in rows.items() if name in computed or row.get("unread")]
   if args.run and compiled:
-    found["run"] = _run(compiled, target, args)
+    found["run"] = _run({name: rows[name]["arguments"] for name in compiled}, target, args)
     for name, ran in found["run"].pop("steps").items():
       rows[name]["run"] = ran
       if "step_s" in ran and "projection" in rows[name]:
@@ -127,8 +131,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace, names: list[str]) -> None:
   maxtext.check_names("--impl", names, variants.names())
+  if _BEST in args.flags and len(args.flags) > 1:
+    raise CommandError(f"--flags {','.join(args.flags)}: {_BEST} tries all sets. Give {_BEST}, or sets.")
   with refusing():
-    for name in args.flags:
+    for name in [] if args.flags == [_BEST] else args.flags:
       flags.named(name)
   suffixes = {"output": _PICTURES, "picture": _PICTURES, "trace": (".json.gz",), "result": (".json",)}
   for option, endings in suffixes.items():
@@ -161,12 +167,13 @@ def _target(args: argparse.Namespace, names: list[str], machine: child.Machine) 
         f"{platform.upper()}s. Give compile_topology, or --run on TPUs."
     )
   devices, described, chip = _devices(args, given, machine, here)
-  if (args.trace or args.picture) and chip is None:
+  if (args.trace or args.picture or args.flags == [_BEST]) and chip is None:
     raise CommandError(
-        f"--trace and --picture need a projection, which is for TPUs {', '.join(chips.CHIPS)}, not {described}."
+        f"--trace, --picture and --flags {_BEST} need a projection, which is for TPUs {', '.join(chips.CHIPS)}, not "
+        f"{described}."
     )
   argv = args.maxtext_args
-  if args.flags:
+  if args.flags and args.flags != [_BEST]:
     argv = run_config.with_keys(argv, {flags.KEY: flags.joined(given.get(flags.KEY) or "", args.flags)})
   # On devices that are here, MaxText itself chooses what depends on them.
   for_platform = None if here else platform
@@ -231,8 +238,25 @@ def _machine(machine: child.Machine, args: argparse.Namespace) -> dict[str, Any]
 
 def _row(name: str, target: Target, args: argparse.Namespace) -> dict[str, Any]:
   files = {f"{option}_file": _of_implementation(getattr(args, option), name) for option in ("trace", "picture")}
-  figures = maxtext.compiled(name, target.arguments[name], args, devices=target.devices, chip=target.chip, **files)
-  return {"arguments": target.arguments[name], **figures}
+  argv = target.arguments[name]
+  if args.flags != [_BEST]:
+    return _compiled(name, argv, target, args, files)
+  own = run_config.given_keys(argv).get(flags.KEY) or ""
+  with_sets = lambda sets: run_config.with_keys(argv, {flags.KEY: flags.joined(own, sets)}) if sets else argv
+  label = lambda sets: f"{name} with {', '.join(sets)}" if sets else name
+  best, rows = best_flags.search(lambda sets: _compiled(label(sets), with_sets(sets), target, args, {}), own)
+  found = _compiled(label(best), with_sets(best), target, args, files) if any(files.values()) else rows[best]
+  tried = [
+      {"flags": sets, "step_s": best_flags.seconds(row), "failure": row.get("failure")} for sets, row in rows.items()
+  ]
+  return found | {"flags": best, "tried": tried}
+
+
+def _compiled(
+    label: str, argv: list[str], target: Target, args: argparse.Namespace, files: dict[str, pathlib.Path | None]
+) -> dict[str, Any]:
+  figures = maxtext.compiled(label, argv, args, devices=target.devices, chip=target.chip, **files)
+  return {"arguments": argv, **figures}
 
 
 def _of_implementation(file: pathlib.Path | None, name: str) -> pathlib.Path | None:
@@ -243,14 +267,14 @@ def _of_implementation(file: pathlib.Path | None, name: str) -> pathlib.Path | N
   return file.with_name(f"{stem}-{name}{dot}{suffixes}")
 
 
-def _run(names: list[str], target: Target, args: argparse.Namespace) -> dict[str, Any]:
+def _run(arguments: dict[str, list[str]], target: Target, args: argparse.Namespace) -> dict[str, Any]:
   with output.progress("running") as shown:
 
     def on_tick(doing: str, memory: int) -> None:
       shown.detail = f"{doing}, {maxtext.memory_text(memory, args)}"
 
     return step_times.step_times(
-        {name: target.arguments[name] for name in names},
+        arguments,
         rounds=args.rounds or _ROUNDS,
         bounds=maxtext.bounds(args),
         devices=target.devices,  # type: ignore[arg-type]  # not None, since --run and a topology exclude each other

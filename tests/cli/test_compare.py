@@ -102,6 +102,44 @@ def test_sets_of_flags_join_those_of_the_run_in_every_implementation(fake, capfd
   assert list(json.loads(capfd.readouterr().out)["flags"]) == sets.split(",")
 
 
+def of_step(seconds):
+  """Figures of a step that is projected to take these seconds."""
+  return figures(projection=PROJECTION | {"step_s": seconds})
+
+
+def test_best_flags_are_searched_for_each_implementation(monkeypatch, installed, capfd, tmp_path):  # noqa: F811
+  """The fake compiler makes windows faster on SparseCores, others by a VMEM limit, and refuses a set."""
+  asked = []
+
+  def compiled(arguments, *, trace_file=None, **_):
+    asked.append((arguments, trace_file))
+    text = " ".join(arguments)
+    if "host_transfer_overlap_limit" in text:
+      return {"failure": "refused by the compiler"}
+    gain = "offload_all_gather=true" if "pipeline_impl=circular_bsw" in text else "vmem_limit_kib=98304"
+    return of_step(0.4 if gain in text else 0.5)
+
+  monkeypatch.setattr(compare, "figures", compiled)
+  own = "compile_xla_flags=--xla_a=1"
+  arguments = ["compare", *TINY, "compile_topology=v5p-16", own, "--impl", "none,window", "--flags", "best"]
+  file = tmp_path / "result.json"
+  assert cli.main([*arguments, "--result", str(file)]) == 0
+  text, rows = capfd.readouterr().out, json.loads(file.read_text())["implementations"]
+  assert "none: fastest with DENSE_VMEM_LIMIT_FLAG; default flags 0.5 s" in text
+  assert "window: fastest with ENABLE_SPARSECORE_OFFLOADING_FOR_" in text
+  assert "not compiled: HOST_OFFLOAD_FLAGS" in text and "with DENSE_VMEM_LIMIT_FLAG: --xla_tpu_scoped" in text
+  assert rows["none"]["flags"] == ["DENSE_VMEM_LIMIT_FLAG"] and rows["none"]["projection"]["step_s"] == 0.4
+  assert f"{own} --xla_tpu_scoped_vmem_limit_kib=98304" in rows["none"]["arguments"]
+  assert rows["none"]["tried"][0] == {"flags": [], "step_s": 0.5, "failure": None}
+  refused = {"flags": ["HOST_OFFLOAD_FLAGS"], "step_s": None, "failure": "refused by the compiler"}
+  assert refused in rows["none"]["tried"] and all(own in " ".join(given) for given, _ in asked)
+  # The best is compiled once more for its files, and only it.
+  asked.clear()
+  assert cli.main([*arguments, "--trace", str(tmp_path / "step.json.gz"), "--json"]) == 0
+  traced = [given for given, trace in asked if trace]
+  assert traced == [rows[name]["arguments"] for name in ("none", "window")]
+
+
 NO_PIPELINE_OF_OURS = ("adamw_mask=[decoder/layers/mlp]",)  # in a pipeline the layers have other paths
 
 
@@ -343,6 +381,8 @@ WRONG = {
         "--flags LAYOUT: there is no such set of XLA flags",
     ),
     "flags of the TPU compiler for CPUs": (["--flags", "DENSE_VMEM_LIMIT_FLAG"], "Give compile_topology"),
+    "best flags of CPU devices": (["--flags", "best"], "Give compile_topology"),
+    "best of some flags": (["--flags", "best,DENSE_VMEM_LIMIT_FLAG"], "best tries all sets"),
     "flags against flags": (
         ["compile_topology=v5p-8", "--flags", "DENSE_VMEM_LIMIT_FLAG,MOE_VMEM_LIMIT_FLAG"],
         "is 98304 by --flags DENSE_VMEM_LIMIT_FLAG, and 81920 by --flags MOE_VMEM_LIMIT_FLAG",

@@ -31,6 +31,7 @@ def _parts(found: dict[str, Any]) -> Iterator[Any]:
   for name, row in computed.items():
     if unknown := row.get("projection", {}).get("unknown"):
       yield f"{name}: the projection could not follow {', '.join(unknown)}"
+  yield from (_best_flags(name, row) for name, row in rows.items() if "tried" in row)
   for name, row in rows.items():
     if "failure" in row:
       yield f"{name}: {'refused' if row.get('refused') else 'not computed'}: {row['failure']}"
@@ -39,6 +40,16 @@ def _parts(found: dict[str, Any]) -> Iterator[Any]:
     yield _table(ran, _measured(list(ran.values()), found["run"]["base"]))
     yield from _measured_notes(ran, found)
   yield from (f"{name}: not run: {failure}" for name, failure in not_run(rows).items())
+
+
+def _best_flags(name: str, row: dict[str, Any]) -> str:
+  """What `--flags best` found: the sets, the seconds with them and without any, and the sets that were refused."""
+  default, *with_sets = row["tried"]
+  seconds = "not compiled" if default["step_s"] is None else f"{default['step_s']:.4g} s"
+  sets = f"fastest with {', '.join(row['flags'])}" if row["flags"] else "no set of flags makes it faster"
+  refused = [", ".join(each["flags"]) for each in with_sets if each["step_s"] is None]
+  text = f"{name}: {sets}; default flags {seconds}; {units.counted(len(with_sets), 'combination')} tried"
+  return text + (f", not compiled: {'; '.join(refused)}" if refused else "")
 
 
 def not_run(rows: dict[str, dict[str, Any]]) -> dict[str, str]:
