@@ -241,15 +241,22 @@ def _row(name: str, target: Target, args: argparse.Namespace) -> dict[str, Any]:
   argv = target.arguments[name]
   if args.flags != [_BEST]:
     return _compiled(name, argv, target, args, files)
-  own = run_config.given_keys(argv).get(flags.KEY) or ""
-  with_sets = lambda sets: run_config.with_keys(argv, {flags.KEY: flags.joined(own, sets)}) if sets else argv
-  label = lambda sets: f"{name} with {', '.join(sets)}" if sets else name
-  best, rows = best_flags.search(lambda sets: _compiled(label(sets), with_sets(sets), target, args, {}), own)
-  found = _compiled(label(best), with_sets(best), target, args, files) if any(files.values()) else rows[best]
-  tried = [
-      {"flags": sets, "step_s": best_flags.seconds(row), "failure": row.get("failure")} for sets, row in rows.items()
-  ]
-  return found | {"flags": best, "tried": tried}
+  with_flags = lambda value: run_config.with_keys(argv, {flags.KEY: value}) if value else argv
+  label = lambda value: f"{name} with {value}" if value else name
+  best, tried = best_flags.search(
+      lambda value: _compiled(label(value), with_flags(value), target, args, {}),
+      run_config.given_keys(argv).get(flags.KEY) or "",
+  )
+  found = best.figures
+  if any(files.values()):
+    found = _compiled(label(best.xla_flags), with_flags(best.xla_flags), target, args, files)
+  return found | {"flags": best.sets, "tried": [_result(each) for each in tried]}
+
+
+def _result(tried: best_flags.Tried) -> dict[str, Any]:
+  failure = tried.figures.get("failure")
+  ending = {"step_s": tried.seconds} if failure is None else {"failure": failure}
+  return {"flags": tried.sets, "without": tried.without, **ending}
 
 
 def _compiled(

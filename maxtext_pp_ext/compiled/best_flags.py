@@ -2,66 +2,82 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searches the sets of XLA flags with which a step is projected to be fastest. No JAX."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+import dataclasses
 import math
+import re
 from typing import Any
 
 from maxtext_pp_ext.compiled import flags
 
-Sets = tuple[str, ...]  # names of sets of flags, of `flags.SETS`
-Figures = dict[str, Any]  # of a step, see `compare.figures`
-
 MOST = 3  # sets in a combination
-_GAIN = 1e-3  # share of the step that another set has to gain; the tables show no less
+_GAIN = 1e-3  # share of the step that another set has to gain; tables show no less
+# What libtpu says of a flag that it lacks, or lacks for this kind of chip.
+_NO_FLAG = re.compile(r"No such compile option: '(\w+)'")
 
 
-def search(compiled: Callable[[Sets], Figures], own: str = "") -> tuple[Sets, dict[Sets, Figures]]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tried:
+  """A step that was compiled with some sets of flags."""
+
+  sets: tuple[str, ...]  # their names
+  without: tuple[str, ...]  # flags of these sets that were left out, since the compiler lacks them
+  xla_flags: str  # the value of `compile_xla_flags`
+  figures: dict[str, Any]  # see `compare.figures`
+
+  @property
+  def seconds(self) -> float:
+    """Projected seconds of the step; infinite if it was not compiled."""
+    return self.figures.get("projection", {}).get("step_s", math.inf)
+
+  def is_faster(self, other: "Tried") -> bool:
+    """Whether the step gains more than the tables' last digit."""
+    return self.seconds < (1 - _GAIN) * other.seconds
+
+
+def search(compiled: Callable[[str], dict[str, Any]], own: str = "") -> tuple[Tried, list[Tried]]:
   """Tries no set, each set alone, and then the best with each other one that alone made the step faster.
 
   It goes on until no further set makes the step faster, or the combination has `MOST` sets. Sets whose flags contradict
-  flags that are given are not tried. Those that the compiler refuses are tried, and are not the best.
+  flags that are given are not tried. Flags that the compiler lacks are left out.
 
   Args:
-    compiled: (sets) -> the figures of the step with these sets, or `failure`.
+    compiled: (a value of `compile_xla_flags`) -> the figures of the step, or `failure`.
     own: the run's own `compile_xla_flags`, which stay.
 
   Returns:
-    (the best sets, the figures of all that was tried). The best are empty if no set makes the step faster.
+    (the best, all that was tried). The best has no sets if none makes the step faster.
   """
-  rows = {(): compiled(())}
-  best, useful = (), list(flags.SETS)
-  while len(best) < MOST:
-    for sets in _combinations(best, useful, own):
-      rows[sets] = compiled(sets)
-    if not best:
-      useful = [name for name in useful if _is_faster(rows.get((name,), {}), rows[()])]
-    fastest = min(rows, key=lambda sets: _seconds(rows[sets]))
-    if not _is_faster(rows[fastest], rows[best]):
+  best = default = Tried(sets=(), without=(), xla_flags=own, figures=compiled(own))
+  tried, useful = [default], list(flags.SETS)
+  while len(best.sets) < MOST:
+    for name in useful:
+      if (found := _with(compiled, own, best, name, tried)) is not None:
+        tried.append(found)
+    if best is default:
+      useful = [each.sets[0] for each in tried if each.is_faster(default)]
+    fastest = min(tried, key=lambda each: each.seconds)
+    if not fastest.is_faster(best):
       break
     best = fastest
-  return best, rows
+  return best, tried
 
 
-def seconds(figures: Mapping[str, Any]) -> float | None:
-  """Projected seconds of a step; None if it was not compiled."""
-  return figures.get("projection", {}).get("step_s")
-
-
-def _is_faster(figures: Figures, base: Figures) -> bool:
-  return _seconds(figures) < (1 - _GAIN) * _seconds(base)
-
-
-def _seconds(figures: Figures) -> float:
-  found = seconds(figures)
-  return math.inf if found is None else found
-
-
-def _combinations(best: Sets, names: Sequence[str], own: str) -> Iterator[Sets]:
-  """Yields the best sets with each other one that adds a flag and contradicts none."""
-  before = flags.joined(own, best)
-  for name in names:
+def _with(
+    compiled: Callable[[str], dict[str, Any]], own: str, best: Tried, name: str, tried: Sequence[Tried]
+) -> Tried | None:
+  """The step with the best sets and another one; None if that contradicts given flags, or adds none."""
+  sets, lacked = (*best.sets, name), {flag for each in tried for flag in each.without}
+  while True:
+    without = tuple(sorted(flag for flag in lacked if any(f"--{flag}=" in flags.SETS[each] for each in sets)))
     try:
-      if flags.joined(own, [*best, name]) != before:
-        yield (*best, name)
+      xla_flags = flags.joined(own, sets, without)
     except ValueError:  # a flag would have two values
-      continue
+      return None
+    if xla_flags == best.xla_flags:
+      return None
+    figures = compiled(xla_flags)
+    missing = set(_NO_FLAG.findall(figures.get("failure", ""))) - lacked
+    if not missing or not any(f"--{flag}=" in flags.SETS[each] for flag in missing for each in sets):
+      return Tried(sets=sets, without=without, xla_flags=xla_flags, figures=figures)
+    lacked |= missing

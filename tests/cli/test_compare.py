@@ -116,6 +116,8 @@ def test_best_flags_are_searched_for_each_implementation(monkeypatch, installed,
     text = " ".join(arguments)
     if "host_transfer_overlap_limit" in text:
       return {"failure": "refused by the compiler"}
+    if "disjoint_spmem" in text:
+      return {"failure": "No such compile option: 'xla_sc_disjoint_spmem'"}
     gain = "offload_all_gather=true" if "pipeline_impl=circular_bsw" in text else "vmem_limit_kib=98304"
     return of_step(0.4 if gain in text else 0.5)
 
@@ -127,11 +129,12 @@ def test_best_flags_are_searched_for_each_implementation(monkeypatch, installed,
   text, rows = capfd.readouterr().out, json.loads(file.read_text())["implementations"]
   assert "none: fastest with DENSE_VMEM_LIMIT_FLAG; default flags 0.5 s" in text
   assert "window: fastest with ENABLE_SPARSECORE_OFFLOADING_FOR_" in text
+  assert ", without xla_sc_disjoint_spmem, which the compiler lacks; default flags 0.5 s" in text
   assert "not compiled: HOST_OFFLOAD_FLAGS" in text and "with DENSE_VMEM_LIMIT_FLAG: --xla_tpu_scoped" in text
   assert rows["none"]["flags"] == ["DENSE_VMEM_LIMIT_FLAG"] and rows["none"]["projection"]["step_s"] == 0.4
   assert f"{own} --xla_tpu_scoped_vmem_limit_kib=98304" in rows["none"]["arguments"]
-  assert rows["none"]["tried"][0] == {"flags": [], "step_s": 0.5, "failure": None}
-  refused = {"flags": ["HOST_OFFLOAD_FLAGS"], "step_s": None, "failure": "refused by the compiler"}
+  assert rows["none"]["tried"][0] == {"flags": [], "without": [], "step_s": 0.5}
+  refused = {"flags": ["HOST_OFFLOAD_FLAGS"], "without": [], "failure": "refused by the compiler"}
   assert refused in rows["none"]["tried"] and all(own in " ".join(given) for given, _ in asked)
   # The best is compiled once more for its files, and only it.
   asked.clear()

@@ -5,61 +5,95 @@
 from maxtext_pp_ext.compiled import best_flags, flags
 
 VMEM, MOE_VMEM, MATMUL = "DENSE_VMEM_LIMIT_FLAG", "MOE_VMEM_LIMIT_FLAG", "DISABLE_COLLECTIVE_MATMUL"
-SPARSECORES = "ENABLE_SPARSECORE_OFFLOADING_FOR_RS_AG_AR"
-PIPELINING = "PIPELINING_FLAGS"
+SPARSECORES, PIPELINING = "ENABLE_SPARSECORE_OFFLOADING_FOR_RS_AG_AR", "PIPELINING_FLAGS"
+# A flag of each set, which none before it in flags.SETS has.
+FLAG = {
+    VMEM: "xla_tpu_scoped_vmem_limit_kib=98304",
+    MOE_VMEM: "xla_tpu_scoped_vmem_limit_kib=81920",
+    MATMUL: "xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000",
+    PIPELINING: "xla_tpu_iova_dma_chunk_size_bytes=16777216",
+    SPARSECORES: "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true",
+}
 
 
-def step(gains, base=10.0):
-  """(sets) -> a step of `base` seconds, less the gain of each set; None for a gain is a set that is refused."""
+def step(gains, base=10.0, lacked=()):
+  """(XLA flags) -> figures of a step of `base` seconds, less the gain of each set; None for a gain: it is refused.
+
+  `lacked` are names of flags that the compiler does not have. With None for `base` the step needs a set to be compiled.
+  """
   asked = []
 
-  def compiled(sets):
-    asked.append(sets)
-    found = [gains.get(name, 0.0) for name in sets]
-    if None in found or base is None and not sets:
+  def compiled(xla_flags):
+    asked.append(xla_flags)
+    for flag in lacked:
+      if f"--{flag}=" in xla_flags:
+        return {"failure": f"INVALID_ARGUMENT: No such compile option: '{flag}'"}
+    found = [gain for name, gain in gains.items() if FLAG[name] in xla_flags]
+    if None in found or (base is None and not found):
       return {"failure": "refused"}
     return {"projection": {"step_s": (base or 10.0) - sum(found)}}
 
   return compiled, asked
 
 
+def sets_of(tried):
+  return [each.sets for each in tried]
+
+
 def test_the_best_sets_are_found_one_after_another():
-  compiled, asked = step({VMEM: 2.0, MATMUL: 1.0, SPARSECORES: 3.0, PIPELINING: 0.5, "DATA_PARALLEL_OVERLAP": -1.0})
-  best, rows = best_flags.search(compiled)
-  assert best == (SPARSECORES, VMEM, MATMUL)
-  assert list(rows) == asked and len(set(asked)) == len(asked)
-  assert set(asked) >= {(), *((name,) for name in flags.SETS)}
+  compiled, asked = step({VMEM: 2.0, MATMUL: 1.0, PIPELINING: 0.5, SPARSECORES: -1.0})
+  best, tried = best_flags.search(compiled)
+  assert best.sets == (VMEM, MATMUL, PIPELINING) and best.seconds == 6.5
+  assert best.xla_flags == " ".join(f"--{FLAG[name]}" for name in best.sets)
+  assert [each.xla_flags for each in tried] == asked and len(set(sets_of(tried))) == len(tried)
+  assert set(sets_of(tried)) >= {(), *((name,) for name in flags.SETS)}
   # Combinations have sets that alone made the step faster. Three are the most.
-  pairs = [sets for sets in asked if len(sets) == 2]
-  assert set(pairs) == {(SPARSECORES, name) for name in (VMEM, MATMUL, PIPELINING)}
-  assert {sets for sets in asked if len(sets) > 2} == {(SPARSECORES, VMEM, name) for name in (MATMUL, PIPELINING)}
+  assert [sets for sets in sets_of(tried) if len(sets) > 1] == [(VMEM, PIPELINING), (VMEM, MATMUL), best.sets]
 
 
 def test_a_set_that_gains_nothing_beside_the_best_is_left_out():
   compiled, _ = step({VMEM: 2.0})
-  best, rows = best_flags.search(lambda sets: compiled(sets if VMEM in sets else ()))
-  assert best == (VMEM,) and max(map(len, rows)) == 1
+  best, tried = best_flags.search(lambda given: compiled(given if FLAG[VMEM] in given or not given else "--none=1"))
+  assert best.sets == (VMEM,) and max(map(len, sets_of(tried))) == 1
 
 
 def test_without_a_gain_no_set_is_best():
-  assert best_flags.search(step({VMEM: 1e-4})[0])[0] == ()
+  assert best_flags.search(step({VMEM: 1e-4})[0])[0].sets == ()
 
 
 def test_sets_that_the_compiler_refuses_are_not_best():
-  best, rows = best_flags.search(step({VMEM: None, MATMUL: 1.0})[0])
-  assert best == (MATMUL,) and rows[VMEM,] == {"failure": "refused"}
+  best, tried = best_flags.search(step({VMEM: None, MATMUL: 1.0})[0])
+  assert best.sets == (MATMUL,)
+  (refused,) = [each for each in tried if each.sets == (VMEM,)]
+  assert refused.figures == {"failure": "refused"}
+
+
+def test_flags_that_the_compiler_lacks_are_left_out_of_their_sets():
+  lacked = ("xla_sc_disjoint_spmem", "xla_tpu_use_tc_device_shape_on_sc")
+  best, tried = best_flags.search(step({SPARSECORES: 2.0, VMEM: 1.0}, lacked=lacked)[0])
+  assert (
+      best.sets == (SPARSECORES, VMEM) and best.without == lacked and not any(flag in best.xla_flags for flag in lacked)
+  )
+  assert all(each.without in ((), lacked) for each in tried) and not tried[0].without
+  assert all("failure" not in each.figures for each in tried)
+
+
+def test_a_failure_over_a_flag_of_the_run_is_a_failure():
+  compiled, asked = step({}, lacked=["xla_a"])
+  best, tried = best_flags.search(compiled, own="--xla_a=1")
+  assert best.sets == () and all("xla_a" in each.figures["failure"] for each in tried) and len(asked) == len(tried)
 
 
 def test_a_set_may_make_a_step_compile():
   best, _ = best_flags.search(step({MATMUL: 1.0}, base=None)[0])
-  assert best == (MATMUL,)
-  assert best_flags.search(lambda sets: {"failure": "too large"})[0] == ()
+  assert best.sets == (MATMUL,)
+  assert best_flags.search(lambda given: {"failure": "too large"})[0].sets == ()
 
 
 def test_sets_that_contradict_given_flags_or_add_none_are_not_tried():
-  compiled, asked = step({VMEM: 1.0, MOE_VMEM: 0.5})
-  assert best_flags.search(compiled)[0] == (VMEM,)
-  assert (VMEM, MOE_VMEM) not in asked
-  compiled, asked = step({})
-  best_flags.search(compiled, own=flags.SETS[MOE_VMEM].strip())
-  assert (VMEM,) not in asked and (MOE_VMEM,) not in asked and (MATMUL,) in asked
+  best, tried = best_flags.search(step({VMEM: 1.0, MOE_VMEM: 0.5})[0])
+  assert best.sets == (VMEM,) and (VMEM, MOE_VMEM) not in sets_of(tried)
+  own = f"--{FLAG[MOE_VMEM]}"
+  best, tried = best_flags.search(step({MATMUL: 1.0})[0], own=own)
+  assert best.xla_flags == f"{own} --{FLAG[MATMUL]}"
+  assert (VMEM,) not in sets_of(tried) and (MOE_VMEM,) not in sets_of(tried)

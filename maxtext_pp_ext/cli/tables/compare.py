@@ -45,10 +45,13 @@ def _parts(found: dict[str, Any]) -> Iterator[Any]:
 def _best_flags(name: str, row: dict[str, Any]) -> str:
   """What `--flags best` found: the sets, the seconds with them and without any, and the sets that were refused."""
   default, *with_sets = row["tried"]
-  seconds = "not compiled" if default["step_s"] is None else f"{default['step_s']:.4g} s"
+  (best,) = (each for each in row["tried"] if each["flags"] == row["flags"])
   sets = f"fastest with {', '.join(row['flags'])}" if row["flags"] else "no set of flags makes it faster"
-  refused = [", ".join(each["flags"]) for each in with_sets if each["step_s"] is None]
+  if best["without"]:
+    sets += f", without {', '.join(best['without'])}, which the compiler lacks"
+  seconds = f"{default['step_s']:.4g} s" if "step_s" in default else "not compiled"
   text = f"{name}: {sets}; default flags {seconds}; {units.counted(len(with_sets), 'combination')} tried"
+  refused = [", ".join(each["flags"]) for each in with_sets if "failure" in each]
   return text + (f", not compiled: {'; '.join(refused)}" if refused else "")
 
 
