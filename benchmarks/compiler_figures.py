@@ -6,26 +6,32 @@
   python -m benchmarks.compiler_figures --shape llama3-70b --impl circular_bsw host-plain
 
   python -m benchmarks.compiler_figures --shape llama3-70b --flags DENSE_VMEM_LIMIT_FLAG    rows with MaxText's XLA flags
+  python -m benchmarks.compiler_figures --shape llama3-70b --flags best    each pipeline's own best sets, searched for
+  python -m benchmarks.compiler_figures --shape llama3-70b --keep    rows with the remat policy of a published recipe
 
 Needs the extra `tools` (libtpu) and about 6 GiB of host memory per row. Computed rows replace those of an earlier run in
-`results/compiler_figures.{json,md}`; the others stay. A row that cannot be computed gives the reason.
+`results/compiler_figures.{json,md}`; the others stay. A row that cannot be computed gives the reason. A search of flags
+compiles each row about 20 times; one that was ended goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 import sys
 from typing import Any
 
 from rich import console as rich_console
 
 from benchmarks import compile_step, shapes, tables
-from maxtext_pp_ext.compiled import flags
+from maxtext_pp_ext.compiled import best_flags, flags
 from maxtext_pp_ext.compiled.program import collectives
 from maxtext_pp_ext.compiled.projection import costs
 from maxtext_pp_ext.processes import interruption
 
 SHAPES = ("llama3-70b", "llama3-8b-dcn", "mixtral-8x7b")
+_BEST = "best"  # of --flags
 _ORDER = tuple(shapes.IMPLEMENTATIONS)
 _HEADER: tuple[str, ...] = (
     "pipeline",
@@ -80,6 +86,8 @@ step; if a weight is gathered in chunks, each chunk counts.
 third too many.
 - A name after the pipeline is a set of MaxText's XLA flags (`--flags`, maxtext_pp_ext/compiled/flags.py), or a flag of \
 these sets that is left out, since this libtpu refuses it for the chip (`--without`).
+- kept activations: with the remat policy that `benchmarks/shapes.py` has for the shape; other rows have full.
+- Ratios compare rows without flags with such rows, and each pipeline's fastest flags with those of MaxText's plain one.
 - none: without a pipeline; FSDP uses the chips of the stages.
 - between slices: for a collective over several slices, the bytes that one slice's part of it sends. Rows without \
 projected seconds are older and count the operand of every transfer, which is 4 % less for our pipelines.
@@ -94,19 +102,47 @@ def main(argv: list[str] | None = None) -> None:
   results = tables.read(options.output.with_suffix(".json"))
   for name in options.shape:
     for impl in options.impl:
-      row_name = ", ".join([impl, *options.flags, *(f"without {flag}" for flag in options.without)])
-      extra = {flags.KEY: flags.joined("", options.flags, options.without)} if options.flags else None
-      arguments = shapes.arguments(shapes.SHAPES[name], impl, extra)
-      hlo_file = options.hlo / f"{name}-{row_name.replace(', ', '-').replace(' ', '_')}.hlo" if options.hlo else None
-      figures = compile_step.compile_step(
-          arguments, label=f"{name}, {row_name}", bounds=options.limits, console=console, hlo_file=hlo_file
-      )
-      row = {**figures, "arguments": arguments, "versions": compile_step.versions()}
-      results.setdefault(name, {})[row_name] = row
-      tables.write(options.output.with_suffix(".json"), results)
-      options.output.with_suffix(".md").write_text(report(results), encoding="utf-8")
+      of = _Rows(name=name, impl=impl, options=options, console=console, results=results)
+      if options.flags == [_BEST]:
+        best_flags.search(of.compiled)
+      else:
+        value = flags.joined("", options.flags, options.without)
+        of.compiled(best_flags.Flags(value, tuple(options.flags), tuple(options.without)))
   for name in options.shape:
     console.print(_section(name, results[name]), markup=False, highlight=False, soft_wrap=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Rows:
+  """The rows of an implementation of a shape."""
+
+  name: str  # of the shape
+  impl: str
+  options: argparse.Namespace
+  console: rich_console.Console
+  results: dict[str, dict[str, Any]]  # shape -> row -> figures; what is computed is added and written
+
+  def compiled(self, given: best_flags.Flags) -> dict[str, Any]:
+    """The figures with some flags. A search takes those that an earlier one has written with the same versions."""
+    options, rows = self.options, self.results.setdefault(self.name, {})
+    row_name = shapes.row_name(self.impl, keeps=options.keep, sets=given.sets, without=given.without)
+    extra = {flags.KEY: given.value} if given.value else None
+    arguments = shapes.arguments(shapes.SHAPES[self.name], self.impl, extra, keeps=options.keep)
+    of = {"arguments": arguments, "versions": compile_step.versions()}
+    if options.flags == [_BEST] and {key: rows.get(row_name, {}).get(key) for key in of} == of:
+      return rows[row_name]
+    hlo_file = f"{self.name}-{row_name.replace(', ', '-').replace(' ', '_')}.hlo"
+    figures = compile_step.compile_step(
+        arguments,
+        label=f"{self.name}, {row_name}",
+        bounds=options.limits,
+        console=self.console,
+        hlo_file=options.hlo / hlo_file if options.hlo else None,
+    )
+    rows[row_name] = figures | of
+    tables.write(options.output.with_suffix(".json"), self.results)
+    options.output.with_suffix(".md").write_text(report(self.results), encoding="utf-8")
+    return rows[row_name]
 
 
 def report(results: dict[str, dict[str, Any]]) -> str:
@@ -115,16 +151,22 @@ def report(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
-  base = rows.get(shapes.PLAIN, {})
   ordered = sorted(rows, key=lambda row: (_ORDER.index(shapes.implementation_of(row)), row))
-  computed = [row for row in ordered if "failure" not in rows[row]]
-  table = tables.markdown(_HEADER, [_row(row, rows[row], base) for row in computed])
+  fastest = _fastest(rows)
+  computed = [row for row in ordered if "failure" not in rows[row] and row in fastest.values()]
+  # Default flags are compared with default flags, and the best ones with the best.
+  base = {row: rows.get(fastest.get((shapes.PLAIN, *_kind(row)), ""), {}) for row in computed}
+  table = tables.markdown(_HEADER, [_row(row, rows[row], base[row]) for row in computed])
   failures = [f"- {row}: {rows[row]['failure']}" for row in ordered if "failure" in rows[row]]
+  slower = [row for row in ordered if "failure" not in rows[row] and row not in computed]
   parts = [f"## {shapes.SHAPES[name].title}", f"`python -m benchmarks.compiler_figures --shape {name}`"]
   parts += [table] if computed else []
   told = [row for row in computed if "transfers_GB" in rows[row].get("projection", {})]
   if told and "ici_expert_parallelism" in shapes.SHAPES[name].keys:
     parts.append(tables.markdown(("pipeline", *_PURPOSES, _FLOPS, *_SECONDS), [_parts(row, rows[row]) for row in told]))
+  if slower:
+    seconds = [f"- {row}: {tables.number(_projected(rows[row]), 3)} s" for row in slower]
+    parts.append("Slower with other sets of flags:\n\n" + "\n".join(seconds))
   parts += ["Not computed:\n\n" + "\n".join(failures)] if failures else []
   given = lambda keys: " ".join(f"{key}={value}" for key, value in keys.items())
   keys, without = given(shapes.SHAPES[name].keys), given(shapes.SHAPES[name].without)
@@ -142,14 +184,33 @@ def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
   )
 
 
+def _kind(row: str) -> tuple[bool, bool]:
+  """Rows of one kind are compared: with kept activations or without, with flags or without."""
+  return shapes.keeps(row), shapes.has_flags(row)
+
+
+def _fastest(rows: dict[str, dict[str, Any]]) -> dict[tuple[str, bool, bool], str]:
+  """(implementation, kind) -> its fastest row; without projections the first."""
+  found: dict[tuple[str, bool, bool], str] = {}
+  for row in (row for row in rows if "failure" not in rows[row]):
+    before = found.setdefault((shapes.implementation_of(row), *_kind(row)), row)
+    if (_projected(rows[row]) or math.inf) < (_projected(rows[before]) or math.inf):
+      found[shapes.implementation_of(row), *_kind(row)] = row
+  return found
+
+
+def _projected(figures: dict[str, Any]) -> float | None:
+  return figures.get("projection", {}).get("step_s")
+
+
 def _row(impl: str, row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...]:
   wire = row["wire_GB"]
   kinds = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all", collectives.RAGGED)
   between = wire.get(collectives.BETWEEN_SLICES, 0.0)
-  projected = lambda figures: figures.get("projection", {}).get("step_s")
   return (
       impl,
-      ("≤ " if row.get("projection", {}).get("unknown") else "") + tables.with_ratio(projected(row), projected(base), 3),
+      ("≤ " if row.get("projection", {}).get("unknown") else "")
+      + tables.with_ratio(_projected(row), _projected(base), 3),
       tables.with_ratio(row["temp_GB"], base.get("temp_GB")),
       tables.with_ratio(row["peak_GB"], base.get("peak_GB")),
       tables.number(row["arg_GB"]),
@@ -181,13 +242,16 @@ def _parts(impl: str, row: dict[str, Any]) -> tuple[str, ...]:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.compiler_figures", description=__doc__.splitlines()[0])
   parser.add_argument("--shape", nargs="+", choices=sorted(shapes.SHAPES), default=list(SHAPES), metavar="NAME")
-  parser.add_argument("--flags", nargs="+", default=[], metavar="NAME", help="MaxText's sets of XLA flags")
+  parser.add_argument("--flags", nargs="+", default=[], metavar="NAME", help="MaxText's sets of XLA flags, or best")
+  parser.add_argument("--keep", action="store_true", help="with the shape's policy of kept activations, not remat full")
   parser.add_argument("--without", nargs="+", default=[], metavar="FLAG", help="flags of these sets to leave out")
   options = compile_step.parse(parser, argv, output="compiler_figures", impl=list(shapes.IMPLEMENTATIONS))
   try:
-    flags.joined("", options.flags, options.without)
+    flags.joined("", [] if options.flags == [_BEST] else options.flags, options.without)
   except ValueError as error:
     parser.error(str(error))
+  if options.keep and (without := [name for name in options.shape if not shapes.SHAPES[name].kept]):
+    parser.error(f"--keep: there is no policy of kept activations for {', '.join(without)}.")
   return options
 
 

@@ -78,7 +78,8 @@ def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
   for title, (shape, each) in rows.items():
     for impl, figures in each.items():
       case = Case(title, impl, figures.get("arguments") or shapes.arguments(shape, impl), figures)
-      if "failure" in figures or impl.startswith("host") or case.is_accumulated:
+      # The closed forms are those of remat_policy=full.
+      if "failure" in figures or impl.startswith("host") or case.is_accumulated or shapes.keeps(impl):
         continue
       if impl in shapes.IMPLEMENTATIONS or case.projected:
         yield case

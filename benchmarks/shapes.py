@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 from maxtext_pp_ext.host.models import variants
 
 PLAIN = "host plain"
+KEEPS = "kept activations"  # in the name of a row
 # MaxText's default attention kernel on TPU, and nothing that needs storage or data.
 _COMMON = {
     "attention": "flash",
@@ -37,6 +38,19 @@ _DEEPSEEK_4096 = _DEEPSEEK | {
 }
 
 
+# All that backward needs but the second projection of the MLP and its output: what fits beside Llama 3 70B's weights on
+# v5p-256. Recipes for Llama 3 keep these, and more or less of the MLP (github.com/AI-Hypercomputer/tpu-recipes, c8cfe2f,
+# training/).
+_KEPT: dict[str, object] = {
+    "remat_policy": "custom",
+    "query_proj": "device",
+    "key_proj": "device",
+    "value_proj": "device",
+    "context": "device",
+    "mlpwi_0": "device",
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
   """A model on a topology."""
@@ -46,6 +60,8 @@ class Shape:
   preset: str | None = None  # the preset that replaces MaxText's base.yml; None for base.yml
   # Other values of keys for the row without a pipeline or window.
   without: dict[str, object] = dataclasses.field(default_factory=dict)
+  # The remat policy of the rows with kept activations, that of a published recipe or of one near it; empty if none is.
+  kept: dict[str, object] = dataclasses.field(default_factory=dict)
 
 
 _MIXTRAL = {
@@ -74,6 +90,7 @@ SHAPES = {
             "per_device_batch_size": 2,
             "max_target_length": 4096,
         },
+        kept=_KEPT,
     ),
     # Eight times the batch. What layers keep goes to the host's memory, and the logits are computed in parts.
     "llama3-70b-8-batches": Shape(
@@ -263,14 +280,29 @@ def implementation(name: str) -> str:
   raise ValueError(f"unknown implementation {name!r}; choose from {choices}")
 
 
+def row_name(impl: str, *, keeps: bool, sets: Sequence[str] = (), without: Sequence[str] = ()) -> str:
+  """The name of a row: an implementation, whether it keeps activations, sets of XLA flags, flags of these left out."""
+  return ", ".join([impl, *([KEEPS] if keeps else []), *sets, *(f"without {flag}" for flag in without)])
+
+
 def implementation_of(row: str) -> str:
-  """The implementation of a row, whose name may go on with ", " and sets of XLA flags."""
+  """The implementation of a row."""
   return row.partition(", ")[0]
 
 
-def arguments(shape: Shape, impl: str, extra: Mapping[str, object] | None = None) -> list[str]:
+def keeps(row: str) -> bool:
+  """Whether a row keeps activations: the policy is its shape's `kept`."""
+  return KEEPS in row.split(", ")
+
+
+def has_flags(row: str) -> bool:
+  """Whether a row has sets of XLA flags."""
+  return row != row_name(implementation_of(row), keeps=keeps(row))
+
+
+def arguments(shape: Shape, impl: str, extra: Mapping[str, object] | None = None, *, keeps: bool = False) -> list[str]:
   """MaxText's command-line arguments for a shape and an implementation; a preset's name comes first."""
-  keys = {**_COMMON, **shape.keys, **(extra or {})}
+  keys = {**_COMMON, **shape.keys, **(shape.kept if keeps else {}), **(extra or {})}
   if impl == variants.NONE:
     keys |= shape.without
   keys |= variants.keys(IMPLEMENTATIONS[impl], keys)

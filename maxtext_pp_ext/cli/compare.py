@@ -241,22 +241,21 @@ def _row(name: str, target: Target, args: argparse.Namespace) -> dict[str, Any]:
   argv = target.arguments[name]
   if args.flags != [_BEST]:
     return _compiled(name, argv, target, args, files)
-  with_flags = lambda value: run_config.with_keys(argv, {flags.KEY: value}) if value else argv
-  label = lambda value: f"{name} with {value}" if value else name
-  best, tried = best_flags.search(
-      lambda value: _compiled(label(value), with_flags(value), target, args, {}),
-      run_config.given_keys(argv).get(flags.KEY) or "",
-  )
-  found = best.figures
-  if any(files.values()):
-    found = _compiled(label(best.xla_flags), with_flags(best.xla_flags), target, args, files)
-  return found | {"flags": best.sets, "tried": [_result(each) for each in tried]}
+
+  def compiled(given: best_flags.Flags, **files_of_step: pathlib.Path | None) -> dict[str, Any]:
+    label = f"{name} with {', '.join(given.sets)}" if given.sets else name
+    with_flags = run_config.with_keys(argv, {flags.KEY: given.value}) if given.sets else argv
+    return _compiled(label, with_flags, target, args, files_of_step)
+
+  best, tried = best_flags.search(compiled, run_config.given_keys(argv).get(flags.KEY) or "")
+  found = compiled(best.flags, **files) if any(files.values()) else best.figures
+  return found | {"flags": best.flags.sets, "tried": [_result(each) for each in tried]}
 
 
 def _result(tried: best_flags.Tried) -> dict[str, Any]:
   failure = tried.figures.get("failure")
   ending = {"step_s": tried.seconds} if failure is None else {"failure": failure}
-  return {"flags": tried.sets, "without": tried.without, **ending}
+  return {"flags": tried.flags.sets, "without": tried.flags.without, **ending}
 
 
 def _compiled(

@@ -3,10 +3,9 @@
 """Searches the sets of XLA flags with which a step is projected to be fastest. No JAX."""
 
 from collections.abc import Callable, Sequence
-import dataclasses
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from maxtext_pp_ext.compiled import flags
 
@@ -16,13 +15,18 @@ _GAIN = 1e-3  # share of the step that another set has to gain; tables show no l
 _NO_FLAG = re.compile(r"No such compile option: '(\w+)'")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tried:
-  """A step that was compiled with some sets of flags."""
+class Flags(NamedTuple):
+  """A run's flags with some sets."""
 
-  sets: tuple[str, ...]  # their names
-  without: tuple[str, ...]  # flags of these sets that were left out, since the compiler lacks them
-  xla_flags: str  # the value of `compile_xla_flags`
+  value: str  # of `compile_xla_flags`
+  sets: tuple[str, ...] = ()  # the names of the sets
+  without: tuple[str, ...] = ()  # flags of these sets that are left out, since the compiler lacks them
+
+
+class Tried(NamedTuple):
+  """A step that was compiled."""
+
+  flags: Flags
   figures: dict[str, Any]  # see `compare.figures`
 
   @property
@@ -35,27 +39,27 @@ class Tried:
     return self.seconds < (1 - _GAIN) * other.seconds
 
 
-def search(compiled: Callable[[str], dict[str, Any]], own: str = "") -> tuple[Tried, list[Tried]]:
+def search(compiled: Callable[[Flags], dict[str, Any]], own: str = "") -> tuple[Tried, list[Tried]]:
   """Tries no set, each set alone, and then the best with each other one that alone made the step faster.
 
   It goes on until no further set makes the step faster, or the combination has `MOST` sets. Sets whose flags contradict
   flags that are given are not tried. Flags that the compiler lacks are left out.
 
   Args:
-    compiled: (a value of `compile_xla_flags`) -> the figures of the step, or `failure`.
+    compiled: returns the figures of the step with these flags, or `failure`.
     own: the run's own `compile_xla_flags`, which stay.
 
   Returns:
     (the best, all that was tried). The best has no sets if none makes the step faster.
   """
-  best = default = Tried(sets=(), without=(), xla_flags=own, figures=compiled(own))
+  best = default = Tried(Flags(own), compiled(Flags(own)))
   tried, useful = [default], list(flags.SETS)
-  while len(best.sets) < MOST:
+  while len(best.flags.sets) < MOST:
     for name in useful:
       if (found := _with(compiled, own, best, name, tried)) is not None:
         tried.append(found)
     if best is default:
-      useful = [each.sets[0] for each in tried if each.is_faster(default)]
+      useful = [each.flags.sets[0] for each in tried if each.is_faster(default)]
     fastest = min(tried, key=lambda each: each.seconds)
     if not fastest.is_faster(best):
       break
@@ -64,20 +68,20 @@ def search(compiled: Callable[[str], dict[str, Any]], own: str = "") -> tuple[Tr
 
 
 def _with(
-    compiled: Callable[[str], dict[str, Any]], own: str, best: Tried, name: str, tried: Sequence[Tried]
+    compiled: Callable[[Flags], dict[str, Any]], own: str, best: Tried, name: str, tried: Sequence[Tried]
 ) -> Tried | None:
   """The step with the best sets and another one; None if that contradicts given flags, or adds none."""
-  sets, lacked = (*best.sets, name), {flag for each in tried for flag in each.without}
+  sets, lacked = (*best.flags.sets, name), {flag for each in tried for flag in each.flags.without}
   while True:
     without = tuple(sorted(flag for flag in lacked if any(f"--{flag}=" in flags.SETS[each] for each in sets)))
     try:
-      xla_flags = flags.joined(own, sets, without)
+      given = Flags(flags.joined(own, sets, without), sets, without)
     except ValueError:  # a flag would have two values
       return None
-    if xla_flags == best.xla_flags:
+    if given.value == best.flags.value:
       return None
-    figures = compiled(xla_flags)
+    figures = compiled(given)
     missing = set(_NO_FLAG.findall(figures.get("failure", ""))) - lacked
     if not missing or not any(f"--{flag}=" in flags.SETS[each] for flag in missing for each in sets):
-      return Tried(sets=sets, without=without, xla_flags=xla_flags, figures=figures)
+      return Tried(given, figures)
     lacked |= missing

@@ -46,6 +46,65 @@ def test_rows_with_flags_stand_below_those_without():
   assert "- host BSW, A: stopped" in text
 
 
+def _first_column(text):
+  return [line.strip("| ").partition(" |")[0].strip() for line in text.splitlines() if line.startswith("| ")][2:]
+
+
+def test_the_fastest_flags_of_each_pipeline_are_compared_and_slower_ones_are_listed():
+  seconds = {
+      shapes.PLAIN: 2.0,
+      f"{shapes.PLAIN}, A": 1.6,
+      f"{shapes.PLAIN}, B": 1.5,
+      "window, A": 1.2,
+      "window, A, B": 1.3,
+      "window, kept activations": 1.0,
+      "window, kept activations, A": 0.9,
+  }
+  text = compiler_figures.report({"llama3-70b": {name: row(projection={"step_s": s}) for name, s in seconds.items()}})
+  assert _first_column(text) == [
+      *("window, A", "window, kept activations", "window, kept activations, A"),
+      *(shapes.PLAIN, f"{shapes.PLAIN}, B"),
+  ]
+  assert "1.200 (0.80×)" in text and "- window, A, B: 1.300 s" in text and f"- {shapes.PLAIN}, A: 1.600 s" in text
+  assert "0.900 |" in text  # MaxText's plain pipeline with kept activations is not in the table
+
+
+@pytest.fixture
+def searched(monkeypatch, tmp_path):
+  """Runs `compiler_figures` with a compiler that VMEM makes faster; returns the arguments of what it compiled."""
+  asked = []
+
+  def compile_step(arguments, **_):
+    asked.append(arguments)
+    return row(projection={"step_s": 1.0 if "vmem_limit_kib=98304" in " ".join(arguments) else 2.0})
+
+  def run(*given):
+    asked.clear()
+    compiler_figures.main([*given, "--output", str(tmp_path / "figures")])
+    return list(asked)
+
+  monkeypatch.setattr(compiler_figures.compile_step, "compile_step", compile_step)
+  return run
+
+
+def test_a_search_of_flags_goes_on_where_it_was(searched, tmp_path, capsys):
+  given = ("--shape", "llama3-70b", "--impl", "window", "--keep", "--flags", "best")
+  assert len(first := searched(*given)) > 10 and all("mlpwi_0=device" in arguments for arguments in first)
+  assert "window, kept activations, DENSE_VMEM_LIMIT_FLAG" in capsys.readouterr().out
+  assert searched(*given) == []
+  rows = tables.read(tmp_path / "figures.json")
+  del rows["llama3-70b"]["window, kept activations, MOE_VMEM_LIMIT_FLAG"]
+  tables.write(tmp_path / "figures.json", rows)
+  (again,) = searched(*given)
+  assert "compile_xla_flags=--xla_tpu_scoped_vmem_limit_kib=81920" in again
+
+
+def test_a_shape_without_a_policy_has_no_rows_with_kept_activations(searched, capsys):
+  with pytest.raises(SystemExit):
+    searched("--shape", "gpt-oss-120b", "--keep")
+  assert "no policy of kept activations for gpt-oss-120b" in capsys.readouterr().err
+
+
 def test_flags_that_cannot_be_used_end_the_command_before_anything_is_compiled(capsys):
   for given, words in ((["DENSE"], "no such set"), (["DENSE_VMEM_LIMIT_FLAG", "MOE_VMEM_LIMIT_FLAG"], "is 98304 by")):
     with pytest.raises(SystemExit):

@@ -23,8 +23,9 @@ def step(gains, base=10.0, lacked=()):
   """
   asked = []
 
-  def compiled(xla_flags):
-    asked.append(xla_flags)
+  def compiled(given):
+    xla_flags = given.value
+    asked.append(given)
     for flag in lacked:
       if f"--{flag}=" in xla_flags:
         return {"failure": f"INVALID_ARGUMENT: No such compile option: '{flag}'"}
@@ -37,34 +38,34 @@ def step(gains, base=10.0, lacked=()):
 
 
 def sets_of(tried):
-  return [each.sets for each in tried]
+  return [each.flags.sets for each in tried]
 
 
 def test_the_best_sets_are_found_one_after_another():
   compiled, asked = step({VMEM: 2.0, MATMUL: 1.0, PIPELINING: 0.5, SPARSECORES: -1.0})
   best, tried = best_flags.search(compiled)
-  assert best.sets == (VMEM, MATMUL, PIPELINING) and best.seconds == 6.5
-  assert best.xla_flags == " ".join(f"--{FLAG[name]}" for name in best.sets)
-  assert [each.xla_flags for each in tried] == asked and len(set(sets_of(tried))) == len(tried)
+  assert best.flags.sets == (VMEM, MATMUL, PIPELINING) and best.seconds == 6.5
+  assert best.flags.value == " ".join(f"--{FLAG[name]}" for name in best.flags.sets)
+  assert [each.flags for each in tried] == asked and len(set(sets_of(tried))) == len(tried)
   assert set(sets_of(tried)) >= {(), *((name,) for name in flags.SETS)}
   # Combinations have sets that alone made the step faster. Three are the most.
-  assert [sets for sets in sets_of(tried) if len(sets) > 1] == [(VMEM, PIPELINING), (VMEM, MATMUL), best.sets]
+  assert [sets for sets in sets_of(tried) if len(sets) > 1] == [(VMEM, PIPELINING), (VMEM, MATMUL), best.flags.sets]
 
 
 def test_a_set_that_gains_nothing_beside_the_best_is_left_out():
   compiled, _ = step({VMEM: 2.0})
-  best, tried = best_flags.search(lambda given: compiled(given if FLAG[VMEM] in given or not given else "--none=1"))
-  assert best.sets == (VMEM,) and max(map(len, sets_of(tried))) == 1
+  best, tried = best_flags.search(lambda given: compiled(given if given.sets == (VMEM,) else best_flags.Flags("")))
+  assert best.flags.sets == (VMEM,) and max(map(len, sets_of(tried))) == 1
 
 
 def test_without_a_gain_no_set_is_best():
-  assert best_flags.search(step({VMEM: 1e-4})[0])[0].sets == ()
+  assert best_flags.search(step({VMEM: 1e-4})[0])[0].flags.sets == ()
 
 
 def test_sets_that_the_compiler_refuses_are_not_best():
   best, tried = best_flags.search(step({VMEM: None, MATMUL: 1.0})[0])
-  assert best.sets == (MATMUL,)
-  (refused,) = [each for each in tried if each.sets == (VMEM,)]
+  assert best.flags.sets == (MATMUL,)
+  (refused,) = [each for each in tried if each.flags.sets == (VMEM,)]
   assert refused.figures == {"failure": "refused"}
 
 
@@ -72,28 +73,30 @@ def test_flags_that_the_compiler_lacks_are_left_out_of_their_sets():
   lacked = ("xla_sc_disjoint_spmem", "xla_tpu_use_tc_device_shape_on_sc")
   best, tried = best_flags.search(step({SPARSECORES: 2.0, VMEM: 1.0}, lacked=lacked)[0])
   assert (
-      best.sets == (SPARSECORES, VMEM) and best.without == lacked and not any(flag in best.xla_flags for flag in lacked)
+      best.flags.sets == (SPARSECORES, VMEM)
+      and best.flags.without == lacked
+      and not any(flag in best.flags.value for flag in lacked)
   )
-  assert all(each.without in ((), lacked) for each in tried) and not tried[0].without
+  assert all(each.flags.without in ((), lacked) for each in tried) and not tried[0].flags.without
   assert all("failure" not in each.figures for each in tried)
 
 
 def test_a_failure_over_a_flag_of_the_run_is_a_failure():
   compiled, asked = step({}, lacked=["xla_a"])
   best, tried = best_flags.search(compiled, own="--xla_a=1")
-  assert best.sets == () and all("xla_a" in each.figures["failure"] for each in tried) and len(asked) == len(tried)
+  assert best.flags.sets == () and all("xla_a" in each.figures["failure"] for each in tried) and len(asked) == len(tried)
 
 
 def test_a_set_may_make_a_step_compile():
   best, _ = best_flags.search(step({MATMUL: 1.0}, base=None)[0])
-  assert best.sets == (MATMUL,)
-  assert best_flags.search(lambda given: {"failure": "too large"})[0].sets == ()
+  assert best.flags.sets == (MATMUL,)
+  assert best_flags.search(lambda given: {"failure": "too large"})[0].flags.sets == ()
 
 
 def test_sets_that_contradict_given_flags_or_add_none_are_not_tried():
   best, tried = best_flags.search(step({VMEM: 1.0, MOE_VMEM: 0.5})[0])
-  assert best.sets == (VMEM,) and (VMEM, MOE_VMEM) not in sets_of(tried)
+  assert best.flags.sets == (VMEM,) and (VMEM, MOE_VMEM) not in sets_of(tried)
   own = f"--{FLAG[MOE_VMEM]}"
   best, tried = best_flags.search(step({MATMUL: 1.0})[0], own=own)
-  assert best.xla_flags == f"{own} --{FLAG[MATMUL]}"
+  assert best.flags.value == f"{own} --{FLAG[MATMUL]}"
   assert (VMEM,) not in sets_of(tried) and (MOE_VMEM,) not in sets_of(tried)
