@@ -1,0 +1,106 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a remat policy keeps, offloads or computes again changes no gradient, in pipelines and windows.
+
+Each named policy of MaxText, and `custom` with each activation of Llama's layer on the device and on the host. Pipelines
+are compared with a loop over their layers, windows with MaxText's scan over the layers, both in float32.
+"""
+
+import math
+
+import pytest
+
+from maxtext_pp_ext.host.models import decoder_layers
+from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
+from maxtext_pp_ext.testing import parity
+from tests.engine.common import build, Built, decoder_policy, dot_flops, gradient_program
+from tests.engine.test_remat import BOUND, OFFLOADED, ON_DEVICE
+from tests.marks import slow_but
+from tests.parity import windows
+from tests.parity.blocks import PIPELINED
+from tests.parity.common import LAYERS, make_config, make_pipeline
+
+NAMES = (
+    *("decoder_layer_input", "query_proj", "key_proj", "value_proj", "context", "out_proj"),
+    *("mlpwi_0", "mlpwi_1", "mlpwo"),
+)
+# Fused projections have names of their own.
+FUSED = {"qkv_proj": {"fused_qkv": True}, "mlpwi": {"fused_mlp": True}}
+CUSTOM = {
+    "nothing": {"decoder_layer_input": "remat"},
+    **{f"{name} on the {place}": {name: place} for name in (*NAMES, *FUSED) for place in ("device", "offload")},
+    "what Llama 3 70B keeps": dict.fromkeys(("query_proj", "key_proj", "value_proj", "context", "mlpwi_0"), "device"),
+    "all on the device": dict.fromkeys(NAMES, "device"),
+    "all offloaded": dict.fromkeys(NAMES, "offload"),
+}
+POLICIES = {
+    **{policy: {"remat_policy": policy} for policy in (*ON_DEVICE, *OFFLOADED)},
+    **{
+        f"custom, {name}": {"remat_policy": "custom"} | places | FUSED.get(next(iter(places)), {})
+        for name, places in CUSTOM.items()
+    },
+}
+LAYOUTS = {
+    "2 stages": {"stages": 2, "repeats": 3, "microbatches": 4},
+    "2 stages, D = 2": {"stages": 2, "repeats": 2, "microbatches": 4, "pipeline_delay_activation_forwarding": True},
+    "3 stages": {"stages": 3, "repeats": 2, "microbatches": 3, "microbatch_size": 2},
+    "4 stages": {"stages": 4, "repeats": 2, "microbatches": 4},
+    "2 stages of 2 layers": {"stages": 2, "repeats": 2, "microbatches": 2, "layers_per_stage": 2},
+}
+QUICK = {
+    ("minimal", "2 stages"),
+    ("custom, what Llama 3 70B keeps", "4 stages"),
+    ("custom, all offloaded", "2 stages, D = 2"),
+}
+CASES = {f"{policy}, {layout}": (policy, layout) for policy in POLICIES for layout in LAYOUTS}
+
+
+@pytest.mark.parametrize("policy, layout", slow_but({", ".join(each) for each in QUICK}, CASES, spread=True))
+def test_a_pipeline_equals_a_loop_over_its_layers(policy, layout):
+  built = build(pipeline_impl="circular_bsw", **LAYOUTS[layout], **POLICIES[policy])
+  reference = parity.reference(built.module, LAYERS["llama"], built.config, built.batch)
+  result = parity.compare(built.module, reference, built.batch, built.mesh, built.config.logical_axis_rules)
+  result.check(BOUND)
+
+
+@pytest.mark.parametrize("microbatches", slow_but([2], [-1, 2, 4]))
+@pytest.mark.parametrize("policy", slow_but(["custom, what Llama 3 70B keeps"], list(POLICIES)))
+def test_a_window_equals_the_scan(policy, microbatches):
+  windows.compare(["circular_bsw"], num_pipeline_microbatches=microbatches, **POLICIES[policy])
+
+
+class NaNInBubbles(CircularBswPipeline):
+  """What is kept of a bubble is NaN, too."""
+
+  bubble_fill = math.nan
+
+
+@pytest.mark.parametrize("layout", slow_but(["3 stages"], ["2 stages", "2 stages, D = 2", "3 stages", "4 stages"]))
+@pytest.mark.parametrize(
+    "policy", slow_but(["custom, all on the device"], ["minimal_offloaded", "custom, all on the device"])
+)
+def test_what_is_kept_of_a_bubble_reaches_nothing(policy, layout):
+  config = make_config(**LAYOUTS[layout], **POLICIES[policy])
+  mesh, batch = parity.mesh_of(config), parity.Batch.random(config)
+  factory = lambda config, stage, mesh, _, *, rngs: NaNInBubbles(config, stage, mesh, decoder_policy(config), rngs=rngs)
+  module = make_pipeline(factory, config, "llama", mesh)
+  reference = parity.reference(module, LAYERS["llama"], config, batch)
+  parity.compare(module, reference, batch, mesh, config.logical_axis_rules).check(BOUND)
+
+
+OF_BLOCKS = ("minimal", "save_qkv_proj", "custom, what Llama 3 70B keeps", "custom, all on the device")
+
+
+@pytest.mark.parametrize("policy", slow_but(["custom, all on the device"], OF_BLOCKS))
+@pytest.mark.parametrize("case", slow_but(["llama2"], {case.name: case for case in PIPELINED if not case.experts}))
+def test_backward_recomputes_of_each_block_what_jax_does_with_a_checkpoint_around_its_stage(case, policy):
+  """MaxText's plain pipeline is a scan over `jax.checkpoint`: JAX itself decides what it keeps and computes again."""
+  flops = []
+  for implementation in ("circular_bsw", "host"):
+    config = case.config(
+        stages=2, repeats=case.repeats(2), microbatches=4, pipeline_impl=implementation, **POLICIES[policy]
+    )
+    mesh = parity.mesh_of(config)
+    module = decoder_layers.pipeline(config, mesh, implementation)
+    flops.append(dot_flops(gradient_program(Built(config, mesh, module, parity.Batch.random(config)))))
+  assert flops[0] == flops[1] > 0
