@@ -9,8 +9,6 @@ A name that another module takes out of it with `from … import` executes it. E
 them the other module gets a mapping that executes it when it is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 import importlib
 import importlib.machinery

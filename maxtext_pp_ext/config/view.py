@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a config: values of keys as plain Python, and views of a config with a few other values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 import dataclasses
 from typing import Any

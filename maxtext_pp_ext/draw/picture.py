@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws a schedule as a picture: stages × iterations, coloured by repeat, and below it the double buffer of one stage."""
 
-from __future__ import annotations
-
 import operator
 import pathlib
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws a schedule in a terminal: a row per stage, a column per iteration, digits and colours for repeats."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 import string
 import textwrap

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backward loops; see `engine.py` for the pseudo-code."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

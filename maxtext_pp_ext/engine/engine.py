@@ -23,8 +23,6 @@ can also hide that of the activation. Nothing is gathered in a direction's last 
 backward has finished a repeat. So each direction runs a few loops, whose bodies differ only in those lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import dataclasses
 from typing import Any

@@ -5,8 +5,6 @@
 `programs/partial.py` says what is computed. Here is every barrier between these computations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

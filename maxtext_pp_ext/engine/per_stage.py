@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a function on each stage separately: stages are at different items, so each has its own indices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ memory. In a bubble before its first item a stage writes where that item will be
 M·R.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import dataclasses
 import functools

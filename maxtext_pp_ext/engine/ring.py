@@ -17,8 +17,6 @@ and sends the output around. On zeros all tokens would be alike, and a layer wit
 same devices, for which all stages wait.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import dataclasses
 from typing import Any
@@ -85,7 +83,7 @@ class Ring:
   def _on_stage_axis(self, fn, in_spec: P, out_spec: P, x: jax.Array) -> jax.Array:
     return jax.shard_map(fn, mesh=self.mesh, in_specs=in_spec, out_specs=out_spec, check_vma=False)(x)
 
-  def on_stages(self, fn: Callable[..., jax.Array], in_specs: tuple[P, ...], out_specs: P, *args: jax.Array) -> jax.Array:
+  def on_stages(self, fn: Callable[..., jax.Array], in_specs: tuple[P, ...], out_specs: P, *args: Any) -> jax.Array:
     """Runs a function on each stage's part of the arguments; the compiler divides them over the other mesh axes."""
     along = {STAGE_AXIS}
     mapped = jax.shard_map(fn, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=along, check_vma=False)

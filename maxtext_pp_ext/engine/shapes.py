@@ -6,8 +6,6 @@ R repeats, S stages, M microbatches, T iterations; B buffers of a double buffer;
 the axes over which a gradient is left as a partial sum. `*dims` are the axes of one layer's weight.
 """
 
-from __future__ import annotations
-
 import jax
 from jaxtyping import Bool, Float, Int, Shaped
 

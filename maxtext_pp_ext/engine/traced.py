@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the loops of both directions use: a pipeline with traced stages, and the residuals that forward keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import dataclasses
 import functools

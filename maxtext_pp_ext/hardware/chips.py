@@ -15,8 +15,6 @@ Sources:
   (github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks; the formula behind that figure is not published).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 _GIB = 1 << 30

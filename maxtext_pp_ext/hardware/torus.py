@@ -6,8 +6,6 @@ MaxText's table of topologies has the lengths (`host.topology.slice_of`). Which 
 rule. MaxText's table says it, too (`wrap`); tests compare the rule with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import dataclasses
 import itertools

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base class of every circular `pipeline_impl`; subclasses name a gather policy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import functools
 import math

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs stacked layers on a batch with the engine: maps config and modules to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import dataclasses
 import math

@@ -8,8 +8,6 @@ in MaxText (`host.models.sown`). Values with an unlisted name keep a microbatch 
 mistake.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

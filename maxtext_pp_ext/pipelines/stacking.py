@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the arrays of stacked layers are stacked, and how they become `[repeat, stage, …]`."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

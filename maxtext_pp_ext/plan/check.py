@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a run's config without compiling it, on a machine without its devices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import dataclasses
 

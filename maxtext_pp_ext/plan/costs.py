@@ -6,8 +6,6 @@ Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding dela
 device. Traffic is what a device sends in one step, counted as `compiled.compare` counts that of compiled programs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 import dataclasses
 import enum

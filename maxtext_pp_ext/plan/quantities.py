@@ -5,8 +5,6 @@
 A schedule is that of the run's pipeline or window; None without one. `mesh` is that of the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 import functools
 import math

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weights of a config's model, as one device has them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import math

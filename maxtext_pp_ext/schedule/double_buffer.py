@@ -6,8 +6,6 @@ This is the arithmetic of `engine.engine`'s pseudo-code, for pictures and tests.
 repeat in work, and a next buffer in which the next repeat arrives, in as many chunks as a repeat has microbatches.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from maxtext_pp_ext.schedule.circular import Schedule

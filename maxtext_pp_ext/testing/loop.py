@@ -6,8 +6,6 @@ The loop runs over microbatches, then over layers. It must not run the whole bat
 microbatch, and experts in buffers of a given size drop tokens per microbatch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import functools
 from typing import Any

@@ -13,8 +13,6 @@ a part has some of the layer's operations beside it, such as the sum of its resi
 layers leave nothing outside on the way from the stage's input to its output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence, Set
 import contextlib
 import functools

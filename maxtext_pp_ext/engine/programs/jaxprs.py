@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers for jaxprs: they analyse which variables operations use, select parts of programs, and run them by a rule."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any

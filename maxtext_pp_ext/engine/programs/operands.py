@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """In which memory layout the operations of a program read what they are given fastest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from maxtext_pp_ext.engine.programs.jaxprs import inner_program, makers_of, uses

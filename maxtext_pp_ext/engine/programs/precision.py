@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the dtype in which a weight can be gathered without changing a single bit of the result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the rewrites of programs know about JAX's primitives: one table."""
 
-from __future__ import annotations
-
 import enum
 
 from maxtext_pp_ext.jax_private import JaxprEqn

@@ -6,8 +6,6 @@ A root is a matrix product or a sum that contracts the batch, or a sum over devi
 operations follow between a root and the gradient, so they can act on each part of the sum alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import math
 from typing import NamedTuple

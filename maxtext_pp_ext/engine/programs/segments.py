@@ -7,8 +7,6 @@ of all layers of a stage at the end, and keep the activations of all of them unt
 67 million parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 

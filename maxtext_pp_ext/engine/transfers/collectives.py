@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives of `jax.lax`, each in the form in which the TPU compiler sends least, or overlaps it with compute."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import functools
 import math

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of an array's dimensions in memory, where the TPU compiler's own choice costs copies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import itertools
 import math

@@ -8,8 +8,6 @@ line, whatever the flags. Step by step it sends the same bytes over fewer links 
 with compute that costs nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import math
 

@@ -7,8 +7,6 @@ and scattered, while the stage computes. Everything here acts on the local array
 `shard_map`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 import dataclasses
 import functools

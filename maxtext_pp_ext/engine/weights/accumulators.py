@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of gradients over the microbatches of a repeat, which each device adds up for itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

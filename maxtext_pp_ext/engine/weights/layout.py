@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layouts of one parameter: as it is stored, as a stage computes with it, and as its gradient is summed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 import dataclasses
 import math

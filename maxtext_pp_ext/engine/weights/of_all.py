@@ -6,8 +6,6 @@ Unless a function says otherwise, `repeat` is the repeat that each stage is at, 
 chunks − 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -18,8 +18,6 @@ weight. The matrix product that computes it adds the sum, casts it and writes it
 iteration, and all wait for it. A separate cast would make these iterations longer: with M = 2·S every second one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import dataclasses
 from typing import Any, NamedTuple, Self

@@ -5,8 +5,6 @@
 The gradient of an iteration is the sum of a repeat: it waits for its reduction where it is computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any, Self
