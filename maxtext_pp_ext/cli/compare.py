@@ -14,7 +14,7 @@ its stages' devices given to FSDP. "window" is that model with circular_bsw, who
             is not compiled, and its row says so. The CPU compiler does not report it. None is shown where activations are
             offloaded to the host: the compiler would count the host's memory, too.
   temp      temporary buffers, counted without reuse of each other's memory
-  carries   what collectives carry, inferred from where the program takes their data from and uses them
+  payload   what collectives send, inferred from where the program takes their data from and uses them
   overlap   share of the bytes with a matrix multiplication or kernel between start and end of the transfer; a CPU's
             transfers are synchronous
   FLOPs     of matrix multiplications; those within TPU kernels are not counted

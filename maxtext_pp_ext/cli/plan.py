@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         failed |= "failure" in row["compiled"]
     result["order"] = _order(result["candidates"])
   else:
-    result["ways"] = [dataclasses.asdict(way) for way in found.ways]
+    result["remedies"] = [dataclasses.asdict(remedy) for remedy in found.remedies]
   if args.write and (fits or args.row):
     result["written"] = _write(args, chosen, found)
   elif args.write:

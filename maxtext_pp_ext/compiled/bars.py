@@ -45,7 +45,7 @@ def _panels():
       ("arguments", row["bytes"]["arguments"]),
       ("the rest of the peak", max(row["bytes"]["peak"] - row["bytes"]["arguments"], 0)),
   ]
-  sent = lambda row: [(what, compare.wire_bytes(row, carries=what)) for what in (*reading.CARRIED, compare.UNTOLD)]
+  sent = lambda row: [(what, compare.wire_bytes(row, payload=what)) for what in (*reading.PAYLOADS, compare.UNTOLD)]
   here = lambda row: [("", row["run"]["step_s"]["median"])] if "step_s" in row.get("run", {}) else []
   return [
       ("peak memory", "B", lambda row: memory(row) if row["bytes"]["peak"] else []),

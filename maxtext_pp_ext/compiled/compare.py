@@ -71,7 +71,7 @@ def of_step(read: reading.Step) -> dict[str, Any]:
     what is sent if all devices get equally many rows. `weight_gathers`: all-gathers executed, counted per floating-point
     array of at least `collectives.WEIGHT_BYTES`. `dot_flops` of matrix multiplications and convolutions, without those in
     Pallas kernels. `loops_without_trip_count` and `conditionals_unknown` could not be followed. `transfers` lists the
-    collectives by what they carry, kind and loop depth. `overlap` has the shares of their bytes that are transferred
+    collectives by payload, kind and loop depth. `overlap` has the shares of their bytes that are transferred
     asynchronously, and with compute meanwhile.
   """
   with hlo.reading():
@@ -87,20 +87,20 @@ def of_step(read: reading.Step) -> dict[str, Any]:
         "dot_flops": read.run.total(products.dot_flops),
         "loops_without_trip_count": sorted(read.run.unknown.loops),
         "conditionals_unknown": sorted(read.run.unknown.conditionals),
-        "transfers": transfers(read.collectives, read.carries),
+        "transfers": transfers(read.collectives, read.payloads),
         "overlap": overlap(read.collectives),
     }
 
 
-def transfers(found: Sequence[spans.Span], what: Sequence[str | None]) -> list[dict[str, Any]]:
-  """Bytes on the wire and executions, by what is carried, kind and loop depth; the most bytes first."""
-  keys = [(carries or UNTOLD, span.collective.kind, span.depth) for span, carries in zip(found, what, strict=True)]
+def transfers(found: Sequence[spans.Span], payloads: Sequence[str | None]) -> list[dict[str, Any]]:
+  """Bytes on the wire and executions, by payload, kind and loop depth; the most bytes first."""
+  keys = [(payload or UNTOLD, span.collective.kind, span.depth) for span, payload in zip(found, payloads, strict=True)]
   rows = []
-  for (carries, kind, depth), group in _grouped(found, keys).items():
-    row = {"carries": carries, "kind": kind, "loop_depth": depth, "wire_bytes": round(sum(s.wire_bytes for s in group))}
+  for (payload, kind, depth), group in _grouped(found, keys).items():
+    row = {"payload": payload, "kind": kind, "loop_depth": depth, "wire_bytes": round(sum(s.wire_bytes for s in group))}
     row["count"] = _count(span.executions for span in group)
     rows.append(row | ({"balanced_bytes": round(_balanced_bytes(group))} if kind == collectives.RAGGED else {}))
-  return sorted(rows, key=lambda row: (-row["wire_bytes"], row["carries"], row["kind"], row["loop_depth"]))
+  return sorted(rows, key=lambda row: (-row["wire_bytes"], row["payload"], row["kind"], row["loop_depth"]))
 
 
 def _grouped[Key: Hashable](found: Iterable[spans.Span], keys: Iterable[Key]) -> dict[Key, list[spans.Span]]:
@@ -148,10 +148,10 @@ def simulate(read: reading.Step, chip: chips.Chip, placement: Mapping[str, Any])
     HloError: the program has something that is not understood.
   """
   with hlo.reading():
-    carries = {(span.where, span.name): kind for span, kind in zip(read.collectives, read.carries, strict=True)}
+    payloads = {(span.where, span.name): each for span, each in zip(read.collectives, read.payloads, strict=True)}
     devices = [torus.Device(slice=each[0], at=tuple(each[1:])) for each in placement["devices"]]
     grid = torus.Torus(devices, link=chip.link, network=chip.network, dimensions=chip.links // 2)
-    return timeline.Timeline(read.run, costs.Costs(read.run.module, chip, grid, placement["mesh"], carries))
+    return timeline.Timeline(read.run, costs.Costs(read.run.module, chip, grid, placement["mesh"], payloads))
 
 
 def of_projection(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from maxtext_pp_ext.compiled import spans
 from maxtext_pp_ext.compiled.program import collectives, dataflow, execution, hlo
 
 WEIGHTS, GRADIENTS, ACTIVATIONS, DISPATCH, ELSEWHERE = "weights", "gradients", "activations", "dispatch", "elsewhere"
-CARRIED = (WEIGHTS, GRADIENTS, ACTIVATIONS, DISPATCH, ELSEWHERE)
+PAYLOADS = (WEIGHTS, GRADIENTS, ACTIVATIONS, DISPATCH, ELSEWHERE)
 _REDUCTIONS = frozenset({"all-reduce", "reduce-scatter", "collective-permute", collectives.BETWEEN_SLICES})
 _COMPUTE = frozenset({"dot", "convolution", "scatter"})
 _KERNELS = ("tpu_custom_call", "matmul", "gemm", "cudnn")
@@ -30,7 +30,7 @@ class Step:
 
   run: execution.Execution  # one run of the program
   collectives: tuple[spans.Span, ...]  # all of them, in the order of the program's computations
-  carries: tuple[str | None, ...]  # what each carries, one of CARRIED; None if the step's arguments have no names
+  payloads: tuple[str | None, ...]  # of each, one of PAYLOADS; None if the step's arguments have no names
 
 
 def step(text: str, *, batch: str, optimizer: str) -> Step:
@@ -48,11 +48,11 @@ def step(text: str, *, batch: str, optimizer: str) -> Step:
   with hlo.reading():
     run = execution.of_module(module)
     found = tuple(spans.spans(run))
-    carries = _carried(module, found, batch=batch, optimizer=optimizer)
-    return Step(run=run, collectives=found, carries=tuple(carries))
+    payloads = _payloads(module, found, batch=batch, optimizer=optimizer)
+    return Step(run=run, collectives=found, payloads=tuple(payloads))
 
 
-def _carried(module: hlo.Module, found: Sequence[spans.Span], *, batch: str, optimizer: str) -> list[str | None]:
+def _payloads(module: hlo.Module, found: Sequence[spans.Span], *, batch: str, optimizer: str) -> list[str | None]:
   flow = dataflow.Dataflow(module)
   rows, state = _arguments(module, batch), _arguments(module, optimizer)
   if not rows:

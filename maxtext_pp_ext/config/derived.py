@@ -5,7 +5,7 @@
 Symbols as in `schedule`: S stages, M microbatches, R repeats, D forwarding delay; P layers per stage, L pipelined layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 import math
 import os
 import re
@@ -169,30 +169,29 @@ def devices_to_share(config: HostKeys, network: str) -> int | None:
   return slices if slices > 1 else None  # with one slice MaxText ignores the other network
 
 
-def filled(sizes: Sequence[int], target: int) -> list[int] | None:
+def filled(sizes: Mapping[str, int], target: int) -> dict[str, int] | None:
   """The sizes with -1 replaced by what is left, or None if they cannot make the target; as MaxText does."""
-  known = math.prod(size for size in sizes if size != -1)
-  unknown = sum(size == -1 for size in sizes)
-  if known < 1 or unknown > 1 or any(size < 1 and size != -1 for size in sizes):
+  known = math.prod(size for size in sizes.values() if size != -1)
+  unknown = sum(size == -1 for size in sizes.values())
+  if known < 1 or unknown > 1 or any(size < 1 and size != -1 for size in sizes.values()):
     return None
   if target % known or (not unknown and known != target):
     return None
-  return [target // known if size == -1 else size for size in sizes]
+  return {axis: target // known if size == -1 else size for axis, size in sizes.items()}
+
+
+def sizes_of_axes(config: HostKeys, network: str) -> dict[str, int] | None:
+  """Mesh axis -> size, -1 derived; 1 on a network that has nothing to share. None if they do not make its devices."""
+  asked, target = parallelism(config, network), devices_to_share(config, network)
+  return dict.fromkeys(asked, 1) if target is None else filled(asked, target)
 
 
 def mesh_shape(config: HostKeys) -> dict[str, int] | None:
   """Axis -> size of the mesh of all devices, or None if the parallelism does not give their number."""
-  shape = dict.fromkeys(config.mesh_axes, 1)
-  targets = {network: devices_to_share(config, network) for network in NETWORKS}
-  if targets["ici"] is None:
+  ici, dcn = (sizes_of_axes(config, network) for network in NETWORKS)
+  if devices_to_share(config, "ici") is None or ici is None or dcn is None:
     return None
-  for network, target in targets.items():
-    if target is not None:
-      asked = parallelism(config, network)
-      if (sizes := filled(list(asked.values()), target)) is None:
-        return None
-      shape |= {axis: shape[axis] * size for axis, size in zip(asked, sizes, strict=True)}
-  return shape
+  return {axis: size * dcn[axis] for axis, size in ici.items()}
 
 
 def batches(config: HostKeys) -> dict[str, tuple[int, int]]:

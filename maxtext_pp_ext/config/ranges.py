@@ -90,8 +90,8 @@ def problems(fields: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> list
     if allowed is None or number is None or (why_not := allowed.why_not(number)) is None:
       continue
     default = None if allowed.default is None else _text(allowed.default)
-    way = f"Set another number, such as MaxText's default, {key}={default}" if default else "Leave it out"
-    found.append(f"{key}={value} {why_not}. {way}.")
+    remedy = f"Set another number, such as MaxText's default, {key}={default}" if default else "Leave it out"
+    found.append(f"{key}={value} {why_not}. {remedy}.")
   return found
 
 

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 import contextlib
 import contextvars
+import dataclasses
 from typing import Any
 
 from maxtext_pp_ext.config import derived
@@ -23,7 +24,6 @@ BATCHES = {
 
 Values = Mapping[str, Any]
 LEAVE_OUT = "Leave out pipeline_impl, or set pipeline_impl=host, for MaxText's own pipeline."
-_MOST_WAYS = 4  # that are printed
 _wanted = contextvars.ContextVar("_wanted", default=True)
 
 
@@ -37,23 +37,31 @@ def not_wanted() -> Iterator[None]:
     _wanted.reset(token)
 
 
+def are_wanted() -> bool:
+  return _wanted.get()
+
+
+@dataclasses.dataclass(frozen=True)
+class Remedy:
+  """Values for keys that may solve a problem."""
+
+  values: Values
+  remark: str = ""  # for the text
+
+
 class Problem(str):
   """A problem with the sizes of a pipeline. Its text lists its remedies, whether or not each alone is enough."""
 
   what: str  # the problem, with the keys and their values
-  ways: tuple[tuple[Values, str], ...]  # remedies: each is values for keys, and a remark or ""
+  remedies: tuple[Remedy, ...]
 
-  def __new__(cls, what: str, *ways: Values | tuple[Values, str], otherwise: str = "") -> Problem:
-    """`otherwise` is a general remedy for the text, used instead of `ways`."""
-    pairs = tuple((way, "") if isinstance(way, Mapping) else way for way in ways)
-    self = super().__new__(cls, _sentences(what, pairs, otherwise))
-    self.what, self.ways = what, pairs
+  def __new__(cls, what: str, *remedies: Remedy | Values, otherwise: str = "") -> Problem:
+    """`otherwise` is a general remedy for the text, used instead of `remedies`. Values are a remedy without a remark."""
+    each = tuple(remedy if isinstance(remedy, Remedy) else Remedy(remedy) for remedy in remedies)
+    text = otherwise or " or ".join(settings(remedy.values) + remedy.remark for remedy in each)
+    self = super().__new__(cls, f"{what} Set {text}." if text else what)
+    self.what, self.remedies = what, each
     return self
-
-
-def _sentences(what: str, ways: Iterable[tuple[Values, str]], otherwise: str = "") -> str:
-  text = otherwise or " or ".join(settings(values) + remark for values, remark in ways)
-  return f"{what} Set {text}." if text else what
 
 
 def settings(values: Values) -> str:
@@ -85,70 +93,3 @@ def changed[C: HostKeys](config: C, values: Values, given: Values | None = None)
   if found.num_pipeline_microbatches == -1 and derived.num_stages(found):
     view["num_pipeline_microbatches"] = derived.least_microbatches(found)
   return with_values(config, view)
-
-
-def _of_layers_outside(config: HostKeys, proposal: Values, passes: Callable[[Values], bool], given: Values) -> str:
-  """Says which layers a proposal leaves out of the pipeline, and how all of them would run without one; "" for none."""
-  kept, available = proposal.get("pipeline_parallel_layers", -1), derived.layers_to_choose_from(config)
-  if kept == -1 or available is None:
-    return ""
-  text = f" That leaves {available - kept} of {available} layers out of the pipeline, on every stage."
-  none = {f"{network}_pipeline_parallelism": 1 for network in derived.NETWORKS}
-  none |= derived.WITHOUT_PIPELINE | {"num_pipeline_microbatches": -1}
-  changes = {key: value for key, value in none.items() if given.get(key, getattr(config, key)) != value}
-  return f"{text} Without a pipeline: {settings(changes)}." if passes(changes) else text
-
-
-def _kind(config: HostKeys, values: Values, remark: str) -> Any:
-  """What makes a remedy like another one: the same keys, changed to either side, with the same remark."""
-
-  def is_more(key: str, value: Any) -> bool:
-    present = getattr(config, key, None)
-    return isinstance(value, (int, float)) and value > (present if isinstance(present, (int, float)) else 0)
-
-  return (*((key, is_more(key, value)) for key, value in values.items()), remark)
-
-
-def with_remedies[C: HostKeys](
-    config: C,
-    found: Sequence[str],
-    problems: Callable[[C], Sequence[str]],
-    propose: Callable[..., Values | None],
-    given: Values | None = None,
-) -> list[str]:
-  """The texts of a config's problems, with each remedy that is enough alone, or with one for all problems together.
-
-  `problems` finds those of another config, `propose` is `propose.proposal`, and `given` as for `changed`.
-  """
-  sizes = [problem for problem in found if isinstance(problem, Problem)]
-  if not sizes:
-    return list(found)
-
-  def passes(values: Values) -> bool:
-    left = problems(changed(config, values, given))
-    return not any(isinstance(problem, Problem) for problem in left) and len(left) <= len(found) - len(sizes)
-
-  texts = [problem.what if isinstance(problem, Problem) else problem for problem in found]
-  if not _wanted.get():
-    return texts
-  ways: dict[Any, tuple[Values, str]] = {}  # the first way of each kind
-  for way in sizes[0].ways if len(sizes) == 1 else ():
-    if len(ways) < _MOST_WAYS and _kind(config, *way) not in ways and passes(way[0]):
-      ways[_kind(config, *way)] = way
-  if ways:
-    return [_sentences(p.what, ways.values()) if p is sizes[0] else p for p in found]
-  proposal = propose(config, passes, given or {})
-  if proposal is None:
-    change = "Set pipeline_impl=host, or change" if derived.runs_ours(config) else "Change"
-    remedy = (
-        f"No sizes fit these devices. {change} the batch or the number of devices."
-        if derived.num_stages(config) == 1
-        else "No pipeline of this model fits these devices: set pipeline_impl=host and train without one, or change "
-        "base_num_decoder_layers or the number of devices."
-    )
-  else:
-    remedy = f"Set{', together:' if len(proposal) > 1 else ''} {settings(proposal)}."
-    remedy += _of_layers_outside(config, proposal, passes, given or {})
-  last = max(i for i, problem in enumerate(found) if isinstance(problem, Problem))
-  texts[last] += f" {remedy}"
-  return texts

@@ -36,12 +36,12 @@ _STREAM_ROUND_TRIPS_OF_STAGE, _STREAM_ROUND_TRIPS_OF_LAYER, _STREAM_ROUND_TRIPS_
 # The logits' three products, likewise: 8192 × 5120 × 202048 in Llama 4 Scout takes 43, 41 and 45 ms, 37 at the peak.
 _LOGITS = 1.17
 # The product that computes a gradient adds it to the float32 sum. In Llama 3 70B on v5p it takes 6.1 ms instead of 4.7,
-# as long as four passes over the sum: its tiles leave less VMEM to the operands, and nothing hides what is read and
-# written. With 48 MiB of scoped VMEM or more both take 4.2 ms. Kernels of grouped products do not add: always four.
+# as long as four HBM round trips of the sum: its tiles leave less VMEM to the operands, and nothing hides what is read
+# and written. With 48 MiB of scoped VMEM or more both take 4.2 ms. Kernels of grouped products do not add: always four.
 _SUM_ROUND_TRIPS = 4
-# What is copied of weights and gradients on their way from gathers into the window, to products, and out of it, in
-# passes over each gathered and each reduced repeat. With one microbatch products read what was gathered. With several a
-# pipeline takes 0.3 s of a step of Llama 3 70B on v5p for it (`python -m benchmarks.compiler_figures --shape llama3-70b
+# What is copied of weights and gradients on their way from gathers into the window, to products, and out of it, in HBM
+# round trips of each gathered and each reduced repeat. With one microbatch products read what was gathered. With several
+# a pipeline takes 0.3 s of a step of Llama 3 70B on v5p for it (`python -m benchmarks.compiler_figures --shape llama3-70b
 # --impl none circular_bsw window --flags DENSE_VMEM_LIMIT_FLAG`). A window of layers with several microbatches copies
 # whole layers between the layouts of gathers, window and products: when one microbatch had these copies, too, they took
 # 2.2 s. Weights that are gathered in each iteration are copied less at a time: `--impl circular`, and `--shape
@@ -49,12 +49,12 @@ _SUM_ROUND_TRIPS = 4
 _PIPELINE_ROUND_TRIPS, _WINDOW_ROUND_TRIPS, _ITERATION_ROUND_TRIPS = 8, 15, 4
 # With all weights gathered at once, a kernel reads a copy of its weights, cut out of those of all repeats; of a window it
 # reads the buffer. Copies took 0.15 s more of a step of Mixtral 8x7B on v5p (`--shape mixtral-8x7b-dropless --impl
-# circular_bsw circular_ag_once`), as long as 8 passes over the experts' weights in each iteration.
+# circular_bsw circular_ag_once`), as long as 8 HBM round trips of the experts' weights in each iteration.
 _KERNEL_COPY_ROUND_TRIPS = 8
 # A kernel reads weights with their last axis in lanes of 128. Where a shard of that axis is no multiple of 128 the TPU
 # stores another axis in lanes. What is gathered is then transposed before a kernel reads it, and so is its gradient. In
 # Llama 4 Scout over 16 devices, whose shards have 320 of 5120, it takes 1.64 ms for 336 MB, and 1.13 for the gradient; in
-# DeepSeek-V3 3.12 ms for 940 MB: as long as 9 to 13 passes (`--shape llama4-17b-16e deepseek3-671b-4096`).
+# DeepSeek-V3 3.12 ms for 940 MB: as long as 9 to 13 HBM round trips (`--shape llama4-17b-16e deepseek3-671b-4096`).
 _TRANSPOSE_ROUND_TRIPS = 10
 # The share of the dispatch that compute hides where it may travel overlapped with compute, and where the parts of a
 # microbatch take turns, too. In MaxText's layers little can compute before the tokens arrive. 34 to 49 % of it in
@@ -170,12 +170,12 @@ def _copied(work: Work, schedule: CircularSchedule | None, gather_policy: Gather
   if gather_policy.gathers_first:
     copied += _KERNEL_COPY_ROUND_TRIPS * schedule.iterations * work.sizes.gathered_of_kernels
   if schedule.microbatches == 1:
-    passes = 0
+    round_trips = 0
   elif not gather_policy.keeps_gathered:
-    passes = _ITERATION_ROUND_TRIPS
+    round_trips = _ITERATION_ROUND_TRIPS
   else:
-    passes = _PIPELINE_ROUND_TRIPS if schedule.stages > 1 or not gather_policy.prefetches else _WINDOW_ROUND_TRIPS
-  return copied + passes * (gathered + reduced) * work.sizes.gathered
+    round_trips = _PIPELINE_ROUND_TRIPS if schedule.stages > 1 or not gather_policy.prefetches else _WINDOW_ROUND_TRIPS
+  return copied + round_trips * (gathered + reduced) * work.sizes.gathered
 
 
 def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -> float:
@@ -184,10 +184,10 @@ def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -
   if _has_large_vmem(work):
     return alone
   if schedule is None:
-    passes = _STREAM_ROUND_TRIPS_OF_OWN_LOOP
+    round_trips = _STREAM_ROUND_TRIPS_OF_OWN_LOOP
   else:
-    passes = _STREAM_ROUND_TRIPS_OF_STAGE if schedule.stages > 1 else _STREAM_ROUND_TRIPS_OF_LAYER
-  return alone + passes * work.stream / chip.hbm_bandwidth
+    round_trips = _STREAM_ROUND_TRIPS_OF_STAGE if schedule.stages > 1 else _STREAM_ROUND_TRIPS_OF_LAYER
+  return alone + round_trips * work.stream / chip.hbm_bandwidth
 
 
 def _longer(work: Work) -> float:

@@ -76,8 +76,8 @@ def experts(
   rows = tokens * config.num_experts_per_tok
   room = rows * _imbalance(config, expert_parallelism)
   token, hidden = config.emb_dim * itemsize, width * itemsize
-  passes = 2 + again
-  combines = passes - again * spared
+  dispatches = 2 + again
+  combines = dispatches - again * spared
   biases = _WITH_BIASES if config.mlp_bias else 1
   parts = rows_of_devices.parts(config)
   computing = _TOKENS_HELD + (_TOKENS_ARRIVING if dispatches_beside_compute(config) else 0)
@@ -87,8 +87,8 @@ def experts(
   moved = room * (_TOKENS_ROUND_TRIPS * token + _HIDDEN_ROUND_TRIPS * hidden)
   moved += rows * (_TOKENS_ROUND_TRIPS_OF_ROWS * token + _HIDDEN_ROUND_TRIPS_OF_ROWS * hidden)
   return Experts(
-      sent=(combines * rows + passes * room) * token if expert_parallelism > 1 else 0,
-      routed=(combines + passes) * rows * token,
+      sent=(combines * rows + dispatches * room) * token if expert_parallelism > 1 else 0,
+      routed=(combines + dispatches) * rows * token,
       held=room * (_HELD_WITH_BIASES if config.mlp_bias else 1) * (tokens_held * token + hidden_held * hidden),
       moved=biases * layouts * moved,
       flops=2 * rows * config.emb_dim * width * (3 * (3 + again) - again * spared),

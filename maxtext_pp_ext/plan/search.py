@@ -4,11 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import copy
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 from maxtext_pp_ext.config import derived, PipelineConfigError
@@ -17,7 +16,7 @@ from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import abstract_model, run_config, variants
-from maxtext_pp_ext.host.rules import problems
+from maxtext_pp_ext.host.rules import candidates, problems
 from maxtext_pp_ext.plan import fitting, quantities
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.estimate import Estimate
@@ -26,8 +25,6 @@ from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.units import counted
 
-# The axis that gives its devices to stages, and gets them back: the one with -1, or else the first of these.
-_DONORS = ("fsdp", "data")
 # The keys in which the candidates with the same stages differ.
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 # The key that a plan chooses for a model with experts, unless the run does.
@@ -41,7 +38,7 @@ _OF_LAYOUT = ("ici_pipeline_parallelism", "dcn_pipeline_parallelism", _EXPERTS, 
 _NOT_OF_PARAMETERS = {
     *(*_OF_LAYOUT, _SPLITS, "per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype"),
     *("num_pipeline_microbatches", "compile_topology", "internal_compile_num_devices"),
-    *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in _DONORS),
+    *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in candidates.DONORS),
 }
 # Of DeepSeek-V3's layers, with the largest buffers for tokens, XLA's arrangement needs up to 1.2 times what is in use.
 _NEARLY_FULL = 0.85
@@ -88,7 +85,7 @@ class Plan:
   infeasible: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   # What takes memory or traffic in all of them and is not in their costs.
   not_counted: list[str] = dataclasses.field(default_factory=list)
-  ways: list[fitting.Way] = dataclasses.field(default_factory=list)  # if none fits, what would make one fit, or nearly
+  remedies: list[fitting.Remedy] = dataclasses.field(default_factory=list)  # if none fits: with these one fits, or nearly
 
   @property
   def slice(self) -> torus.Slice | None:
@@ -165,7 +162,8 @@ class _Search:
     of_run = arguments.given(argv) or {}
     self._splits_as_given = _SPLITS in of_run
     is_free = self._without.ici_expert_parallelism == 1 and _EXPERTS not in of_run
-    self._most_expert_parallelism = most_expert_parallelism(self._without) if is_free else 1
+    most = most_expert_parallelism(self._without) if is_free else 1
+    self._expert_parallelisms = candidates.expert_parallelisms(self._without, most)
     chip = chip or chips.of_topology(self._topology or "")
     self.found = Plan(
         devices=self._without.num_target_devices,
@@ -175,48 +173,23 @@ class _Search:
         not_counted=quantities.not_counted(self._without),
     )
     if variants.NONE in implementations:
-      for chosen in self._of_experts():
-        self._look_at_none(self._none | chosen)
+      for expert_parallelism in self._expert_parallelisms:
+        of_experts = next(candidates.every_parallelism(self._without, "ici", expert_parallelism))
+        self._look_at_none(self._none | (of_experts if expert_parallelism > 1 else {}))
 
   def layouts(self) -> Iterator[dict[str, Any]]:
     """Yields the keys for each choice of stages on both networks and of layers per stage."""
     if not self._ours:
       return
     layers = derived.sound_layers(self._without)
-    over_slices = list(self._stages_of("dcn", {}))
-    within = [ici for of_experts in self._of_experts() for ici in self._stages_of("ici", of_experts)]
-    for ici, dcn in itertools.product(within, over_slices):
-      chosen = ici | dcn
-      stages = chosen["ici_pipeline_parallelism"] * chosen["dcn_pipeline_parallelism"]
+    over_slices = list(candidates.every_parallelism(self._without, "dcn"))
+    of_experts = (candidates.every_parallelism(self._without, "ici", each) for each in self._expert_parallelisms)
+    for ici, dcn in itertools.product(itertools.chain.from_iterable(of_experts), over_slices):
+      stages = ici["ici_pipeline_parallelism"] * dcn["dcn_pipeline_parallelism"]
       if stages > layers:
         continue
-      several = stages > 1 and layers % stages == 0
-      for per_stage in derived.divisors(layers // stages) if several else [1]:
-        yield self._none | chosen | {"num_layers_per_pipeline_stage": per_stage}
-
-  def _of_experts(self) -> Iterator[dict[str, int]]:
-    """Yields keys for each number of devices that share the experts, with the size of the axis that gives them."""
-    donor, sizes_of = self._donor("ici")
-    yield {}
-    if not donor:
-      return
-    for expert_parallelism in derived.divisors(math.gcd(sizes_of[donor], self._most_expert_parallelism))[1:]:
-      yield {_EXPERTS: expert_parallelism, f"ici_{donor}_parallelism": sizes_of[donor] // expert_parallelism}
-
-  def _stages_of(self, network: str, chosen: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yields the chosen keys and those of each number of stages, with the size of the axis that gives its devices."""
-    donor, sizes_of = self._donor(network)
-    key = f"{network}_{donor}_parallelism"
-    for stages in derived.divisors(chosen.get(key, sizes_of[donor])) if donor else [1]:
-      found = {**chosen, f"{network}_pipeline_parallelism": stages}
-      yield found | ({key: chosen.get(key, sizes_of[donor]) // stages} if donor else {})
-
-  def _donor(self, network: str) -> tuple[str | None, dict[str, int]]:
-    """Returns (the axis that gives its devices to stages, if any, the size of each axis) on a network."""
-    axes, of_axes = list(self._without.mesh_axes), getattr(self._without, f"{network}_parallelism")
-    sizes_of = dict(zip(axes, abstract_model.parallelism(self._without, network), strict=True))
-    unset = [axis for axis, size in zip(axes, of_axes, strict=True) if size == -1]
-    return next((axis for axis in (*unset, *_DONORS) if sizes_of.get(axis, 1) > 1), None), sizes_of
+      for per_stage in (candidates.layers_per_stage(layers, stages) if stages > 1 else ()) or [1]:
+        yield self._none | ici | dcn | {"num_layers_per_pipeline_stage": per_stage}
 
   def _look_at_none(self, keys: dict[str, Any]) -> None:
     """Adds the candidate without a pipeline that has these keys."""
@@ -263,7 +236,7 @@ class _Search:
     found.candidates.sort(key=self._rank)
     found.infeasible.sort(key=lambda each: [each["keys"].get(key, 1) for key in _OF_LAYOUT])
     if found.memory_limit and found.candidates and not found.fits(found.candidates[0]):
-      found.ways = self._ways(found.candidates[0], found.memory_limit)
+      found.remedies = self._remedies(found.candidates[0], found.memory_limit)
       return found
     accepted: set[tuple] = set()
     for candidate in list(found.candidates):
@@ -279,15 +252,15 @@ class _Search:
         self._refused(candidate.keys, error)
     return found
 
-  def _ways(self, smallest: Candidate, limit: int) -> list[fitting.Way]:
+  def _remedies(self, smallest: Candidate, limit: int) -> list[fitting.Remedy]:
     """Returns what would make the model fit, tried on the candidate that needs least memory."""
-    donor, _ = self._donor("ici")
+    donor, _ = candidates.donor(self._without, "ici")
     key = f"ici_{donor}_parallelism"
     # Of an axis that is -1 MaxText derives the size.
     fixed = next((size for size in (smallest.keys.get(key), getattr(self._without, key, -1)) if size), -1) > 0
     config = with_values(self._without, {key: smallest.keys[key]}) if smallest.keys.get(key) else self._without
-    more = fitting.more_devices(config, self._topology, key if donor and fixed else None)
-    return fitting.ways(config, limit, lambda changed: self._smallest(smallest, changed), more)
+    more = candidates.more_devices(config, self._topology, key if donor and fixed else None)
+    return fitting.remedies(config, limit, lambda changed: self._smallest(smallest, changed), more)
 
   def _smallest(self, like: Candidate, changed: dict[str, Any]) -> Candidate | None:
     """Returns the candidate with the stages of another one, and other keys changed, that needs least memory."""

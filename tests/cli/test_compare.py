@@ -22,8 +22,8 @@ from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-
 def figures(scale: float = 1.0, **changed):
   """Figures in the form of `compare.figures`."""
   transfers = [
-      {"carries": "weights", "kind": "all-gather", "loop_depth": 1, "wire_bytes": round(3e9 * scale), "count": 12},
-      {"carries": "activations", "kind": "collective-permute", "loop_depth": 2, "wire_bytes": 5000, "count": 7},
+      {"payload": "weights", "kind": "all-gather", "loop_depth": 1, "wire_bytes": round(3e9 * scale), "count": 12},
+      {"payload": "activations", "kind": "collective-permute", "loop_depth": 2, "wire_bytes": 5000, "count": 7},
   ]
   found = {
       "bytes": {"peak": round(9e9 * scale), "temp": round(7e9 * scale), "arguments": 2 * 10**9},
@@ -71,7 +71,7 @@ def test_a_table_of_what_was_computed_and_reasons_for_the_rest(fake, capfd):
   text = "\n".join(lines)
   assert "8 virtual CPU devices, per device and step" in text
   assert re.search(r"memory: peak +9 GB +4\.5 GB", text) and re.search(r"all-gather +3 GB ×12 +1\.5 GB ×12", text)
-  assert "in 2 loops" in text and "carries weights" in text and "25%" in text
+  assert "in 2 loops" in text and "payload: weights" in text and "25%" in text
   assert "host: not computed: stopped: more than 60 s" in text
   assert "circular: refused: 1 problem with the pipeline configuration:" in text and "- too few layers" in text
   assert all(bounds == limits.Limits(seconds=60, memory_bytes=2 << 30) for _, bounds, _ in asked)
@@ -466,4 +466,4 @@ def test_a_step_is_compiled_for_cpu_devices(tmp_path):
   # The same collectives by two ways through the program.
   counted = {kind: sum(t["count"] for t in row["transfers"] if t["kind"] == kind) for kind in row["count"]}
   assert counted == row["count"]
-  assert {each["carries"] for each in row["transfers"]} >= {"weights", "activations", "gradients"}
+  assert {each["payload"] for each in row["transfers"]} >= {"weights", "activations", "gradients"}

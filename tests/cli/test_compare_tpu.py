@@ -38,13 +38,13 @@ def test_weights_and_activations_on_the_wire_of_a_tpu_step_are_those_of_the_sche
   assert done.returncode == 0, done.stderr
   host, bsw = (json.loads(done.stdout)["implementations"][name] for name in ("host", "circular_bsw"))
   # MaxText's plain pipeline gathers a layer at each iteration, ours once per repeat; both forward and backward.
-  assert compare.wire_bytes(host, loop_depth=1, carries="weights", kind="all-gather") == 2 * ITERATIONS * LAYER
-  outside = compare.wire_bytes(host, loop_depth=0, carries="weights", kind="all-gather")  # embedding and logits
-  assert compare.wire_bytes(bsw, carries="weights") == 2 * REPEATS * LAYER + outside
+  assert compare.wire_bytes(host, loop_depth=1, payload="weights", kind="all-gather") == 2 * ITERATIONS * LAYER
+  outside = compare.wire_bytes(host, loop_depth=0, payload="weights", kind="all-gather")  # embedding and logits
+  assert compare.wire_bytes(bsw, payload="weights") == 2 * REPEATS * LAYER + outside
   # Two devices permute the pieces of the window.
-  assert compare.wire_bytes(bsw, carries="weights", kind="collective-permute") == (2 * REPEATS - 1) * LAYER
+  assert compare.wire_bytes(bsw, payload="weights", kind="collective-permute") == (2 * REPEATS - 1) * LAYER
   # A microbatch goes to the next stage at each iteration; MaxText moves its circular buffer, too.
-  activations = {"carries": "activations", "kind": "collective-permute"}
+  activations = {"payload": "activations", "kind": "collective-permute"}
   assert compare.wire_bytes(host, **activations) == 2 * 2 * ITERATIONS * MICROBATCH
   assert compare.wire_bytes(bsw, **activations) == 2 * ITERATIONS * MICROBATCH
   assert host["dot_flops"] == bsw["dot_flops"] and host["bytes"]["arguments"] == bsw["bytes"]["arguments"]

@@ -205,16 +205,16 @@ def test_what_would_make_it_fit_is_estimated_and_is_what_a_plan_of_it_finds(plan
   status, captured = plan("--devices", "8", "--device-memory-gib", limit, "--json")
   found = json.loads(captured.out)
   assert status == 1 and [row["fits"] for row in found["candidates"]] == [False] * 5
-  ways = {tuple(way["keys"])[0]: way for way in found["ways"]}
-  assert {"per_device_batch_size", "internal_compile_num_devices"} <= set(ways)
-  way = ways["per_device_batch_size"]
-  assert way["missing"] == 0 and way["memory"] < 0.98 * least
-  size = way["keys"]["per_device_batch_size"]
+  remedies = {tuple(remedy["keys"])[0]: remedy for remedy in found["remedies"]}
+  assert {"per_device_batch_size", "internal_compile_num_devices"} <= set(remedies)
+  remedy = remedies["per_device_batch_size"]
+  assert remedy["missing"] == 0 and remedy["memory"] < 0.98 * least
+  size = remedy["keys"]["per_device_batch_size"]
   status, captured = plan(
       "--devices", "8", "--device-memory-gib", limit, "--all", "--json", f"per_device_batch_size={size}"
   )
   sizes = [row["memory"]["total"] for row in json.loads(captured.out)["candidates"]]
-  assert status == 0 and way["memory"] in sizes
+  assert status == 0 and remedy["memory"] in sizes
 
 
 def test_a_written_run_is_a_file_that_check_accepts_and_that_has_the_same_costs(plan, tmp_path, capfd):

@@ -69,7 +69,7 @@ EXPECTED = {
 
 def judged(text: str) -> tuple[list[spans.Span], list[str | None]]:
   read = reading.step(text, batch="data[", optimizer="state['optimizer']")
-  return list(read.collectives), list(read.carries)
+  return list(read.collectives), list(read.payloads)
 
 
 def test_each_collective_is_told_from_where_its_data_come_from_and_go_to():
@@ -88,7 +88,7 @@ def test_a_ragged_all_to_all_dispatches_tokens():
   groups = "replica_groups={{0,1,2,3}}"
   text = STEP.replace("collective-permute(%y), source_target_pairs={{0,1},{1,0}}", f"ragged-all-to-all(%y, %x), {groups}")
   rows = compare.transfers(*judged(text))
-  expected = {"carries": "dispatch", "kind": "ragged-all-to-all", "loop_depth": 1, "wire_bytes": 640, "count": 5}
+  expected = {"payload": "dispatch", "kind": "ragged-all-to-all", "loop_depth": 1, "wire_bytes": 640, "count": 5}
   assert expected | {"balanced_bytes": 480} in rows
 
 
@@ -124,15 +124,15 @@ def test_what_is_sent_to_another_slice_is_told_from_what_becomes_of_it_there():
 def test_without_names_of_arguments_nothing_is_told():
   found, what = judged(STEP.replace("data[", "x["))
   assert what == [None] * len(found)
-  assert {row["carries"] for row in compare.transfers(found, what)} == {compare.UNTOLD}
+  assert {row["payload"] for row in compare.transfers(found, what)} == {compare.UNTOLD}
 
 
 def test_transfers_are_summed_by_what_they_carry_kind_and_loops():
   rows = compare.transfers(*judged(STEP))
-  assert {"carries": "activations", "kind": "collective-permute", "loop_depth": 1, "wire_bytes": 640, "count": 5} in rows
+  assert {"payload": "activations", "kind": "collective-permute", "loop_depth": 1, "wire_bytes": 640, "count": 5} in rows
   # (4 − 1) / 4 of 8 × 8 × 4 bytes, twice that for the all-reduce
-  assert {"carries": "gradients", "kind": "all-reduce", "loop_depth": 0, "wire_bytes": 384, "count": 1} in rows
-  assert compare.wire_bytes({"transfers": rows}, carries="weights", kind="all-gather") == 2 * 192
+  assert {"payload": "gradients", "kind": "all-reduce", "loop_depth": 0, "wire_bytes": 384, "count": 1} in rows
+  assert compare.wire_bytes({"transfers": rows}, payload="weights", kind="all-gather") == 2 * 192
   assert [row["wire_bytes"] for row in rows] == sorted((row["wire_bytes"] for row in rows), reverse=True)
 
 

@@ -67,7 +67,7 @@ def test_between_slices_go_activations_and_gradients_of_what_is_outside_the_pipe
   devices = set(devices_of_groups(program))
   assert read.run.module.partitions == CHIPS and devices and devices <= set(range(CHIPS))
 
-  found = zip(read.carries, read.collectives, strict=True)
+  found = zip(read.payloads, read.collectives, strict=True)
   sent = [(what, span) for what, span in found if span.collective.kind == collectives.BETWEEN_SLICES]
   activations = [span for what, span in sent if what == reading.ACTIVATIONS]
   # Forward and backward, a microbatch at each iteration, in the loop; nothing else is in it.

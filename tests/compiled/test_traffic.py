@@ -31,7 +31,7 @@ def of(line: str, *, computation: str = "main", more: str = "") -> dict[str, Any
 def analyse(text: str) -> dict[str, Any]:
   run = execution.of_module(hlo.parse(text))
   found = tuple(spans.spans(run))
-  return compare.of_step(reading.Step(run=run, collectives=found, carries=(None,) * len(found)))
+  return compare.of_step(reading.Step(run=run, collectives=found, payloads=(None,) * len(found)))
 
 
 def by_kind(figures: dict[str, Any]) -> dict[str, int]:

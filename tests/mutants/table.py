@@ -743,7 +743,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "one-stage-becomes-several",
             "what is proposed for a model without a pipeline has one",
-            "host/rules/propose.py",
+            "host/rules/candidates.py",
             "least, most = (1, 1) if derived.num_stages(config) == 1 else (2, _MOST_STAGES)",
             "least, most = 2, _MOST_STAGES",
             ONE_STAGE,
@@ -845,8 +845,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "plan-without-room",
             "plan counts the tokens that are sent to experts, without the room that the buffers of their results have",
             "plan/experts.py",
-            "sent=(combines * rows + passes * room) * token if",
-            "sent=passes * rows * token if",
+            "sent=(combines * rows + dispatches * room) * token if",
+            "sent=dispatches * rows * token if",
             OF_COMPILER,
         ),
         Mutant(

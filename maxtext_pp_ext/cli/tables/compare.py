@@ -104,7 +104,7 @@ def _lines(rows: list[dict[str, Any]]):
   if any(balanced):
     yield "ragged-all-to-all, if routing is balanced", _bytes(each or None for each in balanced)
   yield "", None
-  yield from _chosen(rows, "carries", {what: f"carries {what}" for what in (*reading.CARRIED, compare.UNTOLD)})
+  yield from _chosen(rows, "payload", {what: f"payload: {what}" for what in (*reading.PAYLOADS, compare.UNTOLD)})
   yield "", None
   depths = sorted({each["loop_depth"] for row in rows for each in row["transfers"]})
   yield from _chosen(rows, "loop_depth", {depth: f"in {units.counted(depth, 'loop')}" for depth in depths})

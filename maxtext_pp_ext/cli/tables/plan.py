@@ -64,7 +64,7 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
       say("(--wide shows more columns, --help says what they are)")
   if about_slices := _slices(found, given):
     say(about_slices)
-  for line in _ways(result, found):
+  for line in _remedies(result, found):
     say(line, "    ")
   if rows:
     print("keys of each row:")
@@ -110,20 +110,20 @@ def _how_many(result: dict[str, Any], found: Any) -> str:
   return text + (more if shown < count else "")
 
 
-def _ways(result: dict[str, Any], found: Any) -> Iterator[str]:
+def _remedies(result: dict[str, Any], found: Any) -> Iterator[str]:
   """Yields what would make the model fit; nothing if it fits."""
-  if "ways" not in result or not result["device_memory"]:
+  if "remedies" not in result or not result["device_memory"]:
     return
   if result["candidates"]:
     missing = result["candidates"][0]["memory"]["total"] - result["device_memory"]
     yield f"the first lacks {units.bytes_text(missing)} per device; with other keys, each estimated:"
-  for way in found.ways:
+  for remedy in found.remedies:
     keys = ", ".join(
-        f"{_OPTIONS.get(key, f'{key}=')}{value_text(value)} (now {_now(way.before[key])})"
-        for key, value in way.keys.items()
+        f"{_OPTIONS.get(key, f'{key}=')}{value_text(value)} (now {_now(remedy.before[key])})"
+        for key, value in remedy.keys.items()
     )
-    ends = f"lacks {units.bytes_text(way.missing)}" if way.missing else "fits"
-    yield f"  {keys}: {units.bytes_text(way.memory)}, {ends}"
+    ends = f"lacks {units.bytes_text(remedy.missing)}" if remedy.missing else "fits"
+    yield f"  {keys}: {units.bytes_text(remedy.memory)}, {ends}"
   yield "  remat_policy=full, which keeps least, is assumed. What offloading to the host saves is not estimated."
 
 

@@ -42,13 +42,13 @@ class Transfer:
   seconds: float  # on its lanes
   lanes: tuple[str, ...]  # that it occupies
   is_asynchronous: bool  # whether a later instruction waits for it
-  detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # mesh axes, bytes and what is carried
+  detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # mesh axes, bytes and payload
 
 
 class Costs:
   """Of one scheduled program on chips of a torus.
 
-  The mesh is its axes' sizes by name, in order. `carries` says what a collective carries, by computation and name of the
+  The mesh is its axes' sizes by name, in order. `payloads` has those of collectives, by computation and name of the
   instruction.
   """
 
@@ -58,9 +58,9 @@ class Costs:
       chip: chips.Chip,
       grid: torus.Torus,
       mesh: Mapping[str, int],
-      carries: Mapping[tuple[str, str], str | None],
+      payloads: Mapping[tuple[str, str], str | None],
   ):
-    self._module, self._chip, self._grid, self._mesh, self._carries = module, chip, grid, dict(mesh), carries
+    self._module, self._chip, self._grid, self._mesh, self._payloads = module, chip, grid, dict(mesh), payloads
     self._route = functools.cache(grid.route)
     self._network = chip.network_measured or chip.network
     ragged = (found for found in module.steps() if found[1].opcode.removesuffix("-start") == collectives.RAGGED)
@@ -95,14 +95,14 @@ class Costs:
     sent = collective.balanced_bytes
     lanes, seconds, axes = self._collective(source, dataclasses.replace(collective, wire_bytes=sent))
     on_sparsecore = step.opcode == "call-start"
-    carried = self._carries.get((computation.name, step.name)) or "not told"
+    payload = self._payloads.get((computation.name, step.name)) or "not told"
     return Transfer(
         kind=collective.kind,
-        part=f"{TRANSFERS}: {carried} over {'+'.join(axes) or 'one device'}",
+        part=f"{TRANSFERS}: {payload} over {'+'.join(axes) or 'one device'}",
         seconds=seconds,
         lanes=(*lanes, SPARSECORE) if on_sparsecore else lanes,
         is_asynchronous=step.opcode.endswith("-start") or step.opcode == "send",
-        detail={"axes": axes, "bytes": sent, "carries": carried},
+        detail={"axes": axes, "bytes": sent, "payload": payload},
     )
 
   def hides_collective(self, step: hlo.Instruction) -> bool:

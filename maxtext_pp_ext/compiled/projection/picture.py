@@ -91,7 +91,7 @@ def _shown(run: timeline.Run) -> Iterator[timeline.Event]:
 def _kind(event: timeline.Event) -> str:
   if event.lane == timeline.COMPUTE:
     return event.kind
-  return carried if (carried := event.detail.get("carries")) in _COLORS else "copy"
+  return payload if (payload := event.detail.get("payload")) in _COLORS else "copy"
 
 
 def _label(lane: str) -> str:

@@ -33,7 +33,7 @@ _MIXED = (0.2, 0.8)  # shares of backward in a loop of both directions, as gradi
 class Part(NamedTuple):
   """What a device's time goes to."""
 
-  # PRODUCTS, KERNELS, OTHER, MEMORY, DEVICES, or a transfer that compute waits for, by what it carries and mesh axes.
+  # PRODUCTS, KERNELS, OTHER, MEMORY, DEVICES, or a transfer that compute waits for, by payload and mesh axes.
   what: str
   backward: bool  # the direction
   again: bool  # whether it is computed again (rematerialisation)

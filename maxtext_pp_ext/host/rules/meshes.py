@@ -120,18 +120,18 @@ def _lookup_of_embeddings(config: HostKeys) -> Iterator[str]:
   names = list(config.input_data_sharding_logical_axes)
   for evaluation in (False, True) if config.eval_interval > 0 else (False,):
     of_tokens = rows.axes_of(names, config, evaluation)
-    for cause, (axes, way) in causes.items():
+    for cause, (axes, remedy) in causes.items():
       if not (missing := [axis for axis in axes if axis not in of_tokens and mesh.get(axis, 1) > 1]):
         continue
       if evaluation and plain(config.custom_mesh_and_rule_for_eval) != plain(config.custom_mesh_and_rule):
         rules = f"custom_mesh_and_rule_for_eval={plain(config.custom_mesh_and_rule_for_eval)}: in evaluations tokens"
-        ways = [f"custom_mesh_and_rule_for_eval={plain(config.custom_mesh_and_rule) or repr('')}", "eval_interval=-1"]
+        remedies = [f"custom_mesh_and_rule_for_eval={plain(config.custom_mesh_and_rule) or repr('')}", "eval_interval=-1"]
       else:
         rules = f"input_data_sharding_logical_axes={names}: tokens"
-        ways = [f"a first axis whose rule in logical_axis_rules has {' and '.join(missing)}, too"]
+        remedies = [f"a first axis whose rule in logical_axis_rules has {' and '.join(missing)}, too"]
       yield (
           f"{rules} are not sharded over {' and '.join(missing)}, but their embeddings are ({cause}). XLA cannot compile "
-          f"such a lookup. Set {' or '.join([*ways, *way])}."
+          f"such a lookup. Set {' or '.join([*remedies, *remedy])}."
       )
       break
 

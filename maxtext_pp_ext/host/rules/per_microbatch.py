@@ -69,14 +69,14 @@ def _buffers(config: HostKeys) -> Iterator[str]:
     value, of_evaluation = getattr(config, key, -1.0), key.startswith("eval")
     if value <= 0 or _has_room_for_all(config, value) or (of_evaluation and config.eval_interval <= 0):
       continue
-    ways = [f"{key}=-1"]
+    remedies = [f"{key}=-1"]
     if of_evaluation:
-      ways.append("eval_interval=-1")
+      remedies.append("eval_interval=-1")
     elif getattr(config, "use_ring_of_experts", False) and getattr(config, "use_ragged_sort", False):
-      ways.append("moe_dropless_fallback=step")  # MaxText has it for these only
+      remedies.append("moe_dropless_fallback=step")  # MaxText has it for these only
     yield (
         f"{key}={value}: this limits how many tokens of one call a buffer holds. In a pipeline one call has one "
-        f"microbatch, so other tokens would be dropped than without a pipeline. Set {' or '.join(ways)}."
+        f"microbatch, so other tokens would be dropped than without a pipeline. Set {' or '.join(remedies)}."
     )
 
 

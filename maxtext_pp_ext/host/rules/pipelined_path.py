@@ -18,7 +18,7 @@ from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.remedies import Problem
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.host.models import cycles
-from maxtext_pp_ext.host.rules import propose
+from maxtext_pp_ext.host.rules import candidates
 from maxtext_pp_ext.host.rules.sizes import layers_outside
 
 # All layers are the same, whatever their index: one of gemma2 holds a local and a global sublayer. Exception: DeepSeek's
@@ -207,7 +207,7 @@ def _batch_split(config: HostKeys) -> Iterator[str]:
     yield Problem(
         f"{given}: a microbatch of {batch // microbatches} rows ({batch} / num_pipeline_microbatches={microbatches}) "
         f"cannot be divided into batch_split_factor={factor} parts.",
-        *({"per_device_batch_size": size} for size in propose.batches(config, microbatches, units=(factor,))),
+        *({"per_device_batch_size": size} for size in candidates.batches(config, microbatches, units=(factor,))),
         {"use_batch_split_schedule": False},
     )
 

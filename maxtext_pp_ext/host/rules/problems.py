@@ -47,7 +47,7 @@ def problems(config: Keys, given: Mapping[str, Any] | None = None, whole_mesh: b
       return _of_host(view)
     return [*_of_implementations(view), *sizes.devices(view)]
 
-  return remedies.with_remedies(config, found, check, propose.proposal, given)
+  return propose.with_remedies(config, found, check, given)
 
 
 def of_mesh(config: Keys, given: Mapping[str, Any]) -> list[str]:
@@ -61,7 +61,7 @@ def of_mesh(config: Keys, given: Mapping[str, Any]) -> list[str]:
 
   # MaxText judges the sizes of its own pipelines, except that it takes -1 stages for none.
   found = sizes.devices(config) if derived.num_stages(config) is not None else check(config)
-  return remedies.with_remedies(config, found, check, propose.proposal, chosen)
+  return propose.with_remedies(config, found, check, chosen)
 
 
 def refuse_mesh(config: Keys, given: Mapping[str, Any]) -> None:

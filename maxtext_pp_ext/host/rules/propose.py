@@ -1,219 +1,78 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Proposes other sizes for a pipeline: per kind those nearest to the ones asked for, and all kinds in combination."""
+"""Tells the problems of a config with the values to set: the nearest that leave none."""
 
-from collections.abc import Callable, Iterator, Sequence
-import itertools
-import math
-import operator
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.host_keys import HostKeys
-from maxtext_pp_ext.config.remedies import BATCHES, changed, Values
-from maxtext_pp_ext.host.rules import rows as rows_of_devices
+from maxtext_pp_ext.config.remedies import are_wanted, changed, Problem, Remedy, settings, Values
+from maxtext_pp_ext.host.rules import candidates
 
-_MOST_STAGES = 1024
-_MOST_CANDIDATES = 24  # of a kind
-# The axes that take the remaining devices.
-_DONORS = ("fsdp", "data")
-_KV_KERNEL = ("kv_heads", "embed", "kv_head_dim")
-_INPUTS = ("activation_embed_and_logits_batch", "activation_norm_length")
+_MOST_REMEDIES = 4  # that are printed
 
 
-def _distance(a: int, b: int) -> float:
-  return abs(math.log(max(a, 1) / max(b, 1)))
+def _of_layers_outside(config: HostKeys, proposal: Values, accepts: Callable[[Values], bool], given: Values) -> str:
+  """Says which layers a proposal leaves out of the pipeline, and how all of them would run without one; "" for none."""
+  kept, available = proposal.get("pipeline_parallel_layers", -1), derived.layers_to_choose_from(config)
+  if kept == -1 or available is None:
+    return ""
+  text = f" That leaves {available - kept} of {available} layers out of the pipeline, on every stage."
+  none = {f"{network}_pipeline_parallelism": 1 for network in derived.NETWORKS}
+  none |= derived.WITHOUT_PIPELINE | {"num_pipeline_microbatches": -1}
+  changes = {key: value for key, value in none.items() if given.get(key, getattr(config, key)) != value}
+  return f"{text} Without a pipeline: {settings(changes)}." if accepts(changes) else text
 
 
-def _nearest(candidates: Sequence[int], value: int) -> list[int]:
-  """The candidates with the smallest ratio to `value`, up or down, in that order."""
-  return sorted(dict.fromkeys(candidates), key=lambda c: (_distance(c, value), c))[:_MOST_CANDIDATES]
+def _kind(config: HostKeys, remedy: Remedy) -> Any:
+  """What makes a remedy like another one: the same keys, changed to either side, with the same remark."""
+
+  def is_more(key: str, value: Any) -> bool:
+    present = getattr(config, key, None)
+    return isinstance(value, (int, float)) and value > (present if isinstance(present, (int, float)) else 0)
+
+  return (*((key, is_more(key, value)) for key, value in remedy.values.items()), remedy.remark)
 
 
-def microbatches(config: HostKeys) -> list[int]:
-  """The numbers of microbatches into which the batch can be divided, the nearest first."""
-  return sorted(derived.fitting_microbatches(config), key=lambda m: abs(m - config.num_pipeline_microbatches))
+def with_remedies[C: HostKeys](
+    config: C, found: Sequence[str], problems: Callable[[C], Sequence[str]], given: Values | None = None
+) -> list[str]:
+  """The texts of a config's problems, with each remedy that is enough alone, or with one for all problems together.
 
-
-def batches(
-    config: HostKeys, divided_by: int, key: str = "per_device_batch_size", units: Sequence[int] = (1,)
-) -> list[int | float]:
-  """Batch sizes per device, at least the present one of `key`, whose rows divide into this many microbatches.
-
-  There is one size for each unit; with it a microbatch has a multiple of `unit` rows.
+  `problems` finds those of another config, and `given` is as for `changed`.
   """
-  devices = config.num_target_devices
-  if not devices:
-    return []
-  now = getattr(config, BATCHES[key]) if key in BATCHES else int(devices * getattr(config, key))
-  # MaxText loads at least one row per device, and divides the loaded rows equally.
-  loaded = rows_of_devices.shards(_INPUTS, config)
-  found = []
-  for unit in units:
-    multiple = divided_by * unit
-    if (rows := _ceil(now, multiple)) >= devices:
-      multiple = math.lcm(multiple, loaded)
-      rows = _ceil(now, multiple)
-    size = float(f"{rows / devices:g}")
-    if int(devices * size) != rows:  # MaxText truncates; a fraction such as 1/3 would lose a row
-      size = _ceil(now, math.lcm(multiple, devices)) // devices
-    found.append(int(size) if size == int(size) else size)
-  return list(dict.fromkeys(found))
+  sizes = [problem for problem in found if isinstance(problem, Problem)]
+  if not sizes:
+    return list(found)
 
+  def accepts(values: Values) -> bool:
+    left = problems(changed(config, values, given))
+    return not any(isinstance(problem, Problem) for problem in left) and len(left) <= len(found) - len(sizes)
 
-def _ceil(rows: int, multiple: int) -> int:
-  return max(-(-rows // multiple), 1) * multiple
-
-
-def parallelism(config: HostKeys) -> list[dict[str, int]]:
-  """Changes that use all devices and keep a pipeline, or none; those nearest to the present number of stages first."""
-  least, most = (1, 1) if derived.num_stages(config) == 1 else (2, _MOST_STAGES)
-  present, heads, found = derived.num_stages(config) or 1, getattr(config, "num_kv_heads", None), []
-  for ici, dcn in itertools.product(*(list(_shares(config, network)) for network in derived.NETWORKS)):
-    stages = ici["ici_pipeline_parallelism"] * dcn["dcn_pipeline_parallelism"]
-    changes = {key: value for key, value in (ici | dcn).items() if getattr(config, key, 1) != value}
-    # MaxText's attention refuses to cut heads of keys and values.
-    if least <= stages <= most and not (heads and heads % rows_of_devices.shards(_KV_KERNEL, changed(config, changes))):
-      found.append((_distance(stages, present), len(changes), changes))
-  return [changes for *_, changes in sorted(found, key=operator.itemgetter(0, 1))]
-
-
-def _shares(config: HostKeys, network: str) -> Iterator[dict[str, int]]:
-  """Yields, for each number of stages on a network, changes that use all its devices."""
-  target, asked = derived.devices_to_share(config, network), derived.parallelism(config, network)
-  key = derived.parallelism_key(network, "stage")
-  present, others = getattr(config, key), list[int]()
-  if "stage" not in asked or any(getattr(config, derived.parallelism_key(network, a), 1) != n for a, n in asked.items()):
-    target = None  # the user sets the sizes of axes by other keys
-  elif target is not None:
-    others = _nearest(derived.divisors(target), present)
+  texts = [problem.what if isinstance(problem, Problem) else problem for problem in found]
+  if not are_wanted():
+    return texts
+  remedies: dict[Any, Remedy] = {}  # the first of each kind
+  for remedy in sizes[0].remedies if len(sizes) == 1 else ():
+    if len(remedies) < _MOST_REMEDIES and _kind(config, remedy) not in remedies and accepts(remedy.values):
+      remedies[_kind(config, remedy)] = remedy
+  if remedies:
+    return [str(Problem(each.what, *remedies.values())) if each is sizes[0] else each for each in found]
+  proposal = next(filter(accepts, candidates.pipelines(config, given or {})), None)
+  if proposal is None:
+    change = "Set pipeline_impl=host, or change" if derived.runs_ours(config) else "Change"
+    instead = (
+        f"No sizes fit these devices. {change} the batch or the number of devices."
+        if derived.num_stages(config) == 1
+        else "No pipeline of this model fits these devices: set pipeline_impl=host and train without one, or change "
+        "base_num_decoder_layers or the number of devices."
+    )
   else:
-    layers = derived.layers_to_choose_from(config) or 1
-    others = _nearest(derived.divisors(max(layers, 1)), present) if network == "ici" else [1]
-  for stages in dict.fromkeys(each for each in (present, *others) if each >= 1):
-    if target is None:
-      yield {key: stages}
-    elif target % stages == 0:
-      for sizes in _other_axes(asked | {"stage": stages}, target):
-        yield {key: stages} | {derived.parallelism_key(network, axis): size for axis, size in sizes.items()}
-
-
-def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
-  """Yields sizes of axes other than that of stages that use all devices: changes of no axis, of one, or of all."""
-
-  def fits(others: dict[str, int]) -> bool:
-    return derived.filled(list((asked | others).values()), target) is not None
-
-  if fits({}):
-    yield {}
-    return
-  donor = [axis for axis in _DONORS if axis in asked]
-  for axis in dict.fromkeys([*donor, *asked]):
-    rest = math.prod(size for other, size in asked.items() if size != -1 and other != axis)
-    if axis == "stage" or rest < 1 or target % rest:
-      continue
-    left = target // rest
-    for size in (left, math.gcd(left, max(asked[axis], 1))):
-      if fits({axis: size}):
-        yield {axis: size}
-        break
-  all_ = {axis: 1 for axis in asked if axis != "stage"} | dict.fromkeys(donor[:1], -1)
-  if donor and fits(all_):
-    yield all_
-
-
-def layers(config: HostKeys, given: Values) -> Iterator[dict[str, int]]:
-  """Yields layers per stage, pipelined layers and repeats that fit the number of stages."""
-  if derived.num_stages(config) == 1:
-    yield dict(derived.without_effect(config)) if derived.windowed(config) else {}
-    return
-  stages, available = derived.sound_stages(config), derived.layers_to_choose_from(config)
-  per_stage, asked = config.num_layers_per_pipeline_stage, derived.pipelined_layers(config)
-  if available is None or asked is None:
-    yield {}
-    return
-  present = {key: given.get(key, getattr(config, key)) for key in ("pipeline_parallel_layers", "num_pipeline_repeats")}
-  present["num_layers_per_pipeline_stage"] = per_stage
-  candidates = _nearest(range(1, min(available // stages, 4 * _MOST_CANDIDATES) + 1), max(per_stage, 1))
-  all_ = [asked] if asked == available else [asked, available]
-  choices = [(size, count) for size in candidates for count in all_ if count % (stages * size) == 0]
-  choices += [(size, available // (stages * size) * stages * size) for size in candidates]
-  for size, count in choices:
-    if not stages * size <= count <= available:
-      continue
-    values = {"num_layers_per_pipeline_stage": size}
-    if count != asked:
-      values["pipeline_parallel_layers"] = -1 if count == available else count
-    if present["num_pipeline_repeats"] not in (-1, count // (stages * size)):
-      values["num_pipeline_repeats"] = -1
-    yield {key: value for key, value in values.items() if value != present[key]}
-
-
-def of_batches(config: HostKeys) -> Iterator[dict[str, Any]]:
-  """Yields microbatches and batches that fit the number of stages."""
-  stages, least = derived.sound_stages(config), derived.least_microbatches(config)
-  batch, asked = config.micro_batch_size_to_train_on, config.num_pipeline_microbatches
-  if batch is None or batch < 0 or not config.num_target_devices:
-    yield {"num_pipeline_microbatches": max(round(asked / stages) * stages, least)}
-    return
-  near = [max(_ceil(asked, stages), least), max(asked // stages * stages, least), least]
-  units = _units(config, evaluation=False)
-  for count in microbatches(config)[:_MOST_CANDIDATES]:
-    yield _with_other_batches(config, {"num_pipeline_microbatches": count})
-  for count in dict.fromkeys(near):
-    for size in batches(config, count, units=units):
-      yield _with_other_batches(config, {"num_pipeline_microbatches": count, "per_device_batch_size": size})
-
-
-def _units(config: HostKeys, evaluation: bool) -> list[int]:
-  """The numbers of which a microbatch's rows may have to be a multiple."""
-  parts = rows_of_devices.parts(config)
-  unit = math.lcm(parts, *(need.devices * parts for need in rows_of_devices.needs(config, evaluation=evaluation)))
-  of_quantization = max(getattr(config, "quantization_local_shard_count", 1), 1)
-  return list(dict.fromkeys([1, unit, 2 * unit, math.lcm(unit, of_quantization)]))
-
-
-def _with_other_batches(config: HostKeys, values: dict[str, Any]) -> dict[str, Any]:
-  """Adds evaluation batches and growing batches that divide into the same number of microbatches."""
-  view = changed(config, values)
-  devices = view.num_target_devices or 0
-  others: dict[str, Any] = {}
-  for key, (rows, divided_by) in derived.batches(view).items():
-    evaluation = key.startswith("eval")
-    if key != "per_device_batch_size" and not _enough(view, rows, divided_by, evaluation):
-      for size in batches(view, divided_by, key, _units(view, evaluation)):
-        if _enough(view, int(devices * size), divided_by, evaluation):
-          others[key] = size
-          break
-  return values | others
-
-
-def _enough(config: HostKeys, rows: int, divided_by: int, evaluation: bool) -> bool:
-  parts = rows_of_devices.parts(config)
-  of_part, left = divmod(rows, divided_by * parts)
-  needs = rows_of_devices.needs(config, evaluation=evaluation)
-  return rows > 0 and not left and all(need.has(of_part) for need in needs)
-
-
-def proposal(config: HostKeys, passes: Callable[[Values], bool], given: Values) -> dict[str, Any] | None:
-  """Values for as few keys as possible that leave no problem with a pipeline's sizes; None if there are none.
-
-  It keeps the number of stages if it can, then the layers of the pipeline, then the microbatches or the batch. `passes`
-  returns whether a config with these values has no problem; `given` is that of `remedies.changed`.
-  """
-  key = "num_pipeline_microbatches"
-  asked = given.get(key, config.num_pipeline_microbatches)
-  for of_devices in parallelism(config):
-    on_devices = changed(config, of_devices, given)
-    for of_layers in layers(on_devices, given):
-      view = changed(on_devices, of_layers)
-      for of_rows in of_batches(view):
-        values = of_devices | of_layers | of_rows
-        if asked == -1 and values[key] == derived.least_microbatches(view):
-          values[key] = -1
-        values = {
-            each: value for each, value in values.items() if value != (asked if each == key else getattr(config, each))
-        }
-        if passes(values):
-          return values
-  return None
+    instead = f"Set{', together:' if len(proposal) > 1 else ''} {settings(proposal)}."
+    instead += _of_layers_outside(config, proposal, accepts, given or {})
+  last = max(i for i, problem in enumerate(found) if isinstance(problem, Problem))
+  texts[last] += f" {instead}"
+  return texts

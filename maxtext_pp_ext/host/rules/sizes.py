@@ -9,8 +9,8 @@ from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.derived import num_stages, stages_text
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import Keys
-from maxtext_pp_ext.config.remedies import Problem
-from maxtext_pp_ext.host.rules import propose
+from maxtext_pp_ext.config.remedies import Problem, Remedy
+from maxtext_pp_ext.host.rules import candidates
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.nearest import beside
 from maxtext_pp_ext.units import counted
@@ -62,7 +62,7 @@ def _layers(config: Keys) -> Iterator[Problem]:
     yield Problem(
         f"pipeline_parallel_layers={layers} is more than the model has: {available}.",
         *([{"pipeline_parallel_layers": available // group * group}] if available >= group else []),
-        ({"pipeline_parallel_layers": -1}, " for all layers"),
+        Remedy({"pipeline_parallel_layers": -1}, " for all layers"),
     )
   elif layers < group:
     yield Problem(
@@ -75,7 +75,7 @@ def _layers(config: Keys) -> Iterator[Problem]:
     outside = f" (the other {available - kept} then run outside the pipeline on every stage)"
     yield Problem(
         f"{_layers_text(config)} cannot be divided among {group_text}.",
-        ({"pipeline_parallel_layers": kept}, outside),
+        Remedy({"pipeline_parallel_layers": kept}, outside),
         otherwise=f"ici_pipeline_parallelism × dcn_pipeline_parallelism × num_layers_per_pipeline_stage to a divisor of "
         f"{layers}",
     )
@@ -84,7 +84,7 @@ def _layers(config: Keys) -> Iterator[Problem]:
     yield Problem(
         f"num_pipeline_repeats={repeats} × {group_text} is {repeats * group}, not the {_layers_text(config)}.",
         {"num_pipeline_repeats": layers // group},
-        ({"num_pipeline_repeats": -1}, " to have it derived"),
+        Remedy({"num_pipeline_repeats": -1}, " to have it derived"),
     )
 
 
@@ -93,7 +93,7 @@ def _microbatches(config: Keys) -> Iterator[Problem]:
   if stages is None or microbatches == -1:
     return
   delay, least = derived.forwarding_delay(config), derived.least_microbatches(config)
-  nearest = beside(microbatches, propose.microbatches(config)) or [max(-(-microbatches // stages) * stages, least)]
+  nearest = beside(microbatches, candidates.microbatches(config)) or [max(-(-microbatches // stages) * stages, least)]
   what = []
   if microbatches % stages or microbatches < 1:
     what.append(f"is not a multiple of {stages_text(config)}; every stage must keep equally many.")
@@ -107,7 +107,7 @@ def _microbatches(config: Keys) -> Iterator[Problem]:
     yield Problem(
         f"num_pipeline_microbatches={microbatches} {' It '.join(what)}",
         *({"num_pipeline_microbatches": count} for count in nearest),
-        *([] if least in nearest else [({"num_pipeline_microbatches": -1}, f" for {least}")]),
+        *([] if least in nearest else [Remedy({"num_pipeline_microbatches": -1}, f" for {least}")]),
     )
 
 
@@ -127,8 +127,8 @@ def _batch(config: Keys) -> Iterator[Problem]:
       f"a batch of {counted(batch, 'row')} (int(num_target_devices={config.num_target_devices} × per_device_batch_size="
       f"{config.per_device_batch_size})) cannot be divided into {counted(microbatches, 'microbatch')} "
       f"(num_pipeline_microbatches, by default {least}).",
-      *[{"num_pipeline_microbatches": m} for m in propose.microbatches(config)[:1]],
-      *[{"per_device_batch_size": size} for size in propose.batches(config, microbatches)[:1]],
+      *[{"num_pipeline_microbatches": m} for m in candidates.microbatches(config)[:1]],
+      *[{"per_device_batch_size": size} for size in candidates.batches(config, microbatches)[:1]],
   )
 
 
@@ -150,13 +150,13 @@ def _other_batches(config: Keys) -> Iterator[Problem]:
     if rows >= 1 and rows % divided_by == 0:
       continue
     of = f"int(num_target_devices={config.num_target_devices} ×"
-    ways = [{key: size} for size in propose.batches(config, divided_by, key)[:1]]
+    of_batch = [{key: size} for size in candidates.batches(config, divided_by, key)[:1]]
     if key == "eval_per_device_batch_size":
       fitting = [m for m in derived.fitting_microbatches(config)[::-1] if 0 < rows and rows % m == 0]
       yield Problem(
           f"an evaluation's batch of {counted(rows, 'row')} ({of} {key}={getattr(config, key)})) cannot be divided into "
           f"{counted(divided_by, 'microbatch')} (num_pipeline_microbatches, which applies to evaluations, too).",
-          *ways,
+          *of_batch,
           *[{"num_pipeline_microbatches": m} for m in fitting[:1]],
           {"eval_interval": -1},
       )
@@ -166,7 +166,7 @@ def _other_batches(config: Keys) -> Iterator[Problem]:
           f"enable_rampup_batch_size=True with {key}={value}: {counted(rows, 'row')} ({of} {value})) cannot be divided "
           f"into gradient_accumulation_steps={accumulated} × num_pipeline_microbatches={divided_by // accumulated} "
           "microbatches.",
-          *ways,
+          *of_batch,
           {"enable_rampup_batch_size": False},
       )
 
@@ -201,8 +201,8 @@ def _too_few_rows(config: Keys, key: str, batch: int, divided_by: int, need: row
   kind, off = kinds.get(key, ("a microbatch of the growing batch", [{"enable_rampup_batch_size": False}]))
   return Problem(
       f"{need.what} {wants}, but {kind} of {key}={getattr(config, key)} has {batch // divided_by // parts} ({of}).",
-      *[{"num_pipeline_microbatches": m} for m in propose.microbatches(config)],
-      *[{key: size} for size in propose.batches(config, divided_by, key, (unit, 2 * unit))],
+      *[{"num_pipeline_microbatches": m} for m in candidates.microbatches(config)],
+      *[{key: size} for size in candidates.batches(config, divided_by, key, (unit, 2 * unit))],
       *off,
       need.instead,
   )
@@ -220,12 +220,12 @@ def devices(config: Keys) -> list[str]:
   found: list[str] = []
   for network in derived.NETWORKS if num_stages(config) is not None else ():
     target, asked = derived.devices_to_share(config, network), derived.parallelism(config, network)
-    if target is None or derived.filled(list(asked.values()), target) is not None:
+    if target is None or derived.filled(asked, target) is not None:
       continue
     keys = {derived.parallelism_key(network, axis): size for axis, size in asked.items() if size != 1 or axis == "stage"}
     of = f"num_target_devices={count}" + (f" / num_slices={slices}" if slices > 1 else "")
     kind = f"{counted(target, 'device')} ({of})" if network == "ici" else f"{counted(target, 'slice')} (num_slices)"
     product = " × ".join(f"{key}={size}" for key, size in keys.items())
     unit = "" if -1 in keys.values() else f" = {math.prod(keys.values())}"
-    found.append(Problem(f"{kind} cannot be divided as {product}{unit}.", *filter(None, propose.parallelism(config))))
+    found.append(Problem(f"{kind} cannot be divided as {product}{unit}.", *filter(None, candidates.parallelism(config))))
   return found

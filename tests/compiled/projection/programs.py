@@ -29,11 +29,11 @@ HEAD = """HloModule step, is_scheduled=true, num_partitions=4
 """
 
 
-def simulated(text, carries=None):
+def simulated(text, payloads=None):
   """The timeline of a program, and its costs, with links that are never idle and without latency."""
   module = hlo.program(text)
   grid = torus.Torus(DEVICES, link=CHIP.link, network=CHIP.network, dimensions=3)
-  return timeline.Timeline(execution.of_module(module), costs.Costs(module, CHIP, grid, MESH, carries or {}))
+  return timeline.Timeline(execution.of_module(module), costs.Costs(module, CHIP, grid, MESH, payloads or {}))
 
 
 def gather_seconds(size):

@@ -177,7 +177,7 @@ LAYERS_BEFORE = {"decoder_block": "deepseek", "num_decoder_layers": 11, "first_n
 
 
 @pytest.mark.parametrize(
-    "keys, says, ways",
+    "keys, says, remedies",
     [
         (
             LAYERS_BEFORE | OTHER_RULES,
@@ -196,9 +196,9 @@ LAYERS_BEFORE = {"decoder_block": "deepseek", "num_decoder_layers": 11, "first_n
         ),
     ],
 )
-def test_tokens_that_are_laid_out_otherwise_than_their_embeddings_are_refused_where_xla_would_die(keys, says, ways):
+def test_tokens_that_are_laid_out_otherwise_than_their_embeddings_are_refused_where_xla_would_die(keys, says, remedies):
   problem = only_problem(make(**keys))
-  assert says in problem and f"Set {ways}." in problem
+  assert says in problem and f"Set {remedies}." in problem
 
 
 @pytest.mark.parametrize("keys", [OTHER_RULES, LAYERS_BEFORE | OTHER_RULES | {"eval_interval": -1}])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import pytest
 
 from maxtext_pp_ext.config import derived, remedies
-from maxtext_pp_ext.host.rules import problems, propose, rows, sizes
+from maxtext_pp_ext.host.rules import candidates, problems, rows, sizes
 from tests.host.rules.test_problems import make, problems_after, RULES, values_to_set
 
 PARALLELISM = st.sampled_from([-1, 1, 1, 1, 2, 3, 4, 8])
@@ -106,13 +106,13 @@ def test_every_remedy_that_is_printed_is_enough_alone(data, wrong, given_repeats
   config = make(**values)
   found = problems.problems(config, whole_mesh=True)
   if len(found) == 1 and "together" not in found[0]:
-    text = found[0][found[0].rindex("Set ") + 4 :].rstrip(".")
-    for way in text.split(" or "):
-      way = way.partition(" for ")[0].partition(" to have")[0].partition(" (")[0]
-      pairs = dict(pair.split("=") for pair in way.split(", "))
+    text = found[0][found[0].rindex("Set ") + 4 :].partition(". ")[0].rstrip(".")
+    for remedy in text.split(" or "):
+      remedy = remedy.partition(" for ")[0].partition(" to have")[0].partition(" (")[0]
+      pairs = dict(pair.split("=") for pair in remedy.split(", "))
       types = {"False": False, "host": "host"}
       settable = {key: types[v] if v in types else float(v) if "." in v else int(v) for key, v in pairs.items()}
-      assert problems.problems(remedies.changed(config, settable), whole_mesh=True) == [], way
+      assert problems.problems(remedies.changed(config, settable), whole_mesh=True) == [], remedy
 
 
 def test_a_model_without_a_pipeline_gets_none():
@@ -289,5 +289,5 @@ def test_rows_are_sharded_as_the_rules_say():
 
 def test_a_batch_that_is_proposed_can_be_loaded():
   config = make(per_device_batch_size=4.125, micro_batch_size_to_train_on=33)
-  assert propose.batches(config, 4) == [5]  # 36 rows cannot be shared out to 8 devices
-  assert propose.batches(make(per_device_batch_size=0.3, micro_batch_size_to_train_on=2), 4) == [0.5]  # 8 are loaded
+  assert candidates.batches(config, 4) == [5]  # 36 rows cannot be shared out to 8 devices
+  assert candidates.batches(make(per_device_batch_size=0.3, micro_batch_size_to_train_on=2), 4) == [0.5]  # 8 are loaded

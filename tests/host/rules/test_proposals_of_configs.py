@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What messages propose for sizes that do not fit together is accepted when it is typed in: each way that they name."""
+"""What messages propose for sizes that do not fit together is accepted when it is typed in: every remedy they name."""
 
 import random
 import re
@@ -43,26 +43,26 @@ def drawn(source):
   return values, source.choice((None, 6, 7, 8, 12, 16))
 
 
-def ways(errors):
+def remedies(errors):
   """The settings of each remedy that the errors name."""
   for text in re.findall(
       r"(?:Set(?:, together:)?|Without a pipeline:) (\w+=[^ ]+(?:,? (?:or )?\w+=[^ ]+| \(.*?\)| for \w+)*)",
       " ".join(errors),
   ):
-    for way in text.split(" or "):
-      yield {key: value.rstrip(".,") for key, value in re.findall(r"(\w+)=([^ ]+)", way)}
+    for remedy in text.split(" or "):
+      yield {key: value.rstrip(".,") for key, value in re.findall(r"(\w+)=([^ ]+)", remedy)}
 
 
 def proposed(values, devices):
-  """How many ways are named for what is wrong with a run; an assertion fails if one is refused."""
+  """How many remedies are named for what is wrong with a run; an assertion fails if one is refused."""
   arguments = lambda values: [f"{key}={value}" for key, value in values.items()]
   errors = check.check(arguments(values), devices).errors
   if not errors or any("No pipeline of this model fits" in error or "No sizes fit" in error for error in errors):
     return 0
-  found = list(ways(errors))
+  found = list(remedies(errors))
   assert found, errors
-  for way in found:
-    assert check.check(arguments(values | way), devices).errors == [], (way, errors)
+  for remedy in found:
+    assert check.check(arguments(values | remedy), devices).errors == [], (remedy, errors)
   return len(found)
 
 
@@ -96,7 +96,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("keys, devices", ASKED.values(), ids=ASKED.keys())
-def test_devices_that_cannot_be_shared_out_are_told_with_keys_and_a_way_that_is_accepted(installed, keys, devices):
+def test_devices_that_cannot_be_shared_out_are_told_with_keys_and_a_remedy_that_is_accepted(installed, keys, devices):
   values = EIGHT_LAYERS | keys
   *_, error = errors = check.check([f"{key}={value}" for key, value in values.items()], devices).errors
   assert any(f"{key}={value}" in error for key, value in keys.items() if key != "pipeline_impl")
