@@ -12,8 +12,6 @@ MaxText 0.2.5 bounds a part of its fields only. A key may have its default, what
 The tables have the keys of which MaxText says something else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 import dataclasses
 import math

@@ -6,8 +6,6 @@ It adds up matrix products, attention, elementwise work, sums of gradients and t
 others, and the transfers for which compute waits. All is of one device and step.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

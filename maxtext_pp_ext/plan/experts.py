@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a layer's experts cost a device: tokens that are dispatched and combined, and the buffers for them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax.numpy as jnp

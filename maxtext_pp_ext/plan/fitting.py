@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What would make a model fit into its devices, if no candidate of a plan does. Each change is estimated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 import dataclasses
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the possible pipelines of a model on a topology, with their costs, and ranks them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 import copy
 import dataclasses

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tells the problems of a config with the values to set: the nearest that leave none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
