@@ -34,7 +34,7 @@ help: ## this list
 	@.ci/environment $(PYTHON)
 
 demo: .venv/installed ## train a small model with a pipeline and without, compare the loss curves (4 minutes on 2 cores)
-	@$(VENV_PYTHON) -m maxtext_pp_ext.demo
+	@$(VENV_PYTHON) -m examples.demo
 
 test: .venv/installed ## the tests (25 minutes on 2 cores at most)
 	@$(VENV_PYTHON) -m pytest $(PARALLEL) -m 'not slow' $(PYTEST_ARGS)

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `python -m maxtext_pp_ext.demo` as a command, in separate processes."""
+"""Tests of `python -m examples.demo` as a command, in separate processes."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 def run_demo(output, *arguments):
   # Without the keys that tests/conftest.py sets for MaxText: MaxText refuses a key that is given twice.
   environment = {key: value for key, value in os.environ.items() if not key.startswith("M_")}
-  command = [sys.executable, "-m", "maxtext_pp_ext.demo", "--output", str(output), *arguments]
+  command = [sys.executable, "-m", "examples.demo", "--output", str(output), *arguments]
   return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 

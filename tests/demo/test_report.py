@@ -1,12 +1,12 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `maxtext_pp_ext.demo`: which loss curves count as the same."""
+"""Tests of `examples.demo`: which loss curves count as the same."""
 
 import math
 
 import pytest
 
-from maxtext_pp_ext.demo import __main__ as demo
+from examples.demo import __main__ as demo
 
 CURVE = [10.875, 9.04, 7.393, 6.843]
 

@@ -57,7 +57,7 @@ found = types.SimpleNamespace(
 plan._plan, plan._as_dict = lambda *_: found, lambda *_: {{}}
 sys.exit(main(["plan", "compile_topology=v5p-8", "--validate", "1"]))
 """,
-    "demo": MODULE.format("maxtext_pp_ext.demo", ["demo", "--output", "output"]),
+    "demo": MODULE.format("examples.demo", ["demo", "--output", "output"]),
     "compiler_figures": MODULE.format("benchmarks.compiler_figures", BENCHMARK),
     "overlap": MODULE.format("benchmarks.overlap", BENCHMARK),
     "scaling": MODULE.format("benchmarks.scaling", BENCHMARK),

@@ -6,24 +6,25 @@ They read any object with MaxText's keys as attributes, and expect the values th
 None means "not derived (yet)" and is not judged.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import derived, keys, remedies
 from maxtext_pp_ext.config.keys import Keys
 from maxtext_pp_ext.host.rules import (
+    candidates,
     checkpoint_paths,
     meshes,
     optimizer,
     per_microbatch,
     pipelined_path,
-    propose,
     quantization,
     sizes,
     windowed_path,
 )
 
+_MOST_REMEDIES = 4  # that are printed
 # Host key -> the pipeline_impl that replaces it. Both choose how long gathered weights stay.
 _CONTRADICTING_HOST_KEYS = {"pipeline_fsdp_ag_once": "circular_ag_once", "pipeline_fsdp_ag_per_repeat": "circular_bsw"}
 
@@ -47,7 +48,7 @@ def problems(config: Keys, given: Mapping[str, Any] | None = None, whole_mesh: b
       return _of_host(view)
     return [*_of_implementations(view), *sizes.devices(view)]
 
-  return propose.with_remedies(config, found, check, given)
+  return _with_remedies(config, found, check, given)
 
 
 def of_mesh(config: Keys, given: Mapping[str, Any]) -> list[str]:
@@ -61,7 +62,7 @@ def of_mesh(config: Keys, given: Mapping[str, Any]) -> list[str]:
 
   # MaxText judges the sizes of its own pipelines, except that it takes -1 stages for none.
   found = sizes.devices(config) if derived.num_stages(config) is not None else check(config)
-  return propose.with_remedies(config, found, check, chosen)
+  return _with_remedies(config, found, check, chosen)
 
 
 def refuse_mesh(config: Keys, given: Mapping[str, Any]) -> None:
@@ -119,3 +120,68 @@ def _keys_without_effect(config: Keys) -> Iterator[str]:
           f"{key}={value} has no effect with pipeline_impl=host. Set pipeline_impl to one of "
           f"{', '.join(name for name in registry.names() if name != registry.HOST)}, or leave {key} out."
       )
+
+
+def _of_layers_outside(
+    config: Keys, proposal: remedies.Values, accepts: Callable[[remedies.Values], bool], given: remedies.Values
+) -> str:
+  """Says which layers a proposal leaves out of the pipeline, and how all of them would run without one; "" for none."""
+  kept, available = proposal.get("pipeline_parallel_layers", -1), derived.layers_to_choose_from(config)
+  if kept == -1 or available is None:
+    return ""
+  text = f" That leaves {available - kept} of {available} layers out of the pipeline, on every stage."
+  none = {f"{network}_pipeline_parallelism": 1 for network in derived.NETWORKS}
+  none |= derived.WITHOUT_PIPELINE | {"num_pipeline_microbatches": -1}
+  changes = {key: value for key, value in none.items() if given.get(key, getattr(config, key)) != value}
+  return f"{text} Without a pipeline: {remedies.settings(changes)}." if accepts(changes) else text
+
+
+def _kind(config: Keys, remedy: remedies.Remedy) -> Any:
+  """What makes a remedy like another one: the same keys, changed to either side, with the same remark."""
+
+  def is_more(key: str, value: Any) -> bool:
+    present = getattr(config, key, None)
+    return isinstance(value, (int, float)) and value > (present if isinstance(present, (int, float)) else 0)
+
+  return (*((key, is_more(key, value)) for key, value in remedy.values.items()), remedy.remark)
+
+
+def _with_remedies[C: Keys](
+    config: C, found: Sequence[str], problems: Callable[[C], Sequence[str]], given: remedies.Values | None = None
+) -> list[str]:
+  """The texts of a config's problems, with each remedy that is enough alone, or with one for all problems together.
+
+  `problems` finds those of another config, and `given` is as for `changed`.
+  """
+  of_sizes = [problem for problem in found if isinstance(problem, remedies.Problem)]
+  if not of_sizes:
+    return list(found)
+
+  def accepts(values: remedies.Values) -> bool:
+    left = problems(remedies.changed(config, values, given))
+    return not any(isinstance(problem, remedies.Problem) for problem in left) and len(left) <= len(found) - len(of_sizes)
+
+  texts = [problem.what if isinstance(problem, remedies.Problem) else problem for problem in found]
+  if not remedies.are_wanted():
+    return texts
+  enough: dict[Any, remedies.Remedy] = {}  # the first of each kind
+  for remedy in of_sizes[0].remedies if len(of_sizes) == 1 else ():
+    if len(enough) < _MOST_REMEDIES and _kind(config, remedy) not in enough and accepts(remedy.values):
+      enough[_kind(config, remedy)] = remedy
+  if enough:
+    return [str(remedies.Problem(each.what, *enough.values())) if each is of_sizes[0] else each for each in found]
+  proposal = next(filter(accepts, candidates.pipelines(config, given or {})), None)
+  if proposal is None:
+    change = "Set pipeline_impl=host, or change" if derived.runs_ours(config) else "Change"
+    instead = (
+        f"No sizes fit these devices. {change} the batch or the number of devices."
+        if derived.num_stages(config) == 1
+        else "No pipeline of this model fits these devices: set pipeline_impl=host and train without one, or change "
+        "base_num_decoder_layers or the number of devices."
+    )
+  else:
+    instead = f"Set{', together:' if len(proposal) > 1 else ''} {remedies.settings(proposal)}."
+    instead += _of_layers_outside(config, proposal, accepts, given or {})
+  last = max(i for i, problem in enumerate(found) if isinstance(problem, remedies.Problem))
+  texts[last] += f" {instead}"
+  return texts

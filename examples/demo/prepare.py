@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m maxtext_pp_ext.demo.prepare OUTPUT STEPS PIPELINE_IMPL KEY=VALUE…`: text and initial weights of both runs.
+"""`python -m examples.demo.prepare OUTPUT STEPS PIPELINE_IMPL KEY=VALUE…`: text and initial weights of both runs.
 
 It runs in a separate process, so MaxText's log at import goes to a file instead of the demo's output.
 """
@@ -13,8 +13,8 @@ import textwrap
 
 import jax
 
+from examples.demo import settings as demo_settings
 import maxtext_pp_ext
-from maxtext_pp_ext.demo import settings as demo_settings
 from maxtext_pp_ext.trainer_runs import trainer, weights
 
 _CHARACTERS = 400  # about the capacity of a row of the demo

@@ -16,8 +16,8 @@ import re
 import sys
 import time
 
+from examples.demo import settings as demo_settings
 from maxtext_pp_ext import installed
-from maxtext_pp_ext.demo import settings as demo_settings
 from maxtext_pp_ext.processes import interruption
 from maxtext_pp_ext.trainer_runs import trainer
 
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> demo_settings.Settings:
-  parser = argparse.ArgumentParser(prog="python -m maxtext_pp_ext.demo", description=__doc__)
+  parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
   add, of_processes = parser.add_argument, "processes of the pipelined run, as on several hosts; the other run has one"
   add("--steps", type=int, default=40, help="training steps of each run (default: %(default)s)")
   add("--output", type=pathlib.Path, default="demo-output", help="folder for everything it writes (default: %(default)s)")
@@ -73,7 +73,7 @@ def _prepare(settings: demo_settings.Settings) -> None:
   """Writes text and initial weights, in a process of its own."""
   print("Preparing text and initial weights ...", flush=True)
   own = [str(settings.output), str(settings.steps), settings.pipeline_impl, *settings.extra_keys]
-  arguments = ["-m", "maxtext_pp_ext.demo.prepare", *own]
+  arguments = ["-m", "examples.demo.prepare", *own]
   trainer.run_python(arguments, settings.output / "prepare.log", devices=demo_settings.DEVICES)
   sizes = json.loads(settings.summary_file.read_text(encoding="utf-8"))
   print(
