@@ -22,7 +22,7 @@ from maxtext_pp_ext.engine.programs.stage import StageProgram
 from maxtext_pp_ext.engine.ring import Ring, STAGE_AXIS
 from maxtext_pp_ext.engine.shapes import Numbers, PerIteration
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
-from maxtext_pp_ext.schedule import kept_values, Schedule
+from maxtext_pp_ext.schedule import Schedule
 
 # For each residual the buffer of each turn (`Iterations.turns`).
 Buffers = list[list[PerIteration]]
@@ -42,7 +42,7 @@ class ResidualBuffers:
     every = range(self.schedule.iterations)
     counts = [len(every[turn :: self.turns]) for turn in range(self.turns)]
     return [
-        [empty(self.ring, aval, kept_values(self.schedule) if self._is_by_item(aval) else count) for count in counts]
+        [empty(self.ring, aval, self._items + 1 if self._is_by_item(aval) else count) for count in counts]
         for aval in self.program.saved_avals
     ]
 
@@ -66,17 +66,20 @@ class ResidualBuffers:
         for k, all_ in enumerate(saved)
     ]
 
+  @property
+  def _items(self) -> int:
+    return self.schedule.microbatches * self.schedule.repeats
+
   def _is_by_item(self, aval: Any) -> bool:
     """Whether a residual's buffer has a value for each item. The axis of stages may be one of all devices, see `Ring`."""
-    is_less = kept_values(self.schedule) < self.schedule.iterations
+    is_less = self._items + 1 < self.schedule.iterations
     on_device = aval.memory_space == jax.memory.Space.Device
     return self.ring.is_sharded and is_less and on_device and aval.shape[0] == self.schedule.stages
 
   def _index(self, k: int, t: jax.Array | int) -> Numbers | jax.Array:
     """Where an iteration's value lies in the buffers of a residual: one slot for each stage, or one for all."""
     if self._is_by_item(self.program.saved_avals[k]):
-      items = self.schedule.item(t, jnp.arange(self.schedule.stages, dtype=jnp.int32))
-      return jnp.clip(items, 0, self.schedule.microbatches * self.schedule.repeats)
+      return jnp.clip(self.schedule.item(t, jnp.arange(self.schedule.stages, dtype=jnp.int32)), 0, self._items)
     return jnp.asarray(t // self.turns)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import dataclasses
 import enum
 
-from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, kept_values
+from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 
 class Sent(enum.StrEnum):
@@ -188,7 +188,7 @@ def pipelined(
       Sent.GRADIENTS: 1 - 1 / reduce if several else 0.0,
       Sent.ACTIVATIONS: ring / (ring + ends) if schedule.delay == 2 and ring else 0.0,
   }
-  kept = {Part.KEPT: kept_values(schedule) * sizes.kept}
+  kept = {Part.KEPT: schedule.iterations * sizes.kept}
   backward = {
       Part.GRADIENTS: sizes.gradients if gather_policy.keeps_gathered else sizes.gradients_at_once,
       **_window(schedule, gather_policy, sizes),

@@ -101,11 +101,6 @@ class Schedule(Protocol):
     """
 
 
-def kept_values(schedule: Schedule) -> int:
-  """How many values of a residual a stage keeps: one for each item and one for bubbles, or one for each iteration."""
-  return min(schedule.microbatches * schedule.repeats + 1, schedule.iterations)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CircularSchedule(Schedule):
   """Circular schedule of M·R items over S stages.

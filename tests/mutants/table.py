@@ -695,8 +695,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "residuals-of-a-bubble",
             "behind its last item a stage writes a bubble's residuals over those of that item",
             "engine/residuals.py",
-            "jnp.clip(items, 0, self.schedule.microbatches * self.schedule.repeats)",
-            "jnp.clip(items, 0, self.schedule.microbatches * self.schedule.repeats - 1)",
+            "dtype=jnp.int32)), 0, self._items)",
+            "dtype=jnp.int32)), 0, self._items - 1)",
             KEPT_IN_BUBBLES,
         ),
         Mutant(
