@@ -75,9 +75,6 @@ WINDOW_OF_ONE = "tests/parity/test_windows.py::test_a_window_over_the_layers_equ
 OFFLOADED = (
     "tests/parity/test_windows.py::test_what_is_offloaded_to_the_host_comes_back_unchanged[custom--1-circular_bsw]"
 )
-KEPT_IN_BUBBLES = (
-    "tests/parity/test_policies.py::test_what_is_kept_of_a_bubble_reaches_nothing[custom, all on the device-3 stages]"
-)
 SLICES = "tests/parity/test_windows.py::test_a_window_on_a_mesh_equals_the_scan_on_one_device[2 slices of fsdp 4-auto]"
 NO_WINDOW = "tests/host/rules/test_problems.py::test_what_has_no_window_without_a_pipeline_is_refused_with_what_to_set"
 GIVEN = "tests/host/replacements/test_scanned_layers.py::test_an_array_that_microbatches_do_not_carry_is_refused_by_name"
@@ -244,7 +241,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "aux-loss-without-gradient",
             "load-balance losses are reported and have no gradient",
             "engine/backward.py",
-            "else get(ring, all_, t, range(all_.ndim - 1))",
+            "else get(all_, t, range(all_.ndim - 1))",
             "else jnp.zeros_like(all_[0])",
             EXPERTS,
         ),
@@ -686,26 +683,18 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "residuals-of-the-next-layer",
             "one microbatch at a time, backward reads the residuals of the layer beside",
-            "engine/residuals.py",
-            "self.ring, all_[turn]",
-            "self.ring, all_[1 - turn]",
+            "engine/backward.py",
+            "get, all_[turn]",
+            "get, all_[1 - turn]",
             WINDOW_OF_ONE,
-        ),
-        Mutant(
-            "residuals-of-a-bubble",
-            "behind its last item a stage writes a bubble's residuals over those of that item",
-            "engine/residuals.py",
-            "dtype=jnp.int32)), 0, self._items)",
-            "dtype=jnp.int32)), 0, self._items - 1)",
-            KEPT_IN_BUBBLES,
         ),
         Mutant(
             "offloaded-of-one-layer",
             "what a remat policy offloads to the host is that of one layer for all layers",
-            "engine/residuals.py",
-            "    return update(all_, one, index)\n",
-            "    on_host = jax.typeof(one).memory_space != jax.memory.Space.Device\n"
-            "    return update(all_, one, 0 * index if on_host else index)\n",
+            "engine/forward.py",
+            "return jax.lax.dynamic_update_index_in_dim(all_, _in_order(one, order), t, axis=0)",
+            "on_host = jax.typeof(one).memory_space != jax.memory.Space.Device\n"
+            "  return jax.lax.dynamic_update_index_in_dim(all_, _in_order(one, order), 0 * t if on_host else t, axis=0)",
             OFFLOADED,
         ),
         Mutant(
