@@ -107,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
   versions = {"maxtext_pp_ext": maxtext_pp_ext.__version__, **child.versions()}
   found: dict[str, Any] = {"devices": target.described, "versions": versions, "given": args.maxtext_args}
   found |= {"machine": target.machine} if target.machine else {}
-  used = dict.fromkeys(name for row in rows.values() for name in row.get("flags", args.flags))
+  given = [] if args.flags == [_BEST] else args.flags
+  used = dict.fromkeys(name for row in rows.values() for name in row.get("flags", given))
   found |= {"flags": {name: " ".join(flags.SETS[name].split()) for name in used}} if used else {}
   found["implementations"] = rows
   computed = [name for name, row in rows.items() if "failure" not in row]
@@ -173,8 +174,9 @@ def _target(args: argparse.Namespace, names: list[str], machine: child.Machine) 
         f"{described}."
     )
   argv = args.maxtext_args
-  if args.flags and args.flags != [_BEST]:
-    argv = run_config.with_keys(argv, {flags.KEY: flags.joined(given.get(flags.KEY) or "", args.flags)})
+  value = flags.joined(given.get(flags.KEY) or "", [] if args.flags == [_BEST] else args.flags) if args.flags else ""
+  if value:
+    argv = run_config.with_keys(argv, {flags.KEY: value})
   # On devices that are here, MaxText itself chooses what depends on them.
   for_platform = None if here else platform
   arguments = {name: variants.arguments(name, argv, platform=for_platform) for name in names}

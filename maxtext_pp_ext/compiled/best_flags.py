@@ -50,10 +50,15 @@ def search(compiled: Callable[[Flags], dict[str, Any]], own: str = "") -> tuple[
     own: the run's own `compile_xla_flags`, which stay.
 
   Returns:
-    (the best, all that was tried). The best has no sets if none makes the step faster.
+    (the best, all that was tried). The best has no sets if none makes the step faster. Of a step that is refused with any
+    flags nothing else is tried.
+
+  Raises:
+    ValueError: `own` is not a list of flags.
   """
+  flags.joined(own, ())
   best = default = Tried(Flags(own), compiled(Flags(own)))
-  tried, useful = [default], list(flags.SETS)
+  tried, useful = [default], [] if default.figures.get("refused") else list(flags.SETS)
   while len(best.flags.sets) < MOST:
     for name in useful:
       if (found := _with(compiled, own, best, name, tried)) is not None:
@@ -65,6 +70,11 @@ def search(compiled: Callable[[Flags], dict[str, Any]], own: str = "") -> tuple[
       break
     best = fastest
   return best, tried
+
+
+def lacks_a_flag(figures: dict[str, Any]) -> bool:
+  """Whether a step was not compiled since the compiler lacks a flag."""
+  return bool(_NO_FLAG.search(figures.get("failure", "")))
 
 
 def _with(

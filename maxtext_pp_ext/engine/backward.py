@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.order import Done, in_order
-from maxtext_pp_ext.engine.residuals import get
-from maxtext_pp_ext.engine.ring import Ring
+from maxtext_pp_ext.engine.forward import get
+from maxtext_pp_ext.engine.order import Done, in_order, Saved
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, Numbers, Param, Store
 from maxtext_pp_ext.engine.traced import Residuals, TracedPipeline
 from maxtext_pp_ext.engine.weights import of_all
@@ -160,14 +159,17 @@ class _Iteration(NamedTuple):
       behind: PyTree = None,
   ) -> tuple[BackwardState, Done]:
     """All stages in reverse, from the cotangent of the activations that leave them at the iteration's end."""
-    ring, program = self.pipeline.ring, self.pipeline.program
+    iterations, ring, program = self.pipeline.iterations, self.pipeline.ring, self.pipeline.program
     dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
     inputs = program.inputs_of_backward(
         of_all.use(weights, item.repeat),
         self.pipeline.aux_at(self.kept.aux, t),
-        self.pipeline.residuals.get(self.kept.saved, t, turn),
+        [
+            Saved(functools.partial(get, all_[turn], order=program.saved_orders[k]), jnp.asarray(t // iterations.turns))
+            for k, all_ in enumerate(self.kept.saved)
+        ],
         ring.constrain(dy),
-        jax.tree.map(lambda all_: _cotangent_at(ring, all_, t), self.cotangents.intermediates),
+        jax.tree.map(lambda all_: _cotangent_at(all_, t), self.cotangents.intermediates),
     )
     done = in_order(program.gradients, inputs, weights, item, chunk, behind)
     (dx,) = done.others
@@ -200,5 +202,5 @@ def _reduced_first(weight: Weight) -> list[str]:
   return ["stored"] if is_early or weight.is_reduction_exposed else []
 
 
-def _cotangent_at(ring: Ring, all_: jax.Array, t: jax.Array | int) -> jax.Array:
-  return all_[0] if all_.dtype == jax.dtypes.float0 else get(ring, all_, t, range(all_.ndim - 1))
+def _cotangent_at(all_: jax.Array, t: jax.Array | int) -> jax.Array:
+  return all_[0] if all_.dtype == jax.dtypes.float0 else get(all_, t, range(all_.ndim - 1))

@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward loops; see `engine.py` for the pseudo-code."""
 
+from collections.abc import Sequence
 import functools
 from typing import Any, NamedTuple
 
 import jax
 
-from maxtext_pp_ext.engine.residuals import empty, put
+from maxtext_pp_ext.engine.programs.stage import StageProgram
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, PerIteration, Store
 from maxtext_pp_ext.engine.traced import TracedPipeline
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.schedule import Phase
@@ -71,11 +73,19 @@ def forward(
 def _initial_state(pipeline: TracedPipeline, inputs: Microbatches, *, save: bool) -> ForwardState:
   schedule, ring, program = pipeline.schedule, pipeline.ring, pipeline.program
   store = ring.enter(inputs)
+  every, turns = range(schedule.iterations), pipeline.iterations.turns
+  of_turns = [every[turn::turns] for turn in range(turns)]
+
+  def buffer(aval, iterations):
+    empty = ring.constrain_iterations(jax.lax.empty((len(iterations), *aval.shape), aval.dtype))
+    # Residuals that a remat policy offloads arrive in host memory.
+    return empty if aval.memory_space == jax.memory.Space.Device else jax.device_put(empty, aval.memory_space)
+
   return ForwardState(
       store=store,
       held=ring.read(0, store) if schedule.delay == 2 else None,
-      intermediates=jax.tree.map(lambda aval: empty(ring, aval, schedule.iterations), program.intermediates_avals),
-      saved=pipeline.residuals.empty() if save else [],
+      intermediates=jax.tree.map(lambda aval: buffer(aval, every), program.intermediates_avals),
+      saved=[[buffer(aval, iterations) for iterations in of_turns] for aval in program.saved_avals if save],
   )
 
 
@@ -111,9 +121,9 @@ def _iteration(
       store=ring.write(t, ring.rotate(leaving), state.store),
       held=held,
       intermediates=jax.tree.map(
-          lambda all_, one: put(ring, all_, one, t, range(one.ndim)), state.intermediates, intermediates
+          lambda all_, one: put(all_, one, t, range(one.ndim)), state.intermediates, intermediates
       ),
-      saved=pipeline.residuals.put(state.saved, residuals, t, turn),
+      saved=_put_residuals(pipeline.program, state.saved, residuals, t // iterations.turns, turn),
   )
   if phase.advances:
     weights = of_all.ordered(of_all.place(weights, repeat, chunk))
@@ -123,3 +133,39 @@ def _iteration(
 def _overlapped(weight: Weight) -> list[str]:
   """The arrays of a weight that are computed before the stages' outputs leave."""
   return ["buffers", "arriving"] if weight.is_gather_overlapped else ["buffers"]
+
+
+def put(all_: jax.Array, one: jax.Array, t: jax.Array | int, order: Sequence[int] | None) -> jax.Array:
+  """Writes iteration t's value into a buffer with a leading iteration axis.
+
+  Its dimensions are in this order in memory, from major to minor; with None as it comes. Left to itself, the TPU
+  compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_residual) may have one order in a loop and another one behind
+  it, and copy the values of all iterations in between: 6.3 GB for Qwen3 235B with a window.
+  """
+  return jax.lax.dynamic_update_index_in_dim(all_, _in_order(one, order), t, axis=0)
+
+
+def _put_residuals(
+    program: StageProgram, saved: list[list[PerIteration]], residuals: list[jax.Array], index: jax.Array | int, turn: int
+) -> list[list[PerIteration]]:
+  """Writes an iteration's residuals into the buffers of its turn.
+
+  Those of kernels are left in the order in which kernels return them. Otherwise the TPU compiler (libtpu 0.0.48.1;
+  benchmarks.workarounds residual_of_kernel) copies all that a kernel returns, of which the residual may be a 128th.
+  """
+  written = []
+  for k, one in enumerate(residuals):
+    order = None if program.saved_by_kernels[k] else program.saved_orders[k]
+    written.append([*saved[k][:turn], put(saved[k][turn], one, index, order), *saved[k][turn + 1 :]])
+  return written
+
+
+def get(all_: jax.Array, t: jax.Array | int, order: Sequence[int]) -> jax.Array:
+  """Reads iteration t's value from a buffer with a leading iteration axis; `order` as in `put`."""
+  return _in_order(jax.lax.dynamic_index_in_dim(all_, t, axis=0, keepdims=False), order)
+
+
+def _in_order(x: jax.Array, order: Sequence[int] | None) -> jax.Array:
+  """The same array; one in the host's memory stays as it is."""
+  on_device = jax.typeof(x).memory_space == jax.memory.Space.Device
+  return x if order is None or not on_device else in_memory(x, order)

@@ -17,7 +17,6 @@ and sends the output around. On zeros all tokens would be alike, and a layer wit
 same devices, for which all stages wait.
 """
 
-from collections.abc import Callable
 import dataclasses
 from typing import Any
 
@@ -46,7 +45,7 @@ class Ring:
   bubble_fill: float | None = None
 
   @property
-  def is_sharded(self) -> bool:
+  def _is_sharded(self) -> bool:
     return self.mesh.shape.get(STAGE_AXIS, 1) > 1
 
   def spec(self, *leading: Any) -> P:
@@ -55,7 +54,7 @@ class Ring:
 
   @property
   def stages_spec(self) -> P:
-    return self.spec(STAGE_AXIS if self.is_sharded else None)
+    return self.spec(STAGE_AXIS if self._is_sharded else None)
 
   @property
   def _last_read(self) -> int:
@@ -83,19 +82,13 @@ class Ring:
   def _on_stage_axis(self, fn, in_spec: P, out_spec: P, x: jax.Array) -> jax.Array:
     return jax.shard_map(fn, mesh=self.mesh, in_specs=in_spec, out_specs=out_spec, check_vma=False)(x)
 
-  def on_stages(self, fn: Callable[..., jax.Array], in_specs: tuple[P, ...], out_specs: P, *args: Any) -> jax.Array:
-    """Runs a function on each stage's part of the arguments; the compiler divides them over the other mesh axes."""
-    along = {STAGE_AXIS}
-    mapped = jax.shard_map(fn, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=along, check_vma=False)
-    return mapped(*args)
-
   @jax.named_scope("permute")
   def _permute(self, x: jax.Array, step: int) -> jax.Array:
     """Moves an array [S, …] around the ring: the part of stage s to stage s + step."""
     stages = self.schedule.stages
     if stages == 1:
       return x
-    if not self.is_sharded:
+    if not self._is_sharded:
       return jnp.roll(x, step, axis=0)
     spec = divisible_spec(self.stages_spec, x.shape, self.mesh)
     pairs = [(s, (s + step) % stages) for s in range(stages)]
@@ -112,7 +105,7 @@ class Ring:
   @jax.named_scope("enter")
   def enter(self, inputs: jax.Array) -> jax.Array:
     """Brings all microbatches to stage 0: [M, microbatch, sequence, embed] -> store."""
-    if not self.is_sharded:
+    if not self._is_sharded:
       store = jnp.broadcast_to(inputs[None], (self.schedule.stages, *inputs.shape))
       return constrain(store, self.spec(None, None), self.mesh)
     in_spec = divisible_spec(self.spec(STAGE_AXIS), inputs.shape, self.mesh)
@@ -122,7 +115,7 @@ class Ring:
   @jax.named_scope("leave")
   def leave(self, store: jax.Array) -> jax.Array:
     """Spreads stage 0's store over the stages: store -> [M, microbatch, sequence, embed], M sharded over `stage`."""
-    if not self.is_sharded:
+    if not self._is_sharded:
       return store[0]
     out_spec = divisible_spec(self.spec(STAGE_AXIS), store.shape[1:], self.mesh)
 
@@ -137,7 +130,7 @@ class Ring:
 
     A kernel's residual may have an axis of all devices in place of the stages'. The compiler lays it out, too.
     """
-    stage = STAGE_AXIS if self.is_sharded and x.shape[1] == self.schedule.stages else P.UNCONSTRAINED
+    stage = STAGE_AXIS if self._is_sharded and x.shape[1] == self.schedule.stages else P.UNCONSTRAINED
     return constrain(x, P(None, stage, *(P.UNCONSTRAINED,) * (x.ndim - 2)), self.mesh)
 
   def read(self, t: jax.Array | int, store: jax.Array) -> jax.Array:

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.programs.stage import StageProgram
-from maxtext_pp_ext.engine.residuals import ResidualBuffers
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.shapes import Mask, Numbers, PerIteration
 from maxtext_pp_ext.engine.weights.weight import Weight
@@ -111,11 +110,6 @@ class TracedPipeline:
   def schedule(self) -> Schedule:
     """Which stage works on which item at which iteration."""
     return self.iterations.schedule
-
-  @property
-  def residuals(self) -> ResidualBuffers:
-    """The buffers of what stages save."""
-    return ResidualBuffers(schedule=self.schedule, turns=self.iterations.turns, ring=self.ring, program=self.program)
 
   @property
   def gathers(self) -> bool:

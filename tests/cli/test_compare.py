@@ -143,6 +143,15 @@ def test_best_flags_are_searched_for_each_implementation(monkeypatch, installed,
   assert traced == [rows[name]["arguments"] for name in ("none", "window")]
 
 
+def test_best_flags_of_some_are_told_beside_those_that_are_refused(fake, capfd):
+  asked = fake(none=of_step(0.5), host=of_step(0.6), circular_bsw=figures())
+  refused = ("adamw_mask=[decoder/layers/mlp]", "compile_topology=v5p-16")
+  assert cli.main(["compare", *TINY, *FOUR_STAGES, *refused, "--flags", "best"]) == 0
+  text = capfd.readouterr().out
+  assert "none: no set of flags makes it faster; default flags 0.5 s" in text and "circular_bsw: refused: " in text
+  assert asked and not any("pipeline_impl=circular_bsw" in given for given, *_ in asked)
+
+
 NO_PIPELINE_OF_OURS = ("adamw_mask=[decoder/layers/mlp]",)  # in a pipeline the layers have other paths
 
 
@@ -384,6 +393,10 @@ WRONG = {
         "--flags LAYOUT: there is no such set of XLA flags",
     ),
     "flags of the TPU compiler for CPUs": (["--flags", "DENSE_VMEM_LIMIT_FLAG"], "Give compile_topology"),
+    "flags that are none": (
+        ["compile_topology=v5p-8", "compile_xla_flags=foo", "--flags", "best"],
+        "'foo' is not a flag",
+    ),
     "best flags of CPU devices": (["--flags", "best"], "Give compile_topology"),
     "best of some flags": (["--flags", "best,DENSE_VMEM_LIMIT_FLAG"], "best tries all sets"),
     "flags against flags": (

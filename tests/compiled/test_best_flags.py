@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The search of sets of XLA flags, on steps whose seconds are known."""
 
+import pytest
+
 from maxtext_pp_ext.compiled import best_flags, flags
 
 VMEM, MOE_VMEM, MATMUL = "DENSE_VMEM_LIMIT_FLAG", "MOE_VMEM_LIMIT_FLAG", "DISABLE_COLLECTIVE_MATMUL"
@@ -100,3 +102,13 @@ def test_sets_that_contradict_given_flags_or_add_none_are_not_tried():
   best, tried = best_flags.search(step({MATMUL: 1.0})[0], own=own)
   assert best.flags.value == f"{own} --{FLAG[MATMUL]}"
   assert (VMEM,) not in sets_of(tried) and (MOE_VMEM,) not in sets_of(tried)
+
+
+def test_a_step_that_is_refused_whatever_the_flags_is_tried_once():
+  best, tried = best_flags.search(lambda given: {"failure": "3 stages of 4 layers", "refused": True})
+  assert best.flags.sets == () and len(tried) == 1
+
+
+def test_flags_that_cannot_be_read_are_refused_before_anything_is_compiled():
+  with pytest.raises(ValueError, match="is not a flag of the form"):
+    best_flags.search(lambda given: pytest.fail("compiled"), own="xla_foo")

@@ -45,6 +45,11 @@ LAYOUTS = {
     "2 stages, D = 2": {"stages": 2, "repeats": 2, "microbatches": 4, "pipeline_delay_activation_forwarding": True},
     "3 stages": {"stages": 3, "repeats": 2, "microbatches": 3, "microbatch_size": 2},
     "4 stages": {"stages": 4, "repeats": 2, "microbatches": 4},
+    # As many layers as stages: residuals of a scan over layers have the layers' axis first.
+    "3 stages of 3 scanned layers": {
+        **{"stages": 3, "repeats": 2, "microbatches": 3, "microbatch_size": 2},
+        **{"layers_per_stage": 3, "scan_layers_per_stage": True},
+    },
     "2 stages of 2 layers": {"stages": 2, "repeats": 2, "microbatches": 2, "layers_per_stage": 2},
 }
 QUICK = {
