@@ -81,7 +81,7 @@ def test_of_a_checkpoint_of_parameters_the_rest_is_made(trained, tmp_path):
   restored = restore_sharded(path, fresh, mesh_of_devices(fsdp=2, tensor=4), RULES, created=nnx.RngState)
   assert_equal(nnx.state(restored, nnx.Param), nnx.state(model, nnx.Param))
   assert_equal(nnx.state(restored, nnx.RngState), nnx.state(made, nnx.RngState))
-  with pytest.raises(CheckpointMismatchError, match="dropout/rngs/key uint32.2. is not in the checkpoint"):
+  with pytest.raises(CheckpointMismatchError, match="dropout/rngs/key uint32.[24]. is not in the checkpoint"):
     restore_sharded(path, fresh, mesh_of_devices(), RULES)
 
 
