@@ -24,7 +24,7 @@ where the table has none, there are no seconds.
 --wide adds:
 
   state        of memory, parameters, the optimizer's moments and sharded gradients
-  window       of memory, gathered weights of layers, and their gradients until these are reduced
+  gathered     of memory, gathered weights of layers, and their gradients until these are reduced
   kept         of memory, the layers' inputs that backward needs
   work         of memory, microbatches in a layer and before it; or outputs, logits and gathered weights of the logits
   weights      of what is sent, weights of layers that are gathered and their gradients

@@ -29,7 +29,7 @@ class Part(enum.StrEnum):
   PARAMETERS = "parameters"
   MOMENTS = "moments"  # the optimizer's
   GRADIENTS = "gradients"  # sharded
-  WINDOW = "window"  # current and next buffer
+  DOUBLE_BUFFER = "double_buffer"  # of gathered weights: current and next
   ALL_WEIGHTS = "all_weights"  # gathered, of all repeats
   WEIGHTS_OF_ITERATION = "weights_of_iteration"  # gathered
   WEIGHTS_OF_LAYER = "weights_of_layer"  # gathered, of one layer without a window
@@ -191,7 +191,7 @@ def pipelined(
   kept = {Part.KEPT: schedule.iterations * sizes.kept}
   backward = {
       Part.GRADIENTS: sizes.gradients if gather_policy.keeps_gathered else sizes.gradients_at_once,
-      **_window(schedule, gather_policy, sizes),
+      **_double_buffer(schedule, gather_policy, sizes),
       **kept,
       Part.WAITING: 2 * whole,
       Part.WORK: sizes.work,
@@ -207,9 +207,9 @@ def pipelined(
   )
 
 
-def _window(schedule: CircularSchedule, gather_policy: GatherPolicy, sizes: Sizes) -> dict[Part, int]:
+def _double_buffer(schedule: CircularSchedule, gather_policy: GatherPolicy, sizes: Sizes) -> dict[Part, int]:
   if gather_policy.prefetches:
-    weights = {Part.WINDOW: min(2, schedule.repeats) * sizes.gathered}
+    weights = {Part.DOUBLE_BUFFER: min(2, schedule.repeats) * sizes.gathered}
   elif gather_policy.gathers_first:
     weights = {Part.ALL_WEIGHTS: schedule.repeats * sizes.gathered}
   else:
@@ -221,7 +221,7 @@ def _window(schedule: CircularSchedule, gather_policy: GatherPolicy, sizes: Size
         # not summed over microbatches before
         Part.UNREDUCED: round(sizes.gathered * (1 + alone * sizes.all_reduced)),
     }
-  if schedule.microbatches > 1:  # finished sums wait in the window
+  if schedule.microbatches > 1:  # finished sums wait in the double buffer
     return weights | {Part.SUMS: sizes.summed}
   reducing = sizes.gathered if schedule.repeats > 1 else 0
   return weights | {Part.GRADIENTS_OF_LAYER: sizes.summed, Part.GRADIENTS_BEHIND: reducing}

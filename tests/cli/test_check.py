@@ -53,7 +53,7 @@ def test_layers_schedule_and_memory_of_a_run_for_devices_that_are_not_there(chec
   }
   parts = found["memory"]["bytes"]
   layer = 4 * 16 * 2 * 8 + 3 * 16 * 32 + 2 * 16  # weights: attention, MLP, norms
-  assert parts["window"] == 2 * 2 * layer * 4
+  assert parts["double_buffer"] == 2 * 2 * layer * 4
   assert parts["sums"] == 2 * layer * 4
   rows = 18 // 6 / 2  # a microbatch's, of 6 devices of which each stage has two
   assert parts["kept"] == 14 * 2 * rows * 16 * 16 * 4  # of 2 layers per stage
@@ -105,7 +105,7 @@ def test_layers_that_maxtext_does_not_scan_over_are_no_part_of_the_window(check)
     assert found[-1]["layout"] == f"4 layers stacked along param_scan_axis=1, {first} not stacked, no pipeline"
     assert found[-1]["schedule"]["repeats"] == 2
   one, two = (each["memory"]["bytes"] for each in found)
-  assert one["window"] == two["window"]
+  assert one["double_buffer"] == two["double_buffer"]
   assert one["parameters"] < two["parameters"]
 
 
@@ -115,7 +115,7 @@ def test_a_gradient_that_is_no_sum_has_the_dtype_of_the_gather(check, microbatch
   layer = 4 * 16 * 2 * 8 + 3 * 16 * 32 + 2 * 16  # weights: attention, MLP, norms
   _, out = check("pipeline_impl=circular_bsw", *keys, "--devices", "4", "--json")
   parts = json.loads(out)["memory"]["bytes"]
-  assert parts["window"] == 2 * 2 * layer
+  assert parts["double_buffer"] == 2 * 2 * layer
   name = "gradients_of_layer" if microbatches == 1 else "sums"
   assert parts[name] == bytes_of_sums * layer
   assert parts.get("gradients_behind", 0) == (2 * layer if microbatches == 1 else 0)
@@ -232,8 +232,8 @@ def test_the_window_of_the_example_in_the_documentation(installed, capfd):  # no
   assert cli.main(["check", *shape, "pipeline_impl=circular_bsw", "--json"]) == 0
   parts = json.loads(capfd.readouterr().out)["memory"]["bytes"]
   # W = 1.71 GB in bfloat16; A = 67 MB; T = 163
-  assert parts["window"] / 2 == pytest.approx(1.71e9, rel=2e-3)
-  assert parts["sums"] == parts["window"]
+  assert parts["double_buffer"] / 2 == pytest.approx(1.71e9, rel=2e-3)
+  assert parts["sums"] == parts["double_buffer"]
   assert parts["kept"] == 163 * 4096 * 8192 * 2
 
 

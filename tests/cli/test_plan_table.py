@@ -42,8 +42,8 @@ GATHER_POLICIES = {
     "none": None,
 }
 GATHERED, SUMMED, HEAD = SIZES.gathered, SIZES.summed, SIZES.head
-# Implementation, schedule -> the window in backward, and at the logits.
-WINDOWS = {
+# Implementation, schedule -> what is gathered, in backward and at the logits.
+GATHERED_WEIGHTS = {
     ("circular", SCHEDULE): (2 * GATHERED, 0),
     ("circular_bsw", SCHEDULE): (2 * GATHERED + SUMMED, GATHERED),
     ("circular_ag_once", SCHEDULE): (3 * GATHERED + SUMMED, 3 * GATHERED),
@@ -52,7 +52,7 @@ WINDOWS = {
     ("circular_ag_once", ONE_MICROBATCH): (3 * GATHERED + SUMMED + GATHERED, 3 * GATHERED),
     ("none", None): (GATHERED + SUMMED, 0),
 }
-CASES = [(*run, *window) for run, window in WINDOWS.items()]
+CASES = [(*run, *sizes) for run, sizes in GATHERED_WEIGHTS.items()]
 NAMES = [f"{impl}-{schedule.stages if schedule else 'no'}" for impl, schedule, *_ in CASES]
 
 
@@ -82,8 +82,8 @@ def test_the_columns_of_memory_add_up_to_it(capsys, impl, schedule, in_backward,
   backward = when == costs.Phase.BACKWARD
   cells, found = shown(capsys, impl, schedule, SIZES if backward else AT_LOGITS)
   assert found.worst_phase == when
-  assert cells["memory"] == found.peak == sum(cells[name] for name in ("state", "window", "kept", "work"))
-  assert cells["window"] == (in_backward if backward else at_logits)
+  assert cells["memory"] == found.peak == sum(cells[name] for name in ("state", "gathered", "kept", "work"))
+  assert cells["gathered"] == (in_backward if backward else at_logits)
   assert cells["kept"] == (schedule.iterations if schedule else 3) * SIZES.kept
   gradients = {None: 100, GatherPolicy.ITERATION: 30}.get(GATHER_POLICIES[impl], 20)
   assert cells["state"] == 300 + (gradients if backward else 0)
@@ -91,7 +91,7 @@ def test_the_columns_of_memory_add_up_to_it(capsys, impl, schedule, in_backward,
   assert cells["work"] == (SIZES.work + 2 * batch if backward else 300 + HEAD + batch)
 
 
-@pytest.mark.parametrize("impl, schedule", list(WINDOWS), ids=NAMES)
+@pytest.mark.parametrize("impl, schedule", list(GATHERED_WEIGHTS), ids=NAMES)
 def test_the_columns_of_what_is_sent_add_up_to_it(capsys, impl, schedule):
   cells, found = shown(capsys, impl, schedule, SIZES)
   assert cells["sent"] == found.sent == sum(cells[name] for name in ("weights", "act.", "outside", "tokens"))

@@ -44,7 +44,10 @@ BENCHMARK = ["benchmark", "--impl", "circular_bsw", "--output", "figures"]
 COMPARE = CLI + 'sys.exit(main(["compare", "--impl", "none,circular"]))'
 COMMANDS = {
     "compare": COMPARE,
-    "compare --run": f'{CLI}\ncompare._row = lambda *_: {{"arguments": []}}\nsys.exit(main(["compare", "--impl", "none", "--run"]))',
+    "compare --run": f"""{CLI}
+compare._row = lambda *_: {{"arguments": []}}
+sys.exit(main(["compare", "--impl", "none", "--run"]))
+""",
     "plan --validate": f"""{CLI}
 import types
 from maxtext_pp_ext.host.models import variants

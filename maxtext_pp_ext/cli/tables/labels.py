@@ -22,7 +22,7 @@ _PARTS = {
     Part.PARAMETERS: "parameters",
     Part.MOMENTS: "optimizer's moments",
     Part.GRADIENTS: "gradients, sharded",
-    Part.WINDOW: "weight window: current and next buffer",
+    Part.DOUBLE_BUFFER: "double buffer of weights: current and next",
     Part.ALL_WEIGHTS: "gathered weights of all repeats",
     Part.WEIGHTS_OF_ITERATION: "gathered weights of one iteration",
     Part.WEIGHTS_OF_LAYER: "gathered weights of one layer",

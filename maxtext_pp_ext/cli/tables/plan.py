@@ -21,8 +21,8 @@ _OPTIONS = {"internal_compile_num_devices": "--devices "}
 # Column -> parts of the memory that it adds up. Together they are all of it.
 MEMORY = {
     "state": (Part.PARAMETERS, Part.MOMENTS, Part.GRADIENTS),
-    "window": (
-        *(Part.WINDOW, Part.ALL_WEIGHTS, Part.WEIGHTS_OF_ITERATION, Part.WEIGHTS_OF_LAYER, Part.WEIGHTS_AT_LOGITS),
+    "gathered": (
+        *(Part.DOUBLE_BUFFER, Part.ALL_WEIGHTS, Part.WEIGHTS_OF_ITERATION, Part.WEIGHTS_OF_LAYER, Part.WEIGHTS_AT_LOGITS),
         *(Part.SUMS, Part.UNREDUCED, Part.GRADIENTS_OF_LAYER, Part.GRADIENTS_BEHIND),
     ),
     "kept": (Part.KEPT,),
