@@ -20,7 +20,7 @@ def how_it_works() -> Iterator[str]:
   iterations = microbatches * repeats + stages - 1
   costs, _ = predicted("llama3-70b", "circular_bsw")
   held = costs.phases[Phase.BACKWARD]
-  weights, activations = held[Part.WINDOW] / 2, held[Part.WAITING] / 2 / microbatches
+  weights, activations = held[Part.DOUBLE_BUFFER] / 2, held[Part.WAITING] / 2 / microbatches
   ring = activations * 2 * iterations
   gathers = weights * (fsdp - 1) / fsdp * (2 * repeats - 1 + 2 * (stages - 1) / microbatches)
   reductions = weights * (fsdp - 1) / fsdp * (repeats + (stages - 1) / microbatches)
