@@ -31,7 +31,6 @@ from maxtext_pp_ext.compiled.projection import costs
 from maxtext_pp_ext.processes import interruption
 
 SHAPES = ("llama3-70b", "llama3-8b-dcn", "mixtral-8x7b")
-_BEST = "best"  # of --flags
 _ORDER = tuple(shapes.IMPLEMENTATIONS)
 _HEADER: tuple[str, ...] = (
     "pipeline",
@@ -103,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
   for name in options.shape:
     for impl in options.impl:
       of = _Rows(name=name, impl=impl, options=options, console=console, results=results)
-      if options.flags == [_BEST]:
+      if options.flags == [best_flags.BEST]:
         best_flags.search(of.compiled)
       else:
         value = flags.joined("", options.flags, options.without)
@@ -134,7 +133,7 @@ class _Rows:
     of = {"arguments": arguments, "versions": compile_step.versions()}
     known = rows.get(row_name, {})
     is_final = "failure" not in known or best_flags.lacks_a_flag(known)
-    if options.flags == [_BEST] and is_final and {key: known.get(key) for key in of} == of:
+    if options.flags == [best_flags.BEST] and is_final and {key: known.get(key) for key in of} == of:
       return known
     hlo_file = f"{self.name}-{row_name.replace(', ', '-').replace(' ', '_')}.hlo"
     figures = compile_step.compile_step(
@@ -252,7 +251,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument("--without", nargs="+", default=[], metavar="FLAG", help="flags of these sets to leave out")
   options = compile_step.parse(parser, argv, output="compiler_figures", impl=list(shapes.IMPLEMENTATIONS))
   try:
-    flags.joined("", [] if options.flags == [_BEST] else options.flags, options.without)
+    flags.joined("", [] if options.flags == [best_flags.BEST] else options.flags, options.without)
   except ValueError as error:
     parser.error(str(error))
   if options.keep and (without := [name for name in options.shape if not shapes.SHAPES[name].kept]):

@@ -62,7 +62,6 @@ _DEFAULT = "none,host,circular,circular_bsw,circular_ag_once"
 _MOST_CPU_DEVICES = 4096
 _ROUNDS = 10
 _PICTURES = (".svg", ".png")
-_BEST = "best"  # of --flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,8 +106,7 @@ def run(args: argparse.Namespace) -> int:
   versions = {"maxtext_pp_ext": maxtext_pp_ext.__version__, **child.versions()}
   found: dict[str, Any] = {"devices": target.described, "versions": versions, "given": args.maxtext_args}
   found |= {"machine": target.machine} if target.machine else {}
-  given = [] if args.flags == [_BEST] else args.flags
-  used = dict.fromkeys(name for row in rows.values() for name in row.get("flags", given))
+  used = dict.fromkeys(name for row in rows.values() for name in row.get("flags", _sets(args)))
   found |= {"flags": {name: " ".join(flags.SETS[name].split()) for name in used}} if used else {}
   found["implementations"] = rows
   computed = [name for name, row in rows.items() if "failure" not in row]
@@ -130,12 +128,23 @@ def run(args: argparse.Namespace) -> int:
   return 0 if computed and not compare_table.not_run(rows) and not late else FAILED
 
 
+def _is_search(args: argparse.Namespace) -> bool:
+  return args.flags == [best_flags.BEST]
+
+
+def _sets(args: argparse.Namespace) -> list[str]:
+  """The sets of flags that all implementations get."""
+  return [] if _is_search(args) else args.flags
+
+
 def _check(args: argparse.Namespace, names: list[str]) -> None:
   maxtext.check_names("--impl", names, variants.names())
-  if _BEST in args.flags and len(args.flags) > 1:
-    raise CommandError(f"--flags {','.join(args.flags)}: {_BEST} tries all sets. Give {_BEST}, or sets.")
+  if best_flags.BEST in args.flags and len(args.flags) > 1:
+    raise CommandError(
+        f"--flags {','.join(args.flags)}: {best_flags.BEST} tries all sets. Give {best_flags.BEST}, or sets."
+    )
   with refusing():
-    for name in [] if args.flags == [_BEST] else args.flags:
+    for name in _sets(args):
       flags.named(name)
   suffixes = {"output": _PICTURES, "picture": _PICTURES, "trace": (".json.gz",), "result": (".json",)}
   for option, endings in suffixes.items():
@@ -168,13 +177,13 @@ def _target(args: argparse.Namespace, names: list[str], machine: child.Machine) 
         f"{platform.upper()}s. Give compile_topology, or --run on TPUs."
     )
   devices, described, chip = _devices(args, given, machine, here)
-  if (args.trace or args.picture or args.flags == [_BEST]) and chip is None:
+  if (args.trace or args.picture or _is_search(args)) and chip is None:
     raise CommandError(
-        f"--trace, --picture and --flags {_BEST} need a projection, which is for TPUs {', '.join(chips.CHIPS)}, not "
-        f"{described}."
+        f"--trace, --picture and --flags {best_flags.BEST} need a projection, which is for TPUs "
+        f"{', '.join(chips.CHIPS)}, not {described}."
     )
   argv = args.maxtext_args
-  value = flags.joined(given.get(flags.KEY) or "", [] if args.flags == [_BEST] else args.flags) if args.flags else ""
+  value = flags.joined(given.get(flags.KEY) or "", _sets(args)) if args.flags else ""
   if value:
     argv = run_config.with_keys(argv, {flags.KEY: value})
   # On devices that are here, MaxText itself chooses what depends on them.
@@ -241,7 +250,7 @@ def _machine(machine: child.Machine, args: argparse.Namespace) -> dict[str, Any]
 def _row(name: str, target: Target, args: argparse.Namespace) -> dict[str, Any]:
   files = {f"{option}_file": _of_implementation(getattr(args, option), name) for option in ("trace", "picture")}
   argv = target.arguments[name]
-  if args.flags != [_BEST]:
+  if not _is_search(args):
     return _compiled(name, argv, target, args, files)
 
   def compiled(given: best_flags.Flags, **files_of_step: pathlib.Path | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from maxtext_pp_ext.compiled import flags
 
+BEST = "best"  # in place of names of sets: search them
 MOST = 3  # sets in a combination
 _GAIN = 1e-3  # share of the step that another set has to gain; tables show no less
 # What libtpu says of a flag that it lacks, or lacks for this kind of chip.
@@ -83,7 +84,7 @@ def _with(
   """The step with the best sets and another one; None if that contradicts given flags, or adds none."""
   sets, lacked = (*best.flags.sets, name), {flag for each in tried for flag in each.flags.without}
   while True:
-    without = tuple(sorted(flag for flag in lacked if any(f"--{flag}=" in flags.SETS[each] for each in sets)))
+    without = tuple(sorted(flag for flag in lacked if _is_in(flag, sets)))
     try:
       given = Flags(flags.joined(own, sets, without), sets, without)
     except ValueError:  # a flag would have two values
@@ -92,6 +93,10 @@ def _with(
       return None
     figures = compiled(given)
     missing = set(_NO_FLAG.findall(figures.get("failure", ""))) - lacked
-    if not missing or not any(f"--{flag}=" in flags.SETS[each] for flag in missing for each in sets):
+    if not any(_is_in(flag, sets) for flag in missing):
       return Tried(given, figures)
     lacked |= missing
+
+
+def _is_in(flag: str, sets: Sequence[str]) -> bool:
+  return any(f"--{flag}=" in flags.SETS[name] for name in sets)
