@@ -84,7 +84,10 @@ ABLATIONS: dict[str, Ablation] = {
         new="behind = lambda x: x",
         case=unchanged.Case(
             impl="circular_bsw",
-            keys=(*_SMALL, "model_name=mixtral-8x7b", "compile_topology=v5p-16", "sparse_matmul=True", "megablox=True"),
+            keys=(
+                *(*_SMALL, "model_name=mixtral-8x7b", "base_moe_mlp_dim=2048", "compile_topology=v5p-16"),
+                *("sparse_matmul=True", "megablox=True"),
+            ),
         ),
         figure=unchanged.STEP,
         margin=0.005,
