@@ -86,7 +86,14 @@ class Transfer:
   def _is_gathered(self, dim: int) -> bool:
     return bool(self.axes[dim])
 
-  def gather(self, stored: jax.Array, repeat: jax.Array, chunk: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  def gather(
+      self,
+      stored: jax.Array,
+      repeat: jax.Array,
+      chunk: jax.Array,
+      dtype: jnp.dtype,
+      order: Sequence[int] = (),
+  ) -> jax.Array:
     """Gathers one chunk of a repeat.
 
     Args:
@@ -94,6 +101,8 @@ class Transfer:
       repeat: number of the repeat.
       chunk: number of the chunk, 0 … chunks − 1.
       dtype: the dtype to gather it in.
+      order: the dimensions from major to minor in memory, in which one of several chunks is gathered; () for as stored.
+        It costs least to change the order of a shard.
 
     Returns:
       The chunk, [A, B, …] but for the dimension of the cut. That is [chunk], or [devices, chunk] if it is gathered.
@@ -111,7 +120,7 @@ class Transfer:
     if self.chunks > 1:
       # The compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_all_repeats) would copy all repeats into the order
       # in which it gathers.
-      part = in_memory(part, self.order or range(part.ndim))
+      part = in_memory(part, order or self.order or range(part.ndim))
     for dim, axes in enumerate(self.axes):
       if axes and not self._is_cut(dim):
         part = self._gather(part, axes, dim)
@@ -215,16 +224,19 @@ class Transfer:
       stored: shards of all repeats, [R, a, b, …].
       repeat: number of the repeat.
       chunk: number of the chunk, 0 … chunks − 1.
-      order: the dimensions of an only chunk, from major to minor in memory; None for any.
+      order: the dimensions [A, B, …] of the summand, from major to minor in memory; None for any.
 
     Returns:
       `stored` with the chunk, [R, a, b, …].
     """
     if self.cut is not None and self._is_gathered(self.cut.dim):
-      part = self._scatter(in_memory(part, range(part.ndim)), self.cut.dim, sum_over, tiled=False)
+      dim = self.cut.dim
+      # The devices' parts one after the other, each in the order of the whole.
+      order = [dim, *(k + (k >= dim) for k in order or range(part.ndim - 1))]
+      part = self._scatter(in_memory(part, order), dim, sum_over, tiled=False)
     for dim, axes in enumerate(self.axes):
       if axes and not self._is_cut(dim):
-        part = self._scatter(part, dim, sum_over, tiled=True, order=order)
+        part = self._scatter(part, dim, sum_over, tiled=True, order=order if self.cut is None else None)
     scattered = {a for axes in self.axes for a in axes}
     rest = tuple(a for a in sum_over if a not in scattered)
     part = jax.lax.psum(part, rest) if rest else part

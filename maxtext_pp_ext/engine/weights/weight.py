@@ -222,8 +222,8 @@ class Weight:
     """(repeat, number of a chunk) -> the chunk."""
     if self.buffers is None:
       return None
-    transfer, dtype = self.transfer, self.layout.compute_dtype
-    gather = lambda repeat, chunk, source: transfer.gather(source, repeat, chunk, dtype)[None]
+    transfer, dtype, order = self.transfer, self.layout.compute_dtype, of_one_stage(self.order)
+    gather = lambda repeat, chunk, source: transfer.gather(source, repeat, chunk, dtype, order)[None]
     return OnStage(gather, [there(self.source)], [self._source_layout], self.layout.chunk(transfer))
 
   def place(self) -> OnStage | None:
@@ -358,7 +358,7 @@ class Weight:
     """(repeat of the sum, number of the leaving chunk) -> complete sums with the chunk, reduced over devices."""
     if self.leaving is None:
       return None
-    transfer, axes, order = self.transfer, self.layout.partial_axes, self._order_of_reduction
+    transfer, axes, order = self.transfer, self.layout.partial_axes, of_one_stage(self.gradient_order)
 
     def reduce(repeat, chunk, leaving, stored):
       return transfer.reduce(leaving[0], axes, stored, repeat, chunk, order)
@@ -370,10 +370,6 @@ class Weight:
   def gradient_order(self) -> tuple[int, ...]:
     """The dimensions [S, …] of its gradient from major to minor in memory."""
     return self.order or tuple(range(len(self.shape) - 1))
-
-  @property
-  def _order_of_reduction(self) -> list[int] | None:
-    return None
 
 
 def there[T](array: T | None) -> T:

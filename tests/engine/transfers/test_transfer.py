@@ -52,19 +52,21 @@ def layout(stored, gathered, partial_axes=("a", "b")):
   )
 
 
-def weight(mesh, params, layout, chunks, gradient=None):
-  return weights_of([layout], [params], mesh, GatherPolicy.REPEAT, chunks)[0].with_(gradient=gradient)
+def weight(mesh, params, layout, chunks, gradient=None, transposed=False):
+  order = (0, *range(1, params.ndim - 1)[::-1]) if transposed else ()
+  return weights_of([layout], [params], mesh, GatherPolicy.REPEAT, chunks)[0].with_(gradient=gradient, order=order)
 
 
-@pytest.mark.parametrize("chunks", [3, 4])
+@pytest.mark.parametrize("chunks, transposed", [(3, False), (4, False), (4, True)])
 @pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
-def test_all_chunks_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored, gathered, chunks):
+def test_all_chunks_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored, gathered, chunks, transposed):
   params = constrain(jax.random.normal(jax.random.key(0), (REPEATS, STAGES, *shape)), P(None, *stored), mesh)
   at, repeat = jnp.array([2, 0]), jnp.array([3, 1])  # each stage is at another one
 
   @jax.jit
   def prefetch(params):
-    weights = [weight(mesh, params, layout(stored, gathered), chunks).load(params).first().open(0)]
+    of = weight(mesh, params, layout(stored, gathered), chunks, transposed=transposed)
+    weights = [of.load(params).first().open(0).ordered()]
     for k in range(chunks):
       chunk = jnp.array([k, chunks - 1 - k])
       weights = of_all.place(of_all.gather(weights, repeat, chunk), at, chunk)
@@ -79,11 +81,11 @@ def test_all_chunks_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored
     np.testing.assert_array_equal(half, [params[0, 0], params[1, 1]])
 
 
-@pytest.mark.parametrize("chunks", [3, 4])
+@pytest.mark.parametrize("chunks, transposed", [(3, False), (4, False), (4, True)])
 @pytest.mark.parametrize("partial_axes", [("a", "b"), ("a",), ("b",)])
 @pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
 def test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_come_in(
-    mesh, shape, stored, gathered, partial_axes, chunks
+    mesh, shape, stored, gathered, partial_axes, chunks, transposed
 ):
   each = layout(stored, gathered, partial_axes)
   if not each.partial_axes:
@@ -97,7 +99,8 @@ def test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_co
 
   @jax.jit
   def reduce(params, done, total):
-    weights = [weight(mesh, params, each, chunks, PartialSum()).load(params).first().open(0).zeros().with_(total=done)]
+    of = weight(mesh, params, each, chunks, PartialSum(), transposed)
+    weights = [of.load(params).first().open(0).ordered().zeros().with_(total=done)]
     weights = [w.with_(total=total) for w in of_all.finish_repeat(weights, finished, everywhere)]
     for k in range(chunks):
       chunk = jnp.array([k, chunks - 1 - k])
