@@ -110,6 +110,23 @@ ABLATIONS: dict[str, Ablation] = {
         figure="peak bytes",
         margin=0.005,
     ),
+    "residual_of_product": Ablation(
+        what="What a product computes is written for what follows, and then copied to where it is kept for backward.",
+        file="engine/programs/stage.py",
+        old="saved_by_products=operands.of_products(traced.forward.jaxpr, traced.saved),",
+        new="saved_by_products=(False,) * len(traced.saved),",
+        case=unchanged.Case(
+            impl="circular_bsw",
+            keys=(
+                *("override_model_config=True", "base_num_decoder_layers=8", "attention=flash", "max_target_length=2048"),
+                *("per_device_batch_size=1", "model_name=llama3-8b", "compile_topology=v6e-8"),
+                *("ici_pipeline_parallelism=2", "ici_fsdp_parallelism=4", "num_pipeline_microbatches=2"),
+                *("remat_policy=minimal_with_context", "compile_xla_flags=--xla_tpu_scoped_vmem_limit_kib=98304"),
+            ),
+        ),
+        figure=unchanged.STEP,
+        margin=0.005,
+    ),
     "last_transfers": Ablation(
         what="The largest transfers of an iteration run beside its last operations, however short these are.",
         file="engine/programs/partial.py",

@@ -111,7 +111,8 @@ def _iteration(
     weights = of_all.gather(weights, following, chunk)
   used = of_all.use(weights, repeat)
   x, stage_aux = ring.read(t, state.store), pipeline.aux_at(aux, t)
-  y, intermediates, residuals = pipeline.program.run(used, stage_aux, x, save=save)
+  kept = _Kept(pipeline.program, [of_turns[turn] for of_turns in state.saved], t // iterations.turns)
+  y, intermediates = pipeline.program.run(used, stage_aux, x, kept.keep if save else None)
   # The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
   # such as gathers, while the outputs move. A barrier that ties them to the outputs makes the compiler run them while the
   # stages compute the outputs. Gathers that stop compute are not tied: they may as well run while the outputs leave.
@@ -123,7 +124,7 @@ def _iteration(
       intermediates=jax.tree.map(
           lambda all_, one: put(all_, one, t, range(one.ndim)), state.intermediates, intermediates
       ),
-      saved=_put_residuals(pipeline.program, state.saved, residuals, t // iterations.turns, turn),
+      saved=[[*all_[:turn], kept.buffers[k], *all_[turn + 1 :]] for k, all_ in enumerate(state.saved)],
   )
   if phase.advances:
     weights = of_all.ordered(of_all.place(weights, repeat, chunk))
@@ -145,19 +146,28 @@ def put(all_: jax.Array, one: jax.Array, t: jax.Array | int, order: Sequence[int
   return jax.lax.dynamic_update_index_in_dim(all_, _in_order(one, order), t, axis=0)
 
 
-def _put_residuals(
-    program: StageProgram, saved: list[list[PerIteration]], residuals: list[jax.Array], index: jax.Array | int, turn: int
-) -> list[list[PerIteration]]:
-  """Writes an iteration's residuals into the buffers of its turn.
+class _Kept:
+  """The buffers of residuals, while an iteration fills its place in them."""
 
-  Those of kernels are left in the order in which kernels return them. Otherwise the TPU compiler (libtpu 0.0.48.1;
-  benchmarks.workarounds residual_of_kernel) copies all that a kernel returns, of which the residual may be a 128th.
-  """
-  written = []
-  for k, one in enumerate(residuals):
-    order = None if program.saved_by_kernels[k] else program.saved_orders[k]
-    written.append([*saved[k][:turn], put(saved[k][turn], one, index, order), *saved[k][turn + 1 :]])
-  return written
+  def __init__(self, program: StageProgram, buffers: list[PerIteration], index: jax.Array | int):
+    self.buffers = buffers
+    self._program, self._index = program, index
+
+  def keep(self, k: int, one: jax.Array) -> jax.Array:
+    """Writes residual k into its buffer. What follows reads there what a product has computed.
+
+    Otherwise the compiler (libtpu 0.0.48.1; benchmarks.workarounds residual_of_product) may let the product write it once
+    for what follows, and copy that into the buffer. The barrier keeps it from reading what it has written.
+
+    Residuals of kernels are left in the order in which kernels return them. Otherwise the compiler (libtpu 0.0.48.1;
+    benchmarks.workarounds residual_of_kernel) copies all that a kernel returns, of which the residual may be a 128th.
+    """
+    order = self._program.saved_orders[k]
+    self.buffers[k] = put(self.buffers[k], one, self._index, None if self._program.saved_by_kernels[k] else order)
+    if not self._program.saved_by_products[k]:
+      return one
+    self.buffers[k] = jax.lax.optimization_barrier(self.buffers[k])
+    return get(self.buffers[k], self._index, order)
 
 
 def get(all_: jax.Array, t: jax.Array | int, order: Sequence[int]) -> jax.Array:

@@ -64,3 +64,27 @@ def test_residuals_of_kernels_are_told_from_others():
 
   closed = jax.make_jaxpr(forward)(jnp.zeros((4, 3)))
   assert operands.of_kernels(closed.jaxpr, range(4)) == (True, True, False, False)
+
+
+def test_residuals_of_products_are_told_from_others_and_from_what_is_read_whole():
+  mesh = jax.make_mesh((1,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+  spec = jax.sharding.PartitionSpec("fsdp")
+  kernel = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
+  rounded = lambda x: jax.lax.reduce_precision(x, 8, 7)
+
+  def forward(x):
+    read, summed, of_kernel, only_kept = (rounded(checkpoint_name(x @ x.T, "product")) for _ in range(4))
+    sines = rounded(jnp.sin(x))
+    return read, sines, of_kernel, only_kept, summed.T, (jnp.cos(read) @ x, sines + 1, kernel(of_kernel.T))
+
+  closed = jax.make_jaxpr(forward)(jnp.zeros((4, 4)))
+  # `summed.T` is another variable than what the product is read as, and nothing reads it.
+  assert operands.of_products(closed.jaxpr, range(5)) == (True, False, False, False, False)
+
+
+def test_what_goes_to_the_hosts_memory_is_not_read_there():
+  def forward(x):
+    y = jax.device_put(x @ x.T, jax.memory.Space.Host)
+    return y, jax.device_put(y, jax.memory.Space.Device) + 1
+
+  assert operands.of_products(jax.make_jaxpr(forward)(jnp.zeros((4, 4))).jaxpr, [0]) == (False,)

@@ -316,6 +316,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             DELAYED,
         ),
         Mutant(
+            "kept-of-another-iteration",
+            "layers go on with a product that the iteration before has kept",
+            "engine/forward.py",
+            "return get(self.buffers[k], self._index, order)",
+            "return get(self.buffers[k], self._index - 1, order)",
+            "tests/parity/test_policies.py::test_a_pipeline_equals_a_loop_over_its_layers[minimal, 2 stages]",
+        ),
+        Mutant(
             "residuals-of-another-iteration",
             "what forward saved of a layer is read as that of another iteration, where it is read after other gradients",
             "engine/order.py",

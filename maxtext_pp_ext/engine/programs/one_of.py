@@ -14,7 +14,7 @@ entered. What reads the input in any other way gets a copy of the choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -56,8 +56,17 @@ class OneOf:
     return OneOf(jax.vmap(fn)(self.arrays), self.number)
 
 
-def run(closed: ClosedJaxpr, *args: Any) -> list[Any]:
-  """Runs a program, any of whose inputs may be a `OneOf`. An output that is such an input is one, too."""
+def run(closed: ClosedJaxpr, *args: Any, replaced: Mapping[Var, Callable[[Any], Any]] | None = None) -> list[Any]:
+  """Runs a program, any of whose inputs may be a `OneOf`. An output that is such an input is one, too.
+
+  Args:
+    closed: the program.
+    *args: its inputs.
+    replaced: functions of values of its variables. What follows a variable gets the function's result in its place.
+  """
+  if replaced:
+    rule = functools.partial(_replaced, closed.jaxpr, replaced)
+    return interpret(closed.jaxpr, closed.consts, args, rule)
   if not any(isinstance(x, OneOf) for x in args):
     return jaxpr_as_fun(closed)(*args)
   return _run(closed.jaxpr, closed.consts, args)
@@ -80,6 +89,16 @@ def read_by_kernels(closed: ClosedJaxpr, count: int) -> tuple[bool, ...]:
 
 def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
   return interpret(jaxpr, consts, args, lambda eqn, values: _results(jaxpr, eqn, values))
+
+
+def _replaced(
+    jaxpr: Jaxpr, replaced: Mapping[Var, Callable[[Any], Any]], eqn: JaxprEqn, values: list[Any]
+) -> Sequence[Any] | None:
+  results = _results(jaxpr, eqn, values)
+  if replaced.keys().isdisjoint(eqn.outvars):
+    return results
+  results = run_eqn(jaxpr, eqn, values) if results is None else results
+  return [replaced[v](results[k]) if v in replaced else results[k] for k, v in enumerate(eqn.outvars)]
 
 
 def _results(jaxpr: Jaxpr, eqn: JaxprEqn, values: list[Any]) -> Sequence[Any] | None:

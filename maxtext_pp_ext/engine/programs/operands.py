@@ -4,6 +4,8 @@
 
 from collections.abc import Callable, Sequence
 
+import jax
+
 from maxtext_pp_ext.engine.programs.jaxprs import inner_program, makers_of, uses
 from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
 from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -36,6 +38,31 @@ def _is_of_kernel(jaxpr: Jaxpr, var: Var | Literal) -> bool:
   if has(eqn, Trait.SAME_DIMENSIONS):
     return _is_of_kernel(jaxpr, eqn.invars[0])
   return eqn.primitive.name in ("pallas_call", "shard_map")
+
+
+def of_products(jaxpr: Jaxpr, outs: Sequence[int]) -> tuple[bool, ...]:
+  """For each of these outputs of a program, whether a product computes it, and others read it as part of what they do.
+
+  Kernels and loops read whole arrays.
+  """
+  return tuple(_is_of_product(jaxpr, jaxpr.outvars[k]) for k in outs)
+
+
+def _is_of_product(jaxpr: Jaxpr, var: Var | Literal) -> bool:
+  if not isinstance(var, Var) or var.aval.memory_space != jax.memory.Space.Device:
+    return False
+  makers, source = makers_of(jaxpr), var
+  while source in makers and _keeps_elements(makers[source]) and isinstance(makers[source].invars[0], Var):
+    source = makers[source].invars[0]
+  if source not in makers or makers[source].primitive.name != "dot_general":
+    return False
+  readers = [eqn for eqn, _ in uses(jaxpr, var, through=lambda eqn, _: _keeps_elements(eqn)) if eqn is not None]
+  return bool(readers) and all(eqn.primitive.name == "dot_general" or not has(eqn, Trait.LONG) for eqn in readers)
+
+
+def _keeps_elements(eqn: JaxprEqn) -> bool:
+  """Whether an operation's result has its operand's elements, rounded perhaps."""
+  return eqn.primitive.name == "reduce_precision" or has(eqn, Trait.RESHAPES) or has(eqn, Trait.SAME_DIMENSIONS)
 
 
 def residual_orders(jaxpr: Jaxpr, first: int, count: int) -> tuple[tuple[int, ...], ...]:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -18,11 +18,13 @@ from maxtext_pp_ext.engine.programs import one_of, operands
 from maxtext_pp_ext.engine.programs.jaxprs import inputs_of, number, select_outputs
 from maxtext_pp_ext.engine.programs.partial import GradientProgram
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
-from maxtext_pp_ext.jax_private import ClosedJaxpr
+from maxtext_pp_ext.jax_private import ClosedJaxpr, Var
 
 PyTree = Any
 # (weights, aux, x) -> (y, intermediates); see StageProgram.
 StageFn = Callable[[PyTree, PyTree, jax.Array], tuple[jax.Array, PyTree]]
+# (number of a saved residual, its value [S, …]) -> the value, as what follows reads it
+Keep = Callable[[int, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class StageProgram:
   random keys) are not, and x and y are activations [S, microbatch, sequence, embed]. The layer's Python code runs during
   `trace` only. Later it would run outside Flax's module scope and count random numbers twice.
 
-  There are two kinds of residuals. `run` returns those that depend on x, such as the stage input itself and the values
+  There are two kinds of residuals. `run` keeps those that depend on x, such as the stage input itself and the values
   that the remat policy saves; they have to be stored per iteration. `backward` recomputes the others (weights, their
   casts and transposes, masks, dropout keys) from its weights and aux, so no gathered weight is ever stored.
   """
@@ -47,6 +49,7 @@ class StageProgram:
   saved_avals: tuple[Any, ...]  # types of the saved residuals, each [S, …]
   saved_orders: tuple[tuple[int, ...], ...]  # for each its dimensions from major to minor as backward reads them fastest
   saved_by_kernels: tuple[bool, ...]  # for each whether a kernel returns it
+  saved_by_products: tuple[bool, ...]  # for each whether a product computes it, and what reads it can read a part
   gradients: GradientProgram  # (rebuilt, saved, cotangents) -> (gradients of the weights, cotangent of x)
   # for each weight, its dimensions from major to minor as forward's products read them fastest
   orders: tuple[tuple[int, ...], ...]
@@ -94,6 +97,7 @@ class StageProgram:
         saved_avals=traced.avals(traced.saved),
         saved_orders=operands.residual_orders(backward.jaxpr, len(traced.rebuilt), len(traced.saved)),
         saved_by_kernels=operands.of_kernels(traced.forward.jaxpr, traced.saved),
+        saved_by_products=operands.of_products(traced.forward.jaxpr, traced.saved),
         gradients=GradientProgram.plan(
             backward,
             splits,
@@ -107,28 +111,42 @@ class StageProgram:
         of_kernels=one_of.read_by_kernels(primal, num_weights),
     )
 
-  def _run(self, closed: ClosedJaxpr, weights: PyTree, aux: PyTree, x: jax.Array) -> list[jax.Array]:
+  def _run(
+      self,
+      closed: ClosedJaxpr,
+      weights: PyTree,
+      aux: PyTree,
+      x: jax.Array,
+      replaced: Mapping[Var, Callable] | None = None,
+  ) -> list[jax.Array]:
     leaves, structure = jax.tree.flatten((weights, aux))
     if structure != self.weights_and_aux:
       raise TypeError(f"The stage was traced for {self.weights_and_aux} and is run on {structure}.")
-    return one_of.run(closed, *leaves, x)
+    return one_of.run(closed, *leaves, x, replaced=replaced)
 
   @jax.named_scope("stage")
-  def run(self, weights: PyTree, aux: PyTree, x: jax.Array, *, save: bool) -> tuple[jax.Array, PyTree, list[jax.Array]]:
-    """Forward: (y like x, intermediates [S, …], saved residuals [S, …]; none unless `save`).
+  def run(self, weights: PyTree, aux: PyTree, x: jax.Array, keep: Keep | None) -> tuple[jax.Array, PyTree]:
+    """Forward: (y like x, intermediates [S, …]).
 
     Args:
       weights: leaves [S, …].
       aux: leaves [S, …].
       x: [S, microbatch, sequence, embed].
-      save: whether to return residuals.
+      keep: keeps a residual, [S, …], for backward; None if there is no backward. It is called as soon as a residual is
+        computed if a product computes it (`saved_by_products`). What follows reads the array that it returns.
 
     Raises:
       TypeError: weights and aux have another structure than when the stage was traced.
     """
-    out = self._run(self.saving if save else self.primal, weights, aux, x)
     n = self.outputs.num_leaves
-    return *jax.tree.unflatten(self.outputs, out[:n]), out[n:]
+    if keep is None:
+      return jax.tree.unflatten(self.outputs, self._run(self.primal, weights, aux, x))
+    early = {k: v for k, v in enumerate(self.saving.jaxpr.outvars[n:]) if self.saved_by_products[k]}
+    out = self._run(self.saving, weights, aux, x, {v: functools.partial(keep, k) for k, v in early.items()})
+    for k, residual in enumerate(out[n:]):
+      if k not in early:
+        keep(k, residual)
+    return jax.tree.unflatten(self.outputs, out[:n])
 
   @jax.named_scope("stage")
   def inputs_of_backward(
