@@ -33,6 +33,9 @@ USES = {
     "HloPrintOptions": Use("jaxlib._hlo", "HloPrintOptions", "to print a compiled program with its tables of integers"),
     "JaxprEqn": Use("jax.extend.core", "JaxprEqn", "to name the type of an operation of a program"),
     "Literal": Use("jax.extend.core", "Literal", "to tell a number in a program from a variable"),
+    "RecomputeType": Use(
+        "jax._src.interpreters.partial_eval", "RecomputeType", "to tell what a remat policy computes again"
+    ),
     "Var": Use("jax.extend.core", "Var", "to tell a variable of a program from a number"),
     "backends_are_initialized": Use(
         "jax._src.xla_bridge", "backends_are_initialized", "to tell whether JAX has made its devices"

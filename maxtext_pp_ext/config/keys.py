@@ -57,6 +57,17 @@ class PipelineKeys(BaseModel):
       description="In which dtype weights are gathered: 'weight' (as they are stored), 'compute' (the dtype key), or"
       " 'auto', the compute dtype where the layer's first use of a weight is a cast to it, so values stay.",
   )
+  pipeline_remat_iterations: int = Field(
+      0,
+      description="In how many iterations, from the first on, backward computes again what remat_policy keeps: all but"
+      " the layers' inputs, or what pipeline_remat_tensors names. So a tensor too large to be kept in all iterations is"
+      " kept in the last ones. Without a pipeline, an iteration is a layer with a microbatch.",
+  )
+  pipeline_remat_tensors: None | str = Field(
+      "",
+      description="What pipeline_remat_iterations computes again: names of remat_policy=custom, such as"
+      " 'mlpwi_0,mlpwi_1'. '' is all that remat_policy keeps.",
+  )
   sharding_conflicts: None | str = Field(
       "fallback",
       description="What to do, at set-up, about parameters whose logical axes cannot all be sharded as the rules say:"
@@ -71,7 +82,14 @@ class Keys(HostKeys, Protocol):
   pipeline_impl: str
   pipeline_grad_accum_dtype: str
   pipeline_gather_dtype: str
+  pipeline_remat_iterations: int
+  pipeline_remat_tensors: str | None
   sharding_conflicts: str
+
+
+def remat_tensors(config: Keys) -> tuple[str, ...]:
+  """The names in pipeline_remat_tensors; () for all that the policy keeps."""
+  return tuple(filter(None, map(str.strip, (config.pipeline_remat_tensors or "").split(","))))
 
 
 class DerivedKeys(Keys, Protocol):

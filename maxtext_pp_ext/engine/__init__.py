@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Executes a schedule: stage program, weight gather policy, activation ring, forward and backward loops."""
 
-from maxtext_pp_ext.engine.engine import Engine
+from maxtext_pp_ext.engine.engine import Checkpoints, Engine
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.weights.layout import MAX, SUM, WeightLayout
 from maxtext_pp_ext.schedule import GatherPolicy
 
-__all__ = ["MAX", "SUM", "Engine", "GatherPolicy", "Ring", "WeightLayout"]
+__all__ = ["MAX", "SUM", "Checkpoints", "Engine", "GatherPolicy", "Ring", "WeightLayout"]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from maxtext_pp_ext.engine.forward import get
 from maxtext_pp_ext.engine.order import Done, in_order, Saved
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, Numbers, Param, Store
-from maxtext_pp_ext.engine.traced import Residuals, TracedPipeline
+from maxtext_pp_ext.engine.traced import Part, Residuals, TracedPipeline
 from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.accumulators import Item
 from maxtext_pp_ext.engine.weights.weight import Weight
@@ -52,10 +52,11 @@ def backward(pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents) 
   schedule = pipeline.schedule
   weights = of_all.carried([w.open(schedule.repeats - 1).zeros() for w in kept.weights])
   carry = _initial_state(pipeline, cotangents.outputs), weights
-  iteration = _Iteration(pipeline, kept, cotangents)
-  body = iteration.at_once if schedule.microbatches == 1 else iteration.by_chunks
   advances = pipeline.gathers or pipeline.reduces
-  for phase in schedule.backward_phases(advances=advances, reduces=pipeline.reduces):
+  phases = schedule.backward_phases(advances=advances, reduces=pipeline.reduces)
+  for phase, number in pipeline.in_parts(phases, reverse=True):
+    iteration = _Iteration(pipeline, number, kept, cotangents)
+    body = iteration.at_once if schedule.microbatches == 1 else iteration.by_chunks
     carry = pipeline.iterations.loop(phase, functools.partial(body, phase), carry, reverse=True)
   state, carried = carry
   return of_all.finish(of_all.in_iteration(carried, kept.weights)), pipeline.ring.leave(state.dstore)
@@ -74,14 +75,23 @@ class _Iteration(NamedTuple):
   """An iteration of backward, with what all of them read."""
 
   pipeline: TracedPipeline
+  number: int  # of the part that the iteration belongs to
   kept: Residuals
   cotangents: Cotangents
+
+  @property
+  def part(self) -> Part:
+    return self.pipeline.parts[self.number]
+
+  @property
+  def weights(self) -> list[Weight]:
+    return self.part.of(self.kept.weights)
 
   def by_chunks(self, phase: Phase, t: jax.Array | int, turn: int, carry: Carry) -> Carry:
     """An iteration with one of several microbatches: a chunk of a sum leaves, and a chunk of a weight takes its place."""
     iterations, schedule, ring = self.pipeline.iterations, self.pipeline.schedule, self.pipeline.ring
     state, carried = carry
-    weights = of_all.ordered(of_all.in_iteration(carried, self.kept.weights))
+    weights = of_all.ordered(of_all.in_iteration(carried, self.weights))
     item, repeat, before = iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=-1)
     chunk = schedule.microbatches - 1 - item % schedule.microbatches
     dleaving = ring.rotate_back(ring.write_back(t, state.dstore))
@@ -108,7 +118,7 @@ class _Iteration(NamedTuple):
     """An iteration at repeat r of the only microbatch: gradients of r + 1 are reduced, weights of r − 1 arrive."""
     iterations, ring = self.pipeline.iterations, self.pipeline.ring
     state, carried = carry
-    weights = of_all.in_iteration(carried, self.kept.weights)
+    weights = of_all.in_iteration(carried, self.weights)
     # Reductions do not begin before the iteration.
     weights, state = of_all.behind_barrier(weights, ["total", "stored"], state)
     repeat, before = iterations.repeat(t), iterations.repeat(t, after=-1)
@@ -123,7 +133,7 @@ class _Iteration(NamedTuple):
       weights, dleaving = of_all.behind_barrier(weights, _reduced_first, dleaving)
     # If weights are gathered in steps, gathers share no time with reductions, whose longest they would delay. They begin
     # in the middle of the iteration (`in_order`), and have until its end.
-    apart = self.pipeline.program.gradients.gathers_after is not None
+    apart = self.part.program.gradients.gathers_after is not None
     if phase.advances:
       dleaving, before = jax.lax.optimization_barrier((dleaving, before))
       if not apart:
@@ -159,14 +169,15 @@ class _Iteration(NamedTuple):
       behind: PyTree = None,
   ) -> tuple[BackwardState, Done]:
     """All stages in reverse, from the cotangent of the activations that leave them at the iteration's end."""
-    iterations, ring, program = self.pipeline.iterations, self.pipeline.ring, self.pipeline.program
+    iterations, ring, program = self.pipeline.iterations, self.pipeline.ring, self.part.program
+    place = jnp.asarray(self.part.place(t, iterations.turns))
     dy, dheld = (dleaving, None) if state.dheld is None else (state.dheld, dleaving)
     inputs = program.inputs_of_backward(
         of_all.use(weights, item.repeat),
         self.pipeline.aux_at(self.kept.aux, t),
         [
-            Saved(functools.partial(get, all_[turn], order=program.saved_orders[k]), jnp.asarray(t // iterations.turns))
-            for k, all_ in enumerate(self.kept.saved)
+            Saved(functools.partial(get, all_[turn], order=program.saved_orders[k]), place)
+            for k, all_ in enumerate(self.kept.saved[self.number])
         ],
         ring.constrain(dy),
         jax.tree.map(lambda all_: _cotangent_at(all_, t), self.cotangents.intermediates),

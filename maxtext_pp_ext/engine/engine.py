@@ -23,8 +23,9 @@ can also hide that of the activation. Nothing is gathered in a direction's last 
 backward has finished a repeat. So each direction runs a few loops, whose bodies differ only in those lines.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -34,13 +35,16 @@ from maxtext_pp_ext.engine.forward import forward
 from maxtext_pp_ext.engine.programs.stage import StageFn, StageProgram
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.shapes import Microbatches, Param
-from maxtext_pp_ext.engine.traced import AuxAt, Iterations, Residuals, TracedPipeline
+from maxtext_pp_ext.engine.traced import AuxAt, Iterations, Part, Residuals, TracedPipeline
 from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.schedule import GatherPolicy, Schedule
 
 PyTree = Any
+# (first iteration, what wraps the stages of one iteration in `jax.checkpoint` from it on; None keeps all residuals), in
+# ascending order from iteration 0
+Checkpoints = Sequence[tuple[int, Callable[[Callable], Callable] | None]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,8 +59,7 @@ class Engine:
   # intermediates [S, …])
   stages: StageFn
   aux_at: AuxAt  # (aux, t) -> the stages' aux of iteration t: inputs without gradients, such as ids and random keys
-  # wraps the stages of one iteration in `jax.checkpoint`; None keeps all residuals
-  checkpoint: Callable[[Callable], Callable] | None = None
+  checkpoints: Checkpoints = ((0, None),)  # decides which residuals forward keeps for backward
   row_groups: int = 1  # into how many groups of rows layers split a microbatch; they compute one group at a time
   loop_iterations: bool = True  # run iterations in a compiled loop (True) or unroll them
   loop_repeats: bool = True  # if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop
@@ -93,32 +96,40 @@ class Engine:
     return pipeline(params, aux, inputs)
 
   def _trace(self, params: list[Param], aux: PyTree, inputs: Microbatches) -> TracedPipeline:
-    """Traces the stages once, on iteration 0 (only types matter: the compiler drops the values, which nothing uses)."""
+    """Traces the stages once for each checkpoint, on iteration 0.
+
+    Only types matter: the compiler drops the values, which nothing uses.
+    """
     weights = of_all.weights_of(self.layouts, params, self.ring.mesh, self.gather_policy, self.schedule.microbatches)
     iterations = Iterations(schedule=self.schedule, compiled=self.loop_iterations, compiled_repeats=self.loop_repeats)
     batch = self.ring.batch_axes(inputs)
     # As if there were one repeat: then `use` returns the weight alone, and the trace has no choice between buffers.
     alone = [w.load(params[k]).first().with_(shape=(1, *w.shape[1:])).open(0) for k, w in enumerate(weights)]
-    program = StageProgram.trace(
+    trace = functools.partial(
+        StageProgram.trace,
         self.stages,
         of_all.use(alone, iterations.repeat(0)),
         self.aux_at(aux, 0),
         self.ring.read(0, self.ring.enter(inputs)),
-        self.checkpoint,
-        [layout.batch_splits(self.ring.mesh, batch, self.row_groups) for layout in self.layouts],
-        [a for _, axes in batch for a in axes],
+        splits=[layout.batch_splits(self.ring.mesh, batch, self.row_groups) for layout in self.layouts],
+        batch_axes=[a for _, axes in batch for a in axes],
         gathered_in_steps=any(w.replaces and w.has_buffers and w.transfer.in_steps for w in weights),
         summed=self.schedule.microbatches > 1,
     )
-    weights = [
-        w.with_(
-            order=program.orders[k],
-            of_kernels=program.of_kernels[k],
-            gradient=program.gradients.gradients[k],
-        )
-        for k, w in enumerate(weights)
-    ]
-    return TracedPipeline(iterations=iterations, ring=self.ring, weights=weights, program=program, aux_at=self.aux_at)
+    ends = [*(first for first, _ in self.checkpoints[1:]), self.schedule.iterations]
+    parts = tuple(
+        Part(first=first, last=ends[k] - 1, program=trace(checkpoint=checkpoint))
+        for k, (first, checkpoint) in enumerate(self.checkpoints)
+    )
+    program = parts[-1].program
+    if any(
+        [g.parts for g in p.program.gradients.gradients] != [g.parts for g in program.gradients.gradients] for p in parts
+    ):
+      raise NotImplementedError("A gradient is a partial sum with one remat policy and complete with another one.")
+    weights = [w.with_(order=program.orders[k], of_kernels=program.of_kernels[k]) for k, w in enumerate(weights)]
+    return TracedPipeline(
+        iterations=iterations, ring=self.ring, weights=parts[-1].of(weights), parts=parts, aux_at=self.aux_at
+    )
 
 
 @jax.named_scope("gather")

@@ -10,7 +10,7 @@ import jax
 
 from maxtext_pp_ext.engine.programs.stage import StageProgram
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, PerIteration, Store
-from maxtext_pp_ext.engine.traced import TracedPipeline
+from maxtext_pp_ext.engine.traced import SavedOfParts, TracedPipeline
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.weight import Weight
@@ -25,8 +25,7 @@ class ForwardState(NamedTuple):
   store: Store  # the ring's store, see `ring.py`
   held: AtStages | None  # with D = 2 the previous iteration's outputs, still in transfer; None with D = 1
   intermediates: PyTree  # what stages sow in each iteration
-  # residuals for backward, for each the buffer of each turn (`Iterations.turns`); empty if there is no backward
-  saved: list[list[PerIteration]]
+  saved: SavedOfParts  # residuals for backward; none if there is no backward
 
 
 Carry = tuple[ForwardState, of_all.Carried]
@@ -35,7 +34,7 @@ Carry = tuple[ForwardState, of_all.Carried]
 @jax.named_scope("pipeline_forward")
 def forward(
     pipeline: TracedPipeline, loaded: list[Weight], aux: PyTree, inputs: Microbatches, *, save: bool
-) -> tuple[Microbatches, PyTree, tuple[list[Weight], list[list[PerIteration]]]]:
+) -> tuple[Microbatches, PyTree, tuple[list[Weight], SavedOfParts]]:
   """Runs all iterations.
 
   Args:
@@ -53,8 +52,9 @@ def forward(
     first = [w.first() for w in loaded]
   carry = _initial_state(pipeline, inputs, save=save), of_all.carried([w.open(0) for w in first])
   body = functools.partial(_iteration, pipeline, loaded, aux, save)
-  for phase in schedule.forward_phases(advances=pipeline.gathers):
-    carry = iterations.loop(phase, functools.partial(body, phase), carry)
+  phases = schedule.forward_phases(advances=pipeline.gathers)
+  for phase, part in pipeline.in_parts(phases) if save else ((phase, 0) for phase in phases):
+    carry = iterations.loop(phase, functools.partial(body, phase, part), carry)
   state, carried = carry
   ring, store = pipeline.ring, state.store
   if state.held is not None:  # with D = 2 the last output has still to be transferred
@@ -71,21 +71,28 @@ def forward(
 
 
 def _initial_state(pipeline: TracedPipeline, inputs: Microbatches, *, save: bool) -> ForwardState:
-  schedule, ring, program = pipeline.schedule, pipeline.ring, pipeline.program
+  schedule, ring = pipeline.schedule, pipeline.ring
   store = ring.enter(inputs)
-  every, turns = range(schedule.iterations), pipeline.iterations.turns
-  of_turns = [every[turn::turns] for turn in range(turns)]
 
-  def buffer(aval, iterations):
-    empty = ring.constrain_iterations(jax.lax.empty((len(iterations), *aval.shape), aval.dtype))
+  def buffer(aval, places):
+    empty = ring.constrain_iterations(jax.lax.empty((places, *aval.shape), aval.dtype))
     # Residuals that a remat policy offloads arrive in host memory.
     return empty if aval.memory_space == jax.memory.Space.Device else jax.device_put(empty, aval.memory_space)
 
   return ForwardState(
       store=store,
       held=ring.read(0, store) if schedule.delay == 2 else None,
-      intermediates=jax.tree.map(lambda aval: buffer(aval, every), program.intermediates_avals),
-      saved=[[buffer(aval, iterations) for iterations in of_turns] for aval in program.saved_avals if save],
+      intermediates=jax.tree.map(
+          lambda aval: buffer(aval, schedule.iterations), pipeline.parts[0].program.intermediates_avals
+      ),
+      saved=[
+          [
+              [buffer(aval, places) for places in part.places(pipeline.iterations.turns)]
+              for aval in part.program.saved_avals
+          ]
+          for part in pipeline.parts
+          if save
+      ],
   )
 
 
@@ -95,11 +102,12 @@ def _iteration(
     aux: PyTree,
     save: bool,
     phase: Phase,
+    number: int,
     t: jax.Array | int,
     turn: int,
     carry: Carry,
 ) -> Carry:
-  """One iteration: while the stages compute, the next repeat's chunk arrives."""
+  """One iteration, of the part of this number: while the stages compute, the next repeat's chunk arrives."""
   iterations, schedule, ring = pipeline.iterations, pipeline.schedule, pipeline.ring
   state, carried = carry
   weights = of_all.ordered(of_all.in_iteration(carried, loaded))
@@ -111,8 +119,14 @@ def _iteration(
     weights = of_all.gather(weights, following, chunk)
   used = of_all.use(weights, repeat)
   x, stage_aux = ring.read(t, state.store), pipeline.aux_at(aux, t)
-  kept = _Kept(pipeline.program, [of_turns[turn] for of_turns in state.saved], t // iterations.turns)
-  y, intermediates = pipeline.program.run(used, stage_aux, x, kept.keep if save else None)
+  part, saved = pipeline.parts[number], list(state.saved)
+  kept = None
+  if save:
+    buffers, place = [of_turns[turn] for of_turns in saved[number]], part.place(t, iterations.turns)
+    kept = _Kept(part.program, buffers, place, reads=iterations.compiled)
+  y, intermediates = part.program.run(used, stage_aux, x, kept.keep if kept else None)
+  if kept:
+    saved[number] = [[*all_[:turn], kept.buffers[k], *all_[turn + 1 :]] for k, all_ in enumerate(saved[number])]
   # The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
   # such as gathers, while the outputs move. A barrier that ties them to the outputs makes the compiler run them while the
   # stages compute the outputs. Gathers that stop compute are not tied: they may as well run while the outputs leave.
@@ -124,7 +138,7 @@ def _iteration(
       intermediates=jax.tree.map(
           lambda all_, one: put(all_, one, t, range(one.ndim)), state.intermediates, intermediates
       ),
-      saved=[[*all_[:turn], kept.buffers[k], *all_[turn + 1 :]] for k, all_ in enumerate(state.saved)],
+      saved=saved,
   )
   if phase.advances:
     weights = of_all.ordered(of_all.place(weights, repeat, chunk))
@@ -149,22 +163,23 @@ def put(all_: jax.Array, one: jax.Array, t: jax.Array | int, order: Sequence[int
 class _Kept:
   """The buffers of residuals, while an iteration fills its place in them."""
 
-  def __init__(self, program: StageProgram, buffers: list[PerIteration], index: jax.Array | int):
+  def __init__(self, program: StageProgram, buffers: list[PerIteration], index: jax.Array | int, *, reads: bool):
     self.buffers = buffers
-    self._program, self._index = program, index
+    self._program, self._index, self._reads = program, index, reads
 
   def keep(self, k: int, one: jax.Array) -> jax.Array:
-    """Writes residual k into its buffer. What follows reads there what a product has computed.
+    """Writes residual k into its buffer. In compiled loops, what follows reads there what a product has computed.
 
     Otherwise the compiler (libtpu 0.0.48.1; benchmarks.workarounds residual_of_product) may let the product write it once
-    for what follows, and copy that into the buffer. The barrier keeps it from reading what it has written.
+    for what follows, and copy that into the buffer. Without the barrier, it would put what was written in the place of
+    this read. In unrolled loops, it may copy the buffer if the next iteration does not wait for what reads.
 
     Residuals of kernels are left in the order in which kernels return them. Otherwise the compiler (libtpu 0.0.48.1;
     benchmarks.workarounds residual_of_kernel) copies all that a kernel returns, of which the residual may be a 128th.
     """
     order = self._program.saved_orders[k]
     self.buffers[k] = put(self.buffers[k], one, self._index, None if self._program.saved_by_kernels[k] else order)
-    if not self._program.saved_by_products[k]:
+    if not self._reads or not self._program.saved_by_products[k]:
       return one
     self.buffers[k] = jax.lax.optimization_barrier(self.buffers[k])
     return get(self.buffers[k], self._index, order)

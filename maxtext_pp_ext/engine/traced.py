@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the loops of both directions use: a pipeline with traced stages, and the residuals that forward keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -17,6 +17,8 @@ from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.schedule import Phase, Schedule
 
 PyTree = Any
+# For each part of the iterations and each residual, the buffer of each turn (`Iterations.turns`).
+SavedOfParts = list[list[list[PerIteration]]]
 # (aux, t) -> the stages' aux of iteration t, leaves [S, …].
 AuxAt = Callable[[PyTree, jax.Array | int], PyTree]
 # (iteration t, its turn, carry) -> carry; see `Iterations.turns`.
@@ -96,6 +98,26 @@ def _loop(count: int, body: Callable[[jax.Array | int, PyTree], PyTree], carry: 
   return functools.reduce(lambda carry, k: body(k, carry), range(count), carry)
 
 
+class Part(NamedTuple):
+  """Successive iterations of which forward keeps the same for backward."""
+
+  first: int  # the first of them
+  last: int  # the last of them
+  program: StageProgram  # all stages of one iteration
+
+  def place(self, t: jax.Array | int, turns: int) -> jax.Array | int:
+    """Where the buffers of iteration t's turn have its residuals."""
+    return (t - self.first) // turns if self.first else t // turns
+
+  def places(self, turns: int) -> list[int]:
+    """For each turn, how many iterations have a place in its buffers."""
+    return [sum(t % turns == turn for t in range(self.first, self.last + 1)) for turn in range(turns)]
+
+  def of(self, weights: Sequence[Weight]) -> list[Weight]:
+    """The weights, with the gradients that these iterations compute."""
+    return [w.with_(gradient=self.program.gradients.gradients[k]) for k, w in enumerate(weights)]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TracedPipeline:
   """A pipeline whose stages are traced."""
@@ -103,13 +125,25 @@ class TracedPipeline:
   iterations: Iterations  # the item and repeat of each stage, and the loops over iterations
   ring: Ring  # moves the activations
   weights: list[Weight]  # without arrays: what is known of them
-  program: StageProgram  # all stages of one iteration
+  parts: tuple[Part, ...]  # all iterations
   aux_at: AuxAt  # (aux, t) -> the stages' inputs of iteration t that have no gradients
 
   @property
   def schedule(self) -> Schedule:
     """Which stage works on which item at which iteration."""
     return self.iterations.schedule
+
+  def in_parts(self, phases: Sequence[Phase], *, reverse: bool = False) -> Iterator[tuple[Phase, int]]:
+    """(phase, the number of its part): the phases, each cut where a part ends, in ascending order.
+
+    With `reverse` phases and parts are in descending order.
+    """
+    for phase in phases:
+      for number in range(len(self.parts))[:: -1 if reverse else 1]:
+        first = max(phase.first, self.parts[number].first)
+        count = min(phase.first + phase.count, self.parts[number].last + 1) - first
+        if count > 0:
+          yield dataclasses.replace(phase, first=first, count=count), number
 
   @property
   def gathers(self) -> bool:
@@ -128,4 +162,4 @@ class Residuals(NamedTuple):
   # with what they are gathered from, and the current repeat: the last one, which backward begins with
   weights: list[Weight]
   aux: PyTree  # pytree for `aux_at`
-  saved: list[list[PerIteration]]  # the residuals that stages save in each iteration; for each, the buffer of each turn
+  saved: SavedOfParts  # the residuals that stages save in each iteration

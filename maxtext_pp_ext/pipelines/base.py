@@ -2,25 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base class of every circular `pipeline_impl`; subclasses name a gather policy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 import math
 from typing import Any, ClassVar
 
 from flax import nnx
 import jax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.config.derived import keys_of_window
+from maxtext_pp_ext.config.keys import remat_tensors
 from maxtext_pp_ext.config.view import plain, with_values
-from maxtext_pp_ext.engine import GatherPolicy
+from maxtext_pp_ext.engine import Checkpoints, GatherPolicy
 from maxtext_pp_ext.engine.programs.checkpoints import recomputed_once
+from maxtext_pp_ext.jax_private import RecomputeType
 from maxtext_pp_ext.pipelines.execution import Execution
 from maxtext_pp_ext.pipelines.stacking import OfPipeline, OfScan
 from maxtext_pp_ext.pipelines.stages import Differentiated
 from maxtext_pp_ext.schedule import CircularSchedule, Schedule
 from maxtext_pp_ext.sharding import is_explicit, logical_axes
+
+_INPUTS = ("iteration_input", "decoder_layer_input")  # of stages, and of their layers
 
 
 class CircularPipelineBase(nnx.Module):
@@ -138,24 +143,24 @@ class CircularPipelineBase(nnx.Module):
         gather_policy=self.gather_policy,
         stacking=OfPipeline(self.schedule.repeats),
         call=call,
-        checkpoint=self._checkpoint(),
+        checkpoints=self._checkpoints(),
         bubble_fill=self.bubble_fill,
     )
 
-  def _checkpoint(self) -> Callable | None:
-    """Wraps one iteration's stages as the host wraps its iterations; None if the config switches that off.
+  def _checkpoints(self) -> Checkpoints:
+    """Wrap one iteration's stages as the host wraps its iterations; they keep everything if the config switches that off.
 
     The remat policy is the host's. Unless that is custom, the stages' inputs are also saved.
     """
     if not self.config.set_remat_policy_on_pipeline_iterations:
-      return None
+      return ((0, None),)
     own, policy = self.remat_policy, self.remat_policy
     if self.config.remat_policy != "custom":
-      inputs = jax.checkpoint_policies.save_only_these_names("iteration_input", "decoder_layer_input")
+      inputs = jax.checkpoint_policies.save_only_these_names(*_INPUTS)
       # The host uses `jax.checkpoint_policies.save_from_both_policies`, which refuses policies that offload.
       policy = inputs if own is None else lambda *args, **params: inputs(*args, **params) or own(*args, **params)
     of_layers = self.config.set_remat_policy_on_layers_per_stage and self.config.remat_policy != "none"
-    return checkpointed(self.config, policy, layer_by_layer=of_layers)
+    return checkpoints(self.config, policy, self.schedule.iterations, layer_by_layer=of_layers)
 
   @classmethod
   def run_scanned(
@@ -188,24 +193,57 @@ class CircularPipelineBase(nnx.Module):
       recomputes: whether the policy applies to the call; False if layers within it apply it themselves.
     """
     config = with_values(config, keys_of_window(config, length))
+    schedule = cls.schedule_class.of_config(config)
     run = Execution(
         config=config,
         mesh=mesh,
-        schedule=cls.schedule_class.of_config(config),
+        schedule=schedule,
         gather_policy=cls.gather_policy,
         stacking=OfScan(length, config.param_scan_axis),
         call=call,
-        checkpoint=checkpointed(config, policy) if recomputes else None,
+        checkpoints=checkpoints(config, policy, schedule.iterations) if recomputes else ((0, None),),
     )
     return run(layers, inputs, segment_ids, positions)
 
 
-def checkpointed(config: Any, policy: Any, *, layer_by_layer: bool = False) -> Callable:
-  """A wrapper of stages in `jax.checkpoint` with a remat policy; `layer_by_layer` is as in `recomputed_once`."""
+def checkpoints(config: Any, policy: Any, iterations: int, *, layer_by_layer: bool = False) -> Checkpoints:
+  """Wrappers of stages in `jax.checkpoint` with a remat policy; the first iterations keep less, if the config says so.
+
+  `layer_by_layer` is as in `recomputed_once`. Raises ValueError if `pipeline_remat_tensors` names what the policy does
+  not keep.
+  """
   # Unrolled, forward and backward are in one computation, where the compiler would merge what backward recomputes.
   prevent_cse = not config.scan_pipeline_iterations
   once = functools.partial(recomputed_once, layer_by_layer=layer_by_layer)
-  return lambda fn: jax.checkpoint(once(fn), policy=policy, prevent_cse=prevent_cse)
+  wrap = lambda policy: lambda fn: jax.checkpoint(once(fn), policy=policy, prevent_cse=prevent_cse)
+  first = min(config.pipeline_remat_iterations, iterations)
+  less = [(0, wrap(_without(policy, _kept_tensors(config, policy))))] if first else []
+  return (*less, *([(first, wrap(policy))] if first < iterations else []))
+
+
+def _kept_tensors(config: Any, policy: Any) -> Sequence[str]:
+  """The tensors in `pipeline_remat_tensors`, which the policy keeps."""
+  names = remat_tensors(config)
+  (named,) = jax.make_jaxpr(lambda x: checkpoint_name(x, "name"))(0.0).eqns
+  for name in names:
+    kept = policy(named.primitive, *(v.aval for v in named.invars), name=name)
+    if not kept or isinstance(kept, RecomputeType):
+      raise ValueError(
+          f"pipeline_remat_tensors={config.pipeline_remat_tensors}: remat_policy={config.remat_policy} keeps no tensor "
+          f"{name!r}. Leave it out."
+      )
+  return names
+
+
+def _without(policy: Any, names: Sequence[str]) -> Any:
+  """A remat policy that recomputes these tensors, or with no names all but the layers' inputs."""
+
+  def keeps(primitive, *args, **params):
+    name = params.get("name") if primitive.name == "name" else None
+    recomputed = name in names if names else name not in _INPUTS
+    return not recomputed and policy(primitive, *args, **params)
+
+  return keeps
 
 
 def _with_one_annotation(params: nnx.State) -> nnx.State:

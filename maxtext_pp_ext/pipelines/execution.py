@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
-from maxtext_pp_ext.engine import Engine, GatherPolicy, MAX, Ring, SUM, WeightLayout
+from maxtext_pp_ext.engine import Checkpoints, Engine, GatherPolicy, MAX, Ring, SUM, WeightLayout
 from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
 from maxtext_pp_ext.engine.traced import AuxAt
 from maxtext_pp_ext.engine.transfers.torus import steps_of
@@ -39,7 +39,7 @@ class Execution:
   gather_policy: GatherPolicy  # when weights are gathered, and how long they are kept
   stacking: Stacking  # how the layers' arrays are stacked
   call: Callable  # the call of one repeat's layers on one stage, (module, x, segment_ids, positions) -> output
-  checkpoint: Callable | None  # wraps the stages of one iteration in `jax.checkpoint`; None keeps all residuals
+  checkpoints: Checkpoints  # decides which residuals forward keeps for backward
   bubble_fill: float | None = None  # for tests: what replaces a stage's inputs in a bubble; see `Ring`
 
   def __call__(
@@ -165,7 +165,7 @@ class Execution:
         layouts=layouts,
         stages=stage.over_stages("stage" if "stage" in mesh.axis_names else None),
         aux_at=self._aux_at(stage),
-        checkpoint=self.checkpoint,
+        checkpoints=self.checkpoints,
         row_groups=self.config.batch_split_factor if self.config.use_batch_split_schedule else 1,
         loop_iterations=self.config.scan_pipeline_iterations,
         # As in the host, either key suffices to loop over repeats instead of unrolling them.

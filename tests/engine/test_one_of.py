@@ -95,3 +95,17 @@ def test_whatever_else_reads_it_reads_a_copy(use):
   found, expected = both(closed, jnp.array([1, 0]), X)
   for a, b in zip(found, expected, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_follows_a_variable_reads_what_takes_its_place(several):
+  closed = jax.make_jaxpr(lambda w, x: ((x2 := x * 2) + w.sum(), x2 - x))(ARRAYS[0], X)
+  doubled = next(eqn.outvars[0] for eqn in closed.jaxpr.eqns if eqn.primitive.name == "mul")
+  number = jnp.zeros((ARRAYS.shape[1],), jnp.int32)
+  w = OneOf(ARRAYS, number) if several else ARRAYS[0]
+  seen = []
+  total, rest = one_of.run(closed, w, X, replaced={doubled: lambda x: seen.append(x) or x + 1})
+  (x,) = seen
+  np.testing.assert_array_equal(x, X * 2)
+  np.testing.assert_allclose(total, X * 2 + 1 + ARRAYS[0].sum(), rtol=1e-5)
+  np.testing.assert_allclose(rest, X + 1, rtol=1e-5)

@@ -73,12 +73,12 @@ def test_residuals_of_products_are_told_from_others_and_from_what_is_read_whole(
   rounded = lambda x: jax.lax.reduce_precision(x, 8, 7)
 
   def forward(x):
-    read, summed, of_kernel, only_kept = (rounded(checkpoint_name(x @ x.T, "product")) for _ in range(4))
+    read, transposed, of_kernel, only_kept = (rounded(checkpoint_name(x @ x.T, "product")) for _ in range(4))
     sines = rounded(jnp.sin(x))
-    return read, sines, of_kernel, only_kept, summed.T, (jnp.cos(read) @ x, sines + 1, kernel(of_kernel.T))
+    return read, sines, of_kernel, only_kept, transposed.T, (jnp.cos(read) @ x, sines + 1, kernel(of_kernel.T))
 
   closed = jax.make_jaxpr(forward)(jnp.zeros((4, 4)))
-  # `summed.T` is another variable than what the product is read as, and nothing reads it.
+  # `transposed.T` is another variable than what the product is read as, and nothing reads it.
   assert operands.of_products(closed.jaxpr, range(5)) == (True, False, False, False, False)
 
 

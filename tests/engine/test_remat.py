@@ -14,6 +14,7 @@ from maxtext.layers import nnx_decoders
 import numpy as np
 import pytest
 
+from maxtext_pp_ext.engine.programs import operands
 from maxtext_pp_ext.testing import parity
 from tests.engine.common import build, dot_flops, gradient_program, residuals
 from tests.marks import slow_but
@@ -52,6 +53,14 @@ def check_same(**keys):
 
 
 @pytest.mark.filterwarnings("ignore:Scan layers can introduce overhead")
+def test_what_products_of_a_layer_compute_is_kept_where_they_write_it(monkeypatch):
+  found = []
+  own = operands.of_products
+  monkeypatch.setattr(operands, "of_products", lambda *args: found.append(own(*args)) or found[-1])
+  kept(build(pipeline_impl="circular_bsw", remat_policy="minimal", **SHAPE))
+  assert found and all(sum(of_stage) >= 3 for of_stage in found), "two of the MLP, and the values"
+
+
 @pytest.mark.parametrize("policy", ON_DEVICE)
 def test_a_policy_keeps_and_recomputes_what_it_does_in_the_hosts_plain_pipeline(policy):
   check_same(remat_policy=policy)

@@ -43,6 +43,8 @@ OURS = (
     "pipeline_impl",
     "pipeline_grad_accum_dtype",
     "pipeline_gather_dtype",
+    "pipeline_remat_iterations",
+    "pipeline_remat_tensors",
     "sharding_conflicts",
 )
 HOSTS = (

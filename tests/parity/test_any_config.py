@@ -65,6 +65,8 @@ def keys(draw):
     drawn["pipeline_parallel_layers"] = draw(st.integers(1, 12))
   if drawn["remat_policy"] == "custom":
     drawn |= {name: draw(st.sampled_from([RematLocation.DEVICE, RematLocation.REMAT])).value for name in NAMES}
+  if drawn["remat_policy"] not in ("full", "none") and draw(st.integers(0, 2)) == 0:
+    drawn["pipeline_remat_iterations"] = draw(st.integers(1, 12))
   name = draw(st.sampled_from(["simple", "simple", "llama2", "mixtral", "deepseek"]))
   if CASES[name].experts:
     drawn["dtype"] = "float32"  # rounded to bfloat16, tokens would go to other experts

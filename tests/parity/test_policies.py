@@ -74,6 +74,51 @@ def test_a_window_equals_the_scan(policy, microbatches):
   windows.compare(["circular_bsw"], num_pipeline_microbatches=microbatches, **POLICIES[policy])
 
 
+# Layouts with one phase and with several, N at the borders of phases and within them.
+IN_PARTS = {
+    "2 stages, 5 of 13": ("2 stages", 5, "mlpwi_0,context"),
+    "2 stages, 12 of 13": ("2 stages", 12, ""),
+    "2 stages, all 13": ("2 stages", 13, "mlpwi_0"),
+    "2 stages, D = 2, 4 of 10": ("2 stages, D = 2", 4, ""),
+    "3 stages, 1 of 8": ("3 stages", 1, "query_proj"),
+    "4 stages, 8 of 11": ("4 stages", 8, ""),
+    "one repeat, 2 of 5": ("one repeat", 2, "mlpwi_0"),
+    "3 stages of 3 scanned layers, 4 of 8": ("3 stages of 3 scanned layers", 4, ""),
+    "2 stages of 2 layers, 3 of 5": ("2 stages of 2 layers", 3, "mlpwi_1"),
+    "unrolled, 3 of 5": ("unrolled", 3, "mlpwi_1"),
+}
+ONE_REPEAT = {"stages": 2, "repeats": 1, "microbatches": 4}
+UNROLLED = LAYOUTS["2 stages of 2 layers"] | {"scan_pipeline_iterations": False, "scan_pipeline_repeats": False}
+
+
+@pytest.mark.parametrize(
+    "policy",
+    slow_but(
+        ["custom, all on the device"], ["minimal_with_context", "custom, all on the device", "custom, all offloaded"]
+    ),
+)
+@pytest.mark.parametrize("layout, count, names", slow_but(["2 stages, 5 of 13"], IN_PARTS, spread=True))
+def test_a_pipeline_that_keeps_less_in_its_first_iterations_equals_a_loop_over_its_layers(layout, count, names, policy):
+  keys = LAYOUTS | {"one repeat": ONE_REPEAT, "unrolled": UNROLLED}
+  remat = {"pipeline_remat_iterations": count, "pipeline_remat_tensors": names}
+  built = build(pipeline_impl="circular_bsw", **keys[layout], **POLICIES[policy], **remat)
+  reference = parity.reference(built.module, LAYERS["llama"], built.config, built.batch)
+  result = parity.compare(built.module, reference, built.batch, built.mesh, built.config.logical_axis_rules)
+  result.check(BOUND)
+
+
+@pytest.mark.parametrize("names", slow_but(["mlpwi_0"], ["mlpwi_0", ""]))
+@pytest.mark.parametrize(
+    "microbatches, count",
+    slow_but(["1, 1"], {f"{abs(m)}, {n}": (m, n) for m, n in [(-1, 1), (-1, 2), (-1, 3), (2, 3), (4, 5)]}, spread=True),
+)
+def test_a_window_that_keeps_less_of_its_first_layers_equals_the_scan(microbatches, count, names):
+  remat = {"pipeline_remat_iterations": count, "pipeline_remat_tensors": names}
+  windows.compare(
+      ["circular_bsw"], num_pipeline_microbatches=microbatches, **POLICIES["custom, all on the device"], **remat
+  )
+
+
 class NaNInBubbles(CircularBswPipeline):
   """What is kept of a bubble is NaN, too."""
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""In which memory layout the operations of a program read what they are given fastest."""
+"""How the operations of a program read and write arrays fastest: in which memory layout, and where."""
 
 from collections.abc import Callable, Sequence
 
@@ -41,9 +41,9 @@ def _is_of_kernel(jaxpr: Jaxpr, var: Var | Literal) -> bool:
 
 
 def of_products(jaxpr: Jaxpr, outs: Sequence[int]) -> tuple[bool, ...]:
-  """For each of these outputs of a program, whether a product computes it, and others read it as part of what they do.
+  """For each of these outputs of a program, whether a product computes it and what reads it can read it in a buffer.
 
-  Kernels and loops read whole arrays.
+  That is, others compute with it. Kernels and loops would get a copy.
   """
   return tuple(_is_of_product(jaxpr, jaxpr.outvars[k]) for k in outs)
 
@@ -61,8 +61,9 @@ def _is_of_product(jaxpr: Jaxpr, var: Var | Literal) -> bool:
 
 
 def _keeps_elements(eqn: JaxprEqn) -> bool:
-  """Whether an operation's result has its operand's elements, rounded perhaps."""
-  return eqn.primitive.name == "reduce_precision" or has(eqn, Trait.RESHAPES) or has(eqn, Trait.SAME_DIMENSIONS)
+  """Whether an operation's result has its only operand's elements, rounded perhaps."""
+  moves = eqn.primitive.name == "reduce_precision" or has(eqn, Trait.RESHAPES) or has(eqn, Trait.SAME_DIMENSIONS)
+  return moves and len(eqn.invars) == 1
 
 
 def residual_orders(jaxpr: Jaxpr, first: int, count: int) -> tuple[tuple[int, ...], ...]:

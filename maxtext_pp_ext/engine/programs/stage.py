@@ -23,7 +23,7 @@ from maxtext_pp_ext.jax_private import ClosedJaxpr, Var
 PyTree = Any
 # (weights, aux, x) -> (y, intermediates); see StageProgram.
 StageFn = Callable[[PyTree, PyTree, jax.Array], tuple[jax.Array, PyTree]]
-# (number of a saved residual, its value [S, …]) -> the value, as what follows reads it
+# (number of a saved residual, its value [S, …]) -> the array that what follows reads in its place
 Keep = Callable[[int, jax.Array], jax.Array]
 
 
@@ -132,8 +132,9 @@ class StageProgram:
       weights: leaves [S, …].
       aux: leaves [S, …].
       x: [S, microbatch, sequence, embed].
-      keep: keeps a residual, [S, …], for backward; None if there is no backward. It is called as soon as a residual is
-        computed if a product computes it (`saved_by_products`). What follows reads the array that it returns.
+      keep: keeps a residual, [S, …], for backward; None if there is no backward. It is called as soon as a product has
+        computed one (`saved_by_products`), and what follows reads the array that it returns. It is called for the others
+        at the end.
 
     Raises:
       TypeError: weights and aux have another structure than when the stage was traced.
@@ -141,10 +142,17 @@ class StageProgram:
     n = self.outputs.num_leaves
     if keep is None:
       return jax.tree.unflatten(self.outputs, self._run(self.primal, weights, aux, x))
-    early = {k: v for k, v in enumerate(self.saving.jaxpr.outvars[n:]) if self.saved_by_products[k]}
-    out = self._run(self.saving, weights, aux, x, {v: functools.partial(keep, k) for k, v in early.items()})
+    kept = set[int]()
+
+    def keep_now(k: int, residual: jax.Array) -> jax.Array:
+      kept.add(k)
+      return keep(k, residual)
+
+    of_products = {v: k for k, v in enumerate(self.saving.jaxpr.outvars[n:]) if self.saved_by_products[k]}
+    now = {v: functools.partial(keep_now, k) for v, k in of_products.items()}
+    out = self._run(self.saving, weights, aux, x, now)
     for k, residual in enumerate(out[n:]):
-      if k not in early:
+      if k not in kept:
         keep(k, residual)
     return jax.tree.unflatten(self.outputs, out[:n])
 

@@ -32,7 +32,7 @@ def sum_scatter(
   """
   several = [axis for axis in axes if jax.lax.axis_size(axis) > 1]
   if not tiled and several and (in_steps or jax.lax.axis_size(axes) == 2):
-    return jnp.squeeze(sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps), dim)
+    return jnp.squeeze(sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps, order=order), dim)
   if jax.lax.axis_size(axes) == 2:
     return _sum_scatter_of_two(x, axes, dim)
   outermost = [dim, *(other for other in order or range(x.ndim) if other != dim)]

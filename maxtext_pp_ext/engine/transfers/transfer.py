@@ -102,7 +102,7 @@ class Transfer:
       chunk: number of the chunk, 0 … chunks − 1.
       dtype: the dtype to gather it in.
       order: the dimensions from major to minor in memory, in which one of several chunks is gathered; () for as stored.
-        It costs least to change the order of a shard.
+        To change the order of a shard costs least.
 
     Returns:
       The chunk, [A, B, …] but for the dimension of the cut. That is [chunk], or [devices, chunk] if it is gathered.
@@ -120,7 +120,8 @@ class Transfer:
     if self.chunks > 1:
       # The compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_all_repeats) would copy all repeats into the order
       # in which it gathers.
-      part = in_memory(part, order or self.order or range(part.ndim))
+      part = in_memory(part, self.order or range(part.ndim))
+      part = in_memory(part, order) if order else part
     for dim, axes in enumerate(self.axes):
       if axes and not self._is_cut(dim):
         part = self._gather(part, axes, dim)
@@ -214,7 +215,7 @@ class Transfer:
       stored: jax.Array,
       repeat: jax.Array,
       chunk: jax.Array,
-      order: Sequence[int] | None = None,
+      order: Sequence[int] = (),
   ) -> jax.Array:
     """Adds one chunk of a gradient up over devices and puts each device's shard of the sum into a repeat's place.
 
@@ -224,7 +225,7 @@ class Transfer:
       stored: shards of all repeats, [R, a, b, …].
       repeat: number of the repeat.
       chunk: number of the chunk, 0 … chunks − 1.
-      order: the dimensions [A, B, …] of the summand, from major to minor in memory; None for any.
+      order: the dimensions [A, B, …] of the summand from major to minor in memory; () for row-major, or any.
 
     Returns:
       `stored` with the chunk, [R, a, b, …].
@@ -232,11 +233,11 @@ class Transfer:
     if self.cut is not None and self._is_gathered(self.cut.dim):
       dim = self.cut.dim
       # The devices' parts one after the other, each in the order of the whole.
-      order = [dim, *(k + (k >= dim) for k in order or range(part.ndim - 1))]
-      part = self._scatter(in_memory(part, order), dim, sum_over, tiled=False)
+      by_device = [dim, *(k + (k >= dim) for k in order or range(part.ndim - 1))]
+      part = self._scatter(in_memory(part, by_device), dim, sum_over, tiled=False, order=by_device)
     for dim, axes in enumerate(self.axes):
       if axes and not self._is_cut(dim):
-        part = self._scatter(part, dim, sum_over, tiled=True, order=order if self.cut is None else None)
+        part = self._scatter(part, dim, sum_over, tiled=True, order=order or None)
     scattered = {a for axes in self.axes for a in axes}
     rest = tuple(a for a in sum_over if a not in scattered)
     part = jax.lax.psum(part, rest) if rest else part

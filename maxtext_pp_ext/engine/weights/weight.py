@@ -222,7 +222,7 @@ class Weight:
     """(repeat, number of a chunk) -> the chunk."""
     if self.buffers is None:
       return None
-    transfer, dtype, order = self.transfer, self.layout.compute_dtype, of_one_stage(self.order)
+    transfer, dtype, order = self.transfer, self.layout.compute_dtype, self._order_of_chunks
     gather = lambda repeat, chunk, source: transfer.gather(source, repeat, chunk, dtype, order)[None]
     return OnStage(gather, [there(self.source)], [self._source_layout], self.layout.chunk(transfer))
 
@@ -358,7 +358,7 @@ class Weight:
     """(repeat of the sum, number of the leaving chunk) -> complete sums with the chunk, reduced over devices."""
     if self.leaving is None:
       return None
-    transfer, axes, order = self.transfer, self.layout.partial_axes, of_one_stage(self.gradient_order)
+    transfer, axes, order = self.transfer, self.layout.partial_axes, self._order_of_chunks
 
     def reduce(repeat, chunk, leaving, stored):
       return transfer.reduce(leaving[0], axes, stored, repeat, chunk, order)
@@ -370,6 +370,12 @@ class Weight:
   def gradient_order(self) -> tuple[int, ...]:
     """The dimensions [S, …] of its gradient from major to minor in memory."""
     return self.order or tuple(range(len(self.shape) - 1))
+
+  @property
+  def _order_of_chunks(self) -> list[int]:
+    """The dimensions of chunks in the order of the products; [] for row-major, and for a sum that leaves whole."""
+    order = of_one_stage(self.order) if self.chunks > 1 else []
+    return order if order != sorted(order) else []
 
 
 def there[T](array: T | None) -> T:

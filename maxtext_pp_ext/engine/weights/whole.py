@@ -12,7 +12,7 @@ from typing import Any, Self
 import jax
 
 from maxtext_pp_ext.engine.per_stage import Layout, OnStage
-from maxtext_pp_ext.engine.transfers.memory_order import in_memory
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory, of_one_stage
 from maxtext_pp_ext.engine.weights.accumulators import Item
 from maxtext_pp_ext.engine.weights.weight import Accumulated, Operands, there, Weight
 
@@ -46,6 +46,10 @@ class WholeWeight(Weight):
     if len(order) < 3 or not self.layout.gathered_axes[order[-1] - 1]:
       return order
     return (*order[:-2], order[-1], order[-2])
+
+  @property
+  def _order_of_chunks(self) -> list[int]:
+    return of_one_stage(self.gradient_order)
 
   def ordered(self) -> Self:
     return self  # the compiler lays out each repeat anew

@@ -20,7 +20,12 @@ _HOST_MODES = {"host": "", "host-bsw": "pipeline_fsdp_ag_per_repeat", "host-ag-o
 # The sizes of a pipeline, which has others. The batch of a device stays whole.
 _NO_SIZES = derived.WITHOUT_PIPELINE | {"num_pipeline_microbatches": -1}
 # These have no effect with MaxText's own pipelines, and so are refused there.
-_NO_KEYS_OF_OURS = {"pipeline_grad_accum_dtype": "auto", "pipeline_gather_dtype": "auto"}
+_NO_KEYS_OF_OURS = {
+    "pipeline_grad_accum_dtype": "auto",
+    "pipeline_gather_dtype": "auto",
+    "pipeline_remat_iterations": 0,
+    "pipeline_remat_tensors": "",
+}
 # attention=autoselected depends on the devices of the process, which may not be those that the step is compiled for.
 _ATTENTION = {"tpu": "flash", "cpu": "dot_product"}
 

@@ -20,6 +20,7 @@ from maxtext_pp_ext.host.rules import (
     per_microbatch,
     pipelined_path,
     quantization,
+    remat,
     sizes,
     windowed_path,
 )
@@ -98,7 +99,7 @@ def _of_implementations(config: Keys) -> Iterator[str]:
   is_window = derived.windowed(config)
   of_path = (windowed_path,) if is_window else (optimizer, pipelined_path)
   several = (per_microbatch,) if not is_window or config.num_pipeline_microbatches > 1 else ()
-  for rules in (sizes, meshes, quantization, *of_path, *several):
+  for rules in (sizes, meshes, quantization, remat, *of_path, *several):
     yield from rules.problems(config)
   if not _devices_are_absent(config):  # a run that only compiles writes no checkpoint
     yield from checkpoint_paths.problems(lambda key: getattr(config, key, None))
@@ -113,9 +114,10 @@ def _bad_choices(config: Keys) -> Iterator[str]:
 
 
 def _keys_without_effect(config: Keys) -> Iterator[str]:
-  for key, choices in keys.CHOICES.items():
+  of_ours = [key for key, choices in keys.CHOICES.items() if "auto" in choices]
+  for key in (*of_ours, "pipeline_remat_iterations", "pipeline_remat_tensors"):
     value = getattr(config, key)
-    if "auto" in choices and value != "auto" and value in choices:
+    if value and value != "auto" and value in keys.CHOICES.get(key, (value,)):
       yield (
           f"{key}={value} has no effect with pipeline_impl=host. Set pipeline_impl to one of "
           f"{', '.join(name for name in registry.names() if name != registry.HOST)}, or leave {key} out."

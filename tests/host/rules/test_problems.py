@@ -27,6 +27,12 @@ def make(**overrides):
       "pipeline_impl": "circular_bsw",
       "pipeline_grad_accum_dtype": "auto",
       "pipeline_gather_dtype": "auto",
+      "pipeline_remat_iterations": 0,
+      "pipeline_remat_tensors": "",
+      "remat_policy": "full",
+      "set_remat_policy_on_pipeline_iterations": True,
+      "mlpwi_0": "remat",
+      "context": "device",
       "sharding_conflicts": "fallback",
       "ici_pipeline_parallelism": 4,
       "dcn_pipeline_parallelism": 1,
@@ -211,7 +217,15 @@ def test_the_hosts_own_keys_are_not_judged_for_the_hosts_own_pipeline():
   assert problems.problems(make(pipeline_impl="host", **wrong)) == []
 
 
-@pytest.mark.parametrize("key, value", [("pipeline_gather_dtype", "compute"), ("pipeline_grad_accum_dtype", "float32")])
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("pipeline_gather_dtype", "compute"),
+        ("pipeline_grad_accum_dtype", "float32"),
+        ("pipeline_remat_iterations", 4),
+        ("pipeline_remat_tensors", "mlpwi_0"),
+    ],
+)
 def test_a_key_of_ours_that_would_have_no_effect_is_refused(key, value):
   assert f"{key}={value} has no effect with pipeline_impl=host" in only_problem(
       make(pipeline_impl="host", **{key: value})
@@ -224,6 +238,53 @@ def test_a_key_of_ours_that_would_have_no_effect_is_refused(key, value):
 def test_a_bad_value_is_refused_with_the_good_ones(impl, key, value):
   problem = only_problem(make(pipeline_impl=impl, **{key: value}))
   assert f"{key}={value!r}" in problem and "'auto'" in problem
+
+
+PARTLY = {"remat_policy": "minimal", "pipeline_remat_iterations": 4}
+REMAT = {
+    "as many as there are": ({"pipeline_remat_iterations": 19}, None),
+    "negative": ({"pipeline_remat_iterations": -1}, "must be at least 0. Set pipeline_remat_iterations=0."),
+    "too many": ({"pipeline_remat_iterations": 20}, "more than the 19 iterations"),
+    "nothing is kept": (
+        {"remat_policy": "full"},
+        "remat_policy=full keeps only layers' inputs. Leave pipeline_remat_iterations out",
+    ),
+    "no policy": ({"remat_policy": "none"}, "remat_policy=none"),
+    "everything is kept": (
+        {"set_remat_policy_on_pipeline_iterations": False},
+        "set_remat_policy_on_pipeline_iterations=False keeps everything in all iterations. Set it to True",
+    ),
+    "tensors without iterations": (
+        {"pipeline_remat_iterations": 0, "pipeline_remat_tensors": "mlpwi_0"},
+        "pipeline_remat_tensors=mlpwi_0 has no effect with pipeline_remat_iterations=0",
+    ),
+    "what is kept": ({"remat_policy": "custom", "pipeline_remat_tensors": "context"}, None),
+    "what is not kept": (
+        {"remat_policy": "custom", "pipeline_remat_tensors": "context, mlpwi_0"},
+        "remat_policy=custom has mlpwi_0=remat, so it is kept in no iteration. Set mlpwi_0=device, or leave it out",
+    ),
+    "what there is not": (
+        {"remat_policy": "custom", "pipeline_remat_tensors": "mlp"},
+        "remat_policy=custom has no tensor 'mlp'",
+    ),
+    "a window's layers": (
+        {"ici_pipeline_parallelism": 1, "num_pipeline_repeats": -1, "pipeline_remat_iterations": 64},
+        None,
+    ),
+    "more than a window's layers": (
+        {"ici_pipeline_parallelism": 1, "num_pipeline_repeats": -1, "pipeline_remat_iterations": 65},
+        "more than the 64 iterations",
+    ),
+}
+
+
+@pytest.mark.parametrize("keys, said", REMAT.values(), ids=REMAT.keys())
+def test_rematerialisation_in_a_part_of_the_iterations_is_of_what_is_kept(keys, said):
+  config = make(**(PARTLY | keys))
+  if said is None:
+    assert problems.problems(config) == []
+  else:
+    assert said in only_problem(config)
 
 
 def test_an_unknown_implementation_is_refused_with_the_nearest():
