@@ -9,6 +9,10 @@ import dataclasses
 LAYERS = "tests/parity/test_layers.py::test_"
 SIMPLE = f"{LAYERS}bsw_of_simple_layers_equals_a_loop_over_them[3-2-1-1]"
 DELAYED = f"{LAYERS}bsw_of_simple_layers_equals_a_loop_over_them[2-3-2-2]"
+KEEPS_LESS = (
+    "tests/parity/test_policies.py::test_a_pipeline_that_keeps_less_in_its_first_iterations_equals_a_loop_over_its_layers"
+    "[2 stages, 5 of 13-custom, all on the device]"
+)
 LLAMA = f"{LAYERS}bsw_of_llama_layers_equals_a_loop_over_them[3-3-1]"
 NAN = f"{LAYERS}a_nan_in_every_bubble_reaches_neither_outputs_nor_gradients[3-2-2-2]"
 BUBBLES = (
@@ -322,6 +326,22 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "return get(self.buffers[k], self._index, order)",
             "return get(self.buffers[k], self._index - 1, order)",
             "tests/parity/test_policies.py::test_a_pipeline_equals_a_loop_over_its_layers[minimal, 2 stages]",
+        ),
+        Mutant(
+            "places-of-the-first-part",
+            "where the first iterations keep less, the others read what is kept further behind",
+            "engine/traced.py",
+            "return (t - self.first) // turns if self.first else t // turns",
+            "return t // turns",
+            KEEPS_LESS,
+        ),
+        Mutant(
+            "parts-forward-in-backward",
+            "where the first iterations keep less, backward runs them before the others of their loop",
+            "engine/traced.py",
+            "[:: -1 if reverse else 1]",
+            "[::1]",
+            KEEPS_LESS,
         ),
         Mutant(
             "residuals-of-another-iteration",
