@@ -31,6 +31,8 @@ class HostKeys(Protocol):
   set_remat_policy_on_pipeline_iterations: bool
   remat_policy: str | None
   decoder_layer_input: str
+  tensors_on_device: Sequence[str] | None
+  tensors_to_offload: Sequence[str] | None
 
   # Model.
   model_name: str

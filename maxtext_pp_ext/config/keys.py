@@ -61,12 +61,13 @@ class PipelineKeys(BaseModel):
       0,
       description="In how many iterations, from the first on, backward computes again what remat_policy keeps: all but"
       " the layers' inputs, or what pipeline_remat_tensors names. So a tensor too large to be kept in all iterations is"
-      " kept in the last ones. Without a pipeline, an iteration is a layer with a microbatch.",
+      " kept in the last ones. Without a pipeline, an iteration is a layer, or block of a cycle, with a microbatch, and"
+      " each stack of layers has its own first ones.",
   )
   pipeline_remat_tensors: None | str = Field(
       "",
-      description="What pipeline_remat_iterations computes again: names of remat_policy=custom, such as"
-      " 'mlpwi_0,mlpwi_1'. '' is all that remat_policy keeps.",
+      description="What pipeline_remat_iterations computes again: names of tensors that remat_policy keeps, such as"
+      " 'mlpwi_0,mlpwi_1'. '' is all that it keeps.",
   )
   sharding_conflicts: None | str = Field(
       "fallback",

@@ -125,7 +125,10 @@ class Engine:
     if any(
         [g.parts for g in p.program.gradients.gradients] != [g.parts for g in program.gradients.gradients] for p in parts
     ):
-      raise NotImplementedError("A gradient is a partial sum with one remat policy and complete with another one.")
+      raise NotImplementedError(
+          "A gradient is a partial sum with one remat policy and complete with another. Leave pipeline_remat_iterations "
+          "out."
+      )
     weights = [w.with_(order=program.orders[k], of_kernels=program.of_kernels[k]) for k, w in enumerate(weights)]
     return TracedPipeline(
         iterations=iterations, ring=self.ring, weights=parts[-1].of(weights), parts=parts, aux_at=self.aux_at

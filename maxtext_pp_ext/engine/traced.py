@@ -110,8 +110,8 @@ class Part(NamedTuple):
     return (t - self.first) // turns if self.first else t // turns
 
   def places(self, turns: int) -> list[int]:
-    """For each turn, how many iterations have a place in its buffers."""
-    return [sum(t % turns == turn for t in range(self.first, self.last + 1)) for turn in range(turns)]
+    """For each turn, the places of its buffers; one at least, since compilers need not know buffers of none."""
+    return [max(sum(t % turns == turn for t in range(self.first, self.last + 1)), 1) for turn in range(turns)]
 
   def of(self, weights: Sequence[Weight]) -> list[Weight]:
     """The weights, with the gradients that these iterations compute."""

@@ -194,6 +194,12 @@ class CircularPipelineBase(nnx.Module):
     """
     config = with_values(config, keys_of_window(config, length))
     schedule = cls.schedule_class.of_config(config)
+    if config.pipeline_remat_iterations and not recomputes:
+      raise ValueError(
+          f"pipeline_remat_iterations={config.pipeline_remat_iterations}: layers of decoder_block="
+          f"{plain(config.decoder_block)} apply the remat policy themselves, to a part of what they compute. Leave "
+          "pipeline_remat_iterations out."
+      )
     run = Execution(
         config=config,
         mesh=mesh,
@@ -216,7 +222,8 @@ def checkpoints(config: Any, policy: Any, iterations: int, *, layer_by_layer: bo
   prevent_cse = not config.scan_pipeline_iterations
   once = functools.partial(recomputed_once, layer_by_layer=layer_by_layer)
   wrap = lambda policy: lambda fn: jax.checkpoint(once(fn), policy=policy, prevent_cse=prevent_cse)
-  first = min(config.pipeline_remat_iterations, iterations)
+  # No policy keeps inputs only: that of a step which is run again without dropping tokens, in MaxText's own words "full".
+  first = min(config.pipeline_remat_iterations, iterations) if policy is not None else 0
   less = [(0, wrap(_without(policy, _kept_tensors(config, policy))))] if first else []
   return (*less, *([(first, wrap(policy))] if first < iterations else []))
 

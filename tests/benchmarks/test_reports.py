@@ -132,7 +132,10 @@ def test_configurations_of_a_shape_differ_only_in_what_chooses_the_pipeline():
   shape = shapes.SHAPES["llama3-70b"]
   plain, ours, none = (set(shapes.arguments(shape, impl)) for impl in (shapes.PLAIN, "circular_bsw", "none"))
   # Of the keys that refine ours MaxText's own gets the defaults.
-  auto = {"pipeline_grad_accum_dtype=auto", "pipeline_gather_dtype=auto"}
+  auto = {
+      *("pipeline_grad_accum_dtype=auto", "pipeline_gather_dtype=auto"),
+      *("pipeline_remat_iterations=0", "pipeline_remat_tensors="),
+  }
   assert plain ^ ours == {"pipeline_impl=host", "pipeline_impl=circular_bsw"} | auto
   assert none - plain >= {"ici_pipeline_parallelism=1", "ici_fsdp_parallelism=128"}
 

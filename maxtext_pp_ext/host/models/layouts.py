@@ -43,6 +43,7 @@ _NO_RUN = {
     **dict.fromkeys(("gradient_accumulation_steps", "num_slices", "quantization_local_shard_count"), 1),
     **dict.fromkeys(("pipeline_grad_accum_dtype", "pipeline_gather_dtype", "shard_mode"), "auto"),
     **dict.fromkeys(("adamw_mask", "trainable_parameters_mask"), []),
+    **{"pipeline_remat_iterations": 0, "pipeline_remat_tensors": ""},
     **{"opt_type": "adamw", "dataset_type": "synthetic", "eval_interval": -1, "run_name": "layout"},
     "base_output_directory": tempfile.gettempdir(),
 }

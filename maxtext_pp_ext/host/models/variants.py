@@ -20,12 +20,8 @@ _HOST_MODES = {"host": "", "host-bsw": "pipeline_fsdp_ag_per_repeat", "host-ag-o
 # The sizes of a pipeline, which has others. The batch of a device stays whole.
 _NO_SIZES = derived.WITHOUT_PIPELINE | {"num_pipeline_microbatches": -1}
 # These have no effect with MaxText's own pipelines, and so are refused there.
-_NO_KEYS_OF_OURS = {
-    "pipeline_grad_accum_dtype": "auto",
-    "pipeline_gather_dtype": "auto",
-    "pipeline_remat_iterations": 0,
-    "pipeline_remat_tensors": "",
-}
+_NO_REMAT_OF_OURS: dict[str, Any] = {"pipeline_remat_iterations": 0, "pipeline_remat_tensors": ""}
+_NO_KEYS_OF_OURS = {"pipeline_grad_accum_dtype": "auto", "pipeline_gather_dtype": "auto"} | _NO_REMAT_OF_OURS
 # attention=autoselected depends on the devices of the process, which may not be those that the step is compiled for.
 _ATTENTION = {"tpu": "flash", "cpu": "dot_product"}
 
@@ -80,5 +76,6 @@ def keys(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     all_stages *= stages
     # -1 takes what other axes leave, so it includes the devices of the stages.
     found[f"{network}_fsdp_parallelism"] = fsdp if fsdp == -1 else fsdp * stages
-  sizes = _NO_SIZES if name == WINDOW and all_stages != 1 else {}
+  # A window's iterations are others than a pipeline's.
+  sizes = _NO_SIZES | _NO_REMAT_OF_OURS if name == WINDOW and all_stages != 1 else {}
   return found | sizes | {f"{network}_pipeline_parallelism": 1 for network in derived.NETWORKS}

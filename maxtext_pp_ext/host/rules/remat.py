@@ -4,12 +4,10 @@
 
 from collections.abc import Iterator
 
+from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.keys import Keys, remat_tensors
-from maxtext_pp_ext.host.models import cycles
-
-# What policies keep that leave nothing to be rematerialised.
-_NOTHING = {"full": "keeps only layers' inputs", "none": "does not choose tensors"}
+from maxtext_pp_ext.host.models import cycles, flops
 
 
 def problems(config: Keys) -> Iterator[str]:
@@ -26,11 +24,14 @@ def problems(config: Keys) -> Iterator[str]:
       )
     return
   policy = config.remat_policy or "none"
-  if policy in _NOTHING:
+  if policy == "none" or flops.recomputes_layers(config):
+    keeps = "does not choose tensors" if policy == "none" else "keeps only layers' inputs"
     yield (
-        f"{chosen}: remat_policy={policy} {_NOTHING[policy]}. Leave pipeline_remat_iterations out, or set a remat_policy "
-        "that keeps tensors, such as minimal."
+        f"{chosen}: remat_policy={policy} {keeps}. Leave pipeline_remat_iterations out, or set a remat_policy that keeps "
+        "tensors, such as minimal."
     )
+  if config.pipeline_impl in registry.names() and not registry.get(config.pipeline_impl).contract.gather_policy:
+    yield f"{chosen} has no effect with pipeline_impl={config.pipeline_impl}. Leave pipeline_remat_iterations out."
   if not derived.windowed(config) and not config.set_remat_policy_on_pipeline_iterations:
     yield (
         f"{chosen}: set_remat_policy_on_pipeline_iterations=False keeps everything in all iterations. Set it to True, or "
@@ -43,15 +44,12 @@ def problems(config: Keys) -> Iterator[str]:
         f"{iterations}."
     )
   if policy == "custom":
-    for name in names:
-      place = getattr(config, name, None)
-      if place is None:
-        yield f"{tensors}: remat_policy=custom has no tensor {name!r}. Set names that it keeps."
-      elif place not in ("device", "offload"):
-        yield (
-            f"{tensors}: remat_policy=custom has {name}={place}, so it is kept in no iteration. Set {name}=device, or "
-            "leave it out of pipeline_remat_tensors."
-        )
+    kept = [*(config.tensors_on_device or ()), *(config.tensors_to_offload or ())]
+    if others := [name for name in names if name not in kept]:
+      yield (
+          f"{tensors}: remat_policy=custom does not keep {', '.join(others)}, only {', '.join(kept) or 'nothing'}. Set "
+          "pipeline_remat_tensors to some of these."
+      )
 
 
 def _iterations(config: Keys) -> int | None:

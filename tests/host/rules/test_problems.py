@@ -31,8 +31,8 @@ def make(**overrides):
       "pipeline_remat_tensors": "",
       "remat_policy": "full",
       "set_remat_policy_on_pipeline_iterations": True,
-      "mlpwi_0": "remat",
-      "context": "device",
+      "tensors_on_device": ["context"],
+      "tensors_to_offload": None,
       "sharding_conflicts": "fallback",
       "ici_pipeline_parallelism": 4,
       "dcn_pipeline_parallelism": 1,
@@ -261,12 +261,9 @@ REMAT = {
     "what is kept": ({"remat_policy": "custom", "pipeline_remat_tensors": "context"}, None),
     "what is not kept": (
         {"remat_policy": "custom", "pipeline_remat_tensors": "context, mlpwi_0"},
-        "remat_policy=custom has mlpwi_0=remat, so it is kept in no iteration. Set mlpwi_0=device, or leave it out",
+        "remat_policy=custom does not keep mlpwi_0, only context. Set pipeline_remat_tensors",
     ),
-    "what there is not": (
-        {"remat_policy": "custom", "pipeline_remat_tensors": "mlp"},
-        "remat_policy=custom has no tensor 'mlp'",
-    ),
+    "inputs": ({"remat_policy": "custom", "tensors_on_device": ["decoder_layer_input"]}, "keeps only layers' inputs"),
     "a window's layers": (
         {"ici_pipeline_parallelism": 1, "num_pipeline_repeats": -1, "pipeline_remat_iterations": 64},
         None,
