@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator
 
+from benchmarks import shapes
 from tests.docs.figures.results import (
     ASYNC_DISPATCH,
     compiled,
@@ -12,6 +13,7 @@ from tests.docs.figures.results import (
     overlapping,
     percent,
     span,
+    SPARSECORES,
     WITH_EXPERTS,
 )
 
@@ -37,6 +39,10 @@ def window() -> Iterator[str]:
   none, window_ = (compiled("llama3-70b", impl) for impl in ("none", "window"))
   yield f"""With one microbatch the window sends {fraction(1 - window_.sent / none.sent)} less: {window_.sent:.0f} GB
       instead of {none.sent:.0f}."""
+  kept = lambda impl: compiled("llama3-70b", impl, shapes.KEEPS, *SPARSECORES).seconds
+  yield f"""With queries, keys, values, the context and one product of the MLP kept (`--keep`), the same step takes
+      {kept("window"):.2f} s in the window, {kept("none"):.2f} s without it, and {kept("circular_bsw"):.2f} s in four
+      stages"""
   none, window_ = (overlapping(impl) for impl in ("none", "window"))
   yield f"""{window_.seconds:.2f} s a step instead of {none.seconds:.2f}. Of the seconds that transfers of weights and
       gradients take, {percent(hidden("window"))} are hidden by compute, {percent(hidden("none"))} without the window"""
