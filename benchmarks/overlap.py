@@ -158,7 +158,8 @@ def report(rows: dict[str, dict[str, Any]]) -> str:
       continue
     for kind, row in kinds["transfers"].items():
       shares = (row["asynchronous"], row["compute_meanwhile"], row["enough_compute"])
-      cells.append((impl, kind, tables.number(row["collectives"], 0), tables.number(row["wire_GB"], 2), *(_share(s) for s in shares)))
+      sizes = tables.number(row["collectives"], 0), tables.number(row["wire_GB"], 2)
+      cells.append((impl, kind, *sizes, *(_share(s) for s in shares)))
   projected = {name: row["projection"] for name, row in rows.items() if "transfers_s" in row.get("projection", {})}
   seconds = []
   for name, projection in projected.items():

@@ -10,7 +10,7 @@ import jax
 
 from maxtext_pp_ext.engine.programs.stage import StageProgram
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, PerIteration, Store
-from maxtext_pp_ext.engine.traced import SavedOfParts, TracedPipeline
+from maxtext_pp_ext.engine.traced import Part, SavedOfParts, TracedPipeline
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.weight import Weight
@@ -25,7 +25,8 @@ class ForwardState(NamedTuple):
   store: Store  # the ring's store, see `ring.py`
   held: AtStages | None  # with D = 2 the previous iteration's outputs, still in transfer; None with D = 1
   intermediates: PyTree  # what stages sow in each iteration
-  saved: SavedOfParts  # residuals for backward; none if there is no backward
+  # residuals of this part of the iterations for backward, for each the buffer of each turn; none if there is no backward
+  saved: list[list[PerIteration]]
 
 
 Carry = tuple[ForwardState, of_all.Carried]
@@ -50,11 +51,17 @@ def forward(
   iterations, schedule = pipeline.iterations, pipeline.schedule
   with jax.named_scope("gather"):
     first = [w.first() for w in loaded]
-  carry = _initial_state(pipeline, inputs, save=save), of_all.carried([w.open(0) for w in first])
+  carry = _initial_state(pipeline, inputs), of_all.carried([w.open(0) for w in first])
+  saved: SavedOfParts = []
   body = functools.partial(_iteration, pipeline, loaded, aux, save)
   phases = schedule.forward_phases(advances=pipeline.gathers)
-  for phase, part in pipeline.in_parts(phases) if save else ((phase, 0) for phase in phases):
-    carry = iterations.loop(phase, functools.partial(body, phase, part), carry)
+  for phase, number in pipeline.in_parts(phases) if save else ((phase, 0) for phase in phases):
+    if save and number == len(saved):  # loops carry the residuals of their own part only
+      saved.append(_buffers(pipeline, pipeline.parts[number]))
+    state, carried = carry
+    carry = state._replace(saved=saved[number] if save else []), carried
+    carry = iterations.loop(phase, functools.partial(body, phase, number), carry)
+    saved[number : number + 1] = [carry[0].saved]
   state, carried = carry
   ring, store = pipeline.ring, state.store
   if state.held is not None:  # with D = 2 the last output has still to be transferred
@@ -67,33 +74,32 @@ def forward(
       # Left to itself, the compiler takes the current repeat out of the buffers when backward begins. Until then, and so
       # beside the logits, it keeps both buffers.
       weights, outputs = of_all.behind_barrier(weights, ["current"], outputs)
-  return outputs, state.intermediates, (weights, state.saved)
+  return outputs, state.intermediates, (weights, saved)
 
 
-def _initial_state(pipeline: TracedPipeline, inputs: Microbatches, *, save: bool) -> ForwardState:
+def _initial_state(pipeline: TracedPipeline, inputs: Microbatches) -> ForwardState:
   schedule, ring = pipeline.schedule, pipeline.ring
   store = ring.enter(inputs)
-
-  def buffer(aval, places):
-    empty = ring.constrain_iterations(jax.lax.empty((places, *aval.shape), aval.dtype))
-    # Residuals that a remat policy offloads arrive in host memory.
-    return empty if aval.memory_space == jax.memory.Space.Device else jax.device_put(empty, aval.memory_space)
-
   return ForwardState(
       store=store,
       held=ring.read(0, store) if schedule.delay == 2 else None,
       intermediates=jax.tree.map(
-          lambda aval: buffer(aval, schedule.iterations), pipeline.parts[0].program.intermediates_avals
+          lambda aval: _buffer(pipeline, aval, schedule.iterations), pipeline.parts[0].program.intermediates_avals
       ),
-      saved=[
-          [
-              [buffer(aval, places) for places in part.places(pipeline.iterations.turns)]
-              for aval in part.program.saved_avals
-          ]
-          for part in pipeline.parts
-          if save
-      ],
+      saved=[],
   )
+
+
+def _buffers(pipeline: TracedPipeline, part: Part) -> list[list[PerIteration]]:
+  """Buffers for the residuals of a part; for each, that of each turn."""
+  places = part.places(pipeline.iterations.turns)
+  return [[_buffer(pipeline, aval, count) for count in places] for aval in part.program.saved_avals]
+
+
+def _buffer(pipeline: TracedPipeline, aval: Any, places: int) -> PerIteration:
+  empty = pipeline.ring.constrain_iterations(jax.lax.empty((places, *aval.shape), aval.dtype))
+  # Residuals that a remat policy offloads arrive in host memory.
+  return empty if aval.memory_space == jax.memory.Space.Device else jax.device_put(empty, aval.memory_space)
 
 
 def _iteration(
@@ -119,14 +125,9 @@ def _iteration(
     weights = of_all.gather(weights, following, chunk)
   used = of_all.use(weights, repeat)
   x, stage_aux = ring.read(t, state.store), pipeline.aux_at(aux, t)
-  part, saved = pipeline.parts[number], list(state.saved)
-  kept = None
-  if save:
-    buffers, place = [of_turns[turn] for of_turns in saved[number]], part.place(t, iterations.turns)
-    kept = _Kept(part.program, buffers, place, reads=iterations.compiled)
-  y, intermediates = part.program.run(used, stage_aux, x, kept.keep if kept else None)
-  if kept:
-    saved[number] = [[*all_[:turn], kept.buffers[k], *all_[turn + 1 :]] for k, all_ in enumerate(saved[number])]
+  part, buffers = pipeline.parts[number], [of_turns[turn] for of_turns in state.saved]
+  kept = _Kept(part.program, buffers, part.place(t, iterations.turns), reads=iterations.compiled)
+  y, intermediates = part.program.run(used, stage_aux, x, kept.keep if save else None)
   # The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
   # such as gathers, while the outputs move. A barrier that ties them to the outputs makes the compiler run them while the
   # stages compute the outputs. Gathers that stop compute are not tied: they may as well run while the outputs leave.
@@ -138,7 +139,7 @@ def _iteration(
       intermediates=jax.tree.map(
           lambda all_, one: put(all_, one, t, range(one.ndim)), state.intermediates, intermediates
       ),
-      saved=saved,
+      saved=[[*all_[:turn], kept.buffers[k], *all_[turn + 1 :]] for k, all_ in enumerate(state.saved)],
   )
   if phase.advances:
     weights = of_all.ordered(of_all.place(weights, repeat, chunk))
