@@ -20,7 +20,6 @@ from maxtext_pp_ext.host.rules import (
     per_microbatch,
     pipelined_path,
     quantization,
-    remat,
     sizes,
     windowed_path,
 )
@@ -99,8 +98,9 @@ def _of_implementations(config: Keys) -> Iterator[str]:
   is_window = derived.windowed(config)
   of_path = (windowed_path,) if is_window else (optimizer, pipelined_path)
   several = (per_microbatch,) if not is_window or config.num_pipeline_microbatches > 1 else ()
-  for rules in (sizes, meshes, quantization, remat, *of_path, *several):
+  for rules in (sizes, meshes, quantization, *of_path, *several):
     yield from rules.problems(config)
+  yield from sizes.rematerialised(config)
   if not _devices_are_absent(config):  # a run that only compiles writes no checkpoint
     yield from checkpoint_paths.problems(lambda key: getattr(config, key, None))
 
