@@ -7,7 +7,7 @@
 
 A window (docs/window.md) should compute what MaxText's scan over the layers computes, whatever is kept. Both are compiled
 with the same flags, and a step is projected. Needs the extra `tools` (libtpu); a compilation takes one to four minutes
-of both a processor's cores, and more where activations go to the host's memory. Results are kept in
+of two cores, and more where activations go to the host's memory. Results are kept in
 `results/policies.{json,md}` after each, so a command that was ended goes on where it was.
 """
 
@@ -59,7 +59,6 @@ POLICIES = (
     *("full", "save_out_proj", "save_qkv_proj", "save_dot_except_mlp", "save_dot_with_context_except_mlp"),
     *("save_dot_except_mlpwi", "minimal", "minimal_with_context", CUSTOM, "qkv_proj_offloaded", "minimal_offloaded"),
 )
-_COMPUTE = ("products", "kernels", "other compute")
 _HEADER = ("remat policy", "step s", "with the window", "compute s", "with the window", "peak GB", "with the window")
 _INTRODUCTION = f"""# Remat policies
 
@@ -138,7 +137,7 @@ def report(results: Results) -> str:
 
 def compute(row: dict[str, Any]) -> float:
   """Projected seconds in which a device computes."""
-  return sum(row["projection"]["parts"].get(part, 0.0) for part in _COMPUTE)
+  return row["projection"]["compute_s"]
 
 
 def ratio(none: dict[str, Any], window: dict[str, Any]) -> float:

@@ -11,7 +11,7 @@ from maxtext_pp_ext.config.derived import num_stages, stages_text
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.config.keys import Keys, remat_tensors
 from maxtext_pp_ext.config.remedies import Problem, Remedy
-from maxtext_pp_ext.host.models import cycles, flops
+from maxtext_pp_ext.host.models import flops, run_config
 from maxtext_pp_ext.host.rules import candidates
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.nearest import beside
@@ -277,15 +277,7 @@ def rematerialised(config: Keys) -> Iterator[str]:
 
 def _iterations(config: Keys) -> int | None:
   """T; None if sizes are missing or unsound, which other rules report."""
-  if config.num_decoder_layers is None:
+  try:
+    return None if config.num_decoder_layers is None else run_config.schedule_of(config).iterations
+  except ValueError:
     return None
-  if derived.windowed(config):
-    blocks, _ = cycles.scanned(config)
-    return blocks * derived.microbatches_of_window(config)
-  stages, layers = num_stages(config), derived.pipelined_layers(config)
-  group = (stages or 0) * config.num_layers_per_pipeline_stage
-  if not stages or group < 1 or layers is None or layers % group:
-    return None
-  delay, microbatches = derived.forwarding_delay(config), config.num_pipeline_microbatches
-  microbatches = derived.least_microbatches(config) if microbatches == -1 else microbatches
-  return microbatches * (layers // group) + delay * (stages - 1)
