@@ -27,8 +27,7 @@ def postpone(modules: Mapping[str, tuple[str, ...]]) -> None:
     modules: full name of a module -> its `mappings`, module-level dicts that others take out of it.
   """
   with _lock:
-    finder = next((found for found in sys.meta_path if isinstance(found, _Finder)), None)
-    if finder is None:
+    if (finder := next((found for found in sys.meta_path if isinstance(found, _Finder)), None)) is None:
       sys.meta_path.insert(0, finder := _Finder())
     finder.modules |= modules
 

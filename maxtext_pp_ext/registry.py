@@ -170,8 +170,7 @@ def contract_problem(loaded: object) -> str | None:
     return f"class {loaded.__name__} is not derived from flax.nnx.Module"
   # Not getattr: that finds `__call__` on every class, since classes can be called.
   in_class = lambda name: next((vars(each)[name] for each in loaded.__mro__ if name in vars(each)), None)
-  missing = [method for method in _METHODS if not callable(in_class(method))]
-  if missing:
+  if missing := [method for method in _METHODS if not callable(in_class(method))]:
     return f"class {loaded.__name__} has no method {' and no method '.join(missing)}"
   parameters = inspect.signature(loaded.__init__).parameters
   takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

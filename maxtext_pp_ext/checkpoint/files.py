@@ -101,8 +101,7 @@ def open_checkpoint(root: pathlib.Path) -> Checkpoint:
   DamagedCheckpointError if Orbax cannot open it.
   """
   root = root.absolute()
-  items = find_items(root)
-  if items is None:
+  if (items := find_items(root)) is None:
     raise FileNotFoundError(f"There is no Orbax checkpoint in {root}.")
   with reading(root):
     folder = epath.Path(items)

@@ -118,8 +118,7 @@ def _scan_axes(
 
 def _stacks(shape: Shape, stages: int, own: Shape, axis: int) -> bool:
   """Returns whether an array has this shape within a layer if its scans stack along this axis."""
-  scans = len(shape) - len(own) - stages
-  if scans < 0:
+  if (scans := len(shape) - len(own) - stages) < 0:
     return False
   counting = axes_of_stack([None] * stages + [axis] * scans, len(shape))
   return tuple(size for at, size in enumerate(shape) if at not in counting) == own

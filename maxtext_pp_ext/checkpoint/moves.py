@@ -77,8 +77,7 @@ def _all(shape: Shape) -> Index:
 def _recognise(path: Path, shape: Shape, source: Layout) -> tuple[Path, Leaf | None]:
   """Splits a checkpoint's path into a prefix and a path in the model."""
   for start in range(len(path)):
-    leaf = source.by_path.get(path[start:])
-    if leaf is not None:
+    if (leaf := source.by_path.get(path[start:])) is not None:
       # Random keys are stored as words along one more axis.
       if shape != leaf.shape and not (leaf.is_random_state and shape[: len(leaf.shape)] == leaf.shape):
         raise LayoutError(

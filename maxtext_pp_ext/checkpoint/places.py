@@ -51,8 +51,7 @@ def source_and_destination(source: str, destination: str, step: int | None) -> t
     if step is not None:
       raise ValueError(f"--step {step}: {old} is a checkpoint, not a folder of several.")
   else:
-    there = steps(old)
-    if not there:
+    if not (there := steps(old)):
       raise FileNotFoundError(f"There is no Orbax checkpoint in {old}.")
     if step is not None and step not in there:
       raise FileNotFoundError(f"There is no checkpoint of step {step} in {old}; there are {', '.join(map(str, there))}.")

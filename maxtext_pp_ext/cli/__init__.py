@@ -128,8 +128,7 @@ def _without_subcommand(argv: Sequence[str]) -> int:
   )
   parser.add_argument("--version", action="version", version=f"maxtext-pp-ext {maxtext_pp_ext.__version__}")
   parser.add_argument("subcommand", nargs="?", help=argparse.SUPPRESS)
-  name = parser.parse_known_args(argv)[0].subcommand or next(iter(argv), None)
-  if name is None:
+  if (name := parser.parse_known_args(argv)[0].subcommand or next(iter(argv), None)) is None:
     parser.print_help()
     return 0
   parser.error(f"no subcommand {name!r}: choose from {', '.join(SUBCOMMANDS)}{did_you_mean(name, SUBCOMMANDS)}")

@@ -180,8 +180,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _check_devices(args: argparse.Namespace) -> None:
   """Raises CommandError unless the arguments say for which devices the plan is. A file that cannot be read passes."""
-  given = arguments.given(args.maxtext_args)
-  if given is None:
+  if (given := arguments.given(args.maxtext_args)) is None:
     return
   topology = given.get("compile_topology")
   if topology and args.devices:

@@ -122,7 +122,6 @@ def joined(own: str, names: Sequence[str], without: Collection[str] = ()) -> str
 
 def _flags(text: str) -> Iterator[tuple[str, str]]:
   for token in text.replace("\\", " ").split():
-    match = _FLAG.fullmatch(token)
-    if not match:
+    if not (match := _FLAG.fullmatch(token)):
       raise ValueError(f"{KEY}={text}: {token!r} is not a flag of the form --name=value. Write it so, or leave it out.")
     yield match[1], match[2]

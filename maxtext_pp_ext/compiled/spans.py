@@ -98,8 +98,7 @@ def _spans_in(
   executions = sum(runs.values())
   in_backward = computation.name != module.entry and computation.backward_share > 0.5  # the entry has both passes
   for index, instruction in enumerate(computation.instructions):
-    found = collectives.collective_at(module, computation, instruction)
-    if found is None:
+    if (found := collectives.collective_at(module, computation, instruction)) is None:
       continue
     source, collective = found
     between = _between(computation, index)

@@ -95,8 +95,7 @@ def problems(fields: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> list
 
 def range_of(key: str, field: FieldInfo) -> Range | None:
   """The numbers that a key can have; None if it has none, or MaxText gives any number a meaning."""
-  kinds = [part for part in _parts(field.annotation) if part in (int, float)]
-  if not kinds:
+  if not (kinds := [part for part in _parts(field.annotation) if part in (int, float)]):
     return None
   default = _number(field.default)
   if _ANY.fullmatch(key):

@@ -71,8 +71,7 @@ def _versions() -> Iterator[Finding]:
     advice = "Entry points and requirements are not known. Install it: pip install CHECKOUT"
     yield Finding(_OURS, "not installed, only on the path", NOTE, advice)
   for each in (each for each in required if each.marker is None):
-    version = installed.version(each.name)
-    if version is None:
+    if (version := installed.version(each.name)) is None:
       yield Finding(each.name, "not installed", WRONG, f"Install it: pip install '{each}'")
     elif not each.specifier.contains(version, prereleases=True):
       yield Finding(each.name, version, WRONG, f"This package is for {each.specifier}: pip install '{each}'")
@@ -90,8 +89,7 @@ def _hook() -> Iterator[Finding]:
   path = activate.pth_path()
   advice = f"Install the package, or add it: {sys.executable} -m maxtext_pp_ext.host.activate"
   yield Finding("file", str(path)) if path.exists() else Finding("file", f"{path} is not there", NOTE, advice)
-  setting = startup.setting()
-  if setting in startup.OFF:
+  if (setting := startup.setting()) in startup.OFF:
     advice = "pipeline_impl is an unknown key in this environment. Unset MAXTEXT_PP_EXT."
     yield Finding("MAXTEXT_PP_EXT", setting, NOTE, advice)
   elif setting not in startup.ON:

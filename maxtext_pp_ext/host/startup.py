@@ -32,8 +32,7 @@ class PatchPointFinder:
     if name not in PATCH_POINT_MODULES:
       return None
     for finder in [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]:
-      spec = finder.find_spec(name, path, target)
-      if spec is not None:
+      if (spec := finder.find_spec(name, path, target)) is not None:
         if hasattr(spec.loader, "exec_module"):
           spec.loader = PatchPointLoader(spec.loader, self.connect)  # type: ignore[assignment]  # importlib.abc is not imported
         return spec

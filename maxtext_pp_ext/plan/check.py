@@ -97,8 +97,7 @@ def _model(config: DerivedKeys, found: Checked) -> None:
       for (_, problem, remedy), arrays in by_problem(parameters.conflicts).items()
   )
   impl = pipeline_impl(config)
-  of_this = quantities.predictor(config, parameters, mesh)(impl, found.schedule)
-  if of_this is None:
+  if (of_this := quantities.predictor(config, parameters, mesh)(impl, found.schedule)) is None:
     found.not_counted = [f"memory and traffic, since there are no formulas for pipeline_impl={impl}"]
     return
   found.costs, _ = of_this

@@ -264,8 +264,7 @@ def _dispatch(chip: chips.Chip, its_slice: Slice, work: Work) -> float:
     return (work.gathered_of_experts + work.routed * crossing) / (links * _link(chip))
 
   lengths, links = its_slice.lengths, its_slice.links
-  spanned = its_slice.spanned(work.experts_devices)
-  if not spanned:
+  if not (spanned := its_slice.spanned(work.experts_devices)):
     longest = max(range(len(lengths)), key=lengths.__getitem__)
     return seconds(min(work.experts_devices, lengths[longest]), links[longest])
   return min(max((seconds(lengths[axis], links[axis]) for axis in axes), default=0.0) for axes in spanned)

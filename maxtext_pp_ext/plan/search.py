@@ -212,8 +212,7 @@ class _Search:
       return
     batch_shards = shards(("activation_batch",), config, mesh)
     batch = config.micro_batch_size_to_train_on
-    fitting = [m for m in derived.fitting_microbatches(config) if batch // m % batch_shards == 0]
-    if not fitting:
+    if not (fitting := [m for m in derived.fitting_microbatches(config) if batch // m % batch_shards == 0]):
       reason = (
           f"{counted(batch, 'row')} (per_device_batch_size={config.per_device_batch_size}) cannot be divided into "
           f"{counted(least.microbatches, 'microbatch')}, or a multiple of that, with a row for each of "

@@ -179,8 +179,7 @@ def _shadowed(resolution: Resolution, dimension: Dimension) -> Iterator[_Found]:
   rules.sort(key=lambda rule: (not rule.own, rule.index))
   for i, rule in enumerate(rules):
     # A variable's own rules are meant to override those of the context.
-    earlier = next((r for r in rules[:i] if r.own == rule.own and set(r.axes) <= set(rule.axes)), None)
-    if earlier:
+    if earlier := next((r for r in rules[:i] if r.own == rule.own and set(r.axes) <= set(rule.axes)), None):
       problem = f"{rule} can never apply: whenever its mesh axes are free, {earlier} has bound {rule.name!r}"
       yield Kind.SHADOWED, (earlier, rule), problem, f"Put it before {earlier}, or remove it."
 

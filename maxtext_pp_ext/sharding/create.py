@@ -235,8 +235,7 @@ def _match(path: str, wanted: list[_Wanted], stored: dict[Path, Any], not_read: 
   """Finds each array in the checkpoint; raises CheckpointMismatchError with all arrays that differ."""
   problems, places = [], {}
   for want in wanted:
-    place = next((place for place in want.places if place in stored), None)
-    if place is None:
+    if (place := next((place for place in want.places if place in stored), None)) is None:
       problems.append(f"{want.name} {_text(want.stored)} is not in the checkpoint")
       continue
     places[place] = want

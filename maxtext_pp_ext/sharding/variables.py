@@ -57,8 +57,7 @@ def annotation(variable: nnx.Variable) -> Any:
 
 def logical_axes(variable: nnx.Variable) -> LogicalAxes | None:
   """The axis names in a variable's metadata, with the name of a scan over layers; None if it has none."""
-  names = annotation(variable)
-  if names is None:
+  if (names := annotation(variable)) is None:
     return None
   names = getattr(names, "spec", names)
   return tuple(names) if isinstance(names, P) else _with_scan_axis(names, variable)[0]

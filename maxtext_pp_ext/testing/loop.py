@@ -132,8 +132,7 @@ class Loop:
   def _layer(self, structure: decoder_layers.Structure, of_stage: nnx.Module, x: jax.Array, *ids: jax.Array):
     """Calls a layer built without a pipeline with the state of a stage's layer: (activations, sown values by path)."""
     state = nnx.state(of_stage)
-    found = decoder_layers.paths(state)
-    if found != structure.paths:
+    if (found := decoder_layers.paths(state)) != structure.paths:
       raise AssertionError(
           "The layers of a stage have other state than those without a pipeline. Only in a stage: "
           f"{sorted(found - structure.paths)}; only without a pipeline: {sorted(structure.paths - found)}."

@@ -85,8 +85,7 @@ class Parity:
 
     `unused` has parts of the names of parameters that need none.
     """
-    names = [name for name in self.without_gradient if not any(part in name for part in unused)]
-    if names:
+    if names := [name for name in self.without_gradient if not any(part in name for part in unused)]:
       raise AssertionError(
           f"The gradient of {', '.join(names)} is 0 in the layers themselves, so that nothing is compared. Make outputs "
           "or sown values depend on it. If the layers do not use it on purpose, name it in `unused`."
@@ -103,8 +102,7 @@ class Parity:
     Before that it raises what `check_gradients(unused)` does.
     """
     self.check_gradients(unused)
-    bad = [f"  {name}: {error:.3e}" for name, error in self.errors if not error <= bound]
-    if bad:
+    if bad := [f"  {name}: {error:.3e}" for name, error in self.errors if not error <= bound]:
       count = f"{len(bad)} of {len(self.errors)} arrays"
       raise AssertionError("\n".join([f"Relative error above {bound:.1e} in {count}:", *bad]))
 

@@ -23,8 +23,7 @@ def _parts(found: dict[str, Any]) -> Iterator[Any]:
   rows = found["implementations"]
   yield f"{found['devices']}, per device and step ({', '.join(map(' '.join, found['versions'].items()))})"
   yield from (f"with {name}: {flags}" for name, flags in found.get("flags", {}).items())
-  computed = {name: row for name, row in rows.items() if "failure" not in row}
-  if computed:
+  if computed := {name: row for name, row in rows.items() if "failure" not in row}:
     yield _table(computed, _lines(list(computed.values())))
   if any("projection" in row for row in computed.values()):
     yield "* from the compiler's own estimates; nothing was measured (docs/seconds.md)"

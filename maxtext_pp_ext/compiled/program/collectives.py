@@ -69,8 +69,7 @@ def collective_of(module: hlo.Module, computation: hlo.Computation, instruction:
   if instruction.opcode == "send":
     sent = _sent_between_slices(instruction)
     return Collective(kind=BETWEEN_SLICES, wire_bytes=sent, balanced_bytes=sent, weights=0)
-  kind = instruction.opcode.removesuffix("-start")
-  if kind not in COLLECTIVES:
+  if (kind := instruction.opcode.removesuffix("-start")) not in COLLECTIVES:
     return None
   arrays = instruction.arrays
   if instruction.opcode != kind and kind != "all-reduce":

@@ -104,8 +104,7 @@ class Execution:
     return Call(Execution(self._program, scope, self.loops + loops), times)
 
   def _iterations(self, loop: hlo.Instruction) -> Iterator[Call]:
-    count = self.scope.trips(loop)
-    if count is None:
+    if (count := self.scope.trips(loop)) is None:
       self.unknown.loops.add(loop.name)
       count = 1
     (body,) = self.module.callees(loop)

@@ -241,13 +241,11 @@ def parse(text: str) -> Module:
 
 
 def _parse_instruction(line: str) -> Instruction | None:
-  match = _INSTRUCTION.match(line)
-  if not match:
+  if not (match := _INSTRUCTION.match(line)):
     return None
   rest = match[3]
   end_of_type = _closing(rest, 0) + 1 if rest.startswith("(") else len(rest.partition(" ")[0])
-  opcode = _OPCODE.match(rest, end_of_type)
-  if not opcode:
+  if not (opcode := _OPCODE.match(rest, end_of_type)):
     return None
   end = _closing(rest, opcode.end() - 1)
   return Instruction(

@@ -88,8 +88,7 @@ class Costs:
 
   def transfer(self, computation: hlo.Computation, step: hlo.Instruction) -> Transfer | None:
     """The transfer that an instruction is, or starts; None if it is none."""
-    found = collectives.collective_at(self._module, computation, step)
-    if found is None:
+    if (found := collectives.collective_at(self._module, computation, step)) is None:
       return self._copy(computation, step) if step.opcode.endswith("-start") else None
     source, collective = found
     sent = collective.balanced_bytes

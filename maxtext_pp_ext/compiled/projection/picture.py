@@ -62,8 +62,7 @@ def steady(run: timeline.Run) -> Iterator[tuple[str, timeline.Run]]:
 
   Loops of the pipeline come before others. A step without a loop is its own iteration, "step".
   """
-  loops = list(_loops(run))
-  if not loops:
+  if not (loops := list(_loops(run))):
     yield "step", run
   for backward, name in ((False, "forward"), (True, "backward")):
     of_direction = [loop for loop in loops if loop.backward == backward and loop.iterations]

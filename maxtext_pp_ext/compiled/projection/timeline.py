@@ -231,8 +231,7 @@ class _Lanes:
 
   def wait(self, run: Run, step: hlo.Instruction, place: _Place) -> None:
     """Waits for the end of a transfer."""
-    started = next((name for name in step.operand_names if name in self._waiting), None)
-    if started is not None:
+    if (started := next((name for name in step.operand_names if name in self._waiting), None)) is not None:
       self._until(run, *self._waiting.pop(started), step, place)
 
   def _occupy(self, run: Run, step: hlo.Instruction, transfer: costs.Transfer) -> float:

@@ -292,8 +292,7 @@ def _leaf(path: tuple[str, ...], variable: Any, places: list[_Place], scan_axis:
   is_random_state = isinstance(variable, nnx.RngState)
   is_floating = None if is_random_state else bool(jnp.issubdtype(variable.get_value().dtype, jnp.floating))
   leaf = Leaf(path=path, shape=shape, is_random_state=is_random_state, is_floating=is_floating)
-  place = next((place for place in places if path[: len(place.path)] == place.path), None)
-  if place is None:
+  if (place := next((place for place in places if path[: len(place.path)] == place.path), None)) is None:
     return leaf
   of_scan = scan_axis if isinstance(variable, nnx.Param) else None  # other state is stacked along the first axis
   axes = axes_of_stack([None if kind == _PIPELINE else of_scan for kind, _, _ in place.stacks], len(shape))

@@ -257,8 +257,7 @@ def _check(path: pathlib.Path, argv: Sequence[str], content: Mapping[str, Any], 
   wanted = read_without_run(argv, **overrides)
   found = read_without_run([str(path), *target], **overrides)
   compared = content.keys() - {"base_config", *WITHOUT_RUN}  # these are others while a config is looked at
-  differ = sorted(key for key in compared if plain(getattr(found, key, None)) != plain(getattr(wanted, key, None)))
-  if differ:
+  if differ := sorted(key for key in compared if plain(getattr(found, key, None)) != plain(getattr(wanted, key, None))):
     raise ValueError(
         f"{path} is not written: from a file MaxText would read other values of {', '.join(differ)} than from its "
         "command line, since the model's own yml file comes after a file. Give these keys on the command line."

@@ -73,8 +73,7 @@ def uninstall() -> Report:
   Raises RuntimeError, and changes nothing, if other code has replaced ours: restoring the originals would undo theirs.
   """
   with _lock:
-    changed_since = [name for rebindings in _applied.values() for name in rebindings[-1].changed_since()]
-    if changed_since:
+    if changed_since := [name for rebindings in _applied.values() for name in rebindings[-1].changed_since()]:
       raise RuntimeError(
           f"maxtext_pp_ext cannot be uninstalled: {', '.join(changed_since)} was replaced by other code after us. "
           "Undo that first."

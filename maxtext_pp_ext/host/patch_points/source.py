@@ -28,8 +28,7 @@ class Source:
     """Raises SetupError if there is no MaxText in the folder."""
     folder = pathlib.Path(folder)
     candidates = (folder / "src" / "maxtext", folder / "maxtext", folder)
-    found = [each for each in candidates if (each / "configs" / "types.py").is_file()]
-    if not found:
+    if not (found := [each for each in candidates if (each / "configs" / "types.py").is_file()]):
       raise SetupError(f"{folder}: no source of MaxText is there. Give a folder with src/maxtext or maxtext in it.")
     self.folder = found[0]
 

@@ -108,11 +108,9 @@ def _check_types(module: ModuleType) -> None:
     if validator not in getattr(module, name).__pydantic_decorators__.model_validators:
       raise version.HostVersionError(f"expected {module.__name__}.{name}.{validator} to be a pydantic validator.")
   fields = module.MaxTextConfig.model_fields
-  missing = [key for key in host_keys.REQUIRED if key not in fields]
-  if missing:
+  if missing := [key for key in host_keys.REQUIRED if key not in fields]:
     raise version.HostVersionError(f"expected the config keys {', '.join(missing)} in {module.__name__}.MaxTextConfig.")
-  taken = [key for key in config_class.keys.PipelineKeys.model_fields if key in fields]
-  if taken:
+  if taken := [key for key in config_class.keys.PipelineKeys.model_fields if key in fields]:
     raise version.HostVersionError(f"{module.__name__}.MaxTextConfig has the key {', '.join(taken)} of its own.")
   # There are such functions if MaxText was imported before us. While pyconfig is imported it has none, since it imports
   # types first.

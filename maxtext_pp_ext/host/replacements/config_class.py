@@ -76,8 +76,7 @@ def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Calla
     if found := problems(config, given):
       raise keys.PipelineConfigError(found) from error
     raise
-  found = problems(derived, given)
-  if found:
+  if found := problems(derived, given):
     raise keys.PipelineConfigError(found)
   # What only a mesh of fewer devices avoids: MaxText's own error, later, says less.
   if found := problems(derived, given, whole_mesh=True):

@@ -15,8 +15,7 @@ from maxtext_pp_ext.units import counted
 
 def pipeline_class(config: HostKeys) -> type | None:
   """The class that the config asks for, which is logged; None: MaxText chooses its own. Raises as `registry.get` does."""
-  name = pipeline_impl(config)
-  if name == registry.HOST:
+  if (name := pipeline_impl(config)) == registry.HOST:
     return None
   cls = registry.get(name).contract.module_class
   announce(config)

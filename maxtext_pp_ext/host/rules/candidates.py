@@ -48,8 +48,7 @@ def batches(
 
   There is one size for each unit; with it a microbatch has a multiple of `unit` rows.
   """
-  devices = config.num_target_devices
-  if not devices:
+  if not (devices := config.num_target_devices):
     return []
   now = getattr(config, BATCHES[key]) if key in BATCHES else int(devices * getattr(config, key))
   # MaxText loads at least one row per device, and divides the loaded rows equally.

@@ -114,8 +114,7 @@ def _lookup_of_embeddings(config: HostKeys) -> Iterator[str]:
   It dies in its verifier, "Slice dim size … greater than dynamic slice dimension". A pipeline of ours that comes right
   after the lookup keeps the two layouts alike (`Execution`). MaxText's own code does not.
   """
-  mesh = derived.mesh_shape(config)
-  if mesh is None or not (causes := dict(_layouts_of_embeddings(config))):
+  if (mesh := derived.mesh_shape(config)) is None or not (causes := dict(_layouts_of_embeddings(config))):
     return
   names = list(config.input_data_sharding_logical_axes)
   for evaluation in (False, True) if config.eval_interval > 0 else (False,):

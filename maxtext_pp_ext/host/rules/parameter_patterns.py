@@ -64,8 +64,7 @@ def differences(key: str, patterns: Sequence[str], with_pipeline: Layout, withou
   )
   # The intended selection of each pattern: that without a pipeline, or that with one if the former is empty.
   wanted = {part for p in patterns for part in _selections([p], without)[0] or _selections([p], with_pipeline)[0]}
-  proposed = _proposal([p for p in patterns if p not in unlike], wanted, (without, with_pipeline))
-  if proposed is None:
+  if (proposed := _proposal([p for p in patterns if p not in unlike], wanted, (without, with_pipeline))) is None:
     stacked = next(leaf for layout in (with_pipeline, without) for leaf in layout.leaves if _is_cut(leaf, wanted))
     yield (
         f"{text} No pattern selects the same in both, since {'/'.join(stacked.path)} is one array of layers "

@@ -82,8 +82,7 @@ def _buffers(config: HostKeys) -> Iterator[str]:
 
 def _has_room_for_all(config: HostKeys, factor: float) -> bool:
   """Whether a buffer `factor` times as large as balanced experts need also holds the tokens of unbalanced ones."""
-  mesh = derived.mesh_shape(config)
-  if mesh is None or not config.num_experts_per_tok:
+  if (mesh := derived.mesh_shape(config)) is None or not config.num_experts_per_tok:
     return True  # not known (yet); another rule reports that
   devices = math.prod(mesh.get(axis, 1) for axis in rows.expert_axes(config))
   return factor >= min(devices, config.num_experts / config.num_experts_per_tok)

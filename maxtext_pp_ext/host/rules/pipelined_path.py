@@ -99,8 +99,7 @@ def _whole_cycles(config: HostKeys, block: str, total: int) -> Iterator[str]:
         otherwise=f"num_layers_per_pipeline_stage={cycle} or a multiple of it, and the number of stages so "
         "that stages × num_layers_per_pipeline_stage divides num_decoder_layers",
     )
-  layers = config.pipeline_parallel_layers
-  if layers not in (-1, total):
+  if (layers := config.pipeline_parallel_layers) not in (-1, total):
     yield Problem(
         f"decoder_block={block} cannot be pipelined with pipeline_parallel_layers={layers} of {total} layers: "
         f"its layers come in cycles of {key}{cycle}, and MaxText would treat each of the {total - layers} layers "

@@ -107,8 +107,7 @@ def _of_implementations(config: Keys) -> Iterator[str]:
 
 def _bad_choices(config: Keys) -> Iterator[str]:
   for key, choices in keys.CHOICES.items():
-    value = getattr(config, key)
-    if value not in choices:
+    if (value := getattr(config, key)) not in choices:
       default = keys.PipelineKeys.model_fields[key].default
       yield f"{key}={value!r} must be one of {', '.join(map(repr, choices))}. Set {key}={default} unless you know better."
 
@@ -155,8 +154,7 @@ def _with_remedies[C: Keys](
 
   `problems` finds those of another config, and `given` is as for `changed`.
   """
-  of_sizes = [problem for problem in found if isinstance(problem, remedies.Problem)]
-  if not of_sizes:
+  if not (of_sizes := [problem for problem in found if isinstance(problem, remedies.Problem)]):
     return list(found)
 
   def accepts(values: remedies.Values) -> bool:
@@ -172,8 +170,7 @@ def _with_remedies[C: Keys](
       enough[_kind(config, remedy)] = remedy
   if enough:
     return [str(remedies.Problem(each.what, *enough.values())) if each is of_sizes[0] else each for each in found]
-  proposal = next(filter(accepts, candidates.pipelines(config, given or {})), None)
-  if proposal is None:
+  if (proposal := next(filter(accepts, candidates.pipelines(config, given or {})), None)) is None:
     change = "Set pipeline_impl=host, or change" if derived.runs_ours(config) else "Change"
     instead = (
         f"No sizes fit these devices. {change} the batch or the number of devices."

@@ -64,8 +64,7 @@ def needs(config: HostKeys, *, evaluation: bool = False, platform: str | None = 
     names = ("activation_kv_batch", "activation_length_attn", "activation_kv_heads", "activation_kv_head_dim")
     yield Need(what="fused_qkv=True", axes=_axes(names, mesh, logical), least=1, instead={"fused_qkv": False})
   if block in _WITH_EXPERTS and getattr(config, "num_experts", 1) > 1 and config.sparse_matmul:
-    of_experts = math.prod(mesh.get(axis, 1) for axis in expert_axes(config))
-    if of_experts > 1:
+    if (of_experts := math.prod(mesh.get(axis, 1) for axis in expert_axes(config))) > 1:
       axes = _axes(("activation_batch", "activation_norm_length", None), mesh, logical)
       what = f"sparse_matmul=True with {of_experts} devices for {config.num_experts} experts"
       # MaxText treats a single row as a decoding step, whose transfers between experts cannot be in a pipeline.

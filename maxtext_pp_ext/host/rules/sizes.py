@@ -260,8 +260,7 @@ def rematerialised(config: Keys) -> Iterator[str]:
         f"{chosen}: set_remat_policy_on_pipeline_iterations=False keeps everything in all iterations. Set it to True, or "
         "leave pipeline_remat_iterations out."
     )
-  iterations = _iterations(config)
-  if iterations is not None and count > iterations:
+  if (iterations := _iterations(config)) is not None and count > iterations:
     yield (
         f"{chosen} is more than the {iterations} iterations of forward. Set pipeline_remat_iterations to at most "
         f"{iterations}."
