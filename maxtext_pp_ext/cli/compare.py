@@ -209,8 +209,7 @@ def _devices(
 def _refused(target: Target, asked: bool) -> dict[str, dict[str, Any]]:
   """Returns a row for each implementation that is refused.
 
-  Raises:
-    CommandError: all are, or one is that `--impl` asks for. Nothing was compiled.
+  Raises CommandError if all are, or one is that `--impl` asks for. Nothing was compiled.
   """
   from maxtext_pp_ext.plan import check  # pylint: disable=import-outside-toplevel
 
@@ -272,8 +271,7 @@ def _result(tried: best_flags.Tried) -> dict[str, Any]:
 def _compiled(
     label: str, argv: list[str], target: Target, args: argparse.Namespace, files: dict[str, pathlib.Path | None]
 ) -> dict[str, Any]:
-  figures = maxtext.compiled(label, argv, args, devices=target.devices, chip=target.chip, **files)
-  return {"arguments": argv, **figures}
+  return {"arguments": argv, **maxtext.compiled(label, argv, args, devices=target.devices, chip=target.chip, **files)}
 
 
 def _of_implementation(file: pathlib.Path | None, name: str) -> pathlib.Path | None:

@@ -19,16 +19,13 @@ _OF_OPTIONS: dict[str, Callable[[], Iterable[str]]] = {"--chip": chips.CHIPS.key
 def complete(parser: argparse.ArgumentParser) -> None:
   """Prints what may follow on the shell's command line, and ends the process. `parser` is that of all subcommands.
 
-  Raises:
-    ModuleNotFoundError: argcomplete is not installed.
+  Raises ModuleNotFoundError if argcomplete is not installed.
   """
   from argcomplete import CompletionFinder  # pylint: disable=import-outside-toplevel
   from argcomplete.completers import ChoicesCompleter, FilesCompleter  # pylint: disable=import-outside-toplevel
 
   files = FilesCompleter(".yml")
-
-  def of_maxtext(prefix: str, **_: Any) -> list[str]:
-    return [*_keys(prefix), *files(prefix)]
+  of_maxtext = lambda prefix, **_: [*_keys(prefix), *files(prefix)]
 
   class Finder(CompletionFinder):
     """Offers MaxText's arguments after options, too, where argparse, and so argcomplete, no longer expects them."""

@@ -66,20 +66,16 @@ def _schedule(args: argparse.Namespace) -> tuple[Schedule, GatherPolicy | None]:
   if args.stages is None:
     if given or not args.maxtext_args:
       raise CommandError("give --stages with --microbatches and --repeats, or CONFIG key=value ... instead of them")
-    return _schedule_of_run(args.maxtext_args)
+    maxtext.check_arguments(args.maxtext_args)
+    with maxtext.imported("reading the config"):
+      from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
+
+      return layouts.schedule_of_run(args.maxtext_args), layouts.gather_policy_of_run(args.maxtext_args)
   if args.maxtext_args:
     raise CommandError("give either --stages or CONFIG key=value ...")
   fewest = {"microbatches": given.get("delay", 1) * args.stages, "repeats": 1}
   with refusing():
     return CircularSchedule(**fewest | given), GatherPolicy.REPEAT
-
-
-def _schedule_of_run(maxtext_args: list[str]) -> tuple[Schedule, GatherPolicy | None]:
-  maxtext.check_arguments(maxtext_args)
-  with maxtext.imported("reading the config"):
-    from maxtext_pp_ext.host.models import layouts  # pylint: disable=import-outside-toplevel
-
-    return layouts.schedule_of_run(maxtext_args), layouts.gather_policy_of_run(maxtext_args)
 
 
 def _as_json(schedule: Schedule, gather_policy: GatherPolicy | None, stage: int) -> dict[str, Any]:

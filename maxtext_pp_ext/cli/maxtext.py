@@ -52,8 +52,7 @@ def imported(then: str) -> Iterator[output.Progress]:
 def problems(maxtext_args: Sequence[str]) -> list[str]:
   """Returns a sentence for each name that does not exist (`host.arguments`), without importing MaxText.
 
-  Raises:
-    CommandError: these do not have the form of MaxText's arguments: optionally a .yml file, then key=value.
+  Raises CommandError if these do not have the form of MaxText's arguments: optionally a .yml file, then key=value.
   """
   for i, argument in enumerate(maxtext_args):
     if argument.endswith(".yml") and not i:

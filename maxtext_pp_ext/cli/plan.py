@@ -130,8 +130,7 @@ def _write(args: argparse.Namespace, chosen: list[Any], found: Any) -> str:
   if (row := args.row or 1) > len(chosen):
     raise CommandError(f"--row {row}: the table has only {units.counted(len(chosen), 'row')}.")
   candidate = chosen[row - 1]
-  microbatches = candidate.schedule.microbatches if candidate.schedule else None
-  name = name_of(candidate.impl, candidate.keys, microbatches)
+  name = name_of(candidate.impl, candidate.keys, candidate.schedule.microbatches if candidate.schedule else None)
   comment = f"{name}, for {units.counted(found.devices, 'device')}; written by\nmaxtext-pp plan {shlex.join(args.given)}"
   with refusing(f"--write {args.write}: ", FAILED), output.quiet():
     run_config.write(args.write, args.maxtext_args, candidate.keys, found.devices, comment)

@@ -110,10 +110,8 @@ def _print(explanation: Any, args: argparse.Namespace) -> None:
   for line in lines:
     indent = " " * (len(line) - len(line.lstrip()))
     # Of a path no part goes to the next line.
-    wrapped = textwrap.wrap(
-        line, width, subsequent_indent=f"{indent}    ", break_long_words=False, break_on_hyphens=False
-    )
-    print("\n".join(wrapped) if len(line) > width else line)
+    filled = textwrap.fill(line, width, subsequent_indent=f"{indent}    ", break_long_words=False, break_on_hyphens=False)
+    print(filled if len(line) > width else line)
 
 
 def _short(rows: Sequence[Any], width: int) -> Iterator[str]:

@@ -33,10 +33,9 @@ def draw(
   The double buffer is that of `stage`, with weights kept as `gather_policy` says; some policies have none to draw.
   """
   iterations = schedule.iterations
-  width = min(max(9.0, 0.2 * iterations + 1.8), 16.0)
   without = text.without_double_buffer(gather_policy)
   heights = [0.24 * max(schedule.stages, 4), *([] if without else [0.24 * 3 + 0.2, 0.24 * 4 + 0.2])]
-  figure = Figure(figsize=(width, sum(heights) + 3.1), layout="constrained")
+  figure = Figure(figsize=(min(max(9.0, 0.2 * iterations + 1.8), 16.0), sum(heights) + 3.1), layout="constrained")
   axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
   colors = _colors(schedule.repeats)
   numbers = iterations <= _MOST_CELLS_WITH_NUMBERS

@@ -32,10 +32,8 @@ def lines(
     yield ""
     yield from textwrap.wrap(without, width)
     return
-  for name, steps in (
-      ("forward", double_buffer.forward(schedule, stage)),
-      ("backward", double_buffer.backward(schedule, stage)),
-  ):
+  for direction in (double_buffer.forward, double_buffer.backward):
+    name, steps = direction.__name__, direction(schedule, stage)
     yield ""
     reduced = "; reducing: repeat whose gradient is reduced" if name == "backward" else ""
     yield from textwrap.wrap(
@@ -67,8 +65,7 @@ def legend(repeats: int) -> str:
     return ""
   count, last = len(_DIGITS), min(repeats, len(_DIGITS)) - 1
   letters = f"a is repeat 10, {_DIGITS[last]} is {last}"
-  again = f"; repeat {count} is 0 again, and so on"
-  return letters + (again if repeats > count else "")
+  return letters + (f"; repeat {count} is 0 again, and so on" if repeats > count else "")
 
 
 def title(schedule: Schedule) -> str:

@@ -42,13 +42,9 @@ _DEFAULTS = {"num_layers_per_pipeline_stage": 1, "num_pipeline_microbatches": -1
 
 
 def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: bool) -> None:
-  """Prints a plan.
+  """Prints a plan: `result` is what `--json` prints, and `found` a `plan.search.Plan`.
 
-  Args:
-    result: what `--json` prints.
-    found: a `plan.search.Plan`.
-    given: the run's own keys.
-    wide: whether the table has all columns, however wide it gets.
+  `given` has the run's own keys. `wide` says whether the table has all columns, however wide it gets.
   """
   width = shutil.get_terminal_size((_WIDTH, 24)).columns
 
