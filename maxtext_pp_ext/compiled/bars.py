@@ -14,10 +14,8 @@ _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#bab0ac", "#79706e")
 def draw(rows: dict[str, dict[str, Any]], file: pathlib.Path, title: str) -> None:
   """Writes a picture, an SVG or a PNG by the file's suffix.
 
-  Rows are results of `compare.figures`, by implementation. A row with `failure` has a note instead of bars.
-
-  Raises:
-    ValueError: all rows have failed.
+  Rows are results of `compare.figures`, by implementation. A row with `failure` has a note instead of bars. Raises
+  ValueError if all rows have failed.
   """
   import matplotlib  # pylint: disable=import-outside-toplevel
   from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel

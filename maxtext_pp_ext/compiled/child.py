@@ -51,10 +51,8 @@ def run(
 ) -> dict[str, Any]:
   """Runs one of `tasks.TASKS`, in whose process JAX has these devices, or one CPU, and which has this environment, too.
 
-  `on_tick` is called regularly with the seconds so far and the resident bytes now.
-
-  Returns:
-    The task's result, or `failure` with the reason; and `host_memory_GiB`, the most that was resident.
+  `on_tick` is called regularly with the seconds so far and the resident bytes now. Returns the task's result, or
+  `failure` with the reason; and `host_memory_GiB`, the most that was resident.
   """
   variables = {**os.environ, **ENVIRONMENT, "PYTHONPATH": processes.python_path()}
   if not isinstance(devices, Machine):
@@ -91,12 +89,11 @@ def compile_step(
     devices: those to compile for; None for the TPUs of `compile_topology`.
     on_tick: see `run`.
 
-  Returns:
-    `bytes` of memory per device. `peak_GB` is what a chip needs at once, arguments included; None where activations are
-    offloaded to the host's memory, which the compiler's peak counts, too. `temp_GB` is the sum of the temporary buffers,
-    as if they did not reuse one another's memory, without arguments. The seconds that compiling took. `names`, by which
-    the step's arguments are told apart (`reading.step`). For TPUs `placement` and `work`, which projections need. If
-    there are none, `failure`; and `refused` if the configuration was refused.
+  Returns `bytes` of memory per device. `peak_GB` is what a chip needs at once, arguments included; None where activations
+  are offloaded to the host's memory, which the compiler's peak counts, too. `temp_GB` is the sum of the temporary
+  buffers, as if they did not reuse one another's memory, without arguments. The seconds that compiling took. `names`, by
+  which the step's arguments are told apart (`reading.step`). For TPUs `placement` and `work`, which projections need. If
+  there are none, `failure`; and `refused` if the configuration was refused.
   """
   where = "here" if devices is not None else "topology"
   return run("compile_step", [str(hlo_file), where, *arguments], bounds=bounds, devices=devices, on_tick=on_tick)

@@ -35,10 +35,9 @@ def figures(
     trace_file: file for the projected step in Chrome's trace format, gzipped.
     picture_file: file for a picture of one of its iterations in each direction, an SVG or PNG.
 
-  Returns:
-    What `child.compile_step` returns, without `placement` and `names`, and what `of_step` returns. With a chip also
-    `projection`, see `of_projection`. Or `failure`; and `unread` if the step was compiled and its program could not be
-    read.
+  Returns what `child.compile_step` returns, without `placement` and `names`, and what `of_step` returns. With a chip
+  also `projection`, see `of_projection`. Or `failure`; and `unread` if the step was compiled and its program could not
+  be read.
   """
   with interruption.temporary_folder() as folder:
     file = hlo_file or pathlib.Path(folder) / "step.hlo"
@@ -66,24 +65,22 @@ def figures(
 def of_step(read: reading.Step) -> dict[str, Any]:
   """What a train step sends and multiplies, per device and step.
 
-  Returns:
-    `wire_GB` and `count` of the collectives, by kind, and `wire_total_GB`. `balanced_ragged_GB`: of ragged all-to-alls
-    what is sent if all devices get equally many rows. `weight_gathers`: all-gathers executed, counted per floating-point
-    array of at least `collectives.WEIGHT_BYTES`. `dot_flops` of matrix multiplications and convolutions, without those in
-    Pallas kernels. `loops_without_trip_count` and `conditionals_unknown` could not be followed. `transfers` lists the
-    collectives by payload, kind and loop depth. `overlap` has the shares of their bytes that are transferred
-    asynchronously, and with compute meanwhile.
+  Returns `wire_GB` and `count` of the collectives, by kind, and `wire_total_GB`. `balanced_ragged_GB`: of ragged
+  all-to-alls what is sent if all devices get equally many rows. `weight_gathers`: all-gathers executed, counted per
+  floating-point array of at least `collectives.WEIGHT_BYTES`. `dot_flops` of matrix multiplications and convolutions,
+  without those in Pallas kernels. `loops_without_trip_count` and `conditionals_unknown` could not be followed.
+  `transfers` lists the collectives by payload, kind and loop depth. `overlap` has the shares of their bytes that are
+  transferred asynchronously, and with compute meanwhile.
   """
   with hlo.reading():
     kinds = _grouped(read.collectives, (span.collective.kind for span in read.collectives))
     sent = {kind: sum(span.wire_bytes for span in group) for kind, group in kinds.items()}
-    gathers = kinds.get("all-gather", ())
     return {
         "wire_GB": {kind: round(size / 1e9, 3) for kind, size in sorted(sent.items())},
         "wire_total_GB": round(sum(sent.values()) / 1e9, 3),
         "balanced_ragged_GB": round(_balanced_bytes(kinds.get(collectives.RAGGED, ())) / 1e9, 3),
         "count": {kind: _count(span.executions for span in group) for kind, group in sorted(kinds.items())},
-        "weight_gathers": _count(span.collective.weights * span.executions for span in gathers),
+        "weight_gathers": _count(span.collective.weights * span.executions for span in kinds.get("all-gather", ())),
         "dot_flops": read.run.total(products.dot_flops),
         "loops_without_trip_count": sorted(read.run.unknown.loops),
         "conditionals_unknown": sorted(read.run.unknown.conditionals),
@@ -123,10 +120,7 @@ def _count(executions: Iterable[float]) -> float:
 def overlap(found: Sequence[spans.Span]) -> dict[str, float | None]:
   """Shares of the bytes that are transferred asynchronously, and with compute between start and done."""
   total = sum(span.wire_bytes for span in found)
-
-  def share(chosen: Iterable[spans.Span]) -> float | None:
-    return round(sum(span.wire_bytes for span in chosen) / total, 3) if total else None
-
+  share = lambda chosen: round(sum(span.wire_bytes for span in chosen) / total, 3) if total else None
   return {
       "asynchronous": share(span for span in found if span.asynchronous),
       "compute_meanwhile": share(span for span in found if span.meanwhile),
@@ -142,10 +136,8 @@ def wire_bytes(row: dict[str, Any], **chosen: Any) -> int:
 def simulate(read: reading.Step, chip: chips.Chip, placement: Mapping[str, Any]) -> timeline.Timeline:
   """Simulates one step of a scheduled program, from a text with its tables of integers (`compiled.tasks.printed`).
 
-  The placement is `mesh`, sizes by name in order, and `devices`, [slice, x, y, z] of each partition.
-
-  Raises:
-    HloError: the program has something that is not understood.
+  The placement is `mesh`, sizes by name in order, and `devices`, [slice, x, y, z] of each partition. Raises HloError if
+  the program has something that is not understood.
   """
   with hlo.reading():
     payloads = {(span.where, span.name): each for span, each in zip(read.collectives, read.payloads, strict=True)}
@@ -159,13 +151,12 @@ def of_projection(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[
 
   The work is `model_flops` and `tokens` of a device and step, and the `bubble_fraction` of the pipeline, 0 without one.
 
-  Returns:
-    `step_s`; `parts`, seconds that add up to it; and of these: `bubbles_s`, compute of the pipeline's loops in
-    iterations in which a stage idles, None for a pipeline without a loop, and `rematerialisation_s`, what is computed
-    again. `busy_s` of each lane. `transfers_s`: of transfers, hidden or not, by the names of their parts. `transfers_GB`:
-    what a device sends, likewise; of a ragged all-to-all what it sends if routing is balanced. `tokens_per_s` and
-    `tflops_per_s` of a device as MaxText's log counts them, and their share of the chip's peak, `mfu`. `unknown`:
-    instructions that could not be followed, see `Timeline`. `is`: what this is.
+  Returns `step_s`; `parts`, seconds that add up to it; and of these: `bubbles_s`, compute of the pipeline's loops in
+  iterations in which a stage idles, None for a pipeline without a loop, and `rematerialisation_s`, what is computed
+  again. `busy_s` of each lane. `transfers_s`: of transfers, hidden or not, by the names of their parts. `transfers_GB`:
+  what a device sends, likewise; of a ragged all-to-all what it sends if routing is balanced. `tokens_per_s` and
+  `tflops_per_s` of a device as MaxText's log counts them, and their share of the chip's peak, `mfu`. `unknown`:
+  instructions that could not be followed, see `Timeline`. `is`: what this is.
   """
   run = simulated.step
   parts: dict[str, float] = collections.defaultdict(float)

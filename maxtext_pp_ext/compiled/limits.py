@@ -40,10 +40,8 @@ def run(
   """Runs a command that does not outlive the call or the calling process.
 
   Its output and errors replace the log file. Every `tick` seconds its limits are checked, and `on_tick` is called with
-  the seconds so far and the resident bytes now.
-
-  Returns:
-    Why there is no result, None if the command succeeded; and the largest resident memory that was seen, in bytes.
+  the seconds so far and the resident bytes now. Returns why there is no result, None if the command succeeded; and the
+  largest resident memory that was seen, in bytes.
   """
   start, peak, failure = time.monotonic(), 0, None
   with open(log, "wb") as output:

@@ -10,7 +10,7 @@ kernel or a scatter is computed from it. It is a weight's gradient if only the n
 scalars are "elsewhere". With optimizers that multiply matrices, such as Muon, gradients are classified as activations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 from typing import Any
 
@@ -34,22 +34,17 @@ class Step:
 
 
 def step(text: str, *, batch: str, optimizer: str) -> Step:
-  """Reads optimised HLO.
+  """Reads a program, the text of optimised HLO.
 
-  Args:
-    text: the program.
-    batch: prefix of the names of those arguments of the step that are the batch, such as `data[`.
-    optimizer: prefix of the names of those arguments of the step that are the optimizer's state.
-
-  Raises:
-    HloError: the text is not that of a whole program, or contains something unknown.
+  `batch` is the prefix of the names of those arguments of the step that are the batch, such as `data[`, and `optimizer`
+  that of those that are the optimizer's state. Raises HloError if the text is not that of a whole program, or contains
+  something unknown.
   """
   module = hlo.program(text)
   with hlo.reading():
     run = execution.of_module(module)
     found = tuple(spans.spans(run))
-    payloads = _payloads(module, found, batch=batch, optimizer=optimizer)
-    return Step(run=run, collectives=found, payloads=tuple(payloads))
+    return Step(run=run, collectives=found, payloads=tuple(_payloads(module, found, batch=batch, optimizer=optimizer)))
 
 
 def _payloads(module: hlo.Module, found: Sequence[spans.Span], *, batch: str, optimizer: str) -> list[str | None]:
@@ -79,30 +74,26 @@ def _payloads(module: hlo.Module, found: Sequence[spans.Span], *, batch: str, op
 
 
 def _arguments(module: hlo.Module, prefix: str) -> list[dataflow.Value]:
-  steps = module.computations[module.entry].instructions
   return [
       (module.entry, step.name, ())
-      for step in steps
+      for step in module.computations[module.entry].instructions
       if step.opcode == "parameter" and step.op_name.replace("\\'", "'").startswith(prefix)
   ]
 
 
-def _compute(flow: dataflow.Dataflow) -> list[dataflow.Value]:
+def _compute(flow: dataflow.Dataflow) -> Iterator[dataflow.Value]:
   """The operands of matrix multiplications, kernels and scatters."""
-  found = []
   for computation, step in flow.module.steps():
     if step.opcode in _COMPUTE or (step.opcode == "custom-call" and any(k in step.attributes for k in _KERNELS)):
-      found += flow.operands(computation, step)
-  return found
+      yield from flow.operands(computation, step)
 
 
 def _result(flow: dataflow.Dataflow, span: spans.Span) -> dataflow.Value | None:
   """The largest array of a collective's result; for an asynchronous collective, of the result of its `-done`."""
-  steps = flow.module.computations[span.where].instructions
   current = flow.module.computations[span.where].by_name[span.name]
   if current.opcode == "send":  # its `-done` does not return the array that was sent
     return flow.values(span.where, current)[0]
-  for step in steps:
+  for step in flow.module.computations[span.where].instructions:
     if current.name in step.operand_names and step.opcode.endswith(("-update", "-done")):
       current = step
   values = flow.values(span.where, current)

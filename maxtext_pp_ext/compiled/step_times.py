@@ -35,12 +35,11 @@ def step_times(
 
   `bounds` are those of each turn. `on_tick` is called regularly with the current activity and the resident bytes now.
 
-  Returns:
-    `steps`; `base`, the name of the first that ran; `rounds`; and `turns`, name and rounds of each, in order. `steps` has
-    for each name `failure`, or: the `seconds` of each round and the `losses` of all steps, turn after turn; `step_s`,
-    quartiles of the seconds; `ratio`, quartiles of their ratios to those of `base`, round by round; and `memory`, bytes
-    of the device with the most: `peak` in use, and `peak_before_steps`, which initialising the state took; None if the
-    devices do not report it.
+  Returns `steps`; `base`, the name of the first that ran; `rounds`; and `turns`, name and rounds of each, in order.
+  `steps` has for each name `failure`, or: the `seconds` of each round and the `losses` of all steps, turn after turn;
+  `step_s`, quartiles of the seconds; `ratio`, quartiles of their ratios to those of `base`, round by round; and `memory`,
+  bytes of the device with the most: `peak` in use, and `peak_before_steps`, which initialising the state took; None if
+  the devices do not report it.
   """
   found: dict[str, dict[str, Any]] = {}
   order = turns(list(arguments), rounds)

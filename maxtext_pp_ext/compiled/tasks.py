@@ -63,9 +63,8 @@ def _memory(compiled: Any, platform: str) -> dict[str, Any]:
   # The CPU compiler's peak leaves temporary buffers out. A TPU's counts those in the host's memory, too (jaxlib 0.11.2).
   is_device_memory = platform != "cpu" and not memory.host_temp_size_in_bytes
   peak = getattr(memory, "peak_memory_in_bytes", 0) if is_device_memory else 0
-  sizes = {"temp": memory.temp_size_in_bytes, "peak": peak or None, "arguments": memory.argument_size_in_bytes}
   return {
-      "bytes": sizes,
+      "bytes": {"temp": memory.temp_size_in_bytes, "peak": peak or None, "arguments": memory.argument_size_in_bytes},
       "temp_GB": round(memory.temp_size_in_bytes / 1e9, 2),
       "peak_GB": round(peak / 1e9, 2) if peak else None,
       "arg_GB": round(memory.argument_size_in_bytes / 1e9, 2),

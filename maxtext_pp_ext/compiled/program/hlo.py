@@ -106,8 +106,7 @@ class Instruction:
 
   def attribute(self, pattern: str) -> str | None:
     """The group of a pattern, where it occurs in the attributes."""
-    match = re.search(pattern, self.attributes)
-    return match[1] if match else None
+    return match[1] if (match := re.search(pattern, self.attributes)) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,8 +167,7 @@ def reading() -> Iterator[None]:
 def program(text: str) -> Module:
   """Parses the text of a whole program, as the compiler prints it.
 
-  Raises:
-    HloError: the text is cut off, has a part that the reader does not understand, or refers to a missing name.
+  Raises HloError if the text is cut off, has a part that the reader does not understand, or refers to a missing name.
   """
   with reading():
     module = parse(text)
@@ -204,8 +202,7 @@ def _check_computation(module: Module, computation: Computation) -> None:
 def parse(text: str) -> Module:
   """Parses whole computations of one HLO module. Names may be missing.
 
-  Raises:
-    HloError: there is no entry computation, or a line is not understood.
+  Raises HloError if there is no entry computation, or a line is not understood.
   """
   computations: dict[str, Computation] = {}
   entries: list[str] = []
@@ -224,8 +221,7 @@ def parse(text: str) -> Module:
       entries += [name] if start[1] else []
     elif _END.match(line):
       check(bool(name), f"Line {number} ends a computation, but none has begun.")
-      instructions = tuple(filter(None, map(_parse_instruction, lines)))
-      computations[name] = Computation(name=name, instructions=instructions)
+      computations[name] = Computation(name=name, instructions=tuple(filter(None, map(_parse_instruction, lines))))
       name, lines = "", []
     elif _INSTRUCTION.match(line):
       is_sound = bool(name) and _parse_instruction(line) is not None

@@ -11,7 +11,9 @@ that is not known here, is unknown.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import functools
+import operator
 import re
 
 import numpy as np
@@ -21,14 +23,7 @@ from maxtext_pp_ext.compiled.program import hlo
 _MOST_ELEMENTS = 1 << 16
 _MOST_TRIPS = 1 << 14
 _PASSED_ON = frozenset({"bitcast", "copy", "copy-start", "copy-done", "reshape", "all-reduce-done"})
-_COMPARE = {
-    "EQ": np.equal,
-    "NE": np.not_equal,
-    "LT": np.less,
-    "LE": np.less_equal,
-    "GT": np.greater,
-    "GE": np.greater_equal,
-}
+_COMPARE = {name: getattr(operator, name.lower()) for name in ("EQ", "NE", "LT", "LE", "GT", "GE")}
 
 
 def _remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -42,16 +37,10 @@ def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 _ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
+    **{name: getattr(np, name) for name in ("add", "subtract", "multiply", "sign", "abs", "minimum", "maximum")},
     "divide": _divide,
     "remainder": _remainder,
     "negate": np.negative,
-    "sign": np.sign,
-    "abs": np.abs,
-    "minimum": np.minimum,
-    "maximum": np.maximum,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "and": np.bitwise_and,
     "or": np.bitwise_or,
@@ -109,7 +98,7 @@ class Scope:
     """How often a loop runs its body: as the compiler notes, else until its condition fails. None if that is unknown."""
     if (noted := loop.noted_trips) is not None:
       return noted
-    try:
+    with contextlib.suppress(KeyError, UnknownError):  # a part of a program may lack the condition
       condition = self.module.computations[_attribute(loop, r"condition=%?([\w.\-]+)")]
       for count, body in enumerate(self.iterations(loop, _MOST_TRIPS)):
         goes_on = Scope(self.module, condition, body._parameter).value(condition.root.name)
@@ -117,8 +106,6 @@ class Scope:
           return count
         if not goes_on.all():
           break
-    except (KeyError, UnknownError):  # a part of a program may lack the condition
-      pass
     return None
 
   def _evaluate(self, step: hlo.Instruction, index: int | None) -> np.ndarray:

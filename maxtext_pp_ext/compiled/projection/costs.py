@@ -75,8 +75,7 @@ class Costs:
     if step.opcode == "custom-call":
       if '"tpu_custom_call"' not in step.attributes:
         return OTHER, 0.0
-      blocks = functools.partial(_blocks, scope, step)
-      found = kernels.kernel(step, operands, blocks, self._filled)
+      found = kernels.kernel(step, operands, functools.partial(_blocks, scope, step), self._filled)
       reached = self._chip.flops * EFFICIENCY[found.kind]
       return KERNELS, max(found.flops / reached, found.bytes / self._chip.hbm_bandwidth)
     kind = PRODUCTS if self._is_product(step.name, computation.name) else OTHER
@@ -93,13 +92,12 @@ class Costs:
     source, collective = found
     sent = collective.balanced_bytes
     lanes, seconds, axes = self._collective(source, dataclasses.replace(collective, wire_bytes=sent))
-    on_sparsecore = step.opcode == "call-start"
     payload = self._payloads.get((computation.name, step.name)) or "not told"
     return Transfer(
         kind=collective.kind,
         part=f"{TRANSFERS}: {payload} over {'+'.join(axes) or 'one device'}",
         seconds=seconds,
-        lanes=(*lanes, SPARSECORE) if on_sparsecore else lanes,
+        lanes=(*lanes, SPARSECORE) if step.opcode == "call-start" else lanes,
         is_asynchronous=step.opcode.endswith("-start") or step.opcode == "send",
         detail={"axes": axes, "bytes": sent, "payload": payload},
     )
@@ -136,8 +134,7 @@ class Costs:
       listed = source.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
       pairs = [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", listed or "")]
       route = self._grid.permute(pairs)
-      moving = next((pair for pair in pairs if pair[0] != pair[1]), ())
-      axes = torus.axes_of_groups(moving, self._mesh)
+      axes = torus.axes_of_groups(next((pair for pair in pairs if pair[0] != pair[1]), ()), self._mesh)
       seconds = collective.wire_bytes / route.rate
     else:
       group = collectives.first_group(self._module, source)
@@ -150,9 +147,7 @@ class Costs:
   def _is_product(self, name: str, where: str) -> bool:
     computation = self._module.computations[where]
     step = computation.by_name[name]
-    if products.dot_flops(computation, step) > 0:
-      return True
-    return any(
+    return products.dot_flops(computation, step) > 0 or any(
         self._is_product(inner.name, callee.name)
         for callee in self._module.callees(step)
         for inner in callee.instructions

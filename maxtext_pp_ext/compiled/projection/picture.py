@@ -36,6 +36,7 @@ def draw(run: timeline.Run, file: pathlib.Path, title: str) -> None:
   lanes.sort(key=lambda lane: (lane != timeline.COMPUTE, lane == costs.DMA, lane))
   figure = Figure(figsize=(11, (0.8 + 0.42 * len(lanes)) * len(iterations) + 0.9))
   axes = figure.subplots(len(iterations), 1, squeeze=False)[:, 0]
+  labels = [f"links {lane}" if lane[:1] in torus.AXES and lane[1:] in torus.DIRECTIONS else lane for lane in lanes]
   used: dict[str, str] = {}
   for axis, (direction, each) in zip(axes, iterations.items(), strict=True):
     for event in _shown(each):
@@ -43,7 +44,7 @@ def draw(run: timeline.Run, file: pathlib.Path, title: str) -> None:
       used[kind] = _COLORS[kind]
       span, row = (event.start * 1e3, event.seconds * 1e3), (lanes.index(event.lane) - 0.38, 0.76)
       axis.broken_barh([span], row, facecolors=_COLORS[kind], edgecolor="w", linewidth=0.3)
-    axis.set_yticks(range(len(lanes)), [_label(lane) for lane in lanes], fontsize=8)
+    axis.set_yticks(range(len(lanes)), labels, fontsize=8)
     axis.set_ylim(len(lanes) - 0.5, -0.5)
     axis.set_xlim(0, each.seconds * 1e3)
     axis.set_title(f"{direction}: {each.seconds * 1e3:.3g} ms", fontsize=9, loc="left")
@@ -91,7 +92,3 @@ def _kind(event: timeline.Event) -> str:
   if event.lane == timeline.COMPUTE:
     return event.kind
   return payload if (payload := event.detail.get("payload")) in _COLORS else "copy"
-
-
-def _label(lane: str) -> str:
-  return f"links {lane}" if lane[:1] in torus.AXES and lane[1:] in torus.DIRECTIONS else lane

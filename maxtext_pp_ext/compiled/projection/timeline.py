@@ -74,12 +74,6 @@ class Run:
     self.busy[event.lane] += event.seconds
     self.events.append(event)
 
-  def add_times(self, other: Run, times: int) -> None:
-    """Adds executions of something else, without its events."""
-    self.seconds += times * other.seconds
-    _add(self.parts, other.parts, times)
-    self.add_lanes(other, times)
-
   def add_lanes(self, other: Run, times: int = 1) -> None:
     """Adds what overlaps with compute in executions of something else, without its events."""
     _add(self.busy, other.busy, times)
@@ -168,7 +162,9 @@ class Timeline:
     run_of = functools.cache(lambda inside: self._run(inside, place))
     iterations = [(run_of(call.execution), int(call.times)) for call in executed.called(step)]
     for each, times in iterations:
-      run.add_times(each, times)
+      run.seconds += times * each.seconds
+      _add(run.parts, each.parts, times)
+      run.add_lanes(each, times)
     seconds = run.seconds - start
     run.events.append(Loop(step.name, step.op_name, start, seconds, iterations, place.backward, place.in_pipeline))
 

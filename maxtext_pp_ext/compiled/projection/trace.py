@@ -50,9 +50,8 @@ def _loop(loop: timeline.Loop, at: float, shown: int, within: tuple[str, ...]) -
   number = 0
   for run, count in loop.iterations:
     for i in range(min(count, shown)):
-      where = (*within, f"{loop.name} {number + i}")
       yield _block(f"iteration {number + i}", _LOOPS, at, run.seconds, {})
-      yield from _events(run, at, shown, where)
+      yield from _events(run, at, shown, (*within, f"{loop.name} {number + i}"))
       at += run.seconds
     if count > shown:
       rest = run.seconds * (count - shown)
