@@ -3,6 +3,7 @@
 """Names and files in a run's arguments that do not exist, found before MaxText is imported, which takes seconds."""
 
 import ast
+import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
 import os
@@ -44,11 +45,8 @@ def given(argv: Sequence[str]) -> dict[str, Any] | None:
   return None if any(content is None for content in files.values()) else _merged(files, assigned)
 
 
-def _merged(files: Mapping[pathlib.Path, Any], assigned: Mapping[str, str]) -> dict[str, Any]:
-  found: dict[str, Any] = {}
-  for content in reversed(list(files.values())):
-    found |= content if isinstance(content, dict) else {}
-  return {**found, **assigned}
+def _merged(files: Mapping[pathlib.Path, Any], assigned: dict[str, Any]) -> dict[str, Any]:
+  return dict(collections.ChainMap(assigned, *(content for content in files.values() if isinstance(content, dict))))
 
 
 def _files(argv: Sequence[str]) -> dict[pathlib.Path, Any]:

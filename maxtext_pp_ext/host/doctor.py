@@ -42,21 +42,18 @@ class Finding:
 
 def findings() -> list[Finding]:
   """Returns everything that can be found without devices. Imports MaxText, and leaves our patch points applied to it."""
-  environment = looked("environment", _environment)  # before imports add to it
+  environment = list(looked("environment", _environment))  # before imports add to it
   found = [*looked("versions", _versions), *looked("start-up hook", _hook), *looked("patch points", _patch_points)]
   return [*found, *looked("implementations", _implementations), *environment]
 
 
-def looked(subject: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def looked(subject: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
   """The findings of a part. An error in one part does not hide the others."""
-  found = []
   try:
     for finding in look():
-      found.append(dataclasses.replace(finding, subject=subject))
+      yield dataclasses.replace(finding, subject=subject)
   except Exception as error:  # pylint: disable=broad-exception-caught  # whatever is broken in this environment
-    text = f"{type(error).__name__}: {error}"
-    found.append(Finding("not looked at", text, WRONG, "Repair this first.", subject))
-  return found
+    yield Finding("not looked at", f"{type(error).__name__}: {error}", WRONG, "Repair this first.", subject)
 
 
 def _versions() -> Iterator[Finding]:
@@ -93,8 +90,7 @@ def _hook() -> Iterator[Finding]:
     advice = "pipeline_impl is an unknown key in this environment. Unset MAXTEXT_PP_EXT."
     yield Finding("MAXTEXT_PP_EXT", setting, NOTE, advice)
   elif setting not in startup.ON:
-    advice = f"It is on. Use one of {', '.join((*startup.OFF, *startup.ON[1:]))}."
-    yield Finding("MAXTEXT_PP_EXT", setting, NOTE, advice)
+    yield Finding("MAXTEXT_PP_EXT", setting, NOTE, f"It is on. Use one of {', '.join((*startup.OFF, *startup.ON[1:]))}.")
 
 
 def _patch_points() -> Iterator[Finding]:
@@ -109,8 +105,7 @@ def _patch_points() -> Iterator[Finding]:
     purpose = table.purpose(parts)
     try:
       importlib.import_module(name)
-      patched = name in install.status().skipped
-      yield Finding(name, f"{'in MaxText itself' if patched else 'applied'}: {purpose}")
+      yield Finding(name, f"{'in MaxText itself' if name in install.status().skipped else 'applied'}: {purpose}")
     except Exception as error:  # pylint: disable=broad-exception-caught  # MaxText's own imports may fail, too
       # A part of MaxText that this MaxText does not have, or whose packages are not installed.
       absent = isinstance(error, ModuleNotFoundError)

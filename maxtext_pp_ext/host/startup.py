@@ -45,9 +45,6 @@ class PatchPointLoader:
   def __init__(self, loader, connect):
     self.loader, self.connect = loader, connect
 
-  def create_module(self, spec):
-    return self.loader.create_module(spec)
-
   def exec_module(self, module):
     module.__spec__.loader = module.__loader__ = self.loader
     self.loader.exec_module(module)

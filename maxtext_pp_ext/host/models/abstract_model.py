@@ -115,8 +115,7 @@ def restacked(found: nnx.State, config: DerivedKeys, other: DerivedKeys) -> nnx.
       return None
     else:
       metadata = {"out_sharding": (*new_names, *names[len(old) :])} if names else {}
-      shape = jax.ShapeDtypeStruct((*new, *value.shape[len(old) :]), value.dtype)
-      flat[path] = variable.replace(shape, **metadata)
+      flat[path] = variable.replace(jax.ShapeDtypeStruct((*new, *value.shape[len(old) :]), value.dtype), **metadata)
   return nnx.from_flat_state(flat)
 
 

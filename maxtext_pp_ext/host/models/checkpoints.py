@@ -115,12 +115,9 @@ def train_state(config: Any, given: Mapping[str, Any]) -> Any:
 
   config = with_values(config, {key: given[key] for key in OF_OPTIMIZER if key in given})
   model = layouts.abstract_model_of(config)
-
-  def create(model: Any) -> Any:
-    return train_state_nnx.TrainStateNNX(model, nnx.Optimizer(model, optimizer, wrt=nnx.Param))
-
   with as_value_errors("make this optimizer"):
     optimizer = optimizers.get_optimizer(config, lambda step: 0.0, model, mesh=model.mesh)
+    create = lambda model: train_state_nnx.TrainStateNNX(model, nnx.Optimizer(model, optimizer, wrt=nnx.Param))
     return nnx.state(nnx.eval_shape(create, model))
 
 

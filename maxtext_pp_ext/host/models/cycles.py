@@ -42,8 +42,7 @@ def scanned(config: HostKeys) -> tuple[int, int]:
 
 def block_class(config: HostKeys, layer_class: type) -> type:
   """Returns the class of a block of one cycle, given the class that the pipelined path takes for a layer's."""
-  block = decoder_block(config)
-  if block == "gemma3" and length(config) > 1:
+  if (block := decoder_block(config)) == "gemma3" and length(config) > 1:
     from maxtext.models import gemma3  # pylint: disable=import-outside-toplevel
 
     return _told(gemma3.Gemma3ScannableBlock, (("num_of_layers", GEMMA3_PERIOD),))

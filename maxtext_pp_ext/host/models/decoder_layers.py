@@ -107,8 +107,7 @@ def without_pipeline(config: Any, mesh: Mesh, layer_class: type | None = None) -
   def build():
     rngs = nnx.Rngs(params=0, dropout=1)
     if layer_class is None:
-      decoder = nnx_decoders.NNXDecoder(plain, mesh, quant, rngs=rngs)
-      layers = [layer.module for layer in _of_decoder(decoder)]
+      layers = [layer.module for layer in _of_decoder(nnx_decoders.NNXDecoder(plain, mesh, quant, rngs=rngs))]
     else:
       layers = [layer_class(config=plain, mesh=mesh, quant=quant, model_mode="train", rngs=rngs)]
       layers *= sound_layers(config)

@@ -91,8 +91,9 @@ def schedule_of_run(argv: Sequence[str]) -> Schedule:
           "These arguments ask for no pipeline. Set ici_pipeline_parallelism, or for a window without a pipeline "
           "pipeline_impl=circular_bsw."
       )
-    values = {"pipeline_impl": asked, "num_pipeline_microbatches": microbatches}
-    return run_config.schedule_of(with_values(config, values))
+    return run_config.schedule_of(
+        with_values(config, {"pipeline_impl": asked, "num_pipeline_microbatches": microbatches})
+    )
   stages = sound_stages(config)
   delay = 2 if given.get("pipeline_delay_activation_forwarding") else 1
   return CircularSchedule(
@@ -181,11 +182,10 @@ def describe(config: DerivedKeys) -> str:
       parts.append(f"{layers - stacked if stacked else counted(layers, 'layer')} not stacked")
     return ", ".join([*parts, "no pipeline"])
   stages, per_stage = sound_stages(config), config.num_layers_per_pipeline_stage
-  inside = stages * config.num_pipeline_repeats * per_stage
   sizes = {"stage": stages, "repeat": config.num_pipeline_repeats, "layer": per_stage}
   text = "pipeline of " + " × ".join(counted(number, of) for of, number in sizes.items())
   text += f" {along_axis}" if per_stage > 1 and config.scan_layers_per_stage else ""
-  outside = config.num_decoder_layers - inside
+  outside = config.num_decoder_layers - stages * config.num_pipeline_repeats * per_stage
   return f"{text}, {counted(outside, 'layer')} outside, {scanned}" if outside else text
 
 

@@ -56,8 +56,7 @@ def integer(given: Mapping[str, Any], key: str, default: int = 1) -> int:
 
 def maxtext_folder() -> pathlib.Path:
   """Where MaxText is installed, without importing it. Raises ModuleNotFoundError if it is not installed."""
-  spec = importlib.util.find_spec("maxtext")
-  if spec is None or spec.origin is None:
+  if (spec := importlib.util.find_spec("maxtext")) is None or spec.origin is None:
     raise ModuleNotFoundError("No module named 'maxtext'", name="maxtext")
   return pathlib.Path(spec.origin).parent
 

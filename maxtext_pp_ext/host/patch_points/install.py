@@ -62,8 +62,7 @@ def install() -> Report:
       for module in todo:
         _undo(module.__name__)
       raise
-    hooked = startup.hook(apply)
-    return _report(changed=hooked or bool(todo))
+    return _report(changed=startup.hook(apply) or bool(todo))
 
 
 def uninstall() -> Report:

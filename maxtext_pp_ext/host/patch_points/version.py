@@ -83,7 +83,8 @@ def signature(path: str, *expected: str) -> Check:
   """A check that a function has one of these signatures, without annotations, such as "(config, mesh=None, *, rngs)"."""
 
   def check(module: ModuleType) -> None:
-    if (found := signature_text(attribute(module, path))) not in expected:
+    found = signature_text(attribute(module, path))
+    if found not in expected:
       name = path.rpartition(".")[2]
       raise HostVersionError(f"expected {module.__name__}.{path}{' or '.join(expected)}, found {name}{found}.")
 

@@ -214,8 +214,7 @@ def _describe(shapes: Mapping[Path, Shape], config: DerivedKeys) -> str:
     of_layer = layouts.of_config(config).of_layer
   except ValueError:  # models whose layers are not known
     of_layer = {}
-  layers = layers_to_choose_from(config) or 0
-  for values in guess.candidates(shapes, layers=layers, scan_layers=None, of_layer=of_layer):
+  for values in guess.candidates(shapes, layers=layers_to_choose_from(config) or 0, scan_layers=None, of_layer=of_layer):
     unnamed = {"num_pipeline_repeats": 1, layouts.DCN_STAGES: 1, "param_scan_axis": "unknown"}
     has_pipeline = {"using_pipeline_parallelism": values[layouts.STAGES] > 1}
     return layouts.describe(with_values(config, unnamed | values | has_pipeline))

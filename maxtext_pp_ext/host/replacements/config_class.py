@@ -76,7 +76,8 @@ def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Calla
     if found := problems(config, given):
       raise keys.PipelineConfigError(found) from error
     raise
-  if found := problems(derived, given):
+  found = problems(derived, given)
+  if found:
     raise keys.PipelineConfigError(found)
   # What only a mesh of fewer devices avoids: MaxText's own error, later, says less.
   if found := problems(derived, given, whole_mesh=True):

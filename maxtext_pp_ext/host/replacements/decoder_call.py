@@ -41,8 +41,7 @@ def check(config: HostKeys, **arguments: Any) -> None:
 
 def refuse_lost_arguments(config: HostKeys, arguments: Mapping[str, Any]) -> None:
   """Raises NotImplementedError if an implementation of ours would not get an argument that matters."""
-  name = pipeline_impl(config)
-  if name == registry.HOST or not getattr(config, "using_pipeline_parallelism", False):
+  if (name := pipeline_impl(config)) == registry.HOST or not getattr(config, "using_pipeline_parallelism", False):
     return
   lost = [f"{key} ({what})" for key, what in _LOST.items() if arguments.get(key) is not None]
   images, positions = arguments.get("multimodal_input"), arguments.get("decoder_positions")

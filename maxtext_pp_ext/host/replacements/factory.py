@@ -15,7 +15,8 @@ from maxtext_pp_ext.units import counted
 
 def pipeline_class(config: HostKeys) -> type | None:
   """The class that the config asks for, which is logged; None: MaxText chooses its own. Raises as `registry.get` does."""
-  if (name := pipeline_impl(config)) == registry.HOST:
+  name = pipeline_impl(config)
+  if name == registry.HOST:
     return None
   cls = registry.get(name).contract.module_class
   announce(config)

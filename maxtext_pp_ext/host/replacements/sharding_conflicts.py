@@ -30,8 +30,7 @@ def create_nnx_abstract_model(own: Callable, config: DerivedKeys, mesh: Any = No
 
 def judge(config: HostKeys, model: Any, mesh: Any) -> None:
   """Warns or raises ShardingConflictError, as the config says, if shardings conflict; on `mesh`, or the model's own."""
-  how = getattr(config, "sharding_conflicts", None)
-  if how is None or how == "fallback":
+  if (how := getattr(config, "sharding_conflicts", None)) in (None, "fallback"):
     return
   parameters, rules = nnx.state(model, nnx.Param), rules_in_play(config.logical_axis_rules)
   try:

@@ -33,9 +33,7 @@ class _DecoderView:
 
   def __getattr__(self, name: str) -> Any:
     method = getattr(type(self._decoder), name, None)
-    if isinstance(method, types.FunctionType):
-      return types.MethodType(method, self)
-    return getattr(self._decoder, name)
+    return types.MethodType(method, self) if isinstance(method, types.FunctionType) else getattr(self._decoder, name)
 
 
 def layer_classes(config: HostKeys, classes: list[type]) -> list[type]:

@@ -113,10 +113,7 @@ def _shares(config: HostKeys, network: str) -> Iterator[dict[str, int]]:
 
 def _other_axes(asked: dict[str, int], target: int) -> Iterator[dict[str, int]]:
   """Yields sizes of axes other than that of stages that use all devices: changes of no axis, of one, or of all."""
-
-  def fits(others: dict[str, int]) -> bool:
-    return derived.filled(asked | others, target) is not None
-
+  fits = lambda others: derived.filled(asked | others, target) is not None
   if fits({}):
     yield {}
     return
@@ -206,11 +203,10 @@ def of_batches(config: HostKeys) -> Iterator[dict[str, Any]]:
   if batch is None or batch < 0 or not config.num_target_devices:
     yield {"num_pipeline_microbatches": max(round(asked / stages) * stages, least)}
     return
-  near = [max(_ceil(asked, stages), least), max(asked // stages * stages, least), least]
   units = _units(config, evaluation=False)
   for count in microbatches(config)[:_MOST_CANDIDATES]:
     yield _with_other_batches(config, {"num_pipeline_microbatches": count})
-  for count in dict.fromkeys(near):
+  for count in dict.fromkeys([max(_ceil(asked, stages), least), max(asked // stages * stages, least), least]):
     for size in batches(config, count, units=units):
       yield _with_other_batches(config, {"num_pipeline_microbatches": count, "per_device_batch_size": size})
 
@@ -239,10 +235,8 @@ def _with_other_batches(config: HostKeys, values: dict[str, Any]) -> dict[str, A
 
 
 def _enough(config: HostKeys, rows: int, divided_by: int, evaluation: bool) -> bool:
-  parts = rows_of_devices.parts(config)
-  of_part, left = divmod(rows, divided_by * parts)
-  needs = rows_of_devices.needs(config, evaluation=evaluation)
-  return rows > 0 and not left and all(need.has(of_part) for need in needs)
+  of_part, left = divmod(rows, divided_by * rows_of_devices.parts(config))
+  return rows > 0 and not left and all(need.has(of_part) for need in rows_of_devices.needs(config, evaluation=evaluation))
 
 
 def pipelines(config: HostKeys, given: Values) -> Iterator[dict[str, Any]]:

@@ -46,8 +46,7 @@ def _qk_clip(config: HostKeys) -> Iterator[str]:
   if layers_outside(config) > 0:
     apart.append(f"pipeline_parallel_layers={layers} of {layers_to_choose_from(config)}: set pipeline_parallel_layers=-1")
   if config.num_layers_per_pipeline_stage > 1 and not config.scan_layers_per_stage:
-    per_stage = config.num_layers_per_pipeline_stage
-    apart.append(f"num_layers_per_pipeline_stage={per_stage}: set scan_layers_per_stage=True")
+    apart.append(f"num_layers_per_pipeline_stage={config.num_layers_per_pipeline_stage}: set scan_layers_per_stage=True")
   if not config.scan_layers:
     apart.append("scan_layers=False: set scan_layers=True")
   for what in apart:

@@ -142,6 +142,5 @@ def _beginnings(start: Path, chosen: set[Path], paths: set[Path]) -> list[Path]:
   found = []
   for name in sorted({path[len(start)] for path in paths}):
     below = (*start, name)
-    of_both = ({path for path in group if path[: len(below)] == below} for group in (chosen, paths))
-    found += _beginnings(below, *of_both)
+    found += _beginnings(below, *({path for path in group if path[: len(below)] == below} for group in (chosen, paths)))
   return found

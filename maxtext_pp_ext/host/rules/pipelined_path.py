@@ -196,8 +196,7 @@ def _batch_split(config: HostKeys) -> Iterator[str]:
         f"{given} with decoder_block={decoder_block(config)} and num_experts={config.num_experts}: only DeepSeek's MoE "
         "layers have that schedule. Set use_batch_split_schedule=False."
     )
-  instead = dict.fromkeys(_NOT_WITH_BATCH_SPLIT, _OR_WITHOUT)
-  yield from features(config, _NOT_WITH_BATCH_SPLIT, f"{given} with ", instead)
+  yield from features(config, _NOT_WITH_BATCH_SPLIT, f"{given} with ", dict.fromkeys(_NOT_WITH_BATCH_SPLIT, _OR_WITHOUT))
   factor, microbatches = config.batch_split_factor, config.num_pipeline_microbatches
   batch = config.micro_batch_size_to_train_on
   if factor < 1:

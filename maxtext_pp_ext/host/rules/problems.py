@@ -42,12 +42,8 @@ def problems(config: Keys, given: Mapping[str, Any] | None = None, whole_mesh: b
   all_there = whole_mesh or (found and _devices_are_absent(config))
   if all_there or any(isinstance(problem, remedies.Problem) for problem in found):
     found += sizes.devices(config)
-
-  def check(view: Keys) -> list[str]:
-    if view.pipeline_impl == registry.HOST:
-      return _of_host(view)
-    return [*_of_implementations(view), *sizes.devices(view)]
-
+  of_ours = lambda view: [*_of_implementations(view), *sizes.devices(view)]
+  check = lambda view: _of_host(view) if view.pipeline_impl == registry.HOST else of_ours(view)
   return _with_remedies(config, found, check, given)
 
 
@@ -56,12 +52,9 @@ def of_mesh(config: Keys, given: Mapping[str, Any]) -> list[str]:
   chosen = {key: given[key] for key in remedies.DERIVED if isinstance(given.get(key), int)}
   if config.pipeline_impl != registry.HOST:
     return problems(config, chosen, whole_mesh=True)
-
-  def check(view: Keys) -> list[str]:
-    return [*(sizes.problems(view) if derived.num_stages(view) != 1 else []), *sizes.devices(view)]
-
+  check = lambda view: [*(sizes.problems(view) if derived.num_stages(view) != 1 else []), *sizes.devices(view)]
   # MaxText judges the sizes of its own pipelines, except that it takes -1 stages for none.
-  found = sizes.devices(config) if derived.num_stages(config) is not None else check(config)
+  found = list(sizes.devices(config)) if derived.num_stages(config) is not None else check(config)
   return _with_remedies(config, found, check, chosen)
 
 
@@ -115,8 +108,7 @@ def _bad_choices(config: Keys) -> Iterator[str]:
 def _keys_without_effect(config: Keys) -> Iterator[str]:
   of_ours = [key for key, choices in keys.CHOICES.items() if "auto" in choices]
   for key in (*of_ours, "pipeline_remat_iterations", "pipeline_remat_tensors"):
-    value = getattr(config, key)
-    if value and value != "auto" and value in keys.CHOICES.get(key, (value,)):
+    if (value := getattr(config, key)) and value != "auto" and value in keys.CHOICES.get(key, (value,)):
       yield (
           f"{key}={value} has no effect with pipeline_impl=host. Set pipeline_impl to one of "
           f"{', '.join(name for name in registry.names() if name != registry.HOST)}, or leave {key} out."

@@ -76,8 +76,7 @@ def needs(config: HostKeys, *, evaluation: bool = False, platform: str | None = 
     # MaxText's own assertion always checks these axes.
     of_assertion = {axis: mesh[axis] for axis in ("data", "fsdp") if mesh.get(axis, 1) > 1}
     for axes in [of_rules] if of_rules == of_assertion else [of_rules, of_assertion]:
-      what = f"attention={config.attention} on TPUs"
-      yield Need(what=what, axes=axes, least=1, instead={"attention": "dot_product"})
+      yield Need(what=f"attention={config.attention} on TPUs", axes=axes, least=1, instead={"attention": "dot_product"})
 
 
 def expert_axes(config: HostKeys) -> tuple[str, ...]:

@@ -48,8 +48,7 @@ def _layers(config: Keys) -> Iterator[Problem]:
   stages, layers = num_stages(config), derived.pipelined_layers(config)
   available, per_stage = derived.layers_to_choose_from(config), config.num_layers_per_pipeline_stage
   if per_stage < 1:
-    what = f"num_layers_per_pipeline_stage={per_stage} must be at least 1."
-    yield Problem(what, {"num_layers_per_pipeline_stage": 1})
+    yield Problem(f"num_layers_per_pipeline_stage={per_stage} must be at least 1.", {"num_layers_per_pipeline_stage": 1})
     return
   if stages == 1:
     for key, only in derived.without_effect(config).items():
@@ -210,16 +209,16 @@ def _too_few_rows(config: Keys, key: str, batch: int, divided_by: int, need: row
   )
 
 
-def devices(config: Keys) -> list[str]:
-  """Returns the problems with the parallelism for a mesh of all devices, as trainers make it."""
+def devices(config: Keys) -> Iterator[str]:
+  """Yields the problems with the parallelism for a mesh of all devices, as trainers make it."""
   count, slices = config.num_target_devices, getattr(config, "num_slices", 1)
   if count and count > 0 and slices > 0 and count % slices:
     fewer = max(size for size in derived.divisors(count) if size < slices)
-    return [
+    yield (
         f"num_slices={slices} slices cannot share num_target_devices={count} equally. Leave num_slices out, or set one "
         f"that divides them, such as num_slices={fewer}."
-    ]
-  found: list[str] = []
+    )
+    return
   for network in derived.NETWORKS if num_stages(config) is not None else ():
     target, asked = derived.devices_to_share(config, network), derived.parallelism(config, network)
     if target is None or derived.filled(asked, target) is not None:
@@ -229,8 +228,7 @@ def devices(config: Keys) -> list[str]:
     kind = f"{counted(target, 'device')} ({of})" if network == "ici" else f"{counted(target, 'slice')} (num_slices)"
     product = " × ".join(f"{key}={size}" for key, size in keys.items())
     unit = "" if -1 in keys.values() else f" = {math.prod(keys.values())}"
-    found.append(Problem(f"{kind} cannot be divided as {product}{unit}.", *filter(None, candidates.parallelism(config))))
-  return found
+    yield Problem(f"{kind} cannot be divided as {product}{unit}.", *filter(None, candidates.parallelism(config)))
 
 
 def rematerialised(config: Keys) -> Iterator[str]:
