@@ -37,15 +37,10 @@ class Checked:
 
 
 def check(argv: Sequence[str], devices: int | None = None, *, files: bool = True) -> Checked:
-  """Checks MaxText's arguments of a run.
+  """Checks MaxText's arguments of a run: a yml file, which may be left out, then `key=value`.
 
-  Args:
-    argv: a yml file, which may be left out, then `key=value`.
-    devices: number of devices; by default those of `compile_topology`, or as many as the parallelism makes.
-    files: whether the run reads and writes checkpoints where the arguments say.
-
-  Raises:
-    OSError: the yml file does not exist.
+  `devices` is their number, by default those of `compile_topology`, or as many as the parallelism makes. `files` says
+  whether the run reads and writes checkpoints where the arguments say. Raises OSError if the yml file does not exist.
   """
   found = Checked()
   try:
@@ -115,10 +110,9 @@ def _model(config: DerivedKeys, found: Checked) -> None:
 def _places(layout: Layout, config: DerivedKeys) -> list[tuple[int, int] | None]:
   """Returns (stage, repeat) of each layer, read off the arrays of the model."""
   places: list[tuple[int, int] | None] = [None] * layout.number_of_layers
-  repeated = config.num_pipeline_repeats > 1
   for leaf in layout.leaves:
     if leaf.name is None or leaf.path[:2] != ("decoder", "pipeline_module") or leaf.is_random_state:
       continue
     for layer, index in leaf.layers():
-      places[layer] = (index[1], index[0]) if repeated else (index[0], 0)
+      places[layer] = (index[1], index[0]) if config.num_pipeline_repeats > 1 else (index[0], 0)
   return places

@@ -151,10 +151,9 @@ def estimate(
 
 
 def _at_peak(chip: chips.Chip, work: Work, costs: Costs, with_bubbles: float) -> dict[str, float]:
-  within = max(costs.sent - costs.between_slices, 0)
   return {
       "compute": (work.flops * with_bubbles + work.outside) / chip.flops,
-      "interconnect": within / chip.interconnect,
+      "interconnect": max(costs.sent - costs.between_slices, 0) / chip.interconnect,
       "network": costs.between_slices / chip.network,
   }
 
@@ -178,21 +177,15 @@ def _copied(work: Work, schedule: CircularSchedule | None, gather_policy: Gather
 
 def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -> float:
   """Seconds of the products in the layers, and of what the compiler fuses into them."""
-  alone = work.products * _longer(work) / chip.flops
   if _has_large_vmem(work):
-    return alone
+    return work.products * _LARGE_VMEM / chip.flops
+  # How many times as long as at the peak the largest product of a layer takes by itself.
+  longer = float(np.interp(math.log(max(work.largest, 1.0)), np.log(_FLOPS), (_ALONE, _LARGE)))
   if schedule is None:
     round_trips = _STREAM_ROUND_TRIPS_OF_OWN_LOOP
   else:
     round_trips = _STREAM_ROUND_TRIPS_OF_STAGE if schedule.stages > 1 else _STREAM_ROUND_TRIPS_OF_LAYER
-  return alone + round_trips * work.stream / chip.hbm_bandwidth
-
-
-def _longer(work: Work) -> float:
-  """How many times as long as at the peak the largest product of a layer takes by itself."""
-  if _has_large_vmem(work):
-    return _LARGE_VMEM
-  return float(np.interp(math.log(max(work.largest, 1.0)), np.log(_FLOPS), (_ALONE, _LARGE)))
+  return work.products * longer / chip.flops + round_trips * work.stream / chip.hbm_bandwidth
 
 
 def _has_large_vmem(work: Work) -> bool:
@@ -217,13 +210,12 @@ def _transfers(
     if what == Sent.DISPATCH:  # the layers wait for it
       continue
     moves = what == Sent.ACTIVATIONS
-    always_beside = moves or work.on_sparsecores
     beside_compute = costs.beside_compute.get(what, 0.0)
     between = costs.over_network.get(what, 0)
     within = max(sent - between, 0) * (slower if what == Sent.GRADIENTS else 1)
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.sizes.permuted), ("network", between, 0.0)):
-      share = beside_compute * (1.0 if always_beside else exchanged)
+      share = beside_compute * (1.0 if moves or work.on_sparsecores else exchanged)
       waits[lane] += (1 - share) * size / rates[lane]
       beside[lane] += share * size / rates[lane]
   return waits, beside

@@ -250,8 +250,7 @@ def _work_outside(config: DerivedKeys, schedule: CircularSchedule | None, mesh: 
 
 def _tokens(config: DerivedKeys, mesh: AbstractMesh) -> float:
   """Returns the tokens of a step that a device has while it computes a layer."""
-  rows = config.micro_batch_size_to_train_on
-  return rows * config.max_target_length / shards(ACTIVATION_AXES[:2], config, mesh)
+  return config.micro_batch_size_to_train_on * config.max_target_length / shards(ACTIVATION_AXES[:2], config, mesh)
 
 
 def _token(config: DerivedKeys, mesh: AbstractMesh) -> float:
@@ -283,15 +282,13 @@ def _dispatched(config: DerivedKeys, schedule: CircularSchedule | None, mesh: Ab
 
 def _logits(config: DerivedKeys, mesh: AbstractMesh) -> int:
   elements = config.micro_batch_size_to_train_on * config.max_target_length * config.vocab_size
-  tiles = max(config.num_vocab_tiling, 1)
-  return math.ceil(elements * 4 / shards(_LOGITS, config, mesh, over_stages=True) / tiles)
+  return math.ceil(elements * 4 / shards(_LOGITS, config, mesh, over_stages=True) / max(config.num_vocab_tiling, 1))
 
 
 def gather_policy_with_formulas(impl: str) -> GatherPolicy | None:
   """The gather policy of an implementation; None where the closed forms do not hold: without one, or in another order.
 
-  Raises:
-    registry.UnknownImplementationError, registry.PluginError: there is no such implementation.
+  Raises registry.UnknownImplementationError or registry.PluginError if there is no such implementation.
   """
   if impl == registry.HOST:
     return None

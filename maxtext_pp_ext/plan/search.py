@@ -263,11 +263,10 @@ class _Search:
     """Returns the candidate with the stages of another one, and other keys changed, that needs least memory."""
     other = copy.copy(self)
     other.found = dataclasses.replace(self.found, candidates=[], infeasible=[])
-    keys = {key: value for key, value in like.keys.items() if key not in _OF_SCHEDULE} | changed
     if like.schedule is None:
       other._look_at_none(like.keys | changed)
     else:
-      other.look_at(keys)
+      other.look_at({key: value for key, value in like.keys.items() if key not in _OF_SCHEDULE} | changed)
     return min(other.found.candidates, key=lambda candidate: candidate.costs.peak, default=None)
 
   def _explained(self, config: DerivedKeys, changed: dict[str, Any]) -> tuple[Any, Any]:

@@ -125,12 +125,12 @@ class Bytes:
 
   def gathered_between(self, w: Weight, size: float) -> float:
     """Between slices: a gather fetches the shards of other slices first, then all shards within the slice."""
-    slices = self._over_slices(w.gathered_over)
+    slices = self._over(w.gathered_over, self._slices)
     return size / (self._over(w.gathered_over) / slices) * (1 - 1 / slices)
 
   def reduced_between(self, w: Weight) -> float:
     """Between slices: for the weight's reduction, and for that among replicas."""
-    replicas = 2 * (1 - 1 / self._over_slices(w.replicas_over)) * self.narrow(w) / self._over(w.gathered_over)
+    replicas = 2 * (1 - 1 / self._over(w.replicas_over, self._slices)) * self.narrow(w) / self._over(w.gathered_over)
     return self.gathered_between(w, self.narrow(w)) + replicas
 
   def kernels(self, w: Weight) -> bool:
@@ -149,11 +149,8 @@ class Bytes:
     """Whether XLA all-reduces its gradient: all devices share it, or its shards do not fill a TPU's tiles."""
     return self.all_devices(w) or not w.scatters
 
-  def _over(self, axes: Iterable[str]) -> int:
-    return math.prod(self._mesh.shape[axis] for axis in axes)
-
-  def _over_slices(self, axes: Iterable[str]) -> int:
-    return math.prod(self._slices[axis] for axis in axes)
+  def _over(self, axes: Iterable[str], sizes: Mapping[str, int] | None = None) -> int:
+    return math.prod((self._mesh.shape if sizes is None else sizes)[axis] for axis in axes)
 
 
 def fills(tile: Mapping[int, int], shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:

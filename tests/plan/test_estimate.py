@@ -129,7 +129,8 @@ def test_products_are_nearer_to_the_peak_with_more_vector_memory_and_attention_h
 
 
 def test_a_large_product_takes_as_much_longer_as_measured_and_nothing_takes_less_than_the_smallest():
-  longer = lambda flops: estimate._longer(dataclasses.replace(WORK, largest=flops))
+  nothing, chip = dataclasses.replace(WORK, stream=0.0, products=1.0, vmem_kib=None), chips.CHIPS["v5p"]
+  longer = lambda flops: estimate._products(chip, dataclasses.replace(nothing, largest=flops), SCHEDULE) * chip.flops
   small, large = estimate._FLOPS
   assert longer(1e15) == longer(large) == pytest.approx(4.64 / 4.19, abs=0.001)
   assert 158 / 150 - 0.005 < longer(1e9) == longer(small) < longer(math.sqrt(small * large)) < longer(large)
