@@ -54,11 +54,7 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def find(use: Use) -> Any:
-  """The object in JAX.
-
-  Raises:
-    SetupError: the installed JAX does not have it.
-  """
+  """The object in JAX. Raises SetupError if the installed JAX does not have it."""
   try:
     return operator.attrgetter(use.attribute)(importlib.import_module(use.module))
   except (ImportError, AttributeError) as error:

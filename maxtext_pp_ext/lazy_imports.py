@@ -23,8 +23,7 @@ _lock = threading.RLock()
 def postpone(modules: Mapping[str, tuple[str, ...]]) -> None:
   """Lets modules wait that are not imported yet, from now on in this process.
 
-  Args:
-    modules: full name of a module -> its `mappings`, module-level dicts that others take out of it.
+  `modules`: full name of a module -> its `mappings`, module-level dicts that others take out of it.
   """
   with _lock:
     if (finder := next((found for found in sys.meta_path if isinstance(found, _Finder)), None)) is None:

@@ -173,9 +173,8 @@ def contract_problem(loaded: object) -> str | None:
   if missing := [method for method in _METHODS if not callable(in_class(method))]:
     return f"class {loaded.__name__} has no method {' and no method '.join(missing)}"
   parameters = inspect.signature(loaded.__init__).parameters
-  takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
   absent = [name for name in _CONSTRUCTOR_PARAMETERS if name not in parameters]
-  if absent and not takes_any:
+  if absent and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
     return (
         f"{loaded.__name__}.__init__{inspect.signature(loaded.__init__)} takes no {', '.join(absent)}; expected "
         "__init__(self, config, stage_factory, mesh, remat_policy=None, *, rngs)"

@@ -115,10 +115,7 @@ def open_checkpoint(root: pathlib.Path) -> Checkpoint:
       if kinds.get(path) not in _KINDS:
         raise LayoutError(f"{'/'.join(path)} of {root} is not an array ({kinds.get(path, 'of unknown type')}).")
     classes = _classes(object)
-
-    def to_open(keys: Any, _: Any) -> ocp.RestoreArgs:
-      return ocp.RestoreArgs(restore_type=classes[kinds[ocp.tree.str_keypath(keys)]])
-
+    to_open = lambda keys, _: ocp.RestoreArgs(restore_type=classes[kinds[ocp.tree.str_keypath(keys)]])
     restore = jax.tree_util.tree_map_with_path(to_open, metadata)
     opened = _orbax(classes).restore(folder, args=ocp.args.PyTreeRestore(restore_args=restore))
     with_paths = jax.tree_util.tree_leaves_with_path

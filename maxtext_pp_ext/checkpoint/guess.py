@@ -106,10 +106,7 @@ def _scan_axes(
   for path, shape in shapes.items():
     if name := _name(path, of_layer):
       known.append((shape, (1 + repeated) * (_in_decoder(path)[:2] == _PIPELINE), of_layer[name]))
-
-  def fits(axis: int) -> bool:
-    return all(any(_stacks(shape, stages, each, axis) for each in own) for shape, stages, own in known)
-
+  fits = lambda axis: all(any(_stacks(shape, stages, each, axis) for each in own) for shape, stages, own in known)
   if not any(len(shape) > stages + max(map(len, own)) for shape, stages, own in known) and fits(0):
     return None
   # An axis beyond a layer's rank is its last.

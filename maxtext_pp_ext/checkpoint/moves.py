@@ -144,8 +144,7 @@ def _plan_of_prefix(prefix: Path, leaves: Mapping[Path, Leaf], shapes: Mapping[P
 
 def converted(arrays: Mapping[Path, np.ndarray], source: Layout, target: Layout) -> dict[Path, np.ndarray]:
   """Returns a model's arrays, path -> array, in another layout. Raises what `plan` raises."""
-  shapes = {path: tuple(array.shape) for path, array in arrays.items()}
-  found = plan(shapes, source, target)
+  found = plan({path: tuple(array.shape) for path, array in arrays.items()}, source, target)
   result = {entry.path: np.empty(entry.shape, arrays[entry.like].dtype) for entry in found.entries}
   for path, array in arrays.items():
     for move in found.moves[path]:

@@ -79,8 +79,7 @@ def xla_flag(config: HostKeys, name: str) -> str | None:
 
 def num_stages(config: HostKeys) -> int | None:
   """S = ici_pipeline_parallelism × dcn_pipeline_parallelism, or None if one of them is below 1."""
-  sound = config.ici_pipeline_parallelism >= 1 and config.dcn_pipeline_parallelism >= 1
-  return sound_stages(config) if sound else None
+  return sound_stages(config) if min(config.ici_pipeline_parallelism, config.dcn_pipeline_parallelism) >= 1 else None
 
 
 def sound_stages(config: HostKeys) -> int:

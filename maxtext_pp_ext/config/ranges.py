@@ -106,7 +106,7 @@ def range_of(key: str, field: FieldInfo) -> Range | None:
     most = min(most, math.inf if large else _MOST_LISTED if _LISTED.fullmatch(key) else _MOST)
   elif _SIZES.fullmatch(key):
     most = min(most, _MOST)
-  without_0 = False
+  without_0 = least == -math.inf and bool(_NOT_0.fullmatch(key))
   if least == -math.inf:
     if _FROM_MINUS_1.fullmatch(key):
       least = -1
@@ -116,7 +116,6 @@ def range_of(key: str, field: FieldInfo) -> Range | None:
       least = 0 if default is not None and default >= 0 else least
     else:
       least = 0 if default is None else min(default, 0 if _FROM_0.fullmatch(key) else 1)
-    without_0 = bool(_NOT_0.fullmatch(key))
   elif float not in kinds and above:
     least, above = math.floor(least) + 1, False
   return Range(default=default, least=least, most=most, above=above, without_0=without_0)

@@ -53,8 +53,7 @@ class Conflict:
   def array(self) -> str:
     """The array: its path, shape and logical axes."""
     shape = "" if self.shape is None else f" {list(self.shape)}"
-    names = ", ".join(_entry_text(name) for name in self.names)
-    return f"{self.path or 'an array'}{shape} ({names})"
+    return f"{self.path or 'an array'}{shape} ({', '.join(map(_entry_text, self.names))})"
 
 
 class ShardingConflictError(Refusal, ValueError):

@@ -17,11 +17,10 @@ def divisible_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
 
   The axes of a compound entry are tried in order, and those that fit are kept.
   """
-  padded = tuple(spec) + (None,) * (len(shape) - len(spec))
   return P(
       *(
           entry if entry is P.UNCONSTRAINED else spec_entry(divisible(mesh_axes(entry), size, mesh.shape))
-          for size, entry in zip(shape, padded, strict=True)
+          for size, entry in zip(shape, tuple(spec) + (None,) * (len(shape) - len(spec)), strict=True)
       )
   )
 

@@ -204,11 +204,7 @@ def restore_sharded(
   root = tuple(part for part in at.split("/") if part)
   stored = {keys[len(root) :]: leaf for keys, leaf in _leaves(whole) if keys[: len(root)] == root}
   places = {(*root, *place): want for place, want in _match(path, wanted, stored, not_read).items()}
-
-  def target_of(keys: Any, _: Any) -> Any:
-    want = places.get(key_names(keys))
-    return want.stored if want else ocp.PLACEHOLDER
-
+  target_of = lambda keys, _: want.stored if (want := places.get(key_names(keys))) else ocp.PLACEHOLDER
   target = jax.tree_util.tree_map_with_path(target_of, whole, is_leaf=_is_leaf)
   restore_args = ocp.checkpoint_utils.construct_restore_args(target)
   arrays = checkpointer.restore(path, args=ocp.args.PyTreeRestore(item=target, restore_args=restore_args))

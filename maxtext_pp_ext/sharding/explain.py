@@ -152,10 +152,9 @@ def _dimension_text(d: Dimension) -> str:
 def axes_text(layout: Layout) -> str:
   """The mesh axes of each dimension in turn, - for none: `fsdp - tensor+expert`; or `replicated`."""
   sizes = dict(layout.sharding.mesh.shape)
-  entries = (*layout.sharding.spec, *[None] * (len(layout.shape) - len(layout.sharding.spec)))
   found = [
       "compiler" if entry is P.UNCONSTRAINED else "+".join(axis for axis in mesh_axes(entry) if sizes.get(axis, 1) > 1)
-      for entry in entries
+      for entry in (*layout.sharding.spec, *[None] * (len(layout.shape) - len(layout.sharding.spec)))
   ]
   return " ".join(axes or "-" for axes in found) if any(found) else "replicated"
 

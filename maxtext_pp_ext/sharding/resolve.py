@@ -192,9 +192,8 @@ def resolution(
       bound[i] = rule
       holder |= dict.fromkeys(rule.axes, i)
   mesh_shape = dict(mesh.shape)
-  sizes = itertools.chain(shape or (), itertools.repeat(None))
   dimensions = []
-  for i, (name, size) in enumerate(zip(names, sizes, strict=False)):
+  for i, (name, size) in enumerate(zip(names, itertools.chain(shape or (), itertools.repeat(None)), strict=False)):
     by = bound.get(i)
     binds = (by.binds if by else ()) if isinstance(name, str) else name
     entry, dropped = _entry(binds, size, mesh_shape)

@@ -182,8 +182,7 @@ def _sharding(leaf: Any, array: Any, mesh: Mesh | AbstractMesh, rules: Rules) ->
   if isinstance(given, P):
     return NamedSharding(mesh, given), None
   names, added = _with_scan_axis(given, leaf)
-  rules = read_rules(rules, own=leaf.get_metadata().get("sharding_rules") or ())
-  if not rules:
+  if not (rules := read_rules(rules, own=leaf.get_metadata().get("sharding_rules") or ())):
     names = tuple(mesh_axes(name) if isinstance(name, str) else name for name in names)
   how = dataclasses.replace(resolution(names, mesh, rules, np.shape(array)), added=added)
   return NamedSharding(mesh, how.spec), how

@@ -69,11 +69,8 @@ class Loop:
       inputs: [batch, sequence, embed].
       *ids: segment ids and positions, [batch, sequence].
 
-    Returns:
-      Activations [batch, sequence, embed], and the sown values, by path in the stage: [repeat · stage, …].
-
-    Raises:
-      NotImplementedError: with dropout, if layers sow values that need the whole batch at once.
+    Returns activations [batch, sequence, embed], and the sown values, by path in the stage: [repeat · stage, …]. Raises
+    NotImplementedError with dropout, if layers sow values that need the whole batch at once.
     """
     outputs, sown = self._run(params, self._microbatches, inputs, *ids)
     of_batch = [path for path in sown if _is_named(path, OF_THE_WHOLE_BATCH)]
@@ -105,12 +102,8 @@ class Loop:
     of_stages = [self._layers[i : i + count] for i in range(0, len(self._layers), count)]
     indices = np.indices((self._repeats, self._stages)).reshape(2, -1)
     at = tuple(indices) if self._repeats > 1 else (indices[1],)
-
-    def run_stage(x: jax.Array, at: tuple):
-      return self._run_stage(of_stages[0], params, at, part, x, *ids)
-
     if len({tuple(map(id, layers)) for layers in of_stages}) == 1:
-      return jax.lax.scan(run_stage, x, at)
+      return jax.lax.scan(lambda x, at: self._run_stage(of_stages[0], params, at, part, x, *ids), x, at)
     sown = []
     for number, layers in enumerate(of_stages):
       x, values = self._run_stage(layers, params, tuple(int(index[number]) for index in at), part, x, *ids)
@@ -159,11 +152,8 @@ def sown_beside(module: nnx.Module) -> Callable:
   """
   before = {path: variable for path, variable in nnx.iter_graph(module) if isinstance(variable, nnx.Variable)}
   known = {id(variable) for variable in before.values()}
-
-  def is_new(path, variable):
-    return path not in before and id(variable) not in known and not isinstance(variable, nnx.RngState)
-
-  return is_new
+  is_random = lambda variable: isinstance(variable, nnx.RngState)
+  return lambda path, variable: path not in before and id(variable) not in known and not is_random(variable)
 
 
 def _of_part(leaf: jax.Array, part: jax.Array) -> jax.Array:

@@ -85,7 +85,8 @@ class Parity:
 
     `unused` has parts of the names of parameters that need none.
     """
-    if names := [name for name in self.without_gradient if not any(part in name for part in unused)]:
+    names = [name for name in self.without_gradient if not any(part in name for part in unused)]
+    if names:
       raise AssertionError(
           f"The gradient of {', '.join(names)} is 0 in the layers themselves, so that nothing is compared. Make outputs "
           "or sown values depend on it. If the layers do not use it on purpose, name it in `unused`."
@@ -198,13 +199,9 @@ def tolerance(config: DerivedKeys) -> float:
 
   A wrong weight, microbatch or reduction gives an error of the order of 1.
   """
-
-  def unit(dtype: Any) -> float:
-    return float(jnp.finfo(dtype).eps) / 2
-
-  layers = sound_layers(config)
+  unit = lambda dtype: float(jnp.finfo(dtype).eps) / 2
   inner = max(config.emb_dim, config.mlp_dim, config.moe_mlp_dim, config.num_query_heads * config.head_dim)
-  bound = 4 * math.sqrt(2 * layers) * (unit(config.dtype) + (math.sqrt(inner) + 8) * unit(jnp.float32))
+  bound = 4 * math.sqrt(2 * sound_layers(config)) * (unit(config.dtype) + (math.sqrt(inner) + 8) * unit(jnp.float32))
   if "bfloat16" in (getattr(config, "pipeline_grad_accum_dtype", "auto"), jnp.dtype(config.weight_dtype).name):
     bound += math.sqrt(config.num_pipeline_microbatches) * unit(jnp.bfloat16)
   return bound
@@ -216,8 +213,7 @@ _tolerance = tolerance
 def mesh_of(config: Any) -> Mesh:
   """The config's mesh, of the largest number of devices that the stages divide."""
   stages = sound_stages(config)
-  devices = jax.devices()[: jax.device_count() // stages * stages]
-  return maxtext_utils.get_mesh_from_config(config, devices)
+  return maxtext_utils.get_mesh_from_config(config, jax.devices()[: jax.device_count() // stages * stages])
 
 
 def function_of(pipeline: nnx.Module, *, deterministic: bool = True) -> tuple[Function, PyTree]:

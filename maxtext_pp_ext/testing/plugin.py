@@ -119,8 +119,7 @@ def _use_virtual_devices(count: int) -> None:
     os.environ["XLA_FLAGS"] = processes.xla_flags(count)
   if "JAX_NUM_CPU_DEVICES" in os.environ:
     os.environ["JAX_NUM_CPU_DEVICES"] = str(count)  # overrides XLA_FLAGS
-  jax = sys.modules.get("jax")
-  if jax is not None and not jax.config.jax_platforms:
+  if (jax := sys.modules.get("jax")) is not None and not jax.config.jax_platforms:
     jax.config.update("jax_platforms", platforms)  # JAX reads JAX_PLATFORMS only when it is imported
 
 
@@ -148,9 +147,8 @@ class _Session:
       from maxtext_pp_ext.host.replacements import defaults  # pylint: disable=import-outside-toplevel
 
       all_configs = bool(_option(config, "all_configs"))
-      override = defaults.override_pipeline_impl(self.pipeline_impl, self._on_config, all_configs=all_configs)
       stack = contextlib.ExitStack()
-      stack.enter_context(override)
+      stack.enter_context(defaults.override_pipeline_impl(self.pipeline_impl, self._on_config, all_configs=all_configs))
       config.add_cleanup(stack.close)
 
   def pytest_report_header(self) -> str:

@@ -40,8 +40,7 @@ def draw(argv: Sequence[str]) -> tuple[Tree, Layout]:
 def in_layout_of(tree: Tree, layout: Layout, argv: Sequence[str]) -> Tree:
   """Parameters that have this layout in that of the model of `argv`. Raises LayoutError if that is another model."""
   wanted = layouts.of_config(pyconfig.initialize(list(argv)))
-  arrays = converted(traverse_util.flatten_dict(tree), layout, wanted)
-  return traverse_util.unflatten_dict(arrays)
+  return traverse_util.unflatten_dict(converted(traverse_util.flatten_dict(tree), layout, wanted))
 
 
 def save(path: pathlib.Path, tree: Tree) -> None:
