@@ -14,8 +14,9 @@ import textwrap
 import jax
 
 from examples.demo import settings as demo_settings
+from examples.demo import weights
 import maxtext_pp_ext
-from maxtext_pp_ext.trainer_runs import trainer, weights
+from maxtext_pp_ext.trainer_runs import trainer
 
 _CHARACTERS = 400  # about the capacity of a row of the demo
 

@@ -46,9 +46,16 @@ def search(compiled: Callable[[Flags], dict[str, Any]], own: str = "") -> tuple[
   It goes on until no further set makes the step faster, or the combination has `MOST` sets. Sets whose flags contradict
   flags that are given are not tried. Flags that the compiler lacks are left out.
 
-  `compiled` returns the figures of the step with these flags, or `failure`. `own` is the run's own `compile_xla_flags`,
-  which stay. Returns (the best, all that was tried). The best has no sets if none makes the step faster. Of a step that
-  is refused with any flags nothing else is tried. Raises ValueError if `own` is not a list of flags.
+  Args:
+    compiled: returns the figures of the step with these flags, or `failure`.
+    own: the run's own `compile_xla_flags`, which stay.
+
+  Returns:
+    (the best, all that was tried). The best has no sets if none makes the step faster. Of a step that is refused with any
+    flags nothing else is tried.
+
+  Raises:
+    ValueError: `own` is not a list of flags.
   """
   flags.joined(own, ())
   best = default = Tried(Flags(own), compiled(Flags(own)))

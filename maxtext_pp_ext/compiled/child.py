@@ -89,11 +89,12 @@ def compile_step(
     devices: those to compile for; None for the TPUs of `compile_topology`.
     on_tick: see `run`.
 
-  Returns `bytes` of memory per device. `peak_GB` is what a chip needs at once, arguments included; None where activations
-  are offloaded to the host's memory, which the compiler's peak counts, too. `temp_GB` is the sum of the temporary
-  buffers, as if they did not reuse one another's memory, without arguments. The seconds that compiling took. `names`, by
-  which the step's arguments are told apart (`reading.step`). For TPUs `placement` and `work`, which projections need. If
-  there are none, `failure`; and `refused` if the configuration was refused.
+  Returns:
+    `bytes` of memory per device. `peak_GB` is what a chip needs at once, arguments included; None where activations are
+    offloaded to the host's memory, which the compiler's peak counts, too. `temp_GB` is the sum of the temporary buffers,
+    as if they did not reuse one another's memory, without arguments. The seconds that compiling took. `names`, by which
+    the step's arguments are told apart (`reading.step`). For TPUs `placement` and `work`, which projections need. If
+    there are none, `failure`; and `refused` if the configuration was refused.
   """
   where = "here" if devices is not None else "topology"
   return run("compile_step", [str(hlo_file), where, *arguments], bounds=bounds, devices=devices, on_tick=on_tick)

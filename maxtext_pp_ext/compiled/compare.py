@@ -35,9 +35,10 @@ def figures(
     trace_file: file for the projected step in Chrome's trace format, gzipped.
     picture_file: file for a picture of one of its iterations in each direction, an SVG or PNG.
 
-  Returns what `child.compile_step` returns, without `placement` and `names`, and what `of_step` returns. With a chip
-  also `projection`, see `of_projection`. Or `failure`; and `unread` if the step was compiled and its program could not
-  be read.
+  Returns:
+    What `child.compile_step` returns, without `placement` and `names`, and what `of_step` returns. With a chip also
+    `projection`, see `of_projection`. Or `failure`; and `unread` if the step was compiled and its program could not be
+    read.
   """
   with interruption.temporary_folder() as folder:
     file = hlo_file or pathlib.Path(folder) / "step.hlo"
@@ -65,12 +66,13 @@ def figures(
 def of_step(read: reading.Step) -> dict[str, Any]:
   """What a train step sends and multiplies, per device and step.
 
-  Returns `wire_GB` and `count` of the collectives, by kind, and `wire_total_GB`. `balanced_ragged_GB`: of ragged
-  all-to-alls what is sent if all devices get equally many rows. `weight_gathers`: all-gathers executed, counted per
-  floating-point array of at least `collectives.WEIGHT_BYTES`. `dot_flops` of matrix multiplications and convolutions,
-  without those in Pallas kernels. `loops_without_trip_count` and `conditionals_unknown` could not be followed.
-  `transfers` lists the collectives by payload, kind and loop depth. `overlap` has the shares of their bytes that are
-  transferred asynchronously, and with compute meanwhile.
+  Returns:
+    `wire_GB` and `count` of the collectives, by kind, and `wire_total_GB`. `balanced_ragged_GB`: of ragged all-to-alls
+    what is sent if all devices get equally many rows. `weight_gathers`: all-gathers executed, counted per floating-point
+    array of at least `collectives.WEIGHT_BYTES`. `dot_flops` of matrix multiplications and convolutions, without those in
+    Pallas kernels. `loops_without_trip_count` and `conditionals_unknown` could not be followed. `transfers` lists the
+    collectives by payload, kind and loop depth. `overlap` has the shares of their bytes that are transferred
+    asynchronously, and with compute meanwhile.
   """
   with hlo.reading():
     kinds = _grouped(read.collectives, (span.collective.kind for span in read.collectives))
@@ -136,8 +138,10 @@ def wire_bytes(row: dict[str, Any], **chosen: Any) -> int:
 def simulate(read: reading.Step, chip: chips.Chip, placement: Mapping[str, Any]) -> timeline.Timeline:
   """Simulates one step of a scheduled program, from a text with its tables of integers (`compiled.tasks.printed`).
 
-  The placement is `mesh`, sizes by name in order, and `devices`, [slice, x, y, z] of each partition. Raises HloError if
-  the program has something that is not understood.
+  The placement is `mesh`, sizes by name in order, and `devices`, [slice, x, y, z] of each partition.
+
+  Raises:
+    HloError: the program has something that is not understood.
   """
   with hlo.reading():
     payloads = {(span.where, span.name): each for span, each in zip(read.collectives, read.payloads, strict=True)}
@@ -151,12 +155,13 @@ def of_projection(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[
 
   The work is `model_flops` and `tokens` of a device and step, and the `bubble_fraction` of the pipeline, 0 without one.
 
-  Returns `step_s`; `parts`, seconds that add up to it; and of these: `bubbles_s`, compute of the pipeline's loops in
-  iterations in which a stage idles, None for a pipeline without a loop, and `rematerialisation_s`, what is computed
-  again. `busy_s` of each lane. `transfers_s`: of transfers, hidden or not, by the names of their parts. `transfers_GB`:
-  what a device sends, likewise; of a ragged all-to-all what it sends if routing is balanced. `tokens_per_s` and
-  `tflops_per_s` of a device as MaxText's log counts them, and their share of the chip's peak, `mfu`. `unknown`:
-  instructions that could not be followed, see `Timeline`. `is`: what this is.
+  Returns:
+    `step_s`; `parts`, seconds that add up to it; and of these: `bubbles_s`, compute of the pipeline's loops in
+    iterations in which a stage idles, None for a pipeline without a loop, and `rematerialisation_s`, what is computed
+    again. `busy_s` of each lane. `transfers_s`: of transfers, hidden or not, by the names of their parts. `transfers_GB`:
+    what a device sends, likewise; of a ragged all-to-all what it sends if routing is balanced. `tokens_per_s` and
+    `tflops_per_s` of a device as MaxText's log counts them, and their share of the chip's peak, `mfu`. `unknown`:
+    instructions that could not be followed, see `Timeline`. `is`: what this is.
   """
   run = simulated.step
   parts: dict[str, float] = collections.defaultdict(float)

@@ -95,11 +95,16 @@ def named(name: str) -> str:
 
 
 def joined(own: str, names: Sequence[str], without: Collection[str] = ()) -> str:
-  """Returns a value of `compile_xla_flags`: `own`, then the flags of the sets of these names that it does not have.
+  """Returns a value of `compile_xla_flags`: `own`, then the flags of the sets that it does not have.
 
-  `without` has names of flags of these sets that are left out, such as those that the compiler refuses. Raises ValueError
-  if a name is unknown, `own` is not a list of flags, a flag would have two values, or a flag to leave out is in none of
-  the sets.
+  Args:
+    own: the value without the sets.
+    names: of sets.
+    without: names of flags of these sets that are left out, such as those that the compiler refuses.
+
+  Raises:
+    ValueError: a name is unknown, `own` is not a list of flags, a flag would have two values, or a flag to leave out is
+      in none of the sets.
   """
   offered = [(flag, value, f"--flags {name}") for name in names for flag, value in _flags(SETS[named(name)])]
   if missing := set(without).difference(flag for flag, _, _ in offered):

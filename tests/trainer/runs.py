@@ -105,7 +105,7 @@ def main(plan_file: str) -> None:
   from absl import logging  # pylint: disable=import-outside-toplevel
   import jax  # pylint: disable=import-outside-toplevel
 
-  from maxtext_pp_ext.trainer_runs import weights as initial  # pylint: disable=import-outside-toplevel
+  from examples.demo import weights as initial  # pylint: disable=import-outside-toplevel
 
   logging.use_absl_handler()  # as absl's app.run does
   logging.set_verbosity(logging.INFO)
@@ -124,7 +124,7 @@ def main(plan_file: str) -> None:
 def _train(name: str, run: Run, draw: Callable[[str], Any]) -> None:
   import jax  # pylint: disable=import-outside-toplevel
 
-  from maxtext_pp_ext.trainer_runs import weights as initial  # pylint: disable=import-outside-toplevel
+  from examples.demo import weights as initial  # pylint: disable=import-outside-toplevel
 
   print(f"== {name}", flush=True)
   argv = _argv(run.keys, name)
