@@ -127,6 +127,23 @@ ABLATIONS: dict[str, Ablation] = {
         figure=f"{unchanged.PART}other compute",
         margin=0.05,
     ),
+    "order_of_offloaded": Ablation(
+        what="What the host's memory keeps is in the order of its own dimensions there, and copied before and after.",
+        file="engine/programs/stage.py",
+        old="      saving, backward = offloaded.in_orders(saving, backward, of)\n",
+        new="      del of\n",
+        case=unchanged.Case(
+            impl="window",
+            keys=(
+                *("override_model_config=True", "base_num_decoder_layers=8", "attention=flash", "max_target_length=8192"),
+                *("per_device_batch_size=1", "model_name=llama3-8b", "compile_topology=v6e-8", "ici_fsdp_parallelism=8"),
+                *("remat_policy=custom", "decoder_layer_input=offload", "out_proj=offload", "query_proj=offload"),
+                "compile_xla_flags=--xla_tpu_scoped_vmem_limit_kib=98304",
+            ),
+        ),
+        figure=f"{unchanged.PART}other compute",
+        margin=0.02,
+    ),
     "last_transfers": Ablation(
         what="The largest transfers of an iteration run beside its last operations, however short these are.",
         file="engine/programs/partial.py",

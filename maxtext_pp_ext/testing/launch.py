@@ -68,8 +68,7 @@ class Group(contextlib.AbstractContextManager["Group"]):
       on_line: called with (process, line) for each line of output of each process, one at a time.
       cwd: working directory of the processes.
 
-    Raises:
-      ValueError: `processes` or `devices` is less than 1.
+    Raises ValueError if `processes` or `devices` is less than 1.
     """
     if processes < 1 or devices < 1:
       raise ValueError(f"{processes} processes with {devices} devices each: give at least 1 of both")
@@ -104,12 +103,9 @@ class Group(contextlib.AbstractContextManager["Group"]):
   def wait(self, *, grace_s: float = GRACE_S, timeout_s: float = float("inf")) -> list[int]:
     """Waits until all processes have ended. After a failure or `end`, those that still run have `grace_s` seconds.
 
-    Returns:
-      The exit codes as in `subprocess`: minus the signal's number for a process that a signal ended.
-
-    Raises:
-      TimeoutError: some processes had not ended in time and were killed; the message lists them.
-      Exception: the exception that `on_line` raised, after all processes were killed.
+    Returns the exit codes as in `subprocess`: minus the signal's number for a process that a signal ended. Raises
+    TimeoutError if some processes had not ended in time and were killed; the message lists them. Raises the exception
+    that `on_line` raised, after all processes were killed.
     """
     started, failed = time.monotonic(), None
     while self._error is None and None in (codes := [process.poll() for process in self.processes]):

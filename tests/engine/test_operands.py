@@ -37,16 +37,26 @@ def test_the_order_in_memory_is_the_one_that_the_products_want(fn, order):
 HEADS_FIRST = (0, 2, 1, 3)
 
 
+def on_one_device(fn):
+  return jax.shard_map(fn, mesh=jax.make_mesh((1,), ("fsdp",)), in_specs=jax.P(), out_specs=jax.P())
+
+
 @pytest.mark.parametrize(
     ("fn", "order"),
     [
         (lambda q: jnp.swapaxes(q, 1, 2), HEADS_FIRST),
         (jax.jit(lambda q: jnp.swapaxes(checkpoint_name(q, "query_proj"), 1, 2) * 2), HEADS_FIRST),
+        (lambda q: on_one_device(lambda q: jnp.swapaxes(q, 2, 3) * 2)(jnp.swapaxes(q, 1, 2)), (0, 2, 3, 1)),
+        (lambda q: jax.device_put(jnp.swapaxes(q, 1, 2), jax.memory.Space.Device) + 1, HEADS_FIRST),
+        (lambda q: jnp.swapaxes(jnp.swapaxes(q, 1, 2), 1, 2) + q, ROW_MAJOR),
         (lambda q: (jnp.swapaxes(q, 1, 2), q + 1), ROW_MAJOR),
         (lambda q: (jnp.swapaxes(q, 1, 2), jnp.swapaxes(q, 2, 3)), ROW_MAJOR),
         (lambda q: q, ROW_MAJOR),
     ],
-    ids=["kernel", "within a call, named", "something else beside it", "two orders", "returned as it is"],
+    ids=[
+        *("kernel", "within a call, named", "sequence last, within a shard_map", "from the host's memory", "there and back"),
+        *("something else beside it", "two orders", "returned as it is"),
+    ],
 )
 def test_a_residual_is_in_memory_as_backward_reads_it(fn, order):
   closed = jax.make_jaxpr(lambda other, q: (other, fn(q)))(jnp.zeros(3), jnp.zeros((2, 8, 4, 16)))

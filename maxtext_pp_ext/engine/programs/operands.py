@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the operations of a program read and write arrays fastest: in which memory layout, and where."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 
@@ -20,7 +20,13 @@ def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
   weight with one dimension of the result is in that order already, and so is one that no product reads, or several read
   in different ways.
   """
-  return _as_read(closed.jaxpr, closed.jaxpr.invars[:count], _by_product)
+  found = []
+  for var in closed.jaxpr.invars[:count]:
+    own = tuple(range(len(var.aval.shape)))
+    read = uses(closed.jaxpr, var, through=lambda eqn, _: has(eqn, Trait.SAME_DIMENSIONS))
+    wanted = {order or own for eqn, at in read if (order := _by_product(eqn, at)) is not None}
+    found.append(wanted.pop() if len(wanted) == 1 else own)
+  return tuple(found)
 
 
 def of_kernels(jaxpr: Jaxpr, outs: Sequence[int]) -> tuple[bool, ...]:
@@ -69,25 +75,39 @@ def _keeps_elements(eqn: JaxprEqn) -> bool:
 def residual_orders(jaxpr: Jaxpr, first: int, count: int) -> tuple[tuple[int, ...], ...]:
   """For each of `count` inputs of backward from `first` on, its dimensions from major to minor as backward reads them.
 
-  Attention kernels read queries, keys and values with heads before the sequence. An input that is read in this way only
-  is in that order, and every other input is in its own.
+  Attention kernels read queries, keys and values with heads before the sequence, or with the sequence last. An input that
+  is read in one order only is in that order, and every other input is in its own.
   """
-  transposed = lambda eqn, _: eqn.params["permutation"] if eqn and eqn.primitive.name == "transpose" else ()
-  return _as_read(jaxpr, jaxpr.invars[first : first + count], transposed)
-
-
-def _as_read(jaxpr: Jaxpr, invars: Sequence[Var], order_of: Callable) -> tuple[tuple[int, ...], ...]:
-  """The one order that all uses of each input want, (operation, operand) -> order; () is its own, None is any."""
   found = []
-  for var in invars:
+  for var in jaxpr.invars[first : first + count]:
     own = tuple(range(len(var.aval.shape)))
-    read = uses(jaxpr, var, through=lambda eqn, _: has(eqn, Trait.SAME_DIMENSIONS))
-    wanted = {order or own for eqn, at in read if (order := order_of(eqn, at)) is not None}
-    found.append(wanted.pop() if len(wanted) == 1 else own)
+    read = set(_orders_of_readers(jaxpr, var, own))
+    found.append(read.pop() if len(read) == 1 else own)
   return tuple(found)
 
 
+def _orders_of_readers(jaxpr: Jaxpr, var: Var | Literal, order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+  """For each operation that reads a variable, behind transposes or not, the order in which it reads the dimensions.
+
+  `order` is that of the variable itself.
+  """
+  for eqn in jaxpr.eqns:
+    for at in (k for k, operand in enumerate(eqn.invars) if operand is var):
+      if has(eqn, Trait.SAME_DIMENSIONS):
+        yield from _orders_of_readers(jaxpr, eqn.outvars[min(at, len(eqn.outvars) - 1)], order)
+      elif eqn.primitive.name == "transpose":
+        yield from _orders_of_readers(jaxpr, eqn.outvars[0], tuple(order[dim] for dim in eqn.params["permutation"]))
+      elif is_call(eqn) or eqn.primitive.name == "shard_map":
+        inner, _ = inner_program(eqn)
+        yield from _orders_of_readers(inner, inner.invars[at], order)
+      else:
+        yield order
+  if var in jaxpr.outvars:
+    yield order
+
+
 def _by_product(eqn: JaxprEqn | None, at: int) -> tuple[int, ...] | None:
+  """The order in which an operation wants an operand; () is the operand's own, None is any."""
   if eqn is None:
     return None
   if eqn.primitive.name != "dot_general":

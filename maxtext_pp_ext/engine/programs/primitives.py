@@ -37,6 +37,7 @@ def _table() -> dict[str, Trait]:
       "copy": moves | t.LINEAR | t.REPEATS | t.SAME_MEMORY | t.SAME_DIMENSIONS,
       "core_call": t.CALL,
       "custom_vjp_call": t.LONG,
+      "device_put": t.SAME_DIMENSIONS,
       "dot_general": t.LONG,
       "expand_dims": moves | t.RESHAPES | t.SAME_MEMORY,
       "jit": t.CALL,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maxtext_pp_ext.engine.programs import one_of, operands
+from maxtext_pp_ext.engine.programs import offloaded, one_of, operands
 from maxtext_pp_ext.engine.programs.jaxprs import inputs_of, number, select_outputs
 from maxtext_pp_ext.engine.programs.partial import GradientProgram
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
@@ -87,15 +87,21 @@ class StageProgram:
     inputs = [inputs_of(traced.forward.jaxpr, at) for at in traced.rebuilt]
     backward = traced.backward()
     reads = [[k for k, used in enumerate(inputs) if i in used] for i in range(num_weights)]
+    saving = take([*range(len(traced.output_avals)), *traced.saved])
+    orders = operands.residual_orders(backward.jaxpr, len(traced.rebuilt), len(traced.saved))
+    on_host = [k for k, v in enumerate(traced.avals(traced.saved)) if v.memory_space != jax.memory.Space.Device]
+    if on_host:
+      of = {(len(traced.output_avals) + k, len(traced.rebuilt) + k): orders[k] for k in on_host}
+      saving, backward = offloaded.in_orders(saving, backward, of)
     return cls(
         weights_and_aux=jax.tree.structure((weights, aux)),
         outputs=traced.outputs,
         output_avals=traced.output_avals,
         primal=primal,
-        saving=take([*range(len(traced.output_avals)), *traced.saved]),
+        saving=saving,
         rebuilding=take(traced.rebuilt),
-        saved_avals=traced.avals(traced.saved),
-        saved_orders=operands.residual_orders(backward.jaxpr, len(traced.rebuilt), len(traced.saved)),
+        saved_avals=_types(saving.jaxpr.outvars[len(traced.output_avals) :]),
+        saved_orders=orders,
         saved_by_kernels=operands.of_kernels(traced.forward.jaxpr, traced.saved),
         saved_by_products=operands.of_products(traced.forward.jaxpr, traced.saved),
         gradients=GradientProgram.plan(
