@@ -9,6 +9,7 @@ from maxtext_pp_ext.compiled.program import execution, hlo
 
 _COPIES = frozenset({"copy", "transpose"})
 _EXPONENTIALS = frozenset({"exponential", "logistic", "tanh"})
+_CYCLES = r'"estimated_cycles":"(\d+)"'
 _SMALL_BYTES = 1 << 16  # smaller copies are not counted
 
 
@@ -30,6 +31,11 @@ def copied(run: execution.Execution) -> float:
     return size if size >= _SMALL_BYTES else 0
 
   return run.total(of)
+
+
+def cycles(run: execution.Execution) -> float:
+  """Cycles that the compiler expects."""
+  return run.total(lambda _, step: float(step.attribute(_CYCLES) or 0))
 
 
 def cast_before_loops(run: execution.Execution) -> float:

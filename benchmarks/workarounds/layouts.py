@@ -150,6 +150,18 @@ def order_of_weight(workaround: bool) -> Program:
   return Program(run=run, given=[((rows, embed), jnp.bfloat16), ((embed, heads, head_dim), jnp.bfloat16)])
 
 
+def order_of_output_projection(workaround: bool) -> Program:
+  """A product reads [heads, head_dim, embed] in its own order at half the rate, if head_dim is half a matrix unit."""
+  rows, heads, head_dim, embed = 2048, 16, 128, 2048
+  matrix = (embed, head_dim) if workaround else (head_dim, embed)
+
+  def run(context, weight):
+    weight = weight.swapaxes(1, 2) if workaround else weight
+    return in_memory(jnp.einsum("hbd,hde->be", context, weight), (0, 1))
+
+  return Program(run=run, given=[((heads, rows, head_dim), jnp.bfloat16), ((heads, *matrix), jnp.bfloat16)])
+
+
 def order_of_all_repeats(workaround: bool) -> Program:
   """Chunks are copied into another order to be gathered in it, and again to be placed."""
   embed, heads, head_dim, devices = 512, 4, 128, 4

@@ -36,6 +36,9 @@ REPRODUCERS: dict[str, Reproducer | Ablation] = {
     "order_of_residual": Reproducer(program=layouts.order_of_residual, **_COPIED),
     "order_of_finished_sum": Reproducer(program=layouts.order_of_finished_sum, **_COPIED),
     "order_of_weight": Reproducer(program=layouts.order_of_weight, **_COPIED),
+    "order_of_output_projection": Reproducer(
+        program=layouts.order_of_output_projection, figure=figures.cycles, unit="cycles", margin=0.2
+    ),
     "order_of_all_repeats": Reproducer(program=layouts.order_of_all_repeats, **_COPIED),
     "residual_of_kernel": Reproducer(program=layouts.residual_of_kernel, **_COPIED),
     "factor_of_products": Reproducer(

@@ -13,7 +13,7 @@ from maxtext_pp_ext.jax_private import jaxpr_as_fun
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
-ORDER = (0, 2, 1, 3)
+ORDER = (0, 2, 3, 1)
 
 
 def forward(x):
@@ -49,8 +49,8 @@ def on_host(program, number):
 def test_what_is_kept_has_another_order_and_the_same_values(back):
   first, second = programs(back)
   forth, fetched = offloaded.in_orders(first, on_host(second, 0), {(1, 0): ORDER})
-  assert forth.out_avals[1].shape == (2, 4, 3, 5) and forth.out_avals[1].memory_space == HOST
-  assert fetched.in_avals[0].shape == (2, 4, 3, 5) and fetched.in_avals[0].memory_space == HOST
+  assert forth.out_avals[1].shape == (2, 4, 5, 3) and forth.out_avals[1].memory_space == HOST
+  assert fetched.in_avals[0].shape == (2, 4, 5, 3) and fetched.in_avals[0].memory_space == HOST
   run = lambda x, there, back: jaxpr_as_fun(back)(jaxpr_as_fun(there)(x)[1], jnp.float32(2.0))
   expected = 2 * np.sin(X) + 1
   np.testing.assert_allclose(jax.jit(lambda x: run(x, forth, fetched))(X)[0], expected, rtol=1e-5)
@@ -61,6 +61,13 @@ def test_what_is_kept_has_another_order_and_the_same_values(back):
 def test_what_something_else_reads_stays_as_it_is():
   first, second = programs(reads_twice)
   forth, fetched = offloaded.in_orders(first, on_host(second, 0), {(1, 0): ORDER})
+  assert forth.out_avals[1].shape == fetched.in_avals[0].shape == X.shape
+
+
+def test_what_forward_itself_fetches_stays_as_it_is():
+  reads = lambda x: (jax.device_put(there := jax.device_put(x, HOST), DEVICE).sum(), there)
+  _, second = programs()
+  forth, fetched = offloaded.in_orders(jax.make_jaxpr(reads)(X), on_host(second, 0), {(1, 0): ORDER})
   assert forth.out_avals[1].shape == fetched.in_avals[0].shape == X.shape
 
 

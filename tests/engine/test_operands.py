@@ -22,12 +22,21 @@ def of_stages(equation):
     [
         (of_stages("re,ehd->rhd"), ONE_MATRIX_PER_HEAD),
         (jax.checkpoint(lambda w, x: jax.jit(of_stages("re,ehd->rhd"))(w.astype(jnp.bfloat16), x)), ONE_MATRIX_PER_HEAD),
-        (lambda w, x: of_stages("reh,ehd->rd")(w, jnp.zeros((2, 3, 8, 4))), ROW_MAJOR),
+        (lambda w, x: of_stages("reh,ehd->rd")(w, jnp.zeros((2, 3, 8, 4))), (0, 1, 3, 2)),
+        (lambda w, x: of_stages("reh,ehd->rd")(w[:, :, :1], jnp.zeros((2, 3, 8, 1))), ROW_MAJOR),
         (lambda w, x: w * 2 + x.sum(), ROW_MAJOR),
         (lambda w, x: of_stages("re,ehd->rhd")(w, x).sum() + w.sum(), ROW_MAJOR),
         (lambda w, x: x, ROW_MAJOR),
     ],
-    ids=["heads", "heads, within calls and cast", "output projection", "no product", "a product and a sum", "unused"],
+    ids=[
+        "heads",
+        "heads, within calls and cast",
+        "output projection",
+        "a part of it",
+        "no product",
+        "a product and a sum",
+        "unused",
+    ],
 )
 def test_the_order_in_memory_is_the_one_that_the_products_want(fn, order):
   closed = jax.make_jaxpr(fn)(jnp.zeros(HEADS), jnp.zeros((2, 3, 8)))
@@ -54,7 +63,13 @@ def on_one_device(fn):
         (lambda q: q, ROW_MAJOR),
     ],
     ids=[
-        *("kernel", "within a call, named", "sequence last, within a shard_map", "from the host's memory", "there and back"),
+        *(
+            "kernel",
+            "within a call, named",
+            "sequence last, within a shard_map",
+            "from the host's memory",
+            "there and back",
+        ),
         *("something else beside it", "two orders", "returned as it is"),
     ],
 )

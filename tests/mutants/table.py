@@ -351,6 +351,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "old._replace(iteration=crossed[k] - 1) if",
             "tests/engine/test_segments.py::test_gradients_of_segments_are_those_of_the_whole",
         ),
+        Mutant(
+            "offloaded-in-another-order",
+            "what comes back from the host's memory has its dimensions in the order in which it left",
+            "engine/programs/offloaded.py",
+            "sorted(range(x.ndim), key=order.__getitem__)",
+            "order",
+            "tests/engine/test_offloaded.py::test_what_is_kept_has_another_order_and_the_same_values[backward]",
+        ),
     ),
     "weights of other devices' shards": (
         Mutant(

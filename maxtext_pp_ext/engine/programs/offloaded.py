@@ -12,17 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from maxtext_pp_ext.engine.programs.jaxprs import count_uses, inline, interpret, makers_of
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.jax_private import ClosedJaxpr, JaxprEqn, Var
 
-Order = Sequence[int]
-
 
 def in_orders(
-    forward: ClosedJaxpr, backward: ClosedJaxpr, orders: Mapping[tuple[int, int], Order]
+    forward: ClosedJaxpr, backward: ClosedJaxpr, orders: Mapping[tuple[int, int], Sequence[int]]
 ) -> tuple[ClosedJaxpr, ClosedJaxpr]:
   """The same programs, whose arrays in the host's memory have their dimensions in other orders.
 
@@ -51,7 +48,7 @@ def in_orders(
     if order is None:
       return None
     (x,) = eqn.primitive.bind(*values, **eqn.params)
-    return [jnp.transpose(in_memory(x, range(x.ndim)), np.argsort(order))]
+    return [jnp.transpose(in_memory(x, range(x.ndim)), sorted(range(x.ndim), key=order.__getitem__))]
 
   in_avals = [
       v.aval if v not in fetched else v.aval.update(shape=tuple(v.aval.shape[dim] for dim in fetched[v]))
@@ -65,14 +62,18 @@ def _by(program: ClosedJaxpr, rule: Callable, in_avals: Sequence) -> ClosedJaxpr
 
 
 def _leaving(program: ClosedJaxpr, out: int) -> JaxprEqn | None:
-  """The operation that moves an output to the host's memory; None if no operation of the program itself does."""
+  """The operation that moves an output to the host's memory; None if there is none here, or something reads it there."""
   var = program.jaxpr.outvars[out]
-  eqn = makers_of(program.jaxpr).get(var) if isinstance(var, Var) else None
-  return eqn if eqn is not None and eqn.primitive.name == "device_put" else None
+  eqn = makers_of(program.jaxpr).get(var)
+  return eqn if eqn is not None and _moves_one(eqn) and count_uses(program.jaxpr)[var] == 1 else None
 
 
 def _only_fetched(program: ClosedJaxpr, number: int) -> bool:
   """Whether an input is moved to the device's memory, and nothing else reads it."""
   var = program.jaxpr.invars[number]
-  readers = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "device_put" and eqn.invars[0] is var]
+  readers = [eqn for eqn in program.jaxpr.eqns if _moves_one(eqn) and eqn.invars[0] is var]
   return count_uses(program.jaxpr)[var] == len(readers) > 0
+
+
+def _moves_one(eqn: JaxprEqn) -> bool:
+  return eqn.primitive.name == "device_put" and len(eqn.invars) == 1

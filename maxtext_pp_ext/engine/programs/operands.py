@@ -15,18 +15,23 @@ def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
   """For each of the first `count` inputs, its dimensions from major to minor as the products want them.
 
   The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_weight) reads a weight [embed, heads, head_dim] as
-  one matrix per head. If memory has it in another order, it copies the weight before each product. So the order is: the
-  batch of the product, all dimensions of the result but the last, those that are contracted, the last of the result. A
-  weight with one dimension of the result is in that order already, and so is one that no product reads, or several read
-  in different ways.
+  one matrix per head. If memory has it in another order, it copies the weight before each product. A weight [heads,
+  head_dim, embed] in its own order takes twice as long, where a matrix unit has more columns than head_dim (libtpu
+  0.0.48.1; benchmarks.workarounds order_of_output_projection). So the order is: the batch of the product, all but the
+  last of the dimensions that go together, those on the other side, the last one. A weight with one dimension on each side
+  is in its own order, and so is one that no product reads, or several read in different ways.
   """
   found = []
   for var in closed.jaxpr.invars[:count]:
-    own = tuple(range(len(var.aval.shape)))
     read = uses(closed.jaxpr, var, through=lambda eqn, _: has(eqn, Trait.SAME_DIMENSIONS))
-    wanted = {order or own for eqn, at in read if (order := _by_product(eqn, at)) is not None}
-    found.append(wanted.pop() if len(wanted) == 1 else own)
+    found.append(_only_order({order for eqn, at in read if (order := _by_product(eqn, at)) is not None}, var))
   return tuple(found)
+
+
+def _only_order(wanted: set[tuple[int, ...]], var: Var) -> tuple[int, ...]:
+  """The order that is wanted; that of the variable's own dimensions if there is none, or several."""
+  own = tuple(range(len(var.aval.shape)))
+  return next(iter(wanted)) or own if len(wanted) == 1 else own
 
 
 def of_kernels(jaxpr: Jaxpr, outs: Sequence[int]) -> tuple[bool, ...]:
@@ -78,12 +83,8 @@ def residual_orders(jaxpr: Jaxpr, first: int, count: int) -> tuple[tuple[int, ..
   Attention kernels read queries, keys and values with heads before the sequence, or with the sequence last. An input that
   is read in one order only is in that order, and every other input is in its own.
   """
-  found = []
-  for var in jaxpr.invars[first : first + count]:
-    own = tuple(range(len(var.aval.shape)))
-    read = set(_orders_of_readers(jaxpr, var, own))
-    found.append(read.pop() if len(read) == 1 else own)
-  return tuple(found)
+  orders_of = lambda var: set(_orders_of_readers(jaxpr, var, tuple(range(len(var.aval.shape)))))
+  return tuple(_only_order(orders_of(var), var) for var in jaxpr.invars[first : first + count])
 
 
 def _orders_of_readers(jaxpr: Jaxpr, var: Var | Literal, order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -112,10 +113,9 @@ def _by_product(eqn: JaxprEqn | None, at: int) -> tuple[int, ...] | None:
     return None
   if eqn.primitive.name != "dot_general":
     return ()
-  contracted, batch = (each[at] for each in eqn.params["dimension_numbers"])
-  dims: Sequence[int] = range(len(eqn.invars[at].aval.shape))
-  kept = [dim for dim in dims if dim not in (*contracted, *batch)]
-  follow = max(contracted, default=-1) < min(kept, default=len(dims))
-  if len(kept) < 2 or not contracted or not follow:
-    return tuple(dims)
-  return (*batch, *kept[:-1], *contracted, kept[-1])
+  contracted, batch = (sorted(each[at]) for each in eqn.params["dimension_numbers"])
+  kept = [dim for dim in range(len(eqn.invars[at].aval.shape)) if dim not in (*contracted, *batch)]
+  several, others = (kept, contracted) if len(kept) > 1 else (contracted, kept)
+  if len(several) < 2 or not others:
+    return ()
+  return (*batch, *several[:-1], *others, several[-1])
