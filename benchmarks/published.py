@@ -5,6 +5,7 @@
   python -m benchmarks.published                                  every run that has no result yet
   python -m benchmarks.published --run deepseek2-16b-v5p-8        one of them, again
   python -m benchmarks.published --impl none                      only as it was measured, not with the window
+  python -m benchmarks.published --run llama2-70b-v5p-512 --flags DENSE_VMEM_LIMIT_FLAG    with sets beside its own
 
 Compiles the runs of `published.yml` with their keys and compiler flags for their topology, as they were measured (none)
 and with our window (docs/window.md), and projects a step. Needs the extra `tools` (libtpu); a compilation takes one to
@@ -15,6 +16,7 @@ on where it was.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 import pathlib
 import statistics
 import sys
@@ -23,18 +25,20 @@ from typing import Any
 from rich import console as rich_console
 import yaml
 
-from benchmarks import compile_step, tables
+from benchmarks import compile_step, shapes, tables
+from maxtext_pp_ext.compiled import flags
 from maxtext_pp_ext.host.models import variants
 from maxtext_pp_ext.processes import interruption
 
 RUNS = pathlib.Path(__file__).resolve().with_suffix(".yml")
-Results = dict[str, dict[str, dict[str, Any]]]  # figures by run and implementation
+# Figures by run and row: an implementation, or with sets of flags `shapes.row_name`.
+Results = dict[str, dict[str, dict[str, Any]]]
 IMPLEMENTATIONS = (variants.NONE, variants.WINDOW)
 _WITHOUT_STORAGE = {"dataset_type": "synthetic", "enable_checkpointing": False}
 _FSDP_BY_DEFAULT = {"ici_fsdp_parallelism": -1}  # MaxText's, for runs that do not set it
 _HEADER = ("run", "remat policy", "devices", "measured s", "projected s", "error")
 _PARTS = ("products", "kernels", "other", "waiting", "MFU", "peak GB")
-_OF_WINDOW = ("window s", "window ÷ none", "window peak GB")
+_OF_WINDOW = ("none, best s", "window, best s", "window ÷ none", "window peak GB")
 _INTRODUCTION = """# Published runs
 
 `python -m benchmarks.published` printed this: MaxText runs without a pipeline whose step time is published, and what a \
@@ -43,7 +47,8 @@ with older versions of both; the same configuration published twice with other v
 Sources, keys and flags are in `../published.yml`. Seconds of a step, those with * from published TFLOP/s; products, \
 kernels, other compute and waiting for transfers add up to the projection.
 
-Nobody has measured the last three columns: the same run with the window (docs/window.md), also projected.
+Nobody has measured the last four columns: the same run with the window (docs/window.md), also projected. Both with the \
+fastest flags that were tried: the run's own, or these and sets of MaxText's (`--flags`), which are listed below.
 """
 
 
@@ -52,16 +57,19 @@ def runs() -> dict[str, dict[str, Any]]:
   return yaml.safe_load(RUNS.read_text(encoding="utf-8"))
 
 
-def arguments(run: dict[str, Any], impl: str) -> list[str]:
-  """MaxText's command-line arguments of a run with one of `IMPLEMENTATIONS`."""
+def arguments(run: dict[str, Any], impl: str, sets: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
+  """MaxText's command-line arguments of a run with one of `IMPLEMENTATIONS`; `sets` are added to its flags.
+
+  Raises ValueError if a flag would have two values.
+  """
   keys = {
       **_WITHOUT_STORAGE,
       **run["keys"],
       "compile_topology": run["topology"],
       "compile_topology_num_slices": run["slices"],
   }
-  if run["xla_flags"]:
-    keys["compile_xla_flags"] = " ".join(run["xla_flags"])
+  if given := flags.joined(" ".join(run["xla_flags"]), sets, without):
+    keys[flags.KEY] = given
   if impl == variants.WINDOW:
     keys |= variants.keys(impl, _FSDP_BY_DEFAULT | keys)
   return [f"{key}={value}" for key, value in keys.items()]
@@ -79,17 +87,18 @@ def main(argv: list[str] | None = None) -> None:
   results = read(json_file)
   for name in options.run or known:
     for impl in options.impl:
-      if not options.run and impl in results.get(name, {}):
+      row = shapes.row_name(impl, keeps=False, sets=options.flags, without=options.without)
+      if not options.run and row in results.get(name, {}):
         continue
-      given = arguments(known[name], impl)
+      given = arguments(known[name], impl, options.flags, options.without)
       figures = compile_step.compile_step(
           given,
-          label=f"{name}, {impl}",
+          label=f"{name}, {row}",
           bounds=options.limits,
           console=console,
-          hlo_file=options.hlo / f"{name}-{impl}.hlo" if options.hlo else None,
+          hlo_file=options.hlo / f"{name}-{row}.hlo".replace(", ", "-").replace(" ", "_") if options.hlo else None,
       )
-      results.setdefault(name, {})[impl] = {**figures, "arguments": given, "versions": compile_step.versions()}
+      results.setdefault(name, {})[row] = {**figures, "arguments": given, "versions": compile_step.versions()}
       tables.write(json_file, results)
       options.output.with_suffix(".md").write_text(report(results), encoding="utf-8")
   console.print(report(results), markup=False, highlight=False, soft_wrap=True)
@@ -111,31 +120,52 @@ def report(results: Results) -> str:
   if found := ratios(results):
     largest = max(found, key=lambda name: found[name])
     parts.append(
-        f"\nWith the window, {len(found)} runs: a step takes {statistics.mean(found.values()):.2f} times the seconds of "
-        f"none on average, and {found[largest]:.2f} times at most ({largest})."
+        f"\nWith the window, {len(found)} runs: a step takes {statistics.mean(found.values()):.3f} times the seconds of "
+        f"none on average, and {found[largest]:.3f} times at most ({largest})."
+        "\n\nSeconds with the flags that were tried:\n"
     )
-  failed = [(name, impl, row) for name in known for impl, row in results.get(name, {}).items() if "failure" in row]
-  refused = [each for each in failed if each[1] == variants.WINDOW and each[2].get("refused")]
+    parts += [f"- {name}: {_seconds(results[name])}" for name in known if name in found]
+  failed = [
+      (name, row, figures) for name in known for row, figures in results.get(name, {}).items() if "failure" in figures
+  ]
+  refused = [each for each in failed if shapes.implementation_of(each[1]) == variants.WINDOW and each[2].get("refused")]
   others = [each for each in failed if each not in refused]
   for title, listed in (("The window is refused for", refused), ("Not computed", others)):
-    parts += [f"\n{title}:\n", *(f"- {name}, {impl}: {row['failure']}" for name, impl, row in listed)] if listed else []
+    lines = [f"- {name}, {row}: {figures['failure']}" for name, row, figures in listed]
+    parts += [f"\n{title}:\n", *lines] if listed else []
   parts.append("\n## What differs\n")
   for name in computed:
-    flags = [f"flag refused: `{flag}`" for flag in known[name]["refused_flags"]]
-    parts.append(f"- {name} ({known[name]['versions']}): {'; '.join([*known[name]['differences'], *flags])}")
+    refused_flags = [f"flag refused: `{flag}`" for flag in known[name]["refused_flags"]]
+    parts.append(f"- {name} ({known[name]['versions']}): {'; '.join([*known[name]['differences'], *refused_flags])}")
   return "\n".join(parts) + "\n"
 
 
-def projections(results: Results, impl: str) -> dict[str, dict[str, Any]]:
-  """The projections of an implementation, by run, without the runs that have none."""
-  rows = {name: each.get(impl, {}) for name, each in results.items()}
-  return {name: row["projection"] for name, row in rows.items() if "projection" in row}
+def projections(results: Results, row: str) -> dict[str, dict[str, Any]]:
+  """The projections of a row, by run, without the runs that have none."""
+  rows = {name: each.get(row, {}) for name, each in results.items()}
+  return {name: figures["projection"] for name, figures in rows.items() if "projection" in figures}
+
+
+def fastest(rows: dict[str, dict[str, Any]], impl: str) -> dict[str, Any] | None:
+  """The figures of an implementation with the flags with which a step is fastest; None if none were compiled."""
+  own = [row for name, row in rows.items() if shapes.implementation_of(name) == impl and "projection" in row]
+  return min(own, key=_step, default=None)
 
 
 def ratios(results: Results) -> dict[str, float]:
-  """The projected seconds with the window in parts of those without it, for the runs that have both."""
-  none, window = (projections(results, impl) for impl in IMPLEMENTATIONS)
-  return {name: window[name]["step_s"] / none[name]["step_s"] for name in none if name in window}
+  """The projected seconds with the window in parts of those without it, best to best, for the runs that have both."""
+  best = {name: [fastest(rows, impl) for impl in IMPLEMENTATIONS] for name, rows in results.items()}
+  return {name: _step(window) / _step(none) for name, (none, window) in best.items() if none and window}
+
+
+def _step(row: dict[str, Any]) -> float:
+  return row["projection"]["step_s"]
+
+
+def _seconds(rows: dict[str, dict[str, Any]]) -> str:
+  """A run's rows in words."""
+  computed = {name: row for name, row in sorted(rows.items()) if "projection" in row}
+  return "; ".join(f"{name} {tables.number(_step(row), 3)} s" for name, row in computed.items())
 
 
 def error(run: dict[str, Any], projection: dict[str, Any]) -> float:
@@ -144,15 +174,15 @@ def error(run: dict[str, Any], projection: dict[str, Any]) -> float:
 
 
 def _row(name: str, run: dict[str, Any], rows: dict[str, dict[str, Any]]) -> tuple[str, ...]:
-  none, window = rows[variants.NONE], rows.get(variants.WINDOW, {})
+  none = rows[variants.NONE]
   projection, parts = none["projection"], none["projection"]["parts"]
   compute = [parts.get(part, 0.0) for part in ("products", "kernels", "other compute")]
   derived = "" if run["step_seconds_is"] == "published" else " *"
   of_window = [tables.MISSING] * len(_OF_WINDOW)
-  if "projection" in window:
-    seconds = window["projection"]["step_s"]
-    figures = (seconds, seconds / projection["step_s"])
-    of_window = [*(tables.number(value, 2) for value in figures), tables.number(window["peak_GB"])]
+  if window := fastest(rows, variants.WINDOW):
+    seconds = [_step(fastest(rows, variants.NONE) or none), _step(window)]
+    peak = tables.number(window["peak_GB"])
+    of_window = [*(tables.number(value, 2) for value in seconds), f"{seconds[1] / seconds[0]:.3f}", peak]
   return (
       name,
       run["keys"].get("remat_policy", "full"),
@@ -170,7 +200,15 @@ def _row(name: str, run: dict[str, Any], rows: dict[str, dict[str, Any]]) -> tup
 def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__.splitlines()[0])
   parser.add_argument("--run", nargs="+", choices=list(runs()), metavar="NAME", help="these, also if they have a result")
+  parser.add_argument(
+      "--flags", nargs="+", default=[], metavar="NAME", help="MaxText's sets of XLA flags, beside the run's"
+  )
+  parser.add_argument("--without", nargs="+", default=[], metavar="FLAG", help="flags of these sets to leave out")
   options = compile_step.parse(parser, argv, output="published", impl=[*IMPLEMENTATIONS], minutes=60.0)
+  try:
+    flags.joined("", options.flags, options.without)
+  except ValueError as error:
+    parser.error(str(error))
   if others := [impl for impl in options.impl if impl not in IMPLEMENTATIONS]:
     parser.error(f"--impl {' '.join(others)}: these runs have no pipeline. Choose from {', '.join(IMPLEMENTATIONS)}.")
   return options

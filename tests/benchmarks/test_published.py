@@ -96,8 +96,27 @@ def test_a_table_has_the_windows_seconds_beside_those_of_the_run_that_was_measur
   }
   text = published.report(results)
   assert cells(text, DENSE)[1:3] == ["custom", "8"]
-  assert cells(text, DENSE)[-4:] == ["20.0", "3.00", "0.75", "22.0"]
-  assert "2 runs: a step takes 0.93 times the seconds of none on average, and 1.10 times at most (" + EXPERTS in text
+  assert cells(text, DENSE)[-4:] == ["4.00", "3.00", "0.750", "22.0"]
+  assert "2 runs: a step takes 0.925 times the seconds of none on average, and 1.100 times at most (" + EXPERTS in text
+
+
+def test_rows_are_compared_with_the_fastest_flags_of_each():
+  results = {
+      DENSE: {"none": row(4.0), "none, A": row(3.0), "window": row(5.0), "window, A, without b": row(1.5, peak=9.0)}
+  }
+  text = published.report(results)
+  assert cells(text, DENSE)[-4:] == ["3.00", "1.50", "0.500", "9.0"]
+  assert f"- {DENSE}: none 4.000 s; none, A 3.000 s; window 5.000 s; window, A, without b 1.500 s" in text
+
+
+def test_sets_of_flags_come_beside_those_of_the_run(tmp_path, compiled):
+  name = "llama2-70b-v5p-512"
+  output = ["--output", str(tmp_path / "found"), "--run", name, "--impl", "window", "--flags", "DENSE_VMEM_LIMIT_FLAG"]
+  published.main(output)
+  (given,) = compiled.values()
+  (flags,) = [text for text in given if text.startswith("compile_xla_flags=")]
+  assert "--xla_tpu_scoped_vmem_limit_kib=98304" in flags and published.runs()[name]["xla_flags"][0] in flags
+  assert list(tables.read(tmp_path / "found.json")[name]) == ["window, DENSE_VMEM_LIMIT_FLAG"]
 
 
 def test_a_run_whose_window_has_no_seconds_is_in_the_table_and_the_reason_is_below_it():
@@ -106,7 +125,7 @@ def test_a_run_whose_window_has_no_seconds_is_in_the_table_and_the_reason_is_bel
       EXPERTS: {"none": row(5.0), "window": {"failure": "more than 24 GiB of host memory"}},
   }
   text = published.report(results)
-  assert cells(text, DENSE)[-3:] == [tables.MISSING] * 3 and "With the window, " not in text
+  assert cells(text, DENSE)[-4:] == [tables.MISSING] * 4 and "With the window, " not in text
   refused, others = text.partition("The window is refused for:")[2].split("Not computed:")
   assert f"- {DENSE}, window: the window needs one layer" in refused
   assert f"- {EXPERTS}, window: more than 24 GiB of host memory" in others
