@@ -11,7 +11,7 @@ from typing import Any
 from rich import console as rich_console
 
 from benchmarks import shapes
-from maxtext_pp_ext.compiled import child, compare, limits
+from maxtext_pp_ext.compiled import best_flags, child, compare, flags, limits
 from maxtext_pp_ext.hardware import chips
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
@@ -55,16 +55,38 @@ def compile_step(
   return figures
 
 
+def hlo_file(folder: pathlib.Path | None, *names: str) -> pathlib.Path | None:
+  """The file in a folder for the step of these names; None without a folder."""
+  return folder / f"{'-'.join(names)}.hlo".replace(", ", "-").replace(" ", "_") if folder else None
+
+
 def parse(
-    parser: argparse.ArgumentParser, argv: list[str] | None, *, output: str, impl: list[str], minutes: float = 30.0
+    parser: argparse.ArgumentParser,
+    argv: list[str] | None,
+    *,
+    output: str,
+    impl: list[str],
+    minutes: float = 30.0,
+    sets: str = "",
 ) -> argparse.Namespace:
-  """Parses the options that all commands that compile train steps have: implementations, limits and output files."""
+  """Parses the options that all commands that compile train steps have: implementations, limits and output files.
+
+  `sets` is the help of `--flags`, which names sets of XLA flags; without it there is no such option.
+  """
+  if sets:
+    parser.add_argument("--flags", nargs="+", default=[], metavar="NAME", help=sets)
+    parser.add_argument("--without", nargs="+", default=[], metavar="FLAG", help="flags of these sets to leave out")
   parser.add_argument("--impl", nargs="+", type=shapes.implementation, default=impl, metavar="NAME")
   parser.add_argument("--minutes", type=float, default=minutes, help="wall time per compilation (default: %(default)s)")
   parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory per compilation (default: %(default)s)")
   parser.add_argument("--hlo", type=pathlib.Path, help="folder to keep the optimised HLO in")
   parser.add_argument("--output", type=pathlib.Path, default=RESULTS / output)
   options = parser.parse_args(argv)
+  if sets:
+    try:
+      flags.joined("", [] if options.flags == [best_flags.BEST] else options.flags, options.without)
+    except ValueError as error:
+      parser.error(str(error))
   options.limits = limits.Limits(seconds=options.minutes * 60, memory_bytes=int(options.memory_gib * limits.GIB))
   if options.hlo:
     options.hlo.mkdir(parents=True, exist_ok=True)

@@ -135,13 +135,12 @@ class _Rows:
     is_final = "failure" not in known or best_flags.lacks_a_flag(known)
     if options.flags == [best_flags.BEST] and is_final and {key: known.get(key) for key in of} == of:
       return known
-    hlo_file = f"{self.name}-{row_name.replace(', ', '-').replace(' ', '_')}.hlo"
     figures = compile_step.compile_step(
         arguments,
         label=f"{self.name}, {row_name}",
         bounds=options.limits,
         console=self.console,
-        hlo_file=options.hlo / hlo_file if options.hlo else None,
+        hlo_file=compile_step.hlo_file(options.hlo, self.name, row_name),
     )
     rows[row_name] = figures | of
     tables.write(options.output.with_suffix(".json"), self.results)
@@ -246,14 +245,9 @@ def _parts(impl: str, row: dict[str, Any]) -> tuple[str, ...]:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.compiler_figures", description=__doc__.splitlines()[0])
   parser.add_argument("--shape", nargs="+", choices=sorted(shapes.SHAPES), default=list(SHAPES), metavar="NAME")
-  parser.add_argument("--flags", nargs="+", default=[], metavar="NAME", help="MaxText's sets of XLA flags, or best")
   parser.add_argument("--keep", action="store_true", help="with the shape's policy of kept activations, not remat full")
-  parser.add_argument("--without", nargs="+", default=[], metavar="FLAG", help="flags of these sets to leave out")
-  options = compile_step.parse(parser, argv, output="compiler_figures", impl=list(shapes.IMPLEMENTATIONS))
-  try:
-    flags.joined("", [] if options.flags == [best_flags.BEST] else options.flags, options.without)
-  except ValueError as error:
-    parser.error(str(error))
+  sets = "MaxText's sets of XLA flags, or best"
+  options = compile_step.parse(parser, argv, output="compiler_figures", impl=list(shapes.IMPLEMENTATIONS), sets=sets)
   if options.keep and (without := [name for name in options.shape if not shapes.SHAPES[name].kept]):
     parser.error(f"--keep: there is no policy of kept activations for {', '.join(without)}.")
   return options

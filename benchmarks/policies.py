@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
             label=f"{name}, {policy}, {impl}",
             bounds=options.limits,
             console=console,
-            hlo_file=options.hlo / f"{name}-{policy}-{impl}.hlo" if options.hlo else None,
+            hlo_file=compile_step.hlo_file(options.hlo, name, policy, impl),
         )
         rows[impl] = {**figures, "arguments": given, "versions": compile_step.versions()}
         tables.write(json_file, results)

@@ -47,8 +47,9 @@ with older versions of both; the same configuration published twice with other v
 Sources, keys and flags are in `../published.yml`. Seconds of a step, those with * from published TFLOP/s; products, \
 kernels, other compute and waiting for transfers add up to the projection.
 
-Nobody has measured the last four columns: the same run with the window (docs/window.md), also projected. Both with the \
-fastest flags that were tried: the run's own, or these and sets of MaxText's (`--flags`), which are listed below.
+Nobody has measured the last four columns: the same run with the window (docs/window.md), also projected. Both runs \
+have the fastest flags that were tried. These are the run's own, or its own and sets of MaxText's (`--flags`). All are \
+listed below the table.
 """
 
 
@@ -96,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
           label=f"{name}, {row}",
           bounds=options.limits,
           console=console,
-          hlo_file=options.hlo / f"{name}-{row}.hlo".replace(", ", "-").replace(" ", "_") if options.hlo else None,
+          hlo_file=compile_step.hlo_file(options.hlo, name, row),
       )
       results.setdefault(name, {})[row] = {**figures, "arguments": given, "versions": compile_step.versions()}
       tables.write(json_file, results)
@@ -200,15 +201,8 @@ def _row(name: str, run: dict[str, Any], rows: dict[str, dict[str, Any]]) -> tup
 def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__.splitlines()[0])
   parser.add_argument("--run", nargs="+", choices=list(runs()), metavar="NAME", help="these, also if they have a result")
-  parser.add_argument(
-      "--flags", nargs="+", default=[], metavar="NAME", help="MaxText's sets of XLA flags, beside the run's"
-  )
-  parser.add_argument("--without", nargs="+", default=[], metavar="FLAG", help="flags of these sets to leave out")
-  options = compile_step.parse(parser, argv, output="published", impl=[*IMPLEMENTATIONS], minutes=60.0)
-  try:
-    flags.joined("", options.flags, options.without)
-  except ValueError as error:
-    parser.error(str(error))
+  sets = "MaxText's sets of XLA flags, beside the run's"
+  options = compile_step.parse(parser, argv, output="published", impl=[*IMPLEMENTATIONS], minutes=60.0, sets=sets)
   if others := [impl for impl in options.impl if impl not in IMPLEMENTATIONS]:
     parser.error(f"--impl {' '.join(others)}: these runs have no pipeline. Choose from {', '.join(IMPLEMENTATIONS)}.")
   return options

@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> None:
             label=f"{series}, {label(point)}, {impl}",
             bounds=options.limits,
             console=console,
-            hlo_file=options.hlo / f"{label(point)}-{impl}.hlo".replace(" ", "_") if options.hlo else None,
+            hlo_file=compile_step.hlo_file(options.hlo, label(point), impl),
         )
         points.setdefault(label(point), {})[impl] = {**figures, "versions": compile_step.versions()}
         write(points, options.output)

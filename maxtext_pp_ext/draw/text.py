@@ -32,8 +32,10 @@ def lines(
     yield ""
     yield from textwrap.wrap(without, width)
     return
-  for direction in (double_buffer.forward, double_buffer.backward):
-    name, steps = direction.__name__, direction(schedule, stage)
+  for name, steps in (
+      ("forward", double_buffer.forward(schedule, stage)),
+      ("backward", double_buffer.backward(schedule, stage)),
+  ):
     yield ""
     reduced = "; reducing: repeat whose gradient is reduced" if name == "backward" else ""
     yield from textwrap.wrap(

@@ -54,8 +54,8 @@ def test_what_is_kept_has_another_order_and_the_same_values(back):
   run = lambda x, there, back: jaxpr_as_fun(back)(jaxpr_as_fun(there)(x)[1], jnp.float32(2.0))
   expected = 2 * np.sin(X) + 1
   np.testing.assert_allclose(jax.jit(lambda x: run(x, forth, fetched))(X)[0], expected, rtol=1e-5)
-  wrong = jax.jit(lambda x: jaxpr_as_fun(forth)(x)[1])(X)
-  np.testing.assert_allclose(np.asarray(wrong), np.sin(X).transpose(ORDER), rtol=1e-5)
+  on_its_way = jax.jit(lambda x: jaxpr_as_fun(forth)(x)[1])(X)
+  np.testing.assert_allclose(np.asarray(on_its_way), np.sin(X).transpose(ORDER), rtol=1e-5)
 
 
 def test_what_something_else_reads_stays_as_it_is():

@@ -10,6 +10,7 @@ import math
 
 import pytest
 
+from maxtext_pp_ext.engine.programs import offloaded, operands
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
@@ -66,6 +67,24 @@ def test_a_pipeline_equals_a_loop_over_its_layers(policy, layout):
   reference = parity.reference(built.module, LAYERS["llama"], built.config, built.batch)
   result = parity.compare(built.module, reference, built.batch, built.mesh, built.config.logical_axis_rules)
   result.check(BOUND)
+
+
+@pytest.mark.parametrize("layout", slow_but(["2 stages, D = 2"], ["2 stages", "2 stages, D = 2", "4 stages"]))
+def test_what_is_offloaded_may_have_any_order_in_the_hosts_memory(layout, monkeypatch):
+  """Attention on CPUs reads nothing in another order than an array's own, as kernels on TPUs do."""
+  last_first = lambda jaxpr, first, count: tuple(
+      (0, v.aval.ndim - 1, *range(1, v.aval.ndim - 1)) if v.aval.ndim > 1 else (0,)
+      for v in jaxpr.invars[first : first + count]
+  )
+  moved = []
+  own = offloaded.in_orders
+  monkeypatch.setattr(operands, "residual_orders", last_first)
+  monkeypatch.setattr(offloaded, "in_orders", lambda *args: moved.append((args[0], own(*args))) or moved[-1][1])
+  built = build(pipeline_impl="circular_bsw", **LAYOUTS[layout], **POLICIES["custom, all offloaded"])
+  reference = parity.reference(built.module, LAYERS["llama"], built.config, built.batch)
+  result = parity.compare(built.module, reference, built.batch, built.mesh, built.config.logical_axis_rules)
+  result.check(BOUND)
+  assert any([v.shape for v in before.out_avals] != [v.shape for v in after.out_avals] for before, (after, _) in moved)
 
 
 @pytest.mark.parametrize("microbatches", slow_but([2], [-1, 2, 4]))

@@ -31,7 +31,7 @@ def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
 def _only_order(wanted: set[tuple[int, ...]], var: Var) -> tuple[int, ...]:
   """The order that is wanted; that of the variable's own dimensions if there is none, or several."""
   own = tuple(range(len(var.aval.shape)))
-  return next(iter(wanted)) or own if len(wanted) == 1 else own
+  return next(iter(wanted)) if len(wanted) == 1 else own
 
 
 def of_kernels(jaxpr: Jaxpr, outs: Sequence[int]) -> tuple[bool, ...]:
@@ -108,14 +108,15 @@ def _orders_of_readers(jaxpr: Jaxpr, var: Var | Literal, order: tuple[int, ...])
 
 
 def _by_product(eqn: JaxprEqn | None, at: int) -> tuple[int, ...] | None:
-  """The order in which an operation wants an operand; () is the operand's own, None is any."""
+  """The order in which an operation wants an operand; None is any."""
   if eqn is None:
     return None
+  own = tuple(range(len(eqn.invars[at].aval.shape)))
   if eqn.primitive.name != "dot_general":
-    return ()
+    return own
   contracted, batch = (sorted(each[at]) for each in eqn.params["dimension_numbers"])
-  kept = [dim for dim in range(len(eqn.invars[at].aval.shape)) if dim not in (*contracted, *batch)]
+  kept = [dim for dim in own if dim not in (*contracted, *batch)]
   several, others = (kept, contracted) if len(kept) > 1 else (contracted, kept)
   if len(several) < 2 or not others:
-    return ()
+    return own
   return (*batch, *several[:-1], *others, several[-1])

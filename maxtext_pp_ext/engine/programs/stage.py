@@ -90,9 +90,8 @@ class StageProgram:
     saving = take([*range(len(traced.output_avals)), *traced.saved])
     orders = operands.residual_orders(backward.jaxpr, len(traced.rebuilt), len(traced.saved))
     on_host = [k for k, v in enumerate(traced.avals(traced.saved)) if v.memory_space != jax.memory.Space.Device]
-    if on_host:
-      of = {(len(traced.output_avals) + k, len(traced.rebuilt) + k): orders[k] for k in on_host}
-      saving, backward = offloaded.in_orders(saving, backward, of)
+    if of_host := {(len(traced.output_avals) + k, len(traced.rebuilt) + k): orders[k] for k in on_host}:
+      saving, backward = offloaded.in_orders(saving, backward, of_host)
     return cls(
         weights_and_aux=jax.tree.structure((weights, aux)),
         outputs=traced.outputs,
