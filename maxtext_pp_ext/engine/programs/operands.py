@@ -17,9 +17,10 @@ def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
   The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_weight) reads a weight [embed, heads, head_dim] as
   one matrix per head. If memory has it in another order, it copies the weight before each product. A weight [heads,
   head_dim, embed] in its own order takes twice as long, where a matrix unit has more columns than head_dim (libtpu
-  0.0.48.1; benchmarks.workarounds order_of_output_projection). So the order is: the batch of the product, all but the
-  last of the dimensions that go together, those on the other side, the last one. A weight with one dimension on each side
-  is in its own order, and so is one that no product reads, or several read in different ways.
+  0.0.48.1; benchmarks.workarounds order_of_output_projection). So both are in the order heads, embed, head_dim, behind
+  the product's batch. In general, one side of a product (what it contracts, or what it keeps) has several dimensions. All
+  of these but the last come first, then the other side's, then the last one. A weight with one dimension on each side is
+  in its own order. So is one that no product reads, or that several read in different ways.
   """
   found = []
   for var in closed.jaxpr.invars[:count]:
