@@ -4,7 +4,7 @@
 
   python -m benchmarks.plan_error
 
-It compiles nothing. It predicts every row that compiler_figures and scaling have computed, and writes
+It compiles nothing. It predicts every row that compiler_figures, scaling and policies have computed, and writes
 `results/plan_error.{json,md}`.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 import pathlib
+import re
 from typing import Any, NamedTuple
 
 from benchmarks import compile_step, scaling, shapes, tables
@@ -36,7 +37,8 @@ _HEADER = (
 _INTRODUCTION = """# Closed forms against the compiler
 
 `python -m benchmarks.plan_error` printed this: what `maxtext-pp plan` predicts (`maxtext_pp_ext/plan/costs.py`) for the \
-rows of [compiler_figures.md](compiler_figures.md) and [scaling.md](scaling.md), per chip and step.
+rows of [compiler_figures.md](compiler_figures.md), [scaling.md](scaling.md) and [policies.md](policies.md), per chip \
+and step.
 
 - Peak memory is the memory that a chip needs at once.
 - If weights are gathered at each use (none, circular), the compiler turns some gathers into loops of permutes inside \
@@ -46,6 +48,14 @@ tokens that may come.
 - Step: seconds projected from the compiled program (docs/seconds.md), which is no measurement, and estimated before \
 anything is compiled (`maxtext_pp_ext/plan/estimate.py`). Rows compiled with XLA flags have only these.
 """
+
+
+# Arguments that change nothing about a layer and a token on one device.
+_NOT_OF_LAYERS = re.compile(
+    r"(\w+_(pipeline|fsdp)_parallelism|num_(pipeline|layers_per_pipeline)\w+|pipeline_\w+|compile_\w+|remat_policy"
+    r"|\w+=(device|offload|remat)$|per_device_batch_size|gradient_accumulation_steps)"
+)
+_LAYERS: dict[tuple[str, ...], Any] = {}  # what was read of the layers of these arguments
 
 
 class Case(NamedTuple):
@@ -63,12 +73,12 @@ class Case(NamedTuple):
 
   @property
   def is_accumulated(self) -> bool:
-    """Whether the step has several parts by `gradient_accumulation_steps`, of which the closed forms know one."""
+    """Whether the step has several parts by `gradient_accumulation_steps`, whose memory over slices is off by half."""
     return any(each.startswith("gradient_accumulation_steps=") for each in self.arguments)
 
 
 def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
-  """Every computed row of the pipelines that have closed forms; of those with further XLA flags, the projected ones."""
+  """Every row of compiler_figures, scaling and policies that has closed forms; of those with XLA flags the projected."""
   rows = {name: (shapes.SHAPES[name], each) for name, each in tables.read(results / "compiler_figures.json").items()}
   points = tables.read(results / "scaling.json")
   for _, series in scaling.SERIES.values():
@@ -78,11 +88,15 @@ def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
   for title, (shape, each) in rows.items():
     for impl, figures in each.items():
       case = Case(title, impl, figures.get("arguments") or shapes.arguments(shape, impl), figures)
-      # The closed forms are those of remat_policy=full.
-      if "failure" in figures or impl.startswith("host") or case.is_accumulated or shapes.keeps(impl):
+      if "failure" in figures or impl.startswith("host") or case.is_accumulated:
         continue
       if impl in shapes.IMPLEMENTATIONS or case.projected:
         yield case
+  for shape_name, of_policies in tables.read(results / "policies.json").items():
+    for policy, each in of_policies.items():
+      for impl, figures in each.items():
+        if "failure" not in figures:
+          yield Case(f"{shape_name}, {policy}", impl, figures["arguments"], figures)
 
 
 def predicted(case: Case) -> Any:
@@ -103,7 +117,10 @@ def predicted(case: Case) -> Any:
   schedule = run_config.schedule_of(config) if scheduled else None
   impl = derived.pipeline_impl(config)
   chip = chips.of_topology(config.compile_topology)
-  return quantities.predictor(config, *abstract_model.explained(config), chip)(impl, schedule)
+  of_model = tuple(each for each in arguments if not _NOT_OF_LAYERS.match(each))
+  if of_model not in _LAYERS:
+    _LAYERS[of_model] = quantities.layers_of(config)
+  return quantities.predictor(config, *abstract_model.explained(config), chip, _LAYERS[of_model])(impl, schedule)
 
 
 def figures(costs: Any, estimate: Any) -> dict[str, float]:

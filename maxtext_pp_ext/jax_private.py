@@ -33,6 +33,7 @@ USES = {
     "HloPrintOptions": Use("jaxlib._hlo", "HloPrintOptions", "to print a compiled program with its tables of integers"),
     "JaxprEqn": Use("jax.extend.core", "JaxprEqn", "to name the type of an operation of a program"),
     "Literal": Use("jax.extend.core", "Literal", "to tell a number in a program from a variable"),
+    "Offloadable": Use("jax._src.interpreters.partial_eval", "Offloadable", "to tell what a remat policy offloads"),
     "RecomputeType": Use(
         "jax._src.interpreters.partial_eval", "RecomputeType", "to tell what a remat policy computes again"
     ),

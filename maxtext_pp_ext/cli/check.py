@@ -50,6 +50,7 @@ def _result(found: Any) -> dict[str, Any]:
   if found.costs is not None:
     result |= labels.costs_dict(found.costs)
     result["memory"]["of_device"] = found.device_memory
+    result |= {"seconds": found.estimate.seconds, "seconds_of": found.estimate.parts} if found.estimate else {}
   if found.not_counted:
     result["not_estimated"] = found.not_counted
   return result
@@ -73,6 +74,10 @@ def _print(result: dict[str, Any]) -> None:
     between = f", {units.bytes_text(sent['between_slices'])} of it between slices" if sent["between_slices"] else ""
     print(f"sent by a device in a step, estimated: {units.bytes_text(sent['total'])}{between}")
     _print_bytes(sent["bytes"], labels.SENT)
+  if offloaded := result.get("offloaded"):
+    print(f"to the host's memory in a step, and back: {units.bytes_text(offloaded)}")
+  if seconds := result.get("seconds"):
+    print(f"a step takes, estimated: {seconds:.3g} s")
   if "not_estimated" in result:
     print("not estimated: " + "; ".join(result["not_estimated"]))
   print(units.counted(len(result["errors"]), "error") if result["errors"] else "no errors")

@@ -25,13 +25,16 @@ where the table has none, there are no seconds.
 
   state        of memory, parameters, the optimizer's moments and sharded gradients
   gathered     of memory, gathered weights of layers, and their gradients until these are reduced
-  kept         of memory, the layers' inputs that backward needs
+  kept         of memory, what backward needs: the layers' inputs, and what the remat policy keeps
   work         of memory, microbatches in a layer and before it; or outputs, logits and gathered weights of the logits
   weights      of what is sent, weights of layers that are gathered and their gradients
   act.         of what is sent, activations and their gradients, to other stages
   outside      of what is sent, weights outside the pipeline and their gradients
   tokens       of what is sent, those of a model with experts to the experts, and the results
   slices       of what is sent, all that goes to other slices
+  to host      what goes to the host's memory in a step, and comes back
+  tokens/s     of a device
+  MFU          share of the chip's peak, by MaxText's count of FLOPs
   at least     seconds of a step if all transfers and compute overlap, at the vendor's peak rates
   at most      seconds of a step at the rates of the estimate, if nothing overlaps
   bound by     what takes longest at the vendor's peak rates
@@ -223,6 +226,8 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
       "nearly_full": found.nearly_full(candidate),
       **labels.costs_dict(candidate.costs),
       "seconds": candidate.seconds,
+      "tokens_per_s": found.tokens / candidate.seconds if candidate.seconds else None,
+      "mfu": found.flops / (candidate.seconds * found.chip.flops) if candidate.seconds else None,
       "seconds_of": estimate.parts if estimate else None,
       "seconds_at_least": estimate.at_least if estimate else None,
       "seconds_at_most": estimate.at_most if estimate else None,

@@ -4,7 +4,9 @@
 
 Sources:
 
-- Peak bfloat16 FLOPs and HBM's size and rate: Google Cloud's pages (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e,
+- HBM's size: of v5e and v6e what the compiler lets a program take, as its errors say ("exceeds available HBM"). Of others
+  by the pages named next.
+- Peak bfloat16 FLOPs and HBM's rate: Google Cloud's pages (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e,
   tpu7x). A chip of TPU7x is two devices.
 - Clock: peak FLOPs divided by two per multiply-accumulate unit, of which the matrix units of a device have 4 × 128 × 128
   (v5e), 8 × 128 × 128 (v4, v5p) and 4 × 256 × 256 (v6e). TPU7x is taken to have those of v6e; nobody has verified it.
@@ -48,9 +50,9 @@ class Chip:
 # In the order of the fields.
 _CHIPS = (
     Chip("v4", ("TPU v4",), 275e12, 1.049e9, 32 * _GIB, 1228e9, 45e9, 6, 16e9, 6.25e9),
-    Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 1.503e9, 16 * _GIB, 819e9, 45e9, 4, 16e9, 3.125e9),
+    Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 1.503e9, round(15.75 * _GIB), 819e9, 45e9, 4, 16e9, 3.125e9),
     Chip("v5p", ("TPU v5", "TPU v5p"), 459e12, 1.751e9, 95 * _GIB, 2765e9, 90e9, 6, 16e9, 6.25e9),
-    Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 1.751e9, 32 * _GIB, 1638e9, 90e9, 4, 32e9, 12.5e9, 4.11e9),
+    Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 1.751e9, round(31.24 * _GIB), 1638e9, 90e9, 4, 32e9, 12.5e9, 4.11e9),
     Chip("tpu7x", ("TPU7x",), 2307e12 / 2, 2.2e9, 96 * _GIB, 7380e9 / 2, 50e9, 6, 32e9, 6.25e9),
 )
 CHIPS = {chip.name: chip for chip in _CHIPS}

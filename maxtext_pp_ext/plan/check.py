@@ -15,6 +15,7 @@ from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
 from maxtext_pp_ext.host.rules import checkpoint_paths, problems, sizes
 from maxtext_pp_ext.plan import quantities
 from maxtext_pp_ext.plan.costs import Costs
+from maxtext_pp_ext.plan.estimate import Estimate
 from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.sharding.conflicts import by_problem
 
@@ -32,6 +33,7 @@ class Checked:
   layers: list[tuple[int, int] | None] = dataclasses.field(default_factory=list)
   schedule: Schedule | None = None  # schedule of the pipeline; None without one
   costs: Costs | None = None  # costs per device and step; None if there are no formulas for the pipeline
+  estimate: Estimate | None = None  # of the seconds of a step; None if the device or its slice is not known
   device_memory: int | None = None  # bytes of a device; None if `compile_topology` does not say which devices they are
   not_counted: list[str] = dataclasses.field(default_factory=list)  # what takes memory or traffic and is not in the costs
 
@@ -92,12 +94,17 @@ def _model(config: DerivedKeys, found: Checked) -> None:
       for (_, problem, remedy), arrays in by_problem(parameters.conflicts).items()
   )
   impl = pipeline_impl(config)
-  if (of_this := quantities.predictor(config, parameters, mesh)(impl, found.schedule)) is None:
+  try:
+    layers = quantities.layers_of(config)
+  except ValueError as error:
+    found.not_counted = [f"memory and traffic, since the layers cannot be traced for TPUs: {error}"]
+    return
+  chip = chips.of_topology(config.compile_topology or "")
+  if (of_this := quantities.predictor(config, parameters, mesh, chip, layers)(impl, found.schedule)) is None:
     found.not_counted = [f"memory and traffic, since there are no formulas for pipeline_impl={impl}"]
     return
-  found.costs, _ = of_this
+  found.costs, found.estimate = of_this
   found.not_counted = quantities.not_counted(config)
-  chip = chips.of_topology(config.compile_topology or "")
   found.device_memory = chip.hbm_bytes if chip else None
   if chip and not found.not_counted and found.costs.peak > chip.hbm_bytes:  # nothing is left out of the estimate
     found.warnings.append(

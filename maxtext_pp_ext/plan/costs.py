@@ -37,8 +37,10 @@ class Part(enum.StrEnum):
   SUMS = "sums"  # of the gradients of a repeat
   UNREDUCED = "unreduced"  # gradients of the weights that are gathered
   GRADIENTS_OF_LAYER = "gradients_of_layer"  # which with one microbatch are no sums
+  GRADIENTS_OF_PARTS = "gradients_of_parts"  # the sum over the parts that gradient accumulation makes of a step
   GRADIENTS_BEHIND = "gradients_behind"  # of the layer behind, being reduced
-  KEPT = "kept"  # inputs of layers, for backward
+  KEPT = "kept"  # for backward: inputs of layers, and what the remat policy keeps
+  TO_HOST = "to_host"  # what is on its way to the host's memory, or back
   WAITING = "waiting"  # microbatches, both directions
   WORK = "work"  # backward of a layer, of one microbatch
   WORK_OF_LAYER = "work_of_layer"  # the same of all rows at once
@@ -86,7 +88,8 @@ class Sizes:
   all_reduced_of_kernels: float = 0.0  # of those among them that kernels compute
   # Of activations.
   activations: int  # of one microbatch, between two layers
-  kept: int  # inputs of a repeat's layers for one microbatch, for backward; none if MaxText offloads them
+  kept: int  # of a repeat's layers for one microbatch, for backward: their inputs, and what the remat policy keeps
+  offloaded: int = 0  # the same in the host's memory
   work: int  # what backward of a layer holds of one microbatch
   dispatched: int = 0  # what layers send in a step to dispatch one microbatch's tokens to experts, and to combine results
   # Of what is outside the pipeline, for the whole batch.
@@ -106,8 +109,22 @@ class Costs:
   traffic: Mapping[Sent, int]  # bytes sent
   over_network: Mapping[Sent, int]  # of those, bytes over the data-centre network
   beside_compute: Mapping[Sent, float]  # share of those that may be sent while the pipeline computes
+  offloaded: int  # bytes of activations that go to the host's memory in forward, and come back in backward
   always: Mapping[Part, int]  # memory that is taken throughout the step
   phases: Mapping[Phase, Mapping[Part, int]]  # memory that is taken in each phase that may be the worst
+
+  def accumulated(self, parts: int, gradients: int) -> "Costs":
+    """Of a step of so many parts, one after another. Each sends as much; their sum takes the memory of `gradients`."""
+    if parts == 1:
+      return self
+    times = lambda sizes: {what: parts * size for what, size in sizes.items()}
+    return dataclasses.replace(
+        self,
+        traffic=times(self.traffic),
+        over_network=times(self.over_network),
+        offloaded=parts * self.offloaded,
+        always={**self.always, Part.GRADIENTS_OF_PARTS: gradients},
+    )
 
   @property
   def sent(self) -> int:
@@ -188,7 +205,7 @@ def pipelined(
       Sent.GRADIENTS: 1 - 1 / reduce if several else 0.0,
       Sent.ACTIVATIONS: ring / (ring + ends) if schedule.delay == 2 and ring else 0.0,
   }
-  kept = {Part.KEPT: schedule.iterations * sizes.kept}
+  kept = _kept(schedule.iterations, sizes)
   backward = {
       Part.GRADIENTS: sizes.gradients if gather_policy.keeps_gathered else sizes.gradients_at_once,
       **_double_buffer(schedule, gather_policy, sizes),
@@ -203,7 +220,12 @@ def pipelined(
     layer = {Part.WEIGHTS_OF_LAYER: sizes.gathered, Part.UNREDUCED: sizes.gathered}
     phases[Phase.OUTSIDE] = head | layer | {Part.WORK_OF_LAYER: sizes.work_outside}
   return Costs(
-      traffic=traffic, over_network=over_network, beside_compute=beside_compute, always=_always(sizes), phases=phases
+      traffic=traffic,
+      over_network=over_network,
+      beside_compute=beside_compute,
+      offloaded=schedule.iterations * sizes.offloaded,
+      always=_always(sizes),
+      phases=phases,
   )
 
 
@@ -245,7 +267,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
       **_dispatch(layers, sizes),
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
-  kept = {Part.KEPT: layers * sizes.kept}
+  kept = _kept(layers, sizes)
   backward = {
       Part.GRADIENTS: sizes.parameters,
       Part.WEIGHTS_OF_LAYER: sizes.gathered,
@@ -260,10 +282,18 @@ def without(layers: int, sizes: Sizes) -> Costs:
           Sent.GRADIENTS: layers * reduced_over,
           Sent.OUTSIDE: once_over,
       },
-      beside_compute={},
+      # Nothing computes before the first layer has its weights, forward and backward. Gradients go by an all-reduce.
+      beside_compute={Sent.WEIGHTS: 1 - 1 / layers},
+      offloaded=layers * sizes.offloaded,
       always=_always(sizes),
       phases={Phase.BACKWARD: backward, Phase.LOGITS: kept | _head(sizes)},
   )
+
+
+def _kept(times: int, sizes: Sizes) -> dict[Part, int]:
+  """What is kept of so many iterations. An iteration's arrays travel while another one computes."""
+  on_the_way = {Part.TO_HOST: 2 * sizes.offloaded} if sizes.offloaded else {}
+  return {Part.KEPT: times * sizes.kept} | on_the_way
 
 
 def _dispatch(times: int, sizes: Sizes) -> dict[Sent, int]:

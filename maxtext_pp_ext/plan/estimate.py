@@ -8,6 +8,7 @@ others, and the transfers for which compute waits. All is of one device and step
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +20,15 @@ from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 # How much longer than at the peak a product takes by itself, from the TPU compiler's estimated cycles (libtpu 0.0.48.1):
 #   2048 × 4096 × 4096: 158 µs on v5p, 150 at the peak; on v6e 79.6 and 74.9.
-#   4096 × 8192 × 28672 in forward of Llama 3 70B on v5p: 4.64 ms, 4.19 at the peak. With 48 MiB of scoped VMEM 4.24.
+#   4096 × 8192 × 28672 in forward of Llama 3 70B on v5p: 4.64 ms, 4.19 at the peak.
 # Between the two, and on other chips, it is taken to grow with the logarithm of the FLOPs.
 _FLOPS = (2.0 * 2048 * 4096 * 4096, 2.0 * 4096 * 8192 * 28672)
-_ALONE, _LARGE, _LARGE_VMEM = 1.058, 1.107, 1.012
+_ALONE, _LARGE = 1.058, 1.107
+# With 48 MiB of scoped VMEM or more a product reads and writes each array once, and compute hides half of that: with 96
+# MiB 4096 × 4096 × 14336 takes 1.07 ms on v5p, 1.05 at the peak and 0.10 for the bytes; on v6e 0.57 to 0.61, 0.52 and
+# 0.16; 8192 × 8192 × 28672 takes 8.48 ms on v5p, 8.39 and 0.39; on v6e 4.49 to 4.74, 4.19 and 0.66.
 _LARGE_VMEM_KIB = 49152
+_NOT_HIDDEN = 0.5
 # The compiler fuses what surrounds a product into it: residual streams that are added, sums of squares, activation
 # functions and their derivatives. They take VMEM from its tiles: 8192 × 8192 × 5120 in Llama 4 Scout on v5p takes 1.65 ms
 # by itself, and 2.9 with residual stream and norm. Together this takes as long as reading the residual streams of all
@@ -54,6 +59,11 @@ _KERNEL_COPY_ROUND_TRIPS = 8
 # Llama 4 Scout over 16 devices, whose shards have 320 of 5120, it takes 1.64 ms for 336 MB, and 1.13 for the gradient; in
 # DeepSeek-V3 3.12 ms for 940 MB: as long as 9 to 13 HBM round trips (`--shape llama4-17b-16e deepseek3-671b-4096`).
 _TRANSPOSE_ROUND_TRIPS = 10
+# The share of forward in which transfers to the host's memory run. The compiler starts those of an iteration late in it:
+# with two arrays of Llama 3 70B offloaded, 55 % of forward, compute waits for a fifth of them (`maxtext-pp compare
+# model_name=llama3-70b compile_topology=v5p-256 … remat_policy=custom decoder_layer_input=offload out_proj=offload`).
+_WHILE_SENT = 0.5
+OPTIMIZER = "optimizer"  # a part of the seconds of a step
 # The share of the dispatch that compute hides where it may travel overlapped with compute, and where the parts of a
 # microbatch take turns, too. In MaxText's layers little can compute before the tokens arrive. 34 to 49 % of it in
 # DeepSeek-V3, 44 to 81 % in Mixtral 8x7B, 62 % with two parts (`--shape deepseek3-671b-4096 mixtral-8x7b-dropless
@@ -68,11 +78,13 @@ class Work:
   sizes: Sizes
   flops: float  # FLOPs in the layers, rematerialisation included
   products: float  # those of matrix products other than attention's and grouped ones
+  moved: float  # bytes that these products read and write
   grouped: float  # those of grouped products, of tokens with their experts
   outside: float  # FLOPs outside the layers
   largest: float  # FLOPs of the largest product in a layer, for one microbatch
   attention: float  # FLOPs of one product of attention in all layers
-  recomputed: int  # how often backward computes forward again, 0 or 1
+  recomputed: float  # share of attention's forward that backward computes again
+  again: float  # and of products
   elementwise: float  # bytes that the layers read and write between products
   # Bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
   stream: float
@@ -94,11 +106,24 @@ class Estimate:
   parts: dict[str, float]  # what -> seconds, one after another; transfers only those for which compute waits
   beside: dict[str, float]  # lane -> seconds of the transfers that run beside the pipeline's compute
   pipeline: float  # of the parts, seconds that the pipeline computes
+  to_host: float  # seconds in which activations go to the host's memory, and in which they come back
   at_peak: dict[str, float]  # "compute", "interconnect" and "network" -> seconds of each at the vendor's peak rate
 
   @property
   def seconds(self) -> float:
     return sum(self.parts.values()) + max(0.0, max(self.beside.values()) - self.pipeline)
+
+  def accumulated(self, parts: int) -> "Estimate":
+    """Of a step of so many parts, one after another, behind which the optimizer works once."""
+    times = lambda seconds: {what: parts * each for what, each in seconds.items()}
+    return dataclasses.replace(
+        self,
+        parts=times(self.parts) | {OPTIMIZER: self.parts[OPTIMIZER]},
+        beside=times(self.beside),
+        pipeline=parts * self.pipeline,
+        to_host=parts * self.to_host,
+        at_peak=times(self.at_peak),
+    )
 
   @property
   def at_least(self) -> float:
@@ -141,13 +166,22 @@ def estimate(
   waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy))
   state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
   others = {
-      "outside the layers": work.outside * (_LARGE_VMEM if _has_large_vmem(work) else _LOGITS) / chip.flops,
-      "optimizer": state / chip.hbm_bandwidth,
+      "outside the layers": work.outside * (1.0 if _has_large_vmem(work) else _LOGITS) / chip.flops,
+      OPTIMIZER: state / chip.hbm_bandwidth,
       "transfers": sum(waits.values()),
   }
+  # Forward takes one part of what forward, its recomputation and backward compute.
+  pipeline, parts = sum(layers.values()), 3 + work.again
+  to_host = costs.offloaded / chip.host_bandwidth
+  others["to the host's memory"] = float(waiting_for_host(to_host, pipeline / parts, pipeline * (1 - 1 / parts)))
   at_peak = _at_peak(chip, work, costs, with_bubbles)
   beside["dispatch"] = hidden
-  return Estimate(parts=layers | others, beside=beside, pipeline=sum(layers.values()), at_peak=at_peak)
+  return Estimate(parts=layers | others, beside=beside, pipeline=pipeline, to_host=to_host, at_peak=at_peak)
+
+
+def waiting_for_host(to_host: Any, forward: Any, backward: Any) -> Any:
+  """Seconds in which compute waits for transfers to the host's memory in forward, and for those back in backward."""
+  return np.maximum(to_host - _WHILE_SENT * forward, 0.0) + np.maximum(to_host - backward, 0.0)
 
 
 def _at_peak(chip: chips.Chip, work: Work, costs: Costs, with_bubbles: float) -> dict[str, float]:
@@ -161,7 +195,7 @@ def _at_peak(chip: chips.Chip, work: Work, costs: Costs, with_bubbles: float) ->
 def _copied(work: Work, schedule: CircularSchedule | None, gather_policy: GatherPolicy | None) -> float:
   """Bytes of copies of weights and their gradients."""
   if schedule is None or gather_policy is None:  # backward gathers once for what it recomputes and for gradients
-    return _TRANSPOSE_ROUND_TRIPS * work.sizes.transposed * 3 * work.loop
+    return _TRANSPOSE_ROUND_TRIPS * work.sizes.transposed * (2 + work.again) * work.loop
   gathered, reduced = gathers(schedule, gather_policy), reductions(schedule, gather_policy)
   copied = _TRANSPOSE_ROUND_TRIPS * work.sizes.transposed * (gathered + reduced)
   if gather_policy.gathers_first:
@@ -178,7 +212,7 @@ def _copied(work: Work, schedule: CircularSchedule | None, gather_policy: Gather
 def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -> float:
   """Seconds of the products in the layers, and of what the compiler fuses into them."""
   if _has_large_vmem(work):
-    return work.products * _LARGE_VMEM / chip.flops
+    return work.products / chip.flops + _NOT_HIDDEN * work.moved / chip.hbm_bandwidth
   # How many times as long as at the peak the largest product of a layer takes by itself.
   longer = float(np.interp(math.log(max(work.largest, 1.0)), np.log(_FLOPS), (_ALONE, _LARGE)))
   if schedule is None:

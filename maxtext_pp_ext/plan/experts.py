@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a layer's experts cost a device: tokens that are dispatched and combined, and the buffers for them."""
 
+from collections.abc import Mapping
 import dataclasses
+import types
+from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext.config.derived import dispatches_beside_compute
 from maxtext_pp_ext.config.keys import DerivedKeys
-from maxtext_pp_ext.host.models.flops import recomputes_layers
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
+from maxtext_pp_ext.plan.layers import Again
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.sharding.resolve import read_rules
 
@@ -48,21 +51,25 @@ class Experts:
   gathered: float = 0.0  # with a capacity, bytes sent to gather the experts' weights twice and to add up their gradients
   held: float = 0.0  # bytes that backward holds at once
   moved: float = 0.0  # bytes read and written outside of products
-  flops: float = 0.0  # FLOPs of grouped products
+  flops: float = 0.0  # FLOPs of grouped products, without those that are computed again
 
 
 def experts(
-    config: DerivedKeys, mesh: AbstractMesh, tokens: float, *, own_loop: bool = False, spared: float = 0.0
+    config: DerivedKeys,
+    mesh: AbstractMesh,
+    tokens: float,
+    again: Mapping[Any, float] = types.MappingProxyType({}),
+    *,
+    own_loop: bool = False,
 ) -> Experts:
   """Returns what experts cost: nothing without experts, or for a dispatch for which there are no formulas.
 
-  `tokens` are those of a microbatch on a device, `own_loop` says whether MaxText's own loop runs the layers, and `spared`
-  is the share of them whose last product, and what combines its rows, backward does not compute again.
+  `tokens` are those of a microbatch on a device, `again` has the shares of forward that backward computes again, and
+  `own_loop` says whether MaxText's own loop runs the layers.
   """
   if config.num_experts <= 1 or not has_formulas(config):
     return Experts()
   expert_parallelism = shards(("exp",), config, mesh)
-  again = int(recomputes_layers(config))
   itemsize = jnp.dtype(config.dtype).itemsize
   width = (config.moe_mlp_dim or config.mlp_dim) / shards(("mlp",), config, mesh)
   if not config.sparse_matmul:
@@ -74,8 +81,7 @@ def experts(
   rows = tokens * config.num_experts_per_tok
   room = rows * _imbalance(config, expert_parallelism)
   token, hidden = config.emb_dim * itemsize, width * itemsize
-  dispatches = 2 + again
-  combines = dispatches - again * spared
+  dispatches, combines = (2 + again.get(what, 0.0) for what in (Again.DISPATCHES, Again.COMBINES))
   biases = _WITH_BIASES if config.mlp_bias else 1
   parts = rows_of_devices.parts(config)
   computing = _TOKENS_HELD + (_TOKENS_ARRIVING if dispatches_beside_compute(config) else 0)
@@ -88,8 +94,8 @@ def experts(
       sent=(combines * rows + dispatches * room) * token if expert_parallelism > 1 else 0,
       routed=(combines + dispatches) * rows * token,
       held=room * (_HELD_WITH_BIASES if config.mlp_bias else 1) * (tokens_held * token + hidden_held * hidden),
-      moved=biases * layouts * moved,
-      flops=2 * rows * config.emb_dim * width * (3 * (3 + again) - again * spared),
+      moved=biases * layouts * moved * (3 + again.get(Again.BETWEEN, 1.0)) / 4,  # with `full` all is computed again
+      flops=2 * rows * config.emb_dim * width * 9,
   )
 
 

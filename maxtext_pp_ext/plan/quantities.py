@@ -6,6 +6,7 @@ A schedule is that of the run's pipeline or window; None without one. `mesh` is 
 """
 
 from collections.abc import Callable, Iterable, Iterator
+import dataclasses
 import functools
 import math
 import re
@@ -14,16 +15,20 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext import registry, sharding
+from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.derived import dispatches_beside_compute, gathers_on_sparsecores, xla_flag
-from maxtext_pp_ext.config.keys import DerivedKeys
-from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.config.keys import DerivedKeys, remat_tensors
+from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import topology
-from maxtext_pp_ext.host.models import abstract_model, cycles, flops
+from maxtext_pp_ext.host.models import abstract_model, cycles, flops, loss
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.plan import costs, estimate
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
+from maxtext_pp_ext.plan.layers import Again, DEVICE, INPUT, Kept, Layers, Places
+from maxtext_pp_ext.plan.layers import read as read_layers
+from maxtext_pp_ext.plan.operations import Kind
 from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Bytes, shards, Weight, Weights
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, Schedule
 from maxtext_pp_ext.sharding.resolve import resolve
@@ -41,7 +46,10 @@ _LOGITS = ("activation_embed_and_logits_batch", "activation_length", "activation
 
 
 def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weights) -> costs.Sizes:
-  """Returns the bytes per device; without a schedule, that is without a pipeline, a layer takes the place of a repeat."""
+  """Returns the bytes per device, if nothing is kept and all computed again.
+
+  Without a schedule, that is without a pipeline, a layer takes the place of a repeat.
+  """
   mesh, own = weights.mesh, weights.parameters.totals["bytes_per_device"]
   _, ends = weights.parted(_ANY_LAYERS)
   # A window leaves layers that MaxText does not scan over to MaxText.
@@ -49,7 +57,7 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
   layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS
   inside, outside = weights.parted(_IN_SCANS if windowed else layers)
   stages = 1 if schedule is None else schedule.stages
-  parts = loop_length(config) if schedule is None else schedule.repeats * schedule.stages
+  parts = _parts(config, schedule)
   of = Bytes(config, mesh, one_microbatch=schedule is not None and schedule.microbatches == 1)
 
   def per_repeat(bytes_of: Callable[[Weight], float], which: Callable[[Weight], bool] = lambda w: True) -> int:
@@ -65,8 +73,7 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
   # Where nothing shards the batch, a microbatch's gradient is complete, and summed where it is stored.
   data_axes = data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape)
   is_shared = math.prod(mesh.shape[axis] for axis in data_axes) > 1
-  dispatched, dispatched_outside = _dispatched(config, schedule, mesh)
-  activations = _activations(config, schedule, mesh)
+  tokens = _tokens(config, mesh) / (schedule.microbatches if schedule else 1)
   # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
   sent_outside, sent_ends = (sum(of.to_gather(w, narrow=True) for w in each) for each in (outside, ends))
   return costs.Sizes(
@@ -88,14 +95,12 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       over_all_of_kernels=share(of.reduced, lambda w: of.kernels(w) and of.all_devices(w)),
       all_reduced=share(of.reduced, of.all_reduced),
       all_reduced_of_kernels=share(of.reduced, lambda w: of.kernels(w) and of.all_reduced(w)),
-      activations=activations,
-      kept=0 if _offloads_inputs(config) else activations * _inputs_of_stage(config, schedule),
-      work=_work(config, _tokens(config, mesh) / (schedule.microbatches if schedule else 1), mesh),
+      activations=_activations(config, schedule, mesh),
+      kept=0,
+      work=_work(config, tokens, mesh),
       logits=_logits(config, mesh),
       head=round(sum(map(of.narrow, ends))) // 2,  # the table of embeddings is not gathered
       work_outside=_work_outside(config, schedule, mesh),
-      dispatched=round(dispatched),
-      dispatched_outside=round(dispatched_outside),
       head_sent=round(3 * (sent_outside - sent_ends) + 0.5 * sent_ends + sum(map(of.reduced, outside))),
       between_slices=(
           per_repeat(lambda w: of.gathered_between(w, of.gathered(w))),
@@ -103,6 +108,27 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
           round(sum(map(of.reduced_between, outside))),
       ),
   )
+
+
+def keeping(
+    config: DerivedKeys, schedule: CircularSchedule | None, sized: costs.Sizes, mesh: AbstractMesh, kept: Kept
+) -> costs.Sizes:
+  """Returns these sizes with what the layers keep: those of the pipeline, or of the model without one."""
+  dispatched, dispatched_outside = _dispatched(config, schedule, mesh, kept)
+  of_repeat = _tokens(config, mesh) / (schedule.microbatches if schedule else 1) / _parts(config, schedule)
+  return dataclasses.replace(
+      sized,
+      sent_to_gather_again=round(kept.share(Kind.PRODUCT) * sized.sent_to_gather_again),
+      kept=round(kept.device * of_repeat) - sized.activations * _inputs_not_kept(config, schedule),
+      offloaded=round(kept.host * of_repeat),
+      dispatched=round(dispatched),
+      dispatched_outside=round(dispatched_outside),
+  )
+
+
+def _parts(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
+  """Returns into how many repeats of a stage the layers are divided, or without a pipeline how long MaxText's loop is."""
+  return loop_length(config) if schedule is None else schedule.repeats * schedule.stages
 
 
 def _groups(
@@ -129,15 +155,10 @@ def not_counted(config: DerivedKeys) -> list[str]:
   missing = []
   if (optimizer := plain(config.opt_type)) not in ADAMS:
     missing.append(f"the optimizer's state (opt_type={optimizer})")
-  if config.remat_policy != "full":
-    inputs = "inputs, which it offloads to the host" if _offloads_inputs(config) else "inputs"
-    missing.append(f"what remat_policy={config.remat_policy} keeps beside the layers' {inputs}")
+  if config.using_pipeline_parallelism and not config.set_remat_policy_on_pipeline_iterations:
+    missing.append("what set_remat_policy_on_pipeline_iterations=False keeps, which is all that backward needs")
   if getattr(config, "vocab_tiling_ag_once", False) and config.num_vocab_tiling > 1:
     missing.append("the logits' gathered weights and their gradient, which vocab_tiling_ag_once keeps for the whole step")
-  if (accumulated := config.gradient_accumulation_steps) > 1:
-    missing.append(
-        f"all but one of the parts that gradient_accumulation_steps={accumulated} makes of a step, and their sum"
-    )
   if config.num_experts > 1 and config.dcn_expert_parallelism > 1:
     missing.append("the time in which tokens go to experts of other slices")
   if config.num_experts > 1 and not has_formulas(config):
@@ -149,18 +170,28 @@ def not_counted(config: DerivedKeys) -> list[str]:
   return missing
 
 
-def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: costs.Sizes, mesh: AbstractMesh) -> estimate.Work:
+def work(
+    config: DerivedKeys,
+    schedule: CircularSchedule | None,
+    sized: costs.Sizes,
+    mesh: AbstractMesh,
+    kept: Kept,
+    layers_read: Layers,
+) -> estimate.Work:
   """Returns what one device computes in a step, without bubbles; FLOPs by MaxText's count, with rematerialisation."""
-  again = int(flops.recomputes_layers(config))
   outside = 3 * 2 * _own_tokens(config) * config.emb_dim * config.vocab_size
-  spared = _share_spared(config, schedule)
-  inside = max(flops.of_step(config) - outside, 0) * (3 + again) / 3 - again * _last_products(config) * spared
-  attention = flops.of_attention(config) / 6  # forward's two products, and backward's four
+  # Of one of the parts of a step. Attention: forward's two products, and backward's four.
+  whole, attention = (
+      each / config.gradient_accumulation_steps for each in (flops.of_step(config), flops.of_attention(config) / 6)
+  )
   stages, microbatches = (schedule.stages, schedule.microbatches) if schedule else (1, 1)
   layers, tokens = config.num_decoder_layers / stages, _tokens(config, mesh)
-  of_experts = experts(config, mesh, tokens / microbatches, own_loop=schedule is None, spared=spared)
+  of_experts = experts(config, mesh, tokens / microbatches, kept.again, own_loop=schedule is None)
   times = layers_with_experts(config, in_pipeline=False) / stages * microbatches
-  grouped = times * of_experts.flops
+  # Forward, and twice as much in backward for the gradients.
+  products = max(whole - outside - 6 * attention - times * of_experts.flops, 0) / 3
+  again = {kind: kept.share(kind) for kind in (Kind.PRODUCT, Kind.ATTENTION, Kind.GROUPED)}
+  products, grouped = products * (3 + again[Kind.PRODUCT]), times * of_experts.flops / 3 * (3 + again[Kind.GROUPED])
   # The largest weight of a layer is a matrix of the MLP, or of one expert.
   width = config.moe_mlp_dim if config.num_experts > 1 and config.moe_mlp_dim else config.mlp_dim
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
@@ -168,16 +199,19 @@ def work(config: DerivedKeys, schedule: CircularSchedule | None, sized: costs.Si
   vmem_kib = xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
   return estimate.Work(
       sizes=sized,
-      flops=inside,
-      products=max(inside - attention * (6 + 2 * again) - grouped, 0),
+      flops=products + grouped + attention * (6 + 2 * again[Kind.ATTENTION]),
+      products=products,
+      # Each of the two products of backward reads or writes what forward's does.
+      moved=(3 + again[Kind.PRODUCT]) * (tokens * layers_read.moved + microbatches * layers_read.read) / stages,
       grouped=grouped,
       outside=outside,
       largest=2.0 * tokens / microbatches * (config.emb_dim * width / shards(("mlp",), config, mesh)),
       # splash attention computes whole blocks on the diagonal
       attention=attention * (1 + min(config.sa_block_q / config.max_target_length, 1)),
-      recomputed=again,
-      elementwise=2 * (3 + again) * tokens * layers * _token(config, mesh) + times * of_experts.moved,
-      stream=(3.0 + again) * layers * microbatches * _activations(config, schedule, mesh),
+      recomputed=again[Kind.ATTENTION],
+      again=again[Kind.PRODUCT],
+      elementwise=2 * (3 + kept.again[Again.BETWEEN]) * tokens * layers * _token(config, mesh) + times * of_experts.moved,
+      stream=(3 + again[Kind.PRODUCT]) * layers * microbatches * _activations(config, schedule, mesh),
       routed=times * of_experts.routed,
       dispatches_beside=bool(config.sparse_matmul) and dispatches_beside_compute(config),
       parts=rows_of_devices.parts(config),
@@ -194,33 +228,6 @@ def _own_tokens(config: DerivedKeys) -> float:
   return config.per_device_batch_size * config.max_target_length
 
 
-def _share_spared(config: DerivedKeys, schedule: CircularSchedule | None) -> float:
-  """Returns the share of the layers whose last product backward need not recompute.
-
-  Nothing in backward reads the output of that product, which is added to the residual stream; so the compiler drops it.
-  With experts the gradient of the router's weights reads that of the routed ones, unless they weigh the experts' inputs;
-  shared experts and dense layers of such a model are taken to be the same. With a norm behind the MLP the norm reads it,
-  and in a cycle or stage whose inputs alone are kept the next layer does.
-  """
-  if flops.has_norm_behind_mlp(config) or (config.num_experts > 1 and not flops.weighs_experts_inputs(config)):
-    return 0.0
-  if schedule is None or schedule.stages == 1:
-    return 1 / cycles.scanned(config)[1]
-  return _inputs_of_stage(config, schedule) / config.num_layers_per_pipeline_stage
-
-
-def _last_products(config: DerivedKeys) -> float:
-  """Returns FLOPs of the last product of each layer in forward."""
-  with_experts = layers_with_experts(config, in_pipeline=False)
-  of_experts = (config.num_experts_per_tok + config.shared_experts) * (config.moe_mlp_dim or config.mlp_dim)
-  hidden = with_experts * of_experts + (config.num_decoder_layers - with_experts) * config.mlp_dim
-  return 2 * _own_tokens(config) * config.emb_dim * hidden
-
-
-def _offloads_inputs(config: DerivedKeys) -> bool:
-  return config.remat_policy == "custom" and plain(config.decoder_layer_input) == "offload"
-
-
 def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
   streams = max(getattr(config, "mhc_expansion_rate", 1), 1)  # of hyper-connections
   rows = config.micro_batch_size_to_train_on // (1 if schedule is None else schedule.microbatches)
@@ -233,12 +240,38 @@ def _work(config: DerivedKeys, tokens: float, mesh: AbstractMesh) -> int:
   return math.ceil(tokens * _token(config, mesh) + experts(config, mesh, tokens).held)
 
 
-def _inputs_of_stage(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
-  """Returns how many layers' inputs a stage keeps of a repeat and microbatch; 1 without a pipeline, also of a cycle."""
-  if schedule is None or schedule.stages == 1:
-    return 1
-  only_the_stages = config.remat_policy == "custom" and plain(config.decoder_layer_input) == "remat"
-  return 1 if only_the_stages else config.num_layers_per_pipeline_stage
+def _inputs_not_kept(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
+  """Returns how many of the inputs of its layers a stage does not keep, since it keeps its own input only."""
+  only_its_own = config.remat_policy == "custom" and plain(config.decoder_layer_input) == "remat"
+  pipelined = schedule is not None and schedule.stages > 1
+  return config.num_layers_per_pipeline_stage // cycles.scanned(config)[1] - 1 if only_its_own and pipelined else 0
+
+
+def layers_inside(config: DerivedKeys, layers: Layers) -> Layers:
+  """Returns the layers of a run's pipeline, or all of a model without one."""
+  if not config.using_pipeline_parallelism:
+    return layers
+  return layers.last(config.pipeline_parallel_layers / config.num_decoder_layers)
+
+
+def kept_by(config: DerivedKeys, schedule: CircularSchedule | None, layers: Layers) -> Kept:
+  """Returns what the run's remat policy keeps: of the layers of its pipeline, or of the model without one."""
+  places, inside = loss.places(config), layers_inside(config, layers)
+  if not config.using_pipeline_parallelism:
+    return _in_iterations(config, schedule, inside, places)
+  # Our pipelines keep layers' inputs, unless the policy is custom (pipelines/base.py).
+  of_inputs = None if config.remat_policy == "custom" else DEVICE
+  return _in_iterations(config, schedule, inside, lambda name: places(name) or (of_inputs if name == INPUT else None))
+
+
+def _in_iterations(config: DerivedKeys, schedule: CircularSchedule | None, layers: Layers, places: Places) -> Kept:
+  """Returns what a policy keeps if the first iterations keep less, as the config may say."""
+  kept = layers.under(places)
+  if schedule is None or not (fewer := min(config.pipeline_remat_iterations, schedule.iterations)):
+    return kept
+  names = remat_tensors(config) or tuple(name for name in layers.names if name != INPUT)
+  less = layers.under(lambda name: None if name in names else places(name))
+  return kept.averaged(less, 1 - fewer / schedule.iterations)
 
 
 def _work_outside(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
@@ -267,16 +300,18 @@ def _token(config: DerivedKeys, mesh: AbstractMesh) -> float:
   return (2 * config.emb_dim + wide) * jnp.dtype(config.dtype).itemsize
 
 
-def _dispatched(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> tuple[float, float]:
+def _dispatched(
+    config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh, kept: Kept
+) -> tuple[float, float]:
   """Returns bytes sent to dispatch tokens: for one microbatch by the layers of a repeat, and by those outside."""
-  tokens, spared = _tokens(config, mesh), _share_spared(config, schedule)
-  sent = experts(config, mesh, tokens / (schedule.microbatches if schedule else 1), spared=spared).sent
+  tokens = _tokens(config, mesh)
+  sent = experts(config, mesh, tokens / (schedule.microbatches if schedule else 1), kept.again).sent
   every = layers_with_experts(config, in_pipeline=False)
   if schedule is None or schedule.stages == 1:
     return sent * every / (schedule.repeats if schedule else loop_length(config)), 0.0
   inside = layers_with_experts(config, in_pipeline=True)
   # The stages share the batch.
-  sent_outside = experts(config, mesh, tokens / schedule.stages, spared=spared).sent
+  sent_outside = experts(config, mesh, tokens / schedule.stages, kept.again).sent
   return sent * inside / (schedule.stages * schedule.repeats), sent_outside * (every - inside)
 
 
@@ -296,32 +331,53 @@ def gather_policy_with_formulas(impl: str) -> GatherPolicy | None:
   return contract.gather_policy if contract.schedule_class is CircularSchedule else None
 
 
+def layers_of(config: DerivedKeys) -> Layers:
+  """Reads the layers of a config's model, as it is without a pipeline. Raises ValueError if MaxText cannot trace it."""
+  alone = {derived.parallelism_key(network, "stage"): 1 for network in derived.NETWORKS}
+  # With the batch-split schedule MaxText's layers are no functions that it rematerialises; they compute the same.
+  others = {"using_pipeline_parallelism": False, "pipeline_impl": registry.HOST, "use_batch_split_schedule": False}
+  # All that is read is for each token, and kernels want a row on each device.
+  rows = math.ceil(config.micro_batch_size_to_train_on / config.num_target_devices) * config.num_target_devices
+  config = with_values(config, alone | others | {"micro_batch_size_to_train_on": rows})
+  return read_layers(config, abstract_model.abstract_mesh(config))
+
+
 def predictor(
-    config: DerivedKeys, parameters: sharding.Explanation, mesh: AbstractMesh, chip: chips.Chip | None = None
-) -> Callable[[str, Schedule | None], Predicted | None]:
+    config: DerivedKeys,
+    parameters: sharding.Explanation,
+    mesh: AbstractMesh,
+    chip: chips.Chip | None = None,
+    layers: Layers | None = None,
+) -> Callable[..., Predicted | None]:
   """Returns a function of an implementation and a schedule: (costs per device and step, estimated seconds) of such a run.
 
-  The seconds are None without a chip, or without its slice. Where there are no formulas for an implementation or its
-  schedule the function returns None. It counts once what runs have in common.
+  A third argument is what the layers keep, by default what the config says. The seconds are None without a chip, or
+  without its slice. Where there are no formulas for an implementation or its schedule the function returns None. It
+  counts once what runs have in common; `layers` are those of `layers_of`.
   It raises registry.UnknownImplementationError or registry.PluginError if there is no such implementation.
   """
   weights = Weights(config, parameters, mesh)
+  layers = layers or layers_of(config)
+  kept_of = functools.cache(lambda schedule: kept_by(config, schedule, layers))
   sizes_of = functools.cache(lambda schedule: sizes(config, schedule, weights))
-  work_of = functools.cache(lambda schedule: work(config, schedule, sizes_of(schedule), mesh))
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
 
-  def of(impl: str, schedule: Schedule | None) -> Predicted | None:
+  def of(impl: str, schedule: Schedule | None, kept: Kept | None = None) -> Predicted | None:
     circular = schedule if isinstance(schedule, CircularSchedule) else None
     gather_policy = gather_policy_with_formulas(impl) if schedule else None
-    if circular is not None and gather_policy is not None:
-      over_slices = config.dcn_pipeline_parallelism > 1
-      found = costs.pipelined(circular, gather_policy, sizes_of(circular), over_slices=over_slices)
-    elif schedule is None:
-      found = costs.without(loop_length(config), sizes_of(None))
-    else:
+    if schedule is not None and (circular is None or gather_policy is None):
       return None
+    kept = kept or kept_of(circular)
+    sized = keeping(config, circular, sizes_of(circular), mesh, kept)
+    if circular is None or gather_policy is None:
+      found = costs.without(loop_length(config), sized)
+    else:
+      found = costs.pipelined(circular, gather_policy, sized, over_slices=config.dcn_pipeline_parallelism > 1)
+    parts = config.gradient_accumulation_steps
+    whole = found.accumulated(parts, sized.parameters)
     if chip is None or its_slice is None:
-      return found, None
-    return found, estimate.estimate(chip, its_slice, work_of(circular), found, circular, gather_policy)
+      return whole, None
+    done = work(config, circular, sized, mesh, kept, layers)
+    return whole, estimate.estimate(chip, its_slice, done, found, circular, gather_policy).accumulated(parts)
 
   return of

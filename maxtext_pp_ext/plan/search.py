@@ -5,6 +5,7 @@
 from collections.abc import Callable, Iterator, Sequence
 import copy
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -13,12 +14,13 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import arguments, topology
-from maxtext_pp_ext.host.models import abstract_model, run_config, variants
+from maxtext_pp_ext.host.models import abstract_model, flops, run_config, variants
 from maxtext_pp_ext.host.rules import candidates, problems
-from maxtext_pp_ext.plan import fitting, quantities
+from maxtext_pp_ext.plan import choice, fitting, quantities
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.estimate import Estimate
 from maxtext_pp_ext.plan.experts import most_expert_parallelism
+from maxtext_pp_ext.plan.layers import Layers
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.units import counted
@@ -31,6 +33,8 @@ _EXPERTS = "ici_expert_parallelism"
 _SPLITS = "allow_split_physical_axes"
 # The keys of a layout, in the order in which those that are impossible are listed.
 _OF_LAYOUT = ("ici_pipeline_parallelism", "dcn_pipeline_parallelism", _EXPERTS, "num_layers_per_pipeline_stage")
+# What a plan chooses, unless the run says it.
+_CHOSEN = (*_OF_LAYOUT[:2], *_OF_LAYOUT[3:], "num_pipeline_microbatches", "num_pipeline_repeats")
 # Keys that change no parameter's shape or logical axes, other than by `abstract_model.stacks`. A model that was built for
 # other values serves, too. It takes longer to build than all else about a layout.
 _NOT_OF_PARAMETERS = {
@@ -83,6 +87,10 @@ class Plan:
   infeasible: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   # What takes memory or traffic in all of them and is not in their costs.
   not_counted: list[str] = dataclasses.field(default_factory=list)
+  tokens: float = 0.0  # of a device in a step
+  flops: float = 0.0  # of a device in a step, as MaxText counts them
+  pinned: dict[str, int] = dataclasses.field(default_factory=dict)  # sizes of the pipeline that the run says itself
+  chooses_kept: bool = True  # whether the plan chooses what layers keep for backward; else the run's policy says it
   remedies: list[fitting.Remedy] = dataclasses.field(default_factory=list)  # if none fits: with these one fits, or nearly
 
   @property
@@ -155,20 +163,29 @@ class _Search:
     self._variations = run_config.Variations(run_config.with_keys(argv, extra | self._none))
     self._without: DerivedKeys = self._variations.first
     problems.refuse_mesh(self._without, self._none)
+    self._layers: dict[int, Layers] = {}  # by the devices that share the experts
+    self._choices: dict[tuple, choice.Choices] = {}
     self._parameters: dict[tuple, list[tuple[DerivedKeys, Any]]] = {}
     self._ours = [impl for impl in implementations if impl != variants.NONE]
     of_run = arguments.given(argv) or {}
     self._splits_as_given = _SPLITS in of_run
+    sizes = {key: run_config.integer(of_run, key) for key in _CHOSEN if key in of_run}
+    pinned = {key: size for key, size in sizes.items() if size > 0}  # others MaxText derives
     is_free = self._without.ici_expert_parallelism == 1 and _EXPERTS not in of_run
     most = most_expert_parallelism(self._without) if is_free else 1
     self._expert_parallelisms = candidates.expert_parallelisms(self._without, most)
     chip = chip or chips.of_topology(self._topology or "")
+    accumulated = self._without.gradient_accumulation_steps
     self.found = Plan(
         devices=self._without.num_target_devices,
         num_slices=self._without.num_slices,
         chip=chip,
         memory_limit=memory_limit or (chip.hbm_bytes if chip else None),
         not_counted=quantities.not_counted(self._without),
+        pinned=pinned,
+        tokens=self._without.per_device_batch_size * self._without.max_target_length * accumulated,
+        flops=flops.of_step(self._without),
+        chooses_kept="remat_policy" not in of_run,
     )
     if variants.NONE in implementations:
       for expert_parallelism in self._expert_parallelisms:
@@ -187,7 +204,9 @@ class _Search:
       if stages > layers:
         continue
       for per_stage in (candidates.layers_per_stage(layers, stages) if stages > 1 else ()) or [1]:
-        yield self._none | ici | dcn | {"num_layers_per_pipeline_stage": per_stage}
+        keys = ici | dcn | {"num_layers_per_pipeline_stage": per_stage}
+        if all(self.found.pinned.get(key, size) == size for key, size in keys.items()):
+          yield self._none | keys
 
   def _look_at_none(self, keys: dict[str, Any]) -> None:
     """Adds the candidate without a pipeline that has these keys."""
@@ -210,9 +229,19 @@ class _Search:
     except (ValueError, NotImplementedError) as error:
       self._refused(changed, error)
       return
+    pinned = self.found.pinned
+    if (repeats := pinned.get("num_pipeline_repeats", least.repeats)) != least.repeats:
+      self._refused(changed, ValueError(f"num_pipeline_repeats={repeats}: here it is {least.repeats}."))
+      return
     batch_shards = shards(("activation_batch",), config, mesh)
     batch = config.micro_batch_size_to_train_on
-    if not (fitting := [m for m in derived.fitting_microbatches(config) if batch // m % batch_shards == 0]):
+    fitting = [m for m in derived.fitting_microbatches(config) if batch // m % batch_shards == 0]
+    if fitting and (microbatches := pinned.get("num_pipeline_microbatches", fitting[0])) not in fitting:
+      reason = f"num_pipeline_microbatches={microbatches}: here only {', '.join(map(str, fitting))} can be."
+      self._refused(changed, ValueError(reason))
+      return
+    fitting = [m for m in fitting if pinned.get("num_pipeline_microbatches", m) == m]
+    if not fitting:
       reason = (
           f"{counted(batch, 'row')} (per_device_batch_size={config.per_device_batch_size}) cannot be divided into "
           f"{counted(least.microbatches, 'microbatch')}, or a multiple of that, with a row for each of "
@@ -299,13 +328,25 @@ class _Search:
 
   def _add(self, runs: Sequence[tuple[dict[str, Any], str, CircularSchedule | None]], config, parameters, mesh) -> None:
     """Adds a candidate for each run: its keys, implementation and schedule."""
-    predict = quantities.predictor(config, parameters, mesh, self.found.chip)
+    expert_parallelism = config.ici_expert_parallelism
+    if expert_parallelism not in self._layers:
+      self._layers[expert_parallelism] = quantities.layers_of(config)
+    layers = self._layers[expert_parallelism]
+    inside = quantities.layers_inside(config, layers)
+    predict = quantities.predictor(config, parameters, mesh, self.found.chip, layers)
     for changed, impl, schedule in runs:
-      # There are formulas for all that __init__ accepts.
-      costs, estimate = predict(impl, schedule)  # type: ignore[misc]  # so not None
-      layers = config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers
+      # There are formulas for all that __init__ accepts, so it is not None.
+      of: choice.Predict = functools.partial(predict, impl, schedule)  # type: ignore[assignment]
+      costs, estimate = of()  # type: ignore[call-arg]
+      if self.found.chooses_kept and estimate and self.found.memory_limit:
+        key = expert_parallelism, sum(count for _, count in inside.blocks)
+        if key not in self._choices:
+          self._choices[key] = choice.Choices(config, inside, of)
+        kept, (costs, estimate) = self._choices[key].best(of, _NEARLY_FULL * self.found.memory_limit)
+        changed = changed | choice.keys_of(kept)
+      in_stage = config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers
       self.found.candidates.append(
-          Candidate(impl=impl, keys=changed, schedule=schedule, layers_per_stage=layers, costs=costs, estimate=estimate)
+          Candidate(impl=impl, keys=changed, schedule=schedule, layers_per_stage=in_stage, costs=costs, estimate=estimate)
       )
 
   def _rank(self, candidate: Candidate) -> tuple:

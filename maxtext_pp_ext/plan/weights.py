@@ -67,7 +67,7 @@ class Weights:
   def _weight(self, row: Row, outside: bool) -> Weight:
     layout, shape = row.layout, self.mesh.shape
     spec, names = layout.sharding.spec, layout.resolution.names if layout.resolution else None
-    kept = sharding.gathered_spec(spec, names, self._data_axes) if names is not None and len(names) == len(spec) else spec
+    kept = gathered(layout, self._data_axes)
     all_axes, kept_axes = axes_of(spec), axes_of(kept)
     count = math.prod(layout.shape) / math.prod(shape[axis] for axis in kept_axes if axis != "stage")
     # The stages share what is outside the pipeline.
@@ -165,6 +165,12 @@ def fills(tile: Mapping[int, int], shape: Sequence[int], spec: P, kept: Collecti
     return set(over) <= set(kept) or shape[-axis] // math.prod(mesh[name] for name in over) % size == 0
 
   return all(divides(axis, size) for axis, size in tile.items())
+
+
+def gathered(layout: sharding.Layout, data_axes: Collection[str]) -> P:
+  """How an array is sharded once it is gathered over the axes that shard data."""
+  spec, names = layout.sharding.spec, layout.resolution.names if layout.resolution else None
+  return sharding.gathered_spec(spec, names, data_axes) if names is not None and len(names) == len(spec) else spec
 
 
 def axes_of(spec: P) -> set[str]:

@@ -76,7 +76,7 @@ def test_layers_inputs_that_are_offloaded_take_none_of_the_devices_memory(check)
   )
   assert kept["memory"]["bytes"]["kept"] > 0 == offloaded["memory"]["bytes"]["kept"]
   assert offloaded["memory"]["total"] < kept["memory"]["total"]
-  assert "which it offloads to the host" in str(offloaded)
+  assert kept["offloaded"] == 0 < offloaded["offloaded"]
 
 
 def test_a_mesh_that_jax_cannot_lay_out_on_the_chips_is_refused_with_the_key_for_it(check):
@@ -89,7 +89,11 @@ def test_a_mesh_that_jax_cannot_lay_out_on_the_chips_is_refused_with_the_key_for
 
 def test_a_window_is_described_by_its_layers(check):
   _, out = check("pipeline_impl=circular_bsw", "num_pipeline_microbatches=2", "--devices", "4")
-  for text in ("in the layers' backward", "layers' inputs, kept for backward", "sums of the gradients of a layer"):
+  for text in (
+      "in the layers' backward",
+      "layers' inputs and what remat_policy keeps",
+      "sums of the gradients of a layer",
+  ):
     assert text in out
   assert "schedule: 2 microbatches, all of which pass through a layer before the next: 8 iterations\n" in out
   assert "stage" not in out and "in the pipeline" not in out and "bubble" not in out
@@ -244,7 +248,7 @@ def test_what_does_not_fit_into_the_devices_of_the_topology_is_a_warning(install
     assert cli.main(["check", *keys, f"compile_topology={topology}"]) == 0
     said[topology] = capfd.readouterr().out
   assert "warning: It does not fit into the memory of a device, as estimated: " in said["v6e-4"]
-  assert " of 34.4 GB, " in said["v6e-4"]
+  assert " of 33.5 GB, " in said["v6e-4"]
   assert "not fit" not in said["v5p-8"] and " of 102 GB, " in said["v5p-8"]
 
 

@@ -54,6 +54,37 @@ def test_every_combination_is_there_and_what_cannot_be_has_its_reason(plan):
   assert set(reasons) == {4} and "cannot be divided among 4 stages" in reasons[4]
 
 
+def test_what_the_run_says_of_its_pipeline_is_not_chosen_otherwise(plan):
+  pinned = ("ici_pipeline_parallelism=2", "num_layers_per_pipeline_stage=3", "num_pipeline_microbatches=4")
+  _, captured = plan("--devices", "8", "--all", "--json", *pinned)
+  rows = [row for row in json.loads(captured.out)["candidates"] if row["impl"] != "none"]
+  assert {(row["stages"], row["layers_per_stage"], row["microbatches"]) for row in rows} == {(2, 3, 4)}
+  _, captured = plan("--devices", "8", "--all", "--json", pinned[0], "num_pipeline_microbatches=8")
+  found = json.loads(captured.out)
+  assert [row["impl"] for row in found["candidates"]] == ["none"]
+  assert {each["reason"] for each in found["infeasible"]} == {"num_pipeline_microbatches=8: here only 2, 4 can be."}
+  _, captured = plan("--devices", "8", "--chip", "v5e", *pinned, "remat_policy=minimal")
+  said = " ".join(captured.out.split())
+  assert f"as the run says: {' '.join(pinned[::2])}" in said.replace(" num_layers_per_pipeline_stage=3", "")
+  assert "remat_policy=minimal" in said and "remat_policy=custom" not in said
+
+
+def test_each_part_of_accumulated_gradients_computes_and_sends_as_much(plan):
+  def of(parts):
+    _, captured = plan(
+        "--devices", "8", "--chip", "v5e", "--json", "--impl", "none", f"gradient_accumulation_steps={parts}"
+    )
+    [row] = json.loads(captured.out)["candidates"]
+    return row
+
+  one, four = of(1), of(4)
+  assert four["sent"]["total"] == pytest.approx(4 * one["sent"]["total"], rel=1e-3)
+  assert four["memory"]["bytes"]["gradients_of_parts"] == one["memory"]["bytes"]["parameters"]
+  assert one["seconds"] == pytest.approx(sum(one["seconds_of"].values()))
+  for part, seconds in one["seconds_of"].items():
+    assert four["seconds_of"][part] == pytest.approx(seconds * (1 if part == "optimizer" else 4))
+
+
 # 2 × 4 × 4 chips, of which tensor parallelism has the axis of 2. 2 and 8 devices cannot be made of the two axes of 4.
 ON_TORUS = ("compile_topology=v5p-64", "base_num_decoder_layers=8", "ici_tensor_parallelism=2", "--all", "--json")
 DIVIDED = {2, 8}
@@ -148,7 +179,7 @@ def test_what_fits_comes_first_and_its_keys_are_accepted_as_they_are(plan, capfd
 def test_a_chip_gives_a_memory_and_bounds_of_the_step(plan):
   status, captured = plan("--devices", "8", "--chip", "v5e", "--top", "30", "--wide")
   assert re.search(r"bubble .* kept .* at least +at most +bound by$", captured.out, re.MULTILINE)
-  assert status == 0 and "8 devices of 17.2 GB" in captured.out and "  1: pipeline_impl=" in captured.out
+  assert status == 0 and "8 devices of 16.9 GB" in captured.out and "  1: pipeline_impl=" in captured.out
   assert "seconds are those of v5e-8: 2 × 4 chips" in captured.out
   _, captured = plan("--devices", "8", "--chip", "v5e", "--all", "--json")
   rows = json.loads(captured.out)["candidates"]

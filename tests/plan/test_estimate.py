@@ -34,11 +34,13 @@ WORK = estimate.Work(
     sizes=SIZES,
     flops=4.83e14,
     products=4.6e14,
+    moved=1e11,
     grouped=0.0,
     outside=2.6e13,
     largest=4.8e11,
     attention=2.9e12,
-    recomputed=1,
+    recomputed=1.0,
+    again=1.0,
     elementwise=2.6e11,
     stream=8.6e9,
     routed=0.0,
@@ -78,7 +80,12 @@ def test_at_the_peak_rates_a_step_takes_as_long_as_the_slowest_of_three():
   chip = dataclasses.replace(chips.CHIPS["v5p"], flops=100.0, link=5.0, links=2, network=2.0)
   work = dataclasses.replace(WORK, flops=300.0, outside=100.0)
   sent = costs.Costs(
-      traffic={costs.Sent.WEIGHTS: 35}, over_network={costs.Sent.WEIGHTS: 5}, beside_compute={}, always={}, phases={}
+      offloaded=0,
+      traffic={costs.Sent.WEIGHTS: 35},
+      over_network={costs.Sent.WEIGHTS: 5},
+      beside_compute={},
+      always={},
+      phases={},
   )
   takes = estimate._at_peak(chip, work, sent, with_bubbles=1 / (1 - 0.25))
   assert takes == pytest.approx({"compute": 5.0, "interconnect": 3.0, "network": 2.5})

@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh
 import pytest
 
 from maxtext_pp_ext.plan.experts import experts, most_expert_parallelism
+from maxtext_pp_ext.plan.layers import Again
 
 KEYS: dict[str, Any] = {
     "num_experts": 8,
@@ -52,17 +53,19 @@ def test_where_another_axis_shards_experts_or_formulas_are_missing_none_are_shar
   assert most_expert_parallelism(types.SimpleNamespace(**KEYS | more)) == 1
 
 
-def test_a_last_product_that_is_not_recomputed_and_its_way_back_are_spared_and_no_memory():
+def test_what_is_not_dispatched_again_is_not_sent_again_and_takes_as_much_memory():
   keys = {"dtype": "bfloat16", "emb_dim": 16, "moe_mlp_dim": 24, "mlp_dim": 24, "mlp_bias": False}
   keys |= {"num_experts_per_tok": 2, "ragged_buffer_factor": -1.0}
-  mesh = AbstractMesh((4,), ("expert",))
-  for remat_policy, again in (("full", 1), ("minimal", 0)):
-    config = types.SimpleNamespace(**KEYS | keys, remat_policy=remat_policy)
-    whole, spared = (experts(config, mesh, 100, spared=share) for share in (0.0, 1.0))
-    rows, token = 200, 16 * 2
-    assert whole.flops - spared.flops == again * 2 * rows * 16 * 24
-    assert whole.routed - spared.routed == whole.sent - spared.sent == again * rows * token
-    assert dataclasses.replace(spared, flops=whole.flops, routed=whole.routed, sent=whole.sent) == whole
+  config, mesh, rows, token = types.SimpleNamespace(**KEYS | keys), AbstractMesh((4,), ("expert",)), 200, 16 * 2
+  none, dispatch, both = (
+      experts(config, mesh, 100, dict.fromkeys(again, 1.0))
+      for again in ((), (Again.DISPATCHES,), (Again.DISPATCHES, Again.COMBINES))
+  )
+  assert (dispatch.routed - none.routed, both.routed - dispatch.routed) == (rows * token, rows * token)
+  # The buffers that receive tokens have room for all that may come.
+  assert (dispatch.sent - none.sent, both.sent - dispatch.sent) == (4 * rows * token, rows * token)
+  assert none.held == dispatch.held == both.held
+  assert none.flops == 9 * 2 * rows * 16 * 24
 
 
 def test_parts_of_a_microbatch_hold_less_than_all_of_it_and_more_than_their_share():

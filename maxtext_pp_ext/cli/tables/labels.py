@@ -31,7 +31,9 @@ _PARTS = {
     Part.UNREDUCED: "their gradients, not reduced yet",
     Part.GRADIENTS_OF_LAYER: "gradients of a layer",
     Part.GRADIENTS_BEHIND: "gradients of the layer behind, being reduced",
-    Part.KEPT: "layers' inputs, kept for backward",
+    Part.GRADIENTS_OF_PARTS: "sum of the gradients of all parts of gradient_accumulation_steps",
+    Part.KEPT: "layers' inputs and what remat_policy keeps, for backward",
+    Part.TO_HOST: "what is on its way to the host's memory",
     Part.WAITING: "waiting microbatches, both directions",
     Part.WORK: "one microbatch in a layer, backward",
     Part.WORK_OF_LAYER: "one layer, backward",
@@ -58,9 +60,10 @@ def parts(stages: int) -> dict[Part, str]:
   return _PARTS if stages > 1 else _PARTS | _PARTS_OF_LAYERS
 
 
-def costs_dict(costs: Costs) -> dict[str, dict[str, Any]]:
+def costs_dict(costs: Costs) -> dict[str, Any]:
   """The costs as JSON has them."""
   return {
       "memory": {"when": costs.worst_phase, "bytes": costs.memory, "total": costs.peak},
+      "offloaded": costs.offloaded,
       "sent": {"bytes": costs.traffic, "total": costs.sent, "between_slices": costs.between_slices},
   }

@@ -13,6 +13,7 @@ from maxtext_pp_ext.config.remedies import value_text
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.plan.costs import Part, Sent
+from maxtext_pp_ext.plan.layers import DEVICE, OFFLOAD
 
 _WIDTH = 80  # without a terminal
 _BETWEEN = "  "
@@ -20,12 +21,12 @@ _BETWEEN = "  "
 _OPTIONS = {"internal_compile_num_devices": "--devices "}
 # Column -> parts of the memory that it adds up. Together they are all of it.
 MEMORY = {
-    "state": (Part.PARAMETERS, Part.MOMENTS, Part.GRADIENTS),
+    "state": (Part.PARAMETERS, Part.MOMENTS, Part.GRADIENTS, Part.GRADIENTS_OF_PARTS),
     "gathered": (
         *(Part.DOUBLE_BUFFER, Part.ALL_WEIGHTS, Part.WEIGHTS_OF_ITERATION, Part.WEIGHTS_OF_LAYER, Part.WEIGHTS_AT_LOGITS),
         *(Part.SUMS, Part.UNREDUCED, Part.GRADIENTS_OF_LAYER, Part.GRADIENTS_BEHIND),
     ),
-    "kept": (Part.KEPT,),
+    "kept": (Part.KEPT, Part.TO_HOST),
     "work": (Part.WAITING, Part.WORK, Part.WORK_OF_LAYER, Part.OUTPUTS, Part.HEAD, Part.LOGITS),
 }
 # Column -> parts of what is sent that it adds up. Together they are all of it.
@@ -58,6 +59,8 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
     print(*_table(rows, wide), sep="\n")
     if not wide:
       say("(--wide shows more columns, --help says what they are)")
+  for line in _assumed(found, given):
+    say(line)
   if about_slices := _slices(found, given):
     say(about_slices)
   for line in _remedies(result, found):
@@ -76,6 +79,16 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
     say(result["not_written"])
   for each in result.get("infeasible", ()):
     say(f"cannot be: {_assignments(each['keys'])}: {each['reason']}", "    ")
+
+
+def _assumed(found: Any, given: Mapping[str, Any]) -> Iterator[str]:
+  """Yields what the figures are of, as the run says it or MaxText's defaults do, and what is not chosen here."""
+  keys = ("per_device_batch_size", "max_target_length", "gradient_accumulation_steps", "attention", "compile_xla_flags")
+  of = {key: value for key in keys if (value := given.get(key)) not in (None, "", -1)}
+  yield f"of a step with {_assignments(of)}"
+  kept = {key: given[key] for key in ("remat_policy",) if not found.chooses_kept}
+  if found.pinned or kept:
+    yield f"as the run says: {_assignments(found.pinned | kept)}"
 
 
 def _assignments(keys: Mapping[str, Any]) -> str:
@@ -120,7 +133,6 @@ def _remedies(result: dict[str, Any], found: Any) -> Iterator[str]:
     )
     ends = f"lacks {units.bytes_text(remedy.missing)}" if remedy.missing else "fits"
     yield f"  {keys}: {units.bytes_text(remedy.memory)}, {ends}"
-  yield "  remat_policy=full, which keeps least, is assumed. What offloading to the host saves is not estimated."
 
 
 def _now(value: Any) -> str:
@@ -177,6 +189,9 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     **{name: functools.partial(_bytes, what="sent", parts=parts) for name, parts in SENT.items()},
     "sent": lambda row: units.bytes_text(row["sent"]["total"]),
     "slices": lambda row: units.bytes_text(size) if (size := row["sent"]["between_slices"]) else "–",
+    "to host": lambda row: units.bytes_text(row["offloaded"]) if row["offloaded"] else "–",
+    "tokens/s": lambda row: "–" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:.0f}",
+    "MFU": lambda row: "–" if row["mfu"] is None else f"{row['mfu']:.0%}",
     "step s": functools.partial(_seconds, key="seconds"),
     "at least": functools.partial(_seconds, key="seconds_at_least"),
     "at most": functools.partial(_seconds, key="seconds_at_most"),
@@ -196,7 +211,12 @@ def _keys_to_set(row: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any
   kept = {"num_pipeline_microbatches", "num_layers_per_pipeline_stage", "allow_split_physical_axes"}
   of_row = {key: value for key, value in row["keys"].items() if key in kept or key.endswith("_parallelism")}
   differing = {key: value for key, value in of_row.items() if not same(key, value)}
-  return {"pipeline_impl": row["keys"]["pipeline_impl"]} | differing
+  return {"pipeline_impl": row["keys"]["pipeline_impl"]} | differing | _of_remat(row["keys"])
+
+
+def _of_remat(keys: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the keys of the policy that a plan chose."""
+  return {key: value for key, value in keys.items() if key == "remat_policy" or value in (DEVICE, OFFLOAD)}
 
 
 def _compiled(rows: list[dict[str, Any]], order: dict[str, list[str]] | None) -> Iterator[str]:

@@ -48,7 +48,7 @@ def kernel(
   """
   moved = float(sum(array.bytes for array in (*operands, *instruction.arrays)))
   name = instruction.name + instruction.op_name
-  if "splash" in name or "flash_attention" in name:
+  if any(word in name for word in kernels.NAMES_OF_ATTENTION):
     phase = next((each for each in ("dkv", "dq") if f"_{each}" in name), "fwd")
     flops = _attention_flops(instruction.attributes, phase, operands, blocks())
     return Kernel(kind=kernels.ATTENTION, flops=flops, bytes=moved)

@@ -120,8 +120,8 @@ def _results_of(eqn: JaxprEqn, operands: Set[int]) -> Set[int]:
 def _with_carries(eqn: JaxprEqn, sources: Set[int], targets: Set[int]) -> tuple[Set[int], Set[int]]:
   """The same operands and results of a loop, and what its body carries from them, or to them, over iterations."""
   body, _ = inner_program(eqn)
-  carries = _number_of_one_rank(eqn.outvars, body.outvars)
-  first = _number_of_one_rank(eqn.invars, body.invars) - carries
+  carries = number_of_one_rank(eqn.outvars, body.outvars)
+  first = number_of_one_rank(eqn.invars, body.invars) - carries
   reads = [inputs_of(body, i) for i in range(len(body.outvars))]
   while True:
     more = sources | {first + i for i in range(carries) if reads[i] & sources}
@@ -131,7 +131,7 @@ def _with_carries(eqn: JaxprEqn, sources: Set[int], targets: Set[int]) -> tuple[
     sources, targets = more, others
 
 
-def _number_of_one_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+def number_of_one_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
   """How many of a loop's operands or results have one rank outside and inside: what is scanned over has one axis more."""
   return sum(v.aval.ndim == inside[k].aval.ndim for k, v in enumerate(outside))
 

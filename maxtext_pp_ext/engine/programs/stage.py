@@ -81,7 +81,7 @@ class StageProgram:
       gathered_in_steps: as for `GradientProgram.plan`.
       summed: whether gradients are summed over several microbatches.
     """
-    traced = _Traced.of(fn, weights, aux, x, checkpoint)
+    traced = Traced.of(fn, weights, aux, x, checkpoint)
     take = functools.partial(select_outputs, traced.forward)
     primal, num_weights = take(range(len(traced.output_avals))), len(jax.tree.leaves(weights))
     inputs = [inputs_of(traced.forward.jaxpr, at) for at in traced.rebuilt]
@@ -182,7 +182,7 @@ class StageProgram:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Traced:
+class Traced:
   """The stages as JAX differentiates them. Residuals are numbered as JAX returns them, outputs of `forward` before."""
 
   forward: ClosedJaxpr  # (weights, aux, x) -> outputs + residuals
@@ -196,7 +196,7 @@ class _Traced:
   rebuilt: list[int]  # those that are computed again
 
   @classmethod
-  def of(cls, fn: StageFn, weights: PyTree, aux: PyTree, x: jax.Array, checkpoint: Callable | None) -> _Traced:
+  def of(cls, fn: StageFn, weights: PyTree, aux: PyTree, x: jax.Array, checkpoint: Callable | None) -> Traced:
     structure: dict[str, Any] = {}
 
     def with_residuals(weights, aux, x):

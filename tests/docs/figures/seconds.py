@@ -54,8 +54,8 @@ def _published() -> Iterator[str]:
 
 def _estimates() -> Iterator[str]:
   vmem = estimate._LARGE_VMEM_KIB // 1024
-  yield f"""with {vmem} MiB of scoped VMEM or more (`--xla_tpu_scoped_vmem_limit_kib` in `compile_xla_flags`) nearly at
-      the peak"""
+  yield f"""with {vmem} MiB of scoped VMEM or more (`--xla_tpu_scoped_vmem_limit_kib` in `compile_xla_flags`) at the
+      peak"""
   errors = {row: found["step_s"] for row, found in plan_errors().items() if "step_s" in found}
   average = sum(map(abs, errors.values())) / len(errors) * 100
   # When circular and circular_ag_once of the models with experts were compiled, the table had two of these rows.

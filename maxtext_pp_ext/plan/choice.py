@@ -1,0 +1,127 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses what the layers keep for backward: each named tensor on the device, in the host's memory, or not at all.
+
+A tensor spares what computes it from others that are kept, so tensors do not add up. All subsets are tried, and those
+remain than which no other keeps less and computes less again (Beaumont et al., "Efficient combination of
+rematerialization and offloading for training DNNs", NeurIPS 2021, treat chains of layers so).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from typing import Any
+
+import numpy as np
+
+from maxtext_pp_ext.config.keys import DerivedKeys
+from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.plan.costs import Costs
+from maxtext_pp_ext.plan.estimate import Estimate, waiting_for_host
+from maxtext_pp_ext.plan.layers import DEVICE, INPUT, Kept, Layers, OFFLOAD
+
+_PLACES = (DEVICE, OFFLOAD, "remat")  # MaxText's values of the key of a tensor
+_MOST = 16  # names of which all subsets are tried: 65536
+_MOST_OFFLOADED = 6  # of a subset the largest tensors, of which all subsets are tried in the host's memory
+_UNIT = 1024.0  # bytes for each token, to see what they change
+# What a run costs whose layers keep this.
+Predict = Callable[[Kept], tuple[Costs, Estimate]]
+
+
+def keys_of(kept: Kept) -> dict[str, Any]:
+  """MaxText's keys of a policy."""
+  chosen = {name: place for name, place in kept.places.items() if (name, place) != (INPUT, DEVICE)}
+  return {"remat_policy": "custom", **chosen} if chosen else {"remat_policy": "full"}
+
+
+class Choices:
+  """What a model's layers may keep, without what is never better than another choice."""
+
+  def __init__(self, config: DerivedKeys, layers: Layers, predict: Predict):
+    """`predict` is that of any way to run the model, whose rates say which choices are better."""
+    sizes, _ = layers.cases(dict.fromkeys(layers.names, np.ones(1, bool)), 1)
+    has_key = [name for name in layers.names if plain(getattr(config, name, None)) in _PLACES and name != INPUT]
+    names = sorted(has_key, key=lambda name: -sizes[name][0])[:_MOST]
+    number = np.arange(1 << len(names))
+    keeps = dict.fromkeys(layers.names, np.zeros(len(number), bool)) | {INPUT: np.ones(len(number), bool)}
+    keeps |= {name: number >> k & 1 == 1 for k, name in enumerate(names)}
+    sizes, again = layers.cases(keeps, len(number))
+    self._kinds = tuple(again)
+    shares = np.stack([again[kind] for kind in self._kinds], axis=1)
+    seconds, whole = _Linear(predict, self._kinds).parts(shares), np.sum(list(sizes.values()), axis=0)
+    self._kept: list[Kept] = []
+    for case in _not_dominated(seconds, whole):
+      kept = {name: float(size[case]) for name, size in sizes.items() if size[case]}
+      self._kept += _placed(kept, dict(zip(self._kinds, map(float, shares[case]), strict=True)))
+    found = np.array([[kept.again[kind] for kind in self._kinds] for kept in self._kept])
+    device, host = (np.array([getattr(kept, of) for kept in self._kept]) for of in ("device", "host"))
+    better = _not_dominated(_Linear(predict, self._kinds).parts(found), device, host)
+    self._kept = [self._kept[case] for case in better]
+    self._shares, self._device, self._host = found[better], device[better], host[better]
+
+  def best(self, predict: Predict, limit: float) -> tuple[Kept, tuple[Costs, Estimate]]:
+    """With which a step is fastest, of those that fit into `limit` bytes of a device; if none fits, the smallest."""
+    linear = _Linear(predict, self._kinds)
+    peak = linear.peak(self._device, self._host)
+    # Of equally fast ones that which sends least to the host.
+    for case in np.lexsort((self._host, linear.seconds(self._shares, self._host).round(9))):
+      # That of the line is quick to compute, and may be a little less.
+      if peak[case] <= limit and (found := predict(self._kept[case]))[0].peak <= limit:
+        return self._kept[case], found
+    smallest = self._kept[int(np.argmin(peak))]
+    return smallest, predict(smallest)
+
+
+class _Linear:
+  """What a run costs, as a function of what its layers keep. All but what waits for the host is linear in that."""
+
+  def __init__(self, predict: Predict, kinds: Sequence[Any]):
+    nothing = dict.fromkeys(kinds, 0.0)
+
+    def of(again: Mapping[Any, float] = nothing, device: float = 0.0, host: float = 0.0) -> tuple[Costs, Estimate]:
+      return predict(Kept(device=device, host=host, again=again))
+
+    self._costs, self._base = of()
+    alone = [of(nothing | {kind: 1.0})[1] for kind in kinds]
+    self._parts = np.array([sum(each.parts.values()) - sum(self._base.parts.values()) for each in alone])
+    self._pipeline = np.array([each.pipeline - self._base.pipeline for each in alone])
+    on_host = of(host=_UNIT)
+    self._to_host = on_host[1].to_host / _UNIT
+    self._on_device, self._on_host = ((found[0].peak - self._costs.peak) / _UNIT for found in (of(device=_UNIT), on_host))
+
+  def parts(self, shares: np.ndarray) -> np.ndarray:
+    """The seconds of what runs one after another, [cases], for shares that are computed again, [cases, kinds]."""
+    return sum(self._base.parts.values()) + shares @ self._parts
+
+  def seconds(self, shares: np.ndarray, host: np.ndarray) -> np.ndarray:
+    """The seconds of a step; `host` has bytes for each token in the host's memory, [cases]."""
+    pipeline, forward = self._base.pipeline + shares @ self._pipeline, self._base.pipeline / 3
+    hidden = max(self._base.beside.values(), default=0.0)
+    waits = waiting_for_host(self._to_host * host, forward, pipeline - forward)
+    return self.parts(shares) + np.maximum(hidden - pipeline, 0.0) + waits
+
+  def peak(self, device: np.ndarray, host: np.ndarray) -> np.ndarray:
+    """The memory of a device, in bytes."""
+    return self._costs.peak + self._on_device * device + self._on_host * host
+
+
+def _placed(kept: Mapping[str | None, float], again: Mapping[Any, float]) -> Iterator[Kept]:
+  """The choices that keep these tensors, with some of the largest in the host's memory."""
+  largest = sorted((name for name in kept if name), key=lambda name: -kept[name])[:_MOST_OFFLOADED]
+  for count in range(len(largest) + 1):
+    for on_host in itertools.combinations(largest, count):
+      host = sum(kept[name] for name in on_host)
+      places = {name: OFFLOAD if name in on_host else DEVICE for name in kept if name}
+      yield Kept(device=sum(kept.values()) - host, host=host, again=again, places=places)
+
+
+def _not_dominated(*values: np.ndarray) -> np.ndarray:
+  """The cases for which no other one is smaller in some of these values, and larger in none."""
+  order = np.lexsort(values[::-1])
+  if len(values) == 2:  # there may be many
+    least = np.minimum.accumulate(values[1][order])
+    return order[np.flatnonzero(np.diff(least, prepend=np.inf) < 0)]
+  points, found = np.stack(values, axis=1)[order], list[int]()
+  for k, point in enumerate(points):
+    if not np.any(np.all(points[found] <= point, axis=1)):
+      found.append(k)
+  return order[found]

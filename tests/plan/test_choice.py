@@ -1,0 +1,80 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The chosen policy against all policies, one by one."""
+
+import itertools
+import types
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
+import pytest
+
+from maxtext_pp_ext.plan import choice, estimate, layers
+from maxtext_pp_ext.plan.operations import Kind
+
+NAMES = ("query_proj", "context", "mlpwi_0", "mlpwo")
+CONFIG = types.SimpleNamespace(**dict.fromkeys(NAMES, "remat"))
+TOKENS, WIDE, LAYERS = 8, 32, 3
+
+
+def layer(weights, x):
+  """A chain, whose named values spare each other's recomputation; mlpwi_0 is large."""
+  x = checkpoint_name(x, "decoder_layer_input")
+  query = checkpoint_name(jnp.sin(x) @ weights["query"], "query_proj")
+  context = checkpoint_name(jnp.tanh(query) @ weights["context"], "context")
+  hidden = checkpoint_name(jnp.exp(context) @ weights["wide"], "mlpwi_0")
+  return x + checkpoint_name(jnp.sin(jnp.cos(hidden) @ weights["out"]), "mlpwo")
+
+
+def toy():
+  shapes = {"query": (4, 4), "context": (4, 4), "wide": (4, WIDE), "out": (WIDE, 4)}
+  weights = {name: jax.ShapeDtypeStruct((LAYERS, *shape), jnp.float32) for name, shape in shapes.items()}
+
+  def loss(weights, x):
+    x, _ = jax.lax.scan(lambda x, w: (jax.checkpoint(layer)(w, x), None), x, weights)
+    return x.sum()
+
+  program = jax.make_jaxpr(loss)(weights, jax.ShapeDtypeStruct((1, TOKENS, 4), jnp.float32))
+  return layers.of_program(program, {}, [None] * len(weights) + [((), (), ())], len(weights))
+
+
+def costs(kept, *, per_byte, product, between, base=100.0):
+  """A run whose memory is what is kept, and whose seconds are recomputation and what waits for the host."""
+  pipeline = base + product * kept.share(Kind.PRODUCT) + between * kept.again[layers.Again.BETWEEN]
+  to_host = per_byte * kept.host
+  waits = float(estimate.waiting_for_host(to_host, base / 3, pipeline - base / 3))
+  parts = {"pipeline": pipeline, "host": waits}
+  return types.SimpleNamespace(peak=1000 + kept.device), estimate.Estimate(
+      parts=parts, beside={"links": 0.0}, pipeline=pipeline, to_host=to_host, at_peak={}
+  )
+
+
+@pytest.mark.parametrize("rates", [(0.01, 30.0, 1.0), (0.3, 30.0, 9.0), (2.0, 1.0, 30.0), (1e9, 30.0, 1.0)])
+def test_no_policy_that_fits_is_faster(rates):
+  found, (per_byte, product, between) = toy(), rates
+  predict = lambda kept: costs(kept, per_byte=per_byte, product=product, between=between)
+  assert found.names == tuple(sorted((*NAMES, "decoder_layer_input")))
+  choices = choice.Choices(CONFIG, found, predict)
+  every = []
+  for places in itertools.product((None, "device", "offload"), repeat=len(NAMES)):
+    for of_input in ("device", "offload"):
+      of = dict(zip(NAMES, places, strict=True)) | {"decoder_layer_input": of_input}
+      every.append(predict(found.under(of.get)))
+  peaks = sorted({cost.peak for cost, _ in every})
+  for limit in (*peaks, peaks[-1] * 2):
+    kept, (cost, seconds) = choices.best(predict, limit)
+    assert cost.peak <= limit
+    assert seconds.seconds == pytest.approx(min(each.seconds for cost, each in every if cost.peak <= limit))
+    keys = choice.keys_of(kept)
+    of_inputs = {"decoder_layer_input": "device"} | {name: place for name, place in keys.items() if name in found.names}
+    assert predict(found.under(of_inputs.get))[1] == seconds
+  kept, (cost, _) = choices.best(predict, peaks[0] - 1)  # nothing fits
+  assert cost.peak == peaks[0]
+
+
+def test_keys_are_those_of_maxtext():
+  of = lambda places: choice.keys_of(layers.Kept(device=0.0, again={}, places=places))
+  assert of({"decoder_layer_input": "device"}) == of({}) == {"remat_policy": "full"}
+  assert of({"decoder_layer_input": "offload"}) == {"remat_policy": "custom", "decoder_layer_input": "offload"}
+  assert of({"decoder_layer_input": "device", "context": "device"}) == {"remat_policy": "custom", "context": "device"}

@@ -1,0 +1,116 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What layers keep and compute again, against what JAX's own partial evaluation keeps and computes again."""
+
+import collections
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from maxtext_pp_ext.config.view import with_values
+from maxtext_pp_ext.engine.programs.jaxprs import closed, inner_program
+from maxtext_pp_ext.engine.programs.primitives import has, Trait
+from maxtext_pp_ext.engine.programs.stage import Traced
+from maxtext_pp_ext.host.models import abstract_model, loss, run_config
+from maxtext_pp_ext.jax_private import jaxpr_as_fun, Offloadable
+from maxtext_pp_ext.plan import layers
+from maxtext_pp_ext.plan.operations import Array, Kind, Reader
+from tests.marks import slow_but
+
+KEYS = ("per_device_batch_size=2", "max_target_length=256", "attention=flash", "dataset_type=synthetic")
+NAMED = ("full", "minimal", "minimal_with_context", "save_out_proj", "save_qkv_proj", "save_dot_except_mlpwi")
+OFFLOADING = ("qkv_proj_offloaded", "minimal_offloaded")
+CUSTOM = (
+    {"query_proj": "device", "context": "device", "mlpwi_0": "offload"},
+    {"decoder_layer_input": "offload", "mlpwi_1": "device", "mlpwo": "device", "moe_mlpwi_0": "device"},
+    {"out_proj": "device", "attention_out": "offload", "kv_wa_proj": "device", "moe_x_sorted": "device"},
+)
+POLICIES = [{"remat_policy": name} for name in (*NAMED, *OFFLOADING)] + [
+    {"remat_policy": "custom", **each} for each in CUSTOM
+]
+MODELS = ("llama3-8b", "mixtral-8x7b", "gemma2-9b", "deepseek3-671b", "qwen3-8b", "gpt3-175b")
+QUICK = ("llama3-8b", "mixtral-8x7b")
+
+
+def config_of(model, devices=1, **more):
+  argv = (f"model_name={model}", *KEYS, *(f"{key}={value}" for key, value in more.items()))
+  return run_config.read_without_run(argv, internal_compile=True, internal_compile_num_devices=devices)
+
+
+@functools.cache
+def read(model):
+  config = config_of(model)
+  return config, layers.read(with_values(config, {}), abstract_model.abstract_mesh(config))
+
+
+def blocks_of_loss(jaxpr, count=1):
+  """(program of a layer, how many run) of each checkpoint in the traced loss; found without the reader."""
+  for eqn in jaxpr.eqns:
+    if has(eqn, Trait.CHECKPOINT):
+      yield closed(*inner_program(eqn)), count
+    elif eqn.primitive.name in ("scan", "jit", "pjit", "custom_jvp_call", "custom_vjp_call", "closed_call"):
+      inner = next(eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params)
+      yield from blocks_of_loss(getattr(inner, "jaxpr", inner), count * eqn.params.get("length", 1))
+
+
+def products(program):
+  """FLOPs of the matrix products in a program on one device, loops and shard_maps included."""
+  reader = Reader(collections.defaultdict(lambda: 1))
+  reader.read(program.jaxpr, [Array(v.aval.shape, 0, ((),) * v.aval.ndim, 0.0) for v in program.jaxpr.invars])
+  return sum(each.amount for each in reader.operations if each.kind is Kind.PRODUCT)
+
+
+@pytest.mark.parametrize("model", slow_but(QUICK, MODELS))
+def test_what_is_kept_and_computed_again_is_what_jax_keeps_and_computes_again(model):
+  config, found = read(model)
+  mesh = abstract_model.abstract_mesh(config)
+  traced = loss.traced(with_values(config, {"remat_policy": "full"}), mesh)
+  programs = list(blocks_of_loss(traced.program.jaxpr))
+  assert sum(count for _, count in programs) == sum(count for _, count in found.blocks)
+  for keys in POLICIES:
+    places = loss.places(with_tensors(config, keys))
+    expected = np.zeros(3)
+    for program, count in programs:
+      expected += count * np.array(by_jax(program, places))
+    kept = found.under(places)
+    sizes = np.array([kept.device, kept.host]) * found.tokens
+    np.testing.assert_allclose(sizes, expected[:2], rtol=1e-9, err_msg=str(keys))
+    forward = sum(count * products(program) for program, count in programs)
+    assert kept.again[Kind.PRODUCT] * forward == pytest.approx(expected[2], rel=1e-9), keys
+
+
+def with_tensors(config, keys):
+  """A config with a policy, and the lists that MaxText derives from the keys of tensors."""
+  of = lambda place: [name for name, value in keys.items() if value == place]
+  inputs = [] if "decoder_layer_input" in keys else ["decoder_layer_input"]
+  lists = {"tensors_on_device": of("device") + inputs, "tensors_to_offload": of("offload")}
+  return with_values(config, {"remat_policy": keys["remat_policy"], **lists})
+
+
+def by_jax(program, places):
+  """(bytes kept on the device, and on the host, FLOPs of products computed again) of a layer, by `jax.checkpoint`."""
+  avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in program.jaxpr.invars]
+  (at,) = (k for k, aval in enumerate(avals) if aval.shape[:2] == (2, 256) and aval.ndim == 3)
+  weights = [k for k, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.floating) and k != at]
+  others = [k for k in range(len(avals)) if k != at and k not in weights]
+
+  def layer(weights_, others_, x):
+    given = dict(zip([*weights, *others, at], [*weights_, *others_, x], strict=True))
+    first, *rest = jaxpr_as_fun(program)(*(given[k] for k in range(len(avals))))
+    return first, rest
+
+  def policy(primitive, *_, **params):
+    place = places(params["name"]) if primitive.name == "name" else None
+    return Offloadable(src="device", dst="pinned_host") if place == "offload" else place == "device"
+
+  arguments = [avals[k] for k in weights], [avals[k] for k in others], avals[at]
+  kept = Traced.of(layer, *arguments, lambda fn: jax.checkpoint(fn, policy=policy))
+  everything = Traced.of(layer, *arguments, None)
+  saved = kept.avals(kept.saved)
+  size = lambda avals: sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in avals)
+  host = size(aval for aval in saved if aval.memory_space != jax.memory.Space.Device)
+  return size(saved) - host, host, products(kept.backward()) - products(everything.backward())
