@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses what the layers keep for backward: each named tensor on the device, in the host's memory, or not at all.
 
-A tensor spares what computes it from others that are kept, so tensors do not add up. All subsets are tried, and those
-remain than which no other keeps less and computes less again (Beaumont et al., "Efficient combination of
-rematerialization and offloading for training DNNs", NeurIPS 2021, treat chains of layers so).
+A tensor spares what computes it from others that are kept, so tensors do not add up. All subsets of the 13 largest are
+tried, and those remain than which no other keeps less and computes less again. Of these the six largest tensors may be in
+the host's memory (Beaumont et al., "Efficient combination of rematerialization and offloading for training DNNs", NeurIPS
+2021, treat chains of layers so).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,31 +16,30 @@ import numpy as np
 
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
-from maxtext_pp_ext.plan.costs import Costs
+from maxtext_pp_ext.plan.costs import Costs, DEVICE, OFFLOAD, PLACES
 from maxtext_pp_ext.plan.estimate import Estimate, waiting_for_host
-from maxtext_pp_ext.plan.layers import DEVICE, INPUT, Kept, Layers, OFFLOAD
+from maxtext_pp_ext.plan.layers import INPUT, Kept, Layers
 
-_PLACES = (DEVICE, OFFLOAD, "remat")  # MaxText's values of the key of a tensor
-_MOST = 16  # names of which all subsets are tried: 65536
+_MOST = 13  # names of which all subsets are tried: 8192
 _MOST_OFFLOADED = 6  # of a subset the largest tensors, of which all subsets are tried in the host's memory
 _UNIT = 1024.0  # bytes for each token, to see what they change
 # What a run costs whose layers keep this.
 Predict = Callable[[Kept], tuple[Costs, Estimate]]
 
 
-def keys_of(kept: Kept) -> dict[str, Any]:
-  """MaxText's keys of a policy."""
-  chosen = {name: place for name, place in kept.places.items() if (name, place) != (INPUT, DEVICE)}
-  return {"remat_policy": "custom", **chosen} if chosen else {"remat_policy": "full"}
+def without_choice(keys: Mapping[str, Any]) -> dict[str, Any]:
+  """Keys of a candidate without those of its policy."""
+  return {key: value for key, value in keys.items() if key != "remat_policy" and value not in PLACES}
 
 
 class Choices:
   """What a model's layers may keep, without what is never better than another choice."""
 
-  def __init__(self, config: DerivedKeys, layers: Layers, predict: Predict):
-    """`predict` is that of any way to run the model, whose rates say which choices are better."""
+  def __init__(self, config: DerivedKeys, layers: Layers, predict: Predict, full: Kept):
+    """`predict` is that of a way to run the model, whose rates compare choices; `full` is what that policy keeps."""
+    self._own = {name: plain(getattr(config, name, None)) for name in layers.names}  # the places in the run's config
     sizes, _ = layers.cases(dict.fromkeys(layers.names, np.ones(1, bool)), 1)
-    has_key = [name for name in layers.names if plain(getattr(config, name, None)) in _PLACES and name != INPUT]
+    has_key = [name for name in layers.names if self._own[name] in PLACES and name != INPUT]
     names = sorted(has_key, key=lambda name: -sizes[name][0])[:_MOST]
     number = np.arange(1 << len(names))
     keeps = dict.fromkeys(layers.names, np.zeros(len(number), bool)) | {INPUT: np.ones(len(number), bool)}
@@ -48,27 +48,37 @@ class Choices:
     self._kinds = tuple(again)
     shares = np.stack([again[kind] for kind in self._kinds], axis=1)
     seconds, whole = _Linear(predict, self._kinds).parts(shares), np.sum(list(sizes.values()), axis=0)
-    self._kept: list[Kept] = []
+    # (bytes on the device, bytes on the host, places, shares of each kind)
+    self._found: list[tuple[float, float, dict[str, str], list[float]]] = [
+        (full.device, 0.0, {}, [full.again[kind] for kind in self._kinds])
+    ]
     for case in _not_dominated(seconds, whole):
       kept = {name: float(size[case]) for name, size in sizes.items() if size[case]}
-      self._kept += _placed(kept, dict(zip(self._kinds, map(float, shares[case]), strict=True)))
-    found = np.array([[kept.again[kind] for kind in self._kinds] for kept in self._kept])
-    device, host = (np.array([getattr(kept, of) for kept in self._kept]) for of in ("device", "host"))
-    better = _not_dominated(_Linear(predict, self._kinds).parts(found), device, host)
-    self._kept = [self._kept[case] for case in better]
-    self._shares, self._device, self._host = found[better], device[better], host[better]
+      self._found += [(*placed, list(shares[case])) for placed in _placed(kept)]
+    self._device, self._host = (np.array([found[k] for found in self._found]) for k in (0, 1))
+    self._shares = np.array([shares for *_, shares in self._found])
+
+  def keys_of(self, kept: Kept) -> dict[str, Any]:
+    """MaxText's keys of a choice; of tensors those whose place is another one than the run's config says."""
+    if not kept.places:
+      return {"remat_policy": "full"}
+    places = {name: kept.places.get(name, "remat") for name, own in self._own.items() if own in PLACES}
+    return {"remat_policy": "custom"} | {name: place for name, place in places.items() if place != self._own[name]}
 
   def best(self, predict: Predict, limit: float) -> tuple[Kept, tuple[Costs, Estimate]]:
     """With which a step is fastest, of those that fit into `limit` bytes of a device; if none fits, the smallest."""
     linear = _Linear(predict, self._kinds)
     peak = linear.peak(self._device, self._host)
-    # Of equally fast ones that which sends least to the host.
-    for case in np.lexsort((self._host, linear.seconds(self._shares, self._host).round(9))):
-      # That of the line is quick to compute, and may be a little less.
-      if peak[case] <= limit and (found := predict(self._kept[case]))[0].peak <= limit:
-        return self._kept[case], found
-    smallest = self._kept[int(np.argmin(peak))]
+    # Of equally fast ones that which sends least to the host, then that which keeps least.
+    for case in np.lexsort((self._device, self._host, linear.seconds(self._shares, self._host).round(9))):
+      if peak[case] <= limit and (found := predict(self._kept(case)))[0].peak <= limit:
+        return self._kept(case), found
+    smallest = self._kept(int(np.argmin(peak)))
     return smallest, predict(smallest)
+
+  def _kept(self, case: int) -> Kept:
+    device, host, places, shares = self._found[case]
+    return Kept(device=device, host=host, again=dict(zip(self._kinds, map(float, shares), strict=True)), places=places)
 
 
 class _Linear:
@@ -104,24 +114,17 @@ class _Linear:
     return self._costs.peak + self._on_device * device + self._on_host * host
 
 
-def _placed(kept: Mapping[str | None, float], again: Mapping[Any, float]) -> Iterator[Kept]:
-  """The choices that keep these tensors, with some of the largest in the host's memory."""
+def _placed(kept: Mapping[str | None, float]) -> Iterator[tuple[float, float, dict[str, str]]]:
+  """(bytes on the device, bytes on the host, places) of tensors of these sizes, with some of the largest on the host."""
   largest = sorted((name for name in kept if name), key=lambda name: -kept[name])[:_MOST_OFFLOADED]
+  whole = sum(kept.values())
   for count in range(len(largest) + 1):
     for on_host in itertools.combinations(largest, count):
       host = sum(kept[name] for name in on_host)
-      places = {name: OFFLOAD if name in on_host else DEVICE for name in kept if name}
-      yield Kept(device=sum(kept.values()) - host, host=host, again=again, places=places)
+      yield whole - host, host, {name: OFFLOAD if name in on_host else DEVICE for name in kept if name}
 
 
-def _not_dominated(*values: np.ndarray) -> np.ndarray:
-  """The cases for which no other one is smaller in some of these values, and larger in none."""
-  order = np.lexsort(values[::-1])
-  if len(values) == 2:  # there may be many
-    least = np.minimum.accumulate(values[1][order])
-    return order[np.flatnonzero(np.diff(least, prepend=np.inf) < 0)]
-  points, found = np.stack(values, axis=1)[order], list[int]()
-  for k, point in enumerate(points):
-    if not np.any(np.all(points[found] <= point, axis=1)):
-      found.append(k)
-  return order[found]
+def _not_dominated(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+  """The cases for which no other one is smaller in one of these values, and not larger in the other."""
+  order = np.lexsort((second, first))
+  return order[np.flatnonzero(np.diff(np.minimum.accumulate(second[order]), prepend=np.inf) < 0)]

@@ -12,6 +12,10 @@ import enum
 
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
+# Where a tensor is kept for backward, as MaxText's keys of tensors have it; the last: nowhere.
+DEVICE, OFFLOAD = "device", "offload"
+PLACES = (DEVICE, OFFLOAD, "remat")
+
 
 class Sent(enum.StrEnum):
   """What a device sends."""
@@ -90,6 +94,8 @@ class Sizes:
   activations: int  # of one microbatch, between two layers
   kept: int  # of a repeat's layers for one microbatch, for backward: their inputs, and what the remat policy keeps
   offloaded: int = 0  # the same in the host's memory
+  kept_outside: int = 0  # of the layers outside of the pipeline, for the whole batch
+  offloaded_outside: int = 0
   work: int  # what backward of a layer holds of one microbatch
   dispatched: int = 0  # what layers send in a step to dispatch one microbatch's tokens to experts, and to combine results
   # Of what is outside the pipeline, for the whole batch.
@@ -223,7 +229,7 @@ def pipelined(
       traffic=traffic,
       over_network=over_network,
       beside_compute=beside_compute,
-      offloaded=schedule.iterations * sizes.offloaded,
+      offloaded=schedule.iterations * sizes.offloaded + sizes.offloaded_outside,
       always=_always(sizes),
       phases=phases,
   )
@@ -293,7 +299,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
 def _kept(times: int, sizes: Sizes) -> dict[Part, int]:
   """What is kept of so many iterations. An iteration's arrays travel while another one computes."""
   on_the_way = {Part.TO_HOST: 2 * sizes.offloaded} if sizes.offloaded else {}
-  return {Part.KEPT: times * sizes.kept} | on_the_way
+  return {Part.KEPT: times * sizes.kept + sizes.kept_outside} | on_the_way
 
 
 def _dispatch(times: int, sizes: Sizes) -> dict[Sent, int]:

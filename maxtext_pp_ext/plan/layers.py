@@ -32,11 +32,11 @@ from maxtext_pp_ext.engine.programs.stage import Traced
 from maxtext_pp_ext.host.models import loss
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, rules_in_play
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn
+from maxtext_pp_ext.plan.costs import OFFLOAD
 from maxtext_pp_ext.plan.operations import Array, Axes, Kind, of_spec, Operation, Reader
 from maxtext_pp_ext.plan.weights import gathered
 from maxtext_pp_ext.sharding.resolve import resolve
 
-DEVICE, OFFLOAD = "device", "offload"
 INPUT = "decoder_layer_input"  # MaxText's name of the input of a layer
 # name -> DEVICE or OFFLOAD; None if backward computes it again
 Places = Callable[[str], str | None]
@@ -308,7 +308,9 @@ class _Blocks(Reader):
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in program.jaxpr.invars]
     floats = [k for k, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.floating)]
     weights = [k for k in floats if operands[k] in self.weights]
-    at = max(k for k in floats if k not in weights and avals[k].ndim > 2)
+    if not (activations := [k for k in floats if k not in weights and avals[k].ndim > 2]):
+      raise ValueError("A layer that MaxText rematerialises has no activations among its inputs, so it cannot be read.")
+    at = max(activations)
     others = [k for k in range(len(avals)) if k != at and k not in weights]
     order = [[*weights, *others, at].index(k) for k in range(len(avals))]
 

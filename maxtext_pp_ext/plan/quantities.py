@@ -26,7 +26,7 @@ from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.plan import costs, estimate
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
-from maxtext_pp_ext.plan.layers import Again, DEVICE, INPUT, Kept, Layers, Places
+from maxtext_pp_ext.plan.layers import Again, INPUT, Kept, Layers, Places
 from maxtext_pp_ext.plan.layers import read as read_layers
 from maxtext_pp_ext.plan.operations import Kind
 from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Bytes, shards, Weight, Weights
@@ -115,12 +115,18 @@ def keeping(
 ) -> costs.Sizes:
   """Returns these sizes with what the layers keep: those of the pipeline, or of the model without one."""
   dispatched, dispatched_outside = _dispatched(config, schedule, mesh, kept)
-  of_repeat = _tokens(config, mesh) / (schedule.microbatches if schedule else 1) / _parts(config, schedule)
+  tokens, pipelined = _tokens(config, mesh), config.using_pipeline_parallelism
+  of_repeat = tokens / (schedule.microbatches if schedule else 1) / _parts(config, schedule)
+  # Layers outside of the pipeline are taken to keep as much as those in it; the stages share their batch.
+  others = config.num_decoder_layers / config.pipeline_parallel_layers - 1 if pipelined else 0.0
+  of_others = others * tokens / (schedule.stages if schedule else 1)
   return dataclasses.replace(
       sized,
       sent_to_gather_again=round(kept.share(Kind.PRODUCT) * sized.sent_to_gather_again),
       kept=round(kept.device * of_repeat) - sized.activations * _inputs_not_kept(config, schedule),
       offloaded=round(kept.host * of_repeat),
+      kept_outside=round(kept.device * of_others),
+      offloaded_outside=round(kept.host * of_others),
       dispatched=round(dispatched),
       dispatched_outside=round(dispatched_outside),
   )
@@ -159,6 +165,8 @@ def not_counted(config: DerivedKeys) -> list[str]:
     missing.append("what set_remat_policy_on_pipeline_iterations=False keeps, which is all that backward needs")
   if getattr(config, "vocab_tiling_ag_once", False) and config.num_vocab_tiling > 1:
     missing.append("the logits' gathered weights and their gradient, which vocab_tiling_ag_once keeps for the whole step")
+  if getattr(config, "use_batch_split_schedule", False):
+    missing.append("what the batch-split schedule keeps without a pipeline, where remat_policy has no effect")
   if config.num_experts > 1 and config.dcn_expert_parallelism > 1:
     missing.append("the time in which tokens go to experts of other slices")
   if config.num_experts > 1 and not has_formulas(config):
@@ -255,12 +263,12 @@ def layers_inside(config: DerivedKeys, layers: Layers) -> Layers:
 
 
 def kept_by(config: DerivedKeys, schedule: CircularSchedule | None, layers: Layers) -> Kept:
-  """Returns what the run's remat policy keeps: of the layers of its pipeline, or of the model without one."""
+  """Returns what the config's remat policy keeps: of the layers of its pipeline, or of the model without one."""
   places, inside = loss.places(config), layers_inside(config, layers)
   if not config.using_pipeline_parallelism:
     return _in_iterations(config, schedule, inside, places)
   # Our pipelines keep layers' inputs, unless the policy is custom (pipelines/base.py).
-  of_inputs = None if config.remat_policy == "custom" else DEVICE
+  of_inputs = None if config.remat_policy == "custom" else costs.DEVICE
   return _in_iterations(config, schedule, inside, lambda name: places(name) or (of_inputs if name == INPUT else None))
 
 
@@ -333,12 +341,12 @@ def gather_policy_with_formulas(impl: str) -> GatherPolicy | None:
 
 def layers_of(config: DerivedKeys) -> Layers:
   """Reads the layers of a config's model, as it is without a pipeline. Raises ValueError if MaxText cannot trace it."""
-  alone = {derived.parallelism_key(network, "stage"): 1 for network in derived.NETWORKS}
+  one_stage = {derived.parallelism_key(network, "stage"): 1 for network in derived.NETWORKS}
   # With the batch-split schedule MaxText's layers are no functions that it rematerialises; they compute the same.
   others = {"using_pipeline_parallelism": False, "pipeline_impl": registry.HOST, "use_batch_split_schedule": False}
   # All that is read is for each token, and kernels want a row on each device.
   rows = math.ceil(config.micro_batch_size_to_train_on / config.num_target_devices) * config.num_target_devices
-  config = with_values(config, alone | others | {"micro_batch_size_to_train_on": rows})
+  config = with_values(config, one_stage | others | {"micro_batch_size_to_train_on": rows})
   return read_layers(config, abstract_model.abstract_mesh(config))
 
 

@@ -10,7 +10,7 @@ import itertools
 from typing import Any
 
 from maxtext_pp_ext.config import derived, PipelineConfigError
-from maxtext_pp_ext.config.keys import DerivedKeys
+from maxtext_pp_ext.config.keys import DerivedKeys, PipelineKeys
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import arguments, topology
@@ -185,8 +185,12 @@ class _Search:
         pinned=pinned,
         tokens=self._without.per_device_batch_size * self._without.max_target_length * accumulated,
         flops=flops.of_step(self._without),
-        chooses_kept="remat_policy" not in of_run,
     )
+    # Without rates, or without a limit, there is nothing to choose by.
+    has_rates = self.found.slice is not None and self.found.memory_limit is not None
+    self.found.chooses_kept = has_rates and "remat_policy" not in of_run
+    # What the run gives our pipelines; the model without one has other values.
+    self._given = {key: given[key] for key in PipelineKeys.model_fields if key in given and key != "pipeline_impl"}
     if variants.NONE in implementations:
       for expert_parallelism in self._expert_parallelisms:
         of_experts = next(candidates.every_parallelism(self._without, "ici", expert_parallelism))
@@ -222,6 +226,7 @@ class _Search:
   def look_at(self, changed: dict[str, Any]) -> None:
     """Adds all candidates with one choice of stages and layers per stage."""
     try:
+      changed = changed | self._given
       chosen = changed | {"pipeline_impl": self._ours[0]}
       config, changed = self._on_torus(self._variations.read(chosen), changed)
       parameters, mesh = self._explained(config, chosen)
@@ -248,13 +253,17 @@ class _Search:
           f"{counted(batch_shards, 'shard')} of the batch. Set a larger per_device_batch_size."
       )
       self._refused(changed, ValueError(reason))
+      return
     schedules = [dataclasses.replace(least, microbatches=microbatches) for microbatches in fitting]
     runs = [
         (changed | {"num_pipeline_microbatches": schedule.microbatches, "pipeline_impl": impl}, impl, schedule)
         for schedule in schedules
         for impl in self._ours
     ]
-    self._add(runs, config, parameters, mesh)
+    try:
+      self._add(runs, config, parameters, mesh)
+    except ValueError as error:
+      self._refused(changed, error)
 
   def ranked(self, shown: int) -> Plan:
     """Returns the plan with its candidates in order; the first of each of `shown` kinds is accepted as a config."""
@@ -293,9 +302,10 @@ class _Search:
     other = copy.copy(self)
     other.found = dataclasses.replace(self.found, candidates=[], infeasible=[])
     if like.schedule is None:
-      other._look_at_none(like.keys | changed)
+      other._look_at_none(choice.without_choice(like.keys) | changed)
     else:
-      other.look_at({key: value for key, value in like.keys.items() if key not in _OF_SCHEDULE} | changed)
+      keys = choice.without_choice(like.keys)
+      other.look_at({key: value for key, value in keys.items() if key not in _OF_SCHEDULE} | changed)
     return min(other.found.candidates, key=lambda candidate: candidate.costs.peak, default=None)
 
   def _explained(self, config: DerivedKeys, changed: dict[str, Any]) -> tuple[Any, Any]:
@@ -338,12 +348,16 @@ class _Search:
       # There are formulas for all that __init__ accepts, so it is not None.
       of: choice.Predict = functools.partial(predict, impl, schedule)  # type: ignore[assignment]
       costs, estimate = of()  # type: ignore[call-arg]
-      if self.found.chooses_kept and estimate and self.found.memory_limit:
-        key = expert_parallelism, sum(count for _, count in inside.blocks)
+      if self.found.chooses_kept and not (schedule is None and config.use_batch_split_schedule):
+        # The rates of a loop over layers, of a window and of a pipeline differ.
+        kind = 0 if schedule is None else min(schedule.stages, 2)
+        key = kind, expert_parallelism, sum(count for _, count in inside.blocks)
         if key not in self._choices:
-          self._choices[key] = choice.Choices(config, inside, of)
-        kept, (costs, estimate) = self._choices[key].best(of, _NEARLY_FULL * self.found.memory_limit)
-        changed = changed | choice.keys_of(kept)
+          full = quantities.kept_by(with_values(config, {"remat_policy": "full"}), schedule, layers)
+          self._choices[key] = choice.Choices(config, inside, of, full)
+        limit = _NEARLY_FULL * (self.found.memory_limit or 0)
+        kept, (costs, estimate) = self._choices[key].best(of, limit)
+        changed = changed | self._choices[key].keys_of(kept)
       in_stage = config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers
       self.found.candidates.append(
           Candidate(impl=impl, keys=changed, schedule=schedule, layers_per_stage=in_stage, costs=costs, estimate=estimate)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chosen policy against all policies, one by one."""
 
+import functools
 import itertools
 import types
 
@@ -14,7 +15,7 @@ from maxtext_pp_ext.plan import choice, estimate, layers
 from maxtext_pp_ext.plan.operations import Kind
 
 NAMES = ("query_proj", "context", "mlpwi_0", "mlpwo")
-CONFIG = types.SimpleNamespace(**dict.fromkeys(NAMES, "remat"))
+CONFIG = types.SimpleNamespace(**dict.fromkeys(NAMES, "remat"), decoder_layer_input="device")
 TOKENS, WIDE, LAYERS = 8, 32, 3
 
 
@@ -55,7 +56,8 @@ def test_no_policy_that_fits_is_faster(rates):
   found, (per_byte, product, between) = toy(), rates
   predict = lambda kept: costs(kept, per_byte=per_byte, product=product, between=between)
   assert found.names == tuple(sorted((*NAMES, "decoder_layer_input")))
-  choices = choice.Choices(CONFIG, found, predict)
+  full = found.under(lambda name: None)
+  choices = choice.Choices(CONFIG, found, predict, full)
   every = []
   for places in itertools.product((None, "device", "offload"), repeat=len(NAMES)):
     for of_input in ("device", "offload"):
@@ -66,15 +68,28 @@ def test_no_policy_that_fits_is_faster(rates):
     kept, (cost, seconds) = choices.best(predict, limit)
     assert cost.peak <= limit
     assert seconds.seconds == pytest.approx(min(each.seconds for cost, each in every if cost.peak <= limit))
-    keys = choice.keys_of(kept)
-    of_inputs = {"decoder_layer_input": "device"} | {name: place for name, place in keys.items() if name in found.names}
+    of_inputs = {"decoder_layer_input": "device"} | kept.places
     assert predict(found.under(of_inputs.get))[1] == seconds
   kept, (cost, _) = choices.best(predict, peaks[0] - 1)  # nothing fits
   assert cost.peak == peaks[0]
 
 
-def test_keys_are_those_of_maxtext():
-  of = lambda places: choice.keys_of(layers.Kept(device=0.0, again={}, places=places))
-  assert of({"decoder_layer_input": "device"}) == of({}) == {"remat_policy": "full"}
-  assert of({"decoder_layer_input": "offload"}) == {"remat_policy": "custom", "decoder_layer_input": "offload"}
-  assert of({"decoder_layer_input": "device", "context": "device"}) == {"remat_policy": "custom", "context": "device"}
+def test_keys_are_those_whose_place_is_not_the_runs():
+  own = types.SimpleNamespace(
+      decoder_layer_input="device", query_proj="remat", context="device", mlpwi_0="remat", mlpwo="remat"
+  )
+  found = toy()
+  choices = choice.Choices(
+      own, found, functools.partial(costs, per_byte=1.0, product=1.0, between=1.0), found.under(lambda name: None)
+  )
+  of = lambda **places: choices.keys_of(layers.Kept(device=0.0, again={}, places=places))
+  assert of() == {"remat_policy": "full"}
+  assert of(decoder_layer_input="offload") == {
+      "remat_policy": "custom",
+      "decoder_layer_input": "offload",
+      "context": "remat",
+  }
+  assert of(decoder_layer_input="device", context="device", mlpwo="offload") == {
+      "remat_policy": "custom",
+      "mlpwo": "offload",
+  }

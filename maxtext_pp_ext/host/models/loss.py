@@ -70,6 +70,8 @@ def traced(config: DerivedKeys, mesh: AbstractMesh) -> Loss:
         as_value_errors("trace this model's loss"),
     ):
       program = jax.make_jaxpr(loss)(parameters, others, dict.fromkeys(_BATCH, ids))
+  except (NotImplementedError, ImportError) as error:
+    raise ValueError(f"MaxText cannot trace this model's loss here: {error}") from error
   finally:
     abstract_model.only_shapes.reset(token)
   return Loss(program=program, parameters=parameters, batch=len(_BATCH))
