@@ -94,16 +94,17 @@ def _model(config: DerivedKeys, found: Checked) -> None:
       for (_, problem, remedy), arrays in by_problem(parameters.conflicts).items()
   )
   impl = pipeline_impl(config)
+  if found.schedule is not None and quantities.gather_policy_with_formulas(impl) is None:
+    found.not_counted = [f"memory and traffic, since there are no formulas for pipeline_impl={impl}"]
+    return
   try:
     layers = quantities.layers_of(config)
   except ValueError as error:
     found.not_counted = [f"memory and traffic, since the layers cannot be traced for TPUs: {error}"]
     return
   chip = chips.of_topology(config.compile_topology or "")
-  if (of_this := quantities.predictor(config, parameters, mesh, chip, layers)(impl, found.schedule)) is None:
-    found.not_counted = [f"memory and traffic, since there are no formulas for pipeline_impl={impl}"]
-    return
-  found.costs, found.estimate = of_this
+  # There are formulas, so it is not None.
+  found.costs, found.estimate = quantities.predictor(config, parameters, mesh, chip, layers)(impl, found.schedule)  # type: ignore[misc]
   found.not_counted = quantities.not_counted(config)
   found.device_memory = chip.hbm_bytes if chip else None
   if chip and not found.not_counted and found.costs.peak > chip.hbm_bytes:  # nothing is left out of the estimate

@@ -16,7 +16,7 @@ import numpy as np
 
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
-from maxtext_pp_ext.plan.costs import Costs, DEVICE, OFFLOAD, PLACES
+from maxtext_pp_ext.plan.costs import Costs, DEVICE, is_of_policy, OFFLOAD, PLACES
 from maxtext_pp_ext.plan.estimate import Estimate, waiting_for_host
 from maxtext_pp_ext.plan.layers import INPUT, Kept, Layers
 
@@ -29,7 +29,7 @@ Predict = Callable[[Kept], tuple[Costs, Estimate]]
 
 def without_choice(keys: Mapping[str, Any]) -> dict[str, Any]:
   """Keys of a candidate without those of its policy."""
-  return {key: value for key, value in keys.items() if key != "remat_policy" and value not in PLACES}
+  return {key: value for key, value in keys.items() if not is_of_policy(key, value)}
 
 
 class Choices:

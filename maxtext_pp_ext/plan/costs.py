@@ -9,12 +9,18 @@ device. Traffic is what a device sends in one step, counted as `compiled.compare
 from collections.abc import Mapping
 import dataclasses
 import enum
+from typing import Any
 
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 # Where a tensor is kept for backward, as MaxText's keys of tensors have it; the last: nowhere.
 DEVICE, OFFLOAD = "device", "offload"
 PLACES = (DEVICE, OFFLOAD, "remat")
+
+
+def is_of_policy(key: str, value: Any) -> bool:
+  """Whether a key with this value is one of a remat policy."""
+  return key == "remat_policy" or value in PLACES
 
 
 class Sent(enum.StrEnum):

@@ -25,7 +25,6 @@ import numpy as np
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import with_values
-from maxtext_pp_ext.engine.programs.checkpoints import number_of_one_rank
 from maxtext_pp_ext.engine.programs.jaxprs import closed, inner_program
 from maxtext_pp_ext.engine.programs.primitives import has, Trait
 from maxtext_pp_ext.engine.programs.stage import Traced
@@ -110,7 +109,7 @@ class Block:
     products = [array for each in forward if each.kind is Kind.PRODUCT for array in (*each.operands, *each.results)]
     # Bytes that its products read and write: activations, and weights.
     self.moved = sum(array.bytes for array in products if array in of_between)
-    self.read = sum(array.bytes for array in products if array not in of_between)
+    self.weights = sum(array.bytes for array in products if array not in of_between)
     # Operations that the same regions run: their amounts.
     self._amounts = collections.defaultdict[frozenset[Array | None], Amounts](Amounts)
     exchanges = [each for each in forward if each.kind is Kind.EXCHANGE]
@@ -190,9 +189,9 @@ class Layers:
     return sum(count * block.moved for block, count in self.blocks) / self.tokens
 
   @property
-  def read(self) -> float:
+  def weights(self) -> float:
     """Bytes of weights that forward's products read, of all layers once."""
-    return sum(count * block.read for block, count in self.blocks)
+    return sum(count * block.weights for block, count in self.blocks)
 
   def last(self, share: float) -> "Layers":
     """The last layers alone, this share of all of them."""
@@ -289,14 +288,15 @@ class _Blocks(Reader):
 
   def _layers(self, eqn: JaxprEqn, operands: list[Array]) -> list[Array]:
     """A loop over blocks. Its body is read once."""
-    (body, _), length = inner_program(eqn), eqn.params["length"]
-    carries, first = number_of_one_rank(eqn.outvars, body.outvars), number_of_one_rank(eqn.invars, body.invars)
-    slices = [self.sliced(each) for each in operands[first:]]
-    self.weights.update(each for each, of in zip(slices, operands[first:], strict=True) if of in self.weights)
-    self._count, before = self._count * length, self._count
-    outs = self.read(body, [*operands[:first], *slices])
+    self._count, before = self._count * eqn.params["length"], self._count
+    results, _ = self.loop(eqn, operands, self)
     self._count = before
-    return [*outs[:carries], *(self.stacked(out, length) for out in outs[carries:])]
+    return results
+
+  def sliced(self, stacked: Array) -> Array:
+    one = super().sliced(stacked)
+    self.weights.update([one] if stacked in self.weights else [])
+    return one
 
   def _block(self, eqn: JaxprEqn, operands: list[Array]) -> list[Array]:
     """Differentiates a block by its weights and its input, which is the last activation among its operands."""

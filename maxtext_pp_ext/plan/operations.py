@@ -64,8 +64,7 @@ class Reader:
 
   def array(self, aval: Any, axes: Axes | None = None) -> Array:
     shape, itemsize = tuple(getattr(aval, "shape", ())), getattr(getattr(aval, "dtype", None), "itemsize", 0)
-    axes = ((),) * len(shape) if axes is None else axes
-    return Array(shape, itemsize, axes, math.prod(self._local(shape, axes)) * itemsize)
+    return self._array(shape, itemsize, ((),) * len(shape) if axes is None else axes)
 
   def read(self, jaxpr: Jaxpr, inputs: Sequence[Array]) -> list[Array]:
     """Adds the operations of a program with these inputs. Returns its outputs."""
@@ -82,7 +81,7 @@ class Reader:
       return self._shard_map(eqn, operands)
     if name == "scan":
       return self._scan(eqn, operands)
-    if name not in ("while", "cond", "pallas_call") and (inner := _inner(eqn)) is not None:
+    if name not in ("while", "cond", "pallas_call") and (inner := inner_program(eqn)[0]) is not None:
       return self.read(inner, operands)
     results = [self.array(v.aval, axes) for v, axes in zip(eqn.outvars, self._axes(eqn, operands), strict=True)]
     given = eqn.params["name"] if name == "name" else None
@@ -97,11 +96,20 @@ class Reader:
 
   def sliced(self, stacked: Array) -> Array:
     """One of the arrays that are stacked along the first dimension."""
-    shape, axes = stacked.shape[1:], stacked.axes[1:]
-    return Array(shape, stacked.itemsize, axes, math.prod(self._local(shape, axes)) * stacked.itemsize)
+    return self._array(stacked.shape[1:], stacked.itemsize, stacked.axes[1:])
 
   def stacked(self, one: Array, length: int) -> Array:
     return Array((length, *one.shape), one.itemsize, ((), *one.axes), length * one.bytes)
+
+  def loop(self, eqn: JaxprEqn, operands: list[Array], reader: "Reader") -> tuple[list[Array], int]:
+    """Has `reader` read the body of a scan once. Returns (the loop's results, how many of them it carries)."""
+    (body, _), length = inner_program(eqn), eqn.params["length"]
+    carries, first = number_of_one_rank(eqn.outvars, body.outvars), number_of_one_rank(eqn.invars, body.invars)
+    outs = reader.read(body, [*operands[:first], *map(self.sliced, operands[first:])])
+    return [*outs[:carries], *(self.stacked(out, length) for out in outs[carries:])], carries
+
+  def _array(self, shape: tuple[int, ...], itemsize: int, axes: Axes) -> Array:
+    return Array(shape, itemsize, axes, math.prod(self._local(shape, axes)) * itemsize)
 
   def _local(self, shape: Sequence[int], axes: Axes) -> list[int]:
     return [math.ceil(size / math.prod(self.mesh[a] for a in of)) for size, of in zip(shape, axes, strict=True)]
@@ -116,13 +124,11 @@ class Reader:
 
   def _scan(self, eqn: JaxprEqn, operands: list[Array]) -> list[Array]:
     """Adds a loop as one operation. All its results are computed from all its operands."""
-    (body, _), length = inner_program(eqn), eqn.params["length"]
-    carries, first = number_of_one_rank(eqn.outvars, body.outvars), number_of_one_rank(eqn.invars, body.invars)
     within = Reader(self.mesh)
-    outs = within.read(body, [*operands[:first], *map(self.sliced, operands[first:])])
-    results = [*map(dataclasses.replace, outs[:carries]), *(self.stacked(out, length) for out in outs[carries:])]
+    results, carries = self.loop(eqn, operands, within)
+    results[:carries] = map(dataclasses.replace, results[:carries])
     kinds = {operation.kind for operation in within.operations} - {Kind.OTHER}
-    amount = length * sum(operation.amount for operation in within.operations)
+    amount = eqn.params["length"] * sum(operation.amount for operation in within.operations)
     return self.add(min(kinds, key=lambda kind: kind.value, default=Kind.OTHER), operands, results, amount)
 
   def _amount(self, eqn: JaxprEqn, operands: list[Array], results: list[Array]) -> float:
@@ -188,12 +194,6 @@ class Reader:
         found[major] = of
       i, j = i + 1, j + 1
     return tuple(found)
-
-
-def _inner(eqn: JaxprEqn) -> Jaxpr | None:
-  """The program that a call runs, also one with a derivative rule of its own."""
-  inner = next((eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None)
-  return getattr(inner, "jaxpr", inner)
 
 
 def _kind(eqn: JaxprEqn) -> Kind:

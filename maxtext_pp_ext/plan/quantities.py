@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext import registry, sharding
-from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.derived import dispatches_beside_compute, gathers_on_sparsecores, xla_flag
 from maxtext_pp_ext.config.keys import DerivedKeys, remat_tensors
 from maxtext_pp_ext.config.view import plain, with_values
@@ -210,7 +209,7 @@ def work(
       flops=products + grouped + attention * (6 + 2 * again[Kind.ATTENTION]),
       products=products,
       # Each of the two products of backward reads or writes what forward's does.
-      moved=(3 + again[Kind.PRODUCT]) * (tokens * layers_read.moved + microbatches * layers_read.read) / stages,
+      moved=(3 + again[Kind.PRODUCT]) * (tokens * layers_read.moved + microbatches * layers_read.weights) / stages,
       grouped=grouped,
       outside=outside,
       largest=2.0 * tokens / microbatches * (config.emb_dim * width / shards(("mlp",), config, mesh)),
@@ -341,12 +340,11 @@ def gather_policy_with_formulas(impl: str) -> GatherPolicy | None:
 
 def layers_of(config: DerivedKeys) -> Layers:
   """Reads the layers of a config's model, as it is without a pipeline. Raises ValueError if MaxText cannot trace it."""
-  one_stage = {derived.parallelism_key(network, "stage"): 1 for network in derived.NETWORKS}
   # With the batch-split schedule MaxText's layers are no functions that it rematerialises; they compute the same.
   others = {"using_pipeline_parallelism": False, "pipeline_impl": registry.HOST, "use_batch_split_schedule": False}
   # All that is read is for each token, and kernels want a row on each device.
   rows = math.ceil(config.micro_batch_size_to_train_on / config.num_target_devices) * config.num_target_devices
-  config = with_values(config, one_stage | others | {"micro_batch_size_to_train_on": rows})
+  config = with_values(config, others | {"micro_batch_size_to_train_on": rows})
   return read_layers(config, abstract_model.abstract_mesh(config))
 
 

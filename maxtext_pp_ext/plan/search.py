@@ -347,7 +347,6 @@ class _Search:
     for changed, impl, schedule in runs:
       # There are formulas for all that __init__ accepts, so it is not None.
       of: choice.Predict = functools.partial(predict, impl, schedule)  # type: ignore[assignment]
-      costs, estimate = of()  # type: ignore[call-arg]
       if self.found.chooses_kept and not (schedule is None and config.use_batch_split_schedule):
         # The rates of a loop over layers, of a window and of a pipeline differ.
         kind = 0 if schedule is None else min(schedule.stages, 2)
@@ -358,6 +357,8 @@ class _Search:
         limit = _NEARLY_FULL * (self.found.memory_limit or 0)
         kept, (costs, estimate) = self._choices[key].best(of, limit)
         changed = changed | self._choices[key].keys_of(kept)
+      else:
+        costs, estimate = of()  # type: ignore[call-arg]
       in_stage = config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers
       self.found.candidates.append(
           Candidate(impl=impl, keys=changed, schedule=schedule, layers_per_stage=in_stage, costs=costs, estimate=estimate)

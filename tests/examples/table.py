@@ -26,15 +26,12 @@ def main() -> None:
 
 
 def line(name: str) -> str:
-  """The line of an example: what `maxtext-pp check` finds, and the seconds that `maxtext-pp plan` estimates for that run.
+  """The line of an example: what `maxtext-pp check` finds, the estimated seconds included.
 
   Raises:
     ValueError: the example cannot be trained, or something in it may surprise a user.
   """
-  from maxtext_pp_ext.config.derived import pipeline_impl  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.hardware import chips  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.host.models import abstract_model, run_config  # pylint: disable=import-outside-toplevel
-  from maxtext_pp_ext.plan import check, quantities  # pylint: disable=import-outside-toplevel
+  from maxtext_pp_ext.plan import check  # pylint: disable=import-outside-toplevel
 
   file = FOLDER / f"{name}.yml"
   found = check.check([str(file)])
@@ -42,15 +39,6 @@ def line(name: str) -> str:
     raise ValueError(f"{file.name}: {' '.join((*found.errors, *found.warnings))}")
   if found.costs is None or found.schedule is None:
     raise ValueError(f"{file.name} has neither a pipeline of ours nor the window.")
-  seconds = "–"
-  topology = run_config.given_keys([str(file)]).get("compile_topology")
-  if topology:
-    config = run_config.read_without_run([str(file)])
-    explained = abstract_model.explained(config)
-    chip = chips.of_topology(topology)
-    both = quantities.predictor(config, *explained, chip)(pipeline_impl(config), found.schedule)
-    if both is not None and both[1] is not None:
-      seconds = f"{both[1].seconds:.3g}"
   between = found.costs.between_slices
   cells = (
       f"[{name}]({file.name})",
@@ -61,7 +49,7 @@ def line(name: str) -> str:
       units.bytes_text(found.costs.peak) + (" *" if found.not_counted else ""),
       units.bytes_text(found.costs.sent),
       units.bytes_text(between) if between else "–",
-      seconds,
+      f"{found.estimate.seconds:.3g}" if found.estimate else "–",
   )
   return f"| {' | '.join(cells)} |"
 

@@ -12,7 +12,7 @@ from maxtext_pp_ext import units
 from maxtext_pp_ext.config.remedies import value_text
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import topology
-from maxtext_pp_ext.plan.costs import Part, PLACES, Sent
+from maxtext_pp_ext.plan.costs import is_of_policy, Part, Sent
 
 _WIDTH = 80  # without a terminal
 _BETWEEN = "  "
@@ -212,12 +212,8 @@ def _keys_to_set(row: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any
   # What only MaxText's own pipelines have, and these refuse.
   of_row |= {key: value for key, value in row["keys"].items() if value is False and given.get(key)}
   differing = {key: value for key, value in of_row.items() if not same(key, value)}
-  return {"pipeline_impl": row["keys"]["pipeline_impl"]} | differing | _of_remat(row["keys"])
-
-
-def _of_remat(keys: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the keys of the policy that a plan chose."""
-  return {key: value for key, value in keys.items() if key == "remat_policy" or value in PLACES}
+  chosen = {key: value for key, value in row["keys"].items() if is_of_policy(key, value)}
+  return {"pipeline_impl": row["keys"]["pipeline_impl"]} | differing | chosen
 
 
 def _compiled(rows: list[dict[str, Any]], order: dict[str, list[str]] | None) -> Iterator[str]:
