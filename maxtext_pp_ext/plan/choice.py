@@ -40,20 +40,20 @@ class Choices:
     self._own = {name: plain(getattr(config, name, None)) for name in layers.names}  # the places in the run's config
     sizes, _ = layers.cases(dict.fromkeys(layers.names, np.ones(1, bool)), 1)
     has_key = [name for name in layers.names if self._own[name] in PLACES and name != INPUT]
-    names = sorted(has_key, key=lambda name: -sizes[name][0])[:_MOST]
+    names = sorted(has_key, key=lambda name: -sizes[name].sum())[:_MOST]
     number = np.arange(1 << len(names))
     keeps = dict.fromkeys(layers.names, np.zeros(len(number), bool)) | {INPUT: np.ones(len(number), bool)}
     keeps |= {name: number >> k & 1 == 1 for k, name in enumerate(names)}
     sizes, again = layers.cases(keeps, len(number))
     self._kinds = tuple(again)
     shares = np.stack([again[kind] for kind in self._kinds], axis=1)
-    seconds, whole = _Linear(predict, self._kinds).parts(shares), np.sum(list(sizes.values()), axis=0)
+    seconds, whole = _Linear(predict, self._kinds).parts(shares), np.sum(list(sizes.values()), axis=(0, 1))
     # (bytes on the device, bytes on the host, places, shares of each kind)
     self._found: list[tuple[float, float, dict[str, str], list[float]]] = [
         (full.device, 0.0, {}, [full.again[kind] for kind in self._kinds])
     ]
     for case in _not_dominated(seconds, whole):
-      kept = {name: float(size[case]) for name, size in sizes.items() if size[case]}
+      kept = {name: size[:, case] for name, size in sizes.items() if size[:, case].any()}
       self._found += [(*placed, list(shares[case])) for placed in _placed(kept)]
     self._device, self._host = (np.array([found[k] for found in self._found]) for k in (0, 1))
     self._shares = np.array([shares for *_, shares in self._found])
@@ -114,13 +114,16 @@ class _Linear:
     return self._costs.peak + self._on_device * device + self._on_host * host
 
 
-def _placed(kept: Mapping[str | None, float]) -> Iterator[tuple[float, float, dict[str, str]]]:
-  """(bytes on the device, bytes on the host, places) of tensors of these sizes, with some of the largest on the host."""
-  largest = sorted((name for name in kept if name), key=lambda name: -kept[name])[:_MOST_OFFLOADED]
-  whole = sum(kept.values())
+def _placed(kept: Mapping[str | None, np.ndarray]) -> Iterator[tuple[float, float, dict[str, str]]]:
+  """(bytes on the device, bytes on the host, places) of tensors, with some of the largest on the host.
+
+  Of each tensor `kept` has the bytes that may lie there, and those that stay on the device.
+  """
+  largest = sorted((name for name in kept if name and kept[name][0]), key=lambda name: -kept[name][0])[:_MOST_OFFLOADED]
+  whole = float(np.sum(list(kept.values())))
   for count in range(len(largest) + 1):
     for on_host in itertools.combinations(largest, count):
-      host = sum(kept[name] for name in on_host)
+      host = float(sum(kept[name][0] for name in on_host))
       yield whole - host, host, {name: OFFLOAD if name in on_host else DEVICE for name in kept if name}
 
 

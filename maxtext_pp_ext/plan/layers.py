@@ -31,12 +31,14 @@ from maxtext_pp_ext.engine.programs.stage import Traced
 from maxtext_pp_ext.host.models import loss
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, rules_in_play
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn
-from maxtext_pp_ext.plan.costs import OFFLOAD
+from maxtext_pp_ext.plan.costs import DEVICE, OFFLOAD
 from maxtext_pp_ext.plan.operations import Array, Axes, Kind, of_spec, Operation, Reader
 from maxtext_pp_ext.plan.weights import gathered
 from maxtext_pp_ext.sharding.resolve import resolve
 
 INPUT = "decoder_layer_input"  # MaxText's name of the input of a layer
+# With it MaxText rematerialises each layer. Some layers keep on the device what it offloads (maxtext/models/gemma4.py).
+_POLICY = {"remat_policy": "custom", "tensors_on_device": [], "tensors_to_offload": [INPUT]}
 # name -> DEVICE or OFFLOAD; None if backward computes it again
 Places = Callable[[str], str | None]
 Cases = np.ndarray  # a value, or a truth, for each of several policies
@@ -93,7 +95,8 @@ class Block:
   value, and the policy does not keep it.
   """
 
-  def __init__(self, forward: Sequence[Operation], needs: Sequence[Array], x: Array):
+  def __init__(self, forward: Sequence[Operation], needs: Sequence[Array], x: Array, *, offloads: bool = True):
+    self.offloads = offloads  # whether what a policy offloads goes to the host's memory; else it stays on the device
     named = [each for each in forward if each.name]
     # The last ones first.
     self._stops: dict[Array, str | None] = {each.results[0]: each.name for each in reversed(named)} | {x: None}
@@ -206,21 +209,31 @@ class Layers:
     """What is kept under a policy."""
     of = {name: place for name in self.names if (place := places(name))}
     sizes, again = self.cases({name: np.array([name in of]) for name in self.names}, 1)
-    on_host = sum(sizes[name][0] for name, place in of.items() if place == OFFLOAD)
+    on_host = sum(sizes[name][0, 0] for name, place in of.items() if place == OFFLOAD)
     return Kept(
-        device=sum(size[0] for size in sizes.values()) - on_host,
+        device=sum(size.sum() for size in sizes.values()) - on_host,
         host=on_host,
         again={kind: float(share[0]) for kind, share in again.items()},
-        places={name: place for name, place in of.items() if sizes[name][0]},
+        places={name: place for name, place in of.items() if sizes[name].any()},
     )
 
   def cases(self, keeps: Mapping[str, Cases], size: int) -> tuple[dict[str | None, Cases], dict[Kind | Again, Cases]]:
-    """({name: bytes that are kept for each token}, {kind: share that is computed again}) of `size` policies."""
+    """What `size` policies keep, and what they compute again.
+
+    Args:
+      keeps: name -> for each policy whether it keeps what has this name.
+      size: the number of policies.
+
+    Returns:
+      ({name: bytes for each token, [2, size]: those that a policy may offload, and those that stay on the device}, {kind:
+      share that is computed again, [size]}).
+    """
     sizes, again, whole = dict[str | None, Cases](), dict[Kind | Again, Cases](), Amounts()
     for block, count in self.blocks:
       kept, computed = block.under(keeps, size)
       for name, bytes_kept in kept.items():
-        sizes[name] = sizes.get(name, 0.0) + count / self.tokens * bytes_kept
+        of_name = sizes.setdefault(name, np.zeros((2, size)))
+        of_name[0 if block.offloads else 1] += count / self.tokens * bytes_kept
       for kind, computed_again in computed.items():
         again[kind] = again.get(kind, 0.0) + count * computed_again
       whole.add(block.whole, count)
@@ -229,8 +242,7 @@ class Layers:
 
 def read(config: DerivedKeys, mesh: AbstractMesh) -> Layers:
   """Reads the layers of a config's model, which must have no pipeline. Raises ValueError if MaxText cannot trace it."""
-  # With this policy MaxText rematerialises each layer; what others keep, `Block.under` finds.
-  traced = loss.traced(with_values(config, {"remat_policy": "full"}), mesh)
+  traced = loss.traced(with_values(config, _POLICY), mesh)
   explained = sharding.explain(traced.parameters, mesh, rules_in_play(config.logical_axis_rules))
   layouts = {row.layout.path: row.layout for row in explained.rows}
   data = data_mesh_axes(mesh, config.logical_axis_rules)
@@ -326,7 +338,8 @@ class _Blocks(Reader):
     outs = reader.read(traced.forward.jaxpr, inputs)
     needs = [outs[k] for k in traced.saved]
     own = outs[: len(traced.output_avals)]
-    self._blocks[alike] = [Block(reader.operations, needs, inputs[-1]), self._count, own]
+    offloads = loss.place(eqn.params["policy"], INPUT) != DEVICE
+    self._blocks[alike] = [Block(reader.operations, needs, inputs[-1], offloads=offloads), self._count, own]
     return [dataclasses.replace(each, maker=None) for each in own]
 
 

@@ -48,10 +48,10 @@ def read(model):
 
 
 def blocks_of_loss(jaxpr, count=1):
-  """(program of a layer, how many run) of each checkpoint in the traced loss; found without the reader."""
+  """(program of a layer, how many run, its policy) of each checkpoint in the traced loss; found without the reader."""
   for eqn in jaxpr.eqns:
     if has(eqn, Trait.CHECKPOINT):
-      yield closed(*inner_program(eqn)), count
+      yield closed(*inner_program(eqn)), count, eqn.params["policy"]
     elif eqn.primitive.name in ("scan", "jit", "pjit", "custom_jvp_call", "custom_vjp_call", "closed_call"):
       inner = next(eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params)
       yield from blocks_of_loss(getattr(inner, "jaxpr", inner), count * eqn.params.get("length", 1))
@@ -69,18 +69,31 @@ def test_what_is_kept_and_computed_again_is_what_jax_keeps_and_computes_again(mo
   config, found = read(model)
   mesh = abstract_model.abstract_mesh(config)
   traced = loss.traced(with_values(config, {"remat_policy": "full"}), mesh)
-  programs = list(blocks_of_loss(traced.program.jaxpr))
+  programs = [(program, count) for program, count, _ in blocks_of_loss(traced.program.jaxpr)]
   assert sum(count for _, count in programs) == sum(count for _, count in found.blocks)
   for keys in POLICIES:
     places = loss.places(with_tensors(config, keys))
     expected = np.zeros(3)
     for program, count in programs:
-      expected += count * np.array(by_jax(program, places))
+      expected += count * np.array(by_jax(program, policy_of(places)))
     kept = found.under(places)
     sizes = np.array([kept.device, kept.host]) * found.tokens
     np.testing.assert_allclose(sizes, expected[:2], rtol=1e-9, err_msg=str(keys))
     forward = sum(count * products(program) for program, count in programs)
     assert kept.again[Kind.PRODUCT] * forward == pytest.approx(expected[2], rel=1e-9), keys
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gemma4-31b", "qwen3-next-80b-a3b"])
+def test_layers_that_do_not_offload_keep_it_on_the_device(model):
+  config, found = read(model)
+  config = with_tensors(config, {"remat_policy": "custom", "mlpwi_0": "offload", "context": "device", "mlpwo": "offload"})
+  traced = loss.traced(config, abstract_model.abstract_mesh(config))
+  of_layers = [np.array(by_jax(program, policy)) * n for program, n, policy in blocks_of_loss(traced.program.jaxpr)]
+  kept = found.under(loss.places(config))
+  sizes = np.array([kept.device, kept.host]) * found.tokens
+  np.testing.assert_allclose(sizes, sum(of_layers)[:2], rtol=1e-9)
+  assert {bool(host) for _, host, _ in of_layers} == {False, True}
 
 
 def with_tensors(config, keys):
@@ -91,7 +104,17 @@ def with_tensors(config, keys):
   return with_values(config, {"remat_policy": keys["remat_policy"], **lists})
 
 
-def by_jax(program, places):
+def policy_of(places):
+  """A policy of `jax.checkpoint` that keeps names in these places."""
+
+  def policy(primitive, *_, **params):
+    place = places(params["name"]) if primitive.name == "name" else None
+    return Offloadable(src="device", dst="pinned_host") if place == "offload" else place == "device"
+
+  return policy
+
+
+def by_jax(program, policy):
   """(bytes kept on the device, and on the host, FLOPs of products computed again) of a layer, by `jax.checkpoint`."""
   avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in program.jaxpr.invars]
   (at,) = (k for k, aval in enumerate(avals) if aval.shape[:2] == (2, 256) and aval.ndim == 3)
@@ -102,10 +125,6 @@ def by_jax(program, places):
     given = dict(zip([*weights, *others, at], [*weights_, *others_, x], strict=True))
     first, *rest = jaxpr_as_fun(program)(*(given[k] for k in range(len(avals))))
     return first, rest
-
-  def policy(primitive, *_, **params):
-    place = places(params["name"]) if primitive.name == "name" else None
-    return Offloadable(src="device", dst="pinned_host") if place == "offload" else place == "device"
 
   arguments = [avals[k] for k in weights], [avals[k] for k in others], avals[at]
   kept = Traced.of(layer, *arguments, lambda fn: jax.checkpoint(fn, policy=policy))

@@ -83,14 +83,13 @@ def places(config: DerivedKeys) -> Callable[[str], str | None]:
 
   decoder = types.SimpleNamespace(config=config)
   decoder.minimal_policy = functools.partial(nnx_decoders.NNXDecoder.minimal_policy, decoder)
-  policy = nnx_decoders.NNXDecoder.get_remat_policy(decoder)
+  return functools.cache(functools.partial(place, nnx_decoders.NNXDecoder.get_remat_policy(decoder)))
+
+
+def place(policy: Callable | None, name: str) -> str | None:
+  """Where a policy of `jax.checkpoint` keeps what has this name, as in `places`."""
   (named,) = jax.make_jaxpr(lambda x: checkpoint_name(x, "name"))(0.0).eqns
-
-  @functools.cache
-  def place(name: str) -> str | None:
-    kept = policy is not None and policy(named.primitive, *(v.aval for v in named.invars), name=name)
-    if not kept or isinstance(kept, RecomputeType):
-      return None
-    return "offload" if isinstance(kept, Offloadable) else "device"
-
-  return place
+  kept = policy is not None and policy(named.primitive, *(v.aval for v in named.invars), name=name)
+  if not kept or isinstance(kept, RecomputeType):
+    return None
+  return "offload" if isinstance(kept, Offloadable) else "device"
