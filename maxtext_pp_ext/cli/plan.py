@@ -13,6 +13,8 @@ have that key. "none" is the same model without a pipeline.
 Seconds need the links of a slice. With --devices it is the slice of MaxText's table that has as many devices of --chip;
 where the table has none, there are no seconds.
 
+  batch parts  with --batch or --global-batch, a device's sequences in a part of a step, and how many parts follow one
+               another (per_device_batch_size, gradient_accumulation_steps)
   S R L/S M    stages (4=2×2: two within a slice, on two slices), repeats, layers per stage and repeat, microbatches
   EP           of a model with experts, the devices within a slice that share them
   bubble       share of a stage's iterations in which it idles
@@ -39,8 +41,9 @@ where the table has none, there are no seconds.
   at most      seconds of a step at the rates of the estimate, if nothing overlaps
   bound by     what takes longest at the vendor's peak rates
 
-Ranking is by "step s". Of candidates with the same implementation and the same stages only the best is shown, also of
-those that differ in EP, unless there is --all. Below the table are the keys to set for each row. docs/how-it-works.md
+Ranking is by the seconds of a token: by "step s" if all have one batch. --batch 1,2,4 tries each in place of the run's
+own; --global-batch 512 tries every division of 512 sequences into parts of a step and devices. Of candidates with the same implementation and the same stages only the best is shown, also of
+those that differ in EP or batch, unless there is --all. Below the table are the keys to set for each row. docs/how-it-works.md
 has the formulas of bytes, docs/seconds.md that of seconds, and docs/choosing.md says how far they are from the compiler's
 figures. --validate compiles the best for the TPUs of compile_topology, which need not be present, projects their seconds,
 and shows both. --write writes the first row, or that of --row, as a yml file for MaxText's trainers.
@@ -64,7 +67,7 @@ from maxtext_pp_ext.cli.tables import plan as plan_table
 from maxtext_pp_ext.cli.tables.plan import name_of
 from maxtext_pp_ext.compiled import limits
 from maxtext_pp_ext.hardware import chips, torus
-from maxtext_pp_ext.host import arguments
+from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import run_config, variants
 from maxtext_pp_ext.nearest import did_you_mean
 
@@ -77,6 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   flag: dict[str, Any] = {"action": "store_true"}
   add = parser.add_argument
   add("--impl", type=maxtext.listed, default=_DEFAULT, metavar="NAME,…", help="implementations (default: %(default)s)")
+  batch = parser.add_mutually_exclusive_group()
+  batch.add_argument("--batch", type=maxtext.listed, metavar="N,…", help="try each per_device_batch_size")
+  batch.add_argument("--global-batch", **number, help="try each division of a step's N sequences")
   add("--devices", **number, help="how many devices, without compile_topology")
   add("--chip", metavar="NAME", help="kind of the devices, instead of compile_topology's")
   add("--device-memory-gib", type=float, metavar="X", help="memory of a device, instead of the chip's")
@@ -161,6 +167,12 @@ def _best(found: Any, count: int) -> list[Any]:
 def _check(args: argparse.Namespace) -> None:
   maxtext.check_numbers({"--devices": args.devices}, most=run_config.MOST_DEVICES)
   numbers = {"--device-memory-gib": args.device_memory_gib, "--top": args.top, "--row": args.row}
+  numbers |= {"--global-batch": args.global_batch}
+  for size in args.batch or ():
+    try:
+      numbers[f"--batch {size}"] = float(size)
+    except ValueError as error:
+      raise CommandError(f"--batch {size}: is no number. Give sequences per device, such as 1,2,4.") from error
   maxtext.check_numbers(numbers | {"--minutes": args.minutes, "--memory-gib": args.memory_gib})
   known = (variants.NONE, *(name for name in registry.names() if name != registry.HOST))
   maxtext.check_names("--impl", args.impl, known)
@@ -206,10 +218,23 @@ def _plan(args: argparse.Namespace, shown: output.Progress) -> Any:
       implementations=args.impl,
       devices=args.devices,
       chip=chips.CHIPS.get(args.chip),
+      batches=_batches(args, search),
       memory_limit=round(args.device_memory_gib * limits.GIB) if args.device_memory_gib else None,
       shown=args.top,
       on_progress=on_progress,
   )
+
+
+def _batches(args: argparse.Namespace, search: Any) -> list[dict[str, Any]]:
+  """Returns the keys of each batch to try; those of the run are {}."""
+  if args.batch:
+    return [{search.BATCH[0]: int(size) if size.isdecimal() else float(size)} for size in args.batch]
+  if not args.global_batch:
+    return [{}]
+  given = run_config.given_keys(args.maxtext_args)
+  slices = max(run_config.integer(given, "compile_topology_num_slices"), 1)
+  devices = args.devices or slices * topology.devices(given["compile_topology"])
+  return search.divisions(args.global_batch, devices)
 
 
 def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
@@ -226,8 +251,8 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
       "nearly_full": found.nearly_full(candidate),
       **labels.costs_dict(candidate.costs),
       "seconds": candidate.seconds,
-      "tokens_per_s": found.tokens / candidate.seconds if candidate.seconds else None,
-      "mfu": found.flops / (candidate.seconds * found.chip.flops) if candidate.seconds else None,
+      "tokens_per_s": candidate.tokens / candidate.seconds if candidate.seconds else None,
+      "mfu": candidate.flops / (candidate.seconds * found.chip.flops) if candidate.seconds else None,
       "seconds_of": estimate.parts if estimate else None,
       "seconds_at_least": estimate.at_least if estimate else None,
       "seconds_at_most": estimate.at_most if estimate else None,

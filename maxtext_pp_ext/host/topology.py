@@ -40,25 +40,30 @@ def lengths(topology: str) -> tuple[int, ...]:
   return tuple(map(int, topologies()[topology].topology_name.partition(":")[2].split("x")))
 
 
+def devices(topology: str) -> int:
+  """The devices of JAX in a slice."""
+  return topologies()[topology].devices_per_slice
+
+
 def cores(topology: str) -> int:
   """The devices of JAX in a chip."""
-  return topologies()[topology].devices_per_slice // math.prod(lengths(topology))
+  return devices(topology) // math.prod(lengths(topology))
 
 
-def slice_of(kind: str, devices: int) -> Slice | None:
+def slice_of(kind: str, count: int) -> Slice | None:
   """The slice of a kind of chip, such as v5p, with so many devices of JAX; None if MaxText's table has none."""
-  name = _by_devices(kind).get(devices)
+  name = _by_devices(kind).get(count)
   return Slice(name=name, lengths=lengths(name), cores=cores(name)) if name else None
 
 
-def nearest(kind: str, devices: int) -> list[str]:
+def nearest(kind: str, count: int) -> list[str]:
   """The topologies of a kind with the next fewer and the next more devices than a number, as far as there are."""
   found = _by_devices(kind)
-  return [found[size] for size in sorted(beside(devices, found))]
+  return [found[size] for size in sorted(beside(count, found))]
 
 
 def _by_devices(kind: str) -> dict[int, str]:
-  return {each.devices_per_slice: name for name, each in topologies().items() if name.partition("-")[0] == kind}
+  return {devices(name): name for name in topologies() if name.partition("-")[0] == kind}
 
 
 def chips(topology: str) -> str:
@@ -71,7 +76,7 @@ def chips(topology: str) -> str:
 def _divides_axes(topology: str, ici: tuple[int, ...]) -> bool:
   from jax.experimental import mesh_utils  # pylint: disable=import-outside-toplevel
 
-  if math.prod(ici) != topologies()[topology].devices_per_slice:
+  if math.prod(ici) != devices(topology):
     return False  # MaxText has an error of its own
   # In JAX's order: the cores of a chip, then the first coordinate.
   padded = (*lengths(topology), 1, 1)[:3]
@@ -79,12 +84,12 @@ def _divides_axes(topology: str, ici: tuple[int, ...]) -> bool:
   kind = CHIPS[topology.partition("-")[0]].device_kinds[0]  # some have layouts of their own
   # What JAX reads of a device to place it in a mesh.
   alike = {"device_kind": kind, "platform": "tpu", "process_index": 0}
-  devices = [
+  absent = [
       SimpleNamespace(**alike, id=number, coords=tuple(reversed(place)), core_on_chip=core)
       for number, (*place, core) in enumerate(places)
   ]
   try:
-    mesh_utils.create_device_mesh(ici, devices)
+    mesh_utils.create_device_mesh(ici, absent)
   except NotImplementedError:
     return True
   return False

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the possible pipelines of a model on a topology, with their costs, and ranks them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
 import functools
@@ -25,6 +25,8 @@ from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.units import counted
 
+# The keys of a batch.
+BATCH = ("per_device_batch_size", "gradient_accumulation_steps")
 # The keys in which the candidates with the same stages differ.
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 # The key that a plan chooses for a model with experts, unless the run does.
@@ -39,7 +41,7 @@ _CHOSEN = (*_OF_LAYOUT[:2], *_OF_LAYOUT[3:], "num_pipeline_microbatches", "num_p
 # other values serves, too. It takes longer to build than all else about a layout.
 _NOT_OF_PARAMETERS = {
     *(*_OF_LAYOUT, _SPLITS, "per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype"),
-    *("num_pipeline_microbatches", "compile_topology", "internal_compile_num_devices"),
+    *("num_pipeline_microbatches", "compile_topology", "internal_compile_num_devices", "gradient_accumulation_steps"),
     *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in candidates.DONORS),
 }
 # Of DeepSeek-V3's layers, with the largest buffers for tokens, XLA's arrangement needs up to 1.2 times what is in use.
@@ -54,6 +56,8 @@ class Candidate:
   keys: dict[str, Any]  # the MaxText keys that select it
   schedule: CircularSchedule | None  # None without a pipeline
   layers_per_stage: int  # layers per stage and repeat
+  tokens: float  # of a device in a step
+  flops: float  # of a device in a step, as MaxText counts them
   costs: Costs  # costs per device and step
   estimate: Estimate | None  # of the seconds of a step; None if the device or its slice is not known
 
@@ -64,7 +68,7 @@ class Candidate:
 
   @property
   def kind(self) -> tuple:
-    """What makes another candidate like this one: layers, repeats, microbatches and experts make no other kind."""
+    """What makes another candidate like this one: layers, repeats, microbatches, experts and batches make no other kind."""
     return (self.impl, *(self.keys.get(f"{network}_pipeline_parallelism", 1) for network in derived.NETWORKS))
 
   @property
@@ -87,8 +91,6 @@ class Plan:
   infeasible: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   # What takes memory or traffic in all of them and is not in their costs.
   not_counted: list[str] = dataclasses.field(default_factory=list)
-  tokens: float = 0.0  # of a device in a step
-  flops: float = 0.0  # of a device in a step, as MaxText counts them
   pinned: dict[str, int] = dataclasses.field(default_factory=dict)  # sizes of the pipeline that the run says itself
   chooses_kept: bool = True  # whether the plan chooses what layers keep for backward; else the run's policy says it
   remedies: list[fitting.Remedy] = dataclasses.field(default_factory=list)  # if none fits: with these one fits, or nearly
@@ -120,10 +122,11 @@ def plan(
     devices: int | None = None,
     chip: chips.Chip | None = None,
     memory_limit: int | None = None,
+    batches: Sequence[Mapping[str, Any]] = ({},),
     shown: int = 10,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
-  """Finds the combinations of stages, repeats, layers per stage and microbatches, and ranks them.
+  """Finds the combinations of stages, repeats, layers per stage and microbatches, and ranks them by tokens per second.
 
   Stages take their devices from the axis that MaxText is asked to derive, or from FSDP, or from data parallelism. So do
   experts within a slice, unless the arguments say how many devices share them (`ici_expert_parallelism`). All other
@@ -133,25 +136,49 @@ def plan(
     argv: MaxText's arguments of a run, with or without a pipeline.
     implementations: implementations of the registry that have a gather policy, and `variants.NONE`.
     devices, chip, memory_limit: number and kind of devices, and bytes of one, where `compile_topology` does not say.
+    batches: keys of batches (`BATCH`), each of which is tried instead of the arguments' own.
     shown: how many of the best, one of each kind, must be accepted as configs by this package and MaxText.
     on_progress: called with the number of layouts done, and their total.
 
   Raises:
     ValueError: the config is refused without a pipeline, too; or there is no such implementation, or no formula for it.
   """
-  search = _Search(argv, implementations, devices, chip, memory_limit)
+  searches, refused = list[_Search](), list[dict[str, Any]]()
+  for batch in batches:
+    try:
+      searches.append(_Search(argv, implementations, devices, chip, memory_limit, batch, *searches[:1]))
+    except ValueError as error:
+      if len(refused) + 1 == len(batches):
+        raise
+      refused.append({"keys": dict(batch), "reason": str(error)})
   # Those with most layers in a stage come first: their models have the arrays of the others'.
-  layouts = sorted(search.layouts(), key=lambda changed: -changed["num_layers_per_pipeline_stage"])
-  for done, changed in enumerate(layouts):
+  of = lambda search: sorted(search.layouts(), key=lambda changed: -changed["num_layers_per_pipeline_stage"])
+  layouts = [(search, changed) for search in searches for changed in of(search)]
+  for done, (search, changed) in enumerate(layouts):
     on_progress(done, len(layouts))
     search.look_at(changed)
-  return search.ranked(shown)
+  first = searches[0]
+  for other in searches[1:]:
+    first.found.candidates += other.found.candidates
+    first.found.infeasible += other.found.infeasible
+  first.found.infeasible += refused
+  return first.ranked(shown)
+
+
+def divisions(sequences: int, devices: int) -> list[dict[str, Any]]:
+  """The keys of each way to divide the sequences of a step: over devices, and into parts that follow one another."""
+  whole, rest = divmod(sequences, devices)
+  if rest:
+    return [dict(zip(BATCH, (sequences / devices, 1), strict=True))]
+  parts = (parts for parts in range(1, whole + 1) if whole % parts == 0)
+  return [dict(zip(BATCH, (whole // each, each), strict=True)) for each in parts]
 
 
 class _Search:
   """A search in progress, with what all candidates have in common."""
 
-  def __init__(self, argv, implementations, devices, chip, memory_limit):
+  def __init__(self, argv, implementations, devices, chip, memory_limit, batch, like: "_Search | None" = None):
+    """`like` is the search of the same run with another batch."""
     for impl in implementations:
       if impl != variants.NONE and quantities.gather_policy_with_formulas(impl) is None:
         raise ValueError(f"There are no formulas for the implementation {impl!r}.")
@@ -160,12 +187,14 @@ class _Search:
     extra = {} if self._topology else {"internal_compile": True, "internal_compile_num_devices": devices}
     self._none = variants.keys(variants.NONE, given)
     self._none |= {"num_pipeline_microbatches": -1, "num_pipeline_repeats": -1, "num_layers_per_pipeline_stage": 1}
+    self._none |= batch
     self._variations = run_config.Variations(run_config.with_keys(argv, extra | self._none))
     self._without: DerivedKeys = self._variations.first
     problems.refuse_mesh(self._without, self._none)
-    self._layers: dict[int, Layers] = {}  # by the devices that share the experts
-    self._choices: dict[tuple, choice.Choices] = {}
-    self._parameters: dict[tuple, list[tuple[DerivedKeys, Any]]] = {}
+    # By the devices that share the experts. What layers have is for each token, so batches share it.
+    self._layers: dict[int, Layers] = like._layers if like else {}
+    self._choices: dict[tuple, choice.Choices] = like._choices if like else {}
+    self._parameters: dict[tuple, list[tuple[DerivedKeys, Any]]] = like._parameters if like else {}
     self._ours = [impl for impl in implementations if impl != variants.NONE]
     of_run = arguments.given(argv) or {}
     self._splits_as_given = _SPLITS in of_run
@@ -175,7 +204,6 @@ class _Search:
     most = most_expert_parallelism(self._without) if is_free else 1
     self._expert_parallelisms = candidates.expert_parallelisms(self._without, most)
     chip = chip or chips.of_topology(self._topology or "")
-    accumulated = self._without.gradient_accumulation_steps
     self.found = Plan(
         devices=self._without.num_target_devices,
         num_slices=self._without.num_slices,
@@ -183,9 +211,10 @@ class _Search:
         memory_limit=memory_limit or (chip.hbm_bytes if chip else None),
         not_counted=quantities.not_counted(self._without),
         pinned=pinned,
-        tokens=self._without.per_device_batch_size * self._without.max_target_length * accumulated,
-        flops=flops.of_step(self._without),
     )
+    accumulated = self._without.gradient_accumulation_steps
+    self._tokens = self._without.per_device_batch_size * self._without.max_target_length * accumulated
+    self._flops = flops.of_step(self._without)
     # Without rates, or without a limit, there is nothing to choose by.
     has_rates = self.found.slice is not None and self.found.memory_limit is not None
     self.found.chooses_kept = has_rates and "remat_policy" not in of_run
@@ -293,7 +322,7 @@ class _Search:
     key = f"ici_{donor}_parallelism"
     # Of an axis that is -1 MaxText derives the size.
     fixed = next((size for size in (smallest.keys.get(key), getattr(self._without, key, -1)) if size), -1) > 0
-    config = with_values(self._without, {key: smallest.keys[key]}) if smallest.keys.get(key) else self._without
+    config = with_values(self._without, {each: smallest.keys[each] for each in (key, *BATCH) if smallest.keys.get(each)})
     more = candidates.more_devices(config, self._topology, key if donor and fixed else None)
     return fitting.remedies(config, limit, lambda changed: self._smallest(smallest, changed), more)
 
@@ -360,15 +389,23 @@ class _Search:
       else:
         costs, estimate = of()  # type: ignore[call-arg]
       in_stage = config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers
-      self.found.candidates.append(
-          Candidate(impl=impl, keys=changed, schedule=schedule, layers_per_stage=in_stage, costs=costs, estimate=estimate)
+      candidate = Candidate(
+          impl=impl,
+          keys=changed,
+          schedule=schedule,
+          layers_per_stage=in_stage,
+          tokens=self._tokens,
+          flops=self._flops,
+          costs=costs,
+          estimate=estimate,
       )
+      self.found.candidates.append(candidate)
 
   def _rank(self, candidate: Candidate) -> tuple:
-    """Ranks candidates that fit by estimated time, then by what they send; the others by memory."""
+    """Ranks candidates that fit by a token's estimated time, then by what they send for it; the others by memory."""
     if not self.found.fits(candidate):
       return (1, candidate.costs.peak, 0, 0)
     bubble = candidate.schedule.bubble_fraction if candidate.schedule else 0.0
     # The time of transfers is unknown if the device is not known: then the bubble decides.
-    first = bubble if candidate.seconds is None else candidate.seconds
-    return (0, first, candidate.costs.sent, candidate.costs.peak)
+    first = bubble if candidate.seconds is None else candidate.seconds / candidate.tokens
+    return (0, first, candidate.costs.sent / candidate.tokens, candidate.costs.peak)

@@ -69,6 +69,33 @@ def test_what_the_run_says_of_its_pipeline_is_not_chosen_otherwise(plan):
   assert "remat_policy=minimal" in said and "remat_policy=custom" not in said
 
 
+def test_each_batch_has_the_costs_of_a_run_with_it_and_the_fastest_token_comes_first(plan):
+  options = ("--devices", "8", "--chip", "v5e", "--impl", "none,circular_bsw", "--all", "--json")
+  _, captured = plan(*options, "--batch", "1,3,2.0")
+  together = json.loads(captured.out)["candidates"]
+  alone = []
+  for batch in (1, 3, 2.0):
+    _, captured = plan(*options, f"per_device_batch_size={batch}")
+    rows = json.loads(captured.out)["candidates"]
+    alone += [row | {"keys": row["keys"] | {"per_device_batch_size": batch}} for row in rows]
+  ordered = lambda rows: sorted(rows, key=lambda row: json.dumps(row["keys"], sort_keys=True))
+  assert ordered(together) == ordered(alone)
+  rates = [row["tokens_per_s"] for row in together]
+  assert rates == sorted(rates, reverse=True) and len({row["keys"]["per_device_batch_size"] for row in together}) == 3
+
+
+def test_a_global_batch_is_divided_into_devices_and_parts(plan):
+  assert search.divisions(24, 4) == [
+      {"per_device_batch_size": batch, "gradient_accumulation_steps": parts}
+      for batch, parts in ((6, 1), (3, 2), (2, 3), (1, 6))
+  ]
+  assert search.divisions(2, 4) == [{"per_device_batch_size": 0.5, "gradient_accumulation_steps": 1}]
+  _, captured = plan("--devices", "8", "--chip", "v5e", "--global-batch", "16", "--impl", "none", "--all")
+  rows = [line.split() for line in captured.out.splitlines() if re.match(r"\s*\d+\s+none", line)]
+  assert {tuple(row[2:4]) for row in rows} == {("2", "1"), ("1", "2")}
+  assert "per_device_batch_size=1 gradient_accumulation_steps=2" in captured.out
+
+
 def test_each_part_of_accumulated_gradients_computes_and_sends_as_much(plan):
   def of(parts):
     _, captured = plan(
@@ -298,6 +325,7 @@ def test_the_best_are_compiled_for_the_topology_and_shown_beside(plan, monkeypat
 
 WRONG = {
     "no devices": ((), "Which devices?"),
+    "a batch that is no number": (("--devices", "8", "--batch", "1,two"), "--batch two: is no number"),
     "two kinds of devices": (("compile_topology=v5p-8", "--devices", "4"), "give one of them"),
     "no topology to compile for": (("--devices", "8", "--validate", "1"), "needs compile_topology="),
     "unknown implementation": (("--devices", "8", "--impl", "zero-bubble"), "zero-bubble"),

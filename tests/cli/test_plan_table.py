@@ -65,6 +65,8 @@ def shown(capsys, impl, schedule, sizes):
       keys={"pipeline_impl": impl},
       schedule=schedule,
       layers_per_stage=1,
+      tokens=1.0,
+      flops=1.0,
       costs=found,
       estimate=None,
   )

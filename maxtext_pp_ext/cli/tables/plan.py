@@ -35,10 +35,12 @@ SENT = {
     "outside": (Sent.OUTSIDE,),
     "tokens": (Sent.DISPATCH,),
 }
+# The keys of a batch, where a plan tries several.
+_BATCH, _ACCUMULATED = "per_device_batch_size", "gradient_accumulation_steps"
 # A plan chooses it if the run does not.
 _EXPERTS = "ici_expert_parallelism"
 # What MaxText takes if a run does not say otherwise. An axis with -1 takes what is left.
-_DEFAULTS = {"num_layers_per_pipeline_stage": 1, "num_pipeline_microbatches": -1}
+_DEFAULTS = {"num_layers_per_pipeline_stage": 1, "num_pipeline_microbatches": -1, _ACCUMULATED: 1}
 
 
 def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: bool) -> None:
@@ -58,7 +60,7 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
     print(*_table(rows, wide), sep="\n")
     if not wide:
       say("(--wide shows more columns, --help says what they are)")
-  for line in _assumed(found, given):
+  for line in _assumed(found, given, of_rows={key for row in rows for key in row["keys"]}):
     say(line)
   if about_slices := _slices(found, given):
     say(about_slices)
@@ -80,9 +82,13 @@ def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: boo
     say(f"cannot be: {_assignments(each['keys'])}: {each['reason']}", "    ")
 
 
-def _assumed(found: Any, given: Mapping[str, Any]) -> Iterator[str]:
-  """Yields what the figures are of, as the run says it or MaxText's defaults do, and what is not chosen here."""
-  keys = ("per_device_batch_size", "max_target_length", "gradient_accumulation_steps", "attention", "compile_xla_flags")
+def _assumed(found: Any, given: Mapping[str, Any], of_rows: Collection[str]) -> Iterator[str]:
+  """Yields what the figures are of, as the run says it or MaxText's defaults do, and what is not chosen here.
+
+  `of_rows` are keys that rows have.
+  """
+  batch = [key for key in (_BATCH, _ACCUMULATED) if key not in of_rows]
+  keys = (*batch, "max_target_length", "attention", "compile_xla_flags")
   of = {key: value for key in keys if (value := given.get(key)) not in (None, "", -1)}
   yield f"of a step with {_assignments(of)}"
   kept = {key: given[key] for key in ("remat_policy",) if not found.chooses_kept}
@@ -143,8 +149,11 @@ def _table(rows: Sequence[dict[str, Any]], wide: bool) -> Iterator[str]:
   shown = {
       "EP": any(_EXPERTS in row["keys"] for row in rows),
       "tokens": any(Sent.DISPATCH in row["sent"]["bytes"] for row in rows),
+      "batch": any(_BATCH in row["keys"] for row in rows),
+      "parts": any(_ACCUMULATED in row["keys"] for row in rows),
   }
-  columns = {name: cell for name, cell in _COLUMNS.items() if (wide or name in _NARROW) and shown.get(name, True)}
+  narrow = (*_NARROW, "tokens/s") if shown["batch"] else _NARROW
+  columns = {name: cell for name, cell in _COLUMNS.items() if (wide or name in narrow) and shown.get(name, True)}
   cells = [[str(i), *(cell(row) for cell in columns.values())] for i, row in enumerate(rows, start=1)]
   lines = [["", *columns], *cells]
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -177,6 +186,8 @@ def _memory(row: dict[str, Any]) -> str:
 # Column -> what it says of a row.
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "pipeline": "{impl}".format_map,
+    "batch": lambda row: f"{row['keys'].get(_BATCH, 1):g}",
+    "parts": lambda row: str(row["keys"].get(_ACCUMULATED, 1)),
     "S": _stages,
     "EP": lambda row: str(row["keys"].get(_EXPERTS, 1)),
     "R": lambda row: str(row["repeats"] or "–"),
@@ -196,7 +207,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "at most": functools.partial(_seconds, key="seconds_at_most"),
     "bound by": lambda row: row["bound_by"] or "–",
 }
-_NARROW = ("pipeline", "S", "EP", "R", "L/S", "M", "bubble", "memory", "sent", "step s")
+_NARROW = ("pipeline", "batch", "parts", "S", "EP", "R", "L/S", "M", "bubble", "memory", "sent", "step s")
 
 
 def _keys_to_set(row: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,7 +218,7 @@ def _keys_to_set(row: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any
       return str(given.get(key, _DEFAULTS.get(key))) == str(value)
     return value in (1, -1)
 
-  kept = {"num_pipeline_microbatches", "num_layers_per_pipeline_stage", "allow_split_physical_axes"}
+  kept = {"num_pipeline_microbatches", "num_layers_per_pipeline_stage", "allow_split_physical_axes", _BATCH, _ACCUMULATED}
   of_row = {key: value for key, value in row["keys"].items() if key in kept or key.endswith("_parallelism")}
   # What only MaxText's own pipelines have, and these refuse.
   of_row |= {key: value for key, value in row["keys"].items() if value is False and given.get(key)}
