@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 from maxtext_pp_ext.config.derived import dispatches_beside_compute
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
-from maxtext_pp_ext.plan.layers import Again
+from maxtext_pp_ext.plan.layers import Again, Layers
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.sharding.resolve import read_rules
 
@@ -126,6 +126,24 @@ def layers_with_experts(config: DerivedKeys, *, in_pipeline: bool) -> float:
     return 0.0
   layers = config.pipeline_parallel_layers if in_pipeline else config.num_decoder_layers - config.first_num_dense_layers
   return layers / config.interleave_moe_layer_step
+
+
+def between(config: DerivedKeys, known: Mapping[int, Layers]) -> Layers | None:
+  """Returns the layers of a config whose experts some devices share, from those of fewer and of more such devices.
+
+  None if these are not known, or not enough. With a ragged dispatch the buffers grow with `_imbalance`, and nothing else.
+
+  Args:
+    config: the config.
+    known: its layers, by the number of devices within a slice that share the experts.
+  """
+  devices = config.ici_expert_parallelism
+  fewer, more = [each for each in known if 1 < each < devices], [each for each in known if each > devices]
+  if not config.sparse_matmul or not fewer or not more:
+    return None
+  ends = max(fewer), min(more)
+  low, high, own = (_imbalance(config, each * config.dcn_expert_parallelism) for each in (*ends, devices))
+  return known[ends[0]].mixed(known[ends[1]], (own - low) / (high - low) if high > low else 1.0)
 
 
 def _imbalance(config: DerivedKeys, expert_parallelism: int) -> float:

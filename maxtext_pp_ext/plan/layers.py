@@ -164,6 +164,32 @@ class Block:
     return operations, read
 
 
+class _Mixed(Block):
+  """A block whose amounts are those of two that compute the same, each to its share."""
+
+  def __init__(self, one: Block, other: Block, share: float):
+    """`share` is that of the other one."""
+    self._of = ((one, 1 - share), (other, share))
+    mean = lambda value: sum(part * value(block) for block, part in self._of)
+    self.offloads = one.offloads and other.offloads
+    self.moved, self.weights = mean(lambda block: block.moved), mean(lambda block: block.weights)
+    self.whole = Amounts()
+    for block, part in self._of:
+      self.whole.add(block.whole, part)
+
+  @property
+  def names(self) -> frozenset[str]:
+    return frozenset().union(*(block.names for block, _ in self._of))
+
+  def under(self, keeps: Mapping[str, Cases], size: int) -> tuple[dict[str | None, Cases], dict[Kind | Again, Cases]]:
+    kept, again = dict[str | None, Cases](), dict[Kind | Again, Cases]()
+    for block, part in self._of:
+      for into, of in zip((kept, again), block.under(keeps, size), strict=True):
+        for what, amount in of.items():
+          into[what] = into.get(what, 0.0) + part * amount
+    return kept, again
+
+
 def _between(forward: Iterable[Operation], x: Array) -> dict[Array, float]:
   """The bytes of what products and kernels read and write, other than weights."""
   on_input = {x}
@@ -204,6 +230,12 @@ class Layers:
       found.append((block, min(count, left)))
       left -= found[-1][1]
     return dataclasses.replace(self, blocks=tuple(found[::-1]))
+
+  def mixed(self, other: "Layers", share: float) -> "Layers":
+    """Layers whose amounts are in between these and other ones that compute the same; `share` is that of the others."""
+    pairs = zip(self.blocks, other.blocks, strict=True)
+    blocks = tuple((_Mixed(one, of_other, share), count) for (one, count), (of_other, _) in pairs)
+    return dataclasses.replace(self, blocks=blocks)
 
   def under(self, places: Places) -> Kept:
     """What is kept under a policy."""

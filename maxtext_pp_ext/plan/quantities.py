@@ -30,7 +30,7 @@ from maxtext_pp_ext.plan.layers import read as read_layers
 from maxtext_pp_ext.plan.operations import Kind
 from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Bytes, shards, Weight, Weights
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, Schedule
-from maxtext_pp_ext.sharding.resolve import resolve
+from maxtext_pp_ext.sharding.resolve import read_rules, resolve
 
 _IN_PIPELINE = re.compile(r"decoder/pipeline_module/")
 _IN_SCANS = re.compile(r"decoder/(scanned_blocks|(dense_|moe_)?layers)/")
@@ -362,8 +362,9 @@ def predictor(
   counts once what runs have in common; `layers` are those of `layers_of`.
   It raises registry.UnknownImplementationError or registry.PluginError if there is no such implementation.
   """
-  weights = Weights(config, parameters, mesh)
   layers = layers or layers_of(config)
+  config = with_values(config, {"logical_axis_rules": read_rules(config.logical_axis_rules)})  # which takes time
+  weights = Weights(config, parameters, mesh)
   kept_of = functools.cache(lambda schedule: kept_by(config, schedule, layers))
   sizes_of = functools.cache(lambda schedule: sizes(config, schedule, weights))
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None

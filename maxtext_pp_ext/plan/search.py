@@ -16,10 +16,9 @@ from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import abstract_model, flops, run_config, variants
 from maxtext_pp_ext.host.rules import candidates, problems
-from maxtext_pp_ext.plan import choice, fitting, quantities
+from maxtext_pp_ext.plan import choice, experts, fitting, quantities
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.estimate import Estimate
-from maxtext_pp_ext.plan.experts import most_expert_parallelism
 from maxtext_pp_ext.plan.layers import Layers
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
@@ -201,8 +200,10 @@ class _Search:
     sizes = {key: run_config.integer(of_run, key) for key in _CHOSEN if key in of_run}
     pinned = {key: size for key, size in sizes.items() if size > 0}  # others MaxText derives
     is_free = self._without.ici_expert_parallelism == 1 and _EXPERTS not in of_run
-    most = most_expert_parallelism(self._without) if is_free else 1
-    self._expert_parallelisms = candidates.expert_parallelisms(self._without, most)
+    most = experts.most_expert_parallelism(self._without) if is_free else 1
+    # Those between two and the most come last (`experts.between`).
+    several = candidates.expert_parallelisms(self._without, most)
+    self._expert_parallelisms = sorted(several, key=lambda each: (2 < each < several[-1], each))
     chip = chip or chips.of_topology(self._topology or "")
     self.found = Plan(
         devices=self._without.num_target_devices,
@@ -369,7 +370,7 @@ class _Search:
     """Adds a candidate for each run: its keys, implementation and schedule."""
     expert_parallelism = config.ici_expert_parallelism
     if expert_parallelism not in self._layers:
-      self._layers[expert_parallelism] = quantities.layers_of(config)
+      self._layers[expert_parallelism] = experts.between(config, self._layers) or quantities.layers_of(config)
     layers = self._layers[expert_parallelism]
     inside = quantities.layers_inside(config, layers)
     predict = quantities.predictor(config, parameters, mesh, self.found.chip, layers)

@@ -17,7 +17,7 @@ from maxtext_pp_ext.engine.programs.primitives import has, Trait
 from maxtext_pp_ext.engine.programs.stage import Traced
 from maxtext_pp_ext.host.models import abstract_model, loss, run_config
 from maxtext_pp_ext.jax_private import jaxpr_as_fun, Offloadable
-from maxtext_pp_ext.plan import layers
+from maxtext_pp_ext.plan import experts, layers, quantities
 from maxtext_pp_ext.plan.operations import Array, Kind, Reader
 from tests.marks import slow_but
 
@@ -34,6 +34,8 @@ POLICIES = [{"remat_policy": name} for name in (*NAMED, *OFFLOADING)] + [
 ]
 MODELS = ("llama3-8b", "mixtral-8x7b", "gemma2-9b", "deepseek3-671b", "qwen3-8b", "gpt3-175b")
 QUICK = ("llama3-8b", "mixtral-8x7b")
+# A model, and how many devices share its experts: fewer, in between, more.
+EXPERTS = [("mixtral-8x7b", 2, 4, 8), ("deepseek3-671b", 2, 8, 256), ("deepseek3-671b", 2, 64, 256)]
 
 
 def config_of(model, devices=1, **more):
@@ -94,6 +96,18 @@ def test_layers_that_do_not_offload_keep_it_on_the_device(model):
   sizes = np.array([kept.device, kept.host]) * found.tokens
   np.testing.assert_allclose(sizes, sum(of_layers)[:2], rtol=1e-9)
   assert {bool(host) for _, host, _ in of_layers} == {False, True}
+
+
+@pytest.mark.parametrize("model, fewer, own, more", slow_but([EXPERTS[0]], EXPERTS, spread=True))
+def test_layers_on_a_number_of_devices_follow_from_those_on_fewer_and_on_more(model, fewer, own, more):
+  configs = {each: config_of(model, devices=more, ici_expert_parallelism=each) for each in (fewer, own, more)}
+  read_ = {each: quantities.layers_of(config) for each, config in configs.items()}
+  found = experts.between(configs[own], {each: read_[each] for each in (fewer, more)})
+  for keys in POLICIES:
+    places = loss.places(with_tensors(configs[own], keys))
+    kept, expected = found.under(places), read_[own].under(places)
+    assert [kept.device, kept.host] == pytest.approx([expected.device, expected.host], rel=1e-3)
+    assert dict(kept.again) == pytest.approx(dict(expected.again), rel=1e-3)
 
 
 def with_tensors(config, keys):
