@@ -101,7 +101,12 @@ class Engine:
     Only types matter: the compiler drops the values, which nothing uses.
     """
     weights = of_all.weights_of(self.layouts, params, self.ring.mesh, self.gather_policy, self.schedule.microbatches)
-    iterations = Iterations(schedule=self.schedule, compiled=self.loop_iterations, compiled_repeats=self.loop_repeats)
+    iterations = Iterations(
+        schedule=self.schedule,
+        compiled=self.loop_iterations,
+        compiled_repeats=self.loop_repeats,
+        replaces=any(w.replaces and w.has_buffers for w in weights),
+    )
     batch = self.ring.batch_axes(inputs)
     # As if there were one repeat: then `use` returns the weight alone, and the trace has no choice between buffers.
     alone = [w.load(params[k]).first().with_(shape=(1, *w.shape[1:])).open(0) for k, w in enumerate(weights)]

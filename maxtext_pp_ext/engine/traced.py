@@ -33,6 +33,7 @@ class Iterations:
   compiled: bool = True  # run iterations in a compiled loop (True) or unroll them
   # if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop
   compiled_repeats: bool = True
+  replaces: bool = False  # whether each iteration replaces all weights that are held
 
   @property
   def stage_numbers(self) -> Numbers:
@@ -54,14 +55,14 @@ class Iterations:
 
   @property
   def turns(self) -> int:
-    """How many iterations a compiled loop runs at a time: with one microbatch two, the even one and the odd one.
+    """How many iterations a compiled loop runs at a time: two, the even one and the odd one, if each replaces all weights.
 
-    Each iteration replaces all weights then. Two at a time, so that the loop need not copy them to where it reads them.
+    Two at a time, so that the loop need not copy the weights to where it reads them.
     Each turn writes into a buffer of its own. Of a buffer that a loop's body writes into twice, the TPU compiler (libtpu
     0.0.48.1; benchmarks.workarounds buffer_written_twice) counts the memory twice, and rematerialises what it need not:
     2 % of the products of Llama 3 70B on v5p with 73 GB of residuals.
     """
-    return 2 if self.compiled and self.schedule.microbatches == 1 else 1
+    return 2 if self.compiled and self.replaces else 1
 
   def loop(self, phase: Phase, body: Body, carry: PyTree, *, reverse: bool = False) -> PyTree:
     """`carry = body(t, turn, carry)` for the iterations of a phase in ascending order, or descending if `reverse`.
