@@ -5,6 +5,7 @@
   python -m benchmarks.published                                  every run that has no result yet
   python -m benchmarks.published --run deepseek2-16b-v5p-8        one of them, again
   python -m benchmarks.published --impl none                      only as it was measured, not with the window
+  python -m benchmarks.published --impl circular --run …          a window that holds no gathered weights
   python -m benchmarks.published --run llama2-70b-v5p-512 --flags DENSE_VMEM_LIMIT_FLAG    with sets beside its own
 
 Compiles the runs of `published.yml` with their keys and compiler flags for their topology, as they were measured (none)
@@ -34,6 +35,9 @@ RUNS = pathlib.Path(__file__).resolve().with_suffix(".yml")
 # Figures by run and row: an implementation, or with sets of flags `shapes.row_name`.
 Results = dict[str, dict[str, dict[str, Any]]]
 IMPLEMENTATIONS = (variants.NONE, variants.WINDOW)
+# Without a pipeline it is a window, too, which gathers each weight where a layer uses it.
+_IN_LAYER = "circular"
+_WINDOWS = (variants.WINDOW, _IN_LAYER)
 _WITHOUT_STORAGE = {"dataset_type": "synthetic", "enable_checkpointing": False}
 _FSDP_BY_DEFAULT = {"ici_fsdp_parallelism": -1}  # MaxText's, for runs that do not set it
 _HEADER = ("run", "remat policy", "devices", "measured s", "projected s", "error")
@@ -48,7 +52,8 @@ Sources, keys and flags are in `../published.yml`. Seconds of a step, those with
 kernels, other compute and waiting for transfers add up to the projection.
 
 Nobody has measured the last four columns: the same run with the window (docs/window.md), also projected. Both runs \
-have the fastest flags that were tried. These are the run's own, or its own and sets of MaxText's (`--flags`). All are \
+have the fastest flags that were tried. Where † follows, memory is short, and the fastest window holds no gathered \
+weights: `pipeline_impl=circular` (`--impl circular`). Flags are the run's own, or its own and sets of MaxText's (`--flags`). All are \
 listed below the table.
 """
 
@@ -71,8 +76,10 @@ def arguments(run: dict[str, Any], impl: str, sets: Sequence[str] = (), without:
   }
   if given := flags.joined(" ".join(run["xla_flags"]), sets, without):
     keys[flags.KEY] = given
-  if impl == variants.WINDOW:
-    keys |= variants.keys(impl, _FSDP_BY_DEFAULT | keys)
+  if impl in _WINDOWS:
+    keys |= variants.keys(variants.WINDOW, _FSDP_BY_DEFAULT | keys)
+  if impl == _IN_LAYER:
+    keys["pipeline_impl"] = impl
   return [f"{key}={value}" for key, value in keys.items()]
 
 
@@ -147,15 +154,15 @@ def projections(results: Results, row: str) -> dict[str, dict[str, Any]]:
   return {name: figures["projection"] for name, figures in rows.items() if "projection" in figures}
 
 
-def fastest(rows: dict[str, dict[str, Any]], impl: str) -> dict[str, Any] | None:
-  """The figures of an implementation with the flags with which a step is fastest; None if none were compiled."""
-  own = [row for name, row in rows.items() if shapes.implementation_of(name) == impl and "projection" in row]
+def fastest(rows: dict[str, dict[str, Any]], *impls: str) -> dict[str, Any] | None:
+  """The figures of the implementation and the flags with which a step is fastest; None if none were compiled."""
+  own = [row for name, row in rows.items() if shapes.implementation_of(name) in impls and "projection" in row]
   return min(own, key=_step, default=None)
 
 
 def ratios(results: Results) -> dict[str, float]:
   """The projected seconds with the window in parts of those without it, best to best, for the runs that have both."""
-  best = {name: [fastest(rows, impl) for impl in IMPLEMENTATIONS] for name, rows in results.items()}
+  best = {name: (fastest(rows, variants.NONE), fastest(rows, *_WINDOWS)) for name, rows in results.items()}
   return {name: _step(window) / _step(none) for name, (none, window) in best.items() if none and window}
 
 
@@ -180,10 +187,11 @@ def _row(name: str, run: dict[str, Any], rows: dict[str, dict[str, Any]]) -> tup
   compute = [parts.get(part, 0.0) for part in ("products", "kernels", "other compute")]
   derived = "" if run["step_seconds_is"] == "published" else " *"
   of_window = [tables.MISSING] * len(_OF_WINDOW)
-  if window := fastest(rows, variants.WINDOW):
-    seconds = [_step(fastest(rows, variants.NONE) or none), _step(window)]
+  if window := fastest(rows, *_WINDOWS):
+    best, ours = _step(fastest(rows, variants.NONE) or none), _step(window)
+    mark = " †" if window is fastest(rows, _IN_LAYER) else ""
     peak = tables.number(window["peak_GB"])
-    of_window = [*(tables.number(value, 2) for value in seconds), f"{seconds[1] / seconds[0]:.3f}", peak]
+    of_window = [tables.number(best, 2), tables.number(ours, 2) + mark, f"{ours / best:.3f}", peak]
   return (
       name,
       run["keys"].get("remat_policy", "full"),
@@ -203,8 +211,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument("--run", nargs="+", choices=list(runs()), metavar="NAME", help="these, also if they have a result")
   sets = "MaxText's sets of XLA flags, beside the run's"
   options = compile_step.parse(parser, argv, output="published", impl=[*IMPLEMENTATIONS], minutes=60.0, sets=sets)
-  if others := [impl for impl in options.impl if impl not in IMPLEMENTATIONS]:
-    parser.error(f"--impl {' '.join(others)}: these runs have no pipeline. Choose from {', '.join(IMPLEMENTATIONS)}.")
+  known = (variants.NONE, *_WINDOWS)
+  if others := [impl for impl in options.impl if impl not in known]:
+    parser.error(f"--impl {' '.join(others)}: these runs have no pipeline. Choose from {', '.join(known)}.")
   return options
 
 

@@ -56,8 +56,8 @@ def test_a_run_says_where_it_comes_from_and_what_the_compiler_refuses_of_it(name
 
 def test_the_window_changes_only_the_keys_that_choose_it():
   for run in published.runs().values():
-    none, window = (set(published.arguments(run, impl)) for impl in published.IMPLEMENTATIONS)
-    assert none <= window and "pipeline_impl=circular_bsw" in window
+    none, window, in_layer = (set(published.arguments(run, impl)) for impl in ("none", "window", "circular"))
+    assert none <= window and window ^ in_layer == {"pipeline_impl=circular_bsw", "pipeline_impl=circular"}
     # A run that leaves FSDP to MaxText's default gets it written out.
     fsdp = {"ici_fsdp_parallelism=-1"} - none if "ici_fsdp_parallelism" not in run["keys"] else set()
     assert fsdp <= window - none
@@ -85,8 +85,8 @@ def test_only_what_has_no_result_is_compiled(tmp_path, monkeypatch, compiled):
 
 def test_implementations_with_stages_are_refused(capsys):
   with pytest.raises(SystemExit):
-    published.main(["--impl", "none", "circular"])
-  assert "--impl circular: these runs have no pipeline. Choose from none, window." in capsys.readouterr().err
+    published.main(["--impl", "none", "host"])
+  assert "--impl host: these runs have no pipeline. Choose from none, window, circular." in capsys.readouterr().err
 
 
 def test_a_table_has_the_windows_seconds_beside_those_of_the_run_that_was_measured():
@@ -107,6 +107,15 @@ def test_rows_are_compared_with_the_fastest_flags_of_each():
   text = published.report(results)
   assert cells(text, DENSE)[-4:] == ["3.00", "1.50", "0.500", "9.0"]
   assert f"- {DENSE}: none 4.000 s; none, A 3.000 s; window 5.000 s; window, A, without b 1.500 s" in text
+
+
+def test_a_window_that_holds_no_weights_is_marked_where_it_is_the_fastest():
+  results = {
+      DENSE: {"none": row(4.0), "window": row(5.0), "circular, A": row(3.0, peak=7.0)},
+      EXPERTS: {"none": row(4.0), "window": row(2.0), "circular": row(3.0)},
+  }
+  text = published.report(results)
+  assert cells(text, DENSE)[-4:] == ["4.00", "3.00 †", "0.750", "7.0"] and cells(text, EXPERTS)[-3:-1] == ["2.00", "0.500"]
 
 
 def test_sets_of_flags_come_beside_those_of_the_run(tmp_path, compiled):
