@@ -18,8 +18,8 @@ where the table has none, there are no seconds.
   S R L/S M    stages (4=2×2: two within a slice, on two slices), repeats, layers per stage and repeat, microbatches
   EP           of a model with experts, the devices within a slice that share them
   bubble       share of a stage's iterations in which it idles
-  memory       what must fit into a device at the worst time of a step; "!": it does not; "?": it nearly fills the device,
-               and the compiler may not find room for all of it
+  memory       what must fit into a device at the worst time of a step; "!": it does not, or what is offloaded does not fit
+               into the host's memory; "?": it nearly fills the device, and the compiler may not find room for all of it
   sent         by a device in a step
   step s       estimated seconds of a step, at the rates that compiled programs reach; not a measurement
 
@@ -34,7 +34,7 @@ where the table has none, there are no seconds.
   outside      of what is sent, weights outside the pipeline and their gradients
   tokens       of what is sent, those of a model with experts to the experts, and the results
   slices       of what is sent, all that goes to other slices
-  to host      what goes to the host's memory in a step, and comes back
+  to host      what goes to the host's memory in a step, and comes back; "!": it does not fit there
   tokens/s     of a device
   MFU          share of the chip's peak, by MaxText's count of FLOPs
   at least     seconds of a step if all transfers and compute overlap, at the vendor's peak rates
@@ -248,6 +248,7 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
       "microbatches": schedule.microbatches if schedule else None,
       "bubble_fraction": schedule.bubble_fraction if schedule else 0.0,
       "fits": found.fits(candidate),
+      "fits_host": found.host_limit is None or candidate.costs.on_host <= found.host_limit,
       "nearly_full": found.nearly_full(candidate),
       **labels.costs_dict(candidate.costs),
       "seconds": candidate.seconds,

@@ -113,6 +113,11 @@ def _model(config: DerivedKeys, found: Checked) -> None:
         f"{units.bytes_text(chip.hbm_bytes)}. `maxtext-pp plan` has other ways to run it, and if none fits, the keys "
         "that would make one fit."
     )
+  if chip and found.costs.on_host > chip.host_bytes:
+    found.warnings.append(
+        f"What is offloaded does not fit into the host's memory, as estimated: {units.bytes_text(found.costs.on_host)} for "
+        f"a device, of {units.bytes_text(chip.host_bytes)}."
+    )
 
 
 def _places(layout: Layout, config: DerivedKeys) -> list[tuple[int, int] | None]:

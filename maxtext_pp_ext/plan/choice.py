@@ -10,6 +10,7 @@ the host's memory (Beaumont et al., "Efficient combination of rematerialization 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -65,13 +66,19 @@ class Choices:
     places = {name: kept.places.get(name, "remat") for name, own in self._own.items() if own in PLACES}
     return {"remat_policy": "custom"} | {name: place for name, place in places.items() if place != self._own[name]}
 
-  def best(self, predict: Predict, limit: float) -> tuple[Kept, tuple[Costs, Estimate]]:
-    """With which a step is fastest, of those that fit into `limit` bytes of a device; if none fits, the smallest."""
+  def best(self, predict: Predict, limit: float, of_host: float = math.inf) -> tuple[Kept, tuple[Costs, Estimate]]:
+    """With which a step is fastest, of those that fit; if none fits, that which needs least memory of a device.
+
+    Args:
+      predict: what a way to run the model costs.
+      limit: the bytes of a device's memory.
+      of_host: the bytes of its host's memory.
+    """
     linear = _Linear(predict, self._kinds)
-    peak = linear.peak(self._device, self._host)
+    peak, on_host = linear.peak(self._device, self._host), linear.on_host * self._host
     # Of equally fast ones that which sends least to the host, then that which keeps least.
     for case in np.lexsort((self._device, self._host, linear.seconds(self._shares, self._host).round(9))):
-      if peak[case] <= limit and (found := predict(self._kept(case)))[0].peak <= limit:
+      if peak[case] <= limit and on_host[case] <= of_host and (found := predict(self._kept(case)))[0].peak <= limit:
         return self._kept(case), found
     smallest = self._kept(int(np.argmin(peak)))
     return smallest, predict(smallest)
@@ -96,6 +103,7 @@ class _Linear:
     self._pipeline = np.array([each.pipeline - self._base.pipeline for each in alone])
     on_host = of(host=_UNIT)
     self._to_host = on_host[1].to_host / _UNIT
+    self.on_host = on_host[0].on_host / _UNIT  # bytes for each byte of a token
     self._on_device, self._on_host = ((found[0].peak - self._costs.peak) / _UNIT for found in (of(device=_UNIT), on_host))
 
   def parts(self, shares: np.ndarray) -> np.ndarray:

@@ -124,6 +124,7 @@ class Costs:
   offloaded: int  # bytes of activations that go to the host's memory in forward, and come back in backward
   always: Mapping[Part, int]  # memory that is taken throughout the step
   phases: Mapping[Phase, Mapping[Part, int]]  # memory that is taken in each phase that may be the worst
+  on_host: int  # the host's memory that is taken at once
 
   def accumulated(self, parts: int, gradients: int) -> "Costs":
     """Of a step of so many parts, one after another. Each sends as much; their sum takes the memory of `gradients`."""
@@ -231,11 +232,13 @@ def pipelined(
   if sizes.work_outside:
     layer = {Part.WEIGHTS_OF_LAYER: sizes.gathered, Part.UNREDUCED: sizes.gathered}
     phases[Phase.OUTSIDE] = head | layer | {Part.WORK_OF_LAYER: sizes.work_outside}
+  offloaded = schedule.iterations * sizes.offloaded + sizes.offloaded_outside
   return Costs(
       traffic=traffic,
       over_network=over_network,
       beside_compute=beside_compute,
-      offloaded=schedule.iterations * sizes.offloaded + sizes.offloaded_outside,
+      offloaded=offloaded,
+      on_host=offloaded,
       always=_always(sizes),
       phases=phases,
   )
@@ -297,6 +300,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
       # Nothing computes before the first layer has its weights, forward and backward. Gradients go by an all-reduce.
       beside_compute={Sent.WEIGHTS: 1 - 1 / layers},
       offloaded=layers * sizes.offloaded,
+      on_host=layers * sizes.offloaded,
       always=_always(sizes),
       phases={Phase.BACKWARD: backward, Phase.LOGITS: kept | _head(sizes)},
   )

@@ -84,6 +84,7 @@ class Plan:
   num_slices: int  # number of slices that have them
   chip: chips.Chip | None  # kind of the devices; None if it is not known
   memory_limit: int | None  # bytes of a device; None if it is not known
+  host_limit: int | None  # bytes of the host's memory for a device; None if it is not known
   # Those that fit, the best first; then those that do not, the smallest first.
   candidates: list[Candidate] = dataclasses.field(default_factory=list)
   # Combinations with which the model cannot be run: their `keys` and the `reason`.
@@ -107,7 +108,9 @@ class Plan:
     return list(found.values())
 
   def fits(self, candidate: Candidate) -> bool:
-    return self.memory_limit is None or candidate.costs.peak <= self.memory_limit
+    """Whether the memory of a device, and of its host, is enough."""
+    limits = ((self.memory_limit, candidate.costs.peak), (self.host_limit, candidate.costs.on_host))
+    return all(limit is None or size <= limit for limit, size in limits)
 
   def nearly_full(self, candidate: Candidate) -> bool:
     """Whether a candidate that fits leaves little room. What XLA arranges in memory may need more than is in use."""
@@ -210,6 +213,7 @@ class _Search:
         num_slices=self._without.num_slices,
         chip=chip,
         memory_limit=memory_limit or (chip.hbm_bytes if chip else None),
+        host_limit=chip.host_bytes if chip else None,
         not_counted=quantities.not_counted(self._without),
         pinned=pinned,
     )
@@ -384,8 +388,8 @@ class _Search:
         if key not in self._choices:
           full = quantities.kept_by(with_values(config, {"remat_policy": "full"}), schedule, layers)
           self._choices[key] = choice.Choices(config, inside, of, full)
-        limit = _NEARLY_FULL * (self.found.memory_limit or 0)
-        kept, (costs, estimate) = self._choices[key].best(of, limit)
+        limits = (_NEARLY_FULL * (limit or 0) for limit in (self.found.memory_limit, self.found.host_limit))
+        kept, (costs, estimate) = self._choices[key].best(of, *limits)
         changed = changed | self._choices[key].keys_of(kept)
       else:
         costs, estimate = of()  # type: ignore[call-arg]

@@ -70,7 +70,7 @@ def shown(capsys, impl, schedule, sizes):
       costs=found,
       estimate=None,
   )
-  of_plan = Plan(devices=2, num_slices=1, chip=None, memory_limit=None, candidates=[candidate])
+  of_plan = Plan(devices=2, num_slices=1, chip=None, memory_limit=None, host_limit=None, candidates=[candidate])
   rows = [plan._as_dict(of_plan, candidate)]
   table.show({"devices": 2, "device_memory": None, "candidates": rows, "not_estimated": []}, of_plan, {}, wide=True)
   heading, _, line = capsys.readouterr().out.splitlines()[2:5]

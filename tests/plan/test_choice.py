@@ -46,7 +46,7 @@ def costs(kept, *, per_byte, product, between, base=100.0):
   to_host = per_byte * kept.host
   waits = float(estimate.waiting_for_host(to_host, base / 3, pipeline - base / 3))
   parts = {"pipeline": pipeline, "host": waits}
-  return types.SimpleNamespace(peak=1000 + kept.device), estimate.Estimate(
+  return types.SimpleNamespace(peak=1000 + kept.device, on_host=kept.host), estimate.Estimate(
       parts=parts, beside={"links": 0.0}, pipeline=pipeline, to_host=to_host, at_peak={}
   )
 
@@ -72,6 +72,19 @@ def test_no_policy_that_fits_is_faster(rates):
     assert predict(found.under(of_inputs.get))[1] == seconds
   kept, (cost, _) = choices.best(predict, peaks[0] - 1)  # nothing fits
   assert cost.peak == peaks[0]
+
+
+def test_what_is_offloaded_fits_into_the_hosts_memory():
+  found = toy()
+  predict = lambda kept: costs(kept, per_byte=0.0, product=30.0, between=1.0)
+  choices = choice.Choices(CONFIG, found, predict, found.under(lambda name: None))
+  limit = predict(found.under(lambda name: None))[0].peak  # nothing else fits on the device
+  most, _ = choices.best(predict, limit)
+  assert most.host > 0
+  for of_host in (most.host, most.host - 1, most.host / 2, 0.0):
+    kept, (_, seconds) = choices.best(predict, limit, of_host)
+    assert kept.host <= of_host
+    assert (kept == most) == (of_host == most.host) and seconds.seconds >= choices.best(predict, limit)[1][1].seconds
 
 
 def test_keys_are_those_whose_place_is_not_the_runs():

@@ -129,8 +129,10 @@ def _remedies(result: dict[str, Any], found: Any) -> Iterator[str]:
   if "remedies" not in result or not result["device_memory"]:
     return
   if result["candidates"]:
-    missing = result["candidates"][0]["memory"]["total"] - result["device_memory"]
-    yield f"the first lacks {units.bytes_text(missing)} per device; with other keys, each estimated:"
+    first = result["candidates"][0]
+    missing = first["memory"]["total"] - result["device_memory"]
+    lacks = f"{units.bytes_text(missing)} per device" if missing > 0 else "room in the host's memory"
+    yield f"the first lacks {lacks}; with other keys, each estimated:"
   for remedy in found.remedies:
     keys = ", ".join(
         f"{_OPTIONS.get(key, f'{key}=')}{value_text(value)} (now {_now(remedy.before[key])})"
@@ -178,6 +180,10 @@ def _stages(row: dict[str, Any]) -> str:
   return str(ici) if dcn == 1 else f"{ici * dcn}={ici}×{dcn}"
 
 
+def _of_host(row: dict[str, Any]) -> str:
+  return "" if row["fits_host"] else " !"
+
+
 def _memory(row: dict[str, Any]) -> str:
   fits = "" if row["fits"] else " !"
   return units.bytes_text(row["memory"]["total"]) + (" ?" if row["fits"] and row["nearly_full"] else fits)
@@ -199,7 +205,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     **{name: functools.partial(_bytes, what="sent", parts=parts) for name, parts in SENT.items()},
     "sent": lambda row: units.bytes_text(row["sent"]["total"]),
     "slices": lambda row: units.bytes_text(size) if (size := row["sent"]["between_slices"]) else "–",
-    "to host": lambda row: units.bytes_text(row["offloaded"]) if row["offloaded"] else "–",
+    "to host": lambda row: (units.bytes_text(row["offloaded"]) + _of_host(row)) if row["offloaded"] else "–",
     "tokens/s": lambda row: "–" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:.0f}",
     "MFU": lambda row: "–" if row["mfu"] is None else f"{row['mfu']:.0%}",
     "step s": functools.partial(_seconds, key="seconds"),
