@@ -52,9 +52,9 @@ Sources, keys and flags are in `../published.yml`. Seconds of a step, those with
 kernels, other compute and waiting for transfers add up to the projection.
 
 Nobody has measured the last four columns: the same run with the window (docs/window.md), also projected. Both runs \
-have the fastest flags that were tried. Where † follows, memory is short, and the fastest window holds no gathered \
-weights: `pipeline_impl=circular` (`--impl circular`). Flags are the run's own, or its own and sets of MaxText's (`--flags`). All are \
-listed below the table.
+have the fastest flags that were tried: the run's own, or its own and sets of MaxText's (`--flags`). All are listed \
+below the table. Where † follows, the fastest window holds no gathered weights: `pipeline_impl=circular` \
+(`--impl circular`).
 """
 
 

@@ -18,8 +18,8 @@ where the table has none, there are no seconds.
   S R L/S M    stages (4=2×2: two within a slice, on two slices), repeats, layers per stage and repeat, microbatches
   EP           of a model with experts, the devices within a slice that share them
   bubble       share of a stage's iterations in which it idles
-  memory       what must fit into a device at the worst time of a step; "!": it does not, or what is offloaded does not fit
-               into the host's memory; "?": it nearly fills the device, and the compiler may not find room for all of it
+  memory       what must fit into a device at the worst time of a step; "!": it does not, or what is offloaded does not
+               fit into the host's memory; "?": it nearly fills the device, and the compiler may not find room for it all
   sent         by a device in a step
   step s       estimated seconds of a step, at the rates that compiled programs reach; not a measurement
 
@@ -42,10 +42,10 @@ where the table has none, there are no seconds.
   bound by     what takes longest at the vendor's peak rates
 
 Ranking is by the seconds of a token: by "step s" if all have one batch. --batch 1,2,4 tries each in place of the run's
-own; --global-batch 512 tries every division of 512 sequences into parts of a step and devices. Of candidates with the same implementation and the same stages only the best is shown, also of
-those that differ in EP or batch, unless there is --all. Below the table are the keys to set for each row. docs/how-it-works.md
-has the formulas of bytes, docs/seconds.md that of seconds, and docs/choosing.md says how far they are from the compiler's
-figures. --validate compiles the best for the TPUs of compile_topology, which need not be present, projects their seconds,
+own; --global-batch 512 tries every division of 512 sequences into parts of a step and devices. Of candidates with the same
+implementation and the same stages only the best is shown, also of those that differ in EP or batch, unless there is --all.
+Below the table are the keys to set for each row. docs/how-it-works.md has the formulas of bytes, docs/seconds.md that of
+seconds, and docs/choosing.md says how far they are from the compiler's figures. --validate compiles the best for the TPUs of compile_topology, which need not be present, projects their seconds,
 and shows both. --write writes the first row, or that of --row, as a yml file for MaxText's trainers.
 
 If nothing fits, the candidates are shown that need least memory, and the keys that would make one fit. Each of these is

@@ -55,7 +55,7 @@ class Iterations:
 
   @property
   def turns(self) -> int:
-    """How many iterations a compiled loop runs at a time: two, the even one and the odd one, if each replaces all weights.
+    """How many iterations a compiled loop runs at a time: two, an even one and an odd one, if each replaces all weights.
 
     Two at a time, so that the loop need not copy the weights to where it reads them.
     Each turn writes into a buffer of its own. Of a buffer that a loop's body writes into twice, the TPU compiler (libtpu

@@ -12,8 +12,8 @@ Sources:
   (v5e), 8 × 128 × 128 (v4, v5p) and 4 × 256 × 256 (v6e). TPU7x is taken to have those of v6e; nobody has verified it.
 - Links, one direction of one link, and PCIe: "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus); TPU7x from
   its page, the chip's 1200 GB/s in both directions over 6 links.
-- The host's memory: that of a TPU VM, divided by its devices (docs.cloud.google.com/tpu/docs/v5e, v5p, v6e, tpu7x: RAM per
-  VM): v5e 384 GB for 8, v5p 448 for 4, v6e 720 for 4, TPU7x 960 for 8 devices, v4 400 for 4.
+- The host's memory: that of a TPU VM, divided by its devices (the same pages of Google Cloud: RAM per VM): v5e 384 GB for
+  8, v5p 448 for 4, v6e 720 for 4, TPU7x 960 for 8 devices, v4 400 for 4.
 - The data-centre network, nominal: a host's, divided by its chips: v5e 2 × 100 Gbit/s for 8, v5p 50 Gbit/s per chip, v6e
   and 7x 100, v4 the 6.25 GB/s of the same book. Measured: 4.11 GB/s per chip in an all-reduce over two slices v6e-256
   (github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks; the formula behind that figure is not published).
@@ -53,7 +53,9 @@ class Chip:
 # In the order of the fields.
 _CHIPS = (
     Chip("v4", ("TPU v4",), 275e12, 1.049e9, 32 * _GIB, 1228e9, 45e9, 6, 16e9, 100 * _GB, 6.25e9),
-    Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 1.503e9, round(15.75 * _GIB), 819e9, 45e9, 4, 16e9, 48 * _GB, 3.125e9),
+    Chip(
+        "v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 1.503e9, round(15.75 * _GIB), 819e9, 45e9, 4, 16e9, 48 * _GB, 3.125e9
+    ),
     Chip("v5p", ("TPU v5", "TPU v5p"), 459e12, 1.751e9, 95 * _GIB, 2765e9, 90e9, 6, 16e9, 112 * _GB, 6.25e9),
     Chip(
         *("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 1.751e9, round(31.24 * _GIB), 1638e9, 90e9, 4),

@@ -6,9 +6,12 @@ A tensor spares what computes it from others that are kept, so tensors do not ad
 tried, and those remain than which no other keeps less and computes less again. Of these the six largest tensors may be in
 the host's memory (Beaumont et al., "Efficient combination of rematerialization and offloading for training DNNs", NeurIPS
 2021, treat chains of layers so).
+
+A pipeline, or a window, may keep less in its first iterations. So it may keep what does not fit in the rest of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -23,6 +26,7 @@ from maxtext_pp_ext.plan.layers import INPUT, Kept, Layers
 
 _MOST = 13  # names of which all subsets are tried: 8192
 _MOST_OFFLOADED = 6  # of a subset the largest tensors, of which all subsets are tried in the host's memory
+_MOST_TOO_LARGE = 256  # choices that do not fit, the fastest, which are tried in a part of the iterations
 _UNIT = 1024.0  # bytes for each token, to see what they change
 # What a run costs whose layers keep this.
 Predict = Callable[[Kept], tuple[Costs, Estimate]]
@@ -57,6 +61,9 @@ class Choices:
       kept = {name: size[:, case] for name, size in sizes.items() if size[:, case].any()}
       self._found += [(*placed, list(shares[case])) for placed in _placed(kept)]
     self._device, self._host = (np.array([found[k] for found in self._found]) for k in (0, 1))
+    of = lambda places, where: sum(1 << k for k, name in enumerate(layers.names) if places.get(name) == where)
+    # For each choice the numbers of the names in each place, as bits.
+    self._names = [np.array([of(places, where) for *_, places, _ in self._found]) for where in (DEVICE, OFFLOAD)]
     self._shares = np.array([shares for *_, shares in self._found])
 
   def keys_of(self, kept: Kept) -> dict[str, Any]:
@@ -64,7 +71,11 @@ class Choices:
     if not kept.places:
       return {"remat_policy": "full"}
     places = {name: kept.places.get(name, "remat") for name, own in self._own.items() if own in PLACES}
-    return {"remat_policy": "custom"} | {name: place for name, place in places.items() if place != self._own[name]}
+    keys: dict[str, Any] = {"remat_policy": "custom"}
+    if kept.first[0]:
+      iterations, names = kept.first
+      keys |= {"pipeline_remat_iterations": iterations, "pipeline_remat_tensors": ",".join(names)}
+    return keys | {name: place for name, place in places.items() if place != self._own[name]}
 
   def best(self, predict: Predict, limit: float, of_host: float = math.inf) -> tuple[Kept, tuple[Costs, Estimate]]:
     """With which a step is fastest, of those that fit; if none fits, that which needs least memory of a device.
@@ -82,6 +93,37 @@ class Choices:
         return self._kept(case), found
     smallest = self._kept(int(np.argmin(peak)))
     return smallest, predict(smallest)
+
+  def in_parts(
+      self, predict: Predict, limit: float, of_host: float, iterations: int
+  ) -> tuple[Kept, tuple[Costs, Estimate]] | None:
+    """As `best`, if of so many iterations the first keep less than the others; None if nothing that fits is faster."""
+    linear = _Linear(predict, self._kinds)
+    peak, on_host = linear.peak(self._device, self._host), linear.on_host * self._host
+    seconds, fits = linear.seconds(self._shares, self._host), (peak <= limit) & (on_host <= of_host)
+    fits[0] = False  # with remat_policy=full, of which the first iterations could keep no less
+    if not fits.any():
+      return None
+    fastest, best = float(seconds[fits].min()), None
+    too_large = np.flatnonzero(~fits & (seconds < fastest))
+    for case in too_large[np.argsort(seconds[too_large])][:_MOST_TOO_LARGE]:
+      less = np.flatnonzero(fits & np.all([names & ~names[case] == 0 for names in self._names], axis=0))
+      over = np.maximum(_part(peak[case], peak[less], limit), _part(on_host[case], on_host[less], of_host))
+      first = np.ceil(over * iterations)
+      share = (first / iterations)[:, None]
+      mixed = share * self._shares[less] + (1 - share) * self._shares[case]
+      takes = linear.seconds(mixed, share[:, 0] * self._host[less] + (1 - share[:, 0]) * self._host[case])
+      takes[first >= iterations] = np.inf
+      if less.size and (least := int(np.argmin(takes))) is not None and takes[least] < fastest:
+        fastest, best = float(takes[least]), (int(case), int(less[least]), int(first[least]))
+    if best is None:
+      return None
+    (case, other, first), kept = best, self._kept(best[0])
+    names = tuple(sorted(kept.places.keys() - self._kept(other).places.keys()))
+    mean = kept.averaged(self._kept(other), 1 - first / iterations)
+    mean = dataclasses.replace(mean, first=(first, names))
+    found = predict(mean)
+    return (mean, found) if found[0].peak <= limit else None
 
   def _kept(self, case: int) -> Kept:
     device, host, places, shares = self._found[case]
@@ -120,6 +162,11 @@ class _Linear:
   def peak(self, device: np.ndarray, host: np.ndarray) -> np.ndarray:
     """The memory of a device, in bytes."""
     return self._costs.peak + self._on_device * device + self._on_host * host
+
+
+def _part(size: float, less: np.ndarray, limit: float) -> np.ndarray:
+  """In which part of the iterations the smaller sizes have to take the place of this one."""
+  return np.where(size > limit, (size - limit) / np.maximum(size - less, 1e-9), 0.0)
 
 
 def _placed(kept: Mapping[str | None, np.ndarray]) -> Iterator[tuple[float, float, dict[str, str]]]:

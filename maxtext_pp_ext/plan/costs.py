@@ -18,9 +18,13 @@ DEVICE, OFFLOAD = "device", "offload"
 PLACES = (DEVICE, OFFLOAD, "remat")
 
 
+# The keys of remat policies other than those of tensors.
+OF_POLICIES = ("remat_policy", "pipeline_remat_iterations", "pipeline_remat_tensors")
+
+
 def is_of_policy(key: str, value: Any) -> bool:
   """Whether a key with this value is one of a remat policy."""
-  return key == "remat_policy" or value in PLACES
+  return key in OF_POLICIES or value in PLACES
 
 
 class Sent(enum.StrEnum):

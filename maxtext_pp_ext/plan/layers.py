@@ -60,6 +60,8 @@ class Kept:
   host: float = 0.0  # the same in the host's memory
   again: Mapping[Kind | Again, float]  # shares of forward
   places: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the names that are kept
+  # In so many iterations, the first, backward computes these names again.
+  first: tuple[int, tuple[str, ...]] = (0, ())
 
   def share(self, kind: Kind) -> float:
     """The share of this kind that is computed again; of a kind that layers do not have, that of products."""

@@ -12,14 +12,15 @@ from typing import Any
 from maxtext_pp_ext.config import derived, PipelineConfigError
 from maxtext_pp_ext.config.keys import DerivedKeys, PipelineKeys
 from maxtext_pp_ext.config.view import with_values
-from maxtext_pp_ext.hardware import chips, torus
+from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import abstract_model, flops, run_config, variants
 from maxtext_pp_ext.host.rules import candidates, problems
 from maxtext_pp_ext.plan import choice, experts, fitting, quantities
-from maxtext_pp_ext.plan.costs import Costs
+from maxtext_pp_ext.plan.costs import Costs, OF_POLICIES
 from maxtext_pp_ext.plan.estimate import Estimate
 from maxtext_pp_ext.plan.layers import Layers
+from maxtext_pp_ext.plan.result import Candidate, NEARLY_FULL, Plan
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.units import counted
@@ -43,78 +44,6 @@ _NOT_OF_PARAMETERS = {
     *("num_pipeline_microbatches", "compile_topology", "internal_compile_num_devices", "gradient_accumulation_steps"),
     *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in candidates.DONORS),
 }
-# Of DeepSeek-V3's layers, with the largest buffers for tokens, XLA's arrangement needs up to 1.2 times what is in use.
-_NEARLY_FULL = 0.85
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Candidate:
-  """One way to run the model."""
-
-  impl: str  # an implementation of the registry, or `variants.NONE`
-  keys: dict[str, Any]  # the MaxText keys that select it
-  schedule: CircularSchedule | None  # None without a pipeline
-  layers_per_stage: int  # layers per stage and repeat
-  tokens: float  # of a device in a step
-  flops: float  # of a device in a step, as MaxText counts them
-  costs: Costs  # costs per device and step
-  estimate: Estimate | None  # of the seconds of a step; None if the device or its slice is not known
-
-  @property
-  def seconds(self) -> float | None:
-    """The seconds that a step is estimated to take."""
-    return self.estimate.seconds if self.estimate else None
-
-  @property
-  def kind(self) -> tuple:
-    """What makes another candidate like this one: layers, repeats, microbatches, experts and batches make no other kind."""
-    return (self.impl, *(self.keys.get(f"{network}_pipeline_parallelism", 1) for network in derived.NETWORKS))
-
-  @property
-  def bound_by(self) -> str | None:
-    """What takes longest at the vendor's peak rates."""
-    return max(self.estimate.at_peak, key=self.estimate.at_peak.__getitem__) if self.estimate else None
-
-
-@dataclasses.dataclass(kw_only=True)
-class Plan:
-  """The result of a search."""
-
-  devices: int  # number of devices
-  num_slices: int  # number of slices that have them
-  chip: chips.Chip | None  # kind of the devices; None if it is not known
-  memory_limit: int | None  # bytes of a device; None if it is not known
-  host_limit: int | None  # bytes of the host's memory for a device; None if it is not known
-  # Those that fit, the best first; then those that do not, the smallest first.
-  candidates: list[Candidate] = dataclasses.field(default_factory=list)
-  # Combinations with which the model cannot be run: their `keys` and the `reason`.
-  infeasible: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-  # What takes memory or traffic in all of them and is not in their costs.
-  not_counted: list[str] = dataclasses.field(default_factory=list)
-  pinned: dict[str, int] = dataclasses.field(default_factory=dict)  # sizes of the pipeline that the run says itself
-  chooses_kept: bool = True  # whether the plan chooses what layers keep for backward; else the run's policy says it
-  remedies: list[fitting.Remedy] = dataclasses.field(default_factory=list)  # if none fits: with these one fits, or nearly
-
-  @property
-  def slice(self) -> torus.Slice | None:
-    """The chips of a slice; None if their kind is not known, or if MaxText has no slice of this size."""
-    return topology.slice_of(self.chip.name, self.devices // self.num_slices) if self.chip else None
-
-  def distinct(self) -> list[Candidate]:
-    """Returns the first candidate of each kind."""
-    found: dict[tuple, Candidate] = {}
-    for candidate in self.candidates:
-      found.setdefault(candidate.kind, candidate)
-    return list(found.values())
-
-  def fits(self, candidate: Candidate) -> bool:
-    """Whether the memory of a device, and of its host, is enough."""
-    limits = ((self.memory_limit, candidate.costs.peak), (self.host_limit, candidate.costs.on_host))
-    return all(limit is None or size <= limit for limit, size in limits)
-
-  def nearly_full(self, candidate: Candidate) -> bool:
-    """Whether a candidate that fits leaves little room. What XLA arranges in memory may need more than is in use."""
-    return self.memory_limit is not None and _NEARLY_FULL * self.memory_limit < candidate.costs.peak <= self.memory_limit
 
 
 def plan(
@@ -222,7 +151,7 @@ class _Search:
     self._flops = flops.of_step(self._without)
     # Without rates, or without a limit, there is nothing to choose by.
     has_rates = self.found.slice is not None and self.found.memory_limit is not None
-    self.found.chooses_kept = has_rates and "remat_policy" not in of_run
+    self.found.chooses_kept = has_rates and of_run.keys().isdisjoint(OF_POLICIES)
     # What the run gives our pipelines; the model without one has other values.
     self._given = {key: given[key] for key in PipelineKeys.model_fields if key in given and key != "pipeline_impl"}
     if variants.NONE in implementations:
@@ -303,6 +232,8 @@ class _Search:
     """Returns the plan with its candidates in order; the first of each of `shown` kinds is accepted as a config."""
     found = self.found
     found.candidates.sort(key=self._rank)
+    if found.chooses_kept:
+      self._divide_iterations(shown)
     found.infeasible.sort(key=lambda each: [each["keys"].get(key, 1) for key in _OF_LAYOUT])
     if found.memory_limit and found.candidates and not found.fits(found.candidates[0]):
       found.remedies = self._remedies(found.candidates[0], found.memory_limit)
@@ -320,6 +251,14 @@ class _Search:
         found.candidates.remove(candidate)
         self._refused(candidate.keys, error)
     return found
+
+  def _divide_iterations(self, shown: int) -> None:
+    """Lets the first iterations of the first candidates keep less, one of each of `shown` kinds, if that is faster."""
+    found = self.found
+    for candidate in list(filter(found.fits, found.distinct()))[:shown]:
+      if (other := candidate.in_parts()) is not None:
+        found.candidates[found.candidates.index(candidate)] = other
+    found.candidates.sort(key=self._rank)
 
   def _remedies(self, smallest: Candidate, limit: int) -> list[fitting.Remedy]:
     """Returns what would make the model fit, tried on the candidate that needs least memory."""
@@ -381,30 +320,44 @@ class _Search:
     for changed, impl, schedule in runs:
       # There are formulas for all that __init__ accepts, so it is not None.
       of: choice.Predict = functools.partial(predict, impl, schedule)  # type: ignore[assignment]
-      if self.found.chooses_kept and not (schedule is None and config.use_batch_split_schedule):
-        # The rates of a loop over layers, of a window and of a pipeline differ.
-        kind = 0 if schedule is None else min(schedule.stages, 2)
-        key = kind, expert_parallelism, sum(count for _, count in inside.blocks)
-        if key not in self._choices:
-          full = quantities.kept_by(with_values(config, {"remat_policy": "full"}), schedule, layers)
-          self._choices[key] = choice.Choices(config, inside, of, full)
-        limits = (_NEARLY_FULL * (limit or 0) for limit in (self.found.memory_limit, self.found.host_limit))
-        kept, (costs, estimate) = self._choices[key].best(of, *limits)
-        changed = changed | self._choices[key].keys_of(kept)
-      else:
-        costs, estimate = of()  # type: ignore[call-arg]
-      in_stage = config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers
-      candidate = Candidate(
-          impl=impl,
-          keys=changed,
-          schedule=schedule,
-          layers_per_stage=in_stage,
-          tokens=self._tokens,
-          flops=self._flops,
-          costs=costs,
-          estimate=estimate,
-      )
+      of_run = functools.partial(self._candidate, impl, schedule, config)
+      if not self.found.chooses_kept or (schedule is None and config.use_batch_split_schedule):
+        self.found.candidates.append(of_run(changed, *of()))  # type: ignore[call-arg]
+        continue
+      # The rates of a loop over layers, of a window and of a pipeline differ.
+      kind = 0 if schedule is None else min(schedule.stages, 2)
+      key = kind, expert_parallelism, sum(count for _, count in inside.blocks)
+      if key not in self._choices:
+        full = quantities.kept_by(with_values(config, {"remat_policy": "full"}), schedule, layers)
+        self._choices[key] = choice.Choices(config, inside, of, full)
+      choices = self._choices[key]
+      limits = [NEARLY_FULL * (limit or 0) for limit in (self.found.memory_limit, self.found.host_limit)]
+      kept, found = choices.best(of, *limits)
+      candidate = of_run(changed | choices.keys_of(kept), *found)
+      if schedule is not None:
+        in_parts = functools.partial(self._in_parts, choices, of, limits, schedule.iterations, of_run, changed)
+        candidate = dataclasses.replace(candidate, in_parts=in_parts)
       self.found.candidates.append(candidate)
+
+  def _in_parts(self, choices: choice.Choices, of, limits, iterations: int, of_run, changed) -> Candidate | None:
+    if (found := choices.in_parts(of, *limits, iterations)) is None:
+      return None
+    kept, costs = found
+    return of_run(changed | choices.keys_of(kept), *costs)
+
+  def _candidate(
+      self, impl, schedule, config, keys: dict[str, Any], costs: Costs, estimate: Estimate | None
+  ) -> Candidate:
+    return Candidate(
+        impl=impl,
+        keys=keys,
+        schedule=schedule,
+        layers_per_stage=config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers,
+        tokens=self._tokens,
+        flops=self._flops,
+        costs=costs,
+        estimate=estimate,
+    )
 
   def _rank(self, candidate: Candidate) -> tuple:
     """Ranks candidates that fit by a token's estimated time, then by what they send for it; the others by memory."""

@@ -86,7 +86,10 @@ def test_only_what_has_no_result_is_compiled(tmp_path, monkeypatch, compiled):
 def test_implementations_with_stages_are_refused(capsys):
   with pytest.raises(SystemExit):
     published.main(["--impl", "none", "circular_ag_once"])
-  assert "--impl circular_ag_once: these runs have no pipeline. Choose from none, window, circular." in capsys.readouterr().err
+  assert (
+      "--impl circular_ag_once: these runs have no pipeline. Choose from none, window, circular."
+      in capsys.readouterr().err
+  )
 
 
 def test_a_table_has_the_windows_seconds_beside_those_of_the_run_that_was_measured():
@@ -115,7 +118,10 @@ def test_a_window_that_holds_no_weights_is_marked_where_it_is_the_fastest():
       EXPERTS: {"none": row(4.0), "window": row(2.0), "circular": row(3.0)},
   }
   text = published.report(results)
-  assert cells(text, DENSE)[-4:] == ["4.00", "3.00 †", "0.750", "7.0"] and cells(text, EXPERTS)[-3:-1] == ["2.00", "0.500"]
+  assert cells(text, DENSE)[-4:] == ["4.00", "3.00 †", "0.750", "7.0"] and cells(text, EXPERTS)[-3:-1] == [
+      "2.00",
+      "0.500",
+  ]
 
 
 def test_sets_of_flags_come_beside_those_of_the_run(tmp_path, compiled):

@@ -11,7 +11,7 @@ from maxtext_pp_ext.cli import plan
 from maxtext_pp_ext.cli.tables import labels
 from maxtext_pp_ext.cli.tables import plan as table
 from maxtext_pp_ext.plan import costs
-from maxtext_pp_ext.plan.search import Candidate, Plan
+from maxtext_pp_ext.plan.result import Candidate, Plan
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 # All sums are below 1000, so that the table shows each byte.

@@ -4,6 +4,7 @@
 
 import functools
 import itertools
+import math
 import types
 
 import jax
@@ -72,6 +73,46 @@ def test_no_policy_that_fits_is_faster(rates):
     assert predict(found.under(of_inputs.get))[1] == seconds
   kept, (cost, _) = choices.best(predict, peaks[0] - 1)  # nothing fits
   assert cost.peak == peaks[0]
+
+
+def every_policy():
+  """(place of each name, the input's among them) of all policies of the toy."""
+  for places in itertools.product((None, "device", "offload"), repeat=len(NAMES)):
+    for of_input in ("device", "offload"):
+      yield dict(zip(NAMES, places, strict=True)) | {"decoder_layer_input": of_input}
+
+
+@pytest.mark.parametrize("rates", [(1e9, 30.0, 1.0), (2.0, 1.0, 30.0)])
+def test_no_number_of_first_iterations_that_keep_less_is_faster(rates):
+  found, (per_byte, product, between), iterations = toy(), rates, 5
+  predict = lambda kept: costs(kept, per_byte=per_byte, product=product, between=between)
+  choices = choice.Choices(CONFIG, found, predict, found.under(lambda name: None))
+  of = lambda places: found.under(places.get)
+  mixed = []
+  for places in every_policy():
+    kept, own = of(places), [name for name in NAMES if places[name]]
+    for count in range(1, len(own) + 1):
+      for names in itertools.combinations(own, count):
+        less = of(places | dict.fromkeys(names))
+        mixed += [predict(kept.averaged(less, 1 - first / iterations)) for first in range(1, iterations)]
+  whole = [predict(of(places)) for places in every_policy()]
+  fastest = lambda every, limit: min(each.seconds for cost, each in every if cost.peak <= limit)
+  peaks, improved = sorted({cost.peak for cost, _ in whole}), 0
+  for limit in (*peaks, peaks[-1] * 2):
+    kept, (_, alone) = choices.best(predict, limit)
+    better = choices.in_parts(predict, limit, math.inf, iterations)
+    seconds = better[1][1].seconds if better else alone.seconds
+    assert seconds == pytest.approx(fastest(whole + mixed, limit))
+    if better:
+      improved += 1
+      kept, (cost, _) = better
+      first, names = kept.first
+      less = of({name: place for name, place in kept.places.items() if name not in names})
+      again = of(kept.places).averaged(less, 1 - first / iterations)
+      assert cost.peak <= limit and (again.device, again.host) == pytest.approx((kept.device, kept.host))
+      keys = choices.keys_of(kept)
+      assert keys["pipeline_remat_iterations"] == first and keys["pipeline_remat_tensors"] == ",".join(names)
+  assert improved
 
 
 def test_what_is_offloaded_fits_into_the_hosts_memory():

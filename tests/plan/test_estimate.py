@@ -80,7 +80,8 @@ def test_at_the_peak_rates_a_step_takes_as_long_as_the_slowest_of_three():
   chip = dataclasses.replace(chips.CHIPS["v5p"], flops=100.0, link=5.0, links=2, network=2.0)
   work = dataclasses.replace(WORK, flops=300.0, outside=100.0)
   sent = costs.Costs(
-      offloaded=0, on_host=0,
+      offloaded=0,
+      on_host=0,
       traffic={costs.Sent.WEIGHTS: 35},
       over_network={costs.Sent.WEIGHTS: 5},
       beside_compute={},

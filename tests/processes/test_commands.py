@@ -54,8 +54,8 @@ from maxtext_pp_ext.host.models import variants
 variants.arguments = lambda *_, **__: []
 one = types.SimpleNamespace(impl="none", keys={{}}, schedule=None)
 found = types.SimpleNamespace(
-    devices=4, slice=None, memory_limit=None, host_limit=None, not_counted=[], chip=None, candidates=[one], fits=lambda each: True,
-    distinct=lambda: [one]
+    devices=4, slice=None, memory_limit=None, host_limit=None, not_counted=[], chip=None, candidates=[one],
+    fits=lambda each: True, distinct=lambda: [one]
 )
 plan._plan, plan._as_dict = lambda *_: found, lambda *_: {{}}
 sys.exit(main(["plan", "compile_topology=v5p-8", "--validate", "1"]))

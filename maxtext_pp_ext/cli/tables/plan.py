@@ -12,7 +12,7 @@ from maxtext_pp_ext import units
 from maxtext_pp_ext.config.remedies import value_text
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import topology
-from maxtext_pp_ext.plan.costs import is_of_policy, Part, Sent
+from maxtext_pp_ext.plan.costs import is_of_policy, OF_POLICIES, Part, Sent
 
 _WIDTH = 80  # without a terminal
 _BETWEEN = "  "
@@ -44,7 +44,7 @@ _DEFAULTS = {"num_layers_per_pipeline_stage": 1, "num_pipeline_microbatches": -1
 
 
 def show(result: dict[str, Any], found: Any, given: Mapping[str, Any], wide: bool) -> None:
-  """Prints a plan: `result` is what `--json` prints, and `found` a `plan.search.Plan`.
+  """Prints a plan: `result` is what `--json` prints, and `found` a `plan.result.Plan`.
 
   `given` has the run's own keys. `wide` says whether the table has all columns, however wide it gets.
   """
@@ -91,7 +91,7 @@ def _assumed(found: Any, given: Mapping[str, Any], of_rows: Collection[str]) -> 
   keys = (*batch, "max_target_length", "attention", "compile_xla_flags")
   of = {key: value for key in keys if (value := given.get(key)) not in (None, "", -1)}
   yield f"of a step with {_assignments(of)}"
-  kept = {key: given[key] for key in ("remat_policy",) if not found.chooses_kept}
+  kept = {key: given[key] for key in OF_POLICIES if not found.chooses_kept and given.get(key)}
   if found.pinned or kept:
     yield f"as the run says: {_assignments(found.pinned | kept)}"
 
@@ -229,7 +229,7 @@ def _keys_to_set(row: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any
   # What only MaxText's own pipelines have, and these refuse.
   of_row |= {key: value for key, value in row["keys"].items() if value is False and given.get(key)}
   differing = {key: value for key, value in of_row.items() if not same(key, value)}
-  chosen = {key: value for key, value in row["keys"].items() if is_of_policy(key, value)}
+  chosen = {key: value for key, value in row["keys"].items() if value and is_of_policy(key, value)}
   return {"pipeline_impl": row["keys"]["pipeline_impl"]} | differing | chosen
 
 

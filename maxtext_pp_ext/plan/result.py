@@ -1,0 +1,90 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a search finds: the ways to run a model, and which of them fit."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.hardware import chips, torus
+from maxtext_pp_ext.host import topology
+from maxtext_pp_ext.plan import fitting
+from maxtext_pp_ext.plan.costs import Costs
+from maxtext_pp_ext.plan.estimate import Estimate
+from maxtext_pp_ext.schedule import CircularSchedule
+
+# Of DeepSeek-V3's layers, with the largest buffers for tokens, XLA's arrangement needs up to 1.2 times what is in use.
+NEARLY_FULL = 0.85
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+  """One way to run the model."""
+
+  impl: str  # an implementation of the registry, or `variants.NONE`
+  keys: dict[str, Any]  # the MaxText keys that select it
+  schedule: CircularSchedule | None  # None without a pipeline
+  layers_per_stage: int  # layers per stage and repeat
+  tokens: float  # of a device in a step
+  flops: float  # of a device in a step, as MaxText counts them
+  costs: Costs  # costs per device and step
+  estimate: Estimate | None  # of the seconds of a step; None if the device or its slice is not known
+  # The same one, if its first iterations keep less than the others; None if that is no choice, or no faster.
+  in_parts: Callable[[], "Candidate | None"] = dataclasses.field(default=lambda: None, repr=False, compare=False)
+
+  @property
+  def seconds(self) -> float | None:
+    """The seconds that a step is estimated to take."""
+    return self.estimate.seconds if self.estimate else None
+
+  @property
+  def kind(self) -> tuple:
+    """What makes another candidate like this one: layers, repeats, microbatches, experts and batch make no other kind."""
+    return (self.impl, *(self.keys.get(f"{network}_pipeline_parallelism", 1) for network in derived.NETWORKS))
+
+  @property
+  def bound_by(self) -> str | None:
+    """What takes longest at the vendor's peak rates."""
+    return max(self.estimate.at_peak, key=self.estimate.at_peak.__getitem__) if self.estimate else None
+
+
+@dataclasses.dataclass(kw_only=True)
+class Plan:
+  """The result of a search."""
+
+  devices: int  # number of devices
+  num_slices: int  # number of slices that have them
+  chip: chips.Chip | None  # kind of the devices; None if it is not known
+  memory_limit: int | None  # bytes of a device; None if it is not known
+  host_limit: int | None  # bytes of the host's memory for a device; None if it is not known
+  # Those that fit, the best first; then those that do not, the smallest first.
+  candidates: list[Candidate] = dataclasses.field(default_factory=list)
+  # Combinations with which the model cannot be run: their `keys` and the `reason`.
+  infeasible: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  # What takes memory or traffic in all of them and is not in their costs.
+  not_counted: list[str] = dataclasses.field(default_factory=list)
+  pinned: dict[str, int] = dataclasses.field(default_factory=dict)  # sizes of the pipeline that the run says itself
+  chooses_kept: bool = True  # whether the plan chooses what layers keep for backward; else the run's policy says it
+  remedies: list[fitting.Remedy] = dataclasses.field(default_factory=list)  # if none fits: with these one fits, or nearly
+
+  @property
+  def slice(self) -> torus.Slice | None:
+    """The chips of a slice; None if their kind is not known, or if MaxText has no slice of this size."""
+    return topology.slice_of(self.chip.name, self.devices // self.num_slices) if self.chip else None
+
+  def distinct(self) -> list[Candidate]:
+    """Returns the first candidate of each kind."""
+    found: dict[tuple, Candidate] = {}
+    for candidate in self.candidates:
+      found.setdefault(candidate.kind, candidate)
+    return list(found.values())
+
+  def fits(self, candidate: Candidate) -> bool:
+    """Whether the memory of a device, and of its host, is enough."""
+    limits = ((self.memory_limit, candidate.costs.peak), (self.host_limit, candidate.costs.on_host))
+    return all(limit is None or size <= limit for limit, size in limits)
+
+  def nearly_full(self, candidate: Candidate) -> bool:
+    """Whether a candidate that fits leaves little room. What XLA arranges in memory may need more than is in use."""
+    return self.memory_limit is not None and NEARLY_FULL * self.memory_limit < candidate.costs.peak <= self.memory_limit
