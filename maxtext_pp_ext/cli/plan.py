@@ -42,11 +42,12 @@ where the table has none, there are no seconds.
   bound by     what takes longest at the vendor's peak rates
 
 Ranking is by the seconds of a token: by "step s" if all have one batch. --batch 1,2,4 tries each in place of the run's
-own; --global-batch 512 tries every division of 512 sequences into parts of a step and devices. Of candidates with the same
-implementation and the same stages only the best is shown, also of those that differ in EP or batch, unless there is --all.
-Below the table are the keys to set for each row. docs/how-it-works.md has the formulas of bytes, docs/seconds.md that of
-seconds, and docs/choosing.md says how far they are from the compiler's figures. --validate compiles the best for the TPUs of compile_topology, which need not be present, projects their seconds,
-and shows both. --write writes the first row, or that of --row, as a yml file for MaxText's trainers.
+own; --global-batch 512 tries every division of 512 sequences into parts of a step and devices. Of candidates with the
+same implementation and the same stages only the best is shown, also of those that differ in EP or batch, unless there
+is --all. Below the table are the keys to set for each row. docs/how-it-works.md has the formulas of bytes,
+docs/seconds.md that of seconds, and docs/choosing.md says how far they are from the compiler's figures. --validate
+compiles the best for the TPUs of compile_topology, which need not be present, projects their seconds, and shows both.
+--write writes the first row, or that of --row, as a yml file for MaxText's trainers.
 
 If nothing fits, the candidates are shown that need least memory, and the keys that would make one fit. Each of these is
 estimated like a candidate. --write then writes nothing, unless --row says which.

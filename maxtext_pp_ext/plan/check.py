@@ -115,8 +115,8 @@ def _model(config: DerivedKeys, found: Checked) -> None:
     )
   if chip and found.costs.on_host > chip.host_bytes:
     found.warnings.append(
-        f"What is offloaded does not fit into the host's memory, as estimated: {units.bytes_text(found.costs.on_host)} of "
-        f"{units.bytes_text(chip.host_bytes)} for a device."
+        "What is offloaded does not fit into the host's memory, as estimated: "
+        f"{units.bytes_text(found.costs.on_host)} of {units.bytes_text(chip.host_bytes)} for a device."
     )
 
 
