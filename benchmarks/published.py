@@ -64,7 +64,7 @@ def runs() -> dict[str, dict[str, Any]]:
 
 
 def arguments(run: dict[str, Any], impl: str, sets: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
-  """MaxText's command-line arguments of a run with one of `IMPLEMENTATIONS`; `sets` are added to its flags.
+  """MaxText's command-line arguments of a run, as it was measured or in a window; `sets` are added to its flags.
 
   Raises ValueError if a flag would have two values.
   """

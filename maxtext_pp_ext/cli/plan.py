@@ -73,6 +73,7 @@ from maxtext_pp_ext.host.models import run_config, variants
 from maxtext_pp_ext.nearest import did_you_mean
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
+_OF_BATCH = {"per_device_batch_size", "gradient_accumulation_steps"}
 _NEAREST = 5  # candidates that are shown if nothing fits
 
 
@@ -114,8 +115,9 @@ def run(args: argparse.Namespace) -> int:
   if found.slice is not None:
     lengths = found.slice.lengths
     result["slice"] = {"topology": found.slice.name, "chips": lengths, "closed": torus.closed(lengths)}
-  if args.all:
-    result["infeasible"] = found.infeasible
+  of_batches = [each for each in found.infeasible if each["keys"].keys() <= _OF_BATCH]
+  if args.all or of_batches:
+    result["infeasible"] = found.infeasible if args.all else of_batches
   failed = not fits
   if fits:
     none = next((candidate for candidate in chosen if candidate.impl == variants.NONE), None)
@@ -148,12 +150,12 @@ def _write(args: argparse.Namespace, chosen: list[Any], found: Any) -> str:
 
 
 def _order(rows: list[dict[str, Any]]) -> dict[str, list[str]] | None:
-  """Returns the compiled rows by estimated and by projected seconds; None if fewer than two are projected."""
+  """Returns the compiled rows by estimated and by projected seconds of a token; None if fewer than two are projected."""
   found = [row for row in rows if row.get("compiled", {}).get("seconds")]
   if len(found) < 2 or any(row["seconds"] is None for row in found):
     return None
-  orders = {"estimated": sorted(found, key=lambda row: row["seconds"])}
-  orders["projected"] = sorted(found, key=lambda row: row["compiled"]["seconds"])
+  orders = {"estimated": sorted(found, key=lambda row: row["seconds"] / row["tokens"])}
+  orders["projected"] = sorted(found, key=lambda row: row["compiled"]["seconds"] / row["tokens"])
   return {
       kind: [name_of(row["impl"], row["keys"], row["microbatches"]) for row in order] for kind, order in orders.items()
   }
@@ -169,11 +171,11 @@ def _check(args: argparse.Namespace) -> None:
   maxtext.check_numbers({"--devices": args.devices}, most=run_config.MOST_DEVICES)
   numbers = {"--device-memory-gib": args.device_memory_gib, "--top": args.top, "--row": args.row}
   numbers |= {"--global-batch": args.global_batch}
-  for size in args.batch or ():
-    try:
-      numbers[f"--batch {size}"] = float(size)
-    except ValueError as error:
-      raise CommandError(f"--batch {size}: is no number. Give sequences per device, such as 1,2,4.") from error
+  for size in args.batch if args.batch is not None else ("1",):
+    if not (size.replace(".", "", 1).isdecimal() and float(size)):
+      raise CommandError(f"--batch {size}: is no positive number. Give sequences per device, such as 1,2,4.")
+  if args.batch == []:
+    raise CommandError("--batch: names nothing. Give sequences per device, such as 1,2,4.")
   maxtext.check_numbers(numbers | {"--minutes": args.minutes, "--memory-gib": args.memory_gib})
   known = (variants.NONE, *(name for name in registry.names() if name != registry.HOST))
   maxtext.check_names("--impl", args.impl, known)
@@ -229,13 +231,21 @@ def _plan(args: argparse.Namespace, shown: output.Progress) -> Any:
 def _batches(args: argparse.Namespace, search: Any) -> list[dict[str, Any]]:
   """Returns the keys of each batch to try; those of the run are {}."""
   if args.batch:
-    return [{search.BATCH[0]: int(size) if size.isdecimal() else float(size)} for size in args.batch]
+    sizes = dict.fromkeys(map(float, args.batch))
+    return [{search.BATCH[0]: int(size) if size.is_integer() else size} for size in sizes]
   if not args.global_batch:
     return [{}]
   given = run_config.given_keys(args.maxtext_args)
   slices = max(run_config.integer(given, "compile_topology_num_slices"), 1)
   devices = args.devices or slices * topology.devices(given["compile_topology"])
-  return search.divisions(args.global_batch, devices)
+  divisions = search.divisions(args.global_batch, devices)
+  parts = search.BATCH[1]
+  if (own := (arguments.given(args.maxtext_args) or {}).get(parts)) is None:
+    return divisions
+  if not (found := [each for each in divisions if str(each[parts]) == str(own)]):
+    could = ", ".join(str(each[parts]) for each in divisions)
+    raise CommandError(f"--global-batch {args.global_batch} with {parts}={own}: on {devices} devices it can be {could}.")
+  return found
 
 
 def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
@@ -249,10 +259,11 @@ def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:
       "microbatches": schedule.microbatches if schedule else None,
       "bubble_fraction": schedule.bubble_fraction if schedule else 0.0,
       "fits": found.fits(candidate),
-      "fits_host": found.host_limit is None or candidate.costs.on_host <= found.host_limit,
+      "missing": dict(zip(("device", "host"), found.missing(candidate.costs), strict=True)),
       "nearly_full": found.nearly_full(candidate),
       **labels.costs_dict(candidate.costs),
       "seconds": candidate.seconds,
+      "tokens": candidate.tokens,
       "tokens_per_s": candidate.tokens / candidate.seconds if candidate.seconds else None,
       "mfu": candidate.flops / (candidate.seconds * found.chip.flops) if candidate.seconds else None,
       "seconds_of": estimate.parts if estimate else None,

@@ -142,8 +142,11 @@ def between(config: DerivedKeys, known: Mapping[int, Layers]) -> Layers | None:
   if not config.sparse_matmul or not fewer or not more:
     return None
   ends = max(fewer), min(more)
+  one, other = known[ends[0]], known[ends[1]]
+  if len(one.blocks) != len(other.blocks) or one.tokens != other.tokens:
+    return None
   low, high, own = (_imbalance(config, each * config.dcn_expert_parallelism) for each in (*ends, devices))
-  return known[ends[0]].mixed(known[ends[1]], (own - low) / (high - low) if high > low else 1.0)
+  return one.mixed(other, (own - low) / (high - low) if high > low else 1.0)
 
 
 def _imbalance(config: DerivedKeys, expert_parallelism: int) -> float:

@@ -22,16 +22,19 @@ class Remedy:
   before: dict[str, Any]  # their values in the run
   memory: int  # bytes of a device that the smallest candidate needs then
   candidate: dict[str, Any]  # the keys of that candidate
-  missing: int  # bytes by which that is too much; 0 if it fits
+  missing: int  # bytes that a device, and its host, lack then; 0 if it fits
 
 
 def remedies(
-    config: Any, limit: int, smallest: Callable[[dict[str, Any]], Any], more_devices: Iterator[dict[str, Any]]
+    config: Any,
+    missing: Callable[[Any], tuple[int, int]],
+    smallest: Callable[[dict[str, Any]], Any],
+    more_devices: Iterator[dict[str, Any]],
 ) -> list[Remedy]:
   """Returns changes with which the model needs less memory: the batch, narrower states, and more devices; then several.
 
-  `config` has no pipeline, and a device has `limit` bytes. `smallest` returns the candidate that needs least memory with
-  these values for keys, or None. `more_devices` is the result of `candidates.more_devices`.
+  `config` has no pipeline. `missing` says what costs lack (`Plan.missing`). `smallest` returns the candidate that
+  needs least memory with these values for keys, or None. `more_devices` is the result of `candidates.more_devices`.
   """
 
   def tried(keys: dict[str, Any]) -> Remedy | None:
@@ -39,14 +42,15 @@ def remedies(
       return None
     peak = candidate.costs.peak
     before = {key: _value(config, key) for key in keys}
-    return Remedy(keys=keys, before=before, memory=peak, candidate=candidate.keys, missing=max(peak - limit, 0))
+    lacks = sum(missing(candidate.costs))
+    return Remedy(keys=keys, before=before, memory=peak, candidate=candidate.keys, missing=lacks)
 
   def first_that_fits(several: Iterator[dict[str, Any]]) -> Remedy | None:
     best = None
     for keys in several:
       if (remedy := tried(keys)) is None:
         break
-      if best is None or remedy.memory < best.memory:
+      if best is None or _needs(remedy) < _needs(best):
         best = remedy
       if not remedy.missing:
         break
@@ -58,11 +62,15 @@ def remedies(
   wide = [key for key in _NARROWER if _value(config, key) in (None, "", "auto", "float32")]
   narrower = [tried({key: _NARROW}) for key in wide]
   devices = first_that_fits(more_devices)
-  found = [each for each in (batch, *narrower, devices) if each and (not unchanged or each.memory < unchanged.memory)]
+  found = [each for each in (batch, *narrower, devices) if each and (not unchanged or _needs(each) < _needs(unchanged))]
   if len(found) > 1 and all(remedy.missing for remedy in found):
     together = tried({key: value for remedy in found for key, value in remedy.keys.items()})
-    found += [together] if together and together.memory < min(remedy.memory for remedy in found) else []
+    found += [together] if together and _needs(together) < min(map(_needs, found)) else []
   return sorted(found, key=lambda remedy: remedy.missing)
+
+
+def _needs(remedy: Remedy) -> tuple[int, int]:
+  return remedy.missing, remedy.memory
 
 
 def _value(config: Any, key: str) -> Any:

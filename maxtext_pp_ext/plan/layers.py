@@ -346,8 +346,8 @@ class _Blocks(Reader):
 
   def _block(self, eqn: JaxprEqn, operands: list[Array]) -> list[Array]:
     """Differentiates a block by its weights and its input, which is the last activation among its operands."""
-    program = closed(*inner_program(eqn))
-    alike = (str(program.in_avals), *(each.primitive.name for each in program.jaxpr.eqns))
+    program, offloads = closed(*inner_program(eqn)), loss.place(eqn.params["policy"], INPUT) != DEVICE
+    alike = (offloads, str(program.in_avals), *(each.primitive.name for each in program.jaxpr.eqns))
     if alike in self._blocks:  # layers that MaxText does not scan over
       self._blocks[alike][1] += self._count
       return [dataclasses.replace(each, maker=None) for each in self._blocks[alike][2]]
@@ -372,7 +372,6 @@ class _Blocks(Reader):
     outs = reader.read(traced.forward.jaxpr, inputs)
     needs = [outs[k] for k in traced.saved]
     own = outs[: len(traced.output_avals)]
-    offloads = loss.place(eqn.params["policy"], INPUT) != DEVICE
     self._blocks[alike] = [Block(reader.operations, needs, inputs[-1], offloads=offloads), self._count, own]
     return [dataclasses.replace(each, maker=None) for each in own]
 

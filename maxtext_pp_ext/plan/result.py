@@ -82,8 +82,13 @@ class Plan:
 
   def fits(self, candidate: Candidate) -> bool:
     """Whether the memory of a device, and of its host, is enough."""
-    limits = ((self.memory_limit, candidate.costs.peak), (self.host_limit, candidate.costs.on_host))
-    return all(limit is None or size <= limit for limit, size in limits)
+    return not any(self.missing(candidate.costs))
+
+  def missing(self, costs: Costs) -> tuple[int, int]:
+    """By how many bytes the memory of a device, and of its host, is too small."""
+    limits = ((self.memory_limit, costs.peak), (self.host_limit, costs.on_host))
+    of_device, of_host = (0 if limit is None else max(size - limit, 0) for limit, size in limits)
+    return of_device, of_host
 
   def nearly_full(self, candidate: Candidate) -> bool:
     """Whether a candidate that fits leaves little room. What XLA arranges in memory may need more than is in use."""

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import math
 from typing import Any
 
 from maxtext_pp_ext.config import derived, PipelineConfigError
@@ -78,10 +79,10 @@ def plan(
   for batch in batches:
     try:
       searches.append(_Search(argv, implementations, devices, chip, memory_limit, batch, *searches[:1]))
-    except ValueError as error:
+    except (ValueError, NotImplementedError) as error:
       if len(refused) + 1 == len(batches):
         raise
-      refused.append({"keys": dict(batch), "reason": str(error)})
+      refused.append({"keys": dict(batch), "reason": _reason(error)})
   # Those with most layers in a stage come first: their models have the arrays of the others'.
   of = lambda search: sorted(search.layouts(), key=lambda changed: -changed["num_layers_per_pipeline_stage"])
   layouts = [(search, changed) for search in searches for changed in of(search)]
@@ -97,12 +98,17 @@ def plan(
 
 
 def divisions(sequences: int, devices: int) -> list[dict[str, Any]]:
-  """The keys of each way to divide the sequences of a step: over devices, and into parts that follow one another."""
+  """The keys of each way to divide the sequences of a step: over devices, and into parts that follow one another.
+
+  Each device has whole sequences in each part; if the devices do not divide the sequences, there is one part.
+  """
   whole, rest = divmod(sequences, devices)
-  if rest:
-    return [dict(zip(BATCH, (sequences / devices, 1), strict=True))]
-  parts = (parts for parts in range(1, whole + 1) if whole % parts == 0)
-  return [dict(zip(BATCH, (whole // each, each), strict=True)) for each in parts]
+  sizes = [(sequences / devices, 1)] if rest else [(whole // parts, parts) for parts in derived.divisors(whole)]
+  return [dict(zip(BATCH, each, strict=True)) for each in sizes]
+
+
+def _reason(error: Exception) -> str:
+  return " ".join(error.problems) if isinstance(error, PipelineConfigError) else str(error)
 
 
 class _Search:
@@ -118,6 +124,7 @@ class _Search:
     extra = {} if self._topology else {"internal_compile": True, "internal_compile_num_devices": devices}
     self._none = variants.keys(variants.NONE, given)
     self._none |= {"num_pipeline_microbatches": -1, "num_pipeline_repeats": -1, "num_layers_per_pipeline_stage": 1}
+    self._batch = dict(batch)
     self._none |= batch
     self._variations = run_config.Variations(run_config.with_keys(argv, extra | self._none))
     self._without: DerivedKeys = self._variations.first
@@ -146,8 +153,11 @@ class _Search:
         not_counted=quantities.not_counted(self._without),
         pinned=pinned,
     )
-    accumulated = self._without.gradient_accumulation_steps
-    self._tokens = self._without.per_device_batch_size * self._without.max_target_length * accumulated
+    sequences = self._without.global_batch_size_to_train_on
+    asked = self._without.per_device_batch_size * self.found.devices * self._without.gradient_accumulation_steps
+    if batch and (sequences < 1 or not math.isclose(sequences, asked)):
+      raise ValueError(f"That is {asked:g} sequences for {counted(self.found.devices, 'device')}, no whole number.")
+    self._tokens = sequences * self._without.max_target_length / self.found.devices
     self._flops = flops.of_step(self._without)
     # Without rates, or without a limit, there is nothing to choose by.
     has_rates = self.found.slice is not None and self.found.memory_limit is not None
@@ -236,7 +246,7 @@ class _Search:
       self._divide_iterations(shown)
     found.infeasible.sort(key=lambda each: [each["keys"].get(key, 1) for key in _OF_LAYOUT])
     if found.memory_limit and found.candidates and not found.fits(found.candidates[0]):
-      found.remedies = self._remedies(found.candidates[0], found.memory_limit)
+      found.remedies = self._remedies(found.candidates[0])
       return found
     accepted: set[tuple] = set()
     for candidate in list(found.candidates):
@@ -260,7 +270,7 @@ class _Search:
         found.candidates[found.candidates.index(candidate)] = other
     found.candidates.sort(key=self._rank)
 
-  def _remedies(self, smallest: Candidate, limit: int) -> list[fitting.Remedy]:
+  def _remedies(self, smallest: Candidate) -> list[fitting.Remedy]:
     """Returns what would make the model fit, tried on the candidate that needs least memory."""
     donor, _ = candidates.donor(self._without, "ici")
     key = f"ici_{donor}_parallelism"
@@ -268,7 +278,7 @@ class _Search:
     fixed = next((size for size in (smallest.keys.get(key), getattr(self._without, key, -1)) if size), -1) > 0
     config = with_values(self._without, {each: smallest.keys[each] for each in (key, *BATCH) if smallest.keys.get(each)})
     more = candidates.more_devices(config, self._topology, key if donor and fixed else None)
-    return fitting.remedies(config, limit, lambda changed: self._smallest(smallest, changed), more)
+    return fitting.remedies(config, self.found.missing, lambda changed: self._smallest(smallest, changed), more)
 
   def _smallest(self, like: Candidate, changed: dict[str, Any]) -> Candidate | None:
     """Returns the candidate with the stages of another one, and other keys changed, that needs least memory."""
@@ -279,7 +289,7 @@ class _Search:
     else:
       keys = choice.without_choice(like.keys)
       other.look_at({key: value for key, value in keys.items() if key not in _OF_SCHEDULE} | changed)
-    return min(other.found.candidates, key=lambda candidate: candidate.costs.peak, default=None)
+    return min(other.found.candidates, key=self._needs, default=None)
 
   def _explained(self, config: DerivedKeys, changed: dict[str, Any]) -> tuple[Any, Any]:
     """`abstract_model.explained` of a config with these keys; models whose parameters are alike are built once."""
@@ -305,9 +315,8 @@ class _Search:
     return with_values(config, {_SPLITS: True}), changed | {_SPLITS: True}
 
   def _refused(self, changed: dict[str, Any], error: Exception) -> None:
-    problems = error.problems if isinstance(error, PipelineConfigError) else (str(error),)
-    names = {key: value for key, value in changed.items() if self._none.get(key) != value}
-    self.found.infeasible.append({"keys": names, "reason": " ".join(problems)})
+    names = self._batch | {key: value for key, value in changed.items() if self._none.get(key) != value}
+    self.found.infeasible.append({"keys": names, "reason": _reason(error)})
 
   def _add(self, runs: Sequence[tuple[dict[str, Any], str, CircularSchedule | None]], config, parameters, mesh) -> None:
     """Adds a candidate for each run: its keys, implementation and schedule."""
@@ -326,7 +335,7 @@ class _Search:
         continue
       # The rates of a loop over layers, of a window and of a pipeline differ.
       kind = 0 if schedule is None else min(schedule.stages, 2)
-      key = kind, expert_parallelism, sum(count for _, count in inside.blocks)
+      key = *self._batch.values(), kind, expert_parallelism, sum(count for _, count in inside.blocks)
       if key not in self._choices:
         full = quantities.kept_by(with_values(config, {"remat_policy": "full"}), schedule, layers)
         self._choices[key] = choice.Choices(config, inside, of, full)
@@ -359,10 +368,13 @@ class _Search:
         estimate=estimate,
     )
 
+  def _needs(self, candidate: Candidate) -> tuple[int, int]:
+    return sum(self.found.missing(candidate.costs)), candidate.costs.peak
+
   def _rank(self, candidate: Candidate) -> tuple:
     """Ranks candidates that fit by a token's estimated time, then by what they send for it; the others by memory."""
     if not self.found.fits(candidate):
-      return (1, candidate.costs.peak, 0, 0)
+      return (1, *self._needs(candidate), 0)
     bubble = candidate.schedule.bubble_fraction if candidate.schedule else 0.0
     # The time of transfers is unknown if the device is not known: then the bubble decides.
     first = bubble if candidate.seconds is None else candidate.seconds / candidate.tokens

@@ -80,6 +80,9 @@ def test_each_batch_has_the_costs_of_a_run_with_it_and_the_fastest_token_comes_f
     alone += [row | {"keys": row["keys"] | {"per_device_batch_size": batch}} for row in rows]
   ordered = lambda rows: sorted(rows, key=lambda row: json.dumps(row["keys"], sort_keys=True))
   assert ordered(together) == ordered(alone)
+  _, captured = plan(*options[:-2], "--batch", "1,1.0625")
+  refused = "cannot be: per_device_batch_size=1.0625: That is 8.5 sequences for 8 devices, no whole number."
+  assert refused in " ".join(captured.out.split())
   rates = [row["tokens_per_s"] for row in together]
   assert rates == sorted(rates, reverse=True) and len({row["keys"]["per_device_batch_size"] for row in together}) == 3
 
@@ -89,6 +92,7 @@ def test_a_global_batch_is_divided_into_devices_and_parts(plan):
       {"per_device_batch_size": batch, "gradient_accumulation_steps": parts}
       for batch, parts in ((6, 1), (3, 2), (2, 3), (1, 6))
   ]
+  assert len(search.divisions(10**12, 1)) == 169
   assert search.divisions(2, 4) == [{"per_device_batch_size": 0.5, "gradient_accumulation_steps": 1}]
   _, captured = plan("--devices", "8", "--chip", "v5e", "--global-batch", "16", "--impl", "none", "--all")
   rows = [line.split() for line in captured.out.splitlines() if re.match(r"\s*\d+\s+none", line)]
@@ -325,7 +329,16 @@ def test_the_best_are_compiled_for_the_topology_and_shown_beside(plan, monkeypat
 
 WRONG = {
     "no devices": ((), "Which devices?"),
-    "a batch that is no number": (("--devices", "8", "--batch", "1,two"), "--batch two: is no number"),
+    **{
+        f"--batch {text}": (("--devices", "8", "--batch", f"1,{text}"), f"--batch {text}: is no positive number")
+        for text in ("two", "0", "nan", "-1", "1e9")
+    },
+    "no batch": (("--devices", "8", "--batch", ","), "--batch: names nothing"),
+    "no batch has whole sequences": (("--devices", "8", "--batch", "0.0625,1.0625"), "no whole number"),
+    "parts that cannot be": (
+        ("--devices", "8", "--global-batch", "24", "gradient_accumulation_steps=2"),
+        "on 8 devices it can be 1, 3.",
+    ),
     "two kinds of devices": (("compile_topology=v5p-8", "--devices", "4"), "give one of them"),
     "no topology to compile for": (("--devices", "8", "--validate", "1"), "needs compile_topology="),
     "unknown implementation": (("--devices", "8", "--impl", "zero-bubble"), "zero-bubble"),

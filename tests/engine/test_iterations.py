@@ -11,10 +11,11 @@ from maxtext_pp_ext.schedule import CircularSchedule, Phase
 
 
 @pytest.mark.parametrize("compiled, compiled_repeats", [(True, True), (False, True), (False, False)])
-@pytest.mark.parametrize("microbatches", [1, 3])
-def test_each_iteration_of_a_phase_runs_once_and_in_order(microbatches, compiled, compiled_repeats):
+@pytest.mark.parametrize("microbatches, replaces", [(1, True), (1, False), (3, False)])
+def test_each_iteration_of_a_phase_runs_once_and_in_order(microbatches, replaces, compiled, compiled_repeats):
   schedule = CircularSchedule(stages=1, microbatches=microbatches, repeats=4, delay=1)
-  iterations = Iterations(schedule=schedule, compiled=compiled, compiled_repeats=compiled_repeats)
+  iterations = Iterations(schedule=schedule, compiled=compiled, compiled_repeats=compiled_repeats, replaces=replaces)
+  assert iterations.turns == (2 if compiled and replaces else 1)
 
   def run(phase, reverse):
     def note(t, turn, carry):

@@ -65,5 +65,6 @@ def costs_dict(costs: Costs) -> dict[str, Any]:
   return {
       "memory": {"when": costs.worst_phase, "bytes": costs.memory, "total": costs.peak},
       "offloaded": costs.offloaded,
+      "on_host": costs.on_host,
       "sent": {"bytes": costs.traffic, "total": costs.sent, "between_slices": costs.between_slices},
   }

@@ -129,10 +129,10 @@ def _remedies(result: dict[str, Any], found: Any) -> Iterator[str]:
   if "remedies" not in result or not result["device_memory"]:
     return
   if result["candidates"]:
-    first = result["candidates"][0]
-    missing = first["memory"]["total"] - result["device_memory"]
-    lacks = f"{units.bytes_text(missing)} per device" if missing > 0 else "room in the host's memory"
-    yield f"the first lacks {lacks}; with other keys, each estimated:"
+    missing = result["candidates"][0]["missing"]
+    lacks = [f"{units.bytes_text(size)} per device" for size in (missing["device"],) if size]
+    lacks += [f"{units.bytes_text(size)} of the host's memory for a device" for size in (missing["host"],) if size]
+    yield f"the first lacks {' and '.join(lacks)}; with other keys, each estimated:"
   for remedy in found.remedies:
     keys = ", ".join(
         f"{_OPTIONS.get(key, f'{key}=')}{value_text(value)} (now {_now(remedy.before[key])})"
@@ -181,7 +181,7 @@ def _stages(row: dict[str, Any]) -> str:
 
 
 def _of_host(row: dict[str, Any]) -> str:
-  return "" if row["fits_host"] else " !"
+  return " !" if row["missing"]["host"] else ""
 
 
 def _memory(row: dict[str, Any]) -> str:
@@ -260,6 +260,8 @@ def _predicted(row: dict[str, Any], compiled: dict[str, Any]) -> Iterator[str]:
 def name_of(impl: str, keys: dict[str, Any], microbatches: int | None = None) -> str:
   """Returns a row in words."""
   stages = keys.get("ici_pipeline_parallelism", 1) * keys.get("dcn_pipeline_parallelism", 1)
+  impl += f", batch {keys[_BATCH]:g}" if _BATCH in keys else ""
+  impl += f" in {units.counted(keys[_ACCUMULATED], 'part')}" if _ACCUMULATED in keys else ""
   impl += f", experts on {expert_parallelism} devices" if (expert_parallelism := keys.get(_EXPERTS, 1)) > 1 else ""
   if stages == 1:
     return f"{impl}, {microbatches} microbatches" if microbatches and microbatches > 1 else impl
