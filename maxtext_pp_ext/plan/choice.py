@@ -95,7 +95,7 @@ class Choices:
     return smallest, predict(smallest)
 
   def in_parts(
-      self, predict: Predict, limit: float, of_host: float, iterations: int
+      self, predict: Predict, limit: float, of_host: float = math.inf, *, iterations: int
   ) -> tuple[Kept, tuple[Costs, Estimate]] | None:
     """As `best`, if of so many iterations the first keep less than the others; None if nothing that fits is faster."""
     linear = _Linear(predict, self._kinds)

@@ -184,12 +184,16 @@ class _Mixed(Block):
     return frozenset().union(*(block.names for block, _ in self._of))
 
   def under(self, keeps: Mapping[str, Cases], size: int) -> tuple[dict[str | None, Cases], dict[Kind | Again, Cases]]:
-    kept, again = dict[str | None, Cases](), dict[Kind | Again, Cases]()
-    for block, part in self._of:
-      for into, of in zip((kept, again), block.under(keeps, size), strict=True):
-        for what, amount in of.items():
-          into[what] = into.get(what, 0.0) + part * amount
-    return kept, again
+    found = [(part, *block.under(keeps, size)) for block, part in self._of]
+    return _sums((part, kept) for part, kept, _ in found), _sums((part, again) for part, _, again in found)
+
+
+def _sums[K](weighted: Iterable[tuple[float, Mapping[K, Cases]]]) -> dict[K, Cases]:
+  found = dict[K, Cases]()
+  for part, amounts in weighted:
+    for what, amount in amounts.items():
+      found[what] = found.get(what, 0.0) + part * amount
+  return found
 
 
 def _between(forward: Iterable[Operation], x: Array) -> dict[Array, float]:

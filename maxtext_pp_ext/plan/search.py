@@ -349,7 +349,7 @@ class _Search:
       self.found.candidates.append(candidate)
 
   def _in_parts(self, choices: choice.Choices, of, limits, iterations: int, of_run, changed) -> Candidate | None:
-    if (found := choices.in_parts(of, *limits, iterations)) is None:
+    if (found := choices.in_parts(of, *limits, iterations=iterations)) is None:
       return None
     kept, costs = found
     return of_run(changed | choices.keys_of(kept), *costs)

@@ -918,7 +918,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "plan-keeps-too-much",
             "plan chooses to keep what does not fit",
             "plan/choice.py",
-            "if peak[case] <= limit and on_host[case] <= of_host and (found := predict(self._kept(case)))[0].peak <= limit",
+            "if peak[case] <= limit and on_host[case] <= of_host "
+            "and (found := predict(self._kept(case)))[0].peak <= limit",
             "if on_host[case] <= of_host and (found := predict(self._kept(case)))",
             "tests/plan/test_choice.py::test_no_policy_that_fits_is_faster",
         ),

@@ -4,7 +4,6 @@
 
 import functools
 import itertools
-import math
 import types
 
 import jax
@@ -100,7 +99,7 @@ def test_no_number_of_first_iterations_that_keep_less_is_faster(rates):
   peaks, improved = sorted({cost.peak for cost, _ in whole}), 0
   for limit in (*peaks, peaks[-1] * 2):
     kept, (_, alone) = choices.best(predict, limit)
-    better = choices.in_parts(predict, limit, math.inf, iterations)
+    better = choices.in_parts(predict, limit, iterations=iterations)
     seconds = better[1][1].seconds if better else alone.seconds
     assert seconds == pytest.approx(fastest(whole + mixed, limit))
     if better:
