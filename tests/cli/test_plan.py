@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`maxtext-pp plan`, as a command."""
 
+import dataclasses
 import json
 import re
 
@@ -226,6 +227,19 @@ def test_devices_that_are_no_slice_of_maxtexts_table_have_no_seconds_and_the_sli
   found = json.loads(plan("--devices", "12", "--chip", "v5e", "--impl", "none", "--json")[1].out)
   assert found["slice"] is None and {row["seconds"] for row in found["candidates"]} == {None}
   assert found["device_memory"] == chips.CHIPS["v5e"].hbm_bytes
+
+
+def test_what_is_offloaded_has_to_fit_into_the_hosts_memory(plan, monkeypatch, capfd):
+  small = dataclasses.replace(chips.CHIPS["v5e"], host_bytes=1000)
+  monkeypatch.setitem(chips.CHIPS, "v5e", small)
+  options = ("--devices", "8", "--chip", "v5e", "--impl", "none,circular_bsw")
+  status, captured = plan(*options, "--wide", "remat_policy=qkv_proj_offloaded")
+  text = " ".join(captured.out.split())
+  assert status == 1 and re.search(r"the first lacks [\d.]+ kB of the host's memory for a device", text)
+  assert re.search(r"[\d.]+ kB !", text)
+  keys = (*SIX_LAYERS, "compile_topology=v5e-16", "remat_policy=qkv_proj_offloaded")
+  cli.main(["check", *keys])
+  assert "does not fit into the host's memory" in capfd.readouterr().out
 
 
 def test_nothing_fits_into_no_memory(plan):
