@@ -7,6 +7,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.programs.stage import StageProgram
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, PerIteration, Store
@@ -27,6 +28,8 @@ class ForwardState(NamedTuple):
   intermediates: PyTree  # what stages sow in each iteration
   # residuals of this part of the iterations for backward, for each the buffer of each turn; none if there is no backward
   saved: list[list[PerIteration]]
+  # of the residuals that go to the host's memory those of the iteration before, [S, …], not yet sent; None for others
+  to_send: list[AtStages | None]
 
 
 Carry = tuple[ForwardState, of_all.Carried]
@@ -56,12 +59,18 @@ def forward(
   body = functools.partial(_iteration, pipeline, loaded, aux, save)
   phases = schedule.forward_phases(advances=pipeline.gathers)
   for phase, number in pipeline.in_parts(phases) if save else ((phase, 0) for phase in phases):
-    if save and number == len(saved):  # loops carry the residuals of their own part only
-      saved.append(_buffers(pipeline, pipeline.parts[number]))
     state, carried = carry
+    if save and number == len(saved):  # loops carry the residuals of their own part only
+      part = pipeline.parts[number]
+      saved.append(_buffers(pipeline, part))
+      state = state._replace(to_send=_nothing_to_send(pipeline, part))
     carry = state._replace(saved=saved[number] if save else []), carried
-    carry = iterations.loop(phase, functools.partial(body, phase, number), carry)
+    sends = any(one is not None for one in carry[0].to_send)
+    carry = iterations.loop(phase, functools.partial(body, phase, number), carry, in_pairs=sends)
     saved[number : number + 1] = [carry[0].saved]
+    if save and phase.first + phase.count > pipeline.parts[number].last:
+      behind = pipeline.parts[number].last + 1
+      saved[number] = _sent(pipeline, number, carry[0], behind, behind % iterations.turns).saved
   state, carried = carry
   ring, store = pipeline.ring, state.store
   if state.held is not None:  # with D = 2 the last output has still to be transferred
@@ -87,6 +96,7 @@ def _initial_state(pipeline: TracedPipeline, inputs: Microbatches) -> ForwardSta
           lambda aval: _buffer(pipeline, aval, schedule.iterations), pipeline.parts[0].program.intermediates_avals
       ),
       saved=[],
+      to_send=[],
   )
 
 
@@ -100,6 +110,37 @@ def _buffer(pipeline: TracedPipeline, aval: Any, places: int) -> PerIteration:
   empty = pipeline.ring.constrain_iterations(jax.lax.empty((places, *aval.shape), aval.dtype))
   # Residuals that a remat policy offloads arrive in host memory.
   return empty if aval.memory_space == jax.memory.Space.Device else jax.device_put(empty, aval.memory_space)
+
+
+def _nothing_to_send(pipeline: TracedPipeline, part: Part) -> list[AtStages | None]:
+  """What a part's first iteration sends in the place of residuals: any value, into a place that is written again."""
+  empty = lambda aval: pipeline.ring.constrain_iterations(jax.lax.empty((1, *aval.shape), aval.dtype))[0]
+  return [empty(aval) if part.program.saved_to_send[k] else None for k, aval in enumerate(part.program.saved_avals)]
+
+
+def _sent(pipeline: TracedPipeline, number: int, state: ForwardState, t: jax.Array | int, turn: int) -> ForwardState:
+  """The state at the beginning of iteration t, with what the one before has left sent to the host's memory.
+
+  So an array has a whole iteration to travel. If the iteration that computes it sent it, transfers could take no longer
+  than the rest of the iteration. The TPU compiler then waits for the last ones, or sends at the beginning of the next
+  iteration what it takes from the end of one, and waits for each until its place is free.
+
+  Args:
+    pipeline: the pipeline.
+    number: the number of the part.
+    state: the state.
+    t: the iteration, which may be the one behind the part's last.
+    turn: its turn.
+  """
+  part, turns = pipeline.parts[number], pipeline.iterations.turns
+  # The first iteration sends nothing in particular, to a place that is written again.
+  place, last = jnp.maximum(part.place(t - 1, turns), 0), (turn - 1) % turns
+  saved = [list(of_turns) for of_turns in state.saved]
+  for k, one in enumerate(state.to_send):
+    if one is not None:
+      on_host = jax.device_put(one, jax.memory.Space.Host)
+      saved[k][last] = put(saved[k][last], on_host, place, None)
+  return state._replace(saved=saved)
 
 
 def _iteration(
@@ -116,6 +157,7 @@ def _iteration(
   """One iteration, of the part of this number: while the stages compute, the next repeat's chunk arrives."""
   iterations, schedule, ring = pipeline.iterations, pipeline.schedule, pipeline.ring
   state, carried = carry
+  state = _sent(pipeline, number, state, t, turn) if save else state
   weights = of_all.ordered(of_all.in_iteration(carried, loaded))
   repeat, chunk = iterations.repeat(t), iterations.item(t) % schedule.microbatches
   if phase.advances:
@@ -140,6 +182,7 @@ def _iteration(
           lambda all_, one: put(all_, one, t, range(one.ndim)), state.intermediates, intermediates
       ),
       saved=[[*all_[:turn], kept.buffers[k], *all_[turn + 1 :]] for k, all_ in enumerate(state.saved)],
+      to_send=kept.to_send,
   )
   if phase.advances:
     weights = of_all.ordered(of_all.place(weights, repeat, chunk))
@@ -166,6 +209,7 @@ class _Kept:
 
   def __init__(self, program: StageProgram, buffers: list[PerIteration], index: jax.Array | int, *, reads: bool):
     self.buffers = buffers
+    self.to_send: list[AtStages | None] = [None] * len(buffers)
     self._program, self._index, self._reads = program, index, reads
 
   def keep(self, k: int, one: jax.Array) -> jax.Array:
@@ -178,6 +222,9 @@ class _Kept:
     Residuals of kernels are left in the order in which kernels return them. Otherwise the compiler (libtpu 0.0.48.1;
     benchmarks.workarounds residual_of_kernel) copies all that a kernel returns, of which the residual may be a 128th.
     """
+    if self._program.saved_to_send[k]:
+      self.to_send[k] = one
+      return one
     order = self._program.saved_orders[k]
     self.buffers[k] = put(self.buffers[k], one, self._index, None if self._program.saved_by_kernels[k] else order)
     if not self._reads or not self._program.saved_by_products[k]:

@@ -64,18 +64,21 @@ class Iterations:
     """
     return 2 if self.compiled and self.replaces else 1
 
-  def loop(self, phase: Phase, body: Body, carry: PyTree, *, reverse: bool = False) -> PyTree:
+  def loop(
+      self, phase: Phase, body: Body, carry: PyTree, *, reverse: bool = False, in_pairs: bool = False
+  ) -> PyTree:
     """`carry = body(t, turn, carry)` for the iterations of a phase in ascending order, or descending if `reverse`.
 
-    An iteration's turn, t modulo `turns`, is a Python number even where t is not.
+    An iteration's turn, t modulo `turns`, is a Python number even where t is not. `in_pairs` says whether a compiled loop
+    runs two iterations at a time, even if there is only one turn.
     """
     first, count = phase.first, phase.count
     if reverse:
       at = lambda k: first + (count - 1 - k)
     else:
       at = lambda k: first + k
-    if self.turns == 2:
-      in_turn = lambda k, place, carry: body(at(k), at(place) % 2, carry)  # t is even where at(place) is
+    if self.turns == 2 or (in_pairs and self.compiled):
+      in_turn = lambda k, place, carry: body(at(k), at(place) % self.turns, carry)  # t is even where at(place) is
       both = lambda k, carry: in_turn(2 * k + 1, 1, in_turn(2 * k, 0, carry))
       carry = _loop(count // 2, both, carry, compiled=True)
       return _loop(count % 2, lambda _, carry: in_turn(count - 1, count - 1, carry), carry, compiled=False)

@@ -48,10 +48,10 @@ def on_host(program, number):
 @pytest.mark.parametrize("back", [backward, in_a_call])
 def test_what_is_kept_has_another_order_and_the_same_values(back):
   first, second = programs(back)
-  forth, fetched = offloaded.in_orders(first, on_host(second, 0), {(1, 0): ORDER})
-  assert forth.out_avals[1].shape == (2, 4, 5, 3) and forth.out_avals[1].memory_space == HOST
+  forth, fetched, to_send = offloaded.in_orders(first, on_host(second, 0), {(1, 0): ORDER})
+  assert forth.out_avals[1].shape == (2, 4, 5, 3) and forth.out_avals[1].memory_space == DEVICE and to_send == {1}
   assert fetched.in_avals[0].shape == (2, 4, 5, 3) and fetched.in_avals[0].memory_space == HOST
-  run = lambda x, there, back: jaxpr_as_fun(back)(jaxpr_as_fun(there)(x)[1], jnp.float32(2.0))
+  run = lambda x, there, back: jaxpr_as_fun(back)(jax.device_put(jaxpr_as_fun(there)(x)[1], HOST), jnp.float32(2.0))
   expected = 2 * np.sin(X) + 1
   np.testing.assert_allclose(jax.jit(lambda x: run(x, forth, fetched))(X)[0], expected, rtol=1e-5)
   on_its_way = jax.jit(lambda x: jaxpr_as_fun(forth)(x)[1])(X)
@@ -60,15 +60,15 @@ def test_what_is_kept_has_another_order_and_the_same_values(back):
 
 def test_what_something_else_reads_stays_as_it_is():
   first, second = programs(reads_twice)
-  forth, fetched = offloaded.in_orders(first, on_host(second, 0), {(1, 0): ORDER})
-  assert forth.out_avals[1].shape == fetched.in_avals[0].shape == X.shape
+  forth, fetched, to_send = offloaded.in_orders(first, on_host(second, 0), {(1, 0): ORDER})
+  assert forth.out_avals[1].shape == fetched.in_avals[0].shape == X.shape and not to_send
 
 
 def test_what_forward_itself_fetches_stays_as_it_is():
   reads = lambda x: (jax.device_put(there := jax.device_put(x, HOST), DEVICE).sum(), there)
   _, second = programs()
-  forth, fetched = offloaded.in_orders(jax.make_jaxpr(reads)(X), on_host(second, 0), {(1, 0): ORDER})
-  assert forth.out_avals[1].shape == fetched.in_avals[0].shape == X.shape
+  forth, fetched, to_send = offloaded.in_orders(jax.make_jaxpr(reads)(X), on_host(second, 0), {(1, 0): ORDER})
+  assert forth.out_avals[1].shape == fetched.in_avals[0].shape == X.shape and not to_send
 
 
 def test_what_no_operation_of_the_program_itself_moves_stays_as_it_is():
@@ -76,5 +76,5 @@ def test_what_no_operation_of_the_program_itself_moves_stays_as_it_is():
   (given,) = (eqn.invars[0] for eqn in first.jaxpr.eqns if eqn.primitive.name == "device_put")
   # Here it comes from elsewhere.
   without = closed(first.jaxpr.replace(outvars=[first.jaxpr.outvars[0], given]), first.consts)
-  forth, fetched = offloaded.in_orders(without, on_host(second, 0), {(1, 0): ORDER})
-  assert forth.out_avals[1].shape == fetched.in_avals[0].shape == X.shape
+  forth, fetched, to_send = offloaded.in_orders(without, on_host(second, 0), {(1, 0): ORDER})
+  assert forth.out_avals[1].shape == fetched.in_avals[0].shape == X.shape and not to_send

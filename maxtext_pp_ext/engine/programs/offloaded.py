@@ -6,6 +6,8 @@ The compiler fetches an iteration's residuals one iteration ahead, and its loops
 dimensions (libtpu 0.0.48.1; benchmarks.workarounds order_of_offloaded). Stored in another order, each is copied twice.
 So here the array itself is transposed before it leaves, and transposed back when it has returned. Both only rename
 dimensions, since the memory has this order already.
+
+Forward itself leaves the array on the device. The next iteration sends it (`engine/forward.py`).
 """
 
 import collections
@@ -21,8 +23,8 @@ from maxtext_pp_ext.jax_private import ClosedJaxpr, JaxprEqn, Var
 
 def in_orders(
     forward: ClosedJaxpr, backward: ClosedJaxpr, orders: Mapping[tuple[int, int], Sequence[int]]
-) -> tuple[ClosedJaxpr, ClosedJaxpr]:
-  """The same programs, whose arrays in the host's memory have their dimensions in these orders.
+) -> tuple[ClosedJaxpr, ClosedJaxpr, set[int]]:
+  """The same programs, whose arrays in the host's memory have their dimensions in these orders, before they are sent.
 
   Args:
     forward: a program that moves some of its outputs to the host's memory.
@@ -30,24 +32,28 @@ def in_orders(
     orders: (number of forward's output, number of backward's input) -> the order of its dimensions in the host's memory.
       Arrays that are moved elsewhere, such as in a `shard_map`, stay as they are. So do those that something reads in the
       host's memory.
+
+  Returns:
+    (forward, backward, the numbers of forward's outputs that are on the device now).
   """
   backward = inline(backward, lambda *_: None)
   used, read = count_uses(forward.jaxpr), count_uses(backward.jaxpr)
   left = {eqn.outvars[0] for eqn in _moves(forward)}
   fetches = collections.Counter(v for eqn in _moves(backward) for v in variables(eqn.invars))
-  leaving, fetched = dict[Var, Sequence[int]](), dict[Var, Sequence[int]]()
+  leaving, fetched, outs = dict[Var, Sequence[int]](), dict[Var, Sequence[int]](), set[int]()
   for (out, number), order in orders.items():
     there, here = forward.jaxpr.outvars[out], backward.jaxpr.invars[number]
     if there in left and used[there] == 1 and 0 < fetches[here] == read[here]:
       leaving[there] = fetched[here] = order
+      outs.add(out)
   if not leaving:
-    return forward, backward
+    return forward, backward, outs
 
   def leave(eqn: JaxprEqn, values: list) -> list | None:
     if leaving.keys().isdisjoint(eqn.outvars):
       return None
     order = leaving[eqn.outvars[0]]
-    return eqn.primitive.bind(jnp.transpose(in_memory(values[0], order), order), **eqn.params)
+    return [jnp.transpose(in_memory(values[0], order), order)]
 
   def fetch(eqn: JaxprEqn, values: list) -> list | None:
     if fetched.keys().isdisjoint(variables(eqn.invars)):
@@ -59,7 +65,7 @@ def in_orders(
       v.aval if v not in fetched else v.aval.update(shape=tuple(v.aval.shape[dim] for dim in fetched[v]))
       for v in backward.jaxpr.invars
   ]
-  return _by(forward, leave, forward.in_avals), _by(backward, fetch, in_avals)
+  return _by(forward, leave, forward.in_avals), _by(backward, fetch, in_avals), outs
 
 
 def _moves(program: ClosedJaxpr) -> list[JaxprEqn]:

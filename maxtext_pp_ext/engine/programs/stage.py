@@ -46,9 +46,10 @@ class StageProgram:
   primal: ClosedJaxpr  # (weights, aux, x) -> outputs
   saving: ClosedJaxpr  # (weights, aux, x) -> outputs + saved
   rebuilding: ClosedJaxpr  # (weights, aux, x) -> the residuals that do not depend on x
-  saved_avals: tuple[Any, ...]  # types of the saved residuals, each [S, …]
+  saved_avals: tuple[Any, ...]  # types of the saved residuals, each [S, …], where backward finds them
   saved_orders: tuple[tuple[int, ...], ...]  # for each its dimensions from major to minor as backward reads them fastest
   saved_by_kernels: tuple[bool, ...]  # for each whether a kernel returns it
+  saved_to_send: tuple[bool, ...]  # for each whether `run` leaves it on the device, and it has to be sent to the host
   saved_by_products: tuple[bool, ...]  # for each whether a product computes it, and what reads it can read a part
   gradients: GradientProgram  # (rebuilt, saved, cotangents) -> (gradients of the weights, cotangent of x)
   # for each weight, its dimensions from major to minor as forward's products read them fastest
@@ -90,8 +91,10 @@ class StageProgram:
     saving = take([*range(len(traced.output_avals)), *traced.saved])
     orders = operands.residual_orders(backward.jaxpr, len(traced.rebuilt), len(traced.saved))
     on_host = [k for k, v in enumerate(traced.avals(traced.saved)) if v.memory_space != jax.memory.Space.Device]
-    if of_host := {(len(traced.output_avals) + k, len(traced.rebuilt) + k): orders[k] for k in on_host}:
-      saving, backward = offloaded.in_orders(saving, backward, of_host)
+    first = len(traced.output_avals)
+    of_host = {(first + k, len(traced.rebuilt) + k): orders[k] for k in on_host}
+    saving, backward, to_send = offloaded.in_orders(saving, backward, of_host) if of_host else (saving, backward, set())
+    saved = _types(saving.jaxpr.outvars[first:])
     return cls(
         weights_and_aux=jax.tree.structure((weights, aux)),
         outputs=traced.outputs,
@@ -99,7 +102,10 @@ class StageProgram:
         primal=primal,
         saving=saving,
         rebuilding=take(traced.rebuilt),
-        saved_avals=_types(saving.jaxpr.outvars[len(traced.output_avals) :]),
+        saved_avals=tuple(
+            aval.update(memory_space=jax.memory.Space.Host) if first + k in to_send else aval for k, aval in enumerate(saved)
+        ),
+        saved_to_send=tuple(first + k in to_send for k in range(len(saved))),
         saved_orders=orders,
         saved_by_kernels=operands.of_kernels(traced.forward.jaxpr, traced.saved),
         saved_by_products=operands.of_products(traced.forward.jaxpr, traced.saved),
