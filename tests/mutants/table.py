@@ -725,6 +725,22 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             WINDOW_OF_ONE,
         ),
         Mutant(
+            "offloaded-not-sent",
+            "what the last iteration offloads is never sent to the host",
+            "engine/forward.py",
+            "saved[number] = _sent(pipeline, number, carry[0], behind, behind % iterations.turns).saved",
+            "behind += 0",
+            OFFLOADED,
+        ),
+        Mutant(
+            "offloaded-of-the-next-iteration",
+            "what an iteration offloads is sent to the place of the next one",
+            "engine/forward.py",
+            "jnp.maximum(part.place(t - 1, turns), 0), (turn - 1) % turns",
+            "jnp.maximum(part.place(t, turns), 0), turn % turns",
+            OFFLOADED,
+        ),
+        Mutant(
             "offloaded-of-one-layer",
             "what a remat policy offloads to the host is that of one layer for all layers",
             "engine/forward.py",

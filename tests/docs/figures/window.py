@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator
 
+from benchmarks import published as published_benchmark
 from benchmarks import shapes
 from tests.docs.figures.results import (
     ASYNC_DISPATCH,
@@ -14,6 +15,7 @@ from tests.docs.figures.results import (
     percent,
     span,
     SPARSECORES,
+    table,
     WITH_EXPERTS,
 )
 
@@ -43,6 +45,13 @@ def window() -> Iterator[str]:
   yield f"""With queries, keys, values, the context and one product of the MLP kept (`--keep`), the same step takes
       {kept("window"):.2f} s in the window, {kept("none"):.2f} s without it, and {kept("circular_bsw"):.2f} s in four
       stages"""
+  for run, model in (("llama3.1-70b-v6e-32", "Llama 3.1 70B on v6e-32"), ("mistral-7b-v6e-8", "Mistral 7B on v6e-8")):
+    step = {impl: published_benchmark.fastest(table("published")[run], impl) for impl in ("circular", "none", "window")}
+    of = {impl: f"{row['projection']['step_s']:.2f} s" for impl, row in step.items()}
+    if "70B" in model:
+      yield f"{model} takes {of['circular']} so, {of['none']} without a window, and {of['window']} with `circular_bsw`."
+    else:
+      yield f"{model} takes {of['circular']}, {of['none']} and {of['window']}."
   none, window_ = (overlapping(impl) for impl in ("none", "window"))
   yield f"""{window_.seconds:.2f} s a step instead of {none.seconds:.2f}. Of the seconds that transfers of weights and
       gradients take, {percent(hidden("window"))} are hidden by compute, {percent(hidden("none"))} without the window"""
