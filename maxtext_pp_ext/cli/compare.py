@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add("--flags", default="", **names, help="sets of XLA flags of MaxText's, such as DENSE_VMEM_LIMIT_FLAG; or best")
   add("--run", action="store_true", help="also run the steps, on the devices here, and compare their times")
   add("--rounds", **number, help=f"rounds of --run that are measured (default: {_ROUNDS})")
+  maxtext.add_network(parser)
   maxtext.add_bounds(parser, "each, and for each turn of --run")
   add("--result", **file, help="write what --json prints into a .json file")
   add("--output", **file, help="draw bars into an .svg or .png file")
@@ -150,7 +151,8 @@ def _check(args: argparse.Namespace, names: list[str]) -> None:
   for option, endings in suffixes.items():
     if file := getattr(args, option):
       maxtext.check_output(f"--{option}", file, endings)
-  maxtext.check_numbers({"--minutes": args.minutes, "--memory-gib": args.memory_gib, "--rounds": args.rounds})
+  numbers = {"--minutes": args.minutes, "--memory-gib": args.memory_gib, "--rounds": args.rounds}
+  maxtext.check_numbers(numbers | {"--dcn-gbps": args.dcn_gbps})
   maxtext.check_numbers({"--devices": args.devices}, most=_MOST_CPU_DEVICES)
   if args.rounds is not None and not args.run:
     raise CommandError(f"--rounds {args.rounds}: needs --run.")
@@ -182,6 +184,9 @@ def _target(args: argparse.Namespace, names: list[str], machine: child.Machine) 
         f"--trace, --picture and --flags {best_flags.BEST} need a projection, which is for TPUs "
         f"{', '.join(chips.CHIPS)}, not {described}."
     )
+  if args.dcn_gbps and chip is None:
+    raise CommandError(f"--dcn-gbps {args.dcn_gbps:g} needs a projection, which is for TPUs, not {described}.")
+  chip = maxtext.with_network(chip, args)
   argv = args.maxtext_args
   value = flags.joined(given.get(flags.KEY) or "", _sets(args)) if args.flags else ""
   if value:

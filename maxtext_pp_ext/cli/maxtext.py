@@ -16,6 +16,7 @@ from maxtext_pp_ext import lazy_imports
 from maxtext_pp_ext.cli import output
 from maxtext_pp_ext.cli.errors import CommandError
 from maxtext_pp_ext.compiled import limits
+from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import arguments, postponed
 from maxtext_pp_ext.nearest import did_you_mean
 
@@ -104,6 +105,20 @@ def check_numbers(given: Mapping[str, float | None], most: float = math.inf) -> 
 def add_bounds(parser: argparse.ArgumentParser, each: str = "each") -> None:
   parser.add_argument("--minutes", type=float, default=30.0, help=f"wall time for {each} (default: %(default)s)")
   parser.add_argument("--memory-gib", type=float, default=24.0, help=f"host memory for {each} (default: %(default)s)")
+
+
+def add_network(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+      "--dcn-gbps",
+      type=float,
+      metavar="X",
+      help="GB/s of a device to other slices, instead of what was measured (v6e: 4.11), or of its nominal rate",
+  )
+
+
+def with_network(chip: chips.Chip | None, args: argparse.Namespace) -> chips.Chip | None:
+  """Returns a chip with the rate of `add_network`, if it is given."""
+  return chip.with_network(args.dcn_gbps * 1e9) if chip and args.dcn_gbps else chip
 
 
 def bounds(args: argparse.Namespace) -> limits.Limits:

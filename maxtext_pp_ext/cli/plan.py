@@ -94,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add("--validate", default=0, **number, help="compile the best N, and none, and compare")
   add("--write", type=pathlib.Path, metavar="FILE", help="write a row as a .yml file for MaxText")
   add("--row", **number, help="which row --write takes, counted from 1 (default: 1)")
+  maxtext.add_network(parser)
   maxtext.add_bounds(parser)
 
 
@@ -170,7 +171,7 @@ def _best(found: Any, count: int) -> list[Any]:
 def _check(args: argparse.Namespace) -> None:
   maxtext.check_numbers({"--devices": args.devices}, most=run_config.MOST_DEVICES)
   numbers = {"--device-memory-gib": args.device_memory_gib, "--top": args.top, "--row": args.row}
-  numbers |= {"--global-batch": args.global_batch}
+  numbers |= {"--global-batch": args.global_batch, "--dcn-gbps": args.dcn_gbps}
   for size in args.batch if args.batch is not None else ("1",):
     if not (size.replace(".", "", 1).isdecimal() and float(size)):
       raise CommandError(f"--batch {size}: is no positive number. Give sequences per device, such as 1,2,4.")
@@ -220,12 +221,17 @@ def _plan(args: argparse.Namespace, shown: output.Progress) -> Any:
       args.maxtext_args,
       implementations=args.impl,
       devices=args.devices,
-      chip=chips.CHIPS.get(args.chip),
+      chip=maxtext.with_network(_chip(args), args),
       batches=_batches(args, search),
       memory_limit=round(args.device_memory_gib * limits.GIB) if args.device_memory_gib else None,
       shown=args.top,
       on_progress=on_progress,
   )
+
+
+def _chip(args: argparse.Namespace) -> chips.Chip | None:
+  topology = run_config.given_keys(args.maxtext_args).get("compile_topology") or ""
+  return chips.CHIPS[args.chip] if args.chip else chips.of_topology(topology)
 
 
 def _batches(args: argparse.Namespace, search: Any) -> list[dict[str, Any]]:

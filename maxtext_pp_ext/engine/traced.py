@@ -64,9 +64,7 @@ class Iterations:
     """
     return 2 if self.compiled and self.replaces else 1
 
-  def loop(
-      self, phase: Phase, body: Body, carry: PyTree, *, reverse: bool = False, in_pairs: bool = False
-  ) -> PyTree:
+  def loop(self, phase: Phase, body: Body, carry: PyTree, *, reverse: bool = False, in_pairs: bool = False) -> PyTree:
     """`carry = body(t, turn, carry)` for the iterations of a phase in ascending order, or descending if `reverse`.
 
     An iteration's turn, t modulo `turns`, is a Python number even where t is not. `in_pairs` says whether a compiled loop

@@ -49,6 +49,10 @@ class Chip:
     """Bytes per second it can send to others of its slice, over all links."""
     return self.links * self.link
 
+  def with_network(self, rate: float) -> "Chip":
+    """The same, but it can send so many bytes per second to other slices."""
+    return dataclasses.replace(self, network=rate, network_measured=None)
+
 
 # In the order of the fields.
 _CHIPS = (

@@ -386,6 +386,8 @@ WRONG = {
     "to run on TPUs that are not there": (["compile_topology=v5p-8", "--run"], "need not be: give one of them"),
     "result of no kind": (["--result", "a.txt"], "has to end in .json"),
     "no rounds": (["--run", "--rounds", "0"], "has to be positive"),
+    "no network": (["compile_topology=v5p-8", "--dcn-gbps", "-1"], "has to be positive"),
+    "a network of CPUs": (["--dcn-gbps", "5"], "needs a projection, which is for TPUs"),
     "rounds of nothing": (["--rounds", "3"], "needs --run"),
     "trace of CPU devices": (["--trace", "a.json.gz"], "need a projection"),
     "unknown flags": (

@@ -242,6 +242,19 @@ def test_what_is_offloaded_has_to_fit_into_the_hosts_memory(plan, monkeypatch, c
   assert "does not fit into the host's memory" in capfd.readouterr().out
 
 
+def test_the_rate_between_slices_is_the_one_that_is_given(plan):
+  keys = ("compile_topology=v6e-8", "compile_topology_num_slices=2", "dcn_data_parallelism=2", "ici_fsdp_parallelism=8")
+  seconds = {}
+  for given in ((), ("--dcn-gbps", "4.11"), ("--dcn-gbps", "8.22")):
+    _, captured = plan(*keys, "--impl", "none", "--all", "--json", "remat_policy=full", *given)
+    (row,) = [row for row in json.loads(captured.out)["candidates"] if row["impl"] == "none"]
+    assert row["sent"]["between_slices"]
+    seconds[given[1:]] = row["seconds_of"]["transfers"]
+  of_network = row["sent"]["between_slices"] / 4.11e9
+  assert seconds[()] == pytest.approx(seconds[("4.11",)])  # as it was measured
+  assert seconds[()] - seconds[("8.22",)] == pytest.approx(of_network / 2, rel=1e-6)
+
+
 def test_nothing_fits_into_no_memory(plan):
   status, captured = plan("--devices", "8", "--device-memory-gib", "1e-6")
   assert status == 1 and "none of them fits, the nearest 5 are shown" in " ".join(captured.out.split())
@@ -347,6 +360,7 @@ WRONG = {
         f"--batch {text}": (("--devices", "8", "--batch", f"1,{text}"), f"--batch {text}: is no positive number")
         for text in ("two", "0", "nan", "-1", "1e9")
     },
+    "no network": (("--devices", "8", "--dcn-gbps", "0"), "has to be positive"),
     "no batch": (("--devices", "8", "--batch", ","), "--batch: names nothing"),
     "no batch has whole sequences": (("--devices", "8", "--batch", "0.0625,1.0625"), "no whole number"),
     "parts that cannot be": (

@@ -103,7 +103,8 @@ class StageProgram:
         saving=saving,
         rebuilding=take(traced.rebuilt),
         saved_avals=tuple(
-            aval.update(memory_space=jax.memory.Space.Host) if first + k in to_send else aval for k, aval in enumerate(saved)
+            aval.update(memory_space=jax.memory.Space.Host) if first + k in to_send else aval
+            for k, aval in enumerate(saved)
         ),
         saved_to_send=tuple(first + k in to_send for k in range(len(saved))),
         saved_orders=orders,
