@@ -157,15 +157,17 @@ def _iteration(
   """One iteration, of the part of this number: while the stages compute, the next repeat's chunk arrives."""
   iterations, schedule, ring = pipeline.iterations, pipeline.schedule, pipeline.ring
   state, carried = carry
-  state = _sent(pipeline, number, state, t, turn) if save else state
   weights = of_all.ordered(of_all.in_iteration(carried, loaded))
   repeat, chunk = iterations.repeat(t), iterations.item(t) % schedule.microbatches
   if phase.advances:
     following = iterations.repeat(t, after=1)
-    if any(w.replaces for w in weights):  # What arrives takes the memory of the repeat before, which has to be done.
-      state, following = jax.lax.optimization_barrier((state, following))
+    if any(w.replaces for w in weights):
+      # What arrives takes the memory of the repeat before, which has to be done. What it offloads may still travel.
+      store, held, following = jax.lax.optimization_barrier((state.store, state.held, following))
+      state = state._replace(store=store, held=held)
     weights = of_all.gather(weights, following, chunk)
   used = of_all.use(weights, repeat)
+  state = _sent(pipeline, number, state, t, turn) if save else state
   x, stage_aux = ring.read(t, state.store), pipeline.aux_at(aux, t)
   part, buffers = pipeline.parts[number], [of_turns[turn] for of_turns in state.saved]
   kept = _Kept(part.program, buffers, part.place(t, iterations.turns), reads=iterations.compiled)
