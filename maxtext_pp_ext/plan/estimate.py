@@ -59,9 +59,9 @@ _KERNEL_COPY_ROUND_TRIPS = 8
 # Llama 4 Scout over 16 devices, whose shards have 320 of 5120, it takes 1.64 ms for 336 MB, and 1.13 for the gradient; in
 # DeepSeek-V3 3.12 ms for 940 MB: as long as 9 to 13 HBM round trips (`--shape llama4-17b-16e deepseek3-671b-4096`).
 _TRANSPOSE_ROUND_TRIPS = 10
-# The share of forward in which transfers to the host's memory run. The compiler starts those of an iteration late in it:
-# with two arrays of Llama 3 70B offloaded, 55 % of forward, compute waits for a fifth of them (`maxtext-pp compare
-# model_name=llama3-70b compile_topology=v5p-256 … remat_policy=custom decoder_layer_input=offload out_proj=offload`).
+# The share of forward in which transfers to the host's memory run in MaxText's own loop. The compiler starts those of an
+# iteration late in it: of Mistral 7B on v6e-8, whose transfers take as long as forward, compute waits for 45 %
+# (`python -m benchmarks.published --run mistral-7b-v6e-8 --impl none`). Our loops send them in the next iteration.
 _WHILE_SENT = 0.5
 OPTIMIZER = "optimizer"  # a part of the seconds of a step
 # The share of the dispatch that compute hides where it may travel overlapped with compute, and where the parts of a
@@ -107,6 +107,7 @@ class Estimate:
   beside: dict[str, float]  # lane -> seconds of the transfers that run beside the pipeline's compute
   pipeline: float  # of the parts, seconds that the pipeline computes
   to_host: float  # seconds in which activations go to the host's memory, and in which they come back
+  while_sent: float  # the share of forward in which they can go there
   at_peak: dict[str, float]  # "compute", "interconnect" and "network" -> seconds of each at the vendor's peak rate
 
   @property
@@ -173,15 +174,27 @@ def estimate(
   # Forward takes one part of what forward, its recomputation and backward compute.
   pipeline, parts = sum(layers.values()), 3 + work.again
   to_host = costs.offloaded / chip.host_bandwidth
-  others["to the host's memory"] = float(waiting_for_host(to_host, pipeline / parts, pipeline * (1 - 1 / parts)))
+  while_sent = _WHILE_SENT if schedule is None else 1.0
+  sending, fetching = while_sent * pipeline / parts, pipeline * (1 - 1 / parts)
+  others["to the host's memory"] = float(waiting_for_host(to_host, sending, fetching))
   at_peak = _at_peak(chip, work, costs, with_bubbles)
   beside["dispatch"] = hidden
-  return Estimate(parts=layers | others, beside=beside, pipeline=pipeline, to_host=to_host, at_peak=at_peak)
+  return Estimate(
+      parts=layers | others,
+      beside=beside,
+      pipeline=pipeline,
+      to_host=to_host,
+      while_sent=while_sent,
+      at_peak=at_peak,
+  )
 
 
-def waiting_for_host(to_host: Any, forward: Any, backward: Any) -> Any:
-  """Seconds in which compute waits for transfers to the host's memory in forward, and for those back in backward."""
-  return np.maximum(to_host - _WHILE_SENT * forward, 0.0) + np.maximum(to_host - backward, 0.0)
+def waiting_for_host(to_host: Any, sending: Any, fetching: Any) -> Any:
+  """Seconds in which compute waits for transfers to the host's memory and for those back.
+
+  They run beside `sending` seconds of forward, and `fetching` of backward.
+  """
+  return np.maximum(to_host - sending, 0.0) + np.maximum(to_host - fetching, 0.0)
 
 
 def _at_peak(chip: chips.Chip, work: Work, costs: Costs, with_bubbles: float) -> dict[str, float]:
