@@ -156,7 +156,8 @@ class _Linear:
     """The seconds of a step; `host` has bytes for each token in the host's memory, [cases]."""
     pipeline, forward = self._base.pipeline + shares @ self._pipeline, self._base.pipeline / 3
     hidden = max(self._base.beside.values(), default=0.0)
-    waits = waiting_for_host(self._to_host * host, self._base.while_sent * forward, pipeline - forward)
+    sending, fetching = self._base.while_sent * forward, self._base.while_fetched * (pipeline - forward)
+    waits = waiting_for_host(self._to_host * host, sending, fetching)
     return self.parts(shares) + np.maximum(hidden - pipeline, 0.0) + waits
 
   def peak(self, device: np.ndarray, host: np.ndarray) -> np.ndarray:

@@ -44,10 +44,16 @@ def costs(kept, *, per_byte, product, between, base=100.0):
   """A run whose memory is what is kept, and whose seconds are recomputation and what waits for the host."""
   pipeline = base + product * kept.share(Kind.PRODUCT) + between * kept.again[layers.Again.BETWEEN]
   to_host = per_byte * kept.host
-  waits = float(estimate.waiting_for_host(to_host, 0.5 * base / 3, pipeline - base / 3))
+  waits = float(estimate.waiting_for_host(to_host, 0.5 * base / 3, 0.75 * (pipeline - base / 3)))
   parts = {"pipeline": pipeline, "host": waits}
   return types.SimpleNamespace(peak=1000 + kept.device, on_host=kept.host), estimate.Estimate(
-      parts=parts, beside={"links": 0.0}, pipeline=pipeline, to_host=to_host, while_sent=0.5, at_peak={}
+      parts=parts,
+      beside={"links": 0.0},
+      pipeline=pipeline,
+      to_host=to_host,
+      while_sent=0.5,
+      while_fetched=0.75,
+      at_peak={},
   )
 
 
