@@ -130,8 +130,8 @@ ABLATIONS: dict[str, Ablation] = {
     "order_of_offloaded": Ablation(
         what="What the host's memory keeps is in the order of its own dimensions there, and copied before and after.",
         file="engine/programs/stage.py",
-        old="      saving, backward = offloaded.in_orders(saving, backward, of_host)\n",
-        new="      pass\n",
+        old="(first + k, len(traced.rebuilt) + k): orders[k] for k in on_host}",
+        new="(first + k, len(traced.rebuilt) + k): sorted(orders[k]) for k in on_host}",
         case=unchanged.Case(
             impl="window",
             keys=(

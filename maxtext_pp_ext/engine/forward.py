@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.programs.stage import StageProgram
-from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, PerIteration, Store
+from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, PerIteration, Residual, Store
 from maxtext_pp_ext.engine.traced import Part, SavedOfParts, TracedPipeline
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.weights import of_all
@@ -28,10 +28,11 @@ class ForwardState(NamedTuple):
   intermediates: PyTree  # what stages sow in each iteration
   # residuals of this part of the iterations for backward, for each the buffer of each turn; none if there is no backward
   saved: list[list[PerIteration]]
-  # of the residuals that go to the host's memory those of the iteration before, [S, …], not yet sent; None for others
-  to_send: list[AtStages | None]
+  # of the residuals that go to the host's memory those of the iteration before, not yet sent; None for others
+  to_send: list[Residual | None]
 
 
+_empty = jax.lax.empty
 Carry = tuple[ForwardState, of_all.Carried]
 
 
@@ -107,14 +108,14 @@ def _buffers(pipeline: TracedPipeline, part: Part) -> list[list[PerIteration]]:
 
 
 def _buffer(pipeline: TracedPipeline, aval: Any, places: int) -> PerIteration:
-  empty = pipeline.ring.constrain_iterations(jax.lax.empty((places, *aval.shape), aval.dtype))
+  empty = pipeline.ring.constrain_iterations(_empty((places, *aval.shape), aval.dtype))
   # Residuals that a remat policy offloads arrive in host memory.
   return empty if aval.memory_space == jax.memory.Space.Device else jax.device_put(empty, aval.memory_space)
 
 
-def _nothing_to_send(pipeline: TracedPipeline, part: Part) -> list[AtStages | None]:
+def _nothing_to_send(pipeline: TracedPipeline, part: Part) -> list[Residual | None]:
   """What a part's first iteration sends in the place of residuals: any value, into a place that is written again."""
-  empty = lambda aval: pipeline.ring.constrain_iterations(jax.lax.empty((1, *aval.shape), aval.dtype))[0]
+  empty = lambda aval: pipeline.ring.constrain_iterations(_empty((1, *aval.shape), aval.dtype))[0]
   return [empty(aval) if part.program.saved_to_send[k] else None for k, aval in enumerate(part.program.saved_avals)]
 
 
@@ -163,8 +164,11 @@ def _iteration(
     following = iterations.repeat(t, after=1)
     if any(w.replaces for w in weights):
       # What arrives takes the memory of the repeat before, which has to be done. What it offloads may still travel.
-      store, held, following = jax.lax.optimization_barrier((state.store, state.held, following))
-      state = state._replace(store=store, held=held)
+      travels = [one is not None for one in state.to_send]
+      stays = [[] if travels[k] else of_turns for k, of_turns in enumerate(state.saved)]
+      done, following = jax.lax.optimization_barrier((state._replace(saved=stays, to_send=[]), following))
+      saved = [state.saved[k] if travels[k] else of_turns for k, of_turns in enumerate(done.saved)]
+      state = done._replace(saved=saved, to_send=state.to_send)
     weights = of_all.gather(weights, following, chunk)
   used = of_all.use(weights, repeat)
   state = _sent(pipeline, number, state, t, turn) if save else state
@@ -211,11 +215,13 @@ class _Kept:
 
   def __init__(self, program: StageProgram, buffers: list[PerIteration], index: jax.Array | int, *, reads: bool):
     self.buffers = buffers
-    self.to_send: list[AtStages | None] = [None] * len(buffers)
+    self.to_send: list[Residual | None] = [None] * len(buffers)
     self._program, self._index, self._reads = program, index, reads
 
   def keep(self, k: int, one: jax.Array) -> jax.Array:
-    """Writes residual k into its buffer. In compiled loops, what follows reads there what a product has computed.
+    """Writes residual k into its buffer, or leaves it for `_sent`, which sends it to the host's memory.
+
+    In compiled loops, what follows reads in the buffer what a product has computed.
 
     Otherwise the compiler (libtpu 0.0.48.1; benchmarks.workarounds residual_of_product) may let the product write it once
     for what follows, and copy that into the buffer. Without the barrier, it would put what was written in the place of

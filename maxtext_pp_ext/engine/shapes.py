@@ -24,4 +24,5 @@ Mask = Bool[jax.Array, "S"]
 Microbatches = Float[jax.Array, "M microbatch sequence embed"]
 AtStages = Float[jax.Array, "S microbatch sequence embed"]
 Store = Float[jax.Array, "S M microbatch sequence embed"]
+Residual = Shaped[jax.Array, "S *dims"]  # what an iteration keeps for backward
 PerIteration = Shaped[jax.Array, "T S *dims"]

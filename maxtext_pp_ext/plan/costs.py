@@ -104,6 +104,7 @@ class Sizes:
   activations: int  # of one microbatch, between two layers
   kept: int  # of a repeat's layers for one microbatch, for backward: their inputs, and what the remat policy keeps
   offloaded: int = 0  # the same in the host's memory
+  on_the_way: int = 0  # of these on the device: those that are computed, and those of the iteration before, which travel
   kept_outside: int = 0  # of the layers outside of the pipeline, for the whole batch
   offloaded_outside: int = 0
   work: int  # what backward of a layer holds of one microbatch
@@ -312,7 +313,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
 
 def _kept(times: int, sizes: Sizes) -> dict[Part, int]:
   """What is kept of so many iterations. An iteration's arrays travel while another one computes."""
-  on_the_way = {Part.TO_HOST: 2 * sizes.offloaded} if sizes.offloaded else {}
+  on_the_way = {Part.TO_HOST: sizes.on_the_way} if sizes.on_the_way else {}
   return {Part.KEPT: times * sizes.kept + sizes.kept_outside} | on_the_way
 
 

@@ -58,6 +58,7 @@ class Kept:
 
   device: float  # bytes in the device's memory for each token of the device, of all layers, their inputs among them
   host: float = 0.0  # the same in the host's memory
+  most_host: float = 0.0  # the same, if all iterations sent as much as those that send most
   again: Mapping[Kind | Again, float]  # shares of forward
   places: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the names that are kept
   # In so many iterations, the first, backward computes these names again.
@@ -73,6 +74,7 @@ class Kept:
     return Kept(
         device=mean(self.device, other.device),
         host=mean(self.host, other.host),
+        most_host=max(self.host, other.host),
         again={kind: mean(value, other.again[kind]) for kind, value in self.again.items()},
         places=self.places,
     )

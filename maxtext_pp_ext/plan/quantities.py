@@ -124,6 +124,7 @@ def keeping(
       sent_to_gather_again=round(kept.share(Kind.PRODUCT) * sized.sent_to_gather_again),
       kept=round(kept.device * of_repeat) - sized.activations * _inputs_not_kept(config, schedule),
       offloaded=round(kept.host * of_repeat),
+      on_the_way=2 * round(max(kept.host, kept.most_host) * of_repeat),
       kept_outside=round(kept.device * of_others),
       offloaded_outside=round(kept.host * of_others),
       dispatched=round(dispatched),

@@ -17,17 +17,17 @@ def test_each_iteration_of_a_phase_runs_once_and_in_order(microbatches, replaces
   iterations = Iterations(schedule=schedule, compiled=compiled, compiled_repeats=compiled_repeats, replaces=replaces)
   assert iterations.turns == (2 if compiled and replaces else 1)
 
-  def run(phase, reverse):
+  def run(phase, reverse, in_pairs):
     def note(t, turn, carry):
       assert turn in range(iterations.turns)
       right = t % iterations.turns == turn
       return carry[0] + 1, carry[1].at[carry[0]].set(jnp.where(right, t, -2))
 
-    return jax.jit(lambda: iterations.loop(phase, note, (0, jnp.full(9, -1)), reverse=reverse))()
+    return jax.jit(lambda: iterations.loop(phase, note, (0, jnp.full(9, -1)), reverse=reverse, in_pairs=in_pairs))()
 
   for count in range(8):
     expected = list(range(3, 3 + count))
-    for reverse in (False, True):
-      ran, order = run(Phase(first=3, count=count, advances=False), reverse)
+    for reverse, in_pairs in ((False, False), (True, False), (False, True)):
+      ran, order = run(Phase(first=3, count=count, advances=False), reverse, in_pairs)
       assert order.tolist() == expected[:: -1 if reverse else 1] + [-1] * (9 - count)
       assert ran == count

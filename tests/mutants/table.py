@@ -733,6 +733,22 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             OFFLOADED,
         ),
         Mutant(
+            "offloaded-at-another-turn",
+            "what an iteration offloads is sent to the buffer of the other turn",
+            "engine/forward.py",
+            "jnp.maximum(part.place(t - 1, turns), 0), (turn - 1) % turns",
+            "jnp.maximum(part.place(t - 1, turns), 0), turn % turns",
+            OFFLOADED,
+        ),
+        Mutant(
+            "offloaded-at-once",
+            "what a policy offloads is sent by the iteration that computes it",
+            "engine/programs/offloaded.py",
+            "return [jnp.transpose(in_memory(values[0], order), order)]",
+            "return eqn.primitive.bind(jnp.transpose(in_memory(values[0], order), order), **eqn.params)",
+            "tests/engine/test_offloaded.py::test_what_is_kept_has_another_order_and_the_same_values[backward]",
+        ),
+        Mutant(
             "offloaded-of-the-next-iteration",
             "what an iteration offloads is sent to the place of the next one",
             "engine/forward.py",

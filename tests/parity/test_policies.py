@@ -8,9 +8,12 @@ are compared with a loop over their layers, windows with MaxText's scan over the
 
 import math
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from maxtext_pp_ext.engine.programs import offloaded, operands
+from maxtext_pp_ext.engine import forward
+from maxtext_pp_ext.engine.programs import offloaded, operands, stage
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
@@ -136,6 +139,35 @@ def test_a_window_that_keeps_less_of_its_first_layers_equals_the_scan(microbatch
   windows.compare(
       ["circular_bsw"], num_pipeline_microbatches=microbatches, **POLICIES["custom, all on the device"], **remat
   )
+
+
+@pytest.mark.parametrize("microbatches, count", slow_but([(-1, 3)], [(-1, 1), (-1, 3), (-1, 5), (2, 5)], spread=True))
+def test_a_window_that_offloads_less_of_its_first_layers_equals_the_scan(microbatches, count, monkeypatch):
+  """What is sent before there is anything to send is NaN."""
+  nothing = lambda shape, dtype: jnp.full(shape, jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 0, dtype)
+  monkeypatch.setattr(forward, "_empty", nothing)
+  windows.compare(
+      ["circular_bsw"],
+      layers=6,
+      num_pipeline_microbatches=microbatches,
+      **POLICIES["custom, all offloaded"],
+      pipeline_remat_iterations=count,
+      pipeline_remat_tensors="mlpwi_0",
+  )
+
+
+@pytest.mark.parametrize("keys", [{}, {"decoder_layer_input": "offload"}, {"remat_policy": "minimal_offloaded"}])
+def test_all_that_a_policy_offloads_waits_for_the_next_iteration(keys, monkeypatch):
+  traced = []
+  own = stage.StageProgram.trace
+  monkeypatch.setattr(
+      stage.StageProgram, "trace", lambda *args, **given: traced.append(own(*args, **given)) or traced[-1]
+  )
+  given = {"remat_policy": "custom", "query_proj": "offload", "mlpwi_0": "device"} | keys
+  windows.program(windows.build(windows.make_config(pipeline_impl="circular_bsw", **given)))
+  program, *_ = traced
+  on_host = tuple(aval.memory_space == jax.memory.Space.Host for aval in program.saved_avals)
+  assert any(on_host) and program.saved_to_send == on_host
 
 
 class NaNInBubbles(CircularBswPipeline):
