@@ -67,9 +67,9 @@ class Iterations:
   def loop(self, phase: Phase, body: Body, carry: PyTree, *, reverse: bool = False, in_pairs: bool = False) -> PyTree:
     """`carry = body(t, turn, carry)` for the iterations of a phase in ascending order, or descending if `reverse`.
 
-    An iteration's turn, t modulo `turns`, is a Python number even where t is not. `in_pairs` says whether a compiled loop
-    runs two iterations at a time, even if there is only one turn. That costs Llama 3 70B in four stages nothing: with what
-    benchmarks.policies keeps, and two arrays offloaded, its products take as long.
+    An iteration's turn, t modulo `turns`, is a Python number even where t is not. `in_pairs` says whether a compiled
+    loop runs two iterations at a time, even if there is only one turn. It costs Llama 3 70B in four stages no products,
+    with what benchmarks.policies keeps, and two arrays offloaded.
     """
     first, count = phase.first, phase.count
     if reverse:
