@@ -64,8 +64,8 @@ _TRANSPOSE_ROUND_TRIPS = 10
 # (`python -m benchmarks.published --run mistral-7b-v6e-8 --impl none`). Our loops send them in the next iteration.
 _WHILE_SENT = 0.5
 # The share of backward in which they return. The compiler fetches an iteration's arrays late in the one before. Two
-# layers of Llama 3 70B on v5p-256, with queries and a product of the MLP offloaded, compute for 151 ms, and hide 50 of the
-# 76 ms of fetches (`maxtext-pp compare … query_proj=offload mlpwi_0=offload --trace`).
+# layers of Llama 3 70B on v5p-256, with queries and a product of the MLP offloaded, compute for 151 ms. That hides 50 of
+# the 76 ms of fetches (`maxtext-pp compare … query_proj=offload mlpwi_0=offload --trace`).
 _WHILE_FETCHED = 1 / 3
 OPTIMIZER = "optimizer"  # a part of the seconds of a step
 # The share of the dispatch that compute hides where it may travel overlapped with compute, and where the parts of a
