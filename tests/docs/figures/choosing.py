@@ -81,7 +81,7 @@ def _one_slice() -> Iterator[str]:
   window, none, stages = (_first(found, *which) for which in (("circular_bsw",), ("none",), ("circular_bsw", 4)))
   faster = percent(1 - window.seconds / none.seconds)
   step = lambda impl: compiled("llama3-70b", impl).seconds
-  yield f"each row keeps what makes it fastest within {percent(search._NEARLY_FULL)} of the memory"
+  yield f"each row keeps what makes it fastest within {percent(search.NEARLY_FULL)} of the memory"
   yield f"""It sends {fraction(1 - window.costs.sent / none.costs.sent)} less than `none`, and has no bubbles. With
       `{_FULL}` it is estimated to be {faster} faster than `none`, and is
       {percent(1 - step("window") / step("none"))} faster when compiled. Four stages send
@@ -206,4 +206,4 @@ def _trust() -> Iterator[str]:
       | dense models, `circular` and `none` | within {within(of("peak_GB", at_use))} | within
       {within(of("wire_total_GB", at_use))}: the compiler chooses how to gather a weight that is gathered as it is used |
       | models with experts | within {experts("peak_GB")} | within {experts("wire_total_GB")} |"""
-  yield f"rows that need more than {percent(search._NEARLY_FULL)} of a device."
+  yield f"rows that need more than {percent(search.NEARLY_FULL)} of a device."
