@@ -26,6 +26,10 @@ from maxtext_pp_ext.plan.layers import INPUT, Kept, Layers
 
 _MOST = 13  # names of which all subsets are tried: 8192
 _MOST_OFFLOADED = 6  # of a subset the largest tensors, of which all subsets are tried in the host's memory
+# What attention's kernels return, with a number for each query and head. The TPU compiler fails where these come back from
+# the host in some programs: "INTERNAL … %bitcast = f32[1,2,64,4096]" for Llama 3 70B on v5p-256, DENSE_VMEM_LIMIT_FLAG
+# and SparseCore collectives, with context, decoder_layer_input, out_proj and value_proj offloaded.
+_NEVER_OFFLOADED = ("context",)
 _MOST_TOO_LARGE = 256  # choices that do not fit, the fastest, which are tried in a part of the iterations
 _UNIT = 1024.0  # bytes for each token, to see what they change
 # What a run costs whose layers keep this.
@@ -175,7 +179,8 @@ def _placed(kept: Mapping[str | None, np.ndarray]) -> Iterator[tuple[float, floa
 
   Of each tensor `kept` has the bytes that may lie there, and those that stay on the device.
   """
-  largest = sorted((name for name in kept if name and kept[name][0]), key=lambda name: -kept[name][0])[:_MOST_OFFLOADED]
+  may_leave = (name for name in kept if name and name not in _NEVER_OFFLOADED and kept[name][0])
+  largest = sorted(may_leave, key=lambda name: -kept[name][0])[:_MOST_OFFLOADED]
   whole = float(np.sum(list(kept.values())))
   for count in range(len(largest) + 1):
     for on_host in itertools.combinations(largest, count):

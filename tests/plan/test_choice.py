@@ -9,12 +9,13 @@ import types
 import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from maxtext_pp_ext.plan import choice, estimate, layers
 from maxtext_pp_ext.plan.operations import Kind
 
-NAMES = ("query_proj", "context", "mlpwi_0", "mlpwo")
+NAMES = ("query_proj", "out_proj", "mlpwi_0", "mlpwo")
 CONFIG = types.SimpleNamespace(**dict.fromkeys(NAMES, "remat"), decoder_layer_input="device")
 TOKENS, WIDE, LAYERS = 8, 32, 3
 
@@ -23,13 +24,13 @@ def layer(weights, x):
   """A chain, whose named values spare each other's recomputation; mlpwi_0 is large."""
   x = checkpoint_name(x, "decoder_layer_input")
   query = checkpoint_name(jnp.sin(x) @ weights["query"], "query_proj")
-  context = checkpoint_name(jnp.tanh(query) @ weights["context"], "context")
+  context = checkpoint_name(jnp.tanh(query) @ weights["out_proj"], "out_proj")
   hidden = checkpoint_name(jnp.exp(context) @ weights["wide"], "mlpwi_0")
   return x + checkpoint_name(jnp.sin(jnp.cos(hidden) @ weights["out"]), "mlpwo")
 
 
 def toy():
-  shapes = {"query": (4, 4), "context": (4, 4), "wide": (4, WIDE), "out": (WIDE, 4)}
+  shapes = {"query": (4, 4), "out_proj": (4, 4), "wide": (4, WIDE), "out": (WIDE, 4)}
   weights = {name: jax.ShapeDtypeStruct((LAYERS, *shape), jnp.float32) for name, shape in shapes.items()}
 
   def loss(weights, x):
@@ -120,6 +121,12 @@ def test_no_number_of_first_iterations_that_keep_less_is_faster(rates):
   assert improved
 
 
+def test_what_the_compiler_may_not_fetch_stays_on_the_device():
+  kept = {"context": np.array([8.0, 0.0]), "mlpwo": np.array([4.0, 1.0]), None: np.array([2.0, 0.0])}
+  found = [(device, host, places["context"]) for device, host, places in choice._placed(kept)]
+  assert found == [(15.0, 0.0, "device"), (11.0, 4.0, "device")]
+
+
 def test_what_is_offloaded_fits_into_the_hosts_memory():
   found = toy()
   predict = lambda kept: costs(kept, per_byte=0.0, product=30.0, between=1.0)
@@ -135,7 +142,7 @@ def test_what_is_offloaded_fits_into_the_hosts_memory():
 
 def test_keys_are_those_whose_place_is_not_the_runs():
   own = types.SimpleNamespace(
-      decoder_layer_input="device", query_proj="remat", context="device", mlpwi_0="remat", mlpwo="remat"
+      decoder_layer_input="device", query_proj="remat", out_proj="device", mlpwi_0="remat", mlpwo="remat"
   )
   found = toy()
   choices = choice.Choices(
@@ -146,9 +153,9 @@ def test_keys_are_those_whose_place_is_not_the_runs():
   assert of(decoder_layer_input="offload") == {
       "remat_policy": "custom",
       "decoder_layer_input": "offload",
-      "context": "remat",
+      "out_proj": "remat",
   }
-  assert of(decoder_layer_input="device", context="device", mlpwo="offload") == {
+  assert of(decoder_layer_input="device", out_proj="device", mlpwo="offload") == {
       "remat_policy": "custom",
       "mlpwo": "offload",
   }
