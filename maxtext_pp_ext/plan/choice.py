@@ -26,9 +26,9 @@ from maxtext_pp_ext.plan.layers import INPUT, Kept, Layers
 
 _MOST = 13  # names of which all subsets are tried: 8192
 _MOST_OFFLOADED = 6  # of a subset the largest tensors, of which all subsets are tried in the host's memory
-# What attention's kernels return, with a number for each query and head. The TPU compiler fails where these come back from
-# the host in some programs: "INTERNAL … %bitcast = f32[1,2,64,4096]" for Llama 3 70B on v5p-256, DENSE_VMEM_LIMIT_FLAG
-# and SparseCore collectives, with context, decoder_layer_input, out_proj and value_proj offloaded.
+# What attention's kernels return, with a number for each query and head. The TPU compiler fails where these come back
+# from the host in some programs: "INTERNAL … %bitcast = f32[1,2,64,4096]" for Llama 3 70B on v5p-256,
+# DENSE_VMEM_LIMIT_FLAG and SparseCore collectives, with context, decoder_layer_input, out_proj and value_proj offloaded.
 _NEVER_OFFLOADED = ("context",)
 _MOST_TOO_LARGE = 256  # choices that do not fit, the fastest, which are tried in a part of the iterations
 _UNIT = 1024.0  # bytes for each token, to see what they change
