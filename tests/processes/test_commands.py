@@ -54,7 +54,7 @@ from maxtext_pp_ext.host.models import variants
 variants.arguments = lambda *_, **__: []
 one = types.SimpleNamespace(impl="none", keys={{}}, schedule=None)
 found = types.SimpleNamespace(
-    devices=4, slice=None, memory_limit=None, host_limit=None, not_counted=[], chip=None, candidates=[one],
+    devices=4, slice=None, memory_limit=None, host_limit=None, not_counted=[], chip=None, infeasible=[], candidates=[one],
     fits=lambda each: True, distinct=lambda: [one]
 )
 plan._plan, plan._as_dict = lambda *_: found, lambda *_: {{}}
