@@ -12,6 +12,7 @@ A pipeline, or a window, may keep less in its first iterations. So it may keep w
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import itertools
 import math
 from typing import Any
@@ -65,10 +66,14 @@ class Choices:
       kept = {name: size[:, case] for name, size in sizes.items() if size[:, case].any()}
       self._found += [(*placed, list(shares[case])) for placed in _placed(kept)]
     self._device, self._host = (np.array([found[k] for found in self._found]) for k in (0, 1))
-    of = lambda places, where: sum(1 << k for k, name in enumerate(layers.names) if places.get(name) == where)
-    # For each choice the numbers of the names in each place, as bits.
-    self._names = [np.array([of(places, where) for *_, places, _ in self._found]) for where in (DEVICE, OFFLOAD)]
     self._shares = np.array([shares for *_, shares in self._found])
+
+  @functools.cached_property
+  def _names(self) -> list[np.ndarray]:
+    """For the device and the host, which names each choice keeps there, as bits, [cases]."""
+    bits = {name: 1 << k for k, name in enumerate(self._own)}
+    of = lambda places, where: sum(bits[name] for name, place in places.items() if place == where)
+    return [np.array([of(places, where) for *_, places, _ in self._found]) for where in (DEVICE, OFFLOAD)]
 
   def keys_of(self, kept: Kept) -> dict[str, Any]:
     """MaxText's keys of a choice; of tensors those whose place is another one than the run's config says."""
