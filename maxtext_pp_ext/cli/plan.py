@@ -42,12 +42,12 @@ where the table has none, there are no seconds.
   bound by     what takes longest at the vendor's peak rates
 
 Ranking is by the seconds of a token: by "step s" if all have one batch. --batch 1,2,4 tries each in place of the run's
-own; --global-batch 512 tries every division of 512 sequences into parts of a step and devices. Of candidates with the
-same implementation and the same stages only the best is shown, also of those that differ in EP or batch, unless there
-is --all. Below the table are the keys to set for each row. docs/how-it-works.md has the formulas of bytes,
-docs/seconds.md that of seconds, and docs/choosing.md says how far they are from the compiler's figures. --validate
-compiles the best for the TPUs of compile_topology, which need not be present, projects their seconds, and shows both.
---write writes the first row, or that of --row, as a yml file for MaxText's trainers.
+own; --global-batch 512 divides 512 sequences into parts of a step and devices, in all ways that give each device whole
+sequences. Of candidates with the same implementation and the same stages only the best is shown, also of those that
+differ in EP or batch, unless there is --all. Below the table are the keys to set for each row. docs/how-it-works.md has
+the formulas of bytes, docs/seconds.md that of seconds, and docs/choosing.md says how far they are from the compiler's
+figures. --validate compiles the best for the TPUs of compile_topology, which need not be present, projects their
+seconds, and shows both. --write writes the first row, or that of --row, as a yml file for MaxText's trainers.
 
 If nothing fits, the candidates are shown that need least memory, and the keys that would make one fit. Each of these is
 estimated like a candidate. --write then writes nothing, unless --row says which.
@@ -71,9 +71,9 @@ from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import run_config, variants
 from maxtext_pp_ext.nearest import did_you_mean
+from maxtext_pp_ext.plan.costs import BATCH
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
-_OF_BATCH = {"per_device_batch_size", "gradient_accumulation_steps"}
 _NEAREST = 5  # candidates that are shown if nothing fits
 
 
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
   if found.slice is not None:
     lengths = found.slice.lengths
     result["slice"] = {"topology": found.slice.name, "chips": lengths, "closed": torus.closed(lengths)}
-  of_batches = [each for each in found.infeasible if each["keys"].keys() <= _OF_BATCH]
+  of_batches = [each for each in found.infeasible if each["keys"].keys() <= set(BATCH)]
   if args.all or of_batches:
     result["infeasible"] = found.infeasible if args.all else of_batches
   failed = not fits
@@ -172,7 +172,7 @@ def _check(args: argparse.Namespace) -> None:
   maxtext.check_numbers({"--devices": args.devices}, most=run_config.MOST_DEVICES)
   numbers = {"--device-memory-gib": args.device_memory_gib, "--top": args.top, "--row": args.row}
   numbers |= {"--global-batch": args.global_batch, "--dcn-gbps": args.dcn_gbps}
-  for size in args.batch if args.batch is not None else ("1",):
+  for size in args.batch or ():
     if not (size.replace(".", "", 1).isdecimal() and float(size)):
       raise CommandError(f"--batch {size}: is no positive number. Give sequences per device, such as 1,2,4.")
   if args.batch == []:
@@ -230,22 +230,22 @@ def _plan(args: argparse.Namespace, shown: output.Progress) -> Any:
 
 
 def _chip(args: argparse.Namespace) -> chips.Chip | None:
-  topology = run_config.given_keys(args.maxtext_args).get("compile_topology") or ""
-  return chips.CHIPS[args.chip] if args.chip else chips.of_topology(topology)
+  given = run_config.given_keys(args.maxtext_args)
+  return chips.CHIPS[args.chip] if args.chip else chips.of_topology(given.get("compile_topology") or "")
 
 
 def _batches(args: argparse.Namespace, search: Any) -> list[dict[str, Any]]:
   """Returns the keys of each batch to try; those of the run are {}."""
   if args.batch:
     sizes = dict.fromkeys(map(float, args.batch))
-    return [{search.BATCH[0]: int(size) if size.is_integer() else size} for size in sizes]
+    return [{BATCH[0]: int(size) if size.is_integer() else size} for size in sizes]
   if not args.global_batch:
     return [{}]
   given = run_config.given_keys(args.maxtext_args)
   slices = max(run_config.integer(given, "compile_topology_num_slices"), 1)
   devices = args.devices or slices * topology.devices(given["compile_topology"])
   divisions = search.divisions(args.global_batch, devices)
-  parts = search.BATCH[1]
+  parts = BATCH[1]
   if (own := (arguments.given(args.maxtext_args) or {}).get(parts)) is None:
     return divisions
   if not (found := [each for each in divisions if str(each[parts]) == str(own)]):

@@ -18,6 +18,8 @@ DEVICE, OFFLOAD = "device", "offload"
 PLACES = (DEVICE, OFFLOAD, "remat")
 
 
+# The keys of a batch: a device's sequences in a part of a step, and how many parts follow one another.
+BATCH = ("per_device_batch_size", "gradient_accumulation_steps")
 # The keys of remat policies other than those of tensors.
 OF_POLICIES = ("remat_policy", "pipeline_remat_iterations", "pipeline_remat_tensors")
 

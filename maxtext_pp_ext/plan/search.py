@@ -18,7 +18,7 @@ from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import abstract_model, flops, run_config, variants
 from maxtext_pp_ext.host.rules import candidates, problems
 from maxtext_pp_ext.plan import choice, experts, fitting, quantities
-from maxtext_pp_ext.plan.costs import Costs, OF_POLICIES
+from maxtext_pp_ext.plan.costs import BATCH, Costs, OF_POLICIES
 from maxtext_pp_ext.plan.estimate import Estimate
 from maxtext_pp_ext.plan.layers import Layers
 from maxtext_pp_ext.plan.result import Candidate, NEARLY_FULL, Plan
@@ -26,8 +26,6 @@ from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.units import counted
 
-# The keys of a batch.
-BATCH = ("per_device_batch_size", "gradient_accumulation_steps")
 # The keys in which the candidates with the same stages differ.
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 # The key that a plan chooses for a model with experts, unless the run does.
@@ -68,7 +66,7 @@ def plan(
     argv: MaxText's arguments of a run, with or without a pipeline.
     implementations: implementations of the registry that have a gather policy, and `variants.NONE`.
     devices, chip, memory_limit: number and kind of devices, and bytes of one, where `compile_topology` does not say.
-    batches: keys of batches (`BATCH`), each of which is tried instead of the arguments' own.
+    batches: keys of batches (`costs.BATCH`), each of which is tried instead of the arguments' own.
     shown: how many of the best, one of each kind, must be accepted as configs by this package and MaxText.
     on_progress: called with the number of layouts done, and their total.
 

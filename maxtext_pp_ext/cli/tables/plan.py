@@ -12,7 +12,7 @@ from maxtext_pp_ext import units
 from maxtext_pp_ext.config.remedies import value_text
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import topology
-from maxtext_pp_ext.plan.costs import is_of_policy, OF_POLICIES, Part, Sent
+from maxtext_pp_ext.plan.costs import BATCH, is_of_policy, OF_POLICIES, Part, Sent
 
 _WIDTH = 80  # without a terminal
 _BETWEEN = "  "
@@ -35,8 +35,7 @@ SENT = {
     "outside": (Sent.OUTSIDE,),
     "tokens": (Sent.DISPATCH,),
 }
-# The keys of a batch, where a plan tries several.
-_BATCH, _ACCUMULATED = "per_device_batch_size", "gradient_accumulation_steps"
+_BATCH, _ACCUMULATED = BATCH
 # A plan chooses it if the run does not.
 _EXPERTS = "ici_expert_parallelism"
 # What MaxText takes if a run does not say otherwise. An axis with -1 takes what is left.
