@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine.forward import get
+from maxtext_pp_ext.engine import to_host
+from maxtext_pp_ext.engine.buffers import get
 from maxtext_pp_ext.engine.order import Done, in_order, Saved
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, Numbers, Param, Store
 from maxtext_pp_ext.engine.traced import Part, Residuals, TracedPipeline
@@ -25,6 +26,7 @@ class BackwardState(NamedTuple):
 
   dstore: Store  # laid out like the store in `ring.py`
   dheld: AtStages | None  # with D = 2 the cotangent of the outputs that forward held back; None with D = 1
+  fetched: to_host.Travelling  # the next iteration's residuals from the host's memory
 
 
 class Cotangents(NamedTuple):
@@ -49,15 +51,20 @@ def backward(pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents) 
   Returns:
     (gradients of the parameters, in their dtypes and stored layout, cotangent of the inputs).
   """
-  schedule = pipeline.schedule
+  schedule, iterations = pipeline.schedule, pipeline.iterations
   weights = of_all.carried([w.open(schedule.repeats - 1).zeros() for w in kept.weights])
   carry = _initial_state(pipeline, cotangents.outputs), weights
   advances = pipeline.gathers or pipeline.reduces
+  fetches_for = None  # the number of a part
   phases = schedule.backward_phases(advances=advances, reduces=pipeline.reduces)
   for phase, number in pipeline.in_parts(phases, reverse=True):
     iteration = _Iteration(pipeline, number, kept, cotangents)
     body = iteration.at_once if schedule.microbatches == 1 else iteration.by_chunks
-    carry = pipeline.iterations.loop(phase, functools.partial(body, phase), carry, reverse=True)
+    if number != fetches_for:  # nothing has been fetched for the last iteration of a part
+      fetches_for, last = number, pipeline.parts[number].last
+      carry = iteration.fetch(last, last % iterations.turns, carry[0]), carry[1]
+    fetches = any(one is not None for one in carry[0].fetched)
+    carry = iterations.loop(phase, functools.partial(body, phase), carry, reverse=True, in_pairs=fetches)
   state, carried = carry
   return of_all.finish(of_all.in_iteration(carried, kept.weights)), pipeline.ring.leave(state.dstore)
 
@@ -66,9 +73,9 @@ def _initial_state(pipeline: TracedPipeline, doutputs: Microbatches) -> Backward
   ring, schedule = pipeline.ring, pipeline.schedule
   dstore = ring.enter(doutputs)
   if schedule.delay == 1:
-    return BackwardState(dstore, None)
+    return BackwardState(dstore, None, [])
   # The transpose of the forward's last transfer, which has no iteration of its own.
-  return BackwardState(dstore, ring.rotate_back(ring.write_back(schedule.iterations, dstore)))
+  return BackwardState(dstore, ring.rotate_back(ring.write_back(schedule.iterations, dstore)), [])
 
 
 class _Iteration(NamedTuple):
@@ -177,6 +184,8 @@ class _Iteration(NamedTuple):
         self.pipeline.aux_at(self.kept.aux, t),
         [
             Saved(functools.partial(get, all_[turn], order=program.saved_orders[k]), place)
+            if state.fetched[k] is None
+            else state.fetched[k]
             for k, all_ in enumerate(self.kept.saved[self.number])
         ],
         ring.constrain(dy),
@@ -184,7 +193,12 @@ class _Iteration(NamedTuple):
     )
     done = in_order(program.gradients, inputs, weights, item, chunk, behind)
     (dx,) = done.others
-    return BackwardState(ring.read_back(t, ring.constrain(dx), state.dstore), dheld), done
+    state = BackwardState(ring.read_back(t, ring.constrain(dx), state.dstore), dheld, state.fetched)
+    return self.fetch(t - 1, (turn - 1) % iterations.turns, state), done
+
+  def fetch(self, t: jax.Array | int, turn: int, state: BackwardState) -> BackwardState:
+    """The state with what iteration t reads of the host's memory."""
+    return state._replace(fetched=to_host.fetched(self.pipeline, self.number, self.kept.saved[self.number], t, turn))
 
 
 def _behind_their_own_chunks(weights: list[Weight]) -> list[Weight]:

@@ -2,17 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward loops; see `engine.py` for the pseudo-code."""
 
-from collections.abc import Sequence
 import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
+from maxtext_pp_ext.engine import to_host
+from maxtext_pp_ext.engine.buffers import buffer, get, put
 from maxtext_pp_ext.engine.programs.stage import StageProgram
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, PerIteration, Residual, Store
 from maxtext_pp_ext.engine.traced import Part, SavedOfParts, TracedPipeline
-from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.schedule import Phase
@@ -32,7 +31,6 @@ class ForwardState(NamedTuple):
   to_send: list[Residual | None]
 
 
-_empty = jax.lax.empty
 Carry = tuple[ForwardState, of_all.Carried]
 
 
@@ -64,14 +62,14 @@ def forward(
     if save and number == len(saved):  # loops carry the residuals of their own part only
       part = pipeline.parts[number]
       saved.append(_buffers(pipeline, part))
-      state = state._replace(to_send=_nothing_to_send(pipeline, part))
+      state = state._replace(to_send=to_host.nothing_to_send(pipeline, part))
     carry = state._replace(saved=saved[number] if save else []), carried
     sends = any(one is not None for one in carry[0].to_send)
     carry = iterations.loop(phase, functools.partial(body, phase, number), carry, in_pairs=sends)
     saved[number : number + 1] = [carry[0].saved]
     if save and phase.first + phase.count > pipeline.parts[number].last:
       behind = pipeline.parts[number].last + 1
-      saved[number] = _sent(pipeline, number, carry[0], behind, behind % iterations.turns).saved
+      saved[number] = to_host.sent(pipeline, number, carry[0].saved, carry[0].to_send, behind, behind % iterations.turns)
   state, carried = carry
   ring, store = pipeline.ring, state.store
   if state.held is not None:  # with D = 2 the last output has still to be transferred
@@ -94,7 +92,7 @@ def _initial_state(pipeline: TracedPipeline, inputs: Microbatches) -> ForwardSta
       store=store,
       held=ring.read(0, store) if schedule.delay == 2 else None,
       intermediates=jax.tree.map(
-          lambda aval: _buffer(pipeline, aval, schedule.iterations), pipeline.parts[0].program.intermediates_avals
+          lambda aval: buffer(pipeline.ring, aval, schedule.iterations), pipeline.parts[0].program.intermediates_avals
       ),
       saved=[],
       to_send=[],
@@ -104,44 +102,7 @@ def _initial_state(pipeline: TracedPipeline, inputs: Microbatches) -> ForwardSta
 def _buffers(pipeline: TracedPipeline, part: Part) -> list[list[PerIteration]]:
   """Buffers for the residuals of a part; for each, that of each turn."""
   places = part.places(pipeline.iterations.turns)
-  return [[_buffer(pipeline, aval, count) for count in places] for aval in part.program.saved_avals]
-
-
-def _buffer(pipeline: TracedPipeline, aval: Any, places: int) -> PerIteration:
-  empty = pipeline.ring.constrain_iterations(_empty((places, *aval.shape), aval.dtype))
-  # Residuals that a remat policy offloads arrive in host memory.
-  return empty if aval.memory_space == jax.memory.Space.Device else jax.device_put(empty, aval.memory_space)
-
-
-def _nothing_to_send(pipeline: TracedPipeline, part: Part) -> list[Residual | None]:
-  """What a part's first iteration sends in the place of residuals: any value, into a place that is written again."""
-  empty = lambda aval: pipeline.ring.constrain_iterations(_empty((1, *aval.shape), aval.dtype))[0]
-  return [empty(aval) if part.program.saved_to_send[k] else None for k, aval in enumerate(part.program.saved_avals)]
-
-
-def _sent(pipeline: TracedPipeline, number: int, state: ForwardState, t: jax.Array | int, turn: int) -> ForwardState:
-  """The state at the beginning of iteration t, with what the one before has left sent to the host's memory.
-
-  So an array has a whole iteration to travel. If the iteration that computes it sent it, transfers could take no longer
-  than the rest of the iteration. The TPU compiler then waits for the last ones, or sends at the beginning of the next
-  iteration what it takes from the end of one, and waits for each until its place is free.
-
-  Args:
-    pipeline: the pipeline.
-    number: the number of the part.
-    state: the state.
-    t: the iteration, which may be the one behind the part's last.
-    turn: its turn.
-  """
-  part, turns = pipeline.parts[number], pipeline.iterations.turns
-  # The first iteration sends nothing in particular, to a place that is written again.
-  place, last = jnp.maximum(part.place(t - 1, turns), 0), (turn - 1) % turns
-  saved = [list(of_turns) for of_turns in state.saved]
-  for k, one in enumerate(state.to_send):
-    if one is not None:
-      on_host = jax.device_put(one, jax.memory.Space.Host)
-      saved[k][last] = put(saved[k][last], on_host, place, None)
-  return state._replace(saved=saved)
+  return [[buffer(pipeline.ring, aval, count) for count in places] for aval in part.program.saved_avals]
 
 
 def _iteration(
@@ -171,7 +132,8 @@ def _iteration(
       state = done._replace(saved=saved, to_send=state.to_send)
     weights = of_all.gather(weights, following, chunk)
   used = of_all.use(weights, repeat)
-  state = _sent(pipeline, number, state, t, turn) if save else state
+  if save:
+    state = state._replace(saved=to_host.sent(pipeline, number, state.saved, state.to_send, t, turn))
   x, stage_aux = ring.read(t, state.store), pipeline.aux_at(aux, t)
   part, buffers = pipeline.parts[number], [of_turns[turn] for of_turns in state.saved]
   kept = _Kept(part.program, buffers, part.place(t, iterations.turns), reads=iterations.compiled)
@@ -200,16 +162,6 @@ def _overlapped(weight: Weight) -> list[str]:
   return ["buffers", "arriving"] if weight.is_gather_overlapped else ["buffers"]
 
 
-def put(all_: jax.Array, one: jax.Array, t: jax.Array | int, order: Sequence[int] | None) -> jax.Array:
-  """Writes iteration t's value into a buffer with a leading iteration axis.
-
-  Its dimensions are in this order in memory, from major to minor; with None as it comes. Left to itself, the TPU
-  compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_residual) may have one order in a loop and another one behind
-  it, and copy the values of all iterations in between: 6.3 GB for Qwen3 235B with a window.
-  """
-  return jax.lax.dynamic_update_index_in_dim(all_, _in_order(one, order), t, axis=0)
-
-
 class _Kept:
   """The buffers of residuals, while an iteration fills its place in them."""
 
@@ -219,7 +171,7 @@ class _Kept:
     self._program, self._index, self._reads = program, index, reads
 
   def keep(self, k: int, one: jax.Array) -> jax.Array:
-    """Writes residual k into its buffer, or leaves it for `_sent`, which sends it to the host's memory.
+    """Writes residual k into its buffer, or leaves it for `to_host.sent`, which sends it to the host's memory.
 
     In compiled loops, what follows reads in the buffer what a product has computed.
 
@@ -239,14 +191,3 @@ class _Kept:
       return one
     self.buffers[k] = jax.lax.optimization_barrier(self.buffers[k])
     return get(self.buffers[k], self._index, order)
-
-
-def get(all_: jax.Array, t: jax.Array | int, order: Sequence[int]) -> jax.Array:
-  """Reads iteration t's value from a buffer with a leading iteration axis; `order` as in `put`."""
-  return _in_order(jax.lax.dynamic_index_in_dim(all_, t, axis=0, keepdims=False), order)
-
-
-def _in_order(x: jax.Array, order: Sequence[int] | None) -> jax.Array:
-  """The same array; one in the host's memory stays as it is."""
-  on_device = jax.typeof(x).memory_space == jax.memory.Space.Device
-  return x if order is None or not on_device else in_memory(x, order)

@@ -79,6 +79,9 @@ WINDOW_OF_ONE = "tests/parity/test_windows.py::test_a_window_over_the_layers_equ
 OFFLOADED = (
     "tests/parity/test_windows.py::test_what_is_offloaded_to_the_host_comes_back_unchanged[custom--1-circular_bsw]"
 )
+OFFLOADED_IN_PART = (
+    "tests/parity/test_policies.py::test_a_window_that_offloads_less_of_its_first_layers_equals_the_scan[-1-3]"
+)
 SLICES = "tests/parity/test_windows.py::test_a_window_on_a_mesh_equals_the_scan_on_one_device[2 slices of fsdp 4-auto]"
 NO_WINDOW = "tests/host/rules/test_problems.py::test_what_has_no_window_without_a_pipeline_is_refused_with_what_to_set"
 GIVEN = "tests/host/replacements/test_scanned_layers.py::test_an_array_that_microbatches_do_not_carry_is_refused_by_name"
@@ -728,14 +731,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "offloaded-not-sent",
             "what the last iteration offloads is never sent to the host",
             "engine/forward.py",
-            "saved[number] = _sent(pipeline, number, carry[0], behind, behind % iterations.turns).saved",
-            "behind += 0",
+            "saved[number] = to_host.sent(",
+            "to_host.sent(",
             OFFLOADED,
         ),
         Mutant(
             "offloaded-at-another-turn",
             "what an iteration offloads is sent to the buffer of the other turn",
-            "engine/forward.py",
+            "engine/to_host.py",
             "jnp.maximum(part.place(t - 1, turns), 0), (turn - 1) % turns",
             "jnp.maximum(part.place(t - 1, turns), 0), turn % turns",
             OFFLOADED,
@@ -751,15 +754,39 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "offloaded-of-the-next-iteration",
             "what an iteration offloads is sent to the place of the next one",
-            "engine/forward.py",
+            "engine/to_host.py",
             "jnp.maximum(part.place(t - 1, turns), 0), (turn - 1) % turns",
             "jnp.maximum(part.place(t, turns), 0), turn % turns",
             OFFLOADED,
         ),
         Mutant(
+            "fetched-of-another-iteration",
+            "backward reads what the iteration before has offloaded",
+            "engine/backward.py",
+            "return self.fetch(t - 1, (turn - 1) % iterations.turns, state), done",
+            "return self.fetch(t, turn, state), done",
+            OFFLOADED,
+        ),
+        Mutant(
+            "fetched-at-another-turn",
+            "what backward fetches is in the buffer of the other turn",
+            "engine/backward.py",
+            "return self.fetch(t - 1, (turn - 1) % iterations.turns, state), done",
+            "return self.fetch(t - 1, turn, state), done",
+            OFFLOADED,
+        ),
+        Mutant(
+            "fetched-for-another-part",
+            "where iterations begin to keep less, backward reads what was fetched for others",
+            "engine/backward.py",
+            "if number != fetches_for:",
+            "if fetches_for is None:",
+            OFFLOADED_IN_PART,
+        ),
+        Mutant(
             "offloaded-of-one-layer",
             "what a remat policy offloads to the host is that of one layer for all layers",
-            "engine/forward.py",
+            "engine/buffers.py",
             "return jax.lax.dynamic_update_index_in_dim(all_, _in_order(one, order), t, axis=0)",
             "on_host = jax.typeof(one).memory_space != jax.memory.Space.Device\n"
             "  return jax.lax.dynamic_update_index_in_dim(all_, _in_order(one, order), 0 * t if on_host else t, axis=0)",

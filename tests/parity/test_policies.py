@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from maxtext_pp_ext.engine import forward
+from maxtext_pp_ext.engine import buffers
 from maxtext_pp_ext.engine.programs import offloaded, operands, stage
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
@@ -145,7 +145,7 @@ def test_a_window_that_keeps_less_of_its_first_layers_equals_the_scan(microbatch
 def test_a_window_that_offloads_less_of_its_first_layers_equals_the_scan(microbatches, count, monkeypatch):
   """What is sent before there is anything to send is NaN."""
   nothing = lambda shape, dtype: jnp.full(shape, jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 0, dtype)
-  monkeypatch.setattr(forward, "_empty", nothing)
+  monkeypatch.setattr(buffers, "_empty", nothing)
   windows.compare(
       ["circular_bsw"],
       layers=6,

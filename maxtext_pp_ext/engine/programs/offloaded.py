@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Residuals that a remat policy moves to the host's memory, with their dimensions there in the order that backward reads.
 
-The compiler fetches an iteration's residuals one iteration ahead, and its loops carry them in the order of their own
-dimensions (libtpu 0.0.48.1; benchmarks.workarounds order_of_offloaded). Stored in another order, each is copied twice.
+Loops carry what is fetched one iteration ahead, in the order of its own dimensions (libtpu 0.0.48.1;
+benchmarks.workarounds order_of_offloaded). Stored in another order, each array is copied twice.
 So here the array itself is transposed before it leaves, and transposed back when it has returned. Both only rename
 dimensions, since the memory has this order already.
 
-Forward itself leaves the array on the device. The next iteration sends it (`engine/forward.py`).
+Forward itself leaves the array on the device. The next iteration sends it, and backward gets what the iteration before
+has fetched (`engine/to_host.py`).
 """
 
 import collections
