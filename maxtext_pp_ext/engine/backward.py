@@ -66,12 +66,13 @@ def backward(pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents) 
     fetches = any(one is not None for one in carry[0].fetched)
     carry = iterations.loop(phase, functools.partial(body, phase), carry, reverse=True, in_pairs=fetches)
   state, carried = carry
-  return of_all.finish(of_all.in_iteration(carried, kept.weights)), pipeline.ring.leave(state.dstore)
+  dinputs = pipeline.ring.enter_back(state.dstore, state.dheld)
+  return of_all.finish(of_all.in_iteration(carried, kept.weights)), dinputs
 
 
 def _initial_state(pipeline: TracedPipeline, doutputs: Microbatches) -> BackwardState:
   ring, schedule = pipeline.ring, pipeline.schedule
-  dstore = ring.enter(doutputs)
+  dstore = ring.leave_back(doutputs)
   if schedule.delay == 1:
     return BackwardState(dstore, None, [])
   # The transpose of the forward's last transfer, which has no iteration of its own.
@@ -193,7 +194,8 @@ class _Iteration(NamedTuple):
     )
     done = in_order(program.gradients, inputs, weights, item, chunk, behind)
     (dx,) = done.others
-    state = BackwardState(ring.read_back(t, ring.constrain(dx), state.dstore), dheld, state.fetched)
+    dx = ring.pass_on_back(t, dy, ring.constrain(dx))
+    state = BackwardState(ring.read_back(t, dx, state.dstore), dheld, state.fetched)
     return self.fetch(t - 1, (turn - 1) % iterations.turns, state), done
 
   def fetch(self, t: jax.Array | int, turn: int, state: BackwardState) -> BackwardState:

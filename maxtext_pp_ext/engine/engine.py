@@ -115,7 +115,7 @@ class Engine:
         self.stages,
         of_all.use(alone, iterations.repeat(0)),
         self.aux_at(aux, 0),
-        self.ring.read(0, self.ring.enter(inputs)),
+        self.ring.read(0, self.ring.enter(inputs)[0]),
         splits=[layout.batch_splits(self.ring.mesh, batch, self.row_groups) for layout in self.layouts],
         batch_axes=[a for _, axes in batch for a in axes],
         gathered_in_steps=any(w.replaces and w.has_buffers and w.transfer.in_steps for w in weights),

@@ -87,10 +87,10 @@ def forward(
 
 def _initial_state(pipeline: TracedPipeline, inputs: Microbatches) -> ForwardState:
   schedule, ring = pipeline.schedule, pipeline.ring
-  store = ring.enter(inputs)
+  store, held = ring.enter(inputs)
   return ForwardState(
       store=store,
-      held=ring.read(0, store) if schedule.delay == 2 else None,
+      held=held,
       intermediates=jax.tree.map(
           lambda aval: buffer(pipeline.ring, aval, schedule.iterations), pipeline.parts[0].program.intermediates_avals
       ),
@@ -141,7 +141,7 @@ def _iteration(
   # The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
   # such as gathers, while the outputs move. A barrier that ties them to the outputs makes the compiler run them while the
   # stages compute the outputs. Gathers that stop compute are not tied: they may as well run while the outputs leave.
-  weights, y = of_all.behind_barrier(weights, _overlapped, ring.constrain(y))
+  weights, y = of_all.behind_barrier(weights, _overlapped, ring.pass_on(t, state.store, ring.constrain(y)))
   leaving, held = (y, None) if state.held is None else (state.held, y)
   state = ForwardState(
       store=ring.write(t, ring.rotate(leaving), state.store),

@@ -7,16 +7,22 @@ the mesh axis `stage`. Each stage has a store for M of them: [S, M, microbatch, 
 holds microbatch m whenever it waits there: as an input, between two repeats, and as an output. What arrives at another
 stage goes into the same slot of its own store, and is read in the next iteration.
 
-One rotation per iteration carries everything: stage to stage, and from the last stage back to stage 0's store.
-Inputs are gathered before the first iteration and outputs scattered after the last one: M microbatches each way. One
-program runs on every device, so the other stages hold M slots, too.
+One rotation per iteration carries everything: stage to stage, and from the last stage back to stage 0's store. A stage
+in a bubble passes on what it reads. So the first D·S inputs come to stage 0 while other stages wait for their first
+item, and the last D·S outputs go out to the stages while stages are done, without transfers of their own:
 
-A stage in a bubble computes on a microbatch, too, and its results reach nothing. Before its first item it begins with a
-microbatch as it entered. After the last item it computes that item again: stage 0 reads its last input once more,
-and sends the output around. On zeros all tokens would be alike, and a layer with experts would send all of them to the
-same devices, for which all stages wait.
+- Input m begins at stage −⌊m / D⌋ mod S, and comes to stage 0 at the end of iteration m − 1.
+- Output M − 1 − m is at stage ⌊m / D⌋ at the end.
+
+The other inputs move to stage 0 before the first iteration, and the other outputs leave it after the last one
+(`moves.py`). Outside of the pipeline the microbatches are spread over the stages in their order.
+
+A stage in a bubble computes, too, and its results reach nothing. Before its first item it computes on the inputs that it
+passes on, after the last one on that item again. On zeros all tokens would be alike, and a layer with experts would send
+all of them to the same devices, for which all stages wait.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -24,9 +30,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+import numpy as np
 
+from maxtext_pp_ext.engine.moves import moved
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.schedule import Schedule
+from maxtext_pp_ext.schedule.moves import entries, exits, Move
 from maxtext_pp_ext.sharding import constrain, divisible_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
@@ -40,8 +49,8 @@ class Ring:
   schedule: Schedule  # which stage works on which item at which iteration
   mesh: Mesh  # device mesh; its `stage` axis has size S or 1, or is absent
   activation_spec: P  # PartitionSpec of one microbatch [microbatch, sequence, embed]
-  # for tests: what replaces a stage's inputs in a bubble, such as NaN. Results of bubbles reach neither outputs nor
-  # gradients, whatever the inputs are.
+  # for tests: what a stage computes on in a bubble, such as NaN. Results of bubbles reach neither outputs nor gradients,
+  # whatever the inputs are.
   bubble_fill: float | None = None
 
   @property
@@ -103,27 +112,64 @@ class Ring:
     return self._permute(x, -1)
 
   @jax.named_scope("enter")
-  def enter(self, inputs: jax.Array) -> jax.Array:
-    """Brings all microbatches to stage 0: [M, microbatch, sequence, embed] -> store."""
-    if not self._is_sharded:
-      store = jnp.broadcast_to(inputs[None], (self.schedule.stages, *inputs.shape))
-      return constrain(store, self.spec(None, None), self.mesh)
-    in_spec = divisible_spec(self.spec(STAGE_AXIS), inputs.shape, self.mesh)
-    collect = lambda part: jax.lax.all_gather(part, STAGE_AXIS, tiled=True)[None]
-    return self._on_stage_axis(collect, in_spec, P(STAGE_AXIS, None, *in_spec[1:]), constrain(inputs, in_spec, self.mesh))
+  def enter(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """Brings microbatches [M, microbatch, sequence, embed] to where they begin.
+
+    Returns:
+      (store, with D = 2 what is in transfer before the first iteration, [S, microbatch, sequence, embed]).
+    """
+    stored, in_transfer = entries(self.schedule)
+    chunks = self._in_chunks(inputs)
+    store = self._moved(stored, chunks, self.schedule.microbatches)
+    return store, self._moved(in_transfer, chunks, 1)[:, 0] if in_transfer else None
+
+  @jax.named_scope("enter")
+  def enter_back(self, dstore: jax.Array, dheld: jax.Array | None) -> jax.Array:
+    """The transpose of `enter`."""
+    stored, in_transfer = entries(self.schedule)
+    dchunks = self._moved([move.reversed for move in stored], dstore, self._per_stage)
+    if dheld is not None:
+      dchunks = self._moved([move.reversed for move in in_transfer], dheld[:, None], self._per_stage, into=dchunks)
+    return self._out_of_chunks(dchunks)
 
   @jax.named_scope("leave")
   def leave(self, store: jax.Array) -> jax.Array:
-    """Spreads stage 0's store over the stages: store -> [M, microbatch, sequence, embed], M sharded over `stage`."""
+    """Spreads the outputs over the stages: store -> [M, microbatch, sequence, embed], M sharded over `stage`."""
+    return self._out_of_chunks(self._moved(exits(self.schedule), store, self._per_stage))
+
+  @jax.named_scope("leave")
+  def leave_back(self, doutputs: jax.Array) -> jax.Array:
+    """The transpose of `leave`. Slots from which no output leaves have any value."""
+    moves = [move.reversed for move in exits(self.schedule)]
+    return self._moved(moves, self._in_chunks(doutputs), self.schedule.microbatches)
+
+  @property
+  def _per_stage(self) -> int:
+    """How many microbatches each stage has outside of the pipeline."""
+    return self.schedule.microbatches // self.schedule.stages
+
+  def _in_chunks(self, microbatches: jax.Array) -> jax.Array:
+    """[M, …] -> [S, M/S, …]: the microbatches that each stage has outside of the pipeline."""
+    x = microbatches.reshape(self.schedule.stages, self._per_stage, *microbatches.shape[1:])
+    return constrain(x, self.spec(self.stages_spec[0], None), self.mesh)
+
+  def _out_of_chunks(self, chunks: jax.Array) -> jax.Array:
+    """The transpose of `_in_chunks`."""
+    microbatches = chunks.reshape(-1, *chunks.shape[2:])
+    return constrain(microbatches, self.spec(self.stages_spec[0]), self.mesh)
+
+  def _moved(self, moves: Sequence[Move], x: jax.Array, slots: int, into: jax.Array | None = None) -> jax.Array:
+    """[S, from, …] -> [S, slots, …]; in what nothing moves to, `into` or any value."""
+    if all(move.source == move.target for move in moves) and x.shape[1] == slots:
+      return x
+    into = jnp.zeros((x.shape[0], slots, *x.shape[2:]), x.dtype) if into is None else into
     if not self._is_sharded:
-      return store[0]
-    out_spec = divisible_spec(self.spec(STAGE_AXIS), store.shape[1:], self.mesh)
-
-    def spread(part):  # [1, M, …]; x + 0 is exact, so a sum with zeros is a transfer
-      part = jnp.where(jax.lax.axis_index(STAGE_AXIS) == 0, part[0], jnp.zeros_like(part[0]))
-      return jax.lax.psum_scatter(part, STAGE_AXIS, tiled=True)
-
-    return self._on_stage_axis(spread, P(STAGE_AXIS, None, *out_spec[1:]), out_spec, store)
+      sources, targets = (tuple(np.array(each).T) for each in zip(*moves, strict=True))
+      return constrain(into.at[targets].set(x[sources]), self.spec(None, None), self.mesh)
+    spec = divisible_spec(self.spec(STAGE_AXIS, None), x.shape, self.mesh)
+    move = lambda x, into: moved(moves, STAGE_AXIS, x[0], into[0])[None]
+    args = constrain(x, spec, self.mesh), constrain(into, spec, self.mesh)
+    return jax.shard_map(move, mesh=self.mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False)(*args)
 
   def constrain_iterations(self, x: jax.Array) -> jax.Array:
     """Lays a buffer with a value per iteration, [T, S, …], out over the stages; the compiler lays out the other axes.
@@ -134,40 +180,53 @@ class Ring:
     return constrain(x, P(None, stage, *(P.UNCONSTRAINED,) * (x.ndim - 2)), self.mesh)
 
   def read(self, t: jax.Array | int, store: jax.Array) -> jax.Array:
-    """The stages' inputs at iteration t: stage 0's item of that iteration, and what has arrived at the other stages.
-
-    After its last item stage 0 reads that item's input again.
+    """The stages' inputs at iteration t; after its last item a stage reads that item's input again.
 
     Args:
       t: iteration.
       store: [S, M, microbatch, sequence, embed].
     """
-    x = self._at_stage_0_or(jnp.minimum(t, self._last_read), self._slot_of_arrival(t - 1), store)
+    if self.schedule.stages == 1:
+      return self.constrain(self._slots(t, store))
+    number, last = self._stage_index(1), self._last_read
+    at = jnp.minimum(t, last + self.schedule.delay * number)
+    x = self._slots(jnp.where(number == 0, at, self._slot_of_arrival(at - 1)), store)
     if self.bubble_fill is not None:
       x = jnp.where(self.is_bubble(t, x.ndim), jnp.asarray(self.bubble_fill, x.dtype), x)
     return self.constrain(x)
+
+  def pass_on(self, t: jax.Array | int, store: jax.Array, y: jax.Array) -> jax.Array:
+    """What leaves the stages at iteration t: outputs y [S, microbatch, sequence, embed]; in a bubble what has arrived."""
+    if self.schedule.stages == 1:
+      return y
+    arrived = self._at_stage_0_or(self._slot_of_read(t), self._slot_of_arrival(t - 1), store)
+    return jnp.where(self.is_bubble(t, y.ndim), arrived, y)
+
+  def pass_on_back(self, t: jax.Array | int, dleaving: jax.Array, dx: jax.Array) -> jax.Array:
+    """The transpose of `pass_on` and of the stages: cotangents of what they have read or passed on."""
+    return dx if self.schedule.stages == 1 else jnp.where(self.is_bubble(t, dx.ndim), dleaving, dx)
 
   def write(self, t: jax.Array | int, arrived: jax.Array, store: jax.Array) -> jax.Array:
     """Puts the activations that arrived at the end of iteration t, [S, microbatch, sequence, embed], into the stores."""
     return jax.lax.dynamic_update_index_in_dim(store, arrived, self._slot_of_arrival(t), axis=1)
 
   def write_back(self, t: jax.Array | int, dstore: jax.Array) -> jax.Array:
-    """The transpose of `write` with respect to what arrives at the end of iteration t; in bubbles any value.
+    """The transpose of `write` with respect to what arrives at the end of iteration t.
 
-    A slot needs no clearing. Each of its values is read once, and the transpose of that `read` overwrites the slot.
+    A slot needs no clearing. Each of its values is read or passed on once, and `read_back` overwrites the slot.
 
     Args:
       t: iteration.
       dstore: cotangent of the store after iteration t, [S, M, microbatch, sequence, embed].
     """
-    return self._at_stage_0_or(self.schedule.arrival(t), self._slot_of_read(t + 1), dstore)
+    return self._at_stage_0_or(self._slot_of_arrival(t), self._slot_of_read(t + 1), dstore)
 
   def read_back(self, t: jax.Array | int, dx: jax.Array, dstore: jax.Array) -> jax.Array:
-    """The transpose of `read`.
+    """The transpose of reading what the stages compute on, or pass on.
 
     Args:
       t: iteration.
-      dx: cotangent of the stages' inputs, [S, microbatch, sequence, embed]; in bubbles any value.
+      dx: cotangent of what the stages have read or passed on, [S, microbatch, sequence, embed].
       dstore: cotangent of the store before, [S, M, microbatch, sequence, embed].
     """
     return jax.lax.dynamic_update_index_in_dim(dstore, dx, self._slot_of_read(t), axis=1)
@@ -175,28 +234,29 @@ class Ring:
   def _slot_of_arrival(self, t: jax.Array | int) -> jax.Array | int:
     """Where `write` puts what arrives at the end of iteration t.
 
-    Before the first arrival at stage 0, that item's slot may hold an input. What arrives then goes into the slot that
-    stage 0 has just read.
+    Before the first item arrives at stage 0, that is the input that it reads in the next iteration.
     """
     item = self.schedule.arrival(t)
-    into = item if self.schedule.arrival(0) >= 0 else jnp.where(item >= 0, item, t)
+    into = item if self.schedule.arrival(0) >= 0 else jnp.where(item >= 0, item, t + 1)
     return into % self.schedule.microbatches
 
   def _slot_of_read(self, t: jax.Array | int) -> jax.Array:
-    """Where `read_back` puts the cotangents of what is read at iteration t.
+    """Where stage 0 has what it reads or passes on at iteration t, and where `read_back` puts its cotangent.
 
-    What stage 0 reads in a bubble reaches nothing, and its slot holds an output's cotangent. So its cotangent goes into
-    the slot of what arrived at the end of the iteration, from which `write_back` has just read.
+    The other stages put cotangents there, too.
     """
-    slot = jnp.where(jnp.asarray(t) > self._last_read, self.schedule.arrival(t), t)
+    slot = jnp.where(jnp.asarray(t) > self._last_read, self.schedule.arrival(t - 1), t)
     return slot % self.schedule.microbatches
 
   def _at_stage_0_or(self, first: jax.Array | int, others: jax.Array | int, store: jax.Array) -> jax.Array:
     """A slot of each stage's store, of stage 0 and of the others: [S, M, …] -> [S, …]. Slots count modulo M."""
-    microbatches = self.schedule.microbatches
+    return self._slots(first if self.schedule.stages == 1 else jnp.where(self._stage_index(1) == 0, first, others), store)
+
+  def _slots(self, slots: jax.Array | int, store: jax.Array) -> jax.Array:
+    """A slot of each stage's store, [S], or of the only one: [S, M, …] -> [S, …]. Slots count modulo M."""
+    slots = jnp.asarray(slots) % self.schedule.microbatches
     if self.schedule.stages == 1:
-      return jax.lax.dynamic_index_in_dim(store, first % microbatches, axis=1, keepdims=False)
-    slots = jnp.where(self._stage_index(1) == 0, first, others) % microbatches
+      return jax.lax.dynamic_index_in_dim(store, slots, axis=1, keepdims=False)
     spec = divisible_spec(self.spec(self.stages_spec[0], None), store.shape, self.mesh)
     take = lambda slot, store: [jax.lax.dynamic_index_in_dim(store, slot, axis=0, keepdims=False)]
     (x,) = per_stage(take, self.mesh, [slots], [store], [Layout(spec, 0)], [Layout(P(spec[0], *spec[2:]), 0)])

@@ -12,6 +12,7 @@ import enum
 from typing import Any
 
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
+from maxtext_pp_ext.schedule.moves import transfers
 
 # Where a tensor is kept for backward, as MaxText's keys of tensors have it; the last: nowhere.
 DEVICE, OFFLOAD = "device", "offload"
@@ -200,7 +201,7 @@ def pipelined(
   ring = 2 * schedule.iterations * sizes.activations if schedule.stages > 1 else 0
   whole = schedule.microbatches * sizes.activations
   # Into the pipeline and out of it, forward and backward.
-  ends = 4 * whole * (schedule.stages - 1) // schedule.stages
+  ends = 2 * transfers(schedule) * sizes.activations
   # XLA may reduce gradients of dense layers within the products that compute them, step by step. That sends them once.
   twice = 0.0 if gather_policy.keeps_gathered else sizes.all_reduced_of_kernels
   traffic = {

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How the buffers of a pipeline's activations and residuals are laid out."""
+"""How a pipeline's activations move, and how their buffers and those of residuals are laid out."""
 
 import jax
 import jax.numpy as jnp
@@ -31,3 +31,53 @@ def laid_out(stages, devices_axis):
 def test_a_residual_lies_on_the_devices_that_computed_it(stages, devices_axis):
   """A kernel's residual, such as the logarithms of attention's sums, has an axis of all devices: none holds it whole."""
   assert laid_out(stages, devices_axis) == (ITERATIONS, 1, 3)
+
+
+def ring_of(stages, microbatches, repeats, delay, *, sharded):
+  mesh = Mesh(np.array(jax.devices()[: stages if sharded else 1]).reshape(-1, 1), ("stage", "fsdp"))
+  schedule = CircularSchedule(stages=stages, microbatches=microbatches, repeats=repeats, delay=delay)
+  return Ring(schedule=schedule, mesh=mesh, activation_spec=P("fsdp"), bubble_fill=float("nan"))
+
+
+def forward(ring, factors, inputs):
+  """Outputs of stages [S] that multiply by factors [S, 1, …]."""
+  store, held = ring.enter(inputs)
+  for t in range(ring.schedule.iterations):
+    y = ring.pass_on(t, store, factors * ring.read(t, store))
+    leaving, held = (y, None) if held is None else (held, y)
+    store = ring.write(t, ring.rotate(leaving), store)
+  return ring.leave(store if held is None else ring.write(ring.schedule.iterations, ring.rotate(held), store))
+
+
+def backward(ring, factors, doutputs):
+  dstore, dheld = ring.leave_back(doutputs), None
+  if ring.schedule.delay == 2:
+    dheld = ring.rotate_back(ring.write_back(ring.schedule.iterations, dstore))
+  for t in reversed(range(ring.schedule.iterations)):
+    dleaving = ring.rotate_back(ring.write_back(t, dstore))
+    dy, dheld = (dleaving, None) if dheld is None else (dheld, dleaving)
+    of_stages = jnp.where(ring.is_bubble(t, dy.ndim), jnp.nan, factors * dy)
+    dstore = ring.read_back(t, ring.pass_on_back(t, dy, of_stages), dstore)
+  return ring.enter_back(dstore, dheld)
+
+
+@pytest.mark.parametrize("stages, sharded", [(4, True), (3, False)], ids=["4 on devices", "3 on one device"])
+@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("delay, times", [(1, 1), (1, 3), (2, 1), (2, 1.5)])
+def test_each_microbatch_passes_all_stages_and_comes_back_to_its_place(stages, delay, times, repeats, sharded):
+  """What stages compute in bubbles is NaN, of activations and of cotangents."""
+  ring = ring_of(stages, int(times * delay * stages), repeats, delay, sharded=sharded)
+  factors = jnp.arange(2.0, 2.0 + stages).reshape(-1, 1, 1, 1)
+  x = jnp.arange(1.0, 1.0 + 4 * ring.schedule.microbatches).reshape(-1, 2, 2, 1)
+  expected = x * jnp.prod(factors) ** repeats
+  np.testing.assert_array_equal(jax.jit(lambda x: forward(ring, factors, x))(x), expected)
+  np.testing.assert_array_equal(jax.jit(lambda x: backward(ring, factors, x))(x), expected)
+
+
+@pytest.mark.parametrize("delay, times, count", [(1, 1, 1), (2, 1, 2), (1, 2, 4)])
+def test_what_rides_in_bubbles_has_no_transfers_of_its_own(delay, times, count):
+  """With M = D·S inputs move once to where they begin, one of each stage at a time; others go to stage 0 one by one."""
+  ring = ring_of(4, times * delay * 4, 2, delay, sharded=True)
+  x = jnp.zeros((ring.schedule.microbatches, 2, 2, 1))
+  entered = str(jax.make_jaxpr(ring.enter)(x))
+  assert entered.count("ppermute[") == count and "all_gather" not in entered

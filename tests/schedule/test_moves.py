@@ -1,0 +1,33 @@
+# Copyright 2026 The maxtext_pp_ext Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Moves into the ring of stages and out of it; `tests/engine/test_ring.py` follows microbatches through it."""
+
+import numpy as np
+import pytest
+
+from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule.moves import entries, exits, Move, rounds
+
+
+@pytest.mark.parametrize("stages, slots", [(2, 1), (3, 4), (8, 2)])
+def test_a_stage_sends_and_gets_one_array_in_each_round(stages, slots):
+  places = [(stage, slot) for stage in range(stages) for slot in range(slots)]
+  moves = [
+      Move(place, target) for place, target in zip(places, np.random.default_rng(0).permutation(places), strict=True)
+  ]
+  moves = [Move(move.source, tuple(map(int, move.target))) for move in moves]
+  found = rounds(moves)
+  assert sorted(move for each in found for move in each) == sorted(moves)
+  for each in found:
+    assert len({move.source[0] for move in each}) == len({move.target[0] for move in each}) == len(each)
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+@pytest.mark.parametrize("stages, repeats", [(2, 1), (4, 3), (8, 2)])
+def test_where_as_many_microbatches_as_wait_fill_the_ring_each_stage_sends_one_at_a_time(stages, repeats, delay):
+  schedule = CircularSchedule(stages=stages, microbatches=delay * stages, repeats=repeats, delay=delay)
+  stored, in_transfer = entries(schedule)
+  assert len(stored) == stages and len(in_transfer) == (delay - 1) * stages
+  assert len(rounds(exits(schedule))) == delay
+  for moves in (stored, in_transfer):
+    assert len({move.target[0] for move in moves}) == len(moves)
