@@ -61,10 +61,9 @@ def backward(pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents) 
     iteration = _Iteration(pipeline, number, kept, cotangents)
     body = iteration.at_once if schedule.microbatches == 1 else iteration.by_chunks
     if number != fetches_for:  # nothing has been fetched for the last iteration of a part
-      fetches_for, last = number, pipeline.parts[number].last
-      carry = iteration.fetch(last, last % iterations.turns, carry[0]), carry[1]
-    fetches = any(one is not None for one in carry[0].fetched)
-    carry = iterations.loop(phase, functools.partial(body, phase), carry, reverse=True, in_pairs=fetches)
+      fetches_for = number
+      carry = iteration.fetch(pipeline.parts[number].last, carry[0]), carry[1]
+    carry = iterations.loop(phase, functools.partial(body, phase), carry, reverse=True)
   state, carried = carry
   dinputs = pipeline.ring.enter_back(state.dstore, state.dheld)
   return of_all.finish(of_all.in_iteration(carried, kept.weights)), dinputs
@@ -196,11 +195,11 @@ class _Iteration(NamedTuple):
     (dx,) = done.others
     dx = ring.pass_on_back(t, dy, ring.constrain(dx))
     state = BackwardState(ring.read_back(t, dx, state.dstore), dheld, state.fetched)
-    return self.fetch(t - 1, (turn - 1) % iterations.turns, state), done
+    return self.fetch(t - 1, state), done
 
-  def fetch(self, t: jax.Array | int, turn: int, state: BackwardState) -> BackwardState:
+  def fetch(self, t: jax.Array | int, state: BackwardState) -> BackwardState:
     """The state with what iteration t reads of the host's memory."""
-    return state._replace(fetched=to_host.fetched(self.pipeline, self.number, self.kept.saved[self.number], t, turn))
+    return state._replace(fetched=to_host.fetched(self.pipeline, self.number, self.kept.saved[self.number], t))
 
 
 def _behind_their_own_chunks(weights: list[Weight]) -> list[Weight]:

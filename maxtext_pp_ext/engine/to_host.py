@@ -3,6 +3,8 @@
 """Residuals on their way to the host's memory and back: each has a whole iteration to travel, in both directions.
 
 Forward sends in an iteration what the one before has computed. Backward fetches in an iteration what the next one reads.
+In loops of two iterations the TPU compiler does that itself, and better: a step of Llama 3 70B with two arrays offloaded
+takes 10.05 s instead of 10.10 (v5p-256, window).
 """
 
 from collections.abc import Sequence
@@ -57,13 +59,11 @@ def sent(
 
 
 def fetched(
-    pipeline: TracedPipeline,
-    number: int,
-    saved: Sequence[Sequence[PerIteration]],
-    t: jax.Array | int,
-    turn: int,
+    pipeline: TracedPipeline, number: int, saved: Sequence[Sequence[PerIteration]], t: jax.Array | int
 ) -> Travelling:
   """What iteration t's backward reads of the host's memory; any value if t is before the part's first iteration.
+
+  In loops of two iterations it is None of all arrays.
 
   One array is fetched after the other. To the TPU compiler's scheduler they would otherwise travel at the same time, each
   as fast as alone. It would begin all of them as late as the longest one needs.
@@ -73,15 +73,14 @@ def fetched(
     number: the number of the part.
     saved: its buffers, for each residual that of each turn.
     t: the iteration.
-    turn: its turn.
   """
-  part, arrays = pipeline.parts[number], Travelling()
-  place = jnp.maximum(jnp.asarray(part.place(t, pipeline.iterations.turns)), 0)
-  for k, of_turns in enumerate(saved):
-    if not part.program.saved_to_send[k]:
+  part, turns, arrays = pipeline.parts[number], pipeline.iterations.turns, Travelling()
+  place = jnp.maximum(jnp.asarray(part.place(t, turns)), 0)
+  for k, buffers in enumerate(saved):
+    if turns > 1 or not part.program.saved_to_send[k]:
       arrays.append(None)
       continue
-    one = jax.device_put(get(of_turns[turn], place, None), jax.memory.Space.Device)
+    one = jax.device_put(get(buffers[0], place, None), jax.memory.Space.Device)
     one, place = jax.lax.optimization_barrier((one, place))
     arrays.append(one)
   return arrays
