@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from maxtext_pp_ext.engine import to_host
+from maxtext_pp_ext.engine import host_memory
 from maxtext_pp_ext.engine.buffers import get
 from maxtext_pp_ext.engine.order import Done, in_order, Saved
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, Numbers, Param, Store
@@ -22,11 +22,11 @@ PyTree = Any
 
 
 class BackwardState(NamedTuple):
-  """Cotangents of the forward state's activations; in bubbles any value, NaN included."""
+  """Cotangents of the forward state's activations, and what the next iteration reads."""
 
   dstore: Store  # laid out like the store in `ring.py`
   dheld: AtStages | None  # with D = 2 the cotangent of the outputs that forward held back; None with D = 1
-  fetched: to_host.Travelling  # the next iteration's residuals from the host's memory
+  fetched: host_memory.Travelling  # the next iteration's residuals from the host's memory, while none is on its way []
 
 
 class Cotangents(NamedTuple):
@@ -119,7 +119,7 @@ class _Iteration(NamedTuple):
     if of_item.finishes is not None:
       weights = of_all.ordered(of_all.place(weights, repeat, chunk))
       weights = of_all.finish_repeat(weights, repeat, of_item.finishes)
-    return state, of_all.carried(weights)
+    return self.fetch(t - 1, state), of_all.carried(weights)
 
   def at_once(self, phase: Phase, t: jax.Array | int, turn: int, carry: Carry) -> Carry:
     """An iteration at repeat r of the only microbatch: gradients of r + 1 are reduced, weights of r − 1 arrive."""
@@ -155,7 +155,7 @@ class _Iteration(NamedTuple):
     weights, state = of_all.behind_barrier(weights, ["buffers"], state)
     if phase.advances:
       weights = of_all.place(weights, repeat, chunk)
-    return state, of_all.carried(weights)
+    return self.fetch(t - 1, state), of_all.carried(weights)
 
   def _item(self, t: jax.Array | int, *, finishes: bool) -> Item:
     """The items of an iteration; `finishes` says whether stages go on to another repeat in its phase."""
@@ -199,7 +199,7 @@ class _Iteration(NamedTuple):
 
   def fetch(self, t: jax.Array | int, state: BackwardState) -> BackwardState:
     """The state with what iteration t reads of the host's memory."""
-    return state._replace(fetched=to_host.fetched(self.pipeline, self.number, self.kept.saved[self.number], t))
+    return state._replace(fetched=host_memory.fetched(self.pipeline, self.number, self.kept.saved[self.number], t))
 
 
 def _behind_their_own_chunks(weights: list[Weight]) -> list[Weight]:

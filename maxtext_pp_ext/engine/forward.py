@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from maxtext_pp_ext.engine import to_host
+from maxtext_pp_ext.engine import host_memory
 from maxtext_pp_ext.engine.buffers import buffer, get, put
 from maxtext_pp_ext.engine.programs.stage import StageProgram
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, PerIteration, Residual, Store
@@ -62,14 +62,16 @@ def forward(
     if save and number == len(saved):  # loops carry the residuals of their own part only
       part = pipeline.parts[number]
       saved.append(_buffers(pipeline, part))
-      state = state._replace(to_send=to_host.nothing_to_send(pipeline, part))
+      state = state._replace(to_send=host_memory.nothing_to_send(pipeline, part))
     carry = state._replace(saved=saved[number] if save else []), carried
     sends = any(one is not None for one in carry[0].to_send)
     carry = iterations.loop(phase, functools.partial(body, phase, number), carry, in_pairs=sends)
     saved[number : number + 1] = [carry[0].saved]
     if save and phase.first + phase.count > pipeline.parts[number].last:
       behind = pipeline.parts[number].last + 1
-      saved[number] = to_host.sent(pipeline, number, carry[0].saved, carry[0].to_send, behind, behind % iterations.turns)
+      saved[number] = host_memory.sent(
+          pipeline, number, carry[0].saved, carry[0].to_send, behind, behind % iterations.turns
+      )
   state, carried = carry
   ring, store = pipeline.ring, state.store
   if state.held is not None:  # with D = 2 the last output has still to be transferred
@@ -133,7 +135,7 @@ def _iteration(
     weights = of_all.gather(weights, following, chunk)
   used = of_all.use(weights, repeat)
   if save:
-    state = state._replace(saved=to_host.sent(pipeline, number, state.saved, state.to_send, t, turn))
+    state = state._replace(saved=host_memory.sent(pipeline, number, state.saved, state.to_send, t, turn))
   x, stage_aux = ring.read(t, state.store), pipeline.aux_at(aux, t)
   part, buffers = pipeline.parts[number], [of_turns[turn] for of_turns in state.saved]
   kept = _Kept(part.program, buffers, part.place(t, iterations.turns), reads=iterations.compiled)
@@ -171,7 +173,7 @@ class _Kept:
     self._program, self._index, self._reads = program, index, reads
 
   def keep(self, k: int, one: jax.Array) -> jax.Array:
-    """Writes residual k into its buffer, or leaves it for `to_host.sent`, which sends it to the host's memory.
+    """Writes residual k into its buffer, or leaves it for `host_memory.sent`, which sends it to the host's memory.
 
     In compiled loops, what follows reads in the buffer what a product has computed.
 

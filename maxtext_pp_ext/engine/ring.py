@@ -15,7 +15,7 @@ item, and the last D·S outputs go out to the stages while stages are done, with
 - Output M − 1 − m is at stage ⌊m / D⌋ at the end.
 
 The other inputs move to stage 0 before the first iteration, and the other outputs leave it after the last one
-(`moves.py`). Outside of the pipeline the microbatches are spread over the stages in their order.
+(`schedule/moves.py`). Outside of the pipeline the microbatches are spread over the stages in their order.
 
 A stage in a bubble computes, too, and its results reach nothing. Before its first item it computes on the inputs that it
 passes on, after the last one on that item again. On zeros all tokens would be alike, and a layer with experts would send
@@ -32,14 +32,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
-from maxtext_pp_ext.engine.moves import moved
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.schedule import Schedule
-from maxtext_pp_ext.schedule.moves import entries, exits, Move
+from maxtext_pp_ext.schedule.moves import entries, exits, Move, rounds
 from maxtext_pp_ext.sharding import constrain, divisible_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 STAGE_AXIS = "stage"
+_unset = jnp.zeros
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,57 +119,59 @@ class Ring:
       (store, with D = 2 what is in transfer before the first iteration, [S, microbatch, sequence, embed]).
     """
     stored, in_transfer = entries(self.schedule)
-    chunks = self._in_chunks(inputs)
-    store = self._moved(stored, chunks, self.schedule.microbatches)
-    return store, self._moved(in_transfer, chunks, 1)[:, 0] if in_transfer else None
+    spread = self._at_their_stages(inputs)
+    store = self._moved(stored, spread, self.schedule.microbatches)
+    return store, self._moved(in_transfer, spread, 1)[:, 0] if in_transfer else None
 
   @jax.named_scope("enter")
   def enter_back(self, dstore: jax.Array, dheld: jax.Array | None) -> jax.Array:
     """The transpose of `enter`."""
     stored, in_transfer = entries(self.schedule)
-    dchunks = self._moved([move.reversed for move in stored], dstore, self._per_stage)
+    dspread = self._moved([move.reversed for move in stored], dstore, self._share)
     if dheld is not None:
-      dchunks = self._moved([move.reversed for move in in_transfer], dheld[:, None], self._per_stage, into=dchunks)
-    return self._out_of_chunks(dchunks)
+      dspread = self._moved([move.reversed for move in in_transfer], dheld[:, None], self._share, into=dspread)
+    return self._in_a_row(dspread)
 
   @jax.named_scope("leave")
   def leave(self, store: jax.Array) -> jax.Array:
     """Spreads the outputs over the stages: store -> [M, microbatch, sequence, embed], M sharded over `stage`."""
-    return self._out_of_chunks(self._moved(exits(self.schedule), store, self._per_stage))
+    return self._in_a_row(self._moved(exits(self.schedule), store, self._share))
 
   @jax.named_scope("leave")
   def leave_back(self, doutputs: jax.Array) -> jax.Array:
     """The transpose of `leave`. Slots from which no output leaves have any value."""
     moves = [move.reversed for move in exits(self.schedule)]
-    return self._moved(moves, self._in_chunks(doutputs), self.schedule.microbatches)
+    return self._moved(moves, self._at_their_stages(doutputs), self.schedule.microbatches)
 
   @property
-  def _per_stage(self) -> int:
+  def _share(self) -> int:
     """How many microbatches each stage has outside of the pipeline."""
     return self.schedule.microbatches // self.schedule.stages
 
-  def _in_chunks(self, microbatches: jax.Array) -> jax.Array:
+  def _at_their_stages(self, microbatches: jax.Array) -> jax.Array:
     """[M, …] -> [S, M/S, …]: the microbatches that each stage has outside of the pipeline."""
-    x = microbatches.reshape(self.schedule.stages, self._per_stage, *microbatches.shape[1:])
+    x = microbatches.reshape(self.schedule.stages, self._share, *microbatches.shape[1:])
     return constrain(x, self.spec(self.stages_spec[0], None), self.mesh)
 
-  def _out_of_chunks(self, chunks: jax.Array) -> jax.Array:
-    """The transpose of `_in_chunks`."""
-    microbatches = chunks.reshape(-1, *chunks.shape[2:])
+  def _in_a_row(self, spread: jax.Array) -> jax.Array:
+    """The transpose of `_at_their_stages`."""
+    microbatches = spread.reshape(-1, *spread.shape[2:])
     return constrain(microbatches, self.spec(self.stages_spec[0]), self.mesh)
 
   def _moved(self, moves: Sequence[Move], x: jax.Array, slots: int, into: jax.Array | None = None) -> jax.Array:
     """[S, from, …] -> [S, slots, …]; in what nothing moves to, `into` or any value."""
     if all(move.source == move.target for move in moves) and x.shape[1] == slots:
       return x
-    into = jnp.zeros((x.shape[0], slots, *x.shape[2:]), x.dtype) if into is None else into
+    into = _unset((x.shape[0], slots, *x.shape[2:]), x.dtype) if into is None else into
     if not self._is_sharded:
-      sources, targets = (tuple(np.array(each).T) for each in zip(*moves, strict=True))
-      return constrain(into.at[targets].set(x[sources]), self.spec(None, None), self.mesh)
+      for move in moves:
+        (source, at), (target, to) = move.source, move.target
+        into = into.at[target, to : to + move.size].set(x[source, at : at + move.size])
+      return constrain(into, self.spec(None, None), self.mesh)
     spec = divisible_spec(self.spec(STAGE_AXIS, None), x.shape, self.mesh)
-    move = lambda x, into: moved(moves, STAGE_AXIS, x[0], into[0])[None]
+    between_devices = lambda x, into: _moved_between_devices(moves, x[0], into[0])[None]
     args = constrain(x, spec, self.mesh), constrain(into, spec, self.mesh)
-    return jax.shard_map(move, mesh=self.mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False)(*args)
+    return jax.shard_map(between_devices, mesh=self.mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False)(*args)
 
   def constrain_iterations(self, x: jax.Array) -> jax.Array:
     """Lays a buffer with a value per iteration, [T, S, …], out over the stages; the compiler lays out the other axes.
@@ -261,3 +263,26 @@ class Ring:
     take = lambda slot, store: [jax.lax.dynamic_index_in_dim(store, slot, axis=0, keepdims=False)]
     (x,) = per_stage(take, self.mesh, [slots], [store], [Layout(spec, 0)], [Layout(P(spec[0], *spec[2:]), 0)])
     return x
+
+
+def _moved_between_devices(moves: Sequence[Move], x: jax.Array, into: jax.Array) -> jax.Array:
+  """`into` after the moves, on each device of a `shard_map` over the stages.
+
+  Args:
+    moves: no two of them to the same slot.
+    x: a stage's slots that arrays come from, [from, microbatch, sequence, embed].
+    into: its slots that they go to, [to, microbatch, sequence, embed].
+  """
+  stage, stages = jax.lax.axis_index(STAGE_AXIS), jax.lax.axis_size(STAGE_AXIS)
+  for each in rounds(moves):
+    sent, got = np.zeros(stages, int), np.full(stages, -1)
+    for move in each:
+      sent[move.source[0]], got[move.target[0]] = move.source[1], move.target[1]
+    slot, count = jnp.asarray(got)[stage], each[0].size
+    arrays = jax.lax.dynamic_slice_in_dim(x, jnp.asarray(sent)[stage], count, axis=0)
+    if not each[0].is_within:
+      arrays = jax.lax.ppermute(arrays, STAGE_AXIS, [(move.source[0], move.target[0]) for move in each])
+    at = jnp.maximum(slot, 0)
+    before = jax.lax.dynamic_slice_in_dim(into, at, count, axis=0)
+    into = jax.lax.dynamic_update_slice_in_dim(into, jnp.where(slot >= 0, arrays, before), at, axis=0)
+  return into

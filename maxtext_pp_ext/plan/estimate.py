@@ -59,12 +59,15 @@ _KERNEL_COPY_ROUND_TRIPS = 8
 # Llama 4 Scout over 16 devices, whose shards have 320 of 5120, it takes 1.64 ms for 336 MB, and 1.13 for the gradient; in
 # DeepSeek-V3 3.12 ms for 940 MB: as long as 9 to 13 HBM round trips (`--shape llama4-17b-16e deepseek3-671b-4096`).
 _TRANSPOSE_ROUND_TRIPS = 10
-# The shares of forward in which transfers to the host's memory run in MaxText's own loop, and of backward in which they
-# return. The compiler starts both late in an iteration: of Mistral 7B on v6e-8, whose transfers take as long as forward,
-# compute waits for 45 % (`python -m benchmarks.published --run mistral-7b-v6e-8 --impl none`); two layers of Llama 3 70B
-# on v5p-256, with queries and a product of the MLP offloaded, hid 50 of 76 ms of fetches in 151 ms of backward. Our loops
-# send and fetch beside a whole iteration.
-_WHILE_SENT, _WHILE_FETCHED = 0.5, 1 / 3
+# The share of forward in which transfers to the host's memory run in MaxText's own loop. The compiler starts those of an
+# iteration late in it: of Mistral 7B on v6e-8, whose transfers take as long as forward, compute waits for 45 %
+# (`python -m benchmarks.published --run mistral-7b-v6e-8 --impl none`). Our loops send them in the next iteration.
+_WHILE_SENT = 0.5
+# The share of backward in which they return there, and in windows that replace weights in each iteration, where the
+# compiler fetches an iteration's arrays late in the one before. Two layers of Llama 3 70B on v5p-256, with queries and a
+# product of the MLP offloaded, compute for 151 ms. That hides 50 of the 76 ms of fetches (`maxtext-pp compare …
+# query_proj=offload mlpwi_0=offload --trace`). Our other loops fetch beside a whole iteration.
+_WHILE_FETCHED = 1 / 3
 OPTIMIZER = "optimizer"  # a part of the seconds of a step
 # The share of the dispatch that compute hides where it may travel overlapped with compute, and where the parts of a
 # microbatch take turns, too. In MaxText's layers little can compute before the tokens arrive. 34 to 49 % of it in
@@ -177,7 +180,9 @@ def estimate(
   # Forward takes one part of what forward, its recomputation and backward compute.
   pipeline, parts = sum(layers.values()), 3 + work.again
   to_host = costs.offloaded / chip.host_bandwidth
-  while_sent, while_fetched = (_WHILE_SENT, _WHILE_FETCHED) if schedule is None else (1.0, 1.0)
+  while_sent = _WHILE_SENT if schedule is None else 1.0
+  fetches = schedule is not None and not (ours and schedule.microbatches == 1)
+  while_fetched = 1.0 if fetches else _WHILE_FETCHED
   sending, fetching = while_sent * pipeline / parts, while_fetched * pipeline * (1 - 1 / parts)
   others["to the host's memory"] = float(waiting_for_host(to_host, sending, fetching))
   at_peak = _at_peak(chip, work, costs, with_bubbles)

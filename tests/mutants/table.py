@@ -79,9 +79,11 @@ WINDOW_OF_ONE = "tests/parity/test_windows.py::test_a_window_over_the_layers_equ
 OFFLOADED = (
     "tests/parity/test_windows.py::test_what_is_offloaded_to_the_host_comes_back_unchanged[custom--1-circular_bsw]"
 )
-OFFLOADED_IN_PART = (
-    "tests/parity/test_policies.py::test_a_window_that_offloads_less_of_its_first_layers_equals_the_scan[-1-3]"
+RING = "tests/engine/test_ring.py::test_each_microbatch_passes_all_stages_and_comes_back_to_its_place[1-3-2-4 on devices]"
+OFFLOADED_OF_PIPELINE = (
+    "tests/parity/test_policies.py::test_a_pipeline_equals_a_loop_over_its_layers[custom, all offloaded, 2 stages, D = 2]"
 )
+OFFLOADED_IN_PART = KEEPS_LESS.replace("all on the device", "all offloaded")
 SLICES = "tests/parity/test_windows.py::test_a_window_on_a_mesh_equals_the_scan_on_one_device[2 slices of fsdp 4-auto]"
 NO_WINDOW = "tests/host/rules/test_problems.py::test_what_has_no_window_without_a_pipeline_is_refused_with_what_to_set"
 GIVEN = "tests/host/replacements/test_scanned_layers.py::test_an_array_that_microbatches_do_not_carry_is_refused_by_name"
@@ -210,7 +212,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "engine/ring.py",
             "jnp.where(jnp.asarray(t) > self._last_read, self.schedule.arrival(t - 1), t)",
             "jnp.asarray(t)",
-            SIMPLE,
+            RING,
         ),
         Mutant(
             "inputs-of-other-stages",
@@ -755,14 +757,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "offloaded-not-sent",
             "what the last iteration offloads is never sent to the host",
             "engine/forward.py",
-            "saved[number] = to_host.sent(",
-            "to_host.sent(",
+            "saved[number] = host_memory.sent(",
+            "host_memory.sent(",
             OFFLOADED,
         ),
         Mutant(
             "offloaded-at-another-turn",
             "what an iteration offloads is sent to the buffer of the other turn",
-            "engine/to_host.py",
+            "engine/host_memory.py",
             "jnp.maximum(part.place(t - 1, turns), 0), (turn - 1) % turns",
             "jnp.maximum(part.place(t - 1, turns), 0), turn % turns",
             OFFLOADED,
@@ -778,26 +780,18 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "offloaded-of-the-next-iteration",
             "what an iteration offloads is sent to the place of the next one",
-            "engine/to_host.py",
+            "engine/host_memory.py",
             "jnp.maximum(part.place(t - 1, turns), 0), (turn - 1) % turns",
             "jnp.maximum(part.place(t, turns), 0), turn % turns",
             OFFLOADED,
         ),
         Mutant(
             "fetched-of-another-iteration",
-            "backward reads what the iteration before has offloaded",
+            "backward reads what the iteration behind has offloaded",
             "engine/backward.py",
-            "return self.fetch(t - 1, (turn - 1) % iterations.turns, state), done",
-            "return self.fetch(t, turn, state), done",
-            OFFLOADED,
-        ),
-        Mutant(
-            "fetched-at-another-turn",
-            "what backward fetches is in the buffer of the other turn",
-            "engine/backward.py",
-            "return self.fetch(t - 1, (turn - 1) % iterations.turns, state), done",
-            "return self.fetch(t - 1, turn, state), done",
-            OFFLOADED,
+            "_replace(fetched=host_memory.fetched(self.pipeline, self.number, self.kept.saved[self.number], t))",
+            "_replace(fetched=host_memory.fetched(self.pipeline, self.number, self.kept.saved[self.number], t + 1))",
+            OFFLOADED_OF_PIPELINE,
         ),
         Mutant(
             "fetched-for-another-part",

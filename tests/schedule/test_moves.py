@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maxtext_pp_ext.schedule import CircularSchedule
-from maxtext_pp_ext.schedule.moves import entries, exits, Move, rounds
+from maxtext_pp_ext.schedule.moves import entries, exits, Move, rounds, transfers
 
 
 @pytest.mark.parametrize("stages, slots", [(2, 1), (3, 4), (8, 2)])
@@ -31,3 +31,19 @@ def test_where_as_many_microbatches_as_wait_fill_the_ring_each_stage_sends_one_a
   assert len(rounds(exits(schedule))) == delay
   for moves in (stored, in_transfer):
     assert len({move.target[0] for move in moves}) == len(moves)
+
+
+@pytest.mark.parametrize("microbatches, delay, count", [(4, 1, 2), (8, 1, 9), (8, 2, 4), (12, 2, 9)])
+def test_transfers_are_those_of_the_microbatches_that_no_idle_stage_passes_on(microbatches, delay, count):
+  """(4, 1): one array of each stage in, and one out; (8, 1): four of the last two stages in, three of stage 0 out."""
+  assert transfers(CircularSchedule(stages=4, microbatches=microbatches, repeats=2, delay=delay)) == count
+
+
+def test_a_schedule_whose_stages_are_idle_at_other_times_is_refused():
+  class Late(CircularSchedule):
+
+    def iteration(self, repeat, microbatch, s):
+      return super().iteration(repeat, microbatch, s) + 1
+
+  with pytest.raises(NotImplementedError, match=r"stages begin at iterations \[1, 2\]"):
+    entries(Late(stages=2, microbatches=2, repeats=2))

@@ -8,7 +8,7 @@ So here the array itself is transposed before it leaves, and transposed back whe
 dimensions, since the memory has this order already.
 
 Forward itself leaves the array on the device. The next iteration sends it, and backward gets what the iteration before
-has fetched (`engine/to_host.py`).
+has fetched (`engine/host_memory.py`).
 """
 
 import collections
