@@ -173,7 +173,7 @@ def write_picture(path: pathlib.Path, pipelined: Sequence[float], sequential: Se
   gap.plot(allowed, color="tab:gray", linestyle="--", label="allowed")
   gap.set(xlabel="step", ylabel="loss")
   gap.set_yscale("symlog", linthresh=EPSILON)  # logarithmic but with a zero, since most steps have the same loss
-  gap.legend()
+  gap.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)  # above: lines end at the right
   figure.savefig(path, dpi=120)
 
 

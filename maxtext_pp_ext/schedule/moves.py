@@ -110,5 +110,5 @@ def _check(schedule: Schedule) -> None:
   if begin != [delay * s for s in range(stages)] or idle != delay * (stages - 1) or schedule.arrival(delay * stages) != 1:
     raise NotImplementedError(
         f"{type(schedule).__name__}: stages begin at iterations {begin} and are idle in {idle}. Idle stages pass inputs"
-        f" on to stage 0, and outputs from it: stage s has to begin at D·s, and to be idle in D·(S − 1), with D = {delay}."
+        f" on to stage 0, and outputs from it: stage s has to begin at D·s, and to be idle in D·(S − 1), D = {delay}."
     )
