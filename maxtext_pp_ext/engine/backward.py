@@ -26,7 +26,8 @@ class BackwardState(NamedTuple):
 
   dstore: Store  # laid out like the store in `ring.py`
   dheld: AtStages | None  # with D = 2 the cotangent of the outputs that forward held back; None with D = 1
-  fetched: host_memory.Travelling  # the next iteration's residuals from the host's memory, while none is on its way []
+  arrived: AtStages | None  # over slices, the cotangent of what leaves the stages at the end of the next iteration
+  fetched: host_memory.Travelling  # the next iteration's residuals from the host's memory; [] while none is on its way
 
 
 class Cotangents(NamedTuple):
@@ -72,10 +73,10 @@ def backward(pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents) 
 def _initial_state(pipeline: TracedPipeline, doutputs: Microbatches) -> BackwardState:
   ring, schedule = pipeline.ring, pipeline.schedule
   dstore = ring.leave_back(doutputs)
-  if schedule.delay == 1:
-    return BackwardState(dstore, None, [])
   # The transpose of the forward's last transfer, which has no iteration of its own.
-  return BackwardState(dstore, ring.rotate_back(ring.write_back(schedule.iterations, dstore)), [])
+  dheld = ring.rotate_back(ring.write_back(schedule.iterations, dstore)) if schedule.delay == 2 else None
+  arrived = ring.rotate_back(ring.write_back(schedule.iterations - 1, dstore)) if ring.over_slices else None
+  return BackwardState(dstore, dheld, arrived, [])
 
 
 class _Iteration(NamedTuple):
@@ -96,12 +97,12 @@ class _Iteration(NamedTuple):
 
   def by_chunks(self, phase: Phase, t: jax.Array | int, turn: int, carry: Carry) -> Carry:
     """An iteration with one of several microbatches: a chunk of a sum leaves, and a chunk of a weight takes its place."""
-    iterations, schedule, ring = self.pipeline.iterations, self.pipeline.schedule, self.pipeline.ring
+    iterations, schedule = self.pipeline.iterations, self.pipeline.schedule
     state, carried = carry
     weights = of_all.ordered(of_all.in_iteration(carried, self.weights))
     item, repeat, before = iterations.item(t), iterations.repeat(t), iterations.repeat(t, after=-1)
     chunk = schedule.microbatches - 1 - item % schedule.microbatches
-    dleaving = ring.rotate_back(ring.write_back(t, state.dstore))
+    dleaving = self._leaving(t, state)
     if phase.reduces:
       weights = _behind_their_own_chunks(of_all.cut_out(weights, repeat, chunk))
       weights = of_all.reduce(weights, iterations.repeat(t, after=1), chunk)
@@ -123,14 +124,14 @@ class _Iteration(NamedTuple):
 
   def at_once(self, phase: Phase, t: jax.Array | int, turn: int, carry: Carry) -> Carry:
     """An iteration at repeat r of the only microbatch: gradients of r + 1 are reduced, weights of r − 1 arrive."""
-    iterations, ring = self.pipeline.iterations, self.pipeline.ring
+    iterations = self.pipeline.iterations
     state, carried = carry
     weights = of_all.in_iteration(carried, self.weights)
     # Reductions do not begin before the iteration.
     weights, state = of_all.behind_barrier(weights, ["total", "stored"], state)
     repeat, before = iterations.repeat(t), iterations.repeat(t, after=-1)
     chunk = jnp.zeros_like(repeat)
-    dleaving = ring.rotate_back(ring.write_back(t, state.dstore))
+    dleaving = self._leaving(t, state)
     if phase.reduces:
       weights = _behind_all_sums(of_all.cut_out(weights, repeat, chunk))
       weights = of_all.reduce(weights, iterations.repeat(t, after=1), chunk)
@@ -191,11 +192,20 @@ class _Iteration(NamedTuple):
         ring.constrain(dy),
         jax.tree.map(lambda all_: _cotangent_at(all_, t), self.cotangents.intermediates),
     )
-    done = in_order(program.gradients, inputs, weights, item, chunk, behind)
+    done = in_order(program.gradients, inputs, weights, item, chunk, behind, layer_by_layer=not ring.over_slices)
     (dx,) = done.others
-    dx = ring.pass_on_back(t, dy, ring.constrain(dx))
-    state = BackwardState(ring.read_back(t, dx, state.dstore), dheld, state.fetched)
-    return self.fetch(t - 1, state), done
+    dstore = ring.read_back(t, ring.pass_on_back(t, dy, ring.constrain(dx)), state.dstore)
+    # Over slices a transfer takes longer than what is recomputed. So the cotangent leaves at once, and the gradients of
+    # weights are computed meanwhile.
+    arrived = ring.rotate_back(ring.write_back(t - 1, dstore)) if ring.over_slices else None
+    return BackwardState(dstore, dheld, arrived, []), done
+
+  def _leaving(self, t: jax.Array | int, state: BackwardState) -> AtStages:
+    """The cotangent of what leaves the stages at the end of the iteration."""
+    if state.arrived is not None:
+      return state.arrived
+    ring = self.pipeline.ring
+    return ring.rotate_back(ring.write_back(t, state.dstore))
 
   def fetch(self, t: jax.Array | int, state: BackwardState) -> BackwardState:
     """The state with what iteration t reads of the host's memory."""

@@ -49,6 +49,7 @@ class Ring:
   schedule: Schedule  # which stage works on which item at which iteration
   mesh: Mesh  # device mesh; its `stage` axis has size S or 1, or is absent
   activation_spec: P  # PartitionSpec of one microbatch [microbatch, sequence, embed]
+  over_slices: bool = False  # whether stages are on different slices, between which transfers take long
   # for tests: what a stage computes on in a bubble, such as NaN. Results of bubbles reach neither outputs nor gradients,
   # whatever the inputs are.
   bubble_fill: float | None = None

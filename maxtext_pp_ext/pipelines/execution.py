@@ -156,7 +156,13 @@ class Execution:
   def _engine(self, stage: StageModule, aux: Any, inputs: jax.Array) -> Engine:
     mesh = sharding.automatic(self.mesh)
     activation_spec = sharding.resolve(ACTIVATION_AXES, mesh, self._rules)
-    ring = Ring(schedule=self.schedule, mesh=mesh, activation_spec=activation_spec, bubble_fill=self.bubble_fill)
+    ring = Ring(
+        schedule=self.schedule,
+        mesh=mesh,
+        activation_spec=activation_spec,
+        over_slices=self.config.dcn_pipeline_parallelism > 1,
+        bubble_fill=self.bubble_fill,
+    )
     layouts = self._layouts(stage, aux, inputs, [a for _, axes in ring.batch_axes(inputs) for a in axes])
     return Engine(
         schedule=self.schedule,

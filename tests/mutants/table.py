@@ -79,6 +79,7 @@ WINDOW_OF_ONE = "tests/parity/test_windows.py::test_a_window_over_the_layers_equ
 OFFLOADED = (
     "tests/parity/test_windows.py::test_what_is_offloaded_to_the_host_comes_back_unchanged[custom--1-circular_bsw]"
 )
+ON_SLICES = f"{LAYERS}bsw_of_stages_on_slices_equals_a_loop_over_the_layers[2 layers]"
 RING = "tests/engine/test_ring.py::test_each_microbatch_passes_all_stages_and_comes_back_to_its_place[1-3-2-4 on devices]"
 OFFLOADED_OF_PIPELINE = (
     "tests/parity/test_policies.py::test_a_pipeline_equals_a_loop_over_its_layers[custom, all offloaded, 2 stages, D = 2]"
@@ -197,6 +198,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "return dx if self.schedule.stages == 1 else jnp.where(self.is_bubble(t, dx.ndim), dleaving, dx)",
             "return dx",
             SIMPLE,
+        ),
+        Mutant(
+            "cotangents-of-another-iteration",
+            "over slices, the cotangents that leave after an iteration are those of another one",
+            "engine/backward.py",
+            "ring.rotate_back(ring.write_back(t - 1, dstore))",
+            "ring.rotate_back(ring.write_back(t, dstore))",
+            ON_SLICES,
         ),
         Mutant(
             "inputs-lost-on-their-way",

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.host.models import decoder_layers
+from maxtext_pp_ext.pipelines import execution
 from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but
@@ -94,6 +96,25 @@ SLOW = (
 @pytest.mark.parametrize("keys", slow_but(VARIATIONS.keys() - SLOW, VARIATIONS))
 def test_bsw_of_llama_layers_equals_a_loop_over_them_with(keys):
   check("circular_bsw", "llama", stages=3, repeats=2, microbatches=6, **keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    slow_but(
+        ["2 layers"],
+        {
+            "2 layers": {"stages": 2, "repeats": 2, "microbatches": 4, "layers_per_stage": 2},
+            "D = 2": {"stages": 2, "repeats": 3, "microbatches": 6, "pipeline_delay_activation_forwarding": True},
+            "4 stages, 1 repeat": {"stages": 4, "repeats": 1, "microbatches": 4},
+            "kept activations": {"stages": 2, "repeats": 2, "microbatches": 2, "remat_policy": "minimal_with_context"},
+            "unrolled": {"stages": 2, "repeats": 2, "microbatches": 2, "scan_pipeline_iterations": False},
+        },
+    ),
+)
+def test_bsw_of_stages_on_slices_equals_a_loop_over_the_layers(keys, monkeypatch):
+  """The devices of one process have no slices, so the ring is told of them here."""
+  monkeypatch.setattr(execution, "Ring", lambda **fields: Ring(**fields | {"over_slices": True}))
+  check("circular_bsw", "llama", **keys)
 
 
 @pytest.mark.slow
