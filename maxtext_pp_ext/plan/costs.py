@@ -219,12 +219,13 @@ def pipelined(
       Sent.OUTSIDE: once_over,
   }
   several = gather_policy.keeps_gathered and schedule.repeats > 1
-  # Nothing computes before the first weights have come, nor after the last gradients; with D = 1 the next stage waits for
-  # the activations.
+  # Nothing computes before the first weights have come, nor after the last gradients. With D = 1 the next stage waits for
+  # the activations. Over slices backward computes weights' gradients while cotangents travel.
+  hidden = ring if schedule.delay == 2 else ring / 2 if over_slices else 0
   beside_compute = {
       Sent.WEIGHTS: 1 - 1 / gather if several and gather_policy.prefetches else 0.0,
       Sent.GRADIENTS: 1 - 1 / reduce if several else 0.0,
-      Sent.ACTIVATIONS: ring / (ring + ends) if schedule.delay == 2 and ring else 0.0,
+      Sent.ACTIVATIONS: hidden / (ring + ends) if ring else 0.0,
   }
   kept = _kept(schedule.iterations, sizes)
   backward = {

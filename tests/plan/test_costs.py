@@ -88,6 +88,12 @@ def test_activations_go_between_slices_if_stages_do_and_weights_if_they_are_shar
   schedule = CircularSchedule(stages=4, microbatches=8, repeats=5)
   found = costs.pipelined(schedule, GatherPolicy.REPEAT, SIZES, over_slices=True)
   assert found.between_slices == found.traffic["activations"]
+  # Compute hides cotangents, and with D = 2 what forward sends, but not what comes into the ring and leaves it.
+  hidden = found.beside_compute["activations"] * found.traffic["activations"]
+  assert hidden == pytest.approx(schedule.iterations * SIZES.activations)
+  delayed = costs.pipelined(dataclasses.replace(schedule, delay=2), GatherPolicy.REPEAT, SIZES, over_slices=True)
+  hidden = delayed.beside_compute["activations"] * delayed.traffic["activations"]
+  assert hidden == pytest.approx(2 * (schedule.iterations + 3) * SIZES.activations)
   sharded = dataclasses.replace(SIZES, between_slices=(10, 20, 3))
   found = costs.pipelined(schedule, GatherPolicy.ONCE, sharded)
   assert found.between_slices == round(5 * 10 + (5 + 3 / 8) * 20) + 3

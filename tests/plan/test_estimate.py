@@ -204,12 +204,15 @@ def test_what_two_devices_gather_they_exchange_beside_compute_but_not_over_the_n
   assert of(sizes=sizes, permuted=1.0).beside["network"] == 0.0
 
 
-def test_activations_are_waited_for_unless_they_have_an_iteration_of_their_own():
-  at_once, delayed = (
-      of("v6e", over_slices=True, schedule=dataclasses.replace(SCHEDULE, delay=delay)) for delay in (1, 2)
+def test_activations_are_waited_for_unless_they_have_an_iteration_of_their_own_or_backward_hides_cotangents():
+  by_delay = lambda over_slices: (
+      of("v6e", over_slices=over_slices, schedule=dataclasses.replace(SCHEDULE, delay=delay)) for delay in (1, 2)
   )
-  assert at_once.beside["network"] == 0 < delayed.beside["network"]
+  at_once, delayed = by_delay(True)
+  assert 0 < at_once.beside["network"] < delayed.beside["network"]
   assert delayed.parts["transfers"] < at_once.parts["transfers"]
+  at_once, delayed = by_delay(False)
+  assert at_once.beside["links to the next stage"] == 0 < delayed.beside["links to the next stage"]
 
 
 def test_weights_that_each_iteration_gathers_are_copied_with_several_microbatches():
