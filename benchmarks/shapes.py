@@ -157,7 +157,8 @@ SHAPES = {
             "per_device_batch_size": 2,
             "max_target_length": 4096,
         },
-        kept={"remat_policy": "minimal_with_context"},
+        without={"dcn_pipeline_parallelism": 1, "dcn_data_parallelism": 4},
+        kept=_KEPT,
     ),
     "llama3-8b-8-slices": Shape(
         title="Llama 3 8B, 8 slices of v6e-8, 8 stages over DCN × FSDP 8, 2 repeats of 2 layers per stage",
@@ -172,6 +173,7 @@ SHAPES = {
             "per_device_batch_size": 1,
             "max_target_length": 2048,
         },
+        without={"dcn_pipeline_parallelism": 1, "dcn_data_parallelism": 8},
         kept={"remat_policy": "minimal_with_context"},
     ),
     "mixtral-8x7b": Shape(
@@ -265,7 +267,7 @@ SHAPES = {
             "model_name": "llama4-17b-16e",
             "compile_topology": "v5p-128",
             "ici_pipeline_parallelism": 4,
-            "num_layers_per_pipeline_stage": 2,
+            "num_layers_per_pipeline_stage": 4,
             "ici_expert_parallelism": 4,
             "ici_fsdp_parallelism": 4,
             "num_pipeline_microbatches": 8,

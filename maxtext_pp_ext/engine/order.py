@@ -78,7 +78,7 @@ def in_order(
     chunk: Numbers,
     behind: PyTree = None,
     *,
-    layer_by_layer: bool = True,
+    late: int = 0,
 ) -> Done:
   """Runs a backward program on all stages, and adds each gradient to its sum as soon as it is computed.
 
@@ -92,7 +92,7 @@ def in_order(
     item: the items that the stages are at.
     chunk: the number of the arriving chunks.
     behind: arrays to be computed behind the segment `program.gathers_after`, and behind all that is overlapped.
-    layer_by_layer: whether the next layers begin when gradients are added. Otherwise the compiler chooses.
+    late: the number of last segments whose gradients may be computed behind all others. They need more memory.
   """
   values, weights = _Values(program.inputs, inputs), list(weights)
   for number, segment in enumerate(program.segments):
@@ -111,7 +111,7 @@ def in_order(
       # Gathers begin when the gradients of the iteration before are reduced, and no later than in the middle.
       tied = (crossing, added, behind)
       weights, (crossing, added, behind) = behind_barrier(weights, lambda weight: weight.overlapped, tied)
-    elif crossing and layer_by_layer:  # The next layers begin when these gradients are added.
+    elif crossing and number < len(program.segments) - late:  # The next layers begin when these gradients are added.
       crossing, added = jax.lax.optimization_barrier((crossing, added))
     values.replace(segment, crossing)
     for i, arrays in added.items():

@@ -48,8 +48,8 @@ class _Compiled(NamedTuple):
   seconds: float
 
 
-# Llama 3 8B on 8 slices of v6e-8, by stages, as `--validate 2` compiles it: GB and seconds.
-_COMPILED = {8: _Compiled(8.5, 9.4, 1.7, 0.77), 4: _Compiled(17.2, 9.3, 1.3, 0.75), 1: _Compiled(19.4, 42.3, 3.6, 1.12)}
+# Llama 3 8B on 8 slices of v6e-8 without a pipeline, as `--validate` compiles it: GB and seconds.
+_WITHOUT = _Compiled(19.4, 42.3, 3.6, 1.12)
 
 
 @functools.cache
@@ -90,9 +90,14 @@ def _one_slice() -> Iterator[str]:
       `none`."""
 
 
+def _by_stages() -> dict[int, _Compiled]:
+  eight = compiled("llama3-8b-8-slices", "circular_bsw")
+  return {8: _Compiled(eight.peak, eight.sent, eight.between_slices, eight.seconds), 1: _WITHOUT}
+
+
 def too_high() -> str:
   """Returns how much too high plan's seconds of the slices are, in percent."""
-  return span(_estimated(stages).seconds / _COMPILED[stages].seconds - 1 for stages in _COMPILED)
+  return span(_estimated(stages).seconds / row.seconds - 1 for stages, row in _by_stages().items())
 
 
 def _estimated(stages: int) -> Any:
@@ -101,23 +106,28 @@ def _estimated(stages: int) -> Any:
 
 
 def _where_it_pays() -> Iterator[str]:
-  eight, four, none = (_COMPILED[stages] for stages in (8, 4, 1))
-  between = {stages: _estimated(stages).costs.between_slices / 1e9 for stages in _COMPILED}
-  sent = {stages: _estimated(stages).costs.sent / 1e9 for stages in _COMPILED}
+  eight, none = (_by_stages()[stages] for stages in (8, 1))
+  between = {stages: _estimated(stages).costs.between_slices / 1e9 for stages in (8, 1)}
+  sent = {stages: _estimated(stages).costs.sent / 1e9 for stages in (8, 1)}
   yield f"""Without a pipeline each device sends {between[1]:.1f} GB of gradients to other slices (*slices*, with
-      `--wide`), which takes longer than computing. Eight stages over the slices send {between[8]:.1f} GB; four stages,
-      with data parallelism of 2, send {between[4]:.1f} GB."""
-  errors = [_estimated(stages).costs.peak / 1e9 / row.peak - 1 for stages, row in _COMPILED.items()]
-  errors += [between[stages] / row.between_slices - 1 for stages, row in _COMPILED.items()]
-  stages_off, none_off = sent[8] / eight.sent - 1, sent[1] / none.sent - 1
-  yield f"""Its program with eight stages needs {eight.peak} GB and sends {eight.sent} GB, of which
-      {eight.between_slices} GB go between slices; with four stages {four.peak}, {four.sent} and {four.between_slices}
-      GB. Its program without a pipeline needs {none.peak} GB and sends {none.sent} GB, of which {none.between_slices}
-      GB go between slices. So the estimates of memory and of traffic between slices are within {within(errors)}. The
-      estimate of all that is sent is {percent(stages_off)} too high with stages, and {percent(none_off)} without a
-      pipeline: {sent[1]:.0f} GB instead of {none.sent:.0f}."""
-  yield f"""A step projected from these programs takes {eight.seconds} s with eight stages, {four.seconds} with four, and
-      {none.seconds} without a pipeline. So the estimated seconds of this run are {too_high()} % too high."""
+      `--wide`), which takes longer than computing. Eight stages over the slices send {between[8]:.1f} GB."""
+  errors = [_estimated(stages).costs.peak / 1e9 / row.peak - 1 for stages, row in _by_stages().items()]
+  errors += [between[stages] / row.between_slices - 1 for stages, row in _by_stages().items()]
+  yield f"""Compiled (`python -m benchmarks.compiler_figures --shape llama3-8b-8-slices`), eight stages need
+      {eight.peak:.1f} GB and send {eight.sent:.1f} GB, of which {eight.between_slices:.1f} GB go between slices. Without a
+      pipeline the program needs {none.peak} GB and sends {none.sent} GB, of which {none.between_slices} GB go between
+      slices (`--validate`). So the estimates of memory and of traffic between slices are within {within(errors)}. The
+      estimate of all that is sent is {percent(sent[1] / none.sent - 1)} too high without a pipeline: {sent[1]:.0f} GB
+      instead of {none.sent:.0f}."""
+  yield f"""A step projected from these programs takes {eight.seconds:.2f} s with eight stages, and {none.seconds} without
+      a pipeline. So the estimated seconds of this run are {too_high()} % too high."""
+  fastest = lambda shape, impl: best(shape, impl).seconds
+  ours, without = (fastest("llama3-8b-8-slices", impl) for impl in ("circular_bsw", "none"))
+  yield f"""With collectives on the SparseCores and activations kept (`--keep`) a step takes {ours:.2f} s with eight stages,
+      and {without:.2f} without a pipeline."""
+  ours, without = (fastest("llama3-8b-4-slices", impl) for impl in ("circular_bsw", "none"))
+  yield f"""Over 4 slices of v6e-16, with four times as many tokens per chip (`--shape llama3-8b-4-slices`), four stages
+      with delayed forwarding take {ours:.2f} s, and no pipeline {without:.2f}."""
   yield f"Estimates that differ by less than {percent(test_against_compiler.TIE)} do not say which is faster."
   two, more = (_plan(*_SLICES, _FULL, f"per_device_batch_size={each}") for each in (2, 4))
   of = lambda found, impl, stages=1: f"{_first(found, impl, stages).seconds:.2f}"

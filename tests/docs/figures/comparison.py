@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator
 
-from tests.docs.figures.results import beside_compute, compiled, hidden, percent, wall_time
+from tests.docs.figures.results import beside_compute, best, compiled, hidden, percent, wall_time
 
 _GATHERS = ("forward gathers", "backward gathers")
 
@@ -15,7 +15,17 @@ def _host_gathers() -> str:
   return percent(share) if share else "none"
 
 
+def _steps(what: str, shape: str, *impls: str | None) -> str:
+  return " | ".join(
+      [f"| {what}", *(f"{best(shape, impl).seconds:.2f} s" if impl else "–" for impl in impls), ""]
+  ).rstrip()
+
+
 def readme() -> Iterator[str]:
+  yield f"""
+      {_steps("Llama 3 70B, 128 chips of v5p", "llama3-70b", "none", "window", "circular_bsw", "host plain")}
+      {_steps("Mixtral 8x7B, 32 chips of v5p", "mixtral-8x7b-dropless", "none", "window", "circular_bsw", "host BSW")}
+      {_steps("Llama 3 8B, 8 slices of v6e-8", "llama3-8b-8-slices", "none", None, "circular_bsw", None)}"""
   ours, bsw = compiled("llama3-70b", "circular_bsw"), compiled("llama3-70b", "host BSW")
   yield f"""For Llama 3 70B on 128 chips, a chip sends {ours.sent:.0f} GB per step and needs {ours.peak:.0f} GB of memory
       at its peak. With BSW it sends {bsw.sent:.0f} GB and needs {bsw.peak:.0f} GB."""

@@ -10,6 +10,8 @@ import jax
 
 from benchmarks import scaling
 from maxtext_pp_ext.plan.costs import Part, Phase, Sent
+from maxtext_pp_ext.schedule import CircularSchedule
+from maxtext_pp_ext.schedule.moves import transfers
 from tests import tables
 from tests.docs import pages
 from tests.docs.figures.results import CHECKOUT, compiled, percent, predicted, scaled, text_of
@@ -24,7 +26,8 @@ def how_it_works() -> Iterator[str]:
   ring = activations * 2 * iterations
   gathers = weights * (fsdp - 1) / fsdp * (2 * repeats - 1 + 2 * (stages - 1) / microbatches)
   reductions = weights * (fsdp - 1) / fsdp * (repeats + (stages - 1) / microbatches)
-  ends = 4 * microbatches * activations * (stages - 1) / stages
+  schedule = CircularSchedule(stages=stages, microbatches=microbatches, repeats=repeats)
+  ends = 2 * transfers(schedule) * activations
   outside = costs.traffic[Sent.OUTSIDE]
   ours, plain = (compiled("llama3-70b", impl) for impl in ("circular_bsw", "host plain"))
   gb = lambda size: f"{size / 1e9:.1f} GB"

@@ -75,6 +75,13 @@ def compiled(shape: str, impl: str, *flags: str) -> Step:
   return Step(table("compiler_figures")[shape][", ".join([impl, *flags])])
 
 
+def best(shape: str, impl: str) -> Step:
+  """Returns the fastest row of an implementation in compiler_figures.md, whatever its policy and flags."""
+  rows = table("compiler_figures")[shape]
+  projected = [row for name, row in rows.items() if name.split(", ")[0] == impl and "projection" in row]
+  return Step(min(projected, key=lambda row: row["projection"]["step_s"]))
+
+
 def scaled(impl: str, **point: int) -> Step:
   """Returns a row of scaling.md; `point` has what differs from the middle of its series."""
   return Step(table("scaling")[scaling.label(point)][impl])
