@@ -170,15 +170,16 @@ def estimate(
       "dispatch": dispatch - hidden,
       "copies of weights": _copied(work, schedule, gather_policy) / chip.hbm_bandwidth,
   }
-  waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy))
+  # Forward takes one part of what forward, its recomputation and backward compute, and weights' gradients another one.
+  pipeline, parts = sum(layers.values()), 3 + work.again
+  room = pipeline if schedule is None or schedule.delay == 2 else pipeline / parts
+  waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy), room=room)
   state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
   others = {
       "outside the layers": work.outside * (1.0 if _has_large_vmem(work) else _LOGITS) / chip.flops,
       OPTIMIZER: state / chip.hbm_bandwidth,
       "transfers": sum(waits.values()),
   }
-  # Forward takes one part of what forward, its recomputation and backward compute.
-  pipeline, parts = sum(layers.values()), 3 + work.again
   to_host = costs.offloaded / chip.host_bandwidth
   while_sent = _WHILE_SENT if schedule is None else 1.0
   fetches = schedule is not None and not (ours and schedule.microbatches == 1)
@@ -249,12 +250,12 @@ def _has_large_vmem(work: Work) -> bool:
 
 
 def _transfers(
-    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, *, slower: float
+    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, *, slower: float, room: float
 ) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
   What two devices gather or reduce they permute, and permutations overlap with compute. Gradients take `slower`
-  times as long as their bytes say.
+  times as long as their bytes say. Activations have `room` seconds of compute to overlap with.
   """
   rates = {
       "links": _gather_rate(chip, its_slice, work),
@@ -272,8 +273,9 @@ def _transfers(
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.sizes.permuted), ("network", between, 0.0)):
       share = beside_compute * (1.0 if moves or work.on_sparsecores else exchanged)
-      waits[lane] += (1 - share) * size / rates[lane]
-      beside[lane] += share * size / rates[lane]
+      hidden = min(share * size / rates[lane], room if moves else math.inf)
+      waits[lane] += size / rates[lane] - hidden
+      beside[lane] += hidden
   return waits, beside
 
 

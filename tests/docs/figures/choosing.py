@@ -14,6 +14,7 @@ from benchmarks import shapes
 from maxtext_pp_ext.plan import search
 from tests.docs.figures.results import (
     ASYNC_DISPATCH,
+    best,
     compiled,
     fraction,
     overlapping,
@@ -114,8 +115,8 @@ def _where_it_pays() -> Iterator[str]:
   errors = [_estimated(stages).costs.peak / 1e9 / row.peak - 1 for stages, row in _by_stages().items()]
   errors += [between[stages] / row.between_slices - 1 for stages, row in _by_stages().items()]
   yield f"""Compiled (`python -m benchmarks.compiler_figures --shape llama3-8b-8-slices`), eight stages need
-      {eight.peak:.1f} GB and send {eight.sent:.1f} GB, of which {eight.between_slices:.1f} GB go between slices. Without a
-      pipeline the program needs {none.peak} GB and sends {none.sent} GB, of which {none.between_slices} GB go between
+      {eight.peak:.1f} GB and send {eight.sent:.1f} GB, of which {eight.between_slices:.1f} GB go between slices. Without
+      a pipeline the program needs {none.peak} GB and sends {none.sent} GB, of which {none.between_slices} GB go between
       slices (`--validate`). So the estimates of memory and of traffic between slices are within {within(errors)}. The
       estimate of all that is sent is {percent(sent[1] / none.sent - 1)} too high without a pipeline: {sent[1]:.0f} GB
       instead of {none.sent:.0f}."""
@@ -123,8 +124,8 @@ def _where_it_pays() -> Iterator[str]:
       a pipeline. So the estimated seconds of this run are {too_high()} % too high."""
   fastest = lambda shape, impl: best(shape, impl).seconds
   ours, without = (fastest("llama3-8b-8-slices", impl) for impl in ("circular_bsw", "none"))
-  yield f"""With collectives on the SparseCores and activations kept (`--keep`) a step takes {ours:.2f} s with eight stages,
-      and {without:.2f} without a pipeline."""
+  yield f"""With collectives on the SparseCores and activations kept (`--keep`) a step takes {ours:.2f} s with eight
+      stages, and {without:.2f} without a pipeline."""
   ours, without = (fastest("llama3-8b-4-slices", impl) for impl in ("circular_bsw", "none"))
   yield f"""Over 4 slices of v6e-16, with four times as many tokens per chip (`--shape llama3-8b-4-slices`), four stages
       with delayed forwarding take {ours:.2f} s, and no pipeline {without:.2f}."""
