@@ -93,6 +93,8 @@ def test_what_is_offloaded_may_have_any_order_in_the_hosts_memory(layout, monkey
 @pytest.mark.parametrize("microbatches", slow_but([2], [-1, 2, 4]))
 @pytest.mark.parametrize("policy", slow_but(["custom, what Llama 3 70B keeps"], list(POLICIES)))
 def test_a_window_equals_the_scan(policy, microbatches):
+  if POLICIES[policy].get("fused_qkv"):
+    microbatches = min(microbatches, 2)  # fused_qkv needs a row of each microbatch on each of the devices
   windows.compare(["circular_bsw"], num_pipeline_microbatches=microbatches, **POLICIES[policy])
 
 
