@@ -30,7 +30,7 @@ class BackwardState(NamedTuple):
 
   dstore: Store  # laid out like the store in `ring.py`
   dheld: AtStages | None  # with D = 2 the cotangent of the outputs that forward held back; None with D = 1
-  arrived: AtStages | None  # over slices, the cotangent of what leaves the stages at the end of the next iteration
+  arrived: AtStages | None  # what `_leaving` returns in the next iteration, if cotangents are sent back at once
   fetched: host_memory.Travelling  # the next iteration's residuals from the host's memory; [] while none is on its way
 
 
@@ -79,7 +79,7 @@ def _initial_state(pipeline: TracedPipeline, doutputs: Microbatches) -> Backward
   dstore = ring.leave_back(doutputs)
   # The transpose of the forward's last transfer, which has no iteration of its own.
   dheld = ring.rotate_back(ring.write_back(schedule.iterations, dstore)) if schedule.delay == 2 else None
-  arrived = ring.rotate_back(ring.write_back(schedule.iterations - 1, dstore)) if ring.over_slices else None
+  arrived = ring.rotate_back(ring.write_back(schedule.iterations - 1, dstore)) if ring.sends_back_at_once else None
   return BackwardState(dstore, dheld, arrived, [])
 
 
@@ -196,12 +196,12 @@ class _Iteration(NamedTuple):
         ring.constrain(dy),
         jax.tree.map(lambda all_: _cotangent_at(all_, t), self.cotangents.intermediates),
     )
-    done = in_order(program.gradients, inputs, weights, item, chunk, behind, late=_LATE if ring.over_slices else 0)
+    done = in_order(program.gradients, inputs, weights, item, chunk, behind, late=_LATE if ring.sends_back_at_once else 0)
     (dx,) = done.others
     dstore = ring.read_back(t, ring.pass_on_back(t, dy, ring.constrain(dx)), state.dstore)
     # Over slices a transfer takes longer than what is recomputed. So the cotangent leaves at once, and the gradients of
     # weights are computed meanwhile.
-    arrived = ring.rotate_back(ring.write_back(t - 1, dstore)) if ring.over_slices else None
+    arrived = ring.rotate_back(ring.write_back(t - 1, dstore)) if ring.sends_back_at_once else None
     return BackwardState(dstore, dheld, arrived, []), done
 
   def _leaving(self, t: jax.Array | int, state: BackwardState) -> AtStages:

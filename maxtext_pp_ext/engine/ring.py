@@ -63,6 +63,14 @@ class Ring:
     return P(*leading, *self.activation_spec)
 
   @property
+  def sends_back_at_once(self) -> bool:
+    """Whether a cotangent leaves in the iteration that computes it, beside gradients of weights.
+
+    With D = 2 it has a whole iteration to travel.
+    """
+    return self.over_slices and self.schedule.delay == 1
+
+  @property
   def stages_spec(self) -> P:
     return self.spec(STAGE_AXIS if self._is_sharded else None)
 

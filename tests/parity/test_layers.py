@@ -104,7 +104,7 @@ def test_bsw_of_llama_layers_equals_a_loop_over_them_with(keys):
         ["2 layers"],
         {
             "2 layers": {"stages": 2, "repeats": 2, "microbatches": 4, "layers_per_stage": 2},
-            "D = 2": {"stages": 2, "repeats": 3, "microbatches": 6, "pipeline_delay_activation_forwarding": True},
+            "3 repeats": {"stages": 2, "repeats": 3, "microbatches": 6},
             "4 stages, 1 repeat": {"stages": 4, "repeats": 1, "microbatches": 4},
             "kept activations": {"stages": 2, "repeats": 2, "microbatches": 2, "remat_policy": "minimal_with_context"},
             "unrolled": {"stages": 2, "repeats": 2, "microbatches": 2, "scan_pipeline_iterations": False},

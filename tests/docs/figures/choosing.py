@@ -109,33 +109,23 @@ def _estimated(stages: int) -> Any:
 def _where_it_pays() -> Iterator[str]:
   eight, none = (_by_stages()[stages] for stages in (8, 1))
   between = {stages: _estimated(stages).costs.between_slices / 1e9 for stages in (8, 1)}
-  sent = {stages: _estimated(stages).costs.sent / 1e9 for stages in (8, 1)}
-  yield f"""Without a pipeline each device sends {between[1]:.1f} GB of gradients to other slices (*slices*, with
-      `--wide`), which takes longer than computing. Eight stages over the slices send {between[8]:.1f} GB."""
   errors = [_estimated(stages).costs.peak / 1e9 / row.peak - 1 for stages, row in _by_stages().items()]
   errors += [between[stages] / row.between_slices - 1 for stages, row in _by_stages().items()]
   yield f"""Compiled (`python -m benchmarks.compiler_figures --shape llama3-8b-8-slices`), eight stages need
       {eight.peak:.1f} GB and send {eight.sent:.1f} GB, of which {eight.between_slices:.1f} GB go between slices. Without
       a pipeline the program needs {none.peak} GB and sends {none.sent} GB, of which {none.between_slices} GB go between
-      slices (`--validate`). So the estimates of memory and of traffic between slices are within {within(errors)}. The
-      estimate of all that is sent is {percent(sent[1] / none.sent - 1)} too high without a pipeline: {sent[1]:.0f} GB
-      instead of {none.sent:.0f}."""
+      slices (`--validate`). So the estimates of memory and of traffic between slices are within {within(errors)}."""
   yield f"""A step projected from these programs takes {eight.seconds:.2f} s with eight stages, and {none.seconds} without
       a pipeline. So the estimated seconds of this run are {too_high()} % too high."""
   fastest = lambda shape, impl: best(shape, impl).seconds
   ours, without = (fastest("llama3-8b-8-slices", impl) for impl in ("circular_bsw", "none"))
   yield f"""With collectives on the SparseCores and activations kept (`--keep`) a step takes {ours:.2f} s with eight
       stages, and {without:.2f} without a pipeline."""
-  ours, without = (fastest("llama3-8b-4-slices", impl) for impl in ("circular_bsw", "none"))
-  yield f"""Over 4 slices of v6e-16, with four times as many tokens per chip (`--shape llama3-8b-4-slices`), four stages
-      with delayed forwarding take {ours:.2f} s, and no pipeline {without:.2f}."""
   yield f"Estimates that differ by less than {percent(test_against_compiler.TIE)} do not say which is faster."
-  two, more = (_plan(*_SLICES, _FULL, f"per_device_batch_size={each}") for each in (2, 4))
-  of = lambda found, impl, stages=1: f"{_first(found, impl, stages).seconds:.2f}"
-  yield f"""With two sequences (`per_device_batch_size=2`) four stages are estimated at {of(two, "circular_bsw", 4)} s,
-      the window at {of(two, "circular_bsw")} and `none` at {of(two, "none")}. With four sequences two stages are
-      estimated at {of(more, "circular_bsw", 2)} s, the window at {of(more, "circular_bsw")} and `none` at
-      {of(more, "none")}."""
+  two = _plan(*_SLICES, _FULL, "per_device_batch_size=2")
+  of = lambda impl, stages=1: f"{_first(two, impl, stages).seconds:.2f}"
+  yield f"""With two sequences (`per_device_batch_size=2`) four stages are estimated at {of("circular_bsw", 4)} s, the
+      window at {of("circular_bsw")} and `none` at {of("none")}."""
 
 
 def _flags() -> Iterator[str]:

@@ -26,9 +26,6 @@ def readme() -> Iterator[str]:
       {_steps("Llama 3 70B, 128 chips of v5p", "llama3-70b", "none", "window", "circular_bsw", "host plain")}
       {_steps("Mixtral 8x7B, 32 chips of v5p", "mixtral-8x7b-dropless", "none", "window", "circular_bsw", "host BSW")}
       {_steps("Llama 3 8B, 8 slices of v6e-8", "llama3-8b-8-slices", "none", None, "circular_bsw", None)}"""
-  ours, bsw = compiled("llama3-70b", "circular_bsw"), compiled("llama3-70b", "host BSW")
-  yield f"""for Llama 3 70B on 128 chips, a chip sends {ours.sent:.0f} GB per step and needs {ours.peak:.0f} GB of memory
-      at its peak. With BSW it sends {bsw.sent:.0f} GB and needs {bsw.peak:.0f} GB."""
   yield f"""| {_host_gathers()} of BSW's weight gathers has compute to hide behind (Llama 3 8B, v6e-64) |
       {percent(hidden("circular_bsw"))} of the seconds of such transfers are hidden |"""
 

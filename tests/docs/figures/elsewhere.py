@@ -36,11 +36,6 @@ FIGURES = [
     ("docs/differences.md", "its pipeline tests allow gradients 10 % off", _TOLERANCE),
     ("docs/first-hour.md", "takes a few minutes and 2 GB", _SIZE),
     ("docs/first-hour.md", "Train in a pipeline (2 minutes)", _TIME),
-    (
-        "docs/how-it-works.md",
-        "at most 1.1 times as many as in the iterations of work",
-        "tests/engine/test_bubbles.py::test_devices_get_as_many_tokens_in_a_bubble_as_of_a_microbatch",
-    ),
     ("docs/releasing.md", "(25 minutes on 2 cores at most)", "the longest that `make test` may take"),
     ("docs/reliability.md", "trains the cases below (10 minutes;", _TIME),
     ("docs/reliability.md", "with 2 stages in each slice (3 minutes;", _TIME),
