@@ -13,6 +13,7 @@ from maxtext_pp_ext.cli.tables import plan as table
 from maxtext_pp_ext.plan import costs
 from maxtext_pp_ext.plan.result import Candidate, Plan
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
+from maxtext_pp_ext.schedule.moves import transfers
 
 # All sums are below 1000, so that the table shows each byte.
 SIZES = costs.Sizes(
@@ -100,7 +101,7 @@ def test_the_columns_of_what_is_sent_add_up_to_it(capsys, impl, schedule):
   assert cells["weights"] == found.traffic[costs.Sent.WEIGHTS] + found.traffic[costs.Sent.GRADIENTS] > 0
   iterations = schedule.iterations if schedule else 3
   assert cells["outside"] == SIZES.head_sent and cells["tokens"] == iterations * SIZES.dispatched
-  assert cells["act."] == (2 * iterations + 2 * schedule.microbatches if schedule and schedule.stages > 1 else 0)
+  assert cells["act."] == (2 * iterations + 2 * transfers(schedule) if schedule and schedule.stages > 1 else 0)
 
 
 def test_without_experts_there_is_no_column_of_tokens(capsys):
