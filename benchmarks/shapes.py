@@ -64,6 +64,16 @@ class Shape:
   kept: dict[str, object] = dataclasses.field(default_factory=dict)
 
 
+_OVER_4_SLICES = {
+    "model_name": "llama3-8b",
+    "compile_topology": "v6e-16",
+    "compile_topology_num_slices": 4,
+    "dcn_pipeline_parallelism": 4,
+    "ici_fsdp_parallelism": 16,
+    "num_pipeline_microbatches": 8,
+    "per_device_batch_size": 2,
+    "max_target_length": 4096,
+}
 _MIXTRAL = {
     "model_name": "mixtral-8x7b",
     "compile_topology": "v5p-64",
@@ -132,31 +142,11 @@ SHAPES = {
     ),
     "llama3-8b-dcn": Shape(
         title="Llama 3 8B, 4 slices of v6e-16, 4 stages over DCN × FSDP 16",
-        keys={
-            "model_name": "llama3-8b",
-            "compile_topology": "v6e-16",
-            "compile_topology_num_slices": 4,
-            "dcn_pipeline_parallelism": 4,
-            "ici_fsdp_parallelism": 16,
-            "num_pipeline_microbatches": 8,
-            "per_device_batch_size": 2,
-            "max_target_length": 4096,
-        },
+        keys=_OVER_4_SLICES,
     ),
     "llama3-8b-4-slices": Shape(
         title="The same with delayed forwarding, 4 repeats of 2 layers per stage",
-        keys={
-            "model_name": "llama3-8b",
-            "compile_topology": "v6e-16",
-            "compile_topology_num_slices": 4,
-            "dcn_pipeline_parallelism": 4,
-            "ici_fsdp_parallelism": 16,
-            "num_layers_per_pipeline_stage": 2,
-            "num_pipeline_microbatches": 8,
-            "pipeline_delay_activation_forwarding": True,
-            "per_device_batch_size": 2,
-            "max_target_length": 4096,
-        },
+        keys=_OVER_4_SLICES | {"num_layers_per_pipeline_stage": 2, "pipeline_delay_activation_forwarding": True},
         without={"dcn_pipeline_parallelism": 1, "dcn_data_parallelism": 4},
         kept=_KEPT,
     ),

@@ -34,7 +34,7 @@ import numpy as np
 
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.schedule import Schedule
-from maxtext_pp_ext.schedule.moves import entries, exits, Move, rounds
+from maxtext_pp_ext.schedule.moves import entries, exits, Move, rounds, share
 from maxtext_pp_ext.sharding import constrain, divisible_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
@@ -97,8 +97,8 @@ class Ring:
     """[S, 1, …]: whether each stage is idle at iteration t."""
     return self.schedule.is_bubble(t, self._stage_index(ndim))
 
-  def _on_stage_axis(self, fn, in_spec: P, out_spec: P, x: jax.Array) -> jax.Array:
-    return jax.shard_map(fn, mesh=self.mesh, in_specs=in_spec, out_specs=out_spec, check_vma=False)(x)
+  def _on_stage_axis(self, fn, spec: P, *arrays: jax.Array) -> jax.Array:
+    return jax.shard_map(fn, mesh=self.mesh, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False)(*arrays)
 
   @jax.named_scope("permute")
   def _permute(self, x: jax.Array, step: int) -> jax.Array:
@@ -110,7 +110,7 @@ class Ring:
       return jnp.roll(x, step, axis=0)
     spec = divisible_spec(self.stages_spec, x.shape, self.mesh)
     pairs = [(s, (s + step) % stages) for s in range(stages)]
-    return self._on_stage_axis(lambda a: jax.lax.ppermute(a, STAGE_AXIS, pairs), spec, spec, x)
+    return self._on_stage_axis(lambda a: jax.lax.ppermute(a, STAGE_AXIS, pairs), spec, x)
 
   def rotate(self, x: jax.Array) -> jax.Array:
     """Moves each stage's output to the next stage, and the last stage's to stage 0. [S, microbatch, sequence, embed]."""
@@ -136,15 +136,15 @@ class Ring:
   def enter_back(self, dstore: jax.Array, dheld: jax.Array | None) -> jax.Array:
     """The transpose of `enter`."""
     stored, in_transfer = entries(self.schedule)
-    dspread = self._moved([move.reversed for move in stored], dstore, self._share)
+    dspread = self._moved([move.reversed for move in stored], dstore, share(self.schedule))
     if dheld is not None:
-      dspread = self._moved([move.reversed for move in in_transfer], dheld[:, None], self._share, into=dspread)
+      dspread = self._moved([move.reversed for move in in_transfer], dheld[:, None], share(self.schedule), into=dspread)
     return self._in_a_row(dspread)
 
   @jax.named_scope("leave")
   def leave(self, store: jax.Array) -> jax.Array:
     """Spreads the outputs over the stages: store -> [M, microbatch, sequence, embed], M sharded over `stage`."""
-    return self._in_a_row(self._moved(exits(self.schedule), store, self._share))
+    return self._in_a_row(self._moved(exits(self.schedule), store, share(self.schedule)))
 
   @jax.named_scope("leave")
   def leave_back(self, doutputs: jax.Array) -> jax.Array:
@@ -152,14 +152,9 @@ class Ring:
     moves = [move.reversed for move in exits(self.schedule)]
     return self._moved(moves, self._at_their_stages(doutputs), self.schedule.microbatches)
 
-  @property
-  def _share(self) -> int:
-    """How many microbatches each stage has outside of the pipeline."""
-    return self.schedule.microbatches // self.schedule.stages
-
   def _at_their_stages(self, microbatches: jax.Array) -> jax.Array:
     """[M, …] -> [S, M/S, …]: the microbatches that each stage has outside of the pipeline."""
-    x = microbatches.reshape(self.schedule.stages, self._share, *microbatches.shape[1:])
+    x = microbatches.reshape(self.schedule.stages, share(self.schedule), *microbatches.shape[1:])
     return constrain(x, self.spec(self.stages_spec[0], None), self.mesh)
 
   def _in_a_row(self, spread: jax.Array) -> jax.Array:
@@ -179,8 +174,7 @@ class Ring:
       return constrain(into, self.spec(None, None), self.mesh)
     spec = divisible_spec(self.spec(STAGE_AXIS, None), x.shape, self.mesh)
     between_devices = lambda x, into: _moved_between_devices(moves, x[0], into[0])[None]
-    args = constrain(x, spec, self.mesh), constrain(into, spec, self.mesh)
-    return jax.shard_map(between_devices, mesh=self.mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False)(*args)
+    return self._on_stage_axis(between_devices, spec, *(constrain(each, spec, self.mesh) for each in (x, into)))
 
   def constrain_iterations(self, x: jax.Array) -> jax.Array:
     """Lays a buffer with a value per iteration, [T, S, …], out over the stages; the compiler lays out the other axes.
@@ -197,11 +191,10 @@ class Ring:
       t: iteration.
       store: [S, M, microbatch, sequence, embed].
     """
-    if self.schedule.stages == 1:
-      return self.constrain(self._slots(t, store))
-    number, last = self._stage_index(1), self._last_read
-    at = jnp.minimum(t, last + self.schedule.delay * number)
-    x = self._slots(jnp.where(number == 0, at, self._slot_of_arrival(at - 1)), store)
+    # Stage s has its last item D·s iterations after stage 0.
+    later = self.schedule.delay * self._stage_index(1) if self.schedule.stages > 1 else 0
+    at = jnp.minimum(t, self._last_read + later)
+    x = self._at_stage_0_or(at, self._slot_of_arrival(at - 1), store)
     if self.bubble_fill is not None:
       x = jnp.where(self.is_bubble(t, x.ndim), jnp.asarray(self.bubble_fill, x.dtype), x)
     return self.constrain(x)
@@ -261,13 +254,10 @@ class Ring:
 
   def _at_stage_0_or(self, first: jax.Array | int, others: jax.Array | int, store: jax.Array) -> jax.Array:
     """A slot of each stage's store, of stage 0 and of the others: [S, M, …] -> [S, …]. Slots count modulo M."""
-    return self._slots(first if self.schedule.stages == 1 else jnp.where(self._stage_index(1) == 0, first, others), store)
-
-  def _slots(self, slots: jax.Array | int, store: jax.Array) -> jax.Array:
-    """A slot of each stage's store, [S], or of the only one: [S, M, …] -> [S, …]. Slots count modulo M."""
-    slots = jnp.asarray(slots) % self.schedule.microbatches
+    microbatches = self.schedule.microbatches
     if self.schedule.stages == 1:
-      return jax.lax.dynamic_index_in_dim(store, slots, axis=1, keepdims=False)
+      return jax.lax.dynamic_index_in_dim(store, first % microbatches, axis=1, keepdims=False)
+    slots = jnp.where(self._stage_index(1) == 0, first, others) % microbatches
     spec = divisible_spec(self.spec(self.stages_spec[0], None), store.shape, self.mesh)
     take = lambda slot, store: [jax.lax.dynamic_index_in_dim(store, slot, axis=0, keepdims=False)]
     (x,) = per_stage(take, self.mesh, [slots], [store], [Layout(spec, 0)], [Layout(P(spec[0], *spec[2:]), 0)])

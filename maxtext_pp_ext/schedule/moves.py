@@ -64,7 +64,7 @@ def entries(schedule: Schedule) -> tuple[list[Move], list[Move]]:
   _check(schedule)
   stored, in_transfer = [], []
   for m in range(_riders(schedule)):
-    source = divmod(m, schedule.microbatches // schedule.stages)
+    source = divmod(m, share(schedule))
     before, late = divmod(m, schedule.delay)  # how many stages before stage 0, and whether it arrives an iteration later
     if late:  # it comes to its stage in the first iteration
       in_transfer.append(Move(source, ((-before - 1) % schedule.stages, 0)))
@@ -85,9 +85,14 @@ def exits(schedule: Schedule) -> list[Move]:
     m = schedule.microbatches - 1 - behind
     passed, late = divmod(behind, schedule.delay)
     at = passed, schedule.microbatches - 1 - late
-    moves.append(Move(at, divmod(m, schedule.microbatches // schedule.stages)))
+    moves.append(Move(at, divmod(m, share(schedule))))
   others = _at_their_stages(schedule, 0, schedule.microbatches - _riders(schedule))
   return [*moves, *(Move((0, m), target, count) for m, target, count in others)]
+
+
+def share(schedule: Schedule) -> int:
+  """How many microbatches each stage has outside of the pipeline."""
+  return schedule.microbatches // schedule.stages
 
 
 def _riders(schedule: Schedule) -> int:
@@ -96,11 +101,11 @@ def _riders(schedule: Schedule) -> int:
 
 def _at_their_stages(schedule: Schedule, first: int, end: int) -> Iterator[tuple[int, tuple[int, int], int]]:
   """Of microbatches `first` … `end` − 1 those of each stage: (the first of them, (stage, its slot outside), how many)."""
-  share = schedule.microbatches // schedule.stages
+  of_each = share(schedule)
   for stage in range(schedule.stages):
-    low, high = max(first, stage * share), min(end, (stage + 1) * share)
+    low, high = max(first, stage * of_each), min(end, (stage + 1) * of_each)
     if low < high:
-      yield low, (stage, low - stage * share), high - low
+      yield low, (stage, low - stage * of_each), high - low
 
 
 def _check(schedule: Schedule) -> None:

@@ -117,8 +117,7 @@ def _where_it_pays() -> Iterator[str]:
       slices (`--validate`). So the estimates of memory and of traffic between slices are within {within(errors)}."""
   yield f"""A step projected from these programs takes {eight.seconds:.2f} s with eight stages, and {none.seconds} without
       a pipeline. So the estimated seconds of this run are {too_high()} % too high."""
-  fastest = lambda shape, impl: best(shape, impl).seconds
-  ours, without = (fastest("llama3-8b-8-slices", impl) for impl in ("circular_bsw", "none"))
+  ours, without = (best("llama3-8b-8-slices", impl).seconds for impl in ("circular_bsw", "none"))
   yield f"""With collectives on the SparseCores and activations kept (`--keep`) a step takes {ours:.2f} s with eight
       stages, and {without:.2f} without a pipeline."""
   yield f"Estimates that differ by less than {percent(test_against_compiler.TIE)} do not say which is faster."
