@@ -129,7 +129,8 @@ def figures(costs: Any, estimate: Any) -> dict[str, float]:
   return {**predictions, "between_slices_GB": costs.between_slices / 1e9}
 
 
-def report(rows: list[tuple[Case, Any]]) -> str:
+def report(rows: list[tuple[Case, Any]], introduction: str = _INTRODUCTION) -> str:
+  """The Markdown file: a table of cases and what is predicted of each."""
   lines = []
   for case, (costs, estimate) in rows:
     between = case.figures["wire_GB"].get("between slices", 0.0)
@@ -146,7 +147,7 @@ def report(rows: list[tuple[Case, Any]]) -> str:
     else:
       cells += [tables.MISSING] * 3
     lines.append(tuple(cells))
-  return "\n".join([_INTRODUCTION, tables.markdown(_HEADER, lines)]) + "\n"
+  return "\n".join([introduction, tables.markdown(_HEADER, lines)]) + "\n"
 
 
 def main(argv: list[str] | None = None) -> None:
