@@ -23,7 +23,6 @@ from rich import console as rich_console
 
 from benchmarks import compile_step, plan_error, shapes, tables
 from maxtext_pp_ext.compiled import flags
-from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.processes import interruption
 
 # Sets of XLA flags for a chip, and flags of these that libtpu 0.0.48.1 lacks: more memory for products, and transfers on
@@ -89,8 +88,8 @@ class Program(NamedTuple):
   def arguments(self) -> list[str]:
     """MaxText's command-line arguments."""
     shape = MODELS[self.model]
-    chip = chips.of_topology(str(shape.keys["compile_topology"]))
-    of_flags = {} if self.model in _PLAIN else {flags.KEY: flags.joined("", *_SETS[chip.name])}
+    chip, _, _ = str(shape.keys["compile_topology"]).partition("-")
+    of_flags = {} if self.model in _PLAIN else {flags.KEY: flags.joined("", *_SETS[chip])}
     return shapes.arguments(shape, self.impl, _KEPT.get(self.policy, {"remat_policy": self.policy}) | of_flags)
 
 

@@ -10,12 +10,11 @@ the host's memory (Beaumont et al., "Efficient combination of rematerialization 
 A pipeline, or a window, may keep less in its first iterations. So it may keep what does not fit in the rest of them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
-import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,22 +57,31 @@ class Choices:
     self._kinds = tuple(again)
     shares = np.stack([again[kind] for kind in self._kinds], axis=1)
     seconds, whole = _Linear(predict, self._kinds).parts(shares), np.sum(list(sizes.values()), axis=(0, 1))
-    # (bytes on the device, bytes on the host, places, shares of each kind)
-    self._found: list[tuple[float, float, dict[str, str], list[float]]] = [
-        (full.device, 0.0, {}, [full.again[kind] for kind in self._kinds])
-    ]
+    # The first choice is the policy `full`.
+    found = [_Placements((), (), np.array([full.device]), np.zeros(1))]
+    cases = [np.array([full.again[kind] for kind in self._kinds])]
     for case in _not_dominated(seconds, whole):
-      kept = {name: size[:, case] for name, size in sizes.items() if size[:, case].any()}
-      self._found += [(*placed, list(shares[case])) for placed in _placed(kept)]
-    self._device, self._host = (np.array([found[k] for found in self._found]) for k in (0, 1))
-    self._shares = np.array([shares for *_, shares in self._found])
+      found.append(_placements({name: size[:, case] for name, size in sizes.items() if size[:, case].any()}))
+      cases.append(shares[case])
+    counts = [len(each.device) for each in found]
+    self._found = found
+    self._of = [(number, mask) for number, count in enumerate(counts) for mask in range(count)]
+    self._device, self._host = (np.concatenate([each[k] for each in found]) for k in (2, 3))
+    self._shares = np.repeat(np.stack(cases), counts, axis=0)
 
   @functools.cached_property
   def _names(self) -> list[np.ndarray]:
     """For the device and the host, which names each choice keeps there, as bits, [cases]."""
     bits = {name: 1 << k for k, name in enumerate(self._own)}
-    of = lambda places, where: sum(bits[name] for name, place in places.items() if place == where)
-    return [np.array([of(places, where) for *_, places, _ in self._found]) for where in (DEVICE, OFFLOAD)]
+    places = [self._places(case) for case in range(len(self._of))]
+    of = lambda each, where: sum(bits[name] for name, place in each.items() if place == where)
+    return [np.array([of(each, where) for each in places]) for where in (DEVICE, OFFLOAD)]
+
+  def _places(self, case: int) -> dict[str, str]:
+    number, mask = self._of[case]
+    names, may_leave = self._found[number][:2]
+    on_host = {name for k, name in enumerate(may_leave) if mask >> k & 1}
+    return {name: OFFLOAD if name in on_host else DEVICE for name in names}
 
   def keys_of(self, kept: Kept) -> dict[str, Any]:
     """MaxText's keys of a choice; of tensors those whose place is another one than the run's config says."""
@@ -135,8 +143,17 @@ class Choices:
     return (mean, found) if found[0].peak <= limit else None
 
   def _kept(self, case: int) -> Kept:
-    device, host, places, shares = self._found[case]
-    return Kept(device=device, host=host, again=dict(zip(self._kinds, map(float, shares), strict=True)), places=places)
+    again = dict(zip(self._kinds, map(float, self._shares[case]), strict=True))
+    return Kept(device=float(self._device[case]), host=float(self._host[case]), again=again, places=self._places(case))
+
+
+class _Placements(NamedTuple):
+  """Tensors that are kept, with each subset of some of them in the host's memory: numbers with a bit for each tensor."""
+
+  names: tuple[str, ...]  # those that are kept
+  may_leave: tuple[str, ...]  # of these, those that may be in the host's memory
+  device: np.ndarray  # for each subset the bytes on the device, for each token, [subsets]
+  host: np.ndarray  # and on the host, [subsets]
 
 
 class _Linear:
@@ -179,18 +196,13 @@ def _part(size: float, less: np.ndarray, limit: float) -> np.ndarray:
   return np.where(size > limit, (size - limit) / np.maximum(size - less, 1e-9), 0.0)
 
 
-def _placed(kept: Mapping[str | None, np.ndarray]) -> Iterator[tuple[float, float, dict[str, str]]]:
-  """(bytes on the device, bytes on the host, places) of tensors, with some of the largest on the host.
-
-  Of each tensor `kept` has the bytes that may lie there, and those that stay on the device.
-  """
+def _placements(kept: Mapping[str | None, np.ndarray]) -> _Placements:
+  """Of each tensor `kept` has the bytes for each token that may be in the host's memory, and those that stay."""
   may_leave = (name for name in kept if name and name not in _NEVER_OFFLOADED and kept[name][0])
-  largest = sorted(may_leave, key=lambda name: -kept[name][0])[:_MOST_OFFLOADED]
-  whole = float(np.sum(list(kept.values())))
-  for count in range(len(largest) + 1):
-    for on_host in itertools.combinations(largest, count):
-      host = float(sum(kept[name][0] for name in on_host))
-      yield whole - host, host, {name: OFFLOAD if name in on_host else DEVICE for name in kept if name}
+  largest = tuple(sorted(may_leave, key=lambda name: -kept[name][0])[:_MOST_OFFLOADED])
+  subsets = np.arange(1 << len(largest))[:, None] >> np.arange(len(largest)) & 1
+  host = subsets @ np.array([kept[name][0] for name in largest])
+  return _Placements(tuple(filter(None, kept)), largest, float(np.sum(list(kept.values()))) - host, host)
 
 
 def _not_dominated(first: np.ndarray, second: np.ndarray) -> np.ndarray:

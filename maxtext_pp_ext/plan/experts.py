@@ -131,14 +131,16 @@ def layers_with_experts(config: DerivedKeys, *, in_pipeline: bool) -> float:
 def between(config: DerivedKeys, known: Mapping[int, Layers]) -> Layers | None:
   """Returns the layers of a config whose experts some devices share, from those of fewer and of more such devices.
 
-  None if these are not known, or not enough. With a ragged dispatch the buffers grow with `_imbalance`, and nothing else.
+  None if these are not known. With a ragged dispatch the buffers grow with `_imbalance`. Where the fewer is one device,
+  which sends nothing, the share of reads and writes that backward repeats is off by up to 0.12 for two devices, and by
+  0.04 for more, and that of all exchanges together is not known; what is kept, and all else, is exact.
 
   Args:
     config: the config.
     known: its layers, by the number of devices within a slice that share the experts.
   """
   devices = config.ici_expert_parallelism
-  fewer, more = [each for each in known if 1 < each < devices], [each for each in known if each > devices]
+  fewer, more = [each for each in known if each < devices], [each for each in known if each > devices]
   if not config.sparse_matmul or not fewer or not more:
     return None
   ends = max(fewer), min(more)

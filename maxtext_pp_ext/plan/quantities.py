@@ -185,13 +185,15 @@ def work(
     mesh: AbstractMesh,
     kept: Kept,
     layers_read: Layers,
+    counted: tuple[float, float],
 ) -> estimate.Work:
-  """Returns what one device computes in a step, without bubbles; FLOPs by MaxText's count, with rematerialisation."""
+  """Returns what one device computes in a step, without bubbles, with rematerialisation.
+
+  `counted` are FLOPs as MaxText counts them: of a step, and of attention.
+  """
   outside = 3 * 2 * _own_tokens(config) * config.emb_dim * config.vocab_size
   # Of one of the parts of a step. Attention: forward's two products, and backward's four.
-  whole, attention = (
-      each / config.gradient_accumulation_steps for each in (flops.of_step(config), flops.of_attention(config) / 6)
-  )
+  whole, attention = (each / config.gradient_accumulation_steps for each in (counted[0], counted[1] / 6))
   stages, microbatches = (schedule.stages, schedule.microbatches) if schedule else (1, 1)
   layers, tokens = config.num_decoder_layers / stages, _tokens(config, mesh)
   of_experts = experts(config, mesh, tokens / microbatches, kept.again, own_loop=schedule is None)
@@ -369,6 +371,7 @@ def predictor(
   kept_of = functools.cache(lambda schedule: kept_by(config, schedule, layers))
   sizes_of = functools.cache(lambda schedule: sizes(config, schedule, weights))
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
+  counted = flops.of_step(config), flops.of_attention(config)
 
   def of(impl: str, schedule: Schedule | None, kept: Kept | None = None) -> Predicted | None:
     circular = schedule if isinstance(schedule, CircularSchedule) else None
@@ -385,7 +388,7 @@ def predictor(
     whole = found.accumulated(parts, sized.parameters)
     if chip is None or its_slice is None:
       return whole, None
-    done = work(config, circular, sized, mesh, kept, layers)
+    done = work(config, circular, sized, mesh, kept, layers, counted)
     return whole, estimate.estimate(chip, its_slice, done, found, circular, gather_policy).accumulated(parts)
 
   return of

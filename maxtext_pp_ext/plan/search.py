@@ -138,9 +138,9 @@ class _Search:
     pinned = {key: size for key, size in sizes.items() if size > 0}  # others MaxText derives
     is_free = self._without.ici_expert_parallelism == 1 and _EXPERTS not in of_run
     most = experts.most_expert_parallelism(self._without) if is_free else 1
-    # Those between two and the most come last (`experts.between`).
+    # Those between one and the most come last (`experts.between`).
     several = candidates.expert_parallelisms(self._without, most)
-    self._expert_parallelisms = sorted(several, key=lambda each: (2 < each < several[-1], each))
+    self._expert_parallelisms = sorted(several, key=lambda each: (1 < each < several[-1], each))
     chip = chip or chips.of_topology(self._topology or "")
     self.found = Plan(
         devices=self._without.num_target_devices,

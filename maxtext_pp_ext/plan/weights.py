@@ -4,6 +4,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
+import functools
 import math
 import re
 from typing import Any
@@ -19,7 +20,7 @@ from maxtext_pp_ext.hardware import tiles
 from maxtext_pp_ext.host.models import abstract_model
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.sharding.explain import Row
-from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
+from maxtext_pp_ext.sharding.resolve import mesh_axes, read_rules, resolve, Rules
 
 # The optimizers whose moments are known.
 ADAMS = ("adamw", "adam_pax")
@@ -180,7 +181,12 @@ def axes_of(spec: P) -> set[str]:
 
 def shards(names: Sequence[str], config: DerivedKeys, mesh: AbstractMesh, *, over_stages: bool = False) -> int:
   """Returns how many shards an array with these logical axes has; those over stages do not count, unless they should."""
-  axes = axes_of(resolve(tuple(names), mesh, config.logical_axis_rules))
+  return _shards(tuple(names), read_rules(config.logical_axis_rules), mesh, over_stages)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shards(names: tuple[str, ...], rules: Rules, mesh: AbstractMesh, over_stages: bool) -> int:
+  axes = axes_of(resolve(names, mesh, rules))
   return math.prod(mesh.shape[axis] for axis in axes if over_stages or axis != "stage")
 
 

@@ -67,6 +67,9 @@ class Rule:
 class Rules(tuple[Rule, ...]):
   """Rules that have been read, so that they are read once for all variables of a tree."""
 
+  def __hash__(self) -> int:
+    return hash(self[:1])  # those of two configs differ seldom, and comparison sees it at once
+
 
 def read_rules(rules: Iterable | None, own: Iterable = ()) -> Rules:
   """Reads (logical name, mesh axis or axes or None or UNCONSTRAINED) pairs; a variable's own pairs come first.

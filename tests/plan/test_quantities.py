@@ -6,7 +6,7 @@ from jax.sharding import PartitionSpec as P
 import pytest
 
 from maxtext_pp_ext.hardware import tiles
-from maxtext_pp_ext.host.models import abstract_model, run_config
+from maxtext_pp_ext.host.models import abstract_model, flops, run_config
 from maxtext_pp_ext.plan import quantities, weights
 
 
@@ -40,7 +40,9 @@ def test_work_divides_maxtexts_flops_into_attention_experts_and_the_products_of_
   sizes = quantities.sizes(config, schedule, weights.Weights(config, parameters, mesh))
   layers = quantities.layers_of(config)
   kept = quantities.kept_by(config, schedule, layers)
-  work = quantities.work(config, schedule, quantities.keeping(config, schedule, sizes, mesh, kept), mesh, kept, layers)
+  sized = quantities.keeping(config, schedule, sizes, mesh, kept)
+  counted = flops.of_step(config), flops.of_attention(config)
+  work = quantities.work(config, schedule, sized, mesh, kept, layers, counted)
   tokens, embed = 2 * 2048, config.emb_dim
   heads, kv_heads = config.num_query_heads * config.head_dim, config.num_kv_heads * config.head_dim
   again = remat_policy == "full"

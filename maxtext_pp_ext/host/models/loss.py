@@ -88,8 +88,15 @@ def places(config: DerivedKeys) -> Callable[[str], str | None]:
 
 def place(policy: Callable | None, name: str) -> str | None:
   """Where a policy of `jax.checkpoint` keeps what has this name, as in `places`."""
-  (named,) = jax.make_jaxpr(lambda x: checkpoint_name(x, "name"))(0.0).eqns
-  kept = policy is not None and policy(named.primitive, *(v.aval for v in named.invars), name=name)
+  primitive, avals = _named()
+  kept = policy is not None and policy(primitive, *avals, name=name)
   if not kept or isinstance(kept, RecomputeType):
     return None
   return "offload" if isinstance(kept, Offloadable) else "device"
+
+
+@functools.cache
+def _named() -> tuple[Any, tuple[Any, ...]]:
+  """The operation that gives a value a name, and the types of its operands."""
+  (named,) = jax.make_jaxpr(lambda x: checkpoint_name(x, "name"))(0.0).eqns
+  return named.primitive, tuple(v.aval for v in named.invars)
