@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from maxtext_pp_ext.engine import host_memory
 from maxtext_pp_ext.engine.buffers import get
 from maxtext_pp_ext.engine.order import Done, in_order, Saved
+from maxtext_pp_ext.engine.outside import OfCopies
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, Numbers, Param, Store
 from maxtext_pp_ext.engine.traced import Part, Residuals, TracedPipeline
 from maxtext_pp_ext.engine.weights import of_all
@@ -31,21 +32,25 @@ class BackwardState(NamedTuple):
   dstore: Store  # laid out like the store in `ring.py`
   dheld: AtStages | None  # with D = 2 the cotangent of the outputs that forward held back; None with D = 1
   arrived: AtStages | None  # what `_leaving` returns in the next iteration, if cotangents are sent back at once
+  outside: list[jax.Array]  # sums of gradients of weights outside of the pipeline, as far as they are known
   fetched: host_memory.Travelling  # the next iteration's residuals from the host's memory; [] while none is on its way
 
 
 class Cotangents(NamedTuple):
-  """What backward gets: cotangents of outputs, and of intermediates, leaves [T, S, …]."""
+  """What backward gets: cotangents of outputs, of intermediates, leaves [T, S, …], and of copies of weights outside."""
 
   outputs: Microbatches
   intermediates: PyTree
+  outside: list[OfCopies]
 
 
 Carry = tuple[BackwardState, of_all.Carried]
 
 
 @jax.named_scope("pipeline_backward")
-def backward(pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents) -> tuple[list[Param], Microbatches]:
+def backward(
+    pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents
+) -> tuple[list[Param], Microbatches, list[jax.Array]]:
   """Runs all iterations in reverse.
 
   Args:
@@ -54,11 +59,12 @@ def backward(pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents) 
     cotangents: of what forward returned.
 
   Returns:
-    (gradients of the parameters, in their dtypes and stored layout, cotangent of the inputs).
+    (gradients of the parameters, in their dtypes and stored layout, cotangent of the inputs, gradients of the weights
+    outside of the pipeline).
   """
   schedule, iterations = pipeline.schedule, pipeline.iterations
   weights = of_all.carried([w.open(schedule.repeats - 1).zeros() for w in kept.weights])
-  carry = _initial_state(pipeline, cotangents.outputs), weights
+  carry = _initial_state(pipeline, cotangents), weights
   advances = pipeline.gathers or pipeline.reduces
   fetches_for = None  # the number of a part
   phases = schedule.backward_phases(advances=advances, reduces=pipeline.reduces)
@@ -71,16 +77,16 @@ def backward(pipeline: TracedPipeline, kept: Residuals, cotangents: Cotangents) 
     carry = iterations.loop(phase, functools.partial(body, phase), carry, reverse=True)
   state, carried = carry
   dinputs = pipeline.ring.enter_back(state.dstore, state.dheld)
-  return of_all.finish(of_all.in_iteration(carried, kept.weights)), dinputs
+  return of_all.finish(of_all.in_iteration(carried, kept.weights)), dinputs, state.outside
 
 
-def _initial_state(pipeline: TracedPipeline, doutputs: Microbatches) -> BackwardState:
+def _initial_state(pipeline: TracedPipeline, cotangents: Cotangents) -> BackwardState:
   ring, schedule = pipeline.ring, pipeline.schedule
-  dstore = ring.leave_back(doutputs)
+  dstore = ring.leave_back(cotangents.outputs)
   # The transpose of the forward's last transfer, which has no iteration of its own.
   dheld = ring.rotate_back(ring.write_back(schedule.iterations, dstore)) if schedule.delay == 2 else None
   arrived = ring.rotate_back(ring.write_back(schedule.iterations - 1, dstore)) if ring.sends_back_at_once else None
-  return BackwardState(dstore, dheld, arrived, [])
+  return BackwardState(dstore, dheld, arrived, [each.nothing(ring) for each in cotangents.outside], [])
 
 
 class _Iteration(NamedTuple):
@@ -198,11 +204,16 @@ class _Iteration(NamedTuple):
     )
     done = in_order(program.gradients, inputs, weights, item, chunk, behind, late=_LATE if ring.sends_back_at_once else 0)
     (dx,) = done.others
+    sums = zip(self.cotangents.outside, state.outside, strict=True)
+    outside = [of_copies.add_part(ring, t, total) for of_copies, total in sums]
+    if ring.sends_back_at_once:
+      # The parts travel while the cotangent is computed, which leaves behind them.
+      dx, outside = jax.lax.optimization_barrier((dx, outside))
     dstore = ring.read_back(t, ring.pass_on_back(t, dy, ring.constrain(dx)), state.dstore)
     # Over slices a transfer takes longer than what is recomputed. So the cotangent leaves at once, and the gradients of
     # weights are computed meanwhile.
     arrived = ring.rotate_back(ring.write_back(t - 1, dstore)) if ring.sends_back_at_once else None
-    return BackwardState(dstore, dheld, arrived, []), done
+    return BackwardState(dstore, dheld, arrived, outside, []), done
 
   def _leaving(self, t: jax.Array | int, state: BackwardState) -> AtStages:
     """The cotangent of what leaves the stages at the end of the iteration."""

@@ -15,6 +15,8 @@ r = ⌊n / M⌋. Each stage keeps its own time. Its program, with the gather pol
       y → next stage                             cotangent of x → stage before
                                                total is reduced → gradient of repeat 0
 
+Backward also adds up gradients of weights outside of the pipeline, one part in each iteration (`outside.py`).
+
 With one microbatch a repeat arrives whole (`weights/whole.py`). With `iteration` there are neither buffers nor totals.
 With `once` all repeats are gathered before t = 0. The chunks of a repeat add up to one gather in each direction and one
 reduction. The two chunks of an iteration depend on nothing else in it, so its computation can hide their transfers:
@@ -32,6 +34,7 @@ import jax
 
 from maxtext_pp_ext.engine.backward import backward, Cotangents
 from maxtext_pp_ext.engine.forward import forward
+from maxtext_pp_ext.engine.outside import copies, OfCopies, Outside
 from maxtext_pp_ext.engine.programs.stage import StageFn, StageProgram
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.shapes import Microbatches, Param
@@ -65,35 +68,49 @@ class Engine:
   loop_repeats: bool = True  # if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop
 
   def __call__(self, params: list[Param], aux: PyTree, inputs: Microbatches) -> tuple[Microbatches, PyTree]:
+    """`run` without weights outside of the pipeline: (outputs, intermediates)."""
+    return self.run(params, aux, inputs)[:2]
+
+  def run(
+      self, params: list[Param], aux: PyTree, inputs: Microbatches, outside: Sequence[Outside] = ()
+  ) -> tuple[Microbatches, PyTree, list[jax.Array]]:
     """Runs the pipeline.
 
     Args:
       params: the weights.
       aux: pytree of arrays for `aux_at`.
       inputs: the microbatches.
+      outside: weights that every stage uses behind the pipeline, on its own rows. Backward adds up their gradients.
 
     Returns:
-      Outputs like the inputs, and the intermediates of each iteration, leaves [T, S, …], bubbles included.
+      Outputs like the inputs, the intermediates of each iteration, leaves [T, S, …], bubbles included, and the stages'
+      copies of the weights outside, [S, …].
     """
     traced = self._trace(params, aux, inputs)
+    specs = [each.spec for each in outside]
+
+    def copied(outside):
+      return [copies(self.ring, weight, spec) for weight, spec in zip(outside, specs, strict=True)]
 
     @jax.custom_vjp
-    def pipeline(params, aux, inputs):
+    def pipeline(params, aux, inputs, outside):
       outputs, intermediates, _ = forward(traced, _load(traced, params), aux, inputs, save=False)
-      return outputs, intermediates
+      return outputs, intermediates, copied(outside)
 
-    def pipeline_fwd(params, aux, inputs):
+    def pipeline_fwd(params, aux, inputs, outside):
       loaded = _load(traced, params)
       outputs, intermediates, (weights, saved) = forward(traced, loaded, aux, inputs, save=True)
       weights = [w.keep(params[k]) for k, w in enumerate(weights)]
-      return (outputs, intermediates), Residuals(weights=weights, aux=aux, saved=saved)
+      return (outputs, intermediates, copied(outside)), Residuals(weights=weights, aux=aux, saved=saved)
 
     def pipeline_bwd(kept, cotangents):
-      dparams, dinputs = backward(traced, kept, Cotangents(*cotangents))
-      return dparams, None, dinputs
+      outputs, intermediates, dcopies = cotangents
+      of_copies = [OfCopies(each, spec) for each, spec in zip(dcopies, specs, strict=True)]
+      dparams, dinputs, doutside = backward(traced, kept, Cotangents(outputs, intermediates, of_copies))
+      return dparams, None, dinputs, doutside
 
     pipeline.defvjp(pipeline_fwd, pipeline_bwd)
-    return pipeline(params, aux, inputs)
+    return pipeline(params, aux, inputs, [each.weight for each in outside])
 
   def _trace(self, params: list[Param], aux: PyTree, inputs: Microbatches) -> TracedPipeline:
     """Traces the stages once for each checkpoint, on iteration 0.

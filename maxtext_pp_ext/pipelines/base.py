@@ -20,6 +20,7 @@ from maxtext_pp_ext.engine import Checkpoints, GatherPolicy
 from maxtext_pp_ext.engine.programs.checkpoints import recomputed_once
 from maxtext_pp_ext.jax_private import RecomputeType
 from maxtext_pp_ext.pipelines.execution import Execution
+from maxtext_pp_ext.pipelines.head import current
 from maxtext_pp_ext.pipelines.stacking import OfPipeline, OfScan
 from maxtext_pp_ext.pipelines.stages import Differentiated
 from maxtext_pp_ext.schedule import CircularSchedule, Schedule
@@ -131,7 +132,7 @@ class CircularPipelineBase(nnx.Module):
     if not isinstance(deterministic, bool):
       raise TypeError(f"deterministic must be a Python bool, got {type(deterministic).__name__}.")
     run = self.execution(deterministic=deterministic, model_mode=model_mode)
-    return run(self.layers, inputs, segment_ids, positions)
+    return run(self.layers, inputs, segment_ids, positions, current.get())
 
   def execution(self, *, deterministic: bool, model_mode: str) -> Execution:
     """How the pipeline runs its layers, whose call has these arguments."""

@@ -16,12 +16,13 @@ from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
-from maxtext_pp_ext.engine import Checkpoints, Engine, GatherPolicy, MAX, Ring, SUM, WeightLayout
+from maxtext_pp_ext.engine import Checkpoints, Engine, GatherPolicy, MAX, Outside, Ring, SUM, WeightLayout
 from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
 from maxtext_pp_ext.engine.traced import AuxAt
 from maxtext_pp_ext.engine.transfers.torus import steps_of
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, STAGE_AXES
 from maxtext_pp_ext.host.models.sown import SOWN, updates_from_counts
+from maxtext_pp_ext.pipelines.head import Head
 from maxtext_pp_ext.pipelines.intermediates import put_before
 from maxtext_pp_ext.pipelines.stacking import Stacking
 from maxtext_pp_ext.pipelines.stages import StageModule
@@ -43,12 +44,18 @@ class Execution:
   bubble_fill: float | None = None  # for tests: what replaces a stage's inputs in a bubble; see `Ring`
 
   def __call__(
-      self, layers: nnx.Module, inputs: jax.Array, segment_ids: jax.Array | None, positions: jax.Array | None
+      self,
+      layers: nnx.Module,
+      inputs: jax.Array,
+      segment_ids: jax.Array | None,
+      positions: jax.Array | None,
+      head: Head | None = None,
   ) -> jax.Array:
     """Runs the layers, and stores in them what they sow, as well as their random counters.
 
-    The arrays, and what is raised about them, are as in `CircularPipelineBase.__call__`.
+    The arrays, and what is raised about them, are as in `CircularPipelineBase.__call__`. `head` gets the stages' copies.
     """
+    outside = [] if head is None else [Outside(head.weight, self._spec_of(head))]
     earlier, appends = nnx.pop(layers, SOWN), {}
     stage = StageModule.of(layers, self.schedule, self.stacking, self.call)
 
@@ -58,7 +65,9 @@ class Execution:
       aux = run_stage.aux(self._ids(segment_ids, "segment_ids"), self._ids(positions, "positions"))
       if earlier:
         appends.update(run_stage.appends(earlier, aux, microbatched[0]))
-      outputs, sown = self._engine(run_stage, aux, microbatched)(weights, aux, microbatched)
+      outputs, sown, copies = self._engine(run_stage, aux, microbatched).run(weights, aux, microbatched, outside)
+      if head is not None:  # which no model with explicit sharding has
+        (head.copies,) = copies
       return self._join_batch(outputs), *run_stage.per_layer(sown)
 
     counters = jax.tree.leaves(nnx.state(layers, nnx.RngCount))
@@ -73,6 +82,10 @@ class Execution:
     if earlier:
       put_before(layers, earlier, appends)
     return outputs
+
+  def _spec_of(self, head: Head) -> P:
+    spec = sharding.divisible_spec(P(*sharding.resolve(head.axes, self.mesh, self._rules)), head.weight.shape, self.mesh)
+    return sharding.gathered_spec(spec, None, ("stage",))
 
   def _apart_from_lookup(self, inputs: jax.Array) -> jax.Array:
     """Gives a batch [batch, sequence, embed] its tokens' layout, if mesh axes would divide microbatches but no tokens.

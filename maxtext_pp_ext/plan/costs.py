@@ -120,6 +120,7 @@ class Sizes:
   dispatched_outside: int = 0  # what layers send to dispatch tokens, and to combine results
   # Over the data-centre network: of `sent_to_gather`, of `sent_to_reduce`, and of `head_sent`.
   between_slices: tuple[int, int, int] = (0, 0, 0)
+  of_logits_between: int = 0  # of the last of these, what backward sends while it computes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,8 @@ class Costs:
 
   traffic: Mapping[Sent, int]  # bytes sent
   over_network: Mapping[Sent, int]  # of those, bytes over the data-centre network
-  beside_compute: Mapping[Sent, float]  # share of those that may be sent while the pipeline computes
+  # share of those that may be sent while the pipeline computes; of what is outside the pipeline, only over that network
+  beside_compute: Mapping[Sent, float]
   offloaded: int  # bytes of activations that go to the host's memory in forward, and come back in backward
   always: Mapping[Part, int]  # memory that is taken throughout the step
   phases: Mapping[Phase, Mapping[Part, int]]  # memory that is taken in each phase that may be the worst
@@ -226,6 +228,7 @@ def pipelined(
       Sent.WEIGHTS: 1 - 1 / gather if several and gather_policy.prefetches else 0.0,
       Sent.GRADIENTS: 1 - 1 / reduce if several else 0.0,
       Sent.ACTIVATIONS: hidden / (ring + ends) if ring else 0.0,
+      Sent.OUTSIDE: sizes.of_logits_between / max(once_over, 1),
   }
   kept = _kept(schedule.iterations, sizes)
   backward = {

@@ -255,7 +255,8 @@ def _transfers(
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
   What two devices gather or reduce they permute, and permutations overlap with compute. Gradients take `slower`
-  times as long as their bytes say. Activations have `room` seconds of compute to overlap with.
+  times as long as their bytes say. Activations have `room` seconds of compute to overlap with, and so has what is sent
+  outside of the pipeline.
   """
   rates = {
       "links": _gather_rate(chip, its_slice, work),
@@ -272,8 +273,10 @@ def _transfers(
     within = max(sent - between, 0) * (slower if what == Sent.GRADIENTS else 1)
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.sizes.permuted), ("network", between, 0.0)):
-      share = beside_compute * (1.0 if moves or work.on_sparsecores else exchanged)
-      hidden = min(share * size / rates[lane], room if moves else math.inf)
+      overlaps = 1.0 if moves or work.on_sparsecores else exchanged
+      if what == Sent.OUTSIDE:
+        overlaps = float(lane == "network")
+      hidden = min(beside_compute * overlaps * size / rates[lane], room if moves or what == Sent.OUTSIDE else math.inf)
       waits[lane] += size / rates[lane] - hidden
       beside[lane] += hidden
   return waits, beside

@@ -21,7 +21,7 @@ from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.host.models import abstract_model, cycles, flops, loss
-from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
+from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, LOGITS_AXES
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.plan import costs, estimate
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
@@ -41,7 +41,6 @@ _IN_LAYERS = re.compile(rf"decoder/({_LAYERS})/")
 _ANY_LAYERS = re.compile(rf"decoder/(pipeline_module|{_LAYERS}|(moe_)?layers_outside_pipeline(_\d+)?)/")
 # Costs per device and step, and estimated seconds.
 Predicted = tuple[costs.Costs, estimate.Estimate | None]
-_LOGITS = ("activation_embed_and_logits_batch", "activation_length", "activation_vocab")
 
 
 def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weights) -> costs.Sizes:
@@ -75,6 +74,9 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
   tokens = _tokens(config, mesh) / (schedule.microbatches if schedule else 1)
   # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
   sent_outside, sent_ends = (sum(of.to_gather(w, narrow=True) for w in each) for each in (outside, ends))
+  rows = _own_tokens(config) * config.emb_dim * jnp.dtype(config.dtype).itemsize
+  stages_over_slices = stages if config.dcn_pipeline_parallelism > 1 else 1
+  of_logits, less = weights.of_tables(of, rows, stages_over_slices)
   return costs.Sizes(
       parameters=own,
       gradients=gradients(of.gathered if is_shared else of.summed),
@@ -100,12 +102,13 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       logits=_logits(config, mesh),
       head=round(sum(map(of.narrow, ends))) // 2,  # the table of embeddings is not gathered
       work_outside=_work_outside(config, schedule, mesh),
-      head_sent=round(3 * (sent_outside - sent_ends) + 0.5 * sent_ends + sum(map(of.reduced, outside))),
+      head_sent=round(3 * (sent_outside - sent_ends) + 0.5 * sent_ends + sum(map(of.reduced, outside)) - less),
       between_slices=(
           per_repeat(lambda w: of.gathered_between(w, of.gathered(w))),
           per_repeat(of.reduced_between),
-          round(sum(map(of.reduced_between, outside))),
+          round(sum(map(of.reduced_between, outside)) - less),
       ),
+      of_logits_between=round(of_logits) if config.num_vocab_tiling <= 1 else 0,
   )
 
 
@@ -327,7 +330,7 @@ def _dispatched(
 
 def _logits(config: DerivedKeys, mesh: AbstractMesh) -> int:
   elements = config.micro_batch_size_to_train_on * config.max_target_length * config.vocab_size
-  return math.ceil(elements * 4 / shards(_LOGITS, config, mesh, over_stages=True) / max(config.num_vocab_tiling, 1))
+  return math.ceil(elements * 4 / shards(LOGITS_AXES, config, mesh, over_stages=True) / max(config.num_vocab_tiling, 1))
 
 
 def gather_policy_with_formulas(impl: str) -> GatherPolicy | None:

@@ -155,11 +155,11 @@ def compare(
     found = build(make_config(**keys, pipeline_impl=name))
     same_start(reference.params, found.params)
     (own_loss, own_others), own = loss_and_gradients(found, params, data)
-    errors = {"loss": parity.relative_error(own_loss, loss)}
+    found_errors = {"loss": parity.relative_error(own_loss, loss)}
     assert own_others.keys() == others.keys()
-    errors |= {key: parity.relative_error(own_others[key], value) for key, value in others.items()}
-    errors |= _errors(own, gradients)
-    bad = {key: error for key, error in errors.items() if not error <= bound}
+    found_errors |= {key: parity.relative_error(own_others[key], value) for key, value in others.items()}
+    found_errors |= errors(own, gradients)
+    bad = {key: error for key, error in found_errors.items() if not error <= bound}
     assert not bad, (name, bound, bad)
 
 
@@ -184,7 +184,8 @@ def _by_path(tree: PyTree) -> dict[str, np.ndarray]:
   return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _errors(found: PyTree, expected: PyTree) -> dict[str, float]:
+def errors(found: PyTree, expected: PyTree) -> dict[str, float]:
+  """The relative error of each gradient, by path."""
   wanted, actual = _by_path(expected), _by_path(found)
   mean = np.sqrt(sum(np.sum(g**2) for g in wanted.values()) / sum(g.size for g in wanted.values()))
   least = {path: parity.LEAST_GRADIENT * mean * np.sqrt(g.size) for path, g in wanted.items()}

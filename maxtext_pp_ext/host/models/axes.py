@@ -9,6 +9,7 @@ from typing import Any
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
 ACTIVATION_AXES = ("activation_batch", "activation_length", "activation_embed")
+LOGITS_AXES = ("activation_embed_and_logits_batch", "activation_length", "activation_vocab")
 # A mesh axis bound to one of these shards the batch or the sequence that a stage computes on.
 DATA_AXES = (
     *("activation_batch", "activation_batch_attn", "activation_batch_moe"),

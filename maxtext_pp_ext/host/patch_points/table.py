@@ -28,6 +28,7 @@ from maxtext_pp_ext.host.replacements import (
     sharding_conflicts,
     stage_modules,
     unknown_keys,
+    vocabulary,
 )
 
 
@@ -84,6 +85,7 @@ DECODER_PARAMETERS = (
     *("multimodal_input", "forced_routed_experts", "decoder_input_embeddings"),
 )
 # Other parameters are refused where they have a value (`scanned_layers`).
+_HEAD_PARAMETERS = ("self", "shared_embedding", "y", "deterministic", "model_mode", "normalize_y")
 _SCAN_PARAMETERS = ("self", "layers", "x_in", "args", "length", "kwargs")
 # The arguments of loading a checkpoint that we read.
 _LOAD_PARAMETERS = inspect.getfullargspec(checkpoint_load.refuse_other_layouts).kwonlyargs
@@ -191,9 +193,13 @@ _DECODERS = Part(
         version.parameters("NNXDecoder.__call__", DECODER_PARAMETERS, DECODER_PARAMETERS),
         version.signature("NNXDecoder._get_pipeline_stage_module", "(self, decoder_blocks, rngs)"),
         version.signature("NNXDecoder.get_decoder_layers", "(self)"),
+        version.parameters("NNXDecoder.apply_output_head", _HEAD_PARAMETERS[:-1], _HEAD_PARAMETERS),
+        version.signature("NNXDecoder.embed_tokens", "(self, shared_embedding, decoder_input_tokens, model_mode)"),
     ),
     replaced={
         "NNXDecoder.__call__": decoder_call.call,
+        "NNXDecoder.apply_output_head": vocabulary.apply_output_head,
+        "NNXDecoder.embed_tokens": vocabulary.embed_tokens,
         "NNXDecoder.get_decoder_layers": stage_modules.get_decoder_layers,
         "NNXDecoder._get_pipeline_stage_module": stage_modules.build,
     },
