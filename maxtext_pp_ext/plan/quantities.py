@@ -74,9 +74,8 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
   tokens = _tokens(config, mesh) / (schedule.microbatches if schedule else 1)
   # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
   sent_outside, sent_ends = (sum(of.to_gather(w, narrow=True) for w in each) for each in (outside, ends))
-  rows = _own_tokens(config) * config.emb_dim * jnp.dtype(config.dtype).itemsize
-  stages_over_slices = stages if config.dcn_pipeline_parallelism > 1 else 1
-  of_logits, less = weights.of_tables(of, rows, stages_over_slices)
+  # In tiles of the vocabulary MaxText computes logits behind the decoder.
+  is_beside = stages > 1 and config.dcn_pipeline_parallelism > 1 and config.num_vocab_tiling <= 1
   return costs.Sizes(
       parameters=own,
       gradients=gradients(of.gathered if is_shared else of.summed),
@@ -102,13 +101,13 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       logits=_logits(config, mesh),
       head=round(sum(map(of.narrow, ends))) // 2,  # the table of embeddings is not gathered
       work_outside=_work_outside(config, schedule, mesh),
-      head_sent=round(3 * (sent_outside - sent_ends) + 0.5 * sent_ends + sum(map(of.reduced, outside)) - less),
+      head_sent=round(3 * (sent_outside - sent_ends) + 0.5 * sent_ends + sum(map(of.reduced, outside))),
       between_slices=(
           per_repeat(lambda w: of.gathered_between(w, of.gathered(w))),
           per_repeat(of.reduced_between),
-          round(sum(map(of.reduced_between, outside)) - less),
+          round(sum(map(of.reduced_between, outside))),
       ),
-      of_logits_between=round(of_logits) if config.num_vocab_tiling <= 1 else 0,
+      of_logits_between=round(sum(map(of.reduced_between, weights.of_logits()))) if is_beside else 0,
   )
 
 

@@ -43,8 +43,7 @@ class Weight:
   scatters: bool
 
 
-# All weights but that of the logits, and all but the table of embeddings.
-_OTHER_TABLES = re.compile(r"(?!decoder/logits_dense/)"), re.compile(r"(?!token_embedder/)")
+_OTHERS_THAN_LOGITS = re.compile(r"(?!decoder/logits_dense/)")
 
 
 class Weights:
@@ -69,21 +68,9 @@ class Weights:
       self._parted[inside] = within, beside
     return self._parted[inside]
 
-  def of_tables(self, of: "Bytes", rows: float, stages: int) -> tuple[float, float]:
-    """What our pipelines over slices make of the tables' gradients (`host/replacements/vocabulary.py`), in bytes.
-
-    Args:
-      of: bytes of weights.
-      rows: bytes of the embeddings of a device's tokens, outside of the pipeline.
-      stages: the stages over slices; 1 without such a pipeline.
-
-    Returns:
-      (what is sent for the logits' weight while backward computes, how much less for the table of embeddings).
-    """
-    if stages == 1:
-      return 0.0, 0.0
-    of_logits, of_tokens = (sum(map(of.reduced_between, self.parted(others)[1])) for others in _OTHER_TABLES)
-    return of_logits, max(of_tokens - rows * (stages - 1), 0.0)
+  def of_logits(self) -> list[Weight]:
+    """The weight of the logits, if it is not the table of embeddings."""
+    return self.parted(_OTHERS_THAN_LOGITS)[1]
 
   def _weight(self, row: Row, outside: bool) -> Weight:
     layout, shape = row.layout, self.mesh.shape

@@ -79,7 +79,7 @@ WINDOW_OF_ONE = "tests/parity/test_windows.py::test_a_window_over_the_layers_equ
 OFFLOADED = (
     "tests/parity/test_windows.py::test_what_is_offloaded_to_the_host_comes_back_unchanged[custom--1-circular_bsw]"
 )
-VOCABULARY = "tests/parity/test_vocabulary.py::test_loss_and_gradients_are_those_of_maxtexts_own_logits[data]"
+LOGITS = "tests/parity/test_logits.py::test_loss_and_gradients_are_those_of_maxtexts_own_logits[data]"
 ON_SLICES = f"{LAYERS}bsw_of_stages_on_slices_equals_a_loop_over_the_layers[2 layers]"
 RING = "tests/engine/test_ring.py::test_each_microbatch_passes_all_stages_and_comes_back_to_its_place[1-3-2-4 on devices]"
 OFFLOADED_OF_PIPELINE = (
@@ -442,7 +442,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "engine/outside.py",
             "jax.lax.psum(jax.lax.dynamic_slice_in_dim(own[0], first, size, dim), STAGE_AXIS)",
             "jax.lax.dynamic_slice_in_dim(own[0], first, size, dim)",
-            VOCABULARY,
+            LOGITS,
         ),
         Mutant(
             "logits-in-part",
@@ -450,7 +450,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "engine/outside.py",
             "ring.schedule.iterations - 1 - jnp.asarray(t)",
             "ring.schedule.iterations - jnp.asarray(t)",
-            VOCABULARY,
+            LOGITS,
         ),
         Mutant(
             "sums-not-emptied",

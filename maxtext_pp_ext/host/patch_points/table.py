@@ -24,11 +24,11 @@ from maxtext_pp_ext.host.replacements import (
     config_class,
     decoder_call,
     factory,
+    logits,
     scanned_layers,
     sharding_conflicts,
     stage_modules,
     unknown_keys,
-    vocabulary,
 )
 
 
@@ -194,12 +194,10 @@ _DECODERS = Part(
         version.signature("NNXDecoder._get_pipeline_stage_module", "(self, decoder_blocks, rngs)"),
         version.signature("NNXDecoder.get_decoder_layers", "(self)"),
         version.parameters("NNXDecoder.apply_output_head", _HEAD_PARAMETERS[:-1], _HEAD_PARAMETERS),
-        version.signature("NNXDecoder.embed_tokens", "(self, shared_embedding, decoder_input_tokens, model_mode)"),
     ),
     replaced={
         "NNXDecoder.__call__": decoder_call.call,
-        "NNXDecoder.apply_output_head": vocabulary.apply_output_head,
-        "NNXDecoder.embed_tokens": vocabulary.embed_tokens,
+        "NNXDecoder.apply_output_head": logits.apply_output_head,
         "NNXDecoder.get_decoder_layers": stage_modules.get_decoder_layers,
         "NNXDecoder._get_pipeline_stage_module": stage_modules.build,
     },

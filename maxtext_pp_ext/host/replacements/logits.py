@@ -1,14 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of embeddings and the logits of a model whose stages are on different slices.
+"""Logits of a model whose stages are on different slices: their weight's gradient is added up beside backward.
 
-Outside of the pipeline MaxText divides the batch over the stages. By itself, XLA adds up the stages' gradients of both
-weights behind backward, where nothing hides it.
-
-- Of the logits' weight the pipeline gives each stage a copy. Backward adds up the copies' gradients
-  (`engine/outside.py`).
-- The table's gradient is there when backward ends. If the rows' cotangents are smaller, these are gathered instead, and
-  each stage computes the whole gradient. Then each stage looks up all rows.
+Outside of the pipeline MaxText divides the batch over the stages. By itself, XLA adds up the stages' gradients behind
+backward, where nothing hides it. Here the pipeline gives each stage a copy of the weight. Backward adds up the copies'
+gradients (`engine/outside.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -58,33 +54,6 @@ def apply_output_head(own: Callable, decoder: Any, *args: Any, **kwargs: Any) ->
     return own(decoder, *args, **kwargs)
   finally:
     vars(decoder)["logits_dense"] = dense
-
-
-def embed_tokens(
-    own: Callable, decoder: Any, shared_embedding: Any, decoder_input_tokens: jax.Array, model_mode: str
-) -> jax.Array:
-  """`NNXDecoder.embed_tokens`, [batch, sequence] -> [batch, sequence, embed]; perhaps by each stage of all rows."""
-  tokens = decoder_input_tokens
-  table = getattr(shared_embedding, "embedding", None)
-  if table is None or model_mode != "train" or not over_slices(decoder.config) or not _is_smaller(decoder, tokens, table):
-    return own(decoder, shared_embedding, tokens, model_mode)
-  rows = tuple(axis for axis in _rows(decoder) if axis != _STAGE)
-  all_rows = lambda x: constrain(x, P(rows or None, *(P.UNCONSTRAINED,) * (x.ndim - 1)), decoder.mesh)
-  return all_rows(own(decoder, shared_embedding, all_rows(tokens), model_mode))
-
-
-def _is_smaller(decoder: Any, tokens: jax.Array, table: Any) -> bool:
-  """Whether to gather the rows' cotangents over the stages sends less than to add up the table's gradient."""
-  mesh, rows, shape = decoder.mesh, _rows(decoder), table.get_value().shape
-  divided = math.prod(mesh.shape[axis] for axis in rows)
-  if plain(decoder.config.shard_mode) != "auto" or _STAGE not in rows or tokens.shape[0] % divided:
-    return False
-  names = table.get_metadata().get("out_sharding") or table.get_metadata().get("sharding") or ()
-  sharded = {axis for entry in resolve(tuple(names), mesh, _rules(decoder)) for axis in mesh_axes(entry)}
-  shards = math.prod(mesh.shape[axis] for axis in sharded)
-  # A gather sends what each of the other stages has; a sum sends each element twice, but for one stage's share.
-  of_rows = tokens.size * shape[-1] / divided * mesh.shape[_STAGE]
-  return _STAGE not in sharded and of_rows < 2 * math.prod(shape) / shards
 
 
 def over_slices(config: Any) -> bool:

@@ -1,13 +1,13 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings and logits of pipelines over slices, in whole models with MaxText's own loss."""
+"""Logits of pipelines over slices, in whole models with MaxText's own loss."""
 
 import types
 
 import pytest
 
 from maxtext_pp_ext.engine import outside, Ring
-from maxtext_pp_ext.host.replacements import vocabulary
+from maxtext_pp_ext.host.replacements import logits
 from maxtext_pp_ext.pipelines import execution
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but
@@ -31,16 +31,14 @@ CASES = {
 def over_slices(monkeypatch):
   """The devices of one process have no slices, so everybody is told of them here.
 
-  Returns (the shapes of gradients that are added up, whether cotangents of rows are gathered).
+  Returns the shapes of gradients that are added up.
   """
   added, add_part = [], outside.OfCopies.add_part
-  gathered, is_smaller = [], vocabulary._is_smaller
-  monkeypatch.setattr(vocabulary, "over_slices", lambda config: config.using_pipeline_parallelism)
+  monkeypatch.setattr(logits, "over_slices", lambda config: config.using_pipeline_parallelism)
   monkeypatch.setattr(execution, "Ring", lambda **fields: Ring(**fields | {"over_slices": True}))
   spy = lambda of_copies, *args: added.append(of_copies.gradients.shape) or add_part(of_copies, *args)
   monkeypatch.setattr(outside.OfCopies, "add_part", spy)
-  monkeypatch.setattr(vocabulary, "_is_smaller", lambda *args: gathered.append(is_smaller(*args)) or gathered[-1])
-  return added, gathered
+  return added
 
 
 @pytest.mark.parametrize("keys", slow_but(["data"], CASES))
@@ -48,11 +46,10 @@ def test_loss_and_gradients_are_those_of_maxtexts_own_logits(keys, monkeypatch):
   model = windows.build(windows.make_config(**keys, pipeline_impl="circular_bsw"))
   params, data = windows.moved(model.params), windows.batch(model.config)
   (loss, _), gradients = windows.loss_and_gradients(model, params, data)
-  added, gathered = over_slices(monkeypatch)
+  added = over_slices(monkeypatch)
   (own_loss, _), own = windows.loss_and_gradients(model, params, data)
   stages = model.config.ici_pipeline_parallelism
   assert set(added) == {(stages, model.config.emb_dim, model.config.vocab_size)}
-  assert set(gathered) == {model.config.vocab_size == 1000}  # 32 words are fewer than the rows
   errors = {"loss": parity.relative_error(own_loss, loss), **windows.errors(own, gradients)}
   bound = parity.tolerance(model.config)
   assert {key: error for key, error in errors.items() if not error <= bound} == {}
@@ -63,7 +60,7 @@ def test_loss_and_gradients_are_those_of_maxtexts_own_logits(keys, monkeypatch):
 )
 def test_other_logits_are_left_to_maxtext(keys, monkeypatch):
   model = windows.build(windows.make_config(**_TWO, pipeline_impl="circular_bsw", **keys))
-  added, _ = over_slices(monkeypatch)
+  added = over_slices(monkeypatch)
   windows.program(model)
   assert not added
 
@@ -79,7 +76,7 @@ def test_other_logits_are_left_to_maxtext(keys, monkeypatch):
 )
 def test_only_pipelines_of_ours_over_slices_add_up(impl, pipeline, slices, expected):
   keys = {"pipeline_impl": impl, "using_pipeline_parallelism": pipeline, "dcn_pipeline_parallelism": slices}
-  assert vocabulary.over_slices(types.SimpleNamespace(**keys)) is expected
+  assert logits.over_slices(types.SimpleNamespace(**keys)) is expected
 
 
 @pytest.mark.parametrize("size, iterations", [(1000, 5), (128256, 23), (32000, 163), (5, 8), (128, 1)])
