@@ -43,6 +43,24 @@ def windowed(config: HostKeys) -> bool:
   return runs_ours(config) and num_stages(config) == 1
 
 
+def adds_up_logits(config: HostKeys) -> bool:
+  """Whether backward of a pipeline of ours over slices is to add up the gradient of the logits' weight.
+
+  Not if other products use the weight, too, if the product is no plain one, or if it is computed behind the decoder.
+  """
+  if not getattr(config, "using_pipeline_parallelism", False) or not runs_ours(config):
+    return False
+  others = (
+      "logits_via_embedding",
+      "mtp_num_layers",
+      "use_indexer",
+      "quantize_logits_proj",
+      "parameter_memory_host_offload",
+  )
+  is_plain = plain(config.shard_mode) == "auto" and not any(getattr(config, key, False) for key in others)
+  return is_plain and config.dcn_pipeline_parallelism > 1 and config.num_vocab_tiling <= 1
+
+
 def microbatches_of_window(config: HostKeys) -> int:
   """M without a pipeline, where num_pipeline_microbatches=-1 stands for one microbatch."""
   return max(config.num_pipeline_microbatches, 1)

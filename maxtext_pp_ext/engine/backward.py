@@ -206,7 +206,7 @@ class _Iteration(NamedTuple):
     (dx,) = done.others
     sums = zip(self.cotangents.outside, state.outside, strict=True)
     outside = [of_copies.add_part(ring, t, total) for of_copies, total in sums]
-    if ring.sends_back_at_once:
+    if outside and ring.sends_back_at_once:
       # The parts travel while the cotangent is computed, which leaves behind them.
       dx, outside = jax.lax.optimization_barrier((dx, outside))
     dstore = ring.read_back(t, ring.pass_on_back(t, dy, ring.constrain(dx)), state.dstore)

@@ -46,8 +46,7 @@ class OfCopies(NamedTuple):
     number = ring.schedule.iterations - 1 - jnp.asarray(t)
 
     def add(number, own, total):
-      dim = max(range(total.ndim), key=lambda k: total.shape[k])
-      size = _part(total.shape[dim], ring.schedule.iterations, is_last=dim == total.ndim - 1)
+      dim, size = _part(total.shape, ring.schedule.iterations)
       first = jnp.minimum(number * size, total.shape[dim] - size)
       part = jax.lax.psum(jax.lax.dynamic_slice_in_dim(own[0], first, size, dim), STAGE_AXIS)
       return jax.lax.dynamic_update_slice_in_dim(total, part, first, dim)
@@ -63,7 +62,12 @@ def copies(ring: Ring, weight: jax.Array, spec: P) -> jax.Array:
   return constrain(jnp.broadcast_to(weight, (stages, *weight.shape)), P(STAGE_AXIS, *spec), ring.mesh)
 
 
-def _part(size: int, iterations: int, *, is_last: bool) -> int:
-  """The size of an iteration's part of a dimension; of the last dimension whole lanes, which are copied fastest."""
-  part = math.ceil(size / iterations)
-  return min(math.ceil(part / LANES) * LANES if is_last else part, size)
+def _part(shape: tuple[int, ...], iterations: int) -> tuple[int, int]:
+  """(the dimension that is divided into parts, the size of a part): those with which iterations send least.
+
+  Of the last dimension a part has whole lanes, which are copied fastest.
+  """
+  lanes = lambda dim: LANES if dim == len(shape) - 1 else 1
+  size = lambda dim: min(math.ceil(shape[dim] / iterations / lanes(dim)) * lanes(dim), shape[dim])
+  dim = min(range(len(shape)), key=lambda dim: size(dim) / shape[dim])
+  return dim, size(dim)

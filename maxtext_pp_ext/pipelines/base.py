@@ -132,7 +132,8 @@ class CircularPipelineBase(nnx.Module):
     if not isinstance(deterministic, bool):
       raise TypeError(f"deterministic must be a Python bool, got {type(deterministic).__name__}.")
     run = self.execution(deterministic=deterministic, model_mode=model_mode)
-    return run(self.layers, inputs, segment_ids, positions, current.get())
+    head = current.get()
+    return run(self.layers, inputs, segment_ids, positions, *([] if head is None else [head]))
 
   def execution(self, *, deterministic: bool, model_mode: str) -> Execution:
     """How the pipeline runs its layers, whose call has these arguments."""

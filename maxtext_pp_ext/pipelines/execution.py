@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext import sharding
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
-from maxtext_pp_ext.engine import Checkpoints, Engine, GatherPolicy, MAX, Outside, Ring, SUM, WeightLayout
+from maxtext_pp_ext.engine import Checkpoints, Engine, GatherPolicy, MAX, Ring, SUM, WeightLayout
 from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
 from maxtext_pp_ext.engine.traced import AuxAt
 from maxtext_pp_ext.engine.transfers.torus import steps_of
@@ -55,7 +55,7 @@ class Execution:
 
     The arrays, and what is raised about them, are as in `CircularPipelineBase.__call__`. `head` gets the stages' copies.
     """
-    outside = [] if head is None else [Outside(head.weight, self._spec_of(head))]
+    outside = [] if head is None else [head.outside]
     earlier, appends = nnx.pop(layers, SOWN), {}
     stage = StageModule.of(layers, self.schedule, self.stacking, self.call)
 
@@ -66,7 +66,7 @@ class Execution:
       if earlier:
         appends.update(run_stage.appends(earlier, aux, microbatched[0]))
       outputs, sown, copies = self._engine(run_stage, aux, microbatched).run(weights, aux, microbatched, outside)
-      if head is not None:  # which no model with explicit sharding has
+      if head is not None:
         (head.copies,) = copies
       return self._join_batch(outputs), *run_stage.per_layer(sown)
 
@@ -82,10 +82,6 @@ class Execution:
     if earlier:
       put_before(layers, earlier, appends)
     return outputs
-
-  def _spec_of(self, head: Head) -> P:
-    spec = sharding.divisible_spec(P(*sharding.resolve(head.axes, self.mesh, self._rules)), head.weight.shape, self.mesh)
-    return sharding.gathered_spec(spec, None, ("stage",))
 
   def _apart_from_lookup(self, inputs: jax.Array) -> jax.Array:
     """Gives a batch [batch, sequence, embed] its tokens' layout, if mesh axes would divide microbatches but no tokens.

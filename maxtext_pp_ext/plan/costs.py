@@ -120,7 +120,9 @@ class Sizes:
   dispatched_outside: int = 0  # what layers send to dispatch tokens, and to combine results
   # Over the data-centre network: of `sent_to_gather`, of `sent_to_reduce`, and of `head_sent`.
   between_slices: tuple[int, int, int] = (0, 0, 0)
-  of_logits_between: int = 0  # of the last of these, what backward sends while it computes
+  # Where backward of the pipeline adds up the stages' gradients of the logits' weight: their size, and what is sent of
+  # the last of `between_slices` while backward computes.
+  of_logits: tuple[int, ...] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,11 +230,11 @@ def pipelined(
       Sent.WEIGHTS: 1 - 1 / gather if several and gather_policy.prefetches else 0.0,
       Sent.GRADIENTS: 1 - 1 / reduce if several else 0.0,
       Sent.ACTIVATIONS: hidden / (ring + ends) if ring else 0.0,
-      Sent.OUTSIDE: sizes.of_logits_between / max(once_over, 1),
+      Sent.OUTSIDE: sizes.of_logits[1] / max(once_over, 1),
   }
   kept = _kept(schedule.iterations, sizes)
   backward = {
-      Part.GRADIENTS: sizes.gradients if gather_policy.keeps_gathered else sizes.gradients_at_once,
+      Part.GRADIENTS: sizes.of_logits[0] + (sizes.gradients if gather_policy.keeps_gathered else sizes.gradients_at_once),
       **_double_buffer(schedule, gather_policy, sizes),
       **kept,
       Part.WAITING: 2 * whole,

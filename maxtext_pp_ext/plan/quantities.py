@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext import registry, sharding
-from maxtext_pp_ext.config.derived import dispatches_beside_compute, gathers_on_sparsecores, xla_flag
+from maxtext_pp_ext.config.derived import adds_up_logits, dispatches_beside_compute, gathers_on_sparsecores, xla_flag
 from maxtext_pp_ext.config.keys import DerivedKeys, remat_tensors
 from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.hardware import chips
@@ -74,8 +74,7 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
   tokens = _tokens(config, mesh) / (schedule.microbatches if schedule else 1)
   # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
   sent_outside, sent_ends = (sum(of.to_gather(w, narrow=True) for w in each) for each in (outside, ends))
-  # In tiles of the vocabulary MaxText computes logits behind the decoder.
-  is_beside = stages > 1 and config.dcn_pipeline_parallelism > 1 and config.num_vocab_tiling <= 1
+  of_logits = weights.of_logits() if stages > 1 and adds_up_logits(config) else []
   return costs.Sizes(
       parameters=own,
       gradients=gradients(of.gathered if is_shared else of.summed),
@@ -107,7 +106,7 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
           per_repeat(of.reduced_between),
           round(sum(map(of.reduced_between, outside))),
       ),
-      of_logits_between=round(sum(map(of.reduced_between, weights.of_logits()))) if is_beside else 0,
+      of_logits=tuple(round(sum(map(each, of_logits))) for each in (of.stored_narrow, of.reduced_over_stages)),
   )
 
 

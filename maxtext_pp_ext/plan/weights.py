@@ -69,7 +69,7 @@ class Weights:
     return self._parted[inside]
 
   def of_logits(self) -> list[Weight]:
-    """The weight of the logits, if it is not the table of embeddings."""
+    """The weight of the logits, if it is not the table of embeddings; as one outside of what is `parted`."""
     return self.parted(_OTHERS_THAN_LOGITS)[1]
 
   def _weight(self, row: Row, outside: bool) -> Weight:
@@ -140,6 +140,14 @@ class Bytes:
     """Between slices: for the weight's reduction, and for that among replicas."""
     replicas = 2 * (1 - 1 / self._over(w.replicas_over, self._slices)) * self.narrow(w) / self._over(w.gathered_over)
     return self.gathered_between(w, self.narrow(w)) + replicas
+
+  def stored_narrow(self, w: Weight) -> float:
+    """Of a device's shard, as `narrow`."""
+    return self.shard(w, self.narrow(w))
+
+  def reduced_over_stages(self, w: Weight) -> float:
+    """Between slices: for the sum over the stages' copies of a weight outside of the pipeline."""
+    return 2 * (1 - 1 / self._slices["stage"]) * self.stored_narrow(w)
 
   def kernels(self, w: Weight) -> bool:
     """Whether Pallas kernels read it."""

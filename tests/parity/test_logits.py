@@ -4,11 +4,15 @@
 
 import types
 
+from flax import nnx
+import jax
 import pytest
 
+from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.engine import outside, Ring
 from maxtext_pp_ext.host.replacements import logits
 from maxtext_pp_ext.pipelines import execution
+from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but
 from tests.parity import windows
@@ -22,7 +26,9 @@ CASES = {
     "delay": {**_TWO, "pipeline_delay_activation_forwarding": True},
     "eight stages": {"ici_pipeline_parallelism": 8, "num_pipeline_microbatches": 8, "layers": 8},
     "soft cap": {**_TWO, "final_logits_soft_cap": 3.0},
-    "more tokens to predict": {**_TWO, "mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.3},
+    "parts": {**_TWO, "pipeline_remat_iterations": 2},
+    "accumulated": {**_TWO, "gradient_accumulation_steps": 2},
+    "bfloat16": {**_TWO, "weight_dtype": "bfloat16"},
     "unrolled": {**_TWO, "scan_pipeline_iterations": False},
     "on the host": {**_TWO, "remat_policy": "minimal_offloaded"},
 }
@@ -34,7 +40,7 @@ def over_slices(monkeypatch):
   Returns the shapes of gradients that are added up.
   """
   added, add_part = [], outside.OfCopies.add_part
-  monkeypatch.setattr(logits, "over_slices", lambda config: config.using_pipeline_parallelism)
+  monkeypatch.setattr(logits, "adds_up_logits", lambda config: config.using_pipeline_parallelism)
   monkeypatch.setattr(execution, "Ring", lambda **fields: Ring(**fields | {"over_slices": True}))
   spy = lambda of_copies, *args: added.append(of_copies.gradients.shape) or add_part(of_copies, *args)
   monkeypatch.setattr(outside.OfCopies, "add_part", spy)
@@ -55,35 +61,52 @@ def test_loss_and_gradients_are_those_of_maxtexts_own_logits(keys, monkeypatch):
   assert {key: error for key, error in errors.items() if not error <= bound} == {}
 
 
-@pytest.mark.parametrize(
-    "keys", [{"logits_via_embedding": True}, {"num_vocab_tiling": 2}], ids=lambda keys: next(iter(keys))
-)
-def test_other_logits_are_left_to_maxtext(keys, monkeypatch):
-  model = windows.build(windows.make_config(**_TWO, pipeline_impl="circular_bsw", **keys))
-  added = over_slices(monkeypatch)
-  windows.program(model)
-  assert not added
+def test_a_pipeline_with_a_call_of_its_own_leaves_logits_to_maxtext():
+
+  class Own(CircularBswPipeline):
+
+    def __call__(self, *args, **kwargs):
+      return jax.checkpoint(super().__call__, static_argnums=(3, 4))(*args, **kwargs)
+
+  model = windows.build(windows.make_config(**_TWO, pipeline_impl="circular_bsw"))
+  decoder = nnx.merge(model.graphdef, model.params, model.rest).decoder
+  assert logits._head(decoder, 16) is not None
+  vars(decoder)["pipeline_module"] = Own.__new__(Own)
+  assert logits._head(decoder, 16) is None
 
 
 @pytest.mark.parametrize(
-    "impl, pipeline, slices, expected",
+    "keys, expected",
     [
-        ("circular_bsw", True, 2, True),
-        ("circular_bsw", True, 1, False),
-        ("circular_bsw", False, 2, False),
-        ("host", True, 2, False),
+        ({}, True),
+        ({"dcn_pipeline_parallelism": 1}, False),
+        ({"using_pipeline_parallelism": False}, False),
+        ({"pipeline_impl": "host"}, False),
+        ({"logits_via_embedding": True}, False),
+        ({"num_vocab_tiling": 2}, False),
+        ({"mtp_num_layers": 1}, False),
+        ({"quantize_logits_proj": True}, False),
+        ({"shard_mode": "explicit"}, False),
     ],
+    ids=lambda each: next(iter(each), "plain") if isinstance(each, dict) else "",
 )
-def test_only_pipelines_of_ours_over_slices_add_up(impl, pipeline, slices, expected):
-  keys = {"pipeline_impl": impl, "using_pipeline_parallelism": pipeline, "dcn_pipeline_parallelism": slices}
-  assert logits.over_slices(types.SimpleNamespace(**keys)) is expected
+def test_logits_whose_gradient_is_left_to_xla(keys, expected):
+  config = {
+      "pipeline_impl": "circular_bsw",
+      "using_pipeline_parallelism": True,
+      "dcn_pipeline_parallelism": 2,
+      "shard_mode": "auto",
+      "num_vocab_tiling": 1,
+  }
+  assert derived.adds_up_logits(types.SimpleNamespace(**config | keys)) is expected
 
 
-@pytest.mark.parametrize("size, iterations", [(1000, 5), (128256, 23), (32000, 163), (5, 8), (128, 1)])
-@pytest.mark.parametrize("is_last", [True, False])
-def test_the_parts_of_all_iterations_are_the_whole(size, iterations, is_last):
-  part = outside._part(size, iterations, is_last=is_last)
-  firsts = [min(number * part, size - part) for number in range(iterations)]
+@pytest.mark.parametrize(
+    "shape, iterations", [((64, 1000), 5), ((512, 128256), 23), ((512, 4000), 163), ((5, 3), 8), ((1, 1), 1)]
+)
+def test_the_parts_of_all_iterations_are_the_whole(shape, iterations):
+  dim, part = outside._part(shape, iterations)
+  firsts = [min(number * part, shape[dim] - part) for number in range(iterations)]
   covered = {first + k for first in firsts for k in range(part)}
-  assert covered == set(range(size))
-  assert not is_last or part == size or part % 128 == 0
+  assert covered == set(range(shape[dim]))
+  assert iterations * part < 1.3 * shape[dim] or shape[dim] < iterations

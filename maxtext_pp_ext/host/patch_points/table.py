@@ -85,7 +85,6 @@ DECODER_PARAMETERS = (
     *("multimodal_input", "forced_routed_experts", "decoder_input_embeddings"),
 )
 # Other parameters are refused where they have a value (`scanned_layers`).
-_HEAD_PARAMETERS = ("self", "shared_embedding", "y", "deterministic", "model_mode", "normalize_y")
 _SCAN_PARAMETERS = ("self", "layers", "x_in", "args", "length", "kwargs")
 # The arguments of loading a checkpoint that we read.
 _LOAD_PARAMETERS = inspect.getfullargspec(checkpoint_load.refuse_other_layouts).kwonlyargs
@@ -133,6 +132,17 @@ LINEN = Part(
     checks=(version.signature("create_pipeline", "(config, layers=None, mesh=None, remat_policy=None)"),),
     replaced={"create_pipeline": factory.create_pipeline},
     refused_in="create_pipeline",
+)
+# Without it no run is refused: XLA adds up the stages' gradients.
+LOGITS = Part(
+    name="logits over slices whose weight's gradient is added up beside backward",
+    checks=(
+        version.signature(
+            "NNXDecoder.apply_output_head", "(self, shared_embedding, y, deterministic, model_mode, normalize_y=True)"
+        ),
+        version.parameters("NNXDecoder.__call__", DECODER_PARAMETERS, DECODER_PARAMETERS),
+    ),
+    replaced={"NNXDecoder.apply_output_head": logits.apply_output_head, "NNXDecoder.__call__": logits.call},
 )
 WINDOW = Part(
     name="implementations without a pipeline",
@@ -193,11 +203,9 @@ _DECODERS = Part(
         version.parameters("NNXDecoder.__call__", DECODER_PARAMETERS, DECODER_PARAMETERS),
         version.signature("NNXDecoder._get_pipeline_stage_module", "(self, decoder_blocks, rngs)"),
         version.signature("NNXDecoder.get_decoder_layers", "(self)"),
-        version.parameters("NNXDecoder.apply_output_head", _HEAD_PARAMETERS[:-1], _HEAD_PARAMETERS),
     ),
     replaced={
         "NNXDecoder.__call__": decoder_call.call,
-        "NNXDecoder.apply_output_head": logits.apply_output_head,
         "NNXDecoder.get_decoder_layers": stage_modules.get_decoder_layers,
         "NNXDecoder._get_pipeline_stage_module": stage_modules.build,
     },
@@ -208,7 +216,7 @@ PATCH_POINTS: dict[str, tuple[Part, ...]] = {
     "maxtext.configs.types": (_TYPES,),
     "maxtext.configs.pyconfig": (UNKNOWN_KEYS,),
     "maxtext.layers.pipeline": (_PIPELINE, LINEN),
-    "maxtext.layers.nnx_decoders": (_DECODERS, WINDOW),
+    "maxtext.layers.nnx_decoders": (_DECODERS, WINDOW, LOGITS),
     "maxtext.utils.model_creation_utils": (SHARDING_CONFLICTS, PRETRAINED),
     "maxtext.common.checkpointing": (CHECKPOINTS,),
     "maxtext.training_engine.checkpointing": (ENGINE_CHECKPOINTS,),

@@ -10,7 +10,6 @@ from maxtext_pp_ext import registry
 from maxtext_pp_ext.config.derived import decoder_block, pipeline_impl, windowed
 from maxtext_pp_ext.config.host_keys import HostKeys
 from maxtext_pp_ext.errors import UnsupportedError
-from maxtext_pp_ext.host.replacements import logits
 
 # Argument of `NNXDecoder.__call__` -> what it carries. MaxText itself refuses forced_routed_experts with a pipeline.
 _LOST = {
@@ -26,10 +25,8 @@ _BIDIRECTIONAL_BLOCKS = ("gemma3", "gemma4")  # the only ones whose layers MaxTe
 def call(own: Callable, decoder: Any, *args: Any, **kwargs: Any) -> Any:
   """`NNXDecoder.__call__`, unless it would lose an argument."""
   # bind_partial: a missing argument is MaxText's own error.
-  arguments = inspect.signature(own).bind_partial(decoder, *args, **kwargs).arguments
-  refuse_lost_arguments(decoder.config, arguments)
-  with logits.of(decoder, arguments.get("decoder_input_tokens")):
-    return own(decoder, *args, **kwargs)
+  refuse_lost_arguments(decoder.config, inspect.signature(own).bind_partial(decoder, *args, **kwargs).arguments)
+  return own(decoder, *args, **kwargs)
 
 
 def check(config: HostKeys, **arguments: Any) -> None:

@@ -7,8 +7,8 @@ backward, where nothing hides it. Here the pipeline gives each stage a copy of t
 gradients (`engine/outside.py`).
 """
 
-from collections.abc import Callable, Iterator
-import contextlib
+from collections.abc import Callable
+import inspect
 import math
 from typing import Any
 
@@ -16,23 +16,22 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext import registry
-from maxtext_pp_ext.config.derived import pipeline_impl
-from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.config.derived import adds_up_logits
+from maxtext_pp_ext.engine import Outside
+from maxtext_pp_ext.engine.ring import STAGE_AXIS
 from maxtext_pp_ext.host.models.axes import LOGITS_AXES
 from maxtext_pp_ext.pipelines.head import current, Head
-from maxtext_pp_ext.sharding import constrain
+from maxtext_pp_ext.sharding import constrain, divisible_spec, is_explicit
 from maxtext_pp_ext.sharding.resolve import mesh_axes, resolve
 
-_STAGE = "stage"
 
-
-@contextlib.contextmanager
-def of(decoder: Any, tokens: jax.Array | None) -> Iterator[None]:
-  """While a decoder runs on tokens [batch, …], `current` is its head, if its pipeline is one of ours over slices."""
-  token = current.set(_head(decoder, tokens.shape[0]) if tokens is not None and over_slices(decoder.config) else None)
+def call(own: Callable, decoder: Any, *args: Any, **kwargs: Any) -> Any:
+  """`NNXDecoder.__call__`; while it runs, `current` is its head, if its pipeline is one of ours over slices."""
+  # bind_partial: a missing argument is MaxText's own error.
+  tokens = inspect.signature(own).bind_partial(decoder, *args, **kwargs).arguments.get("decoder_input_tokens")
+  token = current.set(_head(decoder, len(tokens)) if tokens is not None and adds_up_logits(decoder.config) else None)
   try:
-    yield
+    return own(decoder, *args, **kwargs)
   finally:
     current.reset(token)
 
@@ -46,7 +45,7 @@ def apply_output_head(own: Callable, decoder: Any, *args: Any, **kwargs: Any) ->
 
   def logits(y: jax.Array, out_sharding: Any = None) -> jax.Array:
     del out_sharding  # which only a model with explicit sharding has
-    return _product(decoder, jnp.asarray(y, dense.dtype), copies)
+    return _product(dense, decoder, jnp.asarray(y, dense.dtype), copies)
 
   # Past the module's own `__setattr__`, for which this would be another model.
   vars(decoder)["logits_dense"] = logits
@@ -56,42 +55,37 @@ def apply_output_head(own: Callable, decoder: Any, *args: Any, **kwargs: Any) ->
     vars(decoder)["logits_dense"] = dense
 
 
-def over_slices(config: Any) -> bool:
-  """Whether a run has a pipeline of ours over slices."""
-  ours = getattr(config, "using_pipeline_parallelism", False) and pipeline_impl(config) != registry.HOST
-  return ours and config.dcn_pipeline_parallelism > 1
-
-
 def _head(decoder: Any, batch: int) -> Head | None:
   """The head of a decoder that runs on so many rows; None if its logits are left to MaxText."""
-  config, dense = decoder.config, getattr(decoder, "logits_dense", None)
-  if dense is None or config.num_vocab_tiling > 1 or plain(config.shard_mode) != "auto" or decoder.model_mode != "train":
+  from maxtext_pp_ext.pipelines.base import CircularPipelineBase  # pylint: disable=import-outside-toplevel
+
+  # A class with a call of its own may transform ours, out of which no copies could come.
+  if type(decoder.pipeline_module).__call__ is not CircularPipelineBase.__call__ or decoder.model_mode != "train":
     return None
-  # Other products than of two plain matrices.
+  dense, mesh, rules = decoder.logits_dense, decoder.mesh, decoder.config.logical_axis_rules
   kernel, others = dense.kernel.get_value(), (dense.quant, dense.bias, dense.kernel_scale)
-  if any(each is not None for each in others) or dense.parameter_memory_host_offload or kernel.dtype.itemsize == 1:
+  if any(each is not None for each in others) or kernel.dtype.itemsize == 1 or is_explicit(mesh):
     return None
-  of_weight = {axis for entry in resolve(dense.kernel_axes, decoder.mesh, _rules(decoder)) for axis in mesh_axes(entry)}
+  spec = divisible_spec(P(*resolve(dense.kernel_axes, mesh, rules)), kernel.shape, mesh)
   rows = _rows(decoder)
-  if _STAGE not in rows or _STAGE in of_weight or batch % math.prod(decoder.mesh.shape[axis] for axis in rows):
+  shared = STAGE_AXIS in rows and all(STAGE_AXIS not in mesh_axes(entry) for entry in spec)
+  if not shared or batch % math.prod(mesh.shape[axis] for axis in rows):
     return None
-  return Head(jnp.asarray(kernel, dense.dtype), tuple(dense.kernel_axes))
+  return Head(Outside(jnp.asarray(kernel, dense.dtype), spec))
 
 
-def _product(decoder: Any, y: jax.Array, copies: jax.Array) -> jax.Array:
+def _product(dense: Any, decoder: Any, y: jax.Array, copies: jax.Array) -> jax.Array:
   """[batch, sequence, embed], [stage, embed, vocab] -> [batch, sequence, vocab]."""
   rows, mesh = _rows(decoder), decoder.mesh
-  before, behind = rows[: rows.index(_STAGE)], rows[rows.index(_STAGE) + 1 :]
-  sizes = math.prod(mesh.shape[axis] for axis in before), mesh.shape[_STAGE]
-  y = constrain(y.reshape(*sizes, -1, *y.shape[1:]), P(before or None, _STAGE, behind or None), mesh)
-  found = jnp.einsum("dsble,sev->dsblv", y, copies, precision=jax.lax.Precision(decoder.config.matmul_precision))
+  before, behind = rows[: rows.index(STAGE_AXIS)], rows[rows.index(STAGE_AXIS) + 1 :]
+  sizes = math.prod(mesh.shape[axis] for axis in before), mesh.shape[STAGE_AXIS]
+  spec = P(before or None, STAGE_AXIS, behind or None, P.UNCONSTRAINED, P.UNCONSTRAINED)
+  y = constrain(y.reshape(*sizes, -1, *y.shape[1:]), spec, mesh)
+  precision = jax.lax.Precision(dense.matmul_precision)
+  found = jnp.einsum("dsble,sev->dsblv", y, copies, precision=precision)
   return found.reshape(-1, *found.shape[3:])
 
 
 def _rows(decoder: Any) -> tuple[str, ...]:
   """The mesh axes that divide the batch outside of the pipeline."""
-  return mesh_axes(resolve(LOGITS_AXES[:1], decoder.mesh, _rules(decoder))[0])
-
-
-def _rules(decoder: Any) -> Any:
-  return decoder.config.logical_axis_rules
+  return mesh_axes(resolve(LOGITS_AXES[:1], decoder.mesh, decoder.config.logical_axis_rules)[0])
