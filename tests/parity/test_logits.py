@@ -26,7 +26,7 @@ CASES = {
     "delay": {**_TWO, "pipeline_delay_activation_forwarding": True},
     "eight stages": {"ici_pipeline_parallelism": 8, "num_pipeline_microbatches": 8, "layers": 8},
     "soft cap": {**_TWO, "final_logits_soft_cap": 3.0},
-    "parts": {**_TWO, "pipeline_remat_iterations": 2},
+    "parts": {**_TWO, "pipeline_remat_iterations": 2, "remat_policy": "minimal"},
     "accumulated": {**_TWO, "gradient_accumulation_steps": 2},
     "bfloat16": {**_TWO, "weight_dtype": "bfloat16"},
     "unrolled": {**_TWO, "scan_pipeline_iterations": False},
