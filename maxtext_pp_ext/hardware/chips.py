@@ -8,6 +8,7 @@ Sources:
   by the pages named next.
 - Peak bfloat16 FLOPs and HBM's rate: Google Cloud's pages (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e,
   tpu7x). A chip of TPU7x is two devices.
+- VMEM: jax/_src/tpu_info.py, of a core.
 - Clock: peak FLOPs divided by two per multiply-accumulate unit, of which the matrix units of a device have 4 × 128 × 128
   (v5e), 8 × 128 × 128 (v4, v5p) and 4 × 256 × 256 (v6e). TPU7x is taken to have those of v6e; nobody has verified it.
 - Links, one direction of one link, and PCIe: "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus); TPU7x from
@@ -21,7 +22,7 @@ Sources:
 
 import dataclasses
 
-_GB, _GIB = 10**9, 1 << 30
+_GB, _GIB, _MIB = 10**9, 1 << 30, 1 << 20
 LINK_EFFICIENCY = 0.9  # share of their rate that links reach, an assumption
 HOP_SECONDS = 1e-6  # a message's way over one link, by the same book
 
@@ -37,12 +38,16 @@ class Chip:
   clock: float  # cycles per second
   hbm_bytes: int  # memory in bytes
   hbm_bandwidth: float  # bytes per second between the device and that memory
+  vmem_bytes: int  # memory on the chip, in bytes
   link: float  # bytes per second of one link to a neighbour, in one direction
   links: int  # how many links it has; two for each axis of the torus
   host_bandwidth: float  # bytes per second to its host's memory, in one direction
   host_bytes: int  # its share of that memory, in bytes
   network: float  # bytes per second it can send to other slices, nominal
   network_measured: float | None = None  # the same as somebody measured it; None if nobody is known to have
+  # Whether the compiler lets compute run beside all-gathers without flags. "Continuation fusion for AllGather is for v5e
+  # (Viperlite) only", as libtpu 0.0.48.1 says where a flag asks for it on v6e.
+  gathers_beside_compute: bool = False
 
   @property
   def interconnect(self) -> float:
@@ -56,16 +61,18 @@ class Chip:
 
 # In the order of the fields.
 _CHIPS = (
-    Chip("v4", ("TPU v4",), 275e12, 1.049e9, 32 * _GIB, 1228e9, 45e9, 6, 16e9, 100 * _GB, 6.25e9),
+    Chip("v4", ("TPU v4",), 275e12, 1.049e9, 32 * _GIB, 1228e9, 16 * _MIB, 45e9, 6, 16e9, 100 * _GB, 6.25e9),
     Chip(
-        "v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 1.503e9, round(15.75 * _GIB), 819e9, 45e9, 4, 16e9, 48 * _GB, 3.125e9
+        *("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 1.503e9, round(15.75 * _GIB), 819e9, 128 * _MIB, 45e9, 4),
+        *(16e9, 48 * _GB, 3.125e9),
+        gathers_beside_compute=True,
     ),
-    Chip("v5p", ("TPU v5", "TPU v5p"), 459e12, 1.751e9, 95 * _GIB, 2765e9, 90e9, 6, 16e9, 112 * _GB, 6.25e9),
+    Chip("v5p", ("TPU v5", "TPU v5p"), 459e12, 1.751e9, 95 * _GIB, 2765e9, 64 * _MIB, 90e9, 6, 16e9, 112 * _GB, 6.25e9),
     Chip(
-        *("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 1.751e9, round(31.24 * _GIB), 1638e9, 90e9, 4),
+        *("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 1.751e9, round(31.24 * _GIB), 1638e9, 128 * _MIB, 90e9, 4),
         *(32e9, 180 * _GB, 12.5e9, 4.11e9),
     ),
-    Chip("tpu7x", ("TPU7x",), 2307e12 / 2, 2.2e9, 96 * _GIB, 7380e9 / 2, 50e9, 6, 32e9, 120 * _GB, 6.25e9),
+    Chip("tpu7x", ("TPU7x",), 2307e12 / 2, 2.2e9, 96 * _GIB, 7380e9 / 2, 64 * _MIB, 50e9, 6, 32e9, 120 * _GB, 6.25e9),
 )
 CHIPS = {chip.name: chip for chip in _CHIPS}
 

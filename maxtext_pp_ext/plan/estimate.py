@@ -40,7 +40,10 @@ _STREAM_ROUND_TRIPS_OF_STAGE, _STREAM_ROUND_TRIPS_OF_LAYER, _STREAM_ROUND_TRIPS_
 _LOGITS = 1.17
 # The product that computes a gradient adds it to the float32 sum. In Llama 3 70B on v5p it takes 6.1 ms instead of 4.7,
 # as long as four HBM round trips of the sum: its tiles leave less VMEM to the operands, and nothing hides what is read
-# and written. With 48 MiB of scoped VMEM or more both take 4.2 ms. Kernels of grouped products do not add: always four.
+# and written. With 48 MiB of scoped VMEM or more both take 4.2 ms. So it is where VMEM holds a microbatch's activations:
+# 4096 × 5120 × 17408 takes 1.635 ms with and without a sum on v5p, whose VMEM has 64 MiB, and 8192 × 4096 × 14336, for
+# which they do not suffice, 2.77 and 2.33; on v5e and v6e, with 128, 5.08 and 5.03, and 1.24 and 1.19. Kernels of grouped
+# products do not add: always four.
 _SUM_ROUND_TRIPS = 4
 # What is copied of weights and gradients on their way from gathers into the window, to products, and out of it, in HBM
 # round trips of each gathered and each reduced repeat. With one microbatch products read what was gathered. With several
@@ -157,7 +160,8 @@ def estimate(
   of_splash = SPLASH["fwd"] * (1 + work.recomputed) + SPLASH["dkv"] + SPLASH["dq"]
   ours = gather_policy is not None and gather_policy.keeps_gathered
   adds_up = ours and schedule is not None and schedule.microbatches > 1
-  added = work.sizes.summed_of_kernels if _has_large_vmem(work) else work.sizes.summed
+  adds_for_free = _has_large_vmem(work) or work.sizes.activations < chip.vmem_bytes
+  added = work.sizes.summed_of_kernels if adds_for_free else work.sizes.summed
   summed = schedule.iterations * added if schedule is not None and adds_up else 0.0
   dispatch = _dispatch(chip, its_slice, work) * with_bubbles
   hidden = dispatch * (_HIDDEN if work.parts == 1 else _HIDDEN_OF_PARTS) if work.dispatches_beside else 0.0
@@ -173,7 +177,7 @@ def estimate(
   # Forward takes one part of what forward, its recomputation and backward compute, and weights' gradients another one.
   pipeline, parts = sum(layers.values()), 3 + work.again
   room = pipeline if schedule is None or schedule.delay == 2 else pipeline / parts
-  waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy), room=room)
+  waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy), room=room, ours=ours)
   state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
   others = {
       "outside the layers": work.outside * (1.0 if _has_large_vmem(work) else _LOGITS) / chip.flops,
@@ -250,13 +254,13 @@ def _has_large_vmem(work: Work) -> bool:
 
 
 def _transfers(
-    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, *, slower: float, room: float
+    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, *, slower: float, room: float, ours: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
   What two devices gather or reduce they permute, and permutations overlap with compute. Gradients take `slower`
   times as long as their bytes say. Activations have `room` seconds of compute to overlap with, and so has what is sent
-  outside of the pipeline.
+  outside of the pipeline. `ours`: whether weights stay gathered, so that they are gathered ahead.
   """
   rates = {
       "links": _gather_rate(chip, its_slice, work),
@@ -267,13 +271,13 @@ def _transfers(
   for what, sent in costs.traffic.items():
     if what == Sent.DISPATCH:  # the layers wait for it
       continue
-    moves = what == Sent.ACTIVATIONS
+    moves, gathers = what == Sent.ACTIVATIONS, ours and what == Sent.WEIGHTS
     beside_compute = costs.beside_compute.get(what, 0.0)
     between = costs.over_network.get(what, 0)
     within = max(sent - between, 0) * (slower if what == Sent.GRADIENTS else 1)
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.sizes.permuted), ("network", between, 0.0)):
-      overlaps = 1.0 if moves or work.on_sparsecores else exchanged
+      overlaps = 1.0 if moves or work.on_sparsecores or (gathers and chip.gathers_beside_compute) else exchanged
       if what == Sent.OUTSIDE:
         overlaps = float(lane == "network")
       hidden = min(beside_compute * overlaps * size / rates[lane], room if moves or what == Sent.OUTSIDE else math.inf)
