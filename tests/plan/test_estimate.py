@@ -153,9 +153,11 @@ def test_what_is_fused_into_products_takes_longest_in_maxtexts_own_loop_and_leas
 
 
 def test_with_large_vector_memory_products_add_to_sums_in_no_time_and_kernels_do_not():
-  sums = lambda **work: of(summed_of_kernels=1e8, **work).parts["sums of gradients"]
-  assert sums(vmem_kib=98304) == pytest.approx(sums() * 1e8 / SIZES.summed)
-  assert of(vmem_kib=98304).parts["sums of gradients"] == 0.0 < of(vmem_kib=16384).parts["sums of gradients"]
+  vmem = chips.CHIPS["v5p"].vmem_bytes
+  sums = lambda activations=vmem, **work: of(activations=activations, **work).parts["sums of gradients"]
+  assert sums(vmem_kib=98304) == sums(vmem - 1) == 0.0 < sums(vmem_kib=16384) == sums()
+  of_kernels = pytest.approx(sums() * 1e8 / SIZES.summed)
+  assert sums(vmem_kib=98304, summed_of_kernels=1e8) == sums(vmem - 1, summed_of_kernels=1e8) == of_kernels
 
 
 def test_dispatch_takes_as_long_as_what_crosses_the_middle_of_the_experts_longest_axis():
