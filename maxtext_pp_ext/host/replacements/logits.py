@@ -77,9 +77,10 @@ def _head(decoder: Any, batch: int) -> Head | None:
 def _product(dense: Any, decoder: Any, y: jax.Array, copies: jax.Array) -> jax.Array:
   """[batch, sequence, embed], [stage, embed, vocab] -> [batch, sequence, vocab]."""
   rows, mesh = _rows(decoder), decoder.mesh
-  before, behind = rows[: rows.index(STAGE_AXIS)], rows[rows.index(STAGE_AXIS) + 1 :]
+  before = rows[: rows.index(STAGE_AXIS)]
   sizes = math.prod(mesh.shape[axis] for axis in before), mesh.shape[STAGE_AXIS]
-  spec = P(before or None, STAGE_AXIS, behind or None, P.UNCONSTRAINED, P.UNCONSTRAINED)
+  # A stage's rows stay where the pipeline leaves them. Other layouts of rows make XLA gather all of them.
+  spec = P(before or None, STAGE_AXIS, *[P.UNCONSTRAINED] * 3)
   y = constrain(y.reshape(*sizes, -1, *y.shape[1:]), spec, mesh)
   precision = jax.lax.Precision(dense.matmul_precision)
   found = jnp.einsum("dsble,sev->dsblv", y, copies, precision=precision)
