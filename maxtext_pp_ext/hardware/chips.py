@@ -46,7 +46,7 @@ class Chip:
   network: float  # bytes per second it can send to other slices, nominal
   network_measured: float | None = None  # the same as somebody measured it; None if nobody is known to have
   # Whether the compiler lets compute run beside all-gathers without flags. "Continuation fusion for AllGather is for v5e
-  # (Viperlite) only", as libtpu 0.0.48.1 says where a flag asks for it on v6e.
+  # (Viperlite) only", as libtpu says where a flag asks for it on v6e.
   gathers_beside_compute: bool = False
 
   @property
