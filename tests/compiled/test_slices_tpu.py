@@ -76,7 +76,7 @@ def test_between_slices_go_activations_and_gradients_of_what_is_outside_the_pipe
   assert {what for what, _ in in_loops} == {reading.ACTIVATIONS, reading.GRADIENTS}
   assert sum(span.wire_bytes for what, span in in_loops if what == reading.ACTIVATIONS) == 2 * ITERATIONS * MICROBATCH
   of_logits = sum(span.wire_bytes for what, span in in_loops if what == reading.GRADIENTS)
-  assert TABLE * 2 <= of_logits <= 1.3 * TABLE * 2  # in bfloat16, over two slices; parts are whole lanes
+  assert TABLE * 2 <= of_logits <= 1.5 * TABLE * 2  # in bfloat16, over two slices; parts of so few rows are rounded up
   # Inputs reach the first stage, outputs leave the last one, and the same for gradients.
   assert sum(span.wire_bytes for span in activations if span.depth == 0) <= 4 * MICROBATCHES * MICROBATCH
   others = [(what, span.array.elements) for what, span in sent if what != reading.ACTIVATIONS and span.depth == 0]
