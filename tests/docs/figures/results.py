@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import functools
 import math
 import pathlib
+import re
 from typing import Any
 
 from benchmarks import compile_step, plan_error, scaling, shapes, tables
@@ -31,6 +32,14 @@ _FRACTIONS = {"half": 1 / 2} | {
     for above in range(1, below)
     if (above, below) != (2, 4)
 }
+
+
+def held_back() -> tuple[str, str, str]:
+  """How far off the seconds of steps held back are, on average and at most, and of how many steps."""
+  text = text_of("benchmarks/results/held_back.md")
+  found = re.search(r"Seconds are off by ([\d.]+)% on average and (\d+)% at most \((\d+) programs\)", text)
+  average, most, programs = found.groups() if found else ("", "", "")
+  return percent(float(average) / 100), f"{most} %", programs
 
 
 @functools.cache
