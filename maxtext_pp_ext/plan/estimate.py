@@ -277,7 +277,8 @@ def _transfers(
     within = max(sent - between, 0) * (slower if what == Sent.GRADIENTS else 1)
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.sizes.permuted), ("network", between, 0.0)):
-      overlaps = 1.0 if moves or work.on_sparsecores or (gathers and chip.gathers_beside_compute) else exchanged
+      ahead = gathers and lane == "links" and chip.gathers_beside_compute
+      overlaps = 1.0 if moves or work.on_sparsecores or ahead else exchanged
       if what == Sent.OUTSIDE:
         overlaps = float(lane == "network")
       hidden = min(beside_compute * overlaps * size / rates[lane], room if moves or what == Sent.OUTSIDE else math.inf)

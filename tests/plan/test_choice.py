@@ -123,8 +123,9 @@ def test_no_number_of_first_iterations_that_keep_less_is_faster(rates):
 
 def test_what_the_compiler_may_not_fetch_stays_on_the_device():
   kept = {"context": np.array([8.0, 0.0]), "mlpwo": np.array([4.0, 1.0]), None: np.array([2.0, 0.0])}
-  found = [(device, host, places["context"]) for device, host, places in choice._placed(kept)]
-  assert found == [(15.0, 0.0, "device"), (11.0, 4.0, "device")]
+  found = choice._placements(kept)
+  assert found.names == ("context", "mlpwo") and found.may_leave == ("mlpwo",)
+  assert (list(found.device), list(found.host)) == ([15.0, 11.0], [0.0, 4.0])
 
 
 def test_what_is_offloaded_fits_into_the_hosts_memory():
