@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from flax import nnx
 import jax
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -18,7 +17,7 @@ from maxtext_pp_ext.config.keys import remat_tensors
 from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.engine import Checkpoints, GatherPolicy
 from maxtext_pp_ext.engine.programs.checkpoints import recomputed_once
-from maxtext_pp_ext.jax_private import RecomputeType
+from maxtext_pp_ext.host.models.loss import place
 from maxtext_pp_ext.pipelines.execution import Execution
 from maxtext_pp_ext.pipelines.head import current
 from maxtext_pp_ext.pipelines.stacking import OfPipeline, OfScan
@@ -233,10 +232,8 @@ def checkpoints(config: Any, policy: Any, iterations: int, *, layer_by_layer: bo
 def _kept_tensors(config: Any, policy: Any) -> Sequence[str]:
   """The tensors in `pipeline_remat_tensors`, which the policy keeps."""
   names = remat_tensors(config)
-  (named,) = jax.make_jaxpr(lambda x: checkpoint_name(x, "name"))(0.0).eqns
   for name in names:
-    kept = policy(named.primitive, *(v.aval for v in named.invars), name=name)
-    if not kept or isinstance(kept, RecomputeType):
+    if place(policy, name) is None:
       raise ValueError(
           f"pipeline_remat_tensors={config.pipeline_remat_tensors}: remat_policy={config.remat_policy} keeps no tensor "
           f"{name!r}. Leave it out."

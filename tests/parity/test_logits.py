@@ -86,6 +86,8 @@ def test_a_pipeline_with_a_call_of_its_own_leaves_logits_to_maxtext():
         ({"num_vocab_tiling": 2}, False),
         ({"mtp_num_layers": 1}, False),
         ({"quantize_logits_proj": True}, False),
+        ({"use_indexer": True}, False),
+        ({"parameter_memory_host_offload": True}, False),
         ({"shard_mode": "explicit"}, False),
     ],
     ids=lambda each: next(iter(each), "plain") if isinstance(each, dict) else "",
