@@ -23,6 +23,8 @@ _PLACE = re.compile(rf"\blibtpu{_GAP}(\d+(?:\.\d+)+)(?:;{_GAP}benchmarks\.workar
 
 REPRODUCERS: dict[str, Reproducer | Ablation] = {
     "reduce_scatter_over_all": Reproducer(program=transfers.reduce_scatter_over_all, **_SENT),
+    "reduce_scatter_along_ring": Reproducer(program=transfers.reduce_scatter_along_ring, **_SENT),
+    "gather_along_ring": Reproducer(program=transfers.gather_along_ring, **_ALONE),
     "reduce_scatter_of_parts_of_tiles": Reproducer(program=transfers.reduce_scatter_of_parts_of_tiles, **_SENT),
     "exchange_of_two": Reproducer(program=transfers.exchange_of_two, **_ALONE),
     "small_gather": Reproducer(program=transfers.small_gather, **_SENT),

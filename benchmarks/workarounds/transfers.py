@@ -41,6 +41,29 @@ def reduce_scatter_over_all(workaround: bool) -> Program:
   return Program(run=run, given=[((512, 1024), jnp.bfloat16)], topology="v6e:4x4", mesh={"fsdp": 16})
 
 
+def reduce_scatter_along_ring(workaround: bool) -> Program:
+  """A reduce-scatter over 4 × 8 devices goes along one ring through all; in two steps their parts are padded, too."""
+
+  def run(gradient):
+    for groups in [None] if workaround else _steps(4, 8):
+      gradient = jax.lax.psum_scatter(gradient, "fsdp", tiled=True, axis_index_groups=groups)
+    return gradient
+
+  return Program(run=run, given=[((3584, 18944), jnp.bfloat16)], topology="v6e:4x8", mesh={"fsdp": 32})
+
+
+def gather_along_ring(workaround: bool) -> Program:
+  """A gather of few bytes over 4 × 8 devices does not run on the SparseCores; of 32 MiB or more it does."""
+  rows = 512 if workaround else 256
+  return Program(
+      run=lambda x, shard: (jnp.tanh(x @ x), _gather(shard, [None])),
+      given=[((512, 512), jnp.bfloat16), ((rows, 1024), jnp.bfloat16)],
+      topology="v6e:4x8",
+      mesh={"fsdp": 32},
+      flags=_FLAGS,
+  )
+
+
 def reduce_scatter_of_parts_of_tiles(workaround: bool) -> Program:
   """A reduce-scatter whose parts are no whole tiles becomes an all-reduce."""
 

@@ -18,7 +18,7 @@ from maxtext_pp_ext import registry, sharding
 from maxtext_pp_ext.config.derived import adds_up_logits, dispatches_beside_compute, gathers_on_sparsecores, xla_flag
 from maxtext_pp_ext.config.keys import DerivedKeys, remat_tensors
 from maxtext_pp_ext.config.view import plain, with_values
-from maxtext_pp_ext.hardware import chips
+from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.host.models import abstract_model, cycles, flops, loss
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, LOGITS_AXES
@@ -43,7 +43,9 @@ _ANY_LAYERS = re.compile(rf"decoder/(pipeline_module|{_LAYERS}|(moe_)?layers_out
 Predicted = tuple[costs.Costs, estimate.Estimate | None]
 
 
-def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weights) -> costs.Sizes:
+def sizes(
+    config: DerivedKeys, schedule: CircularSchedule | None, weights: Weights, its_slice: torus.Slice | None = None
+) -> costs.Sizes:
   """Returns the bytes per device, if nothing is kept and all computed again.
 
   Without a schedule, that is without a pipeline, a layer takes the place of a repeat.
@@ -56,7 +58,9 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
   inside, outside = weights.parted(_IN_SCANS if windowed else layers)
   stages = 1 if schedule is None else schedule.stages
   parts = _parts(config, schedule)
-  of = Bytes(config, mesh, one_microbatch=schedule is not None and schedule.microbatches == 1)
+  along_ring = config.num_slices == 1 and its_slice is not None and torus.is_one_ring(its_slice.lengths)
+  one_microbatch = schedule is not None and schedule.microbatches == 1
+  of = Bytes(config, mesh, one_microbatch=one_microbatch, along_ring=along_ring)
 
   def per_repeat(bytes_of: Callable[[Weight], float], which: Callable[[Weight], bool] = lambda w: True) -> int:
     return round(sum(bytes_of(w) for w in inside if which(w)) / parts)
@@ -90,8 +94,8 @@ def sizes(config: DerivedKeys, schedule: CircularSchedule | None, weights: Weigh
       sent_to_reduce=per_repeat(of.reduced),
       groups=tuple(_groups(config, inside, of.to_gather)),
       permuted=share(of.to_gather, of.two_devices),
-      over_all_devices=share(of.reduced, of.all_devices),
-      over_all_of_kernels=share(of.reduced, lambda w: of.kernels(w) and of.all_devices(w)),
+      over_all_devices=share(of.reduced, of.in_steps),
+      over_all_of_kernels=share(of.reduced, lambda w: of.kernels(w) and of.in_steps(w)),
       all_reduced=share(of.reduced, of.all_reduced),
       all_reduced_of_kernels=share(of.reduced, lambda w: of.kernels(w) and of.all_reduced(w)),
       activations=_activations(config, schedule, mesh),
@@ -370,8 +374,8 @@ def predictor(
   config = with_values(config, {"logical_axis_rules": read_rules(config.logical_axis_rules)})  # which takes time
   weights = Weights(config, parameters, mesh)
   kept_of = functools.cache(lambda schedule: kept_by(config, schedule, layers))
-  sizes_of = functools.cache(lambda schedule: sizes(config, schedule, weights))
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
+  sizes_of = functools.cache(lambda schedule: sizes(config, schedule, weights, its_slice))
   counted = flops.of_step(config), flops.of_attention(config)
 
   def of(impl: str, schedule: Schedule | None, kept: Kept | None = None) -> Predicted | None:

@@ -95,11 +95,12 @@ class Weights:
 class Bytes:
   """Bytes of a weight on a device, of its gather and of its gradient's reduction. Those of transfers are what it sends.
 
-  With `one_microbatch` a gradient is no sum over microbatches.
+  With `one_microbatch` a gradient is no sum over microbatches. With `along_ring` all devices add up along one ring.
   """
 
-  def __init__(self, config: DerivedKeys, mesh: AbstractMesh, *, one_microbatch: bool):
+  def __init__(self, config: DerivedKeys, mesh: AbstractMesh, *, one_microbatch: bool, along_ring: bool):
     self._config, self._mesh, self._one_microbatch = config, mesh, one_microbatch
+    self._along_ring = along_ring
     self._slices = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
 
   def stored(self, w: Weight) -> float:
@@ -161,9 +162,13 @@ class Bytes:
     """Whether two devices shard it and nothing else is reduced, so that they exchange their parts."""
     return self._over(w.gathered_over) == 2 and self._over(w.replicas_over) == 1
 
+  def in_steps(self, w: Weight) -> bool:
+    """Whether the gradient is scattered over all devices, which have no ring through all of them."""
+    return self.all_devices(w) and not self._along_ring
+
   def all_reduced(self, w: Weight) -> bool:
-    """Whether XLA all-reduces its gradient: all devices share it, or its shards do not fill a TPU's tiles."""
-    return self.all_devices(w) or not w.scatters
+    """Whether XLA all-reduces its gradient: as `in_steps`, or its shards do not fill a TPU's tiles."""
+    return self.in_steps(w) or not w.scatters
 
   def _over(self, axes: Iterable[str], sizes: Mapping[str, int] | None = None) -> int:
     return math.prod((self._mesh.shape if sizes is None else sizes)[axis] for axis in axes)

@@ -6,6 +6,7 @@ from jax.sharding import PartitionSpec as P
 import pytest
 
 from maxtext_pp_ext.hardware import tiles
+from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.host.models import abstract_model, flops, run_config
 from maxtext_pp_ext.plan import quantities, weights
 
@@ -73,3 +74,15 @@ def test_work_divides_maxtexts_flops_into_attention_experts_and_the_products_of_
 )
 def test_xla_scatters_gradients_whose_shards_fill_tiles(shape, spec, by_reduce_scatter):
   assert weights.fills(tiles.REDUCE_SCATTERED, shape, spec, {"expert"}, {"expert": 4, "fsdp": 16}) is by_reduce_scatter
+
+
+@pytest.mark.parametrize("name, share", [("v6e-32", 0.0), ("v6e-16", 1.0), ("v5p-128", 1.0)])
+def test_gradients_over_all_devices_are_sent_once_where_these_are_one_ring(name, share):
+  config = run_config.read_without_run(
+      ["model_name=llama3-8b", f"compile_topology={name}", "ici_fsdp_parallelism=-1", "dataset_type=synthetic"]
+  )
+  parameters, mesh = abstract_model.explained(config)
+  its_slice = topology.slice_of(name.partition("-")[0], mesh.size)
+  sizes = quantities.sizes(config, None, weights.Weights(config, parameters, mesh), its_slice)
+  assert sizes.over_all_devices == pytest.approx(share, abs=1e-3)
+  assert sizes.all_reduced < 0.5 or share == 1.0  # shards that do not fill tiles are sent twice all the same

@@ -27,8 +27,8 @@ def sum_scatter(
   """`jax.lax.psum_scatter`; in two steps or more, each over some of the devices, if `in_steps`.
 
   The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds reduce_scatter_over_all) makes an all-reduce of a
-  reduce-scatter over all devices, which sends twice as much. It also does so where parts are no whole tiles. These are
-  scattered along the major dimension in memory.
+  reduce-scatter over all devices, which sends twice as much, unless one ring goes through them. It also does so where
+  parts are no whole tiles. These are scattered along the major dimension in memory.
   """
   several = [axis for axis in axes if jax.lax.axis_size(axis) > 1]
   if not tiled and several and (in_steps or jax.lax.axis_size(axes) == 2):

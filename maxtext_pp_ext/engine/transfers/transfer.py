@@ -50,7 +50,7 @@ class Transfer:
   shard: tuple[int, ...]  # shape of a device's shard of one stage, [a, b, …]; the gathered shape is [A, B, …]
   chunks: int  # the number of chunks into which the shard is cut
   devices: tuple[int, ...] = ()  # for each dimension the number of devices over which it has to be gathered
-  over_all_devices: bool = False  # whether these axes are the whole mesh
+  scatters_in_steps: bool = False  # whether its gradient is scattered over some of the devices after others
   steps: Steps = ()  # the steps in which the weight is gathered over some of these axes
   # the dimensions of the shard from major to minor in memory, as the parameter is stored; () for row-major
   order: tuple[int, ...] = ()
@@ -250,7 +250,7 @@ class Transfer:
     axes = self.axes[dim]
     summed = tuple(a for a in axes if a in sum_over)
     if summed == axes:
-      return sum_scatter(x, axes, dim, tiled=tiled, in_steps=self.over_all_devices, order=order)
+      return sum_scatter(x, axes, dim, tiled=tiled, in_steps=self.scatters_in_steps, order=order)
     x = jax.lax.psum(x, summed) if summed else x
     index = jax.lax.axis_index(axes)
     if not tiled:

@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec as P
 from maxtext_pp_ext.engine.per_stage import Layout
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.transfers.memory_order import as_stored
-from maxtext_pp_ext.engine.transfers.torus import Steps
+from maxtext_pp_ext.engine.transfers.torus import lengths, Steps
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
+from maxtext_pp_ext.hardware import torus
 from maxtext_pp_ext.sharding import constrain
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
@@ -94,11 +95,18 @@ class WeightLayout:
         shard=shard,
         chunks=chunks,
         devices=devices,
-        over_all_devices=math.prod(devices) == mesh.size,
-        steps=self.steps,
+        scatters_in_steps=math.prod(devices) == mesh.size and not torus.is_one_ring(lengths(mesh)),
+        steps=self._steps(mesh, math.prod(shard) // chunks),
         # an abstract mesh has no devices
         order=as_stored(shard) if isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "tpu" else (),
     )
+
+  def _steps(self, mesh: Mesh, size: int) -> Steps:
+    """The steps in which shards of so many elements are gathered: one if all devices gather along one ring."""
+    least = torus.gathered_along_ring(lengths(mesh))
+    if least is None or size * self.compute_dtype.itemsize < least:
+      return self.steps
+    return tuple((axis, (mesh.size,) if mesh.shape[axis] == mesh.size else sizes) for axis, sizes in self.steps)
 
   def batch_splits(
       self, mesh: Mesh, batch: Sequence[tuple[int, tuple[str, ...]]], row_groups: int = 1

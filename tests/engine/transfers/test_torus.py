@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathers in steps: the steps follow the torus' axes, and together they gather what one gather does."""
 
+import dataclasses
 import itertools
 import math
 import types
@@ -16,7 +17,7 @@ import pytest
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
 from maxtext_pp_ext.engine.transfers import torus, transfer
 from maxtext_pp_ext.engine.transfers.torus import groups, sizes_along, steps_of
-from maxtext_pp_ext.engine.weights import of_all
+from maxtext_pp_ext.engine.weights import layout, of_all
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.of_all import weights_of
 from maxtext_pp_ext.schedule import GatherPolicy
@@ -90,7 +91,7 @@ STEPS = {
 def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, count, chunks, steps):
   mesh = Mesh(np.array(jax.devices()[:8]).reshape(1, 4, 2), ("stage", "a", "b"))
   params = constrain(jax.random.normal(jax.random.key(0), (3, 1, *shape)), P(None, *spec), mesh)
-  layout = WeightLayout(
+  of_steps = WeightLayout(
       sharded=spec,
       gathered=P(*(None for _ in spec)),
       partial_axes=("a", "b"),
@@ -98,7 +99,7 @@ def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, coun
       accumulation_dtype=F32,
       steps=steps,
   )
-  weight = weights_of([layout], [params], mesh, GatherPolicy.REPEAT, chunks)[0]
+  weight = weights_of([of_steps], [params], mesh, GatherPolicy.REPEAT, chunks)[0]
   at, following = jnp.array([1]), jnp.array([2])
 
   def prefetch(params):
@@ -118,6 +119,35 @@ def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, coun
   monkeypatch.setattr(transfer, "_least_in_steps", lambda chunks: 0)
   assert counted() == count[list(STEPS.values()).index(steps)]
   np.testing.assert_array_equal(jax.jit(lambda x: prefetch(x))(params), params[2])
+
+
+@pytest.mark.parametrize(
+    "chips, rows, sizes, scatters_in_steps",
+    [
+        ([2, 4], 8, (8,), False),
+        ([4, 8], 2**14, (8,), False),  # shards of 1 MiB
+        ([4, 8], 2**13, (2, 4), False),
+        ([8, 8], 2**14, (2, 4), True),
+        ([], 2**14, (2, 4), True),
+    ],
+)
+def test_all_devices_along_one_ring_gather_and_add_up_in_one_step(monkeypatch, chips, rows, sizes, scatters_in_steps):
+  monkeypatch.setattr(layout, "lengths", lambda mesh: chips)
+  mesh = Mesh(np.array(jax.devices()[:8]).reshape(1, 8), ("stage", "a"))
+  of_steps = WeightLayout(
+      sharded=P(None, "a", None),
+      gathered=P(None, None, None),
+      partial_axes=("a",),
+      compute_dtype=F32,
+      accumulation_dtype=F32,
+      steps=(("stage", (1,)), ("a", (2, 4))),
+  )
+  of = of_steps.transfer(mesh, (3, 1, rows, 128), 1)
+  assert (dict(of.steps)["a"], of.scatters_in_steps) == (sizes, scatters_in_steps)
+  # Where a part of the devices holds a weight, its steps are those of the torus.
+  part = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("stage", "a"))
+  of = dataclasses.replace(of_steps, steps=(("a", (2, 2)),)).transfer(part, (3, 2, rows, 128), 1)
+  assert (dict(of.steps)["a"], of.scatters_in_steps) == ((2, 2), False)
 
 
 def test_a_smaller_weight_is_gathered_in_steps_if_it_comes_in_one_chunk():
