@@ -81,11 +81,9 @@ def backward(
 
 
 def _initial_state(pipeline: TracedPipeline, cotangents: Cotangents) -> BackwardState:
-  ring, schedule = pipeline.ring, pipeline.schedule
-  dstore = ring.leave_back(cotangents.outputs)
-  # The transpose of the forward's last transfer, which has no iteration of its own.
-  dheld = ring.rotate_back(ring.write_back(schedule.iterations, dstore)) if schedule.delay == 2 else None
-  arrived = ring.rotate_back(ring.write_back(schedule.iterations - 1, dstore)) if ring.sends_back_at_once else None
+  ring = pipeline.ring
+  dstore, in_transfer = ring.leave_back(cotangents.outputs)
+  dheld, arrived = (in_transfer, None) if pipeline.schedule.delay == 2 else (None, in_transfer)
   return BackwardState(dstore, dheld, arrived, [each.nothing(ring) for each in cotangents.outside], [])
 
 

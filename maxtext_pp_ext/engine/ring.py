@@ -14,8 +14,9 @@ item, and the last D·S outputs go out to the stages while stages are done, with
 - Input m begins at stage −⌊m / D⌋ mod S, and comes to stage 0 at the end of iteration m − 1.
 - Output M − 1 − m is at stage ⌊m / D⌋ at the end.
 
-The other inputs move to stage 0 before the first iteration, and the other outputs leave it after the last one
-(`schedule/moves.py`). Outside of the pipeline the microbatches are spread over the stages in their order.
+The other inputs move to stage 0 before the first iteration, and the other outputs leave it after the last one. Outside of
+the pipeline each stage has M/S successive microbatches. Which of them is the m-th here follows from where the m-th begins
+(`schedule/moves.py`).
 
 A stage in a bubble computes, too, and its results reach nothing. Before its first item it computes on the inputs that it
 passes on, after the last one on that item again. On zeros all tokens would be alike, and a layer with experts would send
@@ -34,7 +35,7 @@ import numpy as np
 
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.schedule import Schedule
-from maxtext_pp_ext.schedule.moves import entries, exits, Move, rounds, share
+from maxtext_pp_ext.schedule.moves import entries, exits, exits_back, Move, rounds, share
 from maxtext_pp_ext.sharding import constrain, divisible_spec
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
@@ -147,10 +148,18 @@ class Ring:
     return self._in_a_row(self._moved(exits(self.schedule), store, share(self.schedule)))
 
   @jax.named_scope("leave")
-  def leave_back(self, doutputs: jax.Array) -> jax.Array:
-    """The transpose of `leave`. Slots from which no output leaves have any value."""
-    moves = [move.reversed for move in exits(self.schedule)]
-    return self._moved(moves, self._at_their_stages(doutputs), self.schedule.microbatches)
+  def leave_back(self, doutputs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """The transpose of `leave`. Slots from which no output leaves have any value.
+
+    Returns:
+      (cotangent of the store, with D = 2 or `sends_back_at_once` what is in transfer before the last iteration, [S,
+      microbatch, sequence, embed]).
+    """
+    spread = self._at_their_stages(doutputs)
+    if self.schedule.delay == 1 and not self.sends_back_at_once:
+      return self._moved([move.reversed for move in exits(self.schedule)], spread, self.schedule.microbatches), None
+    stored, in_transfer = exits_back(self.schedule)
+    return self._moved(stored, spread, self.schedule.microbatches), self._moved(in_transfer, spread, 1)[:, 0]
 
   def _at_their_stages(self, microbatches: jax.Array) -> jax.Array:
     """[M, …] -> [S, M/S, …]: the microbatches that each stage has outside of the pipeline."""

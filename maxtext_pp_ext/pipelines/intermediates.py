@@ -14,9 +14,11 @@ from typing import Any
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from maxtext_pp_ext.host.models.sown import COMBINE, DEVIATION, MEAN, SOWN
 from maxtext_pp_ext.schedule import Schedule
+from maxtext_pp_ext.schedule.moves import numbers
 
 PyTree = Any
 
@@ -82,8 +84,8 @@ def put_before(layers: nnx.Module, earlier: nnx.State, appends: Mapping[tuple, b
 
 def per_microbatch(values: PyTree, schedule: Schedule) -> PyTree:
   """Leaves [R, S, M, …] from leaves [T, S, …]: one value per layer and microbatch, without bubbles."""
-  repeat, stage, microbatch = jnp.ogrid[: schedule.repeats, : schedule.stages, : schedule.microbatches]
-  t = schedule.iteration(repeat, microbatch, stage)
+  repeat, stage, number = jnp.ogrid[: schedule.repeats, : schedule.stages, : schedule.microbatches]
+  t = schedule.iteration(repeat, np.argsort(numbers(schedule))[number], stage)
   return jax.tree.map(lambda x: x[t, stage], values)
 
 

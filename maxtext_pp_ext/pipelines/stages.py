@@ -18,6 +18,7 @@ from maxtext_pp_ext.host.models.sown import READ_ONLY_STATE, sow_counts, SOWN
 from maxtext_pp_ext.pipelines.intermediates import per_layer, per_microbatch
 from maxtext_pp_ext.pipelines.stacking import Stacking
 from maxtext_pp_ext.schedule import Schedule
+from maxtext_pp_ext.schedule.moves import numbers
 from maxtext_pp_ext.sharding.resolve import LogicalAxes
 
 PyTree = Any
@@ -99,6 +100,8 @@ class StageModule:
     last = self.schedule.iteration(self.schedule.repeats - 1, self.schedule.microbatches - 1, stages)
     t = jnp.clip(t, first, last)
     microbatch = self.schedule.microbatch(t, stages)
+    if self.schedule.stages > 1:
+      microbatch = jnp.asarray(numbers(self.schedule), jnp.int32)[microbatch]
     repeat = self.schedule.repeat(t, stages)
     of_microbatch = lambda x: None if x is None else jnp.take(x, microbatch, axis=0)
     return {

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where microbatches begin and end in the ring of stages, and how they move from and to where they are outside of it.
 
-Outside of the pipeline each stage has M/S successive microbatches. In the ring each stage has slots 0 … M − 1.
+Outside of the pipeline each stage has M/S successive microbatches. In the ring each stage has slots 0 … M − 1. Stages
+work on microbatches in an order in which as many as possible begin, or end, where they are outside (`numbers`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from maxtext_pp_ext.schedule.circular import Schedule
@@ -53,41 +54,60 @@ def transfers(schedule: Schedule) -> int:
   return sum(each[0].size for of_some in moves for each in rounds(of_some) if not each[0].is_within)
 
 
-def entries(schedule: Schedule) -> tuple[list[Move], list[Move]]:
-  """(how each input moves to where it begins, how some move to where they are in transfer before the first iteration).
-
-  The first D·S begin at the stages from which idle stages pass them on to stage 0 in time, the others at stage 0.
+def numbers(schedule: Schedule) -> list[int]:
+  """Returns the number outside of the pipeline of the m-th microbatch that stages work on, for m = 0 … M − 1.
 
   Raises:
     NotImplementedError: if stages are idle at other times than those of `CircularSchedule`.
   """
   _check(schedule)
+  of_each, last = share(schedule), schedule.microbatches - 1
+  left = [list(range(stage * of_each, (stage + 1) * of_each)) for stage in range(schedule.stages)]
+  chosen: dict[int, int] = {}
+  begin = {m: _begins(schedule, m)[0] for m in range(_riders(schedule))}
+  end = {last - behind: behind // schedule.delay for behind in range(_riders(schedule))}
+  for m, stage in begin.items():
+    chosen[m] = left[stage].pop(0)
+  for m, stage in end.items():
+    if m not in chosen and left[stage]:
+      chosen[m] = left[stage].pop()
+  others = iter([number for of_stage in left for number in of_stage])
+  return [chosen[m] if m in chosen else next(others) for m in range(schedule.microbatches)]
+
+
+def entries(schedule: Schedule) -> tuple[list[Move], list[Move]]:
+  """(how each input moves to where it begins, how some move to where they are in transfer before the first iteration).
+
+  The first D·S begin at the stages from which idle stages pass them on to stage 0 in time, the others at stage 0. Raises as
+  `numbers`.
+  """
+  sources = [divmod(number, share(schedule)) for number in numbers(schedule)]
   stored, in_transfer = [], []
   for m in range(_riders(schedule)):
-    source = divmod(m, share(schedule))
-    before, late = divmod(m, schedule.delay)  # how many stages before stage 0, and whether it arrives an iteration later
-    if late:  # it comes to its stage in the first iteration
-      in_transfer.append(Move(source, ((-before - 1) % schedule.stages, 0)))
-    else:
-      stored.append(Move(source, (-before % schedule.stages, 0)))
-  others = _at_their_stages(schedule, _riders(schedule), schedule.microbatches)
-  return [*stored, *(Move(source, (0, m), count) for m, source, count in others)], in_transfer
+    stage, arrives_first = _begins(schedule, m)
+    (in_transfer if arrives_first else stored).append(Move(sources[m], (stage, 0)))
+  others = [Move(source, (0, m)) for m, source in enumerate(sources) if m >= _riders(schedule)]
+  return [*stored, *_merged(others)], in_transfer
 
 
 def exits(schedule: Schedule) -> list[Move]:
-  """How each output moves from where the last iteration leaves it; raises as `entries`.
+  """How each output moves from where the last iteration leaves it; raises as `numbers`.
 
   The last D·S have been passed on by stages that are done, as far as there were iterations. The others are at stage 0.
   """
-  _check(schedule)
-  moves = []
-  for behind in range(_riders(schedule)):
-    m = schedule.microbatches - 1 - behind
-    passed, late = divmod(behind, schedule.delay)
-    at = passed, schedule.microbatches - 1 - late
-    moves.append(Move(at, divmod(m, share(schedule))))
-  others = _at_their_stages(schedule, 0, schedule.microbatches - _riders(schedule))
-  return [*moves, *(Move((0, m), target, count) for m, target, count in others)]
+  targets = [divmod(number, share(schedule)) for number in numbers(schedule)]
+  last, riders = schedule.microbatches - 1, _riders(schedule)
+  passed = [divmod(behind, schedule.delay) for behind in range(riders)]
+  moves = [Move((stage, last - late), targets[last - behind]) for behind, (stage, late) in enumerate(passed)]
+  return [*moves, *_merged([Move((0, m), target) for m, target in enumerate(targets[: last + 1 - riders])])]
+
+
+def exits_back(schedule: Schedule) -> tuple[list[Move], list[Move]]:
+  """The transpose of `exits` and of a rotation of what left the stages last: (moves into the store, into the transfer)."""
+  moves = [move.reversed for move in exits(schedule)]
+  left_last = lambda move: move.target[1] == schedule.microbatches - 1
+  in_transfer = [Move(move.source, ((move.target[0] - 1) % schedule.stages, 0)) for move in moves if left_last(move)]
+  return [move for move in moves if not left_last(move)], in_transfer
 
 
 def share(schedule: Schedule) -> int:
@@ -99,13 +119,24 @@ def _riders(schedule: Schedule) -> int:
   return schedule.delay * schedule.stages
 
 
-def _at_their_stages(schedule: Schedule, first: int, end: int) -> Iterator[tuple[int, tuple[int, int], int]]:
-  """Of microbatches `first` … `end` − 1 those of each stage: (the first of them, (stage, its slot outside), how many)."""
-  of_each = share(schedule)
-  for stage in range(schedule.stages):
-    low, high = max(first, stage * of_each), min(end, (stage + 1) * of_each)
-    if low < high:
-      yield low, (stage, low - stage * of_each), high - low
+def _begins(schedule: Schedule, m: int) -> tuple[int, bool]:
+  """(the stage at which the m-th of the first D·S begins, whether it arrives there in the first iteration)."""
+  before, late = divmod(
+      m, schedule.delay
+  )  # how many stages before stage 0, and whether it comes to it an iteration later
+  return (-before - late) % schedule.stages, late > 0
+
+
+def _merged(moves: Sequence[Move]) -> list[Move]:
+  """The moves, of which those of successive slots to successive slots are one."""
+  result: list[Move] = []
+  for move in moves:
+    (stage, slot), (target, to), _ = before = result[-1] if result else Move((-1, 0), (-1, 0))
+    if (move.source, move.target) == ((stage, slot + before.size), (target, to + before.size)):
+      result[-1] = before._replace(size=before.size + 1)
+    else:
+      result.append(move)
+  return result
 
 
 def _check(schedule: Schedule) -> None:

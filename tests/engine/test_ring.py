@@ -34,10 +34,10 @@ def test_a_residual_lies_on_the_devices_that_computed_it(stages, devices_axis):
   assert laid_out(stages, devices_axis) == (ITERATIONS, 1, 3)
 
 
-def ring_of(stages, microbatches, repeats, delay, *, sharded):
+def ring_of(stages, microbatches, repeats, delay, *, sharded, over_slices=False):
   mesh = Mesh(np.array(jax.devices()[: stages if sharded else 1]).reshape(-1, 1), ("stage", "fsdp"))
   schedule = CircularSchedule(stages=stages, microbatches=microbatches, repeats=repeats, delay=delay)
-  return Ring(schedule=schedule, mesh=mesh, activation_spec=P("fsdp"), bubble_fill=float("nan"))
+  return Ring(schedule=schedule, mesh=mesh, activation_spec=P("fsdp"), over_slices=over_slices, bubble_fill=float("nan"))
 
 
 def forward(ring, factors, inputs):
@@ -51,14 +51,14 @@ def forward(ring, factors, inputs):
 
 
 def backward(ring, factors, doutputs):
-  dstore, dheld = ring.leave_back(doutputs), None
-  if ring.schedule.delay == 2:
-    dheld = ring.rotate_back(ring.write_back(ring.schedule.iterations, dstore))
+  dstore, in_transfer = ring.leave_back(doutputs)
+  dheld, arrived = (in_transfer, None) if ring.schedule.delay == 2 else (None, in_transfer)
   for t in reversed(range(ring.schedule.iterations)):
-    dleaving = ring.rotate_back(ring.write_back(t, dstore))
+    dleaving = ring.rotate_back(ring.write_back(t, dstore)) if arrived is None else arrived
     dy, dheld = (dleaving, None) if dheld is None else (dheld, dleaving)
     of_stages = jnp.where(ring.is_bubble(t, dy.ndim), jnp.nan, factors * dy)
     dstore = ring.read_back(t, ring.pass_on_back(t, dy, of_stages), dstore)
+    arrived = ring.rotate_back(ring.write_back(t - 1, dstore)) if ring.sends_back_at_once else None
   return ring.enter_back(dstore, dheld)
 
 
@@ -72,10 +72,13 @@ def unset(monkeypatch):
     "stages, sharded", [(4, True), (3, False), (1, False)], ids=["4 on devices", "3 on one device", "one"]
 )
 @pytest.mark.parametrize("repeats", [1, 2])
-@pytest.mark.parametrize("delay, times", [(1, 1), (1, 3), (2, 1), (2, 1.5)])
-def test_each_microbatch_passes_all_stages_and_comes_back_to_its_place(stages, delay, times, repeats, sharded):
+@pytest.mark.parametrize("delay, times", [(1, 1), (1, 2), (1, 3), (2, 1), (2, 1.5)])
+@pytest.mark.parametrize("over_slices", [False, True])
+def test_each_microbatch_passes_all_stages_and_comes_back_to_its_place(
+    stages, delay, times, repeats, sharded, over_slices
+):
   """What stages compute in bubbles is NaN, of activations and of cotangents."""
-  ring = ring_of(stages, int(times * delay * stages), repeats, delay, sharded=sharded)
+  ring = ring_of(stages, int(times * delay * stages), repeats, delay, sharded=sharded, over_slices=over_slices)
   factors = jnp.arange(2.0, 2.0 + stages).reshape(-1, 1, 1, 1)
   x = jnp.arange(1.0, 1.0 + 4 * ring.schedule.microbatches).reshape(-1, 2, 2, 1)
   expected = x * jnp.prod(factors) ** repeats
@@ -83,10 +86,18 @@ def test_each_microbatch_passes_all_stages_and_comes_back_to_its_place(stages, d
   np.testing.assert_array_equal(jax.jit(lambda x: backward(ring, factors, x))(x), expected)
 
 
-@pytest.mark.parametrize("delay, times, count", [(1, 1, 1), (2, 1, 2), (1, 2, 3)])
-def test_what_rides_in_bubbles_has_no_transfers_of_its_own(delay, times, count):
-  """With M = D·S each stage sends D inputs to where they begin. Others go to stage 0, one stage's after another's."""
-  ring = ring_of(4, times * delay * 4, 2, delay, sharded=True)
+@pytest.mark.parametrize("delay, times, entering, leaving", [(1, 1, 0, 1), (2, 1, 0, 1), (1, 2, 3, 3)])
+def test_what_rides_in_bubbles_has_no_transfers_of_its_own(delay, times, entering, leaving):
+  """With M = D·S inputs begin where they are, and outputs are one stage off. Others go to stage 0, and come from it."""
+  ring = ring_of(4, times * delay * 4, 2, delay, sharded=True, over_slices=True)
   x = jnp.zeros((ring.schedule.microbatches, 2, 2, 1))
-  entered = str(jax.make_jaxpr(ring.enter)(x))
-  assert entered.count("ppermute[") == count and "all_gather" not in entered
+  store, held = jax.eval_shape(ring.enter, x)
+  programs = [
+      (entering, jax.make_jaxpr(ring.enter)(x)),
+      (entering, jax.make_jaxpr(ring.enter_back)(store, held)),
+      (leaving, jax.make_jaxpr(ring.leave)(store)),
+      # The last rotation and the move are one.
+      (leaving + (times > 1 or delay == 2), jax.make_jaxpr(ring.leave_back)(x)),
+  ]
+  for count, program in programs:
+    assert str(program).count("ppermute[") == count and "all_gather" not in str(program)

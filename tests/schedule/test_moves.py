@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maxtext_pp_ext.schedule import CircularSchedule
-from maxtext_pp_ext.schedule.moves import entries, exits, Move, rounds, transfers
+from maxtext_pp_ext.schedule.moves import entries, exits, exits_back, Move, numbers, rounds, transfers
 
 
 @pytest.mark.parametrize("stages, slots", [(2, 1), (3, 4), (8, 2)])
@@ -33,10 +33,29 @@ def test_where_as_many_microbatches_as_wait_fill_the_ring_each_stage_sends_one_a
     assert len({move.target[0] for move in moves}) == len(moves)
 
 
-@pytest.mark.parametrize("microbatches, delay, count", [(4, 1, 2), (8, 1, 9), (8, 2, 4), (12, 2, 9)])
+@pytest.mark.parametrize("microbatches, delay, count", [(4, 1, 1), (8, 1, 6), (8, 2, 1), (12, 2, 8)])
 def test_transfers_are_those_of_the_microbatches_that_no_idle_stage_passes_on(microbatches, delay, count):
-  """(4, 1): one array of each stage in, and one out; (8, 1): four of the last two stages in, three of stage 0 out."""
+  """(4, 1): one array of each stage out; (8, 1): one of each other stage in, and three of stage 0 out."""
   assert transfers(CircularSchedule(stages=4, microbatches=microbatches, repeats=2, delay=delay)) == count
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+@pytest.mark.parametrize("stages, times", [(1, 1), (1, 3), (2, 1), (3, 1), (4, 1), (4, 2), (4, 3), (8, 5)])
+def test_microbatches_begin_where_they_are_and_all_are_worked_on(stages, times, delay):
+  schedule = CircularSchedule(stages=stages, microbatches=times * delay * stages, repeats=2, delay=delay)
+  found = numbers(schedule)
+  assert sorted(found) == list(range(schedule.microbatches))
+  stored, in_transfer = entries(schedule)
+  riders = [*stored[:stages], *in_transfer]
+  assert all(move.is_within for move in riders)
+  # Each slot of the store that is read has one move to it, and each output one from it.
+  for moves in (stored, in_transfer, *exits_back(schedule)):
+    targets = [(move.target[0], move.target[1] + k) for move in moves for k in range(move.size)]
+    assert len(set(targets)) == len(targets)
+  sources = [(move.source[0], move.source[1] + k) for move in (*stored, *in_transfer) for k in range(move.size)]
+  assert sorted(sources) == [divmod(m, schedule.microbatches // stages) for m in range(schedule.microbatches)]
+  if stages == 1:
+    assert found == sorted(found)
 
 
 def test_a_schedule_whose_stages_are_idle_at_other_times_is_refused():
