@@ -84,7 +84,7 @@ def put_before(layers: nnx.Module, earlier: nnx.State, appends: Mapping[tuple, b
 
 def per_microbatch(values: PyTree, schedule: Schedule) -> PyTree:
   """Leaves [R, S, M, …] from leaves [T, S, …]: one value per layer and microbatch, without bubbles."""
-  repeat, stage, number = jnp.ogrid[: schedule.repeats, : schedule.stages, : schedule.microbatches]
+  repeat, stage, number = np.ogrid[: schedule.repeats, : schedule.stages, : schedule.microbatches]
   t = schedule.iteration(repeat, np.argsort(numbers(schedule))[number], stage)
   return jax.tree.map(lambda x: x[t, stage], values)
 

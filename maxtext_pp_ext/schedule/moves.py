@@ -82,7 +82,8 @@ def entries(schedule: Schedule) -> tuple[list[Move], list[Move]]:
   `numbers`.
   """
   sources = [divmod(number, share(schedule)) for number in numbers(schedule)]
-  stored, in_transfer = [], []
+  stored: list[Move] = []
+  in_transfer: list[Move] = []
   for m in range(_riders(schedule)):
     stage, arrives_first = _begins(schedule, m)
     (in_transfer if arrives_first else stored).append(Move(sources[m], (stage, 0)))
