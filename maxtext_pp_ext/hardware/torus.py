@@ -11,9 +11,9 @@ import dataclasses
 import itertools
 import math
 
-# From how many bytes of a shard on the TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds gather_along_ring) gathers
-# over all chips of a slice in one step on the SparseCores, along one ring. On 4 × 4 chips it does, too, but is no faster.
-_RINGS_OF_GATHERS: dict[tuple[int, ...], int] = {(2, 4): 0, (4, 8): 1 << 20}
+# Bytes of a shard from which on the TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds gather_along_ring) gathers over
+# all chips that are `is_one_ring` in one step on the SparseCores.
+LEAST_ALONG_RING = 1 << 20
 # Chips along an axis that is closed in two dimensions; in three dimensions all are closed if each is a multiple of this.
 _RING_2D, _RING_3D = 16, 4
 
@@ -33,18 +33,13 @@ def closed(lengths: Sequence[int]) -> tuple[bool, ...]:
 def is_one_ring(lengths: Sequence[int]) -> bool:
   """Returns whether the TPU compiler adds up over all chips of a slice along one ring, by one reduce-scatter.
 
-  It does so (libtpu 0.0.48.1; benchmarks.workarounds reduce_scatter_along_ring) in two dimensions of different lengths:
-  2 × 4, 4 × 8 and 8 × 16 chips. Of 4 × 4, 8 × 8 and 16 × 16 chips, and in three dimensions, it makes an all-reduce, which
-  sends twice as much. A line of 4 chips is no ring, so 4 × 8 chips add up along one ring in half the time that they need
-  along one axis after the other.
+  It does so (libtpu 0.0.48.1; benchmarks.workarounds reduce_scatter_along_ring) over 2 × 4 and 4 × 8 chips. No axis of
+  these is closed, so along one ring it takes half the time that it takes along one axis after the other. Of 4 × 4, 8 × 8
+  and 16 × 16 chips, and in three dimensions, the compiler makes an all-reduce, which sends twice as much. Of 8 × 16 chips
+  the long axis is closed.
   """
   lengths = [length for length in lengths if length > 1]
-  return len(lengths) == 2 and lengths[0] != lengths[1]
-
-
-def gathered_along_ring(lengths: Sequence[int]) -> int | None:
-  """Returns from how many bytes of a shard on a gather over all chips goes along one ring; None if it never does."""
-  return _RINGS_OF_GATHERS.get(tuple(sorted(length for length in lengths if length > 1)))
+  return len(lengths) == 2 and lengths[0] != lengths[1] and not any(closed(lengths))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

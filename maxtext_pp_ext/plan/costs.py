@@ -99,8 +99,8 @@ class Sizes:
   groups: tuple[tuple[float, int], ...] = ()  # (share of `sent_to_gather`, chips of a slice that gather it together)
   permuted: float = 0.0  # share of `sent_to_gather` that two devices gather from one another
   # Shares of `sent_to_reduce`:
-  over_all_devices: float = 0.0  # of gradients that are scattered over all devices of the mesh
-  over_all_of_kernels: float = 0.0  # of those among them that kernels compute
+  in_steps: float = 0.0  # of gradients that are scattered over all devices, through which no ring goes
+  in_steps_of_kernels: float = 0.0  # of those among them that kernels compute
   all_reduced: float = 0.0  # of gradients that XLA would all-reduce: `Bytes.all_reduced`
   all_reduced_of_kernels: float = 0.0  # of those among them that kernels compute
   # Of activations.
@@ -283,8 +283,8 @@ def without(layers: int, sizes: Sizes) -> Costs:
 
   A layer's weights are gathered in forward, in backward for what is recomputed, and some of them in backward for the
   gradients. With remat the compiler shares the last two for weights of Pallas kernels, as experts have, and for those
-  that all devices of the mesh shard. The gradients of the latter go by an all-reduce (`python -m
-  benchmarks.compiler_figures --impl none --shape llama3-70b llama3-8b-v6e llama3-8b-dcn`).
+  that all devices of the mesh shard. The gradients of the latter go by an all-reduce, unless one ring goes through all
+  devices (`python -m benchmarks.compiler_figures --impl none --shape llama3-70b llama3-8b-v6e llama3-8b-dcn`).
 
   `layers` counts the layers, or cycles of layers, that the loop runs. In `sizes` each of these is a repeat.
   """

@@ -297,8 +297,8 @@ def _slower(work: Work, gather_policy: GatherPolicy | None) -> float:
   if gather_policy is None:
     return 1.0
   if gather_policy.keeps_gathered:
-    return 1 + work.sizes.over_all_devices
-  return (1 + work.sizes.over_all_devices) / (1 + work.sizes.over_all_of_kernels)
+    return 1 + work.sizes.in_steps
+  return (1 + work.sizes.in_steps) / (1 + work.sizes.in_steps_of_kernels)
 
 
 def _gather_rate(chip: chips.Chip, its_slice: Slice, work: Work) -> float:

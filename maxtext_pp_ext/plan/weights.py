@@ -39,7 +39,7 @@ class Weight:
   # Whether a TPU stores the shards with the last axis in its lanes, as kernels read it once it is gathered.
   in_lanes: bool
   # Whether XLA's partitioner reduces its gradient by a reduce-scatter, and not by an all-reduce, which sends it twice. Of
-  # an array that all devices together shard it never does (`Sizes.over_all_devices`).
+  # an array that all devices together shard it never does, unless one ring goes through them (`Sizes.in_steps`).
   scatters: bool
 
 

@@ -180,7 +180,7 @@ def test_dispatch_takes_as_long_as_what_crosses_the_middle_of_the_experts_longes
 def test_gradients_take_longer_if_they_are_scattered_over_all_devices(gather_policy):
   def waits(share):
     sizes = dataclasses.replace(SIZES, all_reduced_of_kernels=share)
-    return of(gather_policy=gather_policy, sizes=sizes, over_all_devices=share).parts["transfers"]
+    return of(gather_policy=gather_policy, sizes=sizes, in_steps=share).parts["transfers"]
 
   assert waits(1.0) > waits(0.5) > waits(0.0)
 

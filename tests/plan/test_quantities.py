@@ -76,13 +76,19 @@ def test_xla_scatters_gradients_whose_shards_fill_tiles(shape, spec, by_reduce_s
   assert weights.fills(tiles.REDUCE_SCATTERED, shape, spec, {"expert"}, {"expert": 4, "fsdp": 16}) is by_reduce_scatter
 
 
-@pytest.mark.parametrize("name, share", [("v6e-32", 0.0), ("v6e-16", 1.0), ("v5p-128", 1.0)])
-def test_gradients_over_all_devices_are_sent_once_where_these_are_one_ring(name, share):
+@pytest.mark.parametrize(
+    "name, slices, share", [("v6e-32", 1, 0.0), ("v6e-32", 2, 1.0), ("v6e-16", 1, 1.0), ("v5p-128", 1, 1.0)]
+)
+def test_gradients_over_all_devices_are_sent_once_where_these_are_one_ring(name, slices, share):
   config = run_config.read_without_run(
-      ["model_name=llama3-8b", f"compile_topology={name}", "ici_fsdp_parallelism=-1", "dataset_type=synthetic"]
+      [
+          *("model_name=llama3-8b", f"compile_topology={name}", f"compile_topology_num_slices={slices}"),
+          *("ici_fsdp_parallelism=-1", f"dcn_fsdp_parallelism={slices}", "dataset_type=synthetic"),
+      ]
   )
   parameters, mesh = abstract_model.explained(config)
-  its_slice = topology.slice_of(name.partition("-")[0], mesh.size)
+  its_slice = topology.slice_of(name.partition("-")[0], mesh.size // slices)
   sizes = quantities.sizes(config, None, weights.Weights(config, parameters, mesh), its_slice)
-  assert sizes.over_all_devices == pytest.approx(share, abs=1e-3)
-  assert sizes.all_reduced < 0.5 or share == 1.0  # shards that do not fill tiles are sent twice all the same
+  assert sizes.in_steps == pytest.approx(share, abs=1e-3)
+  # Shards that do not fill tiles are sent twice all the same.
+  assert sizes.all_reduced == pytest.approx(1.0, abs=1e-3) if share else sizes.all_reduced < 0.5

@@ -6,7 +6,7 @@ The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds gather_over_several_ax
 overlapped with compute, if its devices lie along one axis of the torus. On v5p a gather over two or three axes stands in
 line, whatever the flags. Step by step it sends the same bytes over fewer links at a time, so it takes longer; overlapped
 with compute that costs nothing. Where one ring goes through all chips of a slice, large weights are gathered in one step
-(`WeightLayout.transfer`): there it runs on the SparseCores, too, and takes half the time.
+(`Transfer.along_ring`): there it runs on the SparseCores, too, and takes half the time.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def sizes_along(line: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def lengths(mesh: Mesh) -> list[int]:
   """Returns how many chips all devices of the mesh have along each axis of the torus; [] if they are not in one."""
-  places = _places(mesh.devices.ravel()) if isinstance(mesh, Mesh) else []
+  places = _places(mesh.devices.ravel()) if isinstance(mesh, Mesh) else []  # an abstract mesh has no devices
   return [len(set(along)) for along in zip(*places, strict=True)]
 
 

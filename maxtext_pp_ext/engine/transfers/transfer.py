@@ -52,6 +52,7 @@ class Transfer:
   devices: tuple[int, ...] = ()  # for each dimension the number of devices over which it has to be gathered
   scatters_in_steps: bool = False  # whether its gradient is scattered over some of the devices after others
   steps: Steps = ()  # the steps in which the weight is gathered over some of these axes
+  along_ring: bool = False  # whether it is gathered in one step all the same, along one ring through all devices
   # the dimensions of the shard from major to minor in memory, as the parameter is stored; () for row-major
   order: tuple[int, ...] = ()
 
@@ -131,7 +132,7 @@ class Transfer:
 
   def _gather(self, x: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array:
     """All devices' parts of a dimension, one after the other."""
-    for axis, each in self._steps(axes, x.size):
+    for axis, each in [(axes, None)] if self.along_ring else self._steps(axes, x.size):
       if each is None and jax.lax.axis_size(axis) == 2:
         x = gather_of_two(x, axis, dim)
       else:
@@ -140,7 +141,7 @@ class Transfer:
 
   @property
   def in_steps(self) -> bool:
-    """Whether the weight is gathered in several steps."""
+    """Whether the weight is gathered in several steps, or could be, but is gathered along one ring."""
     return any(len(self._steps(axes, math.prod(self.shard) // self.chunks)) > 1 for axes in self.axes)
 
   @property

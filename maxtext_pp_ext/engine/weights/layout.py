@@ -90,23 +90,20 @@ class WeightLayout:
     sharded = [math.prod(mesh.shape[a] for a in mesh_axes(entry)) for entry in self.sharded[1:]]
     shard = tuple(size // sharded[k] for k, size in enumerate(shape[2:]))
     devices = tuple(math.prod(mesh.shape[a] for a in axes) for axes in self.gathered_axes)
+    # One ring goes through the devices of one axis, as JAX orders them.
+    is_one_ring = mesh.size in mesh.shape.values() and torus.is_one_ring(lengths(mesh))
+    size = math.prod(shard) // chunks * self.compute_dtype.itemsize
     return Transfer(
         axes=self.gathered_axes,
         shard=shard,
         chunks=chunks,
         devices=devices,
-        scatters_in_steps=math.prod(devices) == mesh.size and not torus.is_one_ring(lengths(mesh)),
-        steps=self._steps(mesh, math.prod(shard) // chunks),
+        scatters_in_steps=math.prod(devices) == mesh.size and not is_one_ring,
+        steps=self.steps,
+        along_ring=mesh.size in devices and is_one_ring and size >= torus.LEAST_ALONG_RING,
         # an abstract mesh has no devices
         order=as_stored(shard) if isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "tpu" else (),
     )
-
-  def _steps(self, mesh: Mesh, size: int) -> Steps:
-    """The steps in which shards of so many elements are gathered: one if all devices gather along one ring."""
-    least = torus.gathered_along_ring(lengths(mesh))
-    if least is None or size * self.compute_dtype.itemsize < least:
-      return self.steps
-    return tuple((axis, (mesh.size,) if mesh.shape[axis] == mesh.size else sizes) for axis, sizes in self.steps)
 
   def batch_splits(
       self, mesh: Mesh, batch: Sequence[tuple[int, tuple[str, ...]]], row_groups: int = 1

@@ -121,17 +121,36 @@ def test_a_repeat_gathered_in_steps_is_the_repeat(monkeypatch, shape, spec, coun
   np.testing.assert_array_equal(jax.jit(lambda x: prefetch(x))(params), params[2])
 
 
+def test_the_lengths_of_a_torus_are_those_of_its_devices():
+  assert torus.lengths(Mesh(np.array(jax.devices()).reshape(2, -1), ("stage", "a"))) == []
+  assert torus.lengths(AbstractMesh((2, 4), ("stage", "a"))) == []
+  assert torus.lengths(mesh_of_chips((4, 8), slices=1)) == [4, 8, 1]
+  assert torus.lengths(mesh_of_chips((4, 8), slices=2)) == []
+
+
+def mesh_of_chips(lengths, slices):
+  """A mesh of TPUs that are not there."""
+  chips = np.empty((slices, math.prod(lengths)), object)
+  for number in range(slices):
+    for k, at in enumerate(itertools.product(*map(range, lengths))):
+      chips[number, k] = types.SimpleNamespace(coords=(*at, 0), slice_index=number)
+  mesh = object.__new__(Mesh)
+  object.__setattr__(mesh, "devices", chips)
+  return mesh
+
+
 @pytest.mark.parametrize(
-    "chips, rows, sizes, scatters_in_steps",
+    "chips, rows, along_ring, scatters_in_steps",
     [
-        ([2, 4], 8, (8,), False),
-        ([4, 8], 2**14, (8,), False),  # shards of 1 MiB
-        ([4, 8], 2**13, (2, 4), False),
-        ([8, 8], 2**14, (2, 4), True),
-        ([], 2**14, (2, 4), True),
+        ([4, 8], 2**14, True, False),  # shards of 1 MiB
+        ([4, 8], 2**13, False, False),
+        ([8, 8], 2**14, False, True),
+        ([], 2**14, False, True),
     ],
 )
-def test_all_devices_along_one_ring_gather_and_add_up_in_one_step(monkeypatch, chips, rows, sizes, scatters_in_steps):
+def test_all_devices_along_one_ring_gather_and_add_up_in_one_step(
+    monkeypatch, chips, rows, along_ring, scatters_in_steps
+):
   monkeypatch.setattr(layout, "lengths", lambda mesh: chips)
   mesh = Mesh(np.array(jax.devices()[:8]).reshape(1, 8), ("stage", "a"))
   of_steps = WeightLayout(
@@ -143,11 +162,23 @@ def test_all_devices_along_one_ring_gather_and_add_up_in_one_step(monkeypatch, c
       steps=(("stage", (1,)), ("a", (2, 4))),
   )
   of = of_steps.transfer(mesh, (3, 1, rows, 128), 1)
-  assert (dict(of.steps)["a"], of.scatters_in_steps) == (sizes, scatters_in_steps)
-  # Where a part of the devices holds a weight, its steps are those of the torus.
+  assert (of.along_ring, of.scatters_in_steps) == (along_ring, scatters_in_steps)
+  x = jnp.arange(rows * 128, dtype=F32).reshape(1, rows, 128)
+  program = jax.jit(
+      jax.shard_map(
+          lambda x: of.gather(x, jnp.array(0), jnp.array(0), F32),
+          mesh=mesh,
+          in_specs=P(None, "a"),
+          out_specs=P(),
+          check_vma=False,
+      )
+  )
+  assert program.lower(x).as_text().count("stablehlo.all_gather") + 1 == (2 if along_ring else 3)
+  np.testing.assert_array_equal(program(x), x[0])
+  # Where a part of the devices holds a weight, no ring is known.
   part = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("stage", "a"))
   of = dataclasses.replace(of_steps, steps=(("a", (2, 2)),)).transfer(part, (3, 2, rows, 128), 1)
-  assert (dict(of.steps)["a"], of.scatters_in_steps) == ((2, 2), False)
+  assert (of.along_ring, of.scatters_in_steps) == (False, False)
 
 
 def test_a_smaller_weight_is_gathered_in_steps_if_it_comes_in_one_chunk():
