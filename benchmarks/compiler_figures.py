@@ -52,6 +52,7 @@ _PURPOSES = {
     "dispatch, combine GB": ("dispatch",),
     "elsewhere GB": ("activations", "elsewhere", "not told"),
 }
+_NOMINAL = "at_nominal_rate_s"
 _FLOPS = "PFLOP of products, without kernels"
 _SECONDS = {
     "kernels s": ("kernels",),
@@ -90,6 +91,7 @@ these sets that is left out, since this libtpu refuses it for the chip (`--witho
 - none: without a pipeline; FSDP uses the chips of the stages.
 - between slices: for a collective over several slices, the bytes that one slice's part of it sends. Rows without \
 projected seconds are older and count the operand of every transfer, which is 4 % less for our pipelines.
+- step s at the nominal rate: over several slices, with the nominal rate of their network instead of the measured one (docs/seconds.md).
 - host BSW (`pipeline_fsdp_ag_per_repeat=true`) computes wrong values with 3 or more stages in MaxText 0.2.5; its \
 figures are those of a wrong program.
 """
@@ -159,7 +161,12 @@ def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
   computed = [row for row in ordered if "failure" not in rows[row] and row in fastest.values()]
   # Default flags are compared with default flags, and the best ones with the best.
   base = {row: rows.get(fastest.get((shapes.PLAIN, *_kind(row)), ""), {}) for row in computed}
-  table = tables.markdown(_HEADER, [_row(row, rows[row], base[row]) for row in computed])
+  header, cells = _HEADER, [_row(row, rows[row], base[row]) for row in computed]
+  at_nominal = [rows[row].get("projection", {}).get(_NOMINAL) for row in computed]
+  if any(at_nominal):
+    header += ("step s at the nominal rate",)
+    cells = [(*row, tables.number(seconds, 3)) for row, seconds in zip(cells, at_nominal, strict=True)]
+  table = tables.markdown(header, cells)
   failures = [f"- {row}: {rows[row]['failure']}" for row in ordered if "failure" in rows[row]]
   slower = [row for row in ordered if "failure" not in rows[row] and row not in computed]
   parts = [f"## {shapes.SHAPES[name].title}", f"`python -m benchmarks.compiler_figures --shape {name}`"]

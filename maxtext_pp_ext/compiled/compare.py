@@ -37,8 +37,8 @@ def figures(
 
   Returns:
     What `child.compile_step` returns, without `placement` and `names`, and what `of_step` returns. With a chip also
-    `projection`, see `of_projection`. Or `failure`; and `unread` if the step was compiled and its program could not be
-    read.
+    `projection`, see `of_projection`; that has `at_nominal_rate_s` if `at_nominal_rate` is not None. Or `failure`; and
+    `unread` if the step was compiled and its program could not be read.
   """
   with interruption.temporary_folder() as folder:
     file = hlo_file or pathlib.Path(folder) / "step.hlo"
@@ -53,6 +53,8 @@ def figures(
     if chip is not None:
       simulated = simulate(read, chip, placement)
       found["projection"] = of_projection(simulated, chip, found["work"])
+      if (seconds := at_nominal_rate(read, chip, placement)) is not None:
+        found["projection"]["at_nominal_rate_s"] = seconds
       title = f"{' '.join(arguments)}: projected from the compiler's estimates"
       if trace_file:
         trace.write(simulated.step, trace_file, title=title)
@@ -148,6 +150,14 @@ def simulate(read: reading.Step, chip: chips.Chip, placement: Mapping[str, Any])
     devices = [torus.Device(slice=each[0], at=tuple(each[1:])) for each in placement["devices"]]
     grid = torus.Torus(devices, link=chip.link, network=chip.network, dimensions=chip.links // 2)
     return timeline.Timeline(read.run, costs.Costs(read.run.module, chip, grid, placement["mesh"], payloads))
+
+
+def at_nominal_rate(read: reading.Step, chip: chips.Chip, placement: Mapping[str, Any]) -> float | None:
+  """Seconds of a step over several slices, if their network has the nominal rate; None if nobody has measured another."""
+  slices = {slice_ for slice_, *_ in placement["devices"]}
+  if chip.network_measured is None or len(slices) == 1:
+    return None
+  return simulate(read, chip.with_network(chip.network), placement).step.seconds
 
 
 def of_projection(simulated: timeline.Timeline, chip: chips.Chip, work: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,8 +78,8 @@ def numbers(schedule: Schedule) -> list[int]:
 def entries(schedule: Schedule) -> tuple[list[Move], list[Move]]:
   """(how each input moves to where it begins, how some move to where they are in transfer before the first iteration).
 
-  The first D·S begin at the stages from which idle stages pass them on to stage 0 in time, the others at stage 0. Raises as
-  `numbers`.
+  The first D·S begin at the stages from which idle stages pass them on to stage 0 in time, the others at stage 0. Raises
+  as `numbers`.
   """
   sources = [divmod(number, share(schedule)) for number in numbers(schedule)]
   stored: list[Move] = []
@@ -104,7 +104,7 @@ def exits(schedule: Schedule) -> list[Move]:
 
 
 def exits_back(schedule: Schedule) -> tuple[list[Move], list[Move]]:
-  """The transpose of `exits` and of a rotation of what left the stages last: (moves into the store, into the transfer)."""
+  """The transpose of `exits`, and of a rotation of what left the stages last: (moves into the store, into transfer)."""
   moves = [move.reversed for move in exits(schedule)]
   left_last = lambda move: move.target[1] == schedule.microbatches - 1
   in_transfer = [Move(move.source, ((move.target[0] - 1) % schedule.stages, 0)) for move in moves if left_last(move)]

@@ -118,6 +118,13 @@ def test_without_the_hosts_plain_pipeline_there_are_no_ratios():
   assert "×)" not in text.split("## ")[1]
 
 
+def test_rows_over_slices_have_the_seconds_at_the_nominal_rate_too():
+  rows = {"circular": row(projection={"step_s": 2.0, "at_nominal_rate_s": 1.25}), "none": row(projection={"step_s": 3.0})}
+  header, _, none, circular = compiler_figures.report({"llama3-8b-dcn": rows}).split("## ")[1].splitlines()[4:8]
+  assert header.endswith("step s at the nominal rate |")
+  assert circular.endswith(" 1.250 |") and none.endswith(f" {tables.MISSING} |")
+
+
 @pytest.mark.parametrize("name", ["host-plain", "host plain", "HOST-BSW", "circular_bsw"])
 def test_an_implementation_is_known_by_what_one_can_type(name):
   assert shapes.implementation(name) in shapes.IMPLEMENTATIONS

@@ -13,8 +13,9 @@ import re
 
 import pytest
 
-from maxtext_pp_ext.compiled import child, limits, reading
+from maxtext_pp_ext.compiled import child, compare, limits, reading
 from maxtext_pp_ext.compiled.program import collectives
+from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host.models import train_step
 from tests.compiled import common
 from tests.trainer.cases import IMPLEMENTATIONS
@@ -66,6 +67,10 @@ def test_between_slices_go_activations_and_gradients_of_what_is_outside_the_pipe
   read = reading.step(program, batch=train_step.BATCH, optimizer=train_step.OPTIMIZER)
   devices = set(devices_of_groups(program))
   assert read.run.module.partitions == CHIPS and devices and devices <= set(range(CHIPS))
+
+  v6e, placement = chips.CHIPS["v6e"], compiled["placement"]
+  assert 0 < compare.at_nominal_rate(read, v6e, placement) < compare.simulate(read, v6e, placement).step.seconds
+  assert compare.at_nominal_rate(read, v6e.with_network(v6e.network), placement) is None
 
   found = zip(read.payloads, read.collectives, strict=True)
   sent = [(what, span) for what, span in found if span.collective.kind == collectives.BETWEEN_SLICES]
