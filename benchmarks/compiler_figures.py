@@ -91,7 +91,8 @@ these sets that is left out, since this libtpu refuses it for the chip (`--witho
 - none: without a pipeline; FSDP uses the chips of the stages.
 - between slices: for a collective over several slices, the bytes that one slice's part of it sends. Rows without \
 projected seconds are older and count the operand of every transfer, which is 4 % less for our pipelines.
-- step s at the nominal rate: over several slices, with the nominal rate of their network instead of the measured one (docs/seconds.md).
+- step s at the nominal rate: over several slices, with the nominal rate of their network instead of the measured one \
+(docs/seconds.md).
 - host BSW (`pipeline_fsdp_ag_per_repeat=true`) computes wrong values with 3 or more stages in MaxText 0.2.5; its \
 figures are those of a wrong program.
 """

@@ -130,7 +130,8 @@ def _projected(found: list[dict[str, Any] | None]):
 
   yield "step, projected seconds*", _cells(found, "{0[step_s]:.4g}".format)
   if any(each and "at_nominal_rate_s" in each for each in found):
-    yield "  at the network's nominal rate", _seconds(None if each is None else each.get("at_nominal_rate_s") for each in found)
+    at_nominal = (None if each is None else each.get("at_nominal_rate_s") for each in found)
+    yield "  at the network's nominal rate", _seconds(at_nominal)
   sums = [{} if each is None else each["parts"] for each in found]
   waits = dict.fromkeys(part for parts in sums for part in parts if part not in costs.COMPUTED)
   shown = [part for part in waits if any(each and each["parts"].get(part, 0) >= 0.001 * each["step_s"] for each in found)]
