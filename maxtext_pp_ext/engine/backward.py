@@ -81,9 +81,10 @@ def backward(
 
 
 def _initial_state(pipeline: TracedPipeline, cotangents: Cotangents) -> BackwardState:
-  ring = pipeline.ring
-  dstore, in_transfer = ring.leave_back(cotangents.outputs)
-  dheld, arrived = (in_transfer, None) if pipeline.schedule.delay == 2 else (None, in_transfer)
+  ring, schedule = pipeline.ring, pipeline.schedule
+  dstore, arrived = ring.leave_back(cotangents.outputs)
+  # The transpose of the forward's last transfer, which has no iteration of its own.
+  dheld = ring.rotate_back(ring.write_back(schedule.iterations, dstore)) if schedule.delay == 2 else None
   return BackwardState(dstore, dheld, arrived, [each.nothing(ring) for each in cotangents.outside], [])
 
 

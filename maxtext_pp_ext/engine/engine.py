@@ -61,7 +61,9 @@ class Engine:
   # all stages of one iteration, (weights [S, …], aux [S, …], x [S, microbatch, sequence, embed]) -> (y like x,
   # intermediates [S, …])
   stages: StageFn
-  aux_at: AuxAt  # (aux, t) -> the stages' aux of iteration t: inputs without gradients, such as ids and random keys
+  # (aux, t) -> the stages' aux of iteration t: inputs without gradients, such as ids and random keys. Stages work on
+  # microbatches in the order of `schedule.moves.numbers`, as the intermediates that the engine returns have them.
+  aux_at: AuxAt
   checkpoints: Checkpoints = ((0, None),)  # decides which residuals forward keeps for backward
   row_groups: int = 1  # into how many groups of rows layers split a microbatch; they compute one group at a time
   loop_iterations: bool = True  # run iterations in a compiled loop (True) or unroll them

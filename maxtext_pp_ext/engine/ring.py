@@ -152,11 +152,11 @@ class Ring:
     """The transpose of `leave`. Slots from which no output leaves have any value.
 
     Returns:
-      (cotangent of the store, with D = 2 or `sends_back_at_once` what is in transfer before the last iteration, [S,
-      microbatch, sequence, embed]).
+      (cotangent of the store, with `sends_back_at_once` what is in transfer before the last iteration, [S, microbatch,
+      sequence, embed]).
     """
     spread = self._at_their_stages(doutputs)
-    if self.schedule.delay == 1 and not self.sends_back_at_once:
+    if not self.sends_back_at_once:
       return self._moved([move.reversed for move in exits(self.schedule)], spread, self.schedule.microbatches), None
     stored, in_transfer = exits_back(self.schedule)
     return self._moved(stored, spread, self.schedule.microbatches), self._moved(in_transfer, spread, 1)[:, 0]

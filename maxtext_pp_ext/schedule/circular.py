@@ -68,7 +68,10 @@ class Schedule(Protocol):
     """Whether stage s has no item at iteration t. What it computes then reaches nothing (`engine/ring.py`)."""
 
   def microbatch(self, t: Int, s: Int) -> Int:
-    """The microbatch of stage s at iteration t; in [0, M) also in a bubble."""
+    """The microbatch of stage s at iteration t; in [0, M) also in a bubble.
+
+    Microbatches count in the order in which stages work on them. `moves.numbers` has their numbers in the batch.
+    """
 
   def repeat(self, t: Int, s: Int) -> Int:
     """The repeat of stage s at iteration t; outside [0, R) in a bubble."""

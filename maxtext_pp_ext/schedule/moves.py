@@ -104,7 +104,10 @@ def exits(schedule: Schedule) -> list[Move]:
 
 
 def exits_back(schedule: Schedule) -> tuple[list[Move], list[Move]]:
-  """The transpose of `exits`, and of a rotation of what left the stages last: (moves into the store, into transfer)."""
+  """The transpose of `exits` and of the rotation before, with D = 1: (moves into the store, moves into transfer).
+
+  With M = S both are one transfer.
+  """
   moves = [move.reversed for move in exits(schedule)]
   left_last = lambda move: move.target[1] == schedule.microbatches - 1
   in_transfer = [Move(move.source, ((move.target[0] - 1) % schedule.stages, 0)) for move in moves if left_last(move)]
@@ -122,9 +125,8 @@ def _riders(schedule: Schedule) -> int:
 
 def _begins(schedule: Schedule, m: int) -> tuple[int, bool]:
   """(the stage at which the m-th of the first D·S begins, whether it arrives there in the first iteration)."""
-  before, late = divmod(
-      m, schedule.delay
-  )  # how many stages before stage 0, and whether it comes to it an iteration later
+  # How many stages before stage 0, and whether it comes to stage 0 an iteration later than those from there.
+  before, late = divmod(m, schedule.delay)
   return (-before - late) % schedule.stages, late > 0
 
 
@@ -132,12 +134,17 @@ def _merged(moves: Sequence[Move]) -> list[Move]:
   """The moves, of which those of successive slots to successive slots are one."""
   result: list[Move] = []
   for move in moves:
-    (stage, slot), (target, to), _ = before = result[-1] if result else Move((-1, 0), (-1, 0))
-    if (move.source, move.target) == ((stage, slot + before.size), (target, to + before.size)):
-      result[-1] = before._replace(size=before.size + 1)
+    if result and move == _following(result[-1]):
+      result[-1] = result[-1]._replace(size=result[-1].size + 1)
     else:
       result.append(move)
   return result
+
+
+def _following(move: Move) -> Move:
+  """The move from the next slot to the next slot."""
+  (source, at), (target, to), size = move
+  return Move((source, at + size), (target, to + size))
 
 
 def _check(schedule: Schedule) -> None:

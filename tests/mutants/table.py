@@ -27,6 +27,11 @@ DROPOUT = (
     "test_masks_are_the_same_in_forward_and_backward_and_different_for_layers_and_microbatches"
     "[unsafe_rbg-circular_bsw-sizes0]"
 )
+MASKS = (
+    "tests/parity/test_dropout.py::"
+    "test_masks_are_the_same_in_forward_and_backward_and_different_for_layers_and_microbatches"
+    "[unsafe_rbg-circular_bsw-more than stages]"
+)
 NEXT_CALL = "tests/parity/test_dropout.py::test_another_call_drops_something_else[unsafe_rbg]"
 FP8 = "tests/parity/test_quantization.py::test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline[3-1-2-1]"
 SUMS = (
@@ -81,7 +86,10 @@ OFFLOADED = (
 )
 LOGITS = "tests/parity/test_logits.py::test_loss_and_gradients_are_those_of_maxtexts_own_logits[data]"
 ON_SLICES = f"{LAYERS}bsw_of_stages_on_slices_equals_a_loop_over_the_layers[2 layers]"
-RING = "tests/engine/test_ring.py::test_each_microbatch_passes_all_stages_and_comes_back_to_its_place[1-3-2-4 on devices]"
+RING = (
+    "tests/engine/test_ring.py::test_each_microbatch_passes_all_stages_and_comes_back_to_its_place"
+    "[1-3-False-2-4 on devices]"
+)
 OFFLOADED_OF_PIPELINE = (
     "tests/parity/test_policies.py::test_a_pipeline_equals_a_loop_over_its_layers[custom, all offloaded, 2 stages, D = 2]"
 )
@@ -152,8 +160,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "bubbles-in-metrics",
             "stages report what they computed some iterations too early, that is also in bubbles",
             "pipelines/intermediates.py",
-            "t = schedule.iteration(repeat, microbatch, stage)",
-            "t = schedule.iteration(repeat, microbatch, 0 * stage)",
+            "[number], stage)",
+            "[number], 0 * stage)",
             EXPERTS,
         ),
     ),
@@ -228,9 +236,33 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "inputs-of-other-stages",
             "with D = 2, inputs that are in transfer before the first iteration begin a stage too late",
             "schedule/moves.py",
-            "((-before - 1) % schedule.stages, 0)",
-            "(-before % schedule.stages, 0)",
+            "return (-before - late) % schedule.stages, late > 0",
+            "return -before % schedule.stages, late > 0",
             DELAYED,
+        ),
+        Mutant(
+            "cotangents-a-stage-late",
+            "over slices, cotangents of the last outputs begin backward where they lie, not a stage before",
+            "schedule/moves.py",
+            "((move.target[0] - 1) % schedule.stages, 0)",
+            "(move.target[0], 0)",
+            RING.replace("1-3-False", "1-1-True"),
+        ),
+        Mutant(
+            "ids-in-the-order-of-work",
+            "a microbatch is masked as the one that the batch has in the place in which stages work on it",
+            "pipelines/stages.py",
+            "jnp.asarray(numbers(self.schedule), jnp.int32)[microbatch]",
+            "microbatch",
+            f"{LAYERS}llama_layers_equals_a_loop_over_them_with[several layers per stage]",
+        ),
+        Mutant(
+            "values-in-the-order-of-work",
+            "what layers sow is that of another microbatch, if there are more of them than stages",
+            "pipelines/intermediates.py",
+            "np.argsort(numbers(schedule))[number]",
+            "np.asarray(numbers(schedule))[number]",
+            MASKS,
         ),
     ),
     "layers recomputed more often than the remat policy says (the same model, trained more slowly)": (

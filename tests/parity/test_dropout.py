@@ -115,6 +115,7 @@ def slow(*values):
     ["prng", "implementation", "sizes"],
     [
         ("unsafe_rbg", "circular_bsw", TIGHT),
+        pytest.param("unsafe_rbg", "circular_bsw", SIZES, id="unsafe_rbg-circular_bsw-more than stages"),
         ("unsafe_rbg", "circular_bsw", WINDOW),
         *(slow("unsafe_rbg", name, WINDOW) for name in OTHERS),
         slow("threefry2x32", "circular_bsw", TIGHT),

@@ -41,21 +41,22 @@ def test_transfers_are_those_of_the_microbatches_that_no_idle_stage_passes_on(mi
 
 @pytest.mark.parametrize("delay", [1, 2])
 @pytest.mark.parametrize("stages, times", [(1, 1), (1, 3), (2, 1), (3, 1), (4, 1), (4, 2), (4, 3), (8, 5)])
-def test_microbatches_begin_where_they_are_and_all_are_worked_on(stages, times, delay):
+def test_microbatches_begin_where_they_are_and_each_is_worked_on(stages, times, delay):
   schedule = CircularSchedule(stages=stages, microbatches=times * delay * stages, repeats=2, delay=delay)
-  found = numbers(schedule)
-  assert sorted(found) == list(range(schedule.microbatches))
+  found, outside = numbers(schedule), [divmod(m, times * delay) for m in range(schedule.microbatches)]
+  assert sorted(found) == list(range(schedule.microbatches)) and (stages > 1 or found == sorted(found))
   stored, in_transfer = entries(schedule)
-  riders = [*stored[:stages], *in_transfer]
-  assert all(move.is_within for move in riders)
-  # Each slot of the store that is read has one move to it, and each output one from it.
-  for moves in (stored, in_transfer, *exits_back(schedule)):
+  assert all(move.is_within for move in (*stored[:stages], *in_transfer))
+  back, back_in_transfer = exits_back(schedule)
+  assert sorted(move.target for move in back_in_transfer) == [(stage, 0) for stage in range(stages)]
+  out = [move.reversed for move in exits(schedule)]
+  for moves in ([*stored, *in_transfer], out, [*back, *back_in_transfer]):
+    assert sorted((move.source[0], move.source[1] + k) for move in moves for k in range(move.size)) == outside
+  for moves in (stored, out, back):
     targets = [(move.target[0], move.target[1] + k) for move in moves for k in range(move.size)]
     assert len(set(targets)) == len(targets)
-  sources = [(move.source[0], move.source[1] + k) for move in (*stored, *in_transfer) for k in range(move.size)]
-  assert sorted(sources) == [divmod(m, schedule.microbatches // stages) for m in range(schedule.microbatches)]
-  if stages == 1:
-    assert found == sorted(found)
+  if times > 1:  # the last D·S end where they are
+    assert all(move.is_within for move in out[: delay * stages])
 
 
 def test_a_schedule_whose_stages_are_idle_at_other_times_is_refused():
