@@ -84,6 +84,13 @@ _MIXTRAL = {
     "per_device_batch_size": 2,
     "max_target_length": 2048,
 }
+# Of 16 sequences per chip, of which a window has 8 microbatches.
+_IN_8_PARTS = {
+    "gradient_accumulation_steps": 8,
+    "per_device_batch_size": 2,
+    "num_vocab_tiling": 1,
+    "vocab_tiling_ag_once": False,
+}
 # A capacity, and dense dispatch: the path of MaxText that each of its own pipelines can trace.
 _CAPACITY = {"sparse_matmul": False, "megablox": False, "capacity_factor": 1.25}
 
@@ -117,14 +124,33 @@ SHAPES = {
             "num_vocab_tiling": 8,
             "vocab_tiling_ag_once": True,
         },
-        without={
-            "gradient_accumulation_steps": 8,
-            "per_device_batch_size": 2,
-            "remat_policy": "full",
-            "decoder_layer_input": "device",
-            "num_vocab_tiling": 1,
-            "vocab_tiling_ag_once": False,
+        without=_IN_8_PARTS | {"remat_policy": "full", "decoder_layer_input": "device"},
+    ),
+    "llama3-8b-8-batches": Shape(
+        title="Llama 3 8B, v6e-16, FSDP 16, 16 sequences of 2048 per chip",
+        keys={
+            "model_name": "llama3-8b",
+            "compile_topology": "v6e-16",
+            "ici_fsdp_parallelism": 16,
+            "num_pipeline_microbatches": 8,
+            "per_device_batch_size": 16,
+            "max_target_length": 2048,
+            "num_vocab_tiling": 8,
+            "vocab_tiling_ag_once": True,
         },
+        without=_IN_8_PARTS,
+    ),
+    "mixtral-8x7b-8-batches": Shape(
+        title="Mixtral 8x7B, v5p-64 (32 chips), expert 4 × FSDP 8, 16 sequences of 2048 per chip",
+        keys=_MIXTRAL
+        | {
+            "ici_pipeline_parallelism": 1,
+            "ici_fsdp_parallelism": 8,
+            "per_device_batch_size": 16,
+            "num_vocab_tiling": 8,
+            "vocab_tiling_ag_once": True,
+        },
+        without=_IN_8_PARTS,
     ),
     "llama3-8b-2-slices": Shape(
         title="Llama 3 8B, 2 slices of v6e-256, FSDP 256 within a slice, 4 sequences per chip in 2 parts",

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator
 
+from benchmarks import first_page
 from tests.docs.figures.results import beside_compute, best, compiled, hidden, percent, wall_time
 
 _GATHERS = ("forward gathers", "backward gathers")
@@ -15,17 +16,13 @@ def _host_gathers() -> str:
   return percent(share) if share else "none"
 
 
-def _steps(what: str, shape: str, *impls: str | None) -> str:
-  return " | ".join(
-      [f"| {what}", *(f"{best(shape, impl).seconds:.2f} s" if impl else "–" for impl in impls), ""]
-  ).rstrip()
+def _steps(row: first_page.Row) -> str:
+  cells = [f"{best(row.shape, impl).seconds:.2f} s" if impl else "–" for impl in row.implementations]
+  return f"| {' | '.join([row.title, *cells])} |"
 
 
 def readme() -> Iterator[str]:
-  yield f"""
-      {_steps("Llama 3 70B, 128 chips of v5p", "llama3-70b", "none", "window", "circular_bsw", "host plain")}
-      {_steps("Mixtral 8x7B, 32 chips of v5p", "mixtral-8x7b-dropless", "none", "window", "circular_bsw", "host BSW")}
-      {_steps("Llama 3 8B, 8 slices of v6e-8", "llama3-8b-8-slices", "none", None, "circular_bsw", None)}"""
+  yield "\n".join(map(_steps, first_page.ROWS))
   yield f"""| {_host_gathers()} of BSW's weight gathers has compute to hide behind (Llama 3 8B, v6e-64) |
       {percent(hidden("circular_bsw"))} of the seconds of such transfers are hidden |"""
 

@@ -11,7 +11,7 @@ import pathlib
 import re
 from typing import Any
 
-from benchmarks import compile_step, plan_error, scaling, shapes, tables
+from benchmarks import compile_step, first_page, plan_error, scaling, shapes, tables
 from benchmarks import overlap as overlap_benchmark
 from benchmarks import published as published_benchmark
 from maxtext_pp_ext.compiled import step_times
@@ -86,9 +86,7 @@ def compiled(shape: str, impl: str, *flags: str) -> Step:
 
 def best(shape: str, impl: str) -> Step:
   """Returns the fastest row of an implementation in compiler_figures.md, whatever its policy and flags."""
-  rows = table("compiler_figures")[shape]
-  projected = [row for name, row in rows.items() if name.split(", ")[0] == impl and "projection" in row]
-  return Step(min(projected, key=lambda row: row["projection"]["step_s"]))
+  return Step(first_page.best(table("compiler_figures"), shape, impl))
 
 
 def scaled(impl: str, **point: int) -> Step:
