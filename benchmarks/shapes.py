@@ -85,7 +85,7 @@ _MIXTRAL = {
     "max_target_length": 2048,
 }
 # Of 16 sequences per chip, of which a window has 8 microbatches.
-_IN_8_PARTS = {
+_IN_8_PARTS: dict[str, object] = {
     "gradient_accumulation_steps": 8,
     "per_device_batch_size": 2,
     "num_vocab_tiling": 1,

@@ -95,6 +95,11 @@ def xla_flag(config: HostKeys, name: str) -> str | None:
   return (re.findall(rf"--{name}=(\S+)", flags) or [None])[-1]
 
 
+def may_gather_within_products(config: HostKeys) -> bool:
+  """Whether XLA's flags leave it to the compiler to gather weights within products."""
+  return xla_flag(config, "xla_jf_spmd_threshold_for_windowed_einsum_mib") is None
+
+
 def num_stages(config: HostKeys) -> int | None:
   """S = ici_pipeline_parallelism × dcn_pipeline_parallelism, or None if one of them is below 1."""
   return sound_stages(config) if min(config.ici_pipeline_parallelism, config.dcn_pipeline_parallelism) >= 1 else None

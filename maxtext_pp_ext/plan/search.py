@@ -105,6 +105,13 @@ def divisions(sequences: int, devices: int) -> list[dict[str, Any]]:
   return [dict(zip(BATCH, each, strict=True)) for each in sizes]
 
 
+def _within_products(config: DerivedKeys, chip: chips.Chip | None) -> list[str]:
+  """What is not counted without a pipeline, if the compiler may gather weights within products of this chip."""
+  if chip is None or not chip.gathers_within_products or not derived.may_gather_within_products(config):
+    return []
+  return ["how much longer products of pipeline_impl=host take in which XLA gathers (not with DISABLE_COLLECTIVE_MATMUL)"]
+
+
 def _reason(error: Exception) -> str:
   return " ".join(error.problems) if isinstance(error, PipelineConfigError) else str(error)
 
@@ -148,7 +155,10 @@ class _Search:
         chip=chip,
         memory_limit=memory_limit or (chip.hbm_bytes if chip else None),
         host_limit=chip.host_bytes if chip else None,
-        not_counted=quantities.not_counted(self._without),
+        not_counted=[
+            *quantities.not_counted(self._without),
+            *(_within_products(self._without, chip) if variants.NONE in implementations else ()),
+        ],
         pinned=pinned,
     )
     sequences = self._without.global_batch_size_to_train_on

@@ -139,14 +139,10 @@ def _flags() -> Iterator[str]:
   yield f"""
       | default | {in_turn(compiled("llama3-8b-v6e", impl) for impl in ways)} |
       | collectives on the SparseCores | {in_turn(overlapping(impl) for impl in ways)} |"""
-  slower = {flags: ours.seconds / none.seconds - 1 for flags, (none, _, ours) in of_70b.items()}
   longer = [
       compiled("llama3-70b", impl, VMEM).compile_seconds / compiled("llama3-70b", impl).compile_seconds for impl in ways
   ]
   yield f"Compiling takes {min(longer):.1f} to {max(longer):.1f} times as long."
-  yield f"""On v5p, with {VMEM} alone, the pipeline is {percent(-slower[(VMEM,)])} faster than no pipeline. With
-      collectives
-      on the SparseCores it is {slower[SPARSECORES] * 100:.1f} % slower"""
 
 
 def _experts() -> Iterator[str]:
