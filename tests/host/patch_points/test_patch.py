@@ -76,6 +76,12 @@ def test_patched_maxtext_refuses_conflicting_shardings_with_the_hook_off(run_pyt
   assert done.returncode and "ShardingConflictError" in done.stderr and "'embed'" in done.stderr
 
 
+@pytest.mark.slow
+def test_patched_maxtext_refuses_a_window_which_it_would_not_run(run_python, patched, ours):
+  done = run_python(*RUN_TRAINER, "pipeline_impl=circular_bsw", path=[patched, ours], check=False)
+  assert done.returncode and "patch points that have pipelines only" in " ".join(done.stderr.split())
+
+
 FROM_PRETRAINED = """
 import sys
 from maxtext.configs import pyconfig
