@@ -6,6 +6,8 @@ The pages are those that people read in the repository, at the same paths, so th
 source folder is therefore the checkout, and this file is given by -c.
 """
 
+import pathlib
+
 import maxtext_pp_ext
 
 project = "maxtext_pp_ext"
@@ -47,5 +49,6 @@ html_theme_options = {
     "use_download_button": False,
     "navbar_persistent": [],  # the search field is in the sidebar
 }
+html_search_scorer = str(pathlib.Path(__file__).with_name("scorer.js"))
 html_copy_source = False
 html_show_sourcelink = False
