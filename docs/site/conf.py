@@ -31,6 +31,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True}
+maximum_signature_line_length = 90  # longer ones have a line for each parameter
 toc_object_entries_show_parents = "hide"
 default_role = "code"  # `x` in docstrings is code, as in Markdown
 napoleon_google_docstring = True
