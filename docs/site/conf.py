@@ -6,6 +6,8 @@ The pages are those that people read in the repository, at the same paths, so th
 source folder is therefore the checkout, and this file is given by -c.
 """
 
+import pathlib
+
 import maxtext_pp_ext
 
 project = "maxtext_pp_ext"
@@ -29,6 +31,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True}
+maximum_signature_line_length = 90  # longer ones have a line for each parameter
 toc_object_entries_show_parents = "hide"
 default_role = "code"  # `x` in docstrings is code, as in Markdown
 napoleon_google_docstring = True
@@ -47,5 +50,6 @@ html_theme_options = {
     "use_download_button": False,
     "navbar_persistent": [],  # the search field is in the sidebar
 }
+html_search_scorer = str(pathlib.Path(__file__).with_name("scorer.js"))
 html_copy_source = False
 html_show_sourcelink = False

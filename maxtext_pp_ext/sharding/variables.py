@@ -115,7 +115,7 @@ def named_shardings(
     mesh: the device mesh; an AbstractMesh suffices if nothing is placed.
     rules: (logical name, mesh axes) pairs; None for those of the context. A variable's own `sharding_rules` come first.
       If there are no rules at all, names are taken as mesh axes.
-    on_conflict: "fallback", "warn" or "error"; see `conflicts`.
+    on_conflict: "fallback", "warn" or "error": what is done about rules that cannot all be followed.
 
   Returns the tree with a NamedSharding in the place of each array, in the same nnx.Variables. A variable's own sharding
   or PartitionSpec is used unchanged. `unwrap` removes the variables. With on_conflict="error" raises
