@@ -18,7 +18,7 @@ PAGES = sorted(
     for page in CHECKOUT.glob(pattern)
     if page not in WRITTEN
 )
-MOST_WORDS = 22_000
+MOST_WORDS = 21_800
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -52,7 +52,9 @@ def test_the_index_lists_every_page():
 
 
 def test_the_pages_that_people_write_can_be_read_in_two_hours():
-  written = [CHECKOUT / "README.md", *(page for page in DOCS.rglob("*.md") if page not in WRITTEN)]
+  by_directives = DOCS / "site" / "api"  # lists of names, whose text is in the code
+  pages = (page for page in DOCS.rglob("*.md") if page not in WRITTEN and by_directives not in page.parents)
+  written = [CHECKOUT / "README.md", *pages]
   words = {page.relative_to(CHECKOUT).as_posix(): len(page.read_text(encoding="utf-8").split()) for page in written}
   assert sum(words.values()) <= MOST_WORDS, words
 
