@@ -254,7 +254,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "pipelines/stages.py",
             "jnp.asarray(numbers(self.schedule), jnp.int32)[microbatch]",
             "microbatch",
-            f"{LAYERS}llama_layers_equals_a_loop_over_them_with[several layers per stage]",
+            f"{LAYERS}bsw_of_llama_layers_equals_a_loop_over_them_with[several layers per stage]",
         ),
         Mutant(
             "values-in-the-order-of-work",
