@@ -31,7 +31,7 @@ class Row(NamedTuple):
 ROWS = (
     Row("Llama 3 70B, 128 chips of v5p", "llama3-70b", ("none", "window", "circular_bsw", "host plain")),
     Row("Mixtral 8x7B, 32 chips of v5p", "mixtral-8x7b-dropless", ("none", "window", "circular_bsw", "host BSW")),
-    Row("Llama 3 8B, 8 slices of v6e-8", "llama3-8b-8-slices", ("none", None, "circular_bsw", None)),
+    Row("Llama 3 8B, 8 slices of v6e-8", "llama3-8b-8-slices", ("none", None, "circular_bsw", "host plain")),
 )
 # What a step's seconds go to, and the colour of each; they add up.
 _PARTS = {
