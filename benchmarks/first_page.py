@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import pathlib
 from typing import Any, NamedTuple
 
-from benchmarks import compile_step, tables
+from benchmarks import compile_step, shapes, tables
 
 PICTURE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "images" / "seconds.svg"
 KINDS = ("no pipeline", "window", "pipeline", "MaxText's own pipeline")
@@ -44,7 +44,7 @@ _PARTS = {
 def best(results: Mapping[str, Mapping[str, Any]], shape: str, implementation: str) -> dict[str, Any]:
   """The fastest row of an implementation: its figures, of which `projection` has the seconds."""
   rows = results[shape].items()
-  projected = [row for name, row in rows if name.split(", ")[0] == implementation and "projection" in row]
+  projected = [row for name, row in rows if shapes.implementation_of(name) == implementation and "projection" in row]
   return min(projected, key=lambda row: row["projection"]["step_s"])
 
 

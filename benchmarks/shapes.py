@@ -84,7 +84,14 @@ _MIXTRAL = {
     "per_device_batch_size": 2,
     "max_target_length": 2048,
 }
-# Of 16 sequences per chip, of which a window has 8 microbatches.
+# Eight times the batch: 16 sequences per chip in 8 microbatches, and in 8 parts without a window. The window computes the
+# logits in parts, too.
+_IN_8_MICROBATCHES: dict[str, object] = {
+    "num_pipeline_microbatches": 8,
+    "per_device_batch_size": 16,
+    "num_vocab_tiling": 8,
+    "vocab_tiling_ag_once": True,
+}
 _IN_8_PARTS: dict[str, object] = {
     "gradient_accumulation_steps": 8,
     "per_device_batch_size": 2,
@@ -109,20 +116,17 @@ SHAPES = {
         },
         kept=_KEPT,
     ),
-    # Eight times the batch. What layers keep goes to the host's memory, and the logits are computed in parts.
+    # What layers keep goes to the host's memory.
     "llama3-70b-8-batches": Shape(
         title="Llama 3 70B, v5p-256 (128 chips), FSDP 128, 16 sequences per chip",
         keys={
             "model_name": "llama3-70b",
             "compile_topology": "v5p-256",
             "ici_fsdp_parallelism": 128,
-            "num_pipeline_microbatches": 8,
-            "per_device_batch_size": 16,
             "max_target_length": 4096,
             "remat_policy": "custom",
             "decoder_layer_input": "offload",
-            "num_vocab_tiling": 8,
-            "vocab_tiling_ag_once": True,
+            **_IN_8_MICROBATCHES,
         },
         without=_IN_8_PARTS | {"remat_policy": "full", "decoder_layer_input": "device"},
     ),
@@ -132,24 +136,14 @@ SHAPES = {
             "model_name": "llama3-8b",
             "compile_topology": "v6e-16",
             "ici_fsdp_parallelism": 16,
-            "num_pipeline_microbatches": 8,
-            "per_device_batch_size": 16,
             "max_target_length": 2048,
-            "num_vocab_tiling": 8,
-            "vocab_tiling_ag_once": True,
+            **_IN_8_MICROBATCHES,
         },
         without=_IN_8_PARTS,
     ),
     "mixtral-8x7b-8-batches": Shape(
         title="Mixtral 8x7B, v5p-64 (32 chips), expert 4 × FSDP 8, 16 sequences of 2048 per chip",
-        keys=_MIXTRAL
-        | {
-            "ici_pipeline_parallelism": 1,
-            "ici_fsdp_parallelism": 8,
-            "per_device_batch_size": 16,
-            "num_vocab_tiling": 8,
-            "vocab_tiling_ag_once": True,
-        },
+        keys=_MIXTRAL | {"ici_pipeline_parallelism": 1, "ici_fsdp_parallelism": 8} | _IN_8_MICROBATCHES,
         without=_IN_8_PARTS,
     ),
     "llama3-8b-2-slices": Shape(

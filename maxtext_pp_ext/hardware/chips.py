@@ -48,8 +48,8 @@ class Chip:
   # Whether the compiler lets compute run beside all-gathers without flags. "Continuation fusion for AllGather is for v5e
   # (Viperlite) only", as libtpu says where a flag asks for it on v6e.
   gathers_beside_compute: bool = False
-  # Whether the compiler puts gathers of weights within products without flags, where each is gathered as it is used. On
-  # these chips that takes longer (Qwen2.5 7B on v5e-32: 2.57 s, and 0.95 with DISABLE_COLLECTIVE_MATMUL).
+  # Whether the compiler gathers weights within products without flags, if each weight is gathered as it is used. On these
+  # chips such products take longer (`benchmarks.held_back`: none of qwen2.5-7b).
   gathers_within_products: bool = False
 
   @property

@@ -109,7 +109,7 @@ def _within_products(config: DerivedKeys, chip: chips.Chip | None) -> list[str]:
   """What is not counted without a pipeline, if the compiler may gather weights within products of this chip."""
   if chip is None or not chip.gathers_within_products or not derived.may_gather_within_products(config):
     return []
-  return ["how much longer products of pipeline_impl=host take in which XLA gathers (not with DISABLE_COLLECTIVE_MATMUL)"]
+  return ["gathers within products with pipeline_impl=host, which the flags DISABLE_COLLECTIVE_MATMUL prevent"]
 
 
 def _reason(error: Exception) -> str:

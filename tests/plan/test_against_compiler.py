@@ -14,7 +14,7 @@ import pytest
 from benchmarks import compile_step, plan_error, shapes, tables
 
 # How far peak memory and bytes sent may be off. The compiler chooses how to gather what is gathered as it is used.
-BOUNDS = {"circular_bsw": (0.10, 0.07), "circular_ag_once": (0.07, 0.05), "circular": (0.13, 0.30), "none": (0.20, 0.35)}
+BOUNDS = {"circular_bsw": (0.09, 0.07), "circular_ag_once": (0.07, 0.05), "circular": (0.13, 0.30), "none": (0.20, 0.35)}
 # Of models with experts, the buffers of their dispatch included.
 BOUNDS_WITH_EXPERTS = (0.10, 0.15)
 ALL = {f"{case.title}, {case.impl}": case for case in plan_error.cases()}
@@ -28,6 +28,8 @@ EXPERTS = ("mixtral", "deepseek", "qwen3-235b", "gpt-oss", "llama4")
 OFF = "llama3-8b-v6e"
 # With two repeats a quarter of what is sent is at the ends of a direction, which plan counts too high.
 FEW_REPEATS = "llama3-8b-8-slices"
+# Narrow layers in two stages need more than plan counts.
+TWO_STAGES = "stages=2 repeats=8 microbatches=8 embed=2048"
 # Seconds this close are no order: projections of the same keys differ by as much from one compiler to the next.
 TIE = 0.02
 # Shape and XLA flags -> names of the cases with a projection.
@@ -54,6 +56,7 @@ def test_predicted_memory_and_traffic_are_near_the_compilers(name):
   memory, sent = BOUNDS_WITH_EXPERTS if case.title.startswith(EXPERTS) else BOUNDS.get(impl, (0.13, 0.05))
   if case.title == OFF and impl in ("circular_bsw", "circular_ag_once"):
     memory = 0.28
+  memory = 0.10 if (case.title, impl) == (TWO_STAGES, "circular_bsw") else memory
   sent = 0.10 if (case.title, impl) == (FEW_REPEATS, "circular_bsw") else sent
   assert costs.peak / 1e9 == pytest.approx(case.figures["peak_GB"], rel=memory)
   assert costs.sent / 1e9 == pytest.approx(case.figures["wire_total_GB"], rel=sent)
