@@ -95,9 +95,10 @@ def xla_flag(config: HostKeys, name: str) -> str | None:
   return (re.findall(rf"--{name}=(\S+)", flags) or [None])[-1]
 
 
-def may_gather_within_products(config: HostKeys) -> bool:
-  """Whether XLA's flags leave it to the compiler to gather weights within products."""
-  return xla_flag(config, "xla_jf_spmd_threshold_for_windowed_einsum_mib") is None
+def collective_matmul_from(config: HostKeys) -> int:
+  """The size of a weight in MiB from which on XLA's flags let it make a collective matmul."""
+  given = xla_flag(config, "xla_jf_spmd_threshold_for_windowed_einsum_mib") or ""
+  return int(given) if given.isdecimal() else 0
 
 
 def num_stages(config: HostKeys) -> int | None:

@@ -11,6 +11,8 @@ Sources:
 - VMEM: jax/_src/tpu_info.py, of a core.
 - Clock: peak FLOPs divided by two per multiply-accumulate unit, of which the matrix units of a device have 4 × 128 × 128
   (v5e), 8 × 128 × 128 (v4, v5p) and 4 × 256 × 256 (v6e). TPU7x is taken to have those of v6e; nobody has verified it.
+- Results of products per cycle: the TPU compiler's cycles for 4096 × 128 × 14336, which contracts too little to fill the
+  matrix units: 536 µs on v5e, 179 on v5p, 238 on v6e. v4 has the units of v5p, and TPU7x is taken to have those of v6e.
 - Links, one direction of one link, and PCIe: "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus); TPU7x from
   its page, the chip's 1200 GB/s in both directions over 6 links.
 - The host's memory: that of a TPU VM, divided by its devices (the same pages of Google Cloud: RAM per VM): v5e 384 GB for
@@ -36,6 +38,7 @@ class Chip:
   device_kinds: tuple[str, ...]
   flops: float  # bfloat16 FLOPs per second
   clock: float  # cycles per second
+  results_per_cycle: float  # of products, at most
   hbm_bytes: int  # memory in bytes
   hbm_bandwidth: float  # bytes per second between the device and that memory
   vmem_bytes: int  # memory on the chip, in bytes
@@ -48,9 +51,6 @@ class Chip:
   # Whether the compiler lets compute run beside all-gathers without flags. "Continuation fusion for AllGather is for v5e
   # (Viperlite) only", as libtpu says where a flag asks for it on v6e.
   gathers_beside_compute: bool = False
-  # Whether the compiler gathers weights within products without flags, if each weight is gathered as it is used. On these
-  # chips such products take longer (`benchmarks.held_back`: none of qwen2.5-7b).
-  gathers_within_products: bool = False
 
   @property
   def interconnect(self) -> float:
@@ -64,20 +64,22 @@ class Chip:
 
 # In the order of the fields.
 _CHIPS = (
-    Chip("v4", ("TPU v4",), 275e12, 1.049e9, 32 * _GIB, 1228e9, 16 * _MIB, 45e9, 6, 16e9, 100 * _GB, 6.25e9),
+    Chip("v4", ("TPU v4",), 275e12, 1.049e9, 187, 32 * _GIB, 1228e9, 16 * _MIB, 45e9, 6, 16e9, 100 * _GB, 6.25e9),
     Chip(
-        *("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 1.503e9, round(15.75 * _GIB), 819e9, 128 * _MIB, 45e9, 4),
+        *("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 1.503e9, 73, round(15.75 * _GIB), 819e9, 128 * _MIB, 45e9, 4),
         *(16e9, 48 * _GB, 3.125e9),
         gathers_beside_compute=True,
-        gathers_within_products=True,
     ),
-    Chip("v5p", ("TPU v5", "TPU v5p"), 459e12, 1.751e9, 95 * _GIB, 2765e9, 64 * _MIB, 90e9, 6, 16e9, 112 * _GB, 6.25e9),
     Chip(
-        *("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 1.751e9, round(31.24 * _GIB), 1638e9, 128 * _MIB, 90e9, 4),
-        *(32e9, 180 * _GB, 12.5e9, 4.11e9),
-        gathers_within_products=True,
+        "v5p", ("TPU v5", "TPU v5p"), 459e12, 1.751e9, 187, 95 * _GIB, 2765e9, 64 * _MIB, 90e9, 6, 16e9, 112 * _GB, 6.25e9
     ),
-    Chip("tpu7x", ("TPU7x",), 2307e12 / 2, 2.2e9, 96 * _GIB, 7380e9 / 2, 64 * _MIB, 50e9, 6, 32e9, 120 * _GB, 6.25e9),
+    Chip(
+        *("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 1.751e9, 141, round(31.24 * _GIB), 1638e9, 128 * _MIB, 90e9, 4),
+        *(32e9, 180 * _GB, 12.5e9, 4.11e9),
+    ),
+    Chip(
+        "tpu7x", ("TPU7x",), 2307e12 / 2, 2.2e9, 141, 96 * _GIB, 7380e9 / 2, 64 * _MIB, 50e9, 6, 32e9, 120 * _GB, 6.25e9
+    ),
 )
 CHIPS = {chip.name: chip for chip in _CHIPS}
 

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 from typing import Any
 
+from maxtext_pp_ext.hardware.collective_matmul import CollectiveMatmul
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 from maxtext_pp_ext.schedule.moves import transfers
 
@@ -96,6 +97,7 @@ class Sizes:
   sent_to_gather: int
   sent_to_reduce: int
   sent_to_gather_again: int = 0  # of `sent_to_gather`, what backward gathers twice without a pipeline; see `without`
+  collective_matmuls: tuple[CollectiveMatmul, ...] = ()  # of all layers
   groups: tuple[tuple[float, int], ...] = ()  # (share of `sent_to_gather`, chips of a slice that gather it together)
   permuted: float = 0.0  # share of `sent_to_gather` that two devices gather from one another
   # Shares of `sent_to_reduce`:

@@ -165,8 +165,10 @@ def estimate(
   summed = schedule.iterations * added if schedule is not None and adds_up else 0.0
   dispatch = _dispatch(chip, its_slice, work) * with_bubbles
   hidden = dispatch * (_HIDDEN if work.parts == 1 else _HIDDEN_OF_PARTS) if work.dispatches_beside else 0.0
+  vmem = chip.vmem_bytes - 1024 * (work.vmem_kib or 0)
+  collective = [each.seconds(chip, work.again, vmem) for each in work.sizes.collective_matmuls]
   layers = {
-      "products": _products(chip, work, schedule) * with_bubbles,
+      "products": (_products(chip, work, schedule) + sum(longer for longer, _ in collective)) * with_bubbles,
       "grouped products": work.grouped / (chip.flops * EFFICIENCY[GROUPED_PRODUCT]) * with_bubbles,
       "attention": of_splash * work.attention / (chip.flops * EFFICIENCY[ATTENTION]) * with_bubbles,
       "elementwise": work.elementwise / chip.hbm_bandwidth * with_bubbles,
@@ -182,7 +184,7 @@ def estimate(
   others = {
       "outside the layers": work.outside * (1.0 if _has_large_vmem(work) else _LOGITS) / chip.flops,
       OPTIMIZER: state / chip.hbm_bandwidth,
-      "transfers": sum(waits.values()),
+      "transfers": sum(waits.values()) + sum(waiting for _, waiting in collective),
   }
   to_host = costs.offloaded / chip.host_bandwidth
   while_sent = _WHILE_SENT if schedule is None else 1.0
@@ -258,15 +260,18 @@ def _transfers(
 ) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
-  What two devices gather or reduce they permute, and permutations overlap with compute. Gradients take `slower`
-  times as long as their bytes say. Activations have `room` seconds of compute to overlap with, and so has what is sent
-  outside of the pipeline. `ours`: whether weights stay gathered, so that they are gathered ahead.
+  What two devices gather or reduce they permute, and permutations overlap with compute. Gradients take `slower` times as
+  long as their bytes say. A collective matmul's transfers are not among these. Activations have `room` seconds of compute
+  to overlap with, and so has what is sent outside of the pipeline. `ours`: whether weights stay gathered, so that they
+  are gathered ahead.
   """
   rates = {
       "links": _gather_rate(chip, its_slice, work),
       "links to the next stage": _link(chip),  # one way over one of them
       "network": chip.network_measured or chip.network,
   }
+  within_products = sum(each.sent for each in work.sizes.collective_matmuls)
+  of_matmuls = {Sent.WEIGHTS: (2 + work.again) * within_products, Sent.GRADIENTS: within_products}
   waits, beside = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
   for what, sent in costs.traffic.items():
     if what == Sent.DISPATCH:  # the layers wait for it
@@ -274,7 +279,7 @@ def _transfers(
     moves, gathers = what == Sent.ACTIVATIONS, ours and what == Sent.WEIGHTS
     beside_compute = costs.beside_compute.get(what, 0.0)
     between = costs.over_network.get(what, 0)
-    within = max(sent - between, 0) * (slower if what == Sent.GRADIENTS else 1)
+    within = max(sent - between - of_matmuls.get(what, 0.0), 0.0) * (slower if what == Sent.GRADIENTS else 1)
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.sizes.permuted), ("network", between, 0.0)):
       ahead = gathers and lane == "links" and chip.gathers_beside_compute

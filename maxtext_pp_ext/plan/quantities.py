@@ -59,8 +59,8 @@ def sizes(
   stages = 1 if schedule is None else schedule.stages
   parts = _parts(config, schedule)
   along_ring = config.num_slices == 1 and its_slice is not None and torus.is_one_ring(its_slice.lengths)
-  one_microbatch = schedule is not None and schedule.microbatches == 1
-  of = Bytes(config, mesh, one_microbatch=one_microbatch, along_ring=along_ring)
+  one_microbatch, in_products = schedule is not None and schedule.microbatches == 1, schedule is None
+  of = Bytes(config, mesh, one_microbatch=one_microbatch, along_ring=along_ring, in_products=in_products)
 
   def per_repeat(bytes_of: Callable[[Weight], float], which: Callable[[Weight], bool] = lambda w: True) -> int:
     return round(sum(bytes_of(w) for w in inside if which(w)) / parts)
@@ -90,8 +90,11 @@ def sizes(
       summed_of_kernels=per_repeat(of.summed, of.kernels),
       transposed=per_repeat(of.gathered, lambda w: of.kernels(w) and not w.in_lanes),
       sent_to_gather=per_repeat(of.to_gather),
-      sent_to_gather_again=per_repeat(of.to_gather, lambda w: not of.kernels(w) and not of.all_devices(w)),
+      sent_to_gather_again=per_repeat(
+          of.to_gather, lambda w: of.within_products(w) or not (of.kernels(w) or of.all_devices(w))
+      ),
       sent_to_reduce=per_repeat(of.reduced),
+      collective_matmuls=tuple(of.collective_matmuls(inside, tokens, its_slice.hops if its_slice else 0)),
       groups=tuple(_groups(config, inside, of.to_gather)),
       permuted=share(of.to_gather, of.two_devices),
       in_steps=share(of.reduced, of.in_steps),

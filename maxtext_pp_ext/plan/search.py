@@ -105,13 +105,6 @@ def divisions(sequences: int, devices: int) -> list[dict[str, Any]]:
   return [dict(zip(BATCH, each, strict=True)) for each in sizes]
 
 
-def _within_products(config: DerivedKeys, chip: chips.Chip | None) -> list[str]:
-  """What is not counted without a pipeline, if the compiler may gather weights within products of this chip."""
-  if chip is None or not chip.gathers_within_products or not derived.may_gather_within_products(config):
-    return []
-  return ["gathers within products with pipeline_impl=host, which the flags DISABLE_COLLECTIVE_MATMUL prevent"]
-
-
 def _reason(error: Exception) -> str:
   return " ".join(error.problems) if isinstance(error, PipelineConfigError) else str(error)
 
@@ -157,7 +150,6 @@ class _Search:
         host_limit=chip.host_bytes if chip else None,
         not_counted=[
             *quantities.not_counted(self._without),
-            *(_within_products(self._without, chip) if variants.NONE in implementations else ()),
         ],
         pinned=pinned,
     )

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weights of a config's model, as one device has them."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -14,9 +14,11 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext import sharding
+from maxtext_pp_ext.config.derived import collective_matmul_from
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.hardware import tiles
+from maxtext_pp_ext.hardware.collective_matmul import CollectiveMatmul, is_made
 from maxtext_pp_ext.host.models import abstract_model
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.sharding.explain import Row
@@ -41,6 +43,11 @@ class Weight:
   # Whether XLA's partitioner reduces its gradient by a reduce-scatter, and not by an all-reduce, which sends it twice. Of
   # an array that all devices together shard it never does, unless one ring goes through them (`Sizes.in_steps`).
   scatters: bool
+  # The length of the dimension along which it is gathered, and the elements of one layer's other dimensions; 0 if it is
+  # gathered along none or several.
+  along: int
+  others: float
+  contracted: bool  # whether forward contracts this dimension, and not the others
 
 
 _OTHERS_THAN_LOGITS = re.compile(r"(?!decoder/logits_dense/)")
@@ -78,6 +85,9 @@ class Weights:
     kept = gathered(layout, self._data_axes)
     all_axes, kept_axes = axes_of(spec), axes_of(kept)
     count = math.prod(layout.shape) / math.prod(shape[axis] for axis in kept_axes if axis != "stage")
+    along = [k for k, of in enumerate(spec) if not kept_axes.issuperset(mesh_axes(of))]
+    stacked = [k for k, name in enumerate(names or ()) if str(name).endswith("layers")]
+    one_layer = count / math.prod(layout.shape[k] for k in stacked)
     # The stages share what is outside the pipeline.
     batch = self._of_batch | ({"stage"} & set(shape)) if outside else self._of_batch
     return Weight(
@@ -89,18 +99,25 @@ class Weights:
         # Shards that are no multiple of the lanes would be padded there.
         in_lanes=fills({1: tiles.LANES}, layout.shape, spec, kept_axes, shape),
         scatters=fills(tiles.REDUCE_SCATTERED, layout.shape, spec, kept_axes, shape),
+        along=layout.shape[along[0]] if len(along) == 1 else 0,
+        others=one_layer / layout.shape[along[0]] if len(along) == 1 else 0.0,
+        contracted=along != [max((k for k in range(len(layout.shape)) if k not in stacked), default=0)],
     )
 
 
 class Bytes:
   """Bytes of a weight on a device, of its gather and of its gradient's reduction. Those of transfers are what it sends.
 
-  With `one_microbatch` a gradient is no sum over microbatches. With `along_ring` all devices add up along one ring.
+  With `one_microbatch` a gradient is no sum over microbatches. With `along_ring` all devices add up along one ring. With
+  `in_products` XLA chooses whether it gathers a weight within the products that use it.
   """
 
-  def __init__(self, config: DerivedKeys, mesh: AbstractMesh, *, one_microbatch: bool, along_ring: bool):
+  def __init__(
+      self, config: DerivedKeys, mesh: AbstractMesh, *, one_microbatch: bool, along_ring: bool, in_products: bool
+  ):
     self._config, self._mesh, self._one_microbatch = config, mesh, one_microbatch
-    self._along_ring = along_ring
+    self._along_ring, self._in_products = along_ring, in_products
+    self._collective_from = collective_matmul_from(config)
     self._slices = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
 
   def stored(self, w: Weight) -> float:
@@ -164,11 +181,32 @@ class Bytes:
 
   def in_steps(self, w: Weight) -> bool:
     """Whether the gradient is scattered over all devices, which have no ring through all of them."""
-    return self.all_devices(w) and not self._along_ring
+    return self.all_devices(w) and not self._along_ring and not self.within_products(w)
 
   def all_reduced(self, w: Weight) -> bool:
     """Whether XLA all-reduces its gradient: as `in_steps`, or its shards do not fill a TPU's tiles."""
-    return self.in_steps(w) or not w.scatters
+    return self.in_steps(w) or not (w.scatters or self.within_products(w))
+
+  def within_products(self, w: Weight) -> bool:
+    """Whether XLA gathers it within the products that use it: collective matmul."""
+    size = w.along * w.others * jnp.dtype(self._config.dtype).itemsize
+    of_matrix = self._in_products and w.others > 1 and not self.kernels(w)
+    return of_matrix and is_made(self._over(w.gathered_over), size, self._collective_from)
+
+  def collective_matmuls(self, weights: Iterable[Weight], tokens: float, hops: int) -> Iterator[CollectiveMatmul]:
+    """Yields those of these weights, on a device with so many tokens, so many links from the first device to the last."""
+    itemsize = jnp.dtype(self._config.dtype).itemsize
+    for w in filter(self.within_products, weights):
+      yield CollectiveMatmul(
+          count=w.count,
+          along=w.along,
+          others=w.others,
+          contracted=w.contracted,
+          devices=self._over(w.gathered_over),
+          hops=hops,
+          tokens=tokens,
+          itemsize=itemsize,
+      )
 
   def _over(self, axes: Iterable[str], sizes: Mapping[str, int] | None = None) -> int:
     return math.prod((self._mesh.shape if sizes is None else sizes)[axis] for axis in axes)

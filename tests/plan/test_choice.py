@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maxtext_pp_ext.hardware import chips
-from maxtext_pp_ext.plan import choice, estimate, layers, search
+from maxtext_pp_ext.plan import choice, estimate, layers
 from maxtext_pp_ext.plan.operations import Kind
 
 NAMES = ("query_proj", "out_proj", "mlpwi_0", "mlpwo")
@@ -161,19 +160,3 @@ def test_keys_are_those_whose_place_is_not_the_runs():
       "remat_policy": "custom",
       "mlpwo": "offload",
   }
-
-
-@pytest.mark.parametrize(
-    "chip, given, counted",
-    [
-        ("v5e", None, False),
-        ("v6e", "--xla_tpu_scoped_vmem_limit_kib=98304", False),
-        ("v6e", "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000", True),
-        ("v5p", None, True),
-        (None, None, True),
-    ],
-)
-def test_a_plan_says_where_gathers_within_products_are_not_counted(monkeypatch, chip, given, counted):
-  monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-  config = types.SimpleNamespace(compile_xla_flags=given)
-  assert bool(search._within_products(config, chips.CHIPS[chip] if chip else None)) is not counted
