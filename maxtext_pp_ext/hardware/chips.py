@@ -13,6 +13,8 @@ Sources:
   (v5e), 8 × 128 × 128 (v4, v5p) and 4 × 256 × 256 (v6e). TPU7x is taken to have those of v6e; nobody has verified it.
 - Results of products per cycle: the TPU compiler's cycles for 4096 × 128 × 14336, which contracts too little to fill the
   matrix units: 536 µs on v5e, 179 on v5p, 238 on v6e. v4 has the units of v5p, and TPU7x is taken to have those of v6e.
+- Operations value by value: the TPU compiler's cycles for x + 1 of 4096 × 14336 values, 713 µs on v5e, 239 on v5p and 355
+  on v6e whether they have 32 bits or 16. v4 is taken to reach as large a share of HBM's rate as v5p, TPU7x as v6e.
 - Links, one direction of one link, and PCIe: "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus); TPU7x from
   its page, the chip's 1200 GB/s in both directions over 6 links.
 - The host's memory: that of a TPU VM, divided by its devices (the same pages of Google Cloud: RAM per VM): v5e 384 GB for
@@ -41,6 +43,7 @@ class Chip:
   results_per_cycle: float  # of products, at most
   hbm_bytes: int  # memory in bytes
   hbm_bandwidth: float  # bytes per second between the device and that memory
+  elementwise: float  # bytes per second that operations value by value read and write, as if all values had 32 bits
   vmem_bytes: int  # memory on the chip, in bytes
   link: float  # bytes per second of one link to a neighbour, in one direction
   links: int  # how many links it has; two for each axis of the torus
@@ -62,23 +65,88 @@ class Chip:
     return dataclasses.replace(self, network=rate, network_measured=None)
 
 
-# In the order of the fields.
 _CHIPS = (
-    Chip("v4", ("TPU v4",), 275e12, 1.049e9, 187, 32 * _GIB, 1228e9, 16 * _MIB, 45e9, 6, 16e9, 100 * _GB, 6.25e9),
     Chip(
-        *("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 1.503e9, 73, round(15.75 * _GIB), 819e9, 128 * _MIB, 45e9, 4),
-        *(16e9, 48 * _GB, 3.125e9),
+        name="v4",
+        device_kinds=("TPU v4",),
+        flops=275e12,
+        clock=1.049e9,
+        results_per_cycle=187,
+        hbm_bytes=32 * _GIB,
+        hbm_bandwidth=1228e9,
+        elementwise=874e9,
+        vmem_bytes=16 * _MIB,
+        link=45e9,
+        links=6,
+        host_bandwidth=16e9,
+        host_bytes=100 * _GB,
+        network=6.25e9,
+    ),
+    Chip(
+        name="v5e",
+        device_kinds=("TPU v5 lite", "TPU v5e"),
+        flops=197e12,
+        clock=1.503e9,
+        results_per_cycle=73,
+        hbm_bytes=round(15.75 * _GIB),
+        hbm_bandwidth=819e9,
+        elementwise=659e9,
+        vmem_bytes=128 * _MIB,
+        link=45e9,
+        links=4,
+        host_bandwidth=16e9,
+        host_bytes=48 * _GB,
+        network=3.125e9,
         gathers_beside_compute=True,
     ),
     Chip(
-        "v5p", ("TPU v5", "TPU v5p"), 459e12, 1.751e9, 187, 95 * _GIB, 2765e9, 64 * _MIB, 90e9, 6, 16e9, 112 * _GB, 6.25e9
+        name="v5p",
+        device_kinds=("TPU v5", "TPU v5p"),
+        flops=459e12,
+        clock=1.751e9,
+        results_per_cycle=187,
+        hbm_bytes=95 * _GIB,
+        hbm_bandwidth=2765e9,
+        elementwise=1967e9,
+        vmem_bytes=64 * _MIB,
+        link=90e9,
+        links=6,
+        host_bandwidth=16e9,
+        host_bytes=112 * _GB,
+        network=6.25e9,
     ),
     Chip(
-        *("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 1.751e9, 141, round(31.24 * _GIB), 1638e9, 128 * _MIB, 90e9, 4),
-        *(32e9, 180 * _GB, 12.5e9, 4.11e9),
+        name="v6e",
+        device_kinds=("TPU v6 lite", "TPU v6e"),
+        flops=918e12,
+        clock=1.751e9,
+        results_per_cycle=141,
+        hbm_bytes=round(31.24 * _GIB),
+        hbm_bandwidth=1638e9,
+        elementwise=1324e9,
+        vmem_bytes=128 * _MIB,
+        link=90e9,
+        links=4,
+        host_bandwidth=32e9,
+        host_bytes=180 * _GB,
+        network=12.5e9,
+        network_measured=4.11e9,
     ),
     Chip(
-        "tpu7x", ("TPU7x",), 2307e12 / 2, 2.2e9, 141, 96 * _GIB, 7380e9 / 2, 64 * _MIB, 50e9, 6, 32e9, 120 * _GB, 6.25e9
+        name="tpu7x",
+        device_kinds=("TPU7x",),
+        flops=2307e12 / 2,
+        clock=2.2e9,
+        results_per_cycle=141,
+        hbm_bytes=96 * _GIB,
+        hbm_bandwidth=7380e9 / 2,
+        elementwise=2983e9,
+        vmem_bytes=64 * _MIB,
+        link=50e9,
+        links=6,
+        host_bandwidth=32e9,
+        host_bytes=120 * _GB,
+        network=6.25e9,
     ),
 )
 CHIPS = {chip.name: chip for chip in _CHIPS}

@@ -134,8 +134,10 @@ class Execution:
     if x.ndim != 2:
       raise NotImplementedError(f"A pipeline takes {name} of the shape [batch, sequence], but got {list(x.shape)}.")
     mesh = sharding.automatic(self.mesh)
-    spec = sharding.resolve(ACTIVATION_AXES[:2], mesh, self._rules)
-    return sharding.constrain(self._split_batch(x, name), P(None, *spec), mesh)
+    rows, tokens = sharding.resolve(ACTIVATION_AXES[:2], mesh, self._rules)
+    if self.schedule.stages > 1:  # A microbatch's rows are not where its stage is. XLA would gather all, with a warning.
+      x = sharding.constrain(x, P(None, tokens), mesh)
+    return sharding.constrain(self._split_batch(x, name), P(None, rows, tokens), mesh)
 
   def _aux_at(self, stage: StageModule) -> AuxAt:
     """`stage.aux_at`, whose ids [S, microbatch, sequence] keep the layout of all microbatches' ids.

@@ -93,7 +93,8 @@ class Work:
   attention: float  # FLOPs of one product of attention in all layers
   recomputed: float  # share of attention's forward that backward computes again
   again: float  # and of products
-  elementwise: float  # bytes that the layers read and write between products
+  elementwise: float  # bytes that the layers read and write between products, if all values had 32 bits
+  moved_of_experts: float  # bytes that layers with experts read and write beside these
   # Bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
   stream: float
   routed: float  # bytes of tokens that a device sends to experts, and of their results, its own experts included
@@ -171,7 +172,7 @@ def estimate(
       "products": (_products(chip, work, schedule) + sum(longer for longer, _ in collective)) * with_bubbles,
       "grouped products": work.grouped / (chip.flops * EFFICIENCY[GROUPED_PRODUCT]) * with_bubbles,
       "attention": of_splash * work.attention / (chip.flops * EFFICIENCY[ATTENTION]) * with_bubbles,
-      "elementwise": work.elementwise / chip.hbm_bandwidth * with_bubbles,
+      "elementwise": (work.elementwise / chip.elementwise + work.moved_of_experts / chip.hbm_bandwidth) * with_bubbles,
       "sums of gradients": _SUM_ROUND_TRIPS * summed / chip.hbm_bandwidth,
       "dispatch": dispatch - hidden,
       "copies of weights": _copied(work, schedule, gather_policy) / chip.hbm_bandwidth,
@@ -183,7 +184,7 @@ def estimate(
   state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
   others = {
       "outside the layers": work.outside * (1.0 if _has_large_vmem(work) else _LOGITS) / chip.flops,
-      OPTIMIZER: state / chip.hbm_bandwidth,
+      OPTIMIZER: state / chip.elementwise,
       "transfers": sum(waits.values()) + sum(waiting for _, waiting in collective),
   }
   to_host = costs.offloaded / chip.host_bandwidth

@@ -56,11 +56,8 @@ def sizes(
   windowed = schedule is not None and not config.using_pipeline_parallelism
   layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS
   inside, outside = weights.parted(_IN_SCANS if windowed else layers)
-  stages = 1 if schedule is None else schedule.stages
-  parts = _parts(config, schedule)
-  along_ring = config.num_slices == 1 and its_slice is not None and torus.is_one_ring(its_slice.lengths)
-  one_microbatch, in_products = schedule is not None and schedule.microbatches == 1, schedule is None
-  of = Bytes(config, mesh, one_microbatch=one_microbatch, along_ring=along_ring, in_products=in_products)
+  stages, parts = 1 if schedule is None else schedule.stages, _parts(config, schedule)
+  of = Bytes(config, mesh, schedule, its_slice)
 
   def per_repeat(bytes_of: Callable[[Weight], float], which: Callable[[Weight], bool] = lambda w: True) -> int:
     return round(sum(bytes_of(w) for w in inside if which(w)) / parts)
@@ -94,7 +91,7 @@ def sizes(
           of.to_gather, lambda w: of.within_products(w) or not (of.kernels(w) or of.all_devices(w))
       ),
       sent_to_reduce=per_repeat(of.reduced),
-      collective_matmuls=tuple(of.collective_matmuls(inside, tokens, its_slice.hops if its_slice else 0)),
+      collective_matmuls=tuple(of.collective_matmuls(inside, tokens)),
       groups=tuple(_groups(config, inside, of.to_gather)),
       permuted=share(of.to_gather, of.two_devices),
       in_steps=share(of.reduced, of.in_steps),
@@ -228,7 +225,8 @@ def work(
       attention=attention * (1 + min(config.sa_block_q / config.max_target_length, 1)),
       recomputed=again[Kind.ATTENTION],
       again=again[Kind.PRODUCT],
-      elementwise=2 * (3 + kept.again[Again.BETWEEN]) * tokens * layers * _token(config, mesh) + times * of_experts.moved,
+      elementwise=2 * (3 + kept.again[Again.BETWEEN]) * tokens * layers * _token(config, mesh),
+      moved_of_experts=times * of_experts.moved,
       stream=(3 + again[Kind.PRODUCT]) * layers * microbatches * _activations(config, schedule, mesh),
       routed=times * of_experts.routed,
       dispatches_beside=bool(config.sparse_matmul) and dispatches_beside_compute(config),

@@ -19,8 +19,10 @@ from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.hardware import tiles
 from maxtext_pp_ext.hardware.collective_matmul import CollectiveMatmul, is_made
+from maxtext_pp_ext.hardware.torus import is_one_ring, Slice
 from maxtext_pp_ext.host.models import abstract_model
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
+from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.explain import Row
 from maxtext_pp_ext.sharding.resolve import mesh_axes, read_rules, resolve, Rules
 
@@ -108,15 +110,14 @@ class Weights:
 class Bytes:
   """Bytes of a weight on a device, of its gather and of its gradient's reduction. Those of transfers are what it sends.
 
-  With `one_microbatch` a gradient is no sum over microbatches. With `along_ring` all devices add up along one ring. With
-  `in_products` XLA chooses whether it gathers a weight within the products that use it.
+  The schedule is None without a pipeline or window: then XLA may make collective matmuls. With one microbatch a gradient
+  is no sum over microbatches. `its_slice` says whether one ring goes through all devices.
   """
 
-  def __init__(
-      self, config: DerivedKeys, mesh: AbstractMesh, *, one_microbatch: bool, along_ring: bool, in_products: bool
-  ):
-    self._config, self._mesh, self._one_microbatch = config, mesh, one_microbatch
-    self._along_ring, self._in_products = along_ring, in_products
+  def __init__(self, config: DerivedKeys, mesh: AbstractMesh, schedule: CircularSchedule | None, its_slice: Slice | None):
+    self._config, self._mesh, self._schedule = config, mesh, schedule
+    self._along_ring = config.num_slices == 1 and its_slice is not None and is_one_ring(its_slice.lengths)
+    self._hops = its_slice.hops if its_slice else 0
     self._collective_from = collective_matmul_from(config)
     self._slices = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
 
@@ -134,7 +135,7 @@ class Bytes:
     """Of the gradient, as it is summed over microbatches."""
     if self._config.pipeline_grad_accum_dtype != "auto":
       return w.count * jnp.dtype(self._config.pipeline_grad_accum_dtype).itemsize
-    return self.gathered(w) if self._one_microbatch else self.stored(w)
+    return self.gathered(w) if self._schedule and self._schedule.microbatches == 1 else self.stored(w)
 
   def shard(self, w: Weight, size: float) -> float:
     """Of so many bytes, those of a device before it gathers, or after it has reduced."""
@@ -190,11 +191,11 @@ class Bytes:
   def within_products(self, w: Weight) -> bool:
     """Whether XLA gathers it within the products that use it: collective matmul."""
     size = w.along * w.others * jnp.dtype(self._config.dtype).itemsize
-    of_matrix = self._in_products and w.others > 1 and not self.kernels(w)
+    of_matrix = self._schedule is None and w.others > 1 and not self.kernels(w)
     return of_matrix and is_made(self._over(w.gathered_over), size, self._collective_from)
 
-  def collective_matmuls(self, weights: Iterable[Weight], tokens: float, hops: int) -> Iterator[CollectiveMatmul]:
-    """Yields those of these weights, on a device with so many tokens, so many links from the first device to the last."""
+  def collective_matmuls(self, weights: Iterable[Weight], tokens: float) -> Iterator[CollectiveMatmul]:
+    """Yields those of these weights, on a device with so many tokens."""
     itemsize = jnp.dtype(self._config.dtype).itemsize
     for w in filter(self.within_products, weights):
       yield CollectiveMatmul(
@@ -203,7 +204,7 @@ class Bytes:
           others=w.others,
           contracted=w.contracted,
           devices=self._over(w.gathered_over),
-          hops=hops,
+          hops=self._hops,
           tokens=tokens,
           itemsize=itemsize,
       )
