@@ -2,13 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The patch for MaxText: it applies, and with it MaxText finds our package by itself, hook or not."""
 
+import collections
+import importlib.metadata
 import importlib.util
 import pathlib
+import re
 import shutil
 import subprocess
+import types
 
 import pytest
 
+from maxtext_pp_ext.host.patch_points import table, version
 from tests.host.common import HOOK, ROOT, TINY, write_package
 
 PATCH = ROOT / "patches" / "maxtext-0.2.5" / "extension-points.patch"
@@ -31,10 +36,10 @@ RUN_TRAINER = ("-m", "maxtext.trainers.pre_train.train", *TINY, "steps=2", "base
 @pytest.fixture(scope="module")
 def patched(tmp_path_factory):
   """A copy of the installed MaxText with the patch."""
-  from maxtext import version
+  import maxtext.version
 
-  if version.__version__ != "0.2.5":
-    pytest.skip(f"the patch is for MaxText 0.2.5, installed is {version.__version__}")
+  if maxtext.version.__version__ != "0.2.5":
+    pytest.skip(f"the patch is for MaxText 0.2.5, installed is {maxtext.version.__version__}")
   folder = tmp_path_factory.mktemp("patched")
   source = pathlib.Path(importlib.util.find_spec("maxtext").origin).parent
   shutil.copytree(source, folder / "maxtext", ignore=shutil.ignore_patterns("__pycache__"))
@@ -138,6 +143,35 @@ assert types.RLConfig.model_fields["pipeline_impl"].default == "host"
 assert len(nnx_decoders.extensions.load("maxtext.decoder_call")) == 1
 print(maxtext.__file__)
 """
+
+
+def test_a_part_of_the_patch_is_refused(monkeypatch):
+  def at(module, *groups):
+    found = types.ModuleType(module)
+    vars(found).update({f"{k}_EXTENSION_GROUP": group for k, group in enumerate(groups)})
+    return table.official(found)
+
+  ours = lambda group: [importlib.metadata.EntryPoint("maxtext_pp_ext", f"{REPLACEMENTS}.{TARGETS[group]}", group)]
+  monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ours(group) if group in TARGETS else [])
+  decoders = ["maxtext.decoder_call", "maxtext.decoder_layers", "maxtext.pipeline_stage"]
+  assert at("maxtext.layers.nnx_decoders", *decoders) and at("maxtext.configs.types", "maxtext.config_class")
+  assert not at("maxtext.layers.nnx_decoders") and not at("maxtext.configs.pyconfig", "somebody.elses")
+  with pytest.raises(
+      version.HostVersionError, match="of maxtext.decoder_call, but not of .*layers, maxtext.pipeline_stage"
+  ):
+    at("maxtext.layers.nnx_decoders", "maxtext.decoder_call")
+  monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
+  assert not at("maxtext.layers.nnx_decoders", "maxtext.decoder_call")
+
+
+def test_the_patch_has_the_groups_of_each_module():
+  named = collections.defaultdict(set)
+  for line in PATCH.read_text().splitlines():
+    if line.startswith("+++ b/"):
+      module = line.removeprefix("+++ b/").removesuffix(".py").replace("/", ".")
+    elif found := re.match(r'\+\w*EXTENSION_GROUP = "(.*)"', line):
+      named[module].add(found[1])
+  assert named == table.GROUPS and set().union(*named.values()) == set(ENTRY_POINTS)
 
 
 @pytest.mark.parametrize("hooked", [True, False])
