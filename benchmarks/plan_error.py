@@ -41,6 +41,8 @@ rows of [compiler_figures.md](compiler_figures.md), [scaling.md](scaling.md) and
 and step.
 
 - Peak memory is the memory that a chip needs at once.
+- If weights are gathered at each use (circular), the compiler turns some gathers into loops of permutes inside the \
+matrix multiplication. The closed forms do not include that; of none they do.
 - GB sent has the buffers of ragged all-to-alls, as the column "ragged" of compiler_figures.md: these have room for all \
 tokens that may come.
 - Step: seconds projected from the compiled program (docs/seconds.md), which is no measurement, and estimated before \

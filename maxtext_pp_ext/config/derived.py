@@ -95,10 +95,13 @@ def xla_flag(config: HostKeys, name: str) -> str | None:
   return (re.findall(rf"--{name}=(\S+)", flags) or [None])[-1]
 
 
-def collective_matmul_from(config: HostKeys) -> int:
+def collective_matmul_from(config: HostKeys) -> float:
   """The size of a weight in MiB from which on XLA's flags let it make a collective matmul."""
-  given = xla_flag(config, "xla_jf_spmd_threshold_for_windowed_einsum_mib") or ""
-  return int(given) if given.isdecimal() else 0
+  given = (xla_flag(config, "xla_jf_spmd_threshold_for_windowed_einsum_mib") or "0").strip("\"'")
+  try:
+    return float(given)
+  except ValueError:  # which XLA refuses
+    return 0.0
 
 
 def num_stages(config: HostKeys) -> int | None:

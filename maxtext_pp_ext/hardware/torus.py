@@ -63,7 +63,7 @@ class Slice:
   def hops(self) -> int:
     """Over how many links the last chip reaches the first."""
     of_axes = zip(self.lengths, closed(self.lengths), strict=True)
-    return sum(min(length - 1, 1) if is_closed else length - 1 for length, is_closed in of_axes)
+    return sum(1 if is_closed else length - 1 for length, is_closed in of_axes)
 
   def spanned(self, group: int) -> list[tuple[int, ...]]:
     """Returns the axes, counted from 0, that together have as many devices as a group, fewest first.

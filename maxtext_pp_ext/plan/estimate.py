@@ -71,6 +71,7 @@ _WHILE_SENT = 0.5
 # product of the MLP offloaded, compute for 151 ms. That hides 50 of the 76 ms of fetches (`maxtext-pp compare …
 # query_proj=offload mlpwi_0=offload --trace`). Our other loops fetch beside a whole iteration.
 _WHILE_FETCHED = 1 / 3
+_WIDE = 4  # bytes that a value between products counts for, whatever its dtype: see `hardware/chips.py`
 OPTIMIZER = "optimizer"  # a part of the seconds of a step
 # The share of the dispatch that compute hides where it may travel overlapped with compute, and where the parts of a
 # microbatch take turns, too. In MaxText's layers little can compute before the tokens arrive. 34 to 49 % of it in
@@ -93,7 +94,7 @@ class Work:
   attention: float  # FLOPs of one product of attention in all layers
   recomputed: float  # share of attention's forward that backward computes again
   again: float  # and of products
-  elementwise: float  # bytes that the layers read and write between products, if all values had 32 bits
+  elementwise: float  # values that the layers read or write between products
   moved_of_experts: float  # bytes that layers with experts read and write beside these
   # Bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
   stream: float
@@ -166,13 +167,14 @@ def estimate(
   summed = schedule.iterations * added if schedule is not None and adds_up else 0.0
   dispatch = _dispatch(chip, its_slice, work) * with_bubbles
   hidden = dispatch * (_HIDDEN if work.parts == 1 else _HIDDEN_OF_PARTS) if work.dispatches_beside else 0.0
-  vmem = chip.vmem_bytes - 1024 * (work.vmem_kib or 0)
-  collective = [each.seconds(chip, work.again, vmem) for each in work.sizes.collective_matmuls]
+  vmem = max(chip.vmem_bytes - 1024 * (work.vmem_kib or 0), 0)
+  longer, waiting, within = np.sum([(0.0,) * 3, *(each.seconds(chip, vmem) for each in work.sizes.collective_matmuls)], 0)
   layers = {
-      "products": (_products(chip, work, schedule) + sum(longer for longer, _ in collective)) * with_bubbles,
+      "products": _products(chip, work, schedule) * with_bubbles + longer,
       "grouped products": work.grouped / (chip.flops * EFFICIENCY[GROUPED_PRODUCT]) * with_bubbles,
       "attention": of_splash * work.attention / (chip.flops * EFFICIENCY[ATTENTION]) * with_bubbles,
-      "elementwise": (work.elementwise / chip.elementwise + work.moved_of_experts / chip.hbm_bandwidth) * with_bubbles,
+      "elementwise": (_WIDE * work.elementwise / chip.elementwise + work.moved_of_experts / chip.hbm_bandwidth)
+      * with_bubbles,
       "sums of gradients": _SUM_ROUND_TRIPS * summed / chip.hbm_bandwidth,
       "dispatch": dispatch - hidden,
       "copies of weights": _copied(work, schedule, gather_policy) / chip.hbm_bandwidth,
@@ -182,10 +184,11 @@ def estimate(
   room = pipeline if schedule is None or schedule.delay == 2 else pipeline / parts
   waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy), room=room, ours=ours)
   state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
+  # Weights and moments are taken to have 32 bits.
   others = {
       "outside the layers": work.outside * (1.0 if _has_large_vmem(work) else _LOGITS) / chip.flops,
       OPTIMIZER: state / chip.elementwise,
-      "transfers": sum(waits.values()) + sum(waiting for _, waiting in collective),
+      "transfers": sum(waits.values()) + waiting,
   }
   to_host = costs.offloaded / chip.host_bandwidth
   while_sent = _WHILE_SENT if schedule is None else 1.0
@@ -194,7 +197,7 @@ def estimate(
   sending, fetching = while_sent * pipeline / parts, while_fetched * pipeline * (1 - 1 / parts)
   others["to the host's memory"] = float(waiting_for_host(to_host, sending, fetching))
   at_peak = _at_peak(chip, work, costs, with_bubbles)
-  beside["dispatch"] = hidden
+  beside |= {"dispatch": hidden, "collective matmuls": within}
   return Estimate(
       parts=layers | others,
       beside=beside,
@@ -272,7 +275,7 @@ def _transfers(
       "network": chip.network_measured or chip.network,
   }
   within_products = sum(each.sent for each in work.sizes.collective_matmuls)
-  of_matmuls = {Sent.WEIGHTS: (2 + work.again) * within_products, Sent.GRADIENTS: within_products}
+  of_matmuls = {Sent.WEIGHTS: 2 * within_products, Sent.GRADIENTS: within_products}
   waits, beside = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
   for what, sent in costs.traffic.items():
     if what == Sent.DISPATCH:  # the layers wait for it

@@ -151,14 +151,12 @@ def _groups(
   for w in inside:
     devices = math.prod(ici[axis] for axis in w.gathered_over)
     found[devices] = found.get(devices, 0.0) + sent(w)
-  whole = sum(found.values())
-  yield from ((size / whole, devices) for devices, size in found.items() if devices > 1)
+  yield from ((size / sum(found.values()), devices) for devices, size in found.items() if devices > 1)
 
 
 def loop_length(config: DerivedKeys) -> int:
   """Returns how many layers, or cycles of layers, MaxText's loop runs one after another without a pipeline."""
-  _, in_block = cycles.scanned(config)
-  return math.ceil(config.num_decoder_layers / in_block)
+  return math.ceil(config.num_decoder_layers / cycles.scanned(config)[1])
 
 
 def not_counted(config: DerivedKeys) -> list[str]:
@@ -201,6 +199,7 @@ def work(
   whole, attention = (each / config.gradient_accumulation_steps for each in (counted[0], counted[1] / 6))
   stages, microbatches = (schedule.stages, schedule.microbatches) if schedule else (1, 1)
   layers, tokens = config.num_decoder_layers / stages, _tokens(config, mesh)
+  values = _token(config, mesh) / jnp.dtype(config.dtype).itemsize
   of_experts = experts(config, mesh, tokens / microbatches, kept.again, own_loop=schedule is None)
   times = layers_with_experts(config, in_pipeline=False) / stages * microbatches
   # Forward, and twice as much in backward for the gradients.
@@ -210,7 +209,6 @@ def work(
   # The largest weight of a layer is a matrix of the MLP, or of one expert.
   width = config.moe_mlp_dim if config.num_experts > 1 and config.moe_mlp_dim else config.mlp_dim
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
-  of_exp = resolve(("exp",), mesh, config.logical_axis_rules)
   vmem_kib = xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
   return estimate.Work(
       sizes=sized,
@@ -225,14 +223,16 @@ def work(
       attention=attention * (1 + min(config.sa_block_q / config.max_target_length, 1)),
       recomputed=again[Kind.ATTENTION],
       again=again[Kind.PRODUCT],
-      elementwise=2 * (3 + kept.again[Again.BETWEEN]) * tokens * layers * _token(config, mesh),
+      elementwise=(3 + kept.again[Again.BETWEEN]) * tokens * layers * values,
       moved_of_experts=times * of_experts.moved,
       stream=(3 + again[Kind.PRODUCT]) * layers * microbatches * _activations(config, schedule, mesh),
       routed=times * of_experts.routed,
       dispatches_beside=bool(config.sparse_matmul) and dispatches_beside_compute(config),
       parts=rows_of_devices.parts(config),
       gathered_of_experts=times * of_experts.gathered,
-      experts_devices=math.prod(ici[axis] for axis in axes_of(of_exp) - {"stage"}),
+      experts_devices=math.prod(
+          ici[axis] for axis in axes_of(resolve(("exp",), mesh, config.logical_axis_rules)) - {"stage"}
+      ),
       loop=0 if schedule else loop_length(config),
       vmem_kib=int(vmem_kib) if vmem_kib.isdecimal() else None,
       on_sparsecores=gathers_on_sparsecores(config),

@@ -45,13 +45,13 @@ class Weight:
   # Whether XLA's partitioner reduces its gradient by a reduce-scatter, and not by an all-reduce, which sends it twice. Of
   # an array that all devices together shard it never does, unless one ring goes through them (`Sizes.in_steps`).
   scatters: bool
-  # The length of the dimension along which it is gathered, and the elements of one layer's other dimensions; 0 if it is
-  # gathered along none or several.
-  along: int
+  # The length of the dimension along which it is gathered, and the elements of one layer's other dimensions, as a stage
+  # computes with them; 0 if it is gathered along none or several.
+  along: float
   others: float
-  contracted: bool  # whether forward contracts this dimension, and not the others
 
 
+_STACK = re.compile("layers|scanned_blocks|circular_repeats")  # in the name of a dimension along which layers are stacked
 _OTHERS_THAN_LOGITS = re.compile(r"(?!decoder/logits_dense/)")
 
 
@@ -88,8 +88,9 @@ class Weights:
     all_axes, kept_axes = axes_of(spec), axes_of(kept)
     count = math.prod(layout.shape) / math.prod(shape[axis] for axis in kept_axes if axis != "stage")
     along = [k for k, of in enumerate(spec) if not kept_axes.issuperset(mesh_axes(of))]
-    stacked = [k for k, name in enumerate(names or ()) if str(name).endswith("layers")]
-    one_layer = count / math.prod(layout.shape[k] for k in stacked)
+    parts = lambda k: math.prod(shape[axis] for axis in mesh_axes(spec[k]) if axis in kept_axes)
+    length = layout.shape[along[0]] / parts(along[0]) if len(along) == 1 else 0.0
+    layers = math.prod(size for size, name in zip(layout.shape, names or (), strict=False) if _STACK.search(str(name)))
     # The stages share what is outside the pipeline.
     batch = self._of_batch | ({"stage"} & set(shape)) if outside else self._of_batch
     return Weight(
@@ -101,23 +102,21 @@ class Weights:
         # Shards that are no multiple of the lanes would be padded there.
         in_lanes=fills({1: tiles.LANES}, layout.shape, spec, kept_axes, shape),
         scatters=fills(tiles.REDUCE_SCATTERED, layout.shape, spec, kept_axes, shape),
-        along=layout.shape[along[0]] if len(along) == 1 else 0,
-        others=one_layer / layout.shape[along[0]] if len(along) == 1 else 0.0,
-        contracted=along != [max((k for k in range(len(layout.shape)) if k not in stacked), default=0)],
+        along=length,
+        others=count / layers / length if length else 0.0,
     )
 
 
 class Bytes:
   """Bytes of a weight on a device, of its gather and of its gradient's reduction. Those of transfers are what it sends.
 
-  The schedule is None without a pipeline or window: then XLA may make collective matmuls. With one microbatch a gradient
-  is no sum over microbatches. `its_slice` says whether one ring goes through all devices.
+  The schedule is None without a pipeline or window: then collective matmuls count. Of `circular` they do not. With one
+  microbatch a gradient is no sum over microbatches. `its_slice` says whether one ring goes through all devices.
   """
 
   def __init__(self, config: DerivedKeys, mesh: AbstractMesh, schedule: CircularSchedule | None, its_slice: Slice | None):
-    self._config, self._mesh, self._schedule = config, mesh, schedule
+    self._config, self._mesh, self._schedule, self._its_slice = config, mesh, schedule, its_slice
     self._along_ring = config.num_slices == 1 and its_slice is not None and is_one_ring(its_slice.lengths)
-    self._hops = its_slice.hops if its_slice else 0
     self._collective_from = collective_matmul_from(config)
     self._slices = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
 
@@ -126,7 +125,7 @@ class Bytes:
 
   def narrow(self, w: Weight) -> float:
     """In the dtype of storage or compute, whichever is narrower."""
-    return w.count * min(w.dtype.itemsize, jnp.dtype(self._config.dtype).itemsize)
+    return w.count * self._itemsize(w)
 
   def gathered(self, w: Weight) -> float:
     return self.stored(w) if self._config.pipeline_gather_dtype == "weight" else self.narrow(w)
@@ -190,24 +189,27 @@ class Bytes:
 
   def within_products(self, w: Weight) -> bool:
     """Whether XLA gathers it within the products that use it: collective matmul."""
-    size = w.along * w.others * jnp.dtype(self._config.dtype).itemsize
-    of_matrix = self._schedule is None and w.others > 1 and not self.kernels(w)
-    return of_matrix and is_made(self._over(w.gathered_over), size, self._collective_from)
+    if self._schedule is not None or w.others <= 1 or w.of_experts or self._config.num_slices > 1:
+      return False
+    size = w.along * w.others * self._itemsize(w)
+    return is_made(self._mesh.size, self._over(w.gathered_over), size, self._collective_from)
 
   def collective_matmuls(self, weights: Iterable[Weight], tokens: float) -> Iterator[CollectiveMatmul]:
     """Yields those of these weights, on a device with so many tokens."""
-    itemsize = jnp.dtype(self._config.dtype).itemsize
     for w in filter(self.within_products, weights):
       yield CollectiveMatmul(
           count=w.count,
           along=w.along,
           others=w.others,
-          contracted=w.contracted,
-          devices=self._over(w.gathered_over),
-          hops=self._hops,
+          devices=self._mesh.size,
+          hops=self._its_slice.hops if self._its_slice else 0,
           tokens=tokens,
-          itemsize=itemsize,
+          itemsize=self._itemsize(w),
       )
+
+  def _itemsize(self, w: Weight) -> int:
+    """Of storage or compute, whichever is narrower."""
+    return min(w.dtype.itemsize, jnp.dtype(self._config.dtype).itemsize)
 
   def _over(self, axes: Iterable[str], sizes: Mapping[str, int] | None = None) -> int:
     return math.prod((self._mesh.shape if sizes is None else sizes)[axis] for axis in axes)

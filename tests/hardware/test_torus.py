@@ -93,3 +93,10 @@ def test_arithmetic_imports_neither_jax_nor_what_reads_configs():
 )
 def test_one_ring_goes_through_the_chips_of_a_rectangle_that_is_no_square_and_has_no_closed_axis(lengths, expected):
   assert is_one_ring(lengths) is expected
+
+
+@pytest.mark.parametrize(
+    "kind, devices, hops", [("v6e", 32, 3 + 7), ("v6e", 256, 2), ("v5p", 64, 3), ("v5p", 32, 1 + 3 + 3)]
+)
+def test_the_way_from_the_last_chip_to_the_first(kind, devices, hops):
+  assert topology.slice_of(kind, devices).hops == hops

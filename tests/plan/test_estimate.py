@@ -8,6 +8,7 @@ import math
 import pytest
 
 from maxtext_pp_ext.hardware import chips
+from maxtext_pp_ext.hardware.collective_matmul import CollectiveMatmul
 from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.plan import costs, estimate
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
@@ -41,7 +42,8 @@ WORK = estimate.Work(
     attention=2.9e12,
     recomputed=1.0,
     again=1.0,
-    elementwise=2.6e11,
+    elementwise=6.5e10,
+    moved_of_experts=0.0,
     stream=8.6e9,
     routed=0.0,
     gathered_of_experts=0.0,
@@ -254,3 +256,27 @@ def test_kernels_read_copies_of_weights_that_are_all_gathered_at_once():
   of_kernels = lambda size: copied(GatherPolicy.ONCE, size) - copied(GatherPolicy.ONCE, 0.0)
   assert 0.0 < of_kernels(1e8) == pytest.approx(2 * of_kernels(5e7))
   assert copied(GatherPolicy.REPEAT, 1e8) == copied(GatherPolicy.REPEAT, 0.0)
+
+
+def test_what_travels_within_products_does_not_travel_beside_them():
+  each = CollectiveMatmul(count=6e9, along=4096, others=14336.0, devices=32, hops=7, tokens=4096.0, itemsize=2)
+  chip, its_slice = chips.CHIPS["v5p"], topology.slice_of("v5p", 32)
+
+  def of_sizes(sizes, flag=None):
+    work = work_with(sizes, vmem_kib=flag)
+    return estimate.estimate(chip, its_slice, work, costs.without(32, sizes), None, None)
+
+  sizes = dataclasses.replace(SIZES, groups=((1.0, 32),), sent_to_gather_again=SIZES.sent_to_gather)
+  within, beside = of_sizes(dataclasses.replace(sizes, collective_matmuls=(each,))), of_sizes(sizes)
+  longer, waits, hidden = each.seconds(chip, chip.vmem_bytes)
+  assert within.parts["products"] - beside.parts["products"] == pytest.approx(longer) and longer > 0
+  # Of gathers two, and of reductions one; what backward computes again is gathered as before.
+  rate = estimate._gather_rate(chip, its_slice, work_with(sizes))
+  assert 3 * each.sent < 32 * (2 * sizes.sent_to_gather + sizes.sent_to_reduce)
+  assert within.parts["transfers"] - beside.parts["transfers"] == pytest.approx(waits - 3 * each.sent / rate)
+  assert within.beside["collective matmuls"] == pytest.approx(hidden) and within.seconds <= within.at_most
+  # What a flag gives to products is not left to arrays, nor is less than nothing.
+  all_to_products = of_sizes(dataclasses.replace(sizes, collective_matmuls=(each,)), flag=1 << 20)
+  assert all_to_products.parts["products"] - of_sizes(sizes, flag=1 << 20).parts["products"] == pytest.approx(
+      each.seconds(chip, 0.0)[0]
+  )

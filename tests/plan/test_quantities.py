@@ -84,6 +84,7 @@ def test_gradients_over_all_devices_are_sent_once_where_these_are_one_ring(name,
       [
           *("model_name=llama3-8b", f"compile_topology={name}", f"compile_topology_num_slices={slices}"),
           *("ici_fsdp_parallelism=-1", f"dcn_fsdp_parallelism={slices}", "dataset_type=synthetic"),
+          "compile_xla_flags=--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000",  # no collective matmul
       ]
   )
   parameters, mesh = abstract_model.explained(config)
@@ -92,3 +93,35 @@ def test_gradients_over_all_devices_are_sent_once_where_these_are_one_ring(name,
   assert sizes.in_steps == pytest.approx(share, abs=1e-3)
   # Shards that do not fill tiles are sent twice all the same.
   assert sizes.all_reduced == pytest.approx(1.0, abs=1e-3) if share else sizes.all_reduced < 0.5
+
+
+@pytest.mark.parametrize(
+    "keys, within",
+    [
+        # (length along which a weight is gathered, elements of its other dimensions in a layer) -> weights of all layers
+        (["compile_topology=v6e-16"], {(4096, 14336): 3, (4096, 4096): 2, (4096, 1024): 2}),
+        (
+            ["compile_topology=v6e-16", "compile_xla_flags=--xla_jf_spmd_threshold_for_windowed_einsum_mib=100"],
+            {(4096, 14336): 3},
+        ),
+        (["compile_topology=v6e-16", "ici_data_parallelism=4", "ici_fsdp_parallelism=4"], {}),
+        (["compile_topology=v6e-4"], {}),
+        (["compile_topology=v6e-64"], {}),
+        (["compile_topology=v6e-16", "compile_topology_num_slices=2", "dcn_data_parallelism=2"], {}),
+        (["compile_topology=v6e-16", "pipeline_impl=circular_bsw"], {}),
+        (
+            ["compile_topology=v6e-16", "model_name=mixtral-8x7b", "sparse_matmul=False", "capacity_factor=1.25"],
+            {(4096, 4096): 2, (4096, 1024): 2, (4096, 8): 1},
+        ),
+    ],
+)
+def test_collective_matmuls_are_those_of_matrices_that_all_devices_of_a_slice_share(monkeypatch, keys, within):
+  monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+  given = ["per_device_batch_size=2", "max_target_length=2048", "dataset_type=synthetic"]
+  config = run_config.read_without_run([*([] if "model_name" in str(keys) else ["model_name=llama3-8b"]), *given, *keys])
+  parameters, mesh = abstract_model.explained(config)
+  schedule = run_config.schedule_of(config) if "pipeline_impl" in str(keys) else None
+  its_slice = topology.slice_of("v6e", mesh.size)
+  of = quantities.sizes(config, schedule, weights.Weights(config, parameters, mesh), its_slice).collective_matmuls
+  assert {(each.along, each.others): each.count / (each.along * each.others) / 32 for each in of} == within
+  assert all((each.devices, each.tokens, each.itemsize, each.hops) == (16, 4096.0, 2, 6) for each in of)
