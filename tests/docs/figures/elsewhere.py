@@ -21,13 +21,6 @@ FIGURES = [
     ("docs/choosing.md", "a pipeline over two nodes is 14 % slower", _PLAYBOOK),
     ("docs/choosing.md", "tensor parallelism is 43 % slower", _PLAYBOOK),
     ("docs/choosing.md", "a step takes 3.37 s, and the next four take 3.38 to 3.59.", _VALIDATED),
-    ("docs/choosing.md", "the fastest | within 10 % | within 8 % | within 8 % |", _VALIDATED),
-    ("docs/choosing.md", "the fastest | within 4 % | within 9 % | within 2 % |", _VALIDATED),
-    (
-        "docs/choosing.md",
-        "23 % slower than the fastest, which is second | 15 % too few to 9 % too many | within 5 % | within 2 % |",
-        _VALIDATED,
-    ),
     (
         "docs/convert.md",
         "for 8 parameters of 64 MiB, each in one chunk, less than 128 MiB",
