@@ -135,9 +135,8 @@ class Execution:
       raise NotImplementedError(f"A pipeline takes {name} of the shape [batch, sequence], but got {list(x.shape)}.")
     mesh = sharding.automatic(self.mesh)
     rows, tokens = sharding.resolve(ACTIVATION_AXES[:2], mesh, self._rules)
-    if (
-        self.schedule.stages > 1
-    ):  # From devices' rows to those of microbatches XLA has no direct way. It would gather all, with a warning.
+    if self.schedule.stages > 1:
+      # From devices' rows to those of microbatches XLA has no direct way. It would gather all, with a warning.
       x = sharding.constrain(x, P(None, tokens), mesh)
     return sharding.constrain(self._split_batch(x, name), P(None, rows, tokens), mesh)
 
