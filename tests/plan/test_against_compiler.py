@@ -8,11 +8,16 @@ benchmarks/results/plan_error.md has all of the errors.
 import collections
 import functools
 import itertools
+import re
 
 import pytest
 
 from benchmarks import compile_step, plan_error, shapes, tables
+from tests.marks import slow_but
 
+# Quick ones: of policies these two, and none with kept activations without those sets of flags that change nothing.
+_POLICIES = (", full", ", minimal_with_context")
+_CHANGES_NOTHING = re.compile("none, kept activations, (?!DENSE_VMEM)")
 # How far peak memory and bytes sent may be off. The compiler chooses how to gather what is gathered as it is used.
 BOUNDS = {"circular_bsw": (0.09, 0.07), "circular_ag_once": (0.07, 0.05), "circular": (0.13, 0.30), "none": (0.20, 0.17)}
 # Of models with experts, the buffers of their dispatch included.
@@ -23,6 +28,11 @@ CASES = {
     for name, case in ALL.items()
     if shapes.implementation_of(case.impl) in (*BOUNDS, "window") and case.figures["peak_GB"]
 }
+QUICK = [
+    name
+    for name, case in ALL.items()
+    if (", " not in case.title or case.title.endswith(_POLICIES)) and not _CHANGES_NOTHING.match(case.impl)
+]
 EXPERTS = ("mixtral", "deepseek", "qwen3-235b", "gpt-oss", "llama4")
 # On v6e the logits take half of the memory that the formula has.
 OFF = "llama3-8b-v6e"
@@ -49,7 +59,7 @@ def test_there_is_something_to_compare_with():
   assert len(CASES) >= 20 and {shapes.implementation_of(case.impl) for case in CASES.values()} == {*BOUNDS, "window"}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(QUICK, list(CASES)))
 def test_predicted_memory_and_traffic_are_near_the_compilers(name):
   case, (costs, estimate) = CASES[name], predicted(name)
   impl = shapes.implementation_of(case.impl)
@@ -63,7 +73,7 @@ def test_predicted_memory_and_traffic_are_near_the_compilers(name):
   assert estimate.at_least < estimate.seconds <= estimate.at_most
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_but(QUICK, list(ALL)))
 def test_the_table_has_what_plan_predicts_now(name):
   case = ALL[name]
   table = tables.read(compile_step.RESULTS / "plan_error.json").get(case.title, {}).get(case.impl)
@@ -78,7 +88,13 @@ def test_between_slices_there_is_what_the_formula_says(impl):
   assert predicted(f"llama3-8b-8-slices, {impl}")[0].between_slices / 1e9 == pytest.approx(between, rel=0.015)
 
 
-@pytest.mark.parametrize("shape", [shape for shape, names in PROJECTED.items() if len(names) > 1])
+@pytest.mark.parametrize(
+    "shape",
+    slow_but(
+        [shape for shape, names in PROJECTED.items() if set(names) <= set(QUICK)],
+        [shape for shape, names in PROJECTED.items() if len(names) > 1],
+    ),
+)
 def test_the_order_by_estimate_is_that_of_the_seconds_projected_from_compiled_programs(shape):
   projected = {name: ALL[name].projected for name in PROJECTED[shape]}
   estimated = {name: predicted(name)[1].seconds for name in projected}
