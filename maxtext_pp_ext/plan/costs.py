@@ -286,7 +286,8 @@ def without(layers: int, sizes: Sizes) -> Costs:
   A layer's weights are gathered in forward, in backward for what is recomputed, and some of them in backward for the
   gradients. With remat the compiler shares the last two for weights of Pallas kernels, as experts have, and for those
   that all devices of the mesh shard. The gradients of the latter go by an all-reduce, unless one ring goes through all
-  devices (`python -m benchmarks.compiler_figures --impl none --shape llama3-70b llama3-8b-v6e llama3-8b-dcn`).
+  devices (`python -m benchmarks.compiler_figures --impl none --shape llama3-70b llama3-8b-v6e llama3-8b-dcn`). A
+  collective matmul is neither: forward and both products of backward have a loop each, and gather or reduce in it.
 
   `layers` counts the layers, or cycles of layers, that the loop runs. In `sizes` each of these is a repeat.
   """
