@@ -6,6 +6,10 @@ It reads only what the figures need: names, opcodes, shapes, operands and the co
 scheduled HLO (TPU) the instructions of a computation are in the order of execution.
 
 `program` reads a whole program and accepts no other text: figures of a part of a program would be silently wrong.
+
+The TPU compiler can spread a collective over fusions: one that starts it, others that carry it on beside their own
+compute, and one that waits for it (`xla_tpu_enable_async_collective_fusion`, on v5e by default). Each contains the whole
+collective. `program` reads these as any other asynchronous collective: an `async-start` and an `async-done`.
 """
 
 from collections.abc import Iterator
@@ -31,6 +35,8 @@ _CALLED = re.compile(
 # The to_apply of these operations combines two elements: it runs as part of the operation, not as a step of the program.
 _COMBINERS = frozenset({"all-reduce", "all-reduce-start", "reduce", "reduce-scatter", "reduce-window", "scatter"})
 _COMBINERS |= {"select-and-scatter", "sort"}
+_STARTS, _WAITS = 'custom_call_target="AsyncCollectiveStart"', 'custom_call_target="AsyncCollectiveDone"'
+_SPREAD = "async_collective_fusion_config"  # of a collective that is spread over fusions
 
 
 class HloError(ValueError):
@@ -180,7 +186,40 @@ def program(text: str) -> Module:
       calls.prepare()
     except graphlib.CycleError as error:
       raise HloError(f"The computation {error.args[1][0]} runs itself.") from error
-  return module
+    return _with_starts(module)
+
+
+def _with_starts(module: Module) -> Module:
+  """Reads a collective that is spread over fusions as a start and a done; in the fusions between there is none."""
+  ends: dict[str, str] = {}  # the computations that start a collective or wait for one, and how
+  channels: dict[str, str | None] = {}  # by computation
+  for computation, step in module.steps():
+    if step.opcode == "custom-call" and (_STARTS in step.attributes or _WAITS in step.attributes):
+      ends[computation.name] = "async-start" if _STARTS in step.attributes else "async-done"
+    if _SPREAD in step.attributes:
+      channels[computation.name] = step.attribute(r"channel_id=(\d+)")
+  if not ends:
+    return module
+  starting = {name for name, opcode in ends.items() if opcode == "async-start"}
+  computations = {}
+  for computation in module.computations.values():
+    started: dict[str | None, str] = {}
+    steps = []
+    for step in computation.instructions:
+      end = next((name for name in step.called if name in ends), None) if step.opcode == "fusion" else None
+      if end is not None:
+        step = dataclasses.replace(step, opcode=ends[end])
+        if end in starting:
+          started[channels.get(end)] = step.name
+        elif (start := started.pop(channels.get(end), None)) is not None:
+          step = dataclasses.replace(step, operands=f"%{start}")
+        else:
+          raise HloError(f"{step.name} waits for a collective that nothing in {computation.name} starts.")
+      elif _SPREAD in step.attributes and computation.name not in starting:
+        step = dataclasses.replace(step, opcode=f"{step.opcode}-update")
+      steps.append(step)
+    computations[computation.name] = dataclasses.replace(computation, instructions=tuple(steps))
+  return dataclasses.replace(module, computations=computations)
 
 
 def _check_computation(module: Module, computation: Computation) -> None:
