@@ -49,6 +49,13 @@ _KEPT: dict[str, object] = {
     "context": "device",
     "mlpwi_0": "device",
 }
+# Recipes for models with experts keep layers' inputs in the host's memory: Qwen3 235B-A22B and DeepSeek-V3 on tpu7x,
+# Llama 4 Scout on v5p (the same source).
+_INPUTS_OFFLOADED: dict[str, object] = {"remat_policy": "custom", "decoder_layer_input": "offload"}
+# gpt-oss-120b's on tpu7x: the MLPs' outputs, too.
+_MLP_OFFLOADED = _INPUTS_OFFLOADED | {"mlpwo": "offload"}
+# Llama 3.1 8B's and Mixtral 8x7B's on v6e (`published.yml`): all of attention but its context.
+_ATTENTION_OFFLOADED = _INPUTS_OFFLOADED | dict.fromkeys(("out_proj", "query_proj", "key_proj", "value_proj"), "offload")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,6 +170,7 @@ SHAPES = {
     "llama3-8b-dcn": Shape(
         title="Llama 3 8B, 4 slices of v6e-16, 4 stages over DCN × FSDP 16",
         keys=_OVER_4_SLICES,
+        kept=_ATTENTION_OFFLOADED,
     ),
     "llama3-8b-4-slices": Shape(
         title="The same with delayed forwarding, 4 repeats of 2 layers per stage",
@@ -193,6 +201,7 @@ SHAPES = {
     "mixtral-8x7b-dropless": Shape(
         title="The same with MaxText's default dispatch: dropless, ragged, Megablox",
         keys=_MIXTRAL,
+        kept=_ATTENTION_OFFLOADED,
     ),
     # Sequences of 2048 keep the compilation short. Longer ones need more memory; the rest of the program stays the same.
     "deepseek3-671b-batch-split": Shape(
@@ -216,6 +225,7 @@ SHAPES = {
             "ici_fsdp_parallelism": 32,
             "num_pipeline_microbatches": 2,
         },
+        kept=_INPUTS_OFFLOADED,
     ),
     "deepseek3-671b-4096-4-stages": Shape(
         title="DeepSeek-V3 671B, v5p-1024 (512 chips), 4 stages × expert 8 × FSDP 16, one sequence of 4096 per chip",
@@ -253,6 +263,7 @@ SHAPES = {
             "per_device_batch_size": 2,
             "max_target_length": 4096,
         },
+        kept=_INPUTS_OFFLOADED,
     ),
     # Local and global attention take turns, so a stage has two layers.
     "gpt-oss-120b": Shape(
@@ -269,6 +280,7 @@ SHAPES = {
             "per_device_batch_size": 2,
             "max_target_length": 4096,
         },
+        kept=_MLP_OFFLOADED,
     ),
     # Each fourth layer has no RoPE, so a stage has four layers.
     "llama4-17b-16e": Shape(
@@ -284,6 +296,7 @@ SHAPES = {
             "per_device_batch_size": 2,
             "max_target_length": 4096,
         },
+        kept=_INPUTS_OFFLOADED,
     ),
     # A v6e whose SparseCores run collectives, so that overlap can be read off the schedule.
     "llama3-8b-v6e": Shape(
@@ -298,6 +311,7 @@ SHAPES = {
             "per_device_batch_size": 2,
             "max_target_length": 4096,
         },
+        kept=_ATTENTION_OFFLOADED,
     ),
 }
 
