@@ -63,7 +63,12 @@ def backward(
     outside of the pipeline).
   """
   schedule, iterations = pipeline.schedule, pipeline.iterations
-  weights = of_all.carried([w.open(schedule.repeats - 1).zeros() for w in kept.weights])
+  # Buffers that backward alone needs take no memory before the cotangents are there, beside the logits.
+  given = cotangents.outputs, [w.current for w in kept.weights], [jnp.zeros(()) for _ in kept.weights]
+  outputs, current, behind = jax.lax.optimization_barrier(given)
+  cotangents = cotangents._replace(outputs=outputs)
+  loaded = [w.with_(current=current[k]) for k, w in enumerate(kept.weights)]
+  weights = of_all.carried([w.open(schedule.repeats - 1).zeros(behind[k]) for k, w in enumerate(loaded)])
   carry = _initial_state(pipeline, cotangents), weights
   advances = pipeline.gathers or pipeline.reduces
   fetches_for = None  # the number of a part

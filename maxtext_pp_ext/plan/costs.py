@@ -46,6 +46,7 @@ class Part(enum.StrEnum):
 
   PARAMETERS = "parameters"
   MOMENTS = "moments"  # the optimizer's
+  COPIES = "copies"  # of weights, for loops that gather them, and of the table of embeddings and its moments
   GRADIENTS = "gradients"  # sharded
   DOUBLE_BUFFER = "double_buffer"  # of gathered weights: current and next
   ALL_WEIGHTS = "all_weights"  # gathered, of all repeats
@@ -56,7 +57,6 @@ class Part(enum.StrEnum):
   UNREDUCED = "unreduced"  # gradients of the weights that are gathered
   GRADIENTS_OF_LAYER = "gradients_of_layer"  # which with one microbatch are no sums
   GRADIENTS_OF_PARTS = "gradients_of_parts"  # the sum over the parts that gradient accumulation makes of a step
-  GRADIENTS_BEHIND = "gradients_behind"  # of the layer behind, being reduced
   KEPT = "kept"  # for backward: inputs of layers, and what the remat policy keeps
   TO_HOST = "to_host"  # what is on its way to the host's memory, or back
   WAITING = "waiting"  # microbatches, both directions
@@ -65,6 +65,7 @@ class Part(enum.StrEnum):
   OUTPUTS = "outputs"  # of all layers
   HEAD = "head"  # gathered weights of the logits
   LOGITS = "logits"
+  AFTER_LOGITS = "after_logits"  # their gradient, or that of their weights, whichever is larger
 
 
 class Phase(enum.StrEnum):
@@ -87,6 +88,10 @@ class Sizes:
   gradients: int  # of layers in the dtype of the gather
   gradients_at_once: int  # the same if each gradient is reduced at once: of layers in the dtype of sums
   optimizer: int  # its moments
+  # Of layers without stages, in the dtype of compute and with the layers in front: so XLA copies weights, but not those
+  # of experts, before the loop over the layers. And of a table of embeddings whose shards do not fill the TPU's lanes,
+  # and of its moments, in another order (`python -m benchmarks.held_back --model qwen2.5-7b qwen3-8b --hlo …`).
+  copies: int = 0
   # Of a repeat's weights.
   gathered: int  # in the dtype of the gather
   summed: int  # their gradients, in the dtype of sums; with one microbatch as gathered, unless the config names a dtype
@@ -115,7 +120,7 @@ class Sizes:
   work: int  # what backward of a layer holds of one microbatch
   dispatched: int = 0  # what layers send in a step to dispatch one microbatch's tokens to experts, and to combine results
   # Of what is outside the pipeline, for the whole batch.
-  logits: int
+  logits: int  # in the dtype of compute
   head: int  # weights, as they are gathered
   head_sent: int  # what a device sends in a step for weights and their gradients
   work_outside: int = 0  # what backward of a layer keeps; 0 without such layers
@@ -276,8 +281,7 @@ def _double_buffer(schedule: CircularSchedule, gather_policy: GatherPolicy, size
     }
   if schedule.microbatches > 1:  # finished sums wait in the double buffer
     return weights | {Part.SUMS: sizes.summed}
-  reducing = sizes.gathered if schedule.repeats > 1 else 0
-  return weights | {Part.GRADIENTS_OF_LAYER: sizes.summed, Part.GRADIENTS_BEHIND: reducing}
+  return weights | {Part.GRADIENTS_OF_LAYER: sizes.summed}
 
 
 def without(layers: int, sizes: Sizes) -> Costs:
@@ -303,7 +307,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
   backward = {
       Part.GRADIENTS: sizes.parameters,
       Part.WEIGHTS_OF_LAYER: sizes.gathered,
-      Part.UNREDUCED: sizes.summed,
+      Part.UNREDUCED: sizes.gathered,
       **kept,
       Part.WORK_OF_LAYER: sizes.work,
   }
@@ -335,8 +339,9 @@ def _dispatch(times: int, sizes: Sizes) -> dict[Sent, int]:
 
 
 def _always(sizes: Sizes) -> dict[Part, int]:
-  return {Part.PARAMETERS: sizes.parameters, Part.MOMENTS: sizes.optimizer}
+  copies = {Part.COPIES: sizes.copies} if sizes.copies else {}
+  return {Part.PARAMETERS: sizes.parameters, Part.MOMENTS: sizes.optimizer} | copies
 
 
 def _head(sizes: Sizes) -> dict[Part, int]:
-  return {Part.HEAD: sizes.head, Part.LOGITS: sizes.logits}
+  return {Part.HEAD: sizes.head, Part.LOGITS: sizes.logits, Part.AFTER_LOGITS: max(sizes.logits, sizes.head)}

@@ -66,8 +66,7 @@ def sizes(
     return sum(bytes_of(w) for w in inside if which(w)) / max(sum(map(bytes_of, inside)), 1.0)
 
   def gradients(bytes_of: Callable[[Weight], float]) -> int:
-    of_layers = sum(of.shard(w, bytes_of(w)) for w in inside) / stages
-    return round(of_layers + sum(of.shard(w, of.stored(w)) for w in outside))
+    return round(sum(of.shard(w, bytes_of(w)) for w in inside) / stages + sum(map(of.own, outside)))
 
   # Where nothing shards the batch, a microbatch's gradient is complete, and summed where it is stored.
   data_axes = data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape)
@@ -75,12 +74,14 @@ def sizes(
   tokens = _tokens(config, mesh) / (schedule.microbatches if schedule else 1)
   # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
   sent_outside, sent_ends = (sum(of.to_gather(w, narrow=True) for w in each) for each in (outside, ends))
+  tables = sum(of.own(w) for w in ends if not w.in_lanes) * (1 + weights.moments / own)
   of_logits = weights.of_logits() if stages > 1 and adds_up_logits(config) else []
   return costs.Sizes(
       parameters=own,
       gradients=gradients(of.gathered if is_shared else of.summed),
       gradients_at_once=gradients(of.summed),
       optimizer=weights.moments,
+      copies=round(tables + sum(of.stored_narrow(w) for w in inside if stages == 1 and not w.of_experts)),
       gathered=per_repeat(of.gathered),
       summed=per_repeat(of.summed),
       gathered_of_kernels=per_repeat(of.gathered, of.kernels),
@@ -194,7 +195,8 @@ def work(
 
   `counted` are FLOPs as MaxText counts them: of a step, and of attention.
   """
-  outside = 3 * 2 * _own_tokens(config) * config.emb_dim * config.vocab_size
+  own_tokens = config.per_device_batch_size * config.max_target_length  # as MaxText counts FLOPs
+  outside = 3 * 2 * own_tokens * config.emb_dim * config.vocab_size
   # Of one of the parts of a step. Attention: forward's two products, and backward's four.
   whole, attention = (each / config.gradient_accumulation_steps for each in (counted[0], counted[1] / 6))
   stages, microbatches = (schedule.stages, schedule.microbatches) if schedule else (1, 1)
@@ -237,11 +239,6 @@ def work(
       vmem_kib=int(vmem_kib) if vmem_kib.isdecimal() else None,
       on_sparsecores=gathers_on_sparsecores(config),
   )
-
-
-def _own_tokens(config: DerivedKeys) -> float:
-  """Returns the tokens of a step for each device, as MaxText counts FLOPs."""
-  return config.per_device_batch_size * config.max_target_length
 
 
 def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
@@ -333,7 +330,8 @@ def _dispatched(
 
 def _logits(config: DerivedKeys, mesh: AbstractMesh) -> int:
   elements = config.micro_batch_size_to_train_on * config.max_target_length * config.vocab_size
-  return math.ceil(elements * 4 / shards(LOGITS_AXES, config, mesh, over_stages=True) / max(config.num_vocab_tiling, 1))
+  parts = shards(LOGITS_AXES, config, mesh, over_stages=True) * max(config.num_vocab_tiling, 1)
+  return math.ceil(elements * jnp.dtype(config.dtype).itemsize / parts)
 
 
 def gather_policy_with_formulas(impl: str) -> GatherPolicy | None:

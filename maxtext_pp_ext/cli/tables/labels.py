@@ -21,6 +21,7 @@ _PHASES = {
 _PARTS = {
     Part.PARAMETERS: "parameters",
     Part.MOMENTS: "optimizer's moments",
+    Part.COPIES: "weights, cast and in the order of the loop over layers",
     Part.GRADIENTS: "gradients, sharded",
     Part.DOUBLE_BUFFER: "double buffer of weights: current and next",
     Part.ALL_WEIGHTS: "gathered weights of all repeats",
@@ -30,7 +31,6 @@ _PARTS = {
     Part.SUMS: "sums of the gradients of a repeat",
     Part.UNREDUCED: "their gradients, not reduced yet",
     Part.GRADIENTS_OF_LAYER: "gradients of a layer",
-    Part.GRADIENTS_BEHIND: "gradients of the layer behind, being reduced",
     Part.GRADIENTS_OF_PARTS: "sum of the gradients of all parts of gradient_accumulation_steps",
     Part.KEPT: "layers' inputs and what remat_policy keeps, for backward",
     Part.TO_HOST: "what is on its way to the host's memory",
@@ -40,6 +40,7 @@ _PARTS = {
     Part.OUTPUTS: "outputs",
     Part.HEAD: "gathered weights outside the pipeline",
     Part.LOGITS: "logits",
+    Part.AFTER_LOGITS: "gradient of the logits or of their weights",
 }
 # Where a repeat of the one stage is a layer, as in a window over a model's layers.
 _PHASES_OF_LAYERS = {Phase.BACKWARD: "in the layers' backward"}

@@ -20,13 +20,13 @@ _BETWEEN = "  "
 _OPTIONS = {"internal_compile_num_devices": "--devices "}
 # Column -> parts of the memory that it adds up. Together they are all of it.
 MEMORY = {
-    "state": (Part.PARAMETERS, Part.MOMENTS, Part.GRADIENTS, Part.GRADIENTS_OF_PARTS),
+    "state": (Part.PARAMETERS, Part.MOMENTS, Part.COPIES, Part.GRADIENTS, Part.GRADIENTS_OF_PARTS),
     "gathered": (
         *(Part.DOUBLE_BUFFER, Part.ALL_WEIGHTS, Part.WEIGHTS_OF_ITERATION, Part.WEIGHTS_OF_LAYER, Part.WEIGHTS_AT_LOGITS),
-        *(Part.SUMS, Part.UNREDUCED, Part.GRADIENTS_OF_LAYER, Part.GRADIENTS_BEHIND),
+        *(Part.SUMS, Part.UNREDUCED, Part.GRADIENTS_OF_LAYER),
     ),
     "kept": (Part.KEPT, Part.TO_HOST),
-    "work": (Part.WAITING, Part.WORK, Part.WORK_OF_LAYER, Part.OUTPUTS, Part.HEAD, Part.LOGITS),
+    "work": (Part.WAITING, Part.WORK, Part.WORK_OF_LAYER, Part.OUTPUTS, Part.HEAD, Part.LOGITS, Part.AFTER_LOGITS),
 }
 # Column -> parts of what is sent that it adds up. Together they are all of it.
 SENT = {

@@ -37,6 +37,21 @@ SUM = Combination(jnp.add, 0.0)
 MAX = Combination(jnp.maximum, -math.inf)
 
 
+def memory(mesh: Mesh, spec: P, shape: tuple[int, ...], dtype: jnp.dtype, behind: jax.Array | None = None) -> jax.Array:
+  """Memory with any values, in a layout. If `behind`, a number, is given, it is not taken before this is computed.
+
+  `jax.lax.empty` depends on nothing: the TPU compiler may take it when the step begins. So this number is written: at
+  the first index, or everywhere if that is one device's. Two memories behind the same number may begin as one, of which
+  copies are made.
+  """
+  taken = jax.lax.empty(shape, dtype)
+  if behind is not None:
+    is_divided = bool(mesh_axes(spec[0]))
+    written = jnp.broadcast_to(behind.astype(dtype), (shape[0] if is_divided else 1, *shape[1:]))
+    taken = jax.lax.dynamic_update_slice_in_dim(taken, written, 0, axis=0)
+  return constrain(taken, spec, mesh)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightLayout:
   """Layouts and dtypes of one parameter [R, S, …]. Specs are those of one repeat, [S, …]."""
@@ -81,9 +96,11 @@ class WeightLayout:
     """F, the number of parts along `partial_axes`."""
     return math.prod(mesh.shape[a] for a in self.partial_axes)
 
-  def by_device_like(self, mesh: Mesh, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """Memory for [F, S, …] in the layout `by_device`, for a weight of the shape [S, …]."""
-    return constrain(jax.lax.empty((self.parts(mesh), *shape), dtype), self.by_device.spec, mesh)
+  def by_device_like(
+      self, mesh: Mesh, shape: tuple[int, ...], dtype: jnp.dtype, behind: jax.Array | None = None
+  ) -> jax.Array:
+    """Memory for [F, S, …] in the layout `by_device`, for a weight of the shape [S, …]; `behind` as in `memory`."""
+    return memory(mesh, self.by_device.spec, (self.parts(mesh), *shape), dtype, behind)
 
   def transfer(self, mesh: Mesh, shape: tuple[int, ...], chunks: int) -> Transfer:
     """How a parameter of this shape, [R, S, …], is transferred in `chunks` chunks."""

@@ -20,6 +20,7 @@ iteration, and all wait for it. A separate cast would make these iterations long
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -34,7 +35,7 @@ from maxtext_pp_ext.engine.shapes import Accumulator, Buffers, Chunk, Numbers, O
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory, of_one_stage
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.engine.weights.accumulators import add_and_finish, add_to, Item, put_finished
-from maxtext_pp_ext.engine.weights.layout import WeightLayout
+from maxtext_pp_ext.engine.weights.layout import memory, WeightLayout
 from maxtext_pp_ext.schedule import GatherPolicy
 from maxtext_pp_ext.sharding import constrain
 
@@ -273,13 +274,17 @@ class Weight:
 
   # Gradients.
 
-  def zeros(self) -> Self:
-    """With the sums before the first item; partial sums have any value, since they begin anew with each repeat."""
-    layout, like = self.layout, self.layout.by_device_like
+  def zeros(self, behind: jax.Array | None = None) -> Self:
+    """With the sums before the first item; partial sums have any value, since they begin anew with each repeat.
+
+    `behind` is as in `layout.memory`. A single gradient is small beside those of all repeats: it waits for nothing.
+    """
+    layout = self.layout
+    like = functools.partial(layout.by_device_like, behind=None if self.replaces else behind)
     if not self.is_partial:
       nothing = jnp.full(self.shape, layout.combine.nothing, layout.accumulation_dtype)
       return self.with_(stored=constrain(nothing, self._stored_layout.spec, self.mesh))
-    stored = constrain(jax.lax.empty(self.shape, layout.compute_dtype), self._stored_layout.spec, self.mesh)
+    stored = memory(self.mesh, self._stored_layout.spec, self.shape, layout.compute_dtype, behind)
     total = like(self.mesh, self.shape[1:], layout.accumulation_dtype)
     finished = like(self.mesh, self.shape[1:], layout.compute_dtype) if self._waits_beside else None
     return self.with_(stored=stored, total=total, finished=finished)
