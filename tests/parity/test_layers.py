@@ -159,8 +159,8 @@ def test_a_nan_in_what_is_not_gathered_yet_reaches_neither_outputs_nor_gradients
   nan = lambda x: None if x is None else jnp.full_like(x, math.nan)
   filled = []
 
-  def empty_sums(self):
-    made = zeros(self)
+  def empty_sums(self, behind=None):
+    made = zeros(self, behind)
     filled.append(made.is_partial)
     stored = nan(made.stored) if made.is_partial else made.stored
     return made.with_(total=nan(made.total), finished=nan(made.finished), stored=stored)
