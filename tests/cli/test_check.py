@@ -10,6 +10,7 @@ from maxtext_pp_ext import cli
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 from tests.host.models.test_layouts import DEEPSEEK4
+from tests.marks import slow_but
 
 THREE_STAGES = (
     "pipeline_impl=circular_bsw",
@@ -100,6 +101,7 @@ def test_a_window_is_described_by_its_layers(check):
   assert "stage" not in out and "in the pipeline" not in out and "bubble" not in out
 
 
+@pytest.mark.slow
 def test_layers_that_maxtext_does_not_scan_over_are_no_part_of_the_window(check):
   found = []
   for first in (1, 2):
@@ -155,7 +157,8 @@ def test_what_maxtext_refuses_is_an_error_too(check, arguments, words):
   assert status == 2 and words in error
 
 
-@pytest.mark.parametrize("impl", ["host", "circular_bsw"])
+# The next test is of MaxText's own.
+@pytest.mark.parametrize("impl", slow_but(["circular_bsw"], ["host", "circular_bsw"]))
 @pytest.mark.parametrize(
     "arguments, said",
     [

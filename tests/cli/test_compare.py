@@ -5,18 +5,16 @@
 import importlib.util
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from maxtext_pp_ext import cli, registry
 from maxtext_pp_ext.compiled import child, compare, limits, step_times
 from maxtext_pp_ext.host.models import variants
-from tests.host.common import ROOT, TINY
+from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
+from tests.marks import slow_but
 
 
 def figures(scale: float = 1.0, **changed):
@@ -143,6 +141,7 @@ def test_best_flags_are_searched_for_each_implementation(monkeypatch, installed,
   assert traced == [rows[name]["arguments"] for name in ("none", "window")]
 
 
+@pytest.mark.slow
 def test_best_flags_of_some_are_told_beside_those_that_are_refused(fake, capfd):
   asked = fake(none=of_step(0.5), host=of_step(0.6), circular_bsw=figures())
   refused = ("adamw_mask=[decoder/layers/mlp]", "compile_topology=v5p-16")
@@ -178,7 +177,7 @@ def test_it_fails_if_nothing_could_be_computed(fake, capfd, tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra tools")
-@pytest.mark.parametrize("suffix", ["svg", "png"])
+@pytest.mark.parametrize("suffix", slow_but(["svg"], ["svg", "png"]))
 def test_bars_have_a_row_for_each_implementation(fake, capfd, tmp_path, suffix):
   fake(none=figures(), circular=REFUSED, circular_bsw=figures(0.5))
   file = tmp_path / f"bars.{suffix}"
@@ -230,6 +229,7 @@ def test_steps_that_were_compiled_are_run_and_compared_with_the_first(fake, fake
     assert "<!-- step here, seconds -->" in file.read_text()
 
 
+@pytest.mark.slow
 def test_json_has_the_times_of_every_round(fake, fake_times, capfd):
   fake(host=figures(), circular_bsw=figures())
   asked = fake_times(host=times(0.2, 0.4), circular_bsw=times(0.1, 0.2))
@@ -246,7 +246,7 @@ NOT_RUN = {
 }
 
 
-@pytest.mark.parametrize("steps, name", NOT_RUN.values(), ids=NOT_RUN.keys())
+@pytest.mark.parametrize("steps, name", slow_but(["one of two"], NOT_RUN, spread=True))
 def test_it_fails_if_a_step_was_not_run_and_shows_what_there_is(fake, fake_times, capfd, steps, name):
   fake(host=figures(), circular_bsw=figures(0.5))
   fake_times(**steps)
@@ -410,7 +410,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("arguments, words", WRONG.values(), ids=WRONG.keys())
+# What others are refused for, too: a number that is not positive, a file's ending, flags or a projection for CPUs.
+SLOW = {"no implementation", "no rounds", "no network", "result of no kind", "trace of no kind", "trace of CPU devices"}
+SLOW |= {"best flags of CPU devices"}
+
+
+@pytest.mark.parametrize("arguments, words", slow_but(WRONG.keys() - SLOW, WRONG, spread=True))
 def test_what_cannot_be_compared_is_said_before_anything_is_compiled(fake, capfd, arguments, words):
   asked = fake()
   assert cli.main(["compare", *arguments]) == 2
@@ -466,14 +471,12 @@ def test_the_attention_kernel_is_that_of_the_devices_unless_one_is_asked_for(ins
   assert "attention" not in keys("host", platform=None)  # MaxText's own choice, made where the devices are
 
 
-def test_a_step_is_compiled_for_cpu_devices(tmp_path):
+def test_a_step_is_compiled_for_cpu_devices(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name
   arguments = [*TINY, "ici_pipeline_parallelism=2", "base_num_decoder_layers=2", "per_device_batch_size=1"]
-  command = [sys.executable, "-m", "maxtext_pp_ext.cli", "compare", *arguments, "num_pipeline_microbatches=2", "--json"]
-  command += ["--impl", "host", "--devices", "4"]
-  environment = {**os.environ, "PYTHONPATH": str(ROOT), "MAXTEXT_PP_EXT": "off"}
-  done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=500, check=False)
-  row = json.loads(done.stdout)["implementations"]["host"]
-  assert "failure" not in row, row
+  arguments += ["num_pipeline_microbatches=2", "--impl", "host", "--devices", "4"]
+  status = cli.main(["compare", *arguments, "--json"])
+  row = json.loads(capfd.readouterr().out)["implementations"]["host"]
+  assert status == 0 and "failure" not in row, row
   assert row["bytes"]["temp"] > 0 and row["bytes"]["arguments"] > 0 and row["bytes"]["peak"] is None
   assert row["dot_flops"] > 0
   wire = sum(each["wire_bytes"] for each in row["transfers"])

@@ -9,6 +9,7 @@ import pytest
 
 from maxtext_pp_ext import cli
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
+from tests.marks import slow_but
 
 SMALL = (
     "model_name=llama3-8b",
@@ -102,7 +103,7 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize("name, words, count", PICTURES.values(), ids=PICTURES.keys())
+@pytest.mark.parametrize("name, words, count", slow_but(["a part of the path", "mistyped"], PICTURES, spread=True))
 def test_a_picture_of_no_one_parameter_lists_those_that_may_be_meant(command, name, words, count):
   status, out, err = command(*SMALL, "--picture", name)
   assert status == 2 and out == "" and words in err and "  decoder/layers/mlp/wo/kernel\n" in err

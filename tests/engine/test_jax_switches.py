@@ -25,8 +25,9 @@ SWITCHES = {
 }
 SIZES = [(1, 2), (2, 2), (3, 3)]  # stages and microbatches
 CASES = [(name, *sizes) for name in SWITCHES for sizes in SIZES]
-# Without jit each operation is a program of its own: a minute for three stages.
-QUICK = [case for case in CASES if case[0] != "no jit"]
+# Without jit each operation is a program of its own: a minute for three stages. What strict promotion allows is the same
+# program without it.
+QUICK = [case for case in CASES if case[0] not in ("no jit", "x64") and case[1:] == SIZES[-1]]
 
 
 @contextlib.contextmanager

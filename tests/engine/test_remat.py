@@ -61,31 +61,32 @@ def test_what_products_of_a_layer_compute_is_kept_where_they_write_it(monkeypatc
   assert found and all(sum(of_stage) >= 3 for of_stage in found), "two of the MLP, and the values"
 
 
-@pytest.mark.parametrize("policy", ON_DEVICE)
+@pytest.mark.parametrize("policy", slow_but(["full", "minimal_with_context"], ON_DEVICE))
 def test_a_policy_keeps_and_recomputes_what_it_does_in_the_hosts_plain_pipeline(policy):
   check_same(remat_policy=policy)
 
 
-@pytest.mark.parametrize("locations", CUSTOM.values(), ids=CUSTOM.keys())
+@pytest.mark.parametrize("locations", slow_but(["mixed"], CUSTOM))
 def test_custom_locations_mean_what_they_do_in_the_hosts_plain_pipeline(locations):
   check_same(remat_policy="custom", **locations)
 
 
+VARIATIONS = (
+    {"layers_per_stage": 2},
+    {"layers_per_stage": 2, "scan_layers_per_stage": True},
+    {"pipeline_delay_activation_forwarding": True},
+    {"dtype": "bfloat16"},
+)
+
+
 @pytest.mark.parametrize(
-    "keys",
-    [
-        {"layers_per_stage": 2},
-        {"layers_per_stage": 2, "scan_layers_per_stage": True},
-        {"pipeline_delay_activation_forwarding": True},
-        {"dtype": "bfloat16"},
-    ],
-    ids=", ".join,
+    "keys", slow_but(["layers_per_stage, scan_layers_per_stage"], {", ".join(keys): keys for keys in VARIATIONS})
 )
 def test_a_policy_keeps_and_recomputes_as_in_the_hosts_plain_pipeline_with(keys):
   check_same(remat_policy="save_qkv_proj", **keys)
 
 
-@pytest.mark.parametrize("policy", OFFLOADED)
+@pytest.mark.parametrize("policy", slow_but(["minimal_offloaded"], list(OFFLOADED)))
 def test_an_offloading_policy_keeps_in_host_memory_what_its_counterpart_keeps_on_the_device(policy):
   counterpart, names = OFFLOADED[policy]
   ours = build(pipeline_impl="circular_bsw", remat_policy=policy, **SHAPE)
@@ -102,6 +103,7 @@ def test_without_a_policy_for_layer_inputs_nothing_but_the_stages_inputs_is_kept
   assert kept(ours) == kept(full)
 
 
+@pytest.mark.slow
 def test_saving_more_recomputes_less():
   flops = [
       dot_flops(gradient_program(build(pipeline_impl="circular_bsw", remat_policy=policy, **SHAPE)))
@@ -127,7 +129,9 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("policy", slow_but(["custom"], POLICIES.keys()))
+# Quick ones are in tests/parity/test_policies.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
 def test_gradients_under_a_policy_equal_those_of_a_loop_over_the_layers(policy):
   built = build(pipeline_impl="circular_bsw", remat_policy=policy, **SHAPE, **POLICIES[policy])
   reference = parity.reference(built.module, LAYERS["llama"], built.config, built.batch)
@@ -181,6 +185,7 @@ def test_what_is_rematerialised_already_is_recomputed_once_under_the_runs_policy
   jax.tree.map(np.testing.assert_array_equal, found, results)
 
 
+@pytest.mark.slow
 def test_a_run_that_asks_for_it_recomputes_each_layer_for_itself_once(monkeypatch):
   keys = {"set_remat_policy_on_layers_per_stage": True, "layers_per_stage": 2, **NO_INPUTS}
   flops = []

@@ -13,6 +13,7 @@ from maxtext_pp_ext.engine import ring as ring_module
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.schedule.moves import numbers
+from tests.marks import slow_but
 
 ITERATIONS, DEVICES = 5, 4
 
@@ -77,9 +78,14 @@ def unset(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "stages, sharded", [(4, True), (3, False), (1, False)], ids=["4 on devices", "3 on one device", "one"]
+    "stages, sharded",
+    slow_but(
+        ["4 on devices", "one"],
+        {"4 on devices": (4, True), "3 on one device": (3, False), "one": (1, False)},
+        spread=True,
+    ),
 )
-@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("repeats", slow_but([2], [1, 2]))
 @pytest.mark.parametrize(
     "delay, times, over_slices",
     [(1, 1, False), (1, 3, False), (2, 1, False), (2, 1.5, False), (1, 1, True), (1, 2, True)],

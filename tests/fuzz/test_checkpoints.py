@@ -17,6 +17,7 @@ from tests.fuzz.common import ACCEPTED, contents, REFUSED, run
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 from tests.host.replacements.test_checkpoint_load import train_state
+from tests.marks import slow_but
 
 WANTED = ("pipeline_impl=circular_bsw", "ici_pipeline_parallelism=2")
 UNNOTICED, ONE_BIT = "not noticed", "one bit"
@@ -142,7 +143,7 @@ def all_damages(root):
 
 def test_damage_to_a_file_is_noticed_or_harmless(sound, convert, tmp_path):
   """Damage to files that nobody reads is harmless. Wrong values without an error are a failure."""
-  check_damages(sound, convert, tmp_path, random.Random(0).sample(all_damages(sound[0]), 6))
+  check_damages(sound, convert, tmp_path, random.Random(0).sample(all_damages(sound[0]), 3))
 
 
 @pytest.mark.slow
@@ -164,14 +165,19 @@ METADATA = {
 }
 
 
-@pytest.mark.parametrize("text", METADATA.values(), ids=METADATA.keys())
+@pytest.mark.parametrize(
+    "text", slow_but(["no tree", "a tree of numbers", "a leaf without a path", "not UTF-8"], METADATA)
+)
 def test_metadata_of_any_kind_is_refused(sound, convert, tmp_path, text):
   shutil.copytree(sound[0], tmp_path / "old")
   (tmp_path / "old" / "items" / "_METADATA").write_bytes(text if isinstance(text, bytes) else text.encode())
   assert convert()[0] == REFUSED
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "{", '{"custom_metadata": 3}', '{"custom_metadata": {"scan_layers": "x"}}'])
+NOTES = ("[]", "3", "{", '{"custom_metadata": 3}', '{"custom_metadata": {"scan_layers": "x"}}')
+
+
+@pytest.mark.parametrize("text", slow_but(["{", NOTES[-1]], NOTES))
 def test_a_damaged_note_of_maxtexts_config_is_refused(sound, convert, tmp_path, text):
   shutil.copytree(sound[0], tmp_path / "old")
   (tmp_path / "old" / "_CHECKPOINT_METADATA").write_text(text)
@@ -203,13 +209,7 @@ ARRAYS = {
 }
 
 
-QUICK = ("a layer less", "integers", "text", "a weight less", "a moment less")
-
-
-@pytest.mark.parametrize(
-    "change, words",
-    [pytest.param(*case, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, case in ARRAYS.items()],
-)
+@pytest.mark.parametrize("change, words", slow_but(["a layer less", "integers", "a moment less"], ARRAYS, spread=True))
 def test_arrays_of_wrong_shapes_and_dtypes_are_refused_by_name(convert, tmp_path, change, words):
   save(tmp_path / "old", weights(change))
   outcome, said = convert()

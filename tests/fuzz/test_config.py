@@ -11,6 +11,7 @@ import pytest
 from tests.fuzz.common import ACCEPTED, REFUSED, run
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
+from tests.marks import slow_but
 
 SOUND = {
     **dict(key.split("=", 1) for key in TINY),
@@ -156,7 +157,17 @@ CONTRADICTIONS = (
 )
 
 
-@pytest.mark.parametrize("wrong", CONTRADICTIONS, ids=lambda wrong: " ".join(wrong))
+# Of stages and of layers, of keys that belong to MaxText's own pipelines or to ours, and of others.
+QUICK_CONTRADICTIONS = (
+    "ici_pipeline_parallelism num_pipeline_microbatches",
+    "pipeline_impl pipeline_fsdp_ag_per_repeat",
+    "pipeline_impl pipeline_gather_dtype",
+    "num_pipeline_repeats base_num_decoder_layers",
+    "quantization use_qwix_quantization",
+)
+
+
+@pytest.mark.parametrize("wrong", slow_but(QUICK_CONTRADICTIONS, {" ".join(each): each for each in CONTRADICTIONS}))
 def test_a_contradiction_is_refused_with_the_key_to_change(check, wrong):
   outcome, said = check(*(f"{k}={v}" for k, v in (SOUND | wrong).items()))
   assert outcome == REFUSED and any(key in said for key in wrong)
@@ -181,7 +192,10 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS.keys())
+QUICK_ARGUMENTS = ("no equals sign", "a key with brackets", "a key of zeros", "a yml file behind", "a folder", "no name")
+
+
+@pytest.mark.parametrize("arguments", slow_but(QUICK_ARGUMENTS, ARGUMENTS))
 def test_arguments_that_are_none_are_refused(check, arguments):
   os.mkdir("folder.yml")
   assert check(*arguments)[0] == REFUSED
@@ -233,7 +247,19 @@ OTHER_COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
+QUICK_FILES = (
+    *("a list", "two documents", "no text", "utf-16", "a key twice", "a key that is a list", "a key within a key"),
+    *(
+        "a base that is itself",
+        "an object of Python",
+        "an anchor that holds itself",
+        "a reference to itself",
+        "no number",
+    ),
+)
+
+
+@pytest.mark.parametrize("content", slow_but(QUICK_FILES, FILES))
 def test_a_yml_file_of_any_kind_is_refused_or_accepted(check, tmp_path, content):
   (tmp_path / "bad.yml").write_bytes(content)
   check("bad.yml", *(f"{k}={v}" for k, v in SOUND.items()))
@@ -249,7 +275,7 @@ def test_a_yml_file_of_any_kind_is_refused_or_accepted_by_the_other_commands(che
   assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("command", OTHER_COMMANDS.values(), ids=OTHER_COMMANDS.keys())
+@pytest.mark.parametrize("command", slow_but(["plan", "compare"], OTHER_COMMANDS))
 def test_values_and_files_that_are_wrong_for_every_command(check, tmp_path, command):
   (tmp_path / "bad.yml").write_bytes(b"steps: [1, 2\n")
   for arguments in (

@@ -51,7 +51,7 @@ def test_a_number_without_a_meaning_is_refused_by_name_or_changes_no_figure(judg
   ours = [key for key in numeric if key in HostKeys.__annotations__ and key in arguments.keys()]
   cases = list(itertools.product(ours, VALUES))
   assert len(ours) > 40
-  for key, value in random.Random(0).sample(cases, 30):
+  for key, value in random.Random(0).sample(cases, 15):
     judge(key, value)
 
 

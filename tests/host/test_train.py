@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MaxText's own trainer with an implementation from a separately installed package, through hook and launcher."""
 
+import pytest
+
 from tests.host.common import HOOK, TINY
 
 # What `python -m MODULE` does, in an interpreter that has started with the hook.
@@ -32,6 +34,7 @@ def test_the_trainer_trains_through_an_installed_implementation_with_the_hook_an
   assert text.count("pipeline_impl=fake is active: 2 stages, 2 repeats, 2 microbatches") == 1
 
 
+@pytest.mark.slow
 def test_the_launcher_trains_without_the_hook(run_python, fake_package):
   done = run_python("-m", "maxtext_pp_ext.train", *TINY, *PIPELINED, "pipeline_impl=fake", path=[fake_package])
   assert "FakePipeline was built" in done.stdout and _trained(done)

@@ -130,7 +130,7 @@ def test_the_cases_are_all_blocks_of_maxtext():
   assert len(names) == len(set(names))
 
 
-def test_the_table_of_the_documentation_lists_every_case_and_the_measured_errors_are_within_their_bounds():
+def test_the_table_of_the_documentation_lists_every_case_with_an_error():
   text, measured = "\n".join(markdown()), tables.read(MEASURED)
   rows = re.findall(r"^\| `(\w+)` \| (yes|no) \| (.*?) \| (.*?) \|", text, re.MULTILINE)
   expected = [(case.block, "yes", case.condition) for case in PIPELINED]
@@ -138,11 +138,16 @@ def test_the_table_of_the_documentation_lists_every_case_and_the_measured_errors
   assert sorted(row[:3] for row in rows) == sorted(expected)
   assert all(bool(re.match(r"\d\.\de-\d\d \(", error)) == (answer == "yes") for _, answer, _, error in rows)
   assert measured.keys() == {case.name for case in PIPELINED}
-  for case in PIPELINED:
-    config = case.config(stages=3, repeats=case.repeats(3), microbatches=3)
-    assert 0 < measured[case.name]["error"] <= bound(case, config), case.name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", PIPELINED, ids=lambda case: case.name)
+def test_the_measured_error_is_within_its_bound(case):
+  config = case.config(stages=3, repeats=case.repeats(3), microbatches=3)
+  assert 0 < tables.read(MEASURED)[case.name]["error"] <= bound(case, config)
+
+
+@pytest.mark.slow
 def test_a_wrong_gradient_of_the_load_balance_loss_is_noticed(monkeypatch):
   import jax
 

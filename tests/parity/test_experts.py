@@ -22,13 +22,13 @@ EXPERT_AXIS = {"ici_expert_parallelism": 2}
 CAPACITY = {"capacity_factor": 1.0}
 
 
-def check(case, stages, *, layers_on_the_mesh=False, **keys):
+def check(case, stages, *, implementations=IMPLEMENTATIONS, layers_on_the_mesh=False, **keys):
   config = case.config(stages=stages, repeats=case.repeats(stages), microbatches=2 * stages, **EXPERT_AXIS, **keys)
   mesh = parity.mesh_of(config)
   found = parity.assert_pipeline_parity(
       None,
       config,
-      implementations=IMPLEMENTATIONS,
+      implementations=implementations,
       mesh=mesh,
       reference_mesh=mesh if layers_on_the_mesh else None,
       tolerance=case.amplification * parity.tolerance(config),
@@ -56,12 +56,19 @@ TILES = {f"{w}_tile_{kind}_{dim}": 8 for w in ("wi", "wo") for kind in ("fwd", "
 DISPATCH = {"sparse_matmul": True, "megablox": True, **TILES}
 
 
-@pytest.mark.parametrize(
-    "name, stages", slow_but([("mixtral", 3)], [(name, stages) for name in CASES for stages in (2, 3, 4)], spread=True)
-)
-def test_maxtexts_default_dispatch_and_its_kernels_compute_what_they_do_without_a_pipeline(monkeypatch, name, stages):
+# Each with all implementations, and the quick one with one.
+QUICK = "mixtral-3-circular_bsw"
+DISPATCHED = {QUICK: ("mixtral", 3, ["circular_bsw"])} | {
+    f"{name}-{stages}": (name, stages, IMPLEMENTATIONS) for name in CASES for stages in (2, 3, 4)
+}
+
+
+@pytest.mark.parametrize("name, stages, implementations", slow_but([QUICK], DISPATCHED, spread=True))
+def test_maxtexts_default_dispatch_and_its_kernels_compute_what_they_do_without_a_pipeline(
+    monkeypatch, name, stages, implementations
+):
   monkeypatch.setattr(jax.lax, "ragged_all_to_all", ragged_all_to_all)
-  check(CASES[name], stages, layers_on_the_mesh=True, **DISPATCH)
+  check(CASES[name], stages, implementations=implementations, layers_on_the_mesh=True, **DISPATCH)
 
 
 # Each part of the tokens has a load-balance loss, and two microbatches have other parts than the batch.
@@ -76,12 +83,10 @@ def test_maxtexts_default_dispatch_and_its_kernels_compute_in_a_window_what_they
   test_windows.check(CASES[name], IMPLEMENTATIONS, scan_on_the_mesh=True, **keys)
 
 
-DROPLESS = [("mixtral", 3)]
-
-
-@pytest.mark.parametrize(
-    "name, stages", slow_but(DROPLESS, [(name, stages) for name in CASES for stages in (2, 3, 4)], spread=True)
-)
+# A quick one is in test_moe.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("name", CASES)
 def test_no_token_is_dropped_and_all_is_as_without_a_pipeline(name, stages):
   check(CASES[name], stages)
 

@@ -7,7 +7,7 @@ import pytest
 from maxtext_pp_ext.sharding.constrain import is_explicit
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but
-from tests.parity.blocks import IMPLEMENTATIONS, PIPELINED
+from tests.parity.blocks import PIPELINED
 from tests.trainer.cases import OTHERS
 
 # name: (block, keys); FSDP takes the devices that are left.
@@ -61,7 +61,16 @@ def test_the_other_implementations_on_a_mesh_equal_their_layers_on_one_device(na
   check(name, OTHERS)
 
 
+# YaRN with layers outside the pipeline, such as DeepSeek's first, is refused (tests/host/rules/test_problems.py).
+EXPLICIT = {"shard_mode": "explicit", "rope_type": "default"}
+
+
 @pytest.mark.parametrize("name", slow_but(QUICK_EXPLICIT, list(MESHES)))
 def test_a_pipeline_on_an_explicit_mesh_equals_its_layers_on_one_device(name):
-  # YaRN with layers outside the pipeline, such as DeepSeek's first, is refused (tests/host/rules/test_problems.py).
-  check(name, IMPLEMENTATIONS, shard_mode="explicit", rope_type="default")
+  check(name, "circular_bsw", **EXPLICIT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MESHES)
+def test_the_other_implementations_on_an_explicit_mesh_equal_their_layers_on_one_device(name):
+  check(name, OTHERS, **EXPLICIT)

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from maxtext_pp_ext.host.models import abstract_model
+from tests.marks import slow_but
 from tests.parity.blocks import PIPELINED
 
 
@@ -14,7 +15,12 @@ def explanation(config, parameters):
   return abstract_model.explained(config, lambda *_: parameters)[0].to_dict()
 
 
-@pytest.mark.parametrize("case", PIPELINED, ids=lambda case: case.name)
+# A layer by itself, experts, layers before the pipeline, and cycles of layers.
+QUICK = ("llama2", "mixtral", "deepseek: with an indexer", "gemma3: scan_layers, a multiple of 6 layers in a stage")
+QUICK += ("qwen3_5: scan_layers, whole cycles of inhomogeneous_layer_cycle_interval in a stage",)
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK, {case.name: case for case in PIPELINED}))
 def test_parameters_stacked_anew_are_sharded_as_those_of_a_model_that_is_built_so(case):
   configs = [case.config(stages=4 // repeats, repeats=repeats, microbatches=4) for repeats in (2, 1)]
   built = [(config, abstract_model.parameters(config, abstract_model.abstract_mesh(config))) for config in configs]

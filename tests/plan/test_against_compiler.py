@@ -18,6 +18,12 @@ from tests.marks import slow_but
 # Quick ones: of policies these two, and none with kept activations without those sets of flags that change nothing.
 _POLICIES = (", full", ", minimal_with_context")
 _CHANGES_NOTHING = re.compile("none, kept activations, (?!DENSE_VMEM)")
+# Of models, sets of flags and the series of benchmarks.scaling, those that add little to the others.
+_SLOW = re.compile(
+    r"llama4|deepseek3-671b-(batch-split|4-sequences)|llama3-70b(-8-batches|, full)|llama3-8b-8-slices, .*kept"
+    r"|llama3-70b, \w+, DENSE_VMEM_LIMIT_FLAG, |.*(FOR_ALL_REDUCE|ENABLE_ASYNC_RAGGED_ALL_TO_ALL)"
+    r"|stages=(?!2 |4 repeats=4 microbatches=8 embed=2048)"
+)
 # How far peak memory and bytes sent may be off. The compiler chooses how to gather what is gathered as it is used.
 BOUNDS = {"circular_bsw": (0.09, 0.07), "circular_ag_once": (0.07, 0.05), "circular": (0.13, 0.30), "none": (0.20, 0.17)}
 # Of models with experts, the buffers of their dispatch included.
@@ -31,7 +37,8 @@ CASES = {
 QUICK = [
     name
     for name, case in ALL.items()
-    if (", " not in case.title or case.title.endswith(_POLICIES)) and not _CHANGES_NOTHING.match(case.impl)
+    if (", " not in case.title or case.title.endswith(_POLICIES))
+    and not (_CHANGES_NOTHING.match(case.impl) or _SLOW.match(name))
 ]
 EXPERTS = ("mixtral", "deepseek", "qwen3-235b", "gpt-oss", "llama4")
 # On v6e the logits take half of the memory that the formula has.

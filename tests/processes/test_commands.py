@@ -13,6 +13,7 @@ import pytest
 
 from maxtext_pp_ext.processes import interruption
 from tests.host.common import TINY
+from tests.marks import slow_but
 from tests.processes import common
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -41,9 +42,8 @@ sys.argv = {1!r}
 runpy.run_module({0!r}, run_name="__main__", alter_sys=True)
 """
 BENCHMARK = ["benchmark", "--impl", "circular_bsw", "--output", "figures"]
-COMPARE = CLI + 'sys.exit(main(["compare", "--impl", "none,circular"]))'
 COMMANDS = {
-    "compare": COMPARE,
+    "compare": CLI + 'sys.exit(main(["compare", "--impl", "none,circular"]))',
     "compare --run": f"""{CLI}
 compare._row = lambda *_: {{"arguments": []}}
 sys.exit(main(["compare", "--impl", "none", "--run"]))
@@ -67,6 +67,12 @@ sys.exit(main(["plan", "compile_topology=v5p-8", "--validate", "1"]))
     "mutants": MODULE.format("tests.mutants", ["mutants", "--only", "nan-agrees"]),
 }
 WITHOUT_FOLDERS = {"demo"}
+# Commands that start in a second or two. The others are those of `maxtext-pp`.
+QUICK = COMMANDS.keys() - {"compare", "compare --run", "plan --validate"}
+# `maxtext-pp compare`, and what starts the same children without importing MaxText.
+EITHER = pytest.mark.parametrize(
+    "program", slow_but(["scaling"], {each: COMMANDS[each] for each in ("compare", "scaling")})
+)
 
 
 def started(folder, program):
@@ -86,7 +92,7 @@ def check_gone(command, by="SIGTERM"):
   assert command.said.splitlines()[-1].endswith(f"interrupted by {by}") and "Traceback" not in command.said
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", slow_but(QUICK | {"compare"}, list(COMMANDS)))
 def test_a_command_that_is_asked_to_end_leaves_nothing_running_and_no_temporary_folder(tmp_path, name):
   with started(tmp_path, COMMANDS[name]) as command:
     assert bool(command.left()) == (name not in WITHOUT_FOLDERS)
@@ -94,16 +100,18 @@ def test_a_command_that_is_asked_to_end_leaves_nothing_running_and_no_temporary_
     check_gone(command)
 
 
+@EITHER
 @pytest.mark.parametrize("name, code", [("SIGHUP", 129), ("SIGINT", 130)])
-def test_a_command_whose_terminal_closes_or_that_alone_is_interrupted_leaves_nothing(tmp_path, name, code):
-  with started(tmp_path, COMPARE) as command:
+def test_a_command_whose_terminal_closes_or_that_alone_is_interrupted_leaves_nothing(tmp_path, name, code, program):
+  with started(tmp_path, program) as command:
     assert command.code_after(signal.Signals[name]) == code, command.said
     check_gone(command, name)
 
 
-def test_more_signals_do_not_disturb_what_cleans_up(tmp_path):
+@EITHER
+def test_more_signals_do_not_disturb_what_cleans_up(tmp_path, program):
   """A terminal that closes sends SIGHUP twice, a service manager SIGTERM and SIGHUP."""
-  with started(tmp_path, COMPARE) as command:
+  with started(tmp_path, program) as command:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
       command.process.send_signal(number)
     common.until(lambda: command.process.poll() is not None, command.said)
@@ -111,14 +119,15 @@ def test_more_signals_do_not_disturb_what_cleans_up(tmp_path):
     assert command.running() == [] and command.left() == []
 
 
-def test_under_nohup_a_closed_terminal_does_not_end_it(tmp_path):
-  with started(tmp_path, f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{COMPARE}") as command:
+@EITHER
+def test_under_nohup_a_closed_terminal_does_not_end_it(tmp_path, program):
+  with started(tmp_path, f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{program}") as command:
     command.process.send_signal(signal.SIGHUP)
     assert command.code_after(signal.SIGTERM) == 143, command.said  # and not 129: the first signal is the one that counts
     check_gone(command)
 
 
-@pytest.mark.parametrize("name", ["compare", "demo", "mutants"])
+@pytest.mark.parametrize("name", slow_but(QUICK, ["compare", "demo", "mutants"]))
 def test_a_command_that_is_killed_leaves_nothing_running(tmp_path, name):
   with started(tmp_path, COMMANDS[name]) as command:
     command.code_after(signal.SIGKILL)

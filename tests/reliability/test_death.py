@@ -19,6 +19,7 @@ import pytest
 
 from maxtext_pp_ext.checkpoint import places
 from maxtext_pp_ext.testing import launch
+from tests.marks import slow_but
 from tests.reliability import common, dying
 from tests.reliability.common import at_metrics, pipeline, WHILE_WRITING
 from tests.trainer import cases as trainer_cases
@@ -191,7 +192,10 @@ def test_sigterm_to_the_launcher_ends_processes_that_take_no_notice(tmp_path):
   assert gone(tmp_path)
 
 
-@pytest.mark.parametrize("how, failing", [("fail", 0), ("fail", 1), ("exit", 0), ("exit", 1)])
+@pytest.mark.parametrize(
+    "how, failing",
+    slow_but([("fail", 0), ("exit", 1)], [("fail", 0), ("fail", 1), ("exit", 0), ("exit", 1)], spread=True),
+)
 def test_the_launcher_kills_who_does_not_end_when_another_has_failed(tmp_path, how, failing):
   waiting = ["-m", "tests.reliability.waiting", f"{how}-beside", "{process}", str(failing)]
   with launch.Group(waiting, processes=2, devices=1, heartbeat_s=60, cwd=tmp_path) as group:

@@ -9,6 +9,7 @@ import pytest
 from maxtext_pp_ext.host.models import run_config
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
+from tests.marks import slow_but
 
 
 def test_copies_of_a_stages_layers_are_sharded_as_the_layers_that_maxtext_makes(installed, monkeypatch):  # noqa: F811  pylint: disable=redefined-outer-name
@@ -30,7 +31,14 @@ QWIX = ("int8", "int4", "fp4", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_full", "fp8_g
 PIPELINE = ("pipeline_impl=circular_bsw", "ici_pipeline_parallelism=2")
 
 
-@pytest.mark.parametrize("kind, keys", [*((kind, ()) for kind in QWIX), ("int8", PIPELINE), ("fp8_full", PIPELINE)])
+@pytest.mark.parametrize(
+    "kind, keys",
+    slow_but(
+        [("int4", ()), ("fp8", ()), ("int8", PIPELINE), ("fp8_full", PIPELINE)],
+        [*((kind, ()) for kind in QWIX), ("int8", PIPELINE), ("fp8_full", PIPELINE)],
+        spread=True,
+    ),
+)
 def test_without_devices_a_model_that_qwix_quantizes_has_the_parameters_it_has_on_devices(installed, kind, keys):  # noqa: F811  pylint: disable=redefined-outer-name
   from flax import nnx
 

@@ -15,6 +15,7 @@ import pytest
 
 from maxtext_pp_ext.host.patch_points import table, version
 from tests.host.common import HOOK, ROOT, TINY, write_package
+from tests.marks import slow_but
 
 PATCH = ROOT / "patches" / "maxtext-0.2.5" / "extension-points.patch"
 # What setup.cfg declares, for a checkout that is not installed.
@@ -75,6 +76,7 @@ def test_patched_maxtext_trains_through_an_installed_implementation_with_the_hoo
   assert "pipeline_impl=fake is active: 2 stages" in text
 
 
+@pytest.mark.slow
 def test_patched_maxtext_refuses_conflicting_shardings_with_the_hook_off(run_python, patched, ours):
   keys = ("ici_fsdp_parallelism=2", "base_emb_dim=15", "sharding_conflicts=error")
   done = run_python(*RUN_TRAINER, *keys, path=[patched, ours], check=False)
@@ -174,7 +176,7 @@ def test_the_patch_has_the_groups_of_each_module():
   assert named == table.GROUPS and set().union(*named.values()) == set(ENTRY_POINTS)
 
 
-@pytest.mark.parametrize("hooked", [True, False])
+@pytest.mark.parametrize("hooked", slow_but([True], [True, False]))
 def test_the_hook_is_skipped_where_maxtext_is_patched(run_python, patched, ours, hooked):
   code = (HOOK + CHECKS) if hooked else CHECKS
   done = run_python("-c", code, path=[patched, ours], env={"MAXTEXT_PP_EXT": "" if hooked else "off"})

@@ -53,21 +53,23 @@ def test_the_installed_maxtext_fits_by_its_source(capsys):
             doctor.WRONG,
             "found create_nnx_pipeline(keys, ",
         ),
-        (
+        pytest.param(
             DECODERS,
             r"\bget_decoder_layers\b",
             "layer_types",
             "maxtext.layers.nnx_decoders",
             doctor.WRONG,
             "found nothing",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             TYPES,
             r"^  num_pipeline_repeats:",
             "  pipeline_rounds:",
             "maxtext.configs.types",
             doctor.WRONG,
             "num_pipeline_rep",
+            marks=pytest.mark.slow,
         ),
         (
             TYPES,
@@ -97,7 +99,13 @@ def test_what_has_changed_is_found(checkout, file, pattern, replacement, name, s
   assert words in changed[0].advice
 
 
-@pytest.mark.parametrize("name, state", [("common/checkpointing.py", doctor.NOTE), ("layers/pipeline.py", doctor.WRONG)])
+@pytest.mark.parametrize(
+    "name, state",
+    [
+        pytest.param("common/checkpointing.py", doctor.NOTE, marks=pytest.mark.slow),
+        ("layers/pipeline.py", doctor.WRONG),
+    ],
+)
 def test_a_module_that_is_gone_is_missing(checkout, name, state):
   (checkout / name).unlink()
   module = "maxtext." + name.removesuffix(".py").replace("/", ".")

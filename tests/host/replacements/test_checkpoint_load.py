@@ -26,6 +26,7 @@ from maxtext_pp_ext.host.models import abstract_model, checkpoints, layouts, run
 from maxtext_pp_ext.host.patch_points import install
 from maxtext_pp_ext.host.replacements import checkpoint_load
 from tests.host.common import TINY
+from tests.marks import slow_but
 
 SGD = {"opt_type": "sgd"}
 PIPELINED = ("pipeline_impl=circular_bsw", "ici_pipeline_parallelism=2")
@@ -117,10 +118,10 @@ def _states():
   return {name: state(*keys) for name, keys in OF_ONE_MODEL.items()}
 
 
-OWN = pytest.mark.parametrize("own", [True, False], ids=["the run's own", "load_parameters_path"])
+PLACES = {"the run's own": True, "load_parameters_path": False}
 
 
-@OWN
+@pytest.mark.parametrize("own", slow_but(["the run's own"], PLACES))
 def test_a_checkpoint_of_another_layout_is_refused_with_both_layouts_and_the_command(states, tmp_path, own):
   for saved, (saved_config, of) in states.items():
     folder = tmp_path / saved / "3"
@@ -136,7 +137,14 @@ def test_a_checkpoint_of_another_layout_is_refused_with_both_layouts_and_the_com
       assert f"this run:   {layouts.describe(config)}" in text and f"maxtext-pp convert {folder}" in text.replace("'", "")
 
 
-@pytest.mark.parametrize("saved, wanted", [("no pipeline", "another scan axis"), ("another scan axis", "repeats")])
+@pytest.mark.parametrize(
+    "saved, wanted",
+    slow_but(
+        [("another scan axis", "repeats")],
+        [("no pipeline", "another scan axis"), ("another scan axis", "repeats")],
+        spread=True,
+    ),
+)
 def test_the_command_of_the_message_makes_what_the_run_loads(states, tmp_path, monkeypatch, saved, wanted):
   """In a run whose layout differs in the scan axis, alone or with others, the arguments of the run are enough."""
   folder, argv = tmp_path / "3", [str(run_config.base_yml()), *TINY, *OF_ONE_MODEL[wanted]]
@@ -163,8 +171,8 @@ def test_a_checkpoint_of_another_optimizer_is_converted_if_that_is_said(tmp_path
   assert json.loads(capsys.readouterr().out)["optimizer_state"] and (tmp_path / "new").exists()
 
 
-@OWN
-@pytest.mark.parametrize("lacking", ["nu", "count"])
+@pytest.mark.parametrize("own", PLACES.values(), ids=PLACES.keys())
+@pytest.mark.parametrize("lacking", slow_but(["count"], ["nu", "count"]))
 def test_a_part_of_the_optimizers_state_that_lacks_is_named_where_maxtext_would_begin_it_anew(tmp_path, own, lacking):
   config = layouts.config_of_layout(TINY)
   of = checkpoints.train_state(config, {})
@@ -240,7 +248,10 @@ def arguments(keys):
   return [f"{key}={value}" for key, value in keys.items()]
 
 
-@pytest.mark.parametrize("case", PRETRAINED.values(), ids=PRETRAINED.keys())
+QUICK = ("layers would be repeated", "of a model of RL", "of half the layers")
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK, PRETRAINED))
 def test_from_pretrained_refuses_another_layout_before_it_makes_the_model(make_config, monkeypatch, tmp_path, case):
   from maxtext.utils import maxtext_utils_nnx, model_creation_utils
 
@@ -275,7 +286,7 @@ def drop(*path):
     ],
     ids=["of a pipeline", "of layers", "of no layer"],
 )
-@pytest.mark.parametrize("form", ["trainer", "inference"])
+@pytest.mark.parametrize("form", slow_but(["trainer"], ["trainer", "inference"]))
 def test_from_pretrained_refuses_a_checkpoint_that_lacks_a_weight(make_config, tmp_path, form, keys, path):
   from maxtext.utils import model_creation_utils
 
@@ -334,7 +345,7 @@ def with_zeros(config):
   return nnx.merge(graph, jax.tree.map(fill, state))
 
 
-@pytest.mark.parametrize("adapted", [False, True], ids=["model", "adapter"])
+@pytest.mark.parametrize("adapted", slow_but(["adapter"], {"model": False, "adapter": True}))
 def test_the_training_engine_restores_its_own_layout_and_refuses_others(make_config, engine, tmp_path, adapted):
   model = lambda keys: Adapter(with_zeros(make_config(**keys))) if adapted else with_zeros(make_config(**keys))
   manager = engine.CheckpointManager(str(tmp_path), make_config(**FOUR_STAGES, async_checkpointing=False))

@@ -73,24 +73,29 @@ def test_the_process_wide_default_reaches_configs_with_a_pipeline_only(make_conf
     assert make_config().pipeline_impl == "host"
 
 
+def slow(wrong, words):
+  """A problem that tests/host/rules finds on plain objects, like others that are quick here."""
+  return pytest.param(wrong, words, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "wrong, words",
     [
         ({"pipeline_impl": "circular_bws"}, "did you mean 'circular_bsw'"),
         ({"pipeline_impl": "none"}, "pipeline_impl=none names no implementation"),
         ({"base_num_decoder_layers": 5}, "cannot be divided"),
-        ({"num_pipeline_repeats": 3}, "Set num_pipeline_repeats=2"),
+        slow({"num_pipeline_repeats": 3}, "Set num_pipeline_repeats=2"),
         ({"num_pipeline_microbatches": 3}, "not a multiple of 2 stages"),
-        ({"pipeline_delay_activation_forwarding": "True"}, "fewer than 4"),
-        ({"rows": 7}, "a batch of 7 rows"),
-        ({"pipeline_fsdp_ag_once": "True"}, "Set pipeline_fsdp_ag_once=False"),
+        slow({"pipeline_delay_activation_forwarding": "True"}, "fewer than 4"),
+        slow({"rows": 7}, "a batch of 7 rows"),
+        slow({"pipeline_fsdp_ag_once": "True"}, "Set pipeline_fsdp_ag_once=False"),
         ({"pipeline_fsdp_ag_per_repeat": "True"}, "Set pipeline_fsdp_ag_per_repeat=False"),
         ({"decoder_block": "gemma4"}, "bypasses the pipeline"),
-        ({"decoder_block": "gpt_oss", "scan_layers": "False"}, "without attention_type"),
-        ({"mhc_expansion_rate": 2}, "mhc_expansion_rate=2"),
+        slow({"decoder_block": "gpt_oss", "scan_layers": "False"}, "without attention_type"),
+        slow({"mhc_expansion_rate": 2}, "mhc_expansion_rate=2"),
         ({"custom_mesh_and_rule": "pure-fsdp"}, "no axis 'stage'"),
         ({"pipeline_gather_dtype": "fp4"}, "'compute'"),
-        ({"fused_qkv": "True", "rows": 4}, "fused_qkv=True needs equally many rows on each of 4 devices (fsdp=4)"),
+        slow({"fused_qkv": "True", "rows": 4}, "fused_qkv=True needs equally many rows on each of 4 devices (fsdp=4)"),
         (
             {"fused_qkv": "True", "rows": 8, "eval_interval": 5, "eval_per_device_batch_size": 0.5},
             "an evaluation's microbatch of eval_per_device_batch_size=0.5 has 2",

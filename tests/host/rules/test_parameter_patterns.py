@@ -46,9 +46,9 @@ def masked(key, patterns, keys):
 @pytest.mark.parametrize(
     "keys, patterns, without, with_pipeline",
     [
-        (DEEPSEEK, ["moe_layers/"], 16, 0),
+        pytest.param(DEEPSEEK, ["moe_layers/"], 16, 0, marks=pytest.mark.slow),
         (DEEPSEEK, ["decoder/(dense_layers|moe_layers)/"], 28, 12),
-        (DENSE, [".*norm.*", "decoder/layers/mlp/.*"], 6, 3),
+        pytest.param(DENSE, [".*norm.*", "decoder/layers/mlp/.*"], 6, 3, marks=pytest.mark.slow),
         (DENSE, ["decoder/pipeline_module/layers/mlp/"], 0, 3),
         (PARTLY, ["decoder/layers/mlp/wo"], 1, 0),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 from maxtext_pp_ext.plan import check
 from tests.host.common import TINY
+from tests.marks import slow_but
 
 EXPERTS = {"num_experts": "4", "num_experts_per_tok": "2", "base_moe_mlp_dim": "32"}
 MODELS = (
@@ -95,7 +96,11 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("keys, devices", ASKED.values(), ids=ASKED.keys())
+QUICK = ("stages that nobody counts", "such stages on eight devices", "three of eight and a window", "the rest twice")
+QUICK += ("seven devices",)
+
+
+@pytest.mark.parametrize("keys, devices", slow_but(QUICK, ASKED, spread=True))
 def test_devices_that_cannot_be_shared_out_are_told_with_keys_and_a_remedy_that_is_accepted(installed, keys, devices):
   values = EIGHT_LAYERS | keys
   *_, error = errors = check.check([f"{key}={value}" for key, value in values.items()], devices).errors
