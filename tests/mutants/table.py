@@ -36,7 +36,7 @@ NEXT_CALL = "tests/parity/test_dropout.py::test_another_call_drops_something_els
 FP8 = "tests/parity/test_quantization.py::test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline[3-1-2-1]"
 SUMS = (
     "tests/engine/transfers/test_transfer.py::"
-    "test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_come_in[{}-partial_axes{}-4]"
+    "test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_come_in[{}-partial_axes{}-4-False]"
 )
 FINISHED = "tests/engine/test_sums.py::test_the_last_gradient_of_a_repeat_is_added_where_the_sum_waits[window]"
 TILES = "tests/engine/test_partial.py::test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch"
@@ -1081,6 +1081,16 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "if all(self.found.pinned.get(key, size)",
             "if all(size",
             "tests/cli/test_plan.py::test_what_the_run_says_of_its_pipeline_is_not_chosen_otherwise",
+        ),
+        Mutant(
+            "plan-copies-experts",
+            "plan takes it that XLA copies experts' weights, too, ahead of a loop over layers",
+            "plan/quantities.py",
+            "if stages == 1 and not w.of_experts",
+            "if stages == 1",
+            "tests/plan/test_quantities.py::"
+            "test_xla_copies_weights_ahead_of_a_loop_over_layers_and_tables_that_do_not_fill_the_lanes"
+            "[experts]",
         ),
         Mutant(
             "plan-long-axes-open",
