@@ -204,9 +204,10 @@ def _trust() -> Iterator[str]:
   )
   at_use = ("circular", "none")
   yield f"has predicted and compiled figures of {len(errors)} steps:"
-  average, most, programs = held_back()
-  yield f"""has {programs} steps of models that no constant was taken from. Seconds are {average} off on average, and
-      {most} at most"""
+  average, most, programs = held_back("Seconds")
+  of_memory, most_of_memory, _ = held_back("Memory")
+  yield f"""has {programs} steps of models that no constant was taken from. Memory is {of_memory} off on average and
+      {most_of_memory} at most. Seconds are {average} off on average, and {most} at most"""
   yield f"""
       | dense models, `circular_bsw` and `circular_ag_once` | within {within(of("peak_GB", kept, "llama3-8b-v6e"))}, on
       v6e-64 up to {percent(v6e)} too much | within {within(of("wire_total_GB", kept))} |

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import functools
 import math
 import pathlib
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import compile_step, first_page, plan_error, scaling, shapes, tables
 from benchmarks import overlap as overlap_benchmark
@@ -34,12 +34,30 @@ _FRACTIONS = {"half": 1 / 2} | {
 }
 
 
-def held_back() -> tuple[str, str, str]:
-  """How far off the seconds of steps held back are, on average and at most, and of how many steps."""
+def held_back(what: str) -> tuple[str, str, str]:
+  """How far off "Seconds" or "Memory" of steps held back are, on average and at most, and of how many steps."""
   text = text_of("benchmarks/results/held_back.md")
-  found = re.search(r"Seconds are off by ([\d.]+)% on average and (\d+)% at most \((\d+) programs\)", text)
+  found = re.search(rf"{what} (?:is|are) off by ([\d.]+)% on average and (\d+)% at most \((\d+) programs\)", text)
   average, most, programs = found.groups() if found else ("", "", "")
   return percent(float(average) / 100), f"{most} %", programs
+
+
+class Ratios(NamedTuple):
+  """Of the window to none, under each policy of policies.json but `full`."""
+
+  steps: list[float]
+  peaks: list[float]
+
+
+def policies(shape: str) -> Ratios:
+  pairs = [rows for policy, rows in table("policies")[shape].items() if policy != "full" and len(rows) == 2]
+  steps = [rows["window"]["projection"]["step_s"] / rows["none"]["projection"]["step_s"] for rows in pairs]
+  told = [rows for rows in pairs if rows["none"]["peak_GB"]]
+  return Ratios(steps, [rows["window"]["peak_GB"] / rows["none"]["peak_GB"] for rows in told])
+
+
+def between(ratios: Sequence[float]) -> str:
+  return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
 @functools.cache
