@@ -63,11 +63,13 @@ def backward(
     outside of the pipeline).
   """
   schedule, iterations = pipeline.schedule, pipeline.iterations
-  # Buffers that backward alone needs take no memory before the cotangents are there, beside the logits.
-  given = cotangents.outputs, [w.current for w in kept.weights], [jnp.zeros(()) for _ in kept.weights]
-  outputs, current, behind = jax.lax.optimization_barrier(given)
+  # Buffers that backward alone needs take no memory before the cotangents are there, beside the logits. What needs no
+  # other memory is left: then the last iteration is recomputed while the logits' weights are gathered.
+  later = [w.current if w.has_next_buffer else None for w in kept.weights]
+  given = cotangents.outputs, later, [jnp.zeros(()) for _ in later]
+  outputs, later, behind = jax.lax.optimization_barrier(given)
   cotangents = cotangents._replace(outputs=outputs)
-  loaded = [w.with_(current=current[k]) for k, w in enumerate(kept.weights)]
+  loaded = [w if later[k] is None else w.with_(current=later[k]) for k, w in enumerate(kept.weights)]
   weights = of_all.carried([w.open(schedule.repeats - 1).zeros(behind[k]) for k, w in enumerate(loaded)])
   carry = _initial_state(pipeline, cotangents), weights
   advances = pipeline.gathers or pipeline.reduces
