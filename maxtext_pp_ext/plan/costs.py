@@ -46,7 +46,7 @@ class Part(enum.StrEnum):
 
   PARAMETERS = "parameters"
   MOMENTS = "moments"  # the optimizer's
-  COPIES = "copies"  # of weights, for loops that gather them, and of the table of embeddings and its moments
+  COPIES = "copies"  # of weights, for loops that gather them
   GRADIENTS = "gradients"  # sharded
   DOUBLE_BUFFER = "double_buffer"  # of gathered weights: current and next
   ALL_WEIGHTS = "all_weights"  # gathered, of all repeats
@@ -88,9 +88,8 @@ class Sizes:
   gradients: int  # of layers in the dtype of the gather
   gradients_at_once: int  # the same if each gradient is reduced at once: of layers in the dtype of sums
   optimizer: int  # its moments
-  # Of layers without stages, in the dtype of compute and with the layers in front: so XLA copies weights, but not those
-  # of experts, before the loop over the layers. And of a table of embeddings whose shards do not fill the TPU's lanes,
-  # and of its moments, in another order (`python -m benchmarks.held_back --model qwen2.5-7b qwen3-8b --hlo …`).
+  # Of layers' weights without stages, in the dtype of compute and with the layers in front: so XLA copies weights before
+  # the loop over layers, but not those of experts (`python -m benchmarks.held_back --model qwen2.5-7b qwen3-8b --hlo …`).
   copies: int = 0
   # Of a repeat's weights.
   gathered: int  # in the dtype of the gather
@@ -281,7 +280,9 @@ def _double_buffer(schedule: CircularSchedule, gather_policy: GatherPolicy, size
     }
   if schedule.microbatches > 1:  # finished sums wait in the double buffer
     return weights | {Part.SUMS: sizes.summed}
-  return weights | {Part.GRADIENTS_OF_LAYER: sizes.summed}
+  # Gradients of dense layers are reduced as weights leave the buffers, those of kernels beside them.
+  behind = sizes.gathered_of_kernels if schedule.repeats > 1 else 0
+  return weights | {Part.GRADIENTS_OF_LAYER: sizes.summed + behind}
 
 
 def without(layers: int, sizes: Sizes) -> Costs:
@@ -307,7 +308,8 @@ def without(layers: int, sizes: Sizes) -> Costs:
   backward = {
       Part.GRADIENTS: sizes.parameters,
       Part.WEIGHTS_OF_LAYER: sizes.gathered,
-      Part.UNREDUCED: sizes.gathered,
+      # Those that kernels compute are cast to the dtype of sums before they are reduced.
+      Part.UNREDUCED: sizes.gathered - sizes.gathered_of_kernels + sizes.summed_of_kernels,
       **kept,
       Part.WORK_OF_LAYER: sizes.work,
   }

@@ -74,14 +74,13 @@ def sizes(
   tokens = _tokens(config, mesh) / (schedule.microbatches if schedule else 1)
   # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
   sent_outside, sent_ends = (sum(of.to_gather(w, narrow=True) for w in each) for each in (outside, ends))
-  tables = sum(of.own(w) for w in ends if not w.in_lanes) * (1 + weights.moments / own)
   of_logits = weights.of_logits() if stages > 1 and adds_up_logits(config) else []
   return costs.Sizes(
       parameters=own,
       gradients=gradients(of.gathered if is_shared else of.summed),
       gradients_at_once=gradients(of.summed),
       optimizer=weights.moments,
-      copies=round(tables + sum(of.stored_narrow(w) for w in inside if stages == 1 and not w.of_experts)),
+      copies=round(sum(of.stored_narrow(w) for w in inside if stages == 1 and not w.of_experts)),
       gathered=per_repeat(of.gathered),
       summed=per_repeat(of.summed),
       gathered_of_kernels=per_repeat(of.gathered, of.kernels),

@@ -101,8 +101,8 @@ def test_a_search_of_flags_goes_on_where_it_was(searched, tmp_path, capsys):
 
 def test_a_shape_without_a_policy_has_no_rows_with_kept_activations(searched, capsys):
   with pytest.raises(SystemExit):
-    searched("--shape", "gpt-oss-120b", "--keep")
-  assert "no policy of kept activations for gpt-oss-120b" in capsys.readouterr().err
+    searched("--shape", "deepseek3-671b", "--keep")
+  assert "no policy of kept activations for deepseek3-671b" in capsys.readouterr().err
 
 
 def test_flags_that_cannot_be_used_end_the_command_before_anything_is_compiled(capsys):

@@ -1089,8 +1089,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "if stages == 1 and not w.of_experts",
             "if stages == 1",
             "tests/plan/test_quantities.py::"
-            "test_xla_copies_weights_ahead_of_a_loop_over_layers_and_tables_that_do_not_fill_the_lanes"
-            "[experts]",
+            "test_xla_copies_weights_but_those_of_experts_ahead_of_a_loop_over_layers[experts]",
         ),
         Mutant(
             "plan-long-axes-open",

@@ -25,7 +25,7 @@ _SLOW = re.compile(
     r"|stages=(?!2 |4 repeats=4 microbatches=8 embed=2048)"
 )
 # How far peak memory and bytes sent may be off. The compiler chooses how to gather what is gathered as it is used.
-BOUNDS = {"circular_bsw": (0.09, 0.07), "circular_ag_once": (0.07, 0.05), "circular": (0.13, 0.30), "none": (0.20, 0.17)}
+BOUNDS = {"circular_bsw": (0.09, 0.07), "circular_ag_once": (0.07, 0.05), "circular": (0.13, 0.30), "none": (0.17, 0.17)}
 # Of models with experts, the buffers of their dispatch included.
 BOUNDS_WITH_EXPERTS = (0.10, 0.15)
 ALL = {f"{case.title}, {case.impl}": case for case in plan_error.cases()}
@@ -71,8 +71,8 @@ def test_predicted_memory_and_traffic_are_near_the_compilers(name):
   case, (costs, estimate) = CASES[name], predicted(name)
   impl = shapes.implementation_of(case.impl)
   memory, sent = BOUNDS_WITH_EXPERTS if case.title.startswith(EXPERTS) else BOUNDS.get(impl, (0.13, 0.05))
-  if case.title == OFF and impl in ("circular_bsw", "circular_ag_once"):
-    memory = 0.28
+  if case.title == OFF:
+    memory = 0.28 if impl in ("circular_bsw", "circular_ag_once") else 0.16
   memory = 0.10 if (case.title, impl) == (TWO_STAGES, "circular_bsw") else memory
   sent = 0.10 if (case.title, impl) == (FEW_REPEATS, "circular_bsw") else sent
   assert costs.peak / 1e9 == pytest.approx(case.figures["peak_GB"], rel=memory)

@@ -15,7 +15,6 @@ from tests.docs.figures.results import (
     span,
     SPARSECORES,
     table,
-    WITH_EXPERTS,
     within,
 )
 from tests.plan import test_against_compiler
@@ -58,12 +57,8 @@ def _estimates() -> Iterator[str]:
       peak"""
   errors = {row: found["step_s"] for row, found in plan_errors().items() if "step_s" in found}
   average = sum(map(abs, errors.values())) / len(errors) * 100
-  # When circular and circular_ag_once of the models with experts were compiled, the table had two of these rows.
-  before = {("mixtral-8x7b-dropless", "circular_ag_once"), ("qwen3-235b-a22b", "circular_ag_once")}
-  after = {(shape, impl) for shape in WITH_EXPERTS for impl in ("circular", "circular_ag_once")} & errors.keys() - before
   yield f"""Over its rows estimates are {average:.1f} % off the projections on average, and {within(errors.values())} at
-      most. {_WORDS[len(after)].capitalize()} rows were compiled after the constants had been fitted. Their estimates are
-      at most {within(errors[row] for row in after)} off.
+      most.
       [A run outside of it](choosing.md#an-example-where-it-pays) was {choosing.too_high()} % too high."""
   tie = percent(test_against_compiler.TIE)
   yield f"""Where projections of one shape differ by more than {tie}, the estimates have the same order, or differ by
