@@ -66,7 +66,8 @@ def sizes(
     return sum(bytes_of(w) for w in inside if which(w)) / max(sum(map(bytes_of, inside)), 1.0)
 
   def gradients(bytes_of: Callable[[Weight], float]) -> int:
-    return round(sum(of.shard(w, bytes_of(w)) for w in inside) / stages + sum(map(of.own, outside)))
+    of_layers = sum(of.shard(w, bytes_of(w)) for w in inside) / stages
+    return round(of_layers + sum(of.shard(w, of.stored(w)) for w in outside))
 
   # Where nothing shards the batch, a microbatch's gradient is complete, and summed where it is stored.
   data_axes = data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape)

@@ -159,10 +159,6 @@ class Bytes:
     replicas = 2 * (1 - 1 / self._over(w.replicas_over, self._slices)) * self.narrow(w) / self._over(w.gathered_over)
     return self.gathered_between(w, self.narrow(w)) + replicas
 
-  def own(self, w: Weight) -> float:
-    """Of a device's shard, as `stored`."""
-    return self.shard(w, self.stored(w))
-
   def stored_narrow(self, w: Weight) -> float:
     """Of a device's shard, as `narrow`."""
     return self.shard(w, self.narrow(w))

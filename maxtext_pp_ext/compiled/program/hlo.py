@@ -186,7 +186,7 @@ def program(text: str) -> Module:
       calls.prepare()
     except graphlib.CycleError as error:
       raise HloError(f"The computation {error.args[1][0]} runs itself.") from error
-    return _with_starts(module)
+    return _with_starts(module) if _STARTS in text else module
 
 
 def _with_starts(module: Module) -> Module:
@@ -198,8 +198,6 @@ def _with_starts(module: Module) -> Module:
       ends[computation.name] = "async-start" if _STARTS in step.attributes else "async-done"
     if _SPREAD in step.attributes:
       channels[computation.name] = step.attribute(r"channel_id=(\d+)")
-  if not ends:
-    return module
   starting = {name for name, opcode in ends.items() if opcode == "async-start"}
   computations = {}
   for computation in module.computations.values():
