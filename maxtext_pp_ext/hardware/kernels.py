@@ -10,5 +10,5 @@ SPLASH = {"fwd": 2, "dkv": 4, "dq": 3}
 SPLASH_FUSED_BACKWARD = 5  # dkv and dq in one kernel
 NAMES_OF_ATTENTION = ("splash", "flash_attention")  # words in the names of such kernels
 # Shares of the peak. That of grouped products is fitted to two published runs, deepseek2-16b-v5p-8 and
-# mixtral-8x7b-v5p-256: alone they would give 0.79 and 0.93 (`python -m benchmarks.published`). The others are assumptions.
+# mixtral-8x7b-v5p-256. Alone they would give 0.79 and 0.93 (`python -m benchmarks.published`). Others are assumptions.
 EFFICIENCY = {ATTENTION: 0.5, GROUPED_PRODUCT: 0.85, OTHER: 1.0}

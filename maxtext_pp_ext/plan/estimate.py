@@ -16,6 +16,7 @@ from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.hardware.kernels import ATTENTION, EFFICIENCY, GROUPED_PRODUCT, SPLASH
 from maxtext_pp_ext.hardware.torus import Slice
 from maxtext_pp_ext.plan.costs import Costs, gathers, reductions, Sent, Sizes
+from maxtext_pp_ext.plan.experts import Experts
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 # How much longer than at the peak a product takes by itself, from the TPU compiler's estimated cycles (libtpu 0.0.48.1):
@@ -72,6 +73,10 @@ _WHILE_SENT = 0.5
 # query_proj=offload mlpwi_0=offload --trace`). Our other loops fetch beside a whole iteration.
 _WHILE_FETCHED = 1 / 3
 _WIDE = 4  # bytes that a value between products counts for, whatever its dtype: see `hardware/chips.py`
+# Bytes of zeros that are filled in a cycle, by the compiler's estimate: 11.7 cycles for each tile of 2 × 128 values of 16
+# bits. A ragged exchange has its buffers in such tiles. DeepSeek2 16B and Mixtral 8x7B on v5p: 10.5 ms for 805 MB, 3.5 ms
+# for 268.
+_FILLED_PER_CYCLE = 2 * 128 * 2 / 11.7
 OPTIMIZER = "optimizer"  # a part of the seconds of a step
 # The share of the dispatch that compute hides where it may travel overlapped with compute, and where the parts of a
 # microbatch take turns, too. In MaxText's layers little can compute before the tokens arrive. 34 to 49 % of it in
@@ -95,14 +100,12 @@ class Work:
   recomputed: float  # share of attention's forward that backward computes again
   again: float  # and of products
   elementwise: float  # values that the layers read or write between products
-  moved_of_experts: float  # bytes that layers with experts read and write beside these
+  copied: float  # values that kernels compute and that are kept
+  experts: Experts  # of all layers and microbatches
   # Bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
   stream: float
-  routed: float  # bytes of tokens that a device sends to experts, and of their results, its own experts included
   dispatches_beside: bool  # whether XLA's flags let these travel overlapped with compute
   parts: int  # parts of a microbatch, of which one computes while another's tokens travel (batch-split schedule)
-  # With a capacity, bytes sent to gather experts' weights where the tokens are, and to add up their gradients.
-  gathered_of_experts: float
   experts_devices: int  # the devices that share the experts
   loop: int  # the layers, or cycles of layers, that MaxText's own loop runs; 0 if it does not
   vmem_kib: int | None  # XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given
@@ -173,8 +176,7 @@ def estimate(
       "products": _products(chip, work, schedule) * with_bubbles + longer,
       "grouped products": work.grouped / (chip.flops * EFFICIENCY[GROUPED_PRODUCT]) * with_bubbles,
       "attention": of_splash * work.attention / (chip.flops * EFFICIENCY[ATTENTION]) * with_bubbles,
-      "elementwise": (_WIDE * work.elementwise / chip.elementwise + work.moved_of_experts / chip.hbm_bandwidth)
-      * with_bubbles,
+      "elementwise": _elementwise(chip, work) * with_bubbles,
       "sums of gradients": _SUM_ROUND_TRIPS * summed / chip.hbm_bandwidth,
       "dispatch": dispatch - hidden,
       "copies of weights": _copied(work, schedule, gather_policy) / chip.hbm_bandwidth,
@@ -255,6 +257,13 @@ def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -
   return work.products * longer / chip.flops + round_trips * work.stream / chip.hbm_bandwidth
 
 
+def _elementwise(chip: chips.Chip, work: Work) -> float:
+  """Seconds of what is between products and kernels."""
+  values = work.elementwise + 4 * work.copied  # each is read and written in forward, and again in backward
+  moved = _WIDE * values / chip.elementwise + work.experts.moved / chip.hbm_bandwidth
+  return moved + work.experts.filled / (chip.clock * _FILLED_PER_CYCLE)
+
+
 def _has_large_vmem(work: Work) -> bool:
   return (work.vmem_kib or 0) >= _LARGE_VMEM_KIB
 
@@ -328,7 +337,7 @@ def _dispatch(chip: chips.Chip, its_slice: Slice, work: Work) -> float:
 
   def seconds(length: int, links: int) -> float:
     crossing = (length // 2) * (length - length // 2) / length
-    return (work.gathered_of_experts + work.routed * crossing) / (links * _link(chip))
+    return (work.experts.gathered + work.experts.routed * crossing) / (links * _link(chip))
 
   lengths, links = its_slice.lengths, its_slice.links
   if not (spanned := its_slice.spanned(work.experts_devices)):

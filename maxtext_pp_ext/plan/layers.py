@@ -32,7 +32,7 @@ from maxtext_pp_ext.host.models import loss
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, rules_in_play
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn
 from maxtext_pp_ext.plan.costs import DEVICE, OFFLOAD
-from maxtext_pp_ext.plan.operations import Array, Axes, Kind, of_spec, Operation, Reader
+from maxtext_pp_ext.plan.operations import Array, Axes, between, is_of_kernel, Kind, of_spec, Operation, Reader
 from maxtext_pp_ext.plan.weights import gathered
 from maxtext_pp_ext.sharding.resolve import resolve
 
@@ -45,11 +45,14 @@ Cases = np.ndarray  # a value, or a truth, for each of several policies
 
 
 class Again(enum.Enum):
-  """What backward computes again beside kinds of operations."""
+  """What a policy decides beside which kinds of operations backward computes again."""
 
   BETWEEN = enum.auto()  # reads and writes, of what is between products
   DISPATCHES = enum.auto()  # tokens that go to experts
   COMBINES = enum.auto()  # their results that come back
+  # What kernels compute and a policy keeps. A product writes its result to where it is kept; a kernel's result is copied
+  # there, and back for backward.
+  COPIED = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,15 +115,18 @@ class Block:
       operations, self._reads[region] = self._walk(arrays)
       for each in operations:
         of.setdefault(each, set()).add(region)
-    of_between = _between(forward, x)
+    of_between = between(forward, x)
     products = [array for each in forward if each.kind is Kind.PRODUCT for array in (*each.operands, *each.results)]
     # Bytes that its products read and write: activations, and weights.
     self.moved = sum(array.bytes for array in products if array in of_between)
     self.weights = sum(array.bytes for array in products if array not in of_between)
+    of_kernels = (array for array, name in self._stops.items() if name and is_of_kernel(array))
+    self._copied = {array: array.bytes / array.itemsize for array in of_kernels}
     # Operations that the same regions run: their amounts.
     self._amounts = collections.defaultdict[frozenset[Array | None], Amounts](Amounts)
     exchanges = [each for each in forward if each.kind is Kind.EXCHANGE]
     self.whole = Amounts()
+    self.whole.add({Again.COPIED: sum(self._copied.values())})
     for each in forward:
       amounts: dict[Kind | Again, float] = {each.kind: each.amount}
       if each.kind is Kind.EXCHANGE:
@@ -138,7 +144,7 @@ class Block:
   def under(self, keeps: Mapping[str, Cases], size: int) -> tuple[dict[str | None, Cases], dict[Kind | Again, Cases]]:
     """({name: bytes that are kept}, {kind: amount that is computed again}) of `size` policies; the input has no name."""
     runs: dict[Array | None, Cases] = {None: np.ones(size, bool)}
-    kept = dict[str | None, Cases]()
+    kept, copied = dict[str | None, Cases](), np.zeros(size)
     for array, name in self._stops.items():
       reached = np.full(size, array in self._needed)
       for region, running in runs.items():
@@ -146,9 +152,10 @@ class Block:
           reached = reached | running
       stays = reached & keeps[name] if name else reached
       kept[name] = kept.get(name, 0.0) + stays * array.bytes
+      copied += stays * self._copied.get(array, 0.0)
       if name:
         runs[array] = reached & ~keeps[name]
-    again = dict[Kind | Again, Cases]()
+    again: dict[Kind | Again, Cases] = {Again.COPIED: copied}
     for regions, amounts in self._amounts.items():
       running = np.any([runs[region] for region in regions], axis=0)
       for kind, amount in amounts.items():
@@ -198,16 +205,6 @@ def _sums[K](weighted: Iterable[tuple[float, Mapping[K, Cases]]]) -> dict[K, Cas
   return found
 
 
-def _between(forward: Iterable[Operation], x: Array) -> dict[Array, float]:
-  """The bytes of what products and kernels read and write, other than weights."""
-  on_input = {x}
-  for each in forward:
-    if not on_input.isdisjoint(each.operands):
-      on_input.update(each.results)
-  heavy = (each for each in forward if each.kind is not Kind.OTHER)
-  return {array: array.bytes for each in heavy for array in (*each.operands, *each.results) if array in on_input}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layers:
   """The blocks of a model, each with how many of them run one after another, on one device of a mesh."""
@@ -224,6 +221,11 @@ class Layers:
   def moved(self) -> float:
     """Bytes of activations that forward's products read and write, for each token."""
     return sum(count * block.moved for block, count in self.blocks) / self.tokens
+
+  @property
+  def of_kernels(self) -> float:
+    """Values that kernels compute and a policy may keep, for each token."""
+    return sum(count * block.whole[Again.COPIED] for block, count in self.blocks) / self.tokens
 
   @property
   def weights(self) -> float:

@@ -209,6 +209,23 @@ def _kind(eqn: JaxprEqn) -> Kind:
   return Kind.EXCHANGE if name in ("all_to_all", "ragged_all_to_all") else Kind.OTHER
 
 
+def between(forward: Iterable[Operation], x: Array) -> dict[Array, float]:
+  """The bytes of what products and kernels read and write, other than weights."""
+  on_input = {x}
+  for each in forward:
+    if not on_input.isdisjoint(each.operands):
+      on_input.update(each.results)
+  heavy = (each for each in forward if each.kind is not Kind.OTHER)
+  return {array: array.bytes for each in heavy for array in (*each.operands, *each.results) if array in on_input}
+
+
+def is_of_kernel(array: Array) -> bool:
+  """Whether a kernel computes an array, but for its shape and order."""
+  while array.maker and array.maker.kind is Kind.OTHER and len(array.maker.operands) == 1:
+    (array,) = array.maker.operands
+  return array.maker is not None and array.maker.kind in (Kind.ATTENTION, Kind.GROUPED)
+
+
 def of_spec(spec: Any, rank: int) -> Axes:
   return tuple(tuple(mesh_axes(of)) for of in [*spec, *[None] * rank][:rank])
 

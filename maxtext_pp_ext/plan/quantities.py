@@ -226,12 +226,11 @@ def work(
       recomputed=again[Kind.ATTENTION],
       again=again[Kind.PRODUCT],
       elementwise=(3 + kept.again[Again.BETWEEN]) * tokens * layers * values,
-      moved_of_experts=times * of_experts.moved,
+      copied=kept.again.get(Again.COPIED, 0.0) * tokens * layers_read.of_kernels / stages,
+      experts=of_experts.times(times),
       stream=(3 + again[Kind.PRODUCT]) * layers * microbatches * _activations(config, schedule, mesh),
-      routed=times * of_experts.routed,
       dispatches_beside=bool(config.sparse_matmul) and dispatches_beside_compute(config),
       parts=rows_of_devices.parts(config),
-      gathered_of_experts=times * of_experts.gathered,
       experts_devices=math.prod(
           ici[axis] for axis in axes_of(resolve(("exp",), mesh, config.logical_axis_rules)) - {"stage"}
       ),

@@ -66,6 +66,9 @@ def test_what_is_not_dispatched_again_is_not_sent_again_and_takes_as_much_memory
   assert (dispatch.sent - none.sent, both.sent - dispatch.sent) == (4 * rows * token, rows * token)
   assert none.held == dispatch.held == both.held
   assert none.flops == 9 * 2 * rows * 16 * 24
+  # Backward of both exchanges receives into zeros, whatever is computed again.
+  assert none.filled == both.filled == (4 * rows + rows) * token
+  assert experts(config, AbstractMesh((1,), ("expert",)), 100).filled == 0
 
 
 def test_parts_of_a_microbatch_hold_less_than_all_of_it_and_more_than_their_share():

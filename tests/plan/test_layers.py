@@ -90,6 +90,17 @@ def test_what_is_kept_and_computed_again_is_what_jax_keeps_and_computes_again(mo
     assert kept.again[Kind.PRODUCT] * forward == pytest.approx(expected[2], rel=1e-9), keys
 
 
+@pytest.mark.parametrize(
+    "model, name, values", [("llama3-8b", "attention_out", 4096), ("mixtral-8x7b", "mlpwo", 2 * 4096)]
+)
+def test_what_kernels_compute_is_copied_if_it_is_kept_and_what_products_compute_is_not(model, name, values):
+  config, found = read(model)
+  copied = lambda *names: found.of_kernels * found.under(dict.fromkeys(names, "device").get).again[layers.Again.COPIED]
+  assert copied() == copied("query_proj", "out_proj") == 0.0
+  assert copied(name) == pytest.approx(config.num_decoder_layers * values)
+  assert copied(name, "query_proj") == copied(name) < found.of_kernels * 1.001
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["gemma4-31b", "qwen3-next-80b-a3b"])
 def test_layers_that_do_not_offload_keep_it_on_the_device(model):
