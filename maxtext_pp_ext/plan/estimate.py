@@ -16,7 +16,6 @@ from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.hardware.kernels import ATTENTION, EFFICIENCY, GROUPED_PRODUCT, SPLASH
 from maxtext_pp_ext.hardware.torus import Slice
 from maxtext_pp_ext.plan.costs import Costs, gathers, reductions, Sent, Sizes
-from maxtext_pp_ext.plan.experts import Experts
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 # How much longer than at the peak a product takes by itself, from the TPU compiler's estimated cycles (libtpu 0.0.48.1):
@@ -83,6 +82,23 @@ OPTIMIZER = "optimizer"  # a part of the seconds of a step
 # DeepSeek-V3, 44 to 81 % in Mixtral 8x7B, 62 % with two parts (`--shape deepseek3-671b-4096 mixtral-8x7b-dropless
 # deepseek3-671b-batch-split --flags ENABLE_ASYNC_RAGGED_ALL_TO_ALL`).
 _HIDDEN, _HIDDEN_OF_PARTS = 0.4, 0.6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts:
+  """What experts cost one device, forward and backward: of one layer and one microbatch, or of all."""
+
+  sent: float = 0.0  # bytes of the buffers that receive tokens, or weights, from the other devices of the expert axis
+  routed: float = 0.0  # bytes of tokens that go to experts, its own included, and of results, if routing is balanced
+  gathered: float = 0.0  # with a capacity, bytes sent to gather the experts' weights twice and to add up their gradients
+  held: float = 0.0  # bytes that backward holds at once
+  moved: float = 0.0  # bytes read and written outside of products
+  filled: float = 0.0  # bytes of zeros into which backward receives gradients
+  flops: float = 0.0  # FLOPs of grouped products, without those that are computed again
+
+  def times(self, number: float) -> "Experts":
+    """Of so many layers and microbatches."""
+    return Experts(**{name: number * each for name, each in dataclasses.asdict(self).items()})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

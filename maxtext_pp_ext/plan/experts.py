@@ -3,7 +3,6 @@
 """What a layer's experts cost a device: tokens that are dispatched and combined, and the buffers for them."""
 
 from collections.abc import Mapping
-import dataclasses
 import types
 from typing import Any
 
@@ -13,6 +12,7 @@ from jax.sharding import AbstractMesh
 from maxtext_pp_ext.config.derived import dispatches_beside_compute
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
+from maxtext_pp_ext.plan.estimate import Experts
 from maxtext_pp_ext.plan.layers import Again, Layers
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.sharding.resolve import read_rules
@@ -40,23 +40,6 @@ _OWN_LOOP = 1.42
 _WITH_BIASES, _HELD_WITH_BIASES = 2.8, 1.95
 # Dispatch with a capacity: what is held of the gathered weights of all experts, one gradient of the three included.
 _WEIGHTS_HELD = 4 / 3
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Experts:
-  """Of one layer and one microbatch on one device, forward and backward."""
-
-  sent: float = 0.0  # bytes of the buffers that receive tokens, or weights, from the other devices of the expert axis
-  routed: float = 0.0  # bytes of tokens that go to experts, its own included, and of results, if routing is balanced
-  gathered: float = 0.0  # with a capacity, bytes sent to gather the experts' weights twice and to add up their gradients
-  held: float = 0.0  # bytes that backward holds at once
-  moved: float = 0.0  # bytes read and written outside of products
-  filled: float = 0.0  # bytes of zeros into which backward receives gradients
-  flops: float = 0.0  # FLOPs of grouped products, without those that are computed again
-
-  def times(self, number: float) -> "Experts":
-    """Of so many layers and microbatches."""
-    return Experts(**{name: number * each for name, each in dataclasses.asdict(self).items()})
 
 
 def experts(
