@@ -8,7 +8,6 @@ _SIZE = "du -sh .venv after `make .venv/installed`"
 _TIME = "what the command took on 2 cores"
 _TOLERANCE = "MaxText's tests/integration/pipeline_parallelism_test.py: rtol=1e-1"
 _PLAYBOOK = "the Ultra-Scale Playbook, which the sentence links"
-_VALIDATED = "the sentence's or the table's `plan --validate`, which compiles for a quarter of an hour"
 # (page, words around the figure, where it comes from). A test is named as file::function.
 FIGURES = [
     ("README.md", "creates `.venv` (2 GB)", _SIZE),
@@ -20,7 +19,6 @@ FIGURES = [
     ),
     ("docs/choosing.md", "a pipeline over two nodes is 14 % slower", _PLAYBOOK),
     ("docs/choosing.md", "tensor parallelism is 43 % slower", _PLAYBOOK),
-    ("docs/choosing.md", "a step takes 3.37 s, and the next four take 3.38 to 3.59.", _VALIDATED),
     (
         "docs/convert.md",
         "for 8 parameters of 64 MiB, each in one chunk, less than 128 MiB",
