@@ -175,6 +175,7 @@ def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
   told = [row for row in computed if "transfers_GB" in rows[row].get("projection", {})]
   if told and "ici_expert_parallelism" in shapes.SHAPES[name].keys:
     parts.append(tables.markdown(("pipeline", *_PURPOSES, _FLOPS, *_SECONDS), [_parts(row, rows[row]) for row in told]))
+  parts += tables.scaled((row, rows[row]) for row in computed)
   if slower:
     seconds = [f"- {row}: {tables.number(_projected(rows[row]), 3)} s" for row in slower]
     parts.append("Slower with other sets of flags:\n\n" + "\n".join(seconds))

@@ -145,6 +145,7 @@ def report(results: Results) -> str:
   parts = [plan_error.report(rows, _INTRODUCTION)]
   if rows:
     parts.append(summary(*errors(rows)))
+  parts += [f"{each}\n" for each in tables.scaled((f"{case.title}, {case.impl}", case.figures) for case in cases)]
   parts += [f"Not computed:\n\n{'\n'.join(refused)}\n"] if refused else []
   return "\n".join(parts)
 

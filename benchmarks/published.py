@@ -125,6 +125,7 @@ def report(results: Results) -> str:
         f"\n{len(errors)} runs: {within[0.10]} within 10 %, {within[0.25]} within 25 %, median of the errors "
         f"{statistics.median(errors):.0%}."
     )
+  parts += [f"\n{each}" for each in tables.scaled((name, results[name]["none"]) for name in computed)]
   if found := ratios(results):
     largest = max(found, key=lambda name: found[name])
     parts.append(

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import pathlib
 from typing import Any
@@ -20,6 +20,15 @@ def read(file: pathlib.Path) -> dict[str, Any]:
 def write(file: pathlib.Path, results: dict[str, Any]) -> None:
   file.parent.mkdir(parents=True, exist_ok=True)
   file.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def scaled(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+  """A sentence on rows whose figures have `scaled`: what has been scaled in them since they were compiled."""
+  of: dict[str, list[str]] = {}
+  for name, figures in rows:
+    if "scaled" in figures:
+      of.setdefault(figures["scaled"], []).append(name)
+  return [f"Not compiled again, but scaled: {what}. So it is with {'; '.join(names)}." for what, names in of.items()]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

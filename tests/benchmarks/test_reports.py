@@ -166,3 +166,9 @@ def test_the_slowest_model_comes_first_and_a_star_says_what_takes_longer_than_it
 def test_every_model_of_maxtext_is_asked_for():
   assert {"llama3-70b", "deepseek3-671b", "gpt-oss-120b"} < set(commands.models())
   assert "attention=dot_product" in commands.arguments("plan", "deepseek3.2-671b")
+
+
+def test_rows_that_were_scaled_instead_of_compiled_again_are_named():
+  rows = {"none": {"scaled": "kernels"}, "window": {}, "circular": {"scaled": "kernels"}}
+  assert tables.scaled(rows.items()) == ["Not compiled again, but scaled: kernels. So it is with none; circular."]
+  assert tables.scaled([("window", {})]) == []
