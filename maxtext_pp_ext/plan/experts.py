@@ -28,7 +28,7 @@ _TOKENS_WAITING, _HIDDEN_WAITING = 2, 3
 # And a buffer that arrives while others are read, if XLA's flags let tokens travel overlapped with compute (`--flags
 # ENABLE_ASYNC_RAGGED_ALL_TO_ALL`).
 _TOKENS_ARRIVING = 1
-# How often they are read or written outside of the products: sorted, filled with zeros, copied to other layouts, summed.
+# How often they are read or written outside of the products: sorted, copied to other layouts, summed.
 # All of a buffer's room, and of that the rows that hold a token if routing is balanced: Mixtral with experts on 4 and on
 # 2 devices (`maxtext-pp compare … ici_expert_parallelism=2`).
 _TOKENS_ROUND_TRIPS, _HIDDEN_ROUND_TRIPS = 47, 30.5

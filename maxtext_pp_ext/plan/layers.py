@@ -62,7 +62,7 @@ class Kept:
   device: float  # bytes in the device's memory for each token of the device, of all layers, their inputs among them
   host: float = 0.0  # the same in the host's memory
   most_host: float = 0.0  # the same, if all iterations sent as much as those that send most
-  again: Mapping[Kind | Again, float]  # shares of forward
+  again: Mapping[Kind | Again, float]  # shares of forward, and of what kernels compute that which is copied
   places: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the names that are kept
   # In so many iterations, the first, backward computes these names again.
   first: tuple[int, tuple[str, ...]] = (0, ())
