@@ -116,7 +116,7 @@ class Work:
   recomputed: float  # share of attention's forward that backward computes again
   again: float  # and of products
   elementwise: float  # values that the layers read or write between products
-  copied: float  # values that kernels compute and that are kept
+  kept_of_kernels: float  # values that kernels compute and that are kept
   experts: Experts  # of all layers and microbatches
   # Bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
   stream: float
@@ -275,7 +275,7 @@ def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -
 
 def _elementwise(chip: chips.Chip, work: Work) -> float:
   """Seconds of what is between products and kernels."""
-  values = work.elementwise + 4 * work.copied  # each is read and written in forward, and again in backward
+  values = work.elementwise + 4 * work.kept_of_kernels  # each is read and written in forward, and again in backward
   moved = _WIDE * values / chip.elementwise + work.experts.moved / chip.hbm_bandwidth
   return moved + work.experts.filled / (chip.clock * _FILLED_PER_CYCLE)
 

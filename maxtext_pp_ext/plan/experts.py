@@ -33,7 +33,7 @@ _TOKENS_ARRIVING = 1
 # 2 devices (`maxtext-pp compare … ici_expert_parallelism=2`).
 _TOKENS_ROUND_TRIPS, _HIDDEN_ROUND_TRIPS = 47, 30.5
 _TOKENS_ROUND_TRIPS_OF_ROWS, _HIDDEN_ROUND_TRIPS_OF_ROWS = 19, 21
-# How many times as often in MaxText's own loop over layers, where the compiler fills and copies them in slower layouts.
+# How many times as often in MaxText's own loop over layers, where the compiler copies them in slower layouts.
 _OWN_LOOP = 1.42
 # How many times as much with biases (gpt-oss-120b): each row gets those of its expert before they are added. What is held
 # is fitted to no pipeline, the window and circular_bsw alike (6 and 5 % too little, 8 % too much).

@@ -226,7 +226,7 @@ def work(
       recomputed=again[Kind.ATTENTION],
       again=again[Kind.PRODUCT],
       elementwise=(3 + kept.again[Again.BETWEEN]) * tokens * layers * values,
-      copied=kept.again.get(Again.COPIED, 0.0) * tokens * layers_read.of_kernels / stages,
+      kept_of_kernels=kept.again.get(Again.COPIED, 0.0) * tokens * layers_read.of_kernels / stages,
       experts=of_experts.times(times),
       stream=(3 + again[Kind.PRODUCT]) * layers * microbatches * _activations(config, schedule, mesh),
       dispatches_beside=bool(config.sparse_matmul) and dispatches_beside_compute(config),

@@ -43,7 +43,7 @@ WORK = estimate.Work(
     recomputed=1.0,
     again=1.0,
     elementwise=6.5e10,
-    copied=0.0,
+    kept_of_kernels=0.0,
     experts=estimate.Experts(),
     stream=8.6e9,
     experts_devices=1,
@@ -165,29 +165,26 @@ def test_kept_results_of_kernels_are_copied_twice_and_buffers_are_filled_at_a_ra
   chip, window = chips.CHIPS["v5p"], CircularSchedule(stages=1, microbatches=1, repeats=32)
   takes = lambda **work: of(schedule=window, **work).parts["elementwise"]
   longer = lambda **work: takes(**work) - takes()
-  assert longer(copied=1e9) == pytest.approx(4 * longer(elementwise=WORK.elementwise + 1e9))
+  assert longer(kept_of_kernels=1e9) == pytest.approx(4 * longer(elementwise=WORK.elementwise + 1e9))
   assert longer(experts=estimate.Experts(moved=1e9)) == pytest.approx(1e9 / chip.hbm_bandwidth)
   # 805 MB in 10.5 ms, by the compiler's estimate for DeepSeek2 16B
   assert longer(experts=estimate.Experts(filled=805e6)) == pytest.approx(10.5e-3, rel=0.01)
 
 
 def test_dispatch_takes_as_long_as_what_crosses_the_middle_of_the_experts_longest_axis():
-  takes = lambda devices, size=32: of(devices=size, experts=estimate.Experts(routed=1e9), experts_devices=devices).parts[
-      "dispatch"
-  ]
+  routed, gathered = estimate.Experts(routed=1e9), estimate.Experts(gathered=1e9)
+  takes = lambda devices, size=32: of(devices=size, experts=routed, experts_devices=devices).parts["dispatch"]
   assert 0.0 < takes(2) == takes(4) / 2  # 1/2 and 1 of what a device sends, on axes of 2 × 4 × 4
   assert takes(4) == takes(8) == takes(16) == takes(32)
   assert takes(8, 512) == 2 * takes(4, 512)  # 8 × 8 × 8
-  along = lambda devices: of("v6e", devices=128, experts=estimate.Experts(routed=1e9), experts_devices=devices).parts[
-      "dispatch"
-  ]
+  along = lambda devices: of("v6e", devices=128, experts=routed, experts_devices=devices).parts["dispatch"]
   assert along(8) == along(16) == along(128)  # of 8 × 16: the long axis has twice the links
-  whole = of(experts=estimate.Experts(routed=1e9), experts_devices=8)
+  whole = of(experts=routed, experts_devices=8)
   for parts, most in ((1, 0.7), (2, 0.5)):
-    flag = of(experts=estimate.Experts(routed=1e9), experts_devices=8, dispatches_beside=True, parts=parts)
+    flag = of(experts=routed, experts_devices=8, dispatches_beside=True, parts=parts)
     assert 0.0 < flag.parts["dispatch"] < most * whole.parts["dispatch"]
     assert flag.at_most == pytest.approx(whole.at_most)
-  gathers = of(experts=estimate.Experts(gathered=1e9), devices=32, experts_devices=8).parts["dispatch"]
+  gathers = of(experts=gathered, devices=32, experts_devices=8).parts["dispatch"]
   assert gathers == pytest.approx(takes(8))
 
 
