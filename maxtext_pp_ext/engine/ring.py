@@ -7,20 +7,24 @@ the mesh axis `stage`. Each stage has a store for M of them: [S, M, microbatch, 
 holds microbatch m whenever it waits there: as an input, between two repeats, and as an output. What arrives at another
 stage goes into the same slot of its own store, and is read in the next iteration.
 
-One rotation per iteration carries everything: stage to stage, and from the last stage back to stage 0's store. A stage
-in a bubble passes on what it reads. So the first D·S inputs come to stage 0 while other stages wait for their first
-item, and the last D·S outputs go out to the stages while stages are done, without transfers of their own:
+One rotation per iteration carries everything: stage to stage, and from the last stage back to stage 0's store. All
+inputs are gathered before the first iteration, and stage 0's outputs scattered after the last one.
+
+Over slices such transfers take long. There a stage in a bubble passes on what it reads. So the first D·S inputs come to
+stage 0 while other stages wait for their first item, and the last D·S outputs go out to the stages while stages are done,
+without transfers of their own:
 
 - Input m begins at stage −⌊m / D⌋ mod S, and comes to stage 0 at the end of iteration m − 1.
 - Output M − 1 − m is at stage ⌊m / D⌋ at the end.
 
 The other inputs move to stage 0 before the first iteration, and the other outputs leave it after the last one. Outside of
 the pipeline each stage has M/S successive microbatches. Which of them is the m-th here follows from where the m-th begins
-(`schedule/moves.py`).
+(`schedule/moves.py`). Within a slice this would cost more than it saves: backward could not recompute while a cotangent
+arrives, which is read until the end of the iteration, and a selection would follow the last product of each iteration.
 
-A stage in a bubble computes, too, and its results reach nothing. Before its first item it computes on the inputs that it
-passes on, after the last one on that item again. On zeros all tokens would be alike, and a layer with experts would send
-all of them to the same devices, for which all stages wait.
+A stage in a bubble computes, too, and its results reach nothing. Before its first item it computes on inputs, or on what
+a stage before has computed of them, after the last one on that item again. On zeros all tokens would be alike, and a
+layer with experts would send all of them to the same devices, for which all stages wait.
 """
 
 from collections.abc import Sequence
@@ -50,7 +54,6 @@ class Ring:
   schedule: Schedule  # which stage works on which item at which iteration
   mesh: Mesh  # device mesh; its `stage` axis has size S or 1, or is absent
   activation_spec: P  # PartitionSpec of one microbatch [microbatch, sequence, embed]
-  over_slices: bool = False  # whether stages are on different slices, between which transfers take long
   # for tests: what a stage computes on in a bubble, such as NaN. Results of bubbles reach neither outputs nor gradients,
   # whatever the inputs are.
   bubble_fill: float | None = None
@@ -69,7 +72,11 @@ class Ring:
 
     With D = 2 it has a whole iteration to travel.
     """
-    return self.over_slices and self.schedule.delay == 1
+    return self.schedule.over_slices and self.schedule.delay == 1
+
+  @property
+  def _passes_on(self) -> bool:
+    return self.schedule.over_slices and self.schedule.stages > 1
 
   @property
   def stages_spec(self) -> P:
@@ -98,8 +105,9 @@ class Ring:
     """[S, 1, …]: whether each stage is idle at iteration t."""
     return self.schedule.is_bubble(t, self._stage_index(ndim))
 
-  def _on_stage_axis(self, fn, spec: P, *arrays: jax.Array) -> jax.Array:
-    return jax.shard_map(fn, mesh=self.mesh, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False)(*arrays)
+  def _on_stage_axis(self, fn, spec: P, *arrays: jax.Array, out: P | None = None) -> jax.Array:
+    in_specs = (spec,) * len(arrays)
+    return jax.shard_map(fn, mesh=self.mesh, in_specs=in_specs, out_specs=out or spec, check_vma=False)(*arrays)
 
   @jax.named_scope("permute")
   def _permute(self, x: jax.Array, step: int) -> jax.Array:
@@ -128,6 +136,9 @@ class Ring:
     Returns:
       (store, with D = 2 what is in transfer before the first iteration, [S, microbatch, sequence, embed]).
     """
+    if not self.schedule.over_slices:
+      store = self._at_all_stages(inputs)
+      return store, self.read(0, store) if self.schedule.delay == 2 else None
     stored, in_transfer = entries(self.schedule)
     spread = self._at_their_stages(inputs)
     store = self._moved(stored, spread, self.schedule.microbatches)
@@ -135,7 +146,9 @@ class Ring:
 
   @jax.named_scope("enter")
   def enter_back(self, dstore: jax.Array, dheld: jax.Array | None) -> jax.Array:
-    """The transpose of `enter`."""
+    """The transpose of `enter`, as far as microbatches reach anything."""
+    if not self.schedule.over_slices:
+      return self._from_stage_0(dstore)
     stored, in_transfer = entries(self.schedule)
     dspread = self._moved([move.reversed for move in stored], dstore, share(self.schedule))
     if dheld is not None:
@@ -145,6 +158,8 @@ class Ring:
   @jax.named_scope("leave")
   def leave(self, store: jax.Array) -> jax.Array:
     """Spreads the outputs over the stages: store -> [M, microbatch, sequence, embed], M sharded over `stage`."""
+    if not self.schedule.over_slices:
+      return self._from_stage_0(store)
     return self._in_a_row(self._moved(exits(self.schedule), store, share(self.schedule)))
 
   @jax.named_scope("leave")
@@ -155,11 +170,34 @@ class Ring:
       (cotangent of the store, with `sends_back_at_once` what is in transfer before the last iteration, [S, microbatch,
       sequence, embed]).
     """
+    if not self.schedule.over_slices:
+      return self._at_all_stages(doutputs), None
     spread = self._at_their_stages(doutputs)
     if not self.sends_back_at_once:
       return self._moved([move.reversed for move in exits(self.schedule)], spread, self.schedule.microbatches), None
     stored, in_transfer = exits_back(self.schedule)
     return self._moved(stored, spread, self.schedule.microbatches), self._moved(in_transfer, spread, 1)[:, 0]
+
+  def _at_all_stages(self, microbatches: jax.Array) -> jax.Array:
+    """[M, …] -> [S, M, …]."""
+    if not self._is_sharded:
+      store = jnp.broadcast_to(microbatches[None], (self.schedule.stages, *microbatches.shape))
+      return constrain(store, self.spec(None, None), self.mesh)
+    spec = divisible_spec(self.spec(STAGE_AXIS), microbatches.shape, self.mesh)
+    collect = lambda part: jax.lax.all_gather(part, STAGE_AXIS, tiled=True)[None]
+    return self._on_stage_axis(collect, spec, constrain(microbatches, spec, self.mesh), out=_with_stages(spec))
+
+  def _from_stage_0(self, store: jax.Array) -> jax.Array:
+    """Stage 0's part of a store, [S, M, …] -> [M, …], M sharded over `stage`."""
+    if not self._is_sharded:
+      return store[0]
+    spec = divisible_spec(self.spec(STAGE_AXIS), store.shape[1:], self.mesh)
+
+    def spread(part):  # [1, M, …]; x + 0 is exact, so a sum with zeros is a transfer
+      part = jnp.where(jax.lax.axis_index(STAGE_AXIS) == 0, part[0], jnp.zeros_like(part[0]))
+      return jax.lax.psum_scatter(part, STAGE_AXIS, tiled=True)
+
+    return self._on_stage_axis(spread, _with_stages(spec), store, out=spec)
 
   def _at_their_stages(self, microbatches: jax.Array) -> jax.Array:
     """[M, …] -> [S, M/S, …]: the microbatches that each stage has outside of the pipeline."""
@@ -209,15 +247,18 @@ class Ring:
     return self.constrain(x)
 
   def pass_on(self, t: jax.Array | int, store: jax.Array, y: jax.Array) -> jax.Array:
-    """What leaves the stages at iteration t: outputs y [S, microbatch, sequence, embed]; in a bubble what has arrived."""
-    if self.schedule.stages == 1:
+    """What leaves the stages at iteration t: outputs y [S, microbatch, sequence, embed].
+
+    Over slices it is what has arrived, in a bubble.
+    """
+    if not self._passes_on:
       return y
     arrived = self._at_stage_0_or(self._slot_of_read(t), self._slot_of_arrival(t - 1), store)
     return jnp.where(self.is_bubble(t, y.ndim), arrived, y)
 
   def pass_on_back(self, t: jax.Array | int, dleaving: jax.Array, dx: jax.Array) -> jax.Array:
     """The transpose of `pass_on` and of the stages: cotangents of what they have read or passed on."""
-    return dx if self.schedule.stages == 1 else jnp.where(self.is_bubble(t, dx.ndim), dleaving, dx)
+    return jnp.where(self.is_bubble(t, dx.ndim), dleaving, dx) if self._passes_on else dx
 
   def write(self, t: jax.Array | int, arrived: jax.Array, store: jax.Array) -> jax.Array:
     """Puts the activations that arrived at the end of iteration t, [S, microbatch, sequence, embed], into the stores."""
@@ -247,18 +288,22 @@ class Ring:
   def _slot_of_arrival(self, t: jax.Array | int) -> jax.Array | int:
     """Where `write` puts what arrives at the end of iteration t.
 
-    Before the first item arrives at stage 0, that is the input that it reads in the next iteration.
+    Before the first item arrives at stage 0, that is the input that it reads in the next iteration, or nothing that it
+    needs, for which the slot that it has just read is free.
     """
     item = self.schedule.arrival(t)
-    into = item if self.schedule.arrival(0) >= 0 else jnp.where(item >= 0, item, t + 1)
+    before = t + 1 if self.schedule.over_slices else t
+    into = item if self.schedule.arrival(0) >= 0 else jnp.where(item >= 0, item, before)
     return into % self.schedule.microbatches
 
   def _slot_of_read(self, t: jax.Array | int) -> jax.Array:
     """Where stage 0 has what it reads or passes on at iteration t, and where `read_back` puts its cotangent.
 
-    The other stages put cotangents there, too.
+    The other stages put cotangents there, too. What stage 0 reads after its last item reaches nothing if it is not passed
+    on. Then the slot of what arrives at the end of the iteration is free, from which `write_back` has just read.
     """
-    slot = jnp.where(jnp.asarray(t) > self._last_read, self.schedule.arrival(t - 1), t)
+    after = self.schedule.arrival(t - 1 if self.schedule.over_slices else t)
+    slot = jnp.where(jnp.asarray(t) > self._last_read, after, t)
     return slot % self.schedule.microbatches
 
   def _at_stage_0_or(self, first: jax.Array | int, others: jax.Array | int, store: jax.Array) -> jax.Array:
@@ -271,6 +316,11 @@ class Ring:
     take = lambda slot, store: [jax.lax.dynamic_index_in_dim(store, slot, axis=0, keepdims=False)]
     (x,) = per_stage(take, self.mesh, [slots], [store], [Layout(spec, 0)], [Layout(P(spec[0], *spec[2:]), 0)])
     return x
+
+
+def _with_stages(spec: P) -> P:
+  """The PartitionSpec [S, M, …] of arrays [M, …] whose M is sharded over the stages."""
+  return P(STAGE_AXIS, None, *spec[1:])
 
 
 def _moved_between_devices(moves: Sequence[Move], x: jax.Array, into: jax.Array) -> jax.Array:

@@ -172,7 +172,6 @@ class Execution:
         schedule=self.schedule,
         mesh=mesh,
         activation_spec=activation_spec,
-        over_slices=self.config.dcn_pipeline_parallelism > 1,
         bubble_fill=self.bubble_fill,
     )
     layouts = self._layouts(stage, aux, inputs, [a for _, axes in ring.batch_axes(inputs) for a in axes])

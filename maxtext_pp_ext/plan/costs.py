@@ -203,10 +203,8 @@ def _others_iterations(schedule: CircularSchedule) -> float:
   return schedule.delay * (schedule.stages - 1) / schedule.microbatches
 
 
-def pipelined(
-    schedule: CircularSchedule, gather_policy: GatherPolicy, sizes: Sizes, *, over_slices: bool = False
-) -> Costs:
-  """Returns the costs of one of our pipelines, whose stages may be on different slices (`over_slices`)."""
+def pipelined(schedule: CircularSchedule, gather_policy: GatherPolicy, sizes: Sizes) -> Costs:
+  """Returns the costs of one of our pipelines."""
   gather, reduce = gathers(schedule, gather_policy), reductions(schedule, gather_policy)
   ring = 2 * schedule.iterations * sizes.activations if schedule.stages > 1 else 0
   whole = schedule.microbatches * sizes.activations
@@ -225,13 +223,13 @@ def pipelined(
   over_network = {
       Sent.WEIGHTS: round(gather * gathered_over),
       Sent.GRADIENTS: round(reduce * reduced_over),
-      Sent.ACTIVATIONS: traffic[Sent.ACTIVATIONS] if over_slices else 0,
+      Sent.ACTIVATIONS: traffic[Sent.ACTIVATIONS] if schedule.over_slices else 0,
       Sent.OUTSIDE: once_over,
   }
   several = gather_policy.keeps_gathered and schedule.repeats > 1
   # Nothing computes before the first weights have come, nor after the last gradients. With D = 1 the next stage waits for
   # the activations. Over slices backward computes weights' gradients while cotangents travel.
-  hidden = ring if schedule.delay == 2 else ring / 2 if over_slices else 0
+  hidden = ring if schedule.delay == 2 else ring / 2 if schedule.over_slices else 0
   beside_compute = {
       Sent.WEIGHTS: 1 - 1 / gather if several and gather_policy.prefetches else 0.0,
       Sent.GRADIENTS: 1 - 1 / reduce if several else 0.0,

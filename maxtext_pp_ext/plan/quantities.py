@@ -386,7 +386,7 @@ def predictor(
     if circular is None or gather_policy is None:
       found = costs.without(loop_length(config), sized)
     else:
-      found = costs.pipelined(circular, gather_policy, sized, over_slices=config.dcn_pipeline_parallelism > 1)
+      found = costs.pipelined(circular, gather_policy, sized)
     parts = config.gradient_accumulation_steps
     whole = found.accumulated(parts, sized.parameters)
     if chip is None or its_slice is None:

@@ -48,6 +48,8 @@ class Schedule(Protocol):
   repeats: int  #: R ≥ 1, how often a microbatch passes through the ring of stages
   #: D, 1 or 2, iterations from a stage's output to its use by the next stage; with 2, compute hides the transfer.
   delay: int = 1
+  #: Whether stages are on different slices, between which transfers take long. Then idle stages pass microbatches on.
+  over_slices: bool = False
 
   @classmethod
   def of_config(cls, config: Any) -> Schedule:
@@ -147,6 +149,7 @@ class CircularSchedule(Schedule):
         microbatches=config.num_pipeline_microbatches,
         repeats=config.num_pipeline_repeats,
         delay=2 if config.pipeline_delay_activation_forwarding else 1,
+        over_slices=config.dcn_pipeline_parallelism > 1,
     )
 
   @property

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where microbatches begin and end in the ring of stages, and how they move from and to where they are outside of it.
+"""Over slices: where microbatches begin and end in the ring of stages, and how they move to it and from it.
 
 Outside of the pipeline each stage has M/S successive microbatches. In the ring each stage has slots 0 … M − 1. Stages
 work on microbatches in an order in which as many as possible begin, or end, where they are outside (`numbers`).
@@ -50,6 +50,8 @@ def _clash(one: Move, other: Move) -> bool:
 
 def transfers(schedule: Schedule) -> int:
   """How many arrays a stage sends to bring all inputs into the ring and all outputs out of it, one after the other."""
+  if not schedule.over_slices:  # all stages gather them, and stage 0 scatters them
+    return 2 * share(schedule) * (schedule.stages - 1)
   moves = (*entries(schedule), exits(schedule))
   return sum(each[0].size for of_some in moves for each in rounds(of_some) if not each[0].is_within)
 
@@ -57,9 +59,13 @@ def transfers(schedule: Schedule) -> int:
 def numbers(schedule: Schedule) -> list[int]:
   """Returns the number outside of the pipeline of the m-th microbatch that stages work on, for m = 0 … M − 1.
 
+  Within a slice it is m.
+
   Raises:
     NotImplementedError: if stages are idle at other times than those of `CircularSchedule`.
   """
+  if not schedule.over_slices:
+    return list(range(schedule.microbatches))
   _check(schedule)
   of_each, last = share(schedule), schedule.microbatches - 1
   left = [list(range(stage * of_each, (stage + 1) * of_each)) for stage in range(schedule.stages)]

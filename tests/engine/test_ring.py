@@ -38,8 +38,10 @@ def test_a_residual_lies_on_the_devices_that_computed_it(stages, devices_axis):
 
 def ring_of(stages, microbatches, repeats, delay, *, sharded, over_slices=False):
   mesh = Mesh(np.array(jax.devices()[: stages if sharded else 1]).reshape(-1, 1), ("stage", "fsdp"))
-  schedule = CircularSchedule(stages=stages, microbatches=microbatches, repeats=repeats, delay=delay)
-  return Ring(schedule=schedule, mesh=mesh, activation_spec=P("fsdp"), over_slices=over_slices, bubble_fill=float("nan"))
+  schedule = CircularSchedule(
+      stages=stages, microbatches=microbatches, repeats=repeats, delay=delay, over_slices=over_slices
+  )
+  return Ring(schedule=schedule, mesh=mesh, activation_spec=P("fsdp"), bubble_fill=float("nan"))
 
 
 def factors(ring, t):
@@ -88,7 +90,16 @@ def unset(monkeypatch):
 @pytest.mark.parametrize("repeats", slow_but([2], [1, 2]))
 @pytest.mark.parametrize(
     "delay, times, over_slices",
-    [(1, 1, False), (1, 3, False), (2, 1, False), (2, 1.5, False), (1, 1, True), (1, 2, True)],
+    [
+        (1, 1, False),
+        (1, 3, False),
+        (2, 1.5, False),
+        (1, 1, True),
+        (1, 2, True),
+        (1, 3, True),
+        (2, 1, True),
+        (2, 1.5, True),
+    ],
 )
 def test_each_microbatch_passes_all_stages_and_comes_back_to_its_place(
     stages, delay, times, repeats, sharded, over_slices

@@ -30,7 +30,7 @@ DROPOUT = (
 MASKS = (
     "tests/parity/test_dropout.py::"
     "test_masks_are_the_same_in_forward_and_backward_and_different_for_layers_and_microbatches"
-    "[unsafe_rbg-circular_bsw-more than stages]"
+    "[unsafe_rbg-circular_bsw-on slices]"
 )
 NEXT_CALL = "tests/parity/test_dropout.py::test_another_call_drops_something_else[unsafe_rbg]"
 FP8 = "tests/parity/test_quantization.py::test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline[3-1-2-1]"
@@ -90,6 +90,7 @@ RING = (
     "tests/engine/test_ring.py::test_each_microbatch_passes_all_stages_and_comes_back_to_its_place"
     "[1-3-False-2-4 on devices]"
 )
+RING_ON_SLICES = RING.replace("False", "True")
 OFFLOADED_OF_PIPELINE = (
     "tests/parity/test_policies.py::test_a_pipeline_equals_a_loop_over_its_layers[custom, all offloaded, 2 stages, D = 2]"
 )
@@ -198,15 +199,15 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "engine/ring.py",
             "return jnp.where(self.is_bubble(t, y.ndim), arrived, y)",
             "return y",
-            SIMPLE,
+            RING_ON_SLICES,
         ),
         Mutant(
             "bubbles-in-cotangents",
             "stages in a bubble send back the cotangents of what they compute, in place of those of what they pass on",
             "engine/ring.py",
-            "return dx if self.schedule.stages == 1 else jnp.where(self.is_bubble(t, dx.ndim), dleaving, dx)",
+            "return jnp.where(self.is_bubble(t, dx.ndim), dleaving, dx) if self._passes_on else dx",
             "return dx",
-            SIMPLE,
+            RING_ON_SLICES,
         ),
         Mutant(
             "cotangents-of-another-iteration",
@@ -218,18 +219,34 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         ),
         Mutant(
             "inputs-lost-on-their-way",
-            "an input that comes to stage 0 takes the place of the one that stage 0 has just read",
+            "over slices, an input that comes to stage 0 takes the place of the one that stage 0 has just read",
             "engine/ring.py",
-            "jnp.where(item >= 0, item, t + 1)",
-            "jnp.where(item >= 0, item, t)",
+            "before = t + 1 if self.schedule.over_slices else t",
+            "before = t",
+            RING_ON_SLICES,
+        ),
+        Mutant(
+            "inputs-overwritten",
+            "within a slice, what arrives at stage 0 before its first item takes the place of the next input",
+            "engine/ring.py",
+            "before = t + 1 if self.schedule.over_slices else t",
+            "before = t + 1",
             SIMPLE,
         ),
         Mutant(
             "outputs-not-passed-on",
             "after its last item stage 0 passes on an input",
             "engine/ring.py",
-            "jnp.where(jnp.asarray(t) > self._last_read, self.schedule.arrival(t - 1), t)",
+            "jnp.where(jnp.asarray(t) > self._last_read, after, t)",
             "jnp.asarray(t)",
+            RING_ON_SLICES,
+        ),
+        Mutant(
+            "outputs-cotangents-overwritten",
+            "within a slice, backward's bubbles of stage 0 overwrite cotangents of outputs",
+            "engine/ring.py",
+            "self.schedule.arrival(t - 1 if self.schedule.over_slices else t)",
+            "self.schedule.arrival(t - 1)",
             RING,
         ),
         Mutant(
@@ -238,7 +255,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "schedule/moves.py",
             "return (-before - late) % schedule.stages, late > 0",
             "return -before % schedule.stages, late > 0",
-            DELAYED,
+            RING_ON_SLICES.replace("1-3", "2-1.5"),
         ),
         Mutant(
             "cotangents-a-stage-late",
@@ -246,7 +263,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "schedule/moves.py",
             "((move.target[0] - 1) % schedule.stages, 0)",
             "(move.target[0], 0)",
-            RING.replace("1-3-False", "1-1-True"),
+            RING_ON_SLICES.replace("1-3", "1-1"),
         ),
         Mutant(
             "ids-in-the-order-of-work",
@@ -254,7 +271,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "pipelines/stages.py",
             "jnp.asarray(numbers(self.schedule), jnp.int32)[microbatch]",
             "microbatch",
-            f"{LAYERS}bsw_of_llama_layers_equals_a_loop_over_them_with[several layers per stage]",
+            ON_SLICES,
         ),
         Mutant(
             "values-in-the-order-of-work",

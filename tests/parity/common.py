@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from typing import Any
@@ -17,8 +18,10 @@ from maxtext.configs import pyconfig
 from maxtext.layers import nnx_decoders, quantizations
 from maxtext.models.llama2 import LlamaDecoderLayer
 from maxtext.models.simple_layer import SimpleDecoderLayer
+import pytest
 
 import maxtext_pp_ext
+from maxtext_pp_ext.schedule import CircularSchedule
 
 maxtext_pp_ext.install()
 
@@ -76,3 +79,10 @@ def make_pipeline(cls: type, config: Any, layer: str, mesh: Mesh, *, seed: int =
 
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
     return cls(config, stage, mesh, None, rngs=nnx.Rngs(params=seed, dropout=seed + 1))
+
+
+def put_on_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Makes pipelines believe that their stages are on different slices: the devices of one process have none."""
+  of_config = CircularSchedule.of_config
+  told = lambda cls, config: dataclasses.replace(of_config(config), over_slices=True)
+  monkeypatch.setattr(CircularSchedule, "of_config", classmethod(told))

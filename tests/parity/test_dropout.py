@@ -21,10 +21,12 @@ from maxtext_pp_ext import registry
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.testing import parity
 from tests.parity import windows
-from tests.parity.common import make_config
+from tests.parity.common import make_config, put_on_slices
 from tests.trainer.cases import OTHERS
 
 SIZES = (("stages", 3), ("repeats", 2), ("microbatches", 6))
+# Idle stages pass microbatches on, and stages work on them in another order.
+ON_SLICES = (*SIZES, ("dcn_pipeline_parallelism", 3))
 # As few microbatches as stages: the first stage's bubbles follow its last microbatches.
 TIGHT = (("stages", 4), ("repeats", 3), ("microbatches", 4))
 # No pipeline. Microbatches of so few rows that each is a part of the batch.
@@ -86,7 +88,14 @@ def drawing(prng, mesh, config):
 def run(implementation, *, deterministic, prng, sizes=SIZES, devices=None):
   """Masks [layer, microbatch, row, sequence, embed], outputs by inputs, gradients by cotangents, both in that form; and
   the program."""
-  config = make_config(**dict(sizes))
+  sizes = dict(sizes)
+  with pytest.MonkeyPatch.context() as patch:
+    if sizes.pop("dcn_pipeline_parallelism", 1) > 1:
+      put_on_slices(patch)
+    return _run(implementation, deterministic, prng, make_config(**sizes), devices)
+
+
+def _run(implementation, deterministic, prng, config, devices):
   mesh = maxtext_utils.get_mesh_from_config(config, jax.devices()[:devices]) if devices else parity.mesh_of(config)
   batch = parity.Batch.random(config)
   with drawing(prng, mesh, config):
@@ -115,7 +124,8 @@ def slow(*values):
     ["prng", "implementation", "sizes"],
     [
         ("unsafe_rbg", "circular_bsw", TIGHT),
-        pytest.param("unsafe_rbg", "circular_bsw", SIZES, id="unsafe_rbg-circular_bsw-more than stages"),
+        pytest.param("unsafe_rbg", "circular_bsw", ON_SLICES, id="unsafe_rbg-circular_bsw-on slices"),
+        slow("unsafe_rbg", "circular_bsw", SIZES),
         ("unsafe_rbg", "circular_bsw", WINDOW),
         *(slow("unsafe_rbg", name, WINDOW) for name in OTHERS),
         slow("threefry2x32", "circular_bsw", TIGHT),

@@ -12,14 +12,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.weights.weight import Weight
 from maxtext_pp_ext.host.models import decoder_layers
-from maxtext_pp_ext.pipelines import execution
 from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but
-from tests.parity.common import LAYERS, make_config
+from tests.parity.common import LAYERS, make_config, put_on_slices
 from tests.trainer.cases import OTHERS
 
 
@@ -118,8 +116,7 @@ def test_bsw_of_llama_layers_equals_a_loop_over_them_with(keys):
     ),
 )
 def test_bsw_of_stages_on_slices_equals_a_loop_over_the_layers(keys, monkeypatch):
-  """The devices of one process have no slices, so the ring is told of them here."""
-  monkeypatch.setattr(execution, "Ring", lambda **fields: Ring(**fields | {"over_slices": True}))
+  put_on_slices(monkeypatch)
   check("circular_bsw", "llama", **keys)
 
 

@@ -9,13 +9,13 @@ import jax
 import pytest
 
 from maxtext_pp_ext.config import derived
-from maxtext_pp_ext.engine import outside, Ring
+from maxtext_pp_ext.engine import outside
 from maxtext_pp_ext.host.replacements import logits
-from maxtext_pp_ext.pipelines import execution
 from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but
 from tests.parity import windows
+from tests.parity.common import put_on_slices
 
 _TWO = {"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 4, "ici_fsdp_parallelism": -1}
 CASES = {
@@ -41,7 +41,7 @@ def over_slices(monkeypatch):
   """
   added, add_part = [], outside.OfCopies.add_part
   monkeypatch.setattr(logits, "adds_up_logits", lambda config: config.using_pipeline_parallelism)
-  monkeypatch.setattr(execution, "Ring", lambda **fields: Ring(**fields | {"over_slices": True}))
+  put_on_slices(monkeypatch)
   spy = lambda of_copies, *args: added.append(of_copies.gradients.shape) or add_part(of_copies, *args)
   monkeypatch.setattr(outside.OfCopies, "add_part", spy)
   return added

@@ -85,17 +85,18 @@ def test_the_peak_is_of_the_worst_time_of_a_step():
 
 
 def test_activations_go_between_slices_if_stages_do_and_weights_if_they_are_sharded_over_them():
-  schedule = CircularSchedule(stages=4, microbatches=8, repeats=5)
-  found = costs.pipelined(schedule, GatherPolicy.REPEAT, SIZES, over_slices=True)
+  schedule = CircularSchedule(stages=4, microbatches=8, repeats=5, over_slices=True)
+  found = costs.pipelined(schedule, GatherPolicy.REPEAT, SIZES)
   assert found.between_slices == found.traffic["activations"]
   # Compute hides cotangents, and with D = 2 what forward sends, but not what comes into the ring and leaves it.
   hidden = found.beside_compute["activations"] * found.traffic["activations"]
   assert hidden == pytest.approx(schedule.iterations * SIZES.activations)
-  delayed = costs.pipelined(dataclasses.replace(schedule, delay=2), GatherPolicy.REPEAT, SIZES, over_slices=True)
+  delayed = costs.pipelined(dataclasses.replace(schedule, delay=2), GatherPolicy.REPEAT, SIZES)
   hidden = delayed.beside_compute["activations"] * delayed.traffic["activations"]
   assert hidden == pytest.approx(2 * (schedule.iterations + 3) * SIZES.activations)
   sharded = dataclasses.replace(SIZES, between_slices=(10, 20, 3))
-  found = costs.pipelined(schedule, GatherPolicy.ONCE, sharded)
+  within = dataclasses.replace(schedule, over_slices=False)
+  found = costs.pipelined(within, GatherPolicy.ONCE, sharded)
   assert found.between_slices == round(5 * 10 + (5 + 3 / 8) * 20) + 3
   assert costs.without(7, sharded).between_slices == 7 * (3 * 10 + 20) + 3
 

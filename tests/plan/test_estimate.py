@@ -67,12 +67,11 @@ def of(
     *,
     gather_policy=GatherPolicy.REPEAT,
     schedule=SCHEDULE,
-    over_slices=False,
     sizes=SIZES,
     devices=64,
     **work,
 ):
-  sent = costs.pipelined(schedule, gather_policy, sizes, over_slices=over_slices)
+  sent = costs.pipelined(schedule, gather_policy, sizes)
   its_slice = topology.slice_of(chip, devices)
   return estimate.estimate(chips.CHIPS[chip], its_slice, work_with(sizes, **work), sent, schedule, gather_policy)
 
@@ -220,7 +219,7 @@ def test_what_two_devices_gather_they_exchange_beside_compute_but_not_over_the_n
 
 def test_activations_are_waited_for_unless_they_have_an_iteration_of_their_own_or_backward_hides_cotangents():
   by_delay = lambda over_slices: (
-      of("v6e", over_slices=over_slices, schedule=dataclasses.replace(SCHEDULE, delay=delay)) for delay in (1, 2)
+      of("v6e", schedule=dataclasses.replace(SCHEDULE, delay=delay, over_slices=over_slices)) for delay in (1, 2)
   )
   at_once, delayed = by_delay(True)
   assert 0 < at_once.beside["network"] < delayed.beside["network"]

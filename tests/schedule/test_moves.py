@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves into the ring of stages and out of it; `tests/engine/test_ring.py` follows microbatches through it."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.schedule.moves import entries, exits, exits_back, Move, numbers, rounds, transfers
+
+_schedule = functools.partial(CircularSchedule, over_slices=True)
 
 
 @pytest.mark.parametrize("stages, slots", [(2, 1), (3, 4), (8, 2)])
@@ -25,7 +29,7 @@ def test_a_stage_sends_and_gets_one_array_in_each_round(stages, slots):
 @pytest.mark.parametrize("delay", [1, 2])
 @pytest.mark.parametrize("stages, repeats", [(2, 1), (4, 3), (8, 2)])
 def test_where_as_many_microbatches_as_wait_fill_the_ring_each_stage_sends_one_at_a_time(stages, repeats, delay):
-  schedule = CircularSchedule(stages=stages, microbatches=delay * stages, repeats=repeats, delay=delay)
+  schedule = _schedule(stages=stages, microbatches=delay * stages, repeats=repeats, delay=delay)
   stored, in_transfer = entries(schedule)
   assert len(stored) == stages and len(in_transfer) == (delay - 1) * stages
   assert len(rounds(exits(schedule))) == delay
@@ -36,13 +40,18 @@ def test_where_as_many_microbatches_as_wait_fill_the_ring_each_stage_sends_one_a
 @pytest.mark.parametrize("microbatches, delay, count", [(4, 1, 1), (8, 1, 6), (8, 2, 1), (12, 2, 8)])
 def test_transfers_are_those_of_the_microbatches_that_no_idle_stage_passes_on(microbatches, delay, count):
   """(4, 1): one array of each stage out; (8, 1): one of each other stage in, and three of stage 0 out."""
-  assert transfers(CircularSchedule(stages=4, microbatches=microbatches, repeats=2, delay=delay)) == count
+  assert transfers(_schedule(stages=4, microbatches=microbatches, repeats=2, delay=delay)) == count
+
+
+def test_within_a_slice_microbatches_are_gathered_and_scattered_in_their_order():
+  schedule = CircularSchedule(stages=4, microbatches=8, repeats=2)
+  assert numbers(schedule) == list(range(8)) and transfers(schedule) == 2 * 2 * 3
 
 
 @pytest.mark.parametrize("delay", [1, 2])
 @pytest.mark.parametrize("stages, times", [(1, 1), (1, 3), (2, 1), (3, 1), (4, 1), (4, 2), (4, 3), (8, 5)])
 def test_microbatches_begin_where_they_are_and_each_is_worked_on(stages, times, delay):
-  schedule = CircularSchedule(stages=stages, microbatches=times * delay * stages, repeats=2, delay=delay)
+  schedule = _schedule(stages=stages, microbatches=times * delay * stages, repeats=2, delay=delay)
   found, outside = numbers(schedule), [divmod(m, times * delay) for m in range(schedule.microbatches)]
   assert sorted(found) == list(range(schedule.microbatches)) and (stages > 1 or found == sorted(found))
   stored, in_transfer = entries(schedule)
@@ -66,4 +75,4 @@ def test_a_schedule_whose_stages_are_idle_at_other_times_is_refused():
       return super().iteration(repeat, microbatch, s) + 1
 
   with pytest.raises(NotImplementedError, match=r"stages begin at iterations \[1, 2\]"):
-    entries(Late(stages=2, microbatches=2, repeats=2))
+    entries(Late(stages=2, microbatches=2, repeats=2, over_slices=True))
