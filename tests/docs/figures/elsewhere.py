@@ -41,7 +41,6 @@ FIGURES = [
         "MaxText's trainer with `opt_type=muon`, with and without its pipeline",
     ),
     ("docs/upstream-tests.md", "the test asks for an array of 36 GB", "the error of that test"),
-    ("docs/window.md", "accumulated 8 times or in 8 microbatches", "the keys of the shape that the sentence names"),
 ]
 
 

@@ -107,6 +107,14 @@ def best(shape: str, impl: str) -> Step:
   return Step(first_page.best(table("compiler_figures"), shape, impl))
 
 
+IN_8_MICROBATCHES = [f"{name}-8-batches" for name in ("llama3-70b", "llama3-8b", "mixtral-8x7b")]
+
+
+def in_8_microbatches(shape: str) -> list[Step]:
+  """Returns the fastest rows with 8 batches: accumulated without a window, and in 8 microbatches in the window."""
+  return [best(shape, impl) for impl in ("none", "window")]
+
+
 def scaled(impl: str, **point: int) -> Step:
   """Returns a row of scaling.md; `point` has what differs from the middle of its series."""
   return Step(table("scaling")[scaling.label(point)][impl])
