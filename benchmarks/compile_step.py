@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 import pathlib
 from typing import Any
 
@@ -22,9 +23,9 @@ def compile_step(
     arguments: list[str],
     *,
     label: str,
-    bounds: limits.Limits,
+    names: Sequence[str],
+    options: argparse.Namespace,
     console: rich_console.Console,
-    hlo_file: pathlib.Path | None = None,
 ) -> dict[str, Any]:
   """Compiles in a separate process, with a line of progress; returns the figures, or `failure` with the reason.
 
@@ -33,19 +34,29 @@ def compile_step(
   Args:
     arguments: MaxText's command-line arguments, without the yml file, or with a preset's name in its place.
     label: the text of the line of progress.
-    bounds: limits of wall time and host memory.
+    names: of the files in the folder `--hlo`.
+    options: what `parse` returns. With `--read` the program is one that has been kept in that folder.
     console: console for the progress.
-    hlo_file: file to keep the optimised HLO in.
+
+  Raises:
+    ValueError: `--read` and no such program.
   """
   topology = next((text.partition("=")[2] for text in arguments if text.startswith("compile_topology=")), "")
-  with console.status(label) as status:
-    figures = compare.figures(
-        arguments,
-        bounds=bounds,
-        chip=chips.of_topology(topology),
-        hlo_file=hlo_file,
-        on_tick=lambda seconds, memory: status.update(f"{label}: {seconds:.0f} s, {memory / limits.GIB:.1f} GiB"),
-    )
+  chip = chips.of_topology(topology)
+  program = hlo_file(options.hlo, *names) if options.hlo else None
+  kept = program.with_suffix(".json") if program else None
+  if options.read and program and kept:
+    figures = compare.of_kept(arguments, chip=chip, hlo_file=program, kept_file=kept)
+  else:
+    with console.status(label) as status:
+      figures = compare.figures(
+          arguments,
+          bounds=options.limits,
+          chip=chip,
+          hlo_file=program,
+          kept_file=kept,
+          on_tick=lambda seconds, memory: status.update(f"{label}: {seconds:.0f} s, {memory / limits.GIB:.1f} GiB"),
+      )
   for key in ("bytes", "work", "transfers", "overlap"):
     figures.pop(key, None)
   ending = figures.get("failure") or f"compiled in {figures['compile_s']} s"
@@ -55,9 +66,9 @@ def compile_step(
   return figures
 
 
-def hlo_file(folder: pathlib.Path | None, *names: str) -> pathlib.Path | None:
-  """The file in a folder for the step of these names; None without a folder."""
-  return folder / f"{'-'.join(names)}.hlo".replace(", ", "-").replace(" ", "_") if folder else None
+def hlo_file(folder: pathlib.Path, *names: str) -> pathlib.Path:
+  """The file in a folder for the step of these names."""
+  return folder / f"{'-'.join(names)}.hlo".replace(", ", "-").replace(" ", "_")
 
 
 def parse(
@@ -80,6 +91,8 @@ def parse(
   parser.add_argument("--minutes", type=float, default=minutes, help="wall time per compilation (default: %(default)s)")
   parser.add_argument("--memory-gib", type=float, default=24.0, help="host memory per compilation (default: %(default)s)")
   parser.add_argument("--hlo", type=pathlib.Path, help="folder to keep the optimised HLO in")
+  read = "read the programs that --hlo has kept, instead of compiling: after a change of rates or of how they are read"
+  parser.add_argument("--read", action="store_true", help=read)
   parser.add_argument("--output", type=pathlib.Path, default=RESULTS / output)
   options = parser.parse_args(argv)
   if sets:
@@ -88,6 +101,8 @@ def parse(
     except ValueError as error:
       parser.error(str(error))
   options.limits = limits.Limits(seconds=options.minutes * 60, memory_bytes=int(options.memory_gib * limits.GIB))
+  if options.read and not options.hlo:
+    parser.error("--read needs the folder --hlo")
   if options.hlo:
     options.hlo.mkdir(parents=True, exist_ok=True)
   return options

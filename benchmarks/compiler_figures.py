@@ -141,9 +141,9 @@ class _Rows:
     figures = compile_step.compile_step(
         arguments,
         label=f"{self.name}, {row_name}",
-        bounds=options.limits,
+        names=[self.name, row_name],
+        options=options,
         console=self.console,
-        hlo_file=compile_step.hlo_file(options.hlo, self.name, row_name),
     )
     rows[row_name] = figures | of
     tables.write(options.output.with_suffix(".json"), self.results)

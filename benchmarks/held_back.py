@@ -116,9 +116,9 @@ def main(argv: list[str] | None = None) -> None:
     found = compile_step.compile_step(
         given,
         label=f"{program.model}, {program.name}",
-        bounds=options.limits,
+        names=program,
+        options=options,
         console=console,
-        hlo_file=compile_step.hlo_file(options.hlo, *program),
     )
     rows[program.name] = {**found, "arguments": given, "versions": compile_step.versions()}
     tables.write(json_file, results)

@@ -4,7 +4,7 @@
 
   python -m benchmarks.overlap                                compile Llama 3 8B for a v6e-64
   python -m benchmarks.overlap --impl circular_bsw --hlo DIR  keep the HLO
-  python -m benchmarks.overlap --read FILE.hlo                only read HLO that was kept
+  … --hlo DIR --read                                          only read HLO that was kept
   python -m benchmarks.overlap --details …                    print every collective too
 
 The default flags move collectives to the SparseCores, which makes them asynchronous: without them the compiler emits
@@ -185,22 +185,19 @@ def _read(file: pathlib.Path) -> dict[str, list[spans.Span]]:
 def main(argv: list[str] | None = None) -> None:
   options = _parse(argv)
   console = rich_console.Console()
-  if options.read:
-    _print(console, {file.stem: _read(file) for file in options.read}, options.details)
-    return
   json_file = options.output.with_suffix(".json")
   rows, found = tables.read(json_file), {}
   with interruption.temporary_folder() as temporary:
-    folder = options.hlo or pathlib.Path(temporary)
+    options.hlo = options.hlo or pathlib.Path(temporary)
     for impl in options.impl:
       arguments = shapes.arguments(shapes.SHAPES[SHAPE], impl, {"compile_xla_flags": SPARSE_CORE_FLAGS})
-      file = folder / f"{SHAPE}-{impl.replace(' ', '_')}.hlo"
+      names = [SHAPE, impl]
       figures = compile_step.compile_step(
-          arguments, label=f"{SHAPE}, {impl}", bounds=options.limits, console=console, hlo_file=file
+          arguments, label=", ".join(names), names=names, options=options, console=console
       )
       rows[impl] = {**figures, "arguments": arguments, "versions": compile_step.versions()}
       if "failure" not in figures:
-        found[impl] = _read(file)
+        found[impl] = _read(compile_step.hlo_file(options.hlo, *names))
         rows[impl]["transfers"] = {kind: summary(each) for kind, each in found[impl].items()}
       tables.write(json_file, rows)
       options.output.with_suffix(".md").write_text(report(rows), encoding="utf-8")
@@ -217,7 +214,6 @@ def _print(console: rich_console.Console, found: dict[str, dict[str, list[spans.
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.splitlines()[0])
-  parser.add_argument("--read", nargs="+", type=pathlib.Path, metavar="FILE", help="HLO that was kept; compiles nothing")
   parser.add_argument("--details", action="store_true", help="print every collective and what runs meanwhile")
   return compile_step.parse(parser, argv, output="overlap", impl=["none", "window", "circular_bsw", "host BSW"])
 

@@ -88,9 +88,9 @@ def main(argv: list[str] | None = None) -> None:
         figures = compile_step.compile_step(
             given,
             label=f"{name}, {policy}, {impl}",
-            bounds=options.limits,
+            names=[name, policy, impl],
+            options=options,
             console=console,
-            hlo_file=compile_step.hlo_file(options.hlo, name, policy, impl),
         )
         rows[impl] = {**figures, "arguments": given, "versions": compile_step.versions()}
         tables.write(json_file, results)

@@ -102,9 +102,9 @@ def main(argv: list[str] | None = None) -> None:
       figures = compile_step.compile_step(
           given,
           label=f"{name}, {row}",
-          bounds=options.limits,
+          names=[name, row],
+          options=options,
           console=console,
-          hlo_file=compile_step.hlo_file(options.hlo, name, row),
       )
       results.setdefault(name, {})[row] = {**figures, "arguments": given, "versions": compile_step.versions()}
       tables.write(json_file, results)

@@ -109,9 +109,9 @@ def main(argv: list[str] | None = None) -> None:
         figures = compile_step.compile_step(
             shapes.arguments(shape(point), impl),
             label=f"{series}, {label(point)}, {impl}",
-            bounds=options.limits,
+            names=[label(point), impl],
+            options=options,
             console=console,
-            hlo_file=compile_step.hlo_file(options.hlo, label(point), impl),
         )
         points.setdefault(label(point), {})[impl] = {**figures, "versions": compile_step.versions()}
         write(points, options.output)

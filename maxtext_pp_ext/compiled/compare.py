@@ -4,6 +4,7 @@
 
 import collections
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+import json
 import pathlib
 from typing import Any
 
@@ -23,6 +24,7 @@ def figures(
     devices: child.Devices = None,
     chip: chips.Chip | None = None,
     hlo_file: pathlib.Path | None = None,
+    kept_file: pathlib.Path | None = None,
     trace_file: pathlib.Path | None = None,
     picture_file: pathlib.Path | None = None,
     on_tick: child.OnTick = lambda seconds, memory: None,
@@ -32,6 +34,7 @@ def figures(
   Args:
     chip: device for which the step's time is projected; None for no projection.
     hlo_file: file to keep the optimised HLO in.
+    kept_file: file to keep what the compiler says in, for `of_kept`.
     trace_file: file for the projected step in Chrome's trace format, gzipped.
     picture_file: file for a picture of one of its iterations in each direction, an SVG or PNG.
 
@@ -45,7 +48,47 @@ def figures(
     found = child.compile_step(arguments, bounds=bounds, hlo_file=file, devices=devices, on_tick=on_tick)
     if "failure" in found:
       return found
+    if kept_file:
+      kept_file.write_text(json.dumps(_origin(arguments) | {"found": found}), encoding="utf-8")
     text = file.read_text(encoding="utf-8")
+  title = f"{' '.join(arguments)}: projected from the compiler's estimates"
+  return _of_program(found, text, chip, title, trace_file, picture_file)
+
+
+def of_kept(
+    arguments: Sequence[str], *, chip: chips.Chip | None, hlo_file: pathlib.Path, kept_file: pathlib.Path
+) -> dict[str, Any]:
+  """What `figures` returns, of a program that an earlier call has kept in these files.
+
+  It says nothing about what has changed in the package since then.
+
+  Raises:
+    ValueError: there is no such program, or it is one of other arguments or versions.
+  """
+  try:
+    kept = json.loads(kept_file.read_text(encoding="utf-8"))
+    text = hlo_file.read_text(encoding="utf-8")
+  except OSError as error:
+    raise ValueError(f"no program of {' '.join(arguments)} has been kept: {error}") from error
+  for key, value in _origin(arguments).items():
+    if kept[key] != value:
+      raise ValueError(f"{hlo_file} is a program of other {key}: {kept[key]} instead of {value}")
+  return _of_program(kept["found"], text, chip)
+
+
+def _origin(arguments: Sequence[str]) -> dict[str, Any]:
+  return {"arguments": [*arguments], "versions": child.versions()}
+
+
+def _of_program(
+    found: dict[str, Any],
+    text: str,
+    chip: chips.Chip | None,
+    title: str = "",
+    trace_file: pathlib.Path | None = None,
+    picture_file: pathlib.Path | None = None,
+) -> dict[str, Any]:
+  """The figures of a program, from what `child.compile_step` has found."""
   placement = found.pop("placement", None)
   try:
     read = reading.step(text, **found.pop("names"))
@@ -55,7 +98,6 @@ def figures(
       found["projection"] = of_projection(simulated, chip, found["work"])
       if (seconds := at_nominal_rate(read, chip, placement)) is not None:
         found["projection"]["at_nominal_rate_s"] = seconds
-      title = f"{' '.join(arguments)}: projected from the compiler's estimates"
       if trace_file:
         trace.write(simulated.step, trace_file, title=title)
       if picture_file:
