@@ -136,7 +136,7 @@ class _Rows:
     of = {"arguments": arguments, "versions": compile_step.versions()}
     known = rows.get(row_name, {})
     is_final = "failure" not in known or best_flags.lacks_a_flag(known)
-    if options.flags == [best_flags.BEST] and is_final and {key: known.get(key) for key in of} == of:
+    if options.flags == [best_flags.BEST] and not options.read and is_final and {key: known.get(key) for key in of} == of:
       return known
     figures = compile_step.compile_step(
         arguments,

@@ -58,7 +58,8 @@ _MLP_OFFLOADED = _INPUTS_OFFLOADED | {"mlpwo": "offload"}
 _ATTENTION_OFFLOADED = _INPUTS_OFFLOADED | dict.fromkeys(("out_proj", "query_proj", "key_proj", "value_proj"), "offload")
 # What `maxtext-pp plan` chooses for Mixtral 8x7B on v5p-64. On v5p the link to the host's memory is half as fast as on
 # tpu7x, and offloading takes longer than recomputing.
-_KEPT_OF_EXPERTS = {"remat_policy": "custom"} | dict.fromkeys(
+_KEPT_OF_EXPERTS: dict[str, object] = {"remat_policy": "custom"}
+_KEPT_OF_EXPERTS |= dict.fromkeys(
     ("context", "query_proj", "key_proj", "value_proj", "out_proj", "moe_x_sorted", "moe_mlpwo"), "device"
 )
 

@@ -45,11 +45,13 @@ def figures(
   """
   with interruption.temporary_folder() as folder:
     file = hlo_file or pathlib.Path(folder) / "step.hlo"
+    if kept_file:
+      kept_file.unlink(missing_ok=True)
     found = child.compile_step(arguments, bounds=bounds, hlo_file=file, devices=devices, on_tick=on_tick)
-    if "failure" in found:
-      return found
     if kept_file:
       kept_file.write_text(json.dumps(_origin(arguments) | {"found": found}), encoding="utf-8")
+    if "failure" in found:
+      return found
     text = file.read_text(encoding="utf-8")
   title = f"{' '.join(arguments)}: projected from the compiler's estimates"
   return _of_program(found, text, chip, title, trace_file, picture_file)
@@ -58,7 +60,7 @@ def figures(
 def of_kept(
     arguments: Sequence[str], *, chip: chips.Chip | None, hlo_file: pathlib.Path, kept_file: pathlib.Path
 ) -> dict[str, Any]:
-  """What `figures` returns, of a program that an earlier call has kept in these files.
+  """What `figures` returns, of a program that an earlier call has kept in these files, or of its failure.
 
   It says nothing about what has changed in the package since then.
 
@@ -67,13 +69,14 @@ def of_kept(
   """
   try:
     kept = json.loads(kept_file.read_text(encoding="utf-8"))
-    text = hlo_file.read_text(encoding="utf-8")
   except OSError as error:
     raise ValueError(f"no program of {' '.join(arguments)} has been kept: {error}") from error
   for key, value in _origin(arguments).items():
     if kept[key] != value:
       raise ValueError(f"{hlo_file} is a program of other {key}: {kept[key]} instead of {value}")
-  return _of_program(kept["found"], text, chip)
+  if "failure" in kept["found"]:
+    return kept["found"]
+  return _of_program(kept["found"], hlo_file.read_text(encoding="utf-8"), chip)
 
 
 def _origin(arguments: Sequence[str]) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class Ring:
 
   @jax.named_scope("enter")
   def enter(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-    """Brings microbatches [M, microbatch, sequence, embed] to where they begin.
+    """Brings microbatches [M, microbatch, sequence, embed] to where they begin; within a slice, to all stages.
 
     Returns:
       (store, with D = 2 what is in transfer before the first iteration, [S, microbatch, sequence, embed]).
@@ -249,7 +249,7 @@ class Ring:
   def pass_on(self, t: jax.Array | int, store: jax.Array, y: jax.Array) -> jax.Array:
     """What leaves the stages at iteration t: outputs y [S, microbatch, sequence, embed].
 
-    Over slices it is what has arrived, in a bubble.
+    Over slices a stage in a bubble sends what has arrived instead.
     """
     if not self._passes_on:
       return y
@@ -267,7 +267,8 @@ class Ring:
   def write_back(self, t: jax.Array | int, dstore: jax.Array) -> jax.Array:
     """The transpose of `write` with respect to what arrives at the end of iteration t.
 
-    A slot needs no clearing. Each of its values is read or passed on once, and `read_back` overwrites the slot.
+    A slot needs no clearing. Each of its values that reaches anything is read or passed on once, and `read_back`
+    overwrites the slot.
 
     Args:
       t: iteration.

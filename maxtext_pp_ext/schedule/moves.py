@@ -64,9 +64,9 @@ def numbers(schedule: Schedule) -> list[int]:
   Raises:
     NotImplementedError: if stages are idle at other times than those of `CircularSchedule`.
   """
+  _check(schedule)
   if not schedule.over_slices:
     return list(range(schedule.microbatches))
-  _check(schedule)
   of_each, last = share(schedule), schedule.microbatches - 1
   left = [list(range(stage * of_each, (stage + 1) * of_each)) for stage in range(schedule.stages)]
   chosen: dict[int, int] = {}
@@ -159,6 +159,6 @@ def _check(schedule: Schedule) -> None:
   idle = schedule.iterations - schedule.microbatches * schedule.repeats
   if begin != [delay * s for s in range(stages)] or idle != delay * (stages - 1) or schedule.arrival(delay * stages) != 1:
     raise NotImplementedError(
-        f"{type(schedule).__name__}: stages begin at iterations {begin} and are idle in {idle}. Idle stages pass inputs"
-        f" on to stage 0, and outputs from it: stage s has to begin at D·s, and to be idle in D·(S − 1), D = {delay}."
+        f"{type(schedule).__name__}: stages begin at iterations {begin} and are idle in {idle}. What moves between stages"
+        f" relies on it that stage s begins at D·s and is idle in D·(S − 1), D = {delay}."
     )

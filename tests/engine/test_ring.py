@@ -127,3 +127,14 @@ def test_what_rides_in_bubbles_has_no_transfers_of_its_own(delay, times, enterin
   ]
   for count, program in programs:
     assert str(program).count("ppermute[") == count and "all_gather" not in str(program)
+
+
+def test_within_a_slice_all_stages_gather_the_inputs_once_and_scatter_the_outputs_once():
+  ring = ring_of(4, 8, 2, 1, sharded=True)
+  x = jnp.zeros((ring.schedule.microbatches, 2, 2, 1))
+  store, held = jax.eval_shape(ring.enter, x)
+  programs = [(jax.make_jaxpr(each)(x), "all_gather") for each in (ring.enter, ring.leave_back)]
+  back = lambda dstore: ring.enter_back(dstore, held)
+  programs += [(jax.make_jaxpr(each)(store), "reduce_scatter") for each in (back, ring.leave)]
+  for program, collective in programs:
+    assert str(program).count(f"{collective}[") == 1 and "ppermute[" not in str(program)

@@ -74,5 +74,6 @@ def test_a_schedule_whose_stages_are_idle_at_other_times_is_refused():
     def iteration(self, repeat, microbatch, s):
       return super().iteration(repeat, microbatch, s) + 1
 
-  with pytest.raises(NotImplementedError, match=r"stages begin at iterations \[1, 2\]"):
-    entries(Late(stages=2, microbatches=2, repeats=2, over_slices=True))
+  for over_slices in (True, False):
+    with pytest.raises(NotImplementedError, match=r"stages begin at iterations \[1, 2\]"):
+      numbers(Late(stages=2, microbatches=2, repeats=2, over_slices=over_slices))

@@ -101,7 +101,7 @@ def schedule_of_run(argv: Sequence[str]) -> Schedule:
       microbatches=delay * stages if microbatches == -1 else microbatches,  # MaxText's own default
       repeats=config.num_pipeline_repeats,
       delay=delay,
-      over_slices=config.dcn_pipeline_parallelism > 1,
+      over_slices=integer(given, DCN_STAGES) > 1,
   )
 
 

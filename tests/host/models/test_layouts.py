@@ -142,3 +142,9 @@ def test_a_window_without_a_pipeline_has_one_stage_whose_repeats_are_the_layers(
   schedule = layouts.schedule_of_run(argv)
   assert (schedule.stages, schedule.microbatches, schedule.repeats, schedule.delay) == (1, 1, 12, 1)
   assert layouts.schedule_of_run([*argv, "num_pipeline_microbatches=4"]).microbatches == 4
+
+
+@pytest.mark.parametrize("key, over_slices", [("ici_pipeline_parallelism", False), ("dcn_pipeline_parallelism", True)])
+def test_a_schedule_knows_whether_its_stages_are_on_slices(key, over_slices):
+  argv = [str(run_config.base_yml()), *TINY, "base_num_decoder_layers=12", "pipeline_impl=circular_bsw", f"{key}=2"]
+  assert layouts.schedule_of_run(argv).over_slices == over_slices
