@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from maxtext_pp_ext.plan import estimate
 from tests.docs.figures import choosing
 from tests.docs.figures.results import (
-    compiled,
     percent,
     plan_errors,
     published,
     published_benchmark,
     span,
-    SPARSECORES,
     table,
     within,
 )
@@ -23,14 +21,6 @@ _WORDS = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine", 10:
 
 
 def seconds() -> Iterator[str]:
-  of_70b = lambda impl, *flags: compiled("llama3-70b", impl, *flags)
-  none, ours = of_70b("none", *SPARSECORES), of_70b("circular_bsw", *SPARSECORES)
-  least = none.compute * 163 / 160
-  yield f"""step of Llama 3 70B without a pipeline takes {none.seconds:.2f} s, of which {none.compute:.2f} s are
-      compute. With 4 stages and 8 microbatches compute takes at least {none.compute:.2f} · 163/160 = {least:.2f} s,
-      because of the bubble. That is {least / none.seconds:.2f} times {none.seconds:.2f} s. `circular_bsw` takes
-      {ours.seconds:.2f} s there, of which {ours.compute:.2f} s are compute, {ours.compute / least:.2f} times
-      {least:.2f} s."""
   yield from _published()
   yield from _estimates()
 

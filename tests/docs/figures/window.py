@@ -11,11 +11,8 @@ from tests.docs.figures.results import (
     between,
     compiled,
     fraction,
-    hidden,
     IN_8_MICROBATCHES,
     in_8_microbatches,
-    overlapping,
-    percent,
     policies,
     span,
     SPARSECORES,
@@ -61,9 +58,6 @@ def window() -> Iterator[str]:
       yield f"{model} takes {of['circular']} so, {of['none']} without a window, and {of['window']} with `circular_bsw`."
     else:
       yield f"{model} takes {of['circular']}, {of['none']} and {of['window']}."
-  none, window_ = (overlapping(impl) for impl in ("none", "window"))
-  yield f"""{window_.seconds:.2f} s a step instead of {none.seconds:.2f}. Of the seconds that transfers of weights and
-      gradients take, {percent(hidden("window"))} are hidden by compute, {percent(hidden("none"))} without the window"""
 
 
 def batch_split() -> Iterator[str]:
