@@ -61,6 +61,11 @@ def adds_up_logits(config: HostKeys) -> bool:
   return is_plain and config.dcn_pipeline_parallelism > 1 and config.num_vocab_tiling <= 1
 
 
+def sums_logits_in_parts(config: DerivedKeys) -> bool:
+  """Whether MaxText adds up the gradient of the logits' weights over parts of the logits, gathered and in float32."""
+  return getattr(config, "vocab_tiling_ag_once", False) and config.num_vocab_tiling > 1
+
+
 def microbatches_of_window(config: HostKeys) -> int:
   """M without a pipeline, where num_pipeline_microbatches=-1 stands for one microbatch."""
   return max(config.num_pipeline_microbatches, 1)

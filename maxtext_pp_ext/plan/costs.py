@@ -121,6 +121,8 @@ class Sizes:
   # Of what is outside the pipeline, for the whole batch.
   logits: int  # in the dtype of compute
   head: int  # weights, as they are gathered
+  # Their gradient, if it is summed over parts of the logits: in float32, before and after it is reduced, whole each time.
+  head_in_parts: int = 0
   head_sent: int  # what a device sends in a step for weights and their gradients
   work_outside: int = 0  # what backward of a layer keeps; 0 without such layers
   dispatched_outside: int = 0  # what layers send to dispatch tokens, and to combine results
@@ -345,4 +347,5 @@ def _always(sizes: Sizes) -> dict[Part, int]:
 
 
 def _head(sizes: Sizes) -> dict[Part, int]:
-  return {Part.HEAD: sizes.head, Part.LOGITS: sizes.logits, Part.AFTER_LOGITS: max(sizes.logits, sizes.head)}
+  after = max(sizes.logits, sizes.head) + sizes.head_in_parts
+  return {Part.HEAD: sizes.head, Part.LOGITS: sizes.logits, Part.AFTER_LOGITS: after}

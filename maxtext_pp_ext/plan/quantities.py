@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext import registry, sharding
-from maxtext_pp_ext.config.derived import adds_up_logits, dispatches_beside_compute, gathers_on_sparsecores, xla_flag
+from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.keys import DerivedKeys, remat_tensors
 from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.hardware import chips, torus
@@ -75,7 +75,10 @@ def sizes(
   tokens = _tokens(config, mesh) / (schedule.microbatches if schedule else 1)
   # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
   sent_outside, sent_ends = (sum(of.to_gather(w, narrow=True) for w in each) for each in (outside, ends))
-  of_logits = weights.of_logits() if stages > 1 and adds_up_logits(config) else []
+  # The logits' gradient in parts is all-reduced in float32: twice what a scatter sends, in a wider dtype.
+  wide = 2 * 4 / jnp.dtype(config.dtype).itemsize if derived.sums_logits_in_parts(config) else 0
+  reduced = sum(map(of.reduced, outside)) + max(wide - 1, 0) * sum(map(of.reduced, ends)) / 2
+  of_logits = weights.of_logits() if stages > 1 and derived.adds_up_logits(config) else []
   return costs.Sizes(
       parameters=own,
       gradients=gradients(of.gathered if is_shared else of.summed),
@@ -103,9 +106,10 @@ def sizes(
       kept=0,
       work=_work(config, tokens, mesh),
       logits=_logits(config, mesh),
-      head=round(sum(map(of.narrow, ends))) // 2,  # the table of embeddings is not gathered
+      head=(head := round(sum(map(of.narrow, ends))) // 2),  # the table of embeddings is not gathered
+      head_in_parts=round(wide * head),
       work_outside=_work_outside(config, schedule, mesh),
-      head_sent=round(3 * (sent_outside - sent_ends) + 0.5 * sent_ends + sum(map(of.reduced, outside))),
+      head_sent=round(3 * (sent_outside - sent_ends) + 0.5 * sent_ends + reduced),
       between_slices=(
           per_repeat(lambda w: of.gathered_between(w, of.gathered(w))),
           per_repeat(of.reduced_between),
@@ -167,8 +171,6 @@ def not_counted(config: DerivedKeys) -> list[str]:
     missing.append(f"the optimizer's state (opt_type={optimizer})")
   if config.using_pipeline_parallelism and not config.set_remat_policy_on_pipeline_iterations:
     missing.append("what set_remat_policy_on_pipeline_iterations=False keeps, which is all that backward needs")
-  if getattr(config, "vocab_tiling_ag_once", False) and config.num_vocab_tiling > 1:
-    missing.append("the logits' gathered weights and their gradient, which vocab_tiling_ag_once keeps for the whole step")
   if getattr(config, "use_batch_split_schedule", False):
     missing.append("what the batch-split schedule keeps without a pipeline, where remat_policy has no effect")
   if config.num_experts > 1 and config.dcn_expert_parallelism > 1:
@@ -211,7 +213,7 @@ def work(
   # The largest weight of a layer is a matrix of the MLP, or of one expert.
   width = config.moe_mlp_dim if config.num_experts > 1 and config.moe_mlp_dim else config.mlp_dim
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
-  vmem_kib = xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
+  vmem_kib = derived.xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
   return estimate.Work(
       sizes=sized,
       flops=products + grouped + attention * (6 + 2 * again[Kind.ATTENTION]),
@@ -229,14 +231,14 @@ def work(
       kept_of_kernels=kept.again.get(Again.COPIED, 0.0) * tokens * layers_read.of_kernels / stages,
       experts=of_experts.times(times),
       stream=(3 + again[Kind.PRODUCT]) * layers * microbatches * _activations(config, schedule, mesh),
-      dispatches_beside=bool(config.sparse_matmul) and dispatches_beside_compute(config),
+      dispatches_beside=bool(config.sparse_matmul) and derived.dispatches_beside_compute(config),
       parts=rows_of_devices.parts(config),
       experts_devices=math.prod(
           ici[axis] for axis in axes_of(resolve(("exp",), mesh, config.logical_axis_rules)) - {"stage"}
       ),
       loop=0 if schedule else loop_length(config),
       vmem_kib=int(vmem_kib) if vmem_kib.isdecimal() else None,
-      on_sparsecores=gathers_on_sparsecores(config),
+      on_sparsecores=derived.gathers_on_sparsecores(config),
   )
 
 

@@ -8,9 +8,9 @@ from tests.engine.common import build, gradient_program, inner_jaxprs
 
 # Operation: the innermost of our scopes that it may be in. A sharding constraint is where XLA puts a transfer.
 WHERE = {
-    "ppermute": {"permute", "enter", "leave"},
-    "all_gather": {"gather"},
-    "reduce_scatter": {"reduce"},
+    "ppermute": {"permute"},
+    "all_gather": {"gather", "enter", "leave"},  # backward does the same in the scope of what it transposes
+    "reduce_scatter": {"reduce", "enter", "leave"},
     "dot_general": {"stage"},
 }
 OURS = {scope for scopes in WHERE.values() for scope in scopes} | {"repeat"}
