@@ -73,11 +73,6 @@ def sizes(
   data_axes = data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape)
   is_shared = math.prod(mesh.shape[axis] for axis in data_axes) > 1
   tokens = _tokens(config, mesh) / (schedule.microbatches if schedule else 1)
-  # A layer's weights are gathered three times, those of the logits once, and the table of embeddings is not.
-  sent_outside, sent_ends = (sum(of.to_gather(w, narrow=True) for w in each) for each in (outside, ends))
-  # The logits' gradient in parts is all-reduced in float32: twice what a scatter sends, in a wider dtype.
-  wide = 2 * 4 / jnp.dtype(config.dtype).itemsize if derived.sums_logits_in_parts(config) else 0
-  reduced = sum(map(of.reduced, outside)) + max(wide - 1, 0) * sum(map(of.reduced, ends)) / 2
   of_logits = weights.of_logits() if stages > 1 and derived.adds_up_logits(config) else []
   return costs.Sizes(
       parameters=own,
@@ -107,9 +102,9 @@ def sizes(
       work=_work(config, tokens, mesh),
       logits=_logits(config, mesh),
       head=(head := round(sum(map(of.narrow, ends))) // 2),  # the table of embeddings is not gathered
-      head_in_parts=round(wide * head),
+      head_in_parts=round(of.logits_in_parts * head),
       work_outside=_work_outside(config, schedule, mesh),
-      head_sent=round(3 * (sent_outside - sent_ends) + 0.5 * sent_ends + reduced),
+      head_sent=round(of.sent_outside(outside, ends)),
       between_slices=(
           per_repeat(lambda w: of.gathered_between(w, of.gathered(w))),
           per_repeat(of.reduced_between),

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext import sharding
-from maxtext_pp_ext.config.derived import collective_matmul_from
+from maxtext_pp_ext.config.derived import collective_matmul_from, sums_logits_in_parts
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.hardware import tiles
@@ -148,6 +148,23 @@ class Bytes:
     """A reduce-scatter over the axes that shard the weight, then an all-reduce among replicas of the shards."""
     shards, replicas = self._over(w.gathered_over), self._over(w.replicas_over)
     return self.narrow(w) * ((1 - 1 / shards) + 2 * (1 - 1 / replicas) / shards)
+
+  def sent_outside(self, outside: Sequence[Weight], ends: Sequence[Weight]) -> float:
+    """Bytes that a device sends for all weights outside of the loop over layers, `ends` among them.
+
+    Those of a layer are gathered three times, those of the logits once, and the table of embeddings is not.
+    """
+    gathered, of_ends = (sum(self.to_gather(w, narrow=True) for w in each) for each in (outside, ends))
+    more = max(self.logits_in_parts - 1, 0) * sum(map(self.reduced, ends)) / 2
+    return 3 * (gathered - of_ends) + 0.5 * of_ends + sum(map(self.reduced, outside)) + more
+
+  @property
+  def logits_in_parts(self) -> float:
+    """How many times what a scatter sends is sent for the logits' gradient in parts; 0: it is not in parts.
+
+    It is all-reduced, in float32.
+    """
+    return 2 * 4 / jnp.dtype(self._config.dtype).itemsize if sums_logits_in_parts(self._config) else 0.0
 
   def gathered_between(self, w: Weight, size: float) -> float:
     """Between slices: a gather fetches the shards of other slices first, then all shards within the slice."""
