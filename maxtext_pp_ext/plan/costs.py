@@ -65,7 +65,7 @@ class Part(enum.StrEnum):
   OUTPUTS = "outputs"  # of all layers
   HEAD = "head"  # gathered weights of the logits
   LOGITS = "logits"
-  AFTER_LOGITS = "after_logits"  # their gradient, or that of their weights, whichever is larger
+  AFTER_LOGITS = "after_logits"  # the larger of their gradient and their weights', and the latter's sum over parts
 
 
 class Phase(enum.StrEnum):

@@ -28,7 +28,7 @@ _SLOW = re.compile(
 BOUNDS = {"circular_bsw": (0.09, 0.07), "circular_ag_once": (0.07, 0.05), "circular": (0.13, 0.30), "none": (0.17, 0.17)}
 COPIES = "mixtral-8x7b-dropless, kept activations, ENABLE_ASYNC_RAGGED_ALL_TO_ALL"
 # Of models with experts, the buffers of their dispatch included.
-BOUNDS_WITH_EXPERTS = (0.11, 0.15)
+BOUNDS_WITH_EXPERTS = (0.10, 0.15)
 ALL = {f"{case.title}, {case.impl}": case for case in plan_error.cases()}
 CASES = {
     name: case
@@ -74,6 +74,7 @@ def test_predicted_memory_and_traffic_are_near_the_compilers(name):
   memory, sent = BOUNDS_WITH_EXPERTS if case.title.startswith(EXPERTS) else BOUNDS.get(impl, (0.13, 0.05))
   if case.title == OFF:
     memory = 0.28 if impl in ("circular_bsw", "circular_ag_once") else 0.16
+  memory = 0.11 if (case.title, impl) == ("mixtral-8x7b-8-batches", "window") else memory
   memory = 0.10 if (case.title, impl) == (TWO_STAGES, "circular_bsw") else memory
   sent = 0.10 if (case.title, impl) == (FEW_REPEATS, "circular_bsw") else sent
   assert costs.peak / 1e9 == pytest.approx(case.figures["peak_GB"], rel=memory)
