@@ -49,19 +49,17 @@ _KEPT: dict[str, object] = {
     "context": "device",
     "mlpwi_0": "device",
 }
-# Recipes for models with experts keep layers' inputs in the host's memory: Qwen3 235B-A22B and DeepSeek-V3 on tpu7x,
-# Llama 4 Scout on v5p (the same source).
+# Recipes for models with experts keep layers' inputs in the host's memory: DeepSeek-V3 on tpu7x, Llama 4 Scout on v5p
+# (the same source).
 _INPUTS_OFFLOADED: dict[str, object] = {"remat_policy": "custom", "decoder_layer_input": "offload"}
-# gpt-oss-120b's on tpu7x: the MLPs' outputs, too.
-_MLP_OFFLOADED = _INPUTS_OFFLOADED | {"mlpwo": "offload"}
 # Llama 3.1 8B's and Mixtral 8x7B's on v6e (`published.yml`): all of attention but its context.
 _ATTENTION_OFFLOADED = _INPUTS_OFFLOADED | dict.fromkeys(("out_proj", "query_proj", "key_proj", "value_proj"), "offload")
-# What `maxtext-pp plan` chooses for Mixtral 8x7B on v5p-64. On v5p the link to the host's memory is half as fast as on
-# tpu7x, and offloading takes longer than recomputing.
-_KEPT_OF_EXPERTS: dict[str, object] = {"remat_policy": "custom"}
-_KEPT_OF_EXPERTS |= dict.fromkeys(
-    ("context", "query_proj", "key_proj", "value_proj", "out_proj", "moe_x_sorted", "moe_mlpwo"), "device"
-)
+# What `maxtext-pp plan` chooses without a pipeline for gpt-oss-120b and Qwen3 235B-A22B, and with two tensors more for
+# Mixtral 8x7B. On v5p the link to the host's memory is half as fast as on tpu7x, and what gpt-oss-120b's recipe offloads
+# (the MLPs' outputs, too) takes longer than to recompute it.
+_ATTENTION_KEPT: dict[str, object] = {"remat_policy": "custom"}
+_ATTENTION_KEPT |= dict.fromkeys(("context", "query_proj", "key_proj", "value_proj", "out_proj"), "device")
+_EXPERTS_KEPT = _ATTENTION_KEPT | {"moe_x_sorted": "device", "moe_mlpwo": "device"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,7 +205,7 @@ SHAPES = {
     "mixtral-8x7b-dropless": Shape(
         title="The same with MaxText's default dispatch: dropless, ragged, Megablox",
         keys=_MIXTRAL,
-        kept=_KEPT_OF_EXPERTS,
+        kept=_EXPERTS_KEPT,
     ),
     # Sequences of 2048 keep the compilation short. Longer ones need more memory; the rest of the program stays the same.
     "deepseek3-671b-batch-split": Shape(
@@ -269,7 +267,7 @@ SHAPES = {
             "per_device_batch_size": 2,
             "max_target_length": 4096,
         },
-        kept=_INPUTS_OFFLOADED,
+        kept=_ATTENTION_KEPT,
     ),
     # Local and global attention take turns, so a stage has two layers.
     "gpt-oss-120b": Shape(
@@ -286,7 +284,7 @@ SHAPES = {
             "per_device_batch_size": 2,
             "max_target_length": 4096,
         },
-        kept=_MLP_OFFLOADED,
+        kept=_ATTENTION_KEPT,
     ),
     # Each fourth layer has no RoPE, so a stage has four layers.
     "llama4-17b-16e": Shape(

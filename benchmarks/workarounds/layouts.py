@@ -128,6 +128,30 @@ def residual_of_kernel(workaround: bool) -> Program:
   return Program(run=run, given=[(shape, jnp.bfloat16)])
 
 
+def part_of_kernel(workaround: bool) -> Program:
+  """One lane of what a kernel returns is cut out twice, for two kernels that read it in different orders."""
+  heads, rows, lanes = 64, 4096, 128
+
+  def largest_of(given, largest):
+    largest[...] = jnp.broadcast_to(jnp.max(given[...].astype(jnp.float32), axis=-1, keepdims=True), largest.shape)
+
+  def scale(given, by, scaled):
+    scaled[...] = given[...] * by[:, :1].astype(given.dtype)
+
+  def kernel(body, given, dtype):
+    blocks = [pl.BlockSpec((1, *each.shape[1:]), lambda head: (head, 0, 0)) for each in given]
+    result = jax.ShapeDtypeStruct(given[0].shape, dtype)
+    return pl.pallas_call(body, grid=(heads,), in_specs=blocks, out_specs=blocks[0], out_shape=result)(*given)
+
+  def run(x, turned):
+    largest = kernel(largest_of, [x], jnp.float32)[..., 0]
+    largest = jax.lax.optimization_barrier(largest) if workaround else largest
+    one, eight = (jnp.broadcast_to(largest[:, None], (heads, number, rows)) for number in (1, 8))
+    return [kernel(scale, [turned, by], turned.dtype) for by in (one, eight)]
+
+  return Program(run=run, given=[((heads, rows, lanes), jnp.bfloat16), ((heads, lanes, rows), jnp.bfloat16)])
+
+
 def order_of_weight(workaround: bool) -> Program:
   """A product reads a weight [embed, heads, head_dim] as one matrix per head, and copies one in its own order."""
   iterations, rows, embed, heads, head_dim = 8, 256, 512, 4, 128

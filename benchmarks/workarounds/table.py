@@ -43,6 +43,7 @@ REPRODUCERS: dict[str, Reproducer | Ablation] = {
     ),
     "order_of_all_repeats": Reproducer(program=layouts.order_of_all_repeats, **_COPIED),
     "residual_of_kernel": Reproducer(program=layouts.residual_of_kernel, **_COPIED),
+    "part_of_kernel": Reproducer(program=layouts.part_of_kernel, figure=figures.cycles, unit="cycles", margin=0.2),
     "factor_of_products": Reproducer(
         program=scheduling.factor_of_products, figure=figures.exponentials, unit="exponentials computed"
     ),

@@ -39,6 +39,7 @@ from maxtext_pp_ext.engine.programs.stage import StageFn, StageProgram
 from maxtext_pp_ext.engine.ring import Ring
 from maxtext_pp_ext.engine.shapes import Microbatches, Param
 from maxtext_pp_ext.engine.traced import AuxAt, Iterations, Part, Residuals, TracedPipeline
+from maxtext_pp_ext.engine.transfers.memory_order import matrix_unit
 from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.weight import Weight
@@ -139,6 +140,7 @@ class Engine:
         batch_axes=[a for _, axes in batch for a in axes],
         gathered_in_steps=any(w.replaces and w.has_buffers and w.transfer.in_steps for w in weights),
         summed=self.schedule.microbatches > 1,
+        matrix_unit=matrix_unit(self.ring.mesh),
     )
     ends = [*(first for first, _ in self.checkpoints[1:]), self.schedule.iterations]
     parts = tuple(

@@ -9,7 +9,7 @@ Sources:
 - Peak bfloat16 FLOPs and HBM's rate: Google Cloud's pages (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e,
   tpu7x). A chip of TPU7x is two devices.
 - VMEM: jax/_src/tpu_info.py, of a core.
-- Clock: peak FLOPs divided by two per multiply-accumulate unit, of which the matrix units of a device have 4 × 128 × 128
+- Matrix units, and clock: peak FLOPs divided by two per multiply-accumulate unit. A device has 4 × 128 × 128
   (v5e), 8 × 128 × 128 (v4, v5p) and 4 × 256 × 256 (v6e). TPU7x is taken to have those of v6e; nobody has verified it.
 - Results of products per cycle: the TPU compiler's cycles for 4096 × 128 × 14336, which contracts too little to fill the
   matrix units: 536 µs on v5e, 179 on v5p, 238 on v6e. v4 has the units of v5p, and TPU7x is taken to have those of v6e.
@@ -40,6 +40,7 @@ class Chip:
   device_kinds: tuple[str, ...]
   flops: float  # bfloat16 FLOPs per second
   clock: float  # cycles per second
+  matrix_unit: int  # its rows, and its columns
   results_per_cycle: float  # of products, at most
   hbm_bytes: int  # memory in bytes
   hbm_bandwidth: float  # bytes per second between the device and that memory
@@ -71,6 +72,7 @@ _CHIPS = (
         device_kinds=("TPU v4",),
         flops=275e12,
         clock=1.049e9,
+        matrix_unit=128,
         results_per_cycle=187,
         hbm_bytes=32 * _GIB,
         hbm_bandwidth=1228e9,
@@ -87,6 +89,7 @@ _CHIPS = (
         device_kinds=("TPU v5 lite", "TPU v5e"),
         flops=197e12,
         clock=1.503e9,
+        matrix_unit=128,
         results_per_cycle=73,
         hbm_bytes=round(15.75 * _GIB),
         hbm_bandwidth=819e9,
@@ -104,6 +107,7 @@ _CHIPS = (
         device_kinds=("TPU v5", "TPU v5p"),
         flops=459e12,
         clock=1.751e9,
+        matrix_unit=128,
         results_per_cycle=187,
         hbm_bytes=95 * _GIB,
         hbm_bandwidth=2765e9,
@@ -120,6 +124,7 @@ _CHIPS = (
         device_kinds=("TPU v6 lite", "TPU v6e"),
         flops=918e12,
         clock=1.751e9,
+        matrix_unit=256,
         results_per_cycle=141,
         hbm_bytes=round(31.24 * _GIB),
         hbm_bandwidth=1638e9,
@@ -137,6 +142,7 @@ _CHIPS = (
         device_kinds=("TPU7x",),
         flops=2307e12 / 2,
         clock=2.2e9,
+        matrix_unit=256,
         results_per_cycle=141,
         hbm_bytes=96 * _GIB,
         hbm_bandwidth=7380e9 / 2,

@@ -4,6 +4,7 @@
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
 import jax.numpy as jnp
 import pytest
 
@@ -40,14 +41,24 @@ def of_stages(equation):
 )
 def test_the_order_in_memory_is_the_one_that_the_products_want(fn, order):
   closed = jax.make_jaxpr(fn)(jnp.zeros(HEADS), jnp.zeros((2, 3, 8)))
-  assert operands.orders(closed, 1) == (order,)
+  for matrix_unit in (None, 32):
+    assert operands.orders(closed, 1, matrix_unit) == (order,)
+
+
+@pytest.mark.parametrize(("matrix_unit", "order"), [(4, ROW_MAJOR), (8, (0, 1, 3, 2))])
+def test_an_output_projection_that_fills_a_matrix_unit_is_in_its_own_order(matrix_unit, order):
+  weight, context = jnp.zeros((2, 8, 4, 16)), jnp.zeros((2, 3, 8, 4))  # head_dim is 4
+  assert operands.orders(jax.make_jaxpr(of_stages("rhd,hde->re"))(weight, context), 1, matrix_unit) == (order,)
+  assert operands.orders(jax.make_jaxpr(of_stages("re,ehd->rhd"))(weight, context[:, :, :, 0]), 1, matrix_unit) == (
+      ONE_MATRIX_PER_HEAD,
+  )
 
 
 HEADS_FIRST = (0, 2, 1, 3)
 
 
 def on_one_device(fn):
-  return jax.shard_map(fn, mesh=jax.make_mesh((1,), ("fsdp",)), in_specs=jax.P(), out_specs=jax.P())
+  return jax.shard_map(fn, mesh=jax.make_mesh((1,), ("fsdp",)), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +124,27 @@ def test_what_goes_to_the_hosts_memory_is_not_read_there():
     return y, jax.device_put(y, jax.memory.Space.Device) + 1
 
   assert operands.of_products(jax.make_jaxpr(forward)(jnp.zeros((4, 4))).jaxpr, [0]) == (False,)
+
+
+@pytest.mark.parametrize(
+    ("read", "is_part"),
+    [
+        (lambda y: y[..., 0], True),
+        (lambda y: checkpoint_name(y[None], "context")[..., 0].T, True),
+        (lambda y: y, False),
+        (lambda y: (2 * y)[..., 0], False),
+        (lambda y: 2 * y[..., 0], False),
+    ],
+    ids=[
+        "one lane",
+        "one lane of a transposed copy",
+        "all",
+        "one lane of another operation's result",
+        "more than cut out",
+    ],
+)
+def test_what_is_cut_out_of_a_kernels_result_is_found(read, is_part):
+  kernel = pl.pallas_call(lambda x, y: None, out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32))
+  jaxpr = jax.make_jaxpr(lambda x: on_one_device(jax.jit(lambda x: read(kernel(x))))(x) + 1)(jnp.zeros((8, 128))).jaxpr
+  on_devices, _ = jaxpr.eqns
+  assert operands.parts_of_kernels(jaxpr) == (set(on_devices.outvars) if is_part else set())

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the operations of a program read and write arrays fastest: in which memory layout, and where."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
@@ -11,21 +11,27 @@ from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
 from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 
-def orders(closed: ClosedJaxpr, count: int) -> tuple[tuple[int, ...], ...]:
+def orders(closed: ClosedJaxpr, count: int, matrix_unit: int | None) -> tuple[tuple[int, ...], ...]:
   """For each of the first `count` inputs, its dimensions from major to minor as the products want them.
+
+  `matrix_unit` is the number of columns of one; None if it is not known.
 
   The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_weight) reads a weight [embed, heads, head_dim] as
   one matrix per head. If memory has it in another order, it copies the weight before each product. A weight [heads,
   head_dim, embed] in its own order takes twice as long, where a matrix unit has more columns than head_dim (libtpu
   0.0.48.1; benchmarks.workarounds order_of_output_projection). So both are in the order heads, embed, head_dim, behind
   the product's batch. In general, one side of a product (what it contracts, or what it keeps) has several dimensions. All
-  of these but the last come first, then the other side's, then the last one. A weight with one dimension on each side is
-  in its own order. So is one that no product reads, or that several read in different ways.
+  of these but the last come first, then the other side's, then the last one.
+
+  A weight is in its own order if it has one dimension on each side, if no product reads it, or if several read it in
+  different ways. So is one whose last contracted dimension fills a matrix unit: it is read as fast, and products write
+  its gradient in this order.
   """
   found = []
   for var in closed.jaxpr.invars[:count]:
     read = uses(closed.jaxpr, var, through=lambda eqn, _: has(eqn, Trait.SAME_DIMENSIONS))
-    found.append(_only_order({order for eqn, at in read if (order := _by_product(eqn, at)) is not None}, var))
+    wanted = {order for eqn, at in read if (order := _by_product(eqn, at, matrix_unit)) is not None}
+    found.append(_only_order(wanted, var))
   return tuple(found)
 
 
@@ -52,6 +58,36 @@ def _is_of_kernel(jaxpr: Jaxpr, var: Var | Literal) -> bool:
   return eqn.primitive.name in ("pallas_call", "shard_map")
 
 
+def parts_of_kernels(jaxpr: Jaxpr) -> set[Var]:
+  """The variables that are cut out of what kernels return, such as attention's logsumexp, which fills all lanes there.
+
+  The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds part_of_kernel) cuts them out anew for each order in which
+  other kernels read them.
+  """
+  found, makers = set[Var](), makers_of(jaxpr)
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == "slice" or _runs_program(eqn):
+      found |= {var for var in eqn.outvars if _is_part_of_kernel(makers, var)}
+  return found
+
+
+def _runs_program(eqn: JaxprEqn) -> bool:
+  return is_call(eqn) or eqn.primitive.name == "shard_map"
+
+
+def _is_part_of_kernel(makers: Mapping[Var, JaxprEqn], var: Var | Literal, *, is_cut: bool = False) -> bool:
+  """Whether a kernel returns what a variable is cut out of; `is_cut`: or what is the variable."""
+  eqn = makers.get(var) if isinstance(var, Var) else None
+  if eqn is None:
+    return False
+  if _runs_program(eqn):
+    inner, _ = inner_program(eqn)
+    return _is_part_of_kernel(makers_of(inner), inner.outvars[eqn.outvars.index(var)], is_cut=is_cut)
+  if eqn.primitive.name == "slice" or _keeps_elements(eqn):
+    return _is_part_of_kernel(makers, eqn.invars[0], is_cut=is_cut or eqn.primitive.name == "slice")
+  return is_cut and eqn.primitive.name == "pallas_call"
+
+
 def of_products(jaxpr: Jaxpr, outs: Sequence[int]) -> tuple[bool, ...]:
   """For each of these outputs of a program, whether a product computes it and what reads it can read it in a buffer.
 
@@ -74,8 +110,11 @@ def _is_of_product(jaxpr: Jaxpr, var: Var | Literal) -> bool:
 
 def _keeps_elements(eqn: JaxprEqn) -> bool:
   """Whether an operation's result has its only operand's elements, rounded perhaps."""
-  moves = eqn.primitive.name == "reduce_precision" or has(eqn, Trait.RESHAPES) or has(eqn, Trait.SAME_DIMENSIONS)
-  return moves and len(eqn.invars) == 1
+  if len(eqn.invars) != 1:
+    return False
+  if eqn.primitive.name == "broadcast_in_dim":
+    return eqn.invars[0].aval.size == eqn.outvars[0].aval.size
+  return eqn.primitive.name == "reduce_precision" or has(eqn, Trait.RESHAPES) or has(eqn, Trait.SAME_DIMENSIONS)
 
 
 def residual_orders(jaxpr: Jaxpr, first: int, count: int) -> tuple[tuple[int, ...], ...]:
@@ -108,16 +147,17 @@ def _orders_of_readers(jaxpr: Jaxpr, var: Var | Literal, order: tuple[int, ...])
     yield order
 
 
-def _by_product(eqn: JaxprEqn | None, at: int) -> tuple[int, ...] | None:
+def _by_product(eqn: JaxprEqn | None, at: int, matrix_unit: int | None) -> tuple[int, ...] | None:
   """The order in which an operation wants an operand; None is any."""
   if eqn is None:
     return None
-  own = tuple(range(len(eqn.invars[at].aval.shape)))
+  shape = eqn.invars[at].aval.shape
+  own = tuple(range(len(shape)))
   if eqn.primitive.name != "dot_general":
     return own
   contracted, batch = (sorted(each[at]) for each in eqn.params["dimension_numbers"])
   kept = [dim for dim in own if dim not in (*contracted, *batch)]
   several, others = (kept, contracted) if len(kept) > 1 else (contracted, kept)
-  if len(several) < 2 or not others:
+  if len(several) < 2 or not others or (several is contracted and matrix_unit and shape[several[-1]] >= matrix_unit):
     return own
   return (*batch, *several[:-1], *others, several[-1])

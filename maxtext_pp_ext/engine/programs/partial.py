@@ -12,7 +12,8 @@ a sum that contracts the batch) is rewritten to contract within each of F equal 
 leading axis of the result, sharded over the data-like axes. Each device computes the same product as before, and adding
 such values up over iterations and loops needs no communication. The sum over the leading axis remains, and is done once.
 
-The factors of these products are computed once, before all that use them (`jaxprs.compute_once`). Left to itself, the TPU
+The factors of these products, and what is cut out of kernels' results, are computed once, before all that use them
+(`jaxprs.compute_once`). Left to itself, the TPU
 compiler (libtpu 0.0.48.1; benchmarks.workarounds factor_of_products) computes an activation's derivative again within
 each product: Llama 3 70B's backward took 14 % longer by its own estimate (docs/seconds.md).
 
@@ -30,6 +31,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from maxtext_pp_ext.engine.programs import operands
 from maxtext_pp_ext.engine.programs.jaxprs import (
     compute_once,
     count_uses,
@@ -173,15 +175,15 @@ def _without_roots(
   """(the program up to the roots, for each gradient the variables that it needs, the outputs that have no root)."""
   jaxpr = whole.jaxpr
   taken = {id(eqn) for one in found if one for eqn in one.taken}
-  operands = [v for one in found if one for v in one.needs]
+  needed = [v for one in found if one for v in one.needs]
   others = [out for k, out in enumerate(jaxpr.outvars) if k >= len(found) or found[k] is None]
   kept = [eqn for eqn in jaxpr.eqns if id(eqn) not in taken]
-  body = select_eqns(whole, kept, jaxpr.invars, [*operands, *others], consts=True)
+  body = select_eqns(whole, kept, jaxpr.invars, [*needed, *others], consts=True)
   factors = [v for one in found if one for root in one.roots for v in root.eqn.invars if _is_product(root)]
   made_by = makers_of(jaxpr)
   # The arrays that factors are, but for their shapes.
   sources = variables([origin(v, made_by, Trait.RESHAPES) for v in factors])
-  body = compute_once(body, {v for v in sources if v in made_by})
+  body = compute_once(body, {v for v in sources if v in made_by} | operands.parts_of_kernels(body.jaxpr))
   given = iter(body.jaxpr.outvars)
   needs = [tuple(itertools.islice(given, len(one.needs) if one else 0)) for one in found]
   return body, needs, tuple(given)

@@ -8,8 +8,9 @@ import math
 
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import AbstractMesh, Mesh
 
-from maxtext_pp_ext.hardware import tiles
+from maxtext_pp_ext.hardware import chips, tiles
 
 
 def in_memory(x: jax.Array, order: Sequence[int]) -> jax.Array:
@@ -20,6 +21,12 @@ def in_memory(x: jax.Array, order: Sequence[int]) -> jax.Array:
 def of_one_stage(order: Sequence[int]) -> list[int]:
   """An order of the dimensions [S, …] without that of the stages: the others are counted from 0 then."""
   return [dim - 1 for dim in order if dim]
+
+
+def matrix_unit(mesh: Mesh | AbstractMesh) -> int | None:
+  """The number of columns of a matrix unit of these devices; None if it is not known."""
+  chip = chips.of_device_kind(mesh.devices.flat[0].device_kind) if isinstance(mesh, Mesh) else None
+  return None if chip is None else chip.matrix_unit
 
 
 def as_stored(shape: Sequence[int]) -> tuple[int, ...]:
