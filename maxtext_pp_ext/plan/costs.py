@@ -93,6 +93,7 @@ class Sizes:
   copies: int = 0
   # Of a repeat's weights.
   gathered: int  # in the dtype of the gather
+  shards: int = 0  # of `gathered`, what the device has before
   summed: int  # their gradients, in the dtype of sums; with one microbatch as gathered, unless the config names a dtype
   gathered_of_kernels: int = 0  # of `gathered`, what Pallas kernels read
   summed_of_kernels: int = 0  # of `summed`, what they compute

@@ -24,11 +24,12 @@ from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 # Between the two, and on other chips, it is taken to grow with the logarithm of the FLOPs.
 _FLOPS = (2.0 * 2048 * 4096 * 4096, 2.0 * 4096 * 8192 * 28672)
 _ALONE, _LARGE = 1.058, 1.107
-# With 48 MiB of scoped VMEM or more a product reads and writes each array once, and compute hides half of that: with 96
-# MiB 4096 × 4096 × 14336 takes 1.07 ms on v5p, 1.05 at the peak and 0.10 for the bytes; on v6e 0.57 to 0.61, 0.52 and
-# 0.16; 8192 × 8192 × 28672 takes 8.48 ms on v5p, 8.39 and 0.39; on v6e 4.49 to 4.74, 4.19 and 0.66.
+# With 48 MiB of scoped VMEM or more a product reads and writes each array once. Of what that takes compute hides half on
+# chips whose matrix units have 128 columns: with 96 MiB 4096 × 4096 × 14336 takes 1.07 ms on v5p, 1.05 at the peak and
+# 0.10 for the bytes. With 256 columns, on v6e, it hides nothing of them, or of what is fused: products of a window of
+# Llama 3 8B take 0.32 s, 0.25 at the peak and 0.09 for the bytes (`python -m benchmarks.policies --policy full`).
 _LARGE_VMEM_KIB = 49152
-_NOT_HIDDEN = 0.5
+_NOT_HIDDEN = {128: 0.5, 256: 1.0}
 # The compiler fuses what surrounds a product into it: residual streams that are added, sums of squares, activation
 # functions and their derivatives. They take VMEM from its tiles: 8192 × 8192 × 5120 in Llama 4 Scout on v5p takes 1.65 ms
 # by itself, and 2.9 with residual stream and norm. Together this takes as long as reading the residual streams of all
@@ -45,14 +46,12 @@ _LOGITS = 1.17
 # which they do not suffice, 2.77 and 2.33; on v5e and v6e, with 128, 5.08 and 5.03, and 1.24 and 1.19. Kernels of grouped
 # products do not add: always four.
 _SUM_ROUND_TRIPS = 4
-# What is copied of weights and gradients on their way from gathers into the window, to products, and out of it, in HBM
-# round trips of each gathered and each reduced repeat. With one microbatch products read what was gathered. With several
-# a pipeline takes 0.3 s of a step of Llama 3 70B on v5p for it (`python -m benchmarks.compiler_figures --shape llama3-70b
-# --impl none circular_bsw window --flags DENSE_VMEM_LIMIT_FLAG`). A window of layers with several microbatches copies
-# whole layers between the layouts of gathers, window and products: when one microbatch had these copies, too, they took
-# 2.2 s. Weights that are gathered in each iteration are copied less at a time: `--impl circular`, and `--shape
-# llama3-8b-dcn`.
-_PIPELINE_ROUND_TRIPS, _WINDOW_ROUND_TRIPS, _ITERATION_ROUND_TRIPS = 8, 15, 4
+# Weights that are gathered in each iteration of several microbatches are copied between the layouts of gathers and
+# products, in HBM round trips of each gathered and each reduced repeat: `--impl circular`, and `--shape llama3-8b-dcn`.
+_ITERATION_ROUND_TRIPS = 4
+# How often an iteration of several microbatches, or stages, reads or writes activations more than one that hands them on:
+# forward writes what leaves a stage to where microbatches are, and backward reads it there and writes it for the stage.
+_PASSES_OF_RING = 3
 # With all weights gathered at once, a kernel reads a copy of its weights, cut out of those of all repeats; of a window it
 # reads the buffer. Copies took 0.15 s more of a step of Mixtral 8x7B on v5p (`--shape mixtral-8x7b-dropless --impl
 # circular_bsw circular_ag_once`), as long as 8 HBM round trips of the experts' weights in each iteration.
@@ -117,6 +116,8 @@ class Work:
   again: float  # and of products
   elementwise: float  # values that the layers read or write between products
   kept_of_kernels: float  # values that kernels compute and that are kept
+  kept_of_products: float  # values that products compute and that are kept
+  itemsize: int  # bytes of a value of activations, and of weights as they are gathered
   experts: Experts  # of all layers and microbatches
   # Bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
   stream: float
@@ -192,10 +193,10 @@ def estimate(
       "products": _products(chip, work, schedule) * with_bubbles + longer,
       "grouped products": work.grouped / (chip.flops * EFFICIENCY[GROUPED_PRODUCT]) * with_bubbles,
       "attention": of_splash * work.attention / (chip.flops * EFFICIENCY[ATTENTION]) * with_bubbles,
-      "elementwise": _elementwise(chip, work) * with_bubbles,
+      "elementwise": _elementwise(chip, work, own_loop=schedule is None) * with_bubbles + _ring(chip, work, schedule),
       "sums of gradients": _SUM_ROUND_TRIPS * summed / chip.hbm_bandwidth,
       "dispatch": dispatch - hidden,
-      "copies of weights": _copied(work, schedule, gather_policy) / chip.hbm_bandwidth,
+      "copies of weights": _copied(chip, work, schedule, gather_policy),
   }
   # Forward takes one part of what forward, its recomputation and backward compute, and weights' gradients another one.
   pipeline, parts = sum(layers.values()), 3 + work.again
@@ -243,27 +244,40 @@ def _at_peak(chip: chips.Chip, work: Work, costs: Costs, with_bubbles: float) ->
   }
 
 
-def _copied(work: Work, schedule: CircularSchedule | None, gather_policy: GatherPolicy | None) -> float:
-  """Bytes of copies of weights and their gradients."""
+def _copied(chip: chips.Chip, work: Work, schedule: CircularSchedule | None, gather_policy: GatherPolicy | None) -> float:
+  """Seconds of copies of weights and their gradients."""
+  sizes = work.sizes
   if schedule is None or gather_policy is None:  # backward gathers once for what it recomputes and for gradients
-    return _TRANSPOSE_ROUND_TRIPS * work.sizes.transposed * (2 + work.again) * work.loop
+    return _TRANSPOSE_ROUND_TRIPS * sizes.transposed * (2 + work.again) * work.loop / chip.hbm_bandwidth
   gathered, reduced = gathers(schedule, gather_policy), reductions(schedule, gather_policy)
-  copied = _TRANSPOSE_ROUND_TRIPS * work.sizes.transposed * (gathered + reduced)
+  round_trips = _TRANSPOSE_ROUND_TRIPS * sizes.transposed * (gathered + reduced)
   if gather_policy.gathers_first:
-    copied += _KERNEL_COPY_ROUND_TRIPS * schedule.iterations * work.sizes.gathered_of_kernels
-  if schedule.microbatches == 1:
-    round_trips = 0
-  elif not gather_policy.keeps_gathered:
-    round_trips = _ITERATION_ROUND_TRIPS
-  else:
-    round_trips = _PIPELINE_ROUND_TRIPS if schedule.stages > 1 or not gather_policy.prefetches else _WINDOW_ROUND_TRIPS
-  return copied + round_trips * (gathered + reduced) * work.sizes.gathered
+    round_trips += _KERNEL_COPY_ROUND_TRIPS * schedule.iterations * sizes.gathered_of_kernels
+  if schedule.microbatches > 1 and not gather_policy.keeps_gathered:
+    round_trips += _ITERATION_ROUND_TRIPS * (gathered + reduced) * sizes.gathered
+  # Shards are cast before they are gathered. Of sums over microbatches chunks are cut out before they are reduced.
+  values = gathered * sizes.shards
+  if schedule.microbatches > 1 and gather_policy.keeps_gathered:
+    values += reduced * sizes.gathered
+  return round_trips / chip.hbm_bandwidth + _moved(chip, 2 * values / work.itemsize)
+
+
+def _ring(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -> float:
+  """Seconds in which activations are put to where stages read them."""
+  if schedule is None or schedule.stages == schedule.microbatches == 1:
+    return 0.0
+  return _moved(chip, _PASSES_OF_RING * schedule.iterations * work.sizes.activations / work.itemsize)
+
+
+def _moved(chip: chips.Chip, values: float) -> float:
+  """Seconds in which values are read, or written, one by one."""
+  return _WIDE * values / chip.elementwise
 
 
 def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -> float:
   """Seconds of the products in the layers, and of what the compiler fuses into them."""
   if _has_large_vmem(work):
-    return work.products / chip.flops + _NOT_HIDDEN * work.moved / chip.hbm_bandwidth
+    return work.products / chip.flops + _NOT_HIDDEN[chip.matrix_unit] * work.moved / chip.hbm_bandwidth
   # How many times as long as at the peak the largest product of a layer takes by itself.
   longer = float(np.interp(math.log(max(work.largest, 1.0)), np.log(_FLOPS), (_ALONE, _LARGE)))
   if schedule is None:
@@ -273,10 +287,11 @@ def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -
   return work.products * longer / chip.flops + round_trips * work.stream / chip.hbm_bandwidth
 
 
-def _elementwise(chip: chips.Chip, work: Work) -> float:
+def _elementwise(chip: chips.Chip, work: Work, *, own_loop: bool) -> float:
   """Seconds of what is between products and kernels."""
-  values = work.elementwise + 4 * work.kept_of_kernels  # each is read and written in forward, and again in backward
-  moved = _WIDE * values / chip.elementwise + work.experts.moved / chip.hbm_bandwidth
+  copied = work.kept_of_kernels + (work.kept_of_products if own_loop else 0.0)
+  values = work.elementwise + 4 * copied  # each is read and written in forward, and again in backward
+  moved = _moved(chip, values) + work.experts.moved / chip.hbm_bandwidth
   return moved + work.experts.filled / (chip.clock * _FILLED_PER_CYCLE)
 
 

@@ -32,7 +32,7 @@ from maxtext_pp_ext.host.models import loss
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, rules_in_play
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn
 from maxtext_pp_ext.plan.costs import DEVICE, OFFLOAD
-from maxtext_pp_ext.plan.operations import Array, Axes, between, is_of_kernel, Kind, of_spec, Operation, Reader
+from maxtext_pp_ext.plan.operations import Array, Axes, between, Kind, kind_of_maker, of_spec, Operation, Reader
 from maxtext_pp_ext.plan.weights import gathered
 from maxtext_pp_ext.sharding.resolve import resolve
 
@@ -50,9 +50,13 @@ class Again(enum.Enum):
   BETWEEN = enum.auto()  # reads and writes, of what is between products
   DISPATCHES = enum.auto()  # tokens that go to experts
   COMBINES = enum.auto()  # their results that come back
-  # What kernels compute and a policy keeps. A product writes its result to where it is kept; a kernel's result is copied
-  # there, and back for backward.
-  COPIED = enum.auto()
+  # What kernels compute and a policy keeps is copied to where it is kept, and back for backward. What products compute is
+  # copied by MaxText's own loop; ours has products write it there.
+  KEPT_OF_KERNELS = enum.auto()
+  KEPT_OF_PRODUCTS = enum.auto()
+
+
+_KEPT_OF = dict.fromkeys((Kind.ATTENTION, Kind.GROUPED), Again.KEPT_OF_KERNELS) | {Kind.PRODUCT: Again.KEPT_OF_PRODUCTS}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,7 @@ class Kept:
   device: float  # bytes in the device's memory for each token of the device, of all layers, their inputs among them
   host: float = 0.0  # the same in the host's memory
   most_host: float = 0.0  # the same, if all iterations sent as much as those that send most
-  again: Mapping[Kind | Again, float]  # shares of forward, and of what kernels compute that which is copied
+  again: Mapping[Kind | Again, float]  # shares of forward, and of what kernels and products compute that which is kept
   places: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the names that are kept
   # In so many iterations, the first, backward computes these names again.
   first: tuple[int, tuple[str, ...]] = (0, ())
@@ -120,13 +124,14 @@ class Block:
     # Bytes that its products read and write: activations, and weights.
     self.moved = sum(array.bytes for array in products if array in of_between)
     self.weights = sum(array.bytes for array in products if array not in of_between)
-    of_kernels = (array for array, name in self._stops.items() if name and is_of_kernel(array))
-    self._copied = {array: array.bytes / array.itemsize for array in of_kernels}
+    made = {array: kind_of_maker(array) for array, name in self._stops.items() if name}
+    self._copied = {a: (_KEPT_OF[kind], a.bytes / a.itemsize) for a, kind in made.items() if kind in _KEPT_OF}
     # Operations that the same regions run: their amounts.
     self._amounts = collections.defaultdict[frozenset[Array | None], Amounts](Amounts)
     exchanges = [each for each in forward if each.kind is Kind.EXCHANGE]
     self.whole = Amounts()
-    self.whole.add({Again.COPIED: sum(self._copied.values())})
+    for kind, values in self._copied.values():
+      self.whole[kind] += values
     for each in forward:
       amounts: dict[Kind | Again, float] = {each.kind: each.amount}
       if each.kind is Kind.EXCHANGE:
@@ -144,7 +149,7 @@ class Block:
   def under(self, keeps: Mapping[str, Cases], size: int) -> tuple[dict[str | None, Cases], dict[Kind | Again, Cases]]:
     """({name: bytes that are kept}, {kind: amount that is computed again}) of `size` policies; the input has no name."""
     runs: dict[Array | None, Cases] = {None: np.ones(size, bool)}
-    kept, copied = dict[str | None, Cases](), np.zeros(size)
+    kept, again = dict[str | None, Cases](), dict[Kind | Again, Cases]()
     for array, name in self._stops.items():
       reached = np.full(size, array in self._needed)
       for region, running in runs.items():
@@ -152,10 +157,11 @@ class Block:
           reached = reached | running
       stays = reached & keeps[name] if name else reached
       kept[name] = kept.get(name, 0.0) + stays * array.bytes
-      copied += stays * self._copied.get(array, 0.0)
+      if array in self._copied:
+        of, values = self._copied[array]
+        again[of] = again.get(of, 0.0) + stays * values
       if name:
         runs[array] = reached & ~keeps[name]
-    again: dict[Kind | Again, Cases] = {Again.COPIED: copied}
     for regions, amounts in self._amounts.items():
       running = np.any([runs[region] for region in regions], axis=0)
       for kind, amount in amounts.items():
@@ -222,10 +228,9 @@ class Layers:
     """Bytes of activations that forward's products read and write, for each token."""
     return sum(count * block.moved for block, count in self.blocks) / self.tokens
 
-  @property
-  def of_kernels(self) -> float:
-    """Values that kernels compute and a policy may keep, for each token."""
-    return sum(count * block.whole[Again.COPIED] for block, count in self.blocks) / self.tokens
+  def kept_at_most(self, kind: Again) -> float:
+    """Values that kernels, or products, compute and a policy may keep, for each token."""
+    return sum(count * block.whole[kind] for block, count in self.blocks) / self.tokens
 
   @property
   def weights(self) -> float:

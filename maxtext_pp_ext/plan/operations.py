@@ -219,11 +219,11 @@ def between(forward: Iterable[Operation], x: Array) -> dict[Array, float]:
   return {array: array.bytes for each in heavy for array in (*each.operands, *each.results) if array in on_input}
 
 
-def is_of_kernel(array: Array) -> bool:
-  """Whether a kernel computes an array, but for its shape and order."""
+def kind_of_maker(array: Array) -> Kind | None:
+  """What computes an array, but for its shape and order; None of an input."""
   while array.maker and array.maker.kind is Kind.OTHER and len(array.maker.operands) == 1:
     (array,) = array.maker.operands
-  return array.maker is not None and array.maker.kind in (Kind.ATTENTION, Kind.GROUPED)
+  return None if array.maker is None else array.maker.kind
 
 
 def of_spec(spec: Any, rank: int) -> Axes:

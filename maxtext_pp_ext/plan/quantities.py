@@ -81,6 +81,7 @@ def sizes(
       optimizer=weights.moments,
       copies=round(sum(of.stored_narrow(w) for w in inside if stages == 1 and not w.of_experts)),
       gathered=per_repeat(of.gathered),
+      shards=per_repeat(lambda w: of.gathered(w) - of.to_gather(w)),
       summed=per_repeat(of.summed),
       gathered_of_kernels=per_repeat(of.gathered, of.kernels),
       summed_of_kernels=per_repeat(of.summed, of.kernels),
@@ -209,6 +210,7 @@ def work(
   width = config.moe_mlp_dim if config.num_experts > 1 and config.moe_mlp_dim else config.mlp_dim
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
   vmem_kib = derived.xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
+  kept_of = lambda kind: kept.again.get(kind, 0.0) * tokens * layers_read.kept_at_most(kind) / stages
   return estimate.Work(
       sizes=sized,
       flops=products + grouped + attention * (6 + 2 * again[Kind.ATTENTION]),
@@ -223,7 +225,9 @@ def work(
       recomputed=again[Kind.ATTENTION],
       again=again[Kind.PRODUCT],
       elementwise=(3 + kept.again[Again.BETWEEN]) * tokens * layers * values,
-      kept_of_kernels=kept.again.get(Again.COPIED, 0.0) * tokens * layers_read.of_kernels / stages,
+      itemsize=jnp.dtype(config.dtype).itemsize,
+      kept_of_kernels=kept_of(Again.KEPT_OF_KERNELS),
+      kept_of_products=kept_of(Again.KEPT_OF_PRODUCTS),
       experts=of_experts.times(times),
       stream=(3 + again[Kind.PRODUCT]) * layers * microbatches * _activations(config, schedule, mesh),
       dispatches_beside=bool(config.sparse_matmul) and derived.dispatches_beside_compute(config),

@@ -20,6 +20,7 @@ SIZES = costs.Sizes(
     gradients_at_once=250_000_000,
     optimizer=1_000_000_000,
     gathered=436_000_000,
+    shards=25_000_000,
     summed=872_000_000,
     sent_to_gather=409_000_000,
     sent_to_reduce=409_000_000,
@@ -44,6 +45,8 @@ WORK = estimate.Work(
     again=1.0,
     elementwise=6.5e10,
     kept_of_kernels=0.0,
+    kept_of_products=0.0,
+    itemsize=2,
     experts=estimate.Experts(),
     stream=8.6e9,
     experts_devices=1,
@@ -160,6 +163,14 @@ def test_with_large_vector_memory_products_add_to_sums_in_no_time_and_kernels_do
   assert sums(vmem_kib=98304, summed_of_kernels=1e8) == sums(vmem - 1, summed_of_kernels=1e8) == of_kernels
 
 
+def test_kept_results_of_products_are_copied_by_maxtexts_own_loop_only():
+  values = 1e9
+  takes = lambda own_loop, **work: estimate._elementwise(chips.CHIPS["v5p"], work_with(**work), own_loop=own_loop)
+  longer = takes(True, kept_of_products=values) - takes(True)
+  assert longer == pytest.approx(4 * 4 * values / chips.CHIPS["v5p"].elementwise)
+  assert takes(False, kept_of_products=values) == takes(False)
+
+
 def test_kept_results_of_kernels_are_copied_twice_and_buffers_are_filled_at_a_rate_of_their_own():
   chip, window = chips.CHIPS["v5p"], CircularSchedule(stages=1, microbatches=1, repeats=32)
   takes = lambda **work: of(schedule=window, **work).parts["elementwise"]
@@ -232,12 +243,29 @@ def test_weights_that_each_iteration_gathers_are_copied_with_several_microbatche
   copied = lambda microbatches: of(
       gather_policy=GatherPolicy.ITERATION, schedule=dataclasses.replace(SCHEDULE, microbatches=microbatches, stages=1)
   ).parts["copies of weights"]
-  assert copied(2) > 0.0 == copied(1)
+  assert copied(2) > 2 * copied(1)
 
 
-def test_weights_are_copied_on_their_way_through_a_window_of_several_microbatches_and_most_in_one_over_layers():
-  copied = lambda **sizes: of(schedule=dataclasses.replace(SCHEDULE, **sizes)).parts["copies of weights"]
-  assert copied(stages=1, microbatches=2) > copied(stages=2, microbatches=2) > 0.0 == copied(stages=1, microbatches=1)
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 2), (2, 2)])
+def test_shards_are_cast_and_sums_over_several_microbatches_are_cut_out(stages, microbatches):
+  schedule = dataclasses.replace(SCHEDULE, stages=stages, microbatches=microbatches)
+  copied = SIZES.shards * costs.gathers(schedule, GatherPolicy.REPEAT)
+  if microbatches > 1:
+    copied += SIZES.gathered * costs.reductions(schedule, GatherPolicy.REPEAT)
+  # Each value of two bytes is read and written.
+  expected = 2 * 4 * copied / 2 / chips.CHIPS["v5p"].elementwise
+  assert of(schedule=schedule).parts["copies of weights"] == pytest.approx(expected)
+
+
+def test_activations_go_around_the_ring_unless_there_is_one_stage_and_one_microbatch():
+  def ring(**sizes):
+    schedule = dataclasses.replace(SCHEDULE, **sizes)
+    size = SIZES.activations
+    longer = of(schedule=schedule, activations=2 * size).parts["elementwise"] - of(schedule=schedule).parts["elementwise"]
+    return longer * chips.CHIPS["v5p"].elementwise / (4 * size / 2 * schedule.iterations)
+
+  assert ring(stages=1, microbatches=1) == 0.0
+  assert ring(stages=1, microbatches=2) == pytest.approx(ring(stages=2, microbatches=2)) == pytest.approx(3)
 
 
 @pytest.mark.parametrize("schedule", [None, SCHEDULE, dataclasses.replace(SCHEDULE, stages=1, microbatches=1)])

@@ -91,14 +91,20 @@ def test_what_is_kept_and_computed_again_is_what_jax_keeps_and_computes_again(mo
 
 
 @pytest.mark.parametrize(
-    "model, name, values", [("llama3-8b", "attention_out", 4096), ("mixtral-8x7b", "mlpwo", 2 * 4096)]
+    "model, of_kernel, of_product",
+    [
+        ("llama3-8b", ("attention_out", 4096), ("mlpwi_0", 14336)),
+        ("mixtral-8x7b", ("mlpwo", 2 * 4096), ("out_proj", 4096)),
+    ],
 )
-def test_what_kernels_compute_is_copied_if_it_is_kept_and_what_products_compute_is_not(model, name, values):
+def test_kept_results_of_kernels_and_those_of_products_are_counted_apart(model, of_kernel, of_product):
   config, found = read(model)
-  copied = lambda *names: found.of_kernels * found.under(dict.fromkeys(names, "device").get).again[layers.Again.COPIED]
-  assert copied() == copied("query_proj", "out_proj") == 0.0
-  assert copied(name) == pytest.approx(config.num_decoder_layers * values)
-  assert copied(name, "query_proj") == copied(name) < found.of_kernels * 1.001
+  kinds = layers.Again.KEPT_OF_KERNELS, layers.Again.KEPT_OF_PRODUCTS
+  kept = lambda kind, *names: found.kept_at_most(kind) * found.under(dict.fromkeys(names, "device").get).again[kind]
+  for kind, (name, values), (other, _) in zip(kinds, (of_kernel, of_product), (of_product, of_kernel), strict=True):
+    assert kept(kind) == kept(kind, "query_proj") == kept(kind, other) == 0.0  # queries are rotated behind their product
+    assert kept(kind, name) == pytest.approx(config.num_decoder_layers * values)
+    assert kept(kind, name, "query_proj") == kept(kind, name) < found.kept_at_most(kind) * 1.001
 
 
 @pytest.mark.slow

@@ -32,9 +32,9 @@ from maxtext_pp_ext.engine.per_stage import Layout, OnStage
 from maxtext_pp_ext.engine.programs.one_of import OneOf
 from maxtext_pp_ext.engine.programs.partial import Gradient
 from maxtext_pp_ext.engine.shapes import Accumulator, Buffers, Chunk, Numbers, OfRepeat, Param
-from maxtext_pp_ext.engine.transfers.memory_order import in_memory, of_one_stage
+from maxtext_pp_ext.engine.transfers.memory_order import for_gathers, in_memory, of_one_stage
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
-from maxtext_pp_ext.engine.weights.accumulators import add_and_finish, add_to, Item, put_finished
+from maxtext_pp_ext.engine.weights.accumulators import add_and_finish, add_to, Item, next_buffer, put_finished
 from maxtext_pp_ext.engine.weights.layout import memory, WeightLayout
 from maxtext_pp_ext.schedule import GatherPolicy
 from maxtext_pp_ext.sharding import constrain
@@ -102,6 +102,11 @@ class Weight:
   def added(self, arrays: Accumulated) -> Self:
     """With the result of `accumulate`."""
     return self.with_(**{name: x for name, x in arrays._asdict().items() if x is not None})
+
+  def in_order_of(self, products: tuple[int, ...]) -> Self:
+    """With the order of its buffers, given that in which products read its dimensions [S, …]; kernels read no other."""
+    order = products if self.of_kernels else for_gathers(products, self.transfer.shard, self.layout.gathered_axes)
+    return self.with_(order=order)
 
   # What is known of it.
 
@@ -305,8 +310,9 @@ class Weight:
       return Accumulated(add_to(total, self._computed(operands), item))
     on_device = there(self.gradient).on_device
     waiting, place = self._waiting
+    order = self.order if len(self.shape) == 4 and sorted(self.order) != [*self.order] else ()
     total, waiting = add_and_finish(
-        self.mesh, self.layout.by_device, place, on_device, total, waiting, operands.of_roots[0], item
+        self.mesh, self.layout.by_device, place, on_device, total, waiting, operands.of_roots[0], item, order
     )
     return Accumulated(total, **{self.where_sums_wait: waiting})
 
@@ -388,11 +394,6 @@ def there[T](array: T | None) -> T:
   if array is None:
     raise RuntimeError("A weight is used before its array is there.")
   return array
-
-
-def next_buffer(repeat: jax.Array) -> jax.Array:
-  """The number of the next buffer of a stage that is at a repeat; the buffer of the repeats before and after it."""
-  return (repeat + 1) % 2
 
 
 def _take(index: jax.Array, all_: jax.Array) -> jax.Array:

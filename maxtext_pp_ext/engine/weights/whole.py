@@ -28,6 +28,9 @@ class WholeWeight(Weight):
   _finishes_in_place = False
   _waits_beside = False
 
+  def in_order_of(self, products: tuple[int, ...]) -> Self:
+    return self.with_(order=products)  # its gradient has an order of its own
+
   @property
   def _waiting(self) -> tuple[Any, Layout]:
     return self.total, self.layout.by_device
