@@ -155,7 +155,11 @@ class Engine:
           "A gradient is a partial sum with one remat policy and complete with another. Leave pipeline_remat_iterations "
           "out."
       )
-    weights = [w.with_(of_kernels=program.of_kernels[k]).in_order_of(program.orders[k]) for k, w in enumerate(weights)]
+    orders = [
+        w.order_of_buffers(program.orders[k]) if program.of_products[k] else program.orders[k]
+        for k, w in enumerate(weights)
+    ]
+    weights = [w.with_(order=orders[k], of_kernels=program.of_kernels[k]) for k, w in enumerate(weights)]
     return TracedPipeline(
         iterations=iterations, ring=self.ring, weights=parts[-1].of(weights), parts=parts, aux_at=self.aux_at
     )

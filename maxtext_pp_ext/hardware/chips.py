@@ -9,8 +9,9 @@ Sources:
 - Peak bfloat16 FLOPs and HBM's rate: Google Cloud's pages (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e,
   tpu7x). A chip of TPU7x is two devices.
 - VMEM: jax/_src/tpu_info.py, of a core.
-- Matrix units, and clock: peak FLOPs divided by two per multiply-accumulate unit. A device has 4 × 128 × 128
-  (v5e), 8 × 128 × 128 (v4, v5p) and 4 × 256 × 256 (v6e). TPU7x is taken to have those of v6e; nobody has verified it.
+- Matrix units: of a device 4 × 128 × 128 (v5e), 8 × 128 × 128 (v4, v5p) and 4 × 256 × 256 (v6e). TPU7x is taken to have
+  those of v6e; nobody has verified it.
+- Clock: peak FLOPs divided by two per multiply-accumulate unit of the matrix units.
 - Results of products per cycle: the TPU compiler's cycles for 4096 × 128 × 14336, which contracts too little to fill the
   matrix units: 536 µs on v5e, 179 on v5p, 238 on v6e. v4 has the units of v5p, and TPU7x is taken to have those of v6e.
 - Operations value by value: the TPU compiler's cycles for x + 1 of 4096 × 14336 values, 713 µs on v5e, 239 on v5p and 355
@@ -40,7 +41,7 @@ class Chip:
   device_kinds: tuple[str, ...]
   flops: float  # bfloat16 FLOPs per second
   clock: float  # cycles per second
-  matrix_unit: int  # its rows, and its columns
+  matrix_unit: int  # rows, and columns, of one
   results_per_cycle: float  # of products, at most
   hbm_bytes: int  # memory in bytes
   hbm_bandwidth: float  # bytes per second between the device and that memory

@@ -93,10 +93,11 @@ class Sizes:
   copies: int = 0
   # Of a repeat's weights.
   gathered: int  # in the dtype of the gather
-  shards: int = 0  # of `gathered`, what the device has before
   summed: int  # their gradients, in the dtype of sums; with one microbatch as gathered, unless the config names a dtype
   gathered_of_kernels: int = 0  # of `gathered`, what Pallas kernels read
   summed_of_kernels: int = 0  # of `summed`, what they compute
+  values: int = 0  # how many
+  cast: int = 0  # those of the device's shards that are cast before they are gathered
   transposed: int = 0  # of `gathered_of_kernels`, what is transposed before they read it
   # What a device sends to gather these weights once, and to reduce their gradients once.
   sent_to_gather: int

@@ -24,10 +24,12 @@ from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 # Between the two, and on other chips, it is taken to grow with the logarithm of the FLOPs.
 _FLOPS = (2.0 * 2048 * 4096 * 4096, 2.0 * 4096 * 8192 * 28672)
 _ALONE, _LARGE = 1.058, 1.107
-# With 48 MiB of scoped VMEM or more a product reads and writes each array once. Of what that takes compute hides half on
-# chips whose matrix units have 128 columns: with 96 MiB 4096 × 4096 × 14336 takes 1.07 ms on v5p, 1.05 at the peak and
-# 0.10 for the bytes. With 256 columns, on v6e, it hides nothing of them, or of what is fused: products of a window of
-# Llama 3 8B take 0.32 s, 0.25 at the peak and 0.09 for the bytes (`python -m benchmarks.policies --policy full`).
+# With 48 MiB of scoped VMEM or more a product reads and writes each array once, and compute hides half of that: with 96
+# MiB 4096 × 4096 × 14336 takes 1.07 ms on v5p, 1.05 at the peak and 0.10 for the bytes; on v6e 0.57 to 0.61, 0.52 and
+# 0.16; 8192 × 8192 × 28672 takes 8.48 ms on v5p, 8.39 and 0.39; on v6e 4.49 to 4.74, 4.19 and 0.66. On v6e, whose matrix
+# units have 256 columns, what is fused into products takes about as long again: those of a window of Llama 3 8B take 0.32
+# s, 0.25 at the peak and 0.09 for the bytes, and those of Qwen3 8B without one 0.36, 0.25 and 0.07 (`python -m
+# benchmarks.policies --policy full`, `python -m benchmarks.held_back --model qwen3-8b`). TPU7x is taken to be like v6e.
 _LARGE_VMEM_KIB = 49152
 _NOT_HIDDEN = {128: 0.5, 256: 1.0}
 # The compiler fuses what surrounds a product into it: residual streams that are added, sums of squares, activation
@@ -49,8 +51,9 @@ _SUM_ROUND_TRIPS = 4
 # Weights that are gathered in each iteration of several microbatches are copied between the layouts of gathers and
 # products, in HBM round trips of each gathered and each reduced repeat: `--impl circular`, and `--shape llama3-8b-dcn`.
 _ITERATION_ROUND_TRIPS = 4
-# How often an iteration of several microbatches, or stages, reads or writes activations more than one that hands them on:
-# forward writes what leaves a stage to where microbatches are, and backward reads it there and writes it for the stage.
+# How often an iteration of several microbatches, or stages, reads or writes activations of one more than that of a
+# window with one: forward writes them to where microbatches are, backward reads them there and writes them for the stage.
+# On v5p each takes 0.07 ms for 67 MB in Llama 3 70B (`--shape llama3-70b --impl circular_bsw --hlo …`).
 _PASSES_OF_RING = 3
 # With all weights gathered at once, a kernel reads a copy of its weights, cut out of those of all repeats; of a window it
 # reads the buffer. Copies took 0.15 s more of a step of Mixtral 8x7B on v5p (`--shape mixtral-8x7b-dropless --impl
@@ -117,7 +120,7 @@ class Work:
   elementwise: float  # values that the layers read or write between products
   kept_of_kernels: float  # values that kernels compute and that are kept
   kept_of_products: float  # values that products compute and that are kept
-  itemsize: int  # bytes of a value of activations, and of weights as they are gathered
+  itemsize: int  # bytes of a value of activations
   experts: Experts  # of all layers and microbatches
   # Bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
   stream: float
@@ -256,10 +259,10 @@ def _copied(chip: chips.Chip, work: Work, schedule: CircularSchedule | None, gat
   if schedule.microbatches > 1 and not gather_policy.keeps_gathered:
     round_trips += _ITERATION_ROUND_TRIPS * (gathered + reduced) * sizes.gathered
   # Shards are cast before they are gathered. Of sums over microbatches chunks are cut out before they are reduced.
-  values = gathered * sizes.shards
+  values = gathered * sizes.cast
   if schedule.microbatches > 1 and gather_policy.keeps_gathered:
-    values += reduced * sizes.gathered
-  return round_trips / chip.hbm_bandwidth + _moved(chip, 2 * values / work.itemsize)
+    values += reduced * sizes.values
+  return round_trips / chip.hbm_bandwidth + _moved(chip, 2 * values)
 
 
 def _ring(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -> float:

@@ -220,7 +220,7 @@ def between(forward: Iterable[Operation], x: Array) -> dict[Array, float]:
 
 
 def kind_of_maker(array: Array) -> Kind | None:
-  """What computes an array, but for its shape and order; None of an input."""
+  """What computes an array, but for operations on it alone, such as casts; None of an input."""
   while array.maker and array.maker.kind is Kind.OTHER and len(array.maker.operands) == 1:
     (array,) = array.maker.operands
   return None if array.maker is None else array.maker.kind

@@ -81,15 +81,14 @@ def sizes(
       optimizer=weights.moments,
       copies=round(sum(of.stored_narrow(w) for w in inside if stages == 1 and not w.of_experts)),
       gathered=per_repeat(of.gathered),
-      shards=per_repeat(lambda w: of.gathered(w) - of.to_gather(w)),
       summed=per_repeat(of.summed),
       gathered_of_kernels=per_repeat(of.gathered, of.kernels),
       summed_of_kernels=per_repeat(of.summed, of.kernels),
+      values=per_repeat(lambda w: w.count),
+      cast=per_repeat(of.cast),
       transposed=per_repeat(of.gathered, lambda w: of.kernels(w) and not w.in_lanes),
       sent_to_gather=per_repeat(of.to_gather),
-      sent_to_gather_again=per_repeat(
-          of.to_gather, lambda w: of.within_products(w) or not (of.kernels(w) or of.all_devices(w))
-      ),
+      sent_to_gather_again=per_repeat(of.to_gather, of.gathers_again),
       sent_to_reduce=per_repeat(of.reduced),
       collective_matmuls=tuple(of.collective_matmuls(inside, tokens)),
       groups=tuple(_groups(config, inside, of.to_gather)),

@@ -140,6 +140,10 @@ class Bytes:
     """Of so many bytes, those of a device before it gathers, or after it has reduced."""
     return size / self._over(w.gathered_over)
 
+  def cast(self, w: Weight) -> float:
+    """The values of a device's shard that are cast before it gathers."""
+    return self.shard(w, w.count) if self.gathered(w) != self.stored(w) else 0.0
+
   def to_gather(self, w: Weight, *, narrow: bool = False) -> float:
     size = self.narrow(w) if narrow else self.gathered(w)
     return size - self.shard(w, size)
@@ -203,6 +207,10 @@ class Bytes:
   def all_reduced(self, w: Weight) -> bool:
     """Whether XLA all-reduces its gradient: as `in_steps`, or its shards do not fill a TPU's tiles."""
     return self.in_steps(w) or not (w.scatters or self.within_products(w))
+
+  def gathers_again(self, w: Weight) -> bool:
+    """Whether backward gathers it twice without a pipeline."""
+    return self.within_products(w) or not (self.kernels(w) or self.all_devices(w))
 
   def within_products(self, w: Weight) -> bool:
     """Whether XLA gathers it within the products that use it: collective matmul."""

@@ -54,6 +54,22 @@ def test_an_output_projection_that_fills_a_matrix_unit_is_in_its_own_order(matri
   )
 
 
+@pytest.mark.parametrize(
+    ("fn", "read"),
+    [
+        (of_stages("re,ehd->rhd"), True),
+        (jax.checkpoint(lambda w, x: of_stages("re,ehd->rhd")(w.astype(jnp.bfloat16), x)), True),
+        (lambda w, x: of_stages("re,ehd->rhd")(w, x).sum() + w.sum(), False),
+        (lambda w, x: w * 2 + x.sum(), False),
+        (lambda w, x: x, False),
+    ],
+    ids=["product", "within a call and cast", "a product and a sum", "no product", "unused"],
+)
+def test_weights_that_only_products_read_are_found(fn, read):
+  closed = jax.make_jaxpr(fn)(jnp.zeros(HEADS), jnp.zeros((2, 3, 8)))
+  assert operands.read_by_products(closed, 1) == (read,)
+
+
 HEADS_FIRST = (0, 2, 1, 3)
 
 
@@ -132,6 +148,7 @@ def test_what_goes_to_the_hosts_memory_is_not_read_there():
         (lambda y: y[..., 0], True),
         (lambda y: checkpoint_name(y[None], "context")[..., 0].T, True),
         (lambda y: y, False),
+        (lambda y: y[:4], False),
         (lambda y: (2 * y)[..., 0], False),
         (lambda y: 2 * y[..., 0], False),
     ],
@@ -139,6 +156,7 @@ def test_what_goes_to_the_hosts_memory_is_not_read_there():
         "one lane",
         "one lane of a transposed copy",
         "all",
+        "rows",
         "one lane of another operation's result",
         "more than cut out",
     ],

@@ -20,7 +20,8 @@ SIZES = costs.Sizes(
     gradients_at_once=250_000_000,
     optimizer=1_000_000_000,
     gathered=436_000_000,
-    shards=25_000_000,
+    values=218_000_000,
+    cast=13_000_000,
     summed=872_000_000,
     sent_to_gather=409_000_000,
     sent_to_reduce=409_000_000,
@@ -249,11 +250,11 @@ def test_weights_that_each_iteration_gathers_are_copied_with_several_microbatche
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 2), (2, 2)])
 def test_shards_are_cast_and_sums_over_several_microbatches_are_cut_out(stages, microbatches):
   schedule = dataclasses.replace(SCHEDULE, stages=stages, microbatches=microbatches)
-  copied = SIZES.shards * costs.gathers(schedule, GatherPolicy.REPEAT)
+  copied = SIZES.cast * costs.gathers(schedule, GatherPolicy.REPEAT)
   if microbatches > 1:
-    copied += SIZES.gathered * costs.reductions(schedule, GatherPolicy.REPEAT)
-  # Each value of two bytes is read and written.
-  expected = 2 * 4 * copied / 2 / chips.CHIPS["v5p"].elementwise
+    copied += SIZES.values * costs.reductions(schedule, GatherPolicy.REPEAT)
+  # Each value is read and written.
+  expected = 2 * 4 * copied / chips.CHIPS["v5p"].elementwise
   assert of(schedule=schedule).parts["copies of weights"] == pytest.approx(expected)
 
 

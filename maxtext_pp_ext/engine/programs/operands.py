@@ -8,13 +8,14 @@ import jax
 
 from maxtext_pp_ext.engine.programs.jaxprs import inner_program, makers_of, uses
 from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
+from maxtext_pp_ext.hardware import tiles
 from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 
 def orders(closed: ClosedJaxpr, count: int, matrix_unit: int | None) -> tuple[tuple[int, ...], ...]:
   """For each of the first `count` inputs, its dimensions from major to minor as the products want them.
 
-  `matrix_unit` is the number of columns of one; None if it is not known.
+  `matrix_unit` is the number of columns of a matrix unit; with None no weight is taken to fill one.
 
   The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_weight) reads a weight [embed, heads, head_dim] as
   one matrix per head. If memory has it in another order, it copies the weight before each product. A weight [heads,
@@ -29,10 +30,20 @@ def orders(closed: ClosedJaxpr, count: int, matrix_unit: int | None) -> tuple[tu
   """
   found = []
   for var in closed.jaxpr.invars[:count]:
-    read = uses(closed.jaxpr, var, through=lambda eqn, _: has(eqn, Trait.SAME_DIMENSIONS))
+    read = _readers(closed, var)
     wanted = {order for eqn, at in read if (order := _by_product(eqn, at, matrix_unit)) is not None}
     found.append(_only_order(wanted, var))
   return tuple(found)
+
+
+def read_by_products(closed: ClosedJaxpr, count: int) -> tuple[bool, ...]:
+  """For each of the first `count` inputs, whether products read it, and nothing else does."""
+  of = lambda var: [eqn is not None and eqn.primitive.name == "dot_general" for eqn, _ in _readers(closed, var)]
+  return tuple(any(found := of(var)) and all(found) for var in closed.jaxpr.invars[:count])
+
+
+def _readers(closed: ClosedJaxpr, var: Var) -> Iterator[tuple[JaxprEqn | None, int]]:
+  return uses(closed.jaxpr, var, through=lambda eqn, _: has(eqn, Trait.SAME_DIMENSIONS))
 
 
 def _only_order(wanted: set[tuple[int, ...]], var: Var) -> tuple[int, ...]:
@@ -59,7 +70,7 @@ def _is_of_kernel(jaxpr: Jaxpr, var: Var | Literal) -> bool:
 
 
 def parts_of_kernels(jaxpr: Jaxpr) -> set[Var]:
-  """The variables that are cut out of what kernels return, such as attention's logsumexp, which fills all lanes there.
+  """The variables that are one lane of what kernels return, such as attention's logsumexp, which fills all lanes there.
 
   The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds part_of_kernel) cuts them out anew for each order in which
   other kernels read them.
@@ -76,15 +87,16 @@ def _runs_program(eqn: JaxprEqn) -> bool:
 
 
 def _is_part_of_kernel(makers: Mapping[Var, JaxprEqn], var: Var | Literal, *, is_cut: bool = False) -> bool:
-  """Whether a kernel returns what a variable is cut out of; `is_cut`: or what is the variable."""
+  """Whether a variable is cut out of what a kernel returns; `is_cut` says whether it has been cut on the way here."""
   eqn = makers.get(var) if isinstance(var, Var) else None
   if eqn is None:
     return False
   if _runs_program(eqn):
     inner, _ = inner_program(eqn)
     return _is_part_of_kernel(makers_of(inner), inner.outvars[eqn.outvars.index(var)], is_cut=is_cut)
-  if eqn.primitive.name == "slice" or _keeps_elements(eqn):
-    return _is_part_of_kernel(makers, eqn.invars[0], is_cut=is_cut or eqn.primitive.name == "slice")
+  cuts = eqn.primitive.name == "slice" and eqn.invars[0].aval.size >= tiles.LANES * eqn.outvars[0].aval.size
+  if cuts or _keeps_elements(eqn):
+    return _is_part_of_kernel(makers, eqn.invars[0], is_cut=is_cut or cuts)
   return is_cut and eqn.primitive.name == "pallas_call"
 
 

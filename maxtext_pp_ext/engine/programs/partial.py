@@ -12,10 +12,10 @@ a sum that contracts the batch) is rewritten to contract within each of F equal 
 leading axis of the result, sharded over the data-like axes. Each device computes the same product as before, and adding
 such values up over iterations and loops needs no communication. The sum over the leading axis remains, and is done once.
 
-The factors of these products, and what is cut out of kernels' results, are computed once, before all that use them
-(`jaxprs.compute_once`). Left to itself, the TPU
-compiler (libtpu 0.0.48.1; benchmarks.workarounds factor_of_products) computes an activation's derivative again within
-each product: Llama 3 70B's backward took 14 % longer by its own estimate (docs/seconds.md).
+The factors of these products are computed once, before all that use them (`jaxprs.compute_once`). Left to itself, the
+TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds factor_of_products) computes an activation's derivative again within
+each product: Llama 3 70B's backward took 14 % longer by its own estimate (docs/seconds.md). So are lanes that are cut out
+of kernels' results (`operands.parts_of_kernels`).
 
 The rewrite is algebra, true whatever the layouts are: Σ_b = Σ_f Σ_{b in part f}. Layouts decide only how fast it is.
 """

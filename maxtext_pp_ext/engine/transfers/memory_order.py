@@ -29,24 +29,6 @@ def matrix_unit(mesh: Mesh | AbstractMesh) -> int | None:
   return None if chip is None else chip.matrix_unit
 
 
-def for_gathers(order: Sequence[int], shard: Sequence[int], gathered: Sequence[object]) -> tuple[int, ...]:
-  """The order of the buffers of a weight that products read fastest in `order`.
-
-  If a shard's part of the last dimension is no multiple of a tile's columns, shards are stored with another dimension
-  last (`as_stored`). To gather them in `order`, and to scatter sums that are in it, would copy them. So the last two
-  dimensions change places: products read and write either order as fast.
-
-  Args:
-    order: the dimensions [S, …] from major to minor in memory.
-    shard: the shape of a device's shard of one repeat, without S.
-    gathered: for each of its dimensions whether it is gathered.
-  """
-  *major, other, last = (0, 0, *order)
-  if not other or not gathered[last - 1] or shard[last - 1] % tiles.LANES == 0:
-    return tuple(order)
-  return (*major[2:], last, other)
-
-
 def as_stored(shape: Sequence[int]) -> tuple[int, ...]:
   """The order in which the TPU compiler keeps a parameter: the one with least padding to whole tiles.
 

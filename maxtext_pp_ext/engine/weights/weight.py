@@ -32,7 +32,7 @@ from maxtext_pp_ext.engine.per_stage import Layout, OnStage
 from maxtext_pp_ext.engine.programs.one_of import OneOf
 from maxtext_pp_ext.engine.programs.partial import Gradient
 from maxtext_pp_ext.engine.shapes import Accumulator, Buffers, Chunk, Numbers, OfRepeat, Param
-from maxtext_pp_ext.engine.transfers.memory_order import for_gathers, in_memory, of_one_stage
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory, of_one_stage
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.engine.weights.accumulators import add_and_finish, add_to, Item, next_buffer, put_finished
 from maxtext_pp_ext.engine.weights.layout import memory, WeightLayout
@@ -74,7 +74,7 @@ class Weight:
   shape: tuple[int, ...] = _static()  # [R, S, …]
   dtype: jnp.dtype = _static()  # in which it is stored
   chunks: int = _static()  # the number of chunks in which a repeat is gathered, and its gradient reduced
-  # the dimensions [S, …] from major to minor in memory, as the products of the stages read them; () for row-major
+  # the dimensions [S, …] of its buffers from major to minor in memory; () for row-major
   order: tuple[int, ...] = _static(default=())
   of_kernels: bool = _static(default=False)  # whether kernels read it, and nothing else does
   # how backward computes its gradient; None before the stages are traced
@@ -103,10 +103,9 @@ class Weight:
     """With the result of `accumulate`."""
     return self.with_(**{name: x for name, x in arrays._asdict().items() if x is not None})
 
-  def in_order_of(self, products: tuple[int, ...]) -> Self:
-    """With the order of its buffers, given that in which products read its dimensions [S, …]; kernels read no other."""
-    order = products if self.of_kernels else for_gathers(products, self.transfer.shard, self.layout.gathered_axes)
-    return self.with_(order=order)
+  def order_of_buffers(self, products: tuple[int, ...]) -> tuple[int, ...]:
+    """The order of its buffers, if products read it in this one."""
+    return self.transfer.order_of_buffers(products)
 
   # What is known of it.
 
@@ -384,7 +383,7 @@ class Weight:
 
   @property
   def _order_of_chunks(self) -> list[int]:
-    """The dimensions of chunks in the order of the products; [] for row-major, and for a sum that leaves whole."""
+    """The dimensions of chunks in the order of the buffers; [] for row-major, and for a sum that leaves whole."""
     order = of_one_stage(self.order) if self.chunks > 1 else []
     return order if order != sorted(order) else []
 

@@ -28,8 +28,8 @@ class WholeWeight(Weight):
   _finishes_in_place = False
   _waits_beside = False
 
-  def in_order_of(self, products: tuple[int, ...]) -> Self:
-    return self.with_(order=products)  # its gradient has an order of its own
+  def order_of_buffers(self, products: tuple[int, ...]) -> tuple[int, ...]:
+    return products  # its gradient has an order of its own
 
   @property
   def _waiting(self) -> tuple[Any, Layout]:

@@ -172,14 +172,13 @@ def _experts() -> Iterator[str]:
   yield f"Of MaxText's own pipelines only its BSW of Mixtral compiles: {bsw.seconds:.2f} s."
   none, _, ours = steps["gpt-oss-120b"]
   yield f"gpt-oss needs {fraction(ours.peak / none.peak)} of the memory."
-  mixtral, deepseek = (
-      [compiled(shape, impl, ASYNC_DISPATCH) for impl in ways]
-      for shape in ("mixtral-8x7b-dropless", "deepseek3-671b-4096")
-  )
-  more = [round(after.peak - before.peak) for after, before in zip(deepseek, steps["deepseek3-671b-4096"], strict=True)]
+  mixtral = [compiled("mixtral-8x7b-dropless", impl, ASYNC_DISPATCH) for impl in ways]
   yield f"""Mixtral then takes {mixtral[0].seconds:.2f} s without a pipeline, {mixtral[1].seconds:.2f} s in a window and
-      {mixtral[2].seconds:.2f} s in the pipeline. DeepSeek-V3 takes {deepseek[0].seconds:.2f}, {deepseek[1].seconds:.2f}
-      and {deepseek[2].seconds:.2f} s. It needs {more[0]}, {more[1]} and {more[2]} GB more."""
+      {mixtral[2].seconds:.2f} s in the pipeline."""
+  seconds = lambda shape: ", ".join(f"{compiled(shape, i, shapes.KEEPS, ASYNC_DISPATCH).seconds:.2f}" for i in ways)
+  names = zip(("Mixtral", "Scout", "gpt-oss", "Qwen3", "DeepSeek-V3"), WITH_EXPERTS, strict=True)
+  kept = "; ".join(f"{name} {seconds(shape)}" for name, shape in names)
+  yield f"With activations kept, too (`--keep`), seconds in the same order: {kept}."
   long = compiled("deepseek3-671b-4-sequences", "window")
   yield f"fits 256 chips of v5p (`--shape deepseek3-671b-4-sequences`, {long.seconds:.1f} s)."
   errors = plan_errors()

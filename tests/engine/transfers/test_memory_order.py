@@ -1,10 +1,10 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which parameters are kept is the one that the TPU compiler chose; buffers have one like it."""
+"""The order in which parameters are kept is the one that the TPU compiler chose."""
 
 import pytest
 
-from maxtext_pp_ext.engine.transfers.memory_order import as_stored, for_gathers
+from maxtext_pp_ext.engine.transfers.memory_order import as_stored
 
 # Of inputs [R, 1, …] of a program that libtpu 0.0.48.1 compiled for a v5p, in float32 and in bfloat16 alike.
 CHOSEN = {
@@ -31,20 +31,3 @@ CHOSEN = {
 @pytest.mark.parametrize("shape, order", CHOSEN.items(), ids=map(str, CHOSEN))
 def test_a_parameter_is_kept_in_the_order_with_least_padding(shape, order):
   assert as_stored(shape) == order
-
-
-@pytest.mark.parametrize(
-    ("order", "shard", "gathered", "expected"),
-    [
-        ((0, 1, 2), (28672, 64), (False, True), (0, 2, 1)),
-        ((0, 1, 2), (28672, 256), (False, True), (0, 1, 2)),
-        ((0, 1, 2), (64, 28672), (True, False), (0, 1, 2)),
-        ((0, 1, 2), (28672, 64), (False, False), (0, 1, 2)),
-        ((0, 1, 2, 3), (64, 128, 64), (False, False, True), (0, 1, 3, 2)),
-        ((0, 2, 1, 3), (64, 64, 128), (True, False, False), (0, 2, 1, 3)),
-        ((0, 1), (64,), (True,), (0, 1)),
-    ],
-    ids=["parts of tiles", "whole tiles", "rows", "not gathered", "three dimensions", "another order", "a vector"],
-)
-def test_a_weight_whose_parts_are_no_whole_tiles_is_gathered_along_rows(order, shard, gathered, expected):
-  assert for_gathers(order, shard, gathered) == expected
