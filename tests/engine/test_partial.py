@@ -6,6 +6,7 @@ import functools
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -186,6 +187,22 @@ def test_a_factor_of_a_gradient_is_computed_once_for_all_products_that_use_it():
   users = [eqn.primitive.name for eqn in eqns if barrier.outvars[0] in eqn.invars]
   assert users.count("dot_general") == 1  # that of x's cotangent; the weight's gradient takes it from the outputs
   assert barrier.outvars[0] in program.gradients[0].needs
+
+
+def test_a_lane_of_a_kernels_result_is_cut_out_once_for_all_that_read_it():
+  filled = pl.pallas_call(lambda x, y: None, out_shape=jax.ShapeDtypeStruct((BATCH, LENGTH, 128), jnp.float32))
+
+  def backward(w, x, d):
+    lane = filled(x)[..., :1]
+    return jnp.einsum("ble,blf->ef", x, d * lane), jnp.einsum("blf,ef->ble", d, w) * jnp.tanh(lane)
+
+  d = jnp.ones((BATCH, LENGTH, 5))
+  closed = jax.make_jaxpr(backward)(jnp.ones((EMBED, 5)), jnp.ones((BATCH, LENGTH, EMBED)), d)
+  program = GradientProgram.plan(closed, [[BatchSplit(BATCH, 2)]], ("fsdp",), 1)
+  (segment,) = program.segments
+  eqns = segment.program.jaxpr.eqns
+  (lane,) = [eqn.outvars[0] for eqn in eqns if eqn.primitive.name == "slice"]
+  assert [eqn.primitive.name for eqn in eqns if lane in eqn.invars] == ["optimization_barrier"]
 
 
 def normed(weight, x):
