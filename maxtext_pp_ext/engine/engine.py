@@ -127,7 +127,7 @@ class Engine:
         compiled_repeats=self.loop_repeats,
         replaces=any(w.replaces and w.has_buffers for w in weights),
     )
-    batch = self.ring.batch_axes(inputs)
+    batch, unit = self.ring.batch_axes(inputs), matrix_unit(self.ring.mesh)
     # As if there were one repeat: then `use` returns the weight alone, and the trace has no choice between buffers.
     alone = [w.load(params[k]).first().with_(shape=(1, *w.shape[1:])).open(0) for k, w in enumerate(weights)]
     trace = functools.partial(
@@ -140,7 +140,7 @@ class Engine:
         batch_axes=[a for _, axes in batch for a in axes],
         gathered_in_steps=any(w.replaces and w.has_buffers and w.transfer.in_steps for w in weights),
         summed=self.schedule.microbatches > 1,
-        matrix_unit=matrix_unit(self.ring.mesh),
+        matrix_units=[unit if w.transfer.is_stored_by_rows else None for w in weights],
     )
     ends = [*(first for first, _ in self.checkpoints[1:]), self.schedule.iterations]
     parts = tuple(
@@ -155,11 +155,7 @@ class Engine:
           "A gradient is a partial sum with one remat policy and complete with another. Leave pipeline_remat_iterations "
           "out."
       )
-    orders = [
-        w.order_of_buffers(program.orders[k]) if program.of_products[k] else program.orders[k]
-        for k, w in enumerate(weights)
-    ]
-    weights = [w.with_(order=orders[k], of_kernels=program.of_kernels[k]) for k, w in enumerate(weights)]
+    weights = [w.with_(order=program.orders[k], of_kernels=program.of_kernels[k]) for k, w in enumerate(weights)]
     return TracedPipeline(
         iterations=iterations, ring=self.ring, weights=parts[-1].of(weights), parts=parts, aux_at=self.aux_at
     )

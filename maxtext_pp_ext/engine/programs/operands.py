@@ -12,10 +12,10 @@ from maxtext_pp_ext.hardware import tiles
 from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 
-def orders(closed: ClosedJaxpr, count: int, matrix_unit: int | None) -> tuple[tuple[int, ...], ...]:
-  """For each of the first `count` inputs, its dimensions from major to minor as the products want them.
+def orders(closed: ClosedJaxpr, matrix_units: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
+  """For each of the first inputs, its dimensions from major to minor as the products want them.
 
-  `matrix_unit` is the number of columns of a matrix unit; with None no weight is taken to fill one.
+  `matrix_units` has for each the number of columns of a matrix unit, or None if it is not taken to fill one.
 
   The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_weight) reads a weight [embed, heads, head_dim] as
   one matrix per head. If memory has it in another order, it copies the weight before each product. A weight [heads,
@@ -29,21 +29,11 @@ def orders(closed: ClosedJaxpr, count: int, matrix_unit: int | None) -> tuple[tu
   its gradient in this order.
   """
   found = []
-  for var in closed.jaxpr.invars[:count]:
-    read = _readers(closed, var)
-    wanted = {order for eqn, at in read if (order := _by_product(eqn, at, matrix_unit)) is not None}
+  for var, unit in zip(closed.jaxpr.invars, matrix_units, strict=False):
+    read = uses(closed.jaxpr, var, through=lambda eqn, _: has(eqn, Trait.SAME_DIMENSIONS))
+    wanted = {order for eqn, at in read if (order := _by_product(eqn, at, unit)) is not None}
     found.append(_only_order(wanted, var))
   return tuple(found)
-
-
-def read_by_products(closed: ClosedJaxpr, count: int) -> tuple[bool, ...]:
-  """For each of the first `count` inputs, whether products read it, and nothing else does."""
-  of = lambda var: [eqn is not None and eqn.primitive.name == "dot_general" for eqn, _ in _readers(closed, var)]
-  return tuple(any(found := of(var)) and all(found) for var in closed.jaxpr.invars[:count])
-
-
-def _readers(closed: ClosedJaxpr, var: Var) -> Iterator[tuple[JaxprEqn | None, int]]:
-  return uses(closed.jaxpr, var, through=lambda eqn, _: has(eqn, Trait.SAME_DIMENSIONS))
 
 
 def _only_order(wanted: set[tuple[int, ...]], var: Var) -> tuple[int, ...]:

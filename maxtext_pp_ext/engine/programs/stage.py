@@ -54,8 +54,7 @@ class StageProgram:
   gradients: GradientProgram  # (rebuilt, saved, cotangents) -> (gradients of the weights, cotangent of x)
   # for each weight, its dimensions from major to minor as forward's products read them fastest
   orders: tuple[tuple[int, ...], ...]
-  of_products: tuple[bool, ...]  # for each weight whether products read it, and nothing else does
-  of_kernels: tuple[bool, ...]  # the same of kernels
+  of_kernels: tuple[bool, ...]  # for each weight whether kernels read it, and nothing else does
 
   @classmethod
   def trace(
@@ -69,7 +68,7 @@ class StageProgram:
       batch_axes: Sequence[str],
       gathered_in_steps: bool = False,
       summed: bool = True,
-      matrix_unit: int | None = None,
+      matrix_units: Sequence[int | None] = (),
   ) -> StageProgram:
     """Traces `fn` on example arguments (only their types matter).
 
@@ -83,7 +82,7 @@ class StageProgram:
       batch_axes: the mesh axes that shard the batch and the sequence.
       gathered_in_steps: as for `GradientProgram.plan`.
       summed: whether gradients are summed over several microbatches.
-      matrix_unit: the number of columns of a matrix unit; None if it is not known.
+      matrix_units: as for `operands.orders`; () for None of each weight.
     """
     traced = Traced.of(fn, weights, aux, x, checkpoint)
     take = functools.partial(select_outputs, traced.forward)
@@ -122,8 +121,7 @@ class StageProgram:
             reads if summed else None,
             num_residuals=len(traced.saved),
         ),
-        orders=operands.orders(primal, num_weights, matrix_unit),
-        of_products=operands.read_by_products(primal, num_weights),
+        orders=operands.orders(primal, matrix_units or [None] * num_weights),
         of_kernels=one_of.read_by_kernels(primal, num_weights),
     )
 

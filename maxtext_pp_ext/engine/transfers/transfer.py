@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.transfers.collectives import gather_of_two, sum_scatter
-from maxtext_pp_ext.engine.transfers.memory_order import as_stored, in_memory
+from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.transfers.torus import groups, Steps
-from maxtext_pp_ext.hardware.tiles import LANES
 from maxtext_pp_ext.hardware.tiles import OF_16_BITS as TILE
 
 # The share by which all chunks together may exceed the whole, if that makes them easier to copy.
@@ -77,18 +76,10 @@ class Transfer:
     dim = min(range(len(self.shard)), key=cost)
     return Cut(dim, self._chunk_size(dim))
 
-  def order_of_buffers(self, products: tuple[int, ...]) -> tuple[int, ...]:
-    """The order of a weight's buffers, given the one in which products read it fastest: dimensions [S, A, B, …].
-
-    A shard with few columns is stored with another dimension last (`as_stored`). To gather it with the columns last, and
-    to scatter sums, would copy them. If products read the weight in its own order, its last two dimensions change places
-    then, since they read the other order as fast. They stay if chunks along the other one would be parts of tiles.
-    """
-    *first, other, last = (0, 0, *products)
-    if list(products) != sorted(products) or not other or not self._is_gathered(last - 1):
-      return products
-    shifts = self.cut is not None and self.cut.dim == other - 1 and self.cut.size % LANES
-    return products if shifts or as_stored(self.shard)[-1] == last - 1 else (*first[2:], last, other)
+  @property
+  def is_stored_by_rows(self) -> bool:
+    """Whether memory has the shard's last dimension last. If not, a chunk that has it last is a copy."""
+    return not self.order or self.order[-1] == len(self.order) - 1
 
   @property
   def moves_once(self) -> bool:

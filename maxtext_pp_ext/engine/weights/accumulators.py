@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
 from maxtext_pp_ext.engine.shapes import Accumulator, Mask, Numbers
-from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 
 
 class Item(NamedTuple):
@@ -39,25 +38,22 @@ def add_and_finish(
     waiting: jax.Array,
     operands: Sequence[jax.Array],
     item: Item,
-    order: Sequence[int] = (),
 ) -> list[jax.Array]:
   """[the sum with one more gradient, finished sums]. The last one of a repeat is added where the sum waits.
 
   `total` is laid out as `by_device`, and `waiting` as `place`: finished sums, [F, S, …], or the weight's buffers, where
   they wait in the current one. A device computes its `part` of the gradient (`programs.parts_on_device.OnDevice`) from
-  the operands. `item.finishes` is not None. `order`: the dimensions [S, …] of sums from major to minor in memory, which a
-  matrix has in either order as fast; () for as the compiler lays them out.
+  the operands. `item.finishes` is not None.
   """
   in_buffers = place.stages > by_device.stages
-  in_order = lambda x: in_memory(x, [0, *(dim for dim in order if dim)]) if order else x
 
   def add(repeat, works, first, finishes, total, waiting, *operands):
     def last(total, waiting, operands):
-      finished = in_order(total + part.on_device(*operands).astype(total.dtype))
+      finished = total + part.on_device(*operands).astype(total.dtype)
       return total, put_finished(finished, waiting, repeat, in_buffers)
 
     def other(total, waiting, operands):
-      return in_order(_sum(total, part.on_device(*operands), first, works)), waiting
+      return _sum(total, part.on_device(*operands), first, works), waiting
 
     return jax.lax.cond(finishes, last, other, total, waiting, operands)
 
@@ -73,11 +69,6 @@ def put_finished(total: jax.Array, waiting: jax.Array, repeat: jax.Array, in_buf
   """
   total = total.astype(waiting.dtype)
   return jax.lax.dynamic_update_index_in_dim(waiting, total, repeat % 2, 0) if in_buffers else total
-
-
-def next_buffer(repeat: jax.Array) -> jax.Array:
-  """The number of the next buffer of a stage that is at a repeat; the buffer of the repeats before and after it."""
-  return (repeat + 1) % 2
 
 
 def _sum(total: jax.Array, g: jax.Array, first: jax.Array, works: jax.Array) -> jax.Array:

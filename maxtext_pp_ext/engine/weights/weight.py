@@ -34,7 +34,7 @@ from maxtext_pp_ext.engine.programs.partial import Gradient
 from maxtext_pp_ext.engine.shapes import Accumulator, Buffers, Chunk, Numbers, OfRepeat, Param
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory, of_one_stage
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
-from maxtext_pp_ext.engine.weights.accumulators import add_and_finish, add_to, Item, next_buffer, put_finished
+from maxtext_pp_ext.engine.weights.accumulators import add_and_finish, add_to, Item, put_finished
 from maxtext_pp_ext.engine.weights.layout import memory, WeightLayout
 from maxtext_pp_ext.schedule import GatherPolicy
 from maxtext_pp_ext.sharding import constrain
@@ -74,7 +74,7 @@ class Weight:
   shape: tuple[int, ...] = _static()  # [R, S, …]
   dtype: jnp.dtype = _static()  # in which it is stored
   chunks: int = _static()  # the number of chunks in which a repeat is gathered, and its gradient reduced
-  # the dimensions [S, …] of its buffers from major to minor in memory; () for row-major
+  # the dimensions [S, …] from major to minor in memory, as the products of the stages read them; () for row-major
   order: tuple[int, ...] = _static(default=())
   of_kernels: bool = _static(default=False)  # whether kernels read it, and nothing else does
   # how backward computes its gradient; None before the stages are traced
@@ -102,10 +102,6 @@ class Weight:
   def added(self, arrays: Accumulated) -> Self:
     """With the result of `accumulate`."""
     return self.with_(**{name: x for name, x in arrays._asdict().items() if x is not None})
-
-  def order_of_buffers(self, products: tuple[int, ...]) -> tuple[int, ...]:
-    """The order of its buffers, if products read it in this one."""
-    return self.transfer.order_of_buffers(products)
 
   # What is known of it.
 
@@ -309,9 +305,8 @@ class Weight:
       return Accumulated(add_to(total, self._computed(operands), item))
     on_device = there(self.gradient).on_device
     waiting, place = self._waiting
-    order = self.order if len(self.shape) == 4 and sorted(self.order) != [*self.order] else ()
     total, waiting = add_and_finish(
-        self.mesh, self.layout.by_device, place, on_device, total, waiting, operands.of_roots[0], item, order
+        self.mesh, self.layout.by_device, place, on_device, total, waiting, operands.of_roots[0], item
     )
     return Accumulated(total, **{self.where_sums_wait: waiting})
 
@@ -383,7 +378,7 @@ class Weight:
 
   @property
   def _order_of_chunks(self) -> list[int]:
-    """The dimensions of chunks in the order of the buffers; [] for row-major, and for a sum that leaves whole."""
+    """The dimensions of chunks in the order of the products; [] for row-major, and for a sum that leaves whole."""
     order = of_one_stage(self.order) if self.chunks > 1 else []
     return order if order != sorted(order) else []
 
@@ -393,6 +388,11 @@ def there[T](array: T | None) -> T:
   if array is None:
     raise RuntimeError("A weight is used before its array is there.")
   return array
+
+
+def next_buffer(repeat: jax.Array) -> jax.Array:
+  """The number of the next buffer of a stage that is at a repeat; the buffer of the repeats before and after it."""
+  return (repeat + 1) % 2
 
 
 def _take(index: jax.Array, all_: jax.Array) -> jax.Array:

@@ -28,9 +28,6 @@ class WholeWeight(Weight):
   _finishes_in_place = False
   _waits_beside = False
 
-  def order_of_buffers(self, products: tuple[int, ...]) -> tuple[int, ...]:
-    return products  # its gradient has an order of its own
-
   @property
   def _waiting(self) -> tuple[Any, Layout]:
     return self.total, self.layout.by_device

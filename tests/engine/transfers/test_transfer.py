@@ -185,31 +185,7 @@ def test_gathers_run_beside_compute_over_two_devices_or_on_the_sparsecores(devic
   assert transfer.is_asynchronous is asynchronous
 
 
-@pytest.mark.parametrize(
-    ("products", "shard", "gathered", "chunks", "expected"),
-    [
-        ((0, 1, 2), (28672, 64), 1, 2, (0, 2, 1)),
-        ((0, 1, 2), (28672, 256), 1, 2, (0, 1, 2)),
-        ((0, 1, 2), (64, 64), 1, 2, (0, 1, 2)),
-        ((0, 1, 2), (18944, 448), 1, 8, (0, 1, 2)),
-        ((0, 1, 2), (64, 28672), 0, 2, (0, 1, 2)),
-        ((0, 1, 2), (28672, 64), 0, 2, (0, 1, 2)),
-        ((0, 1, 2, 3), (64, 128, 64), 2, 2, (0, 1, 3, 2)),
-        ((0, 2, 1, 3), (64, 64, 128), 0, 2, (0, 2, 1, 3)),
-        ((0, 1), (64,), 0, 2, (0, 1)),
-    ],
-    ids=[
-        "few columns",
-        "whole tiles",
-        "padded either way",
-        "chunks of parts of tiles",
-        "rows",
-        "columns that are not gathered",
-        "three dimensions",
-        "another order",
-        "a vector",
-    ],
-)
-def test_a_weight_with_few_columns_is_gathered_with_another_dimension_last(products, shard, gathered, chunks, expected):
-  axes = tuple(("fsdp",) if dim == gathered else () for dim in range(len(shard)))
-  assert Transfer(axes=axes, shard=shard, chunks=chunks).order_of_buffers(products) == expected
+@pytest.mark.parametrize(("order", "by_rows"), [((), True), ((0, 1), True), ((1, 0), False), ((0, 2, 1), False)])
+def test_a_shard_is_stored_by_rows_unless_another_dimension_is_last(order, by_rows):
+  shard = (8, 128, 64)[: len(order) or 3]
+  assert Transfer(axes=((),) * len(shard), shard=shard, chunks=2, order=order).is_stored_by_rows == by_rows
