@@ -127,7 +127,7 @@ class Engine:
         compiled_repeats=self.loop_repeats,
         replaces=any(w.replaces and w.has_buffers for w in weights),
     )
-    batch, unit = self.ring.batch_axes(inputs), matrix_unit(self.ring.mesh)
+    batch = self.ring.batch_axes(inputs)
     # As if there were one repeat: then `use` returns the weight alone, and the trace has no choice between buffers.
     alone = [w.load(params[k]).first().with_(shape=(1, *w.shape[1:])).open(0) for k, w in enumerate(weights)]
     trace = functools.partial(
@@ -140,7 +140,7 @@ class Engine:
         batch_axes=[a for _, axes in batch for a in axes],
         gathered_in_steps=any(w.replaces and w.has_buffers and w.transfer.in_steps for w in weights),
         summed=self.schedule.microbatches > 1,
-        matrix_units=[unit if w.transfer.is_stored_by_rows else None for w in weights],
+        matrix_unit=matrix_unit(self.ring.mesh),
     )
     ends = [*(first for first, _ in self.checkpoints[1:]), self.schedule.iterations]
     parts = tuple(

@@ -42,14 +42,14 @@ def of_stages(equation):
 def test_the_order_in_memory_is_the_one_that_the_products_want(fn, order):
   closed = jax.make_jaxpr(fn)(jnp.zeros(HEADS), jnp.zeros((2, 3, 8)))
   for matrix_unit in (None, 32):
-    assert operands.orders(closed, [matrix_unit]) == (order,)
+    assert operands.orders(closed, 1, matrix_unit) == (order,)
 
 
 @pytest.mark.parametrize(("matrix_unit", "order"), [(4, ROW_MAJOR), (8, (0, 1, 3, 2))])
 def test_an_output_projection_that_fills_a_matrix_unit_is_in_its_own_order(matrix_unit, order):
   weight, context = jnp.zeros((2, 8, 4, 16)), jnp.zeros((2, 3, 8, 4))  # head_dim is 4
-  assert operands.orders(jax.make_jaxpr(of_stages("rhd,hde->re"))(weight, context), [matrix_unit]) == (order,)
-  assert operands.orders(jax.make_jaxpr(of_stages("re,ehd->rhd"))(weight, context[:, :, :, 0]), [matrix_unit]) == (
+  assert operands.orders(jax.make_jaxpr(of_stages("rhd,hde->re"))(weight, context), 1, matrix_unit) == (order,)
+  assert operands.orders(jax.make_jaxpr(of_stages("re,ehd->rhd"))(weight, context[:, :, :, 0]), 1, matrix_unit) == (
       ONE_MATRIX_PER_HEAD,
   )
 

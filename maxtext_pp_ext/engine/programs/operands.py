@@ -12,10 +12,10 @@ from maxtext_pp_ext.hardware import tiles
 from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 
-def orders(closed: ClosedJaxpr, matrix_units: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
-  """For each of the first inputs, its dimensions from major to minor as the products want them.
+def orders(closed: ClosedJaxpr, count: int, matrix_unit: int | None) -> tuple[tuple[int, ...], ...]:
+  """For each of the first `count` inputs, its dimensions from major to minor as the products want them.
 
-  `matrix_units` has for each the number of columns of a matrix unit, or None if it is not taken to fill one.
+  `matrix_unit` is the number of columns of a matrix unit; with None no weight is taken to fill one.
 
   The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds order_of_weight) reads a weight [embed, heads, head_dim] as
   one matrix per head. If memory has it in another order, it copies the weight before each product. A weight [heads,
@@ -29,9 +29,9 @@ def orders(closed: ClosedJaxpr, matrix_units: Sequence[int | None]) -> tuple[tup
   its gradient in this order.
   """
   found = []
-  for var, unit in zip(closed.jaxpr.invars, matrix_units, strict=False):
+  for var in closed.jaxpr.invars[:count]:
     read = uses(closed.jaxpr, var, through=lambda eqn, _: has(eqn, Trait.SAME_DIMENSIONS))
-    wanted = {order for eqn, at in read if (order := _by_product(eqn, at, unit)) is not None}
+    wanted = {order for eqn, at in read if (order := _by_product(eqn, at, matrix_unit)) is not None}
     found.append(_only_order(wanted, var))
   return tuple(found)
 

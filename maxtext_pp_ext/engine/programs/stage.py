@@ -68,7 +68,7 @@ class StageProgram:
       batch_axes: Sequence[str],
       gathered_in_steps: bool = False,
       summed: bool = True,
-      matrix_units: Sequence[int | None] = (),
+      matrix_unit: int | None = None,
   ) -> StageProgram:
     """Traces `fn` on example arguments (only their types matter).
 
@@ -82,7 +82,7 @@ class StageProgram:
       batch_axes: the mesh axes that shard the batch and the sequence.
       gathered_in_steps: as for `GradientProgram.plan`.
       summed: whether gradients are summed over several microbatches.
-      matrix_units: as for `operands.orders`; () for None of each weight.
+      matrix_unit: the number of columns of a matrix unit; None if it is not known.
     """
     traced = Traced.of(fn, weights, aux, x, checkpoint)
     take = functools.partial(select_outputs, traced.forward)
@@ -121,7 +121,7 @@ class StageProgram:
             reads if summed else None,
             num_residuals=len(traced.saved),
         ),
-        orders=operands.orders(primal, matrix_units or [None] * num_weights),
+        orders=operands.orders(primal, num_weights, matrix_unit),
         of_kernels=one_of.read_by_kernels(primal, num_weights),
     )
 

@@ -77,11 +77,6 @@ class Transfer:
     return Cut(dim, self._chunk_size(dim))
 
   @property
-  def is_stored_by_rows(self) -> bool:
-    """Whether memory has the shard's last dimension last. If not, a chunk that has it last is a copy."""
-    return not self.order or self.order[-1] == len(self.order) - 1
-
-  @property
   def moves_once(self) -> bool:
     """Whether chunks do not overlap, so that each element is transferred once."""
     return bool(self.shard) and (self.cut is None or self.cut.size * self.chunks == self.shard[self.cut.dim])

@@ -183,9 +183,3 @@ def test_weights_are_cut_where_chunks_are_copied_easily(axes, shard, chunks, cut
 def test_gathers_run_beside_compute_over_two_devices_or_on_the_sparsecores(devices, steps, asynchronous):
   transfer = Transfer(axes=(("fsdp",), ()), shard=(8, 128), chunks=1, devices=devices, steps=steps)
   assert transfer.is_asynchronous is asynchronous
-
-
-@pytest.mark.parametrize(("order", "by_rows"), [((), True), ((0, 1), True), ((1, 0), False), ((0, 2, 1), False)])
-def test_a_shard_is_stored_by_rows_unless_another_dimension_is_last(order, by_rows):
-  shard = (8, 128, 64)[: len(order) or 3]
-  assert Transfer(axes=((),) * len(shard), shard=shard, chunks=2, order=order).is_stored_by_rows == by_rows
