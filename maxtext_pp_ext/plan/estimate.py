@@ -253,16 +253,16 @@ def _copied(chip: chips.Chip, work: Work, schedule: CircularSchedule | None, gat
   if schedule is None or gather_policy is None:  # backward gathers once for what it recomputes and for gradients
     return _TRANSPOSE_ROUND_TRIPS * sizes.transposed * (2 + work.again) * work.loop / chip.hbm_bandwidth
   gathered, reduced = gathers(schedule, gather_policy), reductions(schedule, gather_policy)
-  round_trips = _TRANSPOSE_ROUND_TRIPS * sizes.transposed * (gathered + reduced)
+  copied = _TRANSPOSE_ROUND_TRIPS * sizes.transposed * (gathered + reduced)
   if gather_policy.gathers_first:
-    round_trips += _KERNEL_COPY_ROUND_TRIPS * schedule.iterations * sizes.gathered_of_kernels
+    copied += _KERNEL_COPY_ROUND_TRIPS * schedule.iterations * sizes.gathered_of_kernels
   if schedule.microbatches > 1 and not gather_policy.keeps_gathered:
-    round_trips += _ITERATION_ROUND_TRIPS * (gathered + reduced) * sizes.gathered
+    copied += _ITERATION_ROUND_TRIPS * (gathered + reduced) * sizes.gathered
   # Shards are cast before they are gathered. Of sums over microbatches chunks are cut out before they are reduced.
   values = gathered * sizes.cast
   if schedule.microbatches > 1 and gather_policy.keeps_gathered:
     values += reduced * sizes.values
-  return round_trips / chip.hbm_bandwidth + _moved(chip, 2 * values)
+  return copied / chip.hbm_bandwidth + _moved(chip, 2 * values)
 
 
 def _ring(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
+from maxtext_pp_ext.engine.programs.primitives import has, is_call, runs_program, Trait
 from maxtext_pp_ext.jax_private import ClosedJaxpr, dce_jaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, Literal, Var
 
 # (operation, values of its operands) -> the values of its results, or None to run the operation as it is.
@@ -116,7 +116,7 @@ def readers(jaxpr: Jaxpr, weights: set[Var], after: dict[Var, frozenset[int]]) -
     if used and all(own):
       weights.update(eqn.outvars)
       after.update(dict.fromkeys(eqn.outvars, before))
-    elif any(own) and (is_call(eqn) or eqn.primitive.name == "shard_map"):
+    elif any(own) and runs_program(eqn):
       inner, _ = inner_program(eqn)
       pairs = [(a, inner.invars[k]) for k, a in enumerate(eqn.invars) if isinstance(a, Var)]
       within = {b: after.get(a, frozenset()) for a, b in pairs}

@@ -33,7 +33,7 @@ from maxtext_pp_ext.engine.programs.jaxprs import (
     run_eqn,
     uses,
 )
-from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
+from maxtext_pp_ext.engine.programs.primitives import has, is_call, runs_program, Trait
 from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, jaxpr_as_fun, JaxprEqn, PallasCall, Var
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
@@ -81,7 +81,7 @@ def read_by_kernels(closed: ClosedJaxpr, count: int) -> tuple[bool, ...]:
   """For each of the first `count` inputs, whether kernels that take an offset read it, and nothing else does."""
   found = []
   for var in closed.jaxpr.invars[:count]:
-    entered = lambda eqn, _: is_call(eqn) or eqn.primitive.name == "shard_map"
+    entered = lambda eqn, _: runs_program(eqn)
     read = list(uses(closed.jaxpr, var, through=lambda eqn, _: has(eqn, Trait.SAME_MEMORY), enter=entered))
     found.append(bool(read) and all(eqn is not None and _offset(eqn, at) is not None for eqn, at in read))
   return tuple(found)

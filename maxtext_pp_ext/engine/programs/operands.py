@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import jax
 
 from maxtext_pp_ext.engine.programs.jaxprs import inner_program, makers_of, uses
-from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
+from maxtext_pp_ext.engine.programs.primitives import has, is_call, runs_program, Trait
 from maxtext_pp_ext.hardware import tiles
 from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
@@ -67,13 +67,9 @@ def parts_of_kernels(jaxpr: Jaxpr) -> set[Var]:
   """
   found, makers = set[Var](), makers_of(jaxpr)
   for eqn in jaxpr.eqns:
-    if eqn.primitive.name == "slice" or _runs_program(eqn):
+    if eqn.primitive.name == "slice" or runs_program(eqn):
       found |= {var for var in eqn.outvars if _is_part_of_kernel(makers, var)}
   return found
-
-
-def _runs_program(eqn: JaxprEqn) -> bool:
-  return is_call(eqn) or eqn.primitive.name == "shard_map"
 
 
 def _is_part_of_kernel(makers: Mapping[Var, JaxprEqn], var: Var | Literal, *, is_cut: bool = False) -> bool:
@@ -81,7 +77,7 @@ def _is_part_of_kernel(makers: Mapping[Var, JaxprEqn], var: Var | Literal, *, is
   eqn = makers.get(var) if isinstance(var, Var) else None
   if eqn is None:
     return False
-  if _runs_program(eqn):
+  if runs_program(eqn):
     inner, _ = inner_program(eqn)
     return _is_part_of_kernel(makers_of(inner), inner.outvars[eqn.outvars.index(var)], is_cut=is_cut)
   cuts = eqn.primitive.name == "slice" and eqn.invars[0].aval.size >= tiles.LANES * eqn.outvars[0].aval.size
@@ -140,7 +136,7 @@ def _orders_of_readers(jaxpr: Jaxpr, var: Var | Literal, order: tuple[int, ...])
         yield from _orders_of_readers(jaxpr, eqn.outvars[min(at, len(eqn.outvars) - 1)], order)
       elif eqn.primitive.name == "transpose":
         yield from _orders_of_readers(jaxpr, eqn.outvars[0], tuple(order[dim] for dim in eqn.params["permutation"]))
-      elif is_call(eqn) or eqn.primitive.name == "shard_map":
+      elif runs_program(eqn):
         inner, _ = inner_program(eqn)
         yield from _orders_of_readers(inner, inner.invars[at], order)
       else:

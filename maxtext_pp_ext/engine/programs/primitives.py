@@ -73,3 +73,8 @@ def has(eqn: JaxprEqn, trait: Trait) -> bool:
 def is_call(eqn: JaxprEqn) -> bool:
   """Whether an operation runs an inner program on its operands."""
   return has(eqn, Trait.CALL)
+
+
+def runs_program(eqn: JaxprEqn) -> bool:
+  """Whether an operation runs an inner program: on its operands, or each device on its parts of them."""
+  return is_call(eqn) or eqn.primitive.name == "shard_map"
