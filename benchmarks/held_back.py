@@ -28,7 +28,7 @@ from maxtext_pp_ext.processes import interruption
 # Sets of XLA flags for a chip, and flags of these that libtpu 0.0.48.1 lacks: more memory for products, and transfers on
 # the SparseCores where there are any.
 _TO_SPARSECORES, _LACKING = "ENABLE_SPARSECORE_OFFLOADING_FOR_RS_AG_AR", ("xla_sc_disjoint_spmem",)
-_SETS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+SETS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "v5e": (["DENSE_VMEM_LIMIT_FLAG"], ()),
     "v5p": (["DENSE_VMEM_LIMIT_FLAG", _TO_SPARSECORES], _LACKING),
     "v6e": (["DENSE_VMEM_LIMIT_FLAG", _TO_SPARSECORES, "DISABLE_COLLECTIVE_MATMUL"], _LACKING),
@@ -89,7 +89,7 @@ class Program(NamedTuple):
     """MaxText's command-line arguments."""
     shape = MODELS[self.model]
     chip, _, _ = str(shape.keys["compile_topology"]).partition("-")
-    of_flags = {} if self.model in _PLAIN else {flags.KEY: flags.joined("", *_SETS[chip])}
+    of_flags = {} if self.model in _PLAIN else {flags.KEY: flags.joined("", *SETS[chip])}
     return shapes.arguments(shape, self.impl, _KEPT.get(self.policy, {"remat_policy": self.policy}) | of_flags)
 
 

@@ -108,6 +108,7 @@ def predicted(case: Case) -> Any:
   from maxtext_pp_ext.config import derived
   from maxtext_pp_ext.host.models import abstract_model, run_config
   from maxtext_pp_ext.plan import quantities
+  from maxtext_pp_ext.plan.layers import layers_of
 
   arguments = case.arguments
   if "=" not in arguments[0]:
@@ -119,7 +120,7 @@ def predicted(case: Case) -> Any:
   chip = chips.of_topology(config.compile_topology)
   of_model = tuple(each for each in arguments if not _NOT_OF_LAYERS.match(each))
   if of_model not in _LAYERS:
-    _LAYERS[of_model] = quantities.layers_of(config)
+    _LAYERS[of_model] = layers_of(config)
   return quantities.predictor(config, *abstract_model.explained(config), chip, _LAYERS[of_model])(impl, schedule)
 
 

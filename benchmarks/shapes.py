@@ -12,7 +12,7 @@ from maxtext_pp_ext.host.models import variants
 PLAIN = "host plain"
 KEEPS = "kept activations"  # in the name of a row
 # MaxText's default attention kernel on TPU, and nothing that needs storage or data.
-_COMMON = {
+COMMON = {
     "attention": "flash",
     "compile_topology_num_slices": 1,
     "dataset_type": "synthetic",
@@ -363,7 +363,7 @@ def has_flags(row: str) -> bool:
 
 def arguments(shape: Shape, impl: str, extra: Mapping[str, object] | None = None, *, keeps: bool = False) -> list[str]:
   """MaxText's command-line arguments for a shape and an implementation; a preset's name comes first."""
-  keys = {**_COMMON, **shape.keys, **(shape.kept if keeps else {}), **(extra or {})}
+  keys = {**COMMON, **shape.keys, **(shape.kept if keeps else {}), **(extra or {})}
   if impl == variants.NONE:
     keys |= shape.without
   keys |= variants.keys(IMPLEMENTATIONS[impl], keys)

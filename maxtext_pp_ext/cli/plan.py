@@ -6,9 +6,9 @@
 
 Stages take their devices from the mesh axis that MaxText is asked to derive (-1), or from FSDP, or from data parallelism.
 So do experts, unless the arguments have ici_expert_parallelism. Give it with keys that MaxText refuses without expert
-parallelism, such as ragged_buffer_factor. Batch, sequence and tensor parallelism stay as the arguments say. Where a mesh
-has to divide axes of the torus of compile_topology, the row sets allow_split_physical_axes=True, unless the arguments
-have that key. "none" is the same model without a pipeline.
+parallelism, such as ragged_buffer_factor. So do the axes of --axes. Batch, sequence and all other axes stay as the
+arguments say. Where a mesh has to divide axes of the torus of compile_topology, the row sets
+allow_split_physical_axes=True, unless the arguments have that key. "none" is the same model without a pipeline.
 
 Seconds need the links of a slice. With --devices it is the slice of MaxText's table that has as many devices of --chip;
 where the table has none, there are no seconds.
@@ -16,6 +16,7 @@ where the table has none, there are no seconds.
   batch parts  with --batch or --global-batch, a device's sequences in a part of a step, and how many parts follow one
                another (per_device_batch_size, gradient_accumulation_steps)
   S R L/S M    stages (4=2×2: two within a slice, on two slices), repeats, layers per stage and repeat, microbatches
+  TP CP        with --axes, the devices within a slice that share each layer's matrices, and each sequence
   EP           of a model with experts, the devices within a slice that share them
   bubble       share of a stage's iterations in which it idles
   memory       what must fit into a device at the worst time of a step; "!": it does not, or what is offloaded does not
@@ -33,6 +34,7 @@ where the table has none, there are no seconds.
   act.         of what is sent, activations and their gradients, to other stages
   outside      of what is sent, weights outside the pipeline and their gradients
   tokens       of what is sent, those of a model with experts to the experts, and the results
+  layers       of what is sent, activations within layers, over axes such as tensor and context
   slices       of what is sent, all that goes to other slices
   to host      what goes to the host's memory in a step, and comes back; "!": it does not fit there
   tokens/s     of a device
@@ -44,10 +46,11 @@ where the table has none, there are no seconds.
 Ranking is by the seconds of a token: by "step s" if all have one batch. --batch 1,2,4 tries each in place of the run's
 own; --global-batch 512 divides 512 sequences into parts of a step and devices, in all ways that give each device whole
 sequences. Of candidates with the same implementation and the same stages only the best is shown, also of those that
-differ in EP or batch, unless there is --all. Below the table are the keys to set for each row. docs/how-it-works.md has
-the formulas of bytes, docs/seconds.md that of seconds, and docs/choosing.md says how far they are from the compiler's
-figures. --validate compiles the best for the TPUs of compile_topology, which need not be present, projects their
-seconds, and shows both. --write writes the first row, or that of --row, as a yml file for MaxText's trainers.
+differ in TP, CP, EP or batch, unless there is --all. Below the table are the keys to set for each row.
+docs/how-it-works.md has the formulas of bytes, docs/seconds.md that of seconds, and docs/choosing.md says how far they
+are from the compiler's figures. --validate compiles the best for the TPUs of compile_topology, which need not be present,
+projects their seconds, and shows both. --write writes the first row, or that of --row, as a yml file for MaxText's
+trainers.
 
 If nothing fits, the candidates are shown that need least memory, and the keys that would make one fit. Each of these is
 estimated like a candidate. --write then writes nothing, unless --row says which.
@@ -71,10 +74,10 @@ from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import run_config, variants
 from maxtext_pp_ext.nearest import did_you_mean
-from maxtext_pp_ext.plan.costs import BATCH
+from maxtext_pp_ext.plan.costs import AXES, BATCH
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
-_NEAREST = 5  # candidates that are shown if nothing fits
+_NEAREST = 5  # candidates that are shown if nothing fits, and reasons if nothing is possible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   batch = parser.add_mutually_exclusive_group()
   batch.add_argument("--batch", type=maxtext.listed, metavar="N,…", help="try each per_device_batch_size")
   batch.add_argument("--global-batch", **number, help="try each division of a step's N sequences")
+  add("--axes", type=maxtext.listed, metavar="NAME,…", help="also try sizes of tensor, context, or both")
   add("--devices", **number, help="how many devices, without compile_topology")
   add("--chip", metavar="NAME", help="kind of the devices, instead of compile_topology's")
   add("--device-memory-gib", type=float, metavar="X", help="memory of a device, instead of the chip's")
@@ -117,8 +121,8 @@ def run(args: argparse.Namespace) -> int:
     lengths = found.slice.lengths
     result["slice"] = {"topology": found.slice.name, "chips": lengths, "closed": torus.closed(lengths)}
   of_batches = [each for each in found.infeasible if each["keys"].keys() <= set(BATCH)]
-  if args.all or of_batches:
-    result["infeasible"] = found.infeasible if args.all else of_batches
+  if impossible := found.infeasible if args.all else of_batches if found.candidates else found.infeasible[:_NEAREST]:
+    result["infeasible"] = impossible
   failed = not fits
   if fits:
     none = next((candidate for candidate in chosen if candidate.impl == variants.NONE), None)
@@ -180,6 +184,8 @@ def _check(args: argparse.Namespace) -> None:
   maxtext.check_numbers(numbers | {"--minutes": args.minutes, "--memory-gib": args.memory_gib})
   known = (variants.NONE, *(name for name in registry.names() if name != registry.HOST))
   maxtext.check_names("--impl", args.impl, known)
+  if args.axes is not None:
+    maxtext.check_names("--axes", args.axes, AXES)
   if args.chip is not None and args.chip not in chips.CHIPS:
     known_chips = f"known chips are {', '.join(chips.CHIPS)}{did_you_mean(args.chip, chips.CHIPS)}"
     raise CommandError(f"--chip {args.chip}: {known_chips}")
@@ -223,6 +229,7 @@ def _plan(args: argparse.Namespace, shown: output.Progress) -> Any:
       devices=args.devices,
       chip=maxtext.with_network(_chip(args), args),
       batches=_batches(args, search),
+      axes=args.axes or (),
       memory_limit=round(args.device_memory_gib * limits.GIB) if args.device_memory_gib else None,
       shown=args.top,
       on_progress=on_progress,

@@ -16,6 +16,7 @@ from maxtext_pp_ext.host.rules import checkpoint_paths, problems, sizes
 from maxtext_pp_ext.plan import quantities
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.estimate import Estimate
+from maxtext_pp_ext.plan.layers import layers_of
 from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.sharding.conflicts import by_problem
 
@@ -98,7 +99,7 @@ def _model(config: DerivedKeys, found: Checked) -> None:
     found.not_counted = [f"memory and traffic, since there are no formulas for pipeline_impl={impl}"]
     return
   try:
-    layers = quantities.layers_of(config)
+    layers = layers_of(config)
   except ValueError as error:
     found.not_counted = [f"memory and traffic, since the layers cannot be traced for TPUs: {error}"]
     return

@@ -20,6 +20,8 @@ DEVICE, OFFLOAD = "device", "offload"
 PLACES = (DEVICE, OFFLOAD, "remat")
 
 
+# Axes of a slice that a plan can be asked to choose.
+AXES = ("tensor", "context")
 # The keys of a batch: a device's sequences in a part of a step, and how many parts follow one another.
 BATCH = ("per_device_batch_size", "gradient_accumulation_steps")
 # The keys of remat policies other than those of tensors.
@@ -39,6 +41,7 @@ class Sent(enum.StrEnum):
   ACTIVATIONS = "activations"  # to other stages, and their gradients
   OUTSIDE = "outside"  # weights outside the pipeline, and their gradients
   DISPATCH = "dispatch"  # tokens to experts, and their results
+  WITHIN_LAYERS = "within_layers"  # activations over axes such as tensor and context, and their gradients
 
 
 class Part(enum.StrEnum):
@@ -120,6 +123,8 @@ class Sizes:
   offloaded_outside: int = 0
   work: int  # what backward of a layer holds of one microbatch
   dispatched: int = 0  # what layers send in a step to dispatch one microbatch's tokens to experts, and to combine results
+  # (what layers send in a step for one microbatch over axes such as tensor and context, the devices along these).
+  within_layers: tuple[tuple[float, int], ...] = ()
   # Of what is outside the pipeline, for the whole batch.
   logits: int  # in the dtype of compute
   head: int  # weights, as they are gathered
@@ -128,6 +133,7 @@ class Sizes:
   head_sent: int  # what a device sends in a step for weights and their gradients
   work_outside: int = 0  # what backward of a layer keeps; 0 without such layers
   dispatched_outside: int = 0  # what layers send to dispatch tokens, and to combine results
+  within_outside: tuple[tuple[float, int], ...] = ()  # as `within_layers`, the embedding and the logits included
   # Over the data-centre network: of `sent_to_gather`, of `sent_to_reduce`, and of `head_sent`.
   between_slices: tuple[int, int, int] = (0, 0, 0)
   # Where backward of the pipeline adds up the stages' gradients of the logits' weight: their size, and what is sent of
@@ -222,6 +228,7 @@ def pipelined(schedule: CircularSchedule, gather_policy: GatherPolicy, sizes: Si
       Sent.ACTIVATIONS: ring + ends,
       Sent.OUTSIDE: sizes.head_sent,
       **_dispatch(schedule.iterations, sizes),
+      **_within_layers(schedule.iterations, sizes),
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
   over_network = {
@@ -305,6 +312,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
       Sent.ACTIVATIONS: 0,
       Sent.OUTSIDE: sizes.head_sent,
       **_dispatch(layers, sizes),
+      **_within_layers(layers, sizes),
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
   kept = _kept(layers, sizes)
@@ -341,6 +349,11 @@ def _kept(times: int, sizes: Sizes) -> dict[Part, int]:
 def _dispatch(times: int, sizes: Sizes) -> dict[Sent, int]:
   sent = times * sizes.dispatched + sizes.dispatched_outside
   return {Sent.DISPATCH: sent} if sent else {}
+
+
+def _within_layers(times: int, sizes: Sizes) -> dict[Sent, int]:
+  sent = times * sum(size for size, _ in sizes.within_layers) + sum(size for size, _ in sizes.within_outside)
+  return {Sent.WITHIN_LAYERS: round(sent)} if sent else {}
 
 
 def _always(sizes: Sizes) -> dict[Part, int]:

@@ -210,7 +210,7 @@ def estimate(
   others = {
       "outside the layers": work.outside * (1.0 if _has_large_vmem(work) else _LOGITS) / chip.flops,
       OPTIMIZER: state / chip.elementwise,
-      "transfers": sum(waits.values()) + waiting,
+      "transfers": sum(waits.values()) + waiting + _within_layers(chip, its_slice, work, costs),
   }
   to_host = costs.offloaded / chip.host_bandwidth
   while_sent = _WHILE_SENT if schedule is None else 1.0
@@ -321,7 +321,7 @@ def _transfers(
   of_matmuls = {Sent.WEIGHTS: 2 * within_products, Sent.GRADIENTS: within_products}
   waits, beside = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
   for what, sent in costs.traffic.items():
-    if what == Sent.DISPATCH:  # the layers wait for it
+    if what in (Sent.DISPATCH, Sent.WITHIN_LAYERS):  # the layers wait for these
       continue
     moves, gathers = what == Sent.ACTIVATIONS, ours and what == Sent.WEIGHTS
     beside_compute = costs.beside_compute.get(what, 0.0)
@@ -360,6 +360,15 @@ def _gather_rate(chip: chips.Chip, its_slice: Slice, work: Work) -> float:
   takes = sum(share / its_slice.links_of(devices) for share, devices in work.sizes.groups)
   within = sum(share for share, _ in work.sizes.groups)
   return within / takes * _link(chip) if takes else math.inf
+
+
+def _within_layers(chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs) -> float:
+  """Seconds of what layers send over axes such as tensor and context, for which they wait."""
+  if not (sent := costs.traffic.get(Sent.WITHIN_LAYERS, 0)):
+    return 0.0
+  sizes = [*work.sizes.within_layers, *work.sizes.within_outside]
+  takes = sum(size / its_slice.links_of(devices) for size, devices in sizes)
+  return sent * takes / sum(size for size, _ in sizes) / _link(chip)
 
 
 def _dispatch(chip: chips.Chip, its_slice: Slice, work: Work) -> float:

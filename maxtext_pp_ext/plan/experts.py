@@ -12,8 +12,9 @@ from jax.sharding import AbstractMesh
 from maxtext_pp_ext.config.derived import dispatches_beside_compute
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
+from maxtext_pp_ext.plan.blocks import Again
 from maxtext_pp_ext.plan.estimate import Experts
-from maxtext_pp_ext.plan.layers import Again, Layers
+from maxtext_pp_ext.plan.layers import Layers
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.sharding.resolve import read_rules
 

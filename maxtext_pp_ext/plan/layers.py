@@ -7,12 +7,11 @@ backward needs. A walk from these through forward, which stops at the names that
 what is computed again, as JAX's partial evaluation does (`jax.checkpoint`, jax/_src/ad_checkpoint.py).
 """
 
-import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
-import enum
 import functools
 import math
+import types
 from typing import Any
 
 from flax import nnx
@@ -22,18 +21,20 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
-from maxtext_pp_ext import sharding
-from maxtext_pp_ext.config.keys import DerivedKeys
+from maxtext_pp_ext import registry, sharding
+from maxtext_pp_ext.config.keys import DerivedKeys, remat_tensors
 from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.engine.programs.jaxprs import closed, inner_program
 from maxtext_pp_ext.engine.programs.primitives import has, Trait
 from maxtext_pp_ext.engine.programs.stage import Traced
-from maxtext_pp_ext.host.models import loss
+from maxtext_pp_ext.host.models import abstract_model, loss
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, rules_in_play
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn
+from maxtext_pp_ext.plan.blocks import Again, Amounts, Block, Cases, Mixed, What
 from maxtext_pp_ext.plan.costs import DEVICE, OFFLOAD
-from maxtext_pp_ext.plan.operations import Array, Axes, between, Kind, kind_of_maker, of_spec, Operation, Reader
-from maxtext_pp_ext.plan.weights import gathered
+from maxtext_pp_ext.plan.operations import Array, Axes, Kind, of_spec, Over, Reader
+from maxtext_pp_ext.plan.weights import axes_of, gathered
+from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import resolve
 
 INPUT = "decoder_layer_input"  # MaxText's name of the input of a layer
@@ -41,22 +42,6 @@ INPUT = "decoder_layer_input"  # MaxText's name of the input of a layer
 _POLICY = {"remat_policy": "custom", "tensors_on_device": [], "tensors_to_offload": [INPUT]}
 # name -> DEVICE or OFFLOAD; None if backward computes it again
 Places = Callable[[str], str | None]
-Cases = np.ndarray  # a value, or a truth, for each of several policies
-
-
-class Again(enum.Enum):
-  """What a policy decides beside which kinds of operations backward computes again."""
-
-  BETWEEN = enum.auto()  # reads and writes, of what is between products
-  DISPATCHES = enum.auto()  # tokens that go to experts
-  COMBINES = enum.auto()  # their results that come back
-  # What kernels compute and a policy keeps is copied to where it is kept, and back for backward. What products compute is
-  # copied by MaxText's own loop; ours has products write it there.
-  KEPT_OF_KERNELS = enum.auto()
-  KEPT_OF_PRODUCTS = enum.auto()
-
-
-_KEPT_OF = dict.fromkeys((Kind.ATTENTION, Kind.GROUPED), Again.KEPT_OF_KERNELS) | {Kind.PRODUCT: Again.KEPT_OF_PRODUCTS}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +51,7 @@ class Kept:
   device: float  # bytes in the device's memory for each token of the device, of all layers, their inputs among them
   host: float = 0.0  # the same in the host's memory
   most_host: float = 0.0  # the same, if all iterations sent as much as those that send most
-  again: Mapping[Kind | Again, float]  # shares of forward, and of what kernels and products compute that which is kept
+  again: Mapping[What, float]  # shares of forward, and of what kernels and products compute that which is kept
   places: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the names that are kept
   # In so many iterations, the first, backward computes these names again.
   first: tuple[int, tuple[str, ...]] = (0, ())
@@ -87,136 +72,14 @@ class Kept:
     )
 
 
-class Amounts(collections.defaultdict[Kind | Again, float]):
-  """How much of each kind."""
-
-  def __init__(self):
-    super().__init__(float)
-
-  def add(self, others: Mapping[Kind | Again, float], times: float = 1.0) -> None:
-    for kind, amount in others.items():
-      self[kind] += times * amount
-
-
-class Block:
-  """A layer, or a cycle of layers, that is rematerialised together.
-
-  What is computed again is found for many policies at once. A region is what computes a value from named ones: one for
-  what backward needs, and one for each named value. The region of a named value runs if another one that runs reads the
-  value, and the policy does not keep it.
-  """
-
-  def __init__(self, forward: Sequence[Operation], needs: Sequence[Array], x: Array, *, offloads: bool = True):
-    self.offloads = offloads  # whether what a policy offloads goes to the host's memory; else it stays on the device
-    named = [each for each in forward if each.name]
-    # The last ones first.
-    self._stops: dict[Array, str | None] = {each.results[0]: each.name for each in reversed(named)} | {x: None}
-    starts: dict[Array | None, Sequence[Array]] = {None: [each for each in needs if each not in self._stops]}
-    starts |= {each.results[0]: each.operands for each in named}
-    self._needed = {each for each in needs if each in self._stops}
-    self._reads, of = dict[Array | None, set[Array]](), dict[Operation, set[Array | None]]()
-    for region, arrays in starts.items():
-      operations, self._reads[region] = self._walk(arrays)
-      for each in operations:
-        of.setdefault(each, set()).add(region)
-    of_between = between(forward, x)
-    products = [array for each in forward if each.kind is Kind.PRODUCT for array in (*each.operands, *each.results)]
-    # Bytes that its products read and write: activations, and weights.
-    self.moved = sum(array.bytes for array in products if array in of_between)
-    self.weights = sum(array.bytes for array in products if array not in of_between)
-    made = {array: kind_of_maker(array) for array, name in self._stops.items() if name}
-    self._copied = {a: (_KEPT_OF[kind], a.bytes / a.itemsize) for a, kind in made.items() if kind in _KEPT_OF}
-    # Operations that the same regions run: their amounts.
-    self._amounts = collections.defaultdict[frozenset[Array | None], Amounts](Amounts)
-    exchanges = [each for each in forward if each.kind is Kind.EXCHANGE]
-    self.whole = Amounts()
-    for kind, values in self._copied.values():
-      self.whole[kind] += values
-    for each in forward:
-      amounts: dict[Kind | Again, float] = {each.kind: each.amount}
-      if each.kind is Kind.EXCHANGE:
-        back = exchanges.index(each) >= len(exchanges) // 2
-        amounts[Again.COMBINES if back else Again.DISPATCHES] = each.amount
-      amounts[Again.BETWEEN] = sum((of_between.get(result, 0.0) for result in each.results), 0.0)
-      for into in (self.whole, *([self._amounts[frozenset(of[each])]] if each in of else [])):
-        into.add(amounts)
-
-  @property
-  def names(self) -> frozenset[str]:
-    """The names that stand on the way to what backward needs."""
-    return frozenset(name for name in self._stops.values() if name)
-
-  def under(self, keeps: Mapping[str, Cases], size: int) -> tuple[dict[str | None, Cases], dict[Kind | Again, Cases]]:
-    """({name: bytes that are kept}, {kind: amount that is computed again}) of `size` policies; the input has no name."""
-    runs: dict[Array | None, Cases] = {None: np.ones(size, bool)}
-    kept, again = dict[str | None, Cases](), dict[Kind | Again, Cases]()
-    for array, name in self._stops.items():
-      reached = np.full(size, array in self._needed)
-      for region, running in runs.items():
-        if array in self._reads[region]:
-          reached = reached | running
-      stays = reached & keeps[name] if name else reached
-      kept[name] = kept.get(name, 0.0) + stays * array.bytes
-      if array in self._copied:
-        of, values = self._copied[array]
-        again[of] = again.get(of, 0.0) + stays * values
-      if name:
-        runs[array] = reached & ~keeps[name]
-    for regions, amounts in self._amounts.items():
-      running = np.any([runs[region] for region in regions], axis=0)
-      for kind, amount in amounts.items():
-        again[kind] = again.get(kind, 0.0) + running * amount
-    return kept, again
-
-  def _walk(self, arrays: Iterable[Array]) -> tuple[set[Operation], set[Array]]:
-    """(the operations that compute these arrays from named ones, the named ones that they read)."""
-    operations, read, waiting = set[Operation](), set[Array](), list(arrays)
-    while waiting:
-      array = waiting.pop()
-      if array in self._stops:
-        read.add(array)
-      elif array.maker and array.maker not in operations:
-        operations.add(array.maker)
-        waiting += array.maker.operands
-    return operations, read
-
-
-class _Mixed(Block):
-  """A block whose amounts are those of two that compute the same, each to its share."""
-
-  def __init__(self, one: Block, other: Block, share: float):
-    """`share` is that of the other one."""
-    self._of = ((one, 1 - share), (other, share))
-    mean = lambda value: sum(part * value(block) for block, part in self._of)
-    self.offloads = one.offloads and other.offloads
-    self.moved, self.weights = mean(lambda block: block.moved), mean(lambda block: block.weights)
-    self.whole = Amounts()
-    for block, part in self._of:
-      self.whole.add(block.whole, part)
-
-  @property
-  def names(self) -> frozenset[str]:
-    return frozenset().union(*(block.names for block, _ in self._of))
-
-  def under(self, keeps: Mapping[str, Cases], size: int) -> tuple[dict[str | None, Cases], dict[Kind | Again, Cases]]:
-    found = [(part, *block.under(keeps, size)) for block, part in self._of]
-    return _sums((part, kept) for part, kept, _ in found), _sums((part, again) for part, _, again in found)
-
-
-def _sums[K](weighted: Iterable[tuple[float, Mapping[K, Cases]]]) -> dict[K, Cases]:
-  found = dict[K, Cases]()
-  for part, amounts in weighted:
-    for what, amount in amounts.items():
-      found[what] = found.get(what, 0.0) + part * amount
-  return found
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layers:
   """The blocks of a model, each with how many of them run one after another, on one device of a mesh."""
 
   blocks: tuple[tuple[Block, float], ...]
   tokens: float  # of the whole batch, on one device
+  # What the rest of the model sends in forward, for the whole batch: bytes by the mesh axes over which they go.
+  rest: Mapping[tuple[str, ...], float] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
   def names(self) -> tuple[str, ...]:
@@ -237,6 +100,20 @@ class Layers:
     """Bytes of weights that forward's products read, of all layers once."""
     return sum(count * block.weights for block, count in self.blocks)
 
+  def sent(self, kept: Kept) -> dict[tuple[str, ...], float]:
+    """Bytes that a device sends for each token, in forward and backward, by the mesh axes over which they go.
+
+    Where forward gathers, backward scatters, and the other way round. What forward gathers for its products backward
+    gathers again, for those of weights' gradients. What else forward sends backward sends again if it is computed again.
+    """
+    found: dict[tuple[str, ...], float] = {}
+    for block, count in self.blocks:
+      for over, size in block.whole.items():
+        if isinstance(over, Over):
+          times = 3 if over.gathers else 2 + kept.again.get(over, 0.0)
+          found[over.axes] = found.get(over.axes, 0.0) + times * count / self.tokens * size
+    return found
+
   def last(self, share: float) -> "Layers":
     """The last layers alone, this share of all of them."""
     left = share * sum(count for _, count in self.blocks)
@@ -249,7 +126,7 @@ class Layers:
   def mixed(self, other: "Layers", share: float) -> "Layers":
     """Layers whose amounts are in between these and other ones that compute the same; `share` is that of the others."""
     pairs = zip(self.blocks, other.blocks, strict=True)
-    blocks = tuple((_Mixed(one, of_other, share), count) for (one, count), (of_other, _) in pairs)
+    blocks = tuple((Mixed(one, of_other, share), count) for (one, count), (of_other, _) in pairs)
     return dataclasses.replace(self, blocks=blocks)
 
   def under(self, places: Places) -> Kept:
@@ -264,7 +141,7 @@ class Layers:
         places={name: place for name, place in of.items() if sizes[name].any()},
     )
 
-  def cases(self, keeps: Mapping[str, Cases], size: int) -> tuple[dict[str | None, Cases], dict[Kind | Again, Cases]]:
+  def cases(self, keeps: Mapping[str, Cases], size: int) -> tuple[dict[str | None, Cases], dict[What, Cases]]:
     """What `size` policies keep, and what they compute again.
 
     Args:
@@ -275,7 +152,7 @@ class Layers:
       ({name: bytes for each token, [2, size]: those that a policy may offload, and those that stay on the device}, {kind:
       share that is computed again, [size]}).
     """
-    sizes, again, whole = dict[str | None, Cases](), dict[Kind | Again, Cases](), Amounts()
+    sizes, again, whole = dict[str | None, Cases](), dict[What, Cases](), Amounts()
     for block, count in self.blocks:
       kept, computed = block.under(keeps, size)
       for name, bytes_kept in kept.items():
@@ -285,6 +162,43 @@ class Layers:
         again[kind] = again.get(kind, 0.0) + count * computed_again
       whole.add(block.whole, count)
     return sizes, {kind: again.get(kind, np.zeros(size)) / all_ for kind, all_ in whole.items() if all_}
+
+
+def layers_of(config: DerivedKeys) -> Layers:
+  """Reads the layers of a config's model, as it is without a pipeline. Raises ValueError if MaxText cannot trace it."""
+  # With the batch-split schedule MaxText's layers are no functions that it rematerialises; they compute the same.
+  others = {"using_pipeline_parallelism": False, "pipeline_impl": registry.HOST, "use_batch_split_schedule": False}
+  # All that is read is for each token, and kernels want a row on each device.
+  rows = math.ceil(config.micro_batch_size_to_train_on / config.num_target_devices) * config.num_target_devices
+  config = with_values(config, others | {"micro_batch_size_to_train_on": rows})
+  return read(config, abstract_model.abstract_mesh(config))
+
+
+def layers_inside(config: DerivedKeys, layers: Layers) -> Layers:
+  """Returns the layers of a run's pipeline, or all of a model without one."""
+  if not config.using_pipeline_parallelism:
+    return layers
+  return layers.last(config.pipeline_parallel_layers / config.num_decoder_layers)
+
+
+def kept_by(config: DerivedKeys, schedule: CircularSchedule | None, layers: Layers) -> Kept:
+  """Returns what the config's remat policy keeps: of the layers of its pipeline, or of the model without one."""
+  places, inside = loss.places(config), layers_inside(config, layers)
+  if not config.using_pipeline_parallelism:
+    return _in_iterations(config, schedule, inside, places)
+  # Our pipelines keep layers' inputs, unless the policy is custom (pipelines/base.py).
+  of_inputs = None if config.remat_policy == "custom" else DEVICE
+  return _in_iterations(config, schedule, inside, lambda name: places(name) or (of_inputs if name == INPUT else None))
+
+
+def _in_iterations(config: DerivedKeys, schedule: CircularSchedule | None, layers: Layers, places: Places) -> Kept:
+  """Returns what a policy keeps if the first iterations keep less, as the config may say."""
+  kept = layers.under(places)
+  if schedule is None or not (fewer := min(config.pipeline_remat_iterations, schedule.iterations)):
+    return kept
+  names = remat_tensors(config) or tuple(name for name in layers.names if name != INPUT)
+  less = layers.under(lambda name: None if name in names else places(name))
+  return kept.averaged(less, 1 - fewer / schedule.iterations)
 
 
 def read(config: DerivedKeys, mesh: AbstractMesh) -> Layers:
@@ -299,10 +213,18 @@ def read(config: DerivedKeys, mesh: AbstractMesh) -> Layers:
   specs = [gathered(layouts[path], data) for path in paths]
   specs += [P()] * (len(avals) - len(paths) - traced.batch) + [of_batch] * traced.batch
   axes = [of_spec(spec, aval.ndim) for spec, aval in zip(specs, avals, strict=True)]
-  return of_program(traced.program, mesh.shape, axes, len(paths))
+  # Closed forms have what goes over the axes that shard the batch: weights, gradients, and tokens to experts.
+  within = set(mesh.axis_names) - axes_of(resolve(ACTIVATION_AXES[:1], mesh, config.logical_axis_rules)) - {"stage"}
+  return of_program(traced.program, mesh.shape, axes, len(paths), within)
 
 
-def of_program(program: ClosedJaxpr, mesh: Mapping[str, int], axes: Sequence[Axes | None], weights: int) -> Layers:
+def of_program(
+    program: ClosedJaxpr,
+    mesh: Mapping[str, int],
+    axes: Sequence[Axes | None],
+    weights: int,
+    within: Collection[str] = (),
+) -> Layers:
   """Reads the layers of a loss.
 
   Args:
@@ -310,21 +232,26 @@ def of_program(program: ClosedJaxpr, mesh: Mapping[str, int], axes: Sequence[Axe
     mesh: the sizes of mesh axes.
     axes: of each input, the mesh axes of its dimensions.
     weights: how many inputs are weights; they are the first.
+    within: the mesh axes over which what is sent counts.
   """
-  reader = _Blocks(mesh)
+  reader = _Blocks(mesh, within)
   inputs = [reader.array(aval, of) for aval, of in zip(program.in_avals, axes, strict=True)]
   reader.weights.update(inputs[:weights])
   reader.read(program.jaxpr, inputs)
   last = inputs[-1]
   tokens = last.bytes / last.itemsize / math.prod(last.shape[2:])
-  return Layers(blocks=reader.blocks, tokens=tokens)
+  rest: dict[tuple[str, ...], float] = {}
+  for each in reader.operations:
+    for over, size in each.sends.items():
+      rest[over.axes] = rest.get(over.axes, 0.0) + size
+  return Layers(blocks=reader.blocks, tokens=tokens, rest=rest)
 
 
 class _Blocks(Reader):
   """Reads a program, and each block in it apart."""
 
-  def __init__(self, mesh):
-    super().__init__(mesh)
+  def __init__(self, mesh, within):
+    super().__init__(mesh, within)
     self._blocks: dict[tuple, list] = {}  # by what they compute: the block, how many, and its outputs
     self.weights = set[Array]()
     self._count = 1
@@ -333,17 +260,17 @@ class _Blocks(Reader):
   def blocks(self) -> tuple[tuple[Block, float], ...]:
     return tuple((block, count) for block, count, _ in self._blocks.values())
 
-  def read_eqn(self, eqn: JaxprEqn, operands: list[Array]) -> list[Array]:
+  def read_eqn(self, eqn: JaxprEqn, operands: list[Array], asked: Sequence[Axes | None]) -> list[Array]:
     if has(eqn, Trait.CHECKPOINT):
       return self._block(eqn, operands)
     if eqn.primitive.name == "scan" and _rematerialises(eqn):
       return self._layers(eqn, operands)
-    return super().read_eqn(eqn, operands)
+    return super().read_eqn(eqn, operands, asked)
 
-  def add(self, kind, operands, results, amount=0.0, name=None):
+  def add(self, kind, operands, results, amount=0.0, name=None, sends=types.MappingProxyType({})):
     if kind is Kind.OTHER and len(operands) == 1 and operands[0] in self.weights:
       self.weights.update(results)  # casts and other layouts of a weight
-    return super().add(kind, operands, results, amount, name)
+    return super().add(kind, operands, results, amount, name, {over: self._count * each for over, each in sends.items()})
 
   def _layers(self, eqn: JaxprEqn, operands: list[Array]) -> list[Array]:
     """A loop over blocks. Its body is read once."""
@@ -380,7 +307,7 @@ class _Blocks(Reader):
 
     x: Any = avals[at]  # only its type matters
     traced = Traced.of(layer, [avals[k] for k in weights], [avals[k] for k in others], x, None)
-    reader = Reader(self.mesh)
+    reader = Reader(self.mesh, self.within)
     inputs = [dataclasses.replace(operands[k], maker=None) for k in (*weights, *others, at)]
     outs = reader.read(traced.forward.jaxpr, inputs)
     needs = [outs[k] for k in traced.saved]

@@ -4,23 +4,33 @@
 
 A dimension's mesh axes come from the program's sharding constraints and from its inputs, and follow the operations. So
 the shares of a device are those that MaxText asks for; what XLA decides where nothing asks is taken to be whole.
+
+Where an operation needs other axes than its operands have, values are gathered or exchanged. Where it contracts or sums
+along a dimension that is sharded, its results are reduced: scattered, if the next constraint asks for these axes, else to
+all devices (Xu et al., "GSPMD", 2021, section 3.5).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import collections
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import enum
 import math
-from typing import Any
+import types
+from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.programs.checkpoints import number_of_one_rank
 from maxtext_pp_ext.engine.programs.jaxprs import inner_program
+from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
 from maxtext_pp_ext.hardware.kernels import NAMES_OF_ATTENTION
 from maxtext_pp_ext.jax_private import Jaxpr, JaxprEqn, Literal
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 Axes = tuple[tuple[str, ...], ...]  # of each dimension, the mesh axes that shard it
+# JAX's collectives: how many times a device sends the larger of its operand and result.
+_COLLECTIVES = dict.fromkeys(("psum", "psum_invariant", "pmax"), 2)
+_COLLECTIVES |= dict.fromkeys(("all_gather", "all_gather_invariant", "reduce_scatter"), 1)
 
 
 class Kind(enum.Enum):
@@ -31,6 +41,13 @@ class Kind(enum.Enum):
   GROUPED = enum.auto()  # products of tokens with their experts
   EXCHANGE = enum.auto()  # tokens go to other devices
   OTHER = enum.auto()
+
+
+class Over(NamedTuple):
+  """How values are sent between devices, other than tokens to experts."""
+
+  axes: tuple[str, ...]  # between devices along these mesh axes
+  gathers: bool  # whether an operand is gathered or exchanged; else a result is reduced
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,42 +70,64 @@ class Operation:
   results: list[Array]
   amount: float = 0.0  # FLOPs of products; of attention and exchanges bytes of their results
   name: str | None = None  # what `checkpoint_name` calls its result
+  sends: Mapping["Over", float] = dataclasses.field(default_factory=dict)  # bytes that a device sends for it
 
 
 class Reader:
-  """Reads programs; `mesh` has the sizes of mesh axes."""
+  """Reads programs; `mesh` has the sizes of mesh axes, and `within` those over which what is sent counts."""
 
-  def __init__(self, mesh: Mapping[str, int]):
-    self.mesh = mesh
+  def __init__(self, mesh: Mapping[str, int], within: Collection[str] = ()):
+    self.mesh, self.within = mesh, frozenset(axis for axis in within if mesh[axis] > 1)
     self.operations: list[Operation] = []
+    self._whole: dict[tuple[Array, frozenset[str]], Array] = {}  # what is gathered for one product serves others
 
   def array(self, aval: Any, axes: Axes | None = None) -> Array:
     shape, itemsize = tuple(getattr(aval, "shape", ())), getattr(getattr(aval, "dtype", None), "itemsize", 0)
     return self._array(shape, itemsize, ((),) * len(shape) if axes is None else axes)
 
-  def read(self, jaxpr: Jaxpr, inputs: Sequence[Array]) -> list[Array]:
-    """Adds the operations of a program with these inputs. Returns its outputs."""
+  def read(self, jaxpr: Jaxpr, inputs: Sequence[Array], asked: Sequence[Axes | None] = ()) -> list[Array]:
+    """Adds the operations of a program with these inputs. Returns its outputs, for which these axes may be asked."""
     known = dict(zip(jaxpr.invars, inputs, strict=True)) | {v: self.array(v.aval) for v in jaxpr.constvars}
     of = lambda v: self.array(v.aval) if isinstance(v, Literal) else known[v]
+    asks = _asks(jaxpr, asked)
     for eqn in jaxpr.eqns:
-      known |= zip(eqn.outvars, self.read_eqn(eqn, [of(v) for v in eqn.invars]), strict=True)
+      results = self.read_eqn(eqn, [of(v) for v in eqn.invars], [asks.get(v) for v in eqn.outvars])
+      known |= zip(eqn.outvars, results, strict=True)
     return [of(v) for v in jaxpr.outvars]
 
-  def read_eqn(self, eqn: JaxprEqn, operands: list[Array]) -> list[Array]:
-    """Adds an operation, or those of the program that it runs."""
+  def read_eqn(self, eqn: JaxprEqn, operands: list[Array], asked: Sequence[Axes | None]) -> list[Array]:
+    """Adds an operation, or those of the program that it runs. `asked` are the axes that are asked for its results."""
     name = eqn.primitive.name
     if name == "shard_map":
       return self._shard_map(eqn, operands)
     if name == "scan":
       return self._scan(eqn, operands)
     if name not in ("while", "cond", "pallas_call") and (inner := inner_program(eqn)[0]) is not None:
-      return self.read(inner, operands)
+      return self.read(inner, operands, asked)
+    if name == "dot_general" and self.within:
+      operands = self._whole_operands(eqn, operands)
     results = [self.array(v.aval, axes) for v, axes in zip(eqn.outvars, self._axes(eqn, operands), strict=True)]
+    if name == "sharding_constraint" and results[0].axes == operands[0].axes:
+      return operands
+    amount = self._amount(eqn, operands, results)
+    if summed := self._summed(eqn, operands):
+      results[0] = self.array(eqn.outvars[0].aval, _scattered(results[0], summed, asked[0]))
+      sends = self._reduces(summed, results[0])
+    else:
+      sends = self._sends(eqn, operands, results)
     given = eqn.params["name"] if name == "name" else None
-    return self.add(_kind(eqn), operands, results, self._amount(eqn, operands, results), given)
+    return self.add(_kind(eqn), operands, results, amount, given, sends)
 
-  def add(self, kind: Kind, operands: list[Array], results: list[Array], amount=0.0, name=None) -> list[Array]:
-    operation = Operation(kind, operands, results, amount, name)
+  def add(
+      self,
+      kind: Kind,
+      operands: list[Array],
+      results: list[Array],
+      amount: float = 0.0,
+      name: str | None = None,
+      sends: Mapping[Over, float] = types.MappingProxyType({}),
+  ) -> list[Array]:
+    operation = Operation(kind, operands, results, amount, name, sends)
     self.operations.append(operation)
     for each in results:
       each.maker = operation
@@ -116,7 +155,10 @@ class Reader:
 
   def _shard_map(self, eqn: JaxprEqn, operands: list[Array]) -> list[Array]:
     inner, _ = inner_program(eqn)
-    local = [self.add(Kind.OTHER, [a], [self.array(v.aval)])[0] for v, a in zip(inner.invars, operands, strict=True)]
+    local = []
+    for v, spec, given in zip(inner.invars, eqn.params["in_specs"], operands, strict=True):
+      own = self.array(v.aval)
+      local += self.add(Kind.OTHER, [given], [own], sends=self._moves(given, of_spec(spec, len(given.shape)), own.bytes))
     found = self.read(inner, local)
     specs = [of_spec(spec, len(v.aval.shape)) for v, spec in zip(eqn.outvars, eqn.params["out_specs"], strict=True)]
     results = [self.array(v.aval, axes) for v, axes in zip(eqn.outvars, specs, strict=True)]
@@ -124,12 +166,79 @@ class Reader:
 
   def _scan(self, eqn: JaxprEqn, operands: list[Array]) -> list[Array]:
     """Adds a loop as one operation. All its results are computed from all its operands."""
-    within = Reader(self.mesh)
+    within = Reader(self.mesh, self.within)
     results, carries = self.loop(eqn, operands, within)
     results[:carries] = map(dataclasses.replace, results[:carries])
     kinds = {operation.kind for operation in within.operations} - {Kind.OTHER}
-    amount = eqn.params["length"] * sum(operation.amount for operation in within.operations)
-    return self.add(min(kinds, key=lambda kind: kind.value, default=Kind.OTHER), operands, results, amount)
+    length, sends = eqn.params["length"], collections.Counter[Over]()
+    for operation in within.operations:
+      sends.update(operation.sends)
+    kind = min(kinds, key=lambda kind: kind.value, default=Kind.OTHER)
+    amount = length * sum(operation.amount for operation in within.operations)
+    return self.add(kind, operands, results, amount, None, {over: length * size for over, size in sends.items()})
+
+  def _whole_operands(self, eqn: JaxprEqn, operands: list[Array]) -> list[Array]:
+    """The operands of a product, gathered along contracted dimensions whose axes shard another dimension of the other."""
+    (lc, rc), _ = eqn.params["dimension_numbers"]
+    found = []
+    for own, dimensions, other in zip(operands, (lc, rc), operands[::-1], strict=True):
+      others = rc if dimensions is lc else lc
+      contracted = {axis for k in dimensions for axis in own.axes[k]} & self.within
+      elsewhere = {axis for k, of in enumerate(other.axes) if k not in others for axis in of}
+      found.append(self._gathered(own, frozenset(contracted & elsewhere)))
+    return found
+
+  def _gathered(self, array: Array, over: frozenset[str]) -> Array:
+    if not over:
+      return array
+    if (array, over) not in self._whole:
+      axes = tuple(tuple(axis for axis in of if axis not in over) for of in array.axes)
+      whole = self._array(array.shape, array.itemsize, axes)
+      sends = {Over(tuple(sorted(over)), True): whole.bytes - array.bytes}
+      self._whole[array, over] = self.add(Kind.OTHER, [array], [whole], sends=sends)[0]
+    return self._whole[array, over]
+
+  def _summed(self, eqn: JaxprEqn, operands: list[Array]) -> frozenset[str]:
+    """The mesh axes over which the result of an operation on parts of its operands has to be summed."""
+    if eqn.primitive.name == "dot_general":
+      contracted, _ = eqn.params["dimension_numbers"]
+      axes = {axis for array, of in zip(operands, contracted, strict=True) for k in of for axis in array.axes[k]}
+    elif eqn.primitive.name in ("reduce_sum", "reduce_max", "reduce_min"):
+      axes = {axis for k in eqn.params["axes"] for axis in operands[0].axes[k]}
+    elif eqn.primitive.name == "gather":  # rows of a table; each device has some of them
+      axes = {axis for k in eqn.params["dimension_numbers"].start_index_map for axis in operands[0].axes[k]}
+    else:
+      axes = set()
+    return self.within & axes
+
+  def _reduces(self, over: frozenset[str], result: Array) -> dict[Over, float]:
+    """What is sent to sum results over axes: along those that shard the sum it is scattered, along others all-reduced."""
+    scattered = over.intersection(axis for of in result.axes for axis in of)
+    parts = math.prod(self.mesh[axis] for axis in scattered)
+    sent = result.bytes * (parts - 1 + 2 * (1 - 1 / math.prod(self.mesh[axis] for axis in over - scattered)))
+    return {Over(tuple(sorted(over)), False): sent}
+
+  def _moves(self, array: Array, axes: Axes, size: float) -> dict[Over, float]:
+    """What is sent to have an array sharded by other axes; of these a device has so many bytes then."""
+    before, after = ({axis: k for k, of in enumerate(each) for axis in of} for each in (array.axes, axes))
+    moved = {axis for axis, k in before.items() if axis in self.within and after.get(axis) != k}
+    if not moved:
+      return {}
+    return {Over(tuple(sorted(moved)), False): size * (1 - 1 / math.prod(self.mesh[axis] for axis in moved))}
+
+  def _sends(self, eqn: JaxprEqn, operands: list[Array], results: list[Array]) -> dict[Over, float]:
+    """What is sent for a sharding constraint, or for a collective that the program has itself."""
+    name = eqn.primitive.name
+    if name == "sharding_constraint":
+      return self._moves(operands[0], results[0].axes, results[0].bytes)
+    if name not in _COLLECTIVES:
+      return {}
+    given = eqn.params.get("axis_name", eqn.params.get("axes", ()))
+    axes = tuple(axis for axis in mesh_axes(given) if axis in self.within)
+    if not axes:
+      return {}
+    times, size = _COLLECTIVES[name], max(sum(each.bytes for each in side) for side in (operands, results))
+    return {Over(axes, False): times * size * (1 - 1 / math.prod(self.mesh[axis] for axis in axes))}
 
   def _amount(self, eqn: JaxprEqn, operands: list[Array], results: list[Array]) -> float:
     if eqn.primitive.name == "dot_general":
@@ -194,6 +303,32 @@ class Reader:
         found[major] = of
       i, j = i + 1, j + 1
     return tuple(found)
+
+
+def _asks(jaxpr: Jaxpr, asked: Sequence[Axes | None]) -> dict[Any, Axes]:
+  """Of values that a sharding constraint reads, also behind casts and names, the axes that it asks for."""
+  found = {v: axes for v, axes in zip(jaxpr.outvars, asked, strict=False) if axes and not isinstance(v, Literal)}
+  for eqn in reversed(jaxpr.eqns):
+    if eqn.primitive.name == "sharding_constraint":
+      spec = [None if of is P.UNCONSTRAINED else of for of in getattr(eqn.params["sharding"], "spec", ())]
+      asks: Sequence[Axes | None] = [of_spec(spec, len(eqn.outvars[0].aval.shape))]
+    elif eqn.primitive.name == "scan" or is_call(eqn):
+      inner, _ = inner_program(eqn)
+      of_inner = _asks(inner, [found.get(v) for v in eqn.outvars] if is_call(eqn) else ())
+      asks = [of_inner.get(v) for v in inner.invars]
+    else:
+      asks = [found.get(eqn.outvars[0])] if has(eqn, Trait.SAME_DIMENSIONS) else []
+    for value, axes in zip(eqn.invars, asks, strict=False):
+      if axes and not isinstance(value, Literal) and len(axes) == len(value.aval.shape):
+        found[value] = axes
+  return found
+
+
+def _scattered(result: Array, over: Collection[str], asked: Axes | None) -> Axes:
+  """The axes of a sum: those that are asked for, as far as it is summed over them."""
+  of = asked or ((),) * len(result.axes)
+  new = [tuple(axis for axis in each if axis in over) for each in of]
+  return tuple(own or added for own, added in zip(result.axes, new, strict=True))
 
 
 def _kind(eqn: JaxprEqn) -> Kind:

@@ -16,17 +16,17 @@ from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext import registry, sharding
 from maxtext_pp_ext.config import derived
-from maxtext_pp_ext.config.keys import DerivedKeys, remat_tensors
+from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain, with_values
 from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import topology
-from maxtext_pp_ext.host.models import abstract_model, cycles, flops, loss
+from maxtext_pp_ext.host.models import abstract_model, cycles, flops
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, LOGITS_AXES
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.plan import costs, estimate
+from maxtext_pp_ext.plan.blocks import Again
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
-from maxtext_pp_ext.plan.layers import Again, INPUT, Kept, Layers, Places
-from maxtext_pp_ext.plan.layers import read as read_layers
+from maxtext_pp_ext.plan.layers import Kept, kept_by, Layers, layers_inside, layers_of
 from maxtext_pp_ext.plan.operations import Kind
 from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Bytes, shards, Weight, Weights
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, Schedule
@@ -39,6 +39,9 @@ _LAYERS = r"scanned_blocks|(dense_|moe_)?layers(_(engram_)?\d+(_\d+)?|_remainder
 _IN_LAYERS = re.compile(rf"decoder/({_LAYERS})/")
 # In a pipeline, in a scan or beside both; not the table of embeddings, the last norm and the logits' weights.
 _ANY_LAYERS = re.compile(rf"decoder/(pipeline_module|{_LAYERS}|(moe_)?layers_outside_pipeline(_\d+)?)/")
+# Axes that shard what layers compute, other than the batch.
+_GATHERS = "all_gather"  # the strategy of context parallelism whose transfers the program of a layer shows
+_WITHIN_LAYERS = ("tensor", "tensor_transpose", "tensor_sequence", "context", "sequence", "context_autoregressive")
 # Costs per device and step, and estimated seconds.
 Predicted = tuple[costs.Costs, estimate.Estimate | None]
 
@@ -115,15 +118,24 @@ def sizes(
 
 
 def keeping(
-    config: DerivedKeys, schedule: CircularSchedule | None, sized: costs.Sizes, mesh: AbstractMesh, kept: Kept
+    config: DerivedKeys,
+    schedule: CircularSchedule | None,
+    sized: costs.Sizes,
+    mesh: AbstractMesh,
+    kept: Kept,
+    layers: Layers,
 ) -> costs.Sizes:
-  """Returns these sizes with what the layers keep: those of the pipeline, or of the model without one."""
+  """Returns these sizes with what the layers keep and send: those of the pipeline, or of the model without one."""
   dispatched, dispatched_outside = _dispatched(config, schedule, mesh, kept)
   tokens, pipelined = _tokens(config, mesh), config.using_pipeline_parallelism
   of_repeat = tokens / (schedule.microbatches if schedule else 1) / _parts(config, schedule)
   # Layers outside of the pipeline are taken to keep as much as those in it; the stages share their batch.
   others = config.num_decoder_layers / config.pipeline_parallel_layers - 1 if pipelined else 0.0
   of_others = others * tokens / (schedule.stages if schedule else 1)
+  sent = layers_inside(config, layers).sent(kept)
+  # The embedding and the logits send as much in backward as in forward.
+  outside = {axes: of_others * sent.get(axes, 0.0) + 2 * layers.rest.get(axes, 0.0) for axes in {*sent, *layers.rest}}
+  by_devices = lambda sizes: tuple((size, math.prod(mesh.shape[each] for each in axes)) for axes, size in sizes.items())
   return dataclasses.replace(
       sized,
       sent_to_gather_again=round(kept.share(Kind.PRODUCT) * sized.sent_to_gather_again),
@@ -134,6 +146,8 @@ def keeping(
       offloaded_outside=round(kept.host * of_others),
       dispatched=round(dispatched),
       dispatched_outside=round(dispatched_outside),
+      within_layers=by_devices({axes: of_repeat * size for axes, size in sent.items()}),
+      within_outside=by_devices(outside),
   )
 
 
@@ -172,10 +186,11 @@ def not_counted(config: DerivedKeys) -> list[str]:
     missing.append("the time in which tokens go to experts of other slices")
   if config.num_experts > 1 and not has_formulas(config):
     missing.append("what the layers send to dispatch tokens to experts, and hold meanwhile")
-  parallelism = ("tensor", "tensor_transpose", "tensor_sequence", "context", "sequence", "context_autoregressive")
-  named = [name for name in parallelism if any(getattr(config, f"{n}_{name}_parallelism", 1) > 1 for n in ("ici", "dcn"))]
-  if named:
-    missing.append(f"what the layers send for their {' and '.join(named)} parallelism")
+  if named := [name for name in _WITHIN_LAYERS if getattr(config, f"dcn_{name}_parallelism", 1) > 1]:
+    missing.append(f"what the layers send to other slices for their {' and '.join(named)} parallelism")
+  strategy = plain(getattr(config, "context_parallel_strategy", _GATHERS))
+  if strategy != _GATHERS and any(getattr(config, f"{each}_context_parallelism", 1) > 1 for each in derived.NETWORKS):
+    missing.append(f"what attention sends with context_parallel_strategy={strategy}")
   return missing
 
 
@@ -209,6 +224,7 @@ def work(
   width = config.moe_mlp_dim if config.num_experts > 1 and config.moe_mlp_dim else config.mlp_dim
   ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
   vmem_kib = derived.xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
+  over_sequence = shards(ACTIVATION_AXES[1:2], config, mesh)
   kept_of = lambda kind: kept.again.get(kind, 0.0) * tokens * layers_read.kept_at_most(kind) / stages
   return estimate.Work(
       sizes=sized,
@@ -219,8 +235,8 @@ def work(
       grouped=grouped,
       outside=outside,
       largest=2.0 * tokens / microbatches * (config.emb_dim * width / shards(("mlp",), config, mesh)),
-      # splash attention computes whole blocks on the diagonal
-      attention=attention * (1 + min(config.sa_block_q / config.max_target_length, 1)),
+      # Splash attention computes whole blocks on the diagonal. Devices that share a sequence have rows of both its ends.
+      attention=attention * (1 + min(config.sa_block_q / config.max_target_length * over_sequence, 1)),
       recomputed=again[Kind.ATTENTION],
       again=again[Kind.PRODUCT],
       elementwise=(3 + kept.again[Again.BETWEEN]) * tokens * layers * values,
@@ -257,33 +273,6 @@ def _inputs_not_kept(config: DerivedKeys, schedule: CircularSchedule | None) -> 
   only_its_own = config.remat_policy == "custom" and plain(config.decoder_layer_input) == "remat"
   pipelined = schedule is not None and schedule.stages > 1
   return config.num_layers_per_pipeline_stage // cycles.scanned(config)[1] - 1 if only_its_own and pipelined else 0
-
-
-def layers_inside(config: DerivedKeys, layers: Layers) -> Layers:
-  """Returns the layers of a run's pipeline, or all of a model without one."""
-  if not config.using_pipeline_parallelism:
-    return layers
-  return layers.last(config.pipeline_parallel_layers / config.num_decoder_layers)
-
-
-def kept_by(config: DerivedKeys, schedule: CircularSchedule | None, layers: Layers) -> Kept:
-  """Returns what the config's remat policy keeps: of the layers of its pipeline, or of the model without one."""
-  places, inside = loss.places(config), layers_inside(config, layers)
-  if not config.using_pipeline_parallelism:
-    return _in_iterations(config, schedule, inside, places)
-  # Our pipelines keep layers' inputs, unless the policy is custom (pipelines/base.py).
-  of_inputs = None if config.remat_policy == "custom" else costs.DEVICE
-  return _in_iterations(config, schedule, inside, lambda name: places(name) or (of_inputs if name == INPUT else None))
-
-
-def _in_iterations(config: DerivedKeys, schedule: CircularSchedule | None, layers: Layers, places: Places) -> Kept:
-  """Returns what a policy keeps if the first iterations keep less, as the config may say."""
-  kept = layers.under(places)
-  if schedule is None or not (fewer := min(config.pipeline_remat_iterations, schedule.iterations)):
-    return kept
-  names = remat_tensors(config) or tuple(name for name in layers.names if name != INPUT)
-  less = layers.under(lambda name: None if name in names else places(name))
-  return kept.averaged(less, 1 - fewer / schedule.iterations)
 
 
 def _work_outside(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
@@ -344,16 +333,6 @@ def gather_policy_with_formulas(impl: str) -> GatherPolicy | None:
   return contract.gather_policy if contract.schedule_class is CircularSchedule else None
 
 
-def layers_of(config: DerivedKeys) -> Layers:
-  """Reads the layers of a config's model, as it is without a pipeline. Raises ValueError if MaxText cannot trace it."""
-  # With the batch-split schedule MaxText's layers are no functions that it rematerialises; they compute the same.
-  others = {"using_pipeline_parallelism": False, "pipeline_impl": registry.HOST, "use_batch_split_schedule": False}
-  # All that is read is for each token, and kernels want a row on each device.
-  rows = math.ceil(config.micro_batch_size_to_train_on / config.num_target_devices) * config.num_target_devices
-  config = with_values(config, others | {"micro_batch_size_to_train_on": rows})
-  return read_layers(config, abstract_model.abstract_mesh(config))
-
-
 def predictor(
     config: DerivedKeys,
     parameters: sharding.Explanation,
@@ -382,7 +361,7 @@ def predictor(
     if schedule is not None and (circular is None or gather_policy is None):
       return None
     kept = kept or kept_of(circular)
-    sized = keeping(config, circular, sizes_of(circular), mesh, kept)
+    sized = keeping(config, circular, sizes_of(circular), mesh, kept, layers)
     if circular is None or gather_policy is None:
       found = costs.without(loop_length(config), sized)
     else:

@@ -1,19 +1,23 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a search finds: the ways to run a model, and which of them fit."""
+"""What a search finds: the ways to run a model, which of them fit, and what would make one fit if none does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import dataclasses
 from typing import Any
 
 from maxtext_pp_ext.config import derived
+from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import topology
-from maxtext_pp_ext.plan import fitting
+from maxtext_pp_ext.host.rules import candidates
 from maxtext_pp_ext.plan.costs import Costs
 from maxtext_pp_ext.plan.estimate import Estimate
 from maxtext_pp_ext.schedule import CircularSchedule
 
+# Keys that make a state smaller, with the value to try. They change what is trained, by rounding.
+_NARROWER = ("mu_dtype", "pipeline_grad_accum_dtype", "weight_dtype")
+_NARROW = "bfloat16"
 # Of DeepSeek-V3's layers, with the largest buffers for tokens, XLA's arrangement needs up to 1.2 times what is in use.
 NEARLY_FULL = 0.85
 
@@ -49,6 +53,17 @@ class Candidate:
     return max(self.estimate.at_peak, key=self.estimate.at_peak.__getitem__) if self.estimate else None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Remedy:
+  """A change of some keys, and the memory that the model needs after it."""
+
+  keys: dict[str, Any]  # the keys with their new values
+  before: dict[str, Any]  # their values in the run
+  memory: int  # bytes of a device that the smallest candidate needs then
+  candidate: dict[str, Any]  # the keys of that candidate
+  missing: int  # bytes that a device, and its host, lack then; 0 if it fits
+
+
 @dataclasses.dataclass(kw_only=True)
 class Plan:
   """The result of a search."""
@@ -66,7 +81,7 @@ class Plan:
   not_counted: list[str] = dataclasses.field(default_factory=list)
   pinned: dict[str, int] = dataclasses.field(default_factory=dict)  # sizes of the pipeline that the run says itself
   chooses_kept: bool = True  # whether the plan chooses what layers keep for backward; else the run's policy says it
-  remedies: list[fitting.Remedy] = dataclasses.field(default_factory=list)  # if none fits: with these one fits, or nearly
+  remedies: list[Remedy] = dataclasses.field(default_factory=list)  # if none fits: with these one fits, or nearly
 
   @property
   def slice(self) -> torus.Slice | None:
@@ -93,3 +108,57 @@ class Plan:
   def nearly_full(self, candidate: Candidate) -> bool:
     """Whether a candidate that fits leaves little room. What XLA arranges in memory may need more than is in use."""
     return self.memory_limit is not None and NEARLY_FULL * self.memory_limit < candidate.costs.peak <= self.memory_limit
+
+
+def remedies(
+    config: Any,
+    missing: Callable[[Any], tuple[int, int]],
+    smallest: Callable[[dict[str, Any]], Any],
+    more_devices: Iterator[dict[str, Any]],
+) -> list[Remedy]:
+  """Returns changes with which the model needs less memory: the batch, narrower states, and more devices; then several.
+
+  `config` has no pipeline. `missing` says what costs lack (`Plan.missing`). `smallest` returns the candidate that
+  needs least memory with these values for keys, or None. `more_devices` is the result of `candidates.more_devices`.
+  """
+
+  def tried(keys: dict[str, Any]) -> Remedy | None:
+    if (candidate := smallest(keys)) is None:
+      return None
+    peak = candidate.costs.peak
+    before = {key: _value(config, key) for key in keys}
+    lacks = sum(missing(candidate.costs))
+    return Remedy(keys=keys, before=before, memory=peak, candidate=candidate.keys, missing=lacks)
+
+  def first_that_fits(several: Iterator[dict[str, Any]]) -> Remedy | None:
+    best = None
+    for keys in several:
+      if (remedy := tried(keys)) is None:
+        break
+      if best is None or _needs(remedy) < _needs(best):
+        best = remedy
+      if not remedy.missing:
+        break
+    return best
+
+  unchanged = tried({})
+  batch = first_that_fits(candidates.smaller_batches(config))
+  # A key is wide if it has a type of more than two bytes, or one that follows from others.
+  wide = [key for key in _NARROWER if _value(config, key) in (None, "", "auto", "float32")]
+  narrower = [tried({key: _NARROW}) for key in wide]
+  devices = first_that_fits(more_devices)
+  found = [each for each in (batch, *narrower, devices) if each and (not unchanged or _needs(each) < _needs(unchanged))]
+  if len(found) > 1 and all(remedy.missing for remedy in found):
+    together = tried({key: value for remedy in found for key, value in remedy.keys.items()})
+    found += [together] if together and _needs(together) < min(map(_needs, found)) else []
+  return sorted(found, key=lambda remedy: remedy.missing)
+
+
+def _needs(remedy: Remedy) -> tuple[int, int]:
+  return remedy.missing, remedy.memory
+
+
+def _value(config: Any, key: str) -> Any:
+  """A key's value as in a yml file; a dtype by its name."""
+  value = plain(getattr(config, key, None))
+  return value if value is None or isinstance(value, (str, int, float)) else str(value)

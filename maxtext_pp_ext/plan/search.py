@@ -13,15 +13,16 @@ from typing import Any
 from maxtext_pp_ext.config import derived, PipelineConfigError
 from maxtext_pp_ext.config.keys import DerivedKeys, PipelineKeys
 from maxtext_pp_ext.config.view import with_values
-from maxtext_pp_ext.hardware import chips
+from maxtext_pp_ext.hardware import chips, tiles
 from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import abstract_model, flops, run_config, variants
 from maxtext_pp_ext.host.rules import candidates, problems
-from maxtext_pp_ext.plan import choice, experts, fitting, quantities
-from maxtext_pp_ext.plan.costs import BATCH, Costs, OF_POLICIES
+from maxtext_pp_ext.host.rules import rows as rows_of_devices
+from maxtext_pp_ext.plan import choice, experts, quantities
+from maxtext_pp_ext.plan.costs import AXES, BATCH, Costs, OF_POLICIES
 from maxtext_pp_ext.plan.estimate import Estimate
-from maxtext_pp_ext.plan.layers import Layers
-from maxtext_pp_ext.plan.result import Candidate, NEARLY_FULL, Plan
+from maxtext_pp_ext.plan.layers import kept_by, Layers, layers_inside, layers_of
+from maxtext_pp_ext.plan.result import Candidate, NEARLY_FULL, Plan, remedies, Remedy
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.units import counted
@@ -30,12 +31,13 @@ from maxtext_pp_ext.units import counted
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 # The key that a plan chooses for a model with experts, unless the run does.
 _EXPERTS = "ici_expert_parallelism"
+_KEYS_OF_AXES = (*(f"ici_{axis}_parallelism" for axis in AXES), _EXPERTS)
 # The key with which a mesh may divide the axes of the chips' torus. A plan sets it where a mesh needs it.
 _SPLITS = "allow_split_physical_axes"
 # The keys of a layout, in the order in which those that are impossible are listed.
-_OF_LAYOUT = ("ici_pipeline_parallelism", "dcn_pipeline_parallelism", _EXPERTS, "num_layers_per_pipeline_stage")
+_OF_LAYOUT = ("ici_pipeline_parallelism", "dcn_pipeline_parallelism", *_KEYS_OF_AXES, "num_layers_per_pipeline_stage")
 # What a plan chooses, unless the run says it.
-_CHOSEN = (*_OF_LAYOUT[:2], *_OF_LAYOUT[3:], "num_pipeline_microbatches", "num_pipeline_repeats")
+_CHOSEN = (*_OF_LAYOUT[:2], _OF_LAYOUT[-1], "num_pipeline_microbatches", "num_pipeline_repeats")
 # Keys that change no parameter's shape or logical axes, other than by `abstract_model.stacks`. A model that was built for
 # other values serves, too. It takes longer to build than all else about a layout.
 _NOT_OF_PARAMETERS = {
@@ -53,6 +55,7 @@ def plan(
     chip: chips.Chip | None = None,
     memory_limit: int | None = None,
     batches: Sequence[Mapping[str, Any]] = ({},),
+    axes: Sequence[str] = (),
     shown: int = 10,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
@@ -67,16 +70,18 @@ def plan(
     implementations: implementations of the registry that have a gather policy, and `variants.NONE`.
     devices, chip, memory_limit: number and kind of devices, and bytes of one, where `compile_topology` does not say.
     batches: keys of batches (`costs.BATCH`), each of which is tried instead of the arguments' own.
+    axes: those of `costs.AXES` whose sizes within a slice are tried. They take their devices as stages do.
     shown: how many of the best, one of each kind, must be accepted as configs by this package and MaxText.
     on_progress: called with the number of layouts done, and their total.
 
   Raises:
-    ValueError: the config is refused without a pipeline, too; or there is no such implementation, or no formula for it.
+    ValueError: the config is refused without a pipeline, too; or there is no such implementation, or no formula for it;
+      or the arguments have the size of one of `axes`.
   """
   searches, refused = list[_Search](), list[dict[str, Any]]()
   for batch in batches:
     try:
-      searches.append(_Search(argv, implementations, devices, chip, memory_limit, batch, *searches[:1]))
+      searches.append(_Search(argv, implementations, devices, chip, memory_limit, batch, axes, *searches[:1]))
     except (ValueError, NotImplementedError) as error:
       if len(refused) + 1 == len(batches):
         raise
@@ -112,7 +117,7 @@ def _reason(error: Exception) -> str:
 class _Search:
   """A search in progress, with what all candidates have in common."""
 
-  def __init__(self, argv, implementations, devices, chip, memory_limit, batch, like: "_Search | None" = None):
+  def __init__(self, argv, implementations, devices, chip, memory_limit, batch, axes, like: "_Search | None" = None):
     """`like` is the search of the same run with another batch."""
     for impl in implementations:
       if impl != variants.NONE and quantities.gather_policy_with_formulas(impl) is None:
@@ -127,8 +132,8 @@ class _Search:
     self._variations = run_config.Variations(run_config.with_keys(argv, extra | self._none))
     self._without: DerivedKeys = self._variations.first
     problems.refuse_mesh(self._without, self._none)
-    # By the devices that share the experts. What layers have is for each token, so batches share it.
-    self._layers: dict[int, Layers] = like._layers if like else {}
+    # By the sizes of `_KEYS_OF_AXES`. What layers have is for each token, so batches share it.
+    self._layers: dict[tuple[int, ...], Layers] = like._layers if like else {}
     self._choices: dict[tuple, choice.Choices] = like._choices if like else {}
     self._parameters: dict[tuple, list[tuple[DerivedKeys, Any]]] = like._parameters if like else {}
     self._ours = [impl for impl in implementations if impl != variants.NONE]
@@ -136,11 +141,18 @@ class _Search:
     self._splits_as_given = _SPLITS in of_run
     sizes = {key: run_config.integer(of_run, key) for key in _CHOSEN if key in of_run}
     pinned = {key: size for key, size in sizes.items() if size > 0}  # others MaxText derives
+    for axis in axes:
+      if (key := f"ici_{axis}_parallelism") in of_run or getattr(self._without, key) > 1:
+        raise ValueError(f"{key}={getattr(self._without, key)}: the run says the size of the axis that should be tried.")
     is_free = self._without.ici_expert_parallelism == 1 and _EXPERTS not in of_run
-    most = experts.most_expert_parallelism(self._without) if is_free else 1
-    # Those between one and the most come last (`experts.between`).
-    several = candidates.expert_parallelisms(self._without, most)
-    self._expert_parallelisms = sorted(several, key=lambda each: (1 < each < several[-1], each))
+    # MaxText's attention does not cut heads of keys and values. Of a sequence each device has rows of both ends.
+    can = {"tensor": self._without.num_kv_heads, "context": self._without.max_target_length // (2 * tiles.LANES)}
+    most = {axis: can[axis] for axis in axes}
+    most |= {"expert": experts.most_expert_parallelism(self._without) if is_free else 1}
+    sizes_of_axes = list(candidates.sizes_of_axes(self._without, most))
+    most_experts = max(each.get("expert", 1) for each in sizes_of_axes)
+    # Numbers of devices for experts between one and the most come last (`experts.between`).
+    self._sizes_of_axes = sorted(sizes_of_axes, key=lambda each: 1 < each.get("expert", 1) < most_experts)
     chip = chip or chips.of_topology(self._topology or "")
     self.found = Plan(
         devices=self._without.num_target_devices,
@@ -165,9 +177,9 @@ class _Search:
     # What the run gives our pipelines; the model without one has other values.
     self._given = {key: given[key] for key in PipelineKeys.model_fields if key in given and key != "pipeline_impl"}
     if variants.NONE in implementations:
-      for expert_parallelism in self._expert_parallelisms:
-        of_experts = next(candidates.every_parallelism(self._without, "ici", expert_parallelism))
-        self._look_at_none(self._none | (of_experts if expert_parallelism > 1 else {}))
+      for of_axes in self._sizes_of_axes:
+        keys = next(candidates.every_parallelism(self._without, "ici", of_axes)) if of_axes else {}
+        self._look_at_none(self._none | keys)
 
   def layouts(self) -> Iterator[dict[str, Any]]:
     """Yields the keys for each choice of stages on both networks and of layers per stage."""
@@ -175,8 +187,8 @@ class _Search:
       return
     layers = derived.sound_layers(self._without)
     over_slices = list(candidates.every_parallelism(self._without, "dcn"))
-    of_experts = (candidates.every_parallelism(self._without, "ici", each) for each in self._expert_parallelisms)
-    for ici, dcn in itertools.product(itertools.chain.from_iterable(of_experts), over_slices):
+    within_slice = (candidates.every_parallelism(self._without, "ici", each) for each in self._sizes_of_axes)
+    for ici, dcn in itertools.product(itertools.chain.from_iterable(within_slice), over_slices):
       stages = ici["ici_pipeline_parallelism"] * dcn["dcn_pipeline_parallelism"]
       if stages > layers:
         continue
@@ -190,6 +202,9 @@ class _Search:
     try:
       config = self._without if keys == self._none else self._variations.read(keys)
       config, laid_out = self._on_torus(config, keys)
+      if (reason := rows_of_devices.too_few(config, "tpu" if self.found.chip else None)) is not None:
+        self._refused(keys, ValueError(reason))
+        return
       self._add([(laid_out, variants.NONE, None)], config, *self._explained(config, laid_out))
     except (ValueError, NotImplementedError) as error:
       if keys == self._none:
@@ -270,7 +285,7 @@ class _Search:
         found.candidates[found.candidates.index(candidate)] = other
     found.candidates.sort(key=self._rank)
 
-  def _remedies(self, smallest: Candidate) -> list[fitting.Remedy]:
+  def _remedies(self, smallest: Candidate) -> list[Remedy]:
     """Returns what would make the model fit, tried on the candidate that needs least memory."""
     donor, _ = candidates.donor(self._without, "ici")
     key = f"ici_{donor}_parallelism"
@@ -278,7 +293,7 @@ class _Search:
     fixed = next((size for size in (smallest.keys.get(key), getattr(self._without, key, -1)) if size), -1) > 0
     config = with_values(self._without, {each: smallest.keys[each] for each in (key, *BATCH) if smallest.keys.get(each)})
     more = candidates.more_devices(config, self._topology, key if donor and fixed else None)
-    return fitting.remedies(config, self.found.missing, lambda changed: self._smallest(smallest, changed), more)
+    return remedies(config, self.found.missing, lambda changed: self._smallest(smallest, changed), more)
 
   def _smallest(self, like: Candidate, changed: dict[str, Any]) -> Candidate | None:
     """Returns the candidate with the stages of another one, and other keys changed, that needs least memory."""
@@ -316,15 +331,16 @@ class _Search:
 
   def _refused(self, changed: dict[str, Any], error: Exception) -> None:
     names = self._batch | {key: value for key, value in changed.items() if self._none.get(key) != value}
-    self.found.infeasible.append({"keys": names, "reason": _reason(error)})
+    self.found.infeasible.append({"keys": names or {"ici_pipeline_parallelism": 1}, "reason": _reason(error)})
 
   def _add(self, runs: Sequence[tuple[dict[str, Any], str, CircularSchedule | None]], config, parameters, mesh) -> None:
     """Adds a candidate for each run: its keys, implementation and schedule."""
-    expert_parallelism = config.ici_expert_parallelism
-    if expert_parallelism not in self._layers:
-      self._layers[expert_parallelism] = experts.between(config, self._layers) or quantities.layers_of(config)
-    layers = self._layers[expert_parallelism]
-    inside = quantities.layers_inside(config, layers)
+    sizes_of_axes = tuple(getattr(config, key) for key in _KEYS_OF_AXES)
+    if sizes_of_axes not in self._layers:
+      alike = {each: layers for (*others, each), layers in self._layers.items() if (*others,) == sizes_of_axes[:-1]}
+      self._layers[sizes_of_axes] = experts.between(config, alike) or layers_of(config)
+    layers = self._layers[sizes_of_axes]
+    inside = layers_inside(config, layers)
     predict = quantities.predictor(config, parameters, mesh, self.found.chip, layers)
     for changed, impl, schedule in runs:
       # There are formulas for all that __init__ accepts, so it is not None.
@@ -335,9 +351,9 @@ class _Search:
         continue
       # The rates of a loop over layers, of a window and of a pipeline differ.
       kind = 0 if schedule is None else min(schedule.stages, 2)
-      key = *self._batch.values(), kind, expert_parallelism, sum(count for _, count in inside.blocks)
+      key = *self._batch.values(), kind, sizes_of_axes, sum(count for _, count in inside.blocks)
       if key not in self._choices:
-        full = quantities.kept_by(with_values(config, {"remat_policy": "full"}), schedule, layers)
+        full = kept_by(with_values(config, {"remat_policy": "full"}), schedule, layers)
         self._choices[key] = choice.Choices(config, inside, of, full)
       choices = self._choices[key]
       limits = [NEARLY_FULL * (limit or 0) for limit in (self.found.memory_limit, self.found.host_limit)]

@@ -175,6 +175,33 @@ def test_experts_get_devices_from_the_axis_that_gives_them_to_stages_unless_the_
   assert not status and re.search(r"pipeline +S +EP +R ", captured.out)
 
 
+def test_sizes_of_the_axes_that_are_asked_for_are_tried_and_cost_what_a_run_with_them_costs(plan):
+  options = ("compile_topology=v5p-16", "--impl", "none,circular_bsw", "--all", "--json")
+  found = json.loads(plan(*options, "--axes", "tensor")[1].out)["candidates"]
+  axes = ("ici_tensor_parallelism", "ici_pipeline_parallelism", "ici_fsdp_parallelism", "num_pipeline_microbatches")
+  rows = {(row["impl"], *(row["keys"].get(key, 1) for key in axes)): row for row in found}
+  assert {key[1] for key in rows} == {1, 2}, "two heads of keys and values"
+  given = json.loads(plan(*options, "ici_tensor_parallelism=2")[1].out)["candidates"]
+  same = 0
+  for row in given:
+    sizes = [2 if key == axes[0] else row["keys"].get(key, 1) for key in axes]
+    if (tried := rows.get((row["impl"], *sizes))) and tried["layers_per_stage"] == row["layers_per_stage"]:
+      assert (tried["memory"], tried["sent"], tried["seconds"]) == (row["memory"], row["sent"], row["seconds"])
+      same += 1
+  assert same >= 3 and any(row["sent"]["bytes"].get("within_layers") for row in given)
+  status, captured = plan(*options[:3], "--axes", "tensor,context")
+  assert not status and re.search(r"pipeline +S +(TP +)?(CP +)?R ", captured.out)
+
+
+def test_a_model_without_a_pipeline_needs_rows_on_each_device(plan):
+  few = ("compile_topology=v5p-16", "per_device_batch_size=0.25", "attention=flash", "max_target_length=2048")
+  status, captured = plan(*few, "--impl", "none")
+  said = " ".join(captured.out.split())
+  assert status == 1 and "needs rows in multiples of 8, and without a pipeline it gets 2 at once" in said
+  found = json.loads(plan(*few, "--impl", "none", "--axes", "context", "--all", "--json")[1].out)
+  assert {row["keys"]["ici_context_parallelism"] for row in found["candidates"]} == {4}
+
+
 @pytest.mark.parametrize("mesh", slow_but(["cp-as-ep"], ["pure-fsdp", "cp-as-ep"]))
 def test_experts_on_a_mesh_of_other_axes_take_seconds_too(plan, mesh):
   status, captured = plan(*EXPERTS, f"custom_mesh_and_rule={mesh}", "--devices", "8", "--chip", "v5p", "--json")
@@ -368,6 +395,12 @@ WRONG = {
     },
     "no network": (("--devices", "8", "--dcn-gbps", "0"), "has to be positive"),
     "no batch": (("--devices", "8", "--batch", ","), "--batch: names nothing"),
+    "no axis": (("--devices", "8", "--axes", ","), "--axes names nothing"),
+    "an axis that is not chosen": (("--devices", "8", "--axes", "data"), "--axes data: known are tensor, context"),
+    "an axis that is given": (
+        ("--devices", "8", "--axes", "tensor", "ici_tensor_parallelism=2"),
+        "ici_tensor_parallelism=2: the run says the size of the axis that should be tried",
+    ),
     "no batch has whole sequences": (("--devices", "8", "--batch", "0.0625,1.0625"), "no whole number"),
     "parts that cannot be": (
         ("--devices", "8", "--global-batch", "24", "gradient_accumulation_steps=2"),

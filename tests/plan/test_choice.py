@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from maxtext_pp_ext.plan import choice, estimate, layers
+from maxtext_pp_ext.plan.blocks import Again
 from maxtext_pp_ext.plan.operations import Kind
 
 NAMES = ("query_proj", "out_proj", "mlpwi_0", "mlpwo")
@@ -43,7 +44,7 @@ def toy():
 
 def costs(kept, *, per_byte, product, between, base=100.0):
   """A run whose memory is what is kept, and whose seconds are recomputation and what waits for the host."""
-  pipeline = base + product * kept.share(Kind.PRODUCT) + between * kept.again[layers.Again.BETWEEN]
+  pipeline = base + product * kept.share(Kind.PRODUCT) + between * kept.again[Again.BETWEEN]
   to_host = per_byte * kept.host
   waits = float(estimate.waiting_for_host(to_host, 0.5 * base / 3, 0.75 * (pipeline - base / 3)))
   parts = {"pipeline": pipeline, "host": waits}

@@ -9,8 +9,8 @@ from typing import Any
 from jax.sharding import AbstractMesh
 import pytest
 
+from maxtext_pp_ext.plan.blocks import Again
 from maxtext_pp_ext.plan.experts import experts, most_expert_parallelism
-from maxtext_pp_ext.plan.layers import Again
 
 KEYS: dict[str, Any] = {
     "num_experts": 8,

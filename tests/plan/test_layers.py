@@ -17,7 +17,8 @@ from maxtext_pp_ext.engine.programs.primitives import has, Trait
 from maxtext_pp_ext.engine.programs.stage import Traced
 from maxtext_pp_ext.host.models import abstract_model, loss, run_config
 from maxtext_pp_ext.jax_private import jaxpr_as_fun, Offloadable
-from maxtext_pp_ext.plan import experts, layers, quantities
+from maxtext_pp_ext.plan import experts, layers
+from maxtext_pp_ext.plan.blocks import Again
 from maxtext_pp_ext.plan.operations import Array, Kind, Reader
 from tests.marks import slow_but
 
@@ -99,7 +100,7 @@ def test_what_is_kept_and_computed_again_is_what_jax_keeps_and_computes_again(mo
 )
 def test_kept_results_of_kernels_and_those_of_products_are_counted_apart(model, of_kernel, of_product):
   config, found = read(model)
-  kinds = layers.Again.KEPT_OF_KERNELS, layers.Again.KEPT_OF_PRODUCTS
+  kinds = Again.KEPT_OF_KERNELS, Again.KEPT_OF_PRODUCTS
   kept = lambda kind, *names: found.kept_at_most(kind) * found.under(dict.fromkeys(names, "device").get).again[kind]
   for kind, (name, values), (other, _) in zip(kinds, (of_kernel, of_product), (of_product, of_kernel), strict=True):
     assert kept(kind) == kept(kind, "query_proj") == kept(kind, other) == 0.0  # queries are rotated behind their product
@@ -123,10 +124,10 @@ def test_layers_that_do_not_offload_keep_it_on_the_device(model):
 @pytest.mark.parametrize("model, fewer, own, more", slow_but([EXPERTS[0]], EXPERTS, spread=True))
 def test_layers_on_a_number_of_devices_follow_from_those_on_fewer_and_on_more(model, fewer, own, more):
   configs = {each: config_of(model, devices=more, ici_expert_parallelism=each) for each in (fewer, own, more)}
-  read_ = {each: quantities.layers_of(config) for each, config in configs.items()}
+  read_ = {each: layers.layers_of(config) for each, config in configs.items()}
   found = experts.between(configs[own], {each: read_[each] for each in (fewer, more)})
   # On one device nothing is sent, and so less is read and written around it. Exchanges are dispatches and combinations.
-  inexact = {layers.Again.BETWEEN, Kind.EXCHANGE}
+  inexact = {Again.BETWEEN, Kind.EXCHANGE}
   exact = lambda again: {kind: share for kind, share in again.items() if kind not in inexact}
   for keys in POLICIES:
     places = loss.places(with_tensors(configs[own], keys))
@@ -134,7 +135,7 @@ def test_layers_on_a_number_of_devices_follow_from_those_on_fewer_and_on_more(mo
     assert [kept.device, kept.host] == pytest.approx([expected.device, expected.host], rel=1e-3)
     assert exact(kept.again) == pytest.approx(exact(expected.again), rel=1e-3)
     off = 1e-3 if fewer > 1 else 0.12 if own == 2 else 0.04
-    assert kept.again[layers.Again.BETWEEN] == pytest.approx(expected.again[layers.Again.BETWEEN], abs=off)
+    assert kept.again[Again.BETWEEN] == pytest.approx(expected.again[Again.BETWEEN], abs=off)
 
 
 def with_tensors(config, keys):

@@ -9,6 +9,7 @@ from maxtext_pp_ext.hardware import tiles
 from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.host.models import abstract_model, flops, run_config
 from maxtext_pp_ext.plan import quantities, weights
+from maxtext_pp_ext.plan.layers import kept_by, layers_of
 
 
 @pytest.mark.parametrize(
@@ -39,9 +40,9 @@ def test_work_divides_maxtexts_flops_into_attention_experts_and_the_products_of_
   parameters, mesh = abstract_model.explained(config)
   schedule = run_config.schedule_of(config)
   sizes = quantities.sizes(config, schedule, weights.Weights(config, parameters, mesh))
-  layers = quantities.layers_of(config)
-  kept = quantities.kept_by(config, schedule, layers)
-  sized = quantities.keeping(config, schedule, sizes, mesh, kept)
+  layers = layers_of(config)
+  kept = kept_by(config, schedule, layers)
+  sized = quantities.keeping(config, schedule, sizes, mesh, kept, layers)
   counted = flops.of_step(config), flops.of_attention(config)
   work = quantities.work(config, schedule, sized, mesh, kept, layers, counted)
   tokens, embed = 2 * 2048, config.emb_dim

@@ -12,6 +12,7 @@ SENT = {
     Sent.ACTIVATIONS: "activations",
     Sent.OUTSIDE: "outside the pipeline",
     Sent.DISPATCH: "dispatch",
+    Sent.WITHIN_LAYERS: "activations within layers, over axes such as tensor and context",
 }
 _PHASES = {
     Phase.BACKWARD: "in the pipeline's backward",

@@ -34,10 +34,13 @@ SENT = {
     "act.": (Sent.ACTIVATIONS,),
     "outside": (Sent.OUTSIDE,),
     "tokens": (Sent.DISPATCH,),
+    "layers": (Sent.WITHIN_LAYERS,),
 }
 _BATCH, _ACCUMULATED = BATCH
 # A plan chooses it if the run does not.
 _EXPERTS = "ici_expert_parallelism"
+# Column -> the key of an axis that a plan chooses.
+_AXES = {"TP": "ici_tensor_parallelism", "CP": "ici_context_parallelism", "EP": _EXPERTS}
 # What MaxText takes if a run does not say otherwise. An axis with -1 takes what is left.
 _DEFAULTS = {"num_layers_per_pipeline_stage": 1, "num_pipeline_microbatches": -1, _ACCUMULATED: 1}
 
@@ -148,8 +151,9 @@ def _now(value: Any) -> str:
 def _table(rows: Sequence[dict[str, Any]], wide: bool) -> Iterator[str]:
   """Yields a heading and a line for each row; the first columns are numbers of rows, and words."""
   shown = {
-      "EP": any(_EXPERTS in row["keys"] for row in rows),
+      **{column: any(key in row["keys"] for row in rows) for column, key in _AXES.items()},
       "tokens": any(Sent.DISPATCH in row["sent"]["bytes"] for row in rows),
+      "layers": any(Sent.WITHIN_LAYERS in row["sent"]["bytes"] for row in rows),
       "batch": any(_BATCH in row["keys"] for row in rows),
       "parts": any(_ACCUMULATED in row["keys"] for row in rows),
   }
@@ -179,6 +183,10 @@ def _stages(row: dict[str, Any]) -> str:
   return str(ici) if dcn == 1 else f"{ici * dcn}={ici}×{dcn}"
 
 
+def _axis(row: dict[str, Any], *, key: str) -> str:
+  return str(row["keys"].get(key, 1))
+
+
 def _of_host(row: dict[str, Any]) -> str:
   return " !" if row["missing"]["host"] else ""
 
@@ -194,7 +202,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "batch": lambda row: f"{row['keys'].get(_BATCH, 1):g}",
     "parts": lambda row: str(row["keys"].get(_ACCUMULATED, 1)),
     "S": _stages,
-    "EP": lambda row: str(row["keys"].get(_EXPERTS, 1)),
+    **{column: functools.partial(_axis, key=key) for column, key in _AXES.items()},
     "R": lambda row: str(row["repeats"] or "–"),
     "L/S": "{layers_per_stage}".format_map,
     "M": lambda row: str(row["microbatches"] or "–"),
@@ -212,7 +220,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "at most": functools.partial(_seconds, key="seconds_at_most"),
     "bound by": lambda row: row["bound_by"] or "–",
 }
-_NARROW = ("pipeline", "batch", "parts", "S", "EP", "R", "L/S", "M", "bubble", "memory", "sent", "step s")
+_NARROW = ("pipeline", "batch", "parts", "S", *_AXES, "R", "L/S", "M", "bubble", "memory", "sent", "step s")
 
 
 def _keys_to_set(row: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +269,8 @@ def name_of(impl: str, keys: dict[str, Any], microbatches: int | None = None) ->
   stages = keys.get("ici_pipeline_parallelism", 1) * keys.get("dcn_pipeline_parallelism", 1)
   impl += f", batch {keys[_BATCH]:g}" if _BATCH in keys else ""
   impl += f" in {units.counted(keys[_ACCUMULATED], 'part')}" if _ACCUMULATED in keys else ""
-  impl += f", experts on {expert_parallelism} devices" if (expert_parallelism := keys.get(_EXPERTS, 1)) > 1 else ""
+  for column, key in _AXES.items():
+    impl += f", {column} {size}" if (size := keys.get(key, 1)) > 1 else ""
   if stages == 1:
     return f"{impl}, {microbatches} microbatches" if microbatches and microbatches > 1 else impl
   per_stage = keys["num_layers_per_pipeline_stage"]

@@ -5,10 +5,11 @@
 Errors propose those nearest to what was asked for, and a plan looks at all. Both search here, and judge for themselves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import itertools
 import math
 import operator
+import types
 from typing import Any
 
 from maxtext_pp_ext.config import derived
@@ -142,26 +143,31 @@ def donor(config: HostKeys, network: str) -> tuple[str | None, int]:
   return next(((axis, sizes[axis]) for axis in (*unset, *DONORS) if sizes.get(axis, 1) > 1), (None, 1))
 
 
-def expert_parallelisms(config: HostKeys, most: int) -> list[int]:
-  """All numbers of devices of a slice that can share the experts, ascending; they divide `most`."""
-  return derived.divisors(math.gcd(donor(config, "ici")[1], most))
+def sizes_of_axes(config: HostKeys, most: Mapping[str, int]) -> Iterator[dict[str, int]]:
+  """Yields all ways to give devices of a slice to these axes. Sizes divide `most`; those of 1 are left out."""
+  available = donor(config, "ici")[1]
+  divisors = (derived.divisors(math.gcd(available, size)) for size in most.values())
+  for sizes in itertools.product(*divisors):
+    if available % math.prod(sizes) == 0:
+      yield {axis: size for axis, size in zip(most, sizes, strict=True) if size > 1}
 
 
-def every_parallelism(config: HostKeys, network: str, expert_parallelism: int = 1) -> Iterator[dict[str, int]]:
+def every_parallelism(
+    config: HostKeys, network: str, others: Mapping[str, int] = types.MappingProxyType({})
+) -> Iterator[dict[str, int]]:
   """Yields the keys for each number of stages on a network, ascending; of a config with one stage and all devices.
 
-  Stages take their devices from `donor`, and so do experts, if several devices share them.
+  Stages take their devices from `donor`, and so do other axes, which have these sizes.
   """
   giving, available = donor(config, network)
   if giving is None:
     yield {derived.parallelism_key(network, "stage"): 1}
     return
   target = math.prod((derived.sizes_of_axes(config, network) or {}).values())
-  of_experts = {"expert": expert_parallelism} if expert_parallelism > 1 else {}
-  for stages in derived.divisors(available // expert_parallelism):
-    asked = derived.parallelism(config, network) | of_experts | {"stage": stages}
+  for stages in derived.divisors(available // math.prod(others.values())):
+    asked = derived.parallelism(config, network) | dict(others) | {"stage": stages}
     found = derived.filled(asked | next(_other_axes(asked, target)), target) or {}
-    yield {derived.parallelism_key(network, axis): found[axis] for axis in (*of_experts, "stage", giving)}
+    yield {derived.parallelism_key(network, axis): found[axis] for axis in (*others, "stage", giving)}
 
 
 def layers_per_stage(layers: int, stages: int) -> list[int]:
