@@ -74,7 +74,7 @@ from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import run_config, variants
 from maxtext_pp_ext.nearest import did_you_mean
-from maxtext_pp_ext.plan.costs import AXES, BATCH
+from maxtext_pp_ext.plan.costs import AXES, BATCH, divisions
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
 _NEAREST = 5  # candidates that are shown if nothing fits, and reasons if nothing is possible
@@ -228,10 +228,10 @@ def _plan(args: argparse.Namespace, shown: output.Progress) -> Any:
       implementations=args.impl,
       devices=args.devices,
       chip=maxtext.with_network(_chip(args), args),
-      batches=_batches(args, search),
+      batches=_batches(args),
       axes=args.axes or (),
       memory_limit=round(args.device_memory_gib * limits.GIB) if args.device_memory_gib else None,
-      shown=args.top,
+      shown=None if args.all else args.top,
       on_progress=on_progress,
   )
 
@@ -241,7 +241,7 @@ def _chip(args: argparse.Namespace) -> chips.Chip | None:
   return chips.CHIPS[args.chip] if args.chip else chips.of_topology(given.get("compile_topology") or "")
 
 
-def _batches(args: argparse.Namespace, search: Any) -> list[dict[str, Any]]:
+def _batches(args: argparse.Namespace) -> list[dict[str, Any]]:
   """Returns the keys of each batch to try; those of the run are {}."""
   if args.batch:
     sizes = dict.fromkeys(map(float, args.batch))
@@ -251,14 +251,14 @@ def _batches(args: argparse.Namespace, search: Any) -> list[dict[str, Any]]:
   given = run_config.given_keys(args.maxtext_args)
   slices = max(run_config.integer(given, "compile_topology_num_slices"), 1)
   devices = args.devices or slices * topology.devices(given["compile_topology"])
-  divisions = search.divisions(args.global_batch, devices)
+  found = divisions(args.global_batch, devices)
   parts = BATCH[1]
   if (own := (arguments.given(args.maxtext_args) or {}).get(parts)) is None:
-    return divisions
-  if not (found := [each for each in divisions if str(each[parts]) == str(own)]):
-    could = ", ".join(str(each[parts]) for each in divisions)
+    return found
+  if not (same := [each for each in found if str(each[parts]) == str(own)]):
+    could = ", ".join(str(each[parts]) for each in found)
     raise CommandError(f"--global-batch {args.global_batch} with {parts}={own}: on {devices} devices it can be {could}.")
-  return found
+  return same
 
 
 def _as_dict(found: Any, candidate: Any) -> dict[str, Any]:

@@ -31,6 +31,24 @@ def with_values[C](config: C, values: Mapping[str, Any]) -> C:
   return ConfigView(config, tuple(values.items()))  # type: ignore[return-value]  # has all that C has, by __getattr__
 
 
+class _Remembering:
+  """Reads like a config, each key once."""
+
+  def __init__(self, config: Any):
+    self._config = config
+
+  def __getattr__(self, key: str) -> Any:
+    if key.startswith("_"):
+      raise AttributeError(key)
+    value = self.__dict__[key] = getattr(self._config, key)
+    return value
+
+
+def remembering[C](config: C) -> C:
+  """A config that reads like this one, only faster if keys are read again and again. No key may change meanwhile."""
+  return _Remembering(config)  # type: ignore[return-value]  # has all that C has, by __getattr__
+
+
 def plain(value: Any) -> Any:
   """A key's value as in a yml file. MaxText holds some as enums, and as text before validation."""
   return getattr(value, "value", value)

@@ -20,9 +20,11 @@ import numpy as np
 
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
+from maxtext_pp_ext.plan.blocks import What
 from maxtext_pp_ext.plan.costs import Costs, DEVICE, is_of_policy, OFFLOAD, PLACES
 from maxtext_pp_ext.plan.estimate import Estimate, waiting_for_host
 from maxtext_pp_ext.plan.layers import INPUT, Kept, Layers
+from maxtext_pp_ext.plan.operations import Kind
 
 _MOST = 13  # names of which all subsets are tried: 8192
 _MOST_OFFLOADED = 6  # of a subset the largest tensors, of which all subsets are tried in the host's memory
@@ -46,6 +48,7 @@ class Choices:
 
   def __init__(self, config: DerivedKeys, layers: Layers, predict: Predict, full: Kept):
     """`predict` is that of a way to run the model, whose rates compare choices; `full` is what that policy keeps."""
+    self.full = full
     self._own = {name: plain(getattr(config, name, None)) for name in layers.names}  # the places in the run's config
     sizes, _ = layers.cases(dict.fromkeys(layers.names, np.ones(1, bool)), 1)
     has_key = [name for name in layers.names if self._own[name] in PLACES and name != INPUT]
@@ -54,9 +57,10 @@ class Choices:
     keeps = dict.fromkeys(layers.names, np.zeros(len(number), bool)) | {INPUT: np.ones(len(number), bool)}
     keeps |= {name: number >> k & 1 == 1 for k, name in enumerate(names)}
     sizes, again = layers.cases(keeps, len(number))
-    self._kinds = tuple(again)
+    self._kinds = tuple(kind for kind in again if kind is not Kind.EXCHANGE)  # DISPATCHES and COMBINES are its parts
+    self._examples = _Examples.of(self._kinds)
     shares = np.stack([again[kind] for kind in self._kinds], axis=1)
-    seconds, whole = _Linear(predict, self._kinds).parts(shares), np.sum(list(sizes.values()), axis=(0, 1))
+    seconds, whole = _Linear(predict, self._examples).parts(shares), np.sum(list(sizes.values()), axis=(0, 1))
     # The first choice is the policy `full`.
     found = [_Placements((), (), np.array([full.device]), np.zeros(1))]
     cases = [np.array([full.again[kind] for kind in self._kinds])]
@@ -94,6 +98,10 @@ class Choices:
       keys |= {"pipeline_remat_iterations": iterations, "pipeline_remat_tensors": ",".join(names)}
     return keys | {name: place for name, place in places.items() if place != self._own[name]}
 
+  def at_least(self, predict: Predict) -> float:
+    """The seconds of a step of which nothing is computed again, nor kept: whatever is kept, it takes no less."""
+    return predict(self._examples.nothing)[1].seconds
+
   def best(self, predict: Predict, limit: float, of_host: float = math.inf) -> tuple[Kept, tuple[Costs, Estimate]]:
     """With which a step is fastest, of those that fit; if none fits, that which needs least memory of a device.
 
@@ -102,11 +110,13 @@ class Choices:
       limit: the bytes of a device's memory.
       of_host: the bytes of its host's memory.
     """
-    linear = _Linear(predict, self._kinds)
+    linear = _Linear(predict, self._examples)
     peak, on_host = linear.peak(self._device, self._host), linear.on_host * self._host
+    fit = np.flatnonzero((peak <= limit) & (on_host <= of_host))
+    seconds = linear.seconds(self._shares[fit], self._host[fit]).round(9) if fit.size else fit
     # Of equally fast ones that which sends least to the host, then that which keeps least.
-    for case in np.lexsort((self._device, self._host, linear.seconds(self._shares, self._host).round(9))):
-      if peak[case] <= limit and on_host[case] <= of_host and (found := predict(self._kept(case)))[0].peak <= limit:
+    for case in fit[np.lexsort((self._device[fit], self._host[fit], seconds))]:
+      if (found := predict(self._kept(case)))[0].peak <= limit:
         return self._kept(case), found
     smallest = self._kept(int(np.argmin(peak)))
     return smallest, predict(smallest)
@@ -115,7 +125,7 @@ class Choices:
       self, predict: Predict, limit: float, of_host: float = math.inf, *, iterations: int
   ) -> tuple[Kept, tuple[Costs, Estimate]] | None:
     """As `best`, if of so many iterations the first keep less than the others; None if nothing that fits is faster."""
-    linear = _Linear(predict, self._kinds)
+    linear = _Linear(predict, self._examples)
     peak, on_host = linear.peak(self._device, self._host), linear.on_host * self._host
     seconds, fits = linear.seconds(self._shares, self._host), (peak <= limit) & (on_host <= of_host)
     fits[0] = False  # with remat_policy=full, of which the first iterations could keep no less
@@ -143,7 +153,7 @@ class Choices:
     return (mean, found) if found[0].peak <= limit else None
 
   def _kept(self, case: int) -> Kept:
-    again = dict(zip(self._kinds, map(float, self._shares[case]), strict=True))
+    again: dict[What, float] = dict(zip(self._kinds, map(float, self._shares[case]), strict=True))
     return Kept(device=float(self._device[case]), host=float(self._host[case]), again=again, places=self._places(case))
 
 
@@ -156,31 +166,47 @@ class _Placements(NamedTuple):
   host: np.ndarray  # and on the host, [subsets]
 
 
+class _Examples(NamedTuple):
+  """What layers may keep, from which the costs of all else follow."""
+
+  nothing: Kept
+  alone: tuple[Kept, ...]  # and backward computes again all of one kind
+  on_device: Kept  # so much
+  on_host: Kept
+
+  @classmethod
+  def of(cls, kinds: Sequence[Any]) -> "_Examples":
+    nothing: dict[Any, float] = dict.fromkeys(kinds, 0.0)
+    alone = tuple(Kept(device=0.0, again=nothing | {kind: 1.0}) for kind in kinds)
+    on_device, on_host = Kept(device=_UNIT, again=nothing), Kept(device=0.0, host=_UNIT, again=nothing)
+    return cls(Kept(device=0.0, again=nothing), alone, on_device, on_host)
+
+
 class _Linear:
   """What a run costs, as a function of what its layers keep. All but what waits for the host is linear in that."""
 
-  def __init__(self, predict: Predict, kinds: Sequence[Any]):
-    nothing = dict.fromkeys(kinds, 0.0)
-
-    def of(again: Mapping[Any, float] = nothing, device: float = 0.0, host: float = 0.0) -> tuple[Costs, Estimate]:
-      return predict(Kept(device=device, host=host, again=again))
-
-    self._costs, self._base = of()
-    alone = [of(nothing | {kind: 1.0})[1] for kind in kinds]
-    self._parts = np.array([sum(each.parts.values()) - sum(self._base.parts.values()) for each in alone])
-    self._pipeline = np.array([each.pipeline - self._base.pipeline for each in alone])
-    on_host = of(host=_UNIT)
+  def __init__(self, predict: Predict, examples: _Examples):
+    self._predict, self._examples = predict, examples
+    self._costs, self._base = predict(examples.nothing)
+    on_device, on_host = predict(examples.on_device), predict(examples.on_host)
     self._to_host = on_host[1].to_host / _UNIT
     self.on_host = on_host[0].on_host / _UNIT  # bytes for each byte of a token
-    self._on_device, self._on_host = ((found[0].peak - self._costs.peak) / _UNIT for found in (of(device=_UNIT), on_host))
+    self._on_device, self._on_host = ((found[0].peak - self._costs.peak) / _UNIT for found in (on_device, on_host))
+
+  @functools.cached_property
+  def _alone(self) -> np.ndarray:
+    """By how much each kind makes what runs one after another longer, and what the pipeline computes, [2, kinds]."""
+    alone = [self._predict(each)[1] for each in self._examples.alone]
+    parts = [sum(each.parts.values()) - sum(self._base.parts.values()) for each in alone]
+    return np.array([parts, [each.pipeline - self._base.pipeline for each in alone]])
 
   def parts(self, shares: np.ndarray) -> np.ndarray:
     """The seconds of what runs one after another, [cases], for shares that are computed again, [cases, kinds]."""
-    return sum(self._base.parts.values()) + shares @ self._parts
+    return sum(self._base.parts.values()) + shares @ self._alone[0]
 
   def seconds(self, shares: np.ndarray, host: np.ndarray) -> np.ndarray:
     """The seconds of a step; `host` has bytes for each token in the host's memory, [cases]."""
-    pipeline, forward = self._base.pipeline + shares @ self._pipeline, self._base.pipeline / 3
+    pipeline, forward = self._base.pipeline + shares @ self._alone[1], self._base.pipeline / 3
     hidden = max(self._base.beside.values(), default=0.0)
     sending, fetching = self._base.while_sent * forward, self._base.while_fetched * (pipeline - forward)
     waits = waiting_for_host(self._to_host * host, sending, fetching)

@@ -32,7 +32,7 @@ from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes, rul
 from maxtext_pp_ext.jax_private import ClosedJaxpr, jaxpr_as_fun, JaxprEqn
 from maxtext_pp_ext.plan.blocks import Again, Amounts, Block, Cases, Mixed, What
 from maxtext_pp_ext.plan.costs import DEVICE, OFFLOAD
-from maxtext_pp_ext.plan.operations import Array, Axes, Kind, of_spec, Over, Reader
+from maxtext_pp_ext.plan.operations import Array, Axes, Kind, of_spec, Over, Reader, Why
 from maxtext_pp_ext.plan.weights import axes_of, gathered
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import resolve
@@ -100,17 +100,20 @@ class Layers:
     """Bytes of weights that forward's products read, of all layers once."""
     return sum(count * block.weights for block, count in self.blocks)
 
-  def sent(self, kept: Kept) -> dict[tuple[str, ...], float]:
+  def sent(self, kept: Kept, *, apart: bool) -> dict[tuple[str, ...], float]:
     """Bytes that a device sends for each token, in forward and backward, by the mesh axes over which they go.
 
     Where forward gathers, backward scatters, and the other way round. What forward gathers for its products backward
     gathers again, for those of weights' gradients. What else forward sends backward sends again if it is computed again.
+    Our loops compute weights' gradients `apart`, behind barriers: there both of their operands are gathered once more
+    (Llama 3 8B on v6e-16 with four layers and ici_tensor_parallelism=4: 13.9 GB with a window, 9.7 without).
     """
+    more = {Why.WHOLE: 1, Why.SUMMED: 1} if apart else {}
     found: dict[tuple[str, ...], float] = {}
     for block, count in self.blocks:
       for over, size in block.whole.items():
         if isinstance(over, Over):
-          times = 3 if over.gathers else 2 + kept.again.get(over, 0.0)
+          times = more.get(over.why, 0) + (3 if over.why is Why.WHOLE else 2 + kept.again.get(over, 0.0))
           found[over.axes] = found.get(over.axes, 0.0) + times * count / self.tokens * size
     return found
 

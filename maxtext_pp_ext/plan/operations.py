@@ -43,11 +43,19 @@ class Kind(enum.Enum):
   OTHER = enum.auto()
 
 
+class Why(enum.Enum):
+  """Why a value is sent."""
+
+  WHOLE = enum.auto()  # a product reads it whole
+  SUMMED = enum.auto()  # it is the sum of what devices have computed of it
+  MOVED = enum.auto()  # the program asks for it elsewhere
+
+
 class Over(NamedTuple):
   """How values are sent between devices, other than tokens to experts."""
 
   axes: tuple[str, ...]  # between devices along these mesh axes
-  gathers: bool  # whether an operand is gathered or exchanged; else a result is reduced
+  why: Why
 
 
 @dataclasses.dataclass(eq=False)
@@ -194,7 +202,7 @@ class Reader:
     if (array, over) not in self._whole:
       axes = tuple(tuple(axis for axis in of if axis not in over) for of in array.axes)
       whole = self._array(array.shape, array.itemsize, axes)
-      sends = {Over(tuple(sorted(over)), True): whole.bytes - array.bytes}
+      sends = {Over(tuple(sorted(over)), Why.WHOLE): whole.bytes - array.bytes}
       self._whole[array, over] = self.add(Kind.OTHER, [array], [whole], sends=sends)[0]
     return self._whole[array, over]
 
@@ -216,7 +224,7 @@ class Reader:
     scattered = over.intersection(axis for of in result.axes for axis in of)
     parts = math.prod(self.mesh[axis] for axis in scattered)
     sent = result.bytes * (parts - 1 + 2 * (1 - 1 / math.prod(self.mesh[axis] for axis in over - scattered)))
-    return {Over(tuple(sorted(over)), False): sent}
+    return {Over(tuple(sorted(over)), Why.SUMMED): sent}
 
   def _moves(self, array: Array, axes: Axes, size: float) -> dict[Over, float]:
     """What is sent to have an array sharded by other axes; of these a device has so many bytes then."""
@@ -224,7 +232,7 @@ class Reader:
     moved = {axis for axis, k in before.items() if axis in self.within and after.get(axis) != k}
     if not moved:
       return {}
-    return {Over(tuple(sorted(moved)), False): size * (1 - 1 / math.prod(self.mesh[axis] for axis in moved))}
+    return {Over(tuple(sorted(moved)), Why.MOVED): size * (1 - 1 / math.prod(self.mesh[axis] for axis in moved))}
 
   def _sends(self, eqn: JaxprEqn, operands: list[Array], results: list[Array]) -> dict[Over, float]:
     """What is sent for a sharding constraint, or for a collective that the program has itself."""
@@ -238,7 +246,7 @@ class Reader:
     if not axes:
       return {}
     times, size = _COLLECTIVES[name], max(sum(each.bytes for each in side) for side in (operands, results))
-    return {Over(axes, False): times * size * (1 - 1 / math.prod(self.mesh[axis] for axis in axes))}
+    return {Over(axes, Why.MOVED): times * size * (1 - 1 / math.prod(self.mesh[axis] for axis in axes))}
 
   def _amount(self, eqn: JaxprEqn, operands: list[Array], results: list[Array]) -> float:
     if eqn.primitive.name == "dot_general":

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh
 from maxtext_pp_ext import registry, sharding
 from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.config.keys import DerivedKeys
-from maxtext_pp_ext.config.view import plain, with_values
+from maxtext_pp_ext.config.view import plain, remembering, with_values
 from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.host.models import abstract_model, cycles, flops
@@ -132,7 +132,7 @@ def keeping(
   # Layers outside of the pipeline are taken to keep as much as those in it; the stages share their batch.
   others = config.num_decoder_layers / config.pipeline_parallel_layers - 1 if pipelined else 0.0
   of_others = others * tokens / (schedule.stages if schedule else 1)
-  sent = layers_inside(config, layers).sent(kept)
+  sent = layers_inside(config, layers).sent(kept, apart=schedule is not None)
   # The embedding and the logits send as much in backward as in forward.
   outside = {axes: of_others * sent.get(axes, 0.0) + 2 * layers.rest.get(axes, 0.0) for axes in {*sent, *layers.rest}}
   by_devices = lambda sizes: tuple((size, math.prod(mesh.shape[each] for each in axes)) for axes, size in sizes.items())
@@ -348,20 +348,27 @@ def predictor(
   It raises registry.UnknownImplementationError or registry.PluginError if there is no such implementation.
   """
   layers = layers or layers_of(config)
-  config = with_values(config, {"logical_axis_rules": read_rules(config.logical_axis_rules)})  # which takes time
+  config = remembering(with_values(config, {"logical_axis_rules": read_rules(config.logical_axis_rules)}))
   weights = Weights(config, parameters, mesh)
   kept_of = functools.cache(lambda schedule: kept_by(config, schedule, layers))
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
   sizes_of = functools.cache(lambda schedule: sizes(config, schedule, weights, its_slice))
   counted = flops.of_step(config), flops.of_attention(config)
+  known: dict[tuple[Schedule | None, int], tuple[Kept, costs.Sizes, estimate.Work]] = {}
+
+  def done(schedule: CircularSchedule | None, kept: Kept) -> tuple[Kept, costs.Sizes, estimate.Work]:
+    """What the implementations of a schedule have in common, found once for each object that says what is kept."""
+    if (schedule, id(kept)) not in known:
+      sized = keeping(config, schedule, sizes_of(schedule), mesh, kept, layers)
+      known[schedule, id(kept)] = kept, sized, work(config, schedule, sized, mesh, kept, layers, counted)
+    return known[schedule, id(kept)]
 
   def of(impl: str, schedule: Schedule | None, kept: Kept | None = None) -> Predicted | None:
     circular = schedule if isinstance(schedule, CircularSchedule) else None
     gather_policy = gather_policy_with_formulas(impl) if schedule else None
     if schedule is not None and (circular is None or gather_policy is None):
       return None
-    kept = kept or kept_of(circular)
-    sized = keeping(config, circular, sizes_of(circular), mesh, kept, layers)
+    _, sized, of_device = done(circular, kept or kept_of(circular))
     if circular is None or gather_policy is None:
       found = costs.without(loop_length(config), sized)
     else:
@@ -370,7 +377,6 @@ def predictor(
     whole = found.accumulated(parts, sized.parameters)
     if chip is None or its_slice is None:
       return whole, None
-    done = work(config, circular, sized, mesh, kept, layers, counted)
-    return whole, estimate.estimate(chip, its_slice, done, found, circular, gather_policy).accumulated(parts)
+    return whole, estimate.estimate(chip, its_slice, of_device, found, circular, gather_policy).accumulated(parts)
 
   return of

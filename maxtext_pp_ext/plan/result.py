@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a search finds: the ways to run a model, which of them fit, and what would make one fit if none does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 from typing import Any
 
@@ -44,8 +44,7 @@ class Candidate:
 
   @property
   def kind(self) -> tuple:
-    """What makes another candidate like this one: layers, repeats, microbatches, experts and batch make no other kind."""
-    return (self.impl, *(self.keys.get(f"{network}_pipeline_parallelism", 1) for network in derived.NETWORKS))
+    return kind_of(self.impl, self.keys)
 
   @property
   def bound_by(self) -> str | None:
@@ -62,6 +61,11 @@ class Remedy:
   memory: int  # bytes of a device that the smallest candidate needs then
   candidate: dict[str, Any]  # the keys of that candidate
   missing: int  # bytes that a device, and its host, lack then; 0 if it fits
+
+
+def kind_of(impl: str, keys: Mapping[str, Any]) -> tuple:
+  """What makes two candidates alike: layers, repeats, microbatches, other axes and the batch make no other kind."""
+  return (impl, *(keys.get(f"{network}_pipeline_parallelism", 1) for network in derived.NETWORKS))
 
 
 @dataclasses.dataclass(kw_only=True)

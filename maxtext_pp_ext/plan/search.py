@@ -22,11 +22,12 @@ from maxtext_pp_ext.plan import choice, experts, quantities
 from maxtext_pp_ext.plan.costs import AXES, BATCH, Costs, OF_POLICIES
 from maxtext_pp_ext.plan.estimate import Estimate
 from maxtext_pp_ext.plan.layers import kept_by, Layers, layers_inside, layers_of
-from maxtext_pp_ext.plan.result import Candidate, NEARLY_FULL, Plan, remedies, Remedy
+from maxtext_pp_ext.plan.result import Candidate, kind_of, NEARLY_FULL, Plan, remedies, Remedy
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.units import counted
 
+_SHOWN = 10  # of a plan in which all candidates keep their best, the first that are accepted as configs
 # The keys in which the candidates with the same stages differ.
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 # The key that a plan chooses for a model with experts, unless the run does.
@@ -41,7 +42,7 @@ _CHOSEN = (*_OF_LAYOUT[:2], _OF_LAYOUT[-1], "num_pipeline_microbatches", "num_pi
 # Keys that change no parameter's shape or logical axes, other than by `abstract_model.stacks`. A model that was built for
 # other values serves, too. It takes longer to build than all else about a layout.
 _NOT_OF_PARAMETERS = {
-    *(*_OF_LAYOUT, _SPLITS, "per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype"),
+    *(*_OF_LAYOUT, _SPLITS, "per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype", "pipeline_impl"),
     *("num_pipeline_microbatches", "compile_topology", "internal_compile_num_devices", "gradient_accumulation_steps"),
     *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in candidates.DONORS),
 }
@@ -56,7 +57,7 @@ def plan(
     memory_limit: int | None = None,
     batches: Sequence[Mapping[str, Any]] = ({},),
     axes: Sequence[str] = (),
-    shown: int = 10,
+    shown: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
   """Finds the combinations of stages, repeats, layers per stage and microbatches, and ranks them by tokens per second.
@@ -71,7 +72,9 @@ def plan(
     devices, chip, memory_limit: number and kind of devices, and bytes of one, where `compile_topology` does not say.
     batches: keys of batches (`costs.BATCH`), each of which is tried instead of the arguments' own.
     axes: those of `costs.AXES` whose sizes within a slice are tried. They take their devices as stages do.
-    shown: how many of the best, one of each kind, must be accepted as configs by this package and MaxText.
+    shown: how many of the best, one of each kind, must be accepted as configs by this package and MaxText. Of others
+      those have the policy `full` that are slower than the first of their kind whatever they keep. By default all keep
+      their best.
     on_progress: called with the number of layouts done, and their total.
 
   Raises:
@@ -81,7 +84,9 @@ def plan(
   searches, refused = list[_Search](), list[dict[str, Any]]()
   for batch in batches:
     try:
-      searches.append(_Search(argv, implementations, devices, chip, memory_limit, batch, axes, *searches[:1]))
+      searches.append(
+          _Search(argv, implementations, devices, chip, memory_limit, batch, axes, shown is None, *searches[:1])
+      )
     except (ValueError, NotImplementedError) as error:
       if len(refused) + 1 == len(batches):
         raise
@@ -100,16 +105,6 @@ def plan(
   return first.ranked(shown)
 
 
-def divisions(sequences: int, devices: int) -> list[dict[str, Any]]:
-  """The keys of each way to divide the sequences of a step: over devices, and into parts that follow one another.
-
-  Each device has whole sequences in each part; if the devices do not divide the sequences, there is one part.
-  """
-  whole, rest = divmod(sequences, devices)
-  sizes = [(sequences / devices, 1)] if rest else [(whole // parts, parts) for parts in derived.divisors(whole)]
-  return [dict(zip(BATCH, each, strict=True)) for each in sizes]
-
-
 def _reason(error: Exception) -> str:
   return " ".join(error.problems) if isinstance(error, PipelineConfigError) else str(error)
 
@@ -117,8 +112,10 @@ def _reason(error: Exception) -> str:
 class _Search:
   """A search in progress, with what all candidates have in common."""
 
-  def __init__(self, argv, implementations, devices, chip, memory_limit, batch, axes, like: "_Search | None" = None):
-    """`like` is the search of the same run with another batch."""
+  def __init__(
+      self, argv, implementations, devices, chip, memory_limit, batch, axes, every, like: "_Search | None" = None
+  ):
+    """`every` says whether each candidate keeps its best. `like` is the search of the same run with another batch."""
     for impl in implementations:
       if impl != variants.NONE and quantities.gather_policy_with_formulas(impl) is None:
         raise ValueError(f"There are no formulas for the implementation {impl!r}.")
@@ -135,7 +132,9 @@ class _Search:
     # By the sizes of `_KEYS_OF_AXES`. What layers have is for each token, so batches share it.
     self._layers: dict[tuple[int, ...], Layers] = like._layers if like else {}
     self._choices: dict[tuple, choice.Choices] = like._choices if like else {}
-    self._parameters: dict[tuple, list[tuple[DerivedKeys, Any]]] = like._parameters if like else {}
+    self._models: abstract_model.Models = like._models if like else abstract_model.Models(_NOT_OF_PARAMETERS)
+    # By the kind of a candidate the seconds of a token of the first; {} if all are looked at alike.
+    self._first: dict[tuple, float] | None = None if every else like._first if like else {}
     self._ours = [impl for impl in implementations if impl != variants.NONE]
     of_run = arguments.given(argv) or {}
     self._splits_as_given = _SPLITS in of_run
@@ -205,7 +204,7 @@ class _Search:
       if (reason := rows_of_devices.too_few(config, "tpu" if self.found.chip else None)) is not None:
         self._refused(keys, ValueError(reason))
         return
-      self._add([(laid_out, variants.NONE, None)], config, *self._explained(config, laid_out))
+      self._add([(laid_out, variants.NONE, None)], config, *self._models.explained(config, laid_out))
     except (ValueError, NotImplementedError) as error:
       if keys == self._none:
         raise
@@ -217,7 +216,7 @@ class _Search:
       changed = changed | self._given
       chosen = changed | {"pipeline_impl": self._ours[0]}
       config, changed = self._on_torus(self._variations.read(chosen), changed)
-      parameters, mesh = self._explained(config, chosen)
+      parameters, mesh = self._models.explained(config, chosen)
       least: CircularSchedule = run_config.schedule_of(config)  # type: ignore[assignment]  # __init__ refuses others
     except (ValueError, NotImplementedError) as error:
       self._refused(changed, error)
@@ -253,9 +252,9 @@ class _Search:
     except ValueError as error:
       self._refused(changed, error)
 
-  def ranked(self, shown: int) -> Plan:
+  def ranked(self, shown: int | None) -> Plan:
     """Returns the plan with its candidates in order; the first of each of `shown` kinds is accepted as a config."""
-    found = self.found
+    found, shown = self.found, _SHOWN if shown is None else shown
     found.candidates.sort(key=self._rank)
     if found.chooses_kept:
       self._divide_iterations(shown)
@@ -306,23 +305,6 @@ class _Search:
       other.look_at({key: value for key, value in keys.items() if key not in _OF_SCHEDULE} | changed)
     return min(other.found.candidates, key=self._needs, default=None)
 
-  def _explained(self, config: DerivedKeys, changed: dict[str, Any]) -> tuple[Any, Any]:
-    """`abstract_model.explained` of a config with these keys; models whose parameters are alike are built once."""
-    keys = sorted((key, value) for key, value in changed.items() if key not in _NOT_OF_PARAMETERS)
-    if config.scan_layers_per_stage:
-      keys.append(("num_layers_per_pipeline_stage", config.num_layers_per_pipeline_stage))
-    alike = (*keys, config.using_pipeline_parallelism)
-
-    def made(config: Any, mesh: Any) -> Any:
-      models = self._parameters.setdefault(alike, [])
-      for built, its_parameters in models:
-        if (found := abstract_model.restacked(its_parameters, built, config)) is not None:
-          return found
-      models.append((config, abstract_model.parameters(config, mesh)))
-      return models[-1][1]
-
-    return abstract_model.explained(config, made)
-
   def _on_torus(self, config: DerivedKeys, changed: dict[str, Any]) -> tuple[DerivedKeys, dict[str, Any]]:
     """Returns a config and its keys; with the key that divides axes of the torus, if JAX needs it for the mesh."""
     if self._splits_as_given or not topology.divides_axes(config, abstract_model.parallelism(config, "ici")):
@@ -357,12 +339,29 @@ class _Search:
         self._choices[key] = choice.Choices(config, inside, of, full)
       choices = self._choices[key]
       limits = [NEARLY_FULL * (limit or 0) for limit in (self.found.memory_limit, self.found.host_limit)]
-      kept, found = choices.best(of, *limits)
-      candidate = of_run(changed | choices.keys_of(kept), *found)
+      candidate = self._slower(choices, of, of_run, impl, changed)
+      if candidate is None:
+        kept, found = choices.best(of, *limits)
+        candidate = of_run(changed | choices.keys_of(kept), *found)
+        self._note(candidate)
       if schedule is not None:
         in_parts = functools.partial(self._in_parts, choices, of, limits, schedule.iterations, of_run, changed)
         candidate = dataclasses.replace(candidate, in_parts=in_parts)
       self.found.candidates.append(candidate)
+
+  def _slower(self, choices: choice.Choices, of, of_run, impl: str, changed: dict[str, Any]) -> Candidate | None:
+    """A candidate with the policy `full`, if it fits and another one of its kind is faster whatever this one keeps."""
+    first = self._first.get(kind_of(impl, changed)) if self._first is not None else None
+    if first is None or choices.at_least(of) / self._tokens <= first:
+      return None
+    candidate = of_run(changed | choices.keys_of(choices.full), *of(choices.full))
+    return candidate if candidate.costs.peak <= NEARLY_FULL * (self.found.memory_limit or 0) else None
+
+  def _note(self, candidate: Candidate) -> None:
+    """Remembers the candidate if it is the first of its kind."""
+    if self._first is not None and candidate.seconds is not None and self.found.fits(candidate):
+      seconds = candidate.seconds / candidate.tokens
+      self._first[candidate.kind] = min(seconds, self._first.get(candidate.kind, math.inf))
 
   def _in_parts(self, choices: choice.Choices, of, limits, iterations: int, of_run, changed) -> Candidate | None:
     if (found := choices.in_parts(of, *limits, iterations=iterations)) is None:

@@ -12,7 +12,8 @@ from maxtext_pp_ext import cli
 from maxtext_pp_ext.compiled import compare
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host.models import abstract_model
-from maxtext_pp_ext.plan import search
+from maxtext_pp_ext.plan import choice
+from maxtext_pp_ext.plan.costs import divisions
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 from tests.marks import slow_but
@@ -90,12 +91,12 @@ def test_each_batch_has_the_costs_of_a_run_with_it_and_the_fastest_token_comes_f
 
 
 def test_a_global_batch_is_divided_into_devices_and_parts(plan):
-  assert search.divisions(24, 4) == [
+  assert divisions(24, 4) == [
       {"per_device_batch_size": batch, "gradient_accumulation_steps": parts}
       for batch, parts in ((6, 1), (3, 2), (2, 3), (1, 6))
   ]
-  assert len(search.divisions(10**12, 1)) == 169
-  assert search.divisions(2, 4) == [{"per_device_batch_size": 0.5, "gradient_accumulation_steps": 1}]
+  assert len(divisions(10**12, 1)) == 169
+  assert divisions(2, 4) == [{"per_device_batch_size": 0.5, "gradient_accumulation_steps": 1}]
   _, captured = plan("--devices", "8", "--chip", "v5e", "--global-batch", "16", "--impl", "none", "--all")
   rows = [line.split() for line in captured.out.splitlines() if re.match(r"\s*\d+\s+none", line)]
   assert {tuple(row[2:4]) for row in rows} == {("2", "1"), ("1", "2")}
@@ -149,7 +150,8 @@ def test_a_mesh_that_the_run_forbids_is_impossible_with_the_reason(plan):
 def test_models_that_candidates_share_change_no_figure(plan, monkeypatch, more):
   arguments = (*more, "base_num_decoder_layers=8", "ici_data_parallelism=4", "--devices", "8", "--all", "--json")
   found = json.loads(plan(*arguments)[1].out)
-  monkeypatch.setattr(search._Search, "_explained", lambda self, config, changed: abstract_model.explained(config))
+  alone = lambda self, config, changed: abstract_model.explained(config)
+  monkeypatch.setattr(abstract_model.Models, "explained", alone)
   assert json.loads(plan(*arguments)[1].out) == found
   assert {row["stages"] for row in found["candidates"]} == {1, 2}
   assert {row["layers_per_stage"] for row in found["candidates"] if row["stages"] == 2} == {1, 2, 4}
@@ -173,6 +175,22 @@ def test_experts_get_devices_from_the_axis_that_gives_them_to_stages_unless_the_
   assert sizes("ici_expert_parallelism=2") == given
   status, captured = plan(*EXPERTS, *options)
   assert not status and re.search(r"pipeline +S +EP +R ", captured.out)
+
+
+def test_what_is_not_looked_at_closely_since_it_is_slower_is_never_the_first_of_its_kind(plan, monkeypatch):
+  given = ("compile_topology=v5p-16", *EXPERTS, "base_num_decoder_layers=8", "--json")
+  kind = lambda row: (row["impl"], row["stages"])
+  every, shown, closely = dict[tuple, dict](), [], []
+  best = choice.Choices.best
+  monkeypatch.setattr(choice.Choices, "best", lambda *args, **more: closely.append(0) or best(*args, **more))
+  for row in json.loads(plan(*given, "--all")[1].out)["candidates"]:
+    every.setdefault(kind(row), row)
+  looked_at, closely[:] = len(closely), []
+  shown = json.loads(plan(*given)[1].out)["candidates"]
+  assert len(closely) < 0.7 * looked_at
+  assert {kind(row) for row in shown} <= every.keys() and len(shown) >= 5
+  for row in shown:
+    assert row == every[kind(row)]
 
 
 def test_sizes_of_the_axes_that_are_asked_for_are_tried_and_cost_what_a_run_with_them_costs(plan):

@@ -13,7 +13,7 @@ import pytest
 
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.plan.layers import kept_by, layers_of
-from maxtext_pp_ext.plan.operations import Kind, of_spec, Over, Reader
+from maxtext_pp_ext.plan.operations import Kind, of_spec, Over, Reader, Why
 
 MESH = AbstractMesh((2, 4), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
 ROWS, EMBED, HIDDEN = 8, 16, 32
@@ -45,7 +45,7 @@ def mlp(x, gate, up, down):
 
 OF_MLP = (((ROWS, EMBED), X), ((EMBED, HIDDEN), UP), ((EMBED, HIDDEN), UP), ((HIDDEN, EMBED), DOWN))
 FLOPS = 3 * 2 * (ROWS // 2) * EMBED * HIDDEN // 4
-GATHERED, REDUCED = Over(("tensor",), True), Over(("tensor",), False)
+GATHERED, REDUCED, MOVED = (Over(("tensor",), why) for why in (Why.WHOLE, Why.SUMMED, Why.MOVED))
 
 
 def test_an_mlp_gathers_its_input_once_for_both_products_and_scatters_its_result_where_that_is_asked_for():
@@ -74,7 +74,7 @@ def test_a_weight_that_is_whole_is_cut_and_its_products_are_summed():
 @pytest.mark.parametrize("spec, times", [(P("fsdp", None), 3), (P("fsdp", "tensor"), 0), (P("tensor", "fsdp"), 3 / 4)])
 def test_a_constraint_gathers_or_exchanges(spec, times):
   sent, _, _ = read(lambda x: ask(x, spec), ((ROWS, EMBED), X))
-  assert sent == ({REDUCED: times * WHOLE / 4} if times == 3 else {REDUCED: WHOLE / 4 * 3 / 4} if times else {})
+  assert sent == ({MOVED: times * WHOLE / 4} if times else {})
 
 
 def test_a_sum_and_rows_of_a_table_are_all_reduced():
@@ -102,12 +102,12 @@ def test_collectives_of_a_shard_map_count_as_often_as_a_loop_runs(function, out,
     return lax.scan(lambda carry, _: (carry, body(x)), 0, length=times)[1] if times > 1 else body(x)
 
   sent, _, _ = read(loop, ((ROWS, EMBED), X))
-  assert sent == ({REDUCED: times * expected} if expected else {})
+  assert sent == ({MOVED: times * expected} if expected else {})
 
 
 def test_what_a_shard_map_wants_whole_is_gathered():
   whole = lambda x: jax.shard_map(lambda x: x, mesh=MESH, in_specs=P("fsdp", None), out_specs=P("fsdp", None))(x)
-  assert read(whole, ((ROWS, EMBED), X))[0] == {REDUCED: WHOLE * 3 / 4}
+  assert read(whole, ((ROWS, EMBED), X))[0] == {MOVED: WHOLE * 3 / 4}
 
 
 def test_what_goes_over_axes_of_data_does_not_count():
@@ -119,7 +119,7 @@ def layers(**axes):
   argv = [f"{key}={value}" for key, value in (keys | axes).items()]
   config = run_config.read_without_run(argv, internal_compile=True, internal_compile_num_devices=8)
   found = layers_of(config)
-  return config, found, found.sent(kept_by(config, None, found))
+  return config, found, found.sent(kept_by(config, None, found), apart=False)
 
 
 # For each layer and token what is sent twice, three times, …, in parts of the residual stream.
@@ -139,6 +139,13 @@ def test_tensor_parallelism_sends_what_megatron_with_sequence_parallelism_sends(
   # Sums of squares of norms go to all devices, too: 4 bytes for each token.
   assert sent["tensor",] == pytest.approx(config.num_decoder_layers * POLICIES[policy] * stream, rel=5e-3)
   assert found.rest["tensor",] / found.tokens == pytest.approx(2 * stream, rel=5e-3)  # the embedding and the logits
+
+
+def test_where_gradients_are_computed_apart_both_operands_are_gathered_once_more():
+  config, found, sent = layers(ici_tensor_parallelism=4)
+  apart = found.sent(kept_by(config, None, found), apart=True)
+  more = config.num_decoder_layers * 4 * config.emb_dim * 2 * 3 / 4
+  assert apart["tensor",] - sent["tensor",] == pytest.approx(more, rel=5e-3)
 
 
 def test_context_parallelism_gathers_keys_and_values():

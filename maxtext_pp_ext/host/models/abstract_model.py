@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds a MaxText config's model without weights, on a mesh without devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 import contextvars
 from typing import Any
 
@@ -117,6 +117,31 @@ def restacked(found: nnx.State, config: DerivedKeys, other: DerivedKeys) -> nnx.
       metadata = {"out_sharding": (*new_names, *names[len(old) :])} if names else {}
       flat[path] = variable.replace(jax.ShapeDtypeStruct((*new, *value.shape[len(old) :]), value.dtype), **metadata)
   return nnx.from_flat_state(flat)
+
+
+class Models:
+  """Models of configs that differ in a few keys. Those whose parameters are alike are built once."""
+
+  def __init__(self, without: Collection[str]):
+    """`without` are keys that change no parameter's shape or logical axes, other than by `stacks`."""
+    self._without = without
+    self._built: dict[tuple, list[tuple[DerivedKeys, nnx.State]]] = {}
+
+  def explained(self, config: DerivedKeys, changed: Mapping[str, Any]) -> tuple[sharding.Explanation, AbstractMesh]:
+    """`explained` of a config, whose keys that differ from the others' are `changed`."""
+    keys = sorted((key, value) for key, value in changed.items() if key not in self._without)
+    if config.scan_layers_per_stage:
+      keys.append(("num_layers_per_pipeline_stage", config.num_layers_per_pipeline_stage))
+    models = self._built.setdefault((*keys, config.using_pipeline_parallelism), [])
+
+    def make(config: DerivedKeys, mesh: AbstractMesh) -> nnx.State:
+      for built, its_parameters in models:
+        if (found := restacked(its_parameters, built, config)) is not None:
+          return found
+      models.append((config, parameters(config, mesh)))
+      return models[-1][1]
+
+    return explained(config, make)
 
 
 def explained(

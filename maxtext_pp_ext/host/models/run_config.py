@@ -104,15 +104,15 @@ class _JudgedClass:
   def __init__(self) -> None:
     from maxtext.configs import types  # pylint: disable=import-outside-toplevel
 
-    self._class = types.MaxTextConfig
+    self.of_host = types.MaxTextConfig
     self.given: dict[str, Any] = {}  # the values of the last call
     # MaxText reads the fields of the class that it is to make, and calls it with all values.
-    self.model_fields = self._class.model_fields
+    self.model_fields = self.of_host.model_fields
 
   def __call__(self, **given: Any) -> Any:
     self.given = given
     refuse_numbers(given)
-    return self._class(**given)
+    return self.of_host(**given)
 
 
 class Variations:
@@ -126,8 +126,9 @@ class Variations:
 
   def read(self, changed: Mapping[str, Any]) -> Any:
     """The config with these values instead of its own. Raises ValueError with every reason, and no remedies."""
+    refuse_numbers(changed)  # the others have been judged
     with remedies.not_wanted():
-      return _made(self._class, **{**self._given, **changed})
+      return _made(self._class.of_host, **{**self._given, **changed})
 
 
 # Turns off what a run starts, writes or prints; reading a config needs none of it.
