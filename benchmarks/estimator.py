@@ -33,6 +33,7 @@ from maxtext_pp_ext.compiled import flags
 from maxtext_pp_ext.host.models import run_config, variants
 from maxtext_pp_ext.processes import interruption
 
+_WHOLE_GATHERS = "DISABLE_COLLECTIVE_MATMUL"
 _INPUT = "decoder_layer_input=device"  # which the estimator adds
 
 
@@ -64,6 +65,8 @@ def main(argv: list[str] | None = None) -> None:
   results: Results = tables.read(json_file)
   for model in options.model or (each for each in MODELS if each not in results):
     found: dict[str, Any] = {"searches": {ESTIMATOR: estimated(model), PLAN: planned(model)}, "steps": {}}
+    if failure := found["searches"][ESTIMATOR].get("failure"):
+      console.print(f"{model}, {ESTIMATOR}: {failure}", markup=False, highlight=False, soft_wrap=True)
     for name, given in steps(model, found["searches"]).items():
       figures = compile_step.compile_step(
           given, label=f"{model}, {name}", names=[model, name], options=options, console=console
@@ -78,7 +81,10 @@ def main(argv: list[str] | None = None) -> None:
 def arguments(model: str) -> list[str]:
   """MaxText's command-line arguments, as both searches get them."""
   chip, _, _ = str(MODELS[model]["compile_topology"]).partition("-")
-  keys = shapes.COMMON | MODELS[model] | {flags.KEY: flags.joined("", *held_back.SETS[chip])}
+  sets, lacking = held_back.SETS[chip]
+  # Where XLA gathers within products, these take twice as long without a window; on v5p it does not.
+  more = [] if chip == "v5p" or _WHOLE_GATHERS in sets else [_WHOLE_GATHERS]
+  keys = shapes.COMMON | MODELS[model] | {flags.KEY: flags.joined("", [*sets, *more], lacking)}
   return [f"{key}={value}" for key, value in keys.items()]  # without our keys: those of a policy would pin it
 
 

@@ -77,6 +77,7 @@ from maxtext_pp_ext.nearest import did_you_mean
 from maxtext_pp_ext.plan.costs import AXES, BATCH, divisions
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
+_STAGES = "ici_pipeline_parallelism"
 _NEAREST = 5  # candidates that are shown if nothing fits, and reasons if nothing is possible
 
 
@@ -120,8 +121,9 @@ def run(args: argparse.Namespace) -> int:
   if found.slice is not None:
     lengths = found.slice.lengths
     result["slice"] = {"topology": found.slice.name, "chips": lengths, "closed": torus.closed(lengths)}
-  of_batches = [each for each in found.infeasible if each["keys"].keys() <= set(BATCH)]
-  if impossible := found.infeasible if args.all else of_batches if found.candidates else found.infeasible[:_NEAREST]:
+  of_run = {*BATCH, _STAGES}  # of a batch, or of the model without a pipeline
+  always = [each for each in found.infeasible if each["keys"].keys() <= of_run and each["keys"].get(_STAGES, 1) == 1]
+  if impossible := found.infeasible if args.all else always if found.candidates else found.infeasible[:_NEAREST]:
     result["infeasible"] = impossible
   failed = not fits
   if fits:
@@ -231,7 +233,8 @@ def _plan(args: argparse.Namespace, shown: output.Progress) -> Any:
       batches=_batches(args),
       axes=args.axes or (),
       memory_limit=round(args.device_memory_gib * limits.GIB) if args.device_memory_gib else None,
-      shown=None if args.all else args.top,
+      shown=args.top,
+      every=args.all,
       on_progress=on_progress,
   )
 

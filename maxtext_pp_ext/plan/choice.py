@@ -48,7 +48,6 @@ class Choices:
 
   def __init__(self, config: DerivedKeys, layers: Layers, predict: Predict, full: Kept):
     """`predict` is that of a way to run the model, whose rates compare choices; `full` is what that policy keeps."""
-    self.full = full
     self._own = {name: plain(getattr(config, name, None)) for name in layers.names}  # the places in the run's config
     sizes, _ = layers.cases(dict.fromkeys(layers.names, np.ones(1, bool)), 1)
     has_key = [name for name in layers.names if self._own[name] in PLACES and name != INPUT]
@@ -72,6 +71,11 @@ class Choices:
     self._of = [(number, mask) for number, count in enumerate(counts) for mask in range(count)]
     self._device, self._host = (np.concatenate([each[k] for each in found]) for k in (2, 3))
     self._shares = np.repeat(np.stack(cases), counts, axis=0)
+
+  @property
+  def full(self) -> Kept:
+    """What the policy of this name keeps."""
+    return self._kept(0)
 
   @functools.cached_property
   def _names(self) -> list[np.ndarray]:
@@ -110,7 +114,7 @@ class Choices:
       limit: the bytes of a device's memory.
       of_host: the bytes of its host's memory.
     """
-    linear = _Linear(predict, self._examples)
+    linear = _Linear(predict, self._examples, self.full.device)
     peak, on_host = linear.peak(self._device, self._host), linear.on_host * self._host
     fit = np.flatnonzero((peak <= limit) & (on_host <= of_host))
     seconds = linear.seconds(self._shares[fit], self._host[fit]).round(9) if fit.size else fit
@@ -125,7 +129,7 @@ class Choices:
       self, predict: Predict, limit: float, of_host: float = math.inf, *, iterations: int
   ) -> tuple[Kept, tuple[Costs, Estimate]] | None:
     """As `best`, if of so many iterations the first keep less than the others; None if nothing that fits is faster."""
-    linear = _Linear(predict, self._examples)
+    linear = _Linear(predict, self._examples, self.full.device)
     peak, on_host = linear.peak(self._device, self._host), linear.on_host * self._host
     seconds, fits = linear.seconds(self._shares, self._host), (peak <= limit) & (on_host <= of_host)
     fits[0] = False  # with remat_policy=full, of which the first iterations could keep no less
@@ -185,13 +189,15 @@ class _Examples(NamedTuple):
 class _Linear:
   """What a run costs, as a function of what its layers keep. All but what waits for the host is linear in that."""
 
-  def __init__(self, predict: Predict, examples: _Examples):
+  def __init__(self, predict: Predict, examples: _Examples, inputs: float = 0.0):
+    """`inputs` are the bytes for each token of layers' inputs."""
     self._predict, self._examples = predict, examples
     self._costs, self._base = predict(examples.nothing)
     on_device, on_host = predict(examples.on_device), predict(examples.on_host)
     self._to_host = on_host[1].to_host / _UNIT
     self.on_host = on_host[0].on_host / _UNIT  # bytes for each byte of a token
     self._on_device, self._on_host = ((found[0].peak - self._costs.peak) / _UNIT for found in (on_device, on_host))
+    self._inputs = inputs
 
   @functools.cached_property
   def _alone(self) -> np.ndarray:
@@ -214,7 +220,8 @@ class _Linear:
 
   def peak(self, device: np.ndarray, host: np.ndarray) -> np.ndarray:
     """The memory of a device, in bytes."""
-    return self._costs.peak + self._on_device * device + self._on_host * host
+    copied = np.where(host > 0, np.maximum(device - self._inputs, 0.0), 0.0) if self._costs.copies_kept else 0.0
+    return self._costs.peak + self._on_device * (device + copied) + self._on_host * host
 
 
 def _part(size: float, less: np.ndarray, limit: float) -> np.ndarray:

@@ -62,6 +62,7 @@ class Part(enum.StrEnum):
   GRADIENTS_OF_LAYER = "gradients_of_layer"  # which with one microbatch are no sums
   GRADIENTS_OF_PARTS = "gradients_of_parts"  # the sum over the parts that gradient accumulation makes of a step
   KEPT = "kept"  # for backward: inputs of layers, and what the remat policy keeps
+  KEPT_AGAIN = "kept_again"  # copies of that in another layout
   TO_HOST = "to_host"  # what is on its way to the host's memory, or back
   WAITING = "waiting"  # microbatches, both directions
   WORK = "work"  # backward of a layer, of one microbatch
@@ -154,6 +155,7 @@ class Costs:
   always: Mapping[Part, int]  # memory that is taken throughout the step
   phases: Mapping[Phase, Mapping[Part, int]]  # memory that is taken in each phase that may be the worst
   on_host: int  # the host's memory that is taken at once
+  copies_kept: bool = False  # whether what is kept may be copied if other arrays are in the host's memory
 
   def accumulated(self, parts: int, gradients: int) -> "Costs":
     """Of a step of so many parts, one after another. Each sends as much; their sum takes the memory of `gradients`."""
@@ -327,6 +329,11 @@ def without(layers: int, sizes: Sizes) -> Costs:
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
   kept = _kept(layers, sizes)
+  # Where it offloads, XLA copies between the two loops what else they keep, to other layouts. Llama 3 8B on v6e-16, four
+  # sequences of 2048, which keeps mlpwi_0, query_proj, context and out_proj, needs 27.4 GB, and with two more arrays on
+  # the host 31.6, or 33.7 with SparseCores: two and three of these four.
+  if sizes.offloaded:
+    kept |= {Part.KEPT_AGAIN: max(layers * (sizes.kept - sizes.activations), 0)}
   backward = {
       Part.GRADIENTS: sizes.parameters,
       Part.WEIGHTS_OF_LAYER: sizes.gathered,
@@ -346,6 +353,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
       beside_compute={Sent.WEIGHTS: 1 - 1 / layers},
       offloaded=layers * sizes.offloaded,
       on_host=layers * sizes.offloaded,
+      copies_kept=True,
       always=_always(sizes),
       phases={Phase.BACKWARD: backward, Phase.LOGITS: kept | _head(sizes)},
   )

@@ -210,7 +210,7 @@ def estimate(
   others = {
       "outside the layers": work.outside * (1.0 if _has_large_vmem(work) else _LOGITS) / chip.flops,
       OPTIMIZER: state / chip.elementwise,
-      "transfers": sum(waits.values()) + waiting + _within_layers(chip, its_slice, work, costs),
+      "transfers": sum(waits.values()) + waiting + _within_layers(chip, its_slice, work, costs, schedule),
   }
   to_host = costs.offloaded / chip.host_bandwidth
   while_sent = _WHILE_SENT if schedule is None else 1.0
@@ -362,11 +362,14 @@ def _gather_rate(chip: chips.Chip, its_slice: Slice, work: Work) -> float:
   return within / takes * _link(chip) if takes else math.inf
 
 
-def _within_layers(chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs) -> float:
+def _within_layers(
+    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, schedule: CircularSchedule | None
+) -> float:
   """Seconds of what layers send over axes such as tensor and context, for which they wait."""
   if not (sent := costs.traffic.get(Sent.WITHIN_LAYERS, 0)):
     return 0.0
-  sizes = [*work.sizes.within_layers, *work.sizes.within_outside]
+  times = work.loop if schedule is None else schedule.iterations
+  sizes = [(times * size, devices) for size, devices in work.sizes.within_layers] + [*work.sizes.within_outside]
   takes = sum(size / its_slice.links_of(devices) for size, devices in sizes)
   return sent * takes / sum(size for size, _ in sizes) / _link(chip)
 

@@ -72,6 +72,8 @@ def experts(
   token, hidden = config.emb_dim * itemsize, width * itemsize
   dispatches, combines = (2 + again.get(what, 0.0) for what in (Again.DISPATCHES, Again.COMBINES))
   biases = _WITH_BIASES if config.mlp_bias else 1
+  # Results are summed over the devices that share a matrix, and scattered, before they are sent back.
+  back = combines / shards(("activation_embed",), config, mesh)
   parts = rows_of_devices.parts(config)
   computing = _TOKENS_HELD + (_TOKENS_ARRIVING if dispatches_beside_compute(config) else 0)
   tokens_held = (computing + _TOKENS_WAITING * (parts - 1)) / parts
@@ -80,8 +82,8 @@ def experts(
   moved = room * (_TOKENS_ROUND_TRIPS * token + _HIDDEN_ROUND_TRIPS * hidden)
   moved += rows * (_TOKENS_ROUND_TRIPS_OF_ROWS * token + _HIDDEN_ROUND_TRIPS_OF_ROWS * hidden)
   return Experts(
-      sent=(combines * rows + dispatches * room) * token if expert_parallelism > 1 else 0,
-      routed=(combines + dispatches) * rows * token,
+      sent=(back * rows + dispatches * room) * token if expert_parallelism > 1 else 0,
+      routed=(back + dispatches) * rows * token,
       held=room * (_HELD_WITH_BIASES if config.mlp_bias else 1) * (tokens_held * token + hidden_held * hidden),
       moved=biases * layouts * moved * (3 + again.get(Again.BETWEEN, 1.0)) / 4,  # with `full` all is computed again
       # Backward of each exchange (jax._src.lax.parallel, `_ragged_all_to_all_transpose`).

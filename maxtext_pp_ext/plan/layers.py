@@ -78,7 +78,7 @@ class Layers:
 
   blocks: tuple[tuple[Block, float], ...]
   tokens: float  # of the whole batch, on one device
-  # What the rest of the model sends in forward, for the whole batch: bytes by the mesh axes over which they go.
+  # What the rest of the model sends in forward, bytes for each token by the mesh axes over which they go.
   rest: Mapping[tuple[str, ...], float] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
@@ -218,6 +218,8 @@ def read(config: DerivedKeys, mesh: AbstractMesh) -> Layers:
   axes = [of_spec(spec, aval.ndim) for spec, aval in zip(specs, avals, strict=True)]
   # Closed forms have what goes over the axes that shard the batch: weights, gradients, and tokens to experts.
   within = set(mesh.axis_names) - axes_of(resolve(ACTIVATION_AXES[:1], mesh, config.logical_axis_rules)) - {"stage"}
+  between_slices = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
+  within = {axis for axis in within if between_slices.get(axis, 1) == 1}
   return of_program(traced.program, mesh.shape, axes, len(paths), within)
 
 
@@ -246,7 +248,7 @@ def of_program(
   rest: dict[tuple[str, ...], float] = {}
   for each in reader.operations:
     for over, size in each.sends.items():
-      rest[over.axes] = rest.get(over.axes, 0.0) + size
+      rest[over.axes] = rest.get(over.axes, 0.0) + size / tokens
   return Layers(blocks=reader.blocks, tokens=tokens, rest=rest)
 
 

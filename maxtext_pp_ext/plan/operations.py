@@ -22,13 +22,14 @@ from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext.engine.programs.checkpoints import number_of_one_rank
 from maxtext_pp_ext.engine.programs.jaxprs import inner_program
-from maxtext_pp_ext.engine.programs.primitives import has, is_call, Trait
+from maxtext_pp_ext.engine.programs.primitives import is_call
 from maxtext_pp_ext.hardware.kernels import NAMES_OF_ATTENTION
 from maxtext_pp_ext.jax_private import Jaxpr, JaxprEqn, Literal
 from maxtext_pp_ext.sharding.resolve import mesh_axes
 
 Axes = tuple[tuple[str, ...], ...]  # of each dimension, the mesh axes that shard it
 # JAX's collectives: how many times a device sends the larger of its operand and result.
+_CONSTRAINTS = {"sharding_constraint": "sharding", "reshard": "dst_sharding"}  # and the parameter with the sharding
 _COLLECTIVES = dict.fromkeys(("psum", "psum_invariant", "pmax"), 2)
 _COLLECTIVES |= dict.fromkeys(("all_gather", "all_gather_invariant", "reduce_scatter"), 1)
 
@@ -113,9 +114,9 @@ class Reader:
     if name not in ("while", "cond", "pallas_call") and (inner := inner_program(eqn)[0]) is not None:
       return self.read(inner, operands, asked)
     if name == "dot_general" and self.within:
-      operands = self._whole_operands(eqn, operands)
+      operands = self._whole_operands(eqn, operands, asked[0])
     results = [self.array(v.aval, axes) for v, axes in zip(eqn.outvars, self._axes(eqn, operands), strict=True)]
-    if name == "sharding_constraint" and results[0].axes == operands[0].axes:
+    if name in _CONSTRAINTS and results[0].axes == operands[0].axes:
       return operands
     amount = self._amount(eqn, operands, results)
     if summed := self._summed(eqn, operands):
@@ -185,16 +186,22 @@ class Reader:
     amount = length * sum(operation.amount for operation in within.operations)
     return self.add(kind, operands, results, amount, None, {over: length * size for over, size in sends.items()})
 
-  def _whole_operands(self, eqn: JaxprEqn, operands: list[Array]) -> list[Array]:
-    """The operands of a product, gathered along contracted dimensions whose axes shard another dimension of the other."""
-    (lc, rc), _ = eqn.params["dimension_numbers"]
-    found = []
-    for own, dimensions, other in zip(operands, (lc, rc), operands[::-1], strict=True):
-      others = rc if dimensions is lc else lc
-      contracted = {axis for k in dimensions for axis in own.axes[k]} & self.within
-      elsewhere = {axis for k, of in enumerate(other.axes) if k not in others for axis in of}
-      found.append(self._gathered(own, frozenset(contracted & elsewhere)))
-    return found
+  def _whole_operands(self, eqn: JaxprEqn, operands: list[Array], asked: Axes | None) -> list[Array]:
+    """The operands of a product, gathered along dimensions whose mesh axes shard another dimension of the other operand.
+
+    Of an axis that shards a free dimension of both, one is gathered: the one whose dimension shall not have it.
+    """
+    contracted, batch = eqn.params["dimension_numbers"]
+    axes = lambda k, of: {axis for d in of for axis in operands[k].axes[d]} & self.within
+    free = [[d for d in range(len(operands[k].shape)) if d not in (*contracted[k], *batch[k])] for k in (0, 1)]
+    both = axes(0, free[0]) & axes(1, free[1])
+    behind = len(batch[0]) + len(free[0])  # in the result come batch, then the left one's free dimensions
+    of_right = both & {axis for of in (asked or ())[behind:] for axis in of}
+    whole = [axes(k, contracted[k]) & axes(1 - k, free[1 - k]) for k in (0, 1)]
+    return [
+        self._gathered(operands[0], frozenset(whole[0] | of_right)),
+        self._gathered(operands[1], frozenset(whole[1] | (both - of_right))),
+    ]
 
   def _gathered(self, array: Array, over: frozenset[str]) -> Array:
     if not over:
@@ -237,7 +244,7 @@ class Reader:
   def _sends(self, eqn: JaxprEqn, operands: list[Array], results: list[Array]) -> dict[Over, float]:
     """What is sent for a sharding constraint, or for a collective that the program has itself."""
     name = eqn.primitive.name
-    if name == "sharding_constraint":
+    if name in _CONSTRAINTS:
       return self._moves(operands[0], results[0].axes, results[0].bytes)
     if name not in _COLLECTIVES:
       return {}
@@ -250,9 +257,10 @@ class Reader:
 
   def _amount(self, eqn: JaxprEqn, operands: list[Array], results: list[Array]) -> float:
     if eqn.primitive.name == "dot_general":
-      (contracted, _), _ = eqn.params["dimension_numbers"]
-      local = self._local(operands[0].shape, operands[0].axes)
-      return 2.0 * math.prod(self._local(results[0].shape, results[0].axes)) * math.prod(local[d] for d in contracted)
+      contracted, _ = eqn.params["dimension_numbers"]
+      locals_ = [self._local(each.shape, each.axes) for each in operands]
+      depth = math.prod(min(locals_[0][i], locals_[1][j]) for i, j in zip(*contracted, strict=True))
+      return 2.0 * math.prod(self._local(results[0].shape, results[0].axes)) * depth
     if _kind(eqn) is Kind.GROUPED:  # of rows [rows, in] with matrices [groups, in, out]
       rows = [each for each in operands if len(each.shape) == 2 and each.shape[0] == results[0].shape[0]]
       return 2.0 * math.prod(self._local(results[0].shape, results[0].axes)) * (rows[0].shape[1] if rows else 0)
@@ -265,8 +273,8 @@ class Reader:
     if not operands:
       return [((),) * len(shape) for shape in shapes]
     shape, axes = operands[0].shape, operands[0].axes
-    if name == "sharding_constraint":
-      spec = [*getattr(given["sharding"], "spec", ()), *[None] * len(shape)][: len(shape)]
+    if name in _CONSTRAINTS:
+      spec = [*getattr(given[_CONSTRAINTS[name]], "spec", ()), *[None] * len(shape)][: len(shape)]
       return [tuple(axes[k] if of is P.UNCONSTRAINED else tuple(mesh_axes(of)) for k, of in enumerate(spec))]
     if name == "transpose":
       return [tuple(axes[k] for k in given["permutation"])]
@@ -314,21 +322,27 @@ class Reader:
 
 
 def _asks(jaxpr: Jaxpr, asked: Sequence[Axes | None]) -> dict[Any, Axes]:
-  """Of values that a sharding constraint reads, also behind casts and names, the axes that it asks for."""
+  """Of values that a sharding constraint reads, also behind what computes value by value, the axes that it asks for."""
   found = {v: axes for v, axes in zip(jaxpr.outvars, asked, strict=False) if axes and not isinstance(v, Literal)}
+
+  def note(value: Any, axes: Axes | None, *, first: bool = False) -> None:
+    if axes and not isinstance(value, Literal) and len(axes) == len(value.aval.shape) and not (first and value in found):
+      found[value] = axes
+
   for eqn in reversed(jaxpr.eqns):
-    if eqn.primitive.name == "sharding_constraint":
-      spec = [None if of is P.UNCONSTRAINED else of for of in getattr(eqn.params["sharding"], "spec", ())]
-      asks: Sequence[Axes | None] = [of_spec(spec, len(eqn.outvars[0].aval.shape))]
-    elif eqn.primitive.name == "scan" or is_call(eqn):
+    if (name := eqn.primitive.name) in _CONSTRAINTS:
+      given = getattr(eqn.params[_CONSTRAINTS[name]], "spec", ())
+      spec = [None if of is P.UNCONSTRAINED else of for of in given]
+      note(eqn.invars[0], of_spec(spec, len(eqn.outvars[0].aval.shape)))
+    elif name == "scan" or is_call(eqn):
       inner, _ = inner_program(eqn)
       of_inner = _asks(inner, [found.get(v) for v in eqn.outvars] if is_call(eqn) else ())
-      asks = [of_inner.get(v) for v in inner.invars]
-    else:
-      asks = [found.get(eqn.outvars[0])] if has(eqn, Trait.SAME_DIMENSIONS) else []
-    for value, axes in zip(eqn.invars, asks, strict=False):
-      if axes and not isinstance(value, Literal) and len(axes) == len(value.aval.shape):
-        found[value] = axes
+      for value, v in zip(eqn.invars, inner.invars, strict=True):
+        note(value, of_inner.get(v))
+    elif len(eqn.outvars) == 1 and _kind(eqn) is Kind.OTHER:  # casts, norms, biases
+      for value in eqn.invars:
+        if value.aval.shape == eqn.outvars[0].aval.shape:
+          note(value, found.get(eqn.outvars[0]), first=True)
   return found
 
 
@@ -336,7 +350,7 @@ def _scattered(result: Array, over: Collection[str], asked: Axes | None) -> Axes
   """The axes of a sum: those that are asked for, as far as it is summed over them."""
   of = asked or ((),) * len(result.axes)
   new = [tuple(axis for axis in each if axis in over) for each in of]
-  return tuple(own or added for own, added in zip(result.axes, new, strict=True))
+  return tuple((*own, *added) for own, added in zip(result.axes, new, strict=True))
 
 
 def _kind(eqn: JaxprEqn) -> Kind:

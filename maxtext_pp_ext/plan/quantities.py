@@ -39,9 +39,10 @@ _LAYERS = r"scanned_blocks|(dense_|moe_)?layers(_(engram_)?\d+(_\d+)?|_remainder
 _IN_LAYERS = re.compile(rf"decoder/({_LAYERS})/")
 # In a pipeline, in a scan or beside both; not the table of embeddings, the last norm and the logits' weights.
 _ANY_LAYERS = re.compile(rf"decoder/(pipeline_module|{_LAYERS}|(moe_)?layers_outside_pipeline(_\d+)?)/")
-# Axes that shard what layers compute, other than the batch.
-_GATHERS = "all_gather"  # the strategy of context parallelism whose transfers the program of a layer shows
-_WITHIN_LAYERS = ("tensor", "tensor_transpose", "tensor_sequence", "context", "sequence", "context_autoregressive")
+# Axes that shard what layers compute, other than the batch, and the strategy of context parallelism whose transfers the
+# program of a layer shows.
+_WITHIN_LAYERS = ("tensor", "tensor_transpose", "tensor_sequence", "context", "context_usp_ulysses")
+_GATHERS = "all_gather"
 # Costs per device and step, and estimated seconds.
 Predicted = tuple[costs.Costs, estimate.Estimate | None]
 
@@ -133,8 +134,10 @@ def keeping(
   others = config.num_decoder_layers / config.pipeline_parallel_layers - 1 if pipelined else 0.0
   of_others = others * tokens / (schedule.stages if schedule else 1)
   sent = layers_inside(config, layers).sent(kept, apart=schedule is not None)
-  # The embedding and the logits send as much in backward as in forward.
-  outside = {axes: of_others * sent.get(axes, 0.0) + 2 * layers.rest.get(axes, 0.0) for axes in {*sent, *layers.rest}}
+  # The stages share the embedding and the logits, too. These send as much in backward as in forward.
+  of_rest = 2 * tokens / (schedule.stages if schedule else 1)
+  each_axes = {*sent, *layers.rest}
+  outside = {axes: of_others * sent.get(axes, 0.0) + of_rest * layers.rest.get(axes, 0.0) for axes in each_axes}
   by_devices = lambda sizes: tuple((size, math.prod(mesh.shape[each] for each in axes)) for axes, size in sizes.items())
   return dataclasses.replace(
       sized,

@@ -36,6 +36,8 @@ class Candidate:
   estimate: Estimate | None  # of the seconds of a step; None if the device or its slice is not known
   # The same one, if its first iterations keep less than the others; None if that is no choice, or no faster.
   in_parts: Callable[[], "Candidate | None"] = dataclasses.field(default=lambda: None, repr=False, compare=False)
+  # The same one with its best policy, if it has `full` since another one of its kind is faster anyway.
+  closely: Callable[[], "Candidate"] | None = dataclasses.field(default=None, repr=False, compare=False)
 
   @property
   def seconds(self) -> float | None:
@@ -108,6 +110,19 @@ class Plan:
     limits = ((self.memory_limit, costs.peak), (self.host_limit, costs.on_host))
     of_device, of_host = (0 if limit is None else max(size - limit, 0) for limit, size in limits)
     return of_device, of_host
+
+  def needs(self, candidate: Candidate) -> tuple[int, int]:
+    """How much memory is missing, and how much a candidate needs."""
+    return sum(self.missing(candidate.costs)), candidate.costs.peak
+
+  def rank(self, candidate: Candidate) -> tuple:
+    """Ranks candidates that fit by a token's estimated time, then by what they send for it; the others by memory."""
+    if not self.fits(candidate):
+      return (1, *self.needs(candidate), 0)
+    bubble = candidate.schedule.bubble_fraction if candidate.schedule else 0.0
+    # The time of transfers is unknown if the device is not known: then the bubble decides.
+    first = bubble if candidate.seconds is None else candidate.seconds / candidate.tokens
+    return (0, first, candidate.costs.sent / candidate.tokens, candidate.costs.peak)
 
   def nearly_full(self, candidate: Candidate) -> bool:
     """Whether a candidate that fits leaves little room. What XLA arranges in memory may need more than is in use."""

@@ -27,7 +27,6 @@ from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.units import counted
 
-_SHOWN = 10  # of a plan in which all candidates keep their best, the first that are accepted as configs
 # The keys in which the candidates with the same stages differ.
 _OF_SCHEDULE = ("num_pipeline_microbatches", "pipeline_impl")
 # The key that a plan chooses for a model with experts, unless the run does.
@@ -57,7 +56,8 @@ def plan(
     memory_limit: int | None = None,
     batches: Sequence[Mapping[str, Any]] = ({},),
     axes: Sequence[str] = (),
-    shown: int | None = None,
+    shown: int = 10,
+    every: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
   """Finds the combinations of stages, repeats, layers per stage and microbatches, and ranks them by tokens per second.
@@ -72,9 +72,9 @@ def plan(
     devices, chip, memory_limit: number and kind of devices, and bytes of one, where `compile_topology` does not say.
     batches: keys of batches (`costs.BATCH`), each of which is tried instead of the arguments' own.
     axes: those of `costs.AXES` whose sizes within a slice are tried. They take their devices as stages do.
-    shown: how many of the best, one of each kind, must be accepted as configs by this package and MaxText. Of others
-      those have the policy `full` that are slower than the first of their kind whatever they keep. By default all keep
-      their best.
+    shown: how many of the best, one of each kind, must be accepted as configs by this package and MaxText.
+    every: whether each candidate keeps its best. Else those have the policy `full` that are slower than the first of
+      their kind whatever they keep.
     on_progress: called with the number of layouts done, and their total.
 
   Raises:
@@ -84,9 +84,7 @@ def plan(
   searches, refused = list[_Search](), list[dict[str, Any]]()
   for batch in batches:
     try:
-      searches.append(
-          _Search(argv, implementations, devices, chip, memory_limit, batch, axes, shown is None, *searches[:1])
-      )
+      searches.append(_Search(argv, implementations, devices, chip, memory_limit, batch, axes, every, *searches[:1]))
     except (ValueError, NotImplementedError) as error:
       if len(refused) + 1 == len(batches):
         raise
@@ -133,7 +131,7 @@ class _Search:
     self._layers: dict[tuple[int, ...], Layers] = like._layers if like else {}
     self._choices: dict[tuple, choice.Choices] = like._choices if like else {}
     self._models: abstract_model.Models = like._models if like else abstract_model.Models(_NOT_OF_PARAMETERS)
-    # By the kind of a candidate the seconds of a token of the first; {} if all are looked at alike.
+    # By the kind of a candidate the seconds of a token of the first; None if all are looked at closely.
     self._first: dict[tuple, float] | None = None if every else like._first if like else {}
     self._ours = [impl for impl in implementations if impl != variants.NONE]
     of_run = arguments.given(argv) or {}
@@ -145,10 +143,10 @@ class _Search:
         raise ValueError(f"{key}={getattr(self._without, key)}: the run says the size of the axis that should be tried.")
     is_free = self._without.ici_expert_parallelism == 1 and _EXPERTS not in of_run
     # MaxText's attention does not cut heads of keys and values. Of a sequence each device has rows of both ends.
-    can = {"tensor": self._without.num_kv_heads, "context": self._without.max_target_length // (2 * tiles.LANES)}
+    can = {"tensor": self._without.num_kv_heads, "context": max(self._without.max_target_length // (2 * tiles.LANES), 1)}
     most = {axis: can[axis] for axis in axes}
     most |= {"expert": experts.most_expert_parallelism(self._without) if is_free else 1}
-    sizes_of_axes = list(candidates.sizes_of_axes(self._without, most))
+    sizes_of_axes = list(candidates.ways_to_share(self._without, most))
     most_experts = max(each.get("expert", 1) for each in sizes_of_axes)
     # Numbers of devices for experts between one and the most come last (`experts.between`).
     self._sizes_of_axes = sorted(sizes_of_axes, key=lambda each: 1 < each.get("expert", 1) < most_experts)
@@ -202,7 +200,7 @@ class _Search:
       config = self._without if keys == self._none else self._variations.read(keys)
       config, laid_out = self._on_torus(config, keys)
       if (reason := rows_of_devices.too_few(config, "tpu" if self.found.chip else None)) is not None:
-        self._refused(keys, ValueError(reason))
+        self._refused(keys, ValueError(reason), ici_pipeline_parallelism=1)
         return
       self._add([(laid_out, variants.NONE, None)], config, *self._models.explained(config, laid_out))
     except (ValueError, NotImplementedError) as error:
@@ -252,10 +250,10 @@ class _Search:
     except ValueError as error:
       self._refused(changed, error)
 
-  def ranked(self, shown: int | None) -> Plan:
+  def ranked(self, shown: int) -> Plan:
     """Returns the plan with its candidates in order; the first of each of `shown` kinds is accepted as a config."""
-    found, shown = self.found, _SHOWN if shown is None else shown
-    found.candidates.sort(key=self._rank)
+    found = self.found
+    found.candidates.sort(key=found.rank)
     if found.chooses_kept:
       self._divide_iterations(shown)
     found.infeasible.sort(key=lambda each: [each["keys"].get(key, 1) for key in _OF_LAYOUT])
@@ -274,7 +272,16 @@ class _Search:
       except (ValueError, NotImplementedError) as error:
         found.candidates.remove(candidate)
         self._refused(candidate.keys, error)
+        if any(self._look_closely(candidate.kind)):
+          return self.ranked(shown)
     return found
+
+  def _look_closely(self, kind: tuple) -> Iterator[bool]:
+    """Has candidates of a kind keep their best that do not yet. Yields whether one did not."""
+    for number, candidate in enumerate(self.found.candidates):
+      if candidate.kind == kind and candidate.closely is not None:
+        self.found.candidates[number] = candidate.closely()
+        yield True
 
   def _divide_iterations(self, shown: int) -> None:
     """Lets the first iterations of the first candidates keep less, one of each of `shown` kinds, if that is faster."""
@@ -282,7 +289,7 @@ class _Search:
     for candidate in list(filter(found.fits, found.distinct()))[:shown]:
       if (other := candidate.in_parts()) is not None:
         found.candidates[found.candidates.index(candidate)] = other
-    found.candidates.sort(key=self._rank)
+    found.candidates.sort(key=found.rank)
 
   def _remedies(self, smallest: Candidate) -> list[Remedy]:
     """Returns what would make the model fit, tried on the candidate that needs least memory."""
@@ -297,13 +304,13 @@ class _Search:
   def _smallest(self, like: Candidate, changed: dict[str, Any]) -> Candidate | None:
     """Returns the candidate with the stages of another one, and other keys changed, that needs least memory."""
     other = copy.copy(self)
-    other.found = dataclasses.replace(self.found, candidates=[], infeasible=[])
+    other.found, other._first = dataclasses.replace(self.found, candidates=[], infeasible=[]), None
     if like.schedule is None:
       other._look_at_none(choice.without_choice(like.keys) | changed)
     else:
       keys = choice.without_choice(like.keys)
       other.look_at({key: value for key, value in keys.items() if key not in _OF_SCHEDULE} | changed)
-    return min(other.found.candidates, key=self._needs, default=None)
+    return min(other.found.candidates, key=self.found.needs, default=None)
 
   def _on_torus(self, config: DerivedKeys, changed: dict[str, Any]) -> tuple[DerivedKeys, dict[str, Any]]:
     """Returns a config and its keys; with the key that divides axes of the torus, if JAX needs it for the mesh."""
@@ -311,9 +318,9 @@ class _Search:
       return config, changed
     return with_values(config, {_SPLITS: True}), changed | {_SPLITS: True}
 
-  def _refused(self, changed: dict[str, Any], error: Exception) -> None:
+  def _refused(self, changed: dict[str, Any], error: Exception, **also: int) -> None:
     names = self._batch | {key: value for key, value in changed.items() if self._none.get(key) != value}
-    self.found.infeasible.append({"keys": names or {"ici_pipeline_parallelism": 1}, "reason": _reason(error)})
+    self.found.infeasible.append({"keys": names | also, "reason": _reason(error)})
 
   def _add(self, runs: Sequence[tuple[dict[str, Any], str, CircularSchedule | None]], config, parameters, mesh) -> None:
     """Adds a candidate for each run: its keys, implementation and schedule."""
@@ -339,14 +346,11 @@ class _Search:
         self._choices[key] = choice.Choices(config, inside, of, full)
       choices = self._choices[key]
       limits = [NEARLY_FULL * (limit or 0) for limit in (self.found.memory_limit, self.found.host_limit)]
-      candidate = self._slower(choices, of, of_run, impl, changed)
-      if candidate is None:
-        kept, found = choices.best(of, *limits)
-        candidate = of_run(changed | choices.keys_of(kept), *found)
-        self._note(candidate)
-      if schedule is not None:
-        in_parts = functools.partial(self._in_parts, choices, of, limits, schedule.iterations, of_run, changed)
-        candidate = dataclasses.replace(candidate, in_parts=in_parts)
+      closely = functools.partial(self._closely, choices, of, limits, schedule, of_run, changed)
+      if (candidate := self._slower(choices, of, of_run, impl, changed)) is not None:
+        candidate = dataclasses.replace(candidate, closely=closely)
+      else:
+        self._note(candidate := closely())
       self.found.candidates.append(candidate)
 
   def _slower(self, choices: choice.Choices, of, of_run, impl: str, changed: dict[str, Any]) -> Candidate | None:
@@ -362,6 +366,17 @@ class _Search:
     if self._first is not None and candidate.seconds is not None and self.found.fits(candidate):
       seconds = candidate.seconds / candidate.tokens
       self._first[candidate.kind] = min(seconds, self._first.get(candidate.kind, math.inf))
+
+  def _closely(
+      self, choices: choice.Choices, of, limits, schedule: CircularSchedule | None, of_run, changed
+  ) -> Candidate:
+    """A candidate that keeps its best."""
+    kept, found = choices.best(of, *limits)
+    candidate = of_run(changed | choices.keys_of(kept), *found)
+    if schedule is None:
+      return candidate
+    in_parts = functools.partial(self._in_parts, choices, of, limits, schedule.iterations, of_run, changed)
+    return dataclasses.replace(candidate, in_parts=in_parts)
 
   def _in_parts(self, choices: choice.Choices, of, limits, iterations: int, of_run, changed) -> Candidate | None:
     if (found := choices.in_parts(of, *limits, iterations=iterations)) is None:
@@ -382,15 +397,3 @@ class _Search:
         costs=costs,
         estimate=estimate,
     )
-
-  def _needs(self, candidate: Candidate) -> tuple[int, int]:
-    return sum(self.found.missing(candidate.costs)), candidate.costs.peak
-
-  def _rank(self, candidate: Candidate) -> tuple:
-    """Ranks candidates that fit by a token's estimated time, then by what they send for it; the others by memory."""
-    if not self.found.fits(candidate):
-      return (1, *self._needs(candidate), 0)
-    bubble = candidate.schedule.bubble_fraction if candidate.schedule else 0.0
-    # The time of transfers is unknown if the device is not known: then the bubble decides.
-    first = bubble if candidate.seconds is None else candidate.seconds / candidate.tokens
-    return (0, first, candidate.costs.sent / candidate.tokens, candidate.costs.peak)

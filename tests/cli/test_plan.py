@@ -207,8 +207,18 @@ def test_sizes_of_the_axes_that_are_asked_for_are_tried_and_cost_what_a_run_with
       assert (tried["memory"], tried["sent"], tried["seconds"]) == (row["memory"], row["sent"], row["seconds"])
       same += 1
   assert same >= 3 and any(row["sent"]["bytes"].get("within_layers") for row in given)
-  status, captured = plan(*options[:3], "--axes", "tensor,context")
-  assert not status and re.search(r"pipeline +S +(TP +)?(CP +)?R ", captured.out)
+  # Of 512 tokens two devices have rows of both ends, of 16 tokens none.
+  for length, sizes in ((512, {1, 2}), (16, {1})):
+    found = json.loads(plan(*options, "--axes", "tensor,context", f"max_target_length={length}")[1].out)["candidates"]
+    assert {row["keys"].get("ici_context_parallelism", 1) for row in found} == sizes
+    assert {row["keys"].get("ici_tensor_parallelism", 1) for row in found} == {1, 2}
+
+
+def test_each_batch_sends_within_layers_what_it_sends_alone(plan):
+  options = ("compile_topology=v5p-16", "ici_tensor_parallelism=2", "--impl", "none,circular_bsw", "--all", "--json")
+  several, alone = (json.loads(plan(*options, *batch)[1].out) for batch in (("--batch", "2,8"), ("--batch", "8")))
+  of = lambda found: [row["sent"] for row in found["candidates"] if row["keys"]["per_device_batch_size"] == 8]
+  assert of(several) == of(alone) and all(sent["bytes"]["within_layers"] for sent in of(alone))
 
 
 def test_a_model_without_a_pipeline_needs_rows_on_each_device(plan):

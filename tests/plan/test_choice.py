@@ -42,13 +42,15 @@ def toy():
   return layers.of_program(program, {}, [None] * len(weights) + [((), (), ())], len(weights))
 
 
-def costs(kept, *, per_byte, product, between, base=100.0):
+def costs(kept, *, per_byte, product, between, base=100.0, copies=False, inputs=0.0):
   """A run whose memory is what is kept, and whose seconds are recomputation and what waits for the host."""
   pipeline = base + product * kept.share(Kind.PRODUCT) + between * kept.again[Again.BETWEEN]
   to_host = per_byte * kept.host
   waits = float(estimate.waiting_for_host(to_host, 0.5 * base / 3, 0.75 * (pipeline - base / 3)))
   parts = {"pipeline": pipeline, "host": waits}
-  return types.SimpleNamespace(peak=1000 + kept.device, on_host=kept.host), estimate.Estimate(
+  copied = max(kept.device - inputs, 0.0) if copies and kept.host else 0.0
+  of_memory = types.SimpleNamespace(peak=1000 + kept.device + copied, on_host=kept.host, copies_kept=copies)
+  return of_memory, estimate.Estimate(
       parts=parts,
       beside={"links": 0.0},
       pipeline=pipeline,
@@ -59,12 +61,15 @@ def costs(kept, *, per_byte, product, between, base=100.0):
   )
 
 
+@pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("rates", [(0.01, 30.0, 1.0), (0.3, 30.0, 9.0), (2.0, 1.0, 30.0), (1e9, 30.0, 1.0)])
-def test_no_policy_that_fits_is_faster(rates):
+def test_no_policy_that_fits_is_faster(rates, copies):
   found, (per_byte, product, between) = toy(), rates
-  predict = lambda kept: costs(kept, per_byte=per_byte, product=product, between=between)
-  assert found.names == tuple(sorted((*NAMES, "decoder_layer_input")))
   full = found.under(lambda name: None)
+  predict = functools.partial(
+      costs, per_byte=per_byte, product=product, between=between, copies=copies, inputs=full.device
+  )
+  assert found.names == tuple(sorted((*NAMES, "decoder_layer_input")))
   choices = choice.Choices(CONFIG, found, predict, full)
   every = []
   for places in itertools.product((None, "device", "offload"), repeat=len(NAMES)):

@@ -100,6 +100,15 @@ def test_activations_go_between_slices_if_stages_do_and_weights_if_they_are_shar
   assert costs.without(7, sharded).between_slices == 7 * (3 * 10 + 20) + 3
 
 
+def test_a_loop_of_maxtexts_that_offloads_may_copy_what_else_it_keeps():
+  kept = dataclasses.replace(SIZES, kept=50)
+  offloads = dataclasses.replace(kept, offloaded=7, on_the_way=14)
+  assert costs.without(5, offloads).peak - costs.without(5, kept).peak == 5 * (50 - 16) + 14
+  inputs = dataclasses.replace(SIZES, offloaded=7)
+  assert costs.without(5, inputs).memory.get(costs.Part.KEPT_AGAIN, 0) == 0
+  assert costs.Part.KEPT_AGAIN not in costs.pipelined(SCHEDULES[0], GatherPolicy.REPEAT, offloads).memory
+
+
 def test_gradients_that_are_reduced_at_once_are_kept_in_the_dtype_of_sums():
   schedule = CircularSchedule(stages=1, microbatches=2, repeats=5)
   kept = {each: costs.pipelined(schedule, each, SIZES).phases[costs.Phase.BACKWARD] for each in GatherPolicy}

@@ -60,6 +60,34 @@ def test_without_a_constraint_the_result_goes_to_all_devices():
   assert axes == [(("fsdp",), ())]
 
 
+@pytest.mark.parametrize(
+    "behind",
+    [lambda y, r: y + r, lambda y, r: y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True)), lambda y, r: jax.nn.silu(y)],
+    ids=["residual", "norm", "activation"],
+)
+def test_a_constraint_behind_what_computes_value_by_value_counts_for_the_product_before(behind):
+  sent, _, axes = read(lambda r, *args: ask(behind(mlp(*args), r), X), ((ROWS, EMBED), X), *OF_MLP)
+  of_norm = 2 * (ROWS // 2 * 4) * 3 / 4  # at most, the sums of squares
+  assert WHOLE * 3 / 4 <= sent[REDUCED] <= WHOLE * 3 / 4 + of_norm and axes == [(("fsdp",), ("tensor",))]
+
+
+def test_of_an_axis_that_both_operands_have_one_is_gathered():
+  whole = 4 * ROWS * EMBED * 4  # bytes of all keys
+  of = ((2, 4 * ROWS, EMBED), P(None, "tensor", None)), ((2, 4 * ROWS, EMBED), P(None, "tensor", None))
+  sent, flops, axes = read(lambda q, k: jnp.einsum("bqd,bkd->bqk", q, k), *of)
+  assert sent == {GATHERED: 2 * whole * 3 / 4} and flops == 2 * 2 * ROWS * 4 * ROWS * EMBED
+  assert axes == [((), ("tensor",), ())]
+  # Tensor parallelism of sequences: what comes behind asks for the heads.
+  to_heads = lambda x, w: ask(x @ w, P(None, "tensor"))
+  sent, _, _ = read(to_heads, ((4 * ROWS, EMBED), P("tensor", None)), ((EMBED, HIDDEN), UP))
+  assert sent == {GATHERED: whole * 3 / 4}
+
+
+def test_a_contraction_of_which_one_operand_is_cut_is_a_part_of_it_on_each_device():
+  _, flops, _ = read(lambda x, w: x @ w, ((ROWS, HIDDEN), P("fsdp", None)), ((HIDDEN, EMBED), DOWN))
+  assert flops == 2 * (ROWS // 2) * HIDDEN // 4 * EMBED
+
+
 def test_a_constraint_within_a_function_counts_for_what_calls_it():
   inner = jax.jit(lambda x: ask(x, X))
   sent, _, _ = read(lambda *args: inner(mlp(*args)), *OF_MLP)
@@ -138,7 +166,7 @@ def test_tensor_parallelism_sends_what_megatron_with_sequence_parallelism_sends(
   assert sent.keys() == {("tensor",)}
   # Sums of squares of norms go to all devices, too: 4 bytes for each token.
   assert sent["tensor",] == pytest.approx(config.num_decoder_layers * POLICIES[policy] * stream, rel=5e-3)
-  assert found.rest["tensor",] / found.tokens == pytest.approx(2 * stream, rel=5e-3)  # the embedding and the logits
+  assert found.rest["tensor",] == pytest.approx(2 * stream, rel=5e-3)  # the embedding and the logits
 
 
 def test_where_gradients_are_computed_apart_both_operands_are_gathered_once_more():

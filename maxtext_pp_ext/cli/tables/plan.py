@@ -25,7 +25,7 @@ MEMORY = {
         *(Part.DOUBLE_BUFFER, Part.ALL_WEIGHTS, Part.WEIGHTS_OF_ITERATION, Part.WEIGHTS_OF_LAYER, Part.WEIGHTS_AT_LOGITS),
         *(Part.SUMS, Part.UNREDUCED, Part.GRADIENTS_OF_LAYER),
     ),
-    "kept": (Part.KEPT, Part.TO_HOST),
+    "kept": (Part.KEPT, Part.KEPT_AGAIN, Part.TO_HOST),
     "work": (Part.WAITING, Part.WORK, Part.WORK_OF_LAYER, Part.OUTPUTS, Part.HEAD, Part.LOGITS, Part.AFTER_LOGITS),
 }
 # Column -> parts of what is sent that it adds up. Together they are all of it.

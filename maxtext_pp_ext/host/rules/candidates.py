@@ -143,7 +143,7 @@ def donor(config: HostKeys, network: str) -> tuple[str | None, int]:
   return next(((axis, sizes[axis]) for axis in (*unset, *DONORS) if sizes.get(axis, 1) > 1), (None, 1))
 
 
-def sizes_of_axes(config: HostKeys, most: Mapping[str, int]) -> Iterator[dict[str, int]]:
+def ways_to_share(config: HostKeys, most: Mapping[str, int]) -> Iterator[dict[str, int]]:
   """Yields all ways to give devices of a slice to these axes. Sizes divide `most`; those of 1 are left out."""
   available = donor(config, "ici")[1]
   divisors = (derived.divisors(math.gcd(available, size)) for size in most.values())

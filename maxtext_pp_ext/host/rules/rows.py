@@ -83,9 +83,8 @@ def too_few(config: HostKeys, platform: str | None = None) -> str | None:
   """Why a model without a pipeline cannot have the rows of a step; None if it can. `platform` as in `needs`."""
   rows = config.micro_batch_size_to_train_on or 0
   for need in needs(config, platform=platform):
-    if not need.has(rows // parts(config)):
-      wants = f"rows in multiples of {need.devices}" if need.devices > 1 else f"at least {need.least} rows"
-      return f"{need.what} needs {wants}, and without a pipeline it gets {rows} at once."
+    if rows % (unit := need.devices * parts(config)):
+      return f"{need.what} needs rows in multiples of {unit}, and without a pipeline it gets {rows} at once."
   return None
 
 
