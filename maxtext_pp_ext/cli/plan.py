@@ -74,7 +74,7 @@ from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import arguments, topology
 from maxtext_pp_ext.host.models import run_config, variants
 from maxtext_pp_ext.nearest import did_you_mean
-from maxtext_pp_ext.plan.costs import AXES, BATCH, divisions
+from maxtext_pp_ext.plan.costs import AXES, BATCH
 
 _DEFAULT = "none,circular,circular_bsw,circular_ag_once"
 _STAGES = "ici_pipeline_parallelism"
@@ -251,6 +251,8 @@ def _batches(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [{BATCH[0]: int(size) if size.is_integer() else size} for size in sizes]
   if not args.global_batch:
     return [{}]
+  from maxtext_pp_ext.plan.result import divisions  # pylint: disable=import-outside-toplevel
+
   given = run_config.given_keys(args.maxtext_args)
   slices = max(run_config.integer(given, "compile_topology_num_slices"), 1)
   devices = args.devices or slices * topology.devices(given["compile_topology"])

@@ -11,7 +11,6 @@ import dataclasses
 import enum
 from typing import Any
 
-from maxtext_pp_ext.config import derived
 from maxtext_pp_ext.hardware.collective_matmul import CollectiveMatmul
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 from maxtext_pp_ext.schedule.moves import transfers
@@ -191,16 +190,6 @@ class Costs:
   @property
   def peak(self) -> int:
     return sum(self.memory.values())
-
-
-def divisions(sequences: int, devices: int) -> list[dict[str, Any]]:
-  """The keys of each way to divide the sequences of a step: over devices, and into parts that follow one another.
-
-  Each device has whole sequences in each part; if the devices do not divide the sequences, there is one part.
-  """
-  whole, rest = divmod(sequences, devices)
-  sizes = [(sequences / devices, 1)] if rest else [(whole // parts, parts) for parts in derived.divisors(whole)]
-  return [dict(zip(BATCH, each, strict=True)) for each in sizes]
 
 
 def gathers(schedule: CircularSchedule, gather_policy: GatherPolicy) -> float:

@@ -11,7 +11,7 @@ from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.hardware import chips, torus
 from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.host.rules import candidates
-from maxtext_pp_ext.plan.costs import Costs
+from maxtext_pp_ext.plan.costs import BATCH, Costs
 from maxtext_pp_ext.plan.estimate import Estimate
 from maxtext_pp_ext.schedule import CircularSchedule
 
@@ -127,6 +127,16 @@ class Plan:
   def nearly_full(self, candidate: Candidate) -> bool:
     """Whether a candidate that fits leaves little room. What XLA arranges in memory may need more than is in use."""
     return self.memory_limit is not None and NEARLY_FULL * self.memory_limit < candidate.costs.peak <= self.memory_limit
+
+
+def divisions(sequences: int, devices: int) -> list[dict[str, Any]]:
+  """The keys of each way to divide the sequences of a step: over devices, and into parts that follow one another.
+
+  Each device has whole sequences in each part; if the devices do not divide the sequences, there is one part.
+  """
+  whole, rest = divmod(sequences, devices)
+  sizes = [(sequences / devices, 1)] if rest else [(whole // parts, parts) for parts in derived.divisors(whole)]
+  return [dict(zip(BATCH, each, strict=True)) for each in sizes]
 
 
 def remedies(

@@ -272,16 +272,16 @@ class _Search:
       except (ValueError, NotImplementedError) as error:
         found.candidates.remove(candidate)
         self._refused(candidate.keys, error)
-        if any(self._look_closely(candidate.kind)):
+        if self._look_closely(candidate.kind):
           return self.ranked(shown)
     return found
 
-  def _look_closely(self, kind: tuple) -> Iterator[bool]:
-    """Has candidates of a kind keep their best that do not yet. Yields whether one did not."""
-    for number, candidate in enumerate(self.found.candidates):
-      if candidate.kind == kind and candidate.closely is not None:
-        self.found.candidates[number] = candidate.closely()
-        yield True
+  def _look_closely(self, kind: tuple) -> bool:
+    """Has candidates of a kind keep their best that do not yet. Returns whether there were any."""
+    others = [each for each in self.found.candidates if each.kind == kind and each.closely is not None]
+    self.found.candidates = [each for each in self.found.candidates if each.kind != kind or each.closely is None]
+    self.found.candidates += [each.closely() for each in others if each.closely is not None]
+    return bool(others)
 
   def _divide_iterations(self, shown: int) -> None:
     """Lets the first iterations of the first candidates keep less, one of each of `shown` kinds, if that is faster."""

@@ -11,9 +11,9 @@ import pytest
 from maxtext_pp_ext import cli
 from maxtext_pp_ext.compiled import compare
 from maxtext_pp_ext.hardware import chips
-from maxtext_pp_ext.host.models import abstract_model
+from maxtext_pp_ext.host.models import abstract_model, run_config
 from maxtext_pp_ext.plan import choice
-from maxtext_pp_ext.plan.costs import divisions
+from maxtext_pp_ext.plan.result import divisions
 from tests.host.common import TINY
 from tests.host.conftest import installed  # noqa: F401  pylint: disable=unused-import
 from tests.marks import slow_but
@@ -191,6 +191,22 @@ def test_what_is_not_looked_at_closely_since_it_is_slower_is_never_the_first_of_
   assert {kind(row) for row in shown} <= every.keys() and len(shown) >= 5
   for row in shown:
     assert row == every[kind(row)]
+
+
+def test_where_the_first_of_a_kind_is_refused_the_next_one_keeps_its_best(plan, monkeypatch):
+  given = ("compile_topology=v5p-16", *EXPERTS, "base_num_decoder_layers=8", "--impl", "circular_bsw", "--json")
+  rows = json.loads(plan(*given, "--all")[1].out)["candidates"]
+  first, second = [row for row in rows if row["stages"] == 2][:2]
+  read = run_config.Variations.read
+
+  def refusing(self, changed):
+    if changed == first["keys"]:
+      raise ValueError("no such run")
+    return read(self, changed)
+
+  monkeypatch.setattr(run_config.Variations, "read", refusing)
+  shown = json.loads(plan(*given)[1].out)["candidates"]
+  assert [row for row in shown if row["stages"] == 2] == [second]
 
 
 def test_sizes_of_the_axes_that_are_asked_for_are_tried_and_cost_what_a_run_with_them_costs(plan):
