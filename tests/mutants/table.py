@@ -1054,10 +1054,10 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "plan-copies-nothing",
             "plan has a loop of MaxText's keep no copies where it offloads",
-            "plan/choice.py",
-            "copied = np.where(host > 0, np.maximum(device - self._inputs, 0.0), 0.0) if",
-            "copied = 0.0 * host if",
-            "tests/plan/test_choice.py::test_no_policy_that_fits_is_faster",
+            "plan/costs.py",
+            "if sizes.offloaded:\n    kept |=",
+            "if False:\n    kept |=",
+            "tests/plan/test_costs.py::test_a_loop_of_maxtexts_that_offloads_may_copy_what_else_it_keeps",
         ),
         Mutant(
             "plan-mixes-models",
