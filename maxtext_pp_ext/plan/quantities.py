@@ -192,7 +192,8 @@ def not_counted(config: DerivedKeys) -> list[str]:
   if named := [name for name in _WITHIN_LAYERS if getattr(config, f"dcn_{name}_parallelism", 1) > 1]:
     missing.append(f"what the layers send to other slices for their {' and '.join(named)} parallelism")
   strategy = plain(getattr(config, "context_parallel_strategy", _GATHERS))
-  if strategy != _GATHERS and any(getattr(config, f"{each}_context_parallelism", 1) > 1 for each in derived.NETWORKS):
+  of_sequence = ("context", "context_usp_ulysses")
+  if strategy != _GATHERS and any(getattr(config, f"ici_{axis}_parallelism", 1) > 1 for axis in of_sequence):
     missing.append(f"what attention sends with context_parallel_strategy={strategy}")
   return missing
 
@@ -357,13 +358,14 @@ def predictor(
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
   sizes_of = functools.cache(lambda schedule: sizes(config, schedule, weights, its_slice))
   counted = flops.of_step(config), flops.of_attention(config)
-  known: dict[tuple[Schedule | None, int], tuple[Kept, costs.Sizes, estimate.Work]] = {}
+  known: dict[tuple[Schedule | None, int], tuple[Kept, costs.Sizes, estimate.Work | None]] = {}
 
-  def done(schedule: CircularSchedule | None, kept: Kept) -> tuple[Kept, costs.Sizes, estimate.Work]:
+  def done(schedule: CircularSchedule | None, kept: Kept) -> tuple[Kept, costs.Sizes, estimate.Work | None]:
     """What the implementations of a schedule have in common, found once for each object that says what is kept."""
     if (schedule, id(kept)) not in known:
       sized = keeping(config, schedule, sizes_of(schedule), mesh, kept, layers)
-      known[schedule, id(kept)] = kept, sized, work(config, schedule, sized, mesh, kept, layers, counted)
+      of_device = work(config, schedule, sized, mesh, kept, layers, counted) if its_slice else None
+      known[schedule, id(kept)] = kept, sized, of_device
     return known[schedule, id(kept)]
 
   def of(impl: str, schedule: Schedule | None, kept: Kept | None = None) -> Predicted | None:
@@ -378,7 +380,7 @@ def predictor(
       found = costs.pipelined(circular, gather_policy, sized)
     parts = config.gradient_accumulation_steps
     whole = found.accumulated(parts, sized.parameters)
-    if chip is None or its_slice is None:
+    if chip is None or its_slice is None or of_device is None:
       return whole, None
     return whole, estimate.estimate(chip, its_slice, of_device, found, circular, gather_policy).accumulated(parts)
 

@@ -34,7 +34,7 @@ _PARTS = {
     Part.GRADIENTS_OF_LAYER: "gradients of a layer",
     Part.GRADIENTS_OF_PARTS: "sum of the gradients of all parts of gradient_accumulation_steps",
     Part.KEPT: "layers' inputs and what remat_policy keeps, for backward",
-    Part.KEPT_AGAIN: "copies of that, since other arrays are in the host's memory",
+    Part.KEPT_AGAIN: "copies of what remat_policy keeps, since other arrays are in the host's memory",
     Part.TO_HOST: "what is on its way to the host's memory",
     Part.WAITING: "waiting microbatches, both directions",
     Part.WORK: "one microbatch in a layer, backward",
