@@ -26,6 +26,7 @@ REPRODUCERS: dict[str, Reproducer | Ablation] = {
     "reduce_scatter_along_ring": Reproducer(program=transfers.reduce_scatter_along_ring, **_SENT),
     "gather_along_ring": Reproducer(program=transfers.gather_along_ring, **_ALONE),
     "reduce_scatter_of_parts_of_tiles": Reproducer(program=transfers.reduce_scatter_of_parts_of_tiles, **_SENT),
+    "reduce_scatter_of_rows": Reproducer(program=transfers.reduce_scatter_of_rows, **_SENT),
     "exchange_of_two": Reproducer(program=transfers.exchange_of_two, **_ALONE),
     "small_gather": Reproducer(program=transfers.small_gather, **_SENT),
     "gather_over_several_axes": Reproducer(program=transfers.gather_over_several_axes, **_ALONE),

@@ -75,6 +75,18 @@ def reduce_scatter_of_parts_of_tiles(workaround: bool) -> Program:
   return Program(run=run, given=[((1024, 8 * 128), jnp.bfloat16)], topology="v6e:2x4", mesh={"fsdp": 8})
 
 
+def reduce_scatter_of_rows(workaround: bool) -> Program:
+  """With much scoped VMEM a reduce-scatter of rows pads those of each device, and moves them to it afterwards."""
+  rows, columns = 3584, 18944
+
+  def run(gradient):
+    gradient = gradient.reshape(-1, 8, columns) if workaround else gradient
+    return jax.lax.psum_scatter(gradient, "fsdp", tiled=True).reshape(-1, columns)
+
+  flags = {"xla_tpu_scoped_vmem_limit_kib": "98304"}
+  return Program(run=run, given=[((rows, columns), jnp.bfloat16)], topology="v5e:4x8", mesh={"fsdp": 32}, flags=flags)
+
+
 def exchange_of_two(workaround: bool) -> Program:
   """Nothing is computed during a gather between two devices, without flags."""
 

@@ -204,7 +204,7 @@ def estimate(
   # Forward takes one part of what forward, its recomputation and backward compute, and weights' gradients another one.
   pipeline, parts = sum(layers.values()), 3 + work.again
   room = pipeline if schedule is None or schedule.delay == 2 else pipeline / parts
-  waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy), room=room, ours=ours)
+  waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy), room=room)
   state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
   # Weights and moments are taken to have 32 bits.
   others = {
@@ -303,14 +303,13 @@ def _has_large_vmem(work: Work) -> bool:
 
 
 def _transfers(
-    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, *, slower: float, room: float, ours: bool
+    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, *, slower: float, room: float
 ) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
   What two devices gather or reduce they permute, and permutations overlap with compute. Gradients take `slower` times as
   long as their bytes say. A collective matmul's transfers are not among these. Activations have `room` seconds of compute
-  to overlap with, and so has what is sent outside of the pipeline. `ours`: whether weights stay gathered, so that they
-  are gathered ahead.
+  to overlap with, and so has what is sent outside of the pipeline.
   """
   rates = {
       "links": _gather_rate(chip, its_slice, work),
@@ -323,7 +322,7 @@ def _transfers(
   for what, sent in costs.traffic.items():
     if what in (Sent.DISPATCH, Sent.WITHIN_LAYERS):  # the layers wait for these
       continue
-    moves, gathers = what == Sent.ACTIVATIONS, ours and what == Sent.WEIGHTS
+    moves, gathers = what == Sent.ACTIVATIONS, what == Sent.WEIGHTS
     beside_compute = costs.beside_compute.get(what, 0.0)
     between = costs.over_network.get(what, 0)
     within = max(sent - between - of_matmuls.get(what, 0.0), 0.0) * (slower if what == Sent.GRADIENTS else 1)

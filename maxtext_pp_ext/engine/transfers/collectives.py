@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
 from maxtext_pp_ext.engine.transfers.torus import groups
 from maxtext_pp_ext.hardware.tiles import OF_16_BITS as TILE
+from maxtext_pp_ext.hardware.tiles import SUBLANES
 
 
 def sum_scatter(
@@ -35,8 +36,16 @@ def sum_scatter(
     return jnp.squeeze(sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps, order=order), dim)
   if jax.lax.axis_size(axes) == 2:
     return _sum_scatter_of_two(x, axes, dim)
-  outermost = [dim, *(other for other in order or range(x.ndim) if other != dim)]
-  uneven = tiled and not _is_whole_tiles(x, dim, axes, order or range(x.ndim))
+  in_memory_order = list(order or range(x.ndim))
+  if tiled and x.ndim == 2 and in_memory_order[0] == dim and x.shape[dim] % (SUBLANES * jax.lax.axis_size(axes)) == 0:
+    # Rows of tiles are scattered, not rows. Left to itself, the compiler (libtpu 0.0.48.1; benchmarks.workarounds
+    # reduce_scatter_of_rows) may pad each device's rows to 64 or 128, and move them to their devices afterwards.
+    tiles = x.reshape(*x.shape[:dim], -1, SUBLANES, *x.shape[dim + 1 :])
+    by_tiles = [dim, dim + 1, *(2 * other for other in in_memory_order[1:])]
+    part = sum_scatter(tiles, axes, dim, tiled=True, in_steps=in_steps, order=order and by_tiles)
+    return part.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
+  outermost = [dim, *(other for other in in_memory_order if other != dim)]
+  uneven = tiled and not _is_whole_tiles(x, dim, axes, in_memory_order)
   if not in_steps or not several:
     scatter = functools.partial(jax.lax.psum_scatter, axis_name=axes, scatter_dimension=dim, tiled=tiled)
     return in_memory(scatter(in_memory(x, outermost)), outermost) if uneven else scatter(x)

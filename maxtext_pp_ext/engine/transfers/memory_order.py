@@ -10,7 +10,8 @@ import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh
 
-from maxtext_pp_ext.hardware import chips, tiles
+from maxtext_pp_ext.engine.transfers.torus import chip_of
+from maxtext_pp_ext.hardware import tiles
 
 
 def in_memory(x: jax.Array, order: Sequence[int]) -> jax.Array:
@@ -25,7 +26,7 @@ def of_one_stage(order: Sequence[int]) -> list[int]:
 
 def matrix_unit(mesh: Mesh | AbstractMesh) -> int | None:
   """The number of columns of a matrix unit of these devices; None if it is not known."""
-  chip = chips.of_device_kind(mesh.devices.flat[0].device_kind) if isinstance(mesh, Mesh) else None
+  chip = chip_of(mesh)
   return None if chip is None else chip.matrix_unit
 
 

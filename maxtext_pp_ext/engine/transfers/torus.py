@@ -12,8 +12,10 @@ with compute that costs nothing. Where one ring goes through all chips of a slic
 from collections.abc import Sequence
 import math
 
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 import numpy as np
+
+from maxtext_pp_ext.hardware import chips
 
 # An axis of the mesh -> the sizes of its steps, from major to minor; their product is its size.
 Steps = tuple[tuple[str, tuple[int, ...]], ...]
@@ -55,6 +57,11 @@ def lengths(mesh: Mesh) -> list[int]:
   """Returns how many chips all devices of the mesh have along each axis of the torus; [] if they are not in one."""
   places = _places(mesh.devices.ravel()) if isinstance(mesh, Mesh) else []  # an abstract mesh has no devices
   return [len(set(along)) for along in zip(*places, strict=True)]
+
+
+def chip_of(mesh: Mesh | AbstractMesh) -> chips.Chip | None:
+  """Returns the chip of all devices of the mesh; None if it is not known."""
+  return chips.of_device_kind(mesh.devices.flat[0].device_kind) if isinstance(mesh, Mesh) else None
 
 
 def groups(sizes: Sequence[int]) -> list[list[list[int]]]:

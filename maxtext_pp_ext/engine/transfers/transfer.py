@@ -53,6 +53,7 @@ class Transfer:
   scatters_in_steps: bool = False  # whether its gradient is scattered over some of the devices after others
   steps: Steps = ()  # the steps in which the weight is gathered over some of these axes
   along_ring: bool = False  # whether it is gathered in one step all the same, along one ring through all devices
+  gathers_beside_compute: bool = False  # whether the TPU compiler overlaps gathers with compute without any flags
   # the dimensions of the shard from major to minor in memory, as the parameter is stored; () for row-major
   order: tuple[int, ...] = ()
 
@@ -143,6 +144,11 @@ class Transfer:
   def in_steps(self) -> bool:
     """Whether the weight is gathered in several steps, or could be, but is gathered along one ring."""
     return any(len(self._steps(axes, math.prod(self.shard) // self.chunks)) > 1 for axes in self.axes)
+
+  @property
+  def is_gather_asynchronous(self) -> bool:
+    """Whether the TPU compiler overlaps the weight's gathers with compute."""
+    return self.gathers_beside_compute or self.is_asynchronous
 
   @property
   def is_asynchronous(self) -> bool:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from maxtext_pp_ext.engine.per_stage import Layout
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.transfers.memory_order import as_stored
-from maxtext_pp_ext.engine.transfers.torus import lengths, Steps
+from maxtext_pp_ext.engine.transfers.torus import chip_of, lengths, Steps
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.hardware import torus
 from maxtext_pp_ext.sharding import constrain
@@ -110,6 +110,7 @@ class WeightLayout:
     # One ring goes through the devices of one axis, as JAX orders them.
     is_one_ring = mesh.size in mesh.shape.values() and torus.is_one_ring(lengths(mesh))
     size = math.prod(shard) // chunks * self.compute_dtype.itemsize
+    chip = chip_of(mesh)
     return Transfer(
         axes=self.gathered_axes,
         shard=shard,
@@ -117,6 +118,7 @@ class WeightLayout:
         devices=devices,
         scatters_in_steps=math.prod(devices) == mesh.size and not is_one_ring,
         steps=self.steps,
+        gathers_beside_compute=chip is not None and chip.gathers_beside_compute,
         along_ring=mesh.size in devices and is_one_ring and size >= torus.LEAST_ALONG_RING,
         # an abstract mesh has no devices
         order=as_stored(shard) if isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "tpu" else (),

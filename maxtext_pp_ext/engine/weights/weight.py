@@ -128,7 +128,7 @@ class Weight:
   @property
   def is_gather_overlapped(self) -> bool:
     """Whether devices compute while it is gathered into buffers."""
-    return self.has_buffers and self.transfer.is_asynchronous
+    return self.has_buffers and self.transfer.is_gather_asynchronous
 
   @property
   def is_reduction_exposed(self) -> bool:

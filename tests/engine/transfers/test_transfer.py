@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights gathered in chunks equal the weights, gradients reduced in chunks equal their sum, at any item of a stage."""
 
+import types
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -180,6 +183,14 @@ def test_weights_are_cut_where_chunks_are_copied_easily(axes, shard, chunks, cut
         pytest.param((4, 1), (("expert", (4, 1, 1)),), False, id="another axis on the SparseCores"),
     ],
 )
-def test_gathers_run_beside_compute_over_two_devices_or_on_the_sparsecores(devices, steps, asynchronous):
+def test_transfers_run_beside_compute_over_two_devices_or_on_the_sparsecores(devices, steps, asynchronous):
   transfer = Transfer(axes=(("fsdp",), ()), shard=(8, 128), chunks=1, devices=devices, steps=steps)
   assert transfer.is_asynchronous is asynchronous
+
+
+@pytest.mark.parametrize(("kind", "beside"), [("TPU v5 lite", True), ("TPU v6 lite", False)])
+def test_gathers_run_beside_compute_where_the_chip_has_no_sparsecores(kind, beside):
+  mesh = mock.create_autospec(Mesh, instance=True)
+  mesh.devices, mesh.shape, mesh.size = np.array([types.SimpleNamespace(device_kind=kind, platform="cpu")]), {"a": 4}, 4
+  transfer = layout(P(None, "a", None), P(None, None, None)).transfer(mesh, (REPEATS, 1, 8, 5), 1)
+  assert (transfer.is_gather_asynchronous, transfer.is_asynchronous) == (beside, False)
