@@ -24,28 +24,42 @@ def sum_scatter(
     tiled: bool,
     in_steps: bool,
     order: Sequence[int] | None = None,
+    slices: int = 1,
 ) -> jax.Array:
   """`jax.lax.psum_scatter`; in two steps or more, each over some of the devices, if `in_steps`.
 
   The TPU compiler (libtpu 0.0.48.1; benchmarks.workarounds reduce_scatter_over_all) makes an all-reduce of a
   reduce-scatter over all devices, which sends twice as much, unless one ring goes through them. It also does so where
   parts are no whole tiles. These are scattered along the major dimension in memory.
+
+  Args:
+    x: a device's summand.
+    axes: the mesh axes over which it is summed and scattered.
+    dim: the dimension that is scattered.
+    tiled: whether devices get equal parts of this dimension, instead of one index each.
+    in_steps: whether it goes in steps.
+    order: the dimensions of x from major to minor in memory; None for row-major, or any.
+    slices: the number of slices, one after another, over which the only axis of more than one device goes. x is
+      scattered within each slice first, so that least is sent between them.
   """
   several = [axis for axis in axes if jax.lax.axis_size(axis) > 1]
-  if not tiled and several and (in_steps or jax.lax.axis_size(axes) == 2):
-    return jnp.squeeze(sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps, order=order), dim)
+  if not tiled and several and (in_steps or slices > 1 or jax.lax.axis_size(axes) == 2):
+    part = sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps, order=order, slices=slices)
+    return jnp.squeeze(part, dim)
   if jax.lax.axis_size(axes) == 2:
     return _sum_scatter_of_two(x, axes, dim)
-  in_memory_order = list(order or range(x.ndim))
-  if tiled and x.ndim == 2 and in_memory_order[0] == dim and x.shape[dim] % (SUBLANES * jax.lax.axis_size(axes)) == 0:
+  given = list(order or range(x.ndim))
+  outermost = [dim, *(other for other in given if other != dim)]
+  uneven = tiled and not _is_whole_tiles(x, dim, axes, given)
+  if slices > 1 and len(several) == 1:
+    by_slices = _split_order(outermost if uneven else given, dim)
+    return _sum_scatter_by_slices(_split(x, dim, slices), several[0], dim, by_slices, slices)
+  if tiled and x.ndim == 2 and given[0] == dim and x.shape[dim] % (SUBLANES * jax.lax.axis_size(axes)) == 0:
     # Rows of tiles are scattered, not rows. Left to itself, the compiler (libtpu 0.0.48.1; benchmarks.workarounds
     # reduce_scatter_of_rows) may pad each device's rows to 64 or 128, and move them to their devices afterwards.
-    tiles = x.reshape(*x.shape[:dim], -1, SUBLANES, *x.shape[dim + 1 :])
-    by_tiles = [dim, dim + 1, *(2 * other for other in in_memory_order[1:])]
+    tiles, by_tiles = _split(x, dim, x.shape[dim] // SUBLANES), _split_order(given, dim)
     part = sum_scatter(tiles, axes, dim, tiled=True, in_steps=in_steps, order=order and by_tiles)
     return part.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
-  outermost = [dim, *(other for other in in_memory_order if other != dim)]
-  uneven = tiled and not _is_whole_tiles(x, dim, axes, in_memory_order)
   if not in_steps or not several:
     scatter = functools.partial(jax.lax.psum_scatter, axis_name=axes, scatter_dimension=dim, tiled=tiled)
     return in_memory(scatter(in_memory(x, outermost)), outermost) if uneven else scatter(x)
@@ -54,16 +68,40 @@ def sum_scatter(
     for axis in several:
       x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
     return x
-  size = jax.lax.axis_size(several[0])
-  outer = next(k for k in range(math.isqrt(size), 0, -1) if size % k == 0)
-  inner = size // outer
-  if outer > 1:
-    major, minor = groups((outer, inner))
-    x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=major)
-    x = in_memory(x, order)
-    x = jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True, axis_index_groups=minor)
-    return in_memory(x, order)
-  return jax.lax.psum_scatter(x, several[0], scatter_dimension=dim, tiled=True)
+  _, *steps = _steps(jax.lax.axis_size(several[0]), 1)
+  return _in_steps(x, several[0], dim, order, steps)
+
+
+def _sum_scatter_by_slices(x: jax.Array, axis: str, dim: int, order: Sequence[int], slices: int) -> jax.Array:
+  """Of [..., slices, rest, ...], where `dim` is that of the slices: a device's part of the rest, within its slice's."""
+  across, *within = _steps(jax.lax.axis_size(axis), slices)
+  x = _in_steps(x, axis, dim + 1, order, within)
+  return jnp.squeeze(jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True, axis_index_groups=across), dim)
+
+
+def _in_steps(x: jax.Array, axis: str, dim: int, order: Sequence[int], steps: Sequence[list[list[int]]]) -> jax.Array:
+  """Summed and scattered over groups of devices, step by step."""
+  for each in steps:
+    x = in_memory(jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True, axis_index_groups=each), order)
+  return x
+
+
+def _steps(size: int, slices: int) -> list[list[list[int]]]:
+  """The groups of devices along an axis: those of different slices, then two steps, or one, within each."""
+  within = size // slices
+  outer = next(k for k in range(math.isqrt(within), 0, -1) if within % k == 0)
+  sizes = [slices, outer, within // outer] if outer > 1 else [slices, within]
+  return groups(sizes)
+
+
+def _split(x: jax.Array, dim: int, parts: int) -> jax.Array:
+  """A dimension of x as two, of which the first has so many parts."""
+  return x.reshape(*x.shape[:dim], parts, -1, *x.shape[dim + 1 :])
+
+
+def _split_order(order: Sequence[int], dim: int) -> list[int]:
+  """An order of dimensions, of which one is split."""
+  return [k + (k > dim) + after for k in order for after in range(1 + (k == dim))]
 
 
 # Between two devices a gather or a reduce-scatter is one exchange. The TPU compiler (libtpu 0.0.48.1;

@@ -64,6 +64,16 @@ def chip_of(mesh: Mesh | AbstractMesh) -> chips.Chip | None:
   return chips.of_device_kind(mesh.devices.flat[0].device_kind) if isinstance(mesh, Mesh) else None
 
 
+def slices_along(mesh: Mesh, axis: str) -> int:
+  """Returns over how many slices an axis of the mesh goes, one after another; 1 if they are not of one size."""
+  if not isinstance(mesh, Mesh):  # an abstract mesh has no devices
+    return 1
+  devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
+  numbers = [getattr(each, "slice_index", 0) for each in devices.reshape(len(devices), -1)[:, 0]]
+  slices = list(dict.fromkeys(numbers))
+  return len(slices) if numbers == [each for each in slices for _ in range(len(numbers) // len(slices))] else 1
+
+
 def groups(sizes: Sequence[int]) -> list[list[list[int]]]:
   """For each step, from major to minor, the groups of an axis' devices that gather from each other."""
   numbers = np.arange(math.prod(sizes)).reshape(sizes)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from maxtext_pp_ext.engine.per_stage import Layout
 from maxtext_pp_ext.engine.programs.roots import BatchSplit
 from maxtext_pp_ext.engine.transfers.memory_order import as_stored
-from maxtext_pp_ext.engine.transfers.torus import chip_of, lengths, Steps
+from maxtext_pp_ext.engine.transfers.torus import chip_of, lengths, slices_along, Steps
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
 from maxtext_pp_ext.hardware import torus
 from maxtext_pp_ext.sharding import constrain
@@ -116,6 +116,7 @@ class WeightLayout:
         shard=shard,
         chunks=chunks,
         devices=devices,
+        slices=tuple(math.prod(slices_along(mesh, a) for a in axes) for axes in self.gathered_axes),
         scatters_in_steps=math.prod(devices) == mesh.size and not is_one_ring,
         steps=self.steps,
         gathers_beside_compute=chip is not None and chip.gathers_beside_compute,

@@ -22,15 +22,28 @@ SCATTERED = {
 }
 
 
-@pytest.mark.parametrize("in_steps", [False, True])
+@pytest.mark.parametrize(("in_steps", "slices"), [(False, 1), (True, 1), (True, 2), (False, 4)])
 @pytest.mark.parametrize("shape, dim, order", SCATTERED.values(), ids=SCATTERED.keys())
-def test_each_device_gets_its_part_of_the_sum(shape, dim, order, in_steps):
+def test_each_device_gets_its_part_of_the_sum(shape, dim, order, in_steps, slices):
   mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("fsdp",))
   summands = jax.random.normal(jax.random.key(0), (DEVICES, *shape))
-  scatter = lambda x: sum_scatter(x[0], ("fsdp",), dim, tiled=True, in_steps=in_steps, order=order)
+  scatter = lambda x: sum_scatter(x[0], ("fsdp",), dim, tiled=True, in_steps=in_steps, order=order, slices=slices)
   parts = P(*("fsdp" if k == dim else None for k in range(len(shape))))
   reduced = jax.jit(jax.shard_map(scatter, mesh=mesh, in_specs=P("fsdp"), out_specs=parts, check_vma=False))(summands)
   np.testing.assert_allclose(reduced, summands.sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_between_slices_devices_send_what_is_left_of_the_sum_within_theirs():
+  mesh = jax.sharding.AbstractMesh((DEVICES,), ("fsdp",))
+  scatter = lambda x: sum_scatter(x, ("fsdp",), 0, tiled=True, in_steps=True, order=(0, 1), slices=2)
+  program = jax.make_jaxpr(jax.shard_map(scatter, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))(
+      np.zeros((128, 5))
+  )
+  (inner,) = [eqn.params["jaxpr"] for eqn in program.eqns]
+  steps = [eqn for eqn in inner.eqns if eqn.primitive.name == "reduce_scatter"]
+  in_two_slices = [any(min(each) < 4 <= max(each) for each in eqn.params["axis_index_groups"]) for eqn in steps]
+  assert in_two_slices == [False, False, True]
+  assert [eqn.invars[0].aval.size for eqn in steps] == [128 * 5, 64 * 5, 32 * 5]
 
 
 @pytest.mark.parametrize("shape, dim, order, tiles", [(*SCATTERED[k], "in tiles" in k) for k in SCATTERED], ids=SCATTERED)

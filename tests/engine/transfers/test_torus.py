@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ import pytest
 
 from maxtext_pp_ext.config.derived import gathers_on_sparsecores
 from maxtext_pp_ext.engine.transfers import torus, transfer
-from maxtext_pp_ext.engine.transfers.torus import groups, sizes_along, steps_of
+from maxtext_pp_ext.engine.transfers.torus import groups, sizes_along, slices_along, steps_of
 from maxtext_pp_ext.engine.weights import layout, of_all
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
 from maxtext_pp_ext.engine.weights.of_all import weights_of
@@ -69,6 +70,17 @@ def test_axes_over_slices_and_devices_without_a_torus_have_no_steps():
   mesh = types.SimpleNamespace(devices=array.reshape(2, 1, 6), axis_names=("data", "stage", "fsdp"))
   assert [torus._line(mesh, axis) for axis in ("data", "stage")] == [[], [(0, 0, 0)]]
   assert sizes_along(torus._line(mesh, "fsdp")) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "slices"), [([0, 0, 1, 1], 2), ([0, 1, 0, 1], 1), ([3, 3, 3, 3], 1), ([0, 0, 0, 1], 1)]
+)
+def test_an_axis_goes_over_slices_one_after_another_or_they_do_not_count(numbers, slices):
+  mesh = mock.create_autospec(Mesh, instance=True)
+  mesh.devices = np.array([[types.SimpleNamespace(slice_index=number)] for number in numbers])
+  mesh.axis_names = ("fsdp", "tensor")
+  assert [slices_along(mesh, axis) for axis in mesh.axis_names] == [slices, 1]
+  assert slices_along(AbstractMesh((4, 1), ("fsdp", "tensor")), "fsdp") == 1
 
 
 STEPS = {
