@@ -192,5 +192,6 @@ def test_transfers_run_beside_compute_over_two_devices_or_on_the_sparsecores(dev
 def test_gathers_run_beside_compute_where_the_chip_has_no_sparsecores(kind, beside):
   mesh = mock.create_autospec(Mesh, instance=True)
   mesh.devices, mesh.shape, mesh.size = np.array([types.SimpleNamespace(device_kind=kind, platform="cpu")]), {"a": 4}, 4
+  mesh.axis_names = ("a",)
   transfer = layout(P(None, "a", None), P(None, None, None)).transfer(mesh, (REPEATS, 1, 8, 5), 1)
   assert (transfer.is_gather_asynchronous, transfer.is_asynchronous) == (beside, False)
