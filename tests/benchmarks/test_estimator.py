@@ -65,3 +65,24 @@ def test_an_estimator_that_fails_says_why_and_has_no_step(searches):
   failed = estimator.estimated("llama3-8b")
   assert failed["failure"] == "no such flag"
   assert "estimator" not in estimator.steps("llama3-8b", {"estimator": failed, "plan": estimator.planned("llama3-8b")})
+
+
+def test_with_plan_only_what_plan_finds_is_compiled_again(searches, tmp_path, monkeypatch):
+  compiled = []
+
+  def compile_one(given, *, names, **_):
+    compiled.append(names[1])
+    return {"projection": {"step_s": float(len(compiled))}}
+
+  monkeypatch.setattr(compile_step, "compile_step", compile_one)
+  given = ["--model", "mistral-7b", "--output", str(tmp_path / "found")]
+  estimator.main(given)
+  estimator.main([*given, "--plan"])
+  assert compiled == ["estimator", "plan, none", "plan", "plan"]
+  assert [arguments[0] for arguments in searches[1]].count("maxtext.utils.estimator") == 1
+  found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["mistral-7b"]
+  assert {name: step["projection"]["step_s"] for name, step in found["steps"].items()} == {
+      "estimator": 1.0,
+      "plan, none": 2.0,
+      "plan": 4.0,
+  }
