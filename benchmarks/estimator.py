@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
   options = _parse(argv)
   console, json_file = rich_console.Console(), options.output.with_suffix(".json")
   results: Results = tables.read(json_file)
-  for model in options.model or (each for each in MODELS if each not in results):
+  for model in options.model or [each for each in MODELS if (each in results) == options.plan]:
     before = results.get(model, {}) if options.plan else {}
     of_estimator = before["searches"][ESTIMATOR] if before else estimated(model)
     found: dict[str, Any] = {"searches": {ESTIMATOR: of_estimator, PLAN: planned(model)}, "steps": {}}
@@ -71,7 +71,8 @@ def main(argv: list[str] | None = None) -> None:
       console.print(f"{model}, {ESTIMATOR}: {failure}", markup=False, highlight=False, soft_wrap=True)
     for name, given in steps(model, found["searches"]).items():
       known = before.get("steps", {}).get(name, {})
-      if name != PLAN and known.get("arguments") == given:  # without our engine it is what it was
+      # Without our engine a step is what it was.
+      if name != PLAN and known.get("arguments") == given and before["versions"] == compile_step.versions():
         found["steps"][name] = known
         continue
       figures = compile_step.compile_step(

@@ -3,7 +3,7 @@
 """The tiles in which a TPU keeps matrices in memory."""
 
 LANES = 128  # of a vector register; a matrix has its columns in them
-SUBLANES = 8  # of a vector register; a tile of so many rows or more has a multiple of them, whatever its dtype
+SUBLANES = 8  # of a vector register; rows of a tile are a multiple of these, but for tiles of one, two and four rows
 # Rows and columns of a tile, by the width of its values. There are also tiles of one, two and four rows.
 OF_32_BITS, OF_16_BITS = (8, LANES), (16, LANES)
 # Axis, counted from the last -> what has to divide its shards for the TPU compiler (libtpu 0.0.48.1;

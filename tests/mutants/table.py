@@ -473,7 +473,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "engine/transfers/collectives.py",
             "across, *within = _steps(",
             "*within, across = _steps(",
-            "tests/engine/transfers/test_collectives.py::test_each_device_gets_its_part_of_the_sum[rows in tiles-True-2]",
+            "tests/engine/transfers/test_collectives.py::test_each_device_gets_its_part_of_the_sum"
+            "[rows in tiles-an axis over two slices-True-True]",
         ),
         Mutant(
             "sums-of-another-weight",

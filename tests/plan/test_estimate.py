@@ -75,7 +75,7 @@ def of(
     devices=64,
     **work,
 ):
-  sent = costs.pipelined(schedule, gather_policy, sizes)
+  sent = costs.pipelined(schedule, gather_policy, sizes) if schedule else costs.without(WORK.loop, sizes)
   its_slice = topology.slice_of(chip, devices)
   return estimate.estimate(chips.CHIPS[chip], its_slice, work_with(sizes, **work), sent, schedule, gather_policy)
 
@@ -218,6 +218,14 @@ def test_weights_are_gathered_beside_compute_on_sparsecores_if_the_pipeline_pref
   # More than the pipeline computes does not hide.
   slow = of("v6e", on_sparsecores=True, sizes=dataclasses.replace(SIZES, sent_to_gather=10**11))
   assert slow.seconds == pytest.approx(sum(slow.parts.values()) + slow.beside["links"] - slow.pipeline)
+
+
+def test_maxtexts_own_loop_gathers_beside_compute_on_v5e_within_a_slice():
+  none = {"schedule": None, "gather_policy": None}
+  assert of("v5e", **none).beside["links"] > 0 == of("v6e", **none).beside["links"]
+  sizes = dataclasses.replace(SIZES, between_slices=(10**8, 0, 0))
+  over_slices = of("v5e", **none, sizes=sizes)
+  assert over_slices.beside["network"] == 0 < over_slices.parts["transfers"]
 
 
 def test_what_two_devices_gather_they_exchange_beside_compute_but_not_over_the_network():

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives of `jax.lax`, each in the form in which the TPU compiler sends least, or overlaps it with compute."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import functools
 import math
+import types
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ from maxtext_pp_ext.engine.transfers.torus import groups
 from maxtext_pp_ext.hardware.tiles import OF_16_BITS as TILE
 from maxtext_pp_ext.hardware.tiles import SUBLANES
 
+_NO_SLICES: Mapping[str, int] = types.MappingProxyType({})
+
 
 def sum_scatter(
     x: jax.Array,
@@ -24,7 +27,7 @@ def sum_scatter(
     tiled: bool,
     in_steps: bool,
     order: Sequence[int] | None = None,
-    slices: int = 1,
+    slices: Mapping[str, int] = _NO_SLICES,
 ) -> jax.Array:
   """`jax.lax.psum_scatter`; in two steps or more, each over some of the devices, if `in_steps`.
 
@@ -37,28 +40,38 @@ def sum_scatter(
     axes: the mesh axes over which it is summed and scattered.
     dim: the dimension that is scattered.
     tiled: whether devices get equal parts of this dimension, instead of one index each.
-    in_steps: whether it goes in steps.
+    in_steps: whether devices of an axis, within a slice, are scattered over in two steps.
     order: the dimensions of x from major to minor in memory; None for row-major, or any.
-    slices: the number of slices, one after another, over which the only axis of more than one device goes. x is
-      scattered within each slice first, so that least is sent between them.
+    slices: the number of slices of the axes that go over several, one after another. x is scattered within slices
+      first, so that least is sent between them.
   """
   several = [axis for axis in axes if jax.lax.axis_size(axis) > 1]
-  if not tiled and several and (in_steps or slices > 1 or jax.lax.axis_size(axes) == 2):
-    part = sum_scatter(x, axes, dim, tiled=True, in_steps=in_steps, order=order, slices=slices)
-    return jnp.squeeze(part, dim)
+  over_slices = [axis for axis in several if slices.get(axis, 1) > 1]
+  again = functools.partial(sum_scatter, in_steps=in_steps, slices=slices)
+  if not tiled and several and (in_steps or over_slices or jax.lax.axis_size(axes) == 2):
+    return jnp.squeeze(again(x, axes, dim, tiled=True, order=order), dim)
   if jax.lax.axis_size(axes) == 2:
     return _sum_scatter_of_two(x, axes, dim)
   given = list(order or range(x.ndim))
   outermost = [dim, *(other for other in given if other != dim)]
   uneven = tiled and not _is_whole_tiles(x, dim, axes, given)
-  if slices > 1 and len(several) == 1:
-    by_slices = _split_order(outermost if uneven else given, dim)
-    return _sum_scatter_by_slices(_split(x, dim, slices), several[0], dim, by_slices, slices)
+  if over_slices:
+    given = outermost if uneven else given
+    first, *others = several
+    if not others:
+      return _sum_scatter_by_slices(x, first, dim, given, slices[first], in_steps)
+    if first not in over_slices:
+      return again(again(x, (first,), dim, tiled=True, order=given), tuple(others), dim, tiled=True, order=given)
+    by_first, split = _split(x, dim, jax.lax.axis_size(first)), _split_order(given, dim)
+    return again(
+        again(by_first, tuple(others), dim + 1, tiled=True, order=split), (first,), dim, tiled=False, order=split
+    )
   if tiled and x.ndim == 2 and given[0] == dim and x.shape[dim] % (SUBLANES * jax.lax.axis_size(axes)) == 0:
     # Rows of tiles are scattered, not rows. Left to itself, the compiler (libtpu 0.0.48.1; benchmarks.workarounds
-    # reduce_scatter_of_rows) may pad each device's rows to 64 or 128, and move them to their devices afterwards.
+    # reduce_scatter_of_rows) may pad each device's rows to 64 or 128, and move them to their devices afterwards. It does
+    # not where another dimension is the major one, and would make an all-reduce of rows of tiles there.
     tiles, by_tiles = _split(x, dim, x.shape[dim] // SUBLANES), _split_order(given, dim)
-    part = sum_scatter(tiles, axes, dim, tiled=True, in_steps=in_steps, order=order and by_tiles)
+    part = again(tiles, axes, dim, tiled=True, order=order and by_tiles)
     return part.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
   if not in_steps or not several:
     scatter = functools.partial(jax.lax.psum_scatter, axis_name=axes, scatter_dimension=dim, tiled=tiled)
@@ -68,14 +81,16 @@ def sum_scatter(
     for axis in several:
       x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
     return x
-  _, *steps = _steps(jax.lax.axis_size(several[0]), 1)
+  _, *steps = _steps(jax.lax.axis_size(several[0]), 1, in_steps)
   return _in_steps(x, several[0], dim, order, steps)
 
 
-def _sum_scatter_by_slices(x: jax.Array, axis: str, dim: int, order: Sequence[int], slices: int) -> jax.Array:
-  """Of [..., slices, rest, ...], where `dim` is that of the slices: a device's part of the rest, within its slice's."""
-  across, *within = _steps(jax.lax.axis_size(axis), slices)
-  x = _in_steps(x, axis, dim + 1, order, within)
+def _sum_scatter_by_slices(
+    x: jax.Array, axis: str, dim: int, order: Sequence[int], slices: int, in_steps: bool
+) -> jax.Array:
+  """Each slice's devices get their parts of what all slices are to have, then each slice its own."""
+  across, *within = _steps(jax.lax.axis_size(axis), slices, in_steps)
+  x = _in_steps(_split(x, dim, slices), axis, dim + 1, _split_order(order, dim), within)
   return jnp.squeeze(jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True, axis_index_groups=across), dim)
 
 
@@ -86,12 +101,12 @@ def _in_steps(x: jax.Array, axis: str, dim: int, order: Sequence[int], steps: Se
   return x
 
 
-def _steps(size: int, slices: int) -> list[list[list[int]]]:
-  """The groups of devices along an axis: those of different slices, then two steps, or one, within each."""
+def _steps(size: int, slices: int, in_steps: bool) -> list[list[list[int]]]:
+  """The groups of devices along an axis: those of different slices, then those of each step within a slice."""
   within = size // slices
-  outer = next(k for k in range(math.isqrt(within), 0, -1) if within % k == 0)
-  sizes = [slices, outer, within // outer] if outer > 1 else [slices, within]
-  return groups(sizes)
+  outer = next(k for k in range(math.isqrt(within), 0, -1) if within % k == 0) if in_steps else 1
+  across, *steps = groups((slices, outer, within // outer))
+  return [across, *(each for each in steps if len(each[0]) > 1)]
 
 
 def _split(x: jax.Array, dim: int, parts: int) -> jax.Array:

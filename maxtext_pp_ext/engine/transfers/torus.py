@@ -64,8 +64,8 @@ def chip_of(mesh: Mesh | AbstractMesh) -> chips.Chip | None:
   return chips.of_device_kind(mesh.devices.flat[0].device_kind) if isinstance(mesh, Mesh) else None
 
 
-def slices_along(mesh: Mesh, axis: str) -> int:
-  """Returns over how many slices an axis of the mesh goes, one after another; 1 if they are not of one size."""
+def slices_along(mesh: Mesh | AbstractMesh, axis: str) -> int:
+  """Returns over how many slices an axis of the mesh goes; 1 unless they follow one another and are of one size."""
   if not isinstance(mesh, Mesh):  # an abstract mesh has no devices
     return 1
   devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)

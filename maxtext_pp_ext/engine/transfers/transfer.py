@@ -51,7 +51,7 @@ class Transfer:
   chunks: int  # the number of chunks into which the shard is cut
   devices: tuple[int, ...] = ()  # for each dimension the number of devices over which it has to be gathered
   scatters_in_steps: bool = False  # whether its gradient is scattered over some of the devices after others
-  slices: tuple[int, ...] = ()  # for each dimension the number of slices over which these devices are, one after another
+  slices: tuple[tuple[str, int], ...] = ()  # of these axes those over several slices, and over how many
   steps: Steps = ()  # the steps in which the weight is gathered over some of these axes
   along_ring: bool = False  # whether it is gathered in one step all the same, along one ring through all devices
   gathers_beside_compute: bool = False  # whether the TPU compiler overlaps gathers with compute without any flags
@@ -258,8 +258,8 @@ class Transfer:
     axes = self.axes[dim]
     summed = tuple(a for a in axes if a in sum_over)
     if summed == axes:
-      slices = self.slices[dim] if self.slices else 1
-      return sum_scatter(x, axes, dim, tiled=tiled, in_steps=self.scatters_in_steps, order=order, slices=slices)
+      over = dict(self.slices)
+      return sum_scatter(x, axes, dim, tiled=tiled, in_steps=self.scatters_in_steps, order=order, slices=over)
     x = jax.lax.psum(x, summed) if summed else x
     index = jax.lax.axis_index(axes)
     if not tiled:

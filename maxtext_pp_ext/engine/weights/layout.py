@@ -111,15 +111,17 @@ class WeightLayout:
     is_one_ring = mesh.size in mesh.shape.values() and torus.is_one_ring(lengths(mesh))
     size = math.prod(shard) // chunks * self.compute_dtype.itemsize
     chip = chip_of(mesh)
+    over = {axis: slices_along(mesh, axis) for axes in self.gathered_axes for axis in axes}
+    slices = tuple((axis, count) for axis, count in over.items() if count > 1)
     return Transfer(
         axes=self.gathered_axes,
         shard=shard,
         chunks=chunks,
         devices=devices,
-        slices=tuple(math.prod(slices_along(mesh, a) for a in axes) for axes in self.gathered_axes),
+        slices=slices,
         scatters_in_steps=math.prod(devices) == mesh.size and not is_one_ring,
         steps=self.steps,
-        gathers_beside_compute=chip is not None and chip.gathers_beside_compute,
+        gathers_beside_compute=chip is not None and chip.gathers_beside_compute and not slices,
         along_ring=mesh.size in devices and is_one_ring and size >= torus.LEAST_ALONG_RING,
         # an abstract mesh has no devices
         order=as_stored(shard) if isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "tpu" else (),

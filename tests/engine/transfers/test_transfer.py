@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
+from maxtext_pp_ext.engine import forward
 from maxtext_pp_ext.engine.transfers.transfer import Cut, Transfer
 from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.accumulators import Item
@@ -188,10 +189,21 @@ def test_transfers_run_beside_compute_over_two_devices_or_on_the_sparsecores(dev
   assert transfer.is_asynchronous is asynchronous
 
 
-@pytest.mark.parametrize(("kind", "beside"), [("TPU v5 lite", True), ("TPU v6 lite", False)])
-def test_gathers_run_beside_compute_where_the_chip_has_no_sparsecores(kind, beside):
+@pytest.mark.parametrize(
+    ("kind", "slices", "beside"),
+    [
+        pytest.param("TPU v5 lite", [0, 0, 0, 0], True, id="v5e"),
+        pytest.param("TPU v5 lite", [0, 0, 1, 1], False, id="v5e, over slices"),
+        pytest.param("TPU v6 lite", [0, 0, 0, 0], False, id="v6e"),
+    ],
+)
+def test_gathers_run_beside_compute_within_a_slice_of_v5e(kind, slices, beside):
   mesh = mock.create_autospec(Mesh, instance=True)
-  mesh.devices, mesh.shape, mesh.size = np.array([types.SimpleNamespace(device_kind=kind, platform="cpu")]), {"a": 4}, 4
-  mesh.axis_names = ("a",)
-  transfer = layout(P(None, "a", None), P(None, None, None)).transfer(mesh, (REPEATS, 1, 8, 5), 1)
+  devices = [types.SimpleNamespace(device_kind=kind, platform="cpu", slice_index=number) for number in slices]
+  mesh.devices, mesh.shape, mesh.size, mesh.axis_names = np.array(devices), {"a": 4}, 4, ("a",)
+  of = layout(P(None, "a", None), P(None, None, None))
+  transfer = of.transfer(mesh, (REPEATS, 1, 8, 5), 1)
+  assert transfer.slices == ((("a", 2),) if 1 in slices else ())
   assert (transfer.is_gather_asynchronous, transfer.is_asynchronous) == (beside, False)
+  gathered = weights_of([of], [jax.ShapeDtypeStruct((REPEATS, 1, 8, 5), F32)], mesh, GatherPolicy.REPEAT, 1)[0]
+  assert ("arriving" in forward._overlapped(gathered)) is beside
