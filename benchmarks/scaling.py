@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How memory, traffic and compile time grow with stages, repeats, microbatches and model size.
 
-  python -m benchmarks.scaling [--series stages …] [--impl …]
+  python -m benchmarks.scaling [--series stages …] [--impl …] [--keep]
 
 It compiles small Llama models for a v5p-32 (16 chips) and changes one number at a time. Writes
 `results/scaling.{json,md,svg}`; computed points replace those of an earlier run, the others stay.
@@ -54,12 +54,14 @@ _HEADER = (
     "compile CPU s",
 )
 _IMPLEMENTATIONS = (shapes.PLAIN, "host BSW", "circular_bsw")
+_KEPT: dict[str, object] = {"remat_policy": "minimal_with_context"}
 _INTRODUCTION = f"""# Scaling
 
 `python -m benchmarks.scaling` printed this: Llama layers on a v5p-32 ({_CHIPS} chips), sequence 1024, 4 sequences per \
 chip. Unless the table says otherwise: {_BASE["stages"]} stages × FSDP {_CHIPS // _BASE["stages"]}, {_BASE["repeats"]} \
 repeats, {_BASE["microbatches"]} microbatches, embedding {_BASE["embed"]}. Per chip and step, from the TPU compiler; \
-columns as in `compiler_figures.md`, in parentheses the ratio to MaxText's plain pipeline.
+columns as in `compiler_figures.md`, in parentheses the ratio to MaxText's plain pipeline. Kept activations \
+(`--keep`): with remat_policy={_KEPT["remat_policy"]}; other rows have full.
 
 ![Memory, traffic and compile time](scaling.svg)
 """
@@ -86,7 +88,7 @@ def shape(point: dict[str, int]) -> shapes.Shape:
       "head_dim": 128,
       "vocab_size": 32000,
   }
-  return shapes.Shape(title="", keys=keys)
+  return shapes.Shape(title="", keys=keys, kept=_KEPT)
 
 
 def label(point: dict[str, int]) -> str:
@@ -103,17 +105,20 @@ def main(argv: list[str] | None = None) -> None:
   for series in options.series:
     for point in SERIES[series][1]:
       for impl in options.impl:
-        if (label(point), impl) in done:
+        row = f"{impl}, {shapes.KEEPS}" if options.keep else impl
+        if (label(point), row) in done:
           continue
-        done.add((label(point), impl))
+        done.add((label(point), row))
+        arguments = shapes.arguments(shape(point), impl, keeps=options.keep)
         figures = compile_step.compile_step(
-            shapes.arguments(shape(point), impl),
-            label=f"{series}, {label(point)}, {impl}",
-            names=[label(point), impl],
+            arguments,
+            label=f"{series}, {label(point)}, {row}",
+            names=[label(point), row],
             options=options,
             console=console,
         )
-        points.setdefault(label(point), {})[impl] = {**figures, "versions": compile_step.versions()}
+        figures |= {"arguments": arguments, "versions": compile_step.versions()}
+        points.setdefault(label(point), {})[row] = figures
         write(points, options.output)
   console.print(report(points), markup=False, highlight=False, soft_wrap=True)
 
@@ -129,8 +134,9 @@ def report(points: dict[str, dict[str, Any]]) -> str:
   rows, failures = [], []
   for series, (_, each) in SERIES.items():
     for point in each:
-      base = points.get(label(point), {}).get(shapes.PLAIN, {})
-      for impl, row in points.get(label(point), {}).items():
+      of_point = points.get(label(point), {})
+      for impl, row in of_point.items():
+        base = of_point.get(f"{shapes.PLAIN}, {shapes.KEEPS}" if shapes.keeps(impl) else shapes.PLAIN, {})
         if "failure" in row:
           failures.append(f"- {series} {point[series]}, {impl}: {row['failure']}")
           continue
@@ -168,11 +174,12 @@ def plot(points: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
   for column, (series, (title, each)) in enumerate(SERIES.items()):
     for row, (key, name) in enumerate(_FIGURES.items()):
       axis = axes[row][column]
-      for impl in shapes.IMPLEMENTATIONS:
+      for impl in (f"{impl}{kept}" for kept in ("", f", {shapes.KEEPS}") for impl in shapes.IMPLEMENTATIONS):
         found = [(point[series], _figure(points.get(label(point), {}).get(impl, {}), key)) for point in each]
         found = [(x, y) for x, y in found if y is not None]
         if found:
-          axis.plot(*zip(*found, strict=True), marker="o", markersize=4, label=impl)
+          style = "--" if shapes.keeps(impl) else "-"
+          axis.plot(*zip(*found, strict=True), linestyle=style, marker="o", markersize=4, label=impl)
       axis.set_xscale("log", base=2)
       axis.set_xticks([point[series] for point in each], [str(point[series]) for point in each])
       axis.minorticks_off()
@@ -192,6 +199,7 @@ def plot(points: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__.splitlines()[0])
   parser.add_argument("--series", nargs="+", choices=list(SERIES), default=list(SERIES), metavar="NAME")
+  parser.add_argument("--keep", action="store_true", help="with kept activations, not remat full")
   return compile_step.parse(parser, argv, output="scaling", impl=list(_IMPLEMENTATIONS), minutes=15.0)
 
 
