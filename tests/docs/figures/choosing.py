@@ -82,7 +82,7 @@ def _one_slice() -> Iterator[str]:
   found = _plan(*_ONE_SLICE, _FULL)
   window, none, stages = (_first(found, *which) for which in (("circular_bsw",), ("none",), ("circular_bsw", 4)))
   yield f"each row keeps what makes it fastest within {percent(search.NEARLY_FULL)} of the memory"
-  yield f"""It sends {fraction(1 - window.costs.sent / none.costs.sent)} less than `none`, and has no bubbles. Four stages
+  yield f"""It sends {fraction(1 - window.costs.sent / none.costs.sent)} less than `none`, without bubbles. Four stages
       send {fraction(stages.costs.sent / window.costs.sent)} of it, but add bubbles, sums of gradients, and copies of
       chunks of the window."""
 

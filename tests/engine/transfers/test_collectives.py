@@ -47,8 +47,7 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("in_steps", [False, True])
-@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize(("tiled", "in_steps"), [(True, False), (True, True), (False, True)])
 @pytest.mark.parametrize("sizes, slices", MESHES.values(), ids=MESHES.keys())
 @pytest.mark.parametrize("shape, dim, order", SCATTERED.values(), ids=SCATTERED.keys())
 def test_each_device_gets_its_part_of_the_sum(shape, dim, order, sizes, slices, tiled, in_steps):
