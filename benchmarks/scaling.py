@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
   for series in options.series:
     for point in SERIES[series][1]:
       for impl in options.impl:
-        row = f"{impl}, {shapes.KEEPS}" if options.keep else impl
+        row = shapes.row_name(impl, keeps=options.keep)
         if (label(point), row) in done:
           continue
         done.add((label(point), row))
@@ -136,7 +136,7 @@ def report(points: dict[str, dict[str, Any]]) -> str:
     for point in each:
       of_point = points.get(label(point), {})
       for impl, row in of_point.items():
-        base = of_point.get(f"{shapes.PLAIN}, {shapes.KEEPS}" if shapes.keeps(impl) else shapes.PLAIN, {})
+        base = of_point.get(shapes.row_name(shapes.PLAIN, keeps=shapes.keeps(impl)), {})
         if "failure" in row:
           failures.append(f"- {series} {point[series]}, {impl}: {row['failure']}")
           continue
@@ -174,7 +174,7 @@ def plot(points: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
   for column, (series, (title, each)) in enumerate(SERIES.items()):
     for row, (key, name) in enumerate(_FIGURES.items()):
       axis = axes[row][column]
-      for impl in (f"{impl}{kept}" for kept in ("", f", {shapes.KEEPS}") for impl in shapes.IMPLEMENTATIONS):
+      for impl in (shapes.row_name(impl, keeps=keeps) for keeps in (False, True) for impl in shapes.IMPLEMENTATIONS):
         found = [(point[series], _figure(points.get(label(point), {}).get(impl, {}), key)) for point in each]
         found = [(x, y) for x, y in found if y is not None]
         if found:

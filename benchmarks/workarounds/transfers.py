@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks import overlap
 from benchmarks.workarounds.reproducer import Program
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory
+from maxtext_pp_ext.hardware.tiles import SUBLANES
 
 _FLAGS = types.MappingProxyType(dict(flag.lstrip("-").split("=") for flag in overlap.SPARSE_CORE_FLAGS.split()))
 
@@ -80,7 +81,7 @@ def reduce_scatter_of_rows(workaround: bool) -> Program:
   rows, columns = 3584, 18944
 
   def run(gradient):
-    gradient = gradient.reshape(-1, 8, columns) if workaround else gradient
+    gradient = gradient.reshape(-1, SUBLANES, columns) if workaround else gradient
     return jax.lax.psum_scatter(gradient, "fsdp", tiled=True).reshape(-1, columns)
 
   flags = {"xla_tpu_scoped_vmem_limit_kib": "98304"}

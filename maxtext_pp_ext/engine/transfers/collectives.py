@@ -61,11 +61,12 @@ def sum_scatter(
     if not others:
       return _sum_scatter_by_slices(x, first, dim, given, slices[first], in_steps)
     if first not in over_slices:
-      return again(again(x, (first,), dim, tiled=True, order=given), tuple(others), dim, tiled=True, order=given)
-    by_first, split = _split(x, dim, jax.lax.axis_size(first)), _split_order(given, dim)
-    return again(
-        again(by_first, tuple(others), dim + 1, tiled=True, order=split), (first,), dim, tiled=False, order=split
-    )
+      x = again(x, (first,), dim, tiled=True, order=given)
+      return again(x, tuple(others), dim, tiled=True, order=given)
+    # Over the others first, of the part of each device along the first axis.
+    x, given = _split(x, dim, jax.lax.axis_size(first)), _split_order(given, dim)
+    x = again(x, tuple(others), dim + 1, tiled=True, order=given)
+    return again(x, (first,), dim, tiled=False, order=given)
   if tiled and x.ndim == 2 and given[0] == dim and x.shape[dim] % (SUBLANES * jax.lax.axis_size(axes)) == 0:
     # Rows of tiles are scattered, not rows. Left to itself, the compiler (libtpu 0.0.48.1; benchmarks.workarounds
     # reduce_scatter_of_rows) may pad each device's rows to 64 or 128, and move them to their devices afterwards. It does

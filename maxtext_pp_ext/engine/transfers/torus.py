@@ -11,6 +11,7 @@ with compute that costs nothing. Where one ring goes through all chips of a slic
 
 from collections.abc import Sequence
 import math
+from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 import numpy as np
@@ -68,8 +69,7 @@ def slices_along(mesh: Mesh | AbstractMesh, axis: str) -> int:
   """Returns over how many slices an axis of the mesh goes; 1 unless they follow one another and are of one size."""
   if not isinstance(mesh, Mesh):  # an abstract mesh has no devices
     return 1
-  devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
-  numbers = [getattr(each, "slice_index", 0) for each in devices.reshape(len(devices), -1)[:, 0]]
+  numbers = [_slice_of(each) for each in _along(mesh, axis)]
   slices = list(dict.fromkeys(numbers))
   return len(slices) if numbers == [each for each in slices for _ in range(len(numbers) // len(slices))] else 1
 
@@ -82,14 +82,24 @@ def groups(sizes: Sequence[int]) -> list[list[list[int]]]:
 
 def _line(mesh: Mesh, axis: str) -> list[tuple[int, ...]]:
   """The coordinates of the devices along an axis, at the first position of all others; [] if not in one torus."""
+  return _places(_along(mesh, axis))
+
+
+def _along(mesh: Mesh, axis: str) -> np.ndarray:
+  """The devices along an axis, at the first position of all others."""
   devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
-  return _places(devices.reshape(len(devices), -1)[:, 0])
+  return devices.reshape(len(devices), -1)[:, 0]
+
+
+def _slice_of(device: Any) -> int:
+  """The number of a device's slice; devices that are in none have number 0."""
+  return getattr(device, "slice_index", 0)
 
 
 def _places(devices: np.ndarray) -> list[tuple[int, ...]]:
   """The coordinates of devices; [] if they are not in one torus."""
   in_torus = all(hasattr(each, "coords") for each in devices)
-  slices = {getattr(each, "slice_index", 0) for each in devices}
+  slices = {_slice_of(each) for each in devices}
   return [tuple(each.coords) for each in devices] if in_torus and len(slices) == 1 else []
 
 
