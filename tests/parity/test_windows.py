@@ -14,6 +14,7 @@ import pytest
 
 from maxtext_pp_ext.engine.programs import partial, segments
 from maxtext_pp_ext.engine.transfers import transfer
+from maxtext_pp_ext.engine.weights import layout
 from maxtext_pp_ext.pipelines import execution
 from tests.marks import slow_but
 from tests.parity import windows
@@ -146,4 +147,7 @@ def test_a_window_on_a_mesh_equals_the_scan_on_one_device(mesh, shard_mode, monk
   sizes = lambda ici, dcn: [i * d for i, d in zip(ici, dcn, strict=True)]
   hybrid = lambda ici, dcn, devices, **_: mesh_utils.create_device_mesh(sizes(ici, dcn), devices)
   monkeypatch.setattr(mesh_utils, "create_hybrid_device_mesh", hybrid)
+  slices = {"fsdp": MESHES[mesh].get("dcn_fsdp_parallelism", 1)}
+  over = lambda mesh, axis: slices.get(axis, 1) if mesh.shape[axis] > 1 else 1
+  monkeypatch.setattr(layout, "slices_along", over)
   check(CASES["mixtral"], ["circular_bsw"], num_pipeline_microbatches=2, shard_mode=shard_mode, **MESHES[mesh])
