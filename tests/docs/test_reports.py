@@ -59,6 +59,20 @@ def test_commands_run_as_they_are_written_and_print_what_their_report_says(page,
       assert any(all(part in line for part in parts) for line in lines), (parts, lines[-20:])
 
 
+def headings(page: str) -> list[str]:
+  return re.findall(r"^## (.*)$", (REPORTS / f"{page}.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ("README", "sharding-rules")])
+def test_a_report_of_a_defect_answers_the_same_questions_in_the_same_order(page):
+  assert headings(page) == ["Expected", "Actual", "How to show it", "Environment", "Cause", "Proposed change"]
+
+
+def test_a_feature_request_says_what_is_wanted_and_why_it_cannot_be_done():
+  asked = ["What one wants to do", "Why it cannot be done today", "Requested feature", "Environment"]
+  assert headings("sharding-rules") == asked
+
+
 def test_a_report_can_be_pasted_elsewhere():
   links = {page: re.findall(r"\]\((?!https?:)[^)]*\)", (REPORTS / f"{page}.md").read_text("utf-8")) for page in PAGES}
   assert {page for page, found in links.items() if found} == {"README"}  # no other page has links that lead to its folder
