@@ -63,6 +63,10 @@ REFUSED = (
     "tests/host/replacements/test_config_class.py::"
     "test_a_bad_configuration_stops_with_our_error_and_not_with_an_assert_of_the_host"
 )
+PARTLY = (
+    "tests/host/patch_points/test_patch.py::"
+    "test_with_a_part_of_the_patches_and_the_hook_off_a_run_that_needs_us_is_refused[1 2]"
+)
 NUMBERS = "tests/host/replacements/test_config_class.py::test_a_number_without_a_meaning_stops_the_trainer_by_name"
 UNEQUAL = "tests/host/rules/test_pipelined_path.py::test_blocks_whose_layers_differ_by_index_are_refused_with_the_reason"
 OPTIMIZER = "tests/host/rules/test_problems.py::test_what_the_implementations_cannot_do_is_refused_with_what_to_set"
@@ -943,6 +947,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "  if config.pipeline_impl != registry.HOST and (found := ",
             "  if config.pipeline_impl == registry.HOST and (found := ",
             NUMBERS,
+        ),
+        Mutant(
+            "partly-patched-not-refused",
+            "a MaxText with a part of patches/, and without the hook, drops what the config asks for",
+            "host/replacements/config_class.py",
+            "  if asks_for_us and (problem := ",
+            "  if not asks_for_us and (problem := ",
+            PARTLY,
         ),
         Mutant(
             "problems-not-raised",

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from maxtext_pp_ext.config import derived, host_keys
+from maxtext_pp_ext.host import extension_groups
 from maxtext_pp_ext.host.patch_points import rebind, version
 from maxtext_pp_ext.host.replacements import (
     checkpoint_load,
@@ -96,28 +97,19 @@ _PYCONFIG = "maxtext.configs.pyconfig"
 _PYCONFIG_FUNCTIONS = ("initialize", "initialize_pydantic", "_initialize_pydantic", "_prepare_for_pydantic")
 
 
-# Module -> the entry-point groups that it has in a MaxText to which `patches/` is applied.
-GROUPS = {
-    "maxtext.configs.types": {"maxtext.config_class"},
-    "maxtext.layers.pipeline": {"maxtext.pipeline_class"},
-    "maxtext.layers.nnx_decoders": {"maxtext.decoder_call", "maxtext.decoder_layers", "maxtext.pipeline_stage"},
-    "maxtext.utils.model_creation_utils": {"maxtext.abstract_model", "maxtext.pretrained_load"},
-    "maxtext.common.checkpointing": {"maxtext.checkpoint_load"},
-}
-
-
 def official(module: ModuleType) -> bool:
   """Whether this MaxText has the patch point itself (`patches/`) and finds our entry points: then we change nothing.
 
-  Raises HostVersionError if a part of the patch is missing. Then neither MaxText nor we would do all of it, or both.
+  Raises HostVersionError if a part of the module's patch is missing. Then neither MaxText nor we would do all of it, or
+  both. Modules of patches that are not applied are changed by us.
   """
   named = {group for name, group in vars(module).items() if name.endswith("EXTENSION_GROUP")}
-  all_of_it = GROUPS.get(module.__name__, set())
+  all_of_it = extension_groups.GROUPS.get(module.__name__, set())
   found = {group for group in named & all_of_it if any(map(_is_ours, importlib.metadata.entry_points(group=group)))}
   if found and (missing := all_of_it - found):
     raise version.HostVersionError(
         f"{module.__name__} calls our entry points of {', '.join(sorted(found))}, but not of"
-        f" {', '.join(sorted(missing))}. Apply the whole of patches/ or nothing of it, and install this package anew."
+        f" {', '.join(sorted(missing))}. Apply each patch of patches/ whole or not at all, and install this package anew."
     )
   return bool(found)
 

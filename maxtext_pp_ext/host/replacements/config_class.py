@@ -14,6 +14,7 @@ from maxtext_pp_ext import config as keys
 from maxtext_pp_ext import registry
 from maxtext_pp_ext.config import derived, ranges, remedies
 from maxtext_pp_ext.config.keys import Keys
+from maxtext_pp_ext.host import extension_groups
 from maxtext_pp_ext.host.models.cycles import subclass
 from maxtext_pp_ext.host.replacements import defaults
 from maxtext_pp_ext.host.rules import parameter_patterns
@@ -67,6 +68,9 @@ def _read_environment(cls, values: Any) -> Any:
 
 def _derive_and_check(config: Any, derive: Callable[[Any], Any], problems: Callable[..., list[str]]) -> Any:
   """Lets MaxText derive and validate. If both MaxText and we find problems, our error is raised from MaxText's."""
+  asks_for_us = config.pipeline_impl != registry.HOST or config.sharding_conflicts != "fallback"
+  if asks_for_us and (problem := extension_groups.problem()):
+    raise keys.PipelineConfigError([problem])
   if config.pipeline_impl != registry.HOST and (found := ranges.problems(type(config).model_fields, vars(config))):
     raise keys.PipelineConfigError(found)  # MaxText would compute with these numbers, and so would the rules
   given = {key: getattr(config, key) for key in remedies.DERIVED if hasattr(config, key)}

@@ -1,23 +1,26 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The patch for MaxText: it applies, and with it MaxText finds our package by itself, hook or not."""
+"""The patches for MaxText: they apply, and with them MaxText finds our package by itself, hook or not."""
 
 import collections
 import importlib.metadata
 import importlib.util
+import os
 import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import types
 
 import pytest
 
+from maxtext_pp_ext.host import extension_groups
 from maxtext_pp_ext.host.patch_points import table, version
 from tests.host.common import HOOK, ROOT, TINY, write_package
 from tests.marks import slow_but
 
-PATCH = ROOT / "patches" / "maxtext-0.2.5" / "extension-points.patch"
+PATCHES = sorted((ROOT / "patches" / "maxtext-0.2.5").glob("*.patch"))
 # What setup.cfg declares, for a checkout that is not installed.
 TARGETS = {
     "maxtext.config_class": "config_class:extend_config_class",
@@ -34,20 +37,31 @@ ENTRY_POINTS = {group: {"maxtext_pp_ext": f"{REPLACEMENTS}.{target}"} for group,
 RUN_TRAINER = ("-m", "maxtext.trainers.pre_train.train", *TINY, "steps=2", "base_output_directory=out")
 
 
-@pytest.fixture(scope="module")
-def patched(tmp_path_factory):
-  """A copy of the installed MaxText with the patch."""
+def apply(folder, patches):
+  """Puts a copy of the installed MaxText with these patches into a folder, as src/maxtext of its repository."""
   import maxtext.version
 
   if maxtext.version.__version__ != "0.2.5":
-    pytest.skip(f"the patch is for MaxText 0.2.5, installed is {maxtext.version.__version__}")
-  folder = tmp_path_factory.mktemp("patched")
+    pytest.skip(f"the patches are for MaxText 0.2.5, installed is {maxtext.version.__version__}")
   source = pathlib.Path(importlib.util.find_spec("maxtext").origin).parent
-  shutil.copytree(source, folder / "maxtext", ignore=shutil.ignore_patterns("__pycache__"))
-  program = ["git", "apply"] if shutil.which("git") else ["patch", "-p1", "-i"]
-  subprocess.run([*program, str(PATCH)], cwd=folder, check=True, capture_output=True, timeout=60)
-  assert "EXTENSION_GROUP" in (folder / "maxtext/configs/types.py").read_text()
-  return folder
+  shutil.copytree(source, folder / "src" / "maxtext", ignore=shutil.ignore_patterns("__pycache__"))
+  for patch in patches:
+    program = ["git", "apply"] if shutil.which("git") else ["patch", "-p1", "-i"]
+    subprocess.run([*program, str(patch)], cwd=folder, check=True, capture_output=True, timeout=60)
+  return folder / "src"
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory):
+  """A folder with MaxText and all patches."""
+  return apply(tmp_path_factory.mktemp("patched"), PATCHES)
+
+
+# Each beginning of the series, and one that leaves out a patch.
+@pytest.fixture(scope="module", params=slow_but(["1 2"], ["1", "1 2", "1 3"]))
+def partly_patched(request, tmp_path_factory):
+  """A folder with MaxText and a part of the patches."""
+  return apply(tmp_path_factory.mktemp("partly"), [PATCHES[int(number) - 1] for number in request.param.split()])
 
 
 @pytest.fixture
@@ -147,7 +161,7 @@ print(maxtext.__file__)
 """
 
 
-def test_a_part_of_the_patch_is_refused(monkeypatch):
+def test_a_part_of_a_patch_is_refused(monkeypatch):
   def at(module, *groups):
     found = types.ModuleType(module)
     vars(found).update({f"{k}_EXTENSION_GROUP": group for k, group in enumerate(groups)})
@@ -166,14 +180,54 @@ def test_a_part_of_the_patch_is_refused(monkeypatch):
   assert not at("maxtext.layers.nnx_decoders", "maxtext.decoder_call")
 
 
-def test_the_patch_has_the_groups_of_each_module():
-  named = collections.defaultdict(set)
-  for line in PATCH.read_text().splitlines():
-    if line.startswith("+++ b/"):
-      module = line.removeprefix("+++ b/").removesuffix(".py").replace("/", ".")
-    elif found := re.match(r'\+\w*EXTENSION_GROUP = "(.*)"', line):
-      named[module].add(found[1])
-  assert named == table.GROUPS and set().union(*named.values()) == set(ENTRY_POINTS)
+def test_the_patches_have_the_groups_of_each_module():
+  named, changed_by = collections.defaultdict(set), collections.defaultdict(list)
+  for patch in PATCHES:
+    for line in patch.read_text().splitlines():
+      if line.startswith("+++ b/"):
+        module = line.removeprefix("+++ b/src/").removesuffix(".py").replace("/", ".")
+        changed_by[module].append(patch)
+      elif found := re.match(r'\+\w*EXTENSION_GROUP = "(.*)"', line):
+        named[module].add(found[1])
+  assert named == extension_groups.GROUPS and set().union(*named.values()) == set(ENTRY_POINTS)
+  assert max(map(len, changed_by.values())) == 1  # so that a module has all of its groups or none
+
+
+@pytest.mark.slow
+def test_the_patches_tests_pass_in_patched_maxtext(patched):
+  environment = os.environ | {"PYTHONPATH": str(patched), "MAXTEXT_PP_EXT": "off", "JAX_PLATFORMS": "cpu"}
+  environment |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "DECOUPLE_GCLOUD": "TRUE"}
+  (patched.parent / "pytest.ini").write_text("[pytest]\nmarkers =\n  cpu_only\n")
+  program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit"]
+  options = {"capture_output": True, "text": True, "timeout": 600, "check": False}
+  done = subprocess.run(program, cwd=patched.parent, env=environment, **options)
+  assert done.returncode == 0 and re.search(r"^11 passed", done.stdout, re.MULTILINE), done.stdout[-4000:]
+
+
+PIPELINED = ("ici_pipeline_parallelism=2", "num_pipeline_microbatches=2", "pipeline_impl=circular_bsw")
+
+
+def test_with_a_part_of_the_patches_and_the_hook_off_a_run_that_needs_us_is_refused(run_python, partly_patched, ours):
+  code = f"""
+from maxtext.configs import pyconfig
+pyconfig.initialize(["", *{TINY}])  # pipeline_impl=host
+for keys in ({PIPELINED}, ("sharding_conflicts=error",)):
+  try:
+    pyconfig.initialize(["", *{TINY}, *keys])
+  except ValueError as error:
+    print("refused:", error)
+"""
+  done = run_python("-c", code, path=[partly_patched, ours])
+  assert done.stdout.count("refused:") == 2 and done.stdout.count("the start-up hook is off. Apply all of them") == 2
+
+
+@pytest.mark.slow
+def test_with_a_part_of_the_patches_and_the_hook_a_pipeline_trains(run_python, partly_patched, ours):
+  train = "from maxtext.trainers.pre_train import train; from absl import app; app.run(train.main)"
+  code = f"{HOOK}\nimport sys; sys.argv[0] = 'train'\n{train}"
+  done = run_python("-c", code, *RUN_TRAINER[2:], *PIPELINED, path=[partly_patched, ours], env={"MAXTEXT_PP_EXT": ""})
+  text = done.stdout + done.stderr
+  assert "completed step: 1" in text and "pipeline_impl=circular_bsw is active: 2 stages" in text
 
 
 @pytest.mark.parametrize("hooked", slow_but([True], [True, False]))
