@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program of each process that `launch` starts: `python -m maxtext_pp_ext.testing.joined JSON -m MODULE …`.
 
-JSON has arguments of `jax.distributed.initialize`. The process joins the others with them, then runs MODULE.
+JSON has arguments of `jax.distributed.initialize`, and `slices`. The process joins the others with them, then runs
+MODULE.
 """
 
 import functools
@@ -35,6 +36,7 @@ def main() -> None:
 
 
 def _join(arguments: dict[str, Any]) -> None:
+  slices, processes = arguments.pop("slices"), arguments["num_processes"]
   import jax  # pylint: disable=import-outside-toplevel
 
   from maxtext_pp_ext.jax_private import extension as _jax  # pylint: disable=import-outside-toplevel
@@ -48,6 +50,9 @@ def _join(arguments: dict[str, Any]) -> None:
   _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname="127.0.0.1")
   jax.config.update("jax_check_proxy_envs", False)  # JAX would warn of `no_grpc_proxy`
   jax.distributed.initialize(**arguments, initialization_timeout=_JOINING_S)
+  if slices > 1:
+    # jax 0.11.2 puts all CPU devices in slice 0, whatever `partition_index` is.
+    _jax.Device.slice_index = property(lambda device: device.process_index * slices // processes)
 
 
 def _end(code: int) -> NoReturn:

@@ -7,8 +7,8 @@
 Every process runs the module with the same arguments, in which `{process}` becomes its number. MaxText finds the
 processes joined and does not join them again. The launcher passes SIGTERM on to all processes. JAX treats SIGTERM as a
 notice of preemption: processes save if `enable_autocheckpoint` is set, and those that do not end are killed. On SIGINT or
-SIGHUP, the launcher kills all processes immediately. No process outlives the launcher, whatever ends it. Imports neither
-JAX nor MaxText.
+SIGHUP, the launcher kills all processes immediately. No process outlives the launcher, whatever ends it. With `--slices`,
+JAX and MaxText find the devices in that many slices. Imports neither JAX nor MaxText.
 """
 
 import argparse
@@ -56,6 +56,7 @@ class Group(contextlib.AbstractContextManager["Group"]):
       *,
       processes: int,
       devices: int,
+      slices: int = 1,
       heartbeat_s: int = HEARTBEAT_S,
       on_line: Callable[[int, str], None] = lambda process, line: None,
       cwd: pathlib.Path | None = None,
@@ -64,14 +65,17 @@ class Group(contextlib.AbstractContextManager["Group"]):
 
     Args:
       processes, devices: number of processes, and of virtual CPU devices of each.
+      slices: number of slices, of which each has the devices of successive processes.
       heartbeat_s: seconds without a heartbeat after which the others consider a process dead.
       on_line: called with (process, line) for each line of output of each process, one at a time.
       cwd: working directory of the processes.
 
-    Raises ValueError if `processes` or `devices` is less than 1.
+    Raises ValueError if `processes` or `devices` is less than 1, or slices cannot share the processes equally.
     """
     if processes < 1 or devices < 1:
       raise ValueError(f"{processes} processes with {devices} devices each: give at least 1 of both")
+    if slices < 1 or processes % slices:
+      raise ValueError(f"{slices} slices of {processes} processes: give a divisor of the number of processes")
     address = f"127.0.0.1:{_free_port()}"
     self._lock, self._on_line = threading.Lock(), on_line
     self._error: Exception | None = None
@@ -86,6 +90,7 @@ class Group(contextlib.AbstractContextManager["Group"]):
             "num_processes": processes,
             "process_id": i,
             "heartbeat_timeout_seconds": heartbeat_s,
+            "slices": slices,
         }
         own = [argument.replace("{process}", str(i)) for argument in arguments]
         command = [sys.executable, "-m", "maxtext_pp_ext.testing.joined", json.dumps(joined), *own]
@@ -170,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   late = "seconds to end after a failure or SIGTERM (default: three times --heartbeat)"
   parser.add_argument("--processes", type=int, default=2, help="number of processes (default: %(default)s)")
   parser.add_argument("--devices", type=int, default=1, help="virtual CPU devices per process (default: %(default)s)")
+  parser.add_argument("--slices", type=int, default=1, help="number of virtual slices (default: %(default)s)")
   parser.add_argument("--heartbeat", type=int, default=HEARTBEAT_S, help=silent)
   parser.add_argument("--grace", type=int, help=late)
   parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, required=True, help="module and its arguments")
@@ -183,10 +189,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   grace_s = _HEARTBEATS * options.heartbeat if options.grace is None else options.grace
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")  # a character that the encoding lacks must not end the launcher
-  sizes = {"processes": options.processes, "devices": options.devices, "heartbeat_s": options.heartbeat}
+  sizes = {name: getattr(options, name) for name in ("processes", "devices", "slices")}
   try:
     show = lambda process, line: print(f"[{process}] {line}", end="", flush=True)
-    group = Group(["-m", *options.module], **sizes, on_line=show)
+    group = Group(["-m", *options.module], **sizes, heartbeat_s=options.heartbeat, on_line=show)
   except ValueError as error:
     parser.error(str(error))
   with group:

@@ -62,13 +62,14 @@ def run_python(
     *,
     devices: int,
     processes: int = 1,
+    slices: int = 1,
     on_line: Callable[[str], None] = lambda line: None,
     cwd: pathlib.Path | None = None,
 ) -> None:
   """Runs this Python with `arguments`; `on_line` sees each line of its output while it runs.
 
   The log file has the command, then all output. With several processes, which share the devices equally, `arguments` are
-  `-m MODULE …`, and each line begins with the number of a process; see `launch`.
+  `-m MODULE …`, and each line begins with the number of a process; see `launch`. Slices share the processes equally.
 
   The started processes end with this call, and with this process; see `children`. Any thread may call this function.
   Raises RunFailedError, with the end of the log, if the exit code is not 0, and ValueError if the processes cannot share
@@ -76,8 +77,8 @@ def run_python(
   """
   if devices % processes:
     raise ValueError(f"{processes} processes cannot share {devices} devices equally")
-  if processes > 1:
-    shared = ["--processes", str(processes), "--devices", str(devices // processes)]
+  if processes > 1 or slices > 1:
+    shared = ["--processes", str(processes), "--devices", str(devices // processes), "--slices", str(slices)]
     arguments = ["-m", "maxtext_pp_ext.testing.launch", *shared, *arguments]
   arguments = [sys.executable, *arguments]
   with (

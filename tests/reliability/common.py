@@ -38,6 +38,12 @@ def pipeline(stages, per_stage=1, implementation="circular_bsw", **axes):
   }
 
 
+def over_slices(slices, keys, axis="pipeline"):
+  """These keys, with `axis` over this many slices."""
+  within = keys[f"ici_{axis}_parallelism"] // slices
+  return keys | {f"dcn_{axis}_parallelism": slices, f"ici_{axis}_parallelism": within}
+
+
 def at_metrics(number, step, process=0):
   """A signal when this step's metrics are written. A later step is computed then, maybe a checkpoint written."""
   return Death(signal=number, event="open", path=f"/{process}.jsonl", count=step + 1, process=process)

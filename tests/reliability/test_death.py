@@ -3,7 +3,8 @@
 """One of several processes dies: the others end with an error, soon, and a restart goes on from the last checkpoint.
 
 The others end without help: the launcher would kill them only after `GRACE_S`, and the test would fail. A notice of
-termination (SIGTERM) to one process makes all save and end. 2 stages × 2 FSDP shards, a device in each process.
+termination (SIGTERM) to one process makes all save and end. 2 stages × 2 FSDP shards, a device in each process. Each
+stage is in a slice of its own.
 """
 
 import dataclasses
@@ -21,14 +22,14 @@ from maxtext_pp_ext.checkpoint import places
 from maxtext_pp_ext.testing import launch
 from tests.marks import slow_but
 from tests.reliability import common, dying
-from tests.reliability.common import at_metrics, pipeline, WHILE_WRITING
+from tests.reliability.common import at_metrics, over_slices, pipeline, WHILE_WRITING
 from tests.trainer import cases as trainer_cases
 from tests.trainer.runs import Results, run_all, write_plan
 
-PROCESSES = 4
+PROCESSES, SLICES = 4, 2
 HEARTBEAT_S, GRACE_S = 10, 60
 # Checkpoints are whole when the next step begins, so what a death leaves does not depend on how fast they are written.
-KEYS = pipeline(2, fsdp=2) | {"async_checkpointing": False}
+KEYS = over_slices(SLICES, pipeline(2, fsdp=2)) | {"async_checkpointing": False}
 # A notice reaches all some steps after it came.
 NOTICE_STEPS = 60
 NOTICE = KEYS | {"enable_autocheckpoint": True, "checkpoint_period": 100, "steps": NOTICE_STEPS}
@@ -49,6 +50,7 @@ def start(folder, plan, death):
       dying.arguments(death, write_plan(folder, plan)),
       processes=PROCESSES,
       devices=1,
+      slices=SLICES,
       heartbeat_s=HEARTBEAT_S,
       on_line=lambda i, line: lines.append(f"[{i}] {line}"),
       cwd=folder,
@@ -115,7 +117,7 @@ def deaths(tmp_path_factory):
   trainer_cases.write_data(folder)
   after = {name: died(folder, name) for name in DEATHS}
   runs = {name: common.run(KEYS) for name in ["whole", *DEATHS]}
-  return run_all(folder, runs, devices=PROCESSES, processes=PROCESSES), after
+  return run_all(folder, runs, devices=PROCESSES, processes=PROCESSES, slices=SLICES), after
 
 
 @pytest.mark.slow
@@ -142,7 +144,7 @@ def test_a_notice_of_termination_makes_all_save_and_end_and_a_restart_goes_on_bi
   last = max(places.steps(Results(tmp_path).checkpoints("notice")))
   assert 3 < last < NOTICE_STEPS - 1 and "SIGTERM" in output
   runs = {name: common.run(NOTICE) for name in ("notice", "whole")}
-  results = run_all(tmp_path, runs, devices=PROCESSES, processes=PROCESSES)
+  results = run_all(tmp_path, runs, devices=PROCESSES, processes=PROCESSES, slices=SLICES)
   common.check_resumed(results, "notice", "whole", last, PROCESSES, NOTICE_STEPS)
 
 
@@ -219,7 +221,10 @@ def test_the_launcher_reports_who_failed(capfd):
   assert "failed: process 0 (exit code 3)" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--processes", "0", "-m", "x"], ["--devices", "0", "-m", "x"], ["-m"], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--processes", "0", "-m", "x"], ["--devices", "0", "-m", "x"], ["--slices", "3", "-m", "x"], ["-m"], []],
+)
 def test_the_launcher_refuses_what_cannot_be(arguments, capsys):
   with pytest.raises(SystemExit, match="2"):
     launch.main(arguments)

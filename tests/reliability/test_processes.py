@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training in 2 and 4 processes equals training in one: `stage` and `fsdp` are within processes, across them, or both.
 
+Processes are also in virtual slices, over which are stages, FSDP shards or replicas.
+
 Each process reads its share of the rows, so that a batch has the same rows in another order. The reference, in one
 process without a pipeline, and how far apart runs may be, are those of `tests.trainer.cases`.
 """
@@ -23,7 +25,7 @@ import maxtext_pp_ext
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.trainer_runs import trainer
 from tests.reliability import sharded
-from tests.reliability.common import pipeline
+from tests.reliability.common import over_slices, pipeline
 from tests.trainer import cases as trainer_cases
 from tests.trainer.runs import run_all
 
@@ -47,11 +49,14 @@ class Case:
   across: tuple[str, ...]
   devices: int
   keys: Mapping[str, object]
+  slices: int = 1
 
   @property
   def name(self) -> str:
-    sizes = [f"{self.keys['pipeline_impl']}", *(f"{k[4:-12]} {v}" for k, v in self.keys.items() if k.startswith("ici_"))]
-    return f"{self.model}, {', '.join(sizes)}, in {self.processes} processes by {' and '.join(self.across)}"
+    of = lambda network, where: [f"{k[4:-12]} {v}{where}" for k, v in self.keys.items() if k.startswith(f"{network}_")]
+    sizes = [f"{self.keys['pipeline_impl']}", *of("ici", ""), *of("dcn", f" over {self.slices} slices")]
+    delayed = ["delayed"] * ("pipeline_delay_activation_forwarding" in self.keys)
+    return f"{self.model}, {', '.join(sizes + delayed)}, in {self.processes} processes by {' and '.join(self.across)}"
 
   @property
   def run_name(self) -> str:
@@ -59,6 +64,7 @@ class Case:
 
 
 OUTERMOST = {"mesh_axes": fsdp_outermost()}
+DELAYED = {"pipeline_delay_activation_forwarding": True, "num_pipeline_microbatches": 4}
 QUICK = Case("dense", 2, ("stage",), 4, pipeline(2, 3, fsdp=2))
 CASES = [
     QUICK,
@@ -71,6 +77,15 @@ CASES = [
     Case("moe", 2, ("stage",), 4, pipeline(2, 3, fsdp=2)),
     Case("moe", 4, ("stage", "fsdp"), 4, pipeline(2, 3, "circular", fsdp=2)),
     Case("moe", 4, ("stage", "expert"), 4, pipeline(2, 3, fsdp=1, expert=2)),
+    Case("dense", 2, ("stage",), 4, over_slices(2, pipeline(2, 3, fsdp=2)), 2),
+    Case("dense", 4, ("stage", "fsdp"), 4, over_slices(2, pipeline(2, 3, fsdp=2)), 2),
+    Case("dense", 2, ("stage",), 4, over_slices(2, pipeline(4, 1)), 2),  # two stages in each slice
+    Case("dense", 2, ("stage",), 4, over_slices(2, pipeline(2, 2, fsdp=2) | DELAYED), 2),
+    Case("dense", 2, ("fsdp",), 4, over_slices(2, pipeline(1, 1, fsdp=4), "fsdp"), 2),
+    Case("dense", 2, ("data",), 4, over_slices(2, pipeline(2, 3, data=2), "data"), 2),
+    Case("dense", 4, ("stage",), 4, over_slices(4, pipeline(4, 3)), 4),
+    Case("moe", 2, ("stage",), 4, over_slices(2, pipeline(2, 3, fsdp=1, expert=2)), 2),
+    Case("indexer", 2, ("stage",), 4, over_slices(2, pipeline(2, 3, fsdp=2)), 2),
 ]
 
 
@@ -84,16 +99,17 @@ def trained(folder, cases):
   """All references and cases, with the same data and initial weights; in one process per number of processes."""
   trainer_cases.write_data(folder)
   models = sorted({case.model for case in cases})
-  alone = lambda devices: {"ici_fsdp_parallelism": devices}
-  weights = lambda devices: {model: run(model, devices, alone(devices)).keys for model in models}
+  alone = lambda devices, slices=1: over_slices(slices, {"ici_fsdp_parallelism": devices}, "fsdp")
+  weights = lambda devices, slices=1: {model: run(model, devices, alone(devices, slices)).keys for model in models}
   references = {model: run(model, 4, alone(4)) for model in models}
   twins = {trainer_cases.twin_of(model): run(model, 4, alone(4), trainer_cases.ROUNDING) for model in models}
   runs = {}
   for case in cases:
-    runs.setdefault((case.processes, case.devices), {})[case.run_name] = run(case.model, case.devices, case.keys)
+    together = runs.setdefault((case.processes, case.slices, case.devices), {})
+    together[case.run_name] = run(case.model, case.devices, case.keys)
   results = run_all(folder, references | twins, devices=4, weights=weights(4))
-  for (processes, devices), of_processes in runs.items():
-    run_all(folder, of_processes, devices=devices, processes=processes, weights=weights(devices))
+  for (processes, slices, devices), each in runs.items():
+    run_all(folder, each, devices=devices, processes=processes, slices=slices, weights=weights(devices, slices))
   return results
 
 
@@ -103,13 +119,20 @@ def quick(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def every(tmp_path_factory):
-  return trained(tmp_path_factory.mktemp("every"), CASES)
+def within_a_slice(tmp_path_factory):
+  return trained(tmp_path_factory.mktemp("within_a_slice"), [case for case in CASES if case.slices == 1])
+
+
+@pytest.fixture(scope="module")
+def on_slices(tmp_path_factory):
+  return trained(tmp_path_factory.mktemp("on_slices"), [case for case in CASES if case.slices > 1])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_axes_of_a_case_are_across_its_processes(case):
-  """MaxText makes the mesh of all devices in their order; each process has successive devices."""
+def test_the_axes_of_a_case_are_across_its_processes(case, monkeypatch):
+  """Each process has successive devices. MaxText makes the mesh of all in their order, or of each slice's."""
+  slice_of = property(lambda device: device.id // (case.devices // case.slices) % case.slices)
+  monkeypatch.setattr(type(jax.devices()[0]), "slice_index", slice_of, raising=False)
   any_rows = {"per_device_batch_size": ROWS, "eval_per_device_batch_size": ROWS}  # this process may have more devices
   keys = run(case.model, case.devices, case.keys | any_rows).keys
   config = pyconfig.initialize(["", str(run_config.base_yml()), *keys])
@@ -139,8 +162,8 @@ def test_batches_differ_from_step_to_step_and_the_model_learns(quick):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_processes_train_as_one(every, case):
-  check(every, case)
+def test_processes_train_as_one(case, request):
+  check(request.getfixturevalue("on_slices" if case.slices > 1 else "within_a_slice"), case)
 
 
 @pytest.mark.slow

@@ -74,6 +74,7 @@ def run_all(
     *,
     devices: int,
     processes: int = 1,
+    slices: int = 1,
     weights: Mapping[str, Sequence[str]] | None = None,
 ) -> Results:
   """Trains all runs, one after another, in one new process with this many virtual CPU devices.
@@ -82,12 +83,13 @@ def run_all(
     folder: where everything is written.
     runs: name -> run. A failed run leaves its error and does not stop the others. Exception: several processes must stay
       together, so there it stops them.
-    devices, processes: number of virtual devices, and of joined processes, which share these equally.
+    devices, processes, slices: number of virtual devices, of joined processes, which share these equally, and of virtual
+      slices, which share the processes equally.
     weights: name -> MaxText's keys of a model without a pipeline; its initial weights get this name. A run that names
       them gets the same numbers in the layout of its own keys.
   """
   arguments = ["-m", "tests.trainer.runs", write_plan(folder, runs, weights)]
-  trainer.run_python(arguments, folder / "runs.log", devices=devices, processes=processes, cwd=folder)
+  trainer.run_python(arguments, folder / "runs.log", devices=devices, processes=processes, slices=slices, cwd=folder)
   return Results(folder)
 
 
