@@ -27,11 +27,16 @@ Tree = dict[str, Any]
 
 
 def draw(argv: Sequence[str]) -> tuple[Tree, Layout]:
-  """Returns parameters as MaxText initialises them for a config, and the layout of the layers."""
+  """Returns parameters as MaxText initialises them for a config, and the layout of the layers.
+
+  The numbers do not depend on what ran before in this process: MaxText's trainers change the generator for all that
+  follows.
+  """
   config = pyconfig.initialize(list(argv))
   mesh = maxtext_utils.get_mesh_from_config(config)
   create_model, _ = model_creation_utils.create_nnx_abstract_model(config, mesh)
-  with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+  threefry = jax.default_prng_impl("threefry2x32")
+  with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules), threefry:
     drawn = jax.jit(lambda: nnx.state(create_model(), nnx.Param))()
   whole = multihost_utils.process_allgather(nnx.to_pure_dict(drawn), tiled=True)
   return jax.tree.map(np.asarray, whole), layouts.of_config(config)
