@@ -181,15 +181,18 @@ def _section(name: str, rows: dict[str, dict[str, Any]]) -> str:
     parts.append("Slower with other sets of flags:\n\n" + "\n".join(seconds))
   parts += ["Not computed:\n\n" + "\n".join(failures)] if failures else []
   given = lambda keys: " ".join(f"{key}={value}" for key, value in keys.items())
-  keys, without = given(shapes.SHAPES[name].keys), given(shapes.SHAPES[name].without)
+  shape = shapes.SHAPES[name]
+  keys = given(shape.keys)
+  others = (("none and window", shape.one_stage), ("none", shape.without))
+  differing = "".join(f"; of {rows_of}: `{given(of_them)}`" for rows_of, of_them in others if of_them)
   used = {", ".join(f"{package} {version}" for package, version in row["versions"].items()) for row in rows.values()}
-  preset = shapes.SHAPES[name].preset
+  preset = shape.preset
   keys = f"{keys}`, with the preset `{preset}` instead of `base.yml" if preset else keys
   return (
       "\n\n".join(
           [
               *parts,
-              f"MaxText's keys: `{keys}`{without and f'; of none: `{without}`'}. Versions: {'; '.join(sorted(used))}.",
+              f"MaxText's keys: `{keys}`{differing}. Versions: {'; '.join(sorted(used))}.",
           ]
       )
       + "\n"

@@ -69,8 +69,9 @@ class Shape:
   title: str  # the heading of its table
   keys: dict[str, object]  # MaxText's keys
   preset: str | None = None  # the preset that replaces MaxText's base.yml; None for base.yml
-  # Other values of keys for the row without a pipeline or window.
+  # Other values of keys for the row without a pipeline or window, and for these two.
   without: dict[str, object] = dataclasses.field(default_factory=dict)
+  one_stage: dict[str, object] = dataclasses.field(default_factory=dict)
   # The remat policy of the rows with kept activations, that of a published recipe or of one near it; empty if none is.
   kept: dict[str, object] = dataclasses.field(default_factory=dict)
 
@@ -177,9 +178,14 @@ SHAPES = {
         kept=_ATTENTION_OFFLOADED,
     ),
     "llama3-8b-4-slices": Shape(
-        title="The same with delayed forwarding, 4 repeats of 2 layers per stage",
+        title="The same with 4 repeats of 2 layers per stage; with one stage data parallelism over DCN",
+        keys=_OVER_4_SLICES | {"num_layers_per_pipeline_stage": 2},
+        one_stage={"dcn_fsdp_parallelism": 1, "dcn_data_parallelism": 4},
+        kept=_KEPT,
+    ),
+    "llama3-8b-4-slices-delayed": Shape(
+        title="The same with delayed forwarding",
         keys=_OVER_4_SLICES | {"num_layers_per_pipeline_stage": 2, "pipeline_delay_activation_forwarding": True},
-        without={"dcn_pipeline_parallelism": 1, "dcn_data_parallelism": 4},
         kept=_KEPT,
     ),
     "llama3-8b-8-slices": Shape(
@@ -195,7 +201,7 @@ SHAPES = {
             "per_device_batch_size": 1,
             "max_target_length": 2048,
         },
-        without={"dcn_pipeline_parallelism": 1, "dcn_data_parallelism": 8},
+        one_stage={"dcn_fsdp_parallelism": 1, "dcn_data_parallelism": 8},
         kept={"remat_policy": "minimal_with_context"},
     ),
     "mixtral-8x7b": Shape(
@@ -367,4 +373,6 @@ def arguments(shape: Shape, impl: str, extra: Mapping[str, object] | None = None
   if impl == variants.NONE:
     keys |= shape.without
   keys |= variants.keys(IMPLEMENTATIONS[impl], keys)
+  if impl in (variants.NONE, variants.WINDOW):
+    keys |= shape.one_stage
   return [*filter(None, [shape.preset]), *(f"{key}={value}" for key, value in keys.items())]
