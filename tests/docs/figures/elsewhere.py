@@ -7,7 +7,6 @@ import re
 _SIZE = "du -sh .venv after `make .venv/installed`"
 _TIME = "what the command took on 2 cores"
 _TOLERANCE = "MaxText's tests/integration/pipeline_parallelism_test.py: rtol=1e-1"
-_PLAYBOOK = "the Ultra-Scale Playbook, which the sentence links"
 # (page, words around the figure, where it comes from). A test is named as file::function.
 FIGURES = [
     ("README.md", "creates `.venv` (2 GB)", _SIZE),
@@ -17,8 +16,6 @@ FIGURES = [
         "Computing takes about 8 FLOPs for each parameter",
         "2 in forward, 2 in forward again, 4 in backward",
     ),
-    ("docs/choosing.md", "a pipeline over two nodes is 14 % slower", _PLAYBOOK),
-    ("docs/choosing.md", "tensor parallelism is 43 % slower", _PLAYBOOK),
     (
         "docs/convert.md",
         "for 8 parameters of 64 MiB, each in one chunk, less than 128 MiB",
