@@ -21,17 +21,17 @@ KINDS = ("no pipeline", "window", "pipeline", "MaxText's own pipeline")
 
 
 class Row(NamedTuple):
-  """A model and chips, with the implementation of each kind; None where nothing is compiled."""
+  """A model and chips, with the implementation of each kind."""
 
   title: str
   shape: str
-  implementations: Sequence[str | None]
+  implementations: Sequence[str]
 
 
 ROWS = (
     Row("Llama 3 70B, 128 chips of v5p", "llama3-70b", ("none", "window", "circular_bsw", "host plain")),
     Row("Mixtral 8x7B, 32 chips of v5p", "mixtral-8x7b-dropless", ("none", "window", "circular_bsw", "host BSW")),
-    Row("Llama 3 8B, 8 slices of v6e-8", "llama3-8b-8-slices", ("none", None, "circular_bsw", "host plain")),
+    Row("Llama 3 8B, 8 slices of v6e-8", "llama3-8b-8-slices", ("none", "window", "circular_bsw", "host plain")),
 )
 # What a step's seconds go to, and the colour of each; they add up.
 _PARTS = {
@@ -71,8 +71,7 @@ def draw(results: Mapping[str, Mapping[str, Any]], file: pathlib.Path) -> None:
   with matplotlib.rc_context({"svg.hashsalt": "maxtext_pp_ext", "svg.fonttype": "none"}):
     figure, axes = pyplot.subplots(1, len(ROWS), figsize=(11, 2.6))
     for axis, row in zip(axes, ROWS, strict=True):
-      kinds = [(kind, impl) for kind, impl in zip(KINDS, row.implementations, strict=True) if impl]
-      for kind, impl in kinds:
+      for kind, impl in zip(KINDS, row.implementations, strict=True):
         projection, left = best(results, row.shape, impl)["projection"], 0.0
         for (name, colour), seconds in zip(_PARTS.items(), parts(projection), strict=True):
           axis.barh(kind, seconds, left=left, color=colour, label=name if (row, kind) == (ROWS[0], KINDS[0]) else None)

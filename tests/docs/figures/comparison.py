@@ -16,9 +16,7 @@ def _host_gathers() -> str:
   return percent(share) if share else "none"
 
 
-def _step(row: first_page.Row, impl: str | None) -> str:
-  if impl is None:
-    return "–"
+def _step(row: first_page.Row, impl: str) -> str:
   figures = first_page.best(table("compiler_figures"), row.shape, impl)["projection"]
   at_most, wrong = "≤ " if figures["unknown"] else "", " (wrong values)" if impl == "host BSW" else ""
   return f"{at_most}{figures['step_s']:.2f} s{wrong}"
