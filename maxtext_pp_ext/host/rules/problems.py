@@ -72,6 +72,7 @@ def _of_host(config: Keys) -> list[str]:
   return [
       *_bad_choices(config),
       *_keys_without_effect(config),
+      *sizes.of_one_slice(config),
       *meshes.unknown_topology(getattr(config, "compile_topology", "")),
   ]
 
@@ -102,7 +103,7 @@ def _bad_choices(config: Keys) -> Iterator[str]:
   for key, choices in keys.CHOICES.items():
     if (value := getattr(config, key)) not in choices:
       default = keys.PipelineKeys.model_fields[key].default
-      yield f"{key}={value!r} must be one of {', '.join(map(repr, choices))}. Set {key}={default} unless you know better."
+      yield f"{key}={value!r} must be one of {', '.join(map(repr, choices))}. Set {key}={default}, for instance."
 
 
 def _keys_without_effect(config: Keys) -> Iterator[str]:

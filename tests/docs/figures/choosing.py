@@ -75,6 +75,7 @@ def choosing() -> Iterator[str]:
   yield from _where_it_pays()
   yield from _flags()
   yield from _experts()
+  yield from _if_nothing_fits()
   yield from _trust()
 
 
@@ -105,12 +106,14 @@ def _estimated(stages: int) -> Any:
 def _where_it_pays() -> Iterator[str]:
   eight, none = (_by_stages()[stages] for stages in (8, 1))
   between = {stages: _estimated(stages).costs.between_slices / 1e9 for stages in (8, 1)}
-  errors = [_estimated(stages).costs.peak / 1e9 / row.peak - 1 for stages, row in _by_stages().items()]
-  errors += [between[stages] / row.between_slices - 1 for stages, row in _by_stages().items()]
+  rows = _by_stages().items()
+  errors = [_estimated(stages).costs.peak / 1e9 / row.peak - 1 for stages, row in rows]
+  errors += [between[stages] / row.between_slices - 1 for stages, row in rows]
   yield f"""Compiled (`python -m benchmarks.compiler_figures --shape llama3-8b-8-slices`), eight stages need
       {eight.peak:.1f} GB and send {eight.sent:.1f} GB, of which {eight.between_slices:.1f} GB go between slices. Without
       a pipeline the program needs {none.peak} GB and sends {none.sent} GB, of which {none.between_slices} GB go between
-      slices (`--validate`). So the estimates of memory and of traffic between slices are within {within(errors)}."""
+      slices (`--validate`). So the estimates of memory and of traffic between slices are within {within(errors)}, those
+      of all that is sent within {within(_estimated(each).costs.sent / 1e9 / row.sent - 1 for each, row in rows)}."""
   yield f"""A step projected from these programs takes {eight.seconds:.2f} s with eight stages, and {none.seconds} without
       a pipeline. So the estimated seconds of this run are {too_high()} % too high."""
   ours, without = (best("llama3-8b-8-slices", impl).seconds for impl in ("circular_bsw", "none"))
@@ -129,6 +132,15 @@ def _where_it_pays() -> Iterator[str]:
   stages, window = (_first(nominal, "circular_bsw", each).seconds for each in (8, 1))
   yield f"""At the network's nominal rate (`--dcn-gbps {chips.CHIPS["v6e"].network / 1e9:.1f}`) the order stays:
       {stages:.2f} s with eight stages and one sequence, and {window:.2f} with the window."""
+
+
+def _if_nothing_fits() -> Iterator[str]:
+  from maxtext_pp_ext.cli.tables import plan as table  # pylint: disable=import-outside-toplevel
+
+  found = _plan("model_name=llama3-70b", "per_device_batch_size=4", "compile_topology=v6e-16")
+  missing = dict(zip(("device", "host"), found.missing(found.candidates[0].costs), strict=True))
+  result = {"remedies": found.remedies, "device_memory": found.memory_limit, "candidates": [{"missing": missing}]}
+  yield "\n".join(table._remedies(result, found))
 
 
 def _flags() -> Iterator[str]:

@@ -5,7 +5,6 @@
 from collections.abc import Iterator
 
 from maxtext_pp_ext.plan import estimate
-from tests.docs.figures import choosing
 from tests.docs.figures.results import (
     percent,
     plan_errors,
@@ -48,8 +47,7 @@ def _estimates() -> Iterator[str]:
   errors = {row: found["step_s"] for row, found in plan_errors().items() if "step_s" in found}
   average = sum(map(abs, errors.values())) / len(errors) * 100
   yield f"""Over its rows estimates are {average:.1f} % off the projections on average, and {within(errors.values())} at
-      most.
-      [A run outside of it](choosing.md#an-example-where-it-pays) was {choosing.too_high()} % too high."""
+      most."""
   tie = percent(test_against_compiler.TIE)
   yield f"""Where projections of one shape differ by more than {tie}, the estimates have the same order, or differ by
       less than {tie}"""

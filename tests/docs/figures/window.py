@@ -36,7 +36,7 @@ def window() -> Iterator[str]:
     step = compiled("llama3-8b-2-slices", impl)
     yield f"| {title} | {step.sent:.0f} | {step.between_slices:.2f} | {step.peak:.1f} | {step.seconds:.2f} |"
   gains = [1 - compiled(shape, "window").seconds / compiled(shape, "none").seconds for shape in WITH_EXPERTS]
-  yield f"Models with experts gain most: {span(gains)} % of a step with MaxText's default dispatch"
+  yield f"Models with experts gain {span(gains)} % of a step with MaxText's default dispatch"
   none, window_ = (compiled("mixtral-8x7b", impl) for impl in ("none", "window"))
   yield f"""With a capacity and dense dispatch (`--shape mixtral-8x7b`) it is {window_.seconds:.2f} s instead of
       {none.seconds:.2f}:"""
@@ -55,7 +55,8 @@ def window() -> Iterator[str]:
     step = {impl: published_benchmark.fastest(table("published")[run], impl) for impl in ("circular", "none", "window")}
     of = {impl: f"{row['projection']['step_s']:.2f} s" for impl, row in step.items()}
     if "70B" in model:
-      yield f"{model} takes {of['circular']} so, {of['none']} without a window, and {of['window']} with `circular_bsw`."
+      yield f"""{model} takes {of['circular']} with `circular`, {of['none']} without a window, and {of['window']} with
+          `circular_bsw`."""
     else:
       yield f"{model} takes {of['circular']}, {of['none']} and {of['window']}."
 

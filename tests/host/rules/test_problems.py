@@ -151,10 +151,19 @@ def test_a_sound_configuration_has_no_problems():
   assert problems.problems(make()) == []
 
 
+@pytest.mark.parametrize("pipeline_impl", ["circular_bsw", "host"])
+def test_axes_over_slices_where_there_is_one_slice_are_refused_with_their_keys(pipeline_impl):
+  over = {"pipeline_impl": pipeline_impl, "ici_pipeline_parallelism": 2, "dcn_pipeline_parallelism": 2}
+  [problem] = problems.problems(make(**over))
+  assert problem.startswith("dcn_pipeline_parallelism=2 needs more slices than there are (num_slices=1). Set")
+  assert "dcn_pipeline_parallelism=1" in problem.partition("Set")[2]
+  assert not problems.problems(make(**over, num_slices=2))
+
+
 @pytest.mark.parametrize(
     "sound",
     [
-        {"ici_pipeline_parallelism": 2, "dcn_pipeline_parallelism": 2},
+        {"ici_pipeline_parallelism": 2, "dcn_pipeline_parallelism": 2, "num_slices": 2},
         {"num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 1},
         {"num_pipeline_repeats": -1, "pipeline_parallel_layers": -1, "num_pipeline_microbatches": -1},
         {"num_decoder_layers": 10},  # two layers outside the pipeline
