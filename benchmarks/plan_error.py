@@ -81,10 +81,13 @@ def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
   """Every row of compiler_figures, scaling and policies that has closed forms; of those with XLA flags the projected."""
   rows = {name: (shapes.SHAPES[name], each) for name, each in tables.read(results / "compiler_figures.json").items()}
   points = tables.read(results / "scaling.json")
+  known = dict[tuple[str, str], str]()  # the first point of each program
   for _, series in scaling.SERIES.values():
     for point in series:
       label = scaling.label(point)
-      rows[label] = scaling.shape(point), points.get(label, {})
+      program = lambda row, point=point: (scaling.program(point, shapes.implementation_of(row)), row)
+      own = {row: each for row, each in points.get(label, {}).items() if known.setdefault(program(row), label) == label}
+      rows[label] = scaling.shape(point), own
   for title, (shape, each) in rows.items():
     for impl, figures in each.items():
       case = Case(title, impl, figures.get("arguments") or shapes.arguments(shape, impl), figures)

@@ -57,16 +57,16 @@ _HEADER = (
 )
 _IMPLEMENTATIONS = (shapes.PLAIN, "host BSW", "circular_bsw")
 _KEPT: dict[str, object] = {"remat_policy": "minimal_with_context"}
-# Without it XLA gathers these small weights within products, which doubles their time where there is no pipeline.
-_WITHOUT_PIPELINE = {flags.KEY: flags.joined("", ["DISABLE_COLLECTIVE_MATMUL"], [])}
+# Sets of XLA flags. Without this one XLA gathers these weights within products, which takes up to twice the time.
+_SETS = {variants.NONE: ["DISABLE_COLLECTIVE_MATMUL"]}
 _INTRODUCTION = f"""# Scaling
 
 `python -m benchmarks.scaling` printed this: Llama layers on a v5p-32 ({_CHIPS} chips), sequence 1024, 4 sequences per \
 chip. Unless the table says otherwise: {_BASE["stages"]} stages × FSDP {_CHIPS // _BASE["stages"]}, {_BASE["repeats"]} \
 repeats, {_BASE["microbatches"]} microbatches, embedding {_BASE["embed"]}. Per chip and step, from the TPU compiler; \
 columns as in `compiler_figures.md`, in parentheses the ratio to MaxText's plain pipeline. Kept activations \
-(`--keep`): with remat_policy={_KEPT["remat_policy"]}; other rows have full. Rows without a pipeline have \
-DISABLE_COLLECTIVE_MATMUL, others default flags.
+(`--keep`): with remat_policy={_KEPT["remat_policy"]}; other rows have full. Points with the same program \
+without a pipeline share its figures.
 
 ![Memory, traffic and compile time](scaling.svg)
 """
@@ -102,11 +102,15 @@ def label(point: dict[str, int]) -> str:
   return " ".join(f"{key}={value}" for key, value in values.items() if key != "layers" or value != 1)
 
 
-def _program(point: dict[str, int], impl: str) -> tuple:
-  """What is equal for points with the same program: without a pipeline, stages and microbatches change nothing."""
+def program(point: dict[str, int], impl: str) -> str:
+  """A label that is equal for equal programs: without a pipeline, stages and microbatches change nothing."""
   values = {**_BASE, **point}
   layers = values["stages"] * values["repeats"] * values["layers"]
-  return (impl, layers, values["embed"]) if impl == variants.NONE else (impl, label(point))
+  return f"layers={layers} embed={values['embed']}" if impl == variants.NONE else label(point)
+
+
+def _row(impl: str, *, keeps: bool) -> str:
+  return shapes.row_name(impl, keeps=keeps, sets=_SETS.get(impl, ()))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -114,26 +118,25 @@ def main(argv: list[str] | None = None) -> None:
   console = rich_console.Console()
   points = tables.read(options.output.with_suffix(".json"))
   done = set()
-  same: dict[tuple, dict[str, Any]] = {}
+  same: dict[tuple[str, str], dict[str, Any]] = {}
   for series in options.series:
     for point in SERIES[series][1]:
       for impl in options.impl:
-        row = shapes.row_name(impl, keeps=options.keep)
+        row = _row(impl, keeps=options.keep)
         if (label(point), row) in done:
           continue
         done.add((label(point), row))
-        extra = _WITHOUT_PIPELINE if impl == variants.NONE else None
+        extra = {flags.KEY: flags.joined("", _SETS[impl], [])} if impl in _SETS else None
         arguments = shapes.arguments(shape(point), impl, extra, keeps=options.keep)
-        program = _program(point, impl)
-        if program not in same:
-          same[program] = compile_step.compile_step(
+        if (of_it := (program(point, impl), row)) not in same:
+          same[of_it] = compile_step.compile_step(
               arguments,
               label=f"{series}, {label(point)}, {row}",
-              names=[label(point), row],
+              names=list(of_it),
               options=options,
               console=console,
           )
-        figures = same[program] | {"arguments": arguments, "versions": compile_step.versions()}
+        figures = same[of_it] | {"arguments": arguments, "versions": compile_step.versions()}
         points.setdefault(label(point), {})[row] = figures
         write(points, options.output)
   console.print(report(points), markup=False, highlight=False, soft_wrap=True)
@@ -190,7 +193,7 @@ def plot(points: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
   for column, (series, (title, each)) in enumerate(SERIES.items()):
     for row, (key, name) in enumerate(_FIGURES.items()):
       axis = axes[row][column]
-      for impl in (shapes.row_name(impl, keeps=keeps) for keeps in (False, True) for impl in shapes.IMPLEMENTATIONS):
+      for impl in (_row(impl, keeps=keeps) for keeps in (False, True) for impl in shapes.IMPLEMENTATIONS):
         found = [(point[series], _figure(points.get(label(point), {}).get(impl, {}), key)) for point in each]
         found = [(x, y) for x, y in found if y is not None]
         if found:

@@ -86,6 +86,11 @@ _OVER_4_SLICES = {
     "per_device_batch_size": 2,
     "max_target_length": 4096,
 }
+_REPLICAS_OVER_4_SLICES: dict[str, object] = {
+    "dcn_pipeline_parallelism": 1,
+    "dcn_fsdp_parallelism": 1,
+    "dcn_data_parallelism": 4,
+}
 _MIXTRAL = {
     "model_name": "mixtral-8x7b",
     "compile_topology": "v5p-64",
@@ -180,12 +185,13 @@ SHAPES = {
     "llama3-8b-4-slices": Shape(
         title="The same with 4 repeats of 2 layers per stage; with one stage data parallelism over DCN",
         keys=_OVER_4_SLICES | {"num_layers_per_pipeline_stage": 2},
-        one_stage={"dcn_fsdp_parallelism": 1, "dcn_data_parallelism": 4},
+        one_stage=_REPLICAS_OVER_4_SLICES,
         kept=_KEPT,
     ),
     "llama3-8b-4-slices-delayed": Shape(
         title="The same with delayed forwarding",
         keys=_OVER_4_SLICES | {"num_layers_per_pipeline_stage": 2, "pipeline_delay_activation_forwarding": True},
+        one_stage=_REPLICAS_OVER_4_SLICES,
         kept=_KEPT,
     ),
     "llama3-8b-8-slices": Shape(
@@ -201,7 +207,7 @@ SHAPES = {
             "per_device_batch_size": 1,
             "max_target_length": 2048,
         },
-        one_stage={"dcn_fsdp_parallelism": 1, "dcn_data_parallelism": 8},
+        one_stage={"dcn_pipeline_parallelism": 1, "dcn_fsdp_parallelism": 1, "dcn_data_parallelism": 8},
         kept={"remat_policy": "minimal_with_context"},
     ),
     "mixtral-8x7b": Shape(

@@ -19,7 +19,7 @@ CHOICES = {
 
 
 class PipelineConfigError(Refusal, ValueError):
-  """A configuration cannot be trained with the chosen implementation; the message lists all problems of a kind."""
+  """A configuration cannot be trained with the chosen implementation; the message lists the problems that were found."""
 
   def __init__(self, found: list[str]):
     self.problems = tuple(found)

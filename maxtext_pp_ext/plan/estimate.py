@@ -204,7 +204,8 @@ def estimate(
   # Forward takes one part of what forward, its recomputation and backward compute, and weights' gradients another one.
   pipeline, parts = sum(layers.values()), 3 + work.again
   room = pipeline if schedule is None or schedule.delay == 2 else pipeline / parts
-  waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy), room=room)
+  at_once, slower = ours and schedule is not None and schedule.microbatches == 1, _slower(work, gather_policy)
+  waits, beside = _transfers(chip, its_slice, work, costs, slower=slower, room=room, at_once=at_once)
   state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
   # Weights and moments are taken to have 32 bits.
   others = {
@@ -214,7 +215,7 @@ def estimate(
   }
   to_host = costs.offloaded / chip.host_bandwidth
   while_sent = _WHILE_SENT if schedule is None else 1.0
-  fetches = schedule is not None and not (ours and schedule.microbatches == 1)
+  fetches = schedule is not None and not at_once
   while_fetched = 1.0 if fetches else _WHILE_FETCHED
   sending, fetching = while_sent * pipeline / parts, while_fetched * pipeline * (1 - 1 / parts)
   others["to the host's memory"] = float(waiting_for_host(to_host, sending, fetching))
@@ -303,13 +304,14 @@ def _has_large_vmem(work: Work) -> bool:
 
 
 def _transfers(
-    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, *, slower: float, room: float
+    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, *, slower: float, room: float, at_once: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
   What two devices gather or reduce they permute, and permutations overlap with compute. Gradients take `slower` times as
   long as their bytes say. A collective matmul's transfers are not among these. Activations have `room` seconds of compute
-  to overlap with, and so has what is sent outside of the pipeline.
+  to overlap with, and so has what is sent outside of the pipeline. `at_once`: reductions end before the next gradient of
+  their weight, so those over slices are taken to wait.
   """
   rates = {
       "links": _gather_rate(chip, its_slice, work),
@@ -332,6 +334,8 @@ def _transfers(
       overlaps = 1.0 if moves or work.on_sparsecores or ahead else exchanged
       if what == Sent.OUTSIDE:
         overlaps = float(lane == "network")
+      elif what == Sent.GRADIENTS and lane == "network" and at_once:
+        overlaps = 0.0
       hidden = min(beside_compute * overlaps * size / rates[lane], room if moves or what == Sent.OUTSIDE else math.inf)
       waits[lane] += size / rates[lane] - hidden
       beside[lane] += hidden

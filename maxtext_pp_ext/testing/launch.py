@@ -8,7 +8,8 @@ Every process runs the module with the same arguments, in which `{process}` beco
 processes joined and does not join them again. The launcher passes SIGTERM on to all processes. JAX treats SIGTERM as a
 notice of preemption: processes save if `enable_autocheckpoint` is set, and those that do not end are killed. On SIGINT or
 SIGHUP, the launcher kills all processes immediately. No process outlives the launcher, whatever ends it. With `--slices`,
-JAX and MaxText find the devices in that many slices. Imports neither JAX nor MaxText.
+JAX and MaxText find the devices in that many slices; `jax.make_mesh` refuses several, as on TPUs. Imports neither JAX nor
+MaxText.
 """
 
 import argparse

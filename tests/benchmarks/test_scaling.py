@@ -29,3 +29,23 @@ def test_rows_with_kept_activations_are_beside_the_others_and_compared_with_thei
   text = (tmp_path / "scaling.md").read_text(encoding="utf-8")
   assert "1.000 (0.25×)" in text and "1.000 (0.50×)" in text
   assert (tmp_path / "scaling.svg").read_text(encoding="utf-8").count("stroke-dasharray") > 0
+
+
+def test_points_with_the_same_program_without_a_pipeline_are_compiled_once(tmp_path, monkeypatch):
+  compiled = []
+
+  def compile_one(arguments, *, names, **_):
+    compiled.append(names)
+    return FIGURES | {"projection": {"step_s": float(len(compiled))}}
+
+  monkeypatch.setattr(compile_step, "compile_step", compile_one)
+  points = [{"stages": 2, "repeats": 8}, {"microbatches": 4, "repeats": 4}, {"repeats": 8}]
+  monkeypatch.setattr(scaling, "SERIES", {"repeats": ("repeats", points)})
+  scaling.main(["--impl", "none", "circular_bsw", "--output", str(tmp_path / "scaling")])
+  row = "none, DISABLE_COLLECTIVE_MATMUL"
+  assert [name for name, of in compiled if of == row] == ["layers=16 embed=2048", "layers=32 embed=2048"]
+  assert sum(of == "circular_bsw" for _, of in compiled) == 3
+  rows = json.loads((tmp_path / "scaling.json").read_text(encoding="utf-8"))
+  seconds = [rows[scaling.label(point)][row]["projection"]["step_s"] for point in points]
+  assert seconds[0] == seconds[1] != seconds[2]
+  assert all("windowed_einsum" in " ".join(rows[scaling.label(point)][row]["arguments"]) for point in points)

@@ -72,7 +72,6 @@ def _of_host(config: Keys) -> list[str]:
   return [
       *_bad_choices(config),
       *_keys_without_effect(config),
-      *sizes.of_one_slice(config),
       *meshes.unknown_topology(getattr(config, "compile_topology", "")),
   ]
 

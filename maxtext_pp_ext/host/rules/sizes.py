@@ -20,7 +20,7 @@ from maxtext_pp_ext.units import counted
 
 def problems(config: Keys) -> list[Problem]:
   """Returns all problems with sizes, except those of `devices`."""
-  rules = (_stages, of_one_slice, _layers, _microbatches, _batch, _other_batches, of_rows)
+  rules = (_stages, _one_slice, _layers, _microbatches, _batch, _other_batches, of_rows)
   return [problem for rule in rules for problem in rule(config)]
 
 
@@ -31,13 +31,15 @@ def _stages(config: Keys) -> Iterator[Problem]:
       yield Problem(what, otherwise=f"{key} to a number of at least 1")
 
 
-def of_one_slice(config: HostKeys) -> Iterator[Problem]:
-  """Yields the problem with axes over slices where there is one slice. MaxText's own error names no key."""
-  sizes = {derived.parallelism_key("dcn", axis): size for axis, size in derived.parallelism(config, "dcn").items()}
-  over = {key: size for key, size in sizes.items() if size > 1}
+def _one_slice(config: Keys) -> Iterator[Problem]:
+  """The problem with axes over slices where there is one slice. MaxText's own error names no key."""
+  # MaxText does not ask for slices for DiLoCo's axis.
+  names = (derived.parallelism_key("dcn", axis) for axis in config.mesh_axes if axis != "diloco")
+  over = {key: size for key in names if (size := getattr(config, key, 1)) > 1}
   if over and getattr(config, "num_slices", None) == 1:
     asked = " × ".join(f"{key}={size}" for key, size in over.items())
-    yield Problem(f"{asked} needs more slices than there are (num_slices=1).", dict.fromkeys(over, 1))
+    key = "compile_topology_num_slices" if getattr(config, "compile_topology", "") else "num_slices"
+    yield Problem(f"{asked} needs more slices than there are ({key}=1).", dict.fromkeys(over, 1))
 
 
 def layers_outside(config: HostKeys) -> int:
