@@ -117,15 +117,11 @@ def main(argv: list[str] | None = None) -> None:
   options = _parse(argv)
   console = rich_console.Console()
   points = tables.read(options.output.with_suffix(".json"))
-  done = set()
   same: dict[tuple[str, str], dict[str, Any]] = {}
   for series in options.series:
     for point in SERIES[series][1]:
       for impl in options.impl:
         row = _row(impl, keeps=options.keep)
-        if (label(point), row) in done:
-          continue
-        done.add((label(point), row))
         extra = {flags.KEY: flags.joined("", _SETS[impl], [])} if impl in _SETS else None
         arguments = shapes.arguments(shape(point), impl, extra, keeps=options.keep)
         if (of_it := (program(point, impl), row)) not in same:

@@ -25,7 +25,7 @@ FIGURES = [
     ("docs/first-hour.md", "takes a few minutes and 2 GB", _SIZE),
     ("docs/first-hour.md", "Train in a pipeline (2 minutes)", _TIME),
     ("docs/releasing.md", "(25 minutes on 2 cores at most)", "the longest that `make test` may take"),
-    ("docs/reliability.md", "trains the cases below (20 minutes;", _TIME),
+    ("docs/reliability.md", "trains the cases below (20 minutes)", _TIME),
     ("docs/reliability.md", "with 2 stages in each slice (3 minutes;", _TIME),
     (
         "docs/seconds.md",
