@@ -176,6 +176,7 @@ SHAPES = {
             "max_target_length": 4096,
         },
         without={"gradient_accumulation_steps": 2, "per_device_batch_size": 2},
+        kept=_KEPT,
     ),
     "llama3-8b-dcn": Shape(
         title="Llama 3 8B, 4 slices of v6e-16, 4 stages over DCN × FSDP 16",
@@ -213,6 +214,7 @@ SHAPES = {
     "mixtral-8x7b": Shape(
         title="Mixtral 8x7B, v5p-64 (32 chips), 4 stages × expert 4 × FSDP 2, dense dispatch with a capacity",
         keys=_MIXTRAL | _CAPACITY,
+        kept=_EXPERTS_KEPT,
     ),
     "mixtral-8x7b-dropless": Shape(
         title="The same with MaxText's default dispatch: dropless, ragged, Megablox",

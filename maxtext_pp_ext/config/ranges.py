@@ -84,8 +84,11 @@ def problems(fields: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> list
   """
   found = []
   for key, value in values.items():
-    allowed, number = range_of(key, fields[key]) if key in fields else None, _number(value)
-    if allowed is None or number is None or (why_not := allowed.why_not(number)) is None:
+    number = _number(value) if key in fields else None
+    if number is None or number == fields[key].default:
+      continue
+    allowed = range_of(key, fields[key])
+    if allowed is None or (why_not := allowed.why_not(number)) is None:
       continue
     default = None if allowed.default is None else _text(allowed.default)
     remedy = f"Set another number, such as MaxText's default, {key}={default}" if default else "Leave it out"

@@ -5,6 +5,7 @@
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 import enum
+import itertools
 
 import numpy as np
 
@@ -69,7 +70,7 @@ class Block:
     made = {array: kind_of_maker(array) for array, name in self._stops.items() if name}
     self._copied = {a: (_KEPT_OF[kind], a.bytes / a.itemsize) for a, kind in made.items() if kind in _KEPT_OF}
     # Operations that the same regions run: their amounts.
-    self._amounts = collections.defaultdict[frozenset[Array | None], Amounts](Amounts)
+    of_regions = collections.defaultdict[frozenset[Array | None], Amounts](Amounts)
     exchanges = [each for each in forward if each.kind is Kind.EXCHANGE]
     self.whole = Amounts()
     for kind, values in self._copied.values():
@@ -80,8 +81,11 @@ class Block:
         back = exchanges.index(each) >= len(exchanges) // 2
         amounts[Again.COMBINES if back else Again.DISPATCHES] = each.amount
       amounts[Again.BETWEEN] = sum((of_between.get(result, 0.0) for result in each.results), 0.0)
-      for into in (self.whole, *([self._amounts[frozenset(of[each])]] if each in of else [])):
+      for into in (self.whole, *([of_regions[frozenset(of[each])]] if each in of else [])):
         into.add(amounts)
+    self._regions, self._kinds = list(of_regions), list(dict.fromkeys(itertools.chain(*of_regions.values())))
+    # [kind, regions]
+    self._amounts = np.array([[each.get(kind, 0.0) for each in of_regions.values()] for kind in self._kinds])
 
   @property
   def names(self) -> frozenset[str]:
@@ -104,10 +108,10 @@ class Block:
         again[of] = again.get(of, 0.0) + stays * values
       if name:
         runs[array] = reached & ~keeps[name]
-    for regions, amounts in self._amounts.items():
-      running = np.any([runs[region] for region in regions], axis=0)
-      for kind, amount in amounts.items():
-        again[kind] = again.get(kind, 0.0) + running * amount
+    if self._kinds:
+      running = np.array([np.any([runs[region] for region in regions], axis=0) for regions in self._regions])
+      for kind, amounts in zip(self._kinds, self._amounts @ running, strict=True):
+        again[kind] = again.get(kind, 0.0) + amounts
     return kept, again
 
   def _walk(self, arrays: Iterable[Array]) -> tuple[set[Operation], set[Array]]:

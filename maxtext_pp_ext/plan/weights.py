@@ -68,11 +68,10 @@ class Weights:
     """Returns (the weights whose paths match, the others). Those that are alike but for their counts are added up."""
     if inside not in self._parted:  # a plan asks for each number of microbatches
       counts: tuple[dict[Weight, float], dict[Weight, float]] = ({}, {})
-      for row in self.parameters.rows:
-        outside = not inside.match(row.layout.path)
-        weight = self._weight(row, outside)
-        alike = dataclasses.replace(weight, count=0.0)
-        counts[outside][alike] = counts[outside].get(alike, 0.0) + weight.count
+      for path, count, of_stage, shared in self._rows:
+        outside = not inside.match(path)
+        weight = shared if outside else of_stage
+        counts[outside][weight] = counts[outside].get(weight, 0.0) + count
       within, beside = ([dataclasses.replace(each, count=count) for each, count in of.items()] for of in counts)
       self._parted[inside] = within, beside
     return self._parted[inside]
@@ -81,7 +80,12 @@ class Weights:
     """The weight of the logits, if it is not the table of embeddings; as one outside of what is `parted`."""
     return self.parted(_OTHERS_THAN_LOGITS)[1]
 
-  def _weight(self, row: Row, outside: bool) -> Weight:
+  @functools.cached_property
+  def _rows(self) -> list[tuple[str, float, Weight, Weight]]:
+    """Of each array its path, its count, and its weight without a count, if it is inside of a pipeline and if not."""
+    return [(row.layout.path, *self._weight(row)) for row in self.parameters.rows]
+
+  def _weight(self, row: Row) -> tuple[float, Weight, Weight]:
     layout, shape = row.layout, self.mesh.shape
     spec, names = layout.sharding.spec, layout.resolution.names if layout.resolution else None
     kept = gathered(layout, self._data_axes)
@@ -91,13 +95,11 @@ class Weights:
     parts = lambda k: math.prod(shape[axis] for axis in mesh_axes(spec[k]) if axis in kept_axes)
     length = layout.shape[along[0]] / parts(along[0]) if len(along) == 1 else 0.0
     layers = math.prod(size for size, name in zip(layout.shape, names or (), strict=False) if _STACK.search(str(name)))
-    # The stages share what is outside the pipeline.
-    batch = self._of_batch | ({"stage"} & set(shape)) if outside else self._of_batch
-    return Weight(
-        count,
+    weight = Weight(
+        0.0,
         layout.dtype,
         frozenset(all_axes - kept_axes),
-        frozenset(batch - all_axes),
+        frozenset(self._of_batch - all_axes),
         of_experts="exp" in (names or ()),
         # Shards that are no multiple of the lanes would be padded there.
         in_lanes=fills({1: tiles.LANES}, layout.shape, spec, kept_axes, shape),
@@ -105,6 +107,8 @@ class Weights:
         along=length,
         others=count / layers / length if length else 0.0,
     )
+    shared = weight.replicas_over | ({"stage"} & set(shape)) - all_axes  # the stages share what is outside the pipeline
+    return count, weight, dataclasses.replace(weight, replicas_over=shared)
 
 
 class Bytes:

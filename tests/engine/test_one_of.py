@@ -3,6 +3,7 @@
 """A program computes the same of one of several arrays as of a copy of it. Kernels of grouped products read no copy."""
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import megablox
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -32,16 +33,20 @@ def _mesh():
   return Mesh(np.array(jax.devices()[:STAGES]), ("stage",))
 
 
-def experts(kernel, mesh):
-  """Experts as MaxText's layers run them: in a shard_map that stages are a vmap of."""
+def experts(kernel, mesh, keeps=()):
+  """Experts as MaxText's layers run them: in a shard_map that stages are a vmap of, with names that policies may keep."""
+
+  def of_device(w, x):
+    # Of what a `shard_map` keeps JAX gives scalars an axis, and so makes an `eval_jaxpr` of its program.
+    scale = checkpoint_name(jnp.cos(jax.lax.axis_index("stage").astype(jnp.float32)), "scale")
+    return scale * checkpoint_name(jnp.sin(KERNELS[kernel](x, w, SIZES)), "computed")
 
   def layer(w, x):
-    on_devices = jax.shard_map(
-        lambda w, x: KERNELS[kernel](x, w, SIZES), mesh=mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False
-    )
+    on_devices = jax.shard_map(of_device, mesh=mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False)
     return jnp.tanh(on_devices(w, x))
 
-  return jax.vmap(layer, spmd_axis_name="stage")
+  layers = jax.vmap(layer, spmd_axis_name="stage")
+  return jax.checkpoint(layers, policy=jax.checkpoint_policies.save_only_these_names(*keeps)) if keeps else layers
 
 
 def both(closed, number, *others):
@@ -56,9 +61,9 @@ def both(closed, number, *others):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("number", [(0, 1), (1, 1)])
-def test_a_kernel_reads_the_array_with_the_number_of_its_stage(mesh, kernel, number):
-  layers = experts(kernel, mesh)
+@pytest.mark.parametrize("number, keeps", [((0, 1), ()), ((1, 1), ()), ((0, 1), ("scale", "computed"))])
+def test_a_kernel_reads_the_array_with_the_number_of_its_stage(mesh, kernel, number, keeps):
+  layers = experts(kernel, mesh, keeps)
   backward = lambda w, x, d: jax.vjp(layers, w, x)[1](d)
   for fn, others in ((layers, (X,)), (backward, (X, D))):
     closed = jax.make_jaxpr(fn)(ARRAYS[0], *others)
@@ -66,9 +71,10 @@ def test_a_kernel_reads_the_array_with_the_number_of_its_stage(mesh, kernel, num
       np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("keeps", [(), ("scale", "computed")])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_no_array_is_copied_for_a_kernel(mesh, kernel):
-  layers = experts(kernel, mesh)
+def test_no_array_is_copied_for_a_kernel(mesh, kernel, keeps):
+  layers = experts(kernel, mesh, keeps)
   closed = jax.make_jaxpr(lambda w, x: jax.vjp(layers, w, x)[0])(ARRAYS[0], X)
   assert one_of.read_by_kernels(closed, 2) == (True, False)
   number = jnp.array([0, 1])

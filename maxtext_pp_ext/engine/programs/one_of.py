@@ -115,8 +115,10 @@ def _results(jaxpr: Jaxpr, eqn: JaxprEqn, values: list[Any]) -> Sequence[Any] | 
     inner, consts = inner_program(eqn)
     # The compiler (libtpu 0.0.48.1; benchmarks.workarounds activation_of_expert) changes shapes before it merges equal
     # operations. Without a barrier it would compute an expert's activation twice, for the product that is recomputed and
-    # for the weight's gradient: 2 % of a step of Mixtral.
-    behind = lambda x: x if isinstance(x, OneOf) or jnp.ndim(x) < 2 else jax.lax.optimization_barrier(x)
+    # for the weight's gradient: 2 % of a step of Mixtral. With a remat policy JAX makes an `eval_jaxpr` of what is
+    # computed again, and passes its results to the next one: behind a barrier these would be written to memory.
+    stays = lambda x: isinstance(x, OneOf) or jnp.ndim(x) < 2 or name == "eval_jaxpr"
+    behind = lambda x: x if stays(x) else jax.lax.optimization_barrier(x)
     return _run(inner, consts, [behind(x) for x in values])
   if name == "shard_map" and (results := _on_devices(eqn, values)) is not None:
     return results

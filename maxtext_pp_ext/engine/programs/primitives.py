@@ -39,6 +39,7 @@ def _table() -> dict[str, Trait]:
       "custom_vjp_call": t.LONG,
       "device_put": t.SAME_DIMENSIONS,
       "dot_general": t.LONG,
+      "eval_jaxpr": t.CALL,
       "expand_dims": moves | t.RESHAPES | t.SAME_MEMORY,
       "jit": t.CALL,
       "name": t.PASSES | t.RESHAPES | t.SAME_DIMENSIONS,
