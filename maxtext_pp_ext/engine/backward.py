@@ -256,7 +256,7 @@ def _behind_all_sums(weights: list[Weight]) -> list[Weight]:
 def _reduced_first(weight: Weight) -> list[str]:
   """The arrays of a weight that are computed before an iteration's first gradient."""
   is_early = weight.gradient is not None and weight.gradient.is_early
-  return ["stored"] if is_early or weight.is_reduction_exposed else []
+  return [weight.reduced] if is_early or weight.is_reduction_exposed else []
 
 
 def _cotangent_at(all_: jax.Array, t: jax.Array | int) -> jax.Array:

@@ -15,9 +15,9 @@ from maxtext_pp_ext.engine.programs import one_of
 from maxtext_pp_ext.engine.programs.partial import Gradient, GradientProgram
 from maxtext_pp_ext.engine.programs.segments import Segment
 from maxtext_pp_ext.engine.shapes import Numbers, OfRepeat
-from maxtext_pp_ext.engine.weights.accumulators import Item
+from maxtext_pp_ext.engine.weights.accumulators import Accumulated, Item, Operands
 from maxtext_pp_ext.engine.weights.of_all import behind_barrier
-from maxtext_pp_ext.engine.weights.weight import Accumulated, Operands, there, Weight
+from maxtext_pp_ext.engine.weights.weight import there, Weight
 from maxtext_pp_ext.jax_private import Literal, Var
 
 PyTree = Any

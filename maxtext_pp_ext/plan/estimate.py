@@ -201,11 +201,12 @@ def estimate(
       "dispatch": dispatch - hidden,
       "copies of weights": _copied(chip, work, schedule, gather_policy),
   }
-  # Forward takes one part of what forward, its recomputation and backward compute, and weights' gradients another one.
+  # Forward takes one part of what forward, its recomputation and backward compute, weights' gradients another one.
   pipeline, parts = sum(layers.values()), 3 + work.again
   room = pipeline if schedule is None or schedule.delay == 2 else pipeline / parts
-  at_once, slower = ours and schedule is not None and schedule.microbatches == 1, _slower(work, gather_policy)
-  waits, beside = _transfers(chip, its_slice, work, costs, slower=slower, room=room, at_once=at_once)
+  at_once, backward = ours and schedule is not None and schedule.microbatches == 1, pipeline * (1 - 1 / parts)
+  behind = (0.0 if costs.over_network.get(Sent.WEIGHTS) else backward) if schedule is None or at_once else None
+  waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy), room=room, behind=behind)
   state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
   # Weights and moments are taken to have 32 bits.
   others = {
@@ -217,7 +218,7 @@ def estimate(
   while_sent = _WHILE_SENT if schedule is None else 1.0
   fetches = schedule is not None and not at_once
   while_fetched = 1.0 if fetches else _WHILE_FETCHED
-  sending, fetching = while_sent * pipeline / parts, while_fetched * pipeline * (1 - 1 / parts)
+  sending, fetching = while_sent * pipeline / parts, while_fetched * backward
   others["to the host's memory"] = float(waiting_for_host(to_host, sending, fetching))
   at_peak = _at_peak(chip, work, costs, with_bubbles)
   beside |= {"dispatch": hidden, "collective matmuls": within}
@@ -304,14 +305,14 @@ def _has_large_vmem(work: Work) -> bool:
 
 
 def _transfers(
-    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, *, slower: float, room: float, at_once: bool
+    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, *, slower: float, room: float, behind: float | None
 ) -> tuple[dict[str, float], dict[str, float]]:
   """Seconds by lane of the transfers for which compute waits, and of those beside it.
 
   What two devices gather or reduce they permute, and permutations overlap with compute. Gradients take `slower` times as
   long as their bytes say. A collective matmul's transfers are not among these. Activations have `room` seconds of compute
-  to overlap with, and so has what is sent outside of the pipeline. `at_once`: reductions end before the next gradient of
-  their weight, so those over slices are taken to wait.
+  to overlap with, and so has what is sent outside of the pipeline. Sums over slices have `behind` seconds of backward, if
+  MaxText's own loop or a window computes it; those of weights that slices share wait.
   """
   rates = {
       "links": _gather_rate(chip, its_slice, work),
@@ -325,19 +326,18 @@ def _transfers(
     if what in (Sent.DISPATCH, Sent.WITHIN_LAYERS):  # the layers wait for these
       continue
     moves, gathers = what == Sent.ACTIVATIONS, what == Sent.WEIGHTS
-    beside_compute = costs.beside_compute.get(what, 0.0)
-    between = costs.over_network.get(what, 0)
+    beside_compute, between = costs.beside_compute.get(what, 0.0), costs.over_network.get(what, 0)
     within = max(sent - between - of_matmuls.get(what, 0.0), 0.0) * (slower if what == Sent.GRADIENTS else 1)
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.sizes.permuted), ("network", between, 0.0)):
       ahead = gathers and lane == "links" and chip.gathers_beside_compute
-      overlaps = 1.0 if moves or work.on_sparsecores or ahead else exchanged
+      overlaps, takes = 1.0 if moves or work.on_sparsecores or ahead else exchanged, size / rates[lane]
       if what == Sent.OUTSIDE:
         overlaps = float(lane == "network")
-      elif what == Sent.GRADIENTS and lane == "network" and at_once:
-        overlaps = 0.0
-      hidden = min(beside_compute * overlaps * size / rates[lane], room if moves or what == Sent.OUTSIDE else math.inf)
-      waits[lane] += size / rates[lane] - hidden
+      hidden = min(beside_compute * overlaps * takes, room if moves or what == Sent.OUTSIDE else takes)
+      if what == Sent.GRADIENTS and lane == "network" and behind is not None:
+        hidden = min(takes, behind)
+      waits[lane] += takes - hidden
       beside[lane] += hidden
   return waits, beside
 

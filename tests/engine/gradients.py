@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from maxtext_pp_ext.engine.order import in_order
 from maxtext_pp_ext.engine.programs.partial import GradientProgram
-from maxtext_pp_ext.engine.weights.weight import Accumulated
+from maxtext_pp_ext.engine.weights.accumulators import Accumulated
 
 NO_ITEM: Any = None
 

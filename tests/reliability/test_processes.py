@@ -83,6 +83,7 @@ CASES = [
     Case("dense", 2, ("stage",), 4, over_slices(2, pipeline(2, 2, fsdp=2) | DELAYED), 2),
     Case("dense", 2, ("fsdp",), 4, over_slices(2, pipeline(1, 1, fsdp=4), "fsdp"), 2),
     Case("dense", 2, ("data",), 4, over_slices(2, pipeline(2, 3, data=2), "data"), 2),
+    Case("dense", 2, ("data",), 4, over_slices(2, pipeline(1, 1, fsdp=2, data=2), "data"), 2),  # a window
     Case("dense", 4, ("stage",), 4, over_slices(4, pipeline(4, 3)), 4),
     Case("moe", 2, ("stage",), 4, over_slices(2, pipeline(2, 3, fsdp=1, expert=2)), 2),
     Case("indexer", 2, ("stage",), 4, over_slices(2, pipeline(2, 3, fsdp=2)), 2),

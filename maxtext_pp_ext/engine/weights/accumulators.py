@@ -10,7 +10,22 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from maxtext_pp_ext.engine.per_stage import Layout, per_stage
-from maxtext_pp_ext.engine.shapes import Accumulator, Mask, Numbers
+from maxtext_pp_ext.engine.shapes import Accumulator, Buffers, Mask, Numbers
+
+
+class Operands(NamedTuple):
+  """What an iteration's gradient is computed from: operands of each root, factors of the tail (`programs/roots.py`)."""
+
+  of_roots: Sequence[Sequence[jax.Array]]
+  factors: Sequence[jax.Array]
+
+
+class Accumulated(NamedTuple):
+  """The arrays of a weight that an iteration's gradient changes; None for one that it does not."""
+
+  total: Accumulator
+  buffers: Buffers | None = None
+  finished: Accumulator | None = None
 
 
 class Item(NamedTuple):

@@ -135,6 +135,7 @@ def cut_out(weights: Sequence[Weight], repeat: Numbers, chunk: Numbers) -> Weigh
 @jax.named_scope("reduce")
 def reduce(weights: Sequence[Weight], finished: Numbers, chunk: Numbers) -> Weights:
   """The weights with their leaving chunks reduced into the place of the repeat that each stage has finished last."""
+  weights = _with(weights, "scattered", [finished, chunk], [w.scatter() for w in weights], leaving=None)
   return _with(weights, "stored", [finished, chunk], [w.reduce() for w in weights], leaving=None)
 
 

@@ -21,7 +21,7 @@ iteration, and all wait for it. A separate cast would make these iterations long
 from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from maxtext_pp_ext.engine.programs.partial import Gradient
 from maxtext_pp_ext.engine.shapes import Accumulator, Buffers, Chunk, Numbers, OfRepeat, Param
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory, of_one_stage
 from maxtext_pp_ext.engine.transfers.transfer import Transfer
-from maxtext_pp_ext.engine.weights.accumulators import add_and_finish, add_to, Item, put_finished
+from maxtext_pp_ext.engine.weights.accumulators import Accumulated, add_and_finish, add_to, Item, Operands, put_finished
 from maxtext_pp_ext.engine.weights.layout import memory, WeightLayout
 from maxtext_pp_ext.schedule import GatherPolicy
 from maxtext_pp_ext.sharding import constrain
@@ -42,21 +42,6 @@ from maxtext_pp_ext.sharding import constrain
 
 def _static(**given: Any) -> Any:
   return dataclasses.field(metadata={"static": True}, **given)
-
-
-class Operands(NamedTuple):
-  """What an iteration's gradient is computed from: operands of each root, factors of the tail (`programs/roots.py`)."""
-
-  of_roots: Sequence[Sequence[jax.Array]]
-  factors: Sequence[jax.Array]
-
-
-class Accumulated(NamedTuple):
-  """The arrays of a weight that an iteration's gradient changes; None for one that it does not."""
-
-  total: Accumulator
-  buffers: Buffers | None = None
-  finished: Accumulator | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -91,6 +76,7 @@ class Weight:
   # the sum of the repeat that each stage has finished, in the compute dtype, if it waits beside the buffers
   finished: Accumulator | None = None
   leaving: Chunk | None = None  # a chunk of a finished sum, before its reduction
+  scattered: Chunk | None = None  # a chunk that is reduced within slices, and not yet over them
   # gradients summed over microbatches and devices, laid out as the parameter is stored. Those that were partial sums are
   # in the compute dtype.
   stored: Param | None = None
@@ -296,7 +282,12 @@ class Weight:
   @property
   def overlapped(self) -> Sequence[str]:
     """The arrays whose transfers must have ended before its gradient of the same iteration begins."""
-    return "stored", "arriving"
+    return self.reduced, "arriving"
+
+  @property
+  def reduced(self) -> str:
+    """The array with which a finished sum has left its memory. What goes between slices has until the iteration's end."""
+    return "stored" if self.scattered is None else "scattered"
 
   def accumulate(self, operands: Operands, item: Item) -> Accumulated:
     """What changes when an iteration's gradient, a partial sum, is added to the sum."""
@@ -359,17 +350,27 @@ class Weight:
     cut = lambda chunk, total: transfer.cut_out(total[None], 0, chunk)
     return OnStage(cut, [total], [self.layout.by_device], self.layout.chunk(transfer))
 
+  def scatter(self) -> OnStage | None:
+    """(repeat, number of the leaving chunk) -> the chunk, reduced within slices; None if all is done at once."""
+    transfer, axes, order = self.transfer, self.layout.partial_axes, self._order_of_chunks
+    if self.leaving is None or not transfer.summed_by_slices:
+      return None
+    scatter = lambda repeat, chunk, leaving: transfer.scatter(leaving[0], axes, order)[None]
+    return OnStage(scatter, [self.leaving], [self.layout.chunk(transfer)], self.layout.scattered(transfer))
+
   def reduce(self) -> OnStage | None:
     """(repeat of the sum, number of the leaving chunk) -> complete sums with the chunk, reduced over devices."""
-    if self.leaving is None:
-      return None
     transfer, axes, order = self.transfer, self.layout.partial_axes, self._order_of_chunks
-
-    def reduce(repeat, chunk, leaving, stored):
-      return transfer.reduce(leaving[0], axes, stored, repeat, chunk, order)
-
-    layouts = [self.layout.chunk(transfer), self._stored_layout]
-    return OnStage(reduce, [self.leaving, there(self.stored)], layouts, self._stored_layout)
+    if self.scattered is not None:
+      put = lambda repeat, chunk, part, stored: transfer.put(part[0], stored, repeat, chunk)
+      args, layout = [self.scattered], self.layout.scattered(transfer)
+    elif self.leaving is not None:
+      whole = lambda part: transfer.scatter(part[0], axes, order)
+      put = lambda repeat, chunk, part, stored: transfer.put(whole(part), stored, repeat, chunk)
+      args, layout = [self.leaving], self.layout.chunk(transfer)
+    else:
+      return None
+    return OnStage(put, [*args, there(self.stored)], [layout, self._stored_layout], self._stored_layout)
 
   @property
   def gradient_order(self) -> tuple[int, ...]:

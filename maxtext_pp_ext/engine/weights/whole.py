@@ -13,8 +13,8 @@ import jax
 
 from maxtext_pp_ext.engine.per_stage import Layout, OnStage
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory, of_one_stage
-from maxtext_pp_ext.engine.weights.accumulators import Item
-from maxtext_pp_ext.engine.weights.weight import Accumulated, Operands, there, Weight
+from maxtext_pp_ext.engine.weights.accumulators import Accumulated, Item, Operands
+from maxtext_pp_ext.engine.weights.weight import there, Weight
 
 
 @jax.tree_util.register_dataclass
@@ -34,7 +34,7 @@ class WholeWeight(Weight):
 
   @property
   def overlapped(self) -> Sequence[str]:
-    return ("stored",)  # gathers have until the iteration's end
+    return (self.reduced,)  # gathers have until the iteration's end
 
   @property
   def gradient_order(self) -> tuple[int, ...]:

@@ -96,7 +96,7 @@ def test_a_transfers_gradient_is_scattered_within_its_slices_first():
       axes=(("fsdp",), ()), shard=(16, 5), chunks=1, devices=(8, 1), slices=(("fsdp", 2),), scatters_in_steps=False
   )
   zero, stored = np.int32(0), np.zeros((1, 16, 5))
-  reduce = lambda part: transfer.reduce(part, ("fsdp",), stored, zero, zero)
+  reduce = lambda part: transfer.put(transfer.scatter(part, ("fsdp",)), stored, zero, zero)
   mesh = jax.sharding.AbstractMesh((8, 1), AXES)
   run = jax.shard_map(reduce, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
   (inner,) = [eqn.params["jaxpr"] for eqn in jax.make_jaxpr(run)(np.zeros((128, 5))).eqns]

@@ -14,6 +14,7 @@ import pytest
 
 from maxtext_pp_ext.engine import forward
 from maxtext_pp_ext.engine.transfers.transfer import Cut, Transfer
+from maxtext_pp_ext.engine.weights import layout as layouts
 from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.accumulators import Item
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
@@ -62,6 +63,11 @@ def weight(mesh, params, layout, chunks, gradient=None, transposed=False):
   return weights_of([layout], [params], mesh, GatherPolicy.REPEAT, chunks)[0].with_(gradient=gradient, order=order)
 
 
+def put_over_slices(monkeypatch, axes):
+  monkeypatch.setattr(layouts, "slices_along", lambda mesh, axis: 2 if axis in axes else 1)
+
+
+OVER_SLICES = pytest.mark.parametrize("over_slices", slow_but([(), ("b",)], [(), ("b",), ("a",), ("a", "b")]))
 CHUNKS = pytest.mark.parametrize(
     "chunks, transposed", slow_but([(3, False), (4, True)], [(3, False), (4, False), (4, True)], spread=True)
 )
@@ -94,10 +100,12 @@ def test_all_chunks_of_a_repeat_are_the_repeat_of_each_stage(mesh, shape, stored
 @CHUNKS
 # Where "b" is kept, the first of these is one axis, too.
 @pytest.mark.parametrize("partial_axes", slow_but([("a", "b")], [("a", "b"), ("a",), ("b",)]))
+@OVER_SLICES
 @pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
 def test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_come_in(
-    mesh, shape, stored, gathered, partial_axes, chunks, transposed
+    mesh, shape, stored, gathered, partial_axes, over_slices, chunks, transposed, monkeypatch
 ):
+  put_over_slices(monkeypatch, over_slices)
   each = layout(stored, gathered, partial_axes)
   if not each.partial_axes:
     pytest.skip("the gradient is complete")
@@ -128,9 +136,11 @@ def test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_co
 
 
 @pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
+@OVER_SLICES
 def test_a_repeat_in_one_chunk_replaces_the_one_before_and_its_gradient_leaves_from_where_it_is_computed(
-    mesh, shape, stored, gathered
+    mesh, shape, stored, gathered, over_slices, monkeypatch
 ):
+  put_over_slices(monkeypatch, over_slices)
   each = layout(stored, gathered)
   params = constrain(jax.random.normal(jax.random.key(0), (REPEATS, STAGES, *shape)), P(None, *stored), mesh)
   parts = 2 ** len(each.partial_axes)
@@ -201,9 +211,25 @@ def test_gathers_run_beside_compute_within_a_slice_of_v5e(kind, slices, beside):
   mesh = mock.create_autospec(Mesh, instance=True)
   devices = [types.SimpleNamespace(device_kind=kind, platform="cpu", slice_index=number) for number in slices]
   mesh.devices, mesh.shape, mesh.size, mesh.axis_names = np.array(devices), {"a": 4}, 4, ("a",)
-  of = layout(P(None, "a", None), P(None, None, None))
+  of = layout(P(None, "a", None), P(None, None, None), ("a",))
   transfer = of.transfer(mesh, (REPEATS, 1, 8, 5), 1)
   assert transfer.slices == ((("a", 2),) if 1 in slices else ())
   assert (transfer.is_gather_asynchronous, transfer.is_asynchronous) == (beside, False)
   gathered = weights_of([of], [jax.ShapeDtypeStruct((REPEATS, 1, 8, 5), F32)], mesh, GatherPolicy.REPEAT, 1)[0]
   assert ("arriving" in forward._overlapped(gathered)) is beside
+
+
+@pytest.mark.parametrize("over_slices, name", [((), "stored"), (("b",), "scattered")])
+def test_a_gradient_waits_for_the_devices_of_its_slice_only(mesh, monkeypatch, over_slices, name):
+  """What goes between slices has until the iteration's end; the next gradient takes the memory before."""
+  put_over_slices(monkeypatch, over_slices)
+  each, at = layout(P("stage", "a", None), P("stage", None, None)), jnp.array([1, 1])
+
+  def step(params, total):
+    of = weight(mesh, params, each, 1, PartialSum()).load(params).first().open(0).zeros().with_(total=total)
+    (of,) = of_all.reduce(of_all.cut_out([of], at, at * 0), at, at * 0)
+    assert (of.reduced, list(of.overlapped)) == (name, [name])
+    return getattr(of, name)
+
+  shapes = [jax.ShapeDtypeStruct(shape, F32) for shape in ((REPEATS, STAGES, 8, 5), (4, STAGES, 8, 5))]
+  assert jax.eval_shape(step, *shapes).shape == ((2 if over_slices else REPEATS), STAGES, 8, 5)
