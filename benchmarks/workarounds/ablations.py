@@ -80,7 +80,7 @@ ABLATIONS: dict[str, Ablation] = {
     "activation_of_expert": Ablation(
         what="An expert's activation is computed for the product that is recomputed, and again for a weight's gradient.",
         file="engine/programs/one_of.py",
-        old="behind = lambda x: x if isinstance(x, OneOf) or jnp.ndim(x) < 2 else jax.lax.optimization_barrier(x)",
+        old="behind = lambda x: x if stays(x) else jax.lax.optimization_barrier(x)",
         new="behind = lambda x: x",
         case=unchanged.Case(
             impl="circular_bsw",

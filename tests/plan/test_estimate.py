@@ -237,6 +237,20 @@ def test_what_two_devices_gather_they_exchange_beside_compute_but_not_over_the_n
   assert of(sizes=sizes, permuted=1.0).beside["network"] == 0.0
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [{"schedule": None, "gather_policy": None}, {"schedule": dataclasses.replace(SCHEDULE, stages=1, microbatches=1)}],
+)
+def test_sums_over_slices_hide_behind_backward_unless_slices_share_weights(loop):
+  of_slices = lambda gathered, summed: of(
+      "v6e", **loop, sizes=dataclasses.replace(SIZES, between_slices=(gathered, summed, 0))
+  )
+  much = of_slices(0, 10**12)
+  assert 0 < much.beside["network"] < much.pipeline
+  assert of_slices(0, 10**12 + 10**9).beside["network"] == much.beside["network"]
+  assert of_slices(1, 10**12).beside["network"] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_activations_are_waited_for_unless_they_have_an_iteration_of_their_own_or_backward_hides_cotangents():
   by_delay = lambda over_slices: (
       of("v6e", schedule=dataclasses.replace(SCHEDULE, delay=delay, over_slices=over_slices)) for delay in (1, 2)

@@ -17,6 +17,7 @@ from tests.docs.figures.results import (
     ASYNC_DISPATCH,
     best,
     compiled,
+    fastest,
     fraction,
     held_back,
     overlapping,
@@ -122,6 +123,9 @@ def _where_it_pays() -> Iterator[str]:
   window, without, stages = (best("llama3-8b-dcn", impl).seconds for impl in ("window", "none", "circular_bsw"))
   yield f"""On 4 slices of v6e-16 with two sequences of 4096 per chip (`--shape llama3-8b-dcn`) the window with FSDP over
       all slices takes {window:.2f} s, no pipeline {without:.2f}, and four stages {stages:.2f}."""
+  at_once, delayed = (best(f"llama3-8b-4-slices{delay}", "circular_bsw").seconds for delay in ("", "-delayed"))
+  yield f"""It is for stages over a slow network with many repeats: {delayed:.2f} s instead of {at_once:.2f} (`--keep --shape
+      llama3-8b-4-slices-delayed`, and without `-delayed`)."""
   two = _plan(*_SLICES, _FULL, "per_device_batch_size=2")
   of = lambda impl, stages=1: f"{_first(two, impl, stages).seconds:.2f}"
   yield f"""With two sequences per chip (`per_device_batch_size=2`) four stages are estimated at
@@ -180,10 +184,10 @@ def _experts() -> Iterator[str]:
   yield f"Of MaxText's own pipelines only its BSW of Mixtral compiles: {bsw.seconds:.2f} s."
   none, _, ours = steps["gpt-oss-120b"]
   yield f"gpt-oss needs {fraction(ours.peak / none.peak)} of the memory."
-  mixtral = [compiled("mixtral-8x7b-dropless", impl, ASYNC_DISPATCH) for impl in ways]
+  mixtral = [fastest("mixtral-8x7b-dropless", impl, ASYNC_DISPATCH) for impl in ways]
   yield f"""Mixtral then takes {mixtral[0].seconds:.2f} s without a pipeline, {mixtral[1].seconds:.2f} s in a window and
       {mixtral[2].seconds:.2f} s in the pipeline."""
-  seconds = lambda shape: ", ".join(f"{compiled(shape, i, shapes.KEEPS, ASYNC_DISPATCH).seconds:.2f}" for i in ways)
+  seconds = lambda shape: ", ".join(f"{fastest(shape, impl, ASYNC_DISPATCH, keeps=True).seconds:.2f}" for impl in ways)
   names = zip(("Mixtral", "Scout", "gpt-oss", "Qwen3", "DeepSeek-V3"), WITH_EXPERTS, strict=True)
   kept = "; ".join(f"{name} {seconds(shape)}" for name, shape in names)
   yield f"With activations kept, too (`--keep`), seconds in the same order: {kept}."

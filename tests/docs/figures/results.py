@@ -102,6 +102,14 @@ def compiled(shape: str, impl: str, *flags: str) -> Step:
   return Step(table("compiler_figures")[shape][", ".join([impl, *flags])])
 
 
+def fastest(shape: str, impl: str, *names: str, keeps: bool = False) -> Step:
+  """Returns the fastest row of compiler_figures.md with these sets of flags, and maybe others."""
+  rows = table("compiler_figures")[shape].items()
+  named = {impl, *names}
+  of = [Step(row) for name, row in rows if shapes.keeps(name) == keeps and named <= set(name.split(", "))]
+  return min(of, key=lambda step: step.seconds)
+
+
 def best(shape: str, impl: str) -> Step:
   """Returns the fastest row of an implementation in compiler_figures.md, whatever its policy and flags."""
   return Step(first_page.best(table("compiler_figures"), shape, impl))
