@@ -84,9 +84,9 @@ def _one_slice() -> Iterator[str]:
   found = _plan(*_ONE_SLICE, _FULL)
   window, none, stages = (_first(found, *which) for which in (("circular_bsw",), ("none",), ("circular_bsw", 4)))
   yield f"each row keeps what makes it fastest within {percent(search.NEARLY_FULL)} of the memory"
-  yield f"""It sends {fraction(1 - window.costs.sent / none.costs.sent)} less than `none`, without bubbles. Four stages
+  yield f"""It sends {fraction(1 - window.costs.sent / none.costs.sent)} less than `none`. Four stages
       send {fraction(stages.costs.sent / window.costs.sent)} of it, but add bubbles, sums of gradients, and copies of
-      chunks of the window."""
+      chunks."""
 
 
 def _by_stages() -> dict[int, _Compiled]:
@@ -124,8 +124,8 @@ def _where_it_pays() -> Iterator[str]:
   yield f"""On 4 slices of v6e-16 with two sequences of 4096 per chip (`--shape llama3-8b-dcn`) the window with FSDP over
       all slices takes {window:.2f} s, no pipeline {without:.2f}, and four stages {stages:.2f}."""
   at_once, delayed = (best(f"llama3-8b-4-slices{delay}", "circular_bsw").seconds for delay in ("", "-delayed"))
-  yield f"""It is for stages over a slow network with many repeats: {delayed:.2f} s instead of {at_once:.2f} (`--keep --shape
-      llama3-8b-4-slices-delayed`, and without `-delayed`)."""
+  yield f"""It is for stages over a slow network with many repeats: {delayed:.2f} s instead of {at_once:.2f} (`--keep
+      --shape llama3-8b-4-slices-delayed`, and without `-delayed`)."""
   two = _plan(*_SLICES, _FULL, "per_device_batch_size=2")
   of = lambda impl, stages=1: f"{_first(two, impl, stages).seconds:.2f}"
   yield f"""With two sequences per chip (`per_device_batch_size=2`) four stages are estimated at
