@@ -550,8 +550,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "replicated-not-reduced",
             "each device steps a replicated weight along its own part of the batch",
             "engine/transfers/transfer.py",
-            "part = jax.lax.psum(part, rest) if rest else part",
-            "part = part",
+            "return jax.lax.psum(part, rest) if rest else part",
+            "return part",
             SUMS.format("nothing is sharded", 0),
         ),
         Mutant(
@@ -902,8 +902,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "slices-not-added-up",
             "layers' gradients are those of a slice's own part of the batch",
             "engine/transfers/transfer.py",
-            "rest = tuple(a for a in sum_over if a not in scattered)",
-            'rest = tuple(a for a in sum_over if a not in scattered and a != "data")',
+            "rest = tuple(a for a in sum_over if a not in scattered and",
+            'rest = tuple(a for a in sum_over if a not in scattered and a != "data" and',
             SLICES,
         ),
         Mutant(
