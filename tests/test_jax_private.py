@@ -3,11 +3,14 @@
 """The installed JAX has all private names that the package uses, and one file has all these uses."""
 
 import ast
+import gc
 import importlib.metadata
 import pathlib
 import re
 
 import jax
+from jax.experimental import pallas
+import jax.extend.core
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -84,3 +87,10 @@ def test_operations_are_called_what_the_engine_looks_for():
   assert {"newly_manual_axes", "manual_axes"} & sharded.params.keys()
   [psum] = jaxprs.inner_program(sharded)[0].eqns
   assert psum.primitive.name == "psum" and {"axes", "axis_index_groups"} <= psum.params.keys()
+
+
+def test_jax_has_every_operation_that_the_engine_knows():
+  """A renamed one would be no part of a program that the engine rewrites, without a word."""
+  assert pallas.pallas_call  # its module defines a kernel's call
+  names = {each.name for each in gc.get_objects() if isinstance(each, jax.extend.core.Primitive)}
+  assert primitives.TRAITS.keys() <= names

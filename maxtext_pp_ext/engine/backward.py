@@ -151,9 +151,8 @@ class _Iteration(NamedTuple):
     if phase.reduces:
       weights = _behind_all_sums(of_all.cut_out(weights, repeat, chunk))
       weights = of_all.reduce(weights, iterations.repeat(t, after=1), chunk)
-      # A gradient takes the memory of the one before, which is reduced first. Here end the reductions of gradients that
-      # are computed first, and those that no compute hides. The others run until `in_order` computes their weight's next
-      # one.
+      # A gradient takes the memory of the one before, which leaves it first (`Weight.reduced`): here, if it is computed
+      # first, or if no compute hides how it leaves. The others leave until `in_order` computes their weight's next one.
       weights, dleaving = of_all.behind_barrier(weights, _reduced_first, dleaving)
     # If weights are gathered in steps, gathers share no time with reductions, whose longest they would delay. They begin
     # in the middle of the iteration (`in_order`), and have until its end.

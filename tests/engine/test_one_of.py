@@ -76,6 +76,7 @@ def test_a_kernel_reads_the_array_with_the_number_of_its_stage(mesh, kernel, num
 def test_no_array_is_copied_for_a_kernel(mesh, kernel, keeps):
   layers = experts(kernel, mesh, keeps)
   closed = jax.make_jaxpr(lambda w, x: jax.vjp(layers, w, x)[0])(ARRAYS[0], X)
+  assert bool(primitives(closed.jaxpr)["eval_jaxpr"]) == bool(keeps)
   assert one_of.read_by_kernels(closed, 2) == (True, False)
   number = jnp.array([0, 1])
   program = jax.make_jaxpr(lambda arrays: one_of.run(closed, OneOf(arrays, number), X))(ARRAYS)

@@ -60,7 +60,7 @@ def blocks_of_loss(jaxpr, count=1):
   for eqn in jaxpr.eqns:
     if has(eqn, Trait.CHECKPOINT):
       yield closed(*inner_program(eqn)), count, eqn.params["policy"]
-    elif eqn.primitive.name in ("scan", "jit", "pjit", "custom_jvp_call", "custom_vjp_call", "closed_call"):
+    elif eqn.primitive.name in ("scan", "jit", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call"):
       inner = next(eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params)
       yield from blocks_of_loss(getattr(inner, "jaxpr", inner), count * eqn.params.get("length", 1))
 

@@ -52,7 +52,8 @@ class Transfer:
   devices: tuple[int, ...] = ()  # for each dimension the number of devices over which it has to be gathered
   scatters_in_steps: bool = False  # whether its gradient is scattered over some of the devices after others
   slices: tuple[tuple[str, int], ...] = ()  # of these axes those over several slices, and over how many
-  summed_by_slices: tuple[str, ...] = ()  # axes over several slices that do not shard it, and over which it is summed
+  # axes that do not shard it, and over which its gradient is summed once it is scattered: if one goes over slices
+  summed_after: tuple[str, ...] = ()
   steps: Steps = ()  # the steps in which the weight is gathered over some of these axes
   along_ring: bool = False  # whether it is gathered in one step all the same, along one ring through all devices
   gathers_beside_compute: bool = False  # whether the TPU compiler overlaps gathers with compute without any flags
@@ -218,7 +219,7 @@ class Transfer:
     return jax.lax.dynamic_slice(summands, _of_one_type(starts), sizes)[0]
 
   def scatter(self, part: jax.Array, sum_over: Collection[str], order: Sequence[int] = ()) -> jax.Array:
-    """Adds one chunk of a gradient up over devices, but not over `summed_by_slices`.
+    """Adds one chunk of a gradient up over devices, but not over `summed_after`.
 
     Args:
       part: the chunk of this device's summand, the result of `cut_out`.
@@ -237,11 +238,11 @@ class Transfer:
       if axes and not self._is_cut(dim):
         part = self._scatter(part, dim, sum_over, tiled=True, order=order or None)
     scattered = {a for axes in self.axes for a in axes}
-    rest = tuple(a for a in sum_over if a not in scattered and a not in self.summed_by_slices)
+    rest = tuple(a for a in sum_over if a not in scattered and a not in self.summed_after)
     return jax.lax.psum(part, rest) if rest else part
 
   def put(self, part: jax.Array, stored: jax.Array, repeat: jax.Array, chunk: jax.Array) -> jax.Array:
-    """Adds the result of `scatter` up over `summed_by_slices`, and puts it into a repeat's place.
+    """Adds the result of `scatter` up over `summed_after`, and puts it into a repeat's place.
 
     Args:
       part: the chunk of this device's shard, [a, b, …].
@@ -252,7 +253,7 @@ class Transfer:
     Returns:
       `stored` with the chunk, [R, a, b, …].
     """
-    part = jax.lax.psum(part, self.summed_by_slices) if self.summed_by_slices else part
+    part = jax.lax.psum(part, self.summed_after) if self.summed_after else part
     return jax.lax.dynamic_update_slice(stored, part[None].astype(stored.dtype), self._starts(repeat, chunk))
 
   def _scatter(

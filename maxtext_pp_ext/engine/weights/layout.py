@@ -93,8 +93,8 @@ class WeightLayout:
     return Layout(P(self.partial_axes, self.gathered[0], *transfer.chunk_spec(self.gathered[1:])), 1)
 
   def scattered(self, transfer: Transfer) -> Layout:
-    """[F, S, …]: chunks that are reduced within slices, one on each device along `transfer.summed_by_slices`."""
-    return Layout(P(transfer.summed_by_slices, *self.sharded), 1)
+    """[F, S, …]: chunks that are scattered, one on each device along `transfer.summed_after`."""
+    return Layout(P(transfer.summed_after, *self.sharded), 1)
 
   def parts(self, mesh: Mesh) -> int:
     """F, the number of parts along `partial_axes`."""
@@ -117,14 +117,15 @@ class WeightLayout:
     chip = chip_of(mesh)
     over = {axis: slices_along(mesh, axis) for axes in self.gathered_axes for axis in axes}
     slices = tuple((axis, count) for axis, count in over.items() if count > 1)
-    whole = [axis for axis in self.partial_axes if axis not in over]
+    whole = tuple(axis for axis in self.partial_axes if axis not in over)
+    after = whole if over and any(slices_along(mesh, axis) > 1 for axis in whole) else ()
     return Transfer(
         axes=self.gathered_axes,
         shard=shard,
         chunks=chunks,
         devices=devices,
         slices=slices,
-        summed_by_slices=tuple(axis for axis in whole if slices_along(mesh, axis) > 1),
+        summed_after=after,
         scatters_in_steps=math.prod(devices) == mesh.size and not is_one_ring,
         steps=self.steps,
         gathers_beside_compute=chip is not None and chip.gathers_beside_compute and not slices,

@@ -76,7 +76,7 @@ class Weight:
   # the sum of the repeat that each stage has finished, in the compute dtype, if it waits beside the buffers
   finished: Accumulator | None = None
   leaving: Chunk | None = None  # a chunk of a finished sum, before its reduction
-  scattered: Chunk | None = None  # a chunk that is reduced within slices, and not yet over them
+  scattered: Chunk | None = None  # a chunk that is scattered, and not yet summed over replicas in other slices
   # gradients summed over microbatches and devices, laid out as the parameter is stored. Those that were partial sums are
   # in the compute dtype.
   stored: Param | None = None
@@ -118,7 +118,7 @@ class Weight:
 
   @property
   def is_reduction_exposed(self) -> bool:
-    """Whether devices compute nothing while its gradient is reduced."""
+    """Whether devices compute nothing while its gradient is reduced, or scattered."""
     return self.is_partial and not self.transfer.is_asynchronous
 
   @property
@@ -286,7 +286,7 @@ class Weight:
 
   @property
   def reduced(self) -> str:
-    """The array with which a finished sum has left its memory. What goes between slices has until the iteration's end."""
+    """The array with which a finished sum has left its memory. Sums over replicas in other slices may end later."""
     return "stored" if self.scattered is None else "scattered"
 
   def accumulate(self, operands: Operands, item: Item) -> Accumulated:
@@ -351,9 +351,9 @@ class Weight:
     return OnStage(cut, [total], [self.layout.by_device], self.layout.chunk(transfer))
 
   def scatter(self) -> OnStage | None:
-    """(repeat, number of the leaving chunk) -> the chunk, reduced within slices; None if all is done at once."""
+    """(repeat, number of the leaving chunk) -> the chunk, scattered; None if all is done at once."""
     transfer, axes, order = self.transfer, self.layout.partial_axes, self._order_of_chunks
-    if self.leaving is None or not transfer.summed_by_slices:
+    if self.leaving is None or not transfer.summed_after:
       return None
     scatter = lambda repeat, chunk, leaving: transfer.scatter(leaving[0], axes, order)[None]
     return OnStage(scatter, [self.leaving], [self.layout.chunk(transfer)], self.layout.scattered(transfer))

@@ -44,8 +44,10 @@ WEIGHTS = {
 
 
 @pytest.fixture(name="mesh", scope="module")
-def _mesh():
-  return Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("stage", "a", "b"))
+def _mesh(request):
+  """2 × 2 devices for each stage, or for both stages."""
+  devices = np.array(jax.devices()[: getattr(request, "param", 8)])
+  return Mesh(devices.reshape(-1, 2, 2), ("stage", "a", "b"))
 
 
 def layout(stored, gathered, partial_axes=("a", "b")):
@@ -67,6 +69,11 @@ def put_over_slices(monkeypatch, axes):
   monkeypatch.setattr(layouts, "slices_along", lambda mesh, axis: 2 if axis in axes else 1)
 
 
+DEVICES_AND_OVER_SLICES = pytest.mark.parametrize(
+    "mesh, over_slices",
+    slow_but([(8, ()), (4, ("b",))], [(d, o) for d in (8, 4) for o in ((), ("b",), ("a",), ("a", "b"))], spread=True),
+    indirect=["mesh"],
+)
 OVER_SLICES = pytest.mark.parametrize("over_slices", slow_but([(), ("b",)], [(), ("b",), ("a",), ("a", "b")]))
 CHUNKS = pytest.mark.parametrize(
     "chunks, transposed", slow_but([(3, False), (4, True)], [(3, False), (4, False), (4, True)], spread=True)
@@ -136,7 +143,7 @@ def test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_co
 
 
 @pytest.mark.parametrize("shape, stored, gathered", WEIGHTS.values(), ids=WEIGHTS.keys())
-@OVER_SLICES
+@DEVICES_AND_OVER_SLICES
 def test_a_repeat_in_one_chunk_replaces_the_one_before_and_its_gradient_leaves_from_where_it_is_computed(
     mesh, shape, stored, gathered, over_slices, monkeypatch
 ):
@@ -199,6 +206,29 @@ def test_transfers_run_beside_compute_over_two_devices_or_on_the_sparsecores(dev
   assert transfer.is_asynchronous is asynchronous
 
 
+def in_slices(shape, slices, kind="TPU v6 lite"):
+  """A mesh of four devices in slices."""
+  devices = [types.SimpleNamespace(device_kind=kind, platform="cpu", slice_index=number) for number in slices]
+  mesh = mock.create_autospec(Mesh, instance=True)
+  mesh.devices, mesh.shape, mesh.size = np.array(devices).reshape(tuple(shape.values())), shape, 4
+  mesh.axis_names = tuple(shape)
+  return mesh
+
+
+@pytest.mark.parametrize(
+    ("slices", "axes"),
+    [
+        pytest.param([0, 0, 0, 0], (), id="one slice"),
+        pytest.param([0, 0, 1, 1], ("a",), id="replicas in two slices"),
+        pytest.param([0, 1, 0, 1], (), id="sharded over slices"),
+    ],
+)
+def test_a_gradient_is_summed_over_replicas_in_other_slices_once_it_is_scattered(slices, axes):
+  mesh = in_slices({"a": 2, "b": 2}, slices)
+  of = layout(P(None, "b", None), P(None, None, None))
+  assert of.transfer(mesh, (REPEATS, 1, 8, 5), 1).summed_after == axes
+
+
 @pytest.mark.parametrize(
     ("kind", "slices", "beside"),
     [
@@ -208,9 +238,7 @@ def test_transfers_run_beside_compute_over_two_devices_or_on_the_sparsecores(dev
     ],
 )
 def test_gathers_run_beside_compute_within_a_slice_of_v5e(kind, slices, beside):
-  mesh = mock.create_autospec(Mesh, instance=True)
-  devices = [types.SimpleNamespace(device_kind=kind, platform="cpu", slice_index=number) for number in slices]
-  mesh.devices, mesh.shape, mesh.size, mesh.axis_names = np.array(devices), {"a": 4}, 4, ("a",)
+  mesh = in_slices({"a": 4}, slices, kind)
   of = layout(P(None, "a", None), P(None, None, None), ("a",))
   transfer = of.transfer(mesh, (REPEATS, 1, 8, 5), 1)
   assert transfer.slices == ((("a", 2),) if 1 in slices else ())
@@ -219,11 +247,19 @@ def test_gathers_run_beside_compute_within_a_slice_of_v5e(kind, slices, beside):
   assert ("arriving" in forward._overlapped(gathered)) is beside
 
 
-@pytest.mark.parametrize("over_slices, name", [((), "stored"), (("b",), "scattered")])
-def test_a_gradient_waits_for_the_devices_of_its_slice_only(mesh, monkeypatch, over_slices, name):
+@pytest.mark.parametrize(
+    "over_slices, sharded, name",
+    [
+        pytest.param((), "a", "stored", id="one slice"),
+        pytest.param(("b",), "a", "scattered", id="replicas in two slices"),
+        pytest.param(("a",), "a", "stored", id="sharded over slices"),
+        pytest.param(("b",), None, "stored", id="nothing is scattered"),
+    ],
+)
+def test_a_gradient_waits_for_the_devices_of_its_slice_only(mesh, monkeypatch, over_slices, sharded, name):
   """What goes between slices has until the iteration's end; the next gradient takes the memory before."""
   put_over_slices(monkeypatch, over_slices)
-  each, at = layout(P("stage", "a", None), P("stage", None, None)), jnp.array([1, 1])
+  each, at = layout(P("stage", sharded, None), P("stage", None, None)), jnp.array([1, 1])
 
   def step(params, total):
     of = weight(mesh, params, each, 1, PartialSum()).load(params).first().open(0).zeros().with_(total=total)
@@ -232,4 +268,4 @@ def test_a_gradient_waits_for_the_devices_of_its_slice_only(mesh, monkeypatch, o
     return getattr(of, name)
 
   shapes = [jax.ShapeDtypeStruct(shape, F32) for shape in ((REPEATS, STAGES, 8, 5), (4, STAGES, 8, 5))]
-  assert jax.eval_shape(step, *shapes).shape == ((2 if over_slices else REPEATS), STAGES, 8, 5)
+  assert jax.eval_shape(step, *shapes).shape == ((2 if name == "scattered" else REPEATS), STAGES, 8, 5)
