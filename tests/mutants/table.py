@@ -36,7 +36,7 @@ NEXT_CALL = "tests/parity/test_dropout.py::test_another_call_drops_something_els
 FP8 = "tests/parity/test_quantization.py::test_fp8_layers_learn_scales_and_histories_as_without_a_pipeline[3-1-2-1]"
 SUMS = (
     "tests/engine/transfers/test_transfer.py::"
-    "test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_come_in[{}-partial_axes{}-4-False]"
+    "test_chunks_of_a_sum_leave_for_its_repeats_place_where_chunks_of_a_weight_come_in[{}-over_slices{}-partial_axes{}-4-False]"
 )
 FINISHED = "tests/engine/test_sums.py::test_the_last_gradient_of_a_repeat_is_added_where_the_sum_waits[window]"
 TILES = "tests/engine/test_partial.py::test_a_sum_over_scaled_tiles_is_not_taken_for_the_sum_over_the_batch"
@@ -536,7 +536,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "engine/transfers/collectives.py",
             "for half in (index, 1 - index))",
             "for half in (1 - index, index))",
-            SUMS.format("chunks divide", 0),
+            SUMS.format("chunks divide", 0, 0),
         ),
         Mutant(
             "sums-in-the-other-buffer",
@@ -544,7 +544,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "engine/weights/accumulators.py",
             "total, repeat % 2, 0)",
             "total, (repeat + 1) % 2, 0)",
-            SUMS.format("chunks divide", 0),
+            SUMS.format("chunks divide", 0, 0),
         ),
         Mutant(
             "replicated-not-reduced",
@@ -552,7 +552,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "engine/transfers/transfer.py",
             "return jax.lax.psum(part, rest) if rest else part",
             "return part",
-            SUMS.format("nothing is sharded", 0),
+            SUMS.format("nothing is sharded", 0, 0),
         ),
         Mutant(
             "complete-reduced-again",
@@ -560,7 +560,7 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "engine/transfers/transfer.py",
             "summed = tuple(a for a in axes if a in sum_over)",
             "summed = axes",
-            SUMS.format("a vector over both axes", 1),
+            SUMS.format("a vector over both axes", 0, 1),
         ),
         Mutant(
             "tiles-for-batch",
@@ -897,6 +897,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "on_host = jax.typeof(one).memory_space != jax.memory.Space.Device\n"
             "  return jax.lax.dynamic_update_index_in_dim(all_, _in_order(one, order), 0 * t if on_host else t, axis=0)",
             OFFLOADED,
+        ),
+        Mutant(
+            "replicas-not-added-up",
+            "a slice steps its weights by the gradients of its own part of the batch",
+            "engine/transfers/transfer.py",
+            "part = jax.lax.psum(part, self.summed_after) if self.summed_after else part",
+            "part = part",
+            SUMS.format("chunks divide", 1, 0),
         ),
         Mutant(
             "slices-not-added-up",
