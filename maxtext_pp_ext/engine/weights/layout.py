@@ -118,7 +118,7 @@ class WeightLayout:
     over = {axis: slices_along(mesh, axis) for axes in self.gathered_axes for axis in axes}
     slices = tuple((axis, count) for axis, count in over.items() if count > 1)
     whole = tuple(axis for axis in self.partial_axes if axis not in over)
-    after = whole if over and any(slices_along(mesh, axis) > 1 for axis in whole) else ()
+    after = whole if any(slices_along(mesh, axis) > 1 for axis in whole) else ()
     return Transfer(
         axes=self.gathered_axes,
         shard=shard,
