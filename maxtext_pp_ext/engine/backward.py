@@ -84,7 +84,9 @@ def backward(
     carry = iterations.loop(phase, functools.partial(body, phase), carry, reverse=True)
   state, carried = carry
   dinputs = pipeline.ring.enter_back(state.dstore, state.dheld)
-  return of_all.finish(of_all.in_iteration(carried, kept.weights)), dinputs, state.outside
+  left = of_all.in_iteration(carried, kept.weights)
+  finished = jnp.ones((schedule.stages,), jnp.int32)  # the repeat whose gradients `at_once` has only scattered
+  return of_all.finish(of_all.add_scattered(left, finished, finished - 1)), dinputs, state.outside
 
 
 def _initial_state(pipeline: TracedPipeline, cotangents: Cotangents) -> BackwardState:
@@ -136,7 +138,7 @@ class _Iteration(NamedTuple):
     if of_item.finishes is not None:
       weights = of_all.ordered(of_all.place(weights, repeat, chunk))
       weights = of_all.finish_repeat(weights, repeat, of_item.finishes)
-    return self.fetch(t - 1, state), of_all.carried(weights)
+    return self.fetch(t - 1, state), of_all.carried([w.with_(scattered=None) for w in weights])
 
   def at_once(self, phase: Phase, t: jax.Array | int, turn: int, carry: Carry) -> Carry:
     """An iteration at repeat r of the only microbatch: gradients of r + 1 are reduced, weights of r − 1 arrive."""
@@ -144,13 +146,16 @@ class _Iteration(NamedTuple):
     state, carried = carry
     weights = of_all.in_iteration(carried, self.weights)
     # Reductions do not begin before the iteration.
-    weights, state = of_all.behind_barrier(weights, ["total", "stored"], state)
+    weights, state = of_all.behind_barrier(weights, _behind_iteration_before, state)
     repeat, before = iterations.repeat(t), iterations.repeat(t, after=-1)
     chunk = jnp.zeros_like(repeat)
     dleaving = self._leaving(t, state)
     if phase.reduces:
       weights = _behind_all_sums(of_all.cut_out(weights, repeat, chunk))
-      weights = of_all.reduce(weights, iterations.repeat(t, after=1), chunk)
+      # The compiler lets sums over slices begin late. With a whole iteration they end in time. The first of these
+      # iterations has nothing to sum: what it writes, the next one writes over.
+      weights = of_all.add_scattered(weights, iterations.repeat(t, after=2), chunk)
+      weights = of_all.scatter(weights, iterations.repeat(t, after=1), chunk)
       # A gradient takes the memory of the one before, which leaves it first (`Weight.reduced`): here, if it is computed
       # first, or if no compute hides how it leaves. The others leave until `in_order` computes their weight's next one.
       weights, dleaving = of_all.behind_barrier(weights, _reduced_first, dleaving)
@@ -250,6 +255,11 @@ def _behind_all_sums(weights: list[Weight]) -> list[Weight]:
   if not any(w.is_partial and not w.is_reduction_exposed for w in weights):
     return weights
   return of_all.behind_barrier(weights, ["buffers", "leaving"])[0]
+
+
+def _behind_iteration_before(weight: Weight) -> list[str]:
+  """The arrays of a weight that are computed before an iteration begins. Sums over slices have until the loop's end."""
+  return ["total", "stored"] if weight.scattered is None else ["total"]
 
 
 def _reduced_first(weight: Weight) -> list[str]:

@@ -100,6 +100,7 @@ OFFLOADED_OF_PIPELINE = (
 )
 OFFLOADED_IN_PART = KEEPS_LESS.replace("all on the device", "all offloaded")
 SLICES = "tests/parity/test_windows.py::test_a_window_on_a_mesh_equals_the_scan_on_one_device[2 slices of fsdp 4-auto]"
+REPLICAS = "tests/parity/test_windows.py::test_a_window_with_replicas_in_several_slices_equals_the_scan[-1]"
 NO_WINDOW = "tests/host/rules/test_problems.py::test_what_has_no_window_without_a_pipeline_is_refused_with_what_to_set"
 GIVEN = "tests/host/replacements/test_scanned_layers.py::test_an_array_that_microbatches_do_not_carry_is_refused_by_name"
 ONE_STAGE = "tests/host/rules/test_proposals.py::test_a_model_without_a_pipeline_gets_none"
@@ -905,6 +906,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "part = jax.lax.psum(part, self.summed_after) if self.summed_after else part",
             "part = part",
             SUMS.format("chunks divide", 1, 0),
+        ),
+        Mutant(
+            "replicas-a-layer-off",
+            "gradients that replicas in other slices add up become those of the layer before",
+            "engine/backward.py",
+            "iterations.repeat(t, after=2)",
+            "iterations.repeat(t, after=1)",
+            REPLICAS,
         ),
         Mutant(
             "slices-not-added-up",

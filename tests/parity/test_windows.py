@@ -140,14 +140,24 @@ def test_every_implementation_equals_the_scan_with_four_microbatches(name):
   check(CASES[name], IMPLEMENTATIONS, num_pipeline_microbatches=4)
 
 
-@pytest.mark.parametrize("shard_mode", slow_but(["explicit"], ["auto", "explicit"]))
-@pytest.mark.parametrize("mesh", slow_but(["fsdp 4, context 2"], MESHES.keys()))
-def test_a_window_on_a_mesh_equals_the_scan_on_one_device(mesh, shard_mode, monkeypatch):
-  # CPU devices are in no slices: here each half of them is one.
+def put_into_slices(monkeypatch, slices):
+  """CPU devices are in no slices: here each of these parts of an axis is one."""
   sizes = lambda ici, dcn: [i * d for i, d in zip(ici, dcn, strict=True)]
   hybrid = lambda ici, dcn, devices, **_: mesh_utils.create_device_mesh(sizes(ici, dcn), devices)
   monkeypatch.setattr(mesh_utils, "create_hybrid_device_mesh", hybrid)
-  slices = {"fsdp": MESHES[mesh].get("dcn_fsdp_parallelism", 1)}
   over = lambda mesh, axis: slices.get(axis, 1) if mesh.shape[axis] > 1 else 1
   monkeypatch.setattr(layout, "slices_along", over)
+
+
+@pytest.mark.parametrize("microbatches", slow_but([-1], [-1, 2]))
+def test_a_window_with_replicas_in_several_slices_equals_the_scan(microbatches, monkeypatch):
+  put_into_slices(monkeypatch, {"data": 2})
+  mesh = MESHES["2 slices of fsdp 4"]
+  check(CASES["llama2"], ["circular_bsw"], num_pipeline_microbatches=microbatches, **mesh)
+
+
+@pytest.mark.parametrize("shard_mode", slow_but(["explicit"], ["auto", "explicit"]))
+@pytest.mark.parametrize("mesh", slow_but(["fsdp 4, context 2"], MESHES.keys()))
+def test_a_window_on_a_mesh_equals_the_scan_on_one_device(mesh, shard_mode, monkeypatch):
+  put_into_slices(monkeypatch, {"fsdp": MESHES[mesh].get("dcn_fsdp_parallelism", 1)})
   check(CASES["mixtral"], ["circular_bsw"], num_pipeline_microbatches=2, shard_mode=shard_mode, **MESHES[mesh])

@@ -44,6 +44,7 @@ class Carried(NamedTuple):
   buffers: list[jax.Array | None]
   total: list[jax.Array | None]
   finished: list[jax.Array | None]
+  scattered: list[jax.Array | None]
   stored: list[jax.Array | None]
 
 
@@ -135,14 +136,28 @@ def cut_out(weights: Sequence[Weight], repeat: Numbers, chunk: Numbers) -> Weigh
 @jax.named_scope("reduce")
 def reduce(weights: Sequence[Weight], finished: Numbers, chunk: Numbers) -> Weights:
   """The weights with their leaving chunks reduced into the place of the repeat that each stage has finished last."""
+  return add_scattered(scatter(weights, finished, chunk), finished, chunk)
+
+
+@jax.named_scope("reduce")
+def scatter(weights: Sequence[Weight], finished: Numbers, chunk: Numbers) -> Weights:
+  """As `reduce`, but what is to be summed over replicas in other slices is only scattered."""
   weights = _with(weights, "scattered", [finished, chunk], [w.scatter() for w in weights], leaving=None)
-  return _with(weights, "stored", [finished, chunk], [w.reduce() for w in weights], leaving=None)
+  at_once = [None if w.leaving is None else w.reduce() for w in weights]
+  return _with(weights, "stored", [finished, chunk], at_once, leaving=None)
+
+
+@jax.named_scope("reduce")
+def add_scattered(weights: Sequence[Weight], finished: Numbers, chunk: Numbers) -> Weights:
+  """The weights with their scattered chunks summed over replicas into the place of the repeat `finished`."""
+  summed = [None if w.scattered is None else w.reduce() for w in weights]
+  return _with(weights, "stored", [finished, chunk], summed)
 
 
 def finish(weights: Sequence[Weight]) -> list[Param]:
   """The gradients in the parameters' dtypes, when `total` holds repeat 0 and no other sum is left."""
   zeros = jnp.zeros((weights[0].shape[1],), jnp.int32)
-  whole = [w.with_(chunks=1) for w in weights]
+  whole = [w.with_(chunks=1, scattered=None) for w in weights]
   leaving = _with(whole, "leaving", [zeros], [w.cut_out_total() for w in whole])
   return [there(w.stored).astype(w.dtype) for w in reduce(leaving, zeros, zeros)]
 

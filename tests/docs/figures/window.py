@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from benchmarks import published as published_benchmark
 from benchmarks import shapes
 from tests.docs.figures.results import (
-  ASYNC_DISPATCH,
-  best,
-  between,
-  compiled,
-  fraction,
-  IN_8_MICROBATCHES,
-  in_8_microbatches,
-  policies,
-  span,
-  SPARSECORES,
-  table,
-  WITH_EXPERTS,
+    ASYNC_DISPATCH,
+    best,
+    between,
+    compiled,
+    fraction,
+    IN_8_MICROBATCHES,
+    in_8_microbatches,
+    policies,
+    span,
+    SPARSECORES,
+    table,
+    WITH_EXPERTS,
 )
 
 
