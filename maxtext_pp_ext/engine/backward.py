@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backward loops; see `engine.py` for the pseudo-code."""
 
+from collections.abc import Sequence
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -75,6 +77,8 @@ def backward(
   advances = pipeline.gathers or pipeline.reduces
   fetches_for = None  # the number of a part
   phases = schedule.backward_phases(advances=advances, reduces=pipeline.reduces)
+  if schedule.microbatches == 1 and any(w.is_partial and w.transfer.summed_after for w in loaded):
+    phases = _first_reduction_apart(phases)
   for phase, number in pipeline.in_parts(phases, reverse=True):
     iteration = _Iteration(pipeline, number, kept, cotangents)
     body = iteration.at_once if schedule.microbatches == 1 else iteration.by_chunks
@@ -87,6 +91,17 @@ def backward(
   left = of_all.in_iteration(carried, kept.weights)
   finished = jnp.ones((schedule.stages,), jnp.int32)  # the repeat whose gradients `at_once` has only scattered
   return of_all.finish(of_all.add_scattered(left, finished, finished - 1)), dinputs, state.outside
+
+
+def _first_reduction_apart(phases: Sequence[Phase]) -> list[Phase]:
+  """The phases; the first iteration that reduces has one of its own. Before it nothing is scattered, after it there is."""
+  number = next((k for k, phase in enumerate(phases) if phase.reduces), len(phases))
+  cut = []
+  for phase in phases[number : number + 1]:
+    cut.append(dataclasses.replace(phase, first=phase.first + phase.count - 1, count=1))
+    if phase.count > 1:
+      cut.append(dataclasses.replace(phase, count=phase.count - 1))
+  return [*phases[:number], *cut, *phases[number + 1 :]]
 
 
 def _initial_state(pipeline: TracedPipeline, cotangents: Cotangents) -> BackwardState:
@@ -152,8 +167,7 @@ class _Iteration(NamedTuple):
     dleaving = self._leaving(t, state)
     if phase.reduces:
       weights = _behind_all_sums(of_all.cut_out(weights, repeat, chunk))
-      # The compiler lets sums over slices begin late. With a whole iteration they end in time. The first of these
-      # iterations has nothing to sum: what it writes, the next one writes over.
+      # The compiler lets sums over slices begin late. With a whole iteration they end in time.
       weights = of_all.add_scattered(weights, iterations.repeat(t, after=2), chunk)
       weights = of_all.scatter(weights, iterations.repeat(t, after=1), chunk)
       # A gradient takes the memory of the one before, which leaves it first (`Weight.reduced`): here, if it is computed

@@ -7,7 +7,6 @@ The gradient of an iteration is the sum of a repeat: it waits for its reduction 
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import math
 from typing import Any, Self
 
 import jax
@@ -15,7 +14,6 @@ import jax
 from maxtext_pp_ext.engine.per_stage import Layout, OnStage
 from maxtext_pp_ext.engine.transfers.memory_order import in_memory, of_one_stage
 from maxtext_pp_ext.engine.weights.accumulators import Accumulated, Item, Operands
-from maxtext_pp_ext.engine.weights.layout import memory
 from maxtext_pp_ext.engine.weights.weight import there, Weight
 
 
@@ -52,15 +50,6 @@ class WholeWeight(Weight):
   @property
   def _order_of_chunks(self) -> list[int]:
     return of_one_stage(self.gradient_order)
-
-  def zeros(self, behind: jax.Array | None = None) -> Self:
-    """As of several microbatches, and with memory for what is scattered: replicas are summed an iteration later."""
-    transfer, weight = self.transfer, super().zeros(behind)
-    if not (self.is_partial and self.shape[0] > 1 and transfer.summed_after):
-      return weight
-    shape = (math.prod(self.mesh.shape[axis] for axis in transfer.summed_after), *self.shape[1:])
-    spec = self.layout.scattered(transfer).spec
-    return weight.with_(scattered=memory(self.mesh, spec, shape, self.layout.compute_dtype, behind))
 
   def ordered(self) -> Self:
     return self  # the compiler lays out each repeat anew
