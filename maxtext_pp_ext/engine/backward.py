@@ -94,7 +94,7 @@ def backward(
 
 
 def _first_reduction_apart(phases: Sequence[Phase]) -> list[Phase]:
-  """The phases; the first iteration that reduces has one of its own. Before it nothing is scattered, after it there is."""
+  """The phases; the first iteration that reduces has one of its own. Nothing is scattered before it."""
   number = next((k for k, phase in enumerate(phases) if phase.reduces), len(phases))
   cut = []
   for phase in phases[number : number + 1]:

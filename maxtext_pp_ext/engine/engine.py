@@ -17,13 +17,13 @@ r = ⌊n / M⌋. Each stage keeps its own time. Its program, with the gather pol
 
 Backward also adds up gradients of weights outside of the pipeline, one part in each iteration (`outside.py`).
 
-With one microbatch a repeat arrives whole (`weights/whole.py`). With `iteration` there are neither buffers nor totals.
-With `once` all repeats are gathered before t = 0. The chunks of a repeat add up to one gather in each direction and one
-reduction. The two chunks of an iteration depend on nothing else in it, so its computation can hide their transfers:
-those between two devices, those on the SparseCores (`Transfer.is_asynchronous`), and gathers on v5e. Others stop
-compute. With D = 2 it can also hide that of the activation. Nothing is gathered in a direction's last repeat, and nothing
-reduced before backward has finished a repeat. So each direction runs a few loops, whose bodies differ only in those
-lines.
+With one microbatch a repeat arrives whole (`weights/whole.py`), and gradients of replicas in other slices are added up
+an iteration after they are scattered. With `iteration` there are neither buffers nor totals. With `once` all repeats
+are gathered before t = 0. The chunks of a repeat add up to one gather in each direction and one reduction. The two
+chunks of an iteration depend on nothing else in it, so its computation can hide their transfers: those between two
+devices, those on the SparseCores (`Transfer.is_asynchronous`), and gathers on v5e. Others stop compute. With D = 2 it
+can also hide that of the activation. Nothing is gathered in a direction's last repeat, and nothing reduced before
+backward has finished a repeat. So each direction runs a few loops, whose bodies differ only in those lines.
 """
 
 from collections.abc import Callable, Sequence

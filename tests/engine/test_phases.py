@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phases leave out work that nothing needs: a schedule that names one phase for a whole direction trains the same."""
 
+import pytest
+
 from maxtext_pp_ext import registry
+from maxtext_pp_ext.engine import backward
 from maxtext_pp_ext.host.models import run_config
 from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.plan.quantities import gather_policy_with_formulas
@@ -37,3 +40,12 @@ def test_checks_and_plans_ask_the_implementation_for_its_schedule(monkeypatch):
   monkeypatch.setattr(run_config.derived, "pipeline_impl", lambda _: "one_phase")
   assert isinstance(run_config.schedule_of(config), OnePhase)
   assert gather_policy_with_formulas("one_phase") is None
+
+
+@pytest.mark.parametrize("repeats", range(1, 6))
+def test_the_first_iteration_that_reduces_may_have_a_phase_of_its_own(repeats):
+  phases = CircularSchedule(stages=1, microbatches=1, repeats=repeats).backward_phases(advances=True, reduces=True)
+  apart = backward._first_reduction_apart(phases)
+  of = lambda phase: [(t, phase.advances, phase.reduces) for t in range(phase.first, phase.first + phase.count)[::-1]]
+  assert [each for phase in apart for each in of(phase)] == [each for phase in phases for each in of(phase)]
+  assert [phase.count for phase in apart if phase.reduces][:1] == [1] * (repeats > 1)
