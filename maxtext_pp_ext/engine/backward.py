@@ -97,7 +97,8 @@ def _first_reduction_apart(phases: Sequence[Phase]) -> list[Phase]:
   """The phases; the first iteration that reduces has one of its own. Nothing is scattered before it."""
   number = next((k for k, phase in enumerate(phases) if phase.reduces), len(phases))
   cut = []
-  for phase in phases[number : number + 1]:
+  if number < len(phases):
+    phase = phases[number]
     cut.append(dataclasses.replace(phase, first=phase.first + phase.count - 1, count=1))
     if phase.count > 1:
       cut.append(dataclasses.replace(phase, count=phase.count - 1))
@@ -156,11 +157,14 @@ class _Iteration(NamedTuple):
     return self.fetch(t - 1, state), of_all.carried([w.with_(scattered=None) for w in weights])
 
   def at_once(self, phase: Phase, t: jax.Array | int, turn: int, carry: Carry) -> Carry:
-    """An iteration at repeat r of the only microbatch: gradients of r + 1 are reduced, weights of r − 1 arrive."""
+    """An iteration at repeat r of the only microbatch: gradients of r + 1 are reduced, weights of r − 1 arrive.
+
+    Gradients that replicas in other slices share are scattered, and those of r + 2 are summed.
+    """
     iterations = self.pipeline.iterations
     state, carried = carry
     weights = of_all.in_iteration(carried, self.weights)
-    # Reductions do not begin before the iteration.
+    # Reductions do not begin before the iteration, but for sums over replicas in other slices.
     weights, state = of_all.behind_barrier(weights, _behind_iteration_before, state)
     repeat, before = iterations.repeat(t), iterations.repeat(t, after=-1)
     chunk = jnp.zeros_like(repeat)
@@ -272,7 +276,7 @@ def _behind_all_sums(weights: list[Weight]) -> list[Weight]:
 
 
 def _behind_iteration_before(weight: Weight) -> list[str]:
-  """The arrays of a weight that are computed before an iteration begins. Sums over slices have until the loop's end."""
+  """The arrays of a weight that are computed before an iteration begins. Sums over slices have until the next ends."""
   return ["total", "stored"] if weight.scattered is None else ["total"]
 
 

@@ -916,6 +916,14 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             REPLICAS,
         ),
         Mutant(
+            "replicas-of-no-first-layer",
+            "gradients of the second layer, which replicas in other slices add up last, become those of the first",
+            "engine/backward.py",
+            "finished = jnp.ones((schedule.stages,)",
+            "finished = jnp.zeros((schedule.stages,)",
+            REPLICAS,
+        ),
+        Mutant(
             "slices-not-added-up",
             "layers' gradients are those of a slice's own part of the batch",
             "engine/transfers/transfer.py",

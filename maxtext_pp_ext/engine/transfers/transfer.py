@@ -52,7 +52,7 @@ class Transfer:
   devices: tuple[int, ...] = ()  # for each dimension the number of devices over which it has to be gathered
   scatters_in_steps: bool = False  # whether its gradient is scattered over some of the devices after others
   slices: tuple[tuple[str, int], ...] = ()  # of these axes those over several slices, and over how many
-  # axes that do not shard it, and over which its gradient is summed once it is scattered: if one goes over slices
+  # axes that do not shard it, if one of them goes over slices: its gradient is summed over them once it is scattered
   summed_after: tuple[str, ...] = ()
   steps: Steps = ()  # the steps in which the weight is gathered over some of these axes
   along_ring: bool = False  # whether it is gathered in one step all the same, along one ring through all devices

@@ -49,7 +49,7 @@ def _static(**given: Any) -> Any:
 class Weight:
   """A weight, and what there is of it at the moment; None for arrays that are not there.
 
-  A loop carries only `buffers`, `total`, `finished` and `stored`. A method that returns an `OnStage` computes nothing:
+  A loop carries only the arrays of `of_all.Carried`. A method that returns an `OnStage` computes nothing:
   `per_stage.together` runs it on each stage, with the indices that its docstring names first, as in (repeat, chunk).
   """
 
@@ -76,7 +76,7 @@ class Weight:
   # the sum of the repeat that each stage has finished, in the compute dtype, if it waits beside the buffers
   finished: Accumulator | None = None
   leaving: Chunk | None = None  # a chunk of a finished sum, before its reduction
-  scattered: Chunk | None = None  # a chunk that is scattered, and not yet summed over replicas in other slices
+  scattered: Chunk | None = None  # a chunk that is scattered, and to be summed over replicas in other slices
   # gradients summed over microbatches and devices, laid out as the parameter is stored. Those that were partial sums are
   # in the compute dtype.
   stored: Param | None = None
