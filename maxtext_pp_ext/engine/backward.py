@@ -90,19 +90,17 @@ def backward(
   dinputs = pipeline.ring.enter_back(state.dstore, state.dheld)
   left = of_all.in_iteration(carried, kept.weights)
   finished = jnp.ones((schedule.stages,), jnp.int32)  # the repeat whose gradients `at_once` has only scattered
-  return of_all.finish(of_all.add_scattered(left, finished, finished - 1)), dinputs, state.outside
+  return of_all.finish(of_all.add_scattered(left, finished, jnp.zeros_like(finished))), dinputs, state.outside
 
 
 def _first_reduction_apart(phases: Sequence[Phase]) -> list[Phase]:
   """The phases; the first iteration that reduces has one of its own. Nothing is scattered before it."""
-  number = next((k for k, phase in enumerate(phases) if phase.reduces), len(phases))
-  cut = []
-  if number < len(phases):
-    phase = phases[number]
-    cut.append(dataclasses.replace(phase, first=phase.first + phase.count - 1, count=1))
-    if phase.count > 1:
-      cut.append(dataclasses.replace(phase, count=phase.count - 1))
-  return [*phases[:number], *cut, *phases[number + 1 :]]
+  number = next((k for k, phase in enumerate(phases) if phase.reduces), None)
+  if number is None or phases[number].count == 1:
+    return list(phases)
+  phase, count = phases[number], phases[number].count - 1
+  apart = dataclasses.replace(phase, first=phase.first + count, count=1)
+  return [*phases[:number], apart, dataclasses.replace(phase, count=count), *phases[number + 1 :]]
 
 
 def _initial_state(pipeline: TracedPipeline, cotangents: Cotangents) -> BackwardState:
@@ -159,7 +157,7 @@ class _Iteration(NamedTuple):
   def at_once(self, phase: Phase, t: jax.Array | int, turn: int, carry: Carry) -> Carry:
     """An iteration at repeat r of the only microbatch: gradients of r + 1 are reduced, weights of r − 1 arrive.
 
-    Gradients that replicas in other slices share are scattered, and those of r + 2 are summed.
+    Where replicas are in several slices, gradients of r + 1 are only scattered, and those of r + 2 are summed.
     """
     iterations = self.pipeline.iterations
     state, carried = carry
@@ -276,7 +274,7 @@ def _behind_all_sums(weights: list[Weight]) -> list[Weight]:
 
 
 def _behind_iteration_before(weight: Weight) -> list[str]:
-  """The arrays of a weight that are computed before an iteration begins. Sums over slices have until the next ends."""
+  """The arrays of a weight that are computed before an iteration begins. Sums over slices may end in it."""
   return ["total", "stored"] if weight.scattered is None else ["total"]
 
 

@@ -141,7 +141,7 @@ def test_every_implementation_equals_the_scan_with_four_microbatches(name):
 
 
 def put_into_slices(monkeypatch, slices):
-  """CPU devices are in no slices: here each of these parts of an axis is one."""
+  """Lets each axis go over as many slices as `slices` says; CPU devices are in none."""
   sizes = lambda ici, dcn: [i * d for i, d in zip(ici, dcn, strict=True)]
   hybrid = lambda ici, dcn, devices, **_: mesh_utils.create_device_mesh(sizes(ici, dcn), devices)
   monkeypatch.setattr(mesh_utils, "create_hybrid_device_mesh", hybrid)

@@ -133,7 +133,6 @@ def cut_out(weights: Sequence[Weight], repeat: Numbers, chunk: Numbers) -> Weigh
   return _with(weights, "leaving", [repeat, chunk], [w.cut_out() for w in weights])
 
 
-@jax.named_scope("reduce")
 def reduce(weights: Sequence[Weight], finished: Numbers, chunk: Numbers) -> Weights:
   """The weights with their leaving chunks reduced into the place of the repeat that each stage has finished last."""
   return add_scattered(scatter(weights, finished, chunk), finished, chunk)
