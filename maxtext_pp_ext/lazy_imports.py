@@ -6,7 +6,7 @@ A command asks MaxText a small question, and MaxText imports everything that tra
 modules wait: an `import` of one makes an empty module, which is executed on the first access to one of its attributes.
 Other than `importlib.util.LazyLoader`'s, it stays empty while its submodules are imported, which asks for its path only.
 A name that another module takes out of it with `from … import` executes it. Exceptions are its `mappings`: in place of
-them the other module gets a mapping that executes it when it is read.
+them the other module gets a mapping that executes it when it is read. An object that has another home comes from there.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,15 +20,18 @@ from typing import Any
 _lock = threading.RLock()
 
 
-def postpone(modules: Mapping[str, tuple[str, ...]]) -> None:
+def postpone(modules: Mapping[str, tuple[str, ...]], homes: Mapping[str, str] | None = None) -> None:
   """Lets modules wait that are not imported yet, from now on in this process.
 
-  `modules`: full name of a module -> its `mappings`, module-level dicts that others take out of it.
+  Args:
+    modules: full name of a module -> its `mappings`, module-level dicts that others take out of it.
+    homes: full name of an object in such a module -> that under which the module itself imports it.
   """
   with _lock:
     if (finder := next((found for found in sys.meta_path if isinstance(found, _Finder)), None)) is None:
       sys.meta_path.insert(0, finder := _Finder())
     finder.modules |= modules
+    finder.homes |= homes or {}
 
 
 class _Finder:
@@ -36,6 +39,7 @@ class _Finder:
 
   def __init__(self):
     self.modules: dict[str, tuple[str, ...]] = {}
+    self.homes: dict[str, str] = {}
     self._searching: set[str] = set()
 
   def find_spec(self, name, path=None, target=None):
@@ -74,9 +78,13 @@ class _Waiting(ModuleType):
   def __getattr__(self, name: str) -> Any:
     if name.startswith("__") and name.endswith("__"):
       raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-    submodule = f"{self.__name__}.{name}"
-    if any(submodule in finder.modules for finder in sys.meta_path if isinstance(finder, _Finder)):
-      return importlib.import_module(submodule)
+    full = f"{self.__name__}.{name}"
+    for finder in sys.meta_path:
+      if isinstance(finder, _Finder) and full in finder.modules:
+        return importlib.import_module(full)
+      if isinstance(finder, _Finder) and (home := finder.homes.get(full)):
+        module, _, own_name = home.rpartition(".")
+        return getattr(importlib.import_module(module), own_name)
     execute(self)
     return getattr(self, name)
 

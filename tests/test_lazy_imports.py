@@ -54,6 +54,12 @@ def test_a_mapping_that_another_module_takes_out_waits_too(package):
   assert sys.modules[package].table == {"a": 1} and type(sys.modules[package].table) is dict
 
 
+def test_what_has_another_home_comes_from_there(package):
+  lazy_imports.postpone({package: ()}, {f"{package}.imported": f"{package}.part.value"})
+  assert importlib.import_module(package).imported == 4 and sys.executed == [f"{package}.part"]
+  assert importlib.import_module(package).value == 3
+
+
 def test_a_module_that_puts_another_object_in_its_place_is_that_object(package, tmp_path):
   text = "import sys, types; new = types.ModuleType(__name__); new.value = 5; sys.modules[__name__] = new\n"
   (tmp_path / package / "part.py").write_text(text)

@@ -23,6 +23,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "pathwaysutils": (),
     "pathwaysutils.elastic.elastic": (),
 }
+# What MaxText takes out of a module that waits to trace a layer, and where that module has it from.
+HOMES = {"tokamax.RaggedDotGroupSizes": "tokamax._src.ops.ragged_dot.base.GroupSizes"}
 
 
 def import_maxtext() -> None:

@@ -27,6 +27,8 @@ class Again(enum.Enum):
 
 
 What = Kind | Again | Over  # of what there is so much
+# Of each of several policies: bytes that are kept by name, and amounts that are computed again by kind.
+Under = tuple[dict[str | None, Cases], dict[What, Cases]]
 _KEPT_OF = dict.fromkeys((Kind.ATTENTION, Kind.GROUPED), Again.KEPT_OF_KERNELS) | {Kind.PRODUCT: Again.KEPT_OF_PRODUCTS}
 
 
@@ -86,14 +88,21 @@ class Block:
     self._regions, self._kinds = list(of_regions), list(dict.fromkeys(itertools.chain(*of_regions.values())))
     # [kind, regions]
     self._amounts = np.array([[each.get(kind, 0.0) for each in of_regions.values()] for kind in self._kinds])
+    self._under: dict[tuple, Under] = {}
 
   @property
   def names(self) -> frozenset[str]:
     """The names that stand on the way to what backward needs."""
     return frozenset(name for name in self._stops.values() if name)
 
-  def under(self, keeps: Mapping[str, Cases], size: int) -> tuple[dict[str | None, Cases], dict[What, Cases]]:
+  def under(self, keeps: Mapping[str, Cases], size: int) -> Under:
     """({name: bytes that are kept}, {kind: amount that is computed again}) of `size` policies; the input has no name."""
+    policies = size, *(keeps[name].tobytes() for name in sorted(self.names))
+    if policies not in self._under:  # a plan asks for the same ones again, with other blocks beside this one
+      self._under = {policies: self._found_under(keeps, size)}
+    return self._under[policies]
+
+  def _found_under(self, keeps: Mapping[str, Cases], size: int) -> Under:
     runs: dict[Array | None, Cases] = {None: np.ones(size, bool)}
     kept, again = dict[str | None, Cases](), dict[What, Cases]()
     for array, name in self._stops.items():
@@ -144,7 +153,7 @@ class Mixed(Block):
   def names(self) -> frozenset[str]:
     return frozenset().union(*(block.names for block, _ in self._of))
 
-  def under(self, keeps: Mapping[str, Cases], size: int) -> tuple[dict[str | None, Cases], dict[What, Cases]]:
+  def under(self, keeps: Mapping[str, Cases], size: int) -> Under:
     found = [(part, *block.under(keeps, size)) for block, part in self._of]
     return sums((part, kept) for part, kept, _ in found), sums((part, again) for part, _, again in found)
 

@@ -10,11 +10,11 @@ the host's memory (Beaumont et al., "Efficient combination of rematerialization 
 A pipeline, or a window, may keep less in its first iterations. So it may keep what does not fit in the rest of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,8 +34,13 @@ _MOST_OFFLOADED = 6  # of a subset the largest tensors, of which all subsets are
 _NEVER_OFFLOADED = ("context",)
 _MOST_TOO_LARGE = 256  # choices that do not fit, the fastest, which are tried in a part of the iterations
 _UNIT = 1024.0  # bytes for each token, to see what they change
-# What a run costs whose layers keep this.
-Predict = Callable[[Kept], tuple[Costs, Estimate]]
+
+
+class Predict(Protocol):
+  """What a run costs whose layers keep this; with `timed=False` without its seconds."""
+
+  def __call__(self, kept: Kept, /, *, timed: bool = True) -> tuple[Costs, Estimate]:
+    ...
 
 
 def without_choice(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,12 +197,19 @@ class _Linear:
   def __init__(self, predict: Predict, examples: _Examples, inputs: float = 0.0):
     """`inputs` are the bytes for each token of layers' inputs."""
     self._predict, self._examples = predict, examples
-    self._costs, self._base = predict(examples.nothing)
-    on_device, on_host = predict(examples.on_device), predict(examples.on_host)
-    self._to_host = on_host[1].to_host / _UNIT
-    self.on_host = on_host[0].on_host / _UNIT  # bytes for each byte of a token
-    self._on_device, self._on_host = ((found[0].peak - self._costs.peak) / _UNIT for found in (on_device, on_host))
+    of = (examples.nothing, examples.on_device, examples.on_host)
+    self._costs, on_device, on_host = (predict(each, timed=False)[0] for each in of)
+    self.on_host = on_host.on_host / _UNIT  # bytes for each byte of a token
+    self._on_device, self._on_host = ((found.peak - self._costs.peak) / _UNIT for found in (on_device, on_host))
     self._inputs = inputs
+
+  @functools.cached_property
+  def _base(self) -> Estimate:
+    return self._predict(self._examples.nothing)[1]
+
+  @functools.cached_property
+  def _to_host(self) -> float:
+    return self._predict(self._examples.on_host)[1].to_host / _UNIT
 
   @functools.cached_property
   def _alone(self) -> np.ndarray:

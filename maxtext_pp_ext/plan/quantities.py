@@ -347,8 +347,8 @@ def predictor(
   """Returns a function of an implementation and a schedule: (costs per device and step, estimated seconds) of such a run.
 
   A third argument is what the layers keep, by default what the config says. The seconds are None without a chip, or
-  without its slice. Where there are no formulas for an implementation or its schedule the function returns None. It
-  counts once what runs have in common; `layers` are those of `layers_of`.
+  without its slice, or with `timed=False`. Where there are no formulas for an implementation or its schedule the function
+  returns None. It counts once what runs have in common; `layers` are those of `layers_of`.
   It raises registry.UnknownImplementationError or registry.PluginError if there is no such implementation.
   """
   layers = layers or layers_of(config)
@@ -358,17 +358,17 @@ def predictor(
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
   sizes_of = functools.cache(lambda schedule: sizes(config, schedule, weights, its_slice))
   counted = flops.of_step(config), flops.of_attention(config)
-  known: dict[tuple[Schedule | None, int], tuple[Kept, costs.Sizes, estimate.Work | None]] = {}
+  known: dict[tuple[Schedule | None, int], tuple[Kept, costs.Sizes, Callable[[], estimate.Work]]] = {}
 
-  def done(schedule: CircularSchedule | None, kept: Kept) -> tuple[Kept, costs.Sizes, estimate.Work | None]:
+  def done(schedule: CircularSchedule | None, kept: Kept) -> tuple[Kept, costs.Sizes, Callable[[], estimate.Work]]:
     """What the implementations of a schedule have in common, found once for each object that says what is kept."""
     if (schedule, id(kept)) not in known:
       sized = keeping(config, schedule, sizes_of(schedule), mesh, kept, layers)
-      of_device = work(config, schedule, sized, mesh, kept, layers, counted) if its_slice else None
+      of_device = functools.cache(lambda: work(config, schedule, sized, mesh, kept, layers, counted))
       known[schedule, id(kept)] = kept, sized, of_device
     return known[schedule, id(kept)]
 
-  def of(impl: str, schedule: Schedule | None, kept: Kept | None = None) -> Predicted | None:
+  def of(impl: str, schedule: Schedule | None, kept: Kept | None = None, *, timed: bool = True) -> Predicted | None:
     circular = schedule if isinstance(schedule, CircularSchedule) else None
     gather_policy = gather_policy_with_formulas(impl) if schedule else None
     if schedule is not None and (circular is None or gather_policy is None):
@@ -380,8 +380,9 @@ def predictor(
       found = costs.pipelined(circular, gather_policy, sized)
     parts = config.gradient_accumulation_steps
     whole = found.accumulated(parts, sized.parameters)
-    if chip is None or its_slice is None or of_device is None:
+    if chip is None or its_slice is None or not timed:
       return whole, None
-    return whole, estimate.estimate(chip, its_slice, of_device, found, circular, gather_policy).accumulated(parts)
+    estimated = estimate.estimate(chip, its_slice, of_device(), found, circular, gather_policy)
+    return whole, estimated.accumulated(parts)
 
   return of

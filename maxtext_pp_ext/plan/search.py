@@ -41,9 +41,9 @@ _CHOSEN = (*_OF_LAYOUT[:2], _OF_LAYOUT[-1], "num_pipeline_microbatches", "num_pi
 # Keys that change no parameter's shape or logical axes, other than by `abstract_model.stacks`. A model that was built for
 # other values serves, too. It takes longer to build than all else about a layout.
 _NOT_OF_PARAMETERS = {
-    *(*_OF_LAYOUT, _SPLITS, "per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype", "pipeline_impl"),
+    *(*_OF_LAYOUT, *OF_POLICIES, _SPLITS, "per_device_batch_size", "mu_dtype", "pipeline_grad_accum_dtype"),
     *("num_pipeline_microbatches", "compile_topology", "internal_compile_num_devices", "gradient_accumulation_steps"),
-    *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in candidates.DONORS),
+    *("pipeline_impl", *(f"{network}_{axis}_parallelism" for network in derived.NETWORKS for axis in candidates.DONORS)),
 }
 
 
@@ -333,7 +333,7 @@ class _Search:
     predict = quantities.predictor(config, parameters, mesh, self.found.chip, layers)
     for changed, impl, schedule in runs:
       # There are formulas for all that __init__ accepts, so it is not None.
-      of: choice.Predict = functools.partial(predict, impl, schedule)  # type: ignore[assignment]
+      of: choice.Predict = functools.partial(predict, impl, schedule)  # type: ignore[assignment,arg-type]
       of_run = functools.partial(self._candidate, impl, schedule, config)
       if not self.found.chooses_kept or (schedule is None and config.use_batch_split_schedule):
         self.found.candidates.append(of_run(changed, *of()))  # type: ignore[call-arg]

@@ -23,8 +23,7 @@ from maxtext_pp_ext.hardware.torus import is_one_ring, Slice
 from maxtext_pp_ext.host.models import abstract_model
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
 from maxtext_pp_ext.schedule import CircularSchedule
-from maxtext_pp_ext.sharding.explain import Row
-from maxtext_pp_ext.sharding.resolve import mesh_axes, read_rules, resolve, Rules
+from maxtext_pp_ext.sharding.resolve import LogicalAxes, mesh_axes, read_rules, resolve, Rules
 
 # The optimizers whose moments are known.
 ADAMS = ("adamw", "adam_pax")
@@ -83,11 +82,18 @@ class Weights:
   @functools.cached_property
   def _rows(self) -> list[tuple[str, float, Weight, Weight]]:
     """Of each array its path, its count, and its weight without a count, if it is inside of a pipeline and if not."""
-    return [(row.layout.path, *self._weight(row)) for row in self.parameters.rows]
+    known: dict[tuple, tuple[float, Weight, Weight]] = {}  # those of a stage's layers are alike
+    rows = []
+    for layout in (row.layout for row in self.parameters.rows):
+      names = layout.resolution.names if layout.resolution else None
+      key = layout.shape, layout.dtype, layout.sharding.spec, names
+      if key not in known:
+        known[key] = self._weight(layout, names)
+      rows.append((layout.path, *known[key]))
+    return rows
 
-  def _weight(self, row: Row) -> tuple[float, Weight, Weight]:
-    layout, shape = row.layout, self.mesh.shape
-    spec, names = layout.sharding.spec, layout.resolution.names if layout.resolution else None
+  def _weight(self, layout: sharding.Layout, names: LogicalAxes | None) -> tuple[float, Weight, Weight]:
+    shape, spec = self.mesh.shape, layout.sharding.spec
     kept = gathered(layout, self._data_axes)
     all_axes, kept_axes = axes_of(spec), axes_of(kept)
     count = math.prod(layout.shape) / math.prod(shape[axis] for axis in kept_axes if axis != "stage")
