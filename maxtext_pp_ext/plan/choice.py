@@ -144,7 +144,9 @@ class Choices:
     too_large = np.flatnonzero(~fits & (seconds < fastest))
     for case in too_large[np.argsort(seconds[too_large])][:_MOST_TOO_LARGE]:
       less = np.flatnonzero(fits & np.all([names & ~names[case] == 0 for names in self._names], axis=0))
-      over = np.maximum(_part(peak[case], peak[less], limit), _part(on_host[case], on_host[less], of_host))
+      # What is on the way to the host takes as much memory as in the iterations that send most (`Kept.most_host`).
+      smallest = linear.peak(self._device[less], self._host[case])
+      over = np.maximum(_part(peak[case], smallest, limit), _part(on_host[case], on_host[less], of_host))
       first = np.ceil(over * iterations)
       share = (first / iterations)[:, None]
       mixed = share * self._shares[less] + (1 - share) * self._shares[case]

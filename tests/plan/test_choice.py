@@ -42,14 +42,15 @@ def toy():
   return layers.of_program(program, {}, [None] * len(weights) + [((), (), ())], len(weights))
 
 
-def costs(kept, *, timed=True, per_byte, product, between, base=100.0, copies=False, inputs=0.0):
-  """A run whose memory is what is kept, and whose seconds are recomputation and what waits for the host."""
+def costs(kept, *, timed=True, per_byte, product, between, base=100.0, copies=False, inputs=0.0, on_the_way=0.0):
+  """A run whose memory is what is kept and on the way to the host, and whose seconds are recomputation and what waits for the host."""
   pipeline = base + product * kept.share(Kind.PRODUCT) + between * kept.again[Again.BETWEEN]
   to_host = per_byte * kept.host
   waits = float(estimate.waiting_for_host(to_host, 0.5 * base / 3, 0.75 * (pipeline - base / 3)))
   parts = {"pipeline": pipeline, "host": waits}
   copied = max(kept.device - inputs, 0.0) if copies and kept.host else 0.0
-  of_memory = types.SimpleNamespace(peak=1000 + kept.device + copied, on_host=kept.host, copies_kept=copies)
+  peak = 1000 + kept.device + copied + on_the_way * max(kept.host, kept.most_host)
+  of_memory = types.SimpleNamespace(peak=peak, on_host=kept.host, copies_kept=copies)
   if not timed:
     return of_memory, None
   return of_memory, estimate.Estimate(
@@ -96,10 +97,11 @@ def every_policy():
       yield dict(zip(NAMES, places, strict=True)) | {"decoder_layer_input": of_input}
 
 
-@pytest.mark.parametrize("rates", [(1e9, 30.0, 1.0), (2.0, 1.0, 30.0)])
-def test_no_number_of_first_iterations_that_keep_less_is_faster(rates):
+@pytest.mark.parametrize("on_the_way", [0.0, 0.25])
+@pytest.mark.parametrize("rates", [(1e9, 30.0, 1.0), (2.0, 1.0, 30.0), (0.3, 30.0, 9.0)])
+def test_no_number_of_first_iterations_that_keep_less_is_faster(rates, on_the_way):
   found, (per_byte, product, between), iterations = toy(), rates, 5
-  predict = lambda kept, timed=True: costs(kept, timed=timed, per_byte=per_byte, product=product, between=between)
+  predict = functools.partial(costs, per_byte=per_byte, product=product, between=between, on_the_way=on_the_way)
   choices = choice.Choices(CONFIG, found, predict, found.under(lambda name: None))
   of = lambda places: found.under(places.get)
   mixed = []
@@ -112,7 +114,8 @@ def test_no_number_of_first_iterations_that_keep_less_is_faster(rates):
   whole = [predict(of(places)) for places in every_policy()]
   fastest = lambda every, limit: min(each.seconds for cost, each in every if cost.peak <= limit)
   peaks, improved = sorted({cost.peak for cost, _ in whole}), 0
-  for limit in (*peaks, peaks[-1] * 2):
+  between_peaks = [(low + high) / 2 for low, high in itertools.pairwise(peaks)]
+  for limit in (*peaks, *between_peaks, peaks[-1] * 2):
     kept, (_, alone) = choices.best(predict, limit)
     better = choices.in_parts(predict, limit, iterations=iterations)
     seconds = better[1][1].seconds if better else alone.seconds
