@@ -60,6 +60,9 @@ _ATTENTION_OFFLOADED = _INPUTS_OFFLOADED | dict.fromkeys(("out_proj", "query_pro
 _ATTENTION_KEPT: dict[str, object] = {"remat_policy": "custom"}
 _ATTENTION_KEPT |= dict.fromkeys(("context", "query_proj", "key_proj", "value_proj", "out_proj"), "device")
 _EXPERTS_KEPT = _ATTENTION_KEPT | {"moe_x_sorted": "device", "moe_mlpwo": "device"}
+_MOST_KEPT = _ATTENTION_KEPT | {"mlpwi_0": "device", "mlpwi_1": "device"}
+# What plan chooses for windows with 8 microbatches, which keep it for all of them.
+_LITTLE_KEPT: dict[str, object] = {"remat_policy": "custom", "key_proj": "device", "value_proj": "device"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,8 @@ class Shape:
   one_stage: dict[str, object] = dataclasses.field(default_factory=dict)
   # The remat policy of the rows with kept activations, that of a published recipe or of one near it; empty if none is.
   kept: dict[str, object] = dataclasses.field(default_factory=dict)
+  # The same for the row without a pipeline, where its batch is divided otherwise; empty if it is `kept`.
+  kept_without: dict[str, object] = dataclasses.field(default_factory=dict)
 
 
 _OVER_4_SLICES = {
@@ -102,7 +107,7 @@ _MIXTRAL = {
     "max_target_length": 2048,
 }
 # Eight times the batch: 16 sequences per chip in 8 microbatches, and in 8 parts without a window. The window computes the
-# logits in parts, too.
+# logits in parts, too. Shapes in 8 parts are for windows that accumulate gradients as MaxText does.
 _IN_8_MICROBATCHES: dict[str, object] = {
     "num_pipeline_microbatches": 8,
     "per_device_batch_size": 16,
@@ -146,6 +151,19 @@ SHAPES = {
             **_IN_8_MICROBATCHES,
         },
         without=_IN_8_PARTS | {"remat_policy": "full", "decoder_layer_input": "device"},
+        kept=_LITTLE_KEPT | {"decoder_layer_input": "offload"},
+        kept_without=_KEPT,
+    ),
+    "llama3-70b-8-parts": Shape(
+        title="Llama 3 70B, v5p-256 (128 chips), FSDP 128, 16 sequences per chip in 8 parts",
+        keys={
+            "model_name": "llama3-70b",
+            "compile_topology": "v5p-256",
+            "ici_fsdp_parallelism": 128,
+            "max_target_length": 4096,
+            **_IN_8_PARTS,
+        },
+        kept=_KEPT,
     ),
     "llama3-8b-8-batches": Shape(
         title="Llama 3 8B, v6e-16, FSDP 16, 16 sequences of 2048 per chip",
@@ -157,11 +175,35 @@ SHAPES = {
             **_IN_8_MICROBATCHES,
         },
         without=_IN_8_PARTS,
+        kept=_LITTLE_KEPT | {"mlpwi_0": "offload"},
+        kept_without=_MOST_KEPT,
+    ),
+    "llama3-8b-8-parts": Shape(
+        title="Llama 3 8B, v6e-16, FSDP 16, 16 sequences of 2048 per chip in 8 parts",
+        keys={
+            "model_name": "llama3-8b",
+            "compile_topology": "v6e-16",
+            "ici_fsdp_parallelism": 16,
+            "max_target_length": 2048,
+            **_IN_8_PARTS,
+        },
+        kept=_MOST_KEPT,
     ),
     "mixtral-8x7b-8-batches": Shape(
         title="Mixtral 8x7B, v5p-64 (32 chips), expert 4 × FSDP 8, 16 sequences of 2048 per chip",
         keys=_MIXTRAL | {"ici_pipeline_parallelism": 1, "ici_fsdp_parallelism": 8} | _IN_8_MICROBATCHES,
         without=_IN_8_PARTS,
+        # Sorted tokens in the last quarter of the iterations.
+        kept=_EXPERTS_KEPT
+        | {"moe_mlpwo": "offload", "pipeline_remat_iterations": 192, "pipeline_remat_tensors": "moe_x_sorted"},
+        kept_without=_EXPERTS_KEPT,
+    ),
+    "mixtral-8x7b-8-parts": Shape(
+        title="Mixtral 8x7B, v5p-64 (32 chips), expert 4 × FSDP 8, 16 sequences of 2048 per chip in 8 parts",
+        keys=_MIXTRAL
+        | {"ici_pipeline_parallelism": 1, "ici_fsdp_parallelism": 8, "num_pipeline_microbatches": 1}
+        | _IN_8_PARTS,
+        kept=_EXPERTS_KEPT,
     ),
     "llama3-8b-2-slices": Shape(
         title="Llama 3 8B, 2 slices of v6e-256, FSDP 256 within a slice, 4 sequences per chip in 2 parts",
@@ -377,9 +419,9 @@ def has_flags(row: str) -> bool:
 
 def arguments(shape: Shape, impl: str, extra: Mapping[str, object] | None = None, *, keeps: bool = False) -> list[str]:
   """MaxText's command-line arguments for a shape and an implementation; a preset's name comes first."""
-  keys = {**COMMON, **shape.keys, **(shape.kept if keeps else {}), **(extra or {})}
-  if impl == variants.NONE:
-    keys |= shape.without
+  without = impl == variants.NONE
+  kept = (without and shape.kept_without or shape.kept) if keeps else {}
+  keys = {**COMMON, **shape.keys, **(shape.without if without else {}), **kept, **(extra or {})}
   keys |= variants.keys(IMPLEMENTATIONS[impl], keys)
   if impl in (variants.NONE, variants.WINDOW):
     keys |= shape.one_stage
