@@ -43,7 +43,7 @@ def toy():
 
 
 def costs(kept, *, timed=True, per_byte, product, between, base=100.0, copies=False, inputs=0.0, on_the_way=0.0):
-  """A run whose memory is what is kept and on the way, and whose seconds are recomputation and what waits for the host."""
+  """A run whose memory is what is kept and on the way, and whose seconds are recomputation and waiting for the host."""
   pipeline = base + product * kept.share(Kind.PRODUCT) + between * kept.again[Again.BETWEEN]
   to_host = per_byte * kept.host
   waits = float(estimate.waiting_for_host(to_host, 0.5 * base / 3, 0.75 * (pipeline - base / 3)))
