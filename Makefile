@@ -17,9 +17,9 @@ VENV_PYTHON := .venv/bin/python
 DOCS := --constraint .ci/constraints-cpu.txt --constraint .ci/constraints-docs.txt --editable '.[cpu,tools,docs]'
 SPHINX := DECOUPLE_GCLOUD=TRUE JAX_PLATFORMS=cpu $(VENV_PYTHON) -m sphinx --quiet --fail-on-warning --keep-going -c docs/site
 
-# Rebuilds an environment whose interpreter is gone (moved folder, removed Python).
+# Rebuilds an environment whose interpreter is gone (moved folder, removed Python), or that lacks the package.
 ifneq ($(wildcard .venv/installed),)
-  ifneq ($(shell $(VENV_PYTHON) -c 'print(1)' 2>/dev/null),1)
+  ifneq ($(shell $(VENV_PYTHON) -I -c 'from importlib import metadata; metadata.version("maxtext_pp_ext"); print(1)' 2>/dev/null),1)
     $(shell rm -f .venv/installed)
   endif
 endif
