@@ -12,7 +12,8 @@ from benchmarks import compile_step, held_back, plan_error, policies, shapes, ta
 
 def test_each_policy_meets_each_implementation_and_each_model_each_policy():
   programs = list(held_back.programs())
-  assert len(programs) >= 60 and len({each.model for each in programs}) >= 12
+  unread = [each for each in programs if each.model not in held_back.READ]
+  assert len(unread) >= 60 and len({each.model for each in unread}) >= 12
   assert {(each.policy, each.impl) for each in programs} == set(
       itertools.product(held_back.POLICIES, ("none", "window", "circular_bsw"))
   )
@@ -48,7 +49,7 @@ def test_only_what_has_no_result_is_compiled(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
-def test_half_of_a_chips_models_have_flags(chip):
+def test_a_chips_models_have_flags_or_none(chip):
   models = [name for name, shape in held_back.MODELS.items() if str(shape.keys["compile_topology"]).startswith(chip)]
   arguments = [" ".join(program.arguments()) for program in held_back.programs(models)]
-  assert len(models) == 4 and sum("compile_xla_flags=" in each for each in arguments) == len(arguments) / 2
+  assert len(models) >= 4 and 0 < sum("compile_xla_flags=" in each for each in arguments) < len(arguments)

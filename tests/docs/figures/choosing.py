@@ -117,7 +117,7 @@ def _where_it_pays() -> Iterator[str]:
   at_once, delayed = (best(f"llama3-8b-4-slices{delay}", "circular_bsw").seconds for delay in ("", "-delayed"))
   without, window = (best("llama3-8b-4-slices", impl).seconds for impl in ("none", "window"))
   yield f"""On 4 slices of v6e-16 with two sequences of 4096 (`--shape llama3-8b-4-slices`) no pipeline takes
-      {without:.2f} s, the window {window:.2f}, and four stages {delayed:.2f}."""
+      {without:.2f} s, the window {window:.2f}, and four stages at most {delayed:.2f}, with delayed forwarding."""
   yield f"""It is for stages over a slow network with many repeats: {delayed:.2f} s instead of {at_once:.2f} (`--keep
       --shape llama3-8b-4-slices-delayed`, and without `-delayed`)."""
   two = _plan(*_SLICES, _FULL, "per_device_batch_size=2")
@@ -174,8 +174,9 @@ def _experts() -> Iterator[str]:
   mixtral = yaml.safe_load((MODELS / "mixtral-8x7b.yml").read_text("utf-8"))
   yield f"""It is at most the number of experts divided by `num_experts_per_tok`:
       {mixtral["num_experts"] // mixtral["num_experts_per_tok"]} times for Mixtral."""
-  bsw = compiled("mixtral-8x7b-dropless", "host BSW")
-  yield f"Of MaxText's own pipelines only its BSW of Mixtral compiles: {bsw.seconds:.2f} s."
+  of_mixtral, of_qwen3 = (compiled(shape, "host BSW").seconds for shape in ("mixtral-8x7b-dropless", "qwen3-235b-a22b"))
+  yield f"""Of MaxText's own pipelines only BSW compiles, which computes wrong values: Mixtral {of_mixtral:.2f} s, Qwen3
+      {of_qwen3:.2f} s."""
   none, _, ours = steps["gpt-oss-120b"]
   yield f"gpt-oss needs {fraction(ours.peak / none.peak)} of the memory."
   mixtral = [fastest("mixtral-8x7b-dropless", impl, ASYNC_DISPATCH) for impl in ways]
@@ -208,15 +209,16 @@ def _trust() -> Iterator[str]:
       found[figure] for (shape, _), found in errors.items() if not dense(shape) and figure in found
   )
   at_use = ("circular", "none")
+  above = percent(_estimated(1).costs.sent / 1e9 / _by_stages()[1].sent - 1)
   yield f"has predicted and compiled figures of {len(errors)} steps:"
   average, most, programs = held_back("Seconds")
   of_memory, most_of_memory, _ = held_back("Memory")
-  yield f"""has {programs} steps of models that no constant was taken from. Memory is {of_memory} off on average and
+  yield f"""has {programs} steps of models whose programs nobody has read for `plan`. Memory is {of_memory} off on average and
       {most_of_memory} at most. Seconds are {average} off on average, and {most} at most"""
   yield f"""
       | dense models, `circular_bsw` and `circular_ag_once` | within {within(of("peak_GB", kept, "llama3-8b-v6e"))}, on
       v6e-64 up to {percent(v6e)} too much | within {within(of("wire_total_GB", kept))} |
       | dense models, `circular` and `none` | within {within(of("peak_GB", at_use))} | within
-      {within(of("wire_total_GB", at_use))}: the compiler chooses how to gather |
+      {within(of("wire_total_GB", at_use))}: the compiler chooses how to gather (over slices {above}, above) |
       | models with experts | within {experts("peak_GB")} | within {experts("wire_total_GB")} |"""
   yield f"rows that need more than {percent(search.NEARLY_FULL)} of a device."
