@@ -120,16 +120,12 @@ def _where_it_pays() -> Iterator[str]:
       {without:.2f} s, the window {window:.2f}, and four stages at most {delayed:.2f}, with delayed forwarding."""
   yield f"""It is for stages over a slow network with many repeats: {delayed:.2f} s instead of {at_once:.2f} (`--keep
       --shape llama3-8b-4-slices-delayed`, and without `-delayed`)."""
-  two = _plan(*_SLICES, _FULL, "per_device_batch_size=2")
-  of = lambda impl, stages=1: f"{_first(two, impl, stages).seconds:.2f}"
-  yield f"""With two sequences per chip (`per_device_batch_size=2`) four stages are estimated at
-      {of("circular_bsw", 4)} s, the window at {of("circular_bsw")} and `none` at {of("none")}."""
   nominal = _plan(
       *_SLICES, _FULL, "per_device_batch_size=1", chip=chips.CHIPS["v6e"].with_network(chips.CHIPS["v6e"].network)
   )
   stages, window = (_first(nominal, "circular_bsw", each).seconds for each in (8, 1))
   yield f"""At the network's nominal rate (`--dcn-gbps {chips.CHIPS["v6e"].network / 1e9:.1f}`) the order stays:
-      {stages:.2f} s with eight stages and one sequence, and {window:.2f} with the window."""
+      {stages:.2f} s with eight stages, and {window:.2f} with the window."""
 
 
 def _if_nothing_fits() -> Iterator[str]:
@@ -213,8 +209,8 @@ def _trust() -> Iterator[str]:
   yield f"has predicted and compiled figures of {len(errors)} steps:"
   average, most, programs = held_back("Seconds")
   of_memory, most_of_memory, _ = held_back("Memory")
-  yield f"""has {programs} steps of models whose programs nobody has read for `plan`. Memory is {of_memory} off on average and
-      {most_of_memory} at most. Seconds are {average} off on average, and {most} at most"""
+  yield f"""has {programs} steps of models whose programs nobody has read for `plan`. Memory is {of_memory} off on average
+      and {most_of_memory} at most. Seconds are {average} off on average, and {most} at most"""
   yield f"""
       | dense models, `circular_bsw` and `circular_ag_once` | within {within(of("peak_GB", kept, "llama3-8b-v6e"))}, on
       v6e-64 up to {percent(v6e)} too much | within {within(of("wire_total_GB", kept))} |
