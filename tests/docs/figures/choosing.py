@@ -84,8 +84,8 @@ def _one_slice() -> Iterator[str]:
   window, none, stages = (_first(found, *which) for which in (("circular_bsw",), ("none",), ("circular_bsw", 4)))
   yield f"each row keeps what makes it fastest within {percent(search.NEARLY_FULL)} of the memory"
   yield f"""It sends {fraction(1 - window.costs.sent / none.costs.sent)} less than `none`. Four stages
-      send {fraction(stages.costs.sent / window.costs.sent)} of it, but add bubbles, sums of gradients, and copies of
-      chunks."""
+      send {fraction(stages.costs.sent / window.costs.sent)} of what the window sends, but add bubbles, sums of gradients,
+      and copies of chunks."""
 
 
 def _by_stages() -> dict[int, _Compiled]:

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator
 
-from benchmarks import first_page
+from benchmarks import first_page, shapes
 from tests.docs.figures.results import beside_compute, compiled, hidden, in_8_microbatches, percent, table, wall_time
 
 _GATHERS = ("forward gathers", "backward gathers")
@@ -27,6 +27,8 @@ def readme() -> Iterator[str]:
     cells = " | ".join(_step(row, impl) for impl in row.implementations)
     yield f"| {row.title} | {cells} |"
   of_8b, of_experts = (in_8_microbatches(f"{name}-8-batches") for name in ("llama3-8b", "mixtral-8x7b"))
+  times = shapes.SHAPES["llama3-8b-8-batches"].without["gradient_accumulation_steps"]
+  yield f"With `gradient_accumulation_steps={times}` they travel {times} times."
   yield f"""Llama 3 8B on 16 chips of v6e sends {of_8b[1].sent:.0f} GB instead of {of_8b[0].sent:.0f}, and takes
       {of_8b[1].seconds:.1f} s instead of {of_8b[0].seconds:.1f}, but {of_8b[1].peak:.1f} GB of memory instead of
       {of_8b[0].peak:.1f}. Mixtral 8x7B on 32 chips of v5p takes {of_experts[1].seconds:.1f} s instead of

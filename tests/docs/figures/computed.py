@@ -36,7 +36,8 @@ def how_it_works() -> Iterator[str]:
       {gb(reductions)}; T = {iterations} and A = {activations / 1e6:.0f} MB, so {gb(ring + ends)} of activations;
       {gb(outside)} outside. That is {gb(gathers + reductions + ring + ends + outside)}. The compiler's figure is
       {ours.sent:.1f} GB (`python -m benchmarks.compiler_figures --shape llama3-70b`)."""
-  yield f"""both need about the same (`circular_bsw` {ours.peak:.1f} GB at the peak, plain {plain.peak:.1f})."""
+  yield f"""it and MaxText's plain pipeline need about the same (`circular_bsw` {ours.peak:.1f} GB at the peak, plain
+      {plain.peak:.1f})."""
   ratio = lambda **point: scaled("circular_bsw", **point).peak / scaled("host plain", **point).peak
   others = [ratio(**point) for _, points in scaling.SERIES.values() for point in points if ratio(**point) != ratio()]
   yield f"""`circular_bsw` needs {ratio():.2f} times plain's peak where the series meet, and {min(others):.2f} to
