@@ -1,7 +1,7 @@
 # Copyright 2023-2025 Google LLC
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's own sets of XLA flags for TPUs, which its wheel does not contain, and one more. No JAX.
+"""MaxText's own sets of XLA flags for TPUs, which its wheel does not contain, and two more. No JAX.
 
 Names and flags are those of benchmarks/xla_flags_library.py in github.com/AI-Hypercomputer/maxtext, as commit 5b2712d6 of
 2026-01-27 left it and e591f30c of 2026-08-22 still has it. Left out: what logs, checks for corrupted data, or serves
@@ -82,6 +82,10 @@ SETS = {
     "ENABLE_ASYNC_COLLECTIVE_PERMUTE": "--xla_enable_async_collective_permute=true",
     # None of MaxText's: the dispatch of tokens to experts overlaps with compute.
     "ENABLE_ASYNC_RAGGED_ALL_TO_ALL": "--xla_tpu_enable_async_ragged_all_to_all=true",
+    # Nor is this: the next transfer waits in the SparseCores' queue while one runs. So several hide behind one product.
+    # Recipes for tpu7x have it (github.com/AI-Hypercomputer/tpu-recipes, c8cfe2f, training/ironwood).
+    "SPARSECORE_QUEUING": _offloaded("reduce_scatter", "all_gather", "all_reduce")
+    + " --xla_tpu_enable_sparse_core_offload_queuing_in_lhs=true",
 }
 
 
