@@ -5,7 +5,6 @@
 from collections.abc import Iterator
 
 from benchmarks import published as published_benchmark
-from benchmarks import shapes
 from tests.docs.figures.results import (
     ASYNC_DISPATCH,
     best,
@@ -16,7 +15,6 @@ from tests.docs.figures.results import (
     in_8_microbatches,
     policies,
     span,
-    SPARSECORES,
     table,
     WITH_EXPERTS,
 )
@@ -45,7 +43,7 @@ def window() -> Iterator[str]:
   none, window_ = (compiled("llama3-70b", impl) for impl in ("none", "window"))
   yield f"""With one microbatch the window sends {fraction(1 - window_.sent / none.sent)} less: {window_.sent:.0f} GB
       instead of {none.sent:.0f}."""
-  kept = lambda impl: compiled("llama3-70b", impl, shapes.KEEPS, *SPARSECORES).seconds
+  kept = lambda impl: best("llama3-70b", impl).seconds
   yield f"""With queries, keys, values, the context and one product of the MLP kept (`--keep`), the same step takes
       {kept("window"):.2f} s in the window, {kept("none"):.2f} s without it, and {kept("circular_bsw"):.2f} s in four
       stages"""
