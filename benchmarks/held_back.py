@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `maxtext-pp plan` predicts of steps that are in no other table, beside the TPU compiler's figures.
+"""What `maxtext-pp plan` predicts of models that plan_error.md lacks, beside the TPU compiler's figures.
 
   python -m benchmarks.held_back                      every program that has no result yet
   python -m benchmarks.held_back --at-most 0          the report alone
@@ -80,9 +80,9 @@ POLICIES = ("full", "save_qkv_proj", "minimal_with_context", CUSTOM, "qkv_proj_o
 _IMPLEMENTATIONS = ("none", "window", "circular_bsw")
 _INTRODUCTION = """# Closed forms against the compiler, on steps held back
 
-`python -m benchmarks.held_back` printed this: what `maxtext-pp plan` predicts of steps of models that are in no other \
-table, per chip and step, beside the TPU compiler's figures. Columns are those of [plan_error.md](plan_error.md). What a \
-policy offloads makes the compiler report no peak.
+`python -m benchmarks.held_back` printed this: what `maxtext-pp plan` predicts of models that \
+[plan_error.md](plan_error.md) lacks, per chip and step, beside the TPU compiler's figures. Columns are those of that \
+table. What a policy offloads makes the compiler report no peak.
 """
 Results = dict[str, dict[str, dict[str, Any]]]  # figures by model and name of a program
 
@@ -157,9 +157,9 @@ def report(results: Results) -> str:
   ]
   parts = [plan_error.report(rows, _INTRODUCTION)]
   if unread := [row for row in rows if row[0].title not in READ]:
-    parts.append(f"Models of which nothing was read for plan. {summary(*errors(unread))}")
+    parts.append(f"Models whose programs nobody has read for plan: {summary(*errors(unread))}")
   if read := [row for row in rows if row[0].title in READ]:
-    parts.append(f"{', '.join(READ)}, whose programs were read for something. {summary(*errors(read))}")
+    parts.append(f"{', '.join(READ)}, whose programs were read for something: {summary(*errors(read))}")
   parts += [f"{each}\n" for each in tables.scaled((f"{case.title}, {case.impl}", case.figures) for case in cases)]
   parts += [f"Not computed:\n\n{'\n'.join(refused)}\n"] if refused else []
   return "\n".join(parts)

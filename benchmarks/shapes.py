@@ -106,6 +106,20 @@ _MIXTRAL = {
     "per_device_batch_size": 2,
     "max_target_length": 2048,
 }
+# Models over all chips, without stages.
+_70B_OVER_128: dict[str, object] = {
+    "model_name": "llama3-70b",
+    "compile_topology": "v5p-256",
+    "ici_fsdp_parallelism": 128,
+    "max_target_length": 4096,
+}
+_8B_OVER_16: dict[str, object] = {
+    "model_name": "llama3-8b",
+    "compile_topology": "v6e-16",
+    "ici_fsdp_parallelism": 16,
+    "max_target_length": 2048,
+}
+_MIXTRAL_OVER_32: dict[str, object] = _MIXTRAL | {"ici_pipeline_parallelism": 1, "ici_fsdp_parallelism": 8}
 # Eight times the batch: 16 sequences per chip in 8 microbatches, and in 8 parts without a window. The window computes the
 # logits in parts, too. Shapes in 8 parts are for windows that accumulate gradients as MaxText does.
 _IN_8_MICROBATCHES: dict[str, object] = {
@@ -141,57 +155,31 @@ SHAPES = {
     # What layers keep goes to the host's memory.
     "llama3-70b-8-batches": Shape(
         title="Llama 3 70B, v5p-256 (128 chips), FSDP 128, 16 sequences per chip",
-        keys={
-            "model_name": "llama3-70b",
-            "compile_topology": "v5p-256",
-            "ici_fsdp_parallelism": 128,
-            "max_target_length": 4096,
-            "remat_policy": "custom",
-            "decoder_layer_input": "offload",
-            **_IN_8_MICROBATCHES,
-        },
+        keys=_70B_OVER_128 | _INPUTS_OFFLOADED | _IN_8_MICROBATCHES,
         without=_IN_8_PARTS | {"remat_policy": "full", "decoder_layer_input": "device"},
         kept=_LITTLE_KEPT | {"decoder_layer_input": "offload"},
         kept_without=_KEPT,
     ),
     "llama3-70b-8-parts": Shape(
         title="Llama 3 70B, v5p-256 (128 chips), FSDP 128, 16 sequences per chip in 8 parts",
-        keys={
-            "model_name": "llama3-70b",
-            "compile_topology": "v5p-256",
-            "ici_fsdp_parallelism": 128,
-            "max_target_length": 4096,
-            **_IN_8_PARTS,
-        },
+        keys=_70B_OVER_128 | _IN_8_PARTS,
         kept=_KEPT,
     ),
     "llama3-8b-8-batches": Shape(
         title="Llama 3 8B, v6e-16, FSDP 16, 16 sequences of 2048 per chip",
-        keys={
-            "model_name": "llama3-8b",
-            "compile_topology": "v6e-16",
-            "ici_fsdp_parallelism": 16,
-            "max_target_length": 2048,
-            **_IN_8_MICROBATCHES,
-        },
+        keys=_8B_OVER_16 | _IN_8_MICROBATCHES,
         without=_IN_8_PARTS,
         kept=_LITTLE_KEPT | {"mlpwi_0": "offload"},
         kept_without=_MOST_KEPT,
     ),
     "llama3-8b-8-parts": Shape(
         title="Llama 3 8B, v6e-16, FSDP 16, 16 sequences of 2048 per chip in 8 parts",
-        keys={
-            "model_name": "llama3-8b",
-            "compile_topology": "v6e-16",
-            "ici_fsdp_parallelism": 16,
-            "max_target_length": 2048,
-            **_IN_8_PARTS,
-        },
+        keys=_8B_OVER_16 | _IN_8_PARTS,
         kept=_MOST_KEPT,
     ),
     "mixtral-8x7b-8-batches": Shape(
         title="Mixtral 8x7B, v5p-64 (32 chips), expert 4 × FSDP 8, 16 sequences of 2048 per chip",
-        keys=_MIXTRAL | {"ici_pipeline_parallelism": 1, "ici_fsdp_parallelism": 8} | _IN_8_MICROBATCHES,
+        keys=_MIXTRAL_OVER_32 | _IN_8_MICROBATCHES,
         without=_IN_8_PARTS,
         # Sorted tokens in the last quarter of the iterations.
         kept=_EXPERTS_KEPT
@@ -200,9 +188,7 @@ SHAPES = {
     ),
     "mixtral-8x7b-8-parts": Shape(
         title="Mixtral 8x7B, v5p-64 (32 chips), expert 4 × FSDP 8, 16 sequences of 2048 per chip in 8 parts",
-        keys=_MIXTRAL
-        | {"ici_pipeline_parallelism": 1, "ici_fsdp_parallelism": 8, "num_pipeline_microbatches": 1}
-        | _IN_8_PARTS,
+        keys=_MIXTRAL_OVER_32 | {"num_pipeline_microbatches": 1} | _IN_8_PARTS,
         kept=_EXPERTS_KEPT,
     ),
     "llama3-8b-2-slices": Shape(

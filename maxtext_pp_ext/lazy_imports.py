@@ -28,7 +28,7 @@ def postpone(modules: Mapping[str, tuple[str, ...]], homes: Mapping[str, str] | 
     homes: full name of an object in such a module -> that under which the module itself imports it.
   """
   with _lock:
-    if (finder := next((found for found in sys.meta_path if isinstance(found, _Finder)), None)) is None:
+    if (finder := _finder()) is None:
       sys.meta_path.insert(0, finder := _Finder())
     finder.modules |= modules
     finder.homes |= homes or {}
@@ -56,6 +56,10 @@ class _Finder:
     return spec
 
 
+def _finder() -> _Finder | None:
+  return next((found for found in sys.meta_path if isinstance(found, _Finder)), None)
+
+
 class _Loader:
   """Loads a module by doing nothing; all else is the real loader's."""
 
@@ -79,12 +83,12 @@ class _Waiting(ModuleType):
     if name.startswith("__") and name.endswith("__"):
       raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
     full = f"{self.__name__}.{name}"
-    for finder in sys.meta_path:
-      if isinstance(finder, _Finder) and full in finder.modules:
-        return importlib.import_module(full)
-      if isinstance(finder, _Finder) and (home := finder.homes.get(full)):
-        module, _, own_name = home.rpartition(".")
-        return getattr(importlib.import_module(module), own_name)
+    finder = _finder()
+    if finder and full in finder.modules:
+      return importlib.import_module(full)
+    if finder and full in finder.homes:
+      module, _, own_name = finder.homes[full].rpartition(".")
+      return getattr(importlib.import_module(module), own_name)
     execute(self)
     return getattr(self, name)
 
