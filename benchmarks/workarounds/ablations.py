@@ -11,7 +11,7 @@ import pathlib
 import shutil
 
 from benchmarks import overlap, unchanged
-from maxtext_pp_ext.compiled import limits
+from maxtext_pp_ext.compiled import flags, limits
 from maxtext_pp_ext.processes import interruption
 
 PACKAGE = unchanged.ROOT / "maxtext_pp_ext"
@@ -160,5 +160,25 @@ ABLATIONS: dict[str, Ablation] = {
         ),
         figure=unchanged.STEP,
         margin=0.005,
+    ),
+    "transfers_behind_exchange": Ablation(
+        what="Weights are gathered behind an exchange of tokens, where nothing computes, and not beside experts.",
+        file="engine/forward.py",
+        old="groups = of_all.in_groups(weights, part.program.exchanges(save=save))",
+        new="groups = of_all.in_groups(weights, 0)",
+        case=unchanged.Case(
+            impl="window",
+            keys=(
+                *("override_model_config=True", "base_num_decoder_layers=4", "attention=flash", "max_target_length=2048"),
+                *("per_device_batch_size=2", "model_name=mixtral-8x7b", "compile_topology=v5p-64"),
+                *("ici_fsdp_parallelism=8", "ici_expert_parallelism=4"),
+                "compile_xla_flags="
+                + flags.joined(
+                    "", ["ENABLE_ASYNC_RAGGED_ALL_TO_ALL", "SPARSECORE_QUEUING"], without=["xla_sc_disjoint_spmem"]
+                ),
+            ),
+        ),
+        figure=unchanged.STEP,
+        margin=0.02,
     ),
 }

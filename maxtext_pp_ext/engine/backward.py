@@ -18,7 +18,7 @@ from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, Numbers, Param,
 from maxtext_pp_ext.engine.traced import Part, Residuals, TracedPipeline
 from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.accumulators import Item
-from maxtext_pp_ext.engine.weights.weight import Weight
+from maxtext_pp_ext.engine.weights.weight import there, Weight
 from maxtext_pp_ext.schedule import Phase
 
 PyTree = Any
@@ -186,7 +186,7 @@ class _Iteration(NamedTuple):
     state, done = self._stages(t, turn, state, dleaving, weights, of_item, chunk, behind=before)
     weights = done.weights
     if phase.advances and apart:
-      weights = of_all.gather(weights, done.behind, chunk)
+      weights = of_all.gather(weights, there(done.behind), chunk)
     weights = of_all.add_complete(weights, done.complete, repeat, of_item.works)
     # Repeat r − 1 takes the place of repeat r when the stages have read it.
     weights, state = of_all.behind_barrier(weights, ["buffers"], state)
@@ -210,7 +210,7 @@ class _Iteration(NamedTuple):
       weights: list[Weight],
       item: Item,
       chunk: Numbers,
-      behind: PyTree = None,
+      behind: Numbers | None = None,
   ) -> tuple[BackwardState, Done]:
     """All stages in reverse, from the cotangent of the activations that leave them at the iteration's end."""
     iterations, ring, program = self.pipeline.iterations, self.pipeline.ring, self.part.program

@@ -9,6 +9,7 @@ import jax
 
 from maxtext_pp_ext.engine import host_memory
 from maxtext_pp_ext.engine.buffers import buffer, get, put
+from maxtext_pp_ext.engine.per_stage import OnDevices
 from maxtext_pp_ext.engine.programs.stage import StageProgram
 from maxtext_pp_ext.engine.shapes import AtStages, Microbatches, PerIteration, Residual, Store
 from maxtext_pp_ext.engine.traced import Part, SavedOfParts, TracedPipeline
@@ -123,6 +124,8 @@ def _iteration(
   state, carried = carry
   weights = of_all.ordered(of_all.in_iteration(carried, loaded))
   repeat, chunk = iterations.repeat(t), iterations.item(t) % schedule.microbatches
+  part = pipeline.parts[number]
+  groups, beside = list[list[int]](), list[OnDevices | None]()  # what arrives while experts compute
   if phase.advances:
     following = iterations.repeat(t, after=1)
     if any(w.replaces for w in weights):
@@ -132,14 +135,19 @@ def _iteration(
       done, following = jax.lax.optimization_barrier((state._replace(saved=stays, to_send=[]), following))
       saved = [state.saved[k] if travels[k] else of_turns for k, of_turns in enumerate(done.saved)]
       state = done._replace(saved=saved, to_send=state.to_send)
-    weights = of_all.gather(weights, following, chunk)
+    groups = of_all.in_groups(weights, part.program.exchanges(save=save))
+    beside = of_all.gathers(weights, following, chunk, groups)
+    weights = of_all.gather(weights, following, chunk, but={k for group in groups for k in group})
   used = of_all.use(weights, repeat)
   if save:
     state = state._replace(saved=host_memory.sent(pipeline, number, state.saved, state.to_send, t, turn))
   x, stage_aux = ring.read(t, state.store), pipeline.aux_at(aux, t)
-  part, buffers = pipeline.parts[number], [of_turns[turn] for of_turns in state.saved]
+  buffers = [of_turns[turn] for of_turns in state.saved]
   kept = _Kept(part.program, buffers, part.place(t, iterations.turns), reads=iterations.compiled)
-  y, intermediates = part.program.run(used, stage_aux, x, kept.keep if save else None)
+  y, intermediates, arrived = part.program.run(used, stage_aux, x, kept.keep if save else None, beside)
+  for group, arrays in zip(groups, arrived, strict=True):
+    for k, arriving in zip(group, arrays, strict=True):
+      weights[k] = weights[k].with_(arriving=arriving)
   # The compiler schedules a program from its end. It would therefore run operations that are independent of the stages,
   # such as gathers, while the outputs move. A barrier that ties them to the outputs makes the compiler run them while the
   # stages compute the outputs. Gathers that stop compute are not tied: they may as well run while the outputs leave.

@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import PartitionSpec as P
 
-from maxtext_pp_ext.engine.per_stage import together
+from maxtext_pp_ext.engine import exchanges
+from maxtext_pp_ext.engine.per_stage import Layout, OnDevices, together
 from maxtext_pp_ext.engine.programs import one_of
 from maxtext_pp_ext.engine.programs.partial import Gradient, GradientProgram
 from maxtext_pp_ext.engine.programs.segments import Segment
 from maxtext_pp_ext.engine.shapes import Numbers, OfRepeat
+from maxtext_pp_ext.engine.weights import of_all
 from maxtext_pp_ext.engine.weights.accumulators import Accumulated, Item, Operands
-from maxtext_pp_ext.engine.weights.of_all import behind_barrier
 from maxtext_pp_ext.engine.weights.weight import there, Weight
 from maxtext_pp_ext.jax_private import Literal, Var
-
-PyTree = Any
 
 
 class Saved(NamedTuple):
@@ -36,7 +36,7 @@ class Done(NamedTuple):
   weights: list[Weight]  # with the sums of gradients that are partial sums
   complete: list[OfRepeat | None]  # the other gradients; None for partial sums
   others: list[jax.Array]  # outputs of the program that are no gradients
-  behind: PyTree  # see `in_order`
+  behind: Numbers | None  # see `in_order`
 
 
 class _Values:
@@ -54,9 +54,16 @@ class _Values:
     """The value; of one of several arrays a copy of the choice."""
     return one_of.chosen(self[v]) if isinstance(v, Var) else v.val
 
-  def run(self, segment: Segment) -> None:
-    results = one_of.run(segment.program, *(self[v] for v in segment.inputs))
+  def run(self, segment: Segment, beside: OnDevices | None = None) -> list[jax.Array]:
+    """Runs a segment. Its last exchange of tokens waits for the results of `beside`, which are returned."""
+    inputs, found = [self[v] for v in segment.inputs], [list[jax.Array]()]
+    if beside is None:
+      results = one_of.run(segment.program, *inputs)
+    else:
+      before = [None] * (exchanges.count(segment.program) - 1)
+      results, found = exchanges.run(segment.program, *inputs, beside=[*before, beside])
     self._of |= zip(segment.outputs, results, strict=True)
+    return found[-1]
 
   def crossing(self, segment: Segment) -> list[jax.Array]:
     """What waits at a segment's end; of residuals that have not been read, the iteration that is to be read."""
@@ -76,7 +83,7 @@ def in_order(
     weights: Sequence[Weight],
     item: Item,
     chunk: Numbers,
-    behind: PyTree = None,
+    behind: Numbers | None = None,
     *,
     late: int = 0,
 ) -> Done:
@@ -91,12 +98,17 @@ def in_order(
     weights: the weights, with the chunks that arrive and the sums so far.
     item: the items that the stages are at.
     chunk: the number of the arriving chunks.
-    behind: arrays to be computed behind the segment `program.gathers_after`, and behind all that is overlapped.
+    behind: what gathers begin with. It is there when all that is overlapped has ended, and either the segment
+      `program.gathers_after` or all that the last exchange of tokens in `program.exchanges_in` waits for.
     late: the number of last segments whose gradients may be computed behind all others. They need more memory.
   """
   values, weights = _Values(program.inputs, inputs), list(weights)
+  exchanges_in = program.exchanges_in if of_all.transferred(weights) else None
   for number, segment in enumerate(program.segments):
-    values.run(segment)
+    if number == exchanges_in:
+      weights, behind = _before_exchange(segment, values, weights, behind)
+    else:
+      values.run(segment)
     added: dict[int, Accumulated] = {}
     for i in segment.done:
       if program.gradients[i].is_partial:
@@ -107,10 +119,10 @@ def in_order(
           added[i] = added[i]._replace(buffers=_with_chunk(weights[i].added(added[i]), item, chunk))
           weights[i] = weights[i].with_(arriving=None)
     crossing = values.crossing(segment)
-    if number == program.gathers_after:
+    if number == program.gathers_after and exchanges_in is None:
       # Gathers begin when the gradients of the iteration before are reduced, and no later than in the middle.
       tied = (crossing, added, behind)
-      weights, (crossing, added, behind) = behind_barrier(weights, lambda weight: weight.overlapped, tied)
+      weights, (crossing, added, behind) = of_all.behind_barrier(weights, lambda weight: weight.overlapped, tied)
     elif crossing and number < len(program.segments) - late:  # The next layers begin when these gradients are added.
       crossing, added = jax.lax.optimization_barrier((crossing, added))
     values.replace(segment, crossing)
@@ -118,6 +130,24 @@ def in_order(
       weights[i] = weights[i].added(arrays)
   complete = [None if each.complete is None else values.array(each.complete) for each in program.gradients]
   return Done(weights, complete, [values.array(v) for v in program.others], behind)
+
+
+def _before_exchange(
+    segment: Segment, values: _Values, weights: Sequence[Weight], behind: Numbers | None
+) -> tuple[list[Weight], Numbers | None]:
+  """Runs a segment, whose last exchange of tokens begins when transfers that devices compute beside have ended.
+
+  Returns:
+    (the weights, `behind`), both when these have ended and the exchange can begin.
+  """
+  weights, transferred = list(weights), of_all.transferred(weights)
+  arrays, layouts = [getattr(weights[k], name) for k, name, _ in transferred], [layout for *_, layout in transferred]
+  if behind is not None:
+    arrays, layouts = [*arrays, behind], [*layouts, Layout(P(weights[0].layout.gathered[0]), 0)]
+  found = values.run(segment, OnDevices.unchanged(arrays, layouts))
+  for (k, name, _), array in zip(transferred, found, strict=False):
+    weights[k] = weights[k].with_(**{name: array})
+  return weights, None if behind is None else found[-1]
 
 
 def _behind_what_comes_before(gradient: Gradient, values: _Values, weight: Weight) -> tuple[Weight, Operands]:

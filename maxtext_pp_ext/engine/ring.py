@@ -37,7 +37,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
-from maxtext_pp_ext.engine.per_stage import Layout, per_stage
+from maxtext_pp_ext.engine.per_stage import Layout, OnDevices
 from maxtext_pp_ext.schedule import Schedule
 from maxtext_pp_ext.schedule.moves import entries, exits, exits_back, Move, rounds, share
 from maxtext_pp_ext.sharding import constrain, divisible_spec
@@ -315,7 +315,8 @@ class Ring:
     slots = jnp.where(self._stage_index(1) == 0, first, others) % microbatches
     spec = divisible_spec(self.spec(self.stages_spec[0], None), store.shape, self.mesh)
     take = lambda slot, store: [jax.lax.dynamic_index_in_dim(store, slot, axis=0, keepdims=False)]
-    (x,) = per_stage(take, self.mesh, [slots], [store], [Layout(spec, 0)], [Layout(P(spec[0], *spec[2:]), 0)])
+    layouts, results = [Layout(spec, 0)], [Layout(P(spec[0], *spec[2:]), 0)]
+    (x,) = OnDevices.per_stage(take, self.mesh, [slots], [store], layouts, results).run(self.mesh)
     return x
 
 

@@ -256,10 +256,7 @@ def work(
       ),
       loop=0 if schedule else loop_length(config),
       vmem_kib=int(vmem_kib) if vmem_kib.isdecimal() else None,
-      # In our loops XLA puts transfers behind experts' kernels, where nothing hides them: Mixtral 8x7B's window on v5p
-      # waits 0.4 s (`--shape mixtral-8x7b-dropless --keep --flags ENABLE_ASYNC_RAGGED_ALL_TO_ALL SPARSECORE_QUEUING`).
-      on_sparsecores=derived.gathers_on_sparsecores(config)
-      and not (schedule and config.sparse_matmul and of_experts.sent),
+      on_sparsecores=derived.gathers_on_sparsecores(config),
   )
 
 

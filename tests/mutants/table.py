@@ -19,6 +19,10 @@ BUBBLES = (
     "tests/engine/test_bubbles.py::test_devices_get_as_many_tokens_in_a_bubble_as_of_a_microbatch[stage 4, expert 2-2-1]"
 )
 EXPERTS = "tests/parity/test_moe.py::test_dense_experts_train_as_the_layers_do_without_a_pipeline[stage 2, expert 4]"
+DISPATCHED = (
+    "tests/parity/test_experts.py"
+    "::test_maxtexts_default_dispatch_and_its_kernels_compute_what_they_do_without_a_pipeline[mixtral-3-circular_bsw]"
+)
 BIASES = "tests/parity/test_expert_bias.py::test_biases_move_as_without_a_pipeline[2-1]"
 STACKED = "tests/parity/test_blocks.py::test_stacked_biases_that_the_config_does_not_tell_of_are_refused_when_traced"
 BATCHES = "tests/reliability/test_processes.py::test_models_checkpoints_and_batches_come_sharded_over_processes"
@@ -159,6 +163,22 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "added[i]._replace(buffers=_with_chunk(weights[i].added(added[i]), item, chunk))",
             "added[i]",
             WINDOW,
+        ),
+        Mutant(
+            "beside-experts-same-repeat",
+            "what is gathered while experts compute is the repeat that has just ended",
+            "engine/weights/of_all.py",
+            "joined(weights[0].mesh, [following, chunk],",
+            "joined(weights[0].mesh, [following - 1, chunk],",
+            DISPATCHED,
+        ),
+        Mutant(
+            "beside-experts-lost",
+            "what is gathered while experts compute never arrives",
+            "engine/forward.py",
+            "weights[k].with_(arriving=arriving)",
+            "weights[k].with_(arriving=None)",
+            DISPATCHED,
         ),
     ),
     "bubbles in metrics": (

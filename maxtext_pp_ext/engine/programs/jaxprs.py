@@ -192,7 +192,7 @@ def inline(program: ClosedJaxpr, rewrite: Rule) -> ClosedJaxpr:
 
   def rule(eqn: JaxprEqn, operands: list) -> Sequence | None:
     results = rewrite(eqn, operands)
-    if results is not None or not is_call(eqn) or _has_shardings(eqn):
+    if results is not None or not is_call(eqn) or has_shardings(eqn):
       return results
     return interpret(*inner_program(eqn), _keep_from_merging(eqn, operands), rule)
 
@@ -218,7 +218,7 @@ def compute_once(program: ClosedJaxpr, wanted: Collection[Var]) -> ClosedJaxpr:
   return closed(program.jaxpr.replace(eqns=eqns, outvars=[use(v) for v in program.jaxpr.outvars]), program.consts)
 
 
-def _has_shardings(eqn: JaxprEqn) -> bool:
+def has_shardings(eqn: JaxprEqn) -> bool:
   """Whether a call gives its operands or results shardings. Such a call is not inlined."""
   given = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
   return any(isinstance(s, jax.sharding.Sharding) for s in given)

@@ -15,6 +15,7 @@ entered. What reads the input in any other way gets a copy of the choice.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import math
@@ -56,20 +57,28 @@ class OneOf:
     return OneOf(jax.vmap(fn)(self.arrays), self.number)
 
 
-def run(closed: ClosedJaxpr, *args: Any, replaced: Mapping[Var, Callable[[Any], Any]] | None = None) -> list[Any]:
+# (program, one of its operations, values of the operands) -> the results, or None.
+RuleOf = Callable[[Jaxpr, JaxprEqn, list[Any]], Sequence[Any] | None]
+
+
+def run(
+    closed: ClosedJaxpr,
+    *args: Any,
+    replaced: Mapping[Var, Callable[[Any], Any]] | None = None,
+    first: RuleOf | None = None,
+) -> list[Any]:
   """Runs a program, any of whose inputs may be a `OneOf`. An output that is such an input is one, too.
 
   Args:
     closed: the program.
     *args: its inputs.
     replaced: functions of values of its variables. What follows a variable gets the function's result in its place.
+    first: asked first for the results of each operation, but not within calls and `shard_map`s.
   """
-  if replaced:
-    rule = functools.partial(_replaced, closed.jaxpr, replaced)
-    return interpret(closed.jaxpr, closed.consts, args, rule)
-  if not any(isinstance(x, OneOf) for x in args):
+  if not replaced and first is None and not any(isinstance(x, OneOf) for x in args):
     return jaxpr_as_fun(closed)(*args)
-  return _run(closed.jaxpr, closed.consts, args)
+  rule = functools.partial(_rule, closed.jaxpr, replaced or {}, first)
+  return interpret(closed.jaxpr, closed.consts, args, rule)
 
 
 def chosen(x: Any) -> jax.Array:
@@ -91,10 +100,15 @@ def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
   return interpret(jaxpr, consts, args, lambda eqn, values: _results(jaxpr, eqn, values))
 
 
-def _replaced(
-    jaxpr: Jaxpr, replaced: Mapping[Var, Callable[[Any], Any]], eqn: JaxprEqn, values: list[Any]
+def _rule(
+    jaxpr: Jaxpr,
+    replaced: Mapping[Var, Callable[[Any], Any]],
+    first: RuleOf | None,
+    eqn: JaxprEqn,
+    values: list[Any],
 ) -> Sequence[Any] | None:
-  results = _results(jaxpr, eqn, values)
+  results = first(jaxpr, eqn, values) if first else None
+  results = _results(jaxpr, eqn, values) if results is None else results
   if replaced.keys().isdisjoint(eqn.outvars):
     return results
   results = run_eqn(jaxpr, eqn, values) if results is None else results
@@ -113,41 +127,74 @@ def _results(jaxpr: Jaxpr, eqn: JaxprEqn, values: list[Any]) -> Sequence[Any] | 
     return [OneOf(behind[k], x.number) if isinstance(x, OneOf) else behind[k] for k, x in enumerate(values)]
   if is_call(eqn):
     inner, consts = inner_program(eqn)
-    # The compiler (libtpu 0.0.48.1; benchmarks.workarounds activation_of_expert) changes shapes before it merges equal
-    # operations. Without a barrier it would compute an expert's activation twice, for the product that is recomputed and
-    # for the weight's gradient: 2 % of a step of Mixtral. With a remat policy JAX makes an `eval_jaxpr` of what is
-    # computed again, and passes its results to the next one: behind a barrier these would be written to memory.
-    stays = lambda x: isinstance(x, OneOf) or jnp.ndim(x) < 2 or name == "eval_jaxpr"
-    behind = lambda x: x if stays(x) else jax.lax.optimization_barrier(x)
-    return _run(inner, consts, [behind(x) for x in values])
-  if name == "shard_map" and (results := _on_devices(eqn, values)) is not None:
-    return results
+    return _run(inner, consts, entering(eqn, values))
+  if name == "shard_map" and _has_one_stage(eqn, values):
+    return on_devices_of(eqn, values, lambda local: [chosen(x) for x in _run(*inner_program(eqn), local)])
   if len(several) == 1 and not values[several[0]].number.ndim and (offset := _offset(eqn, several[0])) is not None:
     return _with_offset(jaxpr, eqn, values, several[0], offset)
   return run_eqn(jaxpr, eqn, [chosen(x) for x in values])
 
 
-def _on_devices(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any] | None:
-  """A shard_map of which each device has one stage at most; None for another one."""
-  mesh, args, specs = eqn.params["mesh"], list[jax.Array](), list[P]()
+def entering(call: JaxprEqn, values: list[Any]) -> list[Any]:
+  """The operands of a call, of which any may be a `OneOf`, as its inner program gets them."""
+  # The compiler (libtpu 0.0.48.1; benchmarks.workarounds activation_of_expert) changes shapes before it merges equal
+  # operations. Without a barrier it would compute an expert's activation twice, for the product that is recomputed and
+  # for the weight's gradient: 2 % of a step of Mixtral. With a remat policy JAX makes an `eval_jaxpr` of what is
+  # computed again, and passes its results to the next one: behind a barrier these would be written to memory.
+  of_several = any(isinstance(x, OneOf) for x in values)
+  stays = lambda x: isinstance(x, OneOf) or jnp.ndim(x) < 2 or call.primitive.name == "eval_jaxpr" or not of_several
+  behind = lambda x: x if stays(x) else jax.lax.optimization_barrier(x)
+  return [behind(x) for x in values]
+
+
+def _has_one_stage(eqn: JaxprEqn, values: Sequence[Any]) -> bool:
+  """Whether each device of a shard_map has one stage at most of each operand that is a `OneOf`."""
   for x, spec in zip(values, eqn.params["in_specs"], strict=True):
-    if not isinstance(x, OneOf):
+    if isinstance(x, OneOf):
+      stage = spec[0] if len(spec) else None
+      if x.number.ndim != 1 or x.number.shape[0] != math.prod(eqn.params["mesh"].shape[a] for a in mesh_axes(stage)):
+        return False
+  return True
+
+
+def on_devices_of(
+    eqn: JaxprEqn,
+    values: Sequence[Any],
+    run: Callable[..., Sequence[jax.Array]],
+    more: Sequence[jax.Array] = (),
+    specs: Sequence[P] = (),
+    results: Sequence[P] = (),
+) -> list[jax.Array]:
+  """The results of a shard_map, any of whose operands may be a `OneOf`, with another body.
+
+  Args:
+    eqn: the shard_map.
+    values: its operands.
+    run: (a device's operands, further arrays of it) -> the device's results, further ones.
+    more: the further arrays.
+    specs: their PartitionSpecs.
+    results: those of the further results.
+  """
+  if not _has_one_stage(eqn, values):
+    values = [chosen(x) for x in values]
+  args, in_specs = list[jax.Array](), list[P]()
+  for x, spec in zip(values, eqn.params["in_specs"], strict=True):
+    if isinstance(x, OneOf):
+      args += [x.arrays, x.number]
+      in_specs += [P(None, *spec), P(spec[0] if len(spec) else None)]
+    else:
       args.append(x)
-      specs.append(spec)
-      continue
-    stage = spec[0] if len(spec) else None
-    if x.number.ndim != 1 or x.number.shape[0] != math.prod(mesh.shape[a] for a in mesh_axes(stage)):
-      return None
-    args += [x.arrays, x.number]
-    specs += [P(None, *spec), P(stage)]
-  inner, consts = inner_program(eqn)
+      in_specs.append(spec)
 
   def body(*local):
     given = iter(local)
     operands = [OneOf(next(given), next(given)[0]) if isinstance(x, OneOf) else next(given) for x in values]
-    return tuple(chosen(x) for x in _run(inner, consts, operands))
+    return tuple(run(operands, *given))
 
-  return list(on_devices(eqn, body, specs, eqn.params["out_specs"])(*args))
+  mapped = on_devices(eqn, body, [*in_specs, *specs], [*eqn.params["out_specs"], *results])
+  scopes = str(eqn.source_info.name_stack)
+  with jax.named_scope(scopes) if scopes else contextlib.nullcontext():
+    return list(mapped(*args, *more))
 
 
 def _with_offset(jaxpr: Jaxpr, eqn: JaxprEqn, values: Sequence[Any], at: int, offset: int) -> list[Any]:

@@ -31,6 +31,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from maxtext_pp_ext.engine import exchanges
 from maxtext_pp_ext.engine.programs import operands
 from maxtext_pp_ext.engine.programs.jaxprs import (
     compute_once,
@@ -99,6 +100,17 @@ class GradientProgram:
   # iteration before reduced; None if gathers may run beside reductions. It is the segment in the middle, since gathers
   # and reductions send as much.
   gathers_after: int | None
+
+  @functools.cached_property
+  def exchanges_in(self) -> int | None:
+    """The number of the segment before whose last exchange of tokens transfers of weights end.
+
+    Where gathers begin behind them, it is `gathers_after` or comes before it. Elsewhere it is no earlier than the middle.
+    None if no such segment has experts that exchange tokens.
+    """
+    count = len(self.segments)
+    possible = range((count - 1) // 2, count) if self.gathers_after is None else range(self.gathers_after + 1)
+    return max((k for k in possible if exchanges.count(self.segments[k].program)), default=None)
 
   @classmethod
   def plan(

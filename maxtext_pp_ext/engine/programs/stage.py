@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from maxtext_pp_ext.engine import exchanges
+from maxtext_pp_ext.engine.per_stage import OnDevices
 from maxtext_pp_ext.engine.programs import offloaded, one_of, operands
 from maxtext_pp_ext.engine.programs.jaxprs import inputs_of, number, select_outputs
 from maxtext_pp_ext.engine.programs.partial import GradientProgram
@@ -125,22 +127,22 @@ class StageProgram:
         of_kernels=one_of.read_by_kernels(primal, num_weights),
     )
 
-  def _run(
-      self,
-      closed: ClosedJaxpr,
-      weights: PyTree,
-      aux: PyTree,
-      x: jax.Array,
-      replaced: Mapping[Var, Callable] | None = None,
-  ) -> list[jax.Array]:
+  def _inputs(self, weights: PyTree, aux: PyTree, x: jax.Array) -> list[Any]:
     leaves, structure = jax.tree.flatten((weights, aux))
     if structure != self.weights_and_aux:
       raise TypeError(f"The stage was traced for {self.weights_and_aux} and is run on {structure}.")
-    return one_of.run(closed, *leaves, x, replaced=replaced)
+    return [*leaves, x]
 
   @jax.named_scope("stage")
-  def run(self, weights: PyTree, aux: PyTree, x: jax.Array, keep: Keep | None) -> tuple[jax.Array, PyTree]:
-    """Forward: (y like x, intermediates [S, …]).
+  def run(
+      self,
+      weights: PyTree,
+      aux: PyTree,
+      x: jax.Array,
+      keep: Keep | None,
+      beside: Sequence[OnDevices | None] = (),
+  ) -> tuple[jax.Array, PyTree, list[list[jax.Array]]]:
+    """Forward: (y like x, intermediates [S, …], the results of each of `beside`).
 
     Args:
       weights: leaves [S, …].
@@ -149,13 +151,15 @@ class StageProgram:
       keep: keeps a residual, [S, …], for backward; None if there is no backward. It is called as soon as a product has
         computed one (`saved_by_products`), and what follows reads the array that it returns. It is called for the others
         at the end.
+      beside: what devices do while experts compute, for each of `exchanges`; () for nothing.
 
     Raises:
       TypeError: weights and aux have another structure than when the stage was traced.
     """
-    n = self.outputs.num_leaves
+    n, inputs = self.outputs.num_leaves, self._inputs(weights, aux, x)
     if keep is None:
-      return jax.tree.unflatten(self.outputs, self._run(self.primal, weights, aux, x))
+      out, found = _run(self.primal, inputs, beside)
+      return *jax.tree.unflatten(self.outputs, out), found
     kept = set[int]()
 
     def keep_now(k: int, residual: jax.Array) -> jax.Array:
@@ -164,11 +168,11 @@ class StageProgram:
 
     of_products = {v: k for k, v in enumerate(self.saving.jaxpr.outvars[n:]) if self.saved_by_products[k]}
     now = {v: functools.partial(keep_now, k) for v, k in of_products.items()}
-    out = self._run(self.saving, weights, aux, x, now)
+    out, found = _run(self.saving, inputs, beside, replaced=now)
     for k, residual in enumerate(out[n:]):
       if k not in kept:
         keep(k, residual)
-    return jax.tree.unflatten(self.outputs, out[:n])
+    return *jax.tree.unflatten(self.outputs, out[:n]), found
 
   @jax.named_scope("stage")
   def inputs_of_backward(
@@ -180,9 +184,13 @@ class StageProgram:
     that are not floating point are ignored.
     """
     # These residuals do not depend on x: a placeholder completes the argument list and is never read.
-    rebuilt = self._run(self.rebuilding, weights, aux, jnp.zeros(dy.shape, dy.dtype))
+    rebuilt = one_of.run(self.rebuilding, *self._inputs(weights, aux, jnp.zeros(dy.shape, dy.dtype)))
     given = jax.tree.leaves((dy, dintermediates))
     return [*rebuilt, *saved, *(given[k] for k, aval in enumerate(self.output_avals) if _is_float(aval))]
+
+  def exchanges(self, *, save: bool) -> int:
+    """The number of operations beside whose experts weights can be transferred in `run`, with `keep` or without."""
+    return exchanges.count(self.saving if save else self.primal)
 
   @property
   def intermediates_avals(self) -> PyTree:
@@ -253,6 +261,17 @@ class Traced:
 
     cotangents = [aval for aval in self.output_avals if _is_float(aval)]
     return jax.make_jaxpr(pull_back)([*self.avals(self.rebuilt)], [*self.avals(self.saved)], cotangents)
+
+
+def _run(
+    program: ClosedJaxpr,
+    inputs: Sequence[Any],
+    beside: Sequence[OnDevices | None],
+    replaced: Mapping[Var, Callable] | None = None,
+) -> tuple[list[jax.Array], list[list[jax.Array]]]:
+  if not beside:
+    return one_of.run(program, *inputs, replaced=replaced), []
+  return exchanges.run(program, *inputs, beside=beside, replaced=replaced)
 
 
 def _is_float(aval: Any) -> bool:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from maxtext_pp_ext.engine.per_stage import Layout, per_stage
+from maxtext_pp_ext.engine.per_stage import Layout, OnDevices
 from maxtext_pp_ext.engine.shapes import Accumulator, Buffers, Mask, Numbers
 
 
@@ -74,7 +74,8 @@ def add_and_finish(
 
   places = [by_device, place]
   indices: list[Any] = [item.repeat, item.works, item.first, item.finishes]
-  return per_stage(add, mesh, indices, [total, waiting, *operands], [*places, *part.layouts(by_device)], places)
+  args, layouts = [total, waiting, *operands], [*places, *part.layouts(by_device)]
+  return OnDevices.per_stage(add, mesh, indices, args, layouts, places).run(mesh)
 
 
 def put_finished(total: jax.Array, waiting: jax.Array, repeat: jax.Array, in_buffers: bool) -> jax.Array:

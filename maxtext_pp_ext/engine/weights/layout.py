@@ -88,6 +88,11 @@ class WeightLayout:
     """[B, F, S, …]: B arrays laid out `by_device`."""
     return Layout(P(None, *self.by_device.spec), 2)
 
+  @property
+  def stored(self) -> Layout:
+    """[R, S, …]: all repeats, as the parameter is stored."""
+    return Layout(P(None, *self.sharded), 1)
+
   def chunk(self, transfer: Transfer) -> Layout:
     """[F, S, …]: chunks of arrays laid out `by_device`."""
     return Layout(P(self.partial_axes, self.gathered[0], *transfer.chunk_spec(self.gathered[1:])), 1)

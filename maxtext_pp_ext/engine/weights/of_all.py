@@ -6,14 +6,15 @@ Unless a function says otherwise, `repeat` is the repeat that each stage is at, 
 chunks − 1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from maxtext_pp_ext.engine.per_stage import OnStage, together
+from maxtext_pp_ext.engine.per_stage import joined, Layout, OnDevices, OnStage, together
 from maxtext_pp_ext.engine.programs.one_of import OneOf
 from maxtext_pp_ext.engine.shapes import Mask, Numbers, OfRepeat, Param
 from maxtext_pp_ext.engine.weights.layout import WeightLayout
@@ -85,9 +86,48 @@ def close(weights: Sequence[Weight], repeat: Numbers) -> Weights:
 
 
 @jax.named_scope("gather")
-def gather(weights: Sequence[Weight], following: Numbers, chunk: Numbers) -> Weights:
-  """The weights with one arriving chunk of the repeat that each stage works on next."""
-  return _with(weights, "arriving", [following, chunk], [w.gather() for w in weights])
+def gather(weights: Sequence[Weight], following: Numbers, chunk: Numbers, but: Collection[int] = ()) -> Weights:
+  """The weights with one arriving chunk of the repeat that each stage works on next, but for those of these numbers."""
+  computed = [None if k in but else w.gather() for k, w in enumerate(weights)]
+  return _with(weights, "arriving", [following, chunk], computed)
+
+
+def in_groups(weights: Sequence[Weight], count: int) -> list[list[int]]:
+  """The numbers of the weights that are gathered while devices compute, in groups of about as many elements.
+
+  Each group has successive weights, which are those of successive layers. Without such weights there are no groups.
+  """
+  size = {k: math.prod(w.shape[2:]) for k, w in enumerate(weights) if w.is_gather_overlapped}
+  if not size or not count:
+    return []
+  groups: list[list[int]] = [[] for _ in range(count)]
+  before, total = 0, max(sum(size.values()), 1)
+  for k, own in size.items():
+    groups[min((2 * before + own) * count // (2 * total), count - 1)].append(k)
+    before += own
+  return groups
+
+
+def gathers(
+    weights: Sequence[Weight], following: Numbers, chunk: Numbers, groups: Sequence[Sequence[int]]
+) -> list[OnDevices | None]:
+  """For each group of weights, how devices gather their arriving chunks."""
+  found = [joined(weights[0].mesh, [following, chunk], [weights[k].gather() for k in group]) for group in groups]
+  return [each and each._replace(fn=jax.named_scope("gather")(each.fn)) for each in found]
+
+
+def transferred(weights: Sequence[Weight]) -> list[tuple[int, str, Layout]]:
+  """(number of the weight, name, layout) of each array whose transfer must end before a gradient of the same iteration.
+
+  Of transfers that devices compute beside.
+  """
+  found = []
+  for k, w in enumerate(weights):
+    layouts = {"arriving": w.layout.chunk(w.transfer)} if w.is_gather_overlapped else {}
+    if w.is_partial and not w.is_reduction_exposed:
+      layouts[w.reduced] = w.layout.stored if w.scattered is None else w.layout.scattered(w.transfer)
+    found += [(k, name, layouts[name]) for name in w.overlapped if name in layouts and getattr(w, name) is not None]
+  return found
 
 
 @jax.named_scope("repeat")

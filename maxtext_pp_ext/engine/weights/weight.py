@@ -157,10 +157,6 @@ class Weight:
     return Layout(P(None, *self._source_spec), 1)
 
   @property
-  def _stored_layout(self) -> Layout:
-    return Layout(P(None, *self.layout.sharded), 1)
-
-  @property
   def _waiting(self) -> tuple[Any, Layout]:
     """(the finished sums where they wait, their layout)."""
     return (self.buffers, self.layout.buffers) if self.sums_wait_in_buffers else (self.finished, self.layout.by_device)
@@ -269,8 +265,8 @@ class Weight:
     like = functools.partial(layout.by_device_like, behind=None if self.replaces else behind)
     if not self.is_partial:
       nothing = jnp.full(self.shape, layout.combine.nothing, layout.accumulation_dtype)
-      return self.with_(stored=constrain(nothing, self._stored_layout.spec, self.mesh))
-    stored = memory(self.mesh, self._stored_layout.spec, self.shape, layout.compute_dtype, behind)
+      return self.with_(stored=constrain(nothing, self.layout.stored.spec, self.mesh))
+    stored = memory(self.mesh, self.layout.stored.spec, self.shape, layout.compute_dtype, behind)
     total = like(self.mesh, self.shape[1:], layout.accumulation_dtype)
     finished = like(self.mesh, self.shape[1:], layout.compute_dtype) if self._waits_beside else None
     return self.with_(stored=stored, total=total, finished=finished)
@@ -317,7 +313,7 @@ class Weight:
       return jax.lax.dynamic_update_index_in_dim(all_, combine.add(old, g), repeat, 0)
 
     args = [there(self.stored), constrain(gradient, self.layout.sharded, self.mesh)]
-    return OnStage(add, args, [self._stored_layout, Layout(self.layout.sharded, 0)], self._stored_layout)
+    return OnStage(add, args, [self.layout.stored, Layout(self.layout.sharded, 0)], self.layout.stored)
 
   def finish_repeat(self) -> OnStage | None:
     """(repeat) -> where sums wait, with the total; None if `accumulate` has put it there."""
@@ -370,7 +366,7 @@ class Weight:
       args, layout = [self.leaving], self.layout.chunk(transfer)
     else:
       return None
-    return OnStage(put, [*args, there(self.stored)], [layout, self._stored_layout], self._stored_layout)
+    return OnStage(put, [*args, there(self.stored)], [layout, self.layout.stored], self.layout.stored)
 
   @property
   def gradient_order(self) -> tuple[int, ...]:
