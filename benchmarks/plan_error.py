@@ -72,9 +72,10 @@ class Case(NamedTuple):
     return self.figures.get("projection", {}).get("step_s")
 
   @property
-  def is_accumulated(self) -> bool:
-    """Whether the step has several parts by `gradient_accumulation_steps`, whose memory over slices is off by half."""
-    return any(each.startswith("gradient_accumulation_steps=") for each in self.arguments)
+  def accumulates_over_slices(self) -> bool:
+    """Whether the step has several parts by `gradient_accumulation_steps`, and several slices: memory is off by half."""
+    keys = dict(each.split("=", 1) for each in self.arguments if "=" in each)
+    return keys.get("gradient_accumulation_steps", "1") != "1" and keys.get("compile_topology_num_slices", "1") != "1"
 
 
 def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
@@ -91,7 +92,7 @@ def cases(results: pathlib.Path = compile_step.RESULTS) -> Iterator[Case]:
   for title, (shape, each) in rows.items():
     for impl, figures in each.items():
       case = Case(title, impl, figures.get("arguments") or shapes.arguments(shape, impl), figures)
-      if "failure" in figures or impl.startswith("host") or case.is_accumulated:
+      if "failure" in figures or impl.startswith("host") or case.accumulates_over_slices:
         continue
       if impl in shapes.IMPLEMENTATIONS or case.projected:
         yield case

@@ -119,8 +119,9 @@ IN_8_MICROBATCHES = [f"{name}-8-batches" for name in ("llama3-70b", "llama3-8b",
 
 
 def in_8_microbatches(shape: str) -> list[Step]:
-  """Returns the fastest rows with 8 batches: accumulated without a window, and in 8 microbatches in the window."""
-  return [best(shape, impl) for impl in ("none", "window")]
+  """Returns the fastest rows with 8 batches: accumulated without a window, in one, and in 8 microbatches in a window."""
+  parts = best(shape.replace("-batches", "-parts"), "window")
+  return [best(shape, "none"), parts, best(shape, "window")]
 
 
 def scaled(impl: str, **point: int) -> Step:
