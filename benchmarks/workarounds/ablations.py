@@ -164,7 +164,7 @@ ABLATIONS: dict[str, Ablation] = {
     "transfers_behind_exchange": Ablation(
         what="Weights are gathered behind an exchange of tokens, where nothing computes, and not beside experts.",
         file="engine/forward.py",
-        old="groups = of_all.in_groups(weights, part.program.exchanges(save=save))",
+        old="groups = of_all.in_groups(weights, exchanges)",
         new="groups = of_all.in_groups(weights, 0)",
         case=unchanged.Case(
             impl="window",

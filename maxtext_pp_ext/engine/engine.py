@@ -68,6 +68,7 @@ class Engine:
   aux_at: AuxAt
   checkpoints: Checkpoints = ((0, None),)  # decides which residuals forward keeps for backward
   row_groups: int = 1  # into how many groups of rows layers split a microbatch; they compute one group at a time
+  exchanges_beside_compute: bool = False  # whether devices compute while experts exchange tokens
   loop_iterations: bool = True  # run iterations in a compiled loop (True) or unroll them
   loop_repeats: bool = True  # if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop
 
@@ -158,7 +159,12 @@ class Engine:
       )
     weights = [w.with_(order=program.orders[k], of_kernels=program.of_kernels[k]) for k, w in enumerate(weights)]
     return TracedPipeline(
-        iterations=iterations, ring=self.ring, weights=parts[-1].of(weights), parts=parts, aux_at=self.aux_at
+        iterations=iterations,
+        ring=self.ring,
+        weights=parts[-1].of(weights),
+        parts=parts,
+        aux_at=self.aux_at,
+        exchanges_beside_compute=self.exchanges_beside_compute,
     )
 
 

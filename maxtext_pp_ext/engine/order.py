@@ -85,6 +85,7 @@ def in_order(
     chunk: Numbers,
     behind: Numbers | None = None,
     *,
+    beside_experts: bool = False,
     late: int = 0,
 ) -> Done:
   """Runs a backward program on all stages, and adds each gradient to its sum as soon as it is computed.
@@ -100,10 +101,11 @@ def in_order(
     chunk: the number of the arriving chunks.
     behind: what gathers begin with. It is there when all that is overlapped has ended, and either the segment
       `program.gathers_after` or all that the last exchange of tokens in `program.exchanges_in` waits for.
+    beside_experts: whether transfers of weights end before the last exchange of tokens in `program.exchanges_in`.
     late: the number of last segments whose gradients may be computed behind all others. They need more memory.
   """
   values, weights = _Values(program.inputs, inputs), list(weights)
-  exchanges_in = program.exchanges_in if of_all.transferred(weights) else None
+  exchanges_in = program.exchanges_in if beside_experts and of_all.transferred(weights) else None
   for number, segment in enumerate(program.segments):
     if number == exchanges_in:
       weights, behind = _before_exchange(segment, values, weights, behind)

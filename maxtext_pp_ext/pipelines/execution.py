@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from maxtext_pp_ext import sharding
-from maxtext_pp_ext.config.derived import gathers_on_sparsecores
+from maxtext_pp_ext.config.derived import dispatches_beside_compute, gathers_on_sparsecores
 from maxtext_pp_ext.engine import Checkpoints, Engine, GatherPolicy, MAX, Ring, SUM, WeightLayout
 from maxtext_pp_ext.engine.programs.precision import cast_on_first_use
 from maxtext_pp_ext.engine.traced import AuxAt
@@ -184,6 +184,7 @@ class Execution:
         aux_at=self._aux_at(stage),
         checkpoints=self.checkpoints,
         row_groups=self.config.batch_split_factor if self.config.use_batch_split_schedule else 1,
+        exchanges_beside_compute=dispatches_beside_compute(self.config),
         loop_iterations=self.config.scan_pipeline_iterations,
         # As in the host, either key suffices to loop over repeats instead of unrolling them.
         loop_repeats=self.config.scan_pipeline_iterations or self.config.scan_pipeline_repeats,

@@ -67,6 +67,8 @@ TILED = ("batch_seq", "embed_dim", "mlp_dim")
 # Of the kernel of grouped products, which is interpreted on CPUs.
 TILES = {f"{w}_tile_{kind}_{dim}": 8 for w in ("wi", "wo") for kind in ("fwd", "dlhs", "drhs") for dim in TILED}
 DISPATCH = {"sparse_matmul": True, "megablox": True, **TILES}
+# With it, weights are transferred while experts compute.
+DISPATCH["compile_xla_flags"] = "--xla_tpu_enable_async_ragged_all_to_all=true"
 
 
 # Each with all implementations, and the quick one with one.

@@ -23,8 +23,8 @@ from tests.docs.figures.results import (
 def window() -> Iterator[str]:
   for shape in IN_8_MICROBATCHES:
     steps = in_8_microbatches(shape)
-    sent, seconds = (" | ".join(each) for each in zip(*((f"{s.sent:.0f}", f"{s.seconds:.1f}") for s in steps), strict=True))
-    yield f"| `{shape}` | {sent} | {seconds} |"
+    figures = [*(f"{step.sent:.0f}" for step in steps), *(f"{step.seconds:.1f}" for step in steps)]
+    yield f"| `{shape}` | {' | '.join(figures)} |"
   of_8b = in_8_microbatches("llama3-8b-8-batches")
   yield f"""The window keeps the layers' inputs of all microbatches: {of_8b[2].peak:.1f} GB at the peak instead of
       {of_8b[0].peak:.1f} for Llama 3 8B."""
