@@ -11,6 +11,9 @@ from jax.interpreters import mlir
 import jax.numpy as jnp
 import pytest
 
+from maxtext_pp_ext.engine.programs.partial import GradientProgram
+from maxtext_pp_ext.engine.transfers import transfer
+from maxtext_pp_ext.pipelines import execution
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but
 from tests.parity import test_windows
@@ -90,6 +93,22 @@ def test_maxtexts_default_dispatch_and_its_kernels_compute_what_they_do_without_
 def test_maxtexts_default_dispatch_and_its_kernels_compute_in_a_window_what_they_do_in_its_scan(name, microbatches, loss):
   keys = {"num_pipeline_microbatches": microbatches, **EXPERT_AXIS, **DISPATCH, **loss}
   test_windows.check(CASES[name], IMPLEMENTATIONS, scan_on_the_mesh=True, **keys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_weights_that_are_gathered_in_steps_behind_an_exchange_are_those_of_the_scan(monkeypatch, name):
+  # On CPU devices no torus is known, and no weight of a test is worth its steps.
+  monkeypatch.setattr(execution, "gathers_on_sparsecores", lambda config: True)
+  monkeypatch.setattr(execution, "steps_of", lambda mesh: (("fsdp", (2, 2)), ("expert", (2,))))
+  monkeypatch.setattr(transfer, "_least_in_steps", lambda chunks: 0)
+  programs, plan = [], GradientProgram.plan
+  monkeypatch.setattr(
+      GradientProgram, "plan", lambda *args, **given: programs.append(plan(*args, **given)) or programs[-1]
+  )
+  keys = {"num_pipeline_microbatches": -1, **EXPERT_AXIS, **DISPATCH}
+  test_windows.check(CASES[name], ["circular_bsw"], scan_on_the_mesh=True, **keys)
+  assert any(each.gathers_after is not None and each.exchanges_in is not None for each in programs)
 
 
 # A quick one is in test_moe.py.
