@@ -16,7 +16,7 @@ import jax
 
 from maxtext_pp_ext.engine.per_stage import OnDevices
 from maxtext_pp_ext.engine.programs import one_of
-from maxtext_pp_ext.engine.programs.jaxprs import closed, has_shardings, inner_program
+from maxtext_pp_ext.engine.programs.jaxprs import closed, has_shardings, inner_program, manual_axes
 from maxtext_pp_ext.engine.programs.primitives import is_call
 from maxtext_pp_ext.jax_private import ClosedJaxpr, Jaxpr, JaxprEqn
 
@@ -52,7 +52,7 @@ def run(
       found.append(of_one)
       return results
     if _is_entered(eqn) and any(_with_exchanges(inner_program(eqn)[0])):
-      return one_of.run(closed(*inner_program(eqn)), *one_of.entering(eqn, values), first=first)
+      return _enter(eqn, values, first)
     return None
 
   return one_of.run(program, *args, **given, first=first), found
@@ -70,12 +70,16 @@ def _is_entered(eqn: JaxprEqn) -> bool:
   return is_call(eqn) and not has_shardings(eqn)
 
 
+def _enter(call: JaxprEqn, values: list[Any], first: one_of.RuleOf) -> list[Any]:
+  """The results of a call, within which `first` is asked, too."""
+  return one_of.run(closed(*inner_program(call)), *one_of.entering(call, values), first=first)
+
+
 def _has_exchanges(eqn: JaxprEqn) -> bool:
   """Whether each device runs exchanges in this operation, and nothing forbids that it does something else there."""
   if eqn.primitive.name != "shard_map" or eqn.params["check_vma"]:
     return False
-  is_manual = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
-  return set(eqn.params["mesh"].axis_names) <= set(is_manual) and _exchanges(inner_program(eqn)[0]) > 0
+  return manual_axes(eqn).issuperset(eqn.params["mesh"].axis_names) and _exchanges(inner_program(eqn)[0]) > 0
 
 
 def _exchanges(jaxpr: Jaxpr) -> int:
@@ -95,7 +99,7 @@ def _within(eqn: JaxprEqn, values: Sequence[Any], beside: OnDevices) -> tuple[li
     def first(jaxpr: Jaxpr, eqn: JaxprEqn, values: list[Any]) -> Sequence[Any] | None:
       nonlocal number, found
       if _is_entered(eqn) and _exchanges(inner_program(eqn)[0]):
-        return one_of.run(closed(*inner_program(eqn)), *one_of.entering(eqn, values), first=first)
+        return _enter(eqn, values, first)
       if eqn.primitive.name != _EXCHANGE:
         return None
       number += 1

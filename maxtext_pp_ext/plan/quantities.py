@@ -256,7 +256,8 @@ def work(
       ),
       loop=0 if schedule else loop_length(config),
       vmem_kib=int(vmem_kib) if vmem_kib.isdecimal() else None,
-      # Between exchanges of tokens that stop compute, XLA hides little behind experts' kernels in our loops.
+      # Between exchanges of tokens that stop compute, XLA hides little behind experts' kernels in our loops
+      # (gpt-oss-20b; `python -m benchmarks.held_back`).
       on_sparsecores=derived.gathers_on_sparsecores(config)
       and not (schedule and config.sparse_matmul and of_experts.sent and not derived.dispatches_beside_compute(config)),
   )

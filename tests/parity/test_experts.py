@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import pytest
 
 from maxtext_pp_ext.engine.programs.partial import GradientProgram
-from maxtext_pp_ext.engine.transfers import transfer
-from maxtext_pp_ext.pipelines import execution
 from maxtext_pp_ext.testing import parity
 from tests.marks import slow_but
 from tests.parity import test_windows
@@ -99,10 +97,7 @@ def test_maxtexts_default_dispatch_and_its_kernels_compute_in_a_window_what_they
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("qwen3_next: scan_layers")])
 def test_weights_that_are_gathered_in_steps_behind_an_exchange_are_those_of_the_scan(monkeypatch, name):
-  # On CPU devices no torus is known, and no weight of a test is worth its steps.
-  monkeypatch.setattr(execution, "gathers_on_sparsecores", lambda config: True)
-  monkeypatch.setattr(execution, "steps_of", lambda mesh: (("fsdp", (2, 2)), ("expert", (2,))))
-  monkeypatch.setattr(transfer, "_least_in_steps", lambda chunks: 0)
+  test_windows.gather_in_steps(monkeypatch, ("fsdp", (2, 2)), ("expert", (2,)))
   programs, plan = [], GradientProgram.plan
   monkeypatch.setattr(
       GradientProgram, "plan", lambda *args, **given: programs.append(plan(*args, **given)) or programs[-1]

@@ -113,14 +113,18 @@ def test_what_is_offloaded_to_the_host_comes_back_unchanged(keys, microbatches, 
   windows.compare([implementation], **keys)
 
 
+def gather_in_steps(monkeypatch, *steps):
+  """Weights are gathered in these steps. On CPU devices no torus is known, and no weight of a test is worth them."""
+  monkeypatch.setattr(execution, "gathers_on_sparsecores", lambda config: True)
+  monkeypatch.setattr(execution, "steps_of", lambda mesh: steps)
+  monkeypatch.setattr(transfer, "_least_in_steps", lambda chunks: 0)
+
+
 @pytest.mark.parametrize(
     "name", slow_but(["llama2"], ["llama2", "mixtral", *(name for name in CASES if "olmo3" in name)])
 )
 def test_a_window_whose_weights_are_gathered_in_steps_equals_the_scan(name, monkeypatch):
-  # On CPU devices no torus is known, and no weight of a test is worth its steps.
-  monkeypatch.setattr(execution, "gathers_on_sparsecores", lambda config: True)
-  monkeypatch.setattr(execution, "steps_of", lambda mesh: (("fsdp", (2, 4)),))
-  monkeypatch.setattr(transfer, "_least_in_steps", lambda chunks: 0)
+  gather_in_steps(monkeypatch, ("fsdp", (2, 4)))
   postponed = []
   own = segments.with_last_gradients
   monkeypatch.setattr(partial, "with_last_gradients", lambda *args: postponed.append(own(*args)) or postponed[-1])

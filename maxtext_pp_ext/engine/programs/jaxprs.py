@@ -28,6 +28,11 @@ def inner_program(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[Any]]:
   return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
 
 
+def manual_axes(eqn: JaxprEqn) -> set[str]:
+  """The mesh axes over which a shard_map maps."""
+  return set(eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes")))
+
+
 def on_devices(eqn: JaxprEqn, body: Callable, in_specs: Sequence[Any], out_specs: Sequence[Any]) -> Callable:
   """The shard_map that an operation is, with another body and other layouts."""
   return jax.shard_map(
@@ -36,7 +41,7 @@ def on_devices(eqn: JaxprEqn, body: Callable, in_specs: Sequence[Any], out_specs
       in_specs=tuple(in_specs),
       out_specs=tuple(out_specs),
       check_vma=eqn.params["check_vma"],
-      axis_names=set(eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))),
+      axis_names=manual_axes(eqn),
   )
 
 
