@@ -8,7 +8,7 @@ Sources:
   by the pages named next.
 - Peak bfloat16 FLOPs and HBM's rate: Google Cloud's pages (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e,
   tpu7x). A chip of TPU7x is two devices.
-- VMEM: jax/_src/tpu_info.py, of a core.
+- Cores of a device, and the VMEM of a core: jax/_src/tpu_info.py.
 - Matrix units: of a device 4 × 128 × 128 (v5e), 8 × 128 × 128 (v4, v5p) and 4 × 256 × 256 (v6e). TPU7x is taken to have
   those of v6e; nobody has verified it.
 - Clock: peak FLOPs divided by two per multiply-accumulate unit of the matrix units.
@@ -41,6 +41,7 @@ class Chip:
   device_kinds: tuple[str, ...]
   flops: float  # bfloat16 FLOPs per second
   clock: float  # cycles per second
+  cores: int  # that compute as one
   matrix_unit: int  # rows, and columns, of one
   results_per_cycle: float  # of products, at most
   hbm_bytes: int  # memory in bytes
@@ -73,6 +74,7 @@ _CHIPS = (
         device_kinds=("TPU v4",),
         flops=275e12,
         clock=1.049e9,
+        cores=2,
         matrix_unit=128,
         results_per_cycle=187,
         hbm_bytes=32 * _GIB,
@@ -90,6 +92,7 @@ _CHIPS = (
         device_kinds=("TPU v5 lite", "TPU v5e"),
         flops=197e12,
         clock=1.503e9,
+        cores=1,
         matrix_unit=128,
         results_per_cycle=73,
         hbm_bytes=round(15.75 * _GIB),
@@ -108,6 +111,7 @@ _CHIPS = (
         device_kinds=("TPU v5", "TPU v5p"),
         flops=459e12,
         clock=1.751e9,
+        cores=2,
         matrix_unit=128,
         results_per_cycle=187,
         hbm_bytes=95 * _GIB,
@@ -125,6 +129,7 @@ _CHIPS = (
         device_kinds=("TPU v6 lite", "TPU v6e"),
         flops=918e12,
         clock=1.751e9,
+        cores=1,
         matrix_unit=256,
         results_per_cycle=141,
         hbm_bytes=round(31.24 * _GIB),
@@ -143,6 +148,7 @@ _CHIPS = (
         device_kinds=("TPU7x",),
         flops=2307e12 / 2,
         clock=2.2e9,
+        cores=1,
         matrix_unit=256,
         results_per_cycle=141,
         hbm_bytes=96 * _GIB,

@@ -74,10 +74,10 @@ _WHILE_SENT = 0.5
 # query_proj=offload mlpwi_0=offload --trace`). Our other loops fetch beside a whole iteration.
 _WHILE_FETCHED = 1 / 3
 _WIDE = 4  # bytes that a value between products counts for, whatever its dtype: see `hardware/chips.py`
-# Bytes of zeros that are filled in a cycle, by the compiler's estimate: 11.7 cycles for each tile of 2 × 128 values of 16
-# bits. A ragged exchange has its buffers in such tiles. DeepSeek2 16B and Mixtral 8x7B on v5p: 10.5 ms for 805 MB, 3.5 ms
-# for 268.
-_FILLED_PER_CYCLE = 2 * 128 * 2 / 11.7
+# Bytes of zeros that a core fills in a cycle, by the compiler's estimate: 23.4 cycles for each tile of 2 × 128 values of
+# 16 bits. A ragged exchange has its buffers in such tiles. DeepSeek2 16B and Mixtral 8x7B on v5p: 10.5 ms for 805 MB, 3.5
+# ms for 268. On v6e it is 21.4 cycles, on v5e 23.6 (gpt-oss-20b's buffers).
+_FILLED_PER_CYCLE = 2 * 128 * 2 / 23.4
 OPTIMIZER = "optimizer"  # a part of the seconds of a step
 # The share of the dispatch that compute hides where it may travel overlapped with compute, and where the parts of a
 # microbatch take turns, too. In MaxText's layers little can compute before the tokens arrive. 34 to 49 % of it in
@@ -297,7 +297,7 @@ def _elementwise(chip: chips.Chip, work: Work, *, own_loop: bool) -> float:
   copied = work.kept_of_kernels + (work.kept_of_products if own_loop else 0.0)
   values = work.elementwise + 4 * copied  # each is read and written in forward, and again in backward
   moved = _moved(chip, values) + work.experts.moved / chip.hbm_bandwidth
-  return moved + work.experts.filled / (chip.clock * _FILLED_PER_CYCLE)
+  return moved + work.experts.filled / (chip.cores * chip.clock * _FILLED_PER_CYCLE)
 
 
 def _has_large_vmem(work: Work) -> bool:

@@ -36,6 +36,8 @@ _TOKENS_ROUND_TRIPS, _HIDDEN_ROUND_TRIPS = 47, 30.5
 _TOKENS_ROUND_TRIPS_OF_ROWS, _HIDDEN_ROUND_TRIPS_OF_ROWS = 19, 21
 # How many times as often in MaxText's own loop over layers, where the compiler copies them in slower layouts.
 _OWN_LOOP = 1.42
+# An exchange has tokens in tiles of 2 × 128 values, so 2880 values of gpt-oss are padded to 3072.
+_TOKEN_MULTIPLE = 256
 # How many times as much with biases (gpt-oss-120b): each row gets those of its expert before they are added. What is held
 # is fitted to no pipeline, the window and circular_bsw alike (6 and 5 % too little, 8 % too much).
 _WITH_BIASES, _HELD_WITH_BIASES = 2.8, 1.95
@@ -69,7 +71,8 @@ def experts(
     return Experts(sent=sent, gathered=sent, held=held)
   rows = tokens * config.num_experts_per_tok
   room = rows * _imbalance(config, expert_parallelism)
-  token, hidden = config.emb_dim * itemsize, width * itemsize
+  token = -(-config.emb_dim // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE * itemsize
+  hidden = width * itemsize
   dispatches, combines = (2 + again.get(what, 0.0) for what in (Again.DISPATCHES, Again.COMBINES))
   biases = _WITH_BIASES if config.mlp_bias else 1
   # Results are summed over the devices that share a matrix, and scattered, before they are sent back.

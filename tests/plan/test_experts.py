@@ -56,7 +56,12 @@ def test_where_another_axis_shards_experts_or_formulas_are_missing_none_are_shar
 def test_what_is_not_dispatched_again_is_not_sent_again_and_takes_as_much_memory():
   keys = {"dtype": "bfloat16", "emb_dim": 16, "moe_mlp_dim": 24, "mlp_dim": 24, "mlp_bias": False}
   keys |= {"num_experts_per_tok": 2, "ragged_buffer_factor": -1.0}
-  config, mesh, rows, token = types.SimpleNamespace(**KEYS | keys), AbstractMesh((4,), ("expert",)), 200, 16 * 2
+  config, mesh, rows, token = (
+      types.SimpleNamespace(**KEYS | keys),
+      AbstractMesh((4,), ("expert",)),
+      200,
+      256 * 2,
+  )  # 16 values, padded
   none, dispatch, both = (
       experts(config, mesh, 100, dict.fromkeys(again, 1.0))
       for again in ((), (Again.DISPATCHES,), (Again.DISPATCHES, Again.COMBINES))
@@ -79,7 +84,7 @@ def test_parts_of_a_microbatch_hold_less_than_all_of_it_and_more_than_their_shar
   whole, one, two = (
       of(use_batch_split_schedule=split, batch_split_factor=parts) for split, parts in ((False, 2), (True, 1), (True, 2))
   )
-  room, token, hidden = 800, 16 * 2, 24 * 2
+  room, token, hidden = 800, 256 * 2, 24 * 2
   assert whole == one
   assert whole.held - two.held == room / 2 * (1 * token + 2 * hidden)  # of the part that waits
   assert dataclasses.replace(two, held=whole.held) == whole
