@@ -140,7 +140,7 @@ class Engine:
         self.ring.read(0, self.ring.enter(inputs)[0]),
         splits=[layout.batch_splits(self.ring.mesh, batch, self.row_groups) for layout in self.layouts],
         batch_axes=[a for _, axes in batch for a in axes],
-        gathered_in_steps=any(w.replaces and w.has_buffers and w.transfer.in_steps for w in weights),
+        on_sparsecores=any(w.replaces and w.has_buffers and w.transfer.on_sparsecores for w in weights),
         summed=self.schedule.microbatches > 1,
         matrix_unit=matrix_unit(self.ring.mesh),
     )

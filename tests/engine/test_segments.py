@@ -30,7 +30,7 @@ def stage(weights, x, blocks=1):
   return x
 
 
-def planned(layers, blocks=1, gathered_in_steps=False, whole=()):
+def planned(layers, blocks=1, on_sparsecores=False, whole=()):
   """The program of a rematerialised stage of layers · blocks, its inputs, and the gradients of the weights and of x.
 
   The gradients of the weights in `whole` are not split.
@@ -45,7 +45,7 @@ def planned(layers, blocks=1, gathered_in_steps=False, whole=()):
   residuals, structure = jax.tree.flatten(pull_back)
   closed = jax.make_jaxpr(lambda r, d: jax.tree.leaves(jax.tree.unflatten(structure, r)(d)))(residuals, d)
   splits = [[] if number in whole else [BatchSplit(BATCH, 2)] for number in range(len(weights))]
-  program = GradientProgram.plan(closed, splits, ("fsdp",), 1, gathered_in_steps, num_residuals=len(residuals))
+  program = GradientProgram.plan(closed, splits, ("fsdp",), 1, on_sparsecores, num_residuals=len(residuals))
   dweights, dx = pull_back(d)
   return program, [*residuals, d], [*dweights, dx]
 
@@ -76,8 +76,8 @@ def test_backward_is_cut_between_the_blocks_of_a_layer_too():
   assert [segment.done for segment in program.segments] == [(6, 7), (4, 5), (2, 3), (0, 1)]
 
 
-def test_beside_gathers_in_steps_the_gradients_of_the_last_two_segments_come_last():
-  program, _, _ = planned(layers=2, blocks=2, gathered_in_steps=True)
+def test_beside_gathers_on_sparsecores_the_gradients_of_the_last_two_segments_come_last():
+  program, _, _ = planned(layers=2, blocks=2, on_sparsecores=True)
   assert [segment.done for segment in program.segments] == [(6, 7), (4, 5), (), (), (0,), (1,), (2,), (3,)]
   *_, last, zeroth, first, second, third = program.segments
   assert not any(each.program.jaxpr.eqns for each in (zeroth, first, second, third))
@@ -101,16 +101,16 @@ def test_gradients_that_need_no_other_product_of_backward_are_early():
 
 @pytest.mark.parametrize("layers, expected", [(2, ()), (LAYERS, (2 * LAYERS - 1,))])
 def test_gradients_that_come_last_are_not_early(layers, expected):
-  program, _, _ = planned(layers, gathered_in_steps=True)
+  program, _, _ = planned(layers, on_sparsecores=True)
   assert early(program) == expected
 
 
 @pytest.mark.parametrize(
-    "layers, blocks, gathered_in_steps",
+    "layers, blocks, on_sparsecores",
     [(LAYERS, 1, False), (2, 2, False), (2, 2, True), (1, 1, True), (1, 2, True), (3, 1, True)],
 )
-def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, gathered_in_steps):
-  program, (*residuals, d), (*expected, expected_dx) = planned(layers, blocks, gathered_in_steps)
+def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, on_sparsecores):
+  program, (*residuals, d), (*expected, expected_dx) = planned(layers, blocks, on_sparsecores)
 
   def run(of_iterations, iteration, d):
     saved = [Saved(all_.__getitem__, iteration) for all_ in of_iterations]
@@ -124,7 +124,7 @@ def test_gradients_of_segments_are_those_of_the_whole(layers, blocks, gathered_i
 
 
 def test_what_is_computed_before_a_gradient_is_returned_in_the_gradients_place():
-  program, args, (*expected, _) = planned(2, 2, gathered_in_steps=True)
+  program, args, (*expected, _) = planned(2, 2, on_sparsecores=True)
   before = [jnp.full((3,), float(number)) for number in range(len(expected))]
   _, _, after, behind = jax.jit(functools.partial(evaluated, program))(args, before, behind=jnp.ones(()))
   for one, other in zip([*before, 1.0], [*after, behind], strict=True):
@@ -132,17 +132,19 @@ def test_what_is_computed_before_a_gradient_is_returned_in_the_gradients_place()
 
 
 @pytest.mark.parametrize("blocks, number", [(1, 0), (1, 3), (2, 0), (2, 3), (2, 7)])
-@pytest.mark.parametrize("gathered_in_steps", [False, True])
-def test_gathers_in_steps_begin_when_the_gradients_of_the_iteration_before_are_reduced(blocks, number, gathered_in_steps):
-  program, args, (*expected, _) = planned(2, blocks, gathered_in_steps)
+@pytest.mark.parametrize("on_sparsecores", [False, True])
+def test_gathers_on_sparsecores_begin_when_the_gradients_of_the_iteration_before_are_reduced(
+    blocks, number, on_sparsecores
+):
+  program, args, (*expected, _) = planned(2, blocks, on_sparsecores)
   before = [jnp.ones(()) if i == number else None for i in range(len(expected))]
 
   def turned(before, behind):
     return evaluated(program, args, before, behind=behind)[-1]
 
   jaxpr = jax.make_jaxpr(turned)(before, jnp.ones(())).jaxpr
-  assert program.gathers_after == (blocks - 1 if gathered_in_steps else None)
-  assert inputs_of(jaxpr, 0) == ({0, 1} if gathered_in_steps else {1})
+  assert program.gathers_after == (blocks - 1 if on_sparsecores else None)
+  assert inputs_of(jaxpr, 0) == ({0, 1} if on_sparsecores else {1})
 
 
 def test_gradients_that_cannot_be_split_do_not_prevent_cuts():

@@ -120,11 +120,12 @@ def gather_in_steps(monkeypatch, *steps):
   monkeypatch.setattr(transfer, "_least_in_steps", lambda chunks: 0)
 
 
+@pytest.mark.parametrize("steps", [(2, 4), pytest.param((8,), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(
     "name", slow_but(["llama2"], ["llama2", "mixtral", *(name for name in CASES if "olmo3" in name)])
 )
-def test_a_window_whose_weights_are_gathered_in_steps_equals_the_scan(name, monkeypatch):
-  gather_in_steps(monkeypatch, ("fsdp", (2, 4)))
+def test_a_window_whose_weights_are_gathered_in_steps_equals_the_scan(name, steps, monkeypatch):
+  gather_in_steps(monkeypatch, ("fsdp", steps))
   postponed = []
   own = segments.with_last_gradients
   monkeypatch.setattr(partial, "with_last_gradients", lambda *args: postponed.append(own(*args)) or postponed[-1])

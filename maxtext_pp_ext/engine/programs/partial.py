@@ -119,7 +119,7 @@ class GradientProgram:
       splits: Sequence[Sequence[BatchSplit]],
       batch_axes: Sequence[str],
       num_cotangents: int,
-      gathered_in_steps: bool = False,
+      on_sparsecores: bool = False,
       reads: Sequence[Collection[int]] | None = None,
       num_residuals: int = 0,
   ) -> GradientProgram:
@@ -131,8 +131,8 @@ class GradientProgram:
         the root's contraction fits the split.
       batch_axes: the mesh axes that shard the batch, in the order in which a leading axis of parts is sharded.
       num_cotangents: the number of inputs that are cotangents, which come last.
-      gathered_in_steps: whether weights are gathered in steps beside the program. Reductions and gathers are then kept
-        apart (`gathers_after`), and the last gradients moved (`segments.with_last_gradients`).
+      on_sparsecores: whether weights are gathered on the SparseCores, beside the program. Reductions and gathers are then
+        kept apart (`gathers_after`), and the last gradients moved (`segments.with_last_gradients`).
       reads: for each gradient the numbers of the inputs that are its weight, or are computed from weights alone.
       num_residuals: the number of inputs that forward saved, which come before the cotangents.
     """
@@ -151,7 +151,7 @@ class GradientProgram:
     needed = [(*each, *last_readers[i]) for i, each in enumerate(needs)]
     segments = cut(body, needed, cotangents, activation_bytes, saved)
     count, gathers_after = len(segments), None
-    if gathered_in_steps and count > 1:
+    if on_sparsecores and count > 1:
       gathers_after = (count - 1) // 2
       sizes = [v.aval.size for v in whole.jaxpr.outvars[: len(splits)]]
       segments = with_last_gradients(segments, needs, rest, sizes)

@@ -94,8 +94,8 @@ def with_last_gradients(
 ) -> tuple[Segment, ...]:
   """The same segments, but the gradients of the last two are computed behind all others, each in a segment of its own.
 
-  Where weights are gathered in steps, the largest transfers of an iteration are the last steps. The TPU compiler (libtpu
-  0.0.48.1; benchmarks.workarounds last_transfers) schedules them from the end of the iteration, each beside one
+  Where weights are gathered on the SparseCores, the largest transfers of an iteration are the last ones. The TPU compiler
+  (libtpu 0.0.48.1; benchmarks.workarounds last_transfers) schedules them from the end of the iteration, each beside one
   operation, whatever that takes. So the longest products have to be there: not those of attention, which backward
   computes last, but those of the MLP, and of each the larger ones last.
 

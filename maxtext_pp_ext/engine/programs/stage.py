@@ -68,7 +68,7 @@ class StageProgram:
       checkpoint: Callable | None,
       splits: Sequence[Sequence[BatchSplit]],
       batch_axes: Sequence[str],
-      gathered_in_steps: bool = False,
+      on_sparsecores: bool = False,
       summed: bool = True,
       matrix_unit: int | None = None,
   ) -> StageProgram:
@@ -82,7 +82,7 @@ class StageProgram:
       checkpoint: wraps a function of (weights, x) in `jax.checkpoint` with the remat policy; None stores every residual.
       splits: for each weight, the batch axes to split so that its gradient is left as a partial sum.
       batch_axes: the mesh axes that shard the batch and the sequence.
-      gathered_in_steps: as for `GradientProgram.plan`.
+      on_sparsecores: as for `GradientProgram.plan`.
       summed: whether gradients are summed over several microbatches.
       matrix_unit: the number of columns of a matrix unit; None if it is not known.
     """
@@ -119,7 +119,7 @@ class StageProgram:
             splits,
             batch_axes,
             sum(map(_is_float, traced.output_avals)),
-            gathered_in_steps,
+            on_sparsecores,
             reads if summed else None,
             num_residuals=len(traced.saved),
         ),

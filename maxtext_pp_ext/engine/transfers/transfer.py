@@ -149,6 +149,12 @@ class Transfer:
     return any(len(self._steps(axes, math.prod(self.shard) // self.chunks)) > 1 for axes in self.axes)
 
   @property
+  def on_sparsecores(self) -> bool:
+    """Whether the weight is gathered on the SparseCores: only there `steps` are known."""
+    known = {axis for axis, _ in self.steps}
+    return any(axes and known.issuperset(axes) for axes in self.axes)
+
+  @property
   def is_gather_asynchronous(self) -> bool:
     """Whether the TPU compiler overlaps the weight's gathers with compute."""
     return self.gathers_beside_compute or self.is_asynchronous

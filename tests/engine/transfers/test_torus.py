@@ -198,6 +198,15 @@ def test_a_smaller_weight_is_gathered_in_steps_if_it_comes_in_one_chunk():
       axes=(("fsdp",), ()), shard=(2**19, 1), chunks=chunks, devices=(8, 1), steps=(("fsdp", (2, 4)),)
   )
   assert of(1).in_steps and not of(2).in_steps
+  assert of(1).on_sparsecores and of(2).on_sparsecores
+
+
+@pytest.mark.parametrize(
+    "axes, steps", [((("fsdp",), ()), ()), (((), ()), (("fsdp", (8,)),)), ((("data",),), (("fsdp", (8,)),))]
+)
+def test_a_weight_is_not_on_the_sparsecores_if_no_steps_of_its_axes_are_known(axes, steps):
+  of = transfer.Transfer(axes=axes, shard=(2**19, 1)[: len(axes)], chunks=1, devices=(8, 1)[: len(axes)], steps=steps)
+  assert not of.on_sparsecores and not of.in_steps
 
 
 def test_the_last_flag_of_the_process_and_the_config_decides_whether_gathers_run_on_sparsecores(monkeypatch):
