@@ -11,7 +11,7 @@ It compiles nothing. It predicts every row that compiler_figures, scaling and po
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import pathlib
 import re
 from typing import Any, NamedTuple
@@ -55,6 +55,7 @@ _NOT_OF_LAYERS = re.compile(
     r"(\w+_(pipeline|fsdp)_parallelism|num_(pipeline|layers_per_pipeline)\w+|pipeline_\w+|compile_\w+|remat_policy"
     r"|\w+=(device|offload|remat)$|per_device_batch_size|gradient_accumulation_steps)"
 )
+_NEARLY = 1.02
 _LAYERS: dict[tuple[str, ...], Any] = {}  # what was read of the layers of these arguments
 
 
@@ -155,6 +156,25 @@ def report(rows: list[tuple[Case, Any]], introduction: str = _INTRODUCTION) -> s
   return "\n".join([introduction, tables.markdown(_HEADER, lines)]) + "\n"
 
 
+def ranking(rows: Iterable[tuple[Case, Any]]) -> str:
+  """How often the implementation that is predicted to be the fastest of a shape is, or takes `_NEARLY` as long at most.
+
+  Each implementation has its fastest row, and rows that keep activations are compared with such rows.
+  """
+  groups: dict[tuple[str, bool], dict[str, tuple[float, float]]] = {}  # -> implementation -> (projected, predicted)
+  for case, (_, estimate) in rows:
+    if case.projected:
+      of_shape = groups.setdefault((case.title, shapes.keeps(case.impl)), {})
+      impl, found = shapes.implementation_of(case.impl), (case.projected, estimate.seconds)
+      of_shape[impl] = min(of_shape.get(impl, found), found)
+  several = [list(each.values()) for each in groups.values() if len(each) > 1]
+  right = sum(min(each, key=lambda row: row[1])[0] <= _NEARLY * min(each)[0] for each in several)
+  return (
+      f"In {right} of {len(several)} shapes, with or without kept activations, the implementation predicted to be "
+      f"the fastest is, or takes {_NEARLY} times as long at most. Each has its fastest row.\n"
+  )
+
+
 def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(prog="python -m benchmarks.plan_error", description=__doc__.splitlines()[0])
   parser.add_argument("--output", type=pathlib.Path, default=compile_step.RESULTS / "plan_error")
@@ -164,7 +184,7 @@ def main(argv: list[str] | None = None) -> None:
   for case, found in rows:
     results.setdefault(case.title, {})[case.impl] = figures(*found)
   tables.write(options.output.with_suffix(".json"), results)
-  text = report(rows)
+  text = report(rows) + "\n" + ranking(rows)
   options.output.with_suffix(".md").write_text(text, encoding="utf-8")
   print(text)
 

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the benchmarks' command lines and tables. They compile nothing."""
 
+import types
+
 import pytest
 
-from benchmarks import commands, compiler_figures, shapes, tables
+from benchmarks import commands, compiler_figures, plan_error, shapes, tables
 
 
 def row(**figures):
@@ -172,3 +174,18 @@ def test_rows_that_were_scaled_instead_of_compiled_again_are_named():
   rows = {"none": {"scaled": "kernels"}, "window": {}, "circular": {"scaled": "kernels"}}
   assert tables.scaled(rows.items()) == ["Not compiled again, but scaled: kernels. So it is with none; circular."]
   assert tables.scaled([("window", {})]) == []
+
+
+def test_of_each_shape_the_fastest_row_of_an_implementation_is_ranked_beside_those_that_keep_as_much():
+  def of(title, impl, projected, predicted):
+    return plan_error.Case(title, impl, [], row(projection={"step_s": projected})), (
+        None,
+        types.SimpleNamespace(seconds=predicted),
+    )
+
+  rows = [of("a", "none", 1.00, 9.0), of("a", "none, A", 0.90, 2.0), of("a", "window", 0.80, 1.0)]
+  assert "In 1 of 1 shapes" in plan_error.ranking(rows)
+  rows += [of("a", "none, kept activations", 0.5, 0.1), of("b", "none", 1.0, 1.0), of("b", "window", 1.03, 0.9)]
+  assert "In 1 of 2 shapes" in plan_error.ranking(rows)  # the rows that keep are one implementation's
+  rows += [of("c", "none", 1.0, 1.0), of("c", "window", 1.02, 0.9)]
+  assert "In 2 of 3 shapes" in plan_error.ranking(rows)
