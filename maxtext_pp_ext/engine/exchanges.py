@@ -108,8 +108,10 @@ def _within(eqn: JaxprEqn, values: Sequence[Any], beside: OnDevices) -> tuple[li
       if number == last:
         values[0], found = jax.lax.optimization_barrier((values[0], found))
       tokens = eqn.primitive.bind(*values, **eqn.params)
-      if numbers and number == 1 < last:
-        tokens, behind = jax.lax.optimization_barrier((tokens, numbers))
+      if number == 1 < last:
+        behind = numbers
+        if numbers:
+          tokens, behind = jax.lax.optimization_barrier((tokens, numbers))
         found = list(beside.fn(*behind, *arrays))
       return [tokens]
 
