@@ -53,6 +53,8 @@ def _result(found: Any) -> dict[str, Any]:
     result |= {"seconds": found.estimate.seconds, "seconds_of": found.estimate.parts} if found.estimate else {}
   if found.not_counted:
     result["not_estimated"] = found.not_counted
+  if found.flags:
+    result["flags_to_export"] = found.flags
   return result
 
 
@@ -80,6 +82,9 @@ def _print(result: dict[str, Any]) -> None:
     print(f"a step takes, estimated: {seconds:.3g} s")
   if "not_estimated" in result:
     print("not estimated: " + "; ".join(result["not_estimated"]))
+  if flags := result.get("flags_to_export"):
+    print("compile_xla_flags is for ahead-of-time compilation; a run trains without it. For a run, on each host:")
+    print(f'  export LIBTPU_INIT_ARGS="$LIBTPU_INIT_ARGS {" ".join(flags)}"')
   print(units.counted(len(result["errors"]), "error") if result["errors"] else "no errors")
 
 

@@ -25,9 +25,10 @@ its stages' devices given to FSDP. "window" is that model with circular_bsw, who
 
 All of --impl are judged first. If one is refused, nothing is compiled; without --impl it is a row that says why.
 
---flags adds sets of XLA flags, most of them MaxText's own, to compile_xla_flags, for all implementations alike. --flags
-best tries the sets for each implementation: each alone, then the best with others that alone made the step faster, up to
-three. It compiles each step about 20 times. Rows are those of the best, and the default flags' seconds stand beside them.
+--flags adds sets of XLA flags, most of them MaxText's own, to compile_xla_flags, for all implementations alike. --without
+leaves flags of these out, such as xla_sc_disjoint_spmem, which libtpu 0.0.48.1 lacks. --flags best tries the sets for
+each implementation: each alone, then the best with others that alone made the step faster, up to three. It compiles each
+step about 20 times. Rows are those of the best, and the default flags' seconds stand beside them.
 
 --trace writes the projected step for ui.perfetto.dev, --picture draws an iteration of each direction of it.
 
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add("--impl", **names, help=f"implementations (default: {_DEFAULT}, without those refused)")
   add("--devices", **number, help="virtual CPU devices, without compile_topology (default: 8)")
   add("--flags", default="", **names, help="sets of XLA flags of MaxText's, such as DENSE_VMEM_LIMIT_FLAG; or best")
+  add("--without", default=[], **names, help="flags of these sets to leave out, such as xla_sc_disjoint_spmem")
   add("--run", action="store_true", help="also run the steps, on the devices here, and compare their times")
   add("--rounds", **number, help=f"rounds of --run that are measured (default: {_ROUNDS})")
   maxtext.add_network(parser)
@@ -108,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
   found: dict[str, Any] = {"devices": target.described, "versions": versions, "given": args.maxtext_args}
   found |= {"machine": target.machine} if target.machine else {}
   used = dict.fromkeys(name for row in rows.values() for name in row.get("flags", _sets(args)))
-  found |= {"flags": {name: " ".join(flags.SETS[name].split()) for name in used}} if used else {}
+  found |= {"flags": {name: flags.text(name, args.without) for name in used}} if used else {}
   found["implementations"] = rows
   computed = [name for name, row in rows.items() if "failure" not in row]
   compiled = [name for name, row in rows.items() if name in computed or row.get("unread")]
@@ -144,9 +146,10 @@ def _check(args: argparse.Namespace, names: list[str]) -> None:
     raise CommandError(
         f"--flags {','.join(args.flags)}: {best_flags.BEST} tries all sets. Give {best_flags.BEST}, or sets."
     )
+  if args.without and not _sets(args):
+    raise CommandError(f"--without {','.join(args.without)}: needs sets of --flags, from which it is left out.")
   with refusing():
-    for name in _sets(args):
-      flags.named(name)
+    flags.joined("", _sets(args), args.without)
   suffixes = {"output": _PICTURES, "picture": _PICTURES, "trace": (".json.gz",), "result": (".json",)}
   for option, endings in suffixes.items():
     if file := getattr(args, option):
@@ -188,7 +191,7 @@ def _target(args: argparse.Namespace, names: list[str], machine: child.Machine) 
     raise CommandError(f"--dcn-gbps {args.dcn_gbps:g} needs a projection, which is for TPUs, not {described}.")
   chip = maxtext.with_network(chip, args)
   argv = args.maxtext_args
-  value = flags.joined(given.get(flags.KEY) or "", _sets(args)) if args.flags else ""
+  value = flags.joined(given.get(flags.KEY) or "", _sets(args), args.without) if args.flags else ""
   if value:
     argv = run_config.with_keys(argv, {flags.KEY: value})
   # On devices that are here, MaxText itself chooses what depends on them.

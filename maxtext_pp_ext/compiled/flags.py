@@ -124,6 +124,11 @@ def joined(own: str, names: Sequence[str], without: Collection[str] = ()) -> str
   return " ".join(f"--{flag}={value}" for flag, (value, _) in found.items())
 
 
+def text(name: str, without: Collection[str] = ()) -> str:
+  """The flags of a set, without those named in `without`."""
+  return " ".join(f"--{flag}={value}" for flag, value in _flags(SETS[name]) if flag not in without)
+
+
 def _flags(text: str) -> Iterator[tuple[str, str]]:
   for token in text.replace("\\", " ").split():
     if not (match := _FLAG.fullmatch(token)):

@@ -100,6 +100,15 @@ def xla_flag(config: HostKeys, name: str) -> str | None:
   return (re.findall(rf"--{name}=(\S+)", flags) or [None])[-1]
 
 
+def flags_without_run(config: HostKeys) -> list[str]:
+  """The flags of `compile_xla_flags` that a run would not have, since those of the process lack them.
+
+  MaxText 0.2.5 compiles with them ahead of time, and then trains with a step that JAX compiles without them.
+  """
+  process = os.environ.get("LIBTPU_INIT_ARGS", "").split()
+  return [flag for flag in (config.compile_xla_flags or "").split() if flag not in process]
+
+
 def collective_matmul_from(config: HostKeys) -> float:
   """The size of a weight in MiB from which on XLA's flags let it make a collective matmul."""
   given = (xla_flag(config, "xla_jf_spmd_threshold_for_windowed_einsum_mib") or "0").strip("\"'")

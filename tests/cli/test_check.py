@@ -255,6 +255,14 @@ def test_what_does_not_fit_into_the_devices_of_the_topology_is_a_warning(install
   assert "not fit" not in said["v5p-8"] and " of 102 GB, " in said["v5p-8"]
 
 
+def test_flags_that_a_run_would_not_have_are_printed_as_it_needs_them(check, monkeypatch):
+  monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_a=1")
+  status, out = check("compile_xla_flags=--xla_a=1 --xla_b=2")
+  assert status == 0 and '  export LIBTPU_INIT_ARGS="$LIBTPU_INIT_ARGS --xla_b=2"' in out.splitlines()
+  assert json.loads(check("compile_xla_flags=--xla_b=2", "--json")[1])["flags_to_export"] == ["--xla_b=2"]
+  assert "LIBTPU_INIT_ARGS" not in check("compile_xla_flags=--xla_a=1")[1]
+
+
 def test_a_missing_file_is_reported(installed, capfd):  # noqa: F811  pylint: disable=redefined-outer-name
   assert cli.main(["check", "/no/such.yml"]) == 2
   assert "/no/such.yml" in capfd.readouterr().err

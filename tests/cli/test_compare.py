@@ -100,6 +100,22 @@ def test_sets_of_flags_join_those_of_the_run_in_every_implementation(fake, capfd
   assert list(json.loads(capfd.readouterr().out)["flags"]) == sets.split(",")
 
 
+def test_flags_that_the_compiler_lacks_are_left_out_of_sets(fake, capfd):
+  asked = fake(none=figures())
+  arguments = ["compare", *TINY, "compile_topology=v5p-16", "--impl", "none", "--without", "xla_sc_disjoint_spmem"]
+  assert cli.main([*arguments, "--flags", "DENSE_VMEM_LIMIT_FLAG,SPARSECORE_QUEUING", "--json"]) == 0
+  found = json.loads(capfd.readouterr().out)["flags"]
+  (value,) = [each for each in asked[0][0] if each.startswith("compile_xla_flags=")]
+  for text in (value, found["SPARSECORE_QUEUING"]):
+    assert "offload_queuing_in_lhs=true" in text and "disjoint_spmem" not in text
+  for sets, said in {
+      "DENSE_VMEM_LIMIT_FLAG": "--without xla_sc_disjoint_spmem: the sets DENSE_VMEM_LIMIT_FLAG have no such flag",
+      "best": "--without xla_sc_disjoint_spmem: needs sets of --flags",
+  }.items():
+    assert cli.main([*arguments, "--flags", sets]) == 2
+    assert said in capfd.readouterr().err
+
+
 def of_step(seconds):
   """Figures of a step that is projected to take these seconds."""
   return figures(projection=PROJECTION | {"step_s": seconds})
