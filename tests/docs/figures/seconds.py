@@ -50,5 +50,5 @@ def _estimates() -> Iterator[str]:
   yield f"""Over its rows estimates are {average:.1f} % off the projections on average, and {within(errors.values())} at
       most."""
   tie = percent(test_against_compiler.TIE)
-  yield f"""Where projections of one shape differ by more than {tie}, the estimates have the same order, or differ by
-      less than {tie}"""
+  yield f"""Where projections of one shape with the same flags differ by more than {tie}, the estimates have the same
+      order, or differ by less than {tie}"""
