@@ -40,7 +40,7 @@ _OWN_LOOP = 1.42
 _TOKEN_MULTIPLE = 256
 # How many times as much with biases (gpt-oss-120b): each row gets those of its expert before they are added. What is held
 # is fitted to no pipeline, the window and circular_bsw alike (6 and 5 % too little, 8 % too much).
-_WITH_BIASES, _HELD_WITH_BIASES = 2.8, 1.95
+_WITH_BIASES, _HELD_WITH_BIASES = 2.8, 1.9
 # Dispatch with a capacity: what is held of the gathered weights of all experts, one gradient of the three included.
 _WEIGHTS_HELD = 4 / 3
 
