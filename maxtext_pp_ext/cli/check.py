@@ -6,9 +6,10 @@
 
 If names are mistyped, it lists all of these. Otherwise it lists all errors about pipelines, and the first of MaxText's
 own. It shows which layer runs on which stage in which repeat, the schedule, and estimates of a device's memory and
-traffic, with what they leave out (docs/how-it-works.md has the formulas). With compile_topology it says whether the
-memory fits into a device. No devices are needed: the check is for those of compile_topology, of --devices, or as many as
-the parallelism makes. The exit code is 2 if there is an error, else 0, also with warnings.
+traffic, with what they leave out (docs/how-it-works.md has the formulas), and which of compile_xla_flags a run needs in
+its environment. With compile_topology it says whether the memory fits into a device. No devices are needed: the check is
+for those of compile_topology, of --devices, or as many as the parallelism makes. The exit code is 2 if there is an error,
+else 0, also with warnings.
 """
 
 import argparse

@@ -36,8 +36,9 @@ def run(
   Args:
     program: the program.
     *args: its inputs.
-    beside: one for each of these operations. The function is called when the indices and the first exchange's result are
-      there. The last exchange begins when its results are there. What reads these waits for that exchange's operand.
+    beside: one for each of these operations. The function is called when the indices are there, and, if there are any,
+      the first exchange's result. The last exchange begins when its results are there. What reads these waits for that
+      exchange's operand.
     **given: as for `one_of.run`.
 
   Returns:

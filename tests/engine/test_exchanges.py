@@ -97,6 +97,13 @@ def test_it_begins_behind_the_first_exchange_and_ends_before_the_last_one(mesh, 
   assert (doubled in after(jaxpr, first)) == (number > 1)
 
 
+def test_without_indices_nothing_waits_for_the_first_exchange(mesh):
+  doubles = OnDevices.per_stage(lambda x: [x * 2], mesh, [], [ARRAY], [Layout(P("stage"), 0)], [Layout(P("stage"), 0)])
+  program = traced(mesh, lambda x: exchange(exchange(x)))
+  barriers = [len(named(within(mesh, program, [each]), "optimization_barrier")) for each in (on_devices(mesh), doubles)]
+  assert barriers == [2, 1]  # without the first: only what the last exchange waits for
+
+
 def test_each_operation_has_its_own_and_the_results_are_in_order(mesh):
   twice = lambda x: exchange(exchange(x))
   program = traced(mesh, twice, jnp.sin, twice, twice)
