@@ -229,7 +229,7 @@ class _Iteration(NamedTuple):
         ring.constrain(dy),
         jax.tree.map(lambda all_: _cotangent_at(all_, t), self.cotangents.intermediates),
     )
-    beside_experts, late = self.pipeline.exchanges_beside_compute, _LATE if ring.sends_back_at_once else 0
+    beside_experts, late = self.pipeline.transfers_beside_experts, _LATE if ring.sends_back_at_once else 0
     done = in_order(program.gradients, inputs, weights, item, chunk, behind, beside_experts=beside_experts, late=late)
     (dx,) = done.others
     sums = zip(self.cotangents.outside, state.outside, strict=True)

@@ -68,7 +68,7 @@ class Engine:
   aux_at: AuxAt
   checkpoints: Checkpoints = ((0, None),)  # decides which residuals forward keeps for backward
   row_groups: int = 1  # into how many groups of rows layers split a microbatch; they compute one group at a time
-  exchanges_beside_compute: bool = False  # whether devices compute while experts exchange tokens
+  transfers_beside_experts: bool = False  # whether weights are transferred while experts compute (`exchanges.py`)
   loop_iterations: bool = True  # run iterations in a compiled loop (True) or unroll them
   loop_repeats: bool = True  # if iterations are unrolled, unroll those of one repeat and run repeats in a compiled loop
 
@@ -164,7 +164,7 @@ class Engine:
         weights=parts[-1].of(weights),
         parts=parts,
         aux_at=self.aux_at,
-        exchanges_beside_compute=self.exchanges_beside_compute,
+        transfers_beside_experts=self.transfers_beside_experts,
     )
 
 

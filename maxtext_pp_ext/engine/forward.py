@@ -135,7 +135,7 @@ def _iteration(
       done, following = jax.lax.optimization_barrier((state._replace(saved=stays, to_send=[]), following))
       saved = [state.saved[k] if travels[k] else of_turns for k, of_turns in enumerate(done.saved)]
       state = done._replace(saved=saved, to_send=state.to_send)
-    exchanges = part.program.exchanges(save=save) if pipeline.exchanges_beside_compute else 0
+    exchanges = part.program.exchanges(save=save) if pipeline.transfers_beside_experts else 0
     groups = of_all.in_groups(weights, exchanges)
     beside = of_all.gathers(weights, following, chunk, groups)
     weights = of_all.gather(weights, following, chunk, but={k for group in groups for k in group})

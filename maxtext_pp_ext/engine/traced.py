@@ -130,8 +130,8 @@ class TracedPipeline:
   weights: list[Weight]  # without arrays: what is known of them
   parts: tuple[Part, ...]  # all iterations
   aux_at: AuxAt  # (aux, t) -> the stages' inputs of iteration t that have no gradients
-  # whether devices compute while experts exchange tokens; then weights are transferred while experts compute
-  exchanges_beside_compute: bool
+  # whether weights are transferred while experts compute, where these exchange tokens
+  transfers_beside_experts: bool
 
   @property
   def schedule(self) -> Schedule:

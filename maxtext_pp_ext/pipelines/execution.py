@@ -184,7 +184,10 @@ class Execution:
         aux_at=self._aux_at(stage),
         checkpoints=self.checkpoints,
         row_groups=self.config.batch_split_factor if self.config.use_batch_split_schedule else 1,
-        exchanges_beside_compute=dispatches_beside_compute(self.config),
+        # Without the SparseCores only transfers between two devices overlap with compute, and XLA hides these better by
+        # itself: Mixtral's pipeline takes 2.28 s, and 2.32 with its transfers beside experts (`python -m
+        # benchmarks.compiler_figures --shape mixtral-8x7b-dropless --flags ENABLE_ASYNC_RAGGED_ALL_TO_ALL`).
+        transfers_beside_experts=dispatches_beside_compute(self.config) and gathers_on_sparsecores(self.config),
         loop_iterations=self.config.scan_pipeline_iterations,
         # As in the host, either key suffices to loop over repeats instead of unrolling them.
         loop_repeats=self.config.scan_pipeline_iterations or self.config.scan_pipeline_repeats,

@@ -68,8 +68,9 @@ TILED = ("batch_seq", "embed_dim", "mlp_dim")
 # Of the kernel of grouped products, which is interpreted on CPUs.
 TILES = {f"{w}_tile_{kind}_{dim}": 8 for w in ("wi", "wo") for kind in ("fwd", "dlhs", "drhs") for dim in TILED}
 DISPATCH = {"sparse_matmul": True, "megablox": True, **TILES}
-# With it, weights are transferred while experts compute.
-DISPATCH["compile_xla_flags"] = "--xla_tpu_enable_async_ragged_all_to_all=true"
+# With both, weights are transferred while experts compute.
+FLAGS = ("xla_tpu_enable_async_ragged_all_to_all", "xla_tpu_enable_sparse_core_collective_offload_all_gather")
+DISPATCH["compile_xla_flags"] = " ".join(f"--{flag}=true" for flag in FLAGS)
 
 
 # Each with all implementations, and the quick one with one.
