@@ -3,8 +3,8 @@
 """Programs whose experts exchange tokens: they are run so that weights are transferred while experts compute.
 
 With MaxText's default dispatch a layer exchanges tokens between devices before its experts compute, and after. A flag
-lets devices compute meanwhile, and others put transfers on the SparseCores. Then, left to itself, the TPU compiler (libtpu
-0.0.48.1; benchmarks.workarounds transfers_behind_exchange) puts a layer's other transfers behind an exchange, where
+lets devices compute meanwhile, and others put transfers on the SparseCores. Left to itself, the TPU compiler (libtpu
+0.0.48.1; benchmarks.workarounds transfers_behind_exchange) then puts a layer's other transfers behind an exchange, where
 nothing computes: they took 0.4 of 2.2 s of Mixtral 8x7B on v5p. Here they begin behind the first exchange and end before
 the last one, or begin when the last one can.
 """
