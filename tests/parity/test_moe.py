@@ -72,16 +72,33 @@ def test_sparse_experts_train_as_the_layers_do_without_a_pipeline(mesh):
   check(loss_per_shard=True, **SPARSE, **mesh)
 
 
-def layouts(pipeline, config, mesh):
-  """(logical axes, WeightLayout) of each parameter."""
+def engine_of(pipeline, config, mesh):
+  """(the stage, its engine)."""
   batch = parity.Batch.random(config)
   run = pipeline.execution(deterministic=True, model_mode="train")
   stage = StageModule.of(pipeline.layers, run.schedule, run.stacking, run.call)
   split = lambda x: x.reshape(config.num_pipeline_microbatches, -1, *x.shape[1:])
   aux = stage.aux(split(batch.segment_ids), split(batch.positions))
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
-    engine = run._engine(stage, aux, split(batch.inputs))
+    return stage, run._engine(stage, aux, split(batch.inputs))
+
+
+def layouts(pipeline, config, mesh):
+  """(logical axes, WeightLayout) of each parameter."""
+  stage, engine = engine_of(pipeline, config, mesh)
   return list(zip(stage.weight_axes, stage.weights, engine.layouts, strict=True))
+
+
+ASYNC, ON_SPARSECORES = "async_ragged_all_to_all", "sparse_core_collective_offload_all_gather"
+
+
+@pytest.mark.parametrize("flags, beside", [([ASYNC, ON_SPARSECORES], True), ([ASYNC], False), ([ON_SPARSECORES], False)])
+def test_weights_travel_beside_experts_on_the_sparsecores_and_where_tokens_do_not_stop_compute(flags, beside):
+  (mesh,) = [m for m in MESHES.values() if "ici_expert_parallelism" in m][:1]
+  config, devices, pipeline = build(
+      **DENSE, **mesh, compile_xla_flags=" ".join(f"--xla_tpu_enable_{f}=true" for f in flags)
+  )
+  assert engine_of(pipeline, config, devices)[1].transfers_beside_experts is beside
 
 
 @pytest.mark.parametrize("mesh", [m for m in MESHES.values() if "ici_expert_parallelism" in m], ids=str)
