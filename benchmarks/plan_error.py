@@ -55,7 +55,7 @@ _NOT_OF_LAYERS = re.compile(
     r"(\w+_(pipeline|fsdp)_parallelism|num_(pipeline|layers_per_pipeline)\w+|pipeline_\w+|compile_\w+|remat_policy"
     r"|\w+=(device|offload|remat)$|per_device_batch_size|gradient_accumulation_steps)"
 )
-_NEARLY = 1.02
+_NEARLY = 1.02  # times as many seconds as the fastest take hardly longer
 _LAYERS: dict[tuple[str, ...], Any] = {}  # what was read of the layers of these arguments
 
 

@@ -100,10 +100,10 @@ def xla_flag(config: HostKeys, name: str) -> str | None:
   return (re.findall(rf"--{name}=(\S+)", flags) or [None])[-1]
 
 
-def flags_without_run(config: HostKeys) -> list[str]:
-  """The flags of `compile_xla_flags` that a run would not have, since those of the process lack them.
+def flags_missing_in_run(config: HostKeys) -> list[str]:
+  """The flags of `compile_xla_flags` that the process lacks.
 
-  MaxText 0.2.5 compiles with them ahead of time, and then trains with a step that JAX compiles without them.
+  MaxText 0.2.5 compiles with the key ahead of time, and then trains with a step that JAX compiles without it.
   """
   process = os.environ.get("LIBTPU_INIT_ARGS", "").split()
   return [flag for flag in (config.compile_xla_flags or "").split() if flag not in process]

@@ -8,7 +8,7 @@ import dataclasses
 from maxtext_pp_ext import units
 from maxtext_pp_ext.checkpoint.layout import Layout
 from maxtext_pp_ext.config import PipelineConfigError
-from maxtext_pp_ext.config.derived import flags_without_run, pipeline_impl, sound_stages, windowed
+from maxtext_pp_ext.config.derived import flags_missing_in_run, pipeline_impl, sound_stages, windowed
 from maxtext_pp_ext.config.keys import DerivedKeys, Keys
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.host.models import abstract_model, layouts, run_config
@@ -36,7 +36,7 @@ class Checked:
   costs: Costs | None = None  # costs per device and step; None if there are no formulas for the pipeline
   estimate: Estimate | None = None  # of the seconds of a step; None if the device or its slice is not known
   device_memory: int | None = None  # bytes of a device; None if `compile_topology` does not say which devices they are
-  flags: list[str] = dataclasses.field(default_factory=list)  # of compile_xla_flags, which act only ahead of time
+  flags: list[str] = dataclasses.field(default_factory=list)  # of compile_xla_flags, which a run would not have
   not_counted: list[str] = dataclasses.field(default_factory=list)  # what takes memory or traffic and is not in the costs
 
 
@@ -60,7 +60,7 @@ def check(argv: Sequence[str], devices: int | None = None, *, files: bool = True
     return found
   found.devices = config.num_target_devices
   found.warnings += _warnings(config)
-  found.flags = flags_without_run(config)
+  found.flags = flags_missing_in_run(config)
   of_mesh = problems.of_mesh(config, given)
   found.errors += of_mesh
   try:

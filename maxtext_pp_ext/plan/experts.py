@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh
 
 from maxtext_pp_ext.config.derived import dispatches_beside_compute
 from maxtext_pp_ext.config.keys import DerivedKeys
+from maxtext_pp_ext.hardware import tiles
 from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.plan.blocks import Again
 from maxtext_pp_ext.plan.estimate import Experts
@@ -37,7 +38,7 @@ _TOKENS_ROUND_TRIPS_OF_ROWS, _HIDDEN_ROUND_TRIPS_OF_ROWS = 19, 21
 # How many times as often in MaxText's own loop over layers, where the compiler copies them in slower layouts.
 _OWN_LOOP = 1.42
 # An exchange has tokens in tiles of 2 × 128 values, so 2880 values of gpt-oss are padded to 3072.
-_TOKEN_MULTIPLE = 256
+_TOKEN_MULTIPLE = 2 * tiles.LANES
 # How many times as much with biases (gpt-oss-120b): each row gets those of its expert before they are added. What is held
 # is fitted to no pipeline, the window and circular_bsw alike (6 and 5 % too little, 8 % too much).
 _WITH_BIASES, _HELD_WITH_BIASES = 2.8, 1.9

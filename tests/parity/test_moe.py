@@ -94,7 +94,7 @@ ASYNC, ON_SPARSECORES = "async_ragged_all_to_all", "sparse_core_collective_offlo
 
 @pytest.mark.parametrize("flags, beside", [([ASYNC, ON_SPARSECORES], True), ([ASYNC], False), ([ON_SPARSECORES], False)])
 def test_weights_travel_beside_experts_on_the_sparsecores_and_where_tokens_do_not_stop_compute(flags, beside):
-  (mesh,) = [m for m in MESHES.values() if "ici_expert_parallelism" in m][:1]
+  mesh = next(m for m in MESHES.values() if "ici_expert_parallelism" in m)
   config, devices, pipeline = build(
       **DENSE, **mesh, compile_xla_flags=" ".join(f"--xla_tpu_enable_{f}=true" for f in flags)
   )

@@ -56,12 +56,8 @@ def test_where_another_axis_shards_experts_or_formulas_are_missing_none_are_shar
 def test_what_is_not_dispatched_again_is_not_sent_again_and_takes_as_much_memory():
   keys = {"dtype": "bfloat16", "emb_dim": 16, "moe_mlp_dim": 24, "mlp_dim": 24, "mlp_bias": False}
   keys |= {"num_experts_per_tok": 2, "ragged_buffer_factor": -1.0}
-  config, mesh, rows, token = (
-      types.SimpleNamespace(**KEYS | keys),
-      AbstractMesh((4,), ("expert",)),
-      200,
-      256 * 2,
-  )  # 16 values, padded
+  config, mesh = types.SimpleNamespace(**KEYS | keys), AbstractMesh((4,), ("expert",))
+  rows, token = 200, 256 * 2  # 16 values, padded
   none, dispatch, both = (
       experts(config, mesh, 100, dict.fromkeys(again, 1.0))
       for again in ((), (Again.DISPATCHES,), (Again.DISPATCHES, Again.COMBINES))
