@@ -19,9 +19,9 @@ _AT_ONCE = 2  # shards, one from each side
 # What the sums of gradients take as they pass each device, in HBM round trips of the gradient: where VMEM holds the
 # activations, 2048 × 4096 × 14336 over 32 devices of v6e takes 0.6 ms longer than the product, and a round trip 0.14.
 _SUM_ROUND_TRIPS = 4
-# Over how many devices of a chip's slices nothing computes beside the permutations: `benchmarks.held_back`, none of
-# llama2-7b and qwen2.5-7b. Over 8 and 16 devices, and on other chips, the loop's products do.
-_ALONE = {"v5e": 32}
+# Chips on which nothing computes beside the permutations: `benchmarks.held_back`, `minimal_with_context, none` of
+# llama2-7b and qwen2.5-7b over 32 devices, and of qwen3-4b over 16. On other chips the loop's products do.
+_ALONE = ("v5e",)
 
 
 def is_made(devices: int, sharing: int, size: float, threshold: float) -> bool:
@@ -57,7 +57,7 @@ class CollectiveMatmul:
       vmem: bytes of VMEM that are left to arrays.
     """
     products, layers = 2 * self.tokens * self.count / chip.flops, self.count / (self.along * self.others)
-    alone = _ALONE.get(chip.name) == self.devices
+    alone = chip.name in _ALONE
     # In both directions at a time, unless nothing runs beside. The way back has the links of the other direction.
     rounds = layers * (self.devices - 1) / (1 if alone else _AT_ONCE)
     travels = self.sent / (chip.link * LINK_EFFICIENCY) + rounds * self.hops * HOP_SECONDS
