@@ -57,6 +57,7 @@ _NOT_OF_LAYERS = re.compile(
 )
 _NEARLY = 1.02  # times as many seconds as the fastest take hardly longer
 _LAYERS: dict[tuple[str, ...], Any] = {}  # what was read of the layers of these arguments
+_PARAMETERS: dict[tuple[Any, ...], Any] = {}  # of models of these arguments, by how they are stacked
 
 
 class Case(NamedTuple):
@@ -126,7 +127,14 @@ def predicted(case: Case) -> Any:
   of_model = tuple(each for each in arguments if not _NOT_OF_LAYERS.match(each))
   if of_model not in _LAYERS:
     _LAYERS[of_model] = layers_of(config)
-  return quantities.predictor(config, *abstract_model.explained(config), chip, _LAYERS[of_model])(impl, schedule)
+  stacked = (of_model, config.num_layers_per_pipeline_stage, abstract_model.stacks(config))
+
+  def make(config: Any, mesh: Any) -> Any:
+    if stacked not in _PARAMETERS:
+      _PARAMETERS[stacked] = abstract_model.parameters(config, mesh)
+    return _PARAMETERS[stacked]
+
+  return quantities.predictor(config, *abstract_model.explained(config, make), chip, _LAYERS[of_model])(impl, schedule)
 
 
 def figures(costs: Any, estimate: Any) -> dict[str, float]:

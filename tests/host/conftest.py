@@ -33,7 +33,7 @@ def run_python(tmp_path):
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT])),
         "MAXTEXT_PP_EXT": "off",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
         **dict(env),
     }
     done = subprocess.run(

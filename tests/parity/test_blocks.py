@@ -14,7 +14,7 @@ import pytest
 from maxtext_pp_ext.host.rules import optimizer, pipelined_path
 from maxtext_pp_ext.testing import parity
 from tests import tables
-from tests.parity.blocks import bound, IMPLEMENTATIONS, markdown, MEASURED, PIPELINED, reason, REFUSED
+from tests.parity.blocks import bound, error_of, IMPLEMENTATIONS, markdown, MEASURED, PIPELINED, reason, REFUSED
 
 BLOCKS = {block.value for block in DecoderBlockType}
 
@@ -107,8 +107,7 @@ def test_stacked_biases_that_the_config_does_not_tell_of_are_refused_when_traced
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
 def test_a_block_whose_layers_would_be_built_differently_is_refused_by_its_config(case):
-  with pytest.raises(ValueError, match=f"decoder_block={case.block} cannot be pipelined.*{re.escape(case.refused)}"):
-    case.config(stages=3, repeats=2, microbatches=3)
+  assert re.search(f"decoder_block={case.block} cannot be pipelined.*{re.escape(case.refused)}", error_of(case))
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tests.parity.common import put_on_slices
 _TWO = {"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 4, "ici_fsdp_parallelism": -1}
 CASES = {
     # Rows are divided over an axis before that of the stages, too.
-    "data": {**_TWO, "ici_data_parallelism": 2, "vocab_size": 1000},
+    "data": {**_TWO, "ici_data_parallelism": 2, "vocab_size": 1000, "decoder_block": "simple"},
     "context": {**_TWO, "ici_context_parallelism": 2, "attention": "dot_product"},
     "tensor": {**_TWO, "ici_tensor_parallelism": 2},
     "delay": {**_TWO, "pipeline_delay_activation_forwarding": True},

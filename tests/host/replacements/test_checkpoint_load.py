@@ -5,6 +5,7 @@
 `checkpoint/test_resume` tests it through the trainer.
 """
 
+import functools
 import importlib
 import json
 import shlex
@@ -43,6 +44,7 @@ OF_ONE_MODEL = {
 }
 
 
+@functools.cache
 def state(*keys):
   """(config, train state without arrays) of a run."""
   config = layouts.config_of_layout([*TINY, *keys])
@@ -51,6 +53,7 @@ def state(*keys):
   return config, nnx.State({"model": nnx.state(model)})
 
 
+@functools.cache
 def train_state(*keys):
   """The tree that MaxText saves of a run with AdamW, without arrays."""
   config = layouts.config_of_layout([*TINY, *keys])
