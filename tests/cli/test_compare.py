@@ -41,6 +41,25 @@ REFUSED = {"failure": "1 problem with the pipeline configuration:\n  - too few l
 STOPPED = {"failure": "stopped: more than 60 s", "host_memory_GiB": 1.0}
 
 
+CHECKED = {}
+
+
+@pytest.fixture(autouse=True)
+def checked_once(monkeypatch, installed):  # noqa: F811  pylint: disable=redefined-outer-name
+  """Many tests compare the same steps, each of which is checked before."""
+  from maxtext_pp_ext.plan import check  # pylint: disable=import-outside-toplevel
+
+  own = check.check
+
+  def once(arguments, devices, *, files):
+    key = (*arguments, devices, files)
+    if key not in CHECKED:
+      CHECKED[key] = own(arguments, devices, files=files)
+    return CHECKED[key]
+
+  monkeypatch.setattr(check, "check", once)
+
+
 @pytest.fixture
 def fake(monkeypatch, installed):  # noqa: F811  pylint: disable=redefined-outer-name
   """Replaces compilations by figures, by implementation; returns the list of requested compilations."""
