@@ -5,7 +5,7 @@
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 import enum
-import itertools
+import functools
 
 import numpy as np
 
@@ -29,111 +29,63 @@ class Again(enum.Enum):
 What = Kind | Again | Over  # of what there is so much
 # Of each of several policies: bytes that are kept by name, and amounts that are computed again by kind.
 Under = tuple[dict[str | None, Cases], dict[What, Cases]]
+Amounts = collections.Counter[What]  # how much of each kind
 _KEPT_OF = dict.fromkeys((Kind.ATTENTION, Kind.GROUPED), Again.KEPT_OF_KERNELS) | {Kind.PRODUCT: Again.KEPT_OF_PRODUCTS}
 
 
-class Amounts(collections.defaultdict[What, float]):
-  """How much of each kind."""
-
-  def __init__(self):
-    super().__init__(float)
-
-  def add(self, others: Mapping[What, float], times: float = 1.0) -> None:
-    for kind, amount in others.items():
-      self[kind] += times * amount
-
-
 class Block:
-  """A layer, or a cycle of layers, that is rematerialised together.
-
-  What is computed again is found for many policies at once. A region is what computes a value from named ones: one for
-  what backward needs, and one for each named value. The region of a named value runs if another one that runs reads the
-  value, and the policy does not keep it.
-  """
+  """A layer, or a cycle of layers, that is rematerialised together."""
 
   def __init__(self, forward: Sequence[Operation], needs: Sequence[Array], x: Array, *, offloads: bool = True):
     self.offloads = offloads  # whether what a policy offloads goes to the host's memory; else it stays on the device
-    named = [each for each in forward if each.name]
-    # The last ones first.
-    self._stops: dict[Array, str | None] = {each.results[0]: each.name for each in reversed(named)} | {x: None}
-    starts: dict[Array | None, Sequence[Array]] = {None: [each for each in needs if each not in self._stops]}
-    starts |= {each.results[0]: each.operands for each in named}
-    self._needed = {each for each in needs if each in self._stops}
-    self._reads, of = dict[Array | None, set[Array]](), dict[Operation, set[Array | None]]()
-    for region, arrays in starts.items():
-      operations, self._reads[region] = self._walk(arrays)
-      for each in operations:
-        of.setdefault(each, set()).add(region)
+    self._needs, self._x = needs, x
     of_between = between(forward, x)
     products = [array for each in forward if each.kind is Kind.PRODUCT for array in (*each.operands, *each.results)]
     # Bytes that its products read and write: activations, and weights.
     self.moved = sum(array.bytes for array in products if array in of_between)
     self.weights = sum(array.bytes for array in products if array not in of_between)
-    made = {array: kind_of_maker(array) for array, name in self._stops.items() if name}
-    self._copied = {a: (_KEPT_OF[kind], a.bytes / a.itemsize) for a, kind in made.items() if kind in _KEPT_OF}
-    # Operations that the same regions run: their amounts.
-    of_regions = collections.defaultdict[frozenset[Array | None], Amounts](Amounts)
     exchanges = [each for each in forward if each.kind is Kind.EXCHANGE]
+    back = exchanges[len(exchanges) // 2 :]
     self.whole = Amounts()
-    for kind, values in self._copied.values():
-      self.whole[kind] += values
+    self._forward: list[tuple[Operation, dict[What, float]]] = []  # what each costs: a name, if what it names is kept
     for each in forward:
       amounts: dict[What, float] = {each.kind: each.amount} | dict[What, float](each.sends.items())
       if each.kind is Kind.EXCHANGE:
-        back = exchanges.index(each) >= len(exchanges) // 2
-        amounts[Again.COMBINES if back else Again.DISPATCHES] = each.amount
+        amounts[Again.COMBINES if each in back else Again.DISPATCHES] = each.amount
       amounts[Again.BETWEEN] = sum((of_between.get(result, 0.0) for result in each.results), 0.0)
-      for into in (self.whole, *([of_regions[frozenset(of[each])]] if each in of else [])):
-        into.add(amounts)
-    self._regions, self._kinds = list(of_regions), list(dict.fromkeys(itertools.chain(*of_regions.values())))
-    # [kind, regions]
-    self._amounts = np.array([[each.get(kind, 0.0) for each in of_regions.values()] for kind in self._kinds])
-    self._under: dict[tuple, Under] = {}
+      self.whole.update(amounts)
+      if each.name:
+        named, kind = each.results[0], kind_of_maker(each.results[0])
+        amounts = {_KEPT_OF[kind]: named.bytes / named.itemsize} if kind in _KEPT_OF else {}
+        self.whole.update(amounts)
+      self._forward.append((each, {kind: amount for kind, amount in amounts.items() if amount}))
 
   @property
   def names(self) -> frozenset[str]:
-    """The names that stand on the way to what backward needs."""
-    return frozenset(name for name in self._stops.values() if name)
+    """The names of what forward computes."""
+    return frozenset(each.name for each, _ in self._forward if each.name)
 
   def under(self, keeps: Mapping[str, Cases], size: int) -> Under:
-    """({name: bytes that are kept}, {kind: amount that is computed again}) of `size` policies; the input has no name."""
-    policies = size, *(keeps[name].tobytes() for name in sorted(self.names))
-    if policies not in self._under:  # a plan asks for the same ones again, with other blocks beside this one
-      self._under = {policies: self._found_under(keeps, size)}
-    return self._under[policies]
+    """({name: bytes that are kept}, {kind: amount that is computed again}) of `size` policies; the input has no name.
 
-  def _found_under(self, keeps: Mapping[str, Cases], size: int) -> Under:
-    runs: dict[Array | None, Cases] = {None: np.ones(size, bool)}
-    kept, again = dict[str | None, Cases](), dict[What, Cases]()
-    for array, name in self._stops.items():
-      reached = np.full(size, array in self._needed)
-      for region, running in runs.items():
-        if array in self._reads[region]:
-          reached = reached | running
-      stays = reached & keeps[name] if name else reached
-      kept[name] = kept.get(name, 0.0) + stays * array.bytes
-      if array in self._copied:
-        of, values = self._copied[array]
-        again[of] = again.get(of, 0.0) + stays * values
-      if name:
-        runs[array] = reached & ~keeps[name]
-    if self._kinds:
-      running = np.array([np.any([runs[region] for region in regions], axis=0) for regions in self._regions])
-      for kind, amounts in zip(self._kinds, self._amounts @ running, strict=True):
-        again[kind] = again.get(kind, 0.0) + amounts
-    return kept, again
-
-  def _walk(self, arrays: Iterable[Array]) -> tuple[set[Operation], set[Array]]:
-    """(the operations that compute these arrays from named ones, the named ones that they read)."""
-    operations, read, waiting = set[Operation](), set[Array](), list(arrays)
-    while waiting:
-      array = waiting.pop()
-      if array in self._stops:
-        read.add(array)
-      elif array.maker and array.maker not in operations:
-        operations.add(array.maker)
-        waiting += array.maker.operands
-    return operations, read
+    From what backward needs it goes back through forward, as far as nothing is kept.
+    """
+    wanted = dict.fromkeys(self._needs, np.ones(size, bool))
+    kept: dict[str | None, Cases] = {name: np.zeros(size) for name in self.names}
+    again = dict[What, Cases]()
+    for each, amounts in reversed(self._forward):
+      if not (read := [wanted[result] for result in each.results if result in wanted]):
+        continue
+      costs = runs = functools.reduce(np.logical_or, read)
+      if each.name:
+        costs, runs = runs & keeps[each.name], runs & ~keeps[each.name]
+        kept[each.name] = kept[each.name] + costs * each.results[0].bytes
+      for kind, amount in amounts.items():
+        again[kind] = again.get(kind, 0.0) + costs * amount
+      for operand in each.operands:
+        if (before := wanted.get(operand)) is not runs:  # as a rule they are the same policies
+          wanted[operand] = runs if before is None else before | runs
+    return kept | {None: wanted.get(self._x, np.zeros(size, bool)) * self._x.bytes}, again
 
 
 class Mixed(Block):
@@ -147,7 +99,7 @@ class Mixed(Block):
     self.moved, self.weights = mean(lambda block: block.moved), mean(lambda block: block.weights)
     self.whole = Amounts()
     for block, part in self._of:
-      self.whole.add(block.whole, part)
+      self.whole.update({kind: part * amount for kind, amount in block.whole.items()})
 
   @property
   def names(self) -> frozenset[str]:

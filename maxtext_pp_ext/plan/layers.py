@@ -163,7 +163,7 @@ class Layers:
         of_name[0 if block.offloads else 1] += count / self.tokens * bytes_kept
       for kind, computed_again in computed.items():
         again[kind] = again.get(kind, 0.0) + count * computed_again
-      whole.add(block.whole, count)
+      whole.update({kind: count * amount for kind, amount in block.whole.items()})
     return sizes, {kind: again.get(kind, np.zeros(size)) / all_ for kind, all_ in whole.items() if all_}
 
 

@@ -1161,8 +1161,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "plan-computes-what-is-kept",
             "plan has backward compute again what the remat policy keeps",
             "plan/blocks.py",
-            "runs[array] = reached & ~keeps[name]",
-            "runs[array] = reached",
+            "costs, runs = runs & keeps[each.name], runs & ~keeps[each.name]",
+            "costs = runs & keeps[each.name]",
             "tests/plan/test_layers.py::test_what_is_kept_and_computed_again_is_what_jax_keeps_and_computes_again[llama3-8b]",
         ),
         Mutant(

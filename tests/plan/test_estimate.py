@@ -270,13 +270,15 @@ def test_weights_that_each_iteration_gathers_are_copied_with_several_microbatche
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 2), (2, 2)])
-def test_shards_are_cast_and_sums_over_several_microbatches_are_cut_out(stages, microbatches):
+def test_shards_are_cast_and_with_several_microbatches_chunks_are_written_and_sums_are_cut_out(stages, microbatches):
   schedule = dataclasses.replace(SCHEDULE, stages=stages, microbatches=microbatches)
-  copied = SIZES.cast * costs.gathers(schedule, GatherPolicy.REPEAT)
+  gathered, chip = costs.gathers(schedule, GatherPolicy.REPEAT), chips.CHIPS["v5p"]
+  copied, chunks = SIZES.cast * gathered, 0.0
   if microbatches > 1:
     copied += SIZES.values * costs.reductions(schedule, GatherPolicy.REPEAT)
-  # Each value is read and written.
-  expected = 2 * 4 * copied / chips.CHIPS["v5p"].elementwise
+    chunks = SIZES.gathered * gathered
+  # Each value, or byte, is read and written.
+  expected = 2 * 4 * copied / chip.elementwise + 2 * chunks / chip.hbm_bandwidth
   assert of(schedule=schedule).parts["copies of weights"] == pytest.approx(expected)
 
 
