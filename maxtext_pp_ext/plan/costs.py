@@ -304,7 +304,8 @@ def without(layers: int, sizes: Sizes) -> Costs:
   gradients. With remat the compiler shares the last two for weights of Pallas kernels, as experts have, and for those
   that all devices of the mesh shard. The gradients of the latter go by an all-reduce, unless one ring goes through all
   devices (`python -m benchmarks.compiler_figures --impl none --shape llama3-70b llama3-8b-v6e llama3-8b-dcn`). A
-  collective matmul is neither: forward and both products of backward have a loop each, and gather or reduce in it.
+  collective matmul is neither: forward and both products of backward have a loop each, and gather or reduce in it, so
+  that no device has the whole gradient.
 
   `layers` counts the layers, or cycles of layers, that the loop runs. In `sizes` each of these is a repeat.
   """
@@ -318,6 +319,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
   kept = _kept(layers, sizes)
+  within_products = sum(each.count * each.itemsize for each in sizes.collective_matmuls) / layers
   # Where it offloads, XLA copies between the two loops what else they keep, to other layouts. Llama 3 8B on v6e-16, four
   # sequences of 2048, which keeps mlpwi_0, query_proj, context and out_proj, needs 27.4 GB, and with two more arrays on
   # the host 31.6, or 33.7 with SparseCores: two and three of these four.
@@ -327,7 +329,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
       Part.GRADIENTS: sizes.parameters,
       Part.WEIGHTS_OF_LAYER: sizes.gathered,
       # Those of kernels are taken to have the dtype of sums, for the same reason as in `_double_buffer`.
-      Part.UNREDUCED: sizes.gathered - sizes.gathered_of_kernels + sizes.summed_of_kernels,
+      Part.UNREDUCED: sizes.gathered - round(within_products) - sizes.gathered_of_kernels + sizes.summed_of_kernels,
       **kept,
       Part.WORK_OF_LAYER: sizes.work,
   }

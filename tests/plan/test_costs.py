@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from maxtext_pp_ext.hardware.collective_matmul import CollectiveMatmul
 from maxtext_pp_ext.plan import costs
 from maxtext_pp_ext.schedule import CircularSchedule, double_buffer, GatherPolicy
 
@@ -107,6 +108,13 @@ def test_a_loop_of_maxtexts_that_offloads_may_copy_what_else_it_keeps():
   inputs = dataclasses.replace(SIZES, offloaded=7)
   assert costs.without(5, inputs).memory.get(costs.Part.KEPT_AGAIN, 0) == 0
   assert costs.Part.KEPT_AGAIN not in costs.pipelined(SCHEDULES[0], GatherPolicy.REPEAT, offloads).memory
+
+
+def test_gradients_that_are_reduced_within_products_are_never_whole():
+  one = CollectiveMatmul(count=40.0, along=4, others=2.0, devices=8, hops=1, tokens=1.0, itemsize=2)
+  within = dataclasses.replace(SIZES, collective_matmuls=(one, one))
+  unreduced = lambda sizes: costs.without(5, sizes).phases[costs.Phase.BACKWARD][costs.Part.UNREDUCED]
+  assert unreduced(SIZES) - unreduced(within) == 2 * 8 * 2
 
 
 def test_gradients_that_are_reduced_at_once_are_kept_in_the_dtype_of_sums():
