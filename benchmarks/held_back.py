@@ -65,7 +65,7 @@ MODELS = {
     ),
     "gemma-7b": _shape("gemma-7b", "v6e-16", 1, 4096, 4),
     "qwen3-1.7b": _shape("qwen3-1.7b", "v5e-8", 4, 2048, 2),
-    "gemma2-9b": _shape("gemma2-9b", "v5p-16", 2, 4096, 3, num_layers_per_pipeline_stage=2),
+    "gemma2-9b": _shape("gemma2-9b", "v5p-16", 2, 4096, 4, pipeline_parallel_layers=20),
 }
 # Programs of these were read for something that plan uses: how XLA copies weights (qwen3-8b, qwen2.5-7b), what much VMEM
 # hides (qwen3-8b), collective matmuls on v5e (qwen2.5-7b, llama2-7b, qwen3-4b), gathers in MaxText's loop (mistral-7b),

@@ -29,7 +29,7 @@ class Again(enum.Enum):
 What = Kind | Again | Over  # of what there is so much
 # Of each of several policies: bytes that are kept by name, and amounts that are computed again by kind.
 Under = tuple[dict[str | None, Cases], dict[What, Cases]]
-Amounts = collections.Counter[What]  # how much of each kind
+Amounts = collections.Counter[What]  # how much of each kind, fractions included
 _KEPT_OF = dict.fromkeys((Kind.ATTENTION, Kind.GROUPED), Again.KEPT_OF_KERNELS) | {Kind.PRODUCT: Again.KEPT_OF_PRODUCTS}
 
 
@@ -47,7 +47,8 @@ class Block:
     exchanges = [each for each in forward if each.kind is Kind.EXCHANGE]
     back = exchanges[len(exchanges) // 2 :]
     self.whole = Amounts()
-    self._forward: list[tuple[Operation, dict[What, float]]] = []  # what each costs: a name, if what it names is kept
+    # Each with what it costs where it runs. A name costs something where its value is kept.
+    self._forward: list[tuple[Operation, dict[What, float]]] = []
     for each in forward:
       amounts: dict[What, float] = {each.kind: each.amount} | dict[What, float](each.sends.items())
       if each.kind is Kind.EXCHANGE:
@@ -76,14 +77,14 @@ class Block:
     for each, amounts in reversed(self._forward):
       if not (read := [wanted[result] for result in each.results if result in wanted]):
         continue
-      costs = runs = functools.reduce(np.logical_or, read)
+      counts = runs = functools.reduce(np.logical_or, read)
       if each.name:
-        costs, runs = runs & keeps[each.name], runs & ~keeps[each.name]
-        kept[each.name] = kept[each.name] + costs * each.results[0].bytes
+        counts, runs = runs & keeps[each.name], runs & ~keeps[each.name]
+        kept[each.name] = kept[each.name] + counts * each.results[0].bytes
       for kind, amount in amounts.items():
-        again[kind] = again.get(kind, 0.0) + costs * amount
+        again[kind] = again.get(kind, 0.0) + counts * amount
       for operand in each.operands:
-        if (before := wanted.get(operand)) is not runs:  # as a rule they are the same policies
+        if (before := wanted.get(operand)) is not runs:  # most often it is the same array
           wanted[operand] = runs if before is None else before | runs
     return kept | {None: wanted.get(self._x, np.zeros(size, bool)) * self._x.bytes}, again
 

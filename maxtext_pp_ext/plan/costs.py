@@ -99,6 +99,7 @@ class Sizes:
   gathered: int  # in the dtype of the gather
   summed: int  # their gradients, in the dtype of sums; with one microbatch as gathered, unless the config names a dtype
   gathered_of_kernels: int = 0  # of `gathered`, what Pallas kernels read
+  gathered_within_products: int = 0  # of `gathered`, what collective matmuls gather
   summed_of_kernels: int = 0  # of `summed`, what they compute
   values: int = 0  # how many
   cast: int = 0  # those of the device's shards that are cast before they are gathered
@@ -319,7 +320,6 @@ def without(layers: int, sizes: Sizes) -> Costs:
   }
   gathered_over, reduced_over, once_over = sizes.between_slices
   kept = _kept(layers, sizes)
-  within_products = sum(each.count * each.itemsize for each in sizes.collective_matmuls) / layers
   # Where it offloads, XLA copies between the two loops what else they keep, to other layouts. Llama 3 8B on v6e-16, four
   # sequences of 2048, which keeps mlpwi_0, query_proj, context and out_proj, needs 27.4 GB, and with two more arrays on
   # the host 31.6, or 33.7 with SparseCores: two and three of these four.
@@ -329,7 +329,10 @@ def without(layers: int, sizes: Sizes) -> Costs:
       Part.GRADIENTS: sizes.parameters,
       Part.WEIGHTS_OF_LAYER: sizes.gathered,
       # Those of kernels are taken to have the dtype of sums, for the same reason as in `_double_buffer`.
-      Part.UNREDUCED: sizes.gathered - round(within_products) - sizes.gathered_of_kernels + sizes.summed_of_kernels,
+      Part.UNREDUCED: sizes.gathered
+      - sizes.gathered_within_products
+      - sizes.gathered_of_kernels
+      + sizes.summed_of_kernels,
       **kept,
       Part.WORK_OF_LAYER: sizes.work,
   }

@@ -260,11 +260,11 @@ def _copied(chip: chips.Chip, work: Work, schedule: CircularSchedule | None, gat
     copied += _KERNEL_COPY_ROUND_TRIPS * schedule.iterations * sizes.gathered_of_kernels
   if schedule.microbatches > 1 and not gather_policy.keeps_gathered:
     copied += _ITERATION_ROUND_TRIPS * (gathered + reduced) * sizes.gathered
-  # Shards are cast before they are gathered. With several microbatches chunks of a repeat are written behind one another,
-  # and those of the gradients' sums are cut out before they are reduced.
+  # Shards are cast before they are gathered. With several microbatches each chunk that arrives is copied into its buffer;
+  # the first repeat is gathered whole. Chunks of the gradients' sums are cut out before they are reduced.
   values = gathered * sizes.cast
   if schedule.microbatches > 1 and gather_policy.keeps_gathered:
-    copied += 0 if gather_policy.gathers_first else 2 * gathered * sizes.gathered
+    copied += 2 * (gathered - 1) * sizes.gathered if gather_policy.prefetches else 0
     values += reduced * sizes.values
   return copied / chip.hbm_bandwidth + _moved(chip, 2 * values)
 

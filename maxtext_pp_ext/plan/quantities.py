@@ -87,6 +87,7 @@ def sizes(
       gathered=per_repeat(of.gathered),
       summed=per_repeat(of.summed),
       gathered_of_kernels=per_repeat(of.gathered, of.kernels),
+      gathered_within_products=per_repeat(of.gathered, of.within_products),
       summed_of_kernels=per_repeat(of.summed, of.kernels),
       values=per_repeat(lambda w: w.count),
       cast=per_repeat(of.cast),

@@ -46,7 +46,7 @@ CHECKED = {}
 
 @pytest.fixture(autouse=True)
 def checked_once(monkeypatch, installed):  # noqa: F811  pylint: disable=redefined-outer-name
-  """Many tests compare the same steps, each of which is checked before."""
+  """`compare` checks each step before it compiles it. Many tests compare the same steps."""
   from maxtext_pp_ext.plan import check  # pylint: disable=import-outside-toplevel
 
   own = check.check

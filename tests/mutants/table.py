@@ -104,7 +104,7 @@ OFFLOADED_OF_PIPELINE = (
 )
 OFFLOADED_IN_PART = KEEPS_LESS.replace("all on the device", "all offloaded")
 SLICES = "tests/parity/test_windows.py::test_a_window_on_a_mesh_equals_the_scan_on_one_device[2 slices of fsdp 4-auto]"
-REPLICAS = "tests/parity/test_windows.py::test_a_window_with_replicas_in_several_slices_equals_the_scan[-1]"
+REPLICAS = "tests/parity/test_windows.py::test_a_window_with_replicas_in_several_slices_equals_the_scan[simple_mlp--1]"
 NO_WINDOW = "tests/host/rules/test_problems.py::test_what_has_no_window_without_a_pipeline_is_refused_with_what_to_set"
 GIVEN = "tests/host/replacements/test_scanned_layers.py::test_an_array_that_microbatches_do_not_carry_is_refused_by_name"
 ONE_STAGE = "tests/host/rules/test_proposals.py::test_a_model_without_a_pipeline_gets_none"
@@ -1161,8 +1161,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "plan-computes-what-is-kept",
             "plan has backward compute again what the remat policy keeps",
             "plan/blocks.py",
-            "costs, runs = runs & keeps[each.name], runs & ~keeps[each.name]",
-            "costs = runs & keeps[each.name]",
+            "counts, runs = runs & keeps[each.name], runs & ~keeps[each.name]",
+            "counts = runs & keeps[each.name]",
             "tests/plan/test_layers.py::test_what_is_kept_and_computed_again_is_what_jax_keeps_and_computes_again[llama3-8b]",
         ),
         Mutant(

@@ -154,7 +154,7 @@ def test_a_window_that_offloads_less_of_its_first_layers_equals_the_scan(microba
       num_pipeline_microbatches=microbatches,
       **POLICIES["custom, all offloaded"] | {"query_proj": "device", "mlpwi_1": "device"},
       pipeline_remat_iterations=count,
-      pipeline_remat_tensors="mlpwi_0",
+      pipeline_remat_tensors="mlpwi_0,mlpwi_1",
   )
 
 

@@ -155,11 +155,12 @@ def put_into_slices(monkeypatch, slices):
 
 
 @pytest.mark.parametrize("microbatches", slow_but([-1], [-1, 2]))
-def test_a_window_with_replicas_in_several_slices_equals_the_scan(microbatches, monkeypatch):
+@pytest.mark.parametrize("name", slow_but(["simple_mlp"], ["simple_mlp", "llama2"]))
+def test_a_window_with_replicas_in_several_slices_equals_the_scan(name, microbatches, monkeypatch):
   put_into_slices(monkeypatch, {"data": 2})
   mesh = MESHES["2 slices of fsdp 4"]
   # In backward two pairs of iterations are left between three that are apart and the last.
-  check(CASES["simple_mlp"], ["circular_bsw"], repeats=8, num_pipeline_microbatches=microbatches, **mesh)
+  check(CASES[name], ["circular_bsw"], repeats=8, num_pipeline_microbatches=microbatches, **mesh)
 
 
 @pytest.mark.parametrize("shard_mode", slow_but(["explicit"], ["auto", "explicit"]))

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from maxtext_pp_ext.hardware.collective_matmul import CollectiveMatmul
 from maxtext_pp_ext.plan import costs
 from maxtext_pp_ext.schedule import CircularSchedule, double_buffer, GatherPolicy
 
@@ -111,10 +110,9 @@ def test_a_loop_of_maxtexts_that_offloads_may_copy_what_else_it_keeps():
 
 
 def test_gradients_that_are_reduced_within_products_are_never_whole():
-  one = CollectiveMatmul(count=40.0, along=4, others=2.0, devices=8, hops=1, tokens=1.0, itemsize=2)
-  within = dataclasses.replace(SIZES, collective_matmuls=(one, one))
+  within = dataclasses.replace(SIZES, gathered_within_products=32)
   unreduced = lambda sizes: costs.without(5, sizes).phases[costs.Phase.BACKWARD][costs.Part.UNREDUCED]
-  assert unreduced(SIZES) - unreduced(within) == 2 * 8 * 2
+  assert unreduced(SIZES) - unreduced(within) == 32
 
 
 def test_gradients_that_are_reduced_at_once_are_kept_in_the_dtype_of_sums():

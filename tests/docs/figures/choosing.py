@@ -201,8 +201,10 @@ def _trust() -> Iterator[str]:
   yield f"has predicted and compiled figures of {len(errors)} steps:"
   average, most, programs = held_back("Seconds")
   of_memory, most_of_memory, _ = held_back("Memory")
+  of_read, most_of_read, _ = held_back("Seconds", read=True)
   yield f"""has {programs} steps of models whose programs nobody has read for `plan`. Memory is {of_memory} off on average
-      and {most_of_memory} at most. Seconds are {average} off on average, and {most} at most"""
+      and {most_of_memory} at most. Seconds are {average} off on average, and {most} at most; of models that were read,
+      {of_read} and {most_of_read}."""
   yield f"""
       | dense models, `circular_bsw` and `circular_ag_once` | within {within(of("peak_GB", kept, "llama3-8b-v6e"))}, on
       v6e-64 up to {percent(v6e)} too much | within {within(of("wire_total_GB", kept))} |

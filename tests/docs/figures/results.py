@@ -34,11 +34,14 @@ _FRACTIONS = {"half": 1 / 2} | {
 }
 
 
-def held_back(what: str) -> tuple[str, str, str]:
-  """How far off "Seconds" or "Memory" of steps held back are, on average and at most, and of how many steps."""
+def held_back(what: str, read: bool = False) -> tuple[str, str, str]:
+  """How far off "Seconds" or "Memory" of steps held back are, on average and at most, and of how many steps.
+
+  `read` says whether of models whose programs were read for `plan`.
+  """
   text = text_of("benchmarks/results/held_back.md")
-  found = re.search(rf"{what} (?:is|are) off by ([\d.]+)% on average and (\d+)% at most \((\d+) programs\)", text)
-  average, most, programs = found.groups() if found else ("", "", "")
+  found = re.findall(rf"{what} (?:is|are) off by ([\d.]+)% on average and (\d+)% at most \((\d+) programs\)", text)
+  average, most, programs = found[read]
   return percent(float(average) / 100), f"{most} %", programs
 
 

@@ -44,7 +44,7 @@ def apply(folder, patches):
   if maxtext.version.__version__ != "0.2.5":
     pytest.skip(f"the patches are for MaxText 0.2.5, installed is {maxtext.version.__version__}")
   source = pathlib.Path(importlib.util.find_spec("maxtext").origin).parent
-  shutil.copytree(source, folder / "src" / "maxtext")
+  shutil.copytree(source, folder / "src" / "maxtext")  # with its bytecode, of which patched files get their own
   for patch in patches:
     program = ["git", "apply"] if shutil.which("git") else ["patch", "-p1", "-i"]
     subprocess.run([*program, str(patch)], cwd=folder, check=True, capture_output=True, timeout=60)
