@@ -9,8 +9,8 @@ unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE VIRTUAL_ENV CONDA_PREFIX 
 
 PYTHON ?=
 PYTEST_ARGS ?=
-# A file's tests stay in one process, since some share slow fixtures. Each process may take 2 GiB.
-PARALLEL := -n logical --maxprocesses 4 --dist loadfile
+# A file's tests stay in one process, since some share slow fixtures. Each process may take 2.5 GiB.
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 AUDIT := --requirement .ci/constraints-cpu.txt --no-deps --disable-pip
 SOURCES := $(wildcard maxtext_pp_ext tests benchmarks examples)
 VENV_PYTHON := .venv/bin/python

@@ -234,10 +234,7 @@ def estimate(
 
 
 def waiting_for_host(to_host: Any, sending: Any, fetching: Any) -> Any:
-  """Seconds in which compute waits for transfers to the host's memory and for those back.
-
-  They run beside `sending` seconds of forward, and `fetching` of backward.
-  """
+  """Seconds in which compute waits for the host, beside `sending` seconds of forward and `fetching` of backward."""
   return np.maximum(to_host - sending, 0.0) + np.maximum(to_host - fetching, 0.0)
 
 
