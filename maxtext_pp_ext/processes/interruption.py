@@ -18,7 +18,7 @@ from typing import Any
 import weakref
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds after which a signal that could not raise is sent again.
+# Seconds after which a signal that could not raise is sent again, until its handler is called.
 _AGAIN_S = 0.05
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
@@ -31,6 +31,17 @@ class Interrupted(KeyboardInterrupt):
     self.number = number
 
 
+class _Again(threading.Timer):
+  """Calls its function again and again, until it is cancelled.
+
+  Once is too few: Python handles a signal that comes just before a system call when that call ends, which may be never.
+  """
+
+  def run(self) -> None:
+    while not self.finished.wait(self.interval):
+      self.function(*self.args, **self.kwargs)
+
+
 class _Handler:
   """Raises in the main thread, which is where Python handles signals."""
 
@@ -40,9 +51,10 @@ class _Handler:
     self._on_its_way: Callable[[], Interrupted | None] = lambda: None
     self._holding = False
     self._held: list[int] = []
-    self._again: threading.Timer | None = None
+    self._again: _Again | None = None
 
   def __call__(self, number: int, _: object = None) -> None:
+    self._cancel()
     if self._holding:
       self._held.append(number)
     elif self._on_its_way() is None:
@@ -57,6 +69,9 @@ class _Handler:
   def arrived(self) -> None:
     """Notes that no exception is on its way any more, even if something keeps it alive."""
     self._on_its_way = lambda: None
+    self._cancel()
+
+  def _cancel(self) -> None:
     if self._again is not None:
       self._again.cancel()
 
@@ -69,7 +84,7 @@ class _Handler:
       before(found)
       return
     self.arrived()
-    self._again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), found.exc_value.number))
+    self._again = _Again(_AGAIN_S, os.kill, (os.getpid(), found.exc_value.number))
     self._again.daemon = True
     self._again.start()
 
@@ -110,11 +125,11 @@ def interruptible() -> Iterator[None]:
         before[number] = signal.signal(number, _handler)
     yield
   finally:
+    if before:
+      _handler.arrived()
     for number, old in before.items():
       signal.signal(number, old)
     sys.unraisablehook = hook
-    if before:
-      _handler.arrived()
 
 
 @contextlib.contextmanager
