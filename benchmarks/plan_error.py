@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator
+import functools
 import pathlib
 import re
 from typing import Any, NamedTuple
@@ -57,7 +58,6 @@ _NOT_OF_LAYERS = re.compile(
 )
 _NEARLY = 1.02  # times as many seconds as the fastest take hardly longer
 _LAYERS: dict[tuple[str, ...], Any] = {}  # what was read of the layers of these arguments
-_PARAMETERS: dict[tuple[Any, ...], Any] = {}  # of models of these arguments, by how they are stacked
 
 
 class Case(NamedTuple):
@@ -112,7 +112,7 @@ def predicted(case: Case) -> Any:
   maxtext_pp_ext.install()
   from maxtext_pp_ext import presets
   from maxtext_pp_ext.config import derived
-  from maxtext_pp_ext.host.models import abstract_model, run_config
+  from maxtext_pp_ext.host.models import run_config
   from maxtext_pp_ext.plan import quantities
   from maxtext_pp_ext.plan.layers import layers_of
 
@@ -127,14 +127,16 @@ def predicted(case: Case) -> Any:
   of_model = tuple(each for each in arguments if not _NOT_OF_LAYERS.match(each))
   if of_model not in _LAYERS:
     _LAYERS[of_model] = layers_of(config)
-  stacked = (of_model, config.num_layers_per_pipeline_stage, abstract_model.stacks(config))
+  changed = dict.fromkeys(of_model, True) | {"pipeline_parallel_layers": config.pipeline_parallel_layers}
+  explained, mesh = _models().explained(config, changed)
+  return quantities.predictor(config, explained, mesh, chip, _LAYERS[of_model])(impl, schedule)
 
-  def make(config: Any, mesh: Any) -> Any:
-    if stacked not in _PARAMETERS:
-      _PARAMETERS[stacked] = abstract_model.parameters(config, mesh)
-    return _PARAMETERS[stacked]
 
-  return quantities.predictor(config, *abstract_model.explained(config, make), chip, _LAYERS[of_model])(impl, schedule)
+@functools.cache
+def _models() -> Any:
+  from maxtext_pp_ext.host.models import abstract_model
+
+  return abstract_model.Models(())
 
 
 def figures(costs: Any, estimate: Any) -> dict[str, float]:

@@ -17,12 +17,12 @@ from maxtext_pp_ext.engine.programs import offloaded, operands, stage
 from maxtext_pp_ext.host.models import decoder_layers
 from maxtext_pp_ext.pipelines.circular import CircularBswPipeline
 from maxtext_pp_ext.testing import parity
-from tests.engine.common import build, Built, decoder_policy, dot_flops, gradient_program
+from tests.engine.common import build, Built, dot_flops, gradient_program
 from tests.engine.test_remat import BOUND, OFFLOADED, ON_DEVICE
 from tests.marks import slow_but
 from tests.parity import windows
 from tests.parity.blocks import PIPELINED
-from tests.parity.common import LAYERS, make_config, make_pipeline
+from tests.parity.common import LAYERS
 
 NAMES = (
     *("decoder_layer_input", "query_proj", "key_proj", "value_proj", "context", "out_proj"),
@@ -59,13 +59,18 @@ LAYOUTS = {
 CASES = {f"{policy}, {layout}": (policy, layout) for policy in POLICIES for layout in LAYOUTS}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy, layout", CASES.values(), ids=CASES.keys())
-def test_a_pipeline_equals_a_loop_over_its_layers(policy, layout):
-  built = build(pipeline_impl="circular_bsw", **LAYOUTS[layout], **POLICIES[policy])
+def check(**keys):
+  """Compares a pipeline of Llama's layers with a loop over them."""
+  built = build(pipeline_impl="circular_bsw", **keys)
   reference = parity.reference(built.module, LAYERS["llama"], built.config, built.batch)
   result = parity.compare(built.module, reference, built.batch, built.mesh, built.config.logical_axis_rules)
   result.check(BOUND)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy, layout", CASES.values(), ids=CASES.keys())
+def test_a_pipeline_equals_a_loop_over_its_layers(policy, layout):
+  check(**LAYOUTS[layout], **POLICIES[policy])
 
 
 @pytest.mark.parametrize("layout", slow_but(["2 stages, D = 2"], ["2 stages", "2 stages, D = 2", "4 stages"]))
@@ -79,10 +84,7 @@ def test_what_is_offloaded_may_have_any_order_in_the_hosts_memory(layout, monkey
   own = offloaded.in_orders
   monkeypatch.setattr(operands, "residual_orders", last_first)
   monkeypatch.setattr(offloaded, "in_orders", lambda *args: moved.append((args[0], own(*args))) or moved[-1][1])
-  built = build(pipeline_impl="circular_bsw", **LAYOUTS[layout], **POLICIES["custom, all offloaded"])
-  reference = parity.reference(built.module, LAYERS["llama"], built.config, built.batch)
-  result = parity.compare(built.module, reference, built.batch, built.mesh, built.config.logical_axis_rules)
-  result.check(BOUND)
+  check(**LAYOUTS[layout], **POLICIES["custom, all offloaded"])
   assert any([v.shape for v in before.out_avals] != [v.shape for v in after.out_avals] for before, (after, *_) in moved)
 
 
@@ -127,10 +129,7 @@ def test_a_pipeline_that_keeps_less_in_its_first_iterations_equals_a_loop_over_i
   monkeypatch.setattr(CircularBswPipeline, "bubble_fill", math.nan)
   keys = LAYOUTS | {"one repeat": ONE_REPEAT, "unrolled": UNROLLED}
   remat = {"pipeline_remat_iterations": count, "pipeline_remat_tensors": names}
-  built = build(pipeline_impl="circular_bsw", **keys[layout], **POLICIES[policy], **remat)
-  reference = parity.reference(built.module, LAYERS["llama"], built.config, built.batch)
-  result = parity.compare(built.module, reference, built.batch, built.mesh, built.config.logical_axis_rules)
-  result.check(BOUND)
+  check(**keys[layout], **POLICIES[policy], **remat)
 
 
 @pytest.mark.slow
@@ -172,22 +171,13 @@ def test_all_that_a_policy_offloads_waits_for_the_next_iteration(keys, monkeypat
   assert any(on_host) and program.saved_to_send == on_host
 
 
-class NaNInBubbles(CircularBswPipeline):
-  """What is kept of a bubble is NaN, too."""
-
-  bubble_fill = math.nan
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["2 stages", "2 stages, D = 2", "3 stages", "4 stages"])
 @pytest.mark.parametrize("policy", ["minimal_offloaded", "custom, all on the device"])
-def test_what_is_kept_of_a_bubble_reaches_nothing(policy, layout):
-  config = make_config(**LAYOUTS[layout], **POLICIES[policy])
-  mesh, batch = parity.mesh_of(config), parity.Batch.random(config)
-  factory = lambda config, stage, mesh, _, *, rngs: NaNInBubbles(config, stage, mesh, decoder_policy(config), rngs=rngs)
-  module = make_pipeline(factory, config, "llama", mesh)
-  reference = parity.reference(module, LAYERS["llama"], config, batch)
-  parity.compare(module, reference, batch, mesh, config.logical_axis_rules).check(BOUND)
+def test_what_is_kept_of_a_bubble_reaches_nothing(policy, layout, monkeypatch):
+  """It is NaN."""
+  monkeypatch.setattr(CircularBswPipeline, "bubble_fill", math.nan)
+  check(**LAYOUTS[layout], **POLICIES[policy])
 
 
 OF_BLOCKS = ("minimal", "save_qkv_proj", "custom, what Llama 3 70B keeps", "custom, all on the device")
