@@ -8,6 +8,7 @@ too. A caller's own settings win.
 Each run with the same version of Hypothesis draws the same examples. Hypothesis has no time limit.
 """
 
+from collections.abc import Iterator
 import functools
 import gc
 import os
@@ -82,3 +83,12 @@ def pytest_collection_finish() -> None:
   gc.collect()
   gc.freeze()
   gc.set_threshold(100_000, 20, 50)
+
+
+@pytest.fixture(autouse=True)
+def prng() -> Iterator[None]:
+  """Gives each test JAX's own random numbers: MaxText's trainers set others, for the process that they run in."""
+  import jax  # pylint: disable=import-outside-toplevel
+
+  yield
+  jax.config.update("jax_default_prng_impl", "threefry2x32")

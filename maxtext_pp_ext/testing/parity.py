@@ -346,9 +346,9 @@ def _by_path(gradients: tuple[PyTree, jax.Array]) -> dict[str, np.ndarray]:
 
 def relative_error(actual: jax.Array | np.ndarray, expected: jax.Array | np.ndarray, least: float = 0.0) -> float:
   """‖actual − expected‖ / max(‖expected‖, least) in float32; ‖actual‖ if both are zero."""
-  actual, expected = jnp.asarray(actual, jnp.float32), jnp.asarray(expected, jnp.float32)
+  actual, expected = np.asarray(actual, np.float32), np.asarray(expected, np.float32)
   if actual.shape != expected.shape:
     raise AssertionError(f"Shape {actual.shape} instead of {expected.shape}.")
-  norm = max(float(jnp.linalg.norm(expected)), least)
-  difference = float(jnp.linalg.norm(actual - expected))
+  norm = max(float(np.linalg.norm(expected)), least)
+  difference = float(np.linalg.norm(actual - expected))
   return difference / norm if norm else difference

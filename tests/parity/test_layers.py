@@ -117,7 +117,7 @@ def test_bsw_of_llama_layers_equals_a_loop_over_them(stages, repeats, rounds):
 @pytest.mark.parametrize(
     "stages, repeats, rounds, delay, implementation",
     slow_but(
-        [(3, 3, 2, 1, "circular"), (4, 2, 2, 2, "circular_ag_once")],
+        [(3, 3, 2, 1, "circular")],
         [(*schedule, name) for schedule in [(2, 1, 2, 1), (3, 3, 2, 1), (4, 2, 2, 2)] for name in OTHERS],
         spread=True,
     ),

@@ -89,8 +89,9 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("microbatches", slow_but([2], [-1, 2]))
-@pytest.mark.parametrize("keys", slow_but(["multi-token prediction"], OPTIONS))
+@pytest.mark.slow
+@pytest.mark.parametrize("microbatches", [-1, 2])
+@pytest.mark.parametrize("keys", OPTIONS.values(), ids=OPTIONS)
 def test_what_surrounds_the_layers_gets_the_same_from_them(keys, microbatches):
   check(CASES["llama2"], ["circular_bsw"], num_pipeline_microbatches=microbatches, **keys)
 

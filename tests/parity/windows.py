@@ -80,11 +80,9 @@ def batch(config: Any, seed: int = 0) -> dict[str, jax.Array]:
 
 def moved(params: PyTree, seed: int = 0) -> PyTree:
   """Parameters moved at random, so that no bias is zero and no two scales are equal."""
-  leaves, tree = jax.tree.flatten(params)
-  keys = jax.random.split(jax.random.key(seed), len(leaves))
-  return jax.tree.unflatten(
-      tree, [w + 0.1 * jax.random.normal(key, w.shape, w.dtype) for w, key in zip(leaves, keys, strict=True)]
-  )
+  numbers = np.random.default_rng(seed)
+  move = lambda w: (w + 0.1 * numbers.standard_normal(w.shape, np.float32)).astype(w.dtype)
+  return jax.tree.map(move, jax.device_get(params))
 
 
 def with_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:

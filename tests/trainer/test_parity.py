@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's own trainers train the same with a pipeline and without: losses, gradient norms, evaluations, over 20 steps.
+"""MaxText's own trainers train the same with a pipeline and without: losses, gradient norms, evaluations, over 20 steps or 10.
 
 `cases` has the runs and the bounds of their differences; `python -m tests.trainer.table` prints the differences.
 """
@@ -38,18 +38,20 @@ HOST_BSW = cases.Case(
         "record_internal_nn_metrics=0",  # with which its gradients are NaN (0.2.5)
     ),
 )
+QUICK_STEPS = 10
 # Rounding explains a difference of the same size in the loss, so the smallest that must be noticed is some times that.
 SLIGHTLY_OTHER_WEIGHTS = 1e-4
 
 
-def _train(folder, chosen, *keys, others=False):
+def _train(folder, chosen, *keys, others=False, last=()):
+  """Trains the chosen cases and their references: `keys` before those of a case, `last` after them."""
   cases.write_data(folder)
   runs = cases.runs_of(chosen)
   other = {
       f"{case.reference}_other": dataclasses.replace(runs[case.reference], rounding=SLIGHTLY_OTHER_WEIGHTS)
       for case in (chosen if others else ())
   }
-  runs = {name: dataclasses.replace(run, keys=[*keys, *run.keys]) for name, run in (runs | other).items()}
+  runs = {name: dataclasses.replace(run, keys=[*keys, *run.keys, *last]) for name, run in (runs | other).items()}
   return run_all(folder, runs, devices=cases.DEVICES, weights=cases.weights_of(chosen))
 
 
@@ -60,7 +62,9 @@ def few(tmp_path_factory):
   @functools.cache
   def train(is_quick, model):
     chosen = [case for case in (*FEW, HOST_BSW) if (case in QUICK, case.model) == (is_quick, model)]
-    return _train(tmp_path_factory.mktemp(model), chosen, "record_internal_nn_metrics=1", others=not is_quick)
+    last = [f"steps={QUICK_STEPS}", f"eval_interval={QUICK_STEPS // 2}"] if is_quick else []
+    folder = tmp_path_factory.mktemp(model)
+    return _train(folder, chosen, "record_internal_nn_metrics=1", others=not is_quick, last=last)
 
   return lambda case: train(case in QUICK, case.model)
 
@@ -75,20 +79,25 @@ def more_trained(tmp_path_factory):
   return _train(tmp_path_factory.mktemp("more"), cases.more_cases())
 
 
-def _compared(results, run, reference):
-  return {c.metric: c for c in cases.compare(results, run, reference)}
+def _steps(case):
+  return QUICK_STEPS if case in QUICK else cases.STEPS
 
 
-def _check(results, case):
-  bad = [c for c in _compared(results, case.name, case.reference).values() if not c.agrees]
+def _compared(results, run, reference, steps=cases.STEPS):
+  return {c.metric: c for c in cases.compare(results, run, reference, steps=steps)}
+
+
+def _check(results, case, steps=cases.STEPS):
+  compared = _compared(results, case.name, case.reference, steps)
+  bad = [c for c in compared.values() if not c.agrees]
   assert not bad, bad
+  return compared
 
 
 @pytest.mark.parametrize("case", FEW_CASES)
 def test_a_pipeline_trains_and_evaluates_as_the_model_does_without_one(few, case):
-  _check(few(case), case)
+  compared = _check(few(case), case, _steps(case))
   # Of the size of rounding: a slow test shows that such weights are found.
-  compared = _compared(few(case), case.name, case.reference)
   assert max(max(each.allowed) for each in compared.values()) < SLIGHTLY_OTHER_WEIGHTS / 5
 
 
@@ -102,7 +111,7 @@ def test_a_pipeline_reports_of_each_layer_and_loss_what_the_model_reports_withou
   # A mean of activations of either sign is small by chance: it is measured by their deviation.
   means = [name for name in of_layers if name.startswith("activ_mean/")]
   never_zero = [name for name in never_zero if name.startswith(("activ_", "learning/")) and name not in means]
-  bad = [c for c in cases.compare(few, case.name, case.reference, never_zero) if not c.agrees]
+  bad = [c for c in cases.compare(few, case.name, case.reference, never_zero, _steps(case)) if not c.agrees]
   assert not bad, bad
   assert all(ours[name] == expected[name] == 0 for name in of_layers if "fraction_zero" in name)
   assert len(means) == cases.LAYERS

@@ -118,6 +118,7 @@ def test_layers_drop_something_else_in_the_next_step_but_for_those_of_maxtexts_s
   assert len(first & second) == recurring
 
 
+@pytest.mark.slow
 def test_a_step_of_fewer_rows_than_devices_trains_with_a_window_as_without():
   # XLA (jax 0.11.2) would end this process if a microbatch's ids were not laid out as all ids are.
   keys = {"base_num_decoder_layers": 2, "decoder_block": "llama2", "per_device_batch_size": 0.5, "eval_interval": -1}
