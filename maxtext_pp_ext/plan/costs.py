@@ -9,7 +9,7 @@ device. Traffic is what a device sends in one step, counted as `compiled.compare
 from collections.abc import Mapping
 import dataclasses
 import enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from maxtext_pp_ext.hardware.collective_matmul import CollectiveMatmul
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
@@ -31,6 +31,14 @@ OF_POLICIES = ("remat_policy", "pipeline_remat_iterations", "pipeline_remat_tens
 def is_of_policy(key: str, value: Any) -> bool:
   """Whether a key with this value is one of a remat policy."""
   return key in OF_POLICIES or value in PLACES
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnLoop(CircularSchedule):
+  """MaxText's own loop over layers, or cycles of layers, without a pipeline or window. Each of these is a repeat."""
+
+  stages: int = 1
+  microbatches: int = 1
 
 
 class Sent(enum.StrEnum):
@@ -84,7 +92,7 @@ class Phase(enum.StrEnum):
 class Sizes:
   """Sizes of a model on one device, in bytes.
 
-  A "repeat" is one repeat of one stage. Without a pipeline it is one layer, and the whole batch is one microbatch.
+  A "repeat" is one repeat of one stage, or a layer of `OwnLoop`, whose whole batch is one microbatch.
   """
 
   # Of the whole model, sharded as stored.
@@ -114,7 +122,7 @@ class Sizes:
   # Shares of `sent_to_reduce`:
   in_steps: float = 0.0  # of gradients that are scattered over all devices, through which no ring goes
   in_steps_of_kernels: float = 0.0  # of those among them that kernels compute
-  all_reduced: float = 0.0  # of gradients that XLA would all-reduce: `Bytes.all_reduced`
+  all_reduced: float = 0.0  # of gradients that XLA would all-reduce: `Columns.all_reduced`
   all_reduced_of_kernels: float = 0.0  # of those among them that kernels compute
   # Of activations.
   activations: int  # of one microbatch, between two layers
@@ -143,14 +151,20 @@ class Sizes:
   of_logits: tuple[int, ...] = (0, 0)
 
 
+class Transfer(NamedTuple):
+  """What a device sends in a step."""
+
+  sent: int  # bytes
+  over_network: int = 0  # of those, bytes over the data-centre network
+  # Share that may be sent while the pipeline computes; of what is outside the pipeline, only over that network.
+  beside_compute: float = 0.0
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
   """Costs per device and step, in bytes."""
 
-  traffic: Mapping[Sent, int]  # bytes sent
-  over_network: Mapping[Sent, int]  # of those, bytes over the data-centre network
-  # share of those that may be sent while the pipeline computes; of what is outside the pipeline, only over that network
-  beside_compute: Mapping[Sent, float]
+  transfers: Mapping[Sent, Transfer]
   offloaded: int  # bytes of activations that go to the host's memory in forward, and come back in backward
   always: Mapping[Part, int]  # memory that is taken throughout the step
   phases: Mapping[Phase, Mapping[Part, int]]  # memory that is taken in each phase that may be the worst
@@ -161,14 +175,18 @@ class Costs:
     """Of a step of so many parts, one after another. Each sends as much; their sum takes the memory of `gradients`."""
     if parts == 1:
       return self
-    times = lambda sizes: {what: parts * size for what, size in sizes.items()}
+    times = lambda each: Transfer(parts * each.sent, parts * each.over_network, each.beside_compute)
     return dataclasses.replace(
         self,
-        traffic=times(self.traffic),
-        over_network=times(self.over_network),
+        transfers={what: times(each) for what, each in self.transfers.items()},
         offloaded=parts * self.offloaded,
         always={**self.always, Part.GRADIENTS_OF_PARTS: gradients},
     )
+
+  @property
+  def traffic(self) -> dict[Sent, int]:
+    """The bytes sent."""
+    return {what: each.sent for what, each in self.transfers.items()}
 
   @property
   def sent(self) -> int:
@@ -177,7 +195,7 @@ class Costs:
   @property
   def between_slices(self) -> int:
     """The bytes over the data-centre network."""
-    return sum(self.over_network.values())
+    return sum(each.over_network for each in self.transfers.values())
 
   @property
   def worst_phase(self) -> Phase:
@@ -225,30 +243,19 @@ def pipelined(schedule: CircularSchedule, gather_policy: GatherPolicy, sizes: Si
   ends = 2 * transfers(schedule) * sizes.activations
   # XLA may reduce gradients of dense layers within the products that compute them, step by step. That sends them once.
   twice = 0.0 if gather_policy.keeps_gathered else sizes.all_reduced_of_kernels
-  traffic = {
-      Sent.WEIGHTS: round(gather * sizes.sent_to_gather),
-      Sent.GRADIENTS: round(reduce * sizes.sent_to_reduce * (1 + twice)),
-      Sent.ACTIVATIONS: ring + ends,
-      Sent.OUTSIDE: sizes.head_sent,
-      **_dispatch(schedule.iterations, sizes),
-      **_within_layers(schedule.iterations, sizes),
-  }
   gathered_over, reduced_over, once_over = sizes.between_slices
-  over_network = {
-      Sent.WEIGHTS: round(gather * gathered_over),
-      Sent.GRADIENTS: round(reduce * reduced_over),
-      Sent.ACTIVATIONS: traffic[Sent.ACTIVATIONS] if schedule.over_slices else 0,
-      Sent.OUTSIDE: once_over,
-  }
   several = gather_policy.keeps_gathered and schedule.repeats > 1
   # Nothing computes before the first weights have come, nor after the last gradients. With D = 1 the next stage waits for
   # the activations. Over slices backward computes weights' gradients while cotangents travel.
+  ahead = 1 - 1 / gather if several and gather_policy.prefetches else 0.0
+  behind = 1 - 1 / reduce if several else 0.0
   hidden = ring if schedule.delay == 2 else ring / 2 if schedule.over_slices else 0
-  beside_compute = {
-      Sent.WEIGHTS: 1 - 1 / gather if several and gather_policy.prefetches else 0.0,
-      Sent.GRADIENTS: 1 - 1 / reduce if several else 0.0,
-      Sent.ACTIVATIONS: hidden / (ring + ends) if ring else 0.0,
-      Sent.OUTSIDE: sizes.of_logits[1] / max(once_over, 1),
+  around, beside = ring + ends, hidden / (ring + ends) if ring else 0.0
+  sent = {
+      Sent.WEIGHTS: Transfer(round(gather * sizes.sent_to_gather), round(gather * gathered_over), ahead),
+      Sent.GRADIENTS: Transfer(round(reduce * sizes.sent_to_reduce * (1 + twice)), round(reduce * reduced_over), behind),
+      Sent.ACTIVATIONS: Transfer(around, around if schedule.over_slices else 0, beside),
+      Sent.OUTSIDE: Transfer(sizes.head_sent, once_over, sizes.of_logits[1] / max(once_over, 1)),
   }
   kept = _kept(schedule.iterations, sizes)
   backward = {
@@ -266,9 +273,7 @@ def pipelined(schedule: CircularSchedule, gather_policy: GatherPolicy, sizes: Si
     phases[Phase.OUTSIDE] = head | layer | {Part.WORK_OF_LAYER: sizes.work_outside}
   offloaded = schedule.iterations * sizes.offloaded + sizes.offloaded_outside
   return Costs(
-      traffic=traffic,
-      over_network=over_network,
-      beside_compute=beside_compute,
+      transfers=sent | _within_layers(schedule.iterations, sizes),
       offloaded=offloaded,
       on_host=offloaded,
       always=_always(sizes),
@@ -310,15 +315,16 @@ def without(layers: int, sizes: Sizes) -> Costs:
 
   `layers` counts the layers, or cycles of layers, that the loop runs. In `sizes` each of these is a repeat.
   """
-  traffic = {
-      Sent.WEIGHTS: layers * (2 * sizes.sent_to_gather + sizes.sent_to_gather_again),
-      Sent.GRADIENTS: round(layers * sizes.sent_to_reduce * (1 + sizes.all_reduced)),
-      Sent.ACTIVATIONS: 0,
-      Sent.OUTSIDE: sizes.head_sent,
-      **_dispatch(layers, sizes),
-      **_within_layers(layers, sizes),
-  }
   gathered_over, reduced_over, once_over = sizes.between_slices
+  gathered = layers * (2 * sizes.sent_to_gather + sizes.sent_to_gather_again)
+  reduced = round(layers * sizes.sent_to_reduce * (1 + sizes.all_reduced))
+  sent = {
+      # Nothing computes before the first layer has its weights, forward and backward. Gradients go by an all-reduce.
+      Sent.WEIGHTS: Transfer(gathered, 3 * layers * gathered_over, 1 - 1 / layers),
+      Sent.GRADIENTS: Transfer(reduced, layers * reduced_over),
+      Sent.ACTIVATIONS: Transfer(0),
+      Sent.OUTSIDE: Transfer(sizes.head_sent, once_over),
+  }
   kept = _kept(layers, sizes)
   # Where it offloads, XLA copies between the two loops what else they keep, to other layouts. Llama 3 8B on v6e-16, four
   # sequences of 2048, which keeps mlpwi_0, query_proj, context and out_proj, needs 27.4 GB, and with two more arrays on
@@ -337,14 +343,7 @@ def without(layers: int, sizes: Sizes) -> Costs:
       Part.WORK_OF_LAYER: sizes.work,
   }
   return Costs(
-      traffic=traffic,
-      over_network={
-          Sent.WEIGHTS: 3 * layers * gathered_over,
-          Sent.GRADIENTS: layers * reduced_over,
-          Sent.OUTSIDE: once_over,
-      },
-      # Nothing computes before the first layer has its weights, forward and backward. Gradients go by an all-reduce.
-      beside_compute={Sent.WEIGHTS: 1 - 1 / layers},
+      transfers=sent | _within_layers(layers, sizes),
       offloaded=layers * sizes.offloaded,
       on_host=layers * sizes.offloaded,
       copies_kept=True,
@@ -359,14 +358,12 @@ def _kept(times: int, sizes: Sizes) -> dict[Part, int]:
   return {Part.KEPT: times * sizes.kept + sizes.kept_outside} | on_the_way
 
 
-def _dispatch(times: int, sizes: Sizes) -> dict[Sent, int]:
-  sent = times * sizes.dispatched + sizes.dispatched_outside
-  return {Sent.DISPATCH: sent} if sent else {}
-
-
-def _within_layers(times: int, sizes: Sizes) -> dict[Sent, int]:
-  sent = times * sum(size for size, _ in sizes.within_layers) + sum(size for size, _ in sizes.within_outside)
-  return {Sent.WITHIN_LAYERS: round(sent)} if sent else {}
+def _within_layers(times: int, sizes: Sizes) -> dict[Sent, Transfer]:
+  """What layers send in so many iterations."""
+  within = times * sum(size for size, _ in sizes.within_layers) + sum(size for size, _ in sizes.within_outside)
+  dispatched = times * sizes.dispatched + sizes.dispatched_outside
+  sent = {Sent.DISPATCH: dispatched, Sent.WITHIN_LAYERS: round(within)}
+  return {what: Transfer(size) for what, size in sent.items() if size}
 
 
 def _always(sizes: Sizes) -> dict[Part, int]:

@@ -15,7 +15,7 @@ import numpy as np
 from maxtext_pp_ext.hardware import chips
 from maxtext_pp_ext.hardware.kernels import ATTENTION, EFFICIENCY, GROUPED_PRODUCT, SPLASH
 from maxtext_pp_ext.hardware.torus import Slice
-from maxtext_pp_ext.plan.costs import Costs, gathers, reductions, Sent, Sizes
+from maxtext_pp_ext.plan.costs import Costs, gathers, OwnLoop, reductions, Sent, Sizes
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy
 
 # How much longer than at the peak a product takes by itself, from the TPU compiler's estimated cycles (libtpu 0.0.48.1):
@@ -118,8 +118,6 @@ class Work:
   recomputed: float  # share of attention's forward that backward computes again
   again: float  # and of products
   elementwise: float  # values that the layers read or write between products
-  kept_of_kernels: float  # values that kernels compute and that are kept
-  kept_of_products: float  # values that products compute and that are kept
   itemsize: int  # bytes of a value of activations
   experts: Experts  # of all layers and microbatches
   # Bytes of the residual streams of all layers, once for forward, each recomputation, and twice for backward.
@@ -127,7 +125,6 @@ class Work:
   dispatches_beside: bool  # whether XLA's flags let these travel overlapped with compute
   parts: int  # parts of a microbatch, of which one computes while another's tokens travel (batch-split schedule)
   experts_devices: int  # the devices that share the experts
-  loop: int  # the layers, or cycles of layers, that MaxText's own loop runs; 0 if it does not
   vmem_kib: int | None  # XLA's --xla_tpu_scoped_vmem_limit_kib; None if it is not given
   on_sparsecores: bool  # whether XLA's flags put gathers on the SparseCores, where they overlap with compute
 
@@ -176,18 +173,17 @@ def estimate(
     its_slice: Slice,
     work: Work,
     costs: Costs,
-    schedule: CircularSchedule | None,
+    schedule: CircularSchedule,
     gather_policy: GatherPolicy | None,
 ) -> Estimate:
-  """Returns the estimate of a chip in a slice, which does this work and has these costs; no schedule: no pipeline."""
-  bubble = schedule.bubble_fraction if schedule else 0.0
-  with_bubbles = 1 / (1 - bubble)
+  """Returns the estimate of a chip in a slice, which does this work and has these costs; `OwnLoop` has no policy."""
+  with_bubbles = 1 / (1 - schedule.bubble_fraction)
   of_splash = SPLASH["fwd"] * (1 + work.recomputed) + SPLASH["dkv"] + SPLASH["dq"]
-  ours = gather_policy is not None and gather_policy.keeps_gathered
-  adds_up = ours and schedule is not None and schedule.microbatches > 1
+  own_loop, microbatches = isinstance(schedule, OwnLoop), schedule.microbatches
+  keeps_gathered = gather_policy is not None and gather_policy.keeps_gathered
   adds_for_free = _has_large_vmem(work) or work.sizes.activations < chip.vmem_bytes
   added = work.sizes.summed_of_kernels if adds_for_free else work.sizes.summed
-  summed = schedule.iterations * added if schedule is not None and adds_up else 0.0
+  summed = schedule.iterations * added if keeps_gathered and microbatches > 1 else 0.0
   dispatch = _dispatch(chip, its_slice, work) * with_bubbles
   hidden = dispatch * (_HIDDEN if work.parts == 1 else _HIDDEN_OF_PARTS) if work.dispatches_beside else 0.0
   vmem = max(chip.vmem_bytes - 1024 * (work.vmem_kib or 0), 0)
@@ -196,16 +192,17 @@ def estimate(
       "products": _products(chip, work, schedule) * with_bubbles + longer,
       "grouped products": work.grouped / (chip.flops * EFFICIENCY[GROUPED_PRODUCT]) * with_bubbles,
       "attention": of_splash * work.attention / (chip.flops * EFFICIENCY[ATTENTION]) * with_bubbles,
-      "elementwise": _elementwise(chip, work, own_loop=schedule is None) * with_bubbles + _ring(chip, work, schedule),
+      "elementwise": _elementwise(chip, work) * with_bubbles + _ring(chip, work, schedule),
       "sums of gradients": _SUM_ROUND_TRIPS * summed / chip.hbm_bandwidth,
       "dispatch": dispatch - hidden,
       "copies of weights": _copied(chip, work, schedule, gather_policy),
   }
   # Forward takes one part of what forward, its recomputation and backward compute, weights' gradients another one.
   pipeline, parts = sum(layers.values()), 3 + work.again
-  room = pipeline if schedule is None or schedule.delay == 2 else pipeline / parts
-  at_once, backward = ours and schedule is not None and schedule.microbatches == 1, pipeline * (1 - 1 / parts)
-  behind = (0.0 if costs.over_network.get(Sent.WEIGHTS) else backward) if schedule is None or at_once else None
+  room = pipeline if own_loop or schedule.delay == 2 else pipeline / parts
+  # Whether MaxText's own loop or a window computes all of a layer's gradients at once.
+  at_once, backward = own_loop or keeps_gathered and microbatches == 1, pipeline * (1 - 1 / parts)
+  behind = (0.0 if costs.transfers[Sent.WEIGHTS].over_network else backward) if at_once else None
   waits, beside = _transfers(chip, its_slice, work, costs, slower=_slower(work, gather_policy), room=room, behind=behind)
   state = 3 * work.sizes.parameters + 2 * work.sizes.optimizer  # bytes that the optimizer reads and writes
   # Weights and moments are taken to have 32 bits.
@@ -215,9 +212,7 @@ def estimate(
       "transfers": sum(waits.values()) + waiting + _within_layers(chip, its_slice, work, costs, schedule),
   }
   to_host = costs.offloaded / chip.host_bandwidth
-  while_sent = _WHILE_SENT if schedule is None else 1.0
-  fetches = schedule is not None and not at_once
-  while_fetched = 1.0 if fetches else _WHILE_FETCHED
+  while_sent, while_fetched = _WHILE_SENT if own_loop else 1.0, _WHILE_FETCHED if at_once else 1.0
   sending, fetching = while_sent * pipeline / parts, while_fetched * backward
   others["to the host's memory"] = float(waiting_for_host(to_host, sending, fetching))
   at_peak = _at_peak(chip, work, costs, with_bubbles)
@@ -246,11 +241,11 @@ def _at_peak(chip: chips.Chip, work: Work, costs: Costs, with_bubbles: float) ->
   }
 
 
-def _copied(chip: chips.Chip, work: Work, schedule: CircularSchedule | None, gather_policy: GatherPolicy | None) -> float:
+def _copied(chip: chips.Chip, work: Work, schedule: CircularSchedule, gather_policy: GatherPolicy | None) -> float:
   """Seconds of copies of weights and their gradients."""
   sizes = work.sizes
-  if schedule is None or gather_policy is None:  # backward gathers once for what it recomputes and for gradients
-    return _TRANSPOSE_ROUND_TRIPS * sizes.transposed * (2 + work.again) * work.loop / chip.hbm_bandwidth
+  if gather_policy is None:  # backward gathers once for what it recomputes and for gradients
+    return _TRANSPOSE_ROUND_TRIPS * sizes.transposed * (2 + work.again) * schedule.repeats / chip.hbm_bandwidth
   gathered, reduced = gathers(schedule, gather_policy), reductions(schedule, gather_policy)
   copied = _TRANSPOSE_ROUND_TRIPS * sizes.transposed * (gathered + reduced)
   if gather_policy.gathers_first:
@@ -266,9 +261,9 @@ def _copied(chip: chips.Chip, work: Work, schedule: CircularSchedule | None, gat
   return copied / chip.hbm_bandwidth + _moved(chip, 2 * values)
 
 
-def _ring(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -> float:
+def _ring(chip: chips.Chip, work: Work, schedule: CircularSchedule) -> float:
   """Seconds in which activations are put to where stages read them."""
-  if schedule is None or schedule.stages == schedule.microbatches == 1:
+  if schedule.stages == schedule.microbatches == 1:
     return 0.0
   return _moved(chip, _PASSES_OF_RING * schedule.iterations * work.sizes.activations / work.itemsize)
 
@@ -278,24 +273,22 @@ def _moved(chip: chips.Chip, values: float) -> float:
   return _WIDE * values / chip.elementwise
 
 
-def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule | None) -> float:
+def _products(chip: chips.Chip, work: Work, schedule: CircularSchedule) -> float:
   """Seconds of the products in the layers, and of what the compiler fuses into them."""
   if _has_large_vmem(work):
     return work.products / chip.flops + _NOT_HIDDEN[chip.matrix_unit] * work.moved / chip.hbm_bandwidth
   # How many times as long as at the peak the largest product of a layer takes by itself.
   longer = float(np.interp(math.log(max(work.largest, 1.0)), np.log(_FLOPS), (_ALONE, _LARGE)))
-  if schedule is None:
+  if isinstance(schedule, OwnLoop):
     round_trips = _STREAM_ROUND_TRIPS_OF_OWN_LOOP
   else:
     round_trips = _STREAM_ROUND_TRIPS_OF_STAGE if schedule.stages > 1 else _STREAM_ROUND_TRIPS_OF_LAYER
   return work.products * longer / chip.flops + round_trips * work.stream / chip.hbm_bandwidth
 
 
-def _elementwise(chip: chips.Chip, work: Work, *, own_loop: bool) -> float:
+def _elementwise(chip: chips.Chip, work: Work) -> float:
   """Seconds of what is between products and kernels."""
-  copied = work.kept_of_kernels + (work.kept_of_products if own_loop else 0.0)
-  values = work.elementwise + 4 * copied  # each is read and written in forward, and again in backward
-  moved = _moved(chip, values) + work.experts.moved / chip.hbm_bandwidth
+  moved = _moved(chip, work.elementwise) + work.experts.moved / chip.hbm_bandwidth
   return moved + work.experts.filled / (chip.cores * chip.clock * _FILLED_PER_CYCLE)
 
 
@@ -321,11 +314,10 @@ def _transfers(
   within_products = sum(each.sent for each in work.sizes.collective_matmuls)
   of_matmuls = {Sent.WEIGHTS: 2 * within_products, Sent.GRADIENTS: within_products}
   waits, beside = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
-  for what, sent in costs.traffic.items():
+  for what, (sent, between, beside_compute) in costs.transfers.items():
     if what in (Sent.DISPATCH, Sent.WITHIN_LAYERS):  # the layers wait for these
       continue
     moves, gathers = what == Sent.ACTIVATIONS, what == Sent.WEIGHTS
-    beside_compute, between = costs.beside_compute.get(what, 0.0), costs.over_network.get(what, 0)
     within = max(sent - between - of_matmuls.get(what, 0.0), 0.0) * (slower if what == Sent.GRADIENTS else 1)
     links = "links to the next stage" if moves else "links"
     for lane, size, exchanged in ((links, within, work.sizes.permuted), ("network", between, 0.0)):
@@ -364,14 +356,13 @@ def _gather_rate(chip: chips.Chip, its_slice: Slice, work: Work) -> float:
   return within / takes * _link(chip) if takes else math.inf
 
 
-def _within_layers(
-    chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, schedule: CircularSchedule | None
-) -> float:
+def _within_layers(chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs, schedule: CircularSchedule) -> float:
   """Seconds of what layers send over axes such as tensor and context, for which they wait."""
   if not (sent := costs.traffic.get(Sent.WITHIN_LAYERS, 0)):
     return 0.0
-  times = work.loop if schedule is None else schedule.iterations
-  sizes = [(times * size, devices) for size, devices in work.sizes.within_layers] + [*work.sizes.within_outside]
+  sizes = [(schedule.iterations * size, devices) for size, devices in work.sizes.within_layers] + [
+      *work.sizes.within_outside
+  ]
   takes = sum(size / its_slice.links_of(devices) for size, devices in sizes)
   return sent * takes / sum(size for size, _ in sizes) / _link(chip)
 

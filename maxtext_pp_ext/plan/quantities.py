@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quantities that `plan.costs` needs of a config's model on one device, and what its runs cost. Compiles nothing.
 
-A schedule is that of the run's pipeline or window; None without one. `mesh` is that of the run.
+A schedule is that of the run's pipeline or window, or `costs.OwnLoop` without one. `mesh` is that of the run.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 import dataclasses
 import functools
 import math
@@ -13,6 +13,7 @@ import re
 
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
+import numpy as np
 
 from maxtext_pp_ext import registry, sharding
 from maxtext_pp_ext.config import derived
@@ -28,7 +29,7 @@ from maxtext_pp_ext.plan.blocks import Again
 from maxtext_pp_ext.plan.experts import experts, has_formulas, layers_with_experts
 from maxtext_pp_ext.plan.layers import Kept, kept_by, Layers, layers_inside, layers_of
 from maxtext_pp_ext.plan.operations import Kind
-from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Bytes, shards, Weight, Weights
+from maxtext_pp_ext.plan.weights import ADAMS, axes_of, Columns, shards, Weights
 from maxtext_pp_ext.schedule import CircularSchedule, GatherPolicy, Schedule
 from maxtext_pp_ext.sharding.resolve import read_rules, resolve
 
@@ -47,134 +48,221 @@ _GATHERS = "all_gather"
 Predicted = tuple[costs.Costs, estimate.Estimate | None]
 
 
-def sizes(
-    config: DerivedKeys, schedule: CircularSchedule | None, weights: Weights, its_slice: torus.Slice | None = None
-) -> costs.Sizes:
-  """Returns the bytes per device, if nothing is kept and all computed again.
+class Quantities:
+  """What a config's model takes on one device of a run with this schedule."""
 
-  Without a schedule, that is without a pipeline, a layer takes the place of a repeat.
-  """
-  mesh, own = weights.mesh, weights.parameters.totals["bytes_per_device"]
-  _, ends = weights.parted(_ANY_LAYERS)
-  # A window leaves layers that MaxText does not scan over to MaxText.
-  windowed = schedule is not None and not config.using_pipeline_parallelism
-  layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS
-  inside, outside = weights.parted(_IN_SCANS if windowed else layers)
-  stages, parts = 1 if schedule is None else schedule.stages, _parts(config, schedule)
-  of = Bytes(config, mesh, schedule, its_slice)
+  def __init__(
+      self, config: DerivedKeys, schedule: CircularSchedule, weights: Weights, its_slice: torus.Slice | None = None
+  ):
+    self._config, self._schedule, self._weights, self._slice = config, schedule, weights, its_slice
+    self._mesh, self._own_loop = weights.mesh, isinstance(schedule, costs.OwnLoop)
+    self._itemsize = jnp.dtype(config.dtype).itemsize
+    # Of a step, and of a microbatch, that a device has while it computes a layer.
+    tokens = config.micro_batch_size_to_train_on * config.max_target_length
+    self._tokens = tokens / shards(ACTIVATION_AXES[:2], config, self._mesh)
+    self._of_microbatch = self._tokens / schedule.microbatches
 
-  def per_repeat(bytes_of: Callable[[Weight], float], which: Callable[[Weight], bool] = lambda w: True) -> int:
-    return round(sum(bytes_of(w) for w in inside if which(w)) / parts)
+  @functools.cached_property
+  def sizes(self) -> costs.Sizes:
+    """The bytes per device, if nothing is kept and all computed again."""
+    config, schedule, weights, mesh = self._config, self._schedule, self._weights, self._mesh
+    # A window leaves layers that MaxText does not scan over to MaxText.
+    windowed = not self._own_loop and not config.using_pipeline_parallelism
+    layers = _IN_PIPELINE if config.using_pipeline_parallelism else _IN_LAYERS
+    of = functools.partial(Columns, config, mesh, schedule, self._slice)
+    inside, outside = map(of, weights.parted(_IN_SCANS if windowed else layers))
+    ends = of(weights.parted(_ANY_LAYERS)[1])
+    total = lambda column, where=True: np.sum(column, where=where)
+    per_repeat = lambda column, where=True: round(total(column, where) / (schedule.repeats * schedule.stages))
+    share = lambda column, where: float(total(column, where) / max(total(column), 1.0))
+    gradients = lambda column: round(
+        total(column / inside.shards) / schedule.stages + total(outside.stored / outside.shards)
+    )
+    # Where nothing shards the batch, a microbatch's gradient is complete, and summed where it is stored.
+    data_axes = data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape)
+    is_shared = math.prod(mesh.shape[axis] for axis in data_axes) > 1
+    has_outside = config.pipeline_parallel_layers != config.num_decoder_layers
+    head = round(total(ends.narrow)) // 2  # the table of embeddings is not gathered
+    # The logits' gradient in parts is all-reduced, in float32: so many times what a scatter sends. 0: it is not in parts.
+    in_parts = 2 * 4 / self._itemsize if derived.sums_logits_in_parts(config) else 0.0
+    # Weights of a layer outside are gathered three times, those of the logits once, the table of embeddings is not.
+    gathered, of_ends = total(outside.to_gather_narrow), total(ends.to_gather_narrow)
+    reduced = total(outside.reduced) + max(in_parts - 1, 0) * total(ends.reduced) / 2
+    of_logits = of(weights.of_logits() if schedule.stages > 1 and derived.adds_up_logits(config) else {})
+    return costs.Sizes(
+        parameters=weights.parameters.totals["bytes_per_device"],
+        gradients=gradients(inside.gathered if is_shared else inside.summed),
+        gradients_at_once=gradients(inside.summed),
+        optimizer=weights.moments,
+        copies=round(total(inside.narrow / inside.shards, ~inside.of_experts)) if schedule.stages == 1 else 0,
+        gathered=per_repeat(inside.gathered),
+        summed=per_repeat(inside.summed),
+        gathered_of_kernels=per_repeat(inside.gathered, inside.kernels),
+        gathered_within_products=per_repeat(inside.gathered, inside.within_products),
+        summed_of_kernels=per_repeat(inside.summed, inside.kernels),
+        values=per_repeat(inside.count),
+        cast=per_repeat(inside.cast),
+        transposed=per_repeat(inside.gathered, inside.transposed),
+        sent_to_gather=per_repeat(inside.to_gather),
+        sent_to_gather_again=per_repeat(inside.to_gather, inside.gathers_again),
+        sent_to_reduce=per_repeat(inside.reduced),
+        collective_matmuls=tuple(inside.collective_matmuls(self._of_microbatch)),
+        groups=tuple(
+            (share(inside.to_gather, inside.within_slice == devices), int(devices))
+            for devices in np.unique(inside.within_slice)
+            if devices > 1
+        ),
+        permuted=share(inside.to_gather, inside.two_devices),
+        in_steps=share(inside.reduced, inside.in_steps),
+        in_steps_of_kernels=share(inside.reduced, inside.in_steps & inside.kernels),
+        all_reduced=share(inside.reduced, inside.all_reduced),
+        all_reduced_of_kernels=share(inside.reduced, inside.all_reduced & inside.kernels),
+        activations=self._activations(),
+        kept=0,
+        work=self._held(self._of_microbatch),
+        logits=self._logits(),
+        head=head,
+        head_in_parts=round(in_parts * head),
+        # The stages share the batch.
+        work_outside=self._held(self._tokens / schedule.stages) if schedule.stages > 1 and has_outside else 0,
+        head_sent=round(3 * (gathered - of_ends) + 0.5 * of_ends + reduced),
+        between_slices=(
+            per_repeat(inside.gathered_between),
+            per_repeat(inside.reduced_between),
+            round(total(outside.reduced_between)),
+        ),
+        of_logits=(round(total(of_logits.narrow / of_logits.shards)), round(total(of_logits.reduced_over_stages))),
+    )
 
-  def share(bytes_of: Callable[[Weight], float], which: Callable[[Weight], bool]) -> float:
-    return sum(bytes_of(w) for w in inside if which(w)) / max(sum(map(bytes_of, inside)), 1.0)
+  def keeping(self, kept: Kept, layers: Layers) -> costs.Sizes:
+    """Returns `sizes` with what the layers keep and send: those of the pipeline, or of the model without one."""
+    config, mesh, schedule, sized = self._config, self._mesh, self._schedule, self.sizes
+    repeats = schedule.repeats * schedule.stages
+    of_repeat = self._of_microbatch / repeats
+    # The stages share the batch of layers outside of the pipeline. These are taken to keep as much as those in it.
+    of_stage = self._tokens / schedule.stages
+    of_others = (
+        of_stage * (config.num_decoder_layers / config.pipeline_parallel_layers - 1)
+        if config.using_pipeline_parallelism
+        else 0.0
+    )
+    sent = layers_inside(config, layers).sent(kept, apart=not self._own_loop)
+    # They share the embedding and the logits, too. These send as much in backward as in forward.
+    each_axes = {*sent, *layers.rest}
+    outside = {axes: of_others * sent.get(axes, 0.0) + 2 * of_stage * layers.rest.get(axes, 0.0) for axes in each_axes}
+    by_devices = lambda of: tuple((size, math.prod(mesh.shape[each] for each in axes)) for axes, size in of.items())
+    # Tokens go to experts.
+    with_experts = layers_with_experts(config, in_pipeline=False)
+    inside = layers_with_experts(config, in_pipeline=True) if schedule.stages > 1 else with_experts
+    dispatched = lambda tokens: experts(config, mesh, tokens, kept.again).sent
+    # A stage may keep its own input only, and not those of its layers.
+    only_its_own = config.remat_policy == "custom" and plain(config.decoder_layer_input) == "remat"
+    of_layers = config.num_layers_per_pipeline_stage // cycles.scanned(config)[1]
+    not_kept = of_layers - 1 if only_its_own and schedule.stages > 1 else 0
+    return dataclasses.replace(
+        sized,
+        sent_to_gather_again=round(kept.share(Kind.PRODUCT) * sized.sent_to_gather_again),
+        kept=round(kept.device * of_repeat) - sized.activations * not_kept,
+        offloaded=round(kept.host * of_repeat),
+        on_the_way=2 * round(max(kept.host, kept.most_host) * of_repeat),
+        kept_outside=round(kept.device * of_others),
+        offloaded_outside=round(kept.host * of_others),
+        dispatched=round(dispatched(self._of_microbatch) * inside / repeats),
+        dispatched_outside=round(dispatched(of_stage) * (with_experts - inside)),
+        within_layers=by_devices({axes: of_repeat * size for axes, size in sent.items()}),
+        within_outside=by_devices(outside),
+    )
 
-  def gradients(bytes_of: Callable[[Weight], float]) -> int:
-    of_layers = sum(of.shard(w, bytes_of(w)) for w in inside) / stages
-    return round(of_layers + sum(of.shard(w, of.stored(w)) for w in outside))
+  def work(self, sized: costs.Sizes, kept: Kept, layers_read: Layers, counted: tuple[float, float]) -> estimate.Work:
+    """Returns what one device computes in a step, without bubbles, with rematerialisation.
 
-  # Where nothing shards the batch, a microbatch's gradient is complete, and summed where it is stored.
-  data_axes = data_mesh_axes(mesh, config.logical_axis_rules) & set(mesh.shape)
-  is_shared = math.prod(mesh.shape[axis] for axis in data_axes) > 1
-  tokens = _tokens(config, mesh) / (schedule.microbatches if schedule else 1)
-  of_logits = weights.of_logits() if stages > 1 and derived.adds_up_logits(config) else []
-  return costs.Sizes(
-      parameters=own,
-      gradients=gradients(of.gathered if is_shared else of.summed),
-      gradients_at_once=gradients(of.summed),
-      optimizer=weights.moments,
-      copies=round(sum(of.stored_narrow(w) for w in inside if stages == 1 and not w.of_experts)),
-      gathered=per_repeat(of.gathered),
-      summed=per_repeat(of.summed),
-      gathered_of_kernels=per_repeat(of.gathered, of.kernels),
-      gathered_within_products=per_repeat(of.gathered, of.within_products),
-      summed_of_kernels=per_repeat(of.summed, of.kernels),
-      values=per_repeat(lambda w: w.count),
-      cast=per_repeat(of.cast),
-      transposed=per_repeat(of.gathered, lambda w: of.kernels(w) and not w.in_lanes),
-      sent_to_gather=per_repeat(of.to_gather),
-      sent_to_gather_again=per_repeat(of.to_gather, of.gathers_again),
-      sent_to_reduce=per_repeat(of.reduced),
-      collective_matmuls=tuple(of.collective_matmuls(inside, tokens)),
-      groups=tuple(_groups(config, inside, of.to_gather)),
-      permuted=share(of.to_gather, of.two_devices),
-      in_steps=share(of.reduced, of.in_steps),
-      in_steps_of_kernels=share(of.reduced, lambda w: of.kernels(w) and of.in_steps(w)),
-      all_reduced=share(of.reduced, of.all_reduced),
-      all_reduced_of_kernels=share(of.reduced, lambda w: of.kernels(w) and of.all_reduced(w)),
-      activations=_activations(config, schedule, mesh),
-      kept=0,
-      work=_work(config, tokens, mesh),
-      logits=_logits(config, mesh),
-      head=(head := round(sum(map(of.narrow, ends))) // 2),  # the table of embeddings is not gathered
-      head_in_parts=round(of.logits_in_parts * head),
-      work_outside=_work_outside(config, schedule, mesh),
-      head_sent=round(of.sent_outside(outside, ends)),
-      between_slices=(
-          per_repeat(lambda w: of.gathered_between(w, of.gathered(w))),
-          per_repeat(of.reduced_between),
-          round(sum(map(of.reduced_between, outside))),
-      ),
-      of_logits=tuple(round(sum(map(each, of_logits))) for each in (of.stored_narrow, of.reduced_over_stages)),
-  )
+    `counted` are FLOPs as MaxText counts them: of a step, and of attention.
+    """
+    config, mesh, schedule = self._config, self._mesh, self._schedule
+    own_tokens = config.per_device_batch_size * config.max_target_length  # as MaxText counts FLOPs
+    outside = 3 * 2 * own_tokens * config.emb_dim * config.vocab_size
+    # Of one of the parts of a step. Attention: forward's two products, and backward's four.
+    whole, attention = (each / config.gradient_accumulation_steps for each in (counted[0], counted[1] / 6))
+    layers, stages, microbatches = config.num_decoder_layers / schedule.stages, schedule.stages, schedule.microbatches
+    of_experts = experts(config, mesh, self._of_microbatch, kept.again, own_loop=self._own_loop)
+    times = layers_with_experts(config, in_pipeline=False) / stages * microbatches
+    # Forward, and twice as much in backward for the gradients.
+    products = max(whole - outside - 6 * attention - times * of_experts.flops, 0) / 3
+    again, attention_again, grouped_again = map(kept.share, (Kind.PRODUCT, Kind.ATTENTION, Kind.GROUPED))
+    products, grouped = products * (3 + again), times * of_experts.flops / 3 * (3 + grouped_again)
+    # The largest weight of a layer is a matrix of the MLP, or of one expert.
+    width = config.moe_mlp_dim if config.num_experts > 1 and config.moe_mlp_dim else config.mlp_dim
+    ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
+    vmem_kib = derived.xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
+    over_sequence = shards(ACTIVATION_AXES[1:2], config, mesh)
+    beside = derived.dispatches_beside_compute(config)
+    stops = bool(config.sparse_matmul and of_experts.sent) and not beside
+    between = (3 + kept.again[Again.BETWEEN]) * self._tokens * layers * self._token() / self._itemsize
+    # Of what is kept, what kernels compute is copied, and in MaxText's own loop what products compute, too.
+    kinds = (Again.KEPT_OF_KERNELS, *([Again.KEPT_OF_PRODUCTS] if self._own_loop else []))
+    copied = sum(kept.again.get(kind, 0.0) * self._tokens * layers_read.kept_at_most(kind) / stages for kind in kinds)
+    return estimate.Work(
+        sizes=sized,
+        flops=products + grouped + attention * (6 + 2 * attention_again),
+        products=products,
+        # Each of the two products of backward reads or writes what forward's does.
+        moved=(3 + again) * (self._tokens * layers_read.moved + microbatches * layers_read.weights) / stages,
+        grouped=grouped,
+        outside=outside,
+        largest=2.0 * self._of_microbatch * (config.emb_dim * width / shards(("mlp",), config, mesh)),
+        # Splash attention computes whole blocks on the diagonal. Devices that share a sequence have rows of both ends.
+        attention=attention * (1 + min(config.sa_block_q / config.max_target_length * over_sequence, 1)),
+        recomputed=attention_again,
+        again=again,
+        elementwise=between + 4 * copied,  # each copy is read and written in forward, and again in backward
+        itemsize=self._itemsize,
+        experts=of_experts.times(times),
+        stream=(3 + again) * layers * microbatches * sized.activations,
+        dispatches_beside=bool(config.sparse_matmul) and beside,
+        parts=rows_of_devices.parts(config),
+        experts_devices=math.prod(
+            ici[axis] for axis in axes_of(resolve(("exp",), mesh, config.logical_axis_rules)) - {"stage"}
+        ),
+        vmem_kib=int(vmem_kib) if vmem_kib.isdecimal() else None,
+        # Between exchanges of tokens that stop compute, XLA hides little behind experts' kernels in our loops
+        # (gpt-oss-20b; `python -m benchmarks.held_back`).
+        on_sparsecores=derived.gathers_on_sparsecores(config) and (self._own_loop or not stops),
+    )
 
+  def _activations(self) -> int:
+    streams = max(getattr(self._config, "mhc_expansion_rate", 1), 1)  # of hyper-connections
+    rows = self._config.micro_batch_size_to_train_on // self._schedule.microbatches
+    elements = rows * self._config.max_target_length * self._config.emb_dim * streams
+    return math.ceil(elements * self._itemsize / shards(ACTIVATION_AXES, self._config, self._mesh))
 
-def keeping(
-    config: DerivedKeys,
-    schedule: CircularSchedule | None,
-    sized: costs.Sizes,
-    mesh: AbstractMesh,
-    kept: Kept,
-    layers: Layers,
-) -> costs.Sizes:
-  """Returns these sizes with what the layers keep and send: those of the pipeline, or of the model without one."""
-  dispatched, dispatched_outside = _dispatched(config, schedule, mesh, kept)
-  tokens, pipelined = _tokens(config, mesh), config.using_pipeline_parallelism
-  of_repeat = tokens / (schedule.microbatches if schedule else 1) / _parts(config, schedule)
-  # Layers outside of the pipeline are taken to keep as much as those in it; the stages share their batch.
-  others = config.num_decoder_layers / config.pipeline_parallel_layers - 1 if pipelined else 0.0
-  of_others = others * tokens / (schedule.stages if schedule else 1)
-  sent = layers_inside(config, layers).sent(kept, apart=schedule is not None)
-  # The stages share the embedding and the logits, too. These send as much in backward as in forward.
-  of_rest = 2 * tokens / (schedule.stages if schedule else 1)
-  each_axes = {*sent, *layers.rest}
-  outside = {axes: of_others * sent.get(axes, 0.0) + of_rest * layers.rest.get(axes, 0.0) for axes in each_axes}
-  by_devices = lambda sizes: tuple((size, math.prod(mesh.shape[each] for each in axes)) for axes, size in sizes.items())
-  return dataclasses.replace(
-      sized,
-      sent_to_gather_again=round(kept.share(Kind.PRODUCT) * sized.sent_to_gather_again),
-      kept=round(kept.device * of_repeat) - sized.activations * _inputs_not_kept(config, schedule),
-      offloaded=round(kept.host * of_repeat),
-      on_the_way=2 * round(max(kept.host, kept.most_host) * of_repeat),
-      kept_outside=round(kept.device * of_others),
-      offloaded_outside=round(kept.host * of_others),
-      dispatched=round(dispatched),
-      dispatched_outside=round(dispatched_outside),
-      within_layers=by_devices({axes: of_repeat * size for axes, size in sent.items()}),
-      within_outside=by_devices(outside),
-  )
+  def _held(self, tokens: float) -> int:
+    """Returns bytes of inputs and outputs of matrix products in a layer, for so many tokens on a device."""
+    return math.ceil(tokens * self._token() + experts(self._config, self._mesh, tokens).held)
 
+  def _token(self) -> float:
+    """Returns bytes of inputs and outputs of matrix products, for one token and layer.
 
-def _parts(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
-  """Returns into how many repeats of a stage the layers are divided, or without a pipeline how long MaxText's loop is."""
-  return loop_length(config) if schedule is None else schedule.repeats * schedule.stages
+    Hidden values of the MLP are among them, but not those of a ragged dispatch, which are in `Experts.held`.
+    """
+    config, mesh = self._config, self._mesh
+    attention = 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim
+    hidden = float(config.mlp_dim)
+    if config.num_experts > 1:
+      routed = 0.0 if config.sparse_matmul else config.num_experts_per_tok * max(config.capacity_factor, 1.0)
+      hidden = (config.moe_mlp_dim or config.mlp_dim) * (config.shared_experts + routed)
+    wide = attention / shards(("heads",), config, mesh) + 3 * (hidden / shards(("mlp",), config, mesh))
+    return (2 * config.emb_dim + wide) * self._itemsize
+
+  def _logits(self) -> int:
+    config = self._config
+    elements = config.micro_batch_size_to_train_on * config.max_target_length * config.vocab_size
+    parts = shards(LOGITS_AXES, config, self._mesh, over_stages=True) * max(config.num_vocab_tiling, 1)
+    return math.ceil(elements * self._itemsize / parts)
 
 
-def _groups(
-    config: DerivedKeys, inside: Iterable[Weight], sent: Callable[[Weight], float]
-) -> Iterator[tuple[float, int]]:
-  """Yields `Sizes.groups`."""
-  ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
-  found: dict[int, float] = {}
-  for w in inside:
-    devices = math.prod(ici[axis] for axis in w.gathered_over)
-    found[devices] = found.get(devices, 0.0) + sent(w)
-  yield from ((size / sum(found.values()), devices) for devices, size in found.items() if devices > 1)
-
-
-def loop_length(config: DerivedKeys) -> int:
-  """Returns how many layers, or cycles of layers, MaxText's loop runs one after another without a pipeline."""
-  return math.ceil(config.num_decoder_layers / cycles.scanned(config)[1])
+def own_loop(config: DerivedKeys) -> costs.OwnLoop:
+  """Returns MaxText's loop over layers without a pipeline."""
+  return costs.OwnLoop(repeats=math.ceil(config.num_decoder_layers / cycles.scanned(config)[1]))
 
 
 def not_counted(config: DerivedKeys) -> list[str]:
@@ -197,137 +285,6 @@ def not_counted(config: DerivedKeys) -> list[str]:
   if strategy != _GATHERS and any(getattr(config, f"ici_{axis}_parallelism", 1) > 1 for axis in of_sequence):
     missing.append(f"what attention sends with context_parallel_strategy={strategy}")
   return missing
-
-
-def work(
-    config: DerivedKeys,
-    schedule: CircularSchedule | None,
-    sized: costs.Sizes,
-    mesh: AbstractMesh,
-    kept: Kept,
-    layers_read: Layers,
-    counted: tuple[float, float],
-) -> estimate.Work:
-  """Returns what one device computes in a step, without bubbles, with rematerialisation.
-
-  `counted` are FLOPs as MaxText counts them: of a step, and of attention.
-  """
-  own_tokens = config.per_device_batch_size * config.max_target_length  # as MaxText counts FLOPs
-  outside = 3 * 2 * own_tokens * config.emb_dim * config.vocab_size
-  # Of one of the parts of a step. Attention: forward's two products, and backward's four.
-  whole, attention = (each / config.gradient_accumulation_steps for each in (counted[0], counted[1] / 6))
-  stages, microbatches = (schedule.stages, schedule.microbatches) if schedule else (1, 1)
-  layers, tokens = config.num_decoder_layers / stages, _tokens(config, mesh)
-  values = _token(config, mesh) / jnp.dtype(config.dtype).itemsize
-  of_experts = experts(config, mesh, tokens / microbatches, kept.again, own_loop=schedule is None)
-  times = layers_with_experts(config, in_pipeline=False) / stages * microbatches
-  # Forward, and twice as much in backward for the gradients.
-  products = max(whole - outside - 6 * attention - times * of_experts.flops, 0) / 3
-  again = {kind: kept.share(kind) for kind in (Kind.PRODUCT, Kind.ATTENTION, Kind.GROUPED)}
-  products, grouped = products * (3 + again[Kind.PRODUCT]), times * of_experts.flops / 3 * (3 + again[Kind.GROUPED])
-  # The largest weight of a layer is a matrix of the MLP, or of one expert.
-  width = config.moe_mlp_dim if config.num_experts > 1 and config.moe_mlp_dim else config.mlp_dim
-  ici = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "ici"), strict=True))
-  vmem_kib = derived.xla_flag(config, "xla_tpu_scoped_vmem_limit_kib") or ""
-  over_sequence = shards(ACTIVATION_AXES[1:2], config, mesh)
-  kept_of = lambda kind: kept.again.get(kind, 0.0) * tokens * layers_read.kept_at_most(kind) / stages
-  return estimate.Work(
-      sizes=sized,
-      flops=products + grouped + attention * (6 + 2 * again[Kind.ATTENTION]),
-      products=products,
-      # Each of the two products of backward reads or writes what forward's does.
-      moved=(3 + again[Kind.PRODUCT]) * (tokens * layers_read.moved + microbatches * layers_read.weights) / stages,
-      grouped=grouped,
-      outside=outside,
-      largest=2.0 * tokens / microbatches * (config.emb_dim * width / shards(("mlp",), config, mesh)),
-      # Splash attention computes whole blocks on the diagonal. Devices that share a sequence have rows of both its ends.
-      attention=attention * (1 + min(config.sa_block_q / config.max_target_length * over_sequence, 1)),
-      recomputed=again[Kind.ATTENTION],
-      again=again[Kind.PRODUCT],
-      elementwise=(3 + kept.again[Again.BETWEEN]) * tokens * layers * values,
-      itemsize=jnp.dtype(config.dtype).itemsize,
-      kept_of_kernels=kept_of(Again.KEPT_OF_KERNELS),
-      kept_of_products=kept_of(Again.KEPT_OF_PRODUCTS),
-      experts=of_experts.times(times),
-      stream=(3 + again[Kind.PRODUCT]) * layers * microbatches * _activations(config, schedule, mesh),
-      dispatches_beside=bool(config.sparse_matmul) and derived.dispatches_beside_compute(config),
-      parts=rows_of_devices.parts(config),
-      experts_devices=math.prod(
-          ici[axis] for axis in axes_of(resolve(("exp",), mesh, config.logical_axis_rules)) - {"stage"}
-      ),
-      loop=0 if schedule else loop_length(config),
-      vmem_kib=int(vmem_kib) if vmem_kib.isdecimal() else None,
-      # Between exchanges of tokens that stop compute, XLA hides little behind experts' kernels in our loops
-      # (gpt-oss-20b; `python -m benchmarks.held_back`).
-      on_sparsecores=derived.gathers_on_sparsecores(config)
-      and not (schedule and config.sparse_matmul and of_experts.sent and not derived.dispatches_beside_compute(config)),
-  )
-
-
-def _activations(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
-  streams = max(getattr(config, "mhc_expansion_rate", 1), 1)  # of hyper-connections
-  rows = config.micro_batch_size_to_train_on // (1 if schedule is None else schedule.microbatches)
-  elements = rows * config.max_target_length * config.emb_dim * streams
-  return math.ceil(elements * jnp.dtype(config.dtype).itemsize / shards(ACTIVATION_AXES, config, mesh))
-
-
-def _work(config: DerivedKeys, tokens: float, mesh: AbstractMesh) -> int:
-  """Returns bytes of inputs and outputs of matrix products in a layer, for so many tokens on a device."""
-  return math.ceil(tokens * _token(config, mesh) + experts(config, mesh, tokens).held)
-
-
-def _inputs_not_kept(config: DerivedKeys, schedule: CircularSchedule | None) -> int:
-  """Returns how many of the inputs of its layers a stage does not keep, since it keeps its own input only."""
-  only_its_own = config.remat_policy == "custom" and plain(config.decoder_layer_input) == "remat"
-  pipelined = schedule is not None and schedule.stages > 1
-  return config.num_layers_per_pipeline_stage // cycles.scanned(config)[1] - 1 if only_its_own and pipelined else 0
-
-
-def _work_outside(config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh) -> int:
-  """Returns `_work` of a layer outside the pipeline, where the stages share the batch; 0 if there is none."""
-  if schedule is None or schedule.stages == 1 or config.pipeline_parallel_layers == config.num_decoder_layers:
-    return 0
-  return _work(config, _tokens(config, mesh) / schedule.stages, mesh)
-
-
-def _tokens(config: DerivedKeys, mesh: AbstractMesh) -> float:
-  """Returns the tokens of a step that a device has while it computes a layer."""
-  return config.micro_batch_size_to_train_on * config.max_target_length / shards(ACTIVATION_AXES[:2], config, mesh)
-
-
-def _token(config: DerivedKeys, mesh: AbstractMesh) -> float:
-  """Returns bytes of inputs and outputs of matrix products, for one token and layer.
-
-  Hidden values of the MLP are among them, but not those of a ragged dispatch, which are in `Experts.held`.
-  """
-  attention = 2 * (config.num_query_heads + config.num_kv_heads) * config.head_dim
-  hidden = float(config.mlp_dim)
-  if config.num_experts > 1:
-    routed = 0.0 if config.sparse_matmul else config.num_experts_per_tok * max(config.capacity_factor, 1.0)
-    hidden = (config.moe_mlp_dim or config.mlp_dim) * (config.shared_experts + routed)
-  wide = attention / shards(("heads",), config, mesh) + 3 * (hidden / shards(("mlp",), config, mesh))
-  return (2 * config.emb_dim + wide) * jnp.dtype(config.dtype).itemsize
-
-
-def _dispatched(
-    config: DerivedKeys, schedule: CircularSchedule | None, mesh: AbstractMesh, kept: Kept
-) -> tuple[float, float]:
-  """Returns bytes sent to dispatch tokens: for one microbatch by the layers of a repeat, and by those outside."""
-  tokens = _tokens(config, mesh)
-  sent = experts(config, mesh, tokens / (schedule.microbatches if schedule else 1), kept.again).sent
-  every = layers_with_experts(config, in_pipeline=False)
-  if schedule is None or schedule.stages == 1:
-    return sent * every / (schedule.repeats if schedule else loop_length(config)), 0.0
-  inside = layers_with_experts(config, in_pipeline=True)
-  # The stages share the batch.
-  sent_outside = experts(config, mesh, tokens / schedule.stages, kept.again).sent
-  return sent * inside / (schedule.stages * schedule.repeats), sent_outside * (every - inside)
-
-
-def _logits(config: DerivedKeys, mesh: AbstractMesh) -> int:
-  elements = config.micro_batch_size_to_train_on * config.max_target_length * config.vocab_size
-  parts = shards(LOGITS_AXES, config, mesh, over_stages=True) * max(config.num_vocab_tiling, 1)
-  return math.ceil(elements * jnp.dtype(config.dtype).itemsize / parts)
 
 
 def gather_policy_with_formulas(impl: str) -> GatherPolicy | None:
@@ -360,15 +317,15 @@ def predictor(
   weights = Weights(config, parameters, mesh)
   kept_of = functools.cache(lambda schedule: kept_by(config, schedule, layers))
   its_slice = topology.slice_of(chip.name, config.num_target_devices // config.num_slices) if chip else None
-  sizes_of = functools.cache(lambda schedule: sizes(config, schedule, weights, its_slice))
+  quantities_of = functools.cache(lambda schedule: Quantities(config, schedule, weights, its_slice))
   counted = flops.of_step(config), flops.of_attention(config)
-  known: dict[tuple[Schedule | None, int], tuple[Kept, costs.Sizes, Callable[[], estimate.Work]]] = {}
+  known: dict[tuple[Schedule, int], tuple[Kept, costs.Sizes, Callable[[], estimate.Work]]] = {}
 
-  def done(schedule: CircularSchedule | None, kept: Kept) -> tuple[Kept, costs.Sizes, Callable[[], estimate.Work]]:
+  def done(schedule: CircularSchedule, kept: Kept) -> tuple[Kept, costs.Sizes, Callable[[], estimate.Work]]:
     """What the implementations of a schedule have in common, found once for each object that says what is kept."""
     if (schedule, id(kept)) not in known:
-      sized = keeping(config, schedule, sizes_of(schedule), mesh, kept, layers)
-      of_device = functools.cache(lambda: work(config, schedule, sized, mesh, kept, layers, counted))
+      sized = quantities_of(schedule).keeping(kept, layers)
+      of_device = functools.cache(lambda: quantities_of(schedule).work(sized, kept, layers, counted))
       known[schedule, id(kept)] = kept, sized, of_device
     return known[schedule, id(kept)]
 
@@ -377,16 +334,14 @@ def predictor(
     gather_policy = gather_policy_with_formulas(impl) if schedule else None
     if schedule is not None and (circular is None or gather_policy is None):
       return None
-    _, sized, of_device = done(circular, kept or kept_of(circular))
-    if circular is None or gather_policy is None:
-      found = costs.without(loop_length(config), sized)
-    else:
-      found = costs.pipelined(circular, gather_policy, sized)
+    run = circular or own_loop(config)
+    _, sized, of_device = done(run, kept or kept_of(circular))
+    found = costs.pipelined(run, gather_policy, sized) if gather_policy else costs.without(run.repeats, sized)
     parts = config.gradient_accumulation_steps
     whole = found.accumulated(parts, sized.parameters)
     if chip is None or its_slice is None or not timed:
       return whole, None
-    estimated = estimate.estimate(chip, its_slice, of_device(), found, circular, gather_policy)
+    estimated = estimate.estimate(chip, its_slice, of_device(), found, run, gather_policy)
     return whole, estimated.accumulated(parts)
 
   return of

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weights of a config's model, as one device has them."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -12,9 +12,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
+import numpy as np
 
 from maxtext_pp_ext import sharding
-from maxtext_pp_ext.config.derived import collective_matmul_from, sums_logits_in_parts
+from maxtext_pp_ext.config.derived import collective_matmul_from
 from maxtext_pp_ext.config.keys import DerivedKeys
 from maxtext_pp_ext.config.view import plain
 from maxtext_pp_ext.hardware import tiles
@@ -22,18 +23,20 @@ from maxtext_pp_ext.hardware.collective_matmul import CollectiveMatmul, is_made
 from maxtext_pp_ext.hardware.torus import is_one_ring, Slice
 from maxtext_pp_ext.host.models import abstract_model
 from maxtext_pp_ext.host.models.axes import ACTIVATION_AXES, data_mesh_axes
+from maxtext_pp_ext.plan.costs import OwnLoop
 from maxtext_pp_ext.schedule import CircularSchedule
 from maxtext_pp_ext.sharding.resolve import LogicalAxes, mesh_axes, read_rules, resolve, Rules
 
+# What weights have in common -> elements of all layers stacked in them, sharded as a stage computes with them.
+Counts = Mapping["Weight", float]
 # The optimizers whose moments are known.
 ADAMS = ("adamw", "adam_pax")
 
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-  """One array of weights on a device."""
+  """What arrays of weights on a device have in common."""
 
-  count: float  # elements of all layers stacked in it, sharded as a stage computes with them
   dtype: Any  # the dtype in which it is stored
   gathered_over: frozenset[str]  # the mesh axes over which it is gathered
   # The mesh axes that shard the batch but not this array, so gradients are summed over them.
@@ -61,27 +64,26 @@ class Weights:
     self.parameters, self.mesh, self.moments = parameters, mesh, _moments(config, parameters)
     self._data_axes = data_mesh_axes(mesh, config.logical_axis_rules)
     self._of_batch = axes_of(resolve(ACTIVATION_AXES[:2], mesh, config.logical_axis_rules)) - {"stage"}
-    self._parted: dict[re.Pattern, tuple[list[Weight], list[Weight]]] = {}
+    self._parted: dict[re.Pattern, tuple[Counts, Counts]] = {}
 
-  def parted(self, inside: re.Pattern) -> tuple[list[Weight], list[Weight]]:
-    """Returns (the weights whose paths match, the others). Those that are alike but for their counts are added up."""
+  def parted(self, inside: re.Pattern) -> tuple[Counts, Counts]:
+    """Returns (the weights whose paths match, the others)."""
     if inside not in self._parted:  # a plan asks for each number of microbatches
       counts: tuple[dict[Weight, float], dict[Weight, float]] = ({}, {})
       for path, count, of_stage, shared in self._rows:
         outside = not inside.match(path)
         weight = shared if outside else of_stage
         counts[outside][weight] = counts[outside].get(weight, 0.0) + count
-      within, beside = ([dataclasses.replace(each, count=count) for each, count in of.items()] for of in counts)
-      self._parted[inside] = within, beside
+      self._parted[inside] = counts
     return self._parted[inside]
 
-  def of_logits(self) -> list[Weight]:
+  def of_logits(self) -> Counts:
     """The weight of the logits, if it is not the table of embeddings; as one outside of what is `parted`."""
     return self.parted(_OTHERS_THAN_LOGITS)[1]
 
   @functools.cached_property
   def _rows(self) -> list[tuple[str, float, Weight, Weight]]:
-    """Of each array its path, its count, and its weight without a count, if it is inside of a pipeline and if not."""
+    """Of each array its path, its count, and its weight if it is inside of a pipeline and if not."""
     known: dict[tuple, tuple[float, Weight, Weight]] = {}  # those of a stage's layers are alike
     rows = []
     for layout in (row.layout for row in self.parameters.rows):
@@ -102,7 +104,6 @@ class Weights:
     length = layout.shape[along[0]] / parts(along[0]) if len(along) == 1 else 0.0
     layers = math.prod(size for size, name in zip(layout.shape, names or (), strict=False) if _STACK.search(str(name)))
     weight = Weight(
-        0.0,
         layout.dtype,
         frozenset(all_axes - kept_axes),
         frozenset(self._of_batch - all_axes),
@@ -117,137 +118,82 @@ class Weights:
     return count, weight, dataclasses.replace(weight, replicas_over=shared)
 
 
-class Bytes:
-  """Bytes of a weight on a device, of its gather and of its gradient's reduction. Those of transfers are what it sends.
+class Columns:
+  """Weights on a device, in arrays with a value for each: bytes, those of transfers as it sends them, and what holds.
 
-  The schedule is None without a pipeline or window: then collective matmuls count. Of `circular` they do not. With one
-  microbatch a gradient is no sum over microbatches. `its_slice` says whether one ring goes through all devices.
+  Collective matmuls count in MaxText's own loop only, not those of `circular`. With one microbatch of another schedule a
+  gradient is no sum over microbatches. `its_slice` says whether one ring goes through all devices.
   """
 
-  def __init__(self, config: DerivedKeys, mesh: AbstractMesh, schedule: CircularSchedule | None, its_slice: Slice | None):
-    self._config, self._mesh, self._schedule, self._its_slice = config, mesh, schedule, its_slice
-    self._along_ring = config.num_slices == 1 and its_slice is not None and is_one_ring(its_slice.lengths)
-    self._collective_from = collective_matmul_from(config)
-    self._slices = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
+  def __init__(
+      self,
+      config: DerivedKeys,
+      mesh: AbstractMesh,
+      schedule: CircularSchedule,
+      its_slice: Slice | None,
+      weights: Counts,
+  ):
+    own_loop = isinstance(schedule, OwnLoop)
+    of = lambda name, kind=float: np.array([getattr(w, name) for w in weights], kind)
+    over = lambda name, sizes: np.array([math.prod(map(sizes.__getitem__, getattr(w, name))) for w in weights], float)
+    slices = dict(zip(config.mesh_axes, abstract_model.parallelism(config, "dcn"), strict=True))
+    shards, replicas = over("gathered_over", mesh.shape), over("replicas_over", mesh.shape)
+    slices_of_shards, slices_of_replicas = over("gathered_over", slices), over("replicas_over", slices)
+    stored_itemsize = np.array([w.dtype.itemsize for w in weights], float)
+    self._mesh, self._its_slice, self._weights = mesh, its_slice, weights
+    self.shards, self.within_slice = shards, shards / slices_of_shards
+    self.count, self.of_experts = np.array([*weights.values()], float), of("of_experts", bool)
+    # Of storage or compute, whichever is narrower.
+    self.itemsize = np.minimum(stored_itemsize, jnp.dtype(config.dtype).itemsize)
 
-  def stored(self, w: Weight) -> float:
-    return w.count * w.dtype.itemsize
+    self.stored, self.narrow = self.count * stored_itemsize, self.count * self.itemsize
+    self.gathered = self.stored if config.pipeline_gather_dtype == "weight" else self.narrow
+    # Of the gradient, as it is summed over microbatches.
+    self.summed = self.gathered if schedule.microbatches == 1 and not own_loop else self.stored
+    if config.pipeline_grad_accum_dtype != "auto":
+      self.summed = self.count * jnp.dtype(config.pipeline_grad_accum_dtype).itemsize
+    # The values of a device's shard that are cast before it gathers.
+    self.cast = np.where(self.gathered == self.stored, 0.0, self.count / shards)
+    self.to_gather, self.to_gather_narrow = (size - size / shards for size in (self.gathered, self.narrow))
+    # A reduce-scatter over the axes that shard the weight, then an all-reduce among replicas of the shards.
+    self.reduced = self.narrow * ((1 - 1 / shards) + 2 * (1 - 1 / replicas) / shards)
+    # Between slices: a gather fetches the shards of other slices first, then all shards within the slice.
+    between = (1 - 1 / slices_of_shards) / self.within_slice
+    self.gathered_between = self.gathered * between
+    self.reduced_between = self.narrow * (between + 2 * (1 - 1 / slices_of_replicas) / shards)
+    # And for the sum over the stages' copies of a weight outside of the pipeline.
+    self.reduced_over_stages = 2 * (1 - 1 / slices.get("stage", 1)) * self.narrow / shards
 
-  def narrow(self, w: Weight) -> float:
-    """In the dtype of storage or compute, whichever is narrower."""
-    return w.count * self._itemsize(w)
+    self.kernels = self.of_experts & bool(config.sparse_matmul)  # Pallas kernels read it
+    self.transposed = self.kernels & ~of("in_lanes", bool)  # before they do
+    # Two devices shard it and nothing else is reduced, so that they exchange their parts.
+    self.two_devices = (shards == 2) & (replicas == 1)
+    # XLA gathers it within the products that use it: collective matmul.
+    sizes, threshold = of("along") * of("others") * self.itemsize, collective_matmul_from(config)
+    made = [is_made(mesh.size, *each, threshold) for each in zip(shards, sizes, strict=True)]
+    possible = own_loop and config.num_slices == 1
+    self.within_products = np.array(made, bool) & possible & (of("others") > 1) & ~self.of_experts
+    # The gradient is scattered over all devices, which have no ring through all of them.
+    along_ring = config.num_slices == 1 and its_slice is not None and is_one_ring(its_slice.lengths)
+    self.in_steps = (shards == mesh.size) & ~self.within_products & (not along_ring)
+    # XLA all-reduces its gradient: as `in_steps`, or its shards do not fill a TPU's tiles.
+    self.all_reduced = self.in_steps | ~(of("scatters", bool) | self.within_products)
+    # Backward gathers it twice without a pipeline.
+    self.gathers_again = self.within_products | ~(self.kernels | (shards == mesh.size))
 
-  def gathered(self, w: Weight) -> float:
-    return self.stored(w) if self._config.pipeline_gather_dtype == "weight" else self.narrow(w)
-
-  def summed(self, w: Weight) -> float:
-    """Of the gradient, as it is summed over microbatches."""
-    if self._config.pipeline_grad_accum_dtype != "auto":
-      return w.count * jnp.dtype(self._config.pipeline_grad_accum_dtype).itemsize
-    return self.gathered(w) if self._schedule and self._schedule.microbatches == 1 else self.stored(w)
-
-  def shard(self, w: Weight, size: float) -> float:
-    """Of so many bytes, those of a device before it gathers, or after it has reduced."""
-    return size / self._over(w.gathered_over)
-
-  def cast(self, w: Weight) -> float:
-    """The values of a device's shard that are cast before it gathers."""
-    return self.shard(w, w.count) if self.gathered(w) != self.stored(w) else 0.0
-
-  def to_gather(self, w: Weight, *, narrow: bool = False) -> float:
-    size = self.narrow(w) if narrow else self.gathered(w)
-    return size - self.shard(w, size)
-
-  def reduced(self, w: Weight) -> float:
-    """A reduce-scatter over the axes that shard the weight, then an all-reduce among replicas of the shards."""
-    shards, replicas = self._over(w.gathered_over), self._over(w.replicas_over)
-    return self.narrow(w) * ((1 - 1 / shards) + 2 * (1 - 1 / replicas) / shards)
-
-  def sent_outside(self, outside: Sequence[Weight], ends: Sequence[Weight]) -> float:
-    """Bytes that a device sends for all weights outside of the loop over layers, `ends` among them.
-
-    Those of a layer are gathered three times, those of the logits once, and the table of embeddings is not.
-    """
-    gathered, of_ends = (sum(self.to_gather(w, narrow=True) for w in each) for each in (outside, ends))
-    more = max(self.logits_in_parts - 1, 0) * sum(map(self.reduced, ends)) / 2
-    return 3 * (gathered - of_ends) + 0.5 * of_ends + sum(map(self.reduced, outside)) + more
-
-  @property
-  def logits_in_parts(self) -> float:
-    """How many times what a scatter sends is sent for the logits' gradient in parts; 0: it is not in parts.
-
-    It is all-reduced, in float32.
-    """
-    return 2 * 4 / jnp.dtype(self._config.dtype).itemsize if sums_logits_in_parts(self._config) else 0.0
-
-  def gathered_between(self, w: Weight, size: float) -> float:
-    """Between slices: a gather fetches the shards of other slices first, then all shards within the slice."""
-    slices = self._over(w.gathered_over, self._slices)
-    return size / (self._over(w.gathered_over) / slices) * (1 - 1 / slices)
-
-  def reduced_between(self, w: Weight) -> float:
-    """Between slices: for the weight's reduction, and for that among replicas."""
-    replicas = 2 * (1 - 1 / self._over(w.replicas_over, self._slices)) * self.narrow(w) / self._over(w.gathered_over)
-    return self.gathered_between(w, self.narrow(w)) + replicas
-
-  def stored_narrow(self, w: Weight) -> float:
-    """Of a device's shard, as `narrow`."""
-    return self.shard(w, self.narrow(w))
-
-  def reduced_over_stages(self, w: Weight) -> float:
-    """Between slices: for the sum over the stages' copies of a weight outside of the pipeline."""
-    return 2 * (1 - 1 / self._slices["stage"]) * self.stored_narrow(w)
-
-  def kernels(self, w: Weight) -> bool:
-    """Whether Pallas kernels read it."""
-    return w.of_experts and bool(self._config.sparse_matmul)
-
-  def all_devices(self, w: Weight) -> bool:
-    """Whether all devices of the mesh together shard it."""
-    return self._over(w.gathered_over) == self._mesh.size
-
-  def two_devices(self, w: Weight) -> bool:
-    """Whether two devices shard it and nothing else is reduced, so that they exchange their parts."""
-    return self._over(w.gathered_over) == 2 and self._over(w.replicas_over) == 1
-
-  def in_steps(self, w: Weight) -> bool:
-    """Whether the gradient is scattered over all devices, which have no ring through all of them."""
-    return self.all_devices(w) and not self._along_ring and not self.within_products(w)
-
-  def all_reduced(self, w: Weight) -> bool:
-    """Whether XLA all-reduces its gradient: as `in_steps`, or its shards do not fill a TPU's tiles."""
-    return self.in_steps(w) or not (w.scatters or self.within_products(w))
-
-  def gathers_again(self, w: Weight) -> bool:
-    """Whether backward gathers it twice without a pipeline."""
-    return self.within_products(w) or not (self.kernels(w) or self.all_devices(w))
-
-  def within_products(self, w: Weight) -> bool:
-    """Whether XLA gathers it within the products that use it: collective matmul."""
-    if self._schedule is not None or w.others <= 1 or w.of_experts or self._config.num_slices > 1:
-      return False
-    size = w.along * w.others * self._itemsize(w)
-    return is_made(self._mesh.size, self._over(w.gathered_over), size, self._collective_from)
-
-  def collective_matmuls(self, weights: Iterable[Weight], tokens: float) -> Iterator[CollectiveMatmul]:
+  def collective_matmuls(self, tokens: float) -> Iterator[CollectiveMatmul]:
     """Yields those of these weights, on a device with so many tokens."""
-    for w in filter(self.within_products, weights):
-      yield CollectiveMatmul(
-          count=w.count,
-          along=w.along,
-          others=w.others,
-          devices=self._mesh.size,
-          hops=self._its_slice.hops if self._its_slice else 0,
-          tokens=tokens,
-          itemsize=self._itemsize(w),
-      )
-
-  def _itemsize(self, w: Weight) -> int:
-    """Of storage or compute, whichever is narrower."""
-    return min(w.dtype.itemsize, jnp.dtype(self._config.dtype).itemsize)
-
-  def _over(self, axes: Iterable[str], sizes: Mapping[str, int] | None = None) -> int:
-    return math.prod((self._mesh.shape if sizes is None else sizes)[axis] for axis in axes)
+    for (w, count), itemsize, within in zip(self._weights.items(), self.itemsize, self.within_products, strict=True):
+      if within:
+        yield CollectiveMatmul(
+            count=count,
+            along=w.along,
+            others=w.others,
+            devices=self._mesh.size,
+            hops=self._its_slice.hops if self._its_slice else 0,
+            tokens=tokens,
+            itemsize=int(itemsize),
+        )
 
 
 def fills(tile: Mapping[int, int], shape: Sequence[int], spec: P, kept: Collection[str], mesh: Mapping[str, int]) -> bool:

@@ -1201,8 +1201,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "plan-copies-experts",
             "plan takes it that XLA copies experts' weights, too, ahead of a loop over layers",
             "plan/quantities.py",
-            "if stages == 1 and not w.of_experts",
-            "if stages == 1",
+            "total(inside.narrow / inside.shards, ~inside.of_experts)",
+            "total(inside.narrow / inside.shards)",
             "tests/plan/test_quantities.py::"
             "test_xla_copies_weights_but_those_of_experts_ahead_of_a_loop_over_layers[experts]",
         ),

@@ -88,10 +88,10 @@ def test_activations_go_between_slices_if_stages_do_and_weights_if_they_are_shar
   found = costs.pipelined(schedule, GatherPolicy.REPEAT, SIZES)
   assert found.between_slices == found.traffic["activations"]
   # Compute hides cotangents, and with D = 2 what forward sends, but not what comes into the ring and leaves it.
-  hidden = found.beside_compute["activations"] * found.traffic["activations"]
+  hidden = found.transfers["activations"].beside_compute * found.traffic["activations"]
   assert hidden == pytest.approx(schedule.iterations * SIZES.activations)
   delayed = costs.pipelined(dataclasses.replace(schedule, delay=2), GatherPolicy.REPEAT, SIZES)
-  hidden = delayed.beside_compute["activations"] * delayed.traffic["activations"]
+  hidden = delayed.transfers["activations"].beside_compute * delayed.traffic["activations"]
   assert hidden == pytest.approx(2 * (schedule.iterations + 3) * SIZES.activations)
   sharded = dataclasses.replace(SIZES, between_slices=(10, 20, 3))
   within = dataclasses.replace(schedule, over_slices=False)

@@ -45,19 +45,17 @@ WORK = estimate.Work(
     recomputed=1.0,
     again=1.0,
     elementwise=6.5e10,
-    kept_of_kernels=0.0,
-    kept_of_products=0.0,
     itemsize=2,
     experts=estimate.Experts(),
     stream=8.6e9,
     experts_devices=1,
-    loop=32,
     vmem_kib=None,
     on_sparsecores=False,
     dispatches_beside=False,
     parts=1,
 )
 SCHEDULE = CircularSchedule(stages=4, microbatches=8, repeats=8)
+OWN_LOOP = costs.OwnLoop(repeats=32)
 
 
 def work_with(sizes=SIZES, **changed):
@@ -75,7 +73,7 @@ def of(
     devices=64,
     **work,
 ):
-  sent = costs.pipelined(schedule, gather_policy, sizes) if schedule else costs.without(WORK.loop, sizes)
+  sent = costs.pipelined(schedule, gather_policy, sizes) if gather_policy else costs.without(schedule.repeats, sizes)
   its_slice = topology.slice_of(chip, devices)
   return estimate.estimate(chips.CHIPS[chip], its_slice, work_with(sizes, **work), sent, schedule, gather_policy)
 
@@ -86,9 +84,7 @@ def test_at_the_peak_rates_a_step_takes_as_long_as_the_slowest_of_three():
   sent = costs.Costs(
       offloaded=0,
       on_host=0,
-      traffic={costs.Sent.WEIGHTS: 35},
-      over_network={costs.Sent.WEIGHTS: 5},
-      beside_compute={},
+      transfers={costs.Sent.WEIGHTS: costs.Transfer(35, over_network=5)},
       always={},
       phases={},
   )
@@ -150,10 +146,12 @@ def test_a_large_product_takes_as_much_longer_as_measured_and_nothing_takes_less
 
 def test_what_is_fused_into_products_takes_longest_in_maxtexts_own_loop_and_least_in_a_stage():
   layers = dataclasses.replace(SCHEDULE, stages=1)
-  fused = [estimate._products(chips.CHIPS["v5p"], WORK, schedule) for schedule in (SCHEDULE, layers, None)]
+  fused = [estimate._products(chips.CHIPS["v5p"], WORK, schedule) for schedule in (SCHEDULE, layers, OWN_LOOP)]
   assert fused == sorted(set(fused))
   nothing = dataclasses.replace(WORK, stream=0.0)
-  assert len({estimate._products(chips.CHIPS["v5p"], nothing, schedule) for schedule in (SCHEDULE, layers, None)}) == 1
+  assert (
+      len({estimate._products(chips.CHIPS["v5p"], nothing, schedule) for schedule in (SCHEDULE, layers, OWN_LOOP)}) == 1
+  )
 
 
 def test_with_large_vector_memory_products_add_to_sums_in_no_time_and_kernels_do_not():
@@ -164,19 +162,11 @@ def test_with_large_vector_memory_products_add_to_sums_in_no_time_and_kernels_do
   assert sums(vmem_kib=98304, summed_of_kernels=1e8) == sums(vmem - 1, summed_of_kernels=1e8) == of_kernels
 
 
-def test_kept_results_of_products_are_copied_by_maxtexts_own_loop_only():
-  values = 1e9
-  takes = lambda own_loop, **work: estimate._elementwise(chips.CHIPS["v5p"], work_with(**work), own_loop=own_loop)
-  longer = takes(True, kept_of_products=values) - takes(True)
-  assert longer == pytest.approx(4 * 4 * values / chips.CHIPS["v5p"].elementwise)
-  assert takes(False, kept_of_products=values) == takes(False)
-
-
-def test_kept_results_of_kernels_are_copied_twice_and_buffers_are_filled_at_a_rate_of_their_own():
+def test_values_are_read_and_written_and_buffers_are_filled_at_a_rate_of_their_own():
   chip, window = chips.CHIPS["v5p"], CircularSchedule(stages=1, microbatches=1, repeats=32)
   takes = lambda **work: of(schedule=window, **work).parts["elementwise"]
   longer = lambda **work: takes(**work) - takes()
-  assert longer(kept_of_kernels=1e9) == pytest.approx(4 * longer(elementwise=WORK.elementwise + 1e9))
+  assert longer(elementwise=WORK.elementwise + 1e9) == pytest.approx(4 * 1e9 / chip.elementwise)
   assert longer(experts=estimate.Experts(moved=1e9)) == pytest.approx(1e9 / chip.hbm_bandwidth)
   # 805 MB in 10.5 ms, by the compiler's estimate for DeepSeek2 16B
   assert longer(experts=estimate.Experts(filled=805e6)) == pytest.approx(10.5e-3, rel=0.01)
@@ -221,7 +211,7 @@ def test_weights_are_gathered_beside_compute_on_sparsecores_if_the_pipeline_pref
 
 
 def test_maxtexts_own_loop_gathers_beside_compute_on_v5e_within_a_slice():
-  none = {"schedule": None, "gather_policy": None}
+  none = {"schedule": OWN_LOOP, "gather_policy": None}
   assert of("v5e", **none).beside["links"] > 0 == of("v6e", **none).beside["links"]
   sizes = dataclasses.replace(SIZES, between_slices=(10**8, 0, 0))
   over_slices = of("v5e", **none, sizes=sizes)
@@ -239,7 +229,10 @@ def test_what_two_devices_gather_they_exchange_beside_compute_but_not_over_the_n
 
 @pytest.mark.parametrize(
     "loop",
-    [{"schedule": None, "gather_policy": None}, {"schedule": dataclasses.replace(SCHEDULE, stages=1, microbatches=1)}],
+    [
+        {"schedule": OWN_LOOP, "gather_policy": None},
+        {"schedule": dataclasses.replace(SCHEDULE, stages=1, microbatches=1)},
+    ],
 )
 def test_sums_over_slices_hide_behind_backward_unless_slices_share_weights(loop):
   of_slices = lambda gathered, summed: of(
@@ -296,7 +289,7 @@ def test_activations_go_around_the_ring_unless_there_is_one_stage_and_one_microb
   assert ring(stages=1, microbatches=2) == pytest.approx(ring(stages=2, microbatches=2)) == pytest.approx(3)
 
 
-@pytest.mark.parametrize("schedule", [None, SCHEDULE, dataclasses.replace(SCHEDULE, stages=1, microbatches=1)])
+@pytest.mark.parametrize("schedule", [OWN_LOOP, SCHEDULE, dataclasses.replace(SCHEDULE, stages=1, microbatches=1)])
 def test_what_is_gathered_in_other_lanes_than_kernels_read_is_transposed(schedule):
   sent = costs.pipelined(SCHEDULE, GatherPolicy.REPEAT, SIZES)
   copied = lambda size: estimate.estimate(
@@ -305,10 +298,10 @@ def test_what_is_gathered_in_other_lanes_than_kernels_read_is_transposed(schedul
       work_with(transposed=size),
       sent,
       schedule,
-      None if schedule is None else GatherPolicy.REPEAT,
+      None if schedule is OWN_LOOP else GatherPolicy.REPEAT,
   ).parts["copies of weights"]
-  times = 3 * WORK.loop
-  if schedule is not None:
+  times = 3 * OWN_LOOP.repeats
+  if schedule is not OWN_LOOP:
     times = costs.gathers(schedule, GatherPolicy.REPEAT) + costs.reductions(schedule, GatherPolicy.REPEAT)
   expected = estimate._TRANSPOSE_ROUND_TRIPS * times * 1e8 / chips.CHIPS["v5p"].hbm_bandwidth
   assert copied(1e8) - copied(0.0) == pytest.approx(expected)
@@ -329,7 +322,7 @@ def test_what_travels_within_products_does_not_travel_beside_them():
 
   def of_sizes(sizes, flag=None):
     work = work_with(sizes, vmem_kib=flag)
-    return estimate.estimate(chip, its_slice, work, costs.without(32, sizes), None, None)
+    return estimate.estimate(chip, its_slice, work, costs.without(32, sizes), OWN_LOOP, None)
 
   sizes = dataclasses.replace(SIZES, groups=((1.0, 32),), sent_to_gather_again=SIZES.sent_to_gather)
   within, beside = of_sizes(dataclasses.replace(sizes, collective_matmuls=(each,))), of_sizes(sizes)

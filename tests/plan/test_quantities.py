@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is computed again, and how weights are stored, by the keys of a run."""
 
+import dataclasses
+
 from jax.sharding import PartitionSpec as P
 import pytest
 
@@ -9,6 +11,7 @@ from maxtext_pp_ext.hardware import tiles
 from maxtext_pp_ext.host import topology
 from maxtext_pp_ext.host.models import abstract_model, flops, run_config
 from maxtext_pp_ext.plan import quantities, weights
+from maxtext_pp_ext.plan.blocks import Again
 from maxtext_pp_ext.plan.layers import kept_by, layers_of
 
 
@@ -39,12 +42,11 @@ def test_work_divides_maxtexts_flops_into_attention_experts_and_the_products_of_
   )
   parameters, mesh = abstract_model.explained(config)
   schedule = run_config.schedule_of(config)
-  sizes = quantities.sizes(config, schedule, weights.Weights(config, parameters, mesh))
+  of = quantities.Quantities(config, schedule, weights.Weights(config, parameters, mesh))
   layers = layers_of(config)
   kept = kept_by(config, schedule, layers)
-  sized = quantities.keeping(config, schedule, sizes, mesh, kept, layers)
   counted = flops.of_step(config), flops.of_attention(config)
-  work = quantities.work(config, schedule, sized, mesh, kept, layers, counted)
+  work = of.work(of.keeping(kept, layers), kept, layers, counted)
   tokens, embed = 2 * 2048, config.emb_dim
   heads, kv_heads = config.num_query_heads * config.head_dim, config.num_kv_heads * config.head_dim
   again = remat_policy == "full"
@@ -60,6 +62,30 @@ def test_work_divides_maxtexts_flops_into_attention_experts_and_the_products_of_
   assert work.products == pytest.approx(per_layer * (projections + of_mlp), rel=1e-3)
   assert work.grouped == pytest.approx(per_layer * of_experts, rel=1e-3)
   assert work.recomputed == 1  # neither keeps what the kernel of attention returns
+
+
+def test_kept_results_of_kernels_are_copied_and_those_of_products_by_maxtexts_own_loop_only():
+  config = run_config.read_without_run(
+      [
+          *("model_name=llama3-8b", "compile_topology=v5p-32", "ici_fsdp_parallelism=-1", "dataset_type=synthetic"),
+          *("pipeline_impl=circular_bsw", "remat_policy=minimal_with_context", "max_target_length=2048"),
+      ]
+  )
+  parameters, mesh = abstract_model.explained(config)
+  layers, window = layers_of(config), run_config.schedule_of(config)
+  kept = kept_by(config, window, layers)
+  of_tokens = lambda kind: 4 * config.per_device_batch_size * 2048 * layers.kept_at_most(kind)
+
+  def copies(schedule, kind):
+    """What is read and written more if backward gets all results of a kind."""
+    of = quantities.Quantities(config, schedule, weights.Weights(config, parameters, mesh))
+    values = lambda share: of.work(of.sizes, with_share(kind, share), layers, (1e15, 1e14)).elementwise
+    return values(1.0) - values(0.0)
+
+  with_share = lambda kind, share: dataclasses.replace(kept, again={**kept.again, kind: share})
+  for kind, in_window in ((Again.KEPT_OF_KERNELS, True), (Again.KEPT_OF_PRODUCTS, False)):
+    assert 0 < copies(quantities.own_loop(config), kind) == pytest.approx(of_tokens(kind))
+    assert copies(window, kind) == pytest.approx(in_window * of_tokens(kind))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +116,8 @@ def test_gradients_over_all_devices_are_sent_once_where_these_are_one_ring(name,
   )
   parameters, mesh = abstract_model.explained(config)
   its_slice = topology.slice_of(name.partition("-")[0], mesh.size // slices)
-  sizes = quantities.sizes(config, None, weights.Weights(config, parameters, mesh), its_slice)
+  of_weights = weights.Weights(config, parameters, mesh)
+  sizes = quantities.Quantities(config, quantities.own_loop(config), of_weights, its_slice).sizes
   assert sizes.in_steps == pytest.approx(share, abs=1e-3)
   # Shards that do not fill tiles are sent twice all the same.
   assert sizes.all_reduced == pytest.approx(1.0, abs=1e-3) if share else sizes.all_reduced < 0.5
@@ -115,7 +142,8 @@ def test_xla_copies_weights_but_those_of_experts_ahead_of_a_loop_over_layers(mod
       [f"model_name={model}", "ici_fsdp_parallelism=-1", "pipeline_impl=circular_bsw", "dataset_type=synthetic", *keys]
   )
   parameters, mesh = abstract_model.explained(config)
-  found = quantities.sizes(config, run_config.schedule_of(config), weights.Weights(config, parameters, mesh))
+  of_weights = weights.Weights(config, parameters, mesh)
+  found = quantities.Quantities(config, run_config.schedule_of(config), of_weights).sizes
   assert found.copies == pytest.approx(2 * copied, rel=5e-3)  # norms are not sharded
 
 
@@ -144,8 +172,9 @@ def test_collective_matmuls_are_those_of_matrices_that_all_devices_of_a_slice_sh
   given = ["per_device_batch_size=2", "max_target_length=2048", "dataset_type=synthetic"]
   config = run_config.read_without_run([*([] if "model_name" in str(keys) else ["model_name=llama3-8b"]), *given, *keys])
   parameters, mesh = abstract_model.explained(config)
-  schedule = run_config.schedule_of(config) if "pipeline_impl" in str(keys) else None
+  schedule = run_config.schedule_of(config) if "pipeline_impl" in str(keys) else quantities.own_loop(config)
   its_slice = topology.slice_of("v6e", mesh.size)
-  of = quantities.sizes(config, schedule, weights.Weights(config, parameters, mesh), its_slice).collective_matmuls
+  of_weights = weights.Weights(config, parameters, mesh)
+  of = quantities.Quantities(config, schedule, of_weights, its_slice).sizes.collective_matmuls
   assert {(each.along, each.others): each.count / (each.along * each.others) / 32 for each in of} == within
   assert all((each.devices, each.tokens, each.itemsize, each.hops) == (16, 4096.0, 2, 6) for each in of)
