@@ -21,7 +21,7 @@ from maxtext_pp_ext.host.rules import rows as rows_of_devices
 from maxtext_pp_ext.plan import choice, experts, quantities
 from maxtext_pp_ext.plan.costs import AXES, BATCH, Costs, OF_POLICIES
 from maxtext_pp_ext.plan.estimate import Estimate
-from maxtext_pp_ext.plan.layers import kept_by, Layers, layers_inside, layers_of
+from maxtext_pp_ext.plan.layers import Kept, kept_by, Layers, layers_inside, layers_of
 from maxtext_pp_ext.plan.result import Candidate, kind_of, NEARLY_FULL, Plan, remedies, Remedy
 from maxtext_pp_ext.plan.weights import shards
 from maxtext_pp_ext.schedule import CircularSchedule
@@ -81,26 +81,22 @@ def plan(
     ValueError: the config is refused without a pipeline, too; or there is no such implementation, or no formula for it;
       or the arguments have the size of one of `axes`.
   """
-  searches, refused = list[_Search](), list[dict[str, Any]]()
-  for batch in batches:
+  search, refused = None, list[dict[str, Any]]()
+  for batch in map(dict, batches):
     try:
-      searches.append(_Search(argv, implementations, devices, chip, memory_limit, batch, axes, every, *searches[:1]))
+      search = search or _Search(argv, implementations, devices, chip, memory_limit, batch, axes, every)
+      search.accept(batch)
     except (ValueError, NotImplementedError) as error:
       if len(refused) + 1 == len(batches):
         raise
-      refused.append({"keys": dict(batch), "reason": _reason(error)})
-  # Those with most layers in a stage come first: their models have the arrays of the others'.
-  of = lambda search: sorted(search.layouts(), key=lambda changed: -changed["num_layers_per_pipeline_stage"])
-  layouts = [(search, changed) for search in searches for changed in of(search)]
-  for done, (search, changed) in enumerate(layouts):
+      refused.append({"keys": batch, "reason": _reason(error)})
+  assert search is not None, "no batches"
+  layouts = search.layouts()
+  for done, (changed, of_layout) in enumerate(layouts):
     on_progress(done, len(layouts))
-    search.look_at(changed)
-  first = searches[0]
-  for other in searches[1:]:
-    first.found.candidates += other.found.candidates
-    first.found.infeasible += other.found.infeasible
-  first.found.infeasible += refused
-  return first.ranked(shown)
+    search.look_at(changed, of_layout)
+  search.found.infeasible += refused
+  return search.ranked(shown)
 
 
 def _reason(error: Exception) -> str:
@@ -110,10 +106,8 @@ def _reason(error: Exception) -> str:
 class _Search:
   """A search in progress, with what all candidates have in common."""
 
-  def __init__(
-      self, argv, implementations, devices, chip, memory_limit, batch, axes, every, like: "_Search | None" = None
-  ):
-    """`every` says whether each candidate keeps its best. `like` is the search of the same run with another batch."""
+  def __init__(self, argv, implementations, devices, chip, memory_limit, batch, axes, every):
+    """`batch` is one with which the run's config can be read. `every` says whether each candidate keeps its best."""
     for impl in implementations:
       if impl != variants.NONE and quantities.gather_policy_with_formulas(impl) is None:
         raise ValueError(f"There are no formulas for the implementation {impl!r}.")
@@ -122,18 +116,18 @@ class _Search:
     extra = {} if self._topology else {"internal_compile": True, "internal_compile_num_devices": devices}
     self._none = variants.keys(variants.NONE, given)
     self._none |= {"num_pipeline_microbatches": -1, "num_pipeline_repeats": -1, "num_layers_per_pipeline_stage": 1}
-    self._batch = dict(batch)
-    self._none |= batch
-    self._variations = run_config.Variations(run_config.with_keys(argv, extra | self._none))
+    self._variations = run_config.Variations(run_config.with_keys(argv, extra | self._none | batch))
     self._without: DerivedKeys = self._variations.first
     problems.refuse_mesh(self._without, self._none)
+    self._batches = list[dict[str, Any]]()
     # By the sizes of `_KEYS_OF_AXES`. What layers have is for each token, so batches share it.
-    self._layers: dict[tuple[int, ...], Layers] = like._layers if like else {}
-    self._choices: dict[tuple, choice.Choices] = like._choices if like else {}
-    self._models: abstract_model.Models = like._models if like else abstract_model.Models(_NOT_OF_PARAMETERS)
-    # By the kind of a candidate the seconds of a token of the first; None if all are looked at closely.
-    self._first: dict[tuple, float] | None = None if every else like._first if like else {}
+    self._layers: dict[tuple[int, ...], Layers] = {}
+    self._choices: dict[tuple, choice.Choices] = {}
+    self._models = abstract_model.Models(_NOT_OF_PARAMETERS)
+    self._every = every
+    self._first = dict[tuple, float]()  # by the kind of a candidate, the seconds of a token of the first
     self._ours = [impl for impl in implementations if impl != variants.NONE]
+    self._with_none = variants.NONE in implementations
     of_run = arguments.given(argv) or {}
     self._splits_as_given = _SPLITS in of_run
     sizes = {key: run_config.integer(of_run, key) for key in _CHOSEN if key in of_run}
@@ -157,31 +151,35 @@ class _Search:
         chip=chip,
         memory_limit=memory_limit or (chip.hbm_bytes if chip else None),
         host_limit=chip.host_bytes if chip else None,
-        not_counted=[
-            *quantities.not_counted(self._without),
-        ],
+        not_counted=quantities.not_counted(self._without),
         pinned=pinned,
     )
-    sequences = self._without.global_batch_size_to_train_on
-    asked = self._without.per_device_batch_size * self.found.devices * self._without.gradient_accumulation_steps
-    if batch and (sequences < 1 or not math.isclose(sequences, asked)):
-      raise ValueError(f"That is {asked:g} sequences for {counted(self.found.devices, 'device')}, no whole number.")
-    self._tokens = sequences * self._without.max_target_length / self.found.devices
-    self._flops = flops.of_step(self._without)
     # Without rates, or without a limit, there is nothing to choose by.
     has_rates = self.found.slice is not None and self.found.memory_limit is not None
     self.found.chooses_kept = has_rates and of_run.keys().isdisjoint(OF_POLICIES)
     # What the run gives our pipelines; the model without one has other values.
     self._given = {key: given[key] for key in PipelineKeys.model_fields if key in given and key != "pipeline_impl"}
-    if variants.NONE in implementations:
-      for of_axes in self._sizes_of_axes:
-        keys = next(candidates.every_parallelism(self._without, "ici", of_axes)) if of_axes else {}
-        self._look_at_none(self._none | keys)
 
-  def layouts(self) -> Iterator[dict[str, Any]]:
-    """Yields the keys for each choice of stages on both networks and of layers per stage."""
-    if not self._ours:
-      return
+  def accept(self, batch: dict[str, Any]) -> None:
+    """Has these keys of a batch tried, too. Raises ValueError if the run cannot have them."""
+    config = self._variations.read(self._none | batch)
+    sequences = config.global_batch_size_to_train_on
+    asked = config.per_device_batch_size * self.found.devices * config.gradient_accumulation_steps
+    if batch and (sequences < 1 or not math.isclose(sequences, asked)):
+      raise ValueError(f"That is {asked:g} sequences for {counted(self.found.devices, 'device')}, no whole number.")
+    self._batches.append(batch)
+
+  def layouts(self) -> list[tuple[dict[str, Any], list[str]]]:
+    """Returns the keys of each choice of axes, stages and layers per stage, with the implementations that can have it."""
+    without = lambda sizes: next(candidates.every_parallelism(self._without, "ici", sizes)) if sizes else {}
+    found = [(without(sizes), [variants.NONE]) for sizes in self._sizes_of_axes if self._with_none]
+    # Those with most layers in a stage come first: their models have the arrays of the others'.
+    of_ours = sorted(self._with_stages(), key=lambda keys: -keys["num_layers_per_pipeline_stage"]) if self._ours else []
+    found += [(keys, self._ours) for keys in of_ours]
+    return [(self._none | batch | keys, of_layout) for batch in self._batches for keys, of_layout in found]
+
+  def _with_stages(self) -> Iterator[dict[str, Any]]:
+    """Yields the keys for each choice of axes, of stages on both networks and of layers per stage."""
     layers = derived.sound_layers(self._without)
     over_slices = list(candidates.every_parallelism(self._without, "dcn"))
     within_slice = (candidates.every_parallelism(self._without, "ici", each) for each in self._sizes_of_axes)
@@ -192,63 +190,45 @@ class _Search:
       for per_stage in (candidates.layers_per_stage(layers, stages) if stages > 1 else ()) or [1]:
         keys = ici | dcn | {"num_layers_per_pipeline_stage": per_stage}
         if all(self.found.pinned.get(key, size) == size for key, size in keys.items()):
-          yield self._none | keys
+          yield keys | self._given
 
-  def _look_at_none(self, keys: dict[str, Any]) -> None:
-    """Adds the candidate without a pipeline that has these keys."""
+  def look_at(self, changed: dict[str, Any], implementations: Sequence[str]) -> None:
+    """Adds all candidates with one choice of axes, stages and layers per stage."""
+    without, as_given = implementations[0] == variants.NONE, changed
     try:
-      config = self._without if keys == self._none else self._variations.read(keys)
-      config, laid_out = self._on_torus(config, keys)
-      if (reason := rows_of_devices.too_few(config, "tpu" if self.found.chip else None)) is not None:
-        self._refused(keys, ValueError(reason), ici_pipeline_parallelism=1)
+      config = self._variations.read(changed if without else changed | {"pipeline_impl": implementations[0]})
+      config, changed = self._on_torus(config, changed)
+      if without and (reason := rows_of_devices.too_few(config, "tpu" if self.found.chip else None)) is not None:
+        self._refused(changed, ValueError(reason), ici_pipeline_parallelism=1)
         return
-      self._add([(laid_out, variants.NONE, None)], config, *self._models.explained(config, laid_out))
+      parameters, mesh = self._models.explained(config, changed)
+      schedules = [None] if without else self._schedules(config, mesh)
+      self._add(changed, itertools.product(schedules, implementations), config, parameters, mesh)
     except (ValueError, NotImplementedError) as error:
-      if keys == self._none:
-        raise
-      self._refused(keys, error)
-
-  def look_at(self, changed: dict[str, Any]) -> None:
-    """Adds all candidates with one choice of stages and layers per stage."""
-    try:
-      changed = changed | self._given
-      chosen = changed | {"pipeline_impl": self._ours[0]}
-      config, changed = self._on_torus(self._variations.read(chosen), changed)
-      parameters, mesh = self._models.explained(config, chosen)
-      least: CircularSchedule = run_config.schedule_of(config)  # type: ignore[assignment]  # __init__ refuses others
-    except (ValueError, NotImplementedError) as error:
+      if without and as_given in [self._none | batch for batch in self._batches]:
+        raise  # the run is refused without a pipeline, too
       self._refused(changed, error)
-      return
+
+  def _schedules(self, config: DerivedKeys, mesh) -> list[CircularSchedule]:
+    """The schedules of a pipeline, by their microbatches. Raises ValueError if there are none."""
+    least: CircularSchedule = run_config.schedule_of(config)  # type: ignore[assignment]  # __init__ refuses others
     pinned = self.found.pinned
     if (repeats := pinned.get("num_pipeline_repeats", least.repeats)) != least.repeats:
-      self._refused(changed, ValueError(f"num_pipeline_repeats={repeats}: here it is {least.repeats}."))
-      return
+      raise ValueError(f"num_pipeline_repeats={repeats}: here it is {least.repeats}.")
     batch_shards = shards(("activation_batch",), config, mesh)
     batch = config.micro_batch_size_to_train_on
     fitting = [m for m in derived.fitting_microbatches(config) if batch // m % batch_shards == 0]
-    if fitting and (microbatches := pinned.get("num_pipeline_microbatches", fitting[0])) not in fitting:
-      reason = f"num_pipeline_microbatches={microbatches}: here only {', '.join(map(str, fitting))} can be."
-      self._refused(changed, ValueError(reason))
-      return
-    fitting = [m for m in fitting if pinned.get("num_pipeline_microbatches", m) == m]
     if not fitting:
-      reason = (
+      raise ValueError(
           f"{counted(batch, 'row')} (per_device_batch_size={config.per_device_batch_size}) cannot be divided into "
           f"{counted(least.microbatches, 'microbatch')}, or a multiple of that, with a row for each of "
           f"{counted(batch_shards, 'shard')} of the batch. Set a larger per_device_batch_size."
       )
-      self._refused(changed, ValueError(reason))
-      return
-    schedules = [dataclasses.replace(least, microbatches=microbatches) for microbatches in fitting]
-    runs = [
-        (changed | {"num_pipeline_microbatches": schedule.microbatches, "pipeline_impl": impl}, impl, schedule)
-        for schedule in schedules
-        for impl in self._ours
-    ]
-    try:
-      self._add(runs, config, parameters, mesh)
-    except ValueError as error:
-      self._refused(changed, error)
+    if (microbatches := pinned.get("num_pipeline_microbatches", fitting[0])) not in fitting:
+      could = ", ".join(map(str, fitting))
+      raise ValueError(f"num_pipeline_microbatches={microbatches}: here only {could} can be.")
+    of_run = [microbatches] if "num_pipeline_microbatches" in pinned else fitting
+    return [dataclasses.replace(least, microbatches=microbatches) for microbatches in of_run]
 
   def ranked(self, shown: int) -> Plan:
     """Returns the plan with its candidates in order; the first of each of `shown` kinds is accepted as a config."""
@@ -304,12 +284,12 @@ class _Search:
   def _smallest(self, like: Candidate, changed: dict[str, Any]) -> Candidate | None:
     """Returns the candidate with the stages of another one, and other keys changed, that needs least memory."""
     other = copy.copy(self)
-    other.found, other._first = dataclasses.replace(self.found, candidates=[], infeasible=[]), None
+    other.found, other._every = dataclasses.replace(self.found, candidates=[], infeasible=[]), True
+    keys = choice.without_choice(like.keys)
     if like.schedule is None:
-      other._look_at_none(choice.without_choice(like.keys) | changed)
+      other.look_at(keys | changed, [variants.NONE])
     else:
-      keys = choice.without_choice(like.keys)
-      other.look_at({key: value for key, value in keys.items() if key not in _OF_SCHEDULE} | changed)
+      other.look_at({key: value for key, value in keys.items() if key not in _OF_SCHEDULE} | changed, self._ours)
     return min(other.found.candidates, key=self.found.needs, default=None)
 
   def _on_torus(self, config: DerivedKeys, changed: dict[str, Any]) -> tuple[DerivedKeys, dict[str, Any]]:
@@ -319,11 +299,11 @@ class _Search:
     return with_values(config, {_SPLITS: True}), changed | {_SPLITS: True}
 
   def _refused(self, changed: dict[str, Any], error: Exception, **also: int) -> None:
-    names = self._batch | {key: value for key, value in changed.items() if self._none.get(key) != value}
-    self.found.infeasible.append({"keys": names | also, "reason": _reason(error)})
+    names = [key for key in (*BATCH, *changed) if key in changed and self._none.get(key) != changed[key]]
+    self.found.infeasible.append({"keys": {key: changed[key] for key in names} | also, "reason": _reason(error)})
 
-  def _add(self, runs: Sequence[tuple[dict[str, Any], str, CircularSchedule | None]], config, parameters, mesh) -> None:
-    """Adds a candidate for each run: its keys, implementation and schedule."""
+  def _add(self, changed: dict[str, Any], runs, config: DerivedKeys, parameters, mesh) -> None:
+    """Adds a candidate for each run: its schedule, or None, and its implementation. `changed` are the others' keys."""
     sizes_of_axes = tuple(getattr(config, key) for key in _KEYS_OF_AXES)
     if sizes_of_axes not in self._layers:
       alike = {each: layers for (*others, each), layers in self._layers.items() if (*others,) == sizes_of_axes[:-1]}
@@ -331,69 +311,51 @@ class _Search:
     layers = self._layers[sizes_of_axes]
     inside = layers_inside(config, layers)
     predict = quantities.predictor(config, parameters, mesh, self.found.chip, layers)
-    for changed, impl, schedule in runs:
+    tokens = config.global_batch_size_to_train_on * config.max_target_length / self.found.devices
+    of_config = functools.partial(Candidate, tokens=tokens, flops=flops.of_step(config))
+    for schedule, impl in runs:
       # There are formulas for all that __init__ accepts, so it is not None.
       of: choice.Predict = functools.partial(predict, impl, schedule)  # type: ignore[assignment,arg-type]
-      of_run = functools.partial(self._candidate, impl, schedule, config)
+      keys, layers_per_stage = changed, config.num_decoder_layers
+      if schedule is not None:
+        keys = changed | {"num_pipeline_microbatches": schedule.microbatches, "pipeline_impl": impl}
+        layers_per_stage = config.num_layers_per_pipeline_stage
+      of_run = functools.partial(of_config, impl=impl, schedule=schedule, layers_per_stage=layers_per_stage)
       if not self.found.chooses_kept or (schedule is None and config.use_batch_split_schedule):
-        self.found.candidates.append(of_run(changed, *of()))  # type: ignore[call-arg]
+        costs, estimate = of()  # type: ignore[call-arg]
+        self.found.candidates.append(of_run(keys=keys, costs=costs, estimate=estimate))
         continue
       # The rates of a loop over layers, of a window and of a pipeline differ.
       kind = 0 if schedule is None else min(schedule.stages, 2)
-      key = *self._batch.values(), kind, sizes_of_axes, sum(count for _, count in inside.blocks)
+      key = *map(changed.get, BATCH), kind, sizes_of_axes, sum(count for _, count in inside.blocks)
       if key not in self._choices:
         full = kept_by(with_values(config, {"remat_policy": "full"}), schedule, layers)
         self._choices[key] = choice.Choices(config, inside, of, full)
-      choices = self._choices[key]
-      limits = [NEARLY_FULL * (limit or 0) for limit in (self.found.memory_limit, self.found.host_limit)]
-      closely = functools.partial(self._closely, choices, of, limits, schedule, of_run, changed)
-      if (candidate := self._slower(choices, of, of_run, impl, changed)) is not None:
-        candidate = dataclasses.replace(candidate, closely=closely)
-      else:
-        self._note(candidate := closely())
-      self.found.candidates.append(candidate)
+      self.found.candidates.append(self._chosen(self._choices[key], of, of_run, keys, kind_of(impl, keys), tokens))
 
-  def _slower(self, choices: choice.Choices, of, of_run, impl: str, changed: dict[str, Any]) -> Candidate | None:
-    """A candidate with the policy `full`, if it fits and another one of its kind is faster whatever this one keeps."""
-    first = self._first.get(kind_of(impl, changed)) if self._first is not None else None
-    if first is None or choices.at_least(of) / self._tokens <= first:
-      return None
-    candidate = of_run(changed | choices.keys_of(choices.full), *of(choices.full))
-    return candidate if candidate.costs.peak <= NEARLY_FULL * (self.found.memory_limit or 0) else None
+  def _chosen(self, choices: choice.Choices, of: choice.Predict, of_run, keys, kind, tokens: float) -> Candidate:
+    """A candidate that keeps its best; with `full` if that fits and another one of its kind is faster anyway."""
+    limits = [NEARLY_FULL * (limit or 0) for limit in (self.found.memory_limit, self.found.host_limit)]
 
-  def _note(self, candidate: Candidate) -> None:
-    """Remembers the candidate if it is the first of its kind."""
-    if self._first is not None and candidate.seconds is not None and self.found.fits(candidate):
-      seconds = candidate.seconds / candidate.tokens
-      self._first[candidate.kind] = min(seconds, self._first.get(candidate.kind, math.inf))
+    def keeping(kept: Kept, found: tuple[Costs, Estimate]) -> Candidate:
+      return of_run(keys=keys | choices.keys_of(kept), costs=found[0], estimate=found[1])
 
-  def _closely(
-      self, choices: choice.Choices, of, limits, schedule: CircularSchedule | None, of_run, changed
-  ) -> Candidate:
-    """A candidate that keeps its best."""
-    kept, found = choices.best(of, *limits)
-    candidate = of_run(changed | choices.keys_of(kept), *found)
-    if schedule is None:
-      return candidate
-    in_parts = functools.partial(self._in_parts, choices, of, limits, schedule.iterations, of_run, changed)
-    return dataclasses.replace(candidate, in_parts=in_parts)
+    def in_parts(iterations: int) -> Candidate | None:
+      found = choices.in_parts(of, *limits, iterations=iterations)
+      return keeping(*found) if found else None
 
-  def _in_parts(self, choices: choice.Choices, of, limits, iterations: int, of_run, changed) -> Candidate | None:
-    if (found := choices.in_parts(of, *limits, iterations=iterations)) is None:
-      return None
-    kept, costs = found
-    return of_run(changed | choices.keys_of(kept), *costs)
+    def closely() -> Candidate:
+      candidate = keeping(*choices.best(of, *limits))
+      if candidate.schedule is None:
+        return candidate
+      return dataclasses.replace(candidate, in_parts=functools.partial(in_parts, candidate.schedule.iterations))
 
-  def _candidate(
-      self, impl, schedule, config, keys: dict[str, Any], costs: Costs, estimate: Estimate | None
-  ) -> Candidate:
-    return Candidate(
-        impl=impl,
-        keys=keys,
-        schedule=schedule,
-        layers_per_stage=config.num_layers_per_pipeline_stage if schedule else config.num_decoder_layers,
-        tokens=self._tokens,
-        flops=self._flops,
-        costs=costs,
-        estimate=estimate,
-    )
+    first = math.inf if self._every else self._first.get(kind, math.inf)
+    if first < math.inf and choices.at_least(of) / tokens > first:
+      candidate = keeping(choices.full, of(choices.full))
+      if candidate.costs.peak <= limits[0]:
+        return dataclasses.replace(candidate, closely=closely)
+    candidate = closely()
+    if candidate.seconds is not None and self.found.fits(candidate):
+      self._first[kind] = min(first, candidate.seconds / tokens)
+    return candidate

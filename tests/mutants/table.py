@@ -1105,8 +1105,8 @@ WAYS: dict[str, tuple[Mutant, ...]] = {
             "plan-looks-away",
             "plan passes over candidates that could be the first of their kind",
             "plan/search.py",
-            "choices.at_least(of) / self._tokens <= first",
-            "choices.at_least(of) / self._tokens <= first * 0.5",
+            "choices.at_least(of) / tokens > first",
+            "choices.at_least(of) / tokens > first * 0.5",
             "tests/cli/test_plan.py::test_what_is_not_looked_at_closely_since_it_is_slower_is_never_the_first_of_its_kind",
         ),
         Mutant(
