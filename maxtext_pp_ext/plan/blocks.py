@@ -62,9 +62,9 @@ class Block:
       self._forward.append((each, {kind: amount for kind, amount in amounts.items() if amount}))
 
   @property
-  def names(self) -> frozenset[str]:
-    """The names of what forward computes."""
-    return frozenset(each.name for each, _ in self._forward if each.name)
+  def names(self) -> Sequence[str]:
+    """The names of what forward computes, in its order."""
+    return list(dict.fromkeys(each.name for each, _ in self._forward if each.name))
 
   def under(self, keeps: Mapping[str, Cases], size: int) -> Under:
     """({name: bytes that are kept}, {kind: amount that is computed again}) of `size` policies; the input has no name.
@@ -103,8 +103,8 @@ class Mixed(Block):
       self.whole.update({kind: part * amount for kind, amount in block.whole.items()})
 
   @property
-  def names(self) -> frozenset[str]:
-    return frozenset().union(*(block.names for block, _ in self._of))
+  def names(self) -> Sequence[str]:
+    return list(dict.fromkeys(name for block, _ in self._of for name in block.names))
 
   def under(self, keeps: Mapping[str, Cases], size: int) -> Under:
     found = [(part, *block.under(keeps, size)) for block, part in self._of]

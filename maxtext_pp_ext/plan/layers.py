@@ -84,7 +84,7 @@ class Layers:
   @functools.cached_property
   def names(self) -> tuple[str, ...]:
     """The names whose place makes a difference."""
-    return tuple(sorted(frozenset().union(*(block.names for block, _ in self.blocks))))
+    return tuple(sorted({name for block, _ in self.blocks for name in block.names}))
 
   @property
   def moved(self) -> float:

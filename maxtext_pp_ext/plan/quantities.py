@@ -183,7 +183,7 @@ class Quantities:
     outside = 3 * 2 * own_tokens * config.emb_dim * config.vocab_size
     # Of one of the parts of a step. Attention: forward's two products, and backward's four.
     whole, attention = (each / config.gradient_accumulation_steps for each in (counted[0], counted[1] / 6))
-    layers, stages, microbatches = config.num_decoder_layers / schedule.stages, schedule.stages, schedule.microbatches
+    layers, stages, microbatches = cycles.layers(config) / schedule.stages, schedule.stages, schedule.microbatches
     of_experts = experts(config, mesh, self._of_microbatch, kept.again, own_loop=self._own_loop)
     times = layers_with_experts(config, in_pipeline=False) / stages * microbatches
     # Forward, and twice as much in backward for the gradients.

@@ -48,3 +48,7 @@ def test_without_names_all_that_backward_needs_is_computed_again():
   reader.add(Kind.PRODUCT, [first], [second], 20.0)
   kept, again = Block(reader.operations, [first, x], x).under({}, 1)
   assert kept == {None: np.array([BYTES])} and again[Kind.PRODUCT] == np.array([10.0])
+
+
+def test_names_are_in_the_order_of_forward():
+  assert block().names == ["a", "b", "c"]  # in that of a set a plan's keys would depend on Python's seed of hashes

@@ -15,7 +15,7 @@ from maxtext_pp_ext.config.view import with_values
 from maxtext_pp_ext.engine.programs.jaxprs import closed, inner_program
 from maxtext_pp_ext.engine.programs.primitives import has, Trait
 from maxtext_pp_ext.engine.programs.stage import Traced
-from maxtext_pp_ext.host.models import abstract_model, loss, run_config
+from maxtext_pp_ext.host.models import abstract_model, cycles, loss, run_config
 from maxtext_pp_ext.jax_private import jaxpr_as_fun, Offloadable
 from maxtext_pp_ext.plan import experts, layers
 from maxtext_pp_ext.plan.blocks import Again
@@ -89,6 +89,13 @@ def test_what_is_kept_and_computed_again_is_what_jax_keeps_and_computes_again(mo
     np.testing.assert_allclose(sizes, expected[:2], rtol=1e-9, err_msg=str(keys))
     forward = sum(count * products(program) for program, count in programs)
     assert kept.again[Kind.PRODUCT] * forward == pytest.approx(expected[2], rel=1e-9), keys
+
+
+@pytest.mark.parametrize("model", slow_but(("llama3-8b", "gemma2-9b"), ("llama3-8b", "gemma2-9b", "qwen3-8b")))
+def test_layers_are_those_that_have_queries(model):
+  config, found = read(model)
+  queries = found.under({"query_proj": "device"}.get).device - found.under({}.get).device
+  assert queries == pytest.approx(cycles.layers(config) * config.num_query_heads * config.head_dim * 2)  # of bfloat16
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 # Copyright 2026 The maxtext_pp_ext Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MaxText's own trainers train the same with a pipeline and without: losses, gradient norms, evaluations, over 20 steps or 10.
+"""MaxText's own trainers train the same with a pipeline and without: losses, gradient norms, evaluations, of each step.
 
 `cases` has the runs and the bounds of their differences; `python -m tests.trainer.table` prints the differences.
 """

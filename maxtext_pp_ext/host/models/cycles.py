@@ -19,6 +19,8 @@ GEMMA3_PERIOD = 6  # five layers with local attention, then one with global atte
 # counts the single layers before the scan). DeepSeek V4's first layers choose experts by the hash of a token; its others
 # alternate in how they compress keys.
 FIXED = {"gemma3": (GEMMA3_PERIOD, ""), "gemma4": (6, ""), "deepseek4": (2, "first_num_hash_layers")}
+# Block -> how many layers one of its decoder layers has: with local attention, then with global attention.
+_IN_ONE = {"gemma2": 2}
 # Block -> the keys whose values the path without a pipeline passes to a block of one cycle.
 _TOLD = {"llama4": ("nope_layer_interval", "interleave_moe_layer_step"), "envy": ("interleave_moe_layer_step",)}
 
@@ -38,6 +40,11 @@ def scanned(config: HostKeys) -> tuple[int, int]:
   block, layers = decoder_block(config), config.num_decoder_layers or 0
   in_block, outside = FIXED[block] if block in FIXED and config.scan_layers else (max(length(config), 1), "")
   return max(layers - (getattr(config, outside, 0) if outside else 0), 0) // in_block, in_block
+
+
+def layers(config: HostKeys) -> int:
+  """Returns how many layers with attention and an MLP a model has; `num_decoder_layers` may count several as one."""
+  return (config.num_decoder_layers or 0) * _IN_ONE.get(decoder_block(config), 1)
 
 
 def block_class(config: HostKeys, layer_class: type) -> type:
