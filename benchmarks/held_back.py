@@ -72,8 +72,8 @@ MODELS = {
 # hides (qwen3-8b), collective matmuls on v5e (qwen2.5-7b, llama2-7b, qwen3-4b), gathers in MaxText's loop (mistral-7b),
 # experts' kernels (deepseek2-16b), how tokens are padded (gpt-oss-20b), chunks of weights and what collective matmuls
 # hold (gemma3-12b), decoder layers that are two (gemma2-9b). The others were read for nothing.
-READ = ("qwen3-8b", "qwen2.5-7b", "llama2-7b", "mistral-7b", "deepseek2-16b", "gpt-oss-20b", "qwen3-4b", "gemma3-12b")
-READ += ("gemma2-9b",)
+READ: tuple[str, ...] = ("qwen3-8b", "qwen2.5-7b", "llama2-7b", "mistral-7b", "deepseek2-16b", "gpt-oss-20b", "qwen3-4b")
+READ += ("gemma3-12b", "gemma2-9b")
 # Without XLA flags: each second model of v6e, and most of v5p and v5e. With one on v5e the window takes 20 minutes to
 # compile.
 _PLAIN: tuple[str, ...] = ("qwen2.5-7b", "deepseek2-16b", "mistral-7b", "olmo3-7b", "qwen3-14b", "gemma3-12b", "qwen3-4b")
