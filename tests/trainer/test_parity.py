@@ -62,7 +62,9 @@ def few(tmp_path_factory):
   @functools.cache
   def train(is_quick, model):
     chosen = [case for case in (*FEW, HOST_BSW) if (case in QUICK, case.model) == (is_quick, model)]
-    last = [f"steps={QUICK_STEPS}", f"eval_interval={QUICK_STEPS // 2}"] if is_quick else []
+    # With the learning rates of all steps, of which these are the first.
+    few = [f"steps={QUICK_STEPS}", f"eval_interval={QUICK_STEPS // 2}", f"learning_rate_schedule_steps={cases.STEPS}"]
+    last = few if is_quick else []
     folder = tmp_path_factory.mktemp(model)
     return _train(folder, chosen, "record_internal_nn_metrics=1", others=not is_quick, last=last)
 
