@@ -360,9 +360,8 @@ def _within_layers(chip: chips.Chip, its_slice: Slice, work: Work, costs: Costs,
   """Seconds of what layers send over axes such as tensor and context, for which they wait."""
   if not (sent := costs.traffic.get(Sent.WITHIN_LAYERS, 0)):
     return 0.0
-  sizes = [(schedule.iterations * size, devices) for size, devices in work.sizes.within_layers] + [
-      *work.sizes.within_outside
-  ]
+  sizes = [(schedule.iterations * size, devices) for size, devices in work.sizes.within_layers]
+  sizes += work.sizes.within_outside
   takes = sum(size / its_slice.links_of(devices) for size, devices in sizes)
   return sent * takes / sum(size for size, _ in sizes) / _link(chip)
 

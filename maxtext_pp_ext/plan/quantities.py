@@ -147,7 +147,7 @@ class Quantities:
         else 0.0
     )
     sent = layers_inside(config, layers).sent(kept, apart=not self._own_loop)
-    # They share the embedding and the logits, too. These send as much in backward as in forward.
+    # The stages share the embedding and the logits, too. These send as much in backward as in forward.
     each_axes = {*sent, *layers.rest}
     outside = {axes: of_others * sent.get(axes, 0.0) + 2 * of_stage * layers.rest.get(axes, 0.0) for axes in each_axes}
     by_devices = lambda of: tuple((size, math.prod(mesh.shape[each] for each in axes)) for axes, size in of.items())
